@@ -1,0 +1,23 @@
+# Two commands for a stranger: `make demo` and `make test`. Both need Python 3.11+ and pip, nothing else.
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+SETUP = $(VENV)/.installed
+
+.PHONY: demo test clean
+
+demo: $(SETUP)
+	$(BIN)/specdec generate "Once upon a time, there was a little rabbit who" -k 4 -n 160 --compare
+
+test: $(SETUP)
+	PATH="$(abspath $(BIN)):$$PATH" scripts/check
+
+# The pinned torch goes first: an open range would fetch several GB of CUDA packages.
+$(SETUP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
+	touch $(SETUP)
+
+clean:
+	rm -rf $(VENV)

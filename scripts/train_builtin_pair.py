@@ -1,0 +1,290 @@
+"""Train the built-in pair: one tokenizer, a deep narrow target and a shallow draft distilled from it.
+
+The weights inside `specdec_cli/builtin/` came from this file. Run the stages in order; each one can be stopped and
+run again, and goes on from its last checkpoint:
+
+    python scripts/train_builtin_pair.py tokenizer --text STORIES.txt --work WORK
+    python scripts/train_builtin_pair.py target    --text STORIES.txt --work WORK --max-steps 4000
+    python scripts/train_builtin_pair.py draft     --text STORIES.txt --work WORK --max-steps 2500
+    python scripts/train_builtin_pair.py pack      --work WORK --out specdec_cli/builtin
+
+STORIES.txt holds stories separated by a line `<|endoftext|>`. Needs the extra `train`. On two CPU cores the target
+takes about an hour and a half, the draft half an hour.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import re
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Trainer,
+    TrainingArguments,
+)
+from transformers.trainer_utils import get_last_checkpoint
+
+VOCABULARY = 2048
+CONTEXT = 512
+NUM_HELD_OUT_STORIES = 300
+SPECIAL = ["<unk>", "<s>", "</s>", "<|system|>", "<|user|>", "<|assistant|>"]
+CHAT_TEMPLATE = (
+    "<s>{% for message in messages %}<|{{ message.role }}|>{{ message.content | trim }}"
+    "{% if message.role == 'assistant' %}</s>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+SHAPES = {
+    "target": {"hidden_size": 160, "num_hidden_layers": 14, "num_attention_heads": 5, "intermediate_size": 432},
+    "draft": {"hidden_size": 160, "num_hidden_layers": 2, "num_attention_heads": 5, "intermediate_size": 432},
+}
+REQUESTS = [
+    "Tell me a story about {}.",
+    "Write a short story about {}.",
+    "Can you tell a story with {}?",
+    "I want to hear a story about {}.",
+    "Please write a story about {}.",
+]
+
+
+def read_stories(path: Path) -> list[str]:
+    """The stories of a text file, in a fixed shuffled order."""
+    stories = [s.strip() for s in path.read_text(encoding="utf-8").split("<|endoftext|>")]
+    stories = [s for s in stories if len(s) > 100]
+    random.Random(0).shuffle(stories)
+    return stories
+
+
+def train_tokenizer(stories: list[str], folder: Path) -> None:
+    """Train a byte-level BPE of VOCABULARY tokens and save it with the chat template."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.train_from_iterator(
+        stories,
+        trainers.BpeTrainer(
+            vocab_size=VOCABULARY,
+            special_tokens=SPECIAL,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", 1)]
+    )
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        unk_token="<unk>",
+        bos_token="<s>",
+        eos_token="</s>",
+        additional_special_tokens=SPECIAL[3:],
+        model_max_length=CONTEXT,
+        clean_up_tokenization_spaces=False,
+    )
+    wrapped.chat_template = CHAT_TEMPLATE
+    wrapped.save_pretrained(folder)
+
+
+def story_words(stories: list[str]) -> Counter[str]:
+    """How many stories contain each lower-case word of at least four letters."""
+    counts: Counter[str] = Counter()
+    for story in stories:
+        counts.update(set(re.findall(r"\b[a-z]{4,}\b", story)))
+    return counts
+
+
+def as_chat(story: str, counts: Counter[str], rng: random.Random) -> str:
+    """A user's request for the story by two of its telling words, then the story."""
+    words = sorted({w for w in re.findall(r"\b(?:a|the) ([a-z]{4,})\b", story) if 20 <= counts[w] <= 1200})
+    topic = " and ".join(f"a {w}" for w in rng.sample(words, min(len(words), rng.choice([1, 1, 2])))) or "a friend"
+    return f"<|user|>{rng.choice(REQUESTS).format(topic)}<|assistant|>{story}"
+
+
+class Packed(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    """Stories laid end to end and cut into rows of CONTEXT tokens; each epoch cuts elsewhere."""
+
+    def __init__(self, stories: list[str], tokenizer: Any, chat_share: float) -> None:
+        rng, counts = random.Random(1), story_words(stories)
+        texts = [as_chat(s, counts, rng) if rng.random() < chat_share else s for s in stories]
+        rows = tokenizer(texts, add_special_tokens=True)["input_ids"]
+        eos = tokenizer.eos_token_id
+        self.ids = torch.tensor([token for row in rows for token in [*row, eos]])
+        self.rng = random.Random(2)
+
+    def __len__(self) -> int:
+        return len(self.ids) // CONTEXT
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        start = min(index * CONTEXT + self.rng.randrange(CONTEXT), len(self.ids) - CONTEXT)
+        row = self.ids[start : start + CONTEXT]
+        return {"input_ids": row, "labels": row}
+
+
+class Fixed(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    """Held-out stories in rows of CONTEXT tokens, always the same."""
+
+    def __init__(self, stories: list[str], tokenizer: Any) -> None:
+        self.ids = Packed(stories, tokenizer, chat_share=0.0).ids
+
+    def __len__(self) -> int:
+        return len(self.ids) // CONTEXT
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        row = self.ids[index * CONTEXT : (index + 1) * CONTEXT]
+        return {"input_ids": row, "labels": row}
+
+
+class DistillTrainer(Trainer):
+    """Trainer whose loss is the divergence from a teacher plus a little of the text's own loss."""
+
+    def __init__(self, *args: Any, teacher: torch.nn.Module, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.teacher = teacher.eval()
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """KL(teacher || student) in nats per token, with one tenth cross entropy; evaluation keeps cross entropy."""
+        output = model(**inputs)
+        if not model.training:
+            return (output.loss, output) if return_outputs else output.loss
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            teacher = self.teacher(input_ids=inputs["input_ids"]).logits
+        divergence = torch.nn.functional.kl_div(
+            output.logits.float().log_softmax(-1).flatten(0, 1),
+            teacher.float().log_softmax(-1).flatten(0, 1),
+            log_target=True,
+            reduction="batchmean",
+        )
+        loss = 0.9 * divergence + 0.1 * output.loss
+        return (loss, output) if return_outputs else loss
+
+
+def arguments(folder: Path, max_steps: int, learning_rate: float) -> TrainingArguments:
+    """Training arguments shared by both models."""
+    return TrainingArguments(
+        output_dir=str(folder),
+        max_steps=max_steps,
+        per_device_train_batch_size=8,
+        per_device_eval_batch_size=8,
+        learning_rate=learning_rate,
+        lr_scheduler_type="cosine_with_min_lr",
+        lr_scheduler_kwargs={"min_lr_rate": 0.05},
+        warmup_steps=100,
+        weight_decay=0.1,
+        adam_beta2=0.95,
+        max_grad_norm=1.0,
+        bf16=True,
+        use_cpu=True,
+        logging_steps=20,
+        save_steps=200,
+        save_total_limit=2,
+        eval_strategy="steps",
+        eval_steps=400,
+        prediction_loss_only=True,
+        report_to=[],
+        disable_tqdm=True,
+        dataloader_num_workers=0,
+        seed=0,
+    )
+
+
+def new_model(name: str) -> LlamaForCausalLM:
+    """A freshly initialised model of SHAPES[name]."""
+    torch.manual_seed(0)
+    shape = SHAPES[name]
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=VOCABULARY,
+            num_key_value_heads=shape["num_attention_heads"],
+            max_position_embeddings=CONTEXT,
+            tie_word_embeddings=True,
+            bos_token_id=1,
+            eos_token_id=2,
+            pad_token_id=None,
+            initializer_range=0.04,
+            attn_implementation="sdpa",
+            **shape,
+        )
+    )
+
+
+def train(name: str, stories: list[str], work: Path, max_steps: int, initial: Path | None) -> None:
+    """Train SHAPES[name]; the draft is distilled from the finished target."""
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(work / "tokenizer")
+    held_out, rest = stories[:NUM_HELD_OUT_STORIES], stories[NUM_HELD_OUT_STORIES:]
+    model = AutoModelForCausalLM.from_pretrained(initial, dtype=torch.float32) if initial else new_model(name)
+    folder = work / f"{name}-run"
+    common: dict[str, Any] = {
+        "model": model,
+        "train_dataset": Packed(rest, tokenizer, chat_share=0.2),
+        "eval_dataset": Fixed(held_out, tokenizer),
+    }
+    if name == "target":
+        trainer = Trainer(args=arguments(folder, max_steps, 2e-3), **common)
+    else:
+        teacher = AutoModelForCausalLM.from_pretrained(work / "target", dtype=torch.float32)
+        trainer = DistillTrainer(args=arguments(folder, max_steps, 4e-3), teacher=teacher, **common)
+    trainer.train(resume_from_checkpoint=get_last_checkpoint(str(folder)) if folder.exists() else None)
+    loss = trainer.evaluate()["eval_loss"]
+    model.generation_config.do_sample = False
+    model.save_pretrained(work / name)
+    tokenizer.save_pretrained(work / name)
+    tokens = trainer.state.global_step * 8 * CONTEXT
+    facts = {
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "training_tokens": tokens,
+        "steps": trainer.state.global_step,
+        "held_out_stories": NUM_HELD_OUT_STORIES,
+        "held_out_loss_nats_per_token": round(loss, 4),
+        "held_out_perplexity": round(math.exp(loss), 3),
+    }
+    (work / name / "training.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(facts))
+
+
+def pack(work: Path, out: Path) -> None:
+    """Copy the finished pair into the package."""
+    for name in SHAPES:
+        folder = out / name
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in sorted((work / name).iterdir()):
+            if file.suffix in {".json", ".safetensors", ".jinja"}:
+                shutil.copy(file, folder / file.name)
+
+
+def main() -> None:
+    """Parse the stage and run it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("stage", choices=["tokenizer", "target", "draft", "pack"])
+    parser.add_argument("--text", type=Path, help="stories separated by <|endoftext|>")
+    parser.add_argument("--work", type=Path, required=True, help="folder for checkpoints")
+    parser.add_argument("--out", type=Path, default=Path("specdec_cli/builtin"))
+    parser.add_argument("--max-steps", type=int, default=4000)
+    parser.add_argument("--initial", type=Path, help="start from these weights instead of random ones")
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    if options.stage == "pack":
+        pack(options.work, options.out)
+        return
+    stories = read_stories(options.text)
+    if options.stage == "tokenizer":
+        train_tokenizer(stories[NUM_HELD_OUT_STORIES:], options.work / "tokenizer")
+    else:
+        train(options.stage, stories, options.work, options.max_steps, options.initial)
+
+
+if __name__ == "__main__":
+    main()

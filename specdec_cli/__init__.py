@@ -1,0 +1,34 @@
+"""specdec: speculative decoding that proves its output is the target's and says what it gains.
+
+    from specdec_cli import Engine, SamplingParams
+    engine = Engine.load("builtin:target", "builtin:draft")
+    print(engine.generate("Once upon a time")[0].text)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from specdec_cli.engine.engine import Engine, EngineOptions
+    from specdec_cli.engine.outputs import Output
+    from specdec_cli.sampling.params import SamplingParams
+
+__version__ = "0.1.0"
+__all__ = ["Engine", "EngineOptions", "Output", "SamplingParams", "__version__"]
+
+_WHERE = {
+    "Engine": "specdec_cli.engine.engine",
+    "EngineOptions": "specdec_cli.engine.engine",
+    "Output": "specdec_cli.engine.outputs",
+    "SamplingParams": "specdec_cli.sampling.params",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import the public names when they are first used: torch costs seconds, and `--help` needs none of it."""
+    if name not in _WHERE:
+        raise AttributeError(f"module `specdec_cli` has no attribute `{name}`")
+    from importlib import import_module
+
+    return getattr(import_module(_WHERE[name]), name)

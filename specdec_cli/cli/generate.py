@@ -1,0 +1,225 @@
+"""`specdec generate`: decode prompts with speculation; text to stdout, a live table to stderr."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from specdec_cli.cli.options import Shared, with_shared_options
+from specdec_cli.cli.output import deliver, envelope
+from specdec_cli.cli.prompts import given_prompts
+from specdec_cli.cli.screen import interruptible, open_screen, progress
+from specdec_cli.errors import ExitCode, UsageError
+from specdec_cli.measure.arms import Arm, Comparison, Request, decode
+from specdec_cli.measure.prompts import PromptRow
+from specdec_cli.recipe.present import to_yaml
+from specdec_cli.report.generate import SCHEMA, Promise, generate_body
+from specdec_cli.report.view import RunView, Screen
+from specdec_cli.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from specdec_cli.engine.engine import Engine
+    from specdec_cli.recipe import Recipe, Resolved
+
+_PROMPTS, _SHOWN = "Prompts", "What is shown"
+
+
+@with_shared_options(aliases=True)
+def generate(
+    prompt: Annotated[
+        list[str] | None,
+        typer.Argument(help="Prompts; `-` reads one from stdin, as does no prompt at all in a pipe.", metavar="PROMPT"),
+    ] = None,
+    prompt_file: Annotated[
+        str | None,
+        typer.Option(
+            help="One prompt per line, or JSONL rows with prompt (or turns), id, category, max_new_tokens, seed.",
+            metavar="FILE",
+            rich_help_panel=_PROMPTS,
+        ),
+    ] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Prompts are messages: use the chat template.", rich_help_panel=_PROMPTS)
+    ] = False,
+    system: Annotated[
+        str | None, typer.Option(help="System message; implies --chat.", metavar="TEXT", rich_help_panel=_PROMPTS)
+    ] = None,
+    prediction: Annotated[
+        str | None,
+        typer.Option(
+            help="Text that the output is expected to follow (--draft prediction).",
+            metavar="TEXT",
+            rich_help_panel=_PROMPTS,
+        ),
+    ] = None,
+    compare: Annotated[
+        bool,
+        typer.Option("--compare", help="Decode without the draft too; show the speed-up.", rich_help_panel=_SHOWN),
+    ] = False,
+    show_drafts: Annotated[
+        bool,
+        typer.Option("--show-drafts", help="Mark accepted tokens and the target's own.", rich_help_panel=_SHOWN),
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would run; load nothing.", rich_help_panel=_SHOWN)
+    ] = False,
+    *,
+    shared: Shared,
+) -> ExitCode | None:
+    """Decode prompts with a draft: the text of the target alone, sooner."""
+    if show_drafts and shared.json:
+        raise UsageError("`--show-drafts` marks streamed text, and `--json` streams none", "leave one of them out")
+    if prediction is not None:
+        _predict(shared, prediction)
+    resolved = shared.resolve()
+    if compare and not _drafts(resolved.recipe):
+        raise UsageError(
+            "`--compare` has nothing to compare: there is no draft", "name one with --draft, and k above 0"
+        )
+    rows = given_prompts(prompt or [], prompt_file)
+    if dry_run:
+        _show_plan(resolved, rows, shared)
+        return None
+    wish = _Wish(chat or system is not None, system, compare, show_drafts)
+    return _Run(resolved, rows, wish, shared, open_screen(shared.quiet, streams_text=not shared.json)).go()
+
+
+def _predict(shared: Shared, text: str) -> None:
+    """Make `--prediction` the draft's text."""
+    if not text.strip():
+        raise UsageError("`--prediction` is empty", "give the text that the output is expected to follow")
+    draft, flag = shared.flags.get("draft", ({"method": "prediction"}, "--prediction"))
+    if draft.get("method") != "prediction":
+        raise UsageError("`--prediction` is read by the draft `prediction` alone", "leave --draft out")
+    shared.flags["draft"] = (draft | {"text": text}, flag)
+
+
+def _drafts(recipe: Recipe) -> bool:
+    return recipe.draft.method != "none" and recipe.speculation.num_speculative_tokens > 0
+
+
+def _show_plan(resolved: Resolved, rows: Sequence[PromptRow], shared: Shared) -> None:
+    """What would run, and where every value came from."""
+    if shared.json or shared.output is not None:
+        body: dict[str, Any] = {"origins": resolved.origins, "num_prompts": len(rows)}
+        document = envelope("specdec.recipe/1", resolved.recipe.as_dict(), body)
+        deliver(document, to_stdout=shared.json, path=shared.output, force=shared.force)
+    if not shared.json:
+        prompts = "1 prompt" if len(rows) == 1 else f"{len(rows)} prompts"
+        sys.stdout.write(f"# would decode {prompts}\n{to_yaml(resolved, origins=True)}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """What the command's own options ask for."""
+
+    chat: bool
+    system: str | None
+    compare: bool
+    show_drafts: bool
+
+
+@dataclass(slots=True)
+class _Run:
+    """One run of the command."""
+
+    resolved: Resolved
+    rows: Sequence[PromptRow]
+    wish: _Wish
+    shared: Shared
+    screen: Screen
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.resolved.recipe
+
+    @property
+    def draft_name(self) -> str:
+        model = self.recipe.draft.model
+        return str(self.recipe.draft.method) if model is None else model.rstrip("/").rpartition("/")[2] or model
+
+    def go(self) -> ExitCode | None:
+        """Load, decode, show, write."""
+        if self.resolved.built_in_pair:
+            pair = f"{self.recipe.target.model} with draft {self.draft_name}"
+            self.screen.say(f"no target named: using the built-in {pair}")
+        with progress(self.screen) as say:
+            engine = self._load(say)
+            requests = self._requests(engine)
+        arm = Arm(f"with {self.draft_name}" if _drafts(self.recipe) else "without a draft")
+        promise, must_agree = self._promise()
+        comparison = Comparison(arm, tokens_must_agree=must_agree) if self.wish.compare else None
+        with interruptible() as stopped:
+            view = self._decode(engine, arm, comparison, requests, stopped)
+            view.summary(promise, comparison)
+            if self.shared.json or self.shared.output is not None:
+                body = generate_body(arm, requests, promise, comparison)
+                document = envelope(SCHEMA, self.recipe.as_dict(), body, **_machine(engine))
+                deliver(document, to_stdout=self.shared.json, path=self.shared.output, force=self.shared.force)
+            return ExitCode.INTERRUPTED if stopped() else None
+
+    def _load(self, say: Callable[[str], None]) -> Engine:
+        say("starting torch and transformers")
+        from specdec_cli.engine.build import engine_from_recipe
+
+        return engine_from_recipe(self.recipe, trust_remote_code=self.shared.trust_remote_code, progress=say)
+
+    def _promise(self) -> tuple[Promise, bool]:
+        """What the mode promises, and whether it promises the same tokens as plain decoding."""
+        from specdec_cli.engine.verify import is_lossless, resolve_mode
+
+        temperature = self.recipe.sampling.temperature
+        mode = resolve_mode(self.recipe.speculation.verify, temperature)
+        return Promise(mode, is_lossless(mode)), mode == "gumbel" or temperature == 0
+
+    def _requests(self, engine: Engine) -> list[Request]:
+        """Rows as token ids with their sampling parameters; a row's own seed has noise index 0."""
+        common = SamplingParams(**self.recipe.sampling.model_dump())
+        requests = []
+        for row in self.rows:
+            seed, index = (common.seed, row.index) if row.seed is None else (row.seed, 0)
+            length = common.max_new_tokens if row.max_new_tokens is None else row.max_new_tokens
+            params = replace(common, seed=seed, index=index, max_new_tokens=length)
+            prompt = self._messages(row) if self.wish.chat else row.prompt
+            requests.append(Request(row, engine.encode(prompt), params))
+        return requests
+
+    def _messages(self, row: PromptRow) -> list[dict[str, str]]:
+        system = [] if self.wish.system is None else [{"role": "system", "content": self.wish.system}]
+        return [*system, {"role": "user", "content": row.prompt}]
+
+    def _decode(
+        self,
+        engine: Engine,
+        arm: Arm,
+        comparison: Comparison | None,
+        requests: Sequence[Request],
+        stopped: Callable[[], bool],
+    ) -> RunView:
+        arms, ks = [arm], [self.recipe.speculation.num_speculative_tokens if _drafts(self.recipe) else 0]
+        if comparison is not None:
+            arms, ks = [*arms, comparison.plain], [*ks, 0]
+        places = [request.row.index for request in requests]
+        tokenizer = engine.tokenizer if self.wish.show_drafts else None
+        view = RunView(self.screen, arms, ks, places, streams_text=not self.shared.json, tokenizer=tokenizer)
+        with view:
+            if comparison is not None:
+                comparison.run(engine, requests, view.watch, stopped)
+            else:
+                decode(engine, arm, requests, view.watch, stopped)
+        return view
+
+
+def _machine(engine: Engine) -> dict[str, str | None]:
+    """Where the models run and in which number format."""
+    draft = getattr(engine.drafter, "lm", None)
+    found = {
+        "device": getattr(engine.target, "device", None),
+        "draft_device": getattr(draft, "device", None),
+        "dtype": getattr(engine.target, "dtype", None),
+    }
+    return {key: None if value is None else str(value).removeprefix("torch.") for key, value in found.items()}

@@ -1,0 +1,179 @@
+"""`specdec`: the commands, and the one place where errors become words and exit codes.
+
+A command is a function in a file of this folder. Its module's top imports neither torch nor transformers, so that
+`--help` is quick; it is added in `_app` with one line, and returns None or an ExitCode.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import sys
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import IO, Annotated, Any
+
+import typer
+
+from specdec_cli import __version__
+from specdec_cli.cli import recipe
+from specdec_cli.cli.output import colourful
+from specdec_cli.errors import ExitCode, SpecdecError
+from specdec_cli.recipe.problems import did_you_mean
+
+_UsageProblem: Any = typer.BadParameter.__mro__[1]  # typer's or click's UsageError, whichever this typer raises
+_DEBUG_HINT = "--debug shows the traceback; please report it as an issue"
+
+
+def _app() -> typer.Typer:
+    app = typer.Typer(
+        name="specdec",
+        help="Speculative decoding of language models: whether, with which draft and how deep.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_globals)
+    # Commands that decode: app.command("generate")(generate.generate)
+    app.add_typer(recipe.app, name="recipe")
+    return app
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"specdec {__version__}\n")
+        raise typer.Exit
+
+
+def _globals(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True)
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks; SPECDEC_DEBUG=1 does too.")] = False,
+) -> None:
+    pass
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line and return its exit code.
+
+    Args:
+        arguments: without the program's name; None takes the process's own.
+    """
+    given, debug = _take_debug(list(sys.argv[1:] if arguments is None else arguments))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    code = _guarded(given, debug)
+    for stream in (sys.stdout, sys.stderr):
+        code = _flush(stream, code)
+    return code
+
+
+def _take_debug(arguments: list[str]) -> tuple[list[str], bool]:
+    """`--debug` counts wherever it stands before a bare `--`."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    rest = [word for word in arguments[:end] if word != "--debug"] + arguments[end:]
+    wanted = os.environ.get("SPECDEC_DEBUG", "").lower() not in ("", "0", "false")
+    return rest, wanted or len(rest) < len(arguments)
+
+
+def _guarded(arguments: list[str], debug: bool) -> int:
+    try:
+        return _invoke(arguments)
+    except (KeyboardInterrupt, typer.Abort):
+        return ExitCode.INTERRUPTED
+    except typer.Exit as exit_:
+        return exit_.exit_code
+    except BrokenPipeError:
+        return ExitCode.DONE
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        return _complain(*_words(error))
+
+
+def _words(error: Exception) -> tuple[str, str | None, ExitCode]:
+    """An error's sentence, hint and exit code."""
+    if isinstance(error, SpecdecError):
+        return error.message, error.hint, error.exit_code
+    if isinstance(error, _UsageProblem):
+        return *_usage_words(error), ExitCode.USAGE
+    if isinstance(error, OSError) and error.strerror:
+        subject = f"`{error.filename}`: " if error.filename else "the system refused: "
+        return f"{subject}{error.strerror}", None, ExitCode.COULD_NOT_RUN
+    said = str(error).strip().split("\n")[0]
+    message = f"unexpected {type(error).__name__}{f': {said}' if said else ''}"
+    return message, _DEBUG_HINT, ExitCode.COULD_NOT_RUN
+
+
+def _invoke(arguments: list[str]) -> int:
+    """Parse and call, without typer's own handling of errors."""
+    if not colourful(sys.stdout):
+        from typer import rich_utils
+
+        rich_utils.FORCE_TERMINAL = False
+        rich_utils.COLOR_SYSTEM = None
+    command = typer.main.get_command(_app())
+    with command.make_context("specdec", arguments) as context:
+        code = command.invoke(context)
+    return code if isinstance(code, int) else ExitCode.DONE
+
+
+def _usage_words(problem: Any) -> tuple[str, str | None]:
+    """The parser's message about a command line, in this program's form, with a hint."""
+    context = getattr(problem, "ctx", None)
+    path = context.command_path if context is not None else "specdec"
+    hint = f"`{path} --help` lists what there is"
+    if type(problem).__name__ == "NoArgsIsHelpError":
+        return "", None
+    if name := getattr(problem, "option_name", None):
+        known = [option for parameter in context.command.params for option in parameter.opts] if context else []
+        known.append("--help")
+        if type(problem).__name__ == "NoSuchOption":
+            return f"there is no option `{name}` of `{path}`{did_you_mean(name, known)}", hint
+    if wrong := re.match(r"Input should be ([^,]+)", str(getattr(problem, "message", ""))):
+        return f"`{max(problem.param.opts, key=len)}` must be {wrong[1]}", hint
+    said = re.sub(r"'([^']*)'", r"`\1`", problem.format_message()).strip().rstrip(".")
+    said = re.sub(r"\s*\n\s*", " ", said).replace("argument(s)", "argument")
+    return said[:1].lower() + said[1:], hint
+
+
+def _complain(message: str, hint: str | None, code: ExitCode) -> int:
+    """Write `error: …`, one line for each of the message's, an empty line and `hint: …` to stderr."""
+    error, hint_word = (
+        ("\x1b[31merror:\x1b[0m", "\x1b[36mhint:\x1b[0m") if colourful(sys.stderr) else ("error:", "hint:")
+    )
+    lines = [f"{error} {_printable(line)}" for line in message.split("\n")] if message else []
+    lines += ["", f"{hint_word} {_printable(hint)}"] if hint else []
+    with suppress(BrokenPipeError):  # nobody reads stderr; the exit code still tells
+        sys.stderr.write("".join(f"{line}\n" for line in lines))
+    return code
+
+
+def _printable(text: str) -> str:
+    return "".join(letter if letter.isprintable() else "�" for letter in text)
+
+
+def _flush(stream: IO[str], code: int) -> int:
+    """Empty a stream's buffer now, so that a reader that went away makes no noise when Python ends."""
+    try:
+        stream.flush()
+    except BrokenPipeError:
+        _to_nowhere(stream)
+    except OSError as error:
+        _to_nowhere(stream)
+        return _complain(f"the output cannot be written: {error.strerror}", None, ExitCode.COULD_NOT_RUN)
+    return code
+
+
+def _to_nowhere(stream: IO[str]) -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+
+
+if __name__ == "__main__":
+    sys.exit(run())

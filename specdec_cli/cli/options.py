@@ -1,0 +1,275 @@
+"""The one definition of the options that commands share, and what they say together: a `Shared`.
+
+    @with_shared_options(aliases=True)
+    def generate(prompt: ..., *, shared: Shared) -> ExitCode | None: ...
+
+gives `generate` every option below; the command sees one object and asks it for the resolved recipe.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from specdec_cli import drafters
+from specdec_cli.cli.output import check_destination
+from specdec_cli.errors import UsageError
+from specdec_cli.recipe import DraftMethods, Resolved, resolve
+from specdec_cli.recipe.schema import describe
+
+Result = TypeVar("Result")
+
+MODELS, SPECULATION, SAMPLING = "Models", "Speculation", "Sampling"
+ENGINE, RUN = "Engine", "Recipe and output"
+
+
+def draft_methods() -> DraftMethods:
+    """What the recipe must know of drafting methods, asked of the drafters' folder."""
+    return DraftMethods(tuple(drafters.methods()), _method_options, drafters.create)
+
+
+def _method_options(method: str) -> dict[str, Any]:
+    import dataclasses
+
+    defaults = {}
+    for option in drafters.options(method):
+        made = option.default_factory() if option.default_factory is not dataclasses.MISSING else option.default
+        defaults[option.name] = ... if made is dataclasses.MISSING else made
+    return defaults
+
+
+@dataclass(slots=True)
+class Shared:
+    """What the shared options of one command line say.
+
+    Args:
+        recipe: a shipped recipe's name or a file, or None.
+        sets: the `--set` texts.
+        flags: recipe path to value and the option's name.
+        json: one JSON document on stdout, nothing else there.
+        output: file for the JSON document; checked already.
+        force: overwrite it.
+        quiet: only errors on stderr.
+        trust_remote_code: run code that comes with a checkpoint.
+    """
+
+    recipe: str | None = None
+    sets: tuple[str, ...] = ()
+    flags: dict[str, tuple[Any, str]] = field(default_factory=dict)
+    json: bool = False
+    output: Path | None = None
+    force: bool = False
+    quiet: bool = False
+    trust_remote_code: bool = False
+
+    def resolve(self) -> Resolved:
+        """The checked recipe: flag > `--set` > environment > recipe > default.
+
+        Raises:
+            UsageError: everything that is wrong with it.
+        """
+        return resolve(self.recipe, self.sets, os.environ, self.flags, draft_methods())
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One shared option.
+
+    Args:
+        path: the recipe's key that it sets, or the field of `Shared`.
+        kind: type of its value; a list may be repeated.
+        names: on the command line; the first long one is its name in messages.
+        panel: group in `--help`.
+        aliases: names for people who come from vLLM-style servers; not on every command.
+        help: None takes the words of the recipe's schema.
+        metavar: what stands for the value in `--help`.
+        only_with_aliases: whether it is there only for those people.
+        convert: turns the value given into the recipe's.
+    """
+
+    path: str
+    kind: Any
+    names: tuple[str, ...]
+    panel: str
+    aliases: tuple[str, ...] = ()
+    help: str | None = None
+    metavar: str | None = None
+    only_with_aliases: bool = False
+    convert: Callable[[Any], Any] | None = None
+
+    @property
+    def flag(self) -> str:
+        """Its name in messages."""
+        return next(name for name in self.names if name.startswith("--")).split("/")[0]
+
+    @property
+    def parameter(self) -> str:
+        """Its name as a parameter of a Python function."""
+        return f"shared_{self.flag.removeprefix('--').replace('-', '_')}"
+
+    def declared(self, aliases: bool) -> inspect.Parameter:
+        """The parameter that typer reads."""
+        names = (*self.names, *(self.aliases if aliases else ()))
+        described = self.help or describe(self.path)
+        info = typer.Option(
+            *names, help=described, rich_help_panel=self.panel, metavar=self.metavar, show_default=False
+        )
+        default = False if self.path in _FIELDS and self.kind is bool else None
+        annotation: Any = Annotated[self.kind if default is False else self.kind | None, info]
+        return inspect.Parameter(self.parameter, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _share_of_memory(share: float) -> str:
+    if not 0 < share <= 1:
+        raise UsageError(
+            f"`--gpu-memory-utilization` must be above 0 and at most 1, not `{share:g}`", "for example 0.9"
+        )
+    return f"{100 * share:.6g}%"
+
+
+def _biases(texts: Iterable[str]) -> dict[int, float]:
+    biases: dict[int, float] = {}
+    for text in texts:
+        token, _, bias = text.partition("=")
+        try:
+            number = int(token), float(bias)
+        except ValueError:
+            hint = "for example --logit-bias 42=-5"
+            raise UsageError(f"`--logit-bias {text}` is not ID=BIAS, a token id and a number", hint) from None
+        biases[number[0]] = number[1]
+    return biases
+
+
+_FIELDS = {"recipe", "sets", "json", "output", "force", "quiet", "trust_remote_code"}
+_DRAFT_HELP = "What guesses: a model's hub id or folder, ngram, ngram:max=4,min=2, prediction, or none."
+_TRUST_HELP = "Run code that comes with a checkpoint: target, draft and tokenizer alike."
+_JSON_HELP = "One JSON document on stdout, nothing else there."
+
+OPTIONS: tuple[Option, ...] = (
+    Option("recipe", str, ("-r", "--recipe"), RUN, help="A shipped recipe's name or a YAML file.", metavar="NAME|FILE"),
+    Option(
+        "sets", list[str], ("--set",), RUN, help="Set one key of the recipe (repeatable).", metavar="KEY.PATH=VALUE"
+    ),
+    Option("json", bool, ("--json",), RUN, help=_JSON_HELP),
+    Option("output", Path, ("--output",), RUN, help="Write the JSON document to this file.", metavar="FILE"),
+    Option("force", bool, ("--force",), RUN, help="Overwrite the file of --output."),
+    Option("quiet", bool, ("--quiet",), RUN, help="Only errors on stderr."),
+    Option("trust_remote_code", bool, ("--trust-remote-code",), MODELS, help=_TRUST_HELP),
+    Option("target.model", str, ("-t", "--target"), MODELS, ("--model",), metavar="NAME|DIR"),
+    Option(
+        "draft",
+        str,
+        ("-d", "--draft"),
+        MODELS,
+        ("--speculative-model",),
+        help=_DRAFT_HELP,
+        metavar="SPEC",
+        convert=drafters.parse_spec,
+    ),
+    Option("target.dtype", str, ("--dtype",), MODELS, metavar="DTYPE"),
+    Option("target.quantize", str, ("--quantize",), MODELS, metavar="none"),
+    Option("target.device", str, ("--device",), MODELS, metavar="DEVICE"),
+    Option("target.tensor_parallel_size", int, ("--tensor-parallel-size",), MODELS),
+    Option("draft.dtype", str, ("--draft-dtype",), MODELS, metavar="DTYPE"),
+    Option("draft.quantize", str, ("--draft-quantize",), MODELS, metavar="none"),
+    Option("draft.device", str, ("--draft-device",), MODELS, metavar="DEVICE"),
+    Option(
+        "draft.tensor_parallel_size",
+        int,
+        ("--draft-tensor-parallel-size",),
+        MODELS,
+        ("--speculative-draft-tensor-parallel-size",),
+    ),
+    Option("speculation.num_speculative_tokens", int, ("-k", "--num-speculative-tokens"), SPECULATION),
+    Option("speculation.depth_policy", str, ("--depth-policy",), SPECULATION, metavar="POLICY"),
+    Option("speculation.p_min", float, ("--p-min",), SPECULATION),
+    Option("speculation.verify", str, ("--verify",), SPECULATION, metavar="MODE"),
+    Option(
+        "speculation.disable_by_batch_size",
+        int,
+        ("--disable-by-batch-size",),
+        SPECULATION,
+        ("--speculative-disable-by-batch-size",),
+    ),
+    Option("sampling.max_new_tokens", int, ("-n", "--max-new-tokens"), SAMPLING),
+    Option("sampling.temperature", float, ("--temperature",), SAMPLING),
+    Option("sampling.top_k", int, ("--top-k",), SAMPLING),
+    Option("sampling.top_p", float, ("--top-p",), SAMPLING),
+    Option("sampling.min_p", float, ("--min-p",), SAMPLING),
+    Option("sampling.repetition_penalty", float, ("--repetition-penalty",), SAMPLING),
+    Option("sampling.presence_penalty", float, ("--presence-penalty",), SAMPLING),
+    Option("sampling.frequency_penalty", float, ("--frequency-penalty",), SAMPLING),
+    Option("sampling.logit_bias", list[str], ("--logit-bias",), SAMPLING, metavar="ID=BIAS", convert=_biases),
+    Option("sampling.stop", list[str], ("--stop",), SAMPLING, metavar="TEXT"),
+    Option("sampling.stop_token_ids", list[int], ("--stop-token-id",), SAMPLING, metavar="ID"),
+    Option("sampling.ignore_eos", bool, ("--ignore-eos/--no-ignore-eos",), SAMPLING),
+    Option("sampling.min_tokens", int, ("--min-tokens",), SAMPLING),
+    Option("sampling.logprobs", int, ("--logprobs",), SAMPLING, metavar="N"),
+    Option("sampling.seed", int, ("--seed",), SAMPLING),
+    Option("engine.max_num_seqs", int, ("--max-num-seqs",), ENGINE, only_with_aliases=True),
+    Option("engine.max_model_len", int, ("--max-model-len",), ENGINE, only_with_aliases=True),
+    Option(
+        "engine.kv_cache_memory",
+        float,
+        ("--gpu-memory-utilization",),
+        ENGINE,
+        help="Share of the device's memory (on a CPU: of the free RAM) for weights and KV cache.",
+        only_with_aliases=True,
+        convert=_share_of_memory,
+    ),
+)
+
+
+def with_shared_options(
+    *, aliases: bool = False, without: Iterable[str] = ()
+) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+    """Give a command the shared options; its parameter `shared` receives what they say.
+
+    Args:
+        aliases: also the names for people who come from vLLM-style servers.
+        without: paths of options that have no meaning for this command.
+    """
+    left_out = set(without)
+    assert left_out <= {option.path for option in OPTIONS}, "only shared options can be left out"
+    options = [o for o in OPTIONS if o.path not in left_out and (aliases or not o.only_with_aliases)]
+
+    def decorate(command: Callable[..., Result]) -> Callable[..., Result]:
+        signature = inspect.signature(command, eval_str=True)
+        own = [parameter for name, parameter in signature.parameters.items() if name != "shared"]
+
+        @functools.wraps(command)
+        def called(**given: Any) -> Result:
+            values = {option.path: given.pop(option.parameter) for option in options}
+            shared = _gather(options, values)
+            check_destination(shared.output, shared.force)
+            return command(**given, shared=shared)
+
+        own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
+        parameters = [*own, *(option.declared(aliases) for option in options)]
+        called.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return called
+
+    return decorate
+
+
+def _gather(options: Iterable[Option], values: Mapping[str, Any]) -> Shared:
+    shared = Shared()
+    for option in options:
+        value = values[option.path]
+        if value is None or value == []:
+            continue
+        if option.path in _FIELDS:
+            setattr(shared, option.path, tuple(value) if isinstance(value, list) else value)
+        else:
+            shared.flags[option.path] = (option.convert(value) if option.convert else value, option.flag)
+    if shared.force and shared.output is None:
+        raise UsageError("`--force` has no effect without --output", "name the file: --output FILE --force")
+    return shared

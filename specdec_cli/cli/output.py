@@ -1,0 +1,140 @@
+"""What leaves the program: one JSON document on stdout or in a file, and whether a stream takes colour."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import IO, Any
+
+from specdec_cli import __version__
+from specdec_cli.errors import RunError, UsageError
+
+
+def colourful(stream: IO[str]) -> bool:
+    """Whether colour and cursor movement are welcome: a terminal, and no `NO_COLOR`, `CI` or dumb terminal."""
+    refused = os.environ.get("NO_COLOR") or os.environ.get("CI") or os.environ.get("TERM") == "dumb"
+    return not refused and stream.isatty()
+
+
+def environment(
+    device: str | None = None, draft_device: str | None = None, dtype: str | None = None
+) -> dict[str, object]:
+    """Versions, device, threads and dtype; asks the packages' metadata, so nothing heavy is imported for it."""
+    torch: Any = sys.modules.get("torch")
+    return {
+        "python": platform.python_version(),
+        "specdec": __version__,
+        "torch": _version("torch"),
+        "transformers": _version("transformers"),
+        "platform": platform.platform(terse=True),
+        "device": device,
+        "draft_device": draft_device,
+        "threads": torch.get_num_threads() if torch is not None else None,
+        "dtype": dtype,
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def envelope(
+    schema: str, recipe: Mapping[str, Any] | None, body: Mapping[str, Any], **machine: str | None
+) -> dict[str, Any]:
+    """A JSON document: what every one begins with, then its own keys.
+
+    Args:
+        schema: for example `specdec.generate/1`.
+        recipe: the resolved recipe (`Recipe.as_dict()`), or None where there is none.
+        body: the document's own keys.
+        machine: `device`, `draft_device` and `dtype` for `environment`.
+    """
+    head = {
+        "schema": schema,
+        "specdec_version": __version__,
+        "created": datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
+        "environment": environment(**machine),
+        "recipe": recipe,
+    }
+    return head | dict(body)
+
+
+def check_destination(path: Path | None, force: bool) -> None:
+    """Refuse an `--output` that could not be written, before any work is done.
+
+    Raises:
+        UsageError: it exists and `--force` is not given, is no plain file, or its folder is missing or not writable.
+    """
+    if path is None:
+        return
+    if path.is_dir():
+        raise UsageError(f"`--output {path}` is a folder", "name a file in it")
+    if os.path.lexists(path):
+        if path.exists() and not path.is_file():
+            raise UsageError(f"`--output {path}` is no plain file", "name another; --json writes to stdout")
+        if not force:
+            raise UsageError(f"`--output {path}` exists already", "name another file, or overwrite it with --force")
+    folder = path.resolve().parent
+    if not folder.is_dir():
+        raise UsageError(f"the folder of `--output {path}` does not exist", f"make it first: mkdir -p {folder}")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(f"the folder of `--output {path}` is not writable", "name a file in another folder")
+
+
+def deliver(document: Mapping[str, Any], *, to_stdout: bool, path: Path | None = None, force: bool = False) -> None:
+    """Write a document where it is wanted: to a file all at once, to stdout as the only thing there.
+
+    Raises:
+        RunError: the file cannot be written, or appeared while the work was done.
+    """
+    text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    if path is not None:
+        write_file(path, text, force)
+    if to_stdout:
+        sys.stdout.write(text)
+
+
+def write_file(path: Path, text: str, force: bool = False) -> None:
+    """Write a file so that it is there whole or not at all; without `force` one that exists stays.
+
+    Raises:
+        RunError: it cannot be written, or exists.
+    """
+    final = path.resolve()
+    temporary: str | None = None
+    try:
+        handle, temporary = tempfile.mkstemp(dir=final.parent, prefix=f".{final.name}.", suffix=".tmp")
+        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())
+        if force:
+            os.replace(temporary, final)
+        else:
+            os.link(temporary, final)
+    except FileExistsError:
+        raise RunError(f"`{path}` exists already", "name another file, or overwrite it with --force") from None
+    except OSError as error:
+        raise RunError(f"`{path}` cannot be written: {error.strerror}", "name a file in another folder") from None
+    finally:
+        if temporary is not None:
+            with suppress(FileNotFoundError):
+                os.unlink(temporary)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,139 @@
+"""`specdec recipe`: list, show, copy, validate, schema."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from specdec_cli.cli.options import Shared, draft_methods, with_shared_options
+from specdec_cli.cli.output import check_destination, deliver, envelope, write_file
+from specdec_cli.errors import ExitCode, RunError, UsageError
+from specdec_cli.recipe import shipped
+from specdec_cli.recipe.present import json_schema, to_yaml
+from specdec_cli.recipe.problems import RecipeError
+from specdec_cli.recipe.resolve import validate_file
+
+app = typer.Typer(help="List, show, copy and check recipes.", no_args_is_help=True)
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")]
+Output = Annotated[Path | None, typer.Option("--output", help="Write the JSON document to this file.", metavar="FILE")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite a file that exists.")]
+
+
+@app.command("list")
+def list_(json: Json = False, output: Output = None, force: Force = False) -> None:
+    """List the shipped recipes."""
+    check_destination(output, force)
+    recipes = shipped.list_recipes()
+    rows = [{"name": recipe.name, "title": recipe.title, "path": str(recipe.path)} for recipe in recipes]
+    _deliver("specdec.recipe-list/1", None, {"recipes": rows}, json, output, force)
+    if not json:
+        width = max((len(recipe.name) for recipe in recipes), default=0)
+        _say("".join(f"{recipe.name:<{width}}  {recipe.title}\n" for recipe in recipes))
+
+
+@app.command()
+@with_shared_options(aliases=True, without=["quiet", "trust_remote_code"])
+def show(
+    name: Annotated[
+        str | None, typer.Argument(help="A shipped recipe's name or a YAML file.", metavar="NAME|FILE")
+    ] = None,
+    origin: Annotated[bool, typer.Option("--origin", help="Say where every value came from.")] = False,
+    *,
+    shared: Shared,
+) -> None:
+    """Print a recipe as it would be run: with flags, --set, environment and defaults."""
+    if name is not None and shared.recipe not in (None, name):
+        raise UsageError(f"two recipes are named: `{name}` and `--recipe {shared.recipe}`", "name one of them")
+    shared.recipe = name or shared.recipe
+    resolved = shared.resolve()
+    body: dict[str, Any] = {"origins": resolved.origins} if origin else {}
+    document = resolved.recipe.as_dict()
+    _deliver("specdec.recipe/1", document, body, shared.json, shared.output, shared.force)
+    if not shared.json:
+        _say(to_yaml(resolved, origins=origin))
+
+
+@app.command()
+def copy(
+    name: Annotated[str, typer.Argument(help="A shipped recipe's name.", metavar="NAME")],
+    destination: Annotated[Path | None, typer.Argument(help="File or folder; NAME.yaml here if not given.")] = None,
+    force: Force = False,
+) -> None:
+    """Copy a shipped recipe, to change it."""
+    source = shipped.find(name)
+    path = destination if destination is not None else Path(f"{source.stem}.yaml")
+    path = path / f"{source.stem}.yaml" if path.is_dir() else path
+    if path.exists() and not force:
+        raise UsageError(f"`{path}` exists already", "name another file, or overwrite it with --force")
+    if path.exists() and path.samefile(source):
+        raise UsageError(f"`{path}` is the recipe itself", "name another file")
+    if not path.resolve().parent.is_dir():
+        raise UsageError(f"the folder of `{path}` does not exist", "make it first")
+    try:
+        text = shipped.read_bytes(source).decode("utf-8")
+    except UnicodeDecodeError:
+        raise RunError(f"the recipe `{source}` is not UTF-8") from None
+    write_file(path, text, force)
+    _say(f"{path}\n")
+
+
+@app.command()
+def validate(
+    files: Annotated[list[str], typer.Argument(help="Recipes: files or shipped names.", metavar="FILE...")],
+    json: Json = False,
+    output: Output = None,
+    force: Force = False,
+) -> ExitCode:
+    """Check recipes; every error with its line and column. Exit code 2 if there is one."""
+    check_destination(output, force)
+    results = [_checked(file) for file in files]
+    _deliver("specdec.recipe-validate/1", None, {"files": results}, json, output, force)
+    problems = [error for result in results for error in result["errors"]]
+    if not json:
+        _say("".join(f"{result['file']}: valid\n" for result in results if result["valid"]))
+    if problems:
+        hint = "`specdec recipe schema` lists every key; `specdec recipe show NAME` prints a recipe that works"
+        hints = {error["hint"] for error in problems if error["hint"]}
+        message = "\n".join(error["message"] for error in problems)
+        raise UsageError(message, hints.pop() if len(hints) == 1 else hint)
+    return ExitCode.DONE
+
+
+def _checked(file: str) -> dict[str, Any]:
+    errors: list[dict[str, Any]] = []
+    try:
+        validate_file(file, draft_methods())
+    except RecipeError as error:
+        for problem in error.problems:
+            line, column = problem.order if problem.where else (None, None)
+            errors.append({"line": line, "column": column, "message": str(problem), "hint": problem.hint})
+    except UsageError as error:
+        errors.append({"line": None, "column": None, "message": error.message, "hint": error.hint})
+    return {"file": file, "valid": not errors, "errors": errors}
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of recipes, for editors."""
+    _say(json.dumps(json_schema(draft_methods()), indent=2, ensure_ascii=False) + "\n")
+
+
+def _deliver(
+    schema_name: str,
+    recipe: dict[str, Any] | None,
+    body: dict[str, Any],
+    to_stdout: bool,
+    path: Path | None,
+    force: bool,
+) -> None:
+    if to_stdout or path is not None:
+        deliver(envelope(schema_name, recipe, body), to_stdout=to_stdout, path=path, force=force)
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text)

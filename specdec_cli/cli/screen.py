@@ -1,0 +1,87 @@
+"""What the standard streams of this process can do, and how a command waits and is interrupted."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from specdec_cli.cli.output import colourful
+from specdec_cli.report.view import Screen
+
+_PLAIN_WIDTH = 100
+
+
+def open_screen(is_quiet: bool, streams_text: bool) -> Screen:
+    """The screen of this process.
+
+    Args:
+        is_quiet: nothing but errors on standard error.
+        streams_text: whether text goes to standard output while the live area is drawn. Into a pipe it then goes
+            alone: the pipe's other end (`| cat`, `| head`) may be writing to this very terminal.
+    """
+    may_draw = colourful(sys.stderr) and not is_quiet
+    return Screen(
+        stdout=sys.stdout,
+        stdout_colour=colourful(sys.stdout),
+        console=Console(stderr=True, highlight=False, **_console_options()),
+        is_live=may_draw and not (streams_text and _is_pipe()),
+        is_shared=sys.stdout.isatty(),
+        is_quiet=is_quiet,
+    )
+
+
+def _console_options() -> dict[str, Any]:
+    if colourful(sys.stderr):
+        return {"force_terminal": True}
+    width = None if sys.stderr.isatty() else _PLAIN_WIDTH
+    return {"force_terminal": False, "no_color": True, "color_system": None, "width": width}
+
+
+def _is_pipe() -> bool:
+    try:
+        mode = os.fstat(sys.stdout.fileno()).st_mode
+    except (OSError, ValueError):
+        return True
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+
+
+@contextmanager
+def progress(screen: Screen) -> Iterator[Callable[[str], None]]:
+    """Takes words about what is being waited for; shown on a terminal, with a spinner."""
+    if screen.is_quiet or not colourful(sys.stderr):
+        yield lambda _: None
+        return
+    with screen.console.status("") as status:
+        yield lambda text: status.update(f"[dim]{escape(text)}")
+
+
+@contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """Let the first Ctrl-C end the work between two steps, with what there is; a second one ends it at once.
+
+    Yields:
+        Whether Ctrl-C was pressed.
+    """
+    interrupted = threading.Event()
+
+    def interrupt(*_: object) -> None:
+        interrupted.set()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield interrupted.is_set
+        return
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield interrupted.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,171 @@
+"""Drafters: one file per drafting method. The folder is the registry; listing it imports no torch.
+
+A drafter from outside is any module with a dataclass named `Drafter`, called by its dotted name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import os
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from types import NoneType
+from typing import Any, get_args, get_type_hints
+
+from specdec_cli.drafters.contract import Drafter
+from specdec_cli.errors import UsageError
+
+__all__ = ["create", "get", "methods", "options", "parse_spec"]
+
+_NOT_METHODS = {"__init__", "contract"}
+_HINT = "write a model's name or folder, or one of: "
+
+
+def methods() -> dict[str, type[Drafter]]:
+    """Every drafting method by name: the files of this folder."""
+    names = sorted(path.stem for path in Path(__file__).parent.glob("*.py") if path.stem not in _NOT_METHODS)
+    return {name: _drafter_of(f"{__name__}.{name}") for name in names}
+
+
+def _drafter_of(module: str) -> type[Drafter]:
+    found: type[Drafter] = importlib.import_module(module).Drafter
+    return found
+
+
+def get(method: str) -> type[Drafter]:
+    """The class of a method: a file of this folder, or `my_package.my_module` with a dataclass named Drafter.
+
+    Raises:
+        UsageError: no such method.
+    """
+    known = methods()
+    if method in known:
+        return known[method]
+    if "." not in method:
+        raise UsageError(f"there is no drafting method `{method}`", _suggest(method, list(known), "one of: "))
+    try:
+        found = _drafter_of(method)
+    except (ImportError, AttributeError) as error:
+        hint = "a method from outside is an importable module with a dataclass named Drafter"
+        raise UsageError(f"the drafting method `{method}` cannot be imported: {error}", hint) from error
+    if not dataclasses.is_dataclass(found):
+        raise UsageError(f"`{method}.Drafter` is no dataclass", "its dataclass fields are its options")
+    return found
+
+
+def options(method: str) -> tuple[dataclasses.Field[Any], ...]:
+    """A method's options: the fields of its dataclass."""
+    found: Any = get(method)
+    return dataclasses.fields(found)
+
+
+def create(method: str, given: Mapping[str, Any]) -> Drafter:
+    """A drafter with these options, checked; nothing is loaded yet.
+
+    Raises:
+        UsageError: an unknown method or option, a missing one, a wrong type, or a value out of range.
+    """
+    made: Any = get(method)
+    kinds = get_type_hints(made)
+    fields = {field.name: field for field in options(method)}
+    for name, value in given.items():
+        if name not in fields:
+            hint = _suggest(name, list(fields), "it has: ") if fields else "it has no options"
+            raise UsageError(f"the drafting method `{method}` has no option `{name}`", hint)
+        if not _fits(value, kinds[name]):
+            raise UsageError(f"`{name}` of `{method}` must be {_kind_name(kinds[name])}, not `{value!r}`")
+    for name in fields:
+        if name not in given and _is_required(fields[name]):
+            raise UsageError(f"the drafting method `{method}` needs `{name}`")
+    drafter: Drafter = made(**given)
+    return drafter
+
+
+def parse_spec(spec: str) -> dict[str, Any]:
+    """The draft that `--draft SPEC` names: `{"model": ...}`, or `{"method": ...}` with its options.
+
+    What begins with a dot, a slash or a tilde is a folder; the name of an existing one may hold any character.
+
+    Raises:
+        UsageError: an unknown method or option, or a form that is not built.
+    """
+    if not spec.strip():
+        raise UsageError("the draft is empty", _HINT + ", ".join(_without_model()))
+    known = _without_model()
+    name, colon, rest = spec.partition(":")
+    if name in known:
+        return {"method": name, **(_parse_options(name, rest) if colon else {})}
+    if os.path.exists(os.path.expanduser(spec)) or spec.startswith((".", "/", "~")) or name == "builtin":
+        return {"model": spec}
+    if _is_unbuilt(spec):
+        raise UsageError(
+            f"the draft `{spec}` is not available",
+            f"there are {', '.join(known)}, or a model; for a folder of that name write `./{spec}`",
+        )
+    if colon:
+        raise UsageError(f"there is no drafting method `{name}` in `{spec}`", _suggest(name, list(known), _HINT))
+    return {"model": spec}
+
+
+def _without_model() -> list[str]:
+    return [name for name in methods() if name != "model"]
+
+
+def _is_unbuilt(spec: str) -> bool:
+    """Whether a spec is a form of INTERFACE's table that comes later, or a chain; a hub id never has a plus."""
+    return spec in ("suffix", "self-int8") or spec.startswith(("self-exit:", "parallel:")) or "+" in spec
+
+
+def _parse_options(method: str, text: str) -> dict[str, Any]:
+    kinds = get_type_hints(get(method))
+    names = [field.name for field in options(method)]
+    given: dict[str, Any] = {}
+    for part in text.split(","):
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals or not value:
+            raise UsageError(f"`{part}` in the draft `{method}:{text}` is no option", f"write `{method}:name=value,…`")
+        if name not in names:
+            hint = _suggest(name, names, "it has: ") if names else "it has no options"
+            raise UsageError(f"the drafting method `{method}` has no option `{name}`", hint)
+        if name in given:
+            raise UsageError(f"the option `{name}` is given twice in the draft `{method}:{text}`")
+        given[name] = _parse_value(method, name, value, kinds[name])
+    create(method, given)
+    return given
+
+
+def _parse_value(method: str, name: str, text: str, kind: Any) -> Any:
+    for accepted in get_args(kind) or (kind,):
+        if accepted is bool and text.lower() in ("true", "false"):
+            return text.lower() == "true"
+        if accepted is NoneType and text.lower() in ("none", "null"):
+            return None
+        if accepted in (int, float, str):
+            try:
+                return accepted(text)
+            except ValueError:
+                continue
+    raise UsageError(f"`{name}` of `{method}` must be {_kind_name(kind)}, not `{text}`")
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    for accepted in get_args(kind) or (kind,):
+        if type(value) is accepted or (accepted is float and type(value) is int):
+            return True
+    return False
+
+
+def _kind_name(kind: Any) -> str:
+    names = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", NoneType: "null"}
+    return " or ".join(names.get(accepted, str(accepted)) for accepted in get_args(kind) or (kind,))
+
+
+def _is_required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def _suggest(name: str, known: list[str], otherwise: str) -> str:
+    close = get_close_matches(name, known, n=1)
+    return f"did you mean `{close[0]}`?" if close else otherwise + ", ".join(known)

@@ -1,0 +1,89 @@
+"""What a drafter sees and gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from specdec_cli.lm.door import LM
+    from specdec_cli.sampling.params import SamplingParams
+
+
+@dataclass(slots=True)
+class DraftRow:
+    """One sequence that wants guesses.
+
+    Args:
+        handle: names the sequence; the same for all its steps.
+        context: prompt and output so far.
+        num_prompt_tokens: how many of them are the prompt.
+        k: most tokens to guess, at least 1.
+        params: the request's sampling parameters (the draft samples as the target will).
+        stop_ids: tokens that end this request (banned while fewer than min_tokens are emitted).
+        verify: the verification mode the guesses will meet: greedy, rejection, block, gumbel, exact-match, typical.
+        p_min: stop before a position whose largest q is below this; 0 never stops.
+    """
+
+    handle: int
+    context: list[int]
+    num_prompt_tokens: int
+    k: int
+    params: SamplingParams
+    stop_ids: frozenset[int]
+    verify: str
+    p_min: float
+
+
+@dataclass(slots=True)
+class Guesses:
+    """Drafted tokens of one sequence; `q` [len(tokens), V] float32 is what they were sampled from.
+
+    `q` is None for a draft without chance (n-gram, an argmax): one-hot, or where the mode does not look at q.
+    """
+
+    tokens: list[int]
+    q: Tensor | None = None
+
+
+@dataclass(slots=True)
+class Resources:
+    """What a drafter may ask for when it is loaded.
+
+    Args:
+        load_lm: loads a draft model by name or folder with the recipe's draft settings.
+        encode: text to token ids with the target's tokenizer, or None where there is no tokenizer.
+        num_tokens: V, the size of the real vocabulary; guesses and q never go beyond it.
+    """
+
+    load_lm: Callable[[str], LM]
+    encode: Callable[[str], list[int]] | None
+    num_tokens: int
+
+
+class Drafter(Protocol):
+    """One drafting method. Its file's name is its name in recipes, its dataclass fields are its options there.
+
+    Attributes:
+        max_context: longest context it can draft from, or None without a limit.
+    """
+
+    @property
+    def max_context(self) -> int | None:
+        """Longest context (guesses included) that it can read; None has no limit."""
+        ...
+
+    def load(self, resources: Resources) -> None:
+        """Make ready; called once before the first `propose`."""
+        ...
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[Guesses]:
+        """Guesses for every row, at most `row.k` each; an empty guess is fine."""
+        ...
+
+    def release(self, handle: int) -> None:
+        """Forget a sequence."""
+        ...

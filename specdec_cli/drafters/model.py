@@ -1,0 +1,159 @@
+"""A draft model: any smaller causal LM, sampled as the target will be (Leviathan et al. 2022)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from specdec_cli.drafters.contract import DraftRow, Guesses, Resources
+from specdec_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from specdec_cli.lm.door import LM
+    from specdec_cli.sampling.chain import Distribution
+
+_CHUNK = 512  # tokens of an unseen context per forward, so that a long prompt's activations stay small
+_MODES_WITH_Q = ("rejection", "block")
+
+
+@dataclass
+class Drafter:
+    """Guesses with a smaller language model, round by round over all rows.
+
+    Args:
+        model: hub id, folder or built-in name of the draft.
+    """
+
+    model: str
+
+    def __post_init__(self) -> None:
+        """Refuse an empty name."""
+        if not self.model.strip():
+            raise UsageError("`model` of the draft is empty", "name a hub id, a folder or a built-in")
+        self._loaded: LM | None = None
+        self._num_tokens = 0
+        self._num_fed: dict[int, int] = {}
+
+    @property
+    def _lm(self) -> LM:
+        assert self._loaded is not None, "a drafter is loaded before it drafts"
+        return self._loaded
+
+    @property
+    def max_context(self) -> int | None:
+        """Longest context that the draft model reads."""
+        return self._lm.max_context
+
+    def load(self, resources: Resources) -> None:
+        """Load the draft model.
+
+        Raises:
+            UsageError: it scores fewer tokens than the target's tokenizer has.
+        """
+        self._loaded = resources.load_lm(self.model)
+        self._num_tokens = resources.num_tokens
+        if self._lm.vocab_size < self._num_tokens:
+            message = f"the draft `{self.model}` scores {self._lm.vocab_size} tokens, the target has {self._num_tokens}"
+            raise UsageError(message, "choose a draft with the target's tokenizer")
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[Guesses]:
+        """Up to k tokens per row: round j scores one position of every row that still drafts."""
+        drafts = [_Draft(row, place) for place, row in enumerate(rows)]
+        self._feed_long_contexts([draft for draft in drafts if draft.wants_more(self._lm.max_context)])
+        offset = 0
+        while active := [draft for draft in drafts if draft.wants_more(self._lm.max_context)]:
+            q = self._score(active)
+            _stop_unsure(active, q)
+            self._sample(active, q, offset)
+            offset += 1
+        return [draft.guesses() for draft in drafts]
+
+    def release(self, handle: int) -> None:
+        """Forget a sequence, and have the draft model forget it."""
+        self._num_fed.pop(handle, None)
+        if self._loaded is not None:
+            self._loaded.release(handle)
+
+    def _feed_long_contexts(self, drafts: Sequence[_Draft]) -> None:
+        """Fill the cache chunk by chunk until at most one chunk of each context is unseen."""
+        from specdec_cli.lm.door import Row
+
+        fed = self._num_fed
+        while long := [d.row for d in drafts if len(d.row.context) - fed.get(d.row.handle, 0) > _CHUNK]:
+            for row in long:
+                fed[row.handle] = fed.get(row.handle, 0) + _CHUNK
+            self._lm.score([Row(row.handle, row.context[: fed[row.handle]], num_logits=0) for row in long])
+        for draft in drafts:
+            fed[draft.row.handle] = len(draft.row.context)
+
+    def _score(self, drafts: Sequence[_Draft]) -> Distribution:
+        """The draft's distribution q after each row's context and its tokens drafted so far."""
+        from specdec_cli.lm.door import Row
+        from specdec_cli.sampling.chain import ChainRow, LogitsError, distribution
+
+        contexts = [draft.row.context + draft.tokens for draft in drafts]
+        logits = self._lm.score([Row(d.row.handle, c, num_logits=1) for d, c in zip(drafts, contexts, strict=True)])
+        chain = [
+            ChainRow(d.row.params, c, d.row.num_prompt_tokens, (), d.row.stop_ids)
+            for d, c in zip(drafts, contexts, strict=True)
+        ]
+        try:
+            return distribution(logits, chain, self._num_tokens)
+        except LogitsError as error:
+            message = f"the draft `{self.model}`: {error.message}"
+            raise LogitsError(message, drafts[error.row].place, error.hint) from error
+
+    def _sample(self, drafts: Sequence[_Draft], q: Distribution, offset: int) -> None:
+        """Draw every row's next token and keep it, with its q, where the row still drafts.
+
+        Noise is keyed and has no state: a draw that is not kept changes no other.
+        """
+        from specdec_cli.sampling.draft import draft_tokens
+
+        if all(draft.is_done for draft in drafts):
+            return
+        rows = [draft.row for draft in drafts]
+        tokens = draft_tokens(
+            q, [row.params for row in rows], [row.verify for row in rows], [len(row.context) for row in rows], offset
+        )
+        for i, (draft, token) in enumerate(zip(drafts, tokens, strict=True)):
+            if not draft.is_done:
+                draft.tokens.append(token)
+                if draft.needs_q:
+                    draft.q.append(q.dense()[i])
+
+
+def _stop_unsure(drafts: Sequence[_Draft], q: Distribution) -> None:
+    """End rows whose largest q is below their p_min; before the draw, as deciding on a drawn token's q is biased."""
+    if any(draft.row.p_min > 0 for draft in drafts):
+        for draft, confidence in zip(drafts, q.confidence().tolist(), strict=True):
+            draft.is_done = confidence < draft.row.p_min
+
+
+@dataclass(slots=True)
+class _Draft:
+    """One row's guess as it grows; `q` holds one [V] float32 per token where verification looks at it."""
+
+    row: DraftRow
+    place: int
+    tokens: list[int] = field(default_factory=list)
+    q: list[Tensor] = field(default_factory=list)
+    is_done: bool = False
+
+    @property
+    def needs_q(self) -> bool:
+        return self.row.verify in _MODES_WITH_Q and self.row.params.temperature > 0
+
+    def wants_more(self, max_context: int) -> bool:
+        """Whether another token is wanted and the draft model can read all that stands before it."""
+        num_context = len(self.row.context) + len(self.tokens)
+        return not self.is_done and len(self.tokens) < self.row.k and num_context <= max_context
+
+    def guesses(self) -> Guesses:
+        """The guess, its q stacked to [len(tokens), V]."""
+        import torch
+
+        return Guesses(self.tokens, torch.stack(self.q) if self.q else None)

@@ -1,0 +1,1 @@
+"""The engine: the step, sequences, the scheduler, verification."""

@@ -1,0 +1,187 @@
+"""An engine from a recipe or from two model names: load, compare tokenizers, share out the KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from specdec_cli import drafters
+from specdec_cli.drafters.contract import Drafter, Resources
+from specdec_cli.engine.engine import Engine, EngineOptions
+from specdec_cli.errors import RunError, UsageError
+from specdec_cli.lm.load import load_lm, load_tokenizer
+from specdec_cli.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from specdec_cli.lm.door import LM
+    from specdec_cli.lm.transformers_lm import TransformersLM
+    from specdec_cli.recipe.schema import Recipe
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """How one model is loaded: revision, dtype and device, as load_lm takes them."""
+
+    revision: str | None = None
+    dtype: str = "auto"
+    device: str = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSettings:
+    """Everything about loading that target and draft share.
+
+    Args:
+        max_model_len: a context limit below the target's own; None takes the model's.
+        block_size: tokens of a KV block.
+        kv_cache_bytes: memory for the target's KV cache; None takes half of what is free.
+        trust_remote_code: run code that comes with a checkpoint.
+        progress: told in words what is being loaded.
+    """
+
+    target: ModelSettings = field(default_factory=ModelSettings)
+    draft: ModelSettings = field(default_factory=ModelSettings)
+    max_model_len: int | None = None
+    block_size: int = 16
+    kv_cache_bytes: int | None = None
+    trust_remote_code: bool = False
+    progress: Progress | None = None
+
+
+def load_engine(
+    target: str,
+    draft: str | Mapping[str, Any] | None,
+    *,
+    options: EngineOptions | None = None,
+    settings: LoadSettings | None = None,
+    **changes: Any,
+) -> Engine:
+    """Load a target and a draft.
+
+    Args:
+        target: hub id, local folder or built-in name.
+        draft: a draft spec (`--draft`), a mapping with `model` or `method`, or None for no draft.
+        options: how the engine speculates and batches.
+        settings: how models are loaded.
+        changes: fields of EngineOptions, for short calls (`num_speculative_tokens=3`).
+
+    Raises:
+        UsageError: tokenizers that differ, an unknown method or option.
+        RunError: a model that does not load.
+    """
+    settings = settings or LoadSettings()
+    options = options or EngineOptions(**changes)
+    fields = _draft_fields(draft)
+    say = settings.progress or (lambda _: None)
+    say(f"loading tokenizer of {target}")
+    tokenizer = Tokenizer(
+        load_tokenizer(target, revision=settings.target.revision, trust_remote_code=settings.trust_remote_code)
+    )
+    if "model" in fields:
+        _check_tokenizers(tokenizer, target, fields["model"], settings)
+    say(f"loading target {target}")
+    lm = _load(target, settings.target, settings, options)
+    drafter = _make_drafter(fields)
+    drafter.load(_resources(lm, tokenizer, settings, options, say))
+    return Engine(lm, drafter, tokenizer, options, eos_token_ids=lm.eos_token_ids)
+
+
+def engine_from_recipe(
+    recipe: Recipe,
+    *,
+    trust_remote_code: bool = False,
+    progress: Progress | None = None,
+) -> Engine:
+    """Load the engine that a resolved recipe describes."""
+    return load_engine(
+        recipe.target.model,
+        recipe.draft_fields(),
+        options=engine_options(recipe),
+        settings=LoadSettings(
+            target=_model_settings(recipe.target),
+            draft=_model_settings(recipe.draft),
+            max_model_len=recipe.engine.max_model_len,
+            block_size=recipe.engine.kv_block_size,
+            kv_cache_bytes=recipe.engine.kv_cache_bytes(),
+            trust_remote_code=trust_remote_code,
+            progress=progress,
+        ),
+    )
+
+
+def _draft_fields(draft: str | Mapping[str, Any] | None) -> dict[str, Any]:
+    if draft is None:
+        return {"method": "none"}
+    return drafters.parse_spec(draft) if isinstance(draft, str) else dict(draft)
+
+
+def _check_tokenizers(tokenizer: Tokenizer, target: str, draft: str, settings: LoadSettings) -> None:
+    """Refuse a draft whose tokenizer differs: its guesses would mean other text."""
+    other = Tokenizer(
+        load_tokenizer(draft, revision=settings.draft.revision, trust_remote_code=settings.trust_remote_code)
+    )
+    overlap = tokenizer.compare(other)
+    if not overlap.equal:
+        raise UsageError(
+            f"the tokenizers of target `{target}` and draft `{draft}` differ: {overlap.reason}",
+            "choose a draft of the same family, or `--draft ngram`, which needs no tokenizer of its own",
+        )
+
+
+def _load(name: str, model: ModelSettings, settings: LoadSettings, options: EngineOptions) -> TransformersLM:
+    return load_lm(
+        name,
+        revision=model.revision,
+        dtype=model.dtype,
+        device=model.device,
+        trust_remote_code=settings.trust_remote_code,
+        max_num_seqs=options.max_num_seqs,
+        block_size=settings.block_size,
+        extra_tokens=options.num_speculative_tokens,
+        max_model_len=settings.max_model_len,
+        kv_cache_bytes=settings.kv_cache_bytes,
+    )
+
+
+def _make_drafter(fields: Mapping[str, Any]) -> Drafter:
+    values = dict(fields)
+    return drafters.create(values.pop("method", "model"), values)
+
+
+def _resources(
+    target: LM, tokenizer: Tokenizer, settings: LoadSettings, options: EngineOptions, say: Progress
+) -> Resources:
+    num_tokens = min(tokenizer.num_tokens, target.vocab_size)
+
+    def load_draft(name: str) -> LM:
+        say(f"loading draft {name}")
+        lm = _load(name, settings.draft, settings, options)
+        enough = options.max_num_seqs * -(-lm.max_context // lm.block_size)
+        if lm.num_blocks < min(target.num_blocks, enough):
+            raise RunError(
+                f"the draft's KV cache has room for `{lm.num_blocks * lm.block_size}` tokens, fewer than the target's",
+                "lower max_num_seqs or max_model_len",
+            )
+        return lm
+
+    return Resources(load_draft, lambda text: tokenizer.encode(text, add_special_tokens=False), num_tokens)
+
+
+def engine_options(recipe: Recipe) -> EngineOptions:
+    """The engine's options that a recipe names."""
+    speculation = recipe.speculation
+    return EngineOptions(
+        num_speculative_tokens=speculation.num_speculative_tokens,
+        verify=speculation.verify,
+        p_min=speculation.p_min if speculation.depth_policy == "confidence" else 0.0,
+        disable_by_batch_size=speculation.disable_by_batch_size,
+        max_num_seqs=recipe.engine.max_num_seqs,
+        max_num_batched_tokens=recipe.engine.max_num_batched_tokens,
+    )
+
+
+def _model_settings(model: Any) -> ModelSettings:
+    return ModelSettings(model.revision, model.dtype, model.device)

@@ -1,0 +1,154 @@
+"""Results folded from events: what `generate` returns and what every command reports per prompt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from specdec_cli.events import Event, Finished, FinishReason, SpeculativeCounts, Stepped, TokenLogprob
+
+if TYPE_CHECKING:
+    from specdec_cli.engine.engine import Engine, Prompt
+    from specdec_cli.sampling.params import SamplingParams
+
+
+@dataclass(slots=True)
+class Timing:
+    """Seconds of a request: to its first token, from there to its last, and in all."""
+
+    ttft_s: float | None = None
+    decode_s: float | None = None
+    total_s: float | None = None
+    decode_tokens_per_second: float | None = None
+
+    def as_dict(self) -> dict[str, float | None]:
+        """The JSON form."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(slots=True)
+class Output:
+    """One prompt's result."""
+
+    index: int
+    prompt: str | None
+    prompt_token_ids: list[int]
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    logprobs: list[TokenLogprob] | None = None
+    speculative: SpeculativeCounts = field(default_factory=SpeculativeCounts)
+    timing: Timing = field(default_factory=Timing)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form (INTERFACE, `outputs[]`)."""
+        document: dict[str, Any] = {
+            "index": self.index,
+            "prompt": self.prompt,
+            "text": self.text,
+            "token_ids": self.token_ids,
+            "prompt_tokens": len(self.prompt_token_ids),
+            "completion_tokens": len(self.token_ids),
+            "finish_reason": self.finish_reason,
+            "stop_reason": self.stop_reason,
+            "speculative": self.speculative.as_dict(),
+            "timing": self.timing.as_dict(),
+        }
+        if self.logprobs is not None:
+            document["logprobs"] = [
+                {"token_id": one.token_id, "logprob": one.logprob, "top": [list(pair) for pair in one.top]}
+                for one in self.logprobs
+            ]
+        return document
+
+
+@dataclass(slots=True)
+class _Clock:
+    added: float
+    first: float | None = None
+    last: float | None = None
+
+
+class Outputs:
+    """Folds an engine's events into one Output per request; clocks are read as events arrive."""
+
+    def __init__(self) -> None:
+        self.by_id: dict[int, Output] = {}
+        self.totals = SpeculativeCounts()
+        self._clocks: dict[int, _Clock] = {}
+
+    def add(
+        self,
+        engine: Engine,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        num_speculative_tokens: int | None = None,
+        index: int | None = None,
+    ) -> int:
+        """Queue a request on the engine and collect its events from now on; returns its id."""
+        tokens = engine.encode(prompt)
+        sequence_id = engine.add(tokens, params, num_speculative_tokens)
+        text = prompt if isinstance(prompt, str) else engine.tokenizer.decode(tokens) if engine.tokenizer else None
+        output = Output(len(self.by_id) if index is None else index, text, list(tokens))
+        if params is not None and params.logprobs is not None:
+            output.logprobs = []
+        self.by_id[sequence_id] = output
+        self._clocks[sequence_id] = _Clock(perf_counter())
+        return sequence_id
+
+    def observe(self, event: Event) -> None:
+        """Fold one event."""
+        if isinstance(event, Stepped):
+            self._observe_step(event)
+        elif isinstance(event, Finished) and event.sequence_id in self.by_id:
+            self._observe_end(event)
+
+    def finished(self) -> list[Output]:
+        """All outputs in the order they were added."""
+        return list(self.by_id.values())
+
+    def timing(self) -> Timing:
+        """All requests as one: from the first one queued to the last token; its rate counts every decoded token."""
+        clocks = [clock for clock in self._clocks.values() if clock.last is not None]
+        if not clocks:
+            return Timing()
+        first = min(clock.first for clock in clocks if clock.first is not None)
+        last = max(clock.last for clock in clocks if clock.last is not None)
+        begin = min(clock.added for clock in clocks)
+        num = sum(max(len(output.token_ids) - 1, 0) for output in self.by_id.values())
+        return _timing(begin, first, last, num)
+
+    def _observe_step(self, event: Stepped) -> None:
+        now = perf_counter()
+        if not all(emitted.from_prefill for emitted in event.emitted):
+            self.totals.add_seconds(event)
+        share = 1 / len(event.emitted) if event.emitted else 0.0
+        for emitted in event.emitted:
+            self.totals.add(emitted)
+            output, clock = self.by_id.get(emitted.sequence_id), self._clocks.get(emitted.sequence_id)
+            if output is None or clock is None:
+                continue
+            output.token_ids += emitted.tokens
+            output.text += emitted.text
+            if output.logprobs is not None:
+                output.logprobs += emitted.logprobs
+            output.speculative.add(emitted)
+            if not emitted.from_prefill:
+                output.speculative.add_seconds(event, share)
+            clock.first = clock.first or now
+            clock.last = now
+
+    def _observe_end(self, event: Finished) -> None:
+        output, clock = self.by_id[event.sequence_id], self._clocks[event.sequence_id]
+        output.text += event.text
+        output.finish_reason, output.stop_reason = event.finish_reason, event.stop_reason
+        if clock.first is not None and clock.last is not None:
+            output.timing = _timing(clock.added, clock.first, clock.last, len(output.token_ids) - 1)
+
+
+def _timing(begin: float, first: float, last: float, num_decoded: int) -> Timing:
+    decode = last - first
+    rate = num_decoded / decode if num_decoded and decode > 0 else None
+    return Timing(first - begin, decode, last - begin, rate)

@@ -1,0 +1,111 @@
+"""One request while it runs: its tokens, its rules for ending, and what a step gives it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from specdec_cli.events import Emitted, FinishReason, TokenLogprob
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Items
+
+    from specdec_cli.sampling.params import SamplingParams
+    from specdec_cli.text.stream import TextStream
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A request that the engine decodes.
+
+    Args:
+        id: the engine's name for it, also its handle in the LM and the drafter.
+        tokens: prompt and output so far; the LM has read all but the last of them once `num_computed` says so.
+        num_prompt_tokens: how many of `tokens` are the prompt.
+        params: its sampling parameters.
+        stop_ids: tokens that end it.
+        verify: its verification mode, resolved.
+        k: most tokens to draft for it in one step.
+        max_tokens: longest `tokens` may grow (the context limit, or prompt + max_new_tokens).
+        text: turns tokens into text and finds stop strings; None without a tokenizer.
+    """
+
+    id: int
+    tokens: list[int]
+    num_prompt_tokens: int
+    params: SamplingParams
+    stop_ids: frozenset[int]
+    verify: str
+    k: int
+    max_tokens: int
+    text: TextStream | None
+    num_computed: int = 0
+    warned_of_draft_limit: bool = False
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    tail: str = field(default="", repr=False)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens emitted so far."""
+        return len(self.tokens) - self.num_prompt_tokens
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether its first token is still to come."""
+        return len(self.tokens) == self.num_prompt_tokens
+
+    @property
+    def room(self) -> int:
+        """Tokens that it may still emit."""
+        return self.max_tokens - len(self.tokens)
+
+    def extend(self, drafted: Items[int], num_accepted: int, own: int, logprobs: Items[TokenLogprob]) -> Emitted:
+        """Take a step's accepted tokens and the target's own one, cut where the request ends.
+
+        Args:
+            drafted: the drafted tokens of this step.
+            num_accepted: how many of them the target accepted.
+            own: the target's own next token after those.
+            logprobs: one for each of the accepted tokens and the own one, or none.
+        """
+        from_prefill = self.is_prefilling
+        tokens = [*drafted[:num_accepted], own]
+        tokens = self._cut_at_token(tokens)
+        text, num_kept = self._feed_text(tokens)
+        del tokens[num_kept:]
+        self.tokens += tokens
+        self.num_computed = len(self.tokens) - 1
+        if self.finish_reason is not None and self.text is not None:
+            self.tail = self.text.finish()
+        return Emitted(
+            sequence_id=self.id,
+            tokens=tuple(tokens),
+            text=text,
+            num_drafted=len(drafted),
+            num_accepted=min(num_accepted, len(tokens)),
+            from_prefill=from_prefill,
+            logprobs=tuple(logprobs[: len(tokens)]),
+        )
+
+    def _cut_at_token(self, tokens: list[int]) -> list[int]:
+        """Tokens up to the first that ends the request, which stays among them."""
+        for i, token in enumerate(tokens[: self.room]):
+            if token in self.stop_ids:
+                self.finish_reason, self.stop_reason = "stop", token
+                return tokens[: i + 1]
+        if len(tokens) >= self.room:
+            self.finish_reason = "length"
+        return tokens[: self.room]
+
+    def _feed_text(self, tokens: list[int]) -> tuple[str, int]:
+        """Text released by tokens, and how many of them are kept: a stop string cuts those after it."""
+        if self.text is None:
+            return "", len(tokens)
+        visible = tokens[:-1] if self.finish_reason == "stop" else tokens
+        num_unstoppable = max(0, self.params.min_tokens - 1 - self.num_output_tokens)
+        released = self.text.feed(visible, num_unstoppable)
+        if released.stop is None:
+            return released.text, len(tokens)
+        self.finish_reason, self.stop_reason = "stop", released.stop
+        return released.text, released.num_kept

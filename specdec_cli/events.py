@@ -1,0 +1,168 @@
+"""What the engine tells its observers, and the counts that every statistic follows from.
+
+The engine yields events and prints nothing; commands, meters and the server consume the same ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log-probability (nats) of an emitted token under the target, and of the best alternatives."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Emitted:
+    """What one step gave one sequence.
+
+    `tokens[:num_accepted]` were drafted and accepted; a token after them is the target's own. Tokens cut by a stop
+    or a length are not in here. `num_drafted` counts what was drafted and verified, cut or not.
+    """
+
+    sequence_id: int
+    tokens: tuple[int, ...]
+    text: str
+    num_drafted: int
+    num_accepted: int
+    from_prefill: bool
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """One step of the engine: a forward over all running sequences, and where its time went."""
+
+    emitted: tuple[Emitted, ...]
+    num_running: int
+    num_waiting: int
+    num_prefill_tokens: int
+    draft_seconds: float
+    verify_seconds: float
+    overhead_seconds: float
+    num_blocks_used: int
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A sequence ended. `text` is the tail that streaming had held back (already cropped at a stop string)."""
+
+    sequence_id: int
+    finish_reason: FinishReason
+    stop_reason: int | str | None
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Noticed:
+    """Something a person should know, said once: for example that the draft's context limit was passed."""
+
+    sequence_id: int | None
+    message: str
+
+
+Event = Stepped | Finished | Noticed
+
+
+def _ratio(numerator: float, denominator: float) -> float | None:
+    return numerator / denominator if denominator else None
+
+
+@dataclass(slots=True)
+class SpeculativeCounts:
+    """Counts over decode steps, from which every acceptance statistic follows (INTERFACE, `stats`).
+
+    `drafted_at_least[i]` counts steps that verified more than i drafted tokens, `accepted_at_least[i]` those that
+    accepted more than i of them, `reached[i]` those that verified more than i and accepted at least i, and
+    `histogram[a]` those that accepted exactly a of at least one drafted token.
+    """
+
+    num_steps: int = 0
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_emitted_tokens: int = 0
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    overhead_seconds: float = 0.0
+    drafted_at_least: list[int] = field(default_factory=list)
+    accepted_at_least: list[int] = field(default_factory=list)
+    reached: list[int] = field(default_factory=list)
+    histogram: list[int] = field(default_factory=list)
+
+    def add(self, emitted: Emitted) -> None:
+        """Count what a step gave a sequence; the first token, which prefill gives, belongs to no step."""
+        if emitted.from_prefill:
+            return
+        self.num_steps += 1
+        self.num_emitted_tokens += len(emitted.tokens)
+        if not emitted.num_drafted:
+            return
+        self.num_drafts += 1
+        self.num_draft_tokens += emitted.num_drafted
+        self.num_accepted_tokens += emitted.num_accepted
+        missing = emitted.num_drafted - len(self.drafted_at_least)
+        if missing > 0:
+            self.drafted_at_least += [0] * missing
+            self.accepted_at_least += [0] * missing
+            self.reached += [0] * missing
+        self.histogram += [0] * (emitted.num_drafted + 1 - len(self.histogram))
+        for i in range(emitted.num_drafted):
+            self.drafted_at_least[i] += 1
+        for i in range(emitted.num_accepted):
+            self.accepted_at_least[i] += 1
+        for i in range(min(emitted.num_accepted + 1, emitted.num_drafted)):
+            self.reached[i] += 1
+        self.histogram[emitted.num_accepted] += 1
+
+    def add_seconds(self, stepped: Stepped, share: float = 1.0) -> None:
+        """Add a step's time, or a sequence's share of it."""
+        self.draft_seconds += stepped.draft_seconds * share
+        self.verify_seconds += stepped.verify_seconds * share
+        self.overhead_seconds += stepped.overhead_seconds * share
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Accepted over drafted tokens; None when nothing was drafted."""
+        return _ratio(self.num_accepted_tokens, self.num_draft_tokens)
+
+    @property
+    def acceptance_length(self) -> float | None:
+        """1 + accepted tokens per drafting step; None when nothing was drafted."""
+        return 1 + self.num_accepted_tokens / self.num_drafts if self.num_drafts else None
+
+    @property
+    def per_position_acceptance_rates(self) -> list[float | None]:
+        """P(accepted >= i | drafted >= i) for i = 1..k."""
+        return [_ratio(a, d) for a, d in zip(self.accepted_at_least, self.drafted_at_least, strict=True)]
+
+    @property
+    def conditional_acceptance_rates(self) -> list[float | None]:
+        """P(accepted >= i | accepted >= i-1, drafted >= i) for i = 1..k."""
+        return [_ratio(a, r) for a, r in zip(self.accepted_at_least, self.reached, strict=True)]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form of INTERFACE's `stats`."""
+        return {
+            "num_drafts": self.num_drafts,
+            "num_draft_tokens": self.num_draft_tokens,
+            "num_accepted_tokens": self.num_accepted_tokens,
+            "num_emitted_tokens": self.num_emitted_tokens,
+            "acceptance_rate": self.acceptance_rate,
+            "acceptance_length": self.acceptance_length,
+            "per_position_acceptance_rates": self.per_position_acceptance_rates,
+            "conditional_acceptance_rates": self.conditional_acceptance_rates,
+            "acceptance_histogram": self.histogram,
+            "draft_seconds": self.draft_seconds,
+            "verify_seconds": self.verify_seconds,
+            "overhead_seconds": self.overhead_seconds,
+        }

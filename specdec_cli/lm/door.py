@@ -1,0 +1,57 @@
+"""The LM's door: whole contexts in, logits out. The cache behind it is a function of the context."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(slots=True)
+class Row:
+    """One sequence of a forward.
+
+    Args:
+        handle: names the sequence in this LM; a new one starts empty.
+        context: every token so far, drafted ones included. The LM keeps the common prefix that it holds for the
+            handle, discards the rest and feeds what is missing.
+        num_logits: logits are wanted for the last `num_logits` positions; 0 only fills the cache (a prompt's chunk).
+    """
+
+    handle: int
+    context: Sequence[int]
+    num_logits: int
+
+
+class LM(Protocol):
+    """A causal language model.
+
+    Attributes:
+        name: what a person calls it.
+        vocab_size: V, the width of its logits (padding of the vocabulary included).
+        max_context: most tokens of context that it takes.
+        num_blocks: blocks of KV cache in all.
+        block_size: tokens in a block.
+    """
+
+    name: str
+    vocab_size: int
+    max_context: int
+    num_blocks: int
+    block_size: int
+
+    def score(self, rows: Sequence[Row]) -> Tensor:
+        """Logits [sum of num_logits, V] float32, rows one after another, each row's positions in order."""
+        ...
+
+    def release(self, handle: int) -> None:
+        """Forget a sequence and give its blocks back; unknown handles are fine."""
+        ...
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that no sequence holds."""
+        ...

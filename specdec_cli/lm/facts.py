@@ -1,0 +1,206 @@
+"""What is known of a model before its weights are read: limits, end tokens, memory. Nothing large is fetched."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import constants, snapshot_download
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM
+
+from specdec_cli.errors import RunError, SpecdecError
+from specdec_cli.lm import load
+from specdec_cli.lm.transformers_lm import _max_context
+
+_SMALL_FILES = ["*.json", "*.model", "*.txt", "*.jinja"]
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """A model by its configuration and its files' headers.
+
+    Args:
+        name: what a person calls it.
+        architecture: for example `llama`.
+        dtype: what it would run in: float32, bfloat16 or float16.
+        max_context: its own context limit, in tokens.
+        embedding_size: width of its logits, padding included.
+        num_parameters: weights, each counted once as the files or the configuration have them.
+        weights_bytes: memory for them in `dtype`.
+        weights_counted_in: `safetensors headers`, or `configuration` where the weights are not here.
+        kv_bytes_per_token: keys and values of one token in all layers.
+        eos_token_ids: tokens that end a text.
+        is_mixture_of_experts: whether tokens take different weights.
+        is_complete: whether the weights are on this machine.
+    """
+
+    name: str
+    architecture: str
+    dtype: str
+    max_context: int
+    embedding_size: int
+    num_parameters: int
+    weights_bytes: int
+    weights_counted_in: str
+    kv_bytes_per_token: int
+    eos_token_ids: tuple[int, ...]
+    is_mixture_of_experts: bool
+    is_complete: bool
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return asdict(self)
+
+
+def describe(
+    name: str, *, revision: str | None = None, dtype: str = "auto", trust_remote_code: bool = False
+) -> ModelFacts:
+    """Read a model's configuration and headers, and refuse it by name if the engine would.
+
+    Raises:
+        UsageError: an architecture that cannot be a target or a draft.
+        RunError: no such model, or files that are broken.
+    """
+    folder = small_files(name, revision, trust_remote_code)
+    with load._quiet(), load._clear_errors(name):
+        config = load._config(name, folder, trust_remote_code)
+        load._check_architecture(name, config, trust_remote_code)
+        is_complete = _has_weights(name, folder)
+        counted = _count_in_headers(folder) if is_complete else _count_in_configuration(config, trust_remote_code)
+        text = config.get_text_config()
+        kind = _dtype(dtype, config, folder if is_complete else None)
+        width = getattr(torch, kind).itemsize
+        return ModelFacts(
+            name=name,
+            architecture=config.model_type,
+            dtype=kind,
+            max_context=_max_context(text, None),
+            embedding_size=int(text.vocab_size),
+            num_parameters=counted,
+            weights_bytes=counted * width,
+            weights_counted_in="safetensors headers" if is_complete else "configuration",
+            kv_bytes_per_token=_kv_numbers_per_token(text) * width,
+            eos_token_ids=_eos_token_ids(folder, config),
+            is_mixture_of_experts=any((getattr(text, key, None) or 0) > 1 for key in _EXPERTS),
+            is_complete=is_complete,
+        )
+
+
+def describe_tokenizer(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
+    """A model's transformers tokenizer, without its weights.
+
+    Raises:
+        RunError: there is none, or it is broken.
+    """
+    folder = small_files(name, revision, trust_remote_code)
+    return load.load_tokenizer(str(folder), trust_remote_code=trust_remote_code)
+
+
+def small_files(name: str, revision: str | None, trust_remote_code: bool) -> Path:
+    """The folder of a model; of a hub id only the files beside the weights are fetched.
+
+    Raises:
+        RunError: no such folder, and no hub that has it.
+    """
+    is_local = name.startswith("builtin:") or Path(name).expanduser().exists()
+    if is_local or "/" not in name or name.startswith((".", "/", "~")):
+        return load._model_folder(name, revision, trust_remote_code)
+    patterns = [*_SMALL_FILES, *(["*.py"] if trust_remote_code else [])]
+    try:
+        return Path(
+            snapshot_download(
+                name,
+                revision=revision,
+                allow_patterns=patterns,
+                ignore_patterns=["original/*", "onnx/*"],
+                etag_timeout=5,
+                local_files_only=constants.HF_HUB_OFFLINE,
+            )
+        )
+    except Exception as error:
+        raise RunError(
+            f"model `{name}` is neither a folder nor in the local hub cache, and no hub could be asked: "
+            f"{load._first_line(error)}",
+            "give a local folder, or download the model first",
+        ) from error
+
+
+def _has_weights(name: str, folder: Path) -> bool:
+    """Whether the weights are here whole; a local folder must have them, a hub id's may be fetched later.
+
+    Raises:
+        RunError: a local folder's are missing or broken.
+    """
+    try:
+        load._check_weights(name, folder)
+    except SpecdecError:
+        if name.startswith("builtin:") or Path(name).expanduser().is_dir():
+            raise
+        return False
+    return True
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    if (folder / "model.safetensors").is_file():
+        return [folder / "model.safetensors"]
+    index = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))
+    return [folder / file for file in sorted(set(index["weight_map"].values()))]
+
+
+def _count_in_headers(folder: Path) -> int:
+    """Numbers in the safetensors files, from their headers alone."""
+    total = 0
+    for path in _weight_files(folder):
+        with safe_open(path, framework="pt") as file:
+            total += sum(math.prod(file.get_slice(key).get_shape()) for key in file.keys())  # noqa: SIM118 (no mapping)
+    return total
+
+
+def _count_in_configuration(config: Any, trust_remote_code: bool) -> int:
+    """Parameters of a model built without memory for them."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    return sum(parameter.numel() for parameter in {id(p): p for p in model.parameters()}.values())
+
+
+def _dtype(wanted: str, config: Any, folder: Path | None) -> str:
+    """The dtype it would run in; `auto` is the configuration's, else that of the first weights, else float32."""
+    if wanted != "auto":
+        return wanted
+    given = getattr(config, "dtype", None) or getattr(config.get_text_config(), "dtype", None)
+    if given is None and folder is not None:
+        with safe_open(_weight_files(folder)[0], framework="pt") as file:
+            given = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}.get(
+                file.get_slice(next(iter(file.keys()))).get_dtype()
+            )
+    name = str(given or "float32").removeprefix("torch.")
+    return name if name in load.DTYPES else "float32"
+
+
+def _kv_numbers_per_token(config: Any) -> int:
+    """Numbers that all layers keep for a token: keys and values of every key head."""
+    num_heads = config.num_attention_heads
+    latent = getattr(config, "qk_rope_head_dim", None)
+    if latent and getattr(config, "v_head_dim", None):
+        return int(config.num_hidden_layers * num_heads * (config.qk_nope_head_dim + latent + config.v_head_dim))
+    num_key_heads = getattr(config, "num_key_value_heads", None) or num_heads
+    if getattr(config, "multi_query", False) and not getattr(config, "new_decoder_architecture", False):
+        num_key_heads = 1
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // num_heads
+    return int(config.num_hidden_layers * 2 * num_key_heads * head_size)
+
+
+def _eos_token_ids(folder: Path, config: Any) -> tuple[int, ...]:
+    """Tokens that end a text, by the generation configuration, else by the model's."""
+    path = folder / "generation_config.json"
+    given = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id") if path.is_file() else None
+    for eos in (given, getattr(config, "eos_token_id", None), getattr(config.get_text_config(), "eos_token_id", None)):
+        if eos is not None:
+            return tuple(eos) if isinstance(eos, list | tuple) else (int(eos),)
+    return ()

@@ -1,0 +1,355 @@
+"""A transformers model behind the LM's door: packed forwards over a block cache that follows the contexts."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+import torch
+from torch import Tensor
+
+from specdec_cli.errors import RunError, UsageError
+from specdec_cli.lm.attention import NAME, RowMasks, causal
+from specdec_cli.lm.blocks import BlockPool
+from specdec_cli.lm.cache import KEY_GRAIN, BlockCache, Layout, Span
+from specdec_cli.lm.door import Row
+
+
+@dataclass(slots=True)
+class _Held:
+    """What the cache holds of one sequence."""
+
+    tokens: list[int] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)
+    in_one_piece: bool = True
+    is_long: bool = False
+
+    def common_prefix(self, context: list[int], limit: int) -> int:
+        """How many first tokens of the context are cached, at most `limit`."""
+        length = min(len(self.tokens), limit)
+        if self.tokens[:length] == context[:length]:
+            return length
+        return next(i for i in range(length) if self.tokens[i] != context[i])
+
+
+@dataclass(slots=True)
+class _Feed:
+    """One row's part of a forward: tokens from `keep` on, the last `num_logits` of which want logits."""
+
+    held: _Held
+    context: list[int]
+    keep: int
+    num_logits: int
+
+
+class TransformersLM:
+    """A causal LM of transformers, as `lm.door.LM` describes it.
+
+    Args:
+        model: a transformers causal LM, in evaluation mode, its attention set as `attention_for` says.
+        name: what a person calls it.
+        eos_token_ids: tokens that end a text.
+        max_num_seqs: sequences that the cache should have room for.
+        max_model_len: a shorter context limit than the model's own, or None.
+        block_size: tokens in a block.
+        kv_cache_bytes: most memory for keys and values; None is half of what is free.
+        extra_tokens: room beyond the context limit for each sequence, for drafted tokens.
+
+    Raises:
+        UsageError: the architecture cannot run on a block cache.
+        RunError: there is no memory for one block per sequence.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        name: str,
+        *,
+        eos_token_ids: tuple[int, ...] = (),
+        max_num_seqs: int = 8,
+        max_model_len: int | None = None,
+        block_size: int = 16,
+        kv_cache_bytes: int | None = None,
+        extra_tokens: int = 16,
+    ) -> None:
+        self.name = name
+        self.model = model
+        self.config = model.config
+        self.eos_token_ids = eos_token_ids
+        self.block_size = block_size
+        self.dtype: torch.dtype = model.dtype
+        self.device: torch.device = model.device
+        self.weight_bytes = sum(p.numel() * p.element_size() for p in {id(p): p for p in model.parameters()}.values())
+        text_config = model.config.get_text_config()
+        self.max_context = _max_context(text_config, max_model_len)
+        # Long rope has two sets of frequencies and switches at this length (Phi-3); keys of the one are of no use
+        # to the other.
+        self._short_context = _long_rope_threshold(text_config)
+        self._bitwise = self.device.type == "cpu" and self.dtype != torch.float32
+        self._contiguous = text_config._attn_implementation != NAME
+        self._packed_bitwise = self._bitwise and not self._contiguous
+        self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._held: dict[int, _Held] = {}
+        probe = self._probe()
+        self.vocab_size: int = probe[1]
+        self.kv_bytes_per_token: int = probe[0]
+        self.num_blocks = self._affordable_blocks(max_num_seqs, extra_tokens, kv_cache_bytes)
+        self._pool = BlockPool(self.num_blocks)
+        self._cache = BlockCache(self.num_blocks * block_size + KEY_GRAIN, self._contiguous)
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that no sequence holds."""
+        return self._pool.num_free
+
+    def release(self, handle: int) -> None:
+        """Forget a sequence and give its blocks back; unknown handles are fine."""
+        held = self._held.pop(handle, None)
+        if held is not None:
+            self._pool.free(held.blocks)
+
+    def check_integrity(self) -> None:
+        """Assert that blocks free + used = total, that none is shared, and that each sequence holds what it needs."""
+        self._pool.check([block for held in self._held.values() for block in held.blocks])
+        for handle, held in self._held.items():
+            needed = -(-len(held.tokens) // self.block_size)
+            assert len(held.blocks) == needed, f"sequence {handle} holds {len(held.blocks)} blocks, needs {needed}"
+
+    def score(self, rows: Sequence[Row]) -> Tensor:
+        """Logits [sum of num_logits, V] float32, rows one after another, each row's positions in order.
+
+        Raises:
+            RunError: the cache has too few free blocks.
+        """
+        assert len({row.handle for row in rows}) == len(rows), "a sequence stands in two rows of one forward"
+        for row in rows:
+            assert 0 <= row.num_logits <= len(row.context), "more logits wanted than there are tokens"
+            assert len(row.context) <= self.max_context, "a context is longer than the model takes"
+        threshold = self._short_context
+        if threshold is None or all(len(row.context) <= threshold for row in rows):
+            return self._score(rows, is_long=False)
+        return self._score_both_sides(rows, threshold)
+
+    def _score_both_sides(self, rows: Sequence[Row], threshold: int) -> Tensor:
+        """Long rope: positions up to the threshold with the short frequencies, later ones with the long."""
+        num_short = [max(0, threshold - (len(row.context) - row.num_logits)) for row in rows]
+        num_short = [min(short, row.num_logits) for short, row in zip(num_short, rows, strict=True)]
+        short_rows = [
+            Row(row.handle, row.context[:threshold], short)
+            for row, short in zip(rows, num_short, strict=True)
+            if short or len(row.context) <= threshold
+        ]
+        long_rows = [
+            Row(row.handle, row.context, row.num_logits - short)
+            for row, short in zip(rows, num_short, strict=True)
+            if len(row.context) > threshold
+        ]
+        parts = {}
+        for is_long, some_rows in ((False, short_rows), (True, long_rows)):
+            if some_rows:
+                logits = self._score(some_rows, is_long).split([row.num_logits for row in some_rows])
+                parts.update({(row.handle, is_long): part for row, part in zip(some_rows, logits, strict=True)})
+        return torch.cat([parts[key] for row in rows for key in ((row.handle, False), (row.handle, True)) if key in parts])
+
+    def _score(self, rows: Sequence[Row], is_long: bool) -> Tensor:
+        feeds = self._admit(rows, is_long)
+        tokens, layout, wanted = self._lay_out(feeds)
+        if not tokens:
+            return torch.empty(0, self.vocab_size, device=self.device)
+        logits = self._forward(self._cache, tokens, layout, wanted)
+        for feed in feeds:
+            feed.held.tokens = feed.context
+        used = sum(len(held.blocks) for held in self._held.values())
+        assert self._pool.num_free + used == self.num_blocks, "free + used blocks differ from the total"
+        return logits
+
+    def _admit(self, rows: Sequence[Row], is_long: bool) -> list[_Feed]:
+        """Cut each row's cache back to what its context shares with it, and reserve blocks for the rest."""
+        feeds = []
+        for row in rows:
+            held = self._held.setdefault(row.handle, _Held())
+            context = list(row.context)
+            keep = held.common_prefix(context, len(context) - row.num_logits) if held.is_long == is_long else 0
+            held.is_long = is_long
+            self._truncate(held, keep)
+            feeds.append(_Feed(held, context, keep, row.num_logits))
+        missing = [-(-len(feed.context) // self.block_size) - len(feed.held.blocks) for feed in feeds]
+        if sum(missing) > self._pool.num_free:
+            raise RunError(
+                f"the KV cache of `{self.name}` is full: {sum(missing)} blocks wanted, {self._pool.num_free} free",
+                "run fewer sequences together, or give the cache more memory",
+            )
+        for feed, count in zip(feeds, missing, strict=True):
+            if count:
+                blocks = feed.held.blocks
+                blocks += self._pool.allocate(count, after=blocks[-1] if blocks else None)
+                feed.held.in_one_piece = all(b == blocks[0] + i for i, b in enumerate(blocks))
+        return feeds
+
+    def _truncate(self, held: _Held, keep: int) -> None:
+        del held.tokens[keep:]
+        num_blocks = -(-keep // self.block_size)
+        if num_blocks < len(held.blocks):
+            self._pool.free(held.blocks[num_blocks:])
+            del held.blocks[num_blocks:]
+            held.in_one_piece = all(b == held.blocks[0] + i for i, b in enumerate(held.blocks))
+
+    def _lay_out(self, feeds: Sequence[_Feed]) -> tuple[list[int], Layout, list[int]]:
+        """Tokens of the forward, their layout, and the places among them whose logits are wanted."""
+        tokens: list[int] = []
+        positions: list[int] = []
+        wanted: list[int] = []
+        spans: list[Span] = []
+        pieces: list[tuple[int, int, int]] = []
+        for feed in feeds:
+            length = len(feed.context)
+            if feed.keep == length:
+                continue
+            start = len(tokens)
+            tokens += feed.context[feed.keep :]
+            positions += range(feed.keep, length)
+            wanted += range(len(tokens) - feed.num_logits, len(tokens))
+            spans += self._spans(feed, start)
+            pieces += self._pieces(feed, start)
+        num_written = len(tokens)
+        if self._bitwise and num_written == 1:
+            # One row alone takes another kernel than two or more: a copy of it rides along, and is not written.
+            tokens, positions = tokens * 2, positions * 2
+            spans[0].stop += 1
+        layout = Layout(
+            torch.tensor([positions], device=self.device), spans, pieces, num_written, self._packed_bitwise
+        )
+        return tokens, layout, wanted
+
+    def _spans(self, feed: _Feed, start: int) -> Iterator[Span]:
+        """A row's queries; where bits matter, cut wherever the number of keys that they read grows by a grain."""
+        length, keep = len(feed.context), feed.keep
+        grain = KEY_GRAIN if self._packed_bitwise else length
+        held = feed.held
+        slots = None if held.in_one_piece else self._slots(held, -(-length // grain) * grain)
+        first_slot = held.blocks[0] * self.block_size
+        while keep < length:
+            num_keys = (keep // grain + 1) * grain
+            stop = min(length, num_keys)
+            offset = start - feed.keep
+            yield Span(offset + keep, offset + stop, num_keys, first_slot, None if slots is None else slots[:num_keys])
+            keep = stop
+
+    def _slots(self, held: _Held, num_keys: int) -> Tensor:
+        """Slots of a scattered sequence's first `num_keys` positions [num_keys] int64; any slot beyond its end."""
+        blocks = torch.tensor(held.blocks, device=self.device)
+        slots = (blocks[:, None] * self.block_size + torch.arange(self.block_size, device=self.device)).flatten()
+        slots = slots[:num_keys]
+        return torch.cat((slots, slots[:1].expand(num_keys - len(slots))))
+
+    def _pieces(self, feed: _Feed, start: int) -> Iterator[tuple[int, int, int]]:
+        """Where a row's new keys go, as (start, stop, slot) over the forward's tokens."""
+        size, length, blocks = self.block_size, len(feed.context), feed.held.blocks
+        offset = start - feed.keep
+        if feed.held.in_one_piece:
+            yield start, offset + length, blocks[0] * size + feed.keep
+            return
+        position = feed.keep
+        while position < length:
+            stop = min(length, (position // size + 1) * size)
+            yield offset + position, offset + stop, blocks[position // size] * size + position % size
+            position = stop
+
+    def _forward(self, cache: BlockCache, tokens: list[int], layout: Layout, wanted: list[int]) -> Tensor:
+        """One forward of transformers; logits [len(wanted), V] float32."""
+        cache.layout = layout
+        num_wanted = len(wanted)
+        keep, rows = self._logits_to_keep(len(tokens), wanted)
+        options: dict[str, Any] = {"logits_to_keep": keep} if self._keeps_logits else {}
+        with torch.inference_mode():
+            mask = RowMasks(layout, causal).block_diagonal(self.dtype) if self._contiguous else None
+            logits: Tensor = self.model(
+                input_ids=torch.tensor([tokens], device=self.device),
+                attention_mask=mask,
+                position_ids=layout.positions,
+                past_key_values=cache,
+                use_cache=True,
+                **options,
+            ).logits[0]
+            if not self._keeps_logits:
+                logits = logits[wanted]
+            elif rows is not None:
+                logits = logits[rows]
+        cache.layout = None
+        logits = logits[:num_wanted].float()
+        # Callers may write into what they get, outside inference mode too.
+        return logits.clone() if logits.is_inference() and not torch.is_inference_mode_enabled() else logits
+
+    def _logits_to_keep(self, num_tokens: int, wanted: list[int]) -> tuple[int | Tensor, list[int] | None]:
+        """transformers' `logits_to_keep`, and which rows of its answer are wanted (None: the first ones)."""
+        if not wanted:
+            return 1, None
+        if self._bitwise and len(wanted) == 1:
+            # The output layer is a product too, and must not see one row alone.
+            wanted = wanted * 2
+            return (0, None) if num_tokens == 2 and wanted[0] == 0 else (torch.tensor(wanted, device=self.device), None)
+        if wanted[0] == num_tokens - len(wanted):
+            return len(wanted), None
+        return torch.tensor(wanted, device=self.device), None
+
+    def _probe(self) -> tuple[int, int]:
+        """Run two tokens: bytes of keys and values per token, and the width of the logits.
+
+        Raises:
+            UsageError: the forward does not run on a block cache, or leaves it untouched.
+        """
+        cache = BlockCache(2 + KEY_GRAIN, self._contiguous)
+        layout = Layout(torch.tensor([[0, 1]], device=self.device), [Span(0, 2, 2, 0, None)], [(0, 2, 0)], 2, False)
+        kind = self.config.model_type
+        refusal = UsageError(
+            f"architecture `{kind}` of `{self.name}` is not supported: it does not run on a cache of keys and values",
+            "choose a model of another family (Llama, Qwen, Mistral, Gemma, Phi-3, GPT-2, GPT-NeoX, Falcon, ...)",
+        )
+        if "position_ids" not in inspect.signature(self.model.forward).parameters:
+            raise refusal
+        try:
+            logits = self._forward(cache, [0, 0], layout, [0, 1])
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            raise refusal from error
+        if not cache.stores:
+            raise refusal
+        return sum(store.bytes_per_token for store in cache.stores.values()), logits.shape[1]
+
+    def _affordable_blocks(self, max_num_seqs: int, extra_tokens: int, kv_cache_bytes: int | None) -> int:
+        wanted = max_num_seqs * -(-(self.max_context + extra_tokens) // self.block_size)
+        if kv_cache_bytes is None:
+            on_gpu = self.device.type == "cuda"
+            free = torch.cuda.mem_get_info(self.device)[0] if on_gpu else psutil.virtual_memory().available
+            kv_cache_bytes = free // 2
+        affordable = kv_cache_bytes // (self.kv_bytes_per_token * self.block_size)
+        if affordable < max_num_seqs:
+            raise RunError(
+                f"no room for the KV cache of `{self.name}`: {kv_cache_bytes:,} bytes hold {affordable} blocks, "
+                f"{max_num_seqs} sequences need one each at least",
+                "run fewer sequences together, or give the cache more memory",
+            )
+        return min(wanted, affordable)
+
+
+def _max_context(config: Any, max_model_len: int | None) -> int:
+    """The context limit: the smaller of the configuration's and the caller's."""
+    names = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
+    limits = [getattr(config, name, None) for name in names]
+    limit = next((int(limit) for limit in limits if limit), None)
+    if limit is None:
+        limit = max_model_len or 2048
+    return min(limit, max_model_len or limit)
+
+
+def _long_rope_threshold(config: Any) -> int | None:
+    """The length up to which long rope uses its short frequencies; None without long rope."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    for entry in (parameters, *parameters.values()):
+        if isinstance(entry, dict) and entry.get("rope_type") == "longrope":
+            return int(entry["original_max_position_embeddings"])
+    return None

@@ -1,0 +1,1 @@
+"""Measurement: meters, audits, statistics."""

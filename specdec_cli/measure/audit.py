@@ -1,0 +1,316 @@
+"""The audit: is the output what the target alone would have produced? Equality, distributions, and a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from specdec_cli.errors import GateError
+from specdec_cli.measure import toy
+from specdec_cli.measure.divergence import Judge, Mismatch
+from specdec_cli.measure.draws import NUM_JOINT_TOKENS, DistributionCheck, Draws, ask_pair, check, full_power_draws
+from specdec_cli.measure.equality import Compared, EqualityCheck, variant
+
+if TYPE_CHECKING:
+    from specdec_cli.drafters.contract import Drafter
+    from specdec_cli.engine.engine import Engine
+    from specdec_cli.lm.door import LM
+    from specdec_cli.measure.arms import Request
+
+MODES = ("greedy", "sampled", "gumbel")
+DRAWN_MODES = ("rejection", "block", "exact-match", "gumbel")
+_PAIR_BATCH = 32
+_TABLE_BATCH = 256
+_MAX_TABLE_DRAWS = 40_000  # of the short form; more would take the time that the pair can use
+_WEIGHTS = {"greedy": 4.0, "gumbel": 2.0, "table": 1.5, "pair": 2.5}
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where the audit is: a stage's name, and how much of it is done."""
+
+    stage: str
+    done: int
+    total: int
+
+
+Watch = Callable[[Progress], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is audited.
+
+    Args:
+        modes: some of MODES.
+        ks: numbers of drafted tokens.
+        batch_sizes: how many sequences run together.
+        drawn_modes: verification modes whose distribution is tested.
+        num_speculative_tokens: k of the draws.
+        time_limit_seconds: of the whole audit; each stage does its smallest part in any case.
+        full: draws on the table model until a shift of 1 % would be found with 99 % power, whatever the time.
+    """
+
+    modes: tuple[str, ...] = MODES
+    ks: tuple[int, ...] = (1, 2, 4, 8)
+    batch_sizes: tuple[int, ...] = (1, 2, 4)
+    drawn_modes: tuple[str, ...] = DRAWN_MODES
+    num_speculative_tokens: int = 4
+    time_limit_seconds: float = 60.0
+    full: bool = False
+
+    @property
+    def num_seqs(self) -> int:
+        """Most sequences that the equality checks run together."""
+        return max(self.batch_sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The user's pair, loaded once.
+
+    Args:
+        engine: idle; gives target, tokenizer and options.
+        draft: the draft's name in reports.
+        dtype: what the target computes in: float32, bfloat16 or float16.
+        load_float32: loads the target in float32 for re-checks; None where it runs in float32.
+    """
+
+    engine: Engine
+    draft: str
+    dtype: str = "float32"
+    load_float32: Callable[[], LM] | None = None
+
+
+@dataclass(slots=True)
+class AuditResult:
+    """What was checked and what was found.
+
+    Args:
+        plan: what was asked for.
+        compared: by mode, greedy and gumbel: tokens against plain decoding.
+        distribution: draws against exact enumeration.
+        notices: what a reader must know to judge the rest, each a sentence.
+        seconds: how long it took.
+    """
+
+    plan: Plan
+    compared: dict[str, Compared] = field(default_factory=dict)
+    distribution: list[DistributionCheck] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def mismatches(self) -> list[Mismatch]:
+        """Every output's first difference."""
+        return [mismatch for compared in self.compared.values() for mismatch in compared.mismatches]
+
+    @property
+    def passed(self) -> bool:
+        """Whether no difference was found."""
+        return not self.mismatches and all(one.is_fine for one in self.distribution)
+
+    def gate(self) -> None:
+        """Raise on any difference.
+
+        Raises:
+            GateError: tokens or a distribution differ from the target's own.
+        """
+        if self.passed:
+            return
+        found = []
+        if self.mismatches:
+            ties = sum(mismatch.kind == "near-tie" for mismatch in self.mismatches)
+            bugs = len(self.mismatches) - ties
+            found.append(f"{len(self.mismatches)} outputs differ from plain decoding ({ties} near-ties, {bugs} bugs)")
+        wrong = [one.configuration for one in self.distribution if not one.is_fine]
+        if wrong:
+            found.append(f"the distribution of `{'`, `'.join(wrong)}` is not the target's")
+        only_ties = not wrong and all(mismatch.kind == "near-tie" for mismatch in self.mismatches)
+        raise GateError(
+            f"the audit found a difference: {'; '.join(found)}",
+            "near-ties come from rounding that depends on the number of rows: `specdec doctor` tests this machine's kernels"
+            if only_ties
+            else "please report it with the JSON document (--json)",
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form (INTERFACE, `specdec.audit/1`)."""
+        found = self.compared.values()
+        first = self.mismatches[0] if self.mismatches else None
+        num_tokens = sum(one.num_tokens for one in found)
+        checked = {
+            "prompts": max((one.num_prompts for one in found), default=0),
+            "tokens": num_tokens,
+            "configurations": sum(one.num_configurations for one in found) + len(self.distribution),
+            "draws": sum(one.num_draws for one in self.distribution),
+            "num_draft_tokens": sum(one.num_draft_tokens for one in [*found, *self.distribution]),
+            "num_accepted_tokens": sum(one.num_accepted_tokens for one in [*found, *self.distribution]),
+        }
+        return {
+            "mode": ",".join(self.plan.modes),
+            "checked": checked,
+            "mismatches": [mismatch.as_dict() for mismatch in self.mismatches],
+            "distribution": [one.as_dict() for one in self.distribution],
+            "lossless": {
+                "promised": True,
+                "verify": ",".join(self._verify_modes()),
+                "checked_tokens": num_tokens or None,
+                "mismatches": len(self.mismatches) if num_tokens else None,
+                "first_divergence": {"index": first.prompt, "position": first.position} if first else None,
+            },
+            "notices": self.notices,
+            "seconds": self.seconds,
+            "verdict": "pass" if self.passed else "fail",
+        }
+
+    def _verify_modes(self) -> list[str]:
+        drawn = list(self.plan.drawn_modes) if "sampled" in self.plan.modes else []
+        gumbel = ["gumbel"] if "gumbel" in self.plan.modes and "gumbel" not in drawn else []
+        return (["greedy"] if "greedy" in self.plan.modes else []) + drawn + gumbel
+
+
+def audit(pair: Pair | None, requests: Sequence[Request], plan: Plan, watch: Watch) -> AuditResult:
+    """Run an audit.
+
+    Args:
+        pair: None audits the table model alone.
+        requests: prompts and how they are continued; greedy takes their temperature as 0, gumbel a 0 as 1.
+        plan: what is audited.
+        watch: told how far it is.
+    """
+    return _Audit(pair, requests, plan, watch, AuditResult(plan)).run()
+
+
+@dataclass(slots=True)
+class _Audit:
+    """An audit while it runs."""
+
+    pair: Pair | None
+    requests: Sequence[Request]
+    plan: Plan
+    watch: Watch
+    result: AuditResult
+    _begin: float = field(default_factory=perf_counter)
+
+    def run(self) -> AuditResult:
+        stages: list[tuple[str, Callable[[_Deadline], None]]] = []
+        if self.pair is not None and "greedy" in self.plan.modes:
+            stages.append(("greedy", self._greedy))
+        if self.pair is not None and "gumbel" in self.plan.modes:
+            stages.append(("gumbel", self._gumbel))
+        if "sampled" in self.plan.modes:
+            stages.append(("table", self._table))
+            stages += [("pair", self._pair)] if self.pair is not None else []
+        weights = [_WEIGHTS[name] for name, _ in stages]
+        for i, (_, stage) in enumerate(stages):
+            stage(self._deadline(weights[i] / sum(weights[i:])))
+        self.result.seconds = perf_counter() - self._begin
+        return self.result
+
+    def _deadline(self, share: float) -> _Deadline:
+        """The end of a share of the time that is left."""
+        now = perf_counter()
+        left = max(0.0, self._begin + self.plan.time_limit_seconds - now)
+        return _Deadline(now + share * left)
+
+    def _greedy(self, deadline: _Deadline) -> None:
+        assert self.pair is not None, "equality is checked on a pair"
+        requests = [replace(one, params=replace(one.params, temperature=0.0)) for one in self.requests]
+        self._compare("greedy", "auto", {self.pair.draft: self.pair.engine.drafter}, requests, deadline)
+
+    def _gumbel(self, deadline: _Deadline) -> None:
+        assert self.pair is not None, "equality is checked on a pair"
+        requests = [
+            replace(one, params=replace(one.params, temperature=one.params.temperature or 1.0)) for one in self.requests
+        ]
+        self._compare("gumbel", "gumbel", _drafters(self.pair), requests, deadline)
+
+    def _compare(
+        self,
+        mode: str,
+        verify: str,
+        drafters: Mapping[str, Drafter],
+        requests: Sequence[Request],
+        deadline: _Deadline,
+    ) -> None:
+        assert self.pair is not None, "equality is checked on a pair"
+        pair = self.pair
+        judge = Judge(pair.engine, pair.dtype, pair.load_float32, self._say)
+        equality = EqualityCheck(pair.engine, drafters, self.plan.ks, self.plan.batch_sizes, verify, judge)
+        found = equality.run(requests, lambda done, total: self.watch(Progress(mode, done, total)), deadline.is_over)
+        self.result.compared[mode] = found
+        if found.num_prompts < len(requests):
+            self._say(f"{mode}: the time limit left {len(requests) - found.num_prompts} of {len(requests)} prompts out")
+        if not found.num_draft_tokens:
+            self._say(f"{mode}: nothing was drafted, so equality says little")
+
+    def _table(self, deadline: _Deadline) -> None:
+        num_cells = toy.NUM_TOKENS**NUM_JOINT_TOKENS
+        num = full_power_draws(num_cells)
+        for i, mode in enumerate(self.plan.drawn_modes):
+            engine = toy.engine(mode, toy.NUM_SPECULATIVE_TOKENS, _TABLE_BATCH)
+            draws = Draws(engine, list(toy.PROMPT), toy.PARAMS)
+            until = _Deadline(None) if self.plan.full else deadline.part(len(self.plan.drawn_modes) - i)
+            self._draw(f"table model, {mode}", draws, num if self.plan.full else min(num, _MAX_TABLE_DRAWS), until)
+            name = f"table model, {mode}, k={toy.NUM_SPECULATIVE_TOKENS}"
+            self.result.distribution.append(check(name, draws, toy.joint(NUM_JOINT_TOKENS), toy.NUM_TOKENS))
+
+    def _pair(self, deadline: _Deadline) -> None:
+        assert self.pair is not None, "the pair's draws need the pair"
+        pair, k = self.pair, self.plan.num_speculative_tokens
+        question = ask_pair(pair.engine, self.requests[0].token_ids, self.requests[0].params)
+        num = full_power_draws(max(len(question.joint), 2))
+        for i, mode in enumerate(self.plan.drawn_modes):
+            options = replace(
+                pair.engine.options,
+                num_speculative_tokens=k,
+                verify=mode,
+                max_num_seqs=_PAIR_BATCH,
+                disable_by_batch_size=None,
+            )
+            draws = Draws(variant(pair.engine, pair.engine.drafter, options), question.prompt, question.params)
+            self._draw(f"{pair.draft}, {mode}", draws, num, deadline.part(len(self.plan.drawn_modes) - i))
+            name = f"draft {pair.draft}, {mode}, k={k}"
+            self.result.distribution.append(check(name, draws, question.joint, question.num_choices))
+
+    def _draw(self, stage: str, draws: Draws, num: int, deadline: _Deadline) -> None:
+        draws.run(num, lambda done: self.watch(Progress(stage, done, num)), deadline.is_over)
+
+    def _say(self, sentence: str) -> None:
+        if sentence not in self.result.notices:
+            self.result.notices.append(sentence)
+
+
+@dataclass(frozen=True, slots=True)
+class _Deadline:
+    """A point in time, or None for no end."""
+
+    at: float | None
+
+    def is_over(self) -> bool:
+        return self.at is not None and perf_counter() >= self.at
+
+    def part(self, num: int) -> _Deadline:
+        """The end of one of `num` equal parts of what is left."""
+        if self.at is None:
+            return self
+        now = perf_counter()
+        return _Deadline(now + max(0.0, self.at - now) / num)
+
+
+def _drafters(pair: Pair) -> dict[str, Drafter]:
+    """The pair's draft, prompt lookup, and none."""
+    from specdec_cli.drafters.contract import Resources
+    from specdec_cli.drafters.ngram import Drafter as Ngram
+    from specdec_cli.drafters.none import Drafter as NoDraft
+
+    ngram, nothing = Ngram(), NoDraft()
+    ngram.load(Resources(_no_model, None, pair.engine.num_tokens))
+    return {pair.draft: pair.engine.drafter, "ngram": ngram, "none": nothing}
+
+
+def _no_model(name: str) -> LM:
+    raise AssertionError(f"prompt lookup loads no model, and asked for {name}")

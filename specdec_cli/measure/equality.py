@@ -1,0 +1,164 @@
+"""Token for token: outputs with a draft against plain decoding, over prompts × drafts × k × batch sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import TYPE_CHECKING
+
+from specdec_cli.drafters.contract import Drafter
+from specdec_cli.engine.engine import Engine
+from specdec_cli.measure.arms import Arm, Request, decode
+from specdec_cli.measure.divergence import Judge, Mismatch
+
+if TYPE_CHECKING:
+    from specdec_cli.events import SpeculativeCounts
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """One way of decoding that must give plain decoding's tokens."""
+
+    draft: str
+    k: int
+    batch_size: int
+
+    def __str__(self) -> str:
+        """Its words in tables and documents."""
+        return f"draft {self.draft}, k={self.k}, batch {self.batch_size}"
+
+
+@dataclass(slots=True)
+class Compared:
+    """What was compared, and where it differed.
+
+    Args:
+        num_prompts: rows that went through every configuration.
+        num_tokens: tokens compared, over all configurations.
+        num_configurations: ways of decoding beside plain decoding.
+        num_draft_tokens: drafted and verified; 0 would prove nothing.
+        num_accepted_tokens: accepted drafts.
+        mismatches: each output's first difference.
+    """
+
+    num_prompts: int = 0
+    num_tokens: int = 0
+    num_configurations: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    mismatches: list[Mismatch] = field(default_factory=list)
+
+    def add_counts(self, counts: SpeculativeCounts) -> None:
+        """Add one run's drafted and accepted tokens."""
+        self.num_draft_tokens += counts.num_draft_tokens
+        self.num_accepted_tokens += counts.num_accepted_tokens
+
+
+Watch = Callable[[int, int], None]
+
+
+@dataclass(slots=True)
+class EqualityCheck:
+    """Compares decoding with drafts to plain decoding, k = 0 and one sequence at a time.
+
+    Args:
+        engine: the loaded pair; every configuration is another engine on its models.
+        drafters: drafters by the name that reports give them.
+        ks: k of every draft.
+        batch_sizes: how many sequences run together.
+        verify: the verification mode; greedy and gumbel promise equal tokens, and every mode does at temperature 0.
+        judge: says what a difference was.
+    """
+
+    engine: Engine
+    drafters: Mapping[str, Drafter]
+    ks: Sequence[int]
+    batch_sizes: Sequence[int]
+    verify: str
+    judge: Judge
+
+    def configurations(self) -> list[Configuration]:
+        """Every way of decoding; a draft that proposes nothing has no k."""
+        with_draft = [name for name in self.drafters if name != "none"]
+        found = [Configuration(*each) for each in product(with_draft, self.ks, self.batch_sizes)]
+        if "none" in self.drafters:
+            found += [Configuration("none", 0, size) for size in self.batch_sizes if size > 1]
+        return found
+
+    def run(self, requests: Sequence[Request], watch: Watch, is_late: Callable[[], bool]) -> Compared:
+        """Compare group by group, so that a time limit cuts prompts and never configurations.
+
+        Args:
+            requests: what is decoded.
+            watch: told (done, total) runs.
+            is_late: asked between groups; the first group is always done.
+        """
+        configurations = self.configurations()
+        compared = Compared(num_configurations=len(configurations))
+        groups = list(_groups(requests, max(self.batch_sizes)))
+        total, done = len(groups) * (len(configurations) + 1), 0
+        for group in groups:
+            if compared.num_prompts and is_late():
+                break
+            expected, _ = self._decode(Configuration("none", 0, 1), group)
+            done += 1
+            watch(done, total)
+            for configuration in configurations:
+                got, counts = self._decode(configuration, group)
+                compared.add_counts(counts)
+                self._compare(compared, configuration, group, expected, got)
+                done += 1
+                watch(done, total)
+            compared.num_prompts += len(group)
+        return compared
+
+    def _decode(self, how: Configuration, group: Sequence[Request]) -> tuple[list[list[int]], SpeculativeCounts]:
+        """Each request's output tokens."""
+        from specdec_cli.drafters.none import Drafter as NoDraft
+
+        options = replace(
+            self.engine.options,
+            num_speculative_tokens=how.k,
+            max_num_seqs=how.batch_size,
+            verify=self.verify,
+            disable_by_batch_size=None,
+        )
+        engine = variant(self.engine, self.drafters[how.draft] if how.k else NoDraft(), options)
+        arm = Arm(str(how), how.k)
+        decode(engine, arm, group, lambda _arm, _event: None, lambda: False)
+        return [output.token_ids for output in arm.outputs()], arm.counts()
+
+    def _compare(
+        self,
+        compared: Compared,
+        configuration: Configuration,
+        group: Sequence[Request],
+        expected: Sequence[list[int]],
+        got: Sequence[list[int]],
+    ) -> None:
+        for request, want, have in zip(group, expected, got, strict=True):
+            compared.num_tokens += len(want)
+            mismatch = self.judge.judge(
+                request.row.index,
+                str(configuration),
+                request.token_ids,
+                request.params,
+                want,
+                have,
+                gumbel=self.verify == "gumbel" and request.params.temperature > 0,
+            )
+            if mismatch is not None:
+                compared.mismatches.append(mismatch)
+
+
+def variant(engine: Engine, drafter: Drafter, options: object) -> Engine:
+    """An engine on the same models with another drafter and other options; the first must be idle."""
+    assert not engine.has_work, "engines that share models take turns: handles count from 0 in each"
+    made: Engine = type(engine)(engine.target, drafter, engine.tokenizer, options, engine.eos_token_ids)  # type: ignore[arg-type]
+    return made
+
+
+def _groups(requests: Sequence[Request], size: int) -> Iterator[Sequence[Request]]:
+    for begin in range(0, len(requests), size):
+        yield requests[begin : begin + size]

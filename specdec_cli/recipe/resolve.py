@@ -1,0 +1,184 @@
+"""From a recipe's name or file, `--set`, environment and flags to one checked recipe that knows its origins."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import ValidationError
+
+from specdec_cli.recipe import layers, shipped
+from specdec_cli.recipe.document import Document, read_document
+from specdec_cli.recipe.draft import DraftMethods, draft_problems, fill_draft
+from specdec_cli.recipe.layers import Tree, problem_at
+from specdec_cli.recipe.problems import Path, Problem, RecipeError, sentence
+from specdec_cli.recipe.schema import Recipe, Section, section_class
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A checked recipe.
+
+    Args:
+        recipe: its values.
+        origins: `section.key` to `flag --k`, `environment NAME`, `recipe FILE:LINE` or `default`.
+        source: the recipe's file in messages, or None without one.
+        built_in_pair: whether nobody named a target.
+    """
+
+    recipe: Recipe
+    origins: dict[str, str] = field(default_factory=dict)
+    source: str | None = None
+    built_in_pair: bool = False
+
+
+def resolve(
+    name: str | os.PathLike[str] | None = None,
+    sets: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    flags: Mapping[str, tuple[Any, str]] | None = None,
+    methods: DraftMethods | None = None,
+) -> Resolved:
+    """Read, lay over each other and check: flag > `--set` > environment > recipe > default.
+
+    Args:
+        name: a shipped recipe's name or a file; None starts from the defaults.
+        sets: `key.path=value`, the last of equal ones wins.
+        environment: variables; None reads none.
+        flags: path to (value, option's name); `draft` takes what `--draft` means as a mapping.
+        methods: drafting methods; without them a draft's method and options are taken as they are.
+
+    Raises:
+        RecipeError: everything that is wrong, in order of position.
+    """
+    document = _read(name)
+    tree = layers.from_document(document) if document else Tree()
+    problems = list(document.problems) if document else []
+    problems += _problems_of_file(document, tree, methods) if document else []
+    given, found = layers.from_environment(environment or {}, _option_names(methods))
+    overrides, wrong = layers.from_sets(sets)
+    overrides += layers.from_flags(flags or {})
+    problems += found + wrong
+    for assignments in (given, overrides):
+        alone = Tree()
+        for assignment in assignments:
+            alone.assign(assignment)
+        problems += check(alone)[1]
+    if problems:
+        raise RecipeError(problems)
+    layers.lay_over(tree, given)
+    layers.lay_over(tree, overrides)
+    return _finish(tree, document.source if document else None, methods)
+
+
+def validate_file(path: str | os.PathLike[str], methods: DraftMethods | None = None) -> Resolved:
+    """Check one recipe by itself, without environment and flags.
+
+    Raises:
+        RecipeError: everything that is wrong, in order of position.
+    """
+    return resolve(path, methods=methods)
+
+
+def _read(name: str | os.PathLike[str] | None) -> Document | None:
+    if name is None:
+        return None
+    path = shipped.find(name)
+    return read_document(shipped.read_bytes(path), str(name) if str(path) == str(name) else path.name)
+
+
+def _option_names(methods: DraftMethods | None) -> list[str]:
+    return [name for method in methods.names for name in methods.options(method)] if methods else []
+
+
+def _problems_of_file(document: Document, tree: Tree, methods: DraftMethods | None) -> list[Problem]:
+    """What is wrong with the file alone, so that an override never hides it."""
+    recipe, problems = check(tree, document.refused)
+    if recipe is not None and not problems:
+        complete = Tree(copy.deepcopy(tree.values), dict(tree.origins), dict(tree.keys))
+        problems = _finish_problems(complete, recipe, methods)
+    return problems
+
+
+def _finish(tree: Tree, source: str | None, methods: DraftMethods | None) -> Resolved:
+    built_in = "model" not in (tree.values.get("target") or {})
+    fill_draft(tree, built_in, methods)
+    recipe, problems = check(tree)
+    if recipe is not None and not problems:
+        problems = draft_problems(recipe.draft, tree, methods) + _cross_problems(recipe, tree)
+    if problems or recipe is None:
+        raise RecipeError(problems)
+    return Resolved(recipe, _origins(recipe, tree), source, built_in)
+
+
+def _finish_problems(tree: Tree, recipe: Recipe, methods: DraftMethods | None) -> list[Problem]:
+    try:
+        _finish(tree, None, methods)
+    except RecipeError as error:
+        return error.problems
+    return []
+
+
+def check(tree: Tree, refused: set[Path] | None = None) -> tuple[Recipe | None, list[Problem]]:
+    """The recipe of a tree, or what is wrong with types, ranges and names.
+
+    Args:
+        tree: raw values.
+        refused: paths that were complained about already.
+    """
+    values = dict(tree.values)
+    problems = [layers.never_trusted(tree.subject(path), tree.key_origin(path)) for path in _trust_paths(values)]
+    if isinstance(values.get("draft"), list):
+        problems.append(tree.problem(("draft",), "must be one draft: a mapping with `model` or `method`, not a list"))
+        values.pop("draft")
+    try:
+        return Recipe.model_validate(values), problems
+    except ValidationError as error:
+        for found in error.errors(include_url=False):
+            path = tuple(key for key in found["loc"] if key != "[key]")
+            hidden = refused is not None and any(path[: len(above)] == above for above in refused)
+            if not hidden and path[-1] != "trust_remote_code":
+                problems.append(_described(tree, path, found))
+        return None, problems
+
+
+def _trust_paths(values: Mapping[Any, Any]) -> list[Path]:
+    word = "trust_remote_code"
+    inner = [(name, word) for name, section in values.items() if isinstance(section, dict) and word in section]
+    return [*([(word,)] if word in values else []), *inner]
+
+
+def _described(tree: Tree, path: Path, found: Any) -> Problem:
+    unknown = found["type"] == "extra_forbidden"
+    origin = tree.key_origin(path) if unknown else tree.origin(path)
+    subject = tree.subject(path)
+    if unknown and (origin is None or origin.subject is None):
+        subject = f"`{path[0]}`" if len(path) > 1 else "the recipe"
+    message = sentence(found, subject, _known_keys(path))
+    return problem_at(origin, message)
+
+
+def _known_keys(path: Path) -> list[str]:
+    owner: type[Section] | None = section_class(str(path[0])) if len(path) > 1 else Recipe
+    return list(owner.model_fields) if owner else []
+
+
+def _cross_problems(recipe: Recipe, tree: Tree) -> list[Problem]:
+    """Keys that contradict each other."""
+    given, policy = ("speculation", "p_min"), ("speculation", "depth_policy")
+    if recipe.speculation.depth_policy == "fixed" and tree.layer(given) and tree.layer(given) >= tree.layer(policy):
+        hint = "set depth_policy to confidence (--depth-policy confidence), or leave p_min out"
+        return [tree.problem(given, "has no effect with depth_policy `fixed`", hint)]
+    return []
+
+
+def _origins(recipe: Recipe, tree: Tree) -> dict[str, str]:
+    origins = {}
+    for section, keys in recipe.as_dict().items():
+        for key in keys:
+            origin = tree.origins.get((section, key))
+            origins[f"{section}.{key}"] = origin.label if origin else "default"
+    return origins

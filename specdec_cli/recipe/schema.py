@@ -1,0 +1,275 @@
+"""What a recipe may say: its sections, their keys, types and ranges, each with the words that help and schema show.
+
+A section is one class; a new one is that class and one line in `Recipe`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from specdec_cli.errors import UsageError
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Verify = Literal["auto", "greedy", "rejection", "block", "gumbel", "exact-match", "typical"]
+
+MODEL_KEYS = ("revision", "dtype", "quantize", "device", "tensor_parallel_size")
+"""Keys that say how a model is loaded; without meaning where a draft is no model."""
+
+DEFAULT_TARGET = "builtin:target"
+DEFAULT_DRAFT = "builtin:draft"
+
+_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+
+
+def _device(value: Any) -> Any:
+    if isinstance(value, str) and not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", value):
+        raise PydanticCustomError("device", "must be auto, cpu, cuda or cuda:N")
+    return value
+
+
+def _not_quantized(value: Any) -> Any:
+    if value != "none":
+        raise PydanticCustomError("quantize", "must be none: quantization is not built yet")
+    return value
+
+
+def _one_device(value: Any) -> Any:
+    if isinstance(value, int) and value > 1:
+        raise PydanticCustomError("tensor_parallel", "must be 1: tensor parallelism is not built yet")
+    return value
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _stop_text(value: Any) -> Any:
+    if value == "":
+        raise PydanticCustomError("stop", "must not be empty: an empty text would end every output at once")
+    return value
+
+
+def _memory_size(text: str) -> int | None:
+    """Bytes of `2GiB`, `500 MB` or `1073741824`; None where the text is no size."""
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)\s*([A-Za-z]*)", text.strip())
+    unit = _UNITS.get((match[2] or "B").upper()) if match else None
+    return int(float(match[1]) * unit) if match and unit else None
+
+
+def _memory_share(text: str) -> float | None:
+    """0.9 for `90%`; None where the text is no percentage above 0 and up to 100."""
+    match = re.fullmatch(r"(\d{1,3}(?:\.\d{1,9})?)\s*%", text.strip())
+    share = float(match[1]) / 100 if match else 0.0
+    return share if 0 < share <= 1 else None
+
+
+def _memory(value: Any) -> Any:
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    if isinstance(value, str) and (value == "auto" or _memory_size(value) or _memory_share(value)):
+        return value
+    raise PydanticCustomError("memory", "must be auto, bytes such as 2GiB, or a share such as 90%")
+
+
+Device = Annotated[str, BeforeValidator(_device)]
+Quantize = Annotated[Literal["none"], BeforeValidator(_not_quantized)]
+TensorParallelSize = Annotated[int, Field(ge=1), BeforeValidator(_one_device)]
+Memory = Annotated[str, BeforeValidator(_memory), WithJsonSchema({"type": ["string", "integer"]})]
+
+
+class Section(BaseModel):
+    """A mapping of a recipe: unknown keys, wrong types and NaN are refused; nothing is converted."""
+
+    model_config = ConfigDict(
+        strict=True, extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+class Target(Section):
+    """The model whose output is wanted."""
+
+    model: str = Field(DEFAULT_TARGET, min_length=1)
+    """Hub id, local folder or built-in (`builtin:target`)."""
+    revision: str | None = None
+    """Branch, tag or commit of a hub id."""
+    dtype: Dtype = "auto"
+    """Number format of the weights: auto (the checkpoint's own), float32, bfloat16 or float16."""
+    quantize: Quantize = "none"
+    """Weight quantization; none is all that is built."""
+    device: Device = "auto"
+    """Where the model runs: auto, cpu, cuda or cuda:N."""
+    tensor_parallel_size: TensorParallelSize = 1
+    """Devices that share the model; 1 until tensor parallelism is built."""
+
+
+class Draft(Section):
+    """What guesses: a smaller `model`, or a `method` with its options as further keys."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str | None = Field(None, min_length=1)
+    """Hub id, local folder or built-in (`builtin:draft`) of a draft model."""
+    method: str | None = Field(None, min_length=1)
+    """Drafting method; none decodes without a draft."""
+    revision: str | None = None
+    """Branch, tag or commit of the draft's hub id."""
+    dtype: Dtype = "auto"
+    """Number format of the draft's weights: auto (the checkpoint's own), float32, bfloat16 or float16."""
+    quantize: Quantize = "none"
+    """Weight quantization of the draft; none is all that is built."""
+    device: Device = "auto"
+    """Where the draft runs: auto, cpu, cuda or cuda:N."""
+    tensor_parallel_size: TensorParallelSize = 1
+    """Devices that share the draft; 1 until tensor parallelism is built."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The method's own options."""
+        return dict(self.model_extra or {})
+
+
+class Speculation(Section):
+    """How much is guessed, and how guesses are verified."""
+
+    num_speculative_tokens: int = Field(4, ge=0, le=64)
+    """k, the most tokens drafted in one step; 0 decodes without a draft."""
+    depth_policy: Literal["fixed", "confidence"] = "fixed"
+    """How many to draft: fixed is always k, confidence stops where the draft is unsure."""
+    p_min: float = Field(0.4, ge=0, le=1)
+    """Stop drafting where the draft's largest probability is below this (depth_policy confidence)."""
+    verify: Verify = "auto"
+    """auto (greedy at temperature 0, else block), greedy, rejection, block, gumbel, exact-match, or typical (lossy)."""
+    disable_by_batch_size: int | None = Field(None, ge=1, le=2**20)
+    """Stop speculating when more sequences than this run together."""
+
+
+class Sampling(Section):
+    """How the next token is chosen and when an output ends; the fields of SamplingParams."""
+
+    max_new_tokens: int = Field(128, ge=1, le=2**31 - 1)
+    """Most tokens to emit."""
+    temperature: float = Field(0.0, ge=0)
+    """0 is greedy."""
+    top_k: int | None = Field(None, ge=1, le=2**31 - 1)
+    """Keep the k likeliest tokens."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Keep the smallest set of tokens with at least this probability."""
+    min_p: float = Field(0.0, ge=0, le=1)
+    """Drop tokens below this share of the likeliest one's probability."""
+    repetition_penalty: float = Field(1.0, gt=0)
+    """Make tokens of prompt and output less likely (above 1) or more (below)."""
+    presence_penalty: float = 0.0
+    """Subtract this once from logits of tokens in the output."""
+    frequency_penalty: float = 0.0
+    """Subtract this for every occurrence in the output."""
+    logit_bias: dict[int, float] = Field(default_factory=dict)
+    """Token id to a number that is added to its logit."""
+    stop: Annotated[tuple[Annotated[str, BeforeValidator(_stop_text)], ...], BeforeValidator(_tuple)] = ()
+    """Texts that end an output; none of them is part of it."""
+    stop_token_ids: Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(_tuple)] = ()
+    """Token ids that end an output, beside the model's own end tokens."""
+    ignore_eos: bool = False
+    """Go on after the model's end tokens."""
+    min_tokens: int = Field(0, ge=0, le=2**31 - 1)
+    """Nothing ends an output before this many tokens."""
+    seed: int = Field(0, ge=0, le=2**63 - 1)
+    """Seed of every random choice."""
+    logprobs: int | None = Field(None, ge=0, le=100)
+    """Report the emitted tokens' log-probabilities and those of this many alternatives, from the target's p."""
+
+
+class Engine(Section):
+    """Sizes of the engine: batch, context, KV cache."""
+
+    max_num_seqs: int = Field(8, ge=1, le=4096)
+    """Most sequences that run together."""
+    max_model_len: int | None = Field(None, ge=2, le=2**24)
+    """Context limit; the target's own if not given."""
+    kv_block_size: int = Field(16, ge=1, le=1024)
+    """Tokens in one block of KV cache."""
+    kv_cache_memory: Memory = "auto"
+    """Memory for the KV cache: auto, bytes such as 2GiB, or a share such as 90% for weights and KV."""
+    max_num_batched_tokens: int = Field(2048, ge=1, le=2**24)
+    """Most prompt tokens that are fed in one step."""
+
+    def memory_share(self) -> float | None:
+        """Share of the device's memory (on a CPU: of the free RAM) for weights and KV cache, or None if not a share."""
+        return _memory_share(self.kv_cache_memory)
+
+    def kv_cache_bytes(self, memory_bytes: int | None = None, weights_bytes: int = 0) -> int | None:
+        """Bytes for the KV cache, or None for auto.
+
+        Args:
+            memory_bytes: the device's memory (on a CPU: the RAM that was free before loading); a share needs it.
+            weights_bytes: what the weights on that device take of the share.
+
+        Raises:
+            UsageError: a share that the weights already fill, or a share where the memory is not known.
+        """
+        share = self.memory_share()
+        if share is None:
+            return None if self.kv_cache_memory == "auto" else _memory_size(self.kv_cache_memory)
+        if memory_bytes is None:
+            raise UsageError(
+                f"`{self.kv_cache_memory}` of the memory cannot be computed: the device's memory is not known",
+                "give engine.kv_cache_memory as bytes such as 2GiB",
+            )
+        left = int(share * memory_bytes) - weights_bytes
+        if left <= 0:
+            raise UsageError(
+                f"`{self.kv_cache_memory}` of the memory leaves nothing for the KV cache beside the weights",
+                "raise engine.kv_cache_memory (--gpu-memory-utilization), or give bytes such as 2GiB",
+            )
+        return left
+
+
+class Recipe(Section):
+    """Everything that decides what a run decodes and how."""
+
+    target: Target = Field(default_factory=Target, description="The model whose output is wanted.")
+    draft: Draft = Field(
+        default_factory=lambda: Draft(model=DEFAULT_DRAFT), description="A draft model, or a method with its options."
+    )
+    speculation: Speculation = Field(
+        default_factory=Speculation, description="How much is guessed and how it is verified."
+    )
+    sampling: Sampling = Field(
+        default_factory=Sampling, description="How the next token is chosen, when an output ends."
+    )
+    engine: Engine = Field(default_factory=Engine, description="Sizes of the engine.")
+
+    def draft_fields(self) -> dict[str, Any]:
+        """The draft as drafters take it: `model`, or `method`, and the method's options."""
+        named = {"model": self.draft.model, "method": self.draft.method}
+        return {key: value for key, value in named.items() if value is not None} | self.draft.options
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form: every key with its value; what has no meaning for this draft and policy is left out."""
+        document: dict[str, Any] = self.model_dump(mode="json")
+        unused = ["method"] if self.draft.method is None else []
+        unused += [] if self.draft.model is not None else ["model", *MODEL_KEYS]
+        document["draft"] = {key: value for key, value in document["draft"].items() if key not in unused}
+        if self.speculation.depth_policy == "fixed":
+            del document["speculation"]["p_min"]
+        return document
+
+
+def section_class(section: str) -> type[Section] | None:
+    """The class of a section, or None if there is no such section."""
+    field = Recipe.model_fields.get(section)
+    owner: Any = field.annotation if field else None
+    return owner if owner is None or issubclass(owner, Section) else None
+
+
+def describe(path: str) -> str:
+    """The words that say what `section.key` means."""
+    section, key = path.split(".")
+    owner = section_class(section)
+    assert owner is not None, f"`{path}` is in a section of the recipe"
+    assert key in owner.model_fields, f"`{path}` is a key of the recipe"
+    return owner.model_fields[key].description or ""

@@ -1,0 +1,1 @@
+"""Reports: tables, live views, JSON; the only room that draws."""

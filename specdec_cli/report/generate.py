@@ -1,0 +1,78 @@
+"""The document of `generate`: `specdec.generate/1`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from specdec_cli.measure.arms import as_document
+
+if TYPE_CHECKING:
+    from specdec_cli.measure.arms import Arm, Comparison, Request
+
+SCHEMA = "specdec.generate/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """What a verification mode promises.
+
+    Args:
+        verify: the mode, resolved.
+        is_lossless: whether its output is what the target alone would have produced.
+    """
+
+    verify: str
+    is_lossless: bool
+
+
+def generate_body(
+    arm: Arm, requests: Sequence[Request], promise: Promise, comparison: Comparison | None = None
+) -> dict[str, Any]:
+    """What stands in the document after the fields that every document has.
+
+    Args:
+        arm: whose outputs these are.
+        requests: what it decoded; gives the rows' ids and categories.
+        promise: of the mode it decoded with.
+        comparison: the run without a draft beside it, if there was one.
+    """
+    rows = {request.row.index: request.row for request in requests}
+    outputs = []
+    for output in arm.outputs():
+        row = rows[output.index]
+        named = {"id": row.id, "category": row.category}
+        named = {key: value for key, value in named.items() if value is not None}
+        outputs.append(output.as_dict() | {"lossless": promise.is_lossless} | named)
+    body: dict[str, Any] = {
+        "outputs": outputs,
+        "totals": {"speculative": arm.counts().as_dict(), "timing": arm.timing().as_dict()},
+        "lossless": lossless(promise, comparison),
+    }
+    if comparison is not None:
+        body["compare"] = as_document(comparison)
+    return body
+
+
+def lossless(promise: Promise, comparison: Comparison | None) -> dict[str, Any]:
+    """The `lossless` object; what was checked is null where nothing was."""
+    checked = comparison is not None and comparison.equal is not None
+    differences = comparison.differences() if comparison is not None and checked else []
+    first = {"index": differences[0][0], "position": differences[0][1]} if differences else None
+    return {
+        "promised": promise.is_lossless,
+        "verify": promise.verify,
+        "checked_tokens": comparison.num_checked_tokens if comparison is not None and checked else None,
+        "mismatches": len(differences) if checked else None,
+        "first_divergence": first,
+    }
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of the whole document."""
+    text = files("specdec_cli.report").joinpath("schemas", "generate.json").read_text(encoding="utf-8")
+    schema: dict[str, Any] = json.loads(text)
+    return schema

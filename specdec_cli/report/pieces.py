@@ -1,0 +1,75 @@
+"""Pieces of model text: which of it was drafted and accepted, and which is the target's own."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from specdec_cli.text.printable import printable
+
+if TYPE_CHECKING:
+    from specdec_cli.events import Emitted
+    from specdec_cli.text.detokenize import Detokenizer
+
+Kind = Literal["text", "accepted", "own", "heading"]
+STYLES: dict[Kind, str] = {"text": "", "accepted": "green", "own": "bold yellow", "heading": "bold"}
+LEGEND: tuple[tuple[Kind, str], ...] = (("accepted", "drafted and accepted"), ("own", "the target's own"))
+
+
+class Piece(NamedTuple):
+    """Text of one kind, safe for a terminal."""
+
+    text: str
+    kind: Kind = "text"
+
+
+def marked(piece: Piece) -> str:
+    """The piece as plain text shows it: accepted tokens in brackets."""
+    if piece.kind != "accepted" or not piece.text:
+        return piece.text
+    return f"[{piece.text}]"
+
+
+def plain_pieces(text: str) -> list[Piece]:
+    """Released text as one piece, control characters gone."""
+    safe = printable(text)
+    return [Piece(safe)] if safe else []
+
+
+class TokenPieces:
+    """Cuts a sequence's released text where its tokens do.
+
+    A detokenizer of its own says how long each token's text is; the text itself is what the engine released, so
+    that held back and cropped text (stop strings, characters of several tokens) comes out right.
+
+    Args:
+        detokenizer: a fresh one.
+    """
+
+    def __init__(self, detokenizer: Detokenizer) -> None:
+        self._detokenizer = detokenizer
+        self._spans: deque[tuple[int, Kind]] = deque()
+
+    def feed(self, emitted: Emitted) -> list[Piece]:
+        """Pieces of the text that a step released."""
+        for place, token in enumerate(emitted.tokens):
+            kind: Kind = "accepted" if place < emitted.num_accepted else "own"
+            self._spans.append((len(self._detokenizer.push(token)), kind))
+        return self.cut(emitted.text)
+
+    def cut(self, text: str) -> list[Piece]:
+        """Pieces of released text, by the lengths that tokens announced; what none announced is the target's own."""
+        pieces = []
+        while text:
+            length, kind = self._spans.popleft() if self._spans else (len(text), "own")
+            if length > len(text):
+                self._spans.appendleft((length - len(text), kind))
+            pieces.append(Piece(printable(text[:length]), kind))
+            text = text[length:]
+        return [piece for piece in pieces if piece.text]
+
+
+def joined(pieces: Iterable[Piece]) -> str:
+    """The text of pieces, without marks."""
+    return "".join(piece.text for piece in pieces)

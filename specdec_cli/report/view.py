@@ -1,0 +1,202 @@
+"""What a person sees of `generate`: text on standard output, everything else on standard error."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TextIO
+
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
+
+from specdec_cli.events import Event, Finished, Noticed, Stepped
+from specdec_cli.report.live import LiveArea
+from specdec_cli.report.pieces import LEGEND, STYLES, Piece, TokenPieces, marked, plain_pieces
+from specdec_cli.report.table import Column, number, run_table
+from specdec_cli.report.texts import Sink, Texts, Writer
+
+if TYPE_CHECKING:
+    from specdec_cli.measure.arms import Arm, Comparison
+    from specdec_cli.report.generate import Promise
+    from specdec_cli.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Screen:
+    """What the two standard streams can do.
+
+    Args:
+        stdout: takes the text.
+        stdout_colour: whether it may be coloured.
+        console: standard error.
+        is_live: whether a live area may be drawn on standard error.
+        is_shared: whether standard output is the same terminal.
+        is_quiet: whether standard error is for errors alone.
+    """
+
+    stdout: TextIO
+    stdout_colour: bool
+    console: Console
+    is_live: bool
+    is_shared: bool
+    is_quiet: bool
+
+    def say(self, message: str, style: str = "dim") -> None:
+        """One line on standard error, unless quiet."""
+        if not self.is_quiet:
+            self.console.print(Text(message, style=style), soft_wrap=True)
+
+
+class RunView:
+    """Shows a run as its events come; a context manager, so that the terminal is left tidy.
+
+    Args:
+        screen: the streams.
+        arms: the run's arms, the one whose text is shown first.
+        ks: k of each arm.
+        places: the rows' places, in order.
+        streams_text: whether text goes to standard output (not with `--json`).
+        tokenizer: cuts text into tokens for `--show-drafts`; None shows text as it is released.
+    """
+
+    def __init__(
+        self,
+        screen: Screen,
+        arms: Sequence[Arm],
+        ks: Sequence[int],
+        places: Sequence[int],
+        streams_text: bool,
+        tokenizer: Tokenizer | None = None,
+    ) -> None:
+        self.screen = screen
+        self._arms, self._ks, self._places = list(arms), list(ks), list(places)
+        self._tokenizer = tokenizer
+        self._writer = Writer(screen.stdout, screen.stdout_colour) if streams_text else None
+        self._area: LiveArea | None = None
+        self._texts: Texts | None = None
+        self._token_pieces: dict[int, TokenPieces] = {}
+        self._notices: dict[str, None] = {}
+        self._stack = ExitStack()
+
+    def __enter__(self) -> RunView:
+        """Open the live area, if there is one, and the first text."""
+        if self._tokenizer is not None:
+            self._show_legend()
+        if self.screen.is_live:
+            area = LiveArea(self.screen.console, self._content, self._writer, self.screen.is_shared)
+            self._area = self._stack.enter_context(area)
+        sink: Sink | None = self._area or self._writer
+        if self._writer is not None and sink is not None:
+            self._texts = Texts(self._places, sink)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Close the live area and say what was noticed meanwhile."""
+        self._stack.close()
+        if self._area is not None:
+            for message in self._notices:
+                self.screen.say(f"note: {message}", "yellow")
+
+    def watch(self, arm: Arm, event: Event) -> None:
+        """Show one event."""
+        if isinstance(event, Noticed):
+            self._notice(event.message)
+        elif self._texts is not None and arm is self._arms[0]:
+            self._show_text(self._texts, arm, event)
+        if self._area is not None:
+            self._area.refresh()
+        elif self._writer is not None:
+            self._writer.flush()
+
+    def summary(self, promise: Promise, comparison: Comparison | None = None) -> None:
+        """The final table on standard error, with the speed-up of a comparison."""
+        if self.screen.is_quiet:
+            return
+        console = self.screen.console
+        console.print()
+        console.print(run_table(self._columns(final=True)))
+        if comparison is not None:
+            console.print(_verdict(comparison), soft_wrap=True)
+        if not promise.is_lossless:
+            self.screen.say(f"lossless: false (--verify {promise.verify} is not the target's distribution)", "yellow")
+
+    def _show_text(self, texts: Texts, arm: Arm, event: Event) -> None:
+        by_id = arm.passes[-1].by_id
+        if isinstance(event, Stepped):
+            for emitted in event.emitted:
+                if self._tokenizer is None:
+                    pieces = plain_pieces(emitted.text)
+                else:
+                    pieces = self._pieces_of(emitted.sequence_id, self._tokenizer).feed(emitted)
+                texts.feed(by_id[emitted.sequence_id].index, pieces)
+        elif isinstance(event, Finished):
+            tail = self._token_pieces.pop(event.sequence_id, None)
+            pieces = plain_pieces(event.text) if tail is None else tail.cut(event.text)
+            place = by_id[event.sequence_id].index
+            texts.feed(place, pieces)
+            texts.end(place)
+
+    def _pieces_of(self, sequence_id: int, tokenizer: Tokenizer) -> TokenPieces:
+        if sequence_id not in self._token_pieces:
+            self._token_pieces[sequence_id] = TokenPieces(tokenizer.detokenizer())
+        return self._token_pieces[sequence_id]
+
+    def _notice(self, message: str) -> None:
+        """Say it once: now, or after the live area has gone."""
+        if message not in self._notices and self._area is None:
+            self.screen.say(f"note: {message}", "yellow")
+        self._notices[message] = None
+
+    def _columns(self, final: bool = False) -> list[Column]:
+        return [
+            Column(arm.name, k, arm.meter, arm.timing().decode_tokens_per_second if final else None)
+            for arm, k in zip(self._arms, self._ks, strict=True)
+        ]
+
+    def _content(self) -> RenderableType:
+        done = sum(arm.meter.num_finished for arm in self._arms)
+        total = len(self._places) * len(self._arms)
+        table = run_table(self._columns())
+        if total == 1:
+            return table
+        running = max(arm.meter.num_running for arm in self._arms)
+        return Group(table, Text(f"{done} of {total} finished, up to {running} together", style="dim"))
+
+    def _show_legend(self) -> None:
+        if self.screen.is_quiet:
+            return
+        legend = Text()
+        for kind, meaning in LEGEND:
+            if self.screen.stdout_colour:
+                legend.append(meaning, STYLES[kind])
+            else:
+                legend.append(marked(Piece(meaning, kind)))
+            legend.append("  ")
+        self.screen.console.print(legend)
+
+
+def _verdict(comparison: Comparison) -> Text:
+    """The sentence under a comparison's table."""
+    ratios = comparison.ratios()
+    if not ratios:
+        return Text("speed-up not measured: no prompt decoded a second token in both arms")
+    text = Text("decode speed-up ")
+    text.append(f"{number(comparison.speedup())}×", "bold")
+    pairs = "1 pair" if len(ratios) == 1 else f"median of {len(ratios)} pairs, {min(ratios):.2f} to {max(ratios):.2f}"
+    text.append(f" ({pairs}, interleaved); ")
+    differences = comparison.differences()
+    if not comparison.tokens_must_agree:
+        text.append("tokens are not compared: this mode agrees in distribution, not token by token")
+    elif comparison.equal is None:
+        text.append("tokens were not compared")
+    elif comparison.equal:
+        text.append(f"tokens equal ({comparison.num_checked_tokens} checked)", "green")
+    else:
+        row, position = differences[0]
+        text.append(
+            f"tokens DIFFER in {len(differences)} outputs, first in prompt {row + 1} at token {position + 1}: "
+            "`specdec audit` says whether it is a near-tie",
+            "bold red",
+        )
+    return text

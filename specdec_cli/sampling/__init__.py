@@ -1,0 +1,1 @@
+"""Sampling: parameters, the processor chain from logits to p and q, keyed noise."""

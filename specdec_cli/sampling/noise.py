@@ -1,0 +1,110 @@
+"""Keyed noise: each random number is a function of (seed, index, position, purpose, offset); nothing is remembered.
+
+The generator is Philox4x64-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3") with the key
+(seed, index) and the counter (offset // 4, position, purpose, 0), so two streams can never overlap. A few streams at a
+time come from numpy's own Philox; for many, the same rounds run over all of them at once. Both give the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+Uint64Array = npt.NDArray[np.uint64]
+Float64Array = npt.NDArray[np.float64]
+
+
+class Purpose(IntEnum):
+    """What a random number decides; a part of its key."""
+
+    DRAFT = 0
+    ACCEPT = 1
+    OWN = 2
+    GUMBEL = 3
+
+
+_WORD = (1 << 64) - 1
+_LOW_HALF = np.uint64(0xFFFFFFFF)
+_HALF = np.uint64(32)
+_MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
+_KEY_STEPS = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBB67AE8584CAA73B))
+_NUM_ROUNDS = 10
+# From about 25 streams on, the rounds over arrays are cheaper than a generator object for each, if streams are short.
+_MANY_STREAMS = 25
+_SHORT_STREAM = 64
+
+
+def uniforms(seed: int, index: int, position: int, purpose: Purpose, n: int) -> Float64Array:
+    """The first n uniform numbers [n] float64 in [0, 1) of one stream."""
+    key = np.array([seed & _WORD, index & _WORD], dtype=np.uint64)
+    counter = np.array([0, position, purpose, 0], dtype=np.uint64)
+    return np.random.Generator(np.random.Philox(key=key, counter=counter)).random(n)
+
+
+def uniforms_many(
+    seeds: Sequence[int], indices: Sequence[int], positions: Sequence[int], purpose: Purpose, n: int
+) -> Float64Array:
+    """The first n uniform numbers of each of B streams: [B, n] float64, row b equal to `uniforms` of its key."""
+    if len(seeds) < _MANY_STREAMS or n > _SHORT_STREAM:
+        rows = [uniforms(s, i, p, purpose, n) for s, i, p in zip(seeds, indices, positions, strict=True)]
+        return np.stack(rows) if rows else np.empty((0, n))
+    num_blocks = -(-n // 4)
+    key = [np.array([value & _WORD for value in values], dtype=np.uint64)[:, None] for values in (seeds, indices)]
+    # numpy's Philox counts up before it draws, so a stream's first block has the counter 1.
+    blocks = np.arange(1, num_blocks + 1, dtype=np.uint64)[None, :]
+    shape = (len(seeds), num_blocks)
+    counter = [
+        np.broadcast_to(blocks, shape),
+        np.broadcast_to(np.array(positions, dtype=np.uint64)[:, None], shape),
+        np.full(shape, int(purpose), dtype=np.uint64),
+        np.zeros(shape, dtype=np.uint64),
+    ]
+    words = np.stack(_philox(key, counter), axis=-1).reshape(len(seeds), 4 * num_blocks)[:, :n]
+    return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _philox(key: list[Uint64Array], counter: list[Uint64Array]) -> list[Uint64Array]:
+    """Ten rounds of Philox4x64 over arrays: the four words of every block."""
+    key_0, key_1 = key
+    word_0, word_1, word_2, word_3 = counter
+    for _ in range(_NUM_ROUNDS):
+        high_0, low_0 = _multiply(_MULTIPLIERS[0], word_0)
+        high_1, low_1 = _multiply(_MULTIPLIERS[1], word_2)
+        word_0, word_1, word_2, word_3 = high_1 ^ word_1 ^ key_0, low_1, high_0 ^ word_3 ^ key_1, low_0
+        key_0, key_1 = key_0 + _KEY_STEPS[0], key_1 + _KEY_STEPS[1]
+    return [word_0, word_1, word_2, word_3]
+
+
+def _multiply(multiplier: int, words: Uint64Array) -> tuple[Uint64Array, Uint64Array]:
+    """High and low 64 bits of the 128-bit products, from products of 32-bit halves."""
+    multiplier_low, multiplier_high = np.uint64(multiplier & 0xFFFFFFFF), np.uint64(multiplier >> 32)
+    low, high = words & _LOW_HALF, words >> _HALF
+    high_by_low = multiplier_high * low
+    cross = ((multiplier_low * low) >> _HALF) + (high_by_low & _LOW_HALF) + multiplier_low * high
+    return multiplier_high * high + (high_by_low >> _HALF) + (cross >> _HALF), np.uint64(multiplier) * words
+
+
+def gumbel(seed: int, index: int, position: int, num_tokens: int) -> Tensor:
+    """Gumbel noise [V] float64 of one absolute position: the same whichever draft, k or step asks for it."""
+    return gumbel_many([seed], [index], [position], num_tokens)[0]
+
+
+def gumbel_many(seeds: Sequence[int], indices: Sequence[int], positions: Sequence[int], num_tokens: int) -> Tensor:
+    """Gumbel noise [B, V] float64, row b equal to `gumbel` of its key."""
+    uniform = np.maximum(uniforms_many(seeds, indices, positions, Purpose.GUMBEL, num_tokens), 2.0**-54)
+    return torch.from_numpy(-np.log(-np.log(uniform)))
+
+
+def gumbel_argmax(probs: Tensor, seeds: Sequence[int], indices: Sequence[int], positions: Sequence[int]) -> Tensor:
+    """Tokens [n] int64 drawn from probs [n, V] float32 by argmax(log p + g), g keyed by the absolute position.
+
+    Draft and target that share g choose the same token as often as such a coupling can promise (Daliri, Musco, Suresh
+    2024), and what the target chooses depends on p and the key alone.
+    """
+    noise = gumbel_many(seeds, indices, positions, probs.shape[1]).to(probs.device)
+    return noise.add_(probs.log()).argmax(dim=-1)

@@ -1,0 +1,78 @@
+"""Sampling parameters of one request."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from specdec_cli.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen and when a sequence ends.
+
+    Args:
+        max_new_tokens: most tokens to emit, the stop token included; at least 1.
+        temperature: 0 is greedy.
+        top_k: keep the k likeliest tokens; None keeps all.
+        top_p: keep the smallest set with at least this probability; 1 keeps all.
+        min_p: drop tokens below this share of the likeliest one's probability.
+        repetition_penalty: divide (or multiply, below zero) the logits of tokens seen in prompt and output.
+        presence_penalty: subtract once from logits of tokens in the output.
+        frequency_penalty: subtract per occurrence in the output.
+        logit_bias: token id to a number added to its logit.
+        stop: strings that end the output; none of them is part of the text.
+        stop_token_ids: tokens that end the output, beside the model's own end tokens.
+        ignore_eos: go on after the model's end tokens.
+        min_tokens: end and stop tokens are banned before this many are emitted.
+        seed: of every random choice of this request.
+        index: the request's row (prompt of a file, choice of an HTTP request); part of the noise's key.
+        logprobs: number of best alternatives reported beside each emitted token; None reports nothing.
+
+    Raises:
+        UsageError: a value out of range.
+    """
+
+    max_new_tokens: int = 128
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    seed: int = 0
+    index: int = 0
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range, each by its name."""
+        finite = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+        for name in finite:
+            if not math.isfinite(getattr(self, name)):
+                raise UsageError(f"{name} must be a finite number, not `{getattr(self, name)}`")
+        ranges = {
+            "max_new_tokens": self.max_new_tokens >= 1,
+            "temperature": self.temperature >= 0,
+            "top_k": self.top_k is None or self.top_k >= 1,
+            "top_p": 0 < self.top_p <= 1,
+            "min_p": 0 <= self.min_p <= 1,
+            "repetition_penalty": self.repetition_penalty > 0,
+            "min_tokens": self.min_tokens >= 0,
+            "seed": 0 <= self.seed < 2**63,
+            "logprobs": self.logprobs is None or 0 <= self.logprobs <= 100,
+        }
+        for name, fine in ranges.items():
+            if not fine:
+                raise UsageError(f"{name} is out of range: `{getattr(self, name)}`")
+        if any(not text for text in self.stop):
+            raise UsageError("a stop string must not be empty")
+        if any(not math.isfinite(bias) for bias in self.logit_bias.values()):
+            raise UsageError("logit_bias values must be finite numbers")

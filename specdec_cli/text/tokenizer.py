@@ -1,0 +1,179 @@
+"""A tokenizer as the rest of the house sees it: wraps any transformers tokenizer object without importing any."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from specdec_cli.errors import UsageError
+from specdec_cli.text.detokenize import ByteLevelDetokenizer, Detokenizer, WindowDetokenizer, byte_level_bytes
+from specdec_cli.text.overlap import Overlap, overlap
+from specdec_cli.text.stream import TextStream
+
+
+class Tokenizer:
+    """Text to token ids and back.
+
+    Text is what the tokens say: the spaces are never cleaned up afterwards (transformers'
+    `clean_up_tokenization_spaces`), so a streamed text and the decoded whole are the same text.
+
+    Args:
+        hf_tokenizer: a tokenizer object of transformers, with or without a fast backend.
+    """
+
+    def __init__(self, hf_tokenizer: Any) -> None:
+        self.hf = hf_tokenizer
+        self._bytes: dict[int, bytes] = {}
+        self._texts: dict[int, str] = {}
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text; special tokens are added as the tokenizer does by default."""
+        return [int(i) for i in self.hf.encode(text, add_special_tokens=add_special_tokens, verbose=False)]
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of token ids; ids outside the vocabulary (a padded one's) have none."""
+        known = [i for i in token_ids if i in self._tokens_by_id]
+        text: str = self.hf.decode(known, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
+        return text
+
+    @cached_property
+    def vocabulary(self) -> dict[str, int]:
+        """Every token with its id, added tokens included."""
+        return dict(self.hf.get_vocab())
+
+    @cached_property
+    def num_tokens(self) -> int:
+        """V, the size of the real vocabulary: the largest id + 1, whatever the embedding was padded to."""
+        return max(self.vocabulary.values(), default=-1) + 1
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """The token that begins a text, or None."""
+        token_id = getattr(self.hf, "bos_token_id", None)
+        return None if token_id is None else int(token_id)
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """The tokens that end a text as the tokenizer knows them; a model's generation config may name more."""
+        token_id = getattr(self.hf, "eos_token_id", None)
+        if token_id is None:
+            return ()
+        return tuple(token_id) if isinstance(token_id, list | tuple) else (int(token_id),)
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Tokens that `skip_special_tokens` leaves out of the text."""
+        backend = getattr(self.hf, "backend_tokenizer", None)
+        if backend is None:
+            return frozenset(self.hf.all_special_ids)
+        return frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
+
+    def chat(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> list[int]:
+        """Token ids of a conversation by the tokenizer's chat template, which brings its own special tokens.
+
+        Args:
+            messages: `{"role": ..., "content": ...}`, oldest first.
+            add_generation_prompt: end with the head of the assistant's turn.
+
+        Raises:
+            UsageError: the tokenizer has no chat template, or the template refuses the messages.
+        """
+        import jinja2
+
+        if not getattr(self.hf, "chat_template", None):
+            raise UsageError(
+                f"the tokenizer of `{self.name}` has no chat template",
+                "leave out --chat and --system, or use a chat model",
+            )
+        try:
+            text = self.hf.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=add_generation_prompt
+            )
+        except jinja2.TemplateError as error:
+            raise UsageError(
+                f"the chat template of `{self.name}` refuses these messages: {error}", _chat_hint(messages)
+            ) from error
+        return self.encode(text, add_special_tokens=False)
+
+    @property
+    def name(self) -> str:
+        """Where the tokenizer came from, for messages."""
+        return str(getattr(self.hf, "name_or_path", "") or type(self.hf).__name__)
+
+    def compare(self, other: Tokenizer) -> Overlap:
+        """What the two tokenizers share; a draft must have the target's (`Overlap.equal`)."""
+        return overlap(
+            (self.vocabulary, other.vocabulary),
+            (self._special_tokens(), other._special_tokens()),
+            (lambda text: self.encode(text, False), lambda text: other.encode(text, False)),
+        )
+
+    def _special_tokens(self) -> dict[str, str]:
+        special: Mapping[str, Any] = self.hf.special_tokens_map
+        return {role: str(token) for role, token in special.items() if not isinstance(token, list)}
+
+    def stream(
+        self, stop: Sequence[str] = (), stop_ids: Collection[int] = (), skip_special_tokens: bool = True
+    ) -> TextStream:
+        """Tokens to text as they come, ending at a stop string or a stop token."""
+        return TextStream(self.detokenizer(skip_special_tokens), stop, stop_ids)
+
+    def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
+        """A fresh incremental decoder for one text."""
+        if self._is_byte_level:
+            return ByteLevelDetokenizer(self, skip_special_tokens)
+        return WindowDetokenizer(self, skip_special_tokens)
+
+    @cached_property
+    def _is_byte_level(self) -> bool:
+        """Whether a text is the concatenated bytes of its tokens; looked up, then tried on a few tokens."""
+        backend = getattr(self.hf, "backend_tokenizer", None)
+        if type(getattr(backend, "decoder", None)).__name__ != "ByteLevel":
+            return False
+        probe = list(range(0, self.num_tokens, max(1, self.num_tokens // 64)))
+        detokenizer = ByteLevelDetokenizer(self, skip_special_tokens=True)
+        return "".join(map(detokenizer.push, probe)) + detokenizer.flush() == self.decode(probe)
+
+    def is_silent(self, token_id: int, skip_special_tokens: bool) -> bool:
+        """Whether a token is left out before decoding: special ones, and ids that no token has."""
+        return (skip_special_tokens and token_id in self.special_ids) or token_id not in self._tokens_by_id
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """A token's bytes; only of a byte-level tokenizer."""
+        found = self._bytes.get(token_id)
+        if found is None:
+            found = self._bytes[token_id] = byte_level_bytes(self._tokens_by_id[token_id])
+        return found
+
+    def text_of(self, token_id: int) -> str:
+        """A token's text where it stands alone."""
+        found = self._texts.get(token_id)
+        if found is None:
+            found = self._texts[token_id] = self.decode([token_id], skip_special_tokens=False)
+        return found
+
+    @cached_property
+    def byte_tokens(self) -> dict[int, int]:
+        """Ids of byte-fallback tokens (`<0x41>`) with their byte; empty where `<0x41>` is not an A."""
+        letter = self.vocabulary.get("<0x41>")
+        if letter is None or self.text_of(letter) != "A":
+            return {}
+        names = {f"<0x{byte:02X}>": byte for byte in range(256)}
+        return {self.vocabulary[name]: byte for name, byte in names.items() if name in self.vocabulary}
+
+    @cached_property
+    def strips_first_space(self) -> bool:
+        """Whether a byte-fallback space at the beginning of a text is dropped, as Llama's decoder does."""
+        space = self.vocabulary.get("<0x20>")
+        return space is not None and self.text_of(space) == ""
+
+    @cached_property
+    def _tokens_by_id(self) -> dict[int, str]:
+        return {token_id: token for token, token_id in self.vocabulary.items()}
+
+
+def _chat_hint(messages: Sequence[Mapping[str, str]]) -> str:
+    if any(message.get("role") == "system" for message in messages):
+        return "the template may know no system role: put its text into the first user message"
+    return "most templates want user and assistant in turns, beginning with user"

@@ -1,0 +1,149 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from specdec_cli import __version__
+from specdec_cli.cli import main
+from specdec_cli.errors import GateError, RunError
+
+SPECDEC = [sys.executable, "-m", "specdec_cli.cli.main"]
+PLAIN = {key: value for key, value in os.environ.items() if not key.startswith("SPECDEC_")}
+
+
+def run_as(command, *arguments: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Run a program whose one command is this function."""
+    app = typer.Typer()
+    app.callback()(main._globals)
+    app.command("do")(command)
+    monkeypatch.setattr(main, "_app", lambda: app)
+    return main.run(["do", *arguments])
+
+
+def test_version(capsys: pytest.CaptureFixture[str]):
+    assert main.run(["--version"]) == 0
+    assert capsys.readouterr() == (f"specdec {__version__}\n", "")
+
+
+def test_help_has_no_colour_off_a_terminal(capsys: pytest.CaptureFixture[str]):
+    assert main.run(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert "recipe" in out
+    assert "\x1b" not in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["recpie"], "error: no such command `recpie`. Did you mean `recipe`?"),
+        (["--hepl"], "error: there is no option `--hepl` of `specdec`; did you mean `--help`?"),
+        (
+            ["recipe", "show", "--tempratur", "1"],
+            "error: there is no option `--tempratur` of `specdec recipe show`; did you mean `--temperature`?",
+        ),
+        (["recipe", "show", "-k", "four"], "error: `--num-speculative-tokens` must be a valid integer"),
+        (["recipe", "show", "--temperature", "hot"], "error: `--temperature` must be a valid number"),
+        (["recipe", "show", "--temperature"], "error: option `--temperature` requires an argument"),
+        (["recipe", "show", "--temperature", "nan"], "error: `--temperature` must be a finite number, not `NaN`"),
+        (["recipe", "show", "-k", "-1"], "error: `--num-speculative-tokens` must be at least 0, not `-1`"),
+        (["recipe", "show", "-k", "1000"], "error: `--num-speculative-tokens` must be at most 64, not `1000`"),
+        (["recipe", "show", "a", "b"], "error: got unexpected extra argument (b)"),
+        (["recipe", "copy"], "error: missing argument `NAME`"),
+    ],
+)
+def test_usage_errors_are_one_sentence_and_a_hint(arguments: list[str], error: str, capsys: pytest.CaptureFixture[str]):
+    assert main.run(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    lines = err.splitlines()
+    assert lines[0] == error
+    assert lines[1] == ""
+    assert lines[2].startswith("hint: ")
+    assert len(lines) == 3
+
+
+def test_nothing_asked_shows_help(capsys: pytest.CaptureFixture[str]):
+    assert main.run([]) == 2
+    out, err = capsys.readouterr()
+    assert "Usage: specdec" in out + err
+
+
+def raises(error: BaseException):
+    def command() -> None:
+        raise error
+
+    return command
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (RunError("no model `x`", "name one"), 1, "error: no model `x`\n\nhint: name one\n"),
+        (GateError("a gate"), 3, "error: a gate\n"),
+        (RunError("evil \x1b[31m"), 1, "error: evil �[31m\n"),
+        (ValueError("boom\nmore"), 1, f"error: unexpected ValueError: boom\n\nhint: {main._DEBUG_HINT}\n"),
+        (OSError(28, "No space left on device"), 1, "error: the system refused: No space left on device\n"),
+        (KeyboardInterrupt(), 130, ""),
+        (typer.Exit(3), 3, ""),
+        (BrokenPipeError(), 0, ""),
+    ],
+)
+def test_errors_become_words_and_codes(error, code: int, text: str, monkeypatch, capsys):
+    assert run_as(raises(error), monkeypatch=monkeypatch) == code
+    assert capsys.readouterr() == ("", text)
+
+
+def test_a_command_may_return_its_code(monkeypatch: pytest.MonkeyPatch):
+    assert run_as(lambda: 3, monkeypatch=monkeypatch) == 3
+
+
+@pytest.mark.parametrize("way", ["flag", "late flag", "variable"])
+def test_debug_shows_the_traceback(way: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    if way == "variable":
+        monkeypatch.setenv("SPECDEC_DEBUG", "1")
+    run_as(raises(ValueError("boom")), *(["--debug"] if "flag" in way else []), monkeypatch=monkeypatch)
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_debug_after_two_dashes_is_a_word():
+    assert main._take_debug(["do", "--", "--debug"]) == (["do", "--", "--debug"], False)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["recipe", "validate", "bad.yaml"], ["recipe", "list"]]
+)
+def test_quick_commands_load_nothing_heavy(arguments: list[str], tmp_path: Path):
+    (tmp_path / "bad.yaml").write_text("sampling: {temperatur: 1}\n")
+    code = (
+        "import sys; from specdec_cli.cli.main import run; code = run(sys.argv[1:])\n"
+        "heavy = {'torch', 'transformers', 'datasets', 'fastapi', 'scipy', 'matplotlib'} & set(sys.modules)\n"
+        "sys.exit(f'loaded {heavy}' if heavy else code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd=tmp_path, env=PLAIN, check=False
+    )
+    assert done.returncode == (2 if "bad.yaml" in arguments else 0), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pipes of a POSIX shell")
+@pytest.mark.parametrize("redirect", ["| head -n 1", "| true", "2>&1 | true", ">/dev/null 2>&1"])
+def test_a_reader_that_goes_away_makes_no_noise(redirect: str):
+    command = f"({sys.executable} -m specdec_cli.cli.main recipe schema; echo $? >&3) 3>&2 {redirect}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=PLAIN, check=False)
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+    assert done.stderr.strip() == "0"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_said():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*SPECDEC, "recipe", "list"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert "No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("error:") == 1

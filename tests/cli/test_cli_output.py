@@ -1,0 +1,73 @@
+import io
+import json
+import sys
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from specdec_cli import __version__
+from specdec_cli.cli import output
+from specdec_cli.errors import RunError, UsageError
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("CI", "true"), ("TERM", "dumb")])
+def test_colour_only_where_it_is_welcome(name: str, value: str, monkeypatch: pytest.MonkeyPatch):
+    for variable in ("NO_COLOR", "CI", "TERM"):
+        monkeypatch.delenv(variable, raising=False)
+    assert output.colourful(Terminal())
+    assert not output.colourful(io.StringIO())
+    monkeypatch.setenv(name, value)
+    assert not output.colourful(Terminal())
+
+
+def test_envelope():
+    document = output.envelope("specdec.x/1", None, {"rows": [1]}, device="cpu", dtype="float32")
+    assert list(document) == ["schema", "specdec_version", "created", "environment", "recipe", "rows"]
+    assert document["specdec_version"] == __version__
+    assert datetime.fromisoformat(document["created"]).tzinfo is not None
+    assert document["environment"]["device"] == "cpu"
+    assert document["environment"]["torch"]
+
+
+def test_stdout_and_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = tmp_path / "x.json"
+    output.deliver({"a": "é\n"}, to_stdout=True, path=path)
+    assert json.loads(capsys.readouterr().out) == json.loads(path.read_text()) == {"a": "é\n"}
+    assert [entry.name for entry in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_nan_is_never_written(tmp_path: Path):
+    with pytest.raises(ValueError, match="JSON"):
+        output.deliver({"a": float("nan")}, to_stdout=False, path=tmp_path / "x.json")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_appeared_meanwhile_stays(tmp_path: Path):
+    path = tmp_path / "x.json"
+    output.check_destination(path, force=False)
+    path.write_text("mine")
+    with pytest.raises(RunError, match="exists already"):
+        output.deliver({}, to_stdout=False, path=path)
+    assert path.read_text() == "mine"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_force_overwrites_through_a_link(tmp_path: Path):
+    real, link = tmp_path / "real.json", tmp_path / "link.json"
+    real.write_text("old")
+    link.symlink_to(real)
+    output.deliver({"a": 1}, to_stdout=False, path=link, force=True)
+    assert link.is_symlink()
+    assert json.loads(real.read_text()) == {"a": 1}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="device files")
+def test_devices_are_no_destination():
+    with pytest.raises(UsageError, match="no plain file"):
+        output.check_destination(Path("/dev/null"), force=True)

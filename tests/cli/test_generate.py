@@ -1,0 +1,322 @@
+"""`generate` as a person meets it: what lands on stdout, what on stderr, what in the document, which exit code."""
+
+import io
+import json
+import os
+import signal
+import sys
+
+import jsonschema
+import pytest
+from toy_engine import LetterTokenizer, toy_engine
+
+from specdec_cli.cli.main import run
+from specdec_cli.engine import build
+from specdec_cli.engine.verify import resolve_mode
+from specdec_cli.events import Noticed
+from specdec_cli.report.generate import json_schema
+from specdec_cli.sampling.params import SamplingParams
+
+
+@pytest.fixture
+def loaded(monkeypatch):
+    """Engines that the command made, of toys; the real loader is not called."""
+    engines = []
+
+    def load(recipe, *, trust_remote_code=False, progress=None):
+        speculation = recipe.speculation
+        resolve_mode(speculation.verify, recipe.sampling.temperature)
+        engine = toy_engine(speculation.num_speculative_tokens, recipe.engine.max_num_seqs, speculation.verify)
+        engines.append(engine)
+        progress("loading [toys]")
+        return engine
+
+    monkeypatch.setattr(build, "engine_from_recipe", load)
+    for name in ("NO_COLOR", "CI", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    return engines
+
+
+@pytest.fixture
+def piped(monkeypatch):
+    """Gives the process bytes on standard input."""
+
+    def give(data: bytes):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8"))
+
+    give(b"")
+    return give
+
+
+def generate(*arguments: str) -> int:
+    return int(run(["generate", "-d", "ngram:min=1", *arguments]))
+
+
+def expected(prompt: str, num: int = 20, **params) -> str:
+    tokens = SamplingParams(max_new_tokens=num, **params)
+    return toy_engine(k=0).generate([prompt], tokens)[0].text
+
+
+def document_of(text: str) -> dict:
+    document = json.loads(text)
+    jsonschema.validate(document, json_schema(), format_checker=jsonschema.FormatChecker())
+    return document
+
+
+def test_text_goes_to_stdout_and_the_table_to_stderr(loaded, capsys):
+    assert generate("ab ab", "-n", "20") == 0
+    out, err = capsys.readouterr()
+    assert out == expected("ab ab").rstrip("\n") + "\n" or out == expected("ab ab")
+    assert "acceptance rate" in err
+    assert "tokens/s" in err
+    assert "\x1b" not in out + err
+    assert "no target named: using the built-in builtin:target with draft ngram" in err
+
+
+def test_a_named_target_needs_no_word_about_it(loaded, capsys):
+    assert generate("ab", "-n", "5", "-t", "some/target") == 0
+    assert "no target named" not in capsys.readouterr().err
+
+
+def test_quiet_leaves_stderr_to_errors(loaded, capsys):
+    assert generate("ab ab", "-n", "20", "--quiet", "--compare") == 0
+    out, err = capsys.readouterr()
+    assert out
+    assert err == ""
+
+
+def test_several_prompts_come_in_order_under_their_numbers(loaded, capsys):
+    assert generate("ab", "cd", "e", "-n", "12") == 0
+    out = capsys.readouterr().out
+    assert [line for line in out.split("\n") if line.startswith("###")] == ["### 1", "### 2", "### 3"]
+    for place, prompt in enumerate(["ab", "cd", "e"], start=1):
+        assert f"### {place}\n{expected(prompt, 12)}" in out
+
+
+def test_the_document_is_the_only_thing_on_stdout(loaded, capsys):
+    assert generate("ab ab", "cd", "-n", "20", "--json", "--logprobs", "2") == 0
+    out, err = capsys.readouterr()
+    document = document_of(out)
+    assert [output["text"] for output in document["outputs"]] == [expected("ab ab"), expected("cd")]
+    assert [output["prompt"] for output in document["outputs"]] == ["ab ab", "cd"]
+    assert document["totals"]["speculative"]["num_emitted_tokens"] == 38
+    assert document["lossless"] == {
+        "promised": True,
+        "verify": "greedy",
+        "checked_tokens": None,
+        "mismatches": None,
+        "first_divergence": None,
+    }
+    assert document["recipe"]["draft"]["method"] == "ngram"
+    assert len(document["outputs"][0]["logprobs"]) == 20
+    assert len(document["outputs"][0]["logprobs"][0]["top"]) == 2
+    assert "compare" not in document
+    assert "acceptance rate" in err
+
+
+def test_typical_says_that_it_is_lossy(loaded, capsys):
+    assert generate("ab ab", "-n", "5", "--json", "--verify", "typical", "--temperature", "1") == 0
+    document = document_of(capsys.readouterr().out)
+    assert document["lossless"]["promised"] is False
+    assert [output["lossless"] for output in document["outputs"]] == [False]
+
+
+def test_typical_says_so_on_stderr_too(loaded, capsys):
+    assert generate("ab ab", "-n", "5", "--verify", "typical", "--temperature", "1") == 0
+    assert "lossless: false" in capsys.readouterr().err
+
+
+def test_rows_of_a_prompt_file_bring_their_own_values(loaded, capsys, tmp_path):
+    path = tmp_path / "p.jsonl"
+    path.write_text(
+        '{"prompt": "ab", "id": "x", "category": "story", "max_new_tokens": 3}\n'
+        '{"turns": ["ab", "later"], "seed": 7}\n{"prompt": "ab"}\n'
+    )
+    assert generate("--prompt-file", str(path), "-n", "20", "--temperature", "1", "--json") == 0
+    outputs = document_of(capsys.readouterr().out)["outputs"]
+    assert [output["index"] for output in outputs] == [0, 1, 2]
+    assert (outputs[0]["id"], outputs[0]["category"], outputs[0]["completion_tokens"]) == ("x", "story", 3)
+    assert "id" not in outputs[1]
+    engine = toy_engine()
+    alone = engine.generate([[*engine.encode("ab")]], [SamplingParams(20, 1.0, seed=7, index=0)])
+    assert outputs[1]["token_ids"] == alone[0].token_ids
+    third = toy_engine().generate([[*engine.encode("ab")]], [SamplingParams(20, 1.0, seed=0, index=2)])
+    assert outputs[2]["token_ids"] == third[0].token_ids
+
+
+def test_a_comparison_says_speedup_and_equality(loaded, capsys):
+    assert generate("ab ab", "cd", "e", "-n", "20", "--json", "--compare", "--max-num-seqs", "2") == 0
+    out, err = capsys.readouterr()
+    document = document_of(out)
+    assert document["compare"]["equal"] is True
+    assert document["compare"]["speedup"]["decode"]["pairs"] == 2
+    assert document["compare"]["plain"]["speculative"]["num_drafts"] == 0
+    assert document["compare"]["plain"]["speculative"]["num_emitted_tokens"] == 57
+    assert document["lossless"]["checked_tokens"] == 60
+    assert document["lossless"]["mismatches"] == 0
+    assert "tokens equal (60 checked)" in err
+    assert "decode speed-up" in err
+
+
+def test_a_comparison_streams_each_text_once(loaded, capsys):
+    assert generate("ab ab", "-n", "20", "--compare") == 0
+    assert capsys.readouterr().out.strip("\n") == expected("ab ab").strip("\n")
+
+
+@pytest.mark.parametrize(("verify", "equal"), [("block", None), ("gumbel", True)])
+def test_sampled_tokens_are_compared_where_the_mode_promises_it(loaded, capsys, verify, equal):
+    arguments = ("-n", "20", "--json", "--compare", "--temperature", "1", "--verify", verify)
+    assert generate("ab ab", "cd", *arguments) == 0
+    document = document_of(capsys.readouterr().out)
+    assert document["compare"]["equal"] is equal
+    assert document["lossless"]["checked_tokens"] == (None if equal is None else 40)
+
+
+def test_stop_strings_and_control_characters(loaded, capsys, monkeypatch):
+    text = expected("ab ab", 40)
+    stop = text[4:7]
+    assert generate("ab ab", "-n", "40", "--stop", stop, "--quiet") == 0
+    assert capsys.readouterr().out.rstrip("\n") == text[: text.index(stop)].rstrip("\n")
+    monkeypatch.setattr("toy_engine.LETTERS", "\0abcd\x1bfgh .\n")
+    assert generate("ab ab", "-n", "60", "--quiet", "--temperature", "2") == 0
+    assert "\x1b" not in capsys.readouterr().out
+
+
+def test_show_drafts_puts_accepted_tokens_in_brackets(loaded, capsys):
+    assert generate("ab ab ab", "-n", "40", "--show-drafts") == 0
+    out, err = capsys.readouterr()
+    assert out.replace("[", "").replace("]", "").strip("\n") == expected("ab ab ab", 40).strip("\n")
+    accepted = toy_engine().generate(["ab ab ab"], SamplingParams(40))[0].speculative.num_accepted_tokens
+    assert out.count("[") == accepted > 0
+    assert "[drafted and accepted]" in err
+
+
+def test_chat_and_system_build_messages(loaded, capsys):
+    assert generate("ab", "-n", "5", "--system", "cd", "--json") == 0
+    document = document_of(capsys.readouterr().out)
+    tokens = LetterTokenizer().chat([{"role": "system", "content": "cd"}, {"role": "user", "content": "ab"}])
+    assert document["outputs"][0]["prompt_tokens"] == len(tokens)
+    assert document["outputs"][0]["prompt"] == "ab"
+
+
+def test_output_is_written_and_not_overwritten(loaded, capsys, tmp_path):
+    path = tmp_path / "out.json"
+    assert generate("ab", "-n", "5", "--output", str(path)) == 0
+    assert capsys.readouterr().out.strip("\n") == expected("ab", 5).strip("\n")
+    assert document_of(path.read_text())["outputs"][0]["text"] == expected("ab", 5)
+    before = path.read_bytes()
+    assert generate("ab", "-n", "6", "--output", str(path)) == 2
+    assert path.read_bytes() == before
+    assert generate("ab", "-n", "6", "--output", str(path), "--force") == 0
+    assert document_of(path.read_text())["outputs"][0]["completion_tokens"] == 6
+
+
+def test_standard_input_is_one_prompt_or_lines(loaded, capsys, piped):
+    piped(b"\xef\xbb\xbfab ab\n")
+    assert generate("-n", "5", "--json") == 0
+    assert document_of(capsys.readouterr().out)["outputs"][0]["prompt"] == "ab ab"
+    piped("ab\r\ncd\n".encode())
+    assert generate("-n", "5", "--json", "-") == 0
+    assert document_of(capsys.readouterr().out)["outputs"][0]["prompt"] == "ab\r\ncd"
+    piped(b"ab\r\ncd\n")
+    assert generate("-n", "5", "--json", "--prompt-file", "-") == 0
+    assert [output["prompt"] for output in document_of(capsys.readouterr().out)["outputs"]] == ["ab", "cd"]
+    piped(b'{"prompt": "ab", "id": 3}\n')
+    assert generate("-n", "5", "--json", "--prompt-file", "-") == 0
+    assert document_of(capsys.readouterr().out)["outputs"][0]["id"] == 3
+
+
+def test_ctrl_c_keeps_what_there_is(loaded, capsys, tmp_path, monkeypatch):
+    path = tmp_path / "out.json"
+    calls = 0
+    from specdec_cli.report.view import RunView
+
+    watch = RunView.watch
+
+    def press(self, arm, event):
+        nonlocal calls
+        calls += 1
+        if calls == 5:
+            os.kill(os.getpid(), signal.SIGINT)
+        watch(self, arm, event)
+
+    monkeypatch.setattr(RunView, "watch", press)
+    assert generate("ab", "cd", "-n", "400", "--output", str(path)) == 130
+    outputs = document_of(path.read_text())["outputs"]
+    assert [output["finish_reason"] for output in outputs] == ["abort", "abort"]
+    assert 1 < outputs[0]["completion_tokens"] < 400
+    out = capsys.readouterr().out
+    assert outputs[0]["text"] in out
+    assert outputs[1]["text"] in out
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_notice_is_said_once(loaded, capsys, monkeypatch):
+    from specdec_cli.engine.engine import Engine
+
+    step = Engine.step
+    monkeypatch.setattr(Engine, "step", lambda self: [*step(self), Noticed(0, "past the draft's context")])
+    assert generate("ab", "-n", "9") == 0
+    assert capsys.readouterr().err.count("past the draft's context") == 1
+
+
+def test_the_plan_is_shown_and_nothing_loaded(loaded, capsys):
+    assert generate("ab", "cd", "-k", "3", "--dry-run") == 0
+    out = capsys.readouterr().out
+    assert "# would decode 2 prompts" in out
+    assert "num_speculative_tokens: 3" in out
+    assert "# flag --num-speculative-tokens" in out
+    assert generate("ab", "--dry-run", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["num_prompts"] == 1
+    assert loaded == []
+
+
+BAD = [
+    ([""], "the prompt is empty"),
+    (["ab", " "], "prompt 2 of 2 is empty"),
+    ([os.fsdecode(b"a\xff")], "not valid Unicode"),
+    (["-", "-"], "`-` stands twice"),
+    ([], "the prompt on standard input is empty"),
+    (["ab", "--prompt-file", "{empty}"], "as arguments and with --prompt-file"),
+    (["--prompt-file", "{empty}"], "has no prompt"),
+    (["--prompt-file", "{missing}"], "No such file"),
+    (["--prompt-file", "{folder}"], "Is a directory"),
+    (["--prompt-file", "{latin}"], "not valid UTF-8"),
+    (["--prompt-file", "{broken}"], "broken.jsonl:2: not a JSON object"),
+    (["ab", "--show-drafts", "--json"], "--show-drafts"),
+    (["ab", "--compare", "-k", "0"], "nothing to compare"),
+    (["ab", "--compare", "-d", "none"], "nothing to compare"),
+    (["ab", "--prediction", "cd"], "`--prediction` is read by the draft `prediction` alone"),
+    (["ab", "--prediction", " "], "`--prediction` is empty"),
+    (["a" * 600], "the prompt has `600` tokens"),
+    (["ab", "a" * 600], "prompt 2: the prompt has `600` tokens"),
+    (["ab", "--logit-bias", "99=1"], "logit_bias names token `99`"),
+    (["ab", "--stop-token-id", "99"], "stop_token_ids names token `99`"),
+    (["ab", "--stop", ""], "stop"),
+    (["ab", "--verify", "greedy", "--temperature", "1"], "does not fit"),
+    (["ab", "--output", "{folder}"], "is a folder"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "said"), BAD, ids=[said for _, said in BAD])
+def test_bad_input_is_one_sentence_and_exit_2(loaded, capsys, piped, tmp_path, arguments, said):
+    (tmp_path / "empty.txt").write_text("\n")
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    (tmp_path / "broken.jsonl").write_text('{"prompt": "a"}\n{"prompt": \n')
+    names = {name: str(tmp_path / f"{name}.txt") for name in ("empty", "missing", "latin")}
+    names |= {"folder": str(tmp_path), "broken": str(tmp_path / "broken.jsonl")}
+    before = sorted(tmp_path.iterdir())
+    assert generate(*(argument.format(**names) if "{" in argument else argument for argument in arguments)) == 2
+    out, err = capsys.readouterr()
+    assert said in err
+    assert "Traceback" not in err
+    assert sum(line.startswith("error: ") for line in err.split("\n")) == 1
+    assert out == ""
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_prediction_becomes_the_draft(capsys):
+    assert int(run(["generate", "ab", "--prediction", "cd", "--dry-run"])) == 0
+    out = capsys.readouterr().out
+    assert "method: prediction" in out
+    assert "text: cd" in out

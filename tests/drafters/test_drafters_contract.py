@@ -1,0 +1,112 @@
+"""What every drafter in the folder keeps to; a new file is picked up by itself."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from specdec_cli import drafters
+from specdec_cli.drafters.contract import Drafter, DraftRow, Guesses, Resources
+from specdec_cli.lm.door import Row
+from specdec_cli.sampling.params import SamplingParams
+
+NUM_TOKENS = 11
+NEEDED = {"model": {"model": "tiny"}, "prediction": {"text": "abcabdab"}}
+
+
+class TableLM:
+    """Logits that depend on the last two tokens; three more of them than the vocabulary, as padding."""
+
+    name, vocab_size, max_context, num_blocks, block_size, num_free_blocks = "tiny", NUM_TOKENS + 3, 40, 1, 1, 1
+
+    def score(self, rows: Sequence[Row]) -> torch.Tensor:
+        parts = [torch.empty(0, self.vocab_size)]
+        for row in rows:
+            for end in range(len(row.context) - row.num_logits + 1, len(row.context) + 1):
+                seed = sum(token * 31**i for i, token in enumerate(reversed(row.context[max(0, end - 2) : end])))
+                parts.append(2 * torch.randn(1, self.vocab_size, generator=torch.Generator().manual_seed(seed)))
+        return torch.cat(parts)
+
+    def release(self, handle: int) -> None:
+        pass
+
+
+def load(method: str) -> Drafter:
+    drafter = drafters.create(method, NEEDED.get(method, {}))
+    encode = lambda text: [0] * bool(text) + [ord(letter) - ord("a") for letter in text]  # noqa: E731
+    drafter.load(Resources(lambda name: TableLM(), encode, NUM_TOKENS))
+    return drafter
+
+
+def rows(temperature: float, verify: str) -> list[DraftRow]:
+    contexts = ([0, 1, 2, 0, 1, 2, 0, 1], [5], [3, 3, 3, 3], [1, 2, 12, 1, 2])
+    params = SamplingParams(temperature=temperature, seed=3)
+    return [
+        DraftRow(i, list(context), 1, k, params, frozenset({7}), verify, 0.0)
+        for i, (context, k) in enumerate(zip(contexts, (4, 1, 8, 3), strict=True))
+    ]
+
+
+MODES = [(0.0, "greedy"), (0.8, "rejection"), (0.8, "block"), (0.8, "gumbel"), (0.8, "exact-match"), (0.8, "typical")]
+
+
+@pytest.mark.parametrize(("temperature", "verify"), MODES)
+@pytest.mark.parametrize("method", sorted(drafters.methods()))
+def test_every_drafter_keeps_the_contract(method: str, temperature: float, verify: str) -> None:
+    drafter = load(method)
+    batch = rows(temperature, verify)
+    before = copy.deepcopy(batch)
+    guesses = drafter.propose(batch)
+    assert batch == before, "rows and contexts are read, never changed"
+    assert len(guesses) == len(batch)
+    for row, guess in zip(batch, guesses, strict=True):
+        assert len(guess.tokens) <= row.k
+        assert all(type(token) is int and 0 <= token < NUM_TOKENS for token in guess.tokens)
+        if guess.q is not None:
+            assert guess.q.shape == (len(guess.tokens), NUM_TOKENS)
+            assert guess.q.dtype == torch.float32
+            torch.testing.assert_close(guess.q.sum(-1), torch.ones(len(guess.tokens)))
+            assert all(guess.q[i, token] > 0 for i, token in enumerate(guess.tokens))
+    for row in batch:
+        drafter.release(row.handle)
+        drafter.release(row.handle)
+    assert same(drafter.propose(batch), guesses), "a released handle starts anew"
+
+
+@pytest.mark.parametrize("method", sorted(drafters.methods()))
+def test_a_guess_depends_on_its_row_alone(method: str) -> None:
+    """Not on neighbours, not on the steps that led here, and not on what the handle held before."""
+    drafter = load(method)
+    batch = rows(0.8, "block")
+    together = drafter.propose(batch)
+    alone = [load(method).propose([row])[0] for row in batch]
+    assert same(alone, together)
+    for row in batch:
+        for length in (len(row.context), 1, 3):
+            shorter = copy.deepcopy(row)
+            shorter.context = [9, *row.context[:length], *row.context, 4][-length - 2 :]
+            shorter.num_prompt_tokens = 1
+            drafter.propose([shorter])
+    assert same(drafter.propose(batch), together)
+
+
+def same(first: list[Guesses], second: list[Guesses]) -> bool:
+    return all(
+        a.tokens == b.tokens and ((a.q is None and b.q is None) or torch.equal(a.q, b.q))
+        for a, b in zip(first, second, strict=True)
+    )
+
+
+def test_listing_the_registry_imports_no_torch() -> None:
+    code = (
+        "import sys; from specdec_cli import drafters; m = drafters.methods(); "
+        "[drafters.options(name) for name in m]; drafters.parse_spec('ngram:max=3'); "
+        "bad = {'torch', 'transformers', 'numpy'} & set(sys.modules); "
+        "sys.exit(f'imported {bad}' if bad else 0)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,127 @@
+"""Faults planted one at a time: each must be seen by the test that a correct engine passes."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from table_loop import Loop, Table, measured
+
+from specdec_cli.engine import verify as verify_module
+from specdec_cli.sampling import noise
+from specdec_cli.sampling.params import SamplingParams
+
+TABLE = Table.random()
+PARAMS = SamplingParams(temperature=1.0)
+ALARM = 1e-6
+
+
+class SoftmaxAtZero(Loop):
+    def distribution(self, logits, rows):
+        return super().distribution(logits, [replace(row, params=replace(row.params, temperature=1.0)) for row in rows])
+
+
+class QBeforeProcessors(Loop):
+    def q_given(self, q, logits):
+        return logits.softmax(dim=-1)
+
+
+class StopsAfterADoubtfulDraw(Loop):
+    """Drops a drafted token because its own q is small: the order that EXACTNESS.md forbids."""
+
+    def keep_drafted(self, token, q_row):
+        return bool(q_row[token] >= 0.4)
+
+
+class StopsBeforeADoubtfulDraw(Loop):
+    def keep_drafted(self, token, q_row):
+        return bool(q_row.max() >= 0.6)
+
+
+def missing_residual(group, num_accepted, *_):
+    return group.probs(group.starts + num_accepted)
+
+
+def off_by_one_bonus(residual):
+    def patched(group, num_accepted, *rest):
+        weights = residual(group, num_accepted, *rest)
+        full = torch.from_numpy((num_accepted == group.lengths) & (num_accepted > 0))[:, None]
+        return torch.where(full, group.probs(group.starts + np.maximum(num_accepted - 1, 0)), weights)
+
+    return patched
+
+
+def not_normalised(weights, uniforms):
+    point = torch.as_tensor(uniforms)[:, None]
+    found = torch.searchsorted(weights.cumsum(dim=-1, dtype=torch.float64), point, right=True)[:, 0]
+    return found.clamp(max=weights.shape[1] - 1)
+
+
+def shared_draws(many):
+    return lambda seeds, indices, positions, purpose, n: many(seeds, indices, positions, noise.Purpose.DRAFT, n)
+
+
+def keyed_by_position(many):
+    """Offset j of a step that began at s takes the number of the absolute position s + j."""
+
+    def patched(seeds, indices, positions, purpose, n):
+        columns = [many(seeds, indices, [p + j for p in positions], purpose, 1) for j in range(n)]
+        return np.concatenate(columns, axis=1)
+
+    return patched
+
+
+def p_value(mode="rejection", loop=Loop, params=PARAMS, k=3, length=3, **settings):
+    return measured(loop(settings.pop("table", TABLE), params, mode, k, **settings), params, length).p_value
+
+
+def test_softmax_at_temperature_zero():
+    params = SamplingParams(temperature=0.0)
+    plain = Loop(TABLE, params, "rejection", 0, num_draws=50).run(8)
+    assert Loop(TABLE, params, "rejection", 3, num_draws=50).run(8) == plain
+    assert SoftmaxAtZero(TABLE, params, "rejection", 3, num_draws=50).run(8) != plain
+
+
+@pytest.mark.parametrize("mode", ["rejection", "block"])
+def test_missing_residual(mode, monkeypatch):
+    monkeypatch.setattr(verify_module, "_residual", missing_residual)
+    assert p_value(mode) < ALARM
+
+
+@pytest.mark.parametrize("mode", ["rejection", "block"])
+def test_residual_not_normalised(mode, monkeypatch):
+    monkeypatch.setattr(verify_module, "inverse_cdf", not_normalised)
+    assert p_value(mode) < ALARM
+
+
+@pytest.mark.parametrize("mode", ["rejection", "block"])
+def test_shared_uniform_draws(mode, monkeypatch):
+    monkeypatch.setattr(noise, "uniforms_many", shared_draws(noise.uniforms_many))
+    assert p_value(mode) < ALARM
+
+
+@pytest.mark.parametrize("mode", ["rejection", "block"])
+@pytest.mark.parametrize("options", [{"temperature": 0.6}, {"top_k": 2}, {"repetition_penalty": 1.8}], ids=str)
+def test_q_from_before_the_processors(mode, options):
+    params = SamplingParams(**{"temperature": 1.0, **options})
+    assert p_value(mode, QBeforeProcessors, params) < ALARM
+
+
+@pytest.mark.parametrize("mode", ["rejection", "block"])
+def test_off_by_one_bonus(mode, monkeypatch):
+    monkeypatch.setattr(verify_module, "_residual", off_by_one_bonus(verify_module._residual))
+    # The bonus is token k + 1, so the joint has to reach beyond k tokens.
+    assert p_value(mode, k=2) < ALARM
+
+
+def test_block_verification_with_noise_keyed_by_position(monkeypatch):
+    table = Table.random(num_tokens=4, seed=5, disagreement=1.5)
+    assert p_value("block", table=table, length=4, num_draws=40_000) > ALARM
+    monkeypatch.setattr(noise, "uniforms_many", keyed_by_position(noise.uniforms_many))
+    assert p_value("block", table=table, length=4, num_draws=40_000) < ALARM
+
+
+@pytest.mark.parametrize("mode", ["rejection", "block"])
+def test_p_min_decides_before_the_draw_and_not_after(mode):
+    assert p_value(mode, StopsBeforeADoubtfulDraw) > ALARM
+    assert p_value(mode, StopsAfterADoubtfulDraw) < ALARM

@@ -1,0 +1,73 @@
+"""The promise: greedy tokens through the engine are those of transformers' own generate, whatever drafts.
+
+Every family that the README names, float32, alone and in a batch of ragged prompts, k = 0, 1, 4, 8.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from tiny_engine import PROMPTS, decode, ngram, tiny_lm, tokens, transformers_greedy
+from tiny_models import FAMILIES, make_tiny
+
+from specdec_cli.lm.load import load_lm
+from specdec_cli.lm.transformers_lm import TransformersLM
+from specdec_cli.sampling.params import SamplingParams
+
+PARAMS = SamplingParams(max_new_tokens=24)
+
+
+@dataclass
+class Family:
+    """One family's target, loaded twice so that it can draft for itself, and its reference tokens."""
+
+    folder: Path
+    target: TransformersLM
+    itself: TransformersLM
+    plain: list[list[int]]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request, tmp_path_factory) -> Family:
+    folder = make_tiny(request.param, tmp_path_factory.mktemp(request.param), seed=1)
+    return Family(folder, load_lm(str(folder)), load_lm(str(folder)), transformers_greedy(folder, PROMPTS))
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory) -> TransformersLM:
+    return tiny_lm(tmp_path_factory.mktemp("draft"), "llama", seed=9, num_hidden_layers=1)
+
+
+def one_by_one(target, draft, k) -> list[list[int]]:
+    return [tokens(decode(target, draft, k, [prompt], PARAMS))[0] for prompt in PROMPTS]
+
+
+def test_without_a_draft(family):
+    assert any(len(set(text)) > 8 for text in family.plain), "the oracle's text repeats itself: it would hide faults"
+    assert tokens(decode(family.target, None, 0, params=PARAMS)) == family.plain
+    assert one_by_one(family.target, None, 0) == family.plain
+
+
+def test_with_a_random_draft(family, stranger):
+    for k in (0, 1, 4, 8):
+        outputs = decode(family.target, stranger, k, params=PARAMS)
+        assert tokens(outputs) == family.plain
+        assert sum(output.speculative.num_draft_tokens for output in outputs) >= 8 * k
+    last = tokens(decode(family.target, stranger, 4, PROMPTS[-1:], PARAMS))
+    assert last == family.plain[-1:]
+
+
+def test_with_itself_as_draft(family):
+    for k in (1, 4, 8):
+        outputs = decode(family.target, family.itself, k, params=PARAMS)
+        assert tokens(outputs) == family.plain
+        assert [output.speculative.acceptance_rate for output in outputs] == [1.0] * len(PROMPTS)
+    assert one_by_one(family.target, family.itself, 4) == family.plain
+
+
+def test_with_ngram(family):
+    for k in (1, 4, 8):
+        outputs = decode(family.target, ngram(), k, params=PARAMS)
+        assert tokens(outputs) == family.plain
+        assert sum(output.speculative.num_draft_tokens for output in outputs) > 0
+        assert one_by_one(family.target, ngram(), k) == family.plain

@@ -1,0 +1,153 @@
+"""ARCHITECTURE's picture of imports, checked over the package's syntax trees.
+
+6 cli  serve          5 report          4 measure  train  export          3 engine
+2 drafters            1 lm  sampling  text              0 recipe  events  errors
+"""
+
+import ast
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "specdec_cli"
+LAYERS = [
+    {"recipe", "events", "errors"},
+    {"lm", "sampling", "text"},
+    {"drafters"},
+    {"engine"},
+    {"measure", "train", "export"},
+    {"report"},
+    {"cli", "serve"},
+]
+LAYER = {room: number for number, rooms in enumerate(LAYERS) for room in rooms}
+NOUNS = {"errors", "events"}  # layer 0's shared words, which recipe may use too
+
+ONLY_IN = {
+    "rich": {"report", "cli"},
+    "typer": {"cli"},
+    "transformers": {"lm", "train"},
+    "fastapi": {"serve"},
+    "matplotlib": {"report"},
+    "yaml": {"recipe"},
+    "pydantic": {"recipe", "serve"},
+}
+HEAVY = {"torch", "transformers", "datasets", "fastapi", "matplotlib", "scipy"}
+QUICK_ROOMS = {"cli", "report", "recipe", "drafters", "errors", "events"}  # --help and a recipe's error import these
+
+
+@dataclass(frozen=True)
+class Import:
+    """One import: where it stands, what it names, and whether it runs when the module is loaded."""
+
+    module: str
+    line: int
+    target: str
+    at_load: bool
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.line} imports {self.target}"
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def room(module: str) -> str:
+    """The room of `specdec_cli.room.file`; the package itself has none."""
+    return [*module.split("."), ""][1]
+
+
+def is_type_checking(test: ast.expr) -> bool:
+    return "TYPE_CHECKING" in ast.unparse(test)
+
+
+def imports_of(module: str) -> list[Import]:
+    found: list[Import] = []
+
+    def visit(node: ast.AST, at_load: bool) -> None:
+        if isinstance(node, ast.Import):
+            found.extend(Import(module, node.lineno, name.name, at_load) for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}:{node.lineno}: relative imports hide the room"
+            for name in node.names:
+                inner = f"{node.module}.{name.name}"
+                found.append(Import(module, node.lineno, inner if inner in MODULES else str(node.module), at_load))
+        if isinstance(node, ast.If) and is_type_checking(node.test):
+            for child in node.body:
+                visit(child, False)
+            children: list[ast.AST] = [*node.orelse]
+        else:
+            children = list(ast.iter_child_nodes(node))
+        inside = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for child in children:
+            visit(child, at_load and not inside)
+
+    visit(ast.parse(MODULES[module].read_text(encoding="utf-8")), True)
+    return found
+
+
+IMPORTS = [found for module in MODULES for found in imports_of(module)]
+
+
+def refused(found: Import) -> str | None:
+    """Why an import between rooms is not allowed, or None."""
+    here, there = room(found.module), room(found.target)
+    if not found.target.startswith("specdec_cli") or not there or not here or here == there:
+        return None
+    if LAYER[there] > LAYER[here]:
+        return "goes up"
+    if LAYER[there] == LAYER[here] and there not in NOUNS:
+        return "goes sideways"
+    return None
+
+
+def loaded_with(module: str) -> dict[str, str]:
+    """Every module that loading this one loads, and through which import."""
+    seen: dict[str, str] = {}
+    open_modules = [module]
+    while open_modules:
+        current = open_modules.pop()
+        for found in imports_of(current) if current in MODULES else ():
+            if found.at_load and found.target not in seen:
+                seen[found.target] = str(found)
+                open_modules.append(found.target)
+    return seen
+
+
+def test_every_room_has_its_layer():
+    rooms = {room(module) for module in MODULES} - {"", "builtin"}
+    assert rooms <= LAYER.keys()
+
+
+def test_imports_go_down_only():
+    assert [f"{found}: {refused(found)}" for found in IMPORTS if refused(found)] == []
+
+
+def test_a_drafter_never_imports_another():
+    drafters = {m for m in MODULES if room(m) == "drafters"} - {"specdec_cli.drafters", "specdec_cli.drafters.contract"}
+    assert [str(found) for found in IMPORTS if found.module in drafters and found.target in drafters] == []
+
+
+@pytest.mark.parametrize("package", ONLY_IN)
+def test_only_its_rooms_import(package: str):
+    strangers = [found for found in IMPORTS if found.target.split(".")[0] == package]
+    assert [str(found) for found in strangers if room(found.module) not in ONLY_IN[package]] == []
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if room(module) in QUICK_ROOMS])
+def test_loads_nothing_heavy(module: str):
+    heavy = {target: through for target, through in loaded_with(module).items() if target.split(".")[0] in HEAVY}
+    assert heavy == {}
+
+
+def test_the_check_itself_can_fail():
+    upward = Import("specdec_cli.engine.engine", 1, "specdec_cli.report.table", True)
+    sideways = Import("specdec_cli.lm.load", 1, "specdec_cli.sampling.chain", True)
+    downward = Import("specdec_cli.engine.engine", 1, "specdec_cli.lm.door", True)
+    assert (refused(upward), refused(sideways), refused(downward)) == ("goes up", "goes sideways", None)
+    assert any(target.split(".")[0] == "torch" for target in loaded_with("specdec_cli.engine.engine"))

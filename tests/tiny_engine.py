@@ -1,0 +1,114 @@
+"""Engines of tiny random checkpoints for tests: a target, a draft, and what transformers itself would decode."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from tiny_models import VOCAB, make_tiny
+from transformers import AutoModelForCausalLM
+
+from specdec_cli import drafters
+from specdec_cli.drafters.contract import Drafter, Resources
+from specdec_cli.engine.engine import Engine, EngineOptions
+from specdec_cli.engine.outputs import Output
+from specdec_cli.events import Event
+from specdec_cli.lm.load import load_lm
+from specdec_cli.lm.transformers_lm import TransformersLM
+from specdec_cli.sampling.params import SamplingParams
+
+# What an n-gram draft finds something in: the last tokens stood before.
+PROMPTS = [
+    [5, 17, 80],
+    [3, 9, 27, 81, 52, 60, 3, 9, 27],
+    [44, 2, 71, 44, 2, 71, 44, 2, 71, 44, 2, 71, 13, 44, 2],
+    [(7 * i * i + 3 * i) % 89 + 2 for i in range(29)],
+]
+
+
+def tiny_lm(folder: str | Path, family: str = "llama", seed: int = 0, dtype: str = "auto", **shape: int) -> TransformersLM:
+    """A tiny random checkpoint, saved and loaded."""
+    name = Path(folder) / f"{family}-{seed}-{'-'.join(map(str, shape.values()))}"
+    return load_lm(str(make_tiny(family, name, seed, **shape)), dtype=dtype)
+
+
+def drafter(draft: TransformersLM | str | None, num_tokens: int = VOCAB, **options: int) -> Drafter:
+    """A loaded drafter: a draft model, a method's name, or none."""
+    if draft is None or isinstance(draft, str):
+        method, given = draft or "none", options
+    else:
+        method, given = "model", {"model": draft.name}
+    made = drafters.create(method, given)
+    made.load(Resources(lambda _: draft, None, num_tokens))
+    return made
+
+
+def ngram() -> Drafter:
+    """A prompt lookup that guesses as often as it can."""
+    return drafter("ngram", min=1, max=3)
+
+
+class Checked(Engine):
+    """An engine that looks at the books of both models after every step, and that all is given back when idle."""
+
+    def step(self) -> list[Event]:
+        events = super().step()
+        check_books(self)
+        return events
+
+
+def check_books(engine: Engine) -> None:
+    models = [engine.target, getattr(engine.drafter, "_loaded", None)]
+    for lm in models:
+        if isinstance(lm, TransformersLM):
+            lm.check_integrity()
+            assert engine.has_work or lm.num_free_blocks == lm.num_blocks, "an idle engine holds blocks"
+
+
+def tiny_engine(
+    target: TransformersLM,
+    draft: TransformersLM | Drafter | str | None = None,
+    k: int = 4,
+    eos_token_ids: Sequence[int] = (),
+    **options: object,
+) -> Engine:
+    """A checked engine without a tokenizer."""
+    made = drafter(draft) if draft is None or isinstance(draft, str | TransformersLM) else draft
+    return Checked(target, made, None, EngineOptions(num_speculative_tokens=k, **options), eos_token_ids)
+
+
+def decode(
+    target: TransformersLM,
+    draft: TransformersLM | Drafter | str | None = None,
+    k: int = 4,
+    prompts: Sequence[Sequence[int]] = PROMPTS,
+    params: SamplingParams | Sequence[SamplingParams] | None = None,
+    **options: object,
+) -> list[Output]:
+    """Decode prompts together."""
+    return tiny_engine(target, draft, k, **options).generate(list(prompts), params or SamplingParams(max_new_tokens=24))
+
+
+def tokens(outputs: Sequence[Output]) -> list[list[int]]:
+    return [output.token_ids for output in outputs]
+
+
+def alone(params: SamplingParams, index: int) -> SamplingParams:
+    """The sampling parameters that a prompt has in company, as one of a list."""
+    return replace(params, index=index)
+
+
+def transformers_greedy(
+    folder: str | Path, prompts: Sequence[Sequence[int]], max_new_tokens: int = 24, **options: object
+) -> list[list[int]]:
+    """What transformers' own `generate(do_sample=False)` gives each prompt alone, in float32."""
+    model = AutoModelForCausalLM.from_pretrained(os.fspath(folder), dtype=torch.float32).eval()
+    settings = {"do_sample": False, "max_new_tokens": max_new_tokens, "pad_token_id": 0, **options}
+    found = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        found.append(model.generate(ids, attention_mask=torch.ones_like(ids), **settings)[0, len(prompt) :].tolist())
+    return found
