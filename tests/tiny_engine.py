@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import string
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 from tiny_models import VOCAB, make_tiny
-from transformers import AutoModelForCausalLM
+from tokenizers import Tokenizer
+from tokenizers.decoders import Fuse
+from tokenizers.models import BPE
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from specdec_cli import drafters
 from specdec_cli.drafters.contract import Drafter, Resources
@@ -112,3 +116,15 @@ def transformers_greedy(
         ids = torch.tensor([prompt])
         found.append(model.generate(ids, attention_mask=torch.ones_like(ids), **settings)[0, len(prompt) :].tolist())
     return found
+
+
+def letter_tokenizer(*, without: str = "") -> PreTrainedTokenizerFast:
+    """A small BPE: letters, digits, a few marks and a few merges; 87 tokens, the first three special."""
+    letters = [*string.ascii_letters, *string.digits, *" .,!?'-\n"]
+    merges = ["th", "the", "an", "and", "in", "on", "er", "he", "re", "st", " a", " t", "ou", "en"]
+    known = ["<s>", "</s>", "<unk>", *letters, *(merge for merge in merges if merge != without)]
+    vocabulary = {token: i for i, token in enumerate(known)}
+    pairs = [(merge[:-1], merge[-1]) for merge in merges if merge != without]
+    tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=pairs, unk_token="<unk>"))
+    tokenizer.decoder = Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>")

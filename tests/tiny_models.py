@@ -50,7 +50,10 @@ FAMILIES: dict[str, tuple[str, dict]] = {
 }
 # What the issue asks for beside: the same shape of attention with sinks, and one more without the attention interface.
 EXTRA_FAMILIES: dict[str, tuple[str, dict]] = {
-    "gpt_oss": ("GptOssConfig", {"num_local_experts": 4, "head_dim": 8, "num_experts_per_tok": 2, "sliding_window": WINDOW}),
+    "gpt_oss": (
+        "GptOssConfig",
+        {"num_local_experts": 4, "head_dim": 8, "num_experts_per_tok": 2, "sliding_window": WINDOW},
+    ),
     "gptj": ("GPTJConfig", {"rotary_dim": 8}),
 }
 

@@ -73,6 +73,8 @@ def generate(
     """Decode prompts with a draft: the text of the target alone, sooner."""
     if show_drafts and shared.json:
         raise UsageError("`--show-drafts` marks streamed text, and `--json` streams none", "leave one of them out")
+    if "sampling.logprobs" in shared.flags and not shared.json and shared.output is None:
+        raise UsageError("`--logprobs` is for the JSON document, and none is wanted", "add --json or --output FILE")
     if prediction is not None:
         _predict(shared, prediction)
     resolved = shared.resolve()
@@ -145,8 +147,9 @@ class _Run:
     def go(self) -> ExitCode | None:
         """Load, decode, show, write."""
         if self.resolved.built_in_pair:
-            pair = f"{self.recipe.target.model} with draft {self.draft_name}"
-            self.screen.say(f"no target named: using the built-in {pair}")
+            target, draft = self.recipe.target.model, self.recipe.draft.model or self.draft_name
+            what = "pair" if draft.startswith("builtin:") else "target"
+            self.screen.say(f"no target named: using the built-in {what} ({target}, draft {draft})")
         with progress(self.screen) as say:
             engine = self._load(say)
             requests = self._requests(engine)
@@ -156,6 +159,8 @@ class _Run:
         with interruptible() as stopped:
             view = self._decode(engine, arm, comparison, requests, stopped)
             view.summary(promise, comparison)
+            if stopped():
+                self.screen.say("interrupted: this is what there was", "yellow")
             if self.shared.json or self.shared.output is not None:
                 body = generate_body(arm, requests, promise, comparison)
                 document = envelope(SCHEMA, self.recipe.as_dict(), body, **_machine(engine))

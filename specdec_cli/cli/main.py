@@ -18,7 +18,7 @@ from typing import IO, Annotated, Any
 import typer
 
 from specdec_cli import __version__
-from specdec_cli.cli import recipe
+from specdec_cli.cli import generate, recipe
 from specdec_cli.cli.output import colourful
 from specdec_cli.errors import ExitCode, SpecdecError
 from specdec_cli.recipe.problems import did_you_mean
@@ -37,7 +37,7 @@ def _app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_globals)
-    # Commands that decode: app.command("generate")(generate.generate)
+    app.command("generate")(generate.generate)
     app.add_typer(recipe.app, name="recipe")
     return app
 

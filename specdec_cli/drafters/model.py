@@ -38,14 +38,15 @@ class Drafter:
         self._num_fed: dict[int, int] = {}
 
     @property
-    def _lm(self) -> LM:
+    def lm(self) -> LM:
+        """The loaded draft model."""
         assert self._loaded is not None, "a drafter is loaded before it drafts"
         return self._loaded
 
     @property
     def max_context(self) -> int | None:
         """Longest context that the draft model reads."""
-        return self._lm.max_context
+        return self.lm.max_context
 
     def load(self, resources: Resources) -> None:
         """Load the draft model.
@@ -55,16 +56,16 @@ class Drafter:
         """
         self._loaded = resources.load_lm(self.model)
         self._num_tokens = resources.num_tokens
-        if self._lm.vocab_size < self._num_tokens:
-            message = f"the draft `{self.model}` scores {self._lm.vocab_size} tokens, the target has {self._num_tokens}"
+        if self.lm.vocab_size < self._num_tokens:
+            message = f"the draft `{self.model}` scores {self.lm.vocab_size} tokens, the target has {self._num_tokens}"
             raise UsageError(message, "choose a draft with the target's tokenizer")
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Guesses]:
         """Up to k tokens per row: round j scores one position of every row that still drafts."""
         drafts = [_Draft(row, place) for place, row in enumerate(rows)]
-        self._feed_long_contexts([draft for draft in drafts if draft.wants_more(self._lm.max_context)])
+        self._feed_long_contexts([draft for draft in drafts if draft.wants_more(self.lm.max_context)])
         offset = 0
-        while active := [draft for draft in drafts if draft.wants_more(self._lm.max_context)]:
+        while active := [draft for draft in drafts if draft.wants_more(self.lm.max_context)]:
             q = self._score(active)
             _stop_unsure(active, q)
             self._sample(active, q, offset)
@@ -85,7 +86,7 @@ class Drafter:
         while long := [d.row for d in drafts if len(d.row.context) - fed.get(d.row.handle, 0) > _CHUNK]:
             for row in long:
                 fed[row.handle] = fed.get(row.handle, 0) + _CHUNK
-            self._lm.score([Row(row.handle, row.context[: fed[row.handle]], num_logits=0) for row in long])
+            self.lm.score([Row(row.handle, row.context[: fed[row.handle]], num_logits=0) for row in long])
         for draft in drafts:
             fed[draft.row.handle] = len(draft.row.context)
 
@@ -95,7 +96,7 @@ class Drafter:
         from specdec_cli.sampling.chain import ChainRow, LogitsError, distribution
 
         contexts = [draft.row.context + draft.tokens for draft in drafts]
-        logits = self._lm.score([Row(d.row.handle, c, num_logits=1) for d, c in zip(drafts, contexts, strict=True)])
+        logits = self.lm.score([Row(d.row.handle, c, num_logits=1) for d, c in zip(drafts, contexts, strict=True)])
         chain = [
             ChainRow(d.row.params, c, d.row.num_prompt_tokens, (), d.row.stop_ids)
             for d, c in zip(drafts, contexts, strict=True)

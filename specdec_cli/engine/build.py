@@ -11,11 +11,13 @@ from specdec_cli.drafters.contract import Drafter, Resources
 from specdec_cli.engine.engine import Engine, EngineOptions
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.load import load_lm, load_tokenizer
+from specdec_cli.lm.threads import choose_threads
+from specdec_cli.lm.transformers_lm import KVCacheBytes, TransformersLM
 from specdec_cli.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from specdec_cli.lm.door import LM
-    from specdec_cli.lm.transformers_lm import TransformersLM
+    from specdec_cli.recipe.schema import Engine as RecipeEngine
     from specdec_cli.recipe.schema import Recipe
 
 Progress = Callable[[str], None]
@@ -37,7 +39,7 @@ class LoadSettings:
     Args:
         max_model_len: a context limit below the target's own; None takes the model's.
         block_size: tokens of a KV block.
-        kv_cache_bytes: memory for the target's KV cache; None takes half of what is free.
+        kv_cache_bytes: memory for each KV cache, as TransformersLM takes it; None takes half of what is free.
         trust_remote_code: run code that comes with a checkpoint.
         progress: told in words what is being loaded.
     """
@@ -46,7 +48,7 @@ class LoadSettings:
     draft: ModelSettings = field(default_factory=ModelSettings)
     max_model_len: int | None = None
     block_size: int = 16
-    kv_cache_bytes: int | None = None
+    kv_cache_bytes: KVCacheBytes = None
     trust_remote_code: bool = False
     progress: Progress | None = None
 
@@ -84,6 +86,8 @@ def load_engine(
         _check_tokenizers(tokenizer, target, fields["model"], settings)
     say(f"loading target {target}")
     lm = _load(target, settings.target, settings, options)
+    if lm.device.type == "cpu":
+        choose_threads(lm.weight_bytes)
     drafter = _make_drafter(fields)
     drafter.load(_resources(lm, tokenizer, settings, options, say))
     return Engine(lm, drafter, tokenizer, options, eos_token_ids=lm.eos_token_ids)
@@ -105,7 +109,7 @@ def engine_from_recipe(
             draft=_model_settings(recipe.draft),
             max_model_len=recipe.engine.max_model_len,
             block_size=recipe.engine.kv_block_size,
-            kv_cache_bytes=recipe.engine.kv_cache_bytes(),
+            kv_cache_bytes=_kv_cache_bytes(recipe.engine),
             trust_remote_code=trust_remote_code,
             progress=progress,
         ),
@@ -181,6 +185,11 @@ def engine_options(recipe: Recipe) -> EngineOptions:
         max_num_seqs=recipe.engine.max_num_seqs,
         max_num_batched_tokens=recipe.engine.max_num_batched_tokens,
     )
+
+
+def _kv_cache_bytes(engine: RecipeEngine) -> KVCacheBytes:
+    """A share can only be told once the weights are loaded; everything else is known now."""
+    return engine.kv_cache_bytes() if engine.memory_share() is None else engine.kv_cache_bytes
 
 
 def _model_settings(model: Any) -> ModelSettings:

@@ -349,7 +349,7 @@ def spread(params: SamplingParams | Items[SamplingParams] | None, num: int) -> l
 
 
 def _is_one(prompts: Any) -> bool:
-    return isinstance(prompts, str) or bool(prompts) and isinstance(prompts[0], int | dict)
+    return isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], int | dict))
 
 
 def _logprobs(p: Distribution, first: int, tokens: list[int], num: int | None) -> list[TokenLogprob]:

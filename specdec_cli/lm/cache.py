@@ -91,19 +91,22 @@ class LayerStore:
     def write(self, key: Tensor, value: Tensor, layout: Layout) -> None:
         """Store new keys and values [1, heads, n, dim]."""
         slots = layout.write_slots
-        for store, new in ((self.keys, key), (self.values, value)):
-            if slots is not None:
-                store.index_copy_(2, slots, new[:, :, : layout.num_written])
-                continue
-            for start, stop, slot in layout.pieces:
-                store[:, :, slot : slot + stop - start] = new[:, :, start:stop]
+        if slots is not None:
+            self.keys.index_copy_(2, slots, key.narrow(2, 0, layout.num_written))
+            self.values.index_copy_(2, slots, value.narrow(2, 0, layout.num_written))
+            return
+        whole = len(layout.pieces) == 1 and layout.num_written == key.shape[2]
+        for start, stop, slot in layout.pieces:
+            count = stop - start
+            self.keys.narrow(2, slot, count).copy_(key if whole else key.narrow(2, start, count))
+            self.values.narrow(2, slot, count).copy_(value if whole else value.narrow(2, start, count))
 
     def read(self, span: Span) -> tuple[Tensor, Tensor]:
         """Keys and values [1, heads, T, dim] that a span's queries see; views where they lie in one piece."""
         if span.slots is not None:
             return self.keys.index_select(2, span.slots), self.values.index_select(2, span.slots)
-        stop = span.first_slot + span.num_keys
-        return self.keys[:, :, span.first_slot : stop], self.values[:, :, span.first_slot : stop]
+        first, count = span.first_slot, span.num_keys
+        return self.keys.narrow(2, first, count), self.values.narrow(2, first, count)
 
 
 @dataclass(eq=False)

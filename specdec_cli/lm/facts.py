@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -108,8 +109,8 @@ def small_files(name: str, revision: str | None, trust_remote_code: bool) -> Pat
     Raises:
         RunError: no such folder, and no hub that has it.
     """
-    is_local = name.startswith("builtin:") or Path(name).expanduser().exists()
-    if is_local or "/" not in name or name.startswith((".", "/", "~")):
+    is_hub_id = re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", name) and not Path(name).exists()
+    if not is_hub_id:
         return load._model_folder(name, revision, trust_remote_code)
     patterns = [*_SMALL_FILES, *(["*.py"] if trust_remote_code else [])]
     try:

@@ -13,8 +13,12 @@ from typing import Any
 
 import torch
 from huggingface_hub import constants, snapshot_download
-from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
-from huggingface_hub.errors import RevisionNotFoundError
+from huggingface_hub.errors import (
+    GatedRepoError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 from safetensors import SafetensorError, safe_open
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
@@ -22,7 +26,7 @@ from transformers.utils import logging as transformers_logging
 from specdec_cli.errors import RunError, SpecdecError, UsageError
 from specdec_cli.lm.attention import NAME
 from specdec_cli.lm.door import Row
-from specdec_cli.lm.transformers_lm import TransformersLM
+from specdec_cli.lm.transformers_lm import KVCacheBytes, TransformersLM
 
 BUILTIN = ("builtin:target", "builtin:draft")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -43,7 +47,7 @@ def load_lm(
     max_num_seqs: int = 8,
     max_model_len: int | None = None,
     block_size: int = 16,
-    kv_cache_bytes: int | None = None,
+    kv_cache_bytes: KVCacheBytes = None,
     extra_tokens: int = 16,
 ) -> TransformersLM:
     """Load a causal LM.
@@ -57,7 +61,7 @@ def load_lm(
         max_num_seqs: sequences that the KV cache should have room for.
         max_model_len: a shorter context limit than the model's own, in tokens.
         block_size: tokens in a block of KV cache.
-        kv_cache_bytes: most memory for the KV cache; None is half of what is free.
+        kv_cache_bytes: most memory for the KV cache, as TransformersLM takes it; None is half of what is free.
         extra_tokens: room beyond the context limit for each sequence.
 
     Raises:
@@ -140,10 +144,10 @@ def _model_folder(name: str, revision: str | None, trust_remote_code: bool) -> P
             raise RunError(f"the weights of `{name}` are not installed", "install specdec-cli again")
         return folder
     path = Path(name).expanduser()
-    if path.is_dir():
+    if name.strip() and path.is_dir():
         return path
     hint = "give a folder with `config.json` and safetensors, or a hub id such as `Qwen/Qwen3-0.6B`"
-    if path.exists():
+    if path.is_file():
         raise RunError(f"`{name}` is a file, not a model folder", hint)
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", name):
         raise RunError(f"model folder `{name}` does not exist", hint)
@@ -153,7 +157,6 @@ def _model_folder(name: str, revision: str | None, trust_remote_code: bool) -> P
 def _fetch(name: str, revision: str | None, trust_remote_code: bool) -> Path:
     """Download a hub model's safetensors and small files, or find them in the local cache."""
     patterns = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja", *(["*.py"] if trust_remote_code else [])]
-    offline_hint = "no hub can be reached: give a local folder, or download the model first"
     try:
         return Path(
             snapshot_download(
@@ -165,18 +168,25 @@ def _fetch(name: str, revision: str | None, trust_remote_code: bool) -> Path:
                 local_files_only=constants.HF_HUB_OFFLINE,
             )
         )
-    except GatedRepoError as error:
-        raise RunError(f"model `{name}` is gated", "accept its licence on the hub and log in with `hf auth login`") from error
-    except RevisionNotFoundError as error:
-        raise RunError(f"model `{name}` has no revision `{revision}`", "check `revision`") from error
-    except RepositoryNotFoundError as error:
-        raise RunError(f"no folder and no hub model is named `{name}`", "check the spelling, or log in if it is private") from error
-    except LocalEntryNotFoundError as error:
-        raise RunError(f"model `{name}` is neither a folder nor in the local hub cache", offline_hint) from error
-    except (HfHubHTTPError, OSError, ValueError) as error:
-        raise RunError(f"model `{name}` could not be fetched: {_first_line(error)}", offline_hint) from error
     except Exception as error:
-        raise RunError(f"model `{name}` could not be fetched: {_first_line(error)}", offline_hint) from error
+        raise _fetch_error(name, revision, error) from error
+
+
+def _fetch_error(name: str, revision: str | None, error: Exception) -> RunError:
+    """What a failed download means to a person."""
+    match error:
+        case GatedRepoError():
+            return RunError(f"model `{name}` is gated", "accept its licence on the hub and log in with `hf auth login`")
+        case RevisionNotFoundError():
+            return RunError(f"model `{name}` has no revision `{revision}`", "check `revision`")
+        case RepositoryNotFoundError():
+            hint = "check the spelling, or log in if it is private"
+            return RunError(f"no folder and no hub model is named `{name}`", hint)
+        case LocalEntryNotFoundError():
+            what = "is neither a folder nor in the local hub cache"
+        case _:
+            what = f"could not be fetched: {_first_line(error)}"
+    return RunError(f"model `{name}` {what}", "if no hub can be reached, give a local folder")
 
 
 def _config(name: str, folder: Path, trust_remote_code: bool) -> Any:
@@ -188,7 +198,7 @@ def _config(name: str, folder: Path, trust_remote_code: bool) -> Any:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
         raise RunError(f"`{path}` cannot be read: {_first_line(error)}", "copy or download the model again") from error
-    if not isinstance(content, dict) or not content.get("model_type"):
+    if not isinstance(content, dict) or not isinstance(content.get("model_type"), str):
         raise RunError(f"`{path}` does not say a `model_type`", "give the folder of a transformers model")
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
@@ -225,7 +235,9 @@ def _check_architecture(name: str, config: Any, trust_remote_code: bool) -> None
     if not any(architecture.endswith(heads) for architecture in written_for):
         raise UsageError(f"`{name}` is a `{written_for[0]}`, not a causal LM", hint)
     if kind in ENCODERS and not getattr(config, "is_decoder", False):
-        raise UsageError(f"architecture `{kind}` of `{name}` reads text in both directions, it is not a causal LM", hint)
+        raise UsageError(
+            f"architecture `{kind}` of `{name}` reads text in both directions, it is not a causal LM", hint
+        )
     if getattr(text_config, "alibi", False) or kind in ("bloom", "mpt"):
         raise UsageError(f"architecture `{kind}` of `{name}` has ALiBi attention, which is not supported", hint)
 

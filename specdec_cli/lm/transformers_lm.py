@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,8 @@ from specdec_cli.lm.attention import NAME, RowMasks, causal
 from specdec_cli.lm.blocks import BlockPool
 from specdec_cli.lm.cache import KEY_GRAIN, BlockCache, Layout, Span
 from specdec_cli.lm.door import Row
+
+KVCacheBytes = int | None | Callable[[int, int], int | None]
 
 
 @dataclass(slots=True)
@@ -55,7 +57,8 @@ class TransformersLM:
         max_num_seqs: sequences that the cache should have room for.
         max_model_len: a shorter context limit than the model's own, or None.
         block_size: tokens in a block.
-        kv_cache_bytes: most memory for keys and values; None is half of what is free.
+        kv_cache_bytes: most memory for keys and values; None is half of what is free; a function is asked with the
+            device's memory (on a CPU: what was free before loading) and the weights' bytes.
         extra_tokens: room beyond the context limit for each sequence, for drafted tokens.
 
     Raises:
@@ -72,7 +75,7 @@ class TransformersLM:
         max_num_seqs: int = 8,
         max_model_len: int | None = None,
         block_size: int = 16,
-        kv_cache_bytes: int | None = None,
+        kv_cache_bytes: KVCacheBytes = None,
         extra_tokens: int = 16,
     ) -> None:
         self.name = name
@@ -150,9 +153,11 @@ class TransformersLM:
         parts = {}
         for is_long, some_rows in ((False, short_rows), (True, long_rows)):
             if some_rows:
-                logits = self._score(some_rows, is_long).split([row.num_logits for row in some_rows])
+                logits = torch.split(self._score(some_rows, is_long), [row.num_logits for row in some_rows])
                 parts.update({(row.handle, is_long): part for row, part in zip(some_rows, logits, strict=True)})
-        return torch.cat([parts[key] for row in rows for key in ((row.handle, False), (row.handle, True)) if key in parts])
+        return torch.cat(
+            [parts[key] for row in rows for key in ((row.handle, False), (row.handle, True)) if key in parts]
+        )
 
     def _score(self, rows: Sequence[Row], is_long: bool) -> Tensor:
         feeds = self._admit(rows, is_long)
@@ -219,9 +224,7 @@ class TransformersLM:
             # One row alone takes another kernel than two or more: a copy of it rides along, and is not written.
             tokens, positions = tokens * 2, positions * 2
             spans[0].stop += 1
-        layout = Layout(
-            torch.tensor([positions], device=self.device), spans, pieces, num_written, self._packed_bitwise
-        )
+        layout = Layout(torch.tensor([positions], device=self.device), spans, pieces, num_written, self._packed_bitwise)
         return tokens, layout, wanted
 
     def _spans(self, feed: _Feed, start: int) -> Iterator[Span]:
@@ -284,7 +287,7 @@ class TransformersLM:
         return logits.clone() if logits.is_inference() and not torch.is_inference_mode_enabled() else logits
 
     def _logits_to_keep(self, num_tokens: int, wanted: list[int]) -> tuple[int | Tensor, list[int] | None]:
-        """transformers' `logits_to_keep`, and which rows of its answer are wanted (None: the first ones)."""
+        """What transformers calls `logits_to_keep`, and which rows of its answer are wanted (None: the first ones)."""
         if not wanted:
             return 1, None
         if self._bitwise and len(wanted) == 1:
@@ -292,7 +295,7 @@ class TransformersLM:
             wanted = wanted * 2
             return (0, None) if num_tokens == 2 and wanted[0] == 0 else (torch.tensor(wanted, device=self.device), None)
         if wanted[0] == num_tokens - len(wanted):
-            return len(wanted), None
+            return (0 if wanted[0] == 0 else len(wanted)), None
         return torch.tensor(wanted, device=self.device), None
 
     def _probe(self) -> tuple[int, int]:
@@ -320,11 +323,15 @@ class TransformersLM:
             raise refusal
         return sum(store.bytes_per_token for store in cache.stores.values()), logits.shape[1]
 
-    def _affordable_blocks(self, max_num_seqs: int, extra_tokens: int, kv_cache_bytes: int | None) -> int:
+    def _affordable_blocks(self, max_num_seqs: int, extra_tokens: int, kv_cache_bytes: KVCacheBytes) -> int:
         wanted = max_num_seqs * -(-(self.max_context + extra_tokens) // self.block_size)
+        free = psutil.virtual_memory().available
+        memory = free + self.weight_bytes
+        if self.device.type == "cuda":
+            free, memory = torch.cuda.mem_get_info(self.device)
+        if callable(kv_cache_bytes):
+            kv_cache_bytes = kv_cache_bytes(memory, self.weight_bytes)
         if kv_cache_bytes is None:
-            on_gpu = self.device.type == "cuda"
-            free = torch.cuda.mem_get_info(self.device)[0] if on_gpu else psutil.virtual_memory().available
             kv_cache_bytes = free // 2
         affordable = kv_cache_bytes // (self.kv_bytes_per_token * self.block_size)
         if affordable < max_num_seqs:

@@ -131,14 +131,15 @@ class AuditResult:
         only_ties = not wrong and all(mismatch.kind == "near-tie" for mismatch in self.mismatches)
         raise GateError(
             f"the audit found a difference: {'; '.join(found)}",
-            "near-ties come from rounding that depends on the number of rows: `specdec doctor` tests this machine's kernels"
+            "near-ties come from rounding that depends on the number of rows; `specdec doctor` tests this machine for it"
             if only_ties
             else "please report it with the JSON document (--json)",
         )
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON form (INTERFACE, `specdec.audit/1`)."""
-        found = self.compared.values()
+        found = list(self.compared.values())
+        everything: list[Compared | DistributionCheck] = [*found, *self.distribution]
         first = self.mismatches[0] if self.mismatches else None
         num_tokens = sum(one.num_tokens for one in found)
         checked = {
@@ -146,8 +147,8 @@ class AuditResult:
             "tokens": num_tokens,
             "configurations": sum(one.num_configurations for one in found) + len(self.distribution),
             "draws": sum(one.num_draws for one in self.distribution),
-            "num_draft_tokens": sum(one.num_draft_tokens for one in [*found, *self.distribution]),
-            "num_accepted_tokens": sum(one.num_accepted_tokens for one in [*found, *self.distribution]),
+            "num_draft_tokens": sum(one.num_draft_tokens for one in everything),
+            "num_accepted_tokens": sum(one.num_accepted_tokens for one in everything),
         }
         return {
             "mode": ",".join(self.plan.modes),
@@ -302,14 +303,14 @@ class _Deadline:
 
 
 def _drafters(pair: Pair) -> dict[str, Drafter]:
-    """The pair's draft, prompt lookup, and none."""
+    """Prompt lookup, none, and the pair's draft, which may be one of them with other options."""
     from specdec_cli.drafters.contract import Resources
     from specdec_cli.drafters.ngram import Drafter as Ngram
     from specdec_cli.drafters.none import Drafter as NoDraft
 
     ngram, nothing = Ngram(), NoDraft()
     ngram.load(Resources(_no_model, None, pair.engine.num_tokens))
-    return {pair.draft: pair.engine.drafter, "ngram": ngram, "none": nothing}
+    return {"ngram": ngram, "none": nothing, pair.draft: pair.engine.drafter}
 
 
 def _no_model(name: str) -> LM:

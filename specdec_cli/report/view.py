@@ -114,7 +114,6 @@ class RunView:
         if self.screen.is_quiet:
             return
         console = self.screen.console
-        console.print()
         console.print(run_table(self._columns(final=True)))
         if comparison is not None:
             console.print(_verdict(comparison), soft_wrap=True)

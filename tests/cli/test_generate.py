@@ -4,6 +4,7 @@ import io
 import json
 import os
 import signal
+import subprocess
 import sys
 
 import jsonschema
@@ -70,7 +71,7 @@ def test_text_goes_to_stdout_and_the_table_to_stderr(loaded, capsys):
     assert "acceptance rate" in err
     assert "tokens/s" in err
     assert "\x1b" not in out + err
-    assert "no target named: using the built-in builtin:target with draft ngram" in err
+    assert "no target named: using the built-in target (builtin:target, draft ngram)" in err
 
 
 def test_a_named_target_needs_no_word_about_it(loaded, capsys):
@@ -215,7 +216,7 @@ def test_standard_input_is_one_prompt_or_lines(loaded, capsys, piped):
     piped(b"\xef\xbb\xbfab ab\n")
     assert generate("-n", "5", "--json") == 0
     assert document_of(capsys.readouterr().out)["outputs"][0]["prompt"] == "ab ab"
-    piped("ab\r\ncd\n".encode())
+    piped(b"ab\r\ncd\n")
     assert generate("-n", "5", "--json", "-") == 0
     assert document_of(capsys.readouterr().out)["outputs"][0]["prompt"] == "ab\r\ncd"
     piped(b"ab\r\ncd\n")
@@ -245,9 +246,10 @@ def test_ctrl_c_keeps_what_there_is(loaded, capsys, tmp_path, monkeypatch):
     outputs = document_of(path.read_text())["outputs"]
     assert [output["finish_reason"] for output in outputs] == ["abort", "abort"]
     assert 1 < outputs[0]["completion_tokens"] < 400
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
     assert outputs[0]["text"] in out
     assert outputs[1]["text"] in out
+    assert "interrupted" in err
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
@@ -284,6 +286,7 @@ BAD = [
     (["--prompt-file", "{latin}"], "not valid UTF-8"),
     (["--prompt-file", "{broken}"], "broken.jsonl:2: not a JSON object"),
     (["ab", "--show-drafts", "--json"], "--show-drafts"),
+    (["ab", "--logprobs", "2"], "`--logprobs` is for the JSON document"),
     (["ab", "--compare", "-k", "0"], "nothing to compare"),
     (["ab", "--compare", "-d", "none"], "nothing to compare"),
     (["ab", "--prediction", "cd"], "`--prediction` is read by the draft `prediction` alone"),
@@ -320,3 +323,32 @@ def test_a_prediction_becomes_the_draft(capsys):
     out = capsys.readouterr().out
     assert "method: prediction" in out
     assert "text: cd" in out
+
+
+def test_a_reader_that_goes_away_makes_no_noise(loaded, capfd, monkeypatch):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        assert generate("ab", "-n", "50") == 0
+        monkeypatch.undo()
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_plan_imports_neither_torch_nor_transformers():
+    program = (
+        "import sys; from specdec_cli.cli.main import run; code = run(['generate', 'hi', '--dry-run']);"
+        "assert not {'torch', 'transformers'} & set(sys.modules); sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_built_in_pair_prints_one_valid_document(capsys):
+    assert int(run(["generate", "Once upon a time", "-k", "4", "-n", "24", "--json"])) == 0
+    out, err = capsys.readouterr()
+    document = document_of(out)
+    assert document["recipe"]["draft"]["model"] == "builtin:draft"
+    assert document["outputs"][0]["completion_tokens"] > 0
+    assert document["totals"]["speculative"]["num_draft_tokens"] > 0
+    assert "no target named: using the built-in pair (builtin:target, draft builtin:draft)" in err

@@ -1,0 +1,294 @@
+"""`specdec audit`: is the output what the target alone would have produced?"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from specdec_cli.cli.options import Shared, with_shared_options
+from specdec_cli.cli.output import colourful, deliver, envelope
+from specdec_cli.cli.screen import open_screen, progress
+from specdec_cli.errors import UsageError
+from specdec_cli.measure.prompts import PromptRow, parse_prompts, read_prompt_file
+from specdec_cli.report.audit import SCHEMA, print_audit
+from specdec_cli.report.page import open_page
+from specdec_cli.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from specdec_cli.engine.engine import Engine
+    from specdec_cli.lm.door import LM
+    from specdec_cli.measure.arms import Request
+    from specdec_cli.measure.audit import AuditResult, Pair, Plan
+    from specdec_cli.recipe import Recipe, Resolved
+
+_WHAT = "What is checked"
+_MODES = ("greedy", "sampled", "gumbel")
+_DRAWN_MODES = ("rejection", "block", "exact-match", "gumbel")
+_MODES_OF_VERIFY = {
+    "auto": _MODES,
+    "greedy": ("greedy",),
+    "rejection": ("greedy", "sampled"),
+    "block": ("greedy", "sampled"),
+    "exact-match": ("greedy", "sampled"),
+    "gumbel": _MODES,
+}
+_DEFAULT_KS, _DEFAULT_BATCH_SIZES = (1, 2, 4, 8), (1, 2, 4)
+_DEFAULT_NUM_TOKENS, _DEFAULT_NUM_PROMPTS = 48, 12
+_K, _LENGTH = "speculation.num_speculative_tokens", "sampling.max_new_tokens"
+
+
+@with_shared_options(without=["sampling.logprobs", "speculation.disable_by_batch_size"])
+def audit(
+    mode: Annotated[
+        str | None,
+        typer.Option(help="Some of greedy,sampled,gumbel; all that --verify allows by default.", rich_help_panel=_WHAT),
+    ] = None,
+    prompt_file: Annotated[
+        str | None,
+        typer.Option(
+            help="One prompt per line, or JSONL rows with prompt; story beginnings by default.",
+            metavar="FILE",
+            rich_help_panel=_WHAT,
+        ),
+    ] = None,
+    num_prompts: Annotated[
+        int, typer.Option(min=1, help="Most prompts of the file.", rich_help_panel=_WHAT)
+    ] = _DEFAULT_NUM_PROMPTS,
+    k_values: Annotated[
+        str | None,
+        typer.Option(help="Numbers of drafted tokens; 1,2,4,8 and the recipe's by default.", rich_help_panel=_WHAT),
+    ] = None,
+    batch_sizes: Annotated[
+        str | None,
+        typer.Option(help="Numbers of sequences that run together; 1,2,4 by default.", rich_help_panel=_WHAT),
+    ] = None,
+    time_limit: Annotated[
+        float,
+        typer.Option(
+            min=0, help="Seconds for the whole audit; each part does its smallest piece anyway.", rich_help_panel=_WHAT
+        ),
+    ] = 60.0,
+    table: Annotated[
+        bool,
+        typer.Option("--table", help="Draw from the table model alone; no pair is loaded.", rich_help_panel=_WHAT),
+    ] = False,
+    full: Annotated[
+        bool,
+        typer.Option(
+            "--full", help="With --table: draws that find a shift of 1 %, whatever the time.", rich_help_panel=_WHAT
+        ),
+    ] = False,
+    *,
+    shared: Shared,
+) -> None:
+    """Check that the output is what the target alone would have produced; exit code 3 if not."""
+    resolved = shared.resolve()
+    wish = _Wish(mode, prompt_file, num_prompts, k_values, batch_sizes, time_limit, table, full)
+    _check(wish, resolved.recipe)
+    rows = [] if table else _rows(wish)
+    _Run(resolved, wish, rows, shared).go()
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """What the command's own options ask for."""
+
+    mode: str | None
+    prompt_file: str | None
+    num_prompts: int
+    k_values: str | None
+    batch_sizes: str | None
+    time_limit: float
+    table: bool
+    full: bool
+
+    def modes(self, verify: str) -> tuple[str, ...]:
+        """What is checked, in the order of MODES.
+
+        Raises:
+            UsageError: an unknown mode, or one that the verification mode leaves nothing to check in.
+        """
+        allowed = _MODES_OF_VERIFY[verify]
+        if self.mode is None:
+            return ("sampled",) if self.table else allowed
+        given = [name.strip() for name in self.mode.split(",")]
+        wrong = next((name for name in given if name not in _MODES), None)
+        if wrong is not None:
+            raise UsageError(f"`--mode {self.mode}` names `{wrong}`", f"some of {', '.join(_MODES)}, with commas")
+        unfit = next((name for name in given if name not in allowed), None)
+        if unfit is not None:
+            raise UsageError(f"`--mode {unfit}` has nothing to check with `--verify {verify}`", "leave --verify out")
+        return tuple(name for name in _MODES if name in given)
+
+
+def _check(wish: _Wish, recipe: Recipe) -> None:
+    """Refuse what contradicts itself before anything is loaded."""
+    verify = recipe.speculation.verify
+    if verify == "typical":
+        raise UsageError(
+            "`--verify typical` is lossy by design: there is no promise to audit",
+            "audit a lossless mode: auto, greedy, rejection, block, gumbel or exact-match",
+        )
+    modes = wish.modes(verify)
+    if wish.full and not wish.table:
+        raise UsageError("`--full` is for the table model", "add --table, or give the pair more time: --time-limit 600")
+    if wish.table and modes != ("sampled",):
+        raise UsageError("`--table` draws from a table: it fits `--mode sampled` alone", "leave --mode or --table out")
+    if wish.table and wish.prompt_file is not None:
+        raise UsageError("`--prompt-file` has no effect with `--table`", "leave one of them out")
+    if not wish.table and recipe.draft.method == "none":
+        raise UsageError("there is no draft to audit", "name one with --draft, for example --draft ngram")
+
+
+def _rows(wish: _Wish) -> list[PromptRow]:
+    """Prompts from the file, or spread evenly over the built-in ones."""
+    if wish.prompt_file is not None:
+        return read_prompt_file(Path(wish.prompt_file))[: wish.num_prompts]
+    text = files("specdec_cli.measure").joinpath("prompts", "stories.jsonl").read_text(encoding="utf-8")
+    rows = parse_prompts(text, "stories.jsonl", is_jsonl=True)
+    return rows[:: max(1, len(rows) // wish.num_prompts)][: wish.num_prompts]
+
+
+def _numbers(text: str, flag: str, most: int) -> tuple[int, ...]:
+    """Whole numbers with commas between, each once, in ascending order."""
+    try:
+        numbers = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        raise UsageError(f"`{flag} {text}` is no list of whole numbers", f"for example {flag} 1,4") from None
+    if numbers[0] < 1 or numbers[-1] > most:
+        raise UsageError(f"`{flag} {text}` must be from 1 to {most}", f"for example {flag} 1,4")
+    return tuple(numbers)
+
+
+@dataclass(slots=True)
+class _Run:
+    """One run of the command."""
+
+    resolved: Resolved
+    wish: _Wish
+    rows: Sequence[PromptRow]
+    shared: Shared
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.resolved.recipe
+
+    def go(self) -> None:
+        """Load, check, show, write, judge."""
+        screen = open_screen(self.shared.quiet, streams_text=False)
+        ks = self._ks()
+        batch_sizes = (
+            _numbers(self.wish.batch_sizes, "--batch-sizes", 64) if self.wish.batch_sizes else _DEFAULT_BATCH_SIZES
+        )
+        if self.resolved.built_in_pair and not self.wish.table:
+            screen.say(f"no target named: auditing the built-in {self.recipe.target.model}")
+        with progress(screen) as say:
+            say("starting torch and transformers")
+            from specdec_cli.measure.audit import audit as run_audit
+
+            plan = self._plan(ks, batch_sizes)
+            pair = None if self.wish.table else self._load(plan, say)
+            requests = self._requests(pair.engine) if pair is not None else []
+            result = run_audit(pair, requests, plan, lambda at: say(f"{at.stage}: {at.done} of {at.total}"))
+        if self.shared.json or self.shared.output is not None:
+            machine = _machine(pair) if pair is not None else {}
+            document = envelope(SCHEMA, self.recipe.as_dict(), result.as_dict(), **machine)
+            deliver(document, to_stdout=self.shared.json, path=self.shared.output, force=self.shared.force)
+        self._show(result)
+        result.gate()
+
+    def _show(self, result: AuditResult) -> None:
+        """The report, on stdout unless a document stands there."""
+        if not self.shared.json:
+            print_audit(open_page(sys.stdout, colourful(sys.stdout)), result)
+        elif not self.shared.quiet:
+            print_audit(open_page(sys.stderr, colourful(sys.stderr)), result)
+
+    def _ks(self) -> tuple[int, ...]:
+        given = self.recipe.speculation.num_speculative_tokens
+        is_flag = _K in self.shared.flags
+        if self.wish.k_values is not None:
+            if is_flag:
+                raise UsageError("k is given with -k and with --k-values", "give one of them")
+            return _numbers(self.wish.k_values, "--k-values", 64)
+        if is_flag and given == 0:
+            raise UsageError("`-k 0` decodes without a draft: there is nothing to audit", "give k of at least 1")
+        return (given,) if is_flag else tuple(sorted({*_DEFAULT_KS, given} - {0}))
+
+    def _plan(self, ks: tuple[int, ...], batch_sizes: tuple[int, ...]) -> Plan:
+        from specdec_cli.measure.audit import Plan
+
+        verify = self.recipe.speculation.verify
+        return Plan(
+            modes=self.wish.modes(verify),
+            ks=ks,
+            batch_sizes=batch_sizes,
+            drawn_modes=(verify,) if verify in _DRAWN_MODES else _DRAWN_MODES,
+            num_speculative_tokens=max(self.recipe.speculation.num_speculative_tokens, 1),
+            time_limit_seconds=self.wish.time_limit,
+            full=self.wish.full,
+        )
+
+    def _load(self, plan: Plan, say: Callable[[str], None]) -> Pair:
+        """The recipe's pair, with room for the largest k and batch of the plan."""
+        from specdec_cli.engine.build import engine_from_recipe
+        from specdec_cli.measure.audit import Pair
+
+        k = max(*plan.ks, plan.num_speculative_tokens)
+        num_seqs = max(self.recipe.engine.max_num_seqs, plan.num_seqs)
+        recipe = self.recipe.model_copy(
+            update={
+                "speculation": self.recipe.speculation.model_copy(update={"num_speculative_tokens": k}),
+                "engine": self.recipe.engine.model_copy(update={"max_num_seqs": num_seqs}),
+            }
+        )
+        engine = engine_from_recipe(recipe, trust_remote_code=self.shared.trust_remote_code, progress=say)
+        dtype = str(getattr(engine.target, "dtype", "float32")).removeprefix("torch.")
+        draft = self.recipe.draft.model or str(self.recipe.draft.method)
+        return Pair(engine, draft, dtype, None if dtype == "float32" else self._load_float32)
+
+    def _load_float32(self) -> LM:
+        from specdec_cli.lm.load import load_lm
+
+        target = self.recipe.target
+        return load_lm(
+            target.model,
+            revision=target.revision,
+            dtype="float32",
+            device=target.device,
+            trust_remote_code=self.shared.trust_remote_code,
+            max_num_seqs=1,
+            max_model_len=self.recipe.engine.max_model_len,
+        )
+
+    def _requests(self, engine: Engine) -> list[Request]:
+        """Rows as token ids with their sampling parameters; a row's own seed has noise index 0."""
+        from specdec_cli.measure.arms import Request
+
+        common = SamplingParams(**self.recipe.sampling.model_dump() | {"logprobs": None})
+        if self.resolved.origins.get(_LENGTH) == "default":
+            common = replace(common, max_new_tokens=_DEFAULT_NUM_TOKENS)
+        requests = []
+        for row in self.rows:
+            seed, index = (common.seed, row.index) if row.seed is None else (row.seed, 0)
+            length = common.max_new_tokens if row.max_new_tokens is None else row.max_new_tokens
+            params = replace(common, seed=seed, index=index, max_new_tokens=length)
+            requests.append(Request(row, engine.encode(row.prompt), params))
+        return requests
+
+
+def _machine(pair: Pair) -> dict[str, Any]:
+    """Where the models run and in which number format."""
+    target, draft = pair.engine.target, getattr(pair.engine.drafter, "lm", None)
+    device, draft_device = getattr(target, "device", None), getattr(draft, "device", None)
+    return {
+        "device": None if device is None else str(device),
+        "draft_device": None if draft_device is None else str(draft_device),
+        "dtype": pair.dtype,
+    }

@@ -1,0 +1,104 @@
+"""Does a row come out with the same bits in any company? What bit-for-bit exactness asks of a machine's kernels.
+
+The same row is computed among different numbers of rows, by the linear layers' kernel and by attention as this package
+uses it; every answer must equal the first one, bit for bit. `doctor` prints the checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specdec_cli.lm.attention import RowMasks, attend, causal
+from specdec_cli.lm.cache import KEY_GRAIN, LayerStore, Layout, Span
+
+LINEAR_SHAPES = ((160, 160), (432, 160), (160, 432), (1024, 1024), (1024, 3584), (2048, 2048))
+ATTENTION_SHAPES = ((5, 5, 32), (12, 12, 64), (16, 8, 64), (8, 1, 64))
+CONTEXTS = (20, 63, 200, 511, 700)
+ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 32, 33, 48, 64)
+
+
+@dataclass(frozen=True, slots=True)
+class InvarianceCheck:
+    """One kernel's answer.
+
+    Args:
+        kernel: what was computed, with its shape.
+        dtype: float32, bfloat16 or float16.
+        rows_tried: the numbers of rows that the row was computed among.
+        rows_that_differ: those of them where its bits were others.
+        needed: whether the bit-for-bit promise rests on it (a lone row in a linear layer never happens: it is padded).
+    """
+
+    kernel: str
+    dtype: str
+    rows_tried: tuple[int, ...]
+    rows_that_differ: tuple[int, ...]
+    needed: bool
+
+    @property
+    def holds(self) -> bool:
+        """Whether every number of rows gave the same bits."""
+        return not self.rows_that_differ
+
+
+def row_invariance(dtype: torch.dtype = torch.bfloat16) -> list[InvarianceCheck]:
+    """Check this machine's CPU kernels; takes about a second."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.inference_mode():
+        return [*_linear_checks(dtype, generator), *_attention_checks(dtype, generator)]
+
+
+def _linear_checks(dtype: torch.dtype, generator: torch.Generator) -> Iterator[InvarianceCheck]:
+    for num_outputs, num_inputs in LINEAR_SHAPES:
+        weight = (torch.randn(num_outputs, num_inputs, generator=generator) * num_inputs**-0.5).to(dtype)
+        rows = torch.randn(max(ROWS), num_inputs, generator=generator).to(dtype)
+        reference = F.linear(rows, weight)
+        differ = [n for n in ROWS if not torch.equal(F.linear(rows[:n], weight), reference[:n])]
+        name = f"linear {num_inputs}→{num_outputs}"
+        together = tuple(n for n in ROWS if n > 1)
+        yield InvarianceCheck(name, _name(dtype), together, tuple(n for n in differ if n > 1), needed=True)
+        yield InvarianceCheck(
+            f"{name}, one row alone", _name(dtype), (1,), tuple(n for n in differ if n == 1), needed=False
+        )
+
+
+def _attention_checks(dtype: torch.dtype, generator: torch.Generator) -> Iterator[InvarianceCheck]:
+    """Every position computed alone, against the same position among up to 9 of its sequence."""
+    for num_heads, num_key_heads, dim in ATTENTION_SHAPES:
+        keys, values = (torch.randn(1, num_key_heads, 1024, dim, generator=generator).to(dtype) for _ in range(2))
+        store = LayerStore(keys, values, 1024)
+        store.keys.copy_(keys)
+        store.values.copy_(values)
+        queries = torch.randn(1, num_heads, 9, dim, generator=generator).to(dtype)
+        differ = set()
+        for context in CONTEXTS:
+            whole = _attend(store, queries, context)
+            for count in (1, 2, 3, 5, 8):
+                for start in range(9 - count + 1):
+                    part = _attend(store, queries[:, :, start : start + count], context + start)
+                    if not torch.equal(part, whole[:, start : start + count]):
+                        differ.add(count)
+        name = f"attention {num_heads}/{num_key_heads} heads of {dim}"
+        yield InvarianceCheck(name, _name(dtype), (1, 2, 3, 5, 8, 9), tuple(sorted(differ)), needed=True)
+
+
+def _attend(store: LayerStore, queries: Tensor, first: int) -> Tensor:
+    """Attention as a forward does it, of queries at positions first, first + 1, ..."""
+    positions = torch.arange(first, first + queries.shape[2])
+    spans, start = [], 0
+    while start < queries.shape[2]:
+        num_keys = ((first + start) // KEY_GRAIN + 1) * KEY_GRAIN
+        stop = min(queries.shape[2], num_keys - first)
+        spans.append(Span(start, stop, num_keys, 0, None))
+        start = stop
+    layout = Layout(positions[None], spans, [], 0, store.keys.dtype != torch.float32)
+    return attend(torch.nn.Identity(), queries, store, store, RowMasks(layout, causal))[0]
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

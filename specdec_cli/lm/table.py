@@ -1,0 +1,97 @@
+"""A language model without a network: a function from contexts to logits, behind the same door.
+
+Audits and tests use it: its distributions can be enumerated, and thousands of rows cost little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specdec_cli.lm.door import Row
+
+
+class TableLM:
+    """A model whose logits are looked up.
+
+    Args:
+        function: from a context's last `order` tokens (fewer at its beginning) to V logits; called once for each.
+        vocab_size: V.
+        order: how many last tokens the logits depend on; None is all of them.
+        name: what a person calls it.
+        max_context: most tokens of context.
+        num_blocks: blocks that sequences share, counted like a cache's.
+        block_size: tokens in a block.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[tuple[int, ...]], Sequence[float] | np.ndarray | Tensor],
+        vocab_size: int,
+        *,
+        order: int | None = None,
+        name: str = "table",
+        max_context: int = 4096,
+        num_blocks: int = 1 << 20,
+        block_size: int = 16,
+    ) -> None:
+        self.name = name
+        self.vocab_size = vocab_size
+        self.max_context = max_context
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self._function = function
+        self._order = order
+        self._places: dict[tuple[int, ...], int] = {}
+        self._table = torch.empty(64, vocab_size)
+        self._blocks: dict[int, int] = {}
+
+    @classmethod
+    def random(
+        cls, vocab_size: int, *, order: int = 2, seed: int = 0, scale: float = 1.0, name: str = "table"
+    ) -> TableLM:
+        """Normal logits of standard deviation `scale`, drawn anew for every context of `order` tokens."""
+
+        def function(context: tuple[int, ...]) -> np.ndarray:
+            return np.random.default_rng([seed, len(context), *context]).normal(0.0, scale, vocab_size)
+
+        return cls(function, vocab_size, order=order, name=name)
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that no sequence holds."""
+        return self.num_blocks - sum(self._blocks.values())
+
+    def score(self, rows: Sequence[Row]) -> Tensor:
+        """Logits [sum of num_logits, V] float32, rows one after another, each row's positions in order."""
+        places = []
+        for row in rows:
+            length = len(row.context)
+            assert 0 <= row.num_logits <= length <= self.max_context, "a row does not fit the model"
+            self._blocks[row.handle] = -(-length // self.block_size)
+            for end in range(length - row.num_logits + 1, length + 1):
+                start = 0 if self._order is None else max(0, end - self._order)
+                places.append(self._place(tuple(row.context[start:end])))
+        assert self.num_free_blocks >= 0, "more blocks are used than there are"
+        return self._table[places]
+
+    def release(self, handle: int) -> None:
+        """Forget a sequence and give its blocks back; unknown handles are fine."""
+        self._blocks.pop(handle, None)
+
+    def check_integrity(self) -> None:
+        """Assert that no more blocks are used than there are."""
+        assert 0 <= self.num_free_blocks <= self.num_blocks, "free + used blocks differ from the total"
+
+    def _place(self, context: tuple[int, ...]) -> int:
+        """The table's row for a context, filled in when it is first asked for."""
+        place = self._places.get(context)
+        if place is None:
+            place = self._places[context] = len(self._places)
+            if place == len(self._table):
+                self._table = torch.cat((self._table, torch.empty_like(self._table)))
+            self._table[place] = torch.as_tensor(self._function(context), dtype=torch.float32)
+        return place

@@ -1,0 +1,25 @@
+"""How many threads torch uses on a CPU."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+# Measured (benchmarks/results/threads.json): a model whose weights fit the cache is bound by dispatch, not bytes, and a
+# second thread only adds waiting; with another process on the machine it costs a scheduler quantum per product.
+SMALL_WEIGHTS_BYTES = 32 * 2**20
+
+
+def choose_threads(weight_bytes: int) -> int:
+    """Set torch to one thread for a small target and leave its own choice otherwise; OMP_NUM_THREADS always wins.
+
+    Args:
+        weight_bytes: of the target.
+
+    Returns:
+        The number of threads in force.
+    """
+    if "OMP_NUM_THREADS" not in os.environ and weight_bytes <= SMALL_WEIGHTS_BYTES:
+        torch.set_num_threads(1)
+    return torch.get_num_threads()

@@ -1,0 +1,291 @@
+"""The preflight of a pair: everything that can be known to go wrong before a weight is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from specdec_cli.errors import ExitCode, SpecdecError
+from specdec_cli.lm.facts import ModelFacts, describe, describe_tokenizer
+from specdec_cli.text.overlap import Overlap
+from specdec_cli.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from specdec_cli.measure.machine import Machine
+    from specdec_cli.recipe.schema import Draft, Recipe, Target
+
+_FLOAT32_BYTES = 4
+_ROOM = 16  # tokens of KV beyond a context, for drafted ones
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that is wrong, or that one should know.
+
+    Args:
+        severity: an error keeps the pair from running, a warning does not.
+        message: one sentence.
+        hint: what to do, or None.
+        exit_code: of an error: incompatible (2), or cannot run (1).
+    """
+
+    severity: Literal["error", "warning"]
+    message: str
+    hint: str | None = None
+    exit_code: ExitCode = ExitCode.DONE
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return {"severity": self.severity, "message": self.message, "hint": self.hint}
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFacts:
+    """A model's tokenizer."""
+
+    num_tokens: int
+    special_tokens: dict[str, str]
+    eos_token_ids: tuple[int, ...]
+    has_chat_template: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What a model takes of a device, in bytes.
+
+    Args:
+        device: where it would run.
+        weights: of the model.
+        kv_per_token: keys and values of one token.
+        kv_wanted: for max_num_seqs sequences of the whole context.
+        logits: float32 logits of one step: max_num_seqs × (k+1) × V for a target, max_num_seqs × k × V for a draft.
+    """
+
+    device: str
+    weights: int
+    kv_per_token: int
+    kv_wanted: int
+    logits: int
+
+    @property
+    def least(self) -> int:
+        """Without which it does not run: weights and logits."""
+        return self.weights + self.logits
+
+
+@dataclass(slots=True)
+class Preflight:
+    """What is known of a pair.
+
+    Args:
+        target: None where it could not be described.
+        draft: None where it could not be described, or is no model.
+        draft_method: the method's name, `model` for a draft model.
+        tokenizers: by role.
+        overlap: of the two tokenizers; None without two.
+        max_context: the longest context that the engine will decode; None without a target.
+        draft_max_context: past which it decodes on without the draft; None without a limit.
+        memory: by role.
+        problems: errors first.
+    """
+
+    draft_method: str
+    target: ModelFacts | None = None
+    draft: ModelFacts | None = None
+    tokenizers: dict[str, TokenizerFacts] = field(default_factory=dict)
+    overlap: Overlap | None = None
+    max_context: int | None = None
+    draft_max_context: int | None = None
+    memory: dict[str, Memory] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+    @property
+    def errors(self) -> list[Problem]:
+        """What keeps the pair from running."""
+        return [problem for problem in self.problems if problem.severity == "error"]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return {
+            "target": self.target.as_dict() if self.target else None,
+            "draft": self.draft.as_dict() if self.draft else None,
+            "draft_method": self.draft_method,
+            "tokenizers": {role: asdict(facts) for role, facts in self.tokenizers.items()},
+            "overlap": asdict(self.overlap) | {"reason": self.overlap.reason} if self.overlap else None,
+            "max_context": self.max_context,
+            "draft_max_context": self.draft_max_context,
+            "memory": {role: asdict(memory) for role, memory in self.memory.items()},
+            "problems": [problem.as_dict() for problem in self.problems],
+        }
+
+
+def preflight(recipe: Recipe, machine: Machine, *, trust_remote_code: bool = False) -> Preflight:
+    """Look at a recipe's pair; whatever is wrong is among the problems, nothing is raised.
+
+    Args:
+        recipe: resolved.
+        machine: where it would run.
+        trust_remote_code: run Python code that comes with a configuration or a tokenizer.
+    """
+    found = Preflight(recipe.draft.method or "model")
+    models: dict[str, Target | Draft] = {"target": recipe.target}
+    if recipe.draft.model is not None:
+        models["draft"] = recipe.draft
+    found.target = _describe(found, recipe.target, trust_remote_code)
+    found.draft = _describe(found, recipe.draft, trust_remote_code) if "draft" in models else None
+    _compare_tokenizers(found, models, trust_remote_code)
+    _limit_contexts(found, recipe)
+    _estimate_memory(found, recipe, machine)
+    found.problems.sort(key=lambda problem: problem.severity)
+    return found
+
+
+def _describe(found: Preflight, model: Target | Draft, trust_remote_code: bool) -> ModelFacts | None:
+    assert model.model is not None, "only a named model is described"
+    try:
+        return describe(model.model, revision=model.revision, dtype=model.dtype, trust_remote_code=trust_remote_code)
+    except SpecdecError as error:
+        found.problems.append(_as_problem(error))
+        return None
+
+
+def _as_problem(error: SpecdecError) -> Problem:
+    return Problem("error", error.message, error.hint, error.exit_code)
+
+
+def _compare_tokenizers(found: Preflight, models: Mapping[str, Target | Draft], trust_remote_code: bool) -> None:
+    loaded: dict[str, Tokenizer] = {}
+    for role, model in models.items():
+        facts = found.target if role == "target" else found.draft
+        if facts is None:
+            continue
+        try:
+            hf = describe_tokenizer(facts.name, revision=model.revision, trust_remote_code=trust_remote_code)
+        except SpecdecError as error:
+            found.problems.append(_as_problem(error))
+            continue
+        tokenizer = loaded[role] = Tokenizer(hf)
+        found.tokenizers[role] = _tokenizer_facts(tokenizer)
+        _check_padding(found, role, facts, tokenizer)
+    if len(loaded) == 2:
+        _compare(found, loaded["target"], loaded["draft"])
+    if "target" in loaded and not found.tokenizers["target"].has_chat_template:
+        found.problems.append(
+            Problem(
+                "warning", "the target has no chat template", "prompts are continued as they are; --chat is refused"
+            )
+        )
+
+
+def _tokenizer_facts(tokenizer: Tokenizer) -> TokenizerFacts:
+    return TokenizerFacts(
+        num_tokens=tokenizer.num_tokens,
+        special_tokens={str(role): str(token) for role, token in tokenizer.hf.special_tokens_map.items()},
+        eos_token_ids=tokenizer.eos_token_ids,
+        has_chat_template=bool(getattr(tokenizer.hf, "chat_template", None)),
+    )
+
+
+def _check_padding(found: Preflight, role: str, facts: ModelFacts, tokenizer: Tokenizer) -> None:
+    if facts.embedding_size < tokenizer.num_tokens and role == "draft":
+        message = (
+            f"draft `{facts.name}` knows `{facts.embedding_size}` tokens, its tokenizer has `{tokenizer.num_tokens}`"
+        )
+        found.problems.append(Problem("error", message, "choose a draft made for this tokenizer", ExitCode.USAGE))
+    elif facts.embedding_size < tokenizer.num_tokens:
+        message = (
+            f"the tokenizer of `{facts.name}` has `{tokenizer.num_tokens}` tokens, the model `{facts.embedding_size}`: "
+            "those beyond are refused in prompts"
+        )
+        found.problems.append(Problem("warning", message))
+
+
+def _compare(found: Preflight, target: Tokenizer, draft: Tokenizer) -> None:
+    overlap = found.overlap = target.compare(draft)
+    if not overlap.equal:
+        hint = "choose a draft of the same family, or `--draft ngram`, which needs no tokenizer of its own"
+        message = f"the tokenizers of target and draft differ: {overlap.reason}"
+        found.problems.append(Problem("error", message, hint, ExitCode.USAGE))
+    for role, first, second in overlap.special_differences:
+        message = f"`{role}` is `{first}` in the target's tokenizer and `{second}` in the draft's: the target's is used"
+        found.problems.append(Problem("warning", message))
+    if found.target and found.draft and set(found.target.eos_token_ids) != set(found.draft.eos_token_ids):
+        target_ids, draft_ids = list(found.target.eos_token_ids), list(found.draft.eos_token_ids)
+        message = (
+            f"the end tokens are `{target_ids}` for the target and `{draft_ids}` for the draft: the target's end a text"
+        )
+        found.problems.append(Problem("warning", message))
+
+
+def _limit_contexts(found: Preflight, recipe: Recipe) -> None:
+    if found.target is None:
+        return
+    limit = recipe.engine.max_model_len
+    found.max_context = min(found.target.max_context, limit or found.target.max_context)
+    if limit is not None and limit > found.target.max_context:
+        message = (
+            f"max_model_len is `{limit}`, and the target reads `{found.target.max_context}` tokens: those are the limit"
+        )
+        found.problems.append(Problem("warning", message))
+    if found.draft is None:
+        return
+    found.draft_max_context = min(found.draft.max_context, found.max_context)
+    if found.draft_max_context < found.max_context:
+        message = (
+            f"the draft reads `{found.draft_max_context}` tokens, the target `{found.max_context}`: "
+            "past that the engine decodes on without a draft"
+        )
+        found.problems.append(Problem("warning", message))
+
+
+def _estimate_memory(found: Preflight, recipe: Recipe, machine: Machine) -> None:
+    k = recipe.speculation.num_speculative_tokens
+    rows = {"target": k + 1, "draft": max(k, 1)}
+    for role, facts, model in (("target", found.target, recipe.target), ("draft", found.draft, recipe.draft)):
+        if facts is None or found.max_context is None:
+            continue
+        device = machine.device(model.device)
+        if device is None:
+            message = f"device `{model.device}` of the {role} is not here"
+            found.problems.append(Problem("error", message, "use auto or cpu", ExitCode.COULD_NOT_RUN))
+            continue
+        num_seqs = recipe.engine.max_num_seqs
+        tokens = num_seqs * (min(facts.max_context, found.max_context) + _ROOM)
+        found.memory[role] = Memory(
+            device=device.name,
+            weights=facts.weights_bytes,
+            kv_per_token=facts.kv_bytes_per_token,
+            kv_wanted=tokens * facts.kv_bytes_per_token,
+            logits=num_seqs * rows[role] * facts.embedding_size * _FLOAT32_BYTES,
+        )
+        if device.dtypes[facts.dtype] == "emulated":
+            message = f"`{facts.dtype}` is emulated on `{device.name}`: correct, and slow"
+            found.problems.append(Problem("warning", message, "try --dtype float32"))
+    _check_fit(found, machine)
+
+
+def _check_fit(found: Preflight, machine: Machine) -> None:
+    for name in sorted({memory.device for memory in found.memory.values()}):
+        parts = {role: memory for role, memory in found.memory.items() if memory.device == name}
+        device = machine.device(name)
+        assert device is not None, "memory was estimated on devices that are here"
+        free = device.free_bytes
+        if name == "cpu" and machine.memory_limit_bytes is not None:
+            free = min(free, machine.memory_limit_bytes)
+        least = sum(memory.least for memory in parts.values())
+        wanted = sum(memory.kv_wanted for memory in parts.values())
+        if least > free:
+            message = f"weights and logits take {_gigabytes(least)} of `{name}`, and {_gigabytes(free)} are free"
+            hint = "choose a smaller model, a smaller dtype or another device"
+            found.problems.append(Problem("error", message, hint, ExitCode.COULD_NOT_RUN))
+        elif wanted > (free - least) // 2:
+            message = (
+                f"the KV cache for every sequence at full context would take {_gigabytes(wanted)} of `{name}`, and "
+                f"half of what is left is {_gigabytes((free - least) // 2)}: fewer long sequences will run together"
+            )
+            found.problems.append(Problem("warning", message, "lower max_num_seqs or max_model_len to reserve less"))
+
+
+def _gigabytes(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.2f} GB"

@@ -1,0 +1,32 @@
+"""A report on a standard stream: the same words in a pipe, in a file and on a terminal."""
+
+from __future__ import annotations
+
+from typing import TextIO
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+_PLAIN_WIDTH = 120
+
+
+def open_page(stream: TextIO, colour: bool) -> Console:
+    """A console for reports.
+
+    Args:
+        stream: where it writes.
+        colour: whether the stream takes colour; without, a pipe gets lines of a fixed width.
+    """
+    if colour:
+        return Console(file=stream, highlight=False, force_terminal=True)
+    width = None if stream.isatty() else _PLAIN_WIDTH
+    return Console(file=stream, highlight=False, force_terminal=False, no_color=True, color_system=None, width=width)
+
+
+def grid(*heads: str, title: str | None = None) -> Table:
+    """An empty table with these heads; none has no head line."""
+    table = Table(box=box.SIMPLE_HEAD, show_header=any(heads), pad_edge=False, title=title, title_justify="left")
+    for head in heads:
+        table.add_column(head, overflow="fold")
+    return table

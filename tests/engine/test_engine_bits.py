@@ -1,0 +1,67 @@
+"""Bit for bit: in bfloat16 a draft changes nothing, not even where two logits nearly tie."""
+
+import pytest
+import torch
+from tiny_engine import PROMPTS, Checked, decode, drafter, ngram, tiny_lm, tokens
+
+from specdec_cli.engine.engine import EngineOptions
+from specdec_cli.lm.invariance import row_invariance
+from specdec_cli.sampling.params import SamplingParams
+
+PARAMS = SamplingParams(max_new_tokens=40)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _invariant_kernels():
+    broken = [check.kernel for check in row_invariance(torch.bfloat16) if check.needed and not check.holds]
+    if broken:
+        pytest.skip(f"this machine's kernels are not row-invariant in bfloat16: {', '.join(broken)}")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bits")
+    shape = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
+    return tuple(tiny_lm(folder, "llama", seed=3, dtype="bfloat16", **shape) for _ in range(2))
+
+
+@pytest.fixture(scope="module")
+def plain(models):
+    """Decoded alone, without a draft."""
+    return [tokens(decode(models[0], None, 0, [prompt], PARAMS))[0] for prompt in PROMPTS]
+
+
+class Recorded(Checked):
+    """Keeps the logits that every emitted token was chosen from."""
+
+    def _decide(self, decided, logits):
+        self.logits = getattr(self, "logits", {})
+        emitted, first = super()._decide(decided, logits), 0
+        for (row, guess), one in zip(decided, emitted, strict=True):
+            at = logits[first : first + len(one.tokens)].clone()
+            self.logits.setdefault(row.sequence.id, []).append(at)
+            first += len(guess.tokens) + 1
+        return emitted
+
+
+@pytest.mark.parametrize("k", range(1, 9))
+@pytest.mark.parametrize("size", range(1, 5))
+def test_greedy_text_with_a_draft_is_the_plain_text(models, plain, k, size):
+    target, itself = models
+    for draft in (itself, ngram()):
+        assert tokens(decode(target, draft, k, PROMPTS[-size:], PARAMS)) == plain[-size:]
+
+
+def test_logits_are_the_same_bits(models):
+    target, itself = models
+
+    def logits(draft, k, prompts):
+        engine = Recorded(target, draft, None, EngineOptions(num_speculative_tokens=k))
+        engine.generate(prompts, PARAMS)
+        return [torch.cat(rows) for rows in engine.logits.values()]
+
+    expected = [logits(drafter(None), 0, [prompt])[0] for prompt in PROMPTS]
+    for k in (1, 4, 7):
+        for draft in (drafter(itself), ngram()):
+            found = logits(draft, k, PROMPTS)
+            assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))

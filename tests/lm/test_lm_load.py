@@ -1,0 +1,274 @@
+"""Loading: what works, and one clear sentence for whatever does not."""
+
+import json
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from tiny_models import make_tiny
+from tokenizers import Tokenizer, models
+
+from specdec_cli.errors import ExitCode, RunError, SpecdecError, UsageError
+from specdec_cli.lm.door import Row
+from specdec_cli.lm.load import load_lm, load_tokenizer
+
+CHECKPOINTS = Path(__file__).parents[3] / "shared" / "data" / "checkpoints"
+needs_shared = pytest.mark.skipif(not CHECKPOINTS.is_dir(), reason="needs ../shared/data/checkpoints")
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    return make_tiny("llama", tmp_path_factory.mktemp("sound"))
+
+
+@pytest.fixture
+def folder(sound, tmp_path):
+    return shutil.copytree(sound, tmp_path / "model")
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+
+def refusal(name, kind=RunError, **options) -> SpecdecError:
+    with pytest.raises(kind) as caught:
+        load_lm(str(name), **options)
+    error = caught.value
+    assert "\n" not in error.message
+    assert not error.message.endswith(".")
+    assert error.hint
+    return error
+
+
+def edit_config(folder, **changes):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+
+
+def edit_weights(folder, change):
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_what_a_loaded_model_says_about_itself(folder, capfd):
+    lm = load_lm(str(folder))
+    assert (lm.name, lm.vocab_size, lm.max_context, lm.block_size) == (str(folder), 97, 128, 16)
+    assert (lm.dtype, lm.device.type) == (torch.float32, "cuda" if torch.cuda.is_available() else "cpu")
+    assert lm.weight_bytes == sum(w.numel() * 4 for w in load_file(folder / "model.safetensors").values())
+    assert lm.kv_bytes_per_token == 2 * 2 * 2 * 8 * 4
+    assert lm.num_blocks == 8 * 9
+    assert not lm.model.training
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("eos", [7, [7, 9]])
+def test_eos_as_id_or_list(folder, eos):
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
+    assert load_lm(str(folder)).eos_token_ids == tuple([eos] if isinstance(eos, int) else eos)
+    (folder / "generation_config.json").unlink()
+    edit_config(folder, eos_token_id=eos)
+    assert load_lm(str(folder)).eos_token_ids == tuple([eos] if isinstance(eos, int) else eos)
+
+
+def test_dtype_auto_is_the_checkpoints(folder):
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    model.bfloat16().save_pretrained(folder)
+    assert load_lm(str(folder)).dtype == torch.bfloat16
+    assert load_lm(str(folder), dtype="float32").dtype == torch.float32
+    assert load_lm(str(folder), dtype="float16").dtype == torch.float16
+
+
+def test_tied_weights_are_not_missing(tmp_path):
+    assert load_lm(str(make_tiny("llama", tmp_path, tie_word_embeddings=True))).vocab_size == 97
+
+
+def test_sharded_weights(folder):
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    expected = load_lm(str(folder)).score([Row(0, [1, 2, 3], 1)])
+    (folder / "model.safetensors").unlink()
+    model.save_pretrained(folder, max_shard_size="20KB")
+    assert load_lm(str(folder)).score([Row(0, [1, 2, 3], 1)]).equal(expected)
+    shard = sorted(folder.glob("model-*.safetensors"))[1]
+    shard.unlink()
+    assert shard.name in refusal(folder).message
+    (folder / "model.safetensors.index.json").write_text("{")
+    assert "index.json` cannot be read" in refusal(folder).message
+
+
+def test_no_such_folder(tmp_path):
+    for name in (str(tmp_path / "none"), "./none", "../none/such", "~/no-such-model-folder", "a/b/c", "", "has space"):
+        assert f"model folder `{name}` does not exist" in refusal(name).message
+
+
+def test_a_file_is_not_a_folder(folder):
+    assert "is a file" in refusal(folder / "config.json").message
+
+
+def test_unknown_hub_model_offline_answers_at_once():
+    start = time.perf_counter()
+    error = refusal("nobody/no-such-model")
+    assert "neither a folder nor in the local hub cache" in error.message
+    assert "local folder" in error.hint
+    assert time.perf_counter() - start < 5
+
+
+def test_unknown_builtin():
+    error = refusal("builtin:huge", UsageError)
+    assert error.exit_code == ExitCode.USAGE
+    assert "builtin:target" in error.hint
+
+
+@pytest.mark.parametrize("content", [None, "{", "[]", "{}", '{"model_type": 3}'])
+def test_config_missing_or_broken(folder, content):
+    (folder / "config.json").unlink()
+    if content is not None:
+        (folder / "config.json").write_text(content)
+    assert "config.json`" in refusal(folder, SpecdecError).message
+
+
+def test_config_with_impossible_values(folder):
+    edit_config(folder, num_attention_heads="many")
+    assert refusal(folder).exit_code == ExitCode.COULD_NOT_RUN
+
+
+def test_no_weights(folder):
+    (folder / "model.safetensors").unlink()
+    assert "has no weights" in refusal(folder).message
+
+
+def test_pickled_weights_are_never_opened(folder):
+    (folder / "model.safetensors").unlink()
+    torch.save({"model.norm.weight": torch.zeros(2)}, folder / "pytorch_model.bin")
+    error = refusal(folder)
+    assert "only pickled weights" in error.message
+    assert "safetensors" in error.hint
+
+
+@pytest.mark.parametrize("keep", [0, 4, 100, -64])
+def test_truncated_weights(folder, keep):
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[:keep])
+    assert "not a whole safetensors file" in refusal(folder).message
+
+
+def test_weights_that_do_not_match_the_config(folder):
+    edit_weights(folder, lambda weights: weights.pop("model.layers.1.mlp.up_proj.weight"))
+    error = refusal(folder)
+    assert "`model.layers.1.mlp.up_proj.weight` is missing" in error.message
+
+
+def test_weights_of_another_shape(folder):
+    edit_weights(folder, lambda weights: weights.update({"model.norm.weight": torch.ones(8)}))
+    assert "model" in refusal(folder).message
+
+
+def test_more_layers_in_the_config_than_in_the_file(folder):
+    edit_config(folder, num_hidden_layers=3)
+    assert "do not match its `config.json`" in refusal(folder).message
+
+
+def test_unknown_architecture(folder):
+    edit_config(folder, model_type="hyperllama")
+    assert "architecture `hyperllama`" in refusal(folder, UsageError).message
+
+
+def test_remote_code_is_not_run(folder):
+    marker = folder / "ran"
+    (folder / "modeling_x.py").write_text(f"open({str(marker)!r}, 'w').close()\n")
+    files = {"AutoConfig": "modeling_x.XConfig", "AutoModelForCausalLM": "modeling_x.XForCausalLM"}
+    edit_config(folder, model_type="x_model", auto_map=files)
+    error = refusal(folder, UsageError)
+    assert "Python code of its own" in error.message
+    assert "--trust-remote-code" in error.hint
+    assert not marker.exists()
+
+
+def save(config, folder):
+    config.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        transformers.MambaConfig(),
+        transformers.Mamba2Config(),
+        transformers.RwkvConfig(),
+        transformers.RecurrentGemmaConfig(),
+        transformers.JambaConfig(),
+        transformers.Lfm2Config(num_hidden_layers=2, layer_types=["conv", "full_attention"]),
+        transformers.Qwen3NextConfig(),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_a_state_that_cannot_be_cut_back(config, tmp_path):
+    config.architectures = None
+    error = refusal(save(config, tmp_path), UsageError)
+    assert f"architecture `{config.model_type}`" in error.message
+    assert "cannot be cut back" in error.message
+
+
+def test_encoder_decoders_and_masked_models(tmp_path):
+    assert "encoder-decoder" in refusal(save(transformers.T5Config(), tmp_path / "t5"), UsageError).message
+    bert = transformers.BertConfig(architectures=["BertForMaskedLM"])
+    assert "`BertForMaskedLM`, not a causal LM" in refusal(save(bert, tmp_path / "bert"), UsageError).message
+    headed = transformers.BertConfig(architectures=["BertLMHeadModel"])
+    assert "both directions" in refusal(save(headed, tmp_path / "headed"), UsageError).message
+    assert "not a causal LM" in refusal(save(transformers.ViTConfig(), tmp_path / "vit"), UsageError).message
+
+
+def test_alibi(tmp_path):
+    falcon = transformers.FalconConfig(alibi=True)
+    assert "ALiBi" in refusal(save(falcon, tmp_path / "falcon"), UsageError).message
+    assert "`bloom`" in refusal(save(transformers.BloomConfig(), tmp_path / "bloom"), UsageError).message
+
+
+def test_a_family_that_looks_at_more_than_masks_and_positions(tmp_path):
+    config = transformers.GPTNeoConfig(
+        vocab_size=97,
+        hidden_size=32,
+        num_layers=2,
+        num_heads=4,
+        attention_types=[[["global", "local"], 1]],
+        window_size=4,
+    )
+    transformers.GPTNeoForCausalLM(config).save_pretrained(tmp_path)
+    assert "architecture `gpt_neo`" in refusal(tmp_path, UsageError).message
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({"dtype": "float8"}, UsageError),
+        ({"device": "tpu"}, UsageError),
+        ({"device": "cuda:x"}, UsageError),
+        ({"device": "cuda:77"}, RunError),
+    ],
+)
+def test_wrong_options(sound, options, kind):
+    value = next(iter(options.values()))
+    assert f"`{value}`" in refusal(sound, kind, **options).message
+
+
+def test_tokenizer(folder):
+    with pytest.raises(RunError, match="has no tokenizer"):
+        load_tokenizer(str(folder))
+    (folder / "tokenizer.json").write_text("{")
+    with pytest.raises(RunError, match=r"tokenizer of `.*` does not load"):
+        load_tokenizer(str(folder))
+    Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a")).save(str(folder / "tokenizer.json"))
+    assert len(load_tokenizer(str(folder))) == 2
+
+
+@needs_shared
+def test_real_checkpoints_load():
+    for name in ("stories260K", "bitstories-1M"):
+        lm = load_lm(str(CHECKPOINTS / name))
+        assert (lm.vocab_size, lm.max_context, lm.eos_token_ids) == (512, 512, (1, 2))
+        assert len(load_tokenizer(str(CHECKPOINTS / name))) == 512

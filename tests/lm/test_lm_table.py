@@ -1,0 +1,57 @@
+"""The table model keeps the door's contract."""
+
+import numpy as np
+import pytest
+import torch
+
+from specdec_cli.lm.door import LM, Row
+from specdec_cli.lm.table import TableLM
+
+
+def test_logits_are_the_function_of_each_context():
+    lm: LM = TableLM(lambda context: [sum(context), len(context), 0.0], 3)
+    logits = lm.score([Row(0, [1, 2, 3], 2), Row(1, (4,), 1), Row(2, [1], 0)])
+    assert logits.tolist() == [[3, 2, 0], [6, 3, 0], [4, 1, 0]]
+    assert logits.dtype == torch.float32
+
+
+def test_only_the_last_tokens_count_and_each_is_asked_once():
+    asked = []
+
+    def function(context):
+        asked.append(context)
+        return np.array([len(asked), 0.0])
+
+    lm = TableLM(function, 2, order=2)
+    first = lm.score([Row(0, [0, 1, 0, 1, 0, 1], 6)])
+    assert asked == [(0,), (0, 1), (1, 0)]
+    assert first[1].equal(first[3])
+    lm.score([Row(1, [1, 1, 1, 0, 1], 1)])
+    assert len(asked) == 3
+
+
+def test_many_contexts_grow_the_table():
+    lm = TableLM.random(5, order=3, seed=1)
+    contexts = [[a, b, c] for a in range(5) for b in range(5) for c in range(5)]
+    first = lm.score([Row(i, context, 1) for i, context in enumerate(contexts)])
+    assert first.equal(lm.score([Row(i, context, 1) for i, context in enumerate(contexts)]))
+    assert len({tuple(row) for row in first.tolist()}) == 125
+    assert not first.equal(TableLM.random(5, order=3, seed=2).score([Row(0, context, 1) for context in contexts]))
+
+
+def test_blocks_are_counted():
+    lm = TableLM.random(4)
+    lm.score([Row(0, [1] * 17, 1), Row(1, [1], 1)])
+    assert lm.num_blocks - lm.num_free_blocks == 3
+    lm.score([Row(0, [1] * 16, 1)])
+    lm.check_integrity()
+    lm.release(1)
+    lm.release(7)
+    assert lm.num_blocks - lm.num_free_blocks == 1
+    lm.release(0)
+    assert lm.num_free_blocks == lm.num_blocks
+
+
+def test_too_long_a_context_is_a_fault():
+    with pytest.raises(AssertionError, match="does not fit"):
+        TableLM(lambda context: [0.0], 1, max_context=4).score([Row(0, [0] * 5, 1)])

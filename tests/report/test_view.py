@@ -1,0 +1,86 @@
+"""The view on a terminal: text above, table below, and everything said once."""
+
+import io
+from dataclasses import replace
+
+from rich.console import Console
+from toy_engine import LetterTokenizer, toy_engine
+
+from specdec_cli.events import Noticed, Stepped
+from specdec_cli.measure.arms import Arm, Comparison, Request, decode
+from specdec_cli.measure.prompts import rows_of
+from specdec_cli.report.generate import Promise
+from specdec_cli.report.view import RunView, Screen
+from specdec_cli.sampling.params import SamplingParams
+
+GREEDY = Promise("greedy", True)
+
+
+def terminal(stream: io.StringIO, is_live: bool = True, is_quiet: bool = False) -> Screen:
+    console = Console(file=stream, force_terminal=is_live, width=80, height=30, color_system=None)
+    return Screen(stream, False, console, is_live, is_shared=True, is_quiet=is_quiet)
+
+
+def requests(*prompts: str) -> list[Request]:
+    return [Request(row, LetterTokenizer().encode(row.prompt), SamplingParams(30)) for row in rows_of(prompts)]
+
+
+def test_a_live_run_leaves_the_whole_text_and_one_table():
+    stream, out, arm = io.StringIO(), io.StringIO(), Arm("with ngram")
+    view = RunView(replace(terminal(stream), stdout=out), [arm], [4], [0, 1], streams_text=True)
+    with view:
+        decode(toy_engine(), arm, requests("ab", "cd"), view.watch, lambda: False)
+    first, second = (output.text.removesuffix("\n") for output in arm.outputs())
+    assert out.getvalue() == f"### 1\n{first}\n\n### 2\n{second}\n"
+    assert "acceptance rate" in stream.getvalue()
+    stream.truncate(0)
+    view.summary(GREEDY)
+    assert stream.getvalue().count("acceptance rate") == 1
+    assert "2 of 2 finished" not in stream.getvalue()
+
+
+def test_json_streams_no_text():
+    stream, arm = io.StringIO(), Arm("with ngram")
+    view = RunView(terminal(stream), [arm], [4], [0], streams_text=False)
+    with view:
+        decode(toy_engine(), arm, requests("ab"), view.watch, lambda: False)
+    assert arm.outputs()[0].text not in stream.getvalue()
+    assert "tokens/s" in stream.getvalue()
+
+
+def test_a_notice_waits_for_the_live_area_to_go():
+    stream, arm = io.StringIO(), Arm("with ngram")
+    view = RunView(terminal(stream), [arm], [4], [0], streams_text=False)
+    with view:
+        for _ in range(3):
+            view.watch(arm, Noticed(0, "the draft's [limit] was passed"))
+        assert "limit" not in stream.getvalue()
+    assert stream.getvalue().count("note: the draft's [limit] was passed") == 1
+
+
+def test_quiet_says_nothing():
+    stream, out, arm = io.StringIO(), io.StringIO(), Arm("with ngram")
+    quiet = terminal(stream, is_live=False, is_quiet=True)
+    screen = Screen(out, False, quiet.console, False, False, True)
+    view = RunView(screen, [arm], [4], [0], streams_text=True, tokenizer=LetterTokenizer())
+    with view:
+        view.watch(arm, Noticed(0, "hush"))
+        decode(toy_engine(), arm, requests("ab"), view.watch, lambda: False)
+    view.summary(Promise("typical", False))
+    assert stream.getvalue() == ""
+    assert out.getvalue()
+
+
+def test_a_difference_between_arms_is_said_in_words():
+    stream, comparison = io.StringIO(), Comparison(Arm("with ngram"))
+    view = RunView(terminal(stream, is_live=False), [comparison.draft, comparison.plain], [4, 0], [0], True)
+
+    def spoil(arm, event):
+        if arm is comparison.plain and isinstance(event, Stepped) and len(arm.outputs()[0].token_ids) == 10:
+            arm.outputs()[0].token_ids[9] += 1
+        view.watch(arm, event)
+
+    with view:
+        comparison.run(toy_engine(), requests("ab"), spoil, lambda: False)
+    view.summary(GREEDY, comparison)
+    assert "tokens DIFFER in 1 outputs, first in prompt 1 at token 10" in stream.getvalue()
