@@ -33,7 +33,9 @@ PROMPTS = [
 ]
 
 
-def tiny_lm(folder: str | Path, family: str = "llama", seed: int = 0, dtype: str = "auto", **shape: int) -> TransformersLM:
+def tiny_lm(
+    folder: str | Path, family: str = "llama", seed: int = 0, dtype: str = "auto", **shape: int
+) -> TransformersLM:
     """A tiny random checkpoint, saved and loaded."""
     name = Path(folder) / f"{family}-{seed}-{'-'.join(map(str, shape.values()))}"
     return load_lm(str(make_tiny(family, name, seed, **shape)), dtype=dtype)

@@ -39,7 +39,7 @@ _MODES_OF_VERIFY = {
     "gumbel": _MODES,
 }
 _DEFAULT_KS, _DEFAULT_BATCH_SIZES = (1, 2, 4, 8), (1, 2, 4)
-_DEFAULT_NUM_TOKENS, _DEFAULT_NUM_PROMPTS = 48, 12
+_DEFAULT_NUM_TOKENS, _DEFAULT_NUM_PROMPTS = 32, 12
 _K, _LENGTH = "speculation.num_speculative_tokens", "sampling.max_new_tokens"
 
 

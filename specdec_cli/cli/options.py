@@ -28,6 +28,7 @@ Result = TypeVar("Result")
 
 MODELS, SPECULATION, SAMPLING = "Models", "Speculation", "Sampling"
 ENGINE, RUN = "Engine", "Recipe and output"
+WORKLOAD, GATES = "Workload", "Gates"
 
 
 def draft_methods() -> DraftMethods:
@@ -227,18 +228,36 @@ OPTIONS: tuple[Option, ...] = (
 )
 
 
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+WORKLOAD_OPTIONS: tuple[Option, ...] = (
+    Option("workload.dataset", str, ("--dataset",), WORKLOAD, metavar="NAME|FILE"),
+    Option("workload.tasks", str, ("--tasks",), WORKLOAD, metavar="A,B", convert=_names),
+    Option("workload.num_prompts", int, ("--num-prompts",), WORKLOAD),
+)
+GATE_OPTIONS: tuple[Option, ...] = (
+    Option("gates.fail_if", list[str], ("--fail-if",), GATES, metavar="EXPR"),
+    Option("gates.baseline", str, ("--baseline",), GATES, metavar="FILE"),
+    Option("gates.max_regression", str, ("--max-regression",), GATES, metavar="PERCENT"),
+)
+
+
 def with_shared_options(
-    *, aliases: bool = False, without: Iterable[str] = ()
+    *, aliases: bool = False, without: Iterable[str] = (), beside: Iterable[Option] = ()
 ) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
     """Give a command the shared options; its parameter `shared` receives what they say.
 
     Args:
         aliases: also the names for people who come from vLLM-style servers.
         without: paths of options that have no meaning for this command.
+        beside: more of the recipe's options: `WORKLOAD_OPTIONS`, `GATE_OPTIONS`.
     """
     left_out = set(without)
     assert left_out <= {option.path for option in OPTIONS}, "only shared options can be left out"
     options = [o for o in OPTIONS if o.path not in left_out and (aliases or not o.only_with_aliases)]
+    options += beside
 
     def decorate(command: Callable[..., Result]) -> Callable[..., Result]:
         signature = inspect.signature(command, eval_str=True)

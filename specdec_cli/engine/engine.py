@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from time import perf_counter
@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from specdec_cli.drafters.contract import Drafter, DraftRow, Guesses
+from specdec_cli.engine import requests
 from specdec_cli.engine.outputs import Output, Outputs
+from specdec_cli.engine.requests import Prompt, spread
 from specdec_cli.engine.scheduler import Limits, Scheduled, Scheduler
 from specdec_cli.engine.sequence import Sequence
 from specdec_cli.engine.verify import VerifyRow, resolve_mode, verify
@@ -24,8 +26,6 @@ from specdec_cli.sampling.params import SamplingParams
 if TYPE_CHECKING:
     from specdec_cli.recipe.schema import Recipe
     from specdec_cli.text.tokenizer import Tokenizer
-
-Prompt = str | list[int] | list[dict[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,15 +113,7 @@ class Engine:
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt: text, ids as they are, or chat messages by the template."""
-        if isinstance(prompt, str):
-            if self.tokenizer is None:
-                raise UsageError("a text prompt needs a tokenizer", "give token ids")
-            return self.tokenizer.encode(prompt)
-        if prompt and isinstance(prompt[0], dict):
-            if self.tokenizer is None:
-                raise UsageError("chat messages need a tokenizer", "give token ids")
-            return self.tokenizer.chat(prompt)
-        return [int(token) for token in prompt]  # type: ignore[arg-type]
+        return requests.encode(prompt, self.tokenizer)
 
     def add(
         self,
@@ -146,8 +138,7 @@ class Engine:
         """
         params = params or SamplingParams()
         tokens = self.encode(prompt)
-        self._check_prompt(tokens)
-        self._check_token_ids(params)
+        requests.check(tokens, params, self.num_tokens, self.target.max_context)
         k = self.options.num_speculative_tokens if num_speculative_tokens is None else num_speculative_tokens
         stop_ids = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else self.eos_token_ids)
         sequence = Sequence(
@@ -229,7 +220,7 @@ class Engine:
         num_speculative_tokens: int | None = None,
     ) -> list[Output]:
         """Decode prompts together and return every result, in the prompts' order."""
-        many: Items[Prompt] = [prompts] if _is_one(prompts) else prompts  # type: ignore[assignment,list-item]
+        many: Items[Prompt] = [prompts] if requests.is_one(prompts) else prompts  # type: ignore[assignment,list-item]
         outputs = Outputs()
         for prompt, one in zip(many, spread(params, len(many)), strict=True):
             outputs.add(self, prompt, one, num_speculative_tokens)
@@ -311,45 +302,6 @@ class Engine:
             self._notices.append(
                 Noticed(sequence.id, f"past the draft's context of {limit} tokens: decoding on without a draft")
             )
-
-    def _check_prompt(self, tokens: list[int]) -> None:
-        if not tokens:
-            raise UsageError("the prompt is empty", "give at least one token")
-        if len(tokens) >= self.target.max_context:
-            raise UsageError(
-                f"the prompt has `{len(tokens)}` tokens, and the target's context is `{self.target.max_context}`",
-                "shorten the prompt, or raise --max-model-len if it was set",
-            )
-        wrong = next((t for t in tokens if not 0 <= t < self.num_tokens), None)
-        if wrong is not None:
-            raise UsageError(f"token id `{wrong}` is not in the vocabulary of `{self.num_tokens}` tokens")
-
-    def _check_token_ids(self, params: SamplingParams) -> None:
-        named: Mapping[str, Items[int]] = {
-            "logit_bias": list(params.logit_bias),
-            "stop_token_ids": params.stop_token_ids,
-        }
-        for name, ids in named.items():
-            wrong = next((t for t in ids if not 0 <= t < self.num_tokens), None)
-            if wrong is not None:
-                raise UsageError(f"{name} names token `{wrong}`, and the vocabulary has `{self.num_tokens}` tokens")
-
-
-def spread(params: SamplingParams | Items[SamplingParams] | None, num: int) -> list[SamplingParams | None]:
-    """Sampling parameters for each of `num` prompts; one set serves all, with the row as its noise's index."""
-    from dataclasses import replace
-
-    if params is None:
-        params = SamplingParams()
-    if isinstance(params, SamplingParams):
-        return [replace(params, index=i) for i in range(num)]
-    if len(params) != num:
-        raise UsageError(f"`{len(params)}` sets of sampling parameters for `{num}` prompts")
-    return list(params)
-
-
-def _is_one(prompts: Any) -> bool:
-    return isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], int | dict))
 
 
 def _logprobs(p: Distribution, first: int, tokens: list[int], num: int | None) -> list[TokenLogprob]:

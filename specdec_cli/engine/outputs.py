@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from specdec_cli.events import Event, Finished, FinishReason, SpeculativeCounts, Stepped, TokenLogprob
 
 if TYPE_CHECKING:
-    from specdec_cli.engine.engine import Engine, Prompt
+    from specdec_cli.engine.engine import Engine
+    from specdec_cli.engine.requests import Prompt
     from specdec_cli.sampling.params import SamplingParams
 
 

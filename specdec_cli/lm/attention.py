@@ -53,10 +53,17 @@ class RowMasks:
 
     def block_diagonal(self, dtype: torch.dtype) -> Tensor:
         """One mask [1, 1, n, sum of T] for all rows at once, for models that are handed joined keys."""
-        masks = [self.bias(index, 1, dtype) for index in range(len(self.layout.spans))]
-        visible = torch.block_diag(*[(mask == 0).to(torch.int8) for mask in masks]).bool()
+        spans = self.layout.spans
         # The smallest number instead of -inf: some of these models add masks before they scale.
-        return torch.zeros_like(visible, dtype=dtype).masked_fill_(~visible, torch.finfo(dtype).min)[None, None]
+        lowest = torch.finfo(dtype).min
+        num_keys = sum(span.num_keys for span in spans)
+        joined = torch.full((spans[-1].stop, num_keys), lowest, dtype=dtype, device=self.layout.positions.device)
+        column = 0
+        for index, span in enumerate(spans):
+            block = joined[span.start : span.stop, column : column + span.num_keys]
+            block.copy_(self.bias(index, 1, dtype).clamp(min=lowest))
+            column += span.num_keys
+        return joined[None, None]
 
 
 def _missing_queries(span: Span, num_groups: int, layout: Layout) -> int:

@@ -131,7 +131,7 @@ class AuditResult:
         only_ties = not wrong and all(mismatch.kind == "near-tie" for mismatch in self.mismatches)
         raise GateError(
             f"the audit found a difference: {'; '.join(found)}",
-            "near-ties come from rounding that depends on the number of rows; `specdec doctor` tests this machine for it"
+            "near-ties come from rounding that depends on the number of rows; `specdec doctor` tests the kernels for it"
             if only_ties
             else "please report it with the JSON document (--json)",
         )
@@ -240,7 +240,7 @@ class _Audit:
         assert self.pair is not None, "equality is checked on a pair"
         pair = self.pair
         judge = Judge(pair.engine, pair.dtype, pair.load_float32, self._say)
-        equality = EqualityCheck(pair.engine, drafters, self.plan.ks, self.plan.batch_sizes, verify, judge)
+        equality = EqualityCheck(pair.engine, pair.draft, drafters, self.plan.ks, self.plan.batch_sizes, verify, judge)
         found = equality.run(requests, lambda done, total: self.watch(Progress(mode, done, total)), deadline.is_over)
         self.result.compared[mode] = found
         if found.num_prompts < len(requests):

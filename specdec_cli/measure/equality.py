@@ -64,7 +64,8 @@ class EqualityCheck:
 
     Args:
         engine: the loaded pair; every configuration is another engine on its models.
-        drafters: drafters by the name that reports give them.
+        draft: the audited draft's name.
+        drafters: it and others by the names that reports give them.
         ks: k of every draft.
         batch_sizes: how many sequences run together.
         verify: the verification mode; greedy and gumbel promise equal tokens, and every mode does at temperature 0.
@@ -72,6 +73,7 @@ class EqualityCheck:
     """
 
     engine: Engine
+    draft: str
     drafters: Mapping[str, Drafter]
     ks: Sequence[int]
     batch_sizes: Sequence[int]
@@ -79,9 +81,10 @@ class EqualityCheck:
     judge: Judge
 
     def configurations(self) -> list[Configuration]:
-        """Every way of decoding; a draft that proposes nothing has no k."""
-        with_draft = [name for name in self.drafters if name != "none"]
-        found = [Configuration(*each) for each in product(with_draft, self.ks, self.batch_sizes)]
+        """Every k and batch size with the draft; the other drafters run in the largest batch, none in every one."""
+        found = [Configuration(*each) for each in product([self.draft], self.ks, self.batch_sizes)]
+        for name in self.drafters.keys() - {self.draft, "none"}:
+            found += [Configuration(name, k, max(self.batch_sizes)) for k in self.ks]
         if "none" in self.drafters:
             found += [Configuration("none", 0, size) for size in self.batch_sizes if size > 1]
         return found

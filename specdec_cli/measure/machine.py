@@ -107,8 +107,10 @@ class Machine:
 def look() -> Machine:
     """Describe this machine."""
     flags = _cpu_flags()
+    versions: dict[str, str | None] = {"python": platform.python_version()}
+    versions.update({package: _version(package) for package in PACKAGES})
     return Machine(
-        versions={"python": platform.python_version()} | {package: _version(package) for package in PACKAGES},
+        versions=versions,
         system=platform.platform(),
         cpu_flags=flags,
         num_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,

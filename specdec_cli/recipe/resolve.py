@@ -168,11 +168,27 @@ def _known_keys(path: Path) -> list[str]:
 
 def _cross_problems(recipe: Recipe, tree: Tree) -> list[Problem]:
     """Keys that contradict each other."""
+    return [*_unused_p_min(recipe, tree), *_greedy_that_samples(recipe, tree)]
+
+
+def _unused_p_min(recipe: Recipe, tree: Tree) -> list[Problem]:
     given, policy = ("speculation", "p_min"), ("speculation", "depth_policy")
     if recipe.speculation.depth_policy == "fixed" and tree.layer(given) and tree.layer(given) >= tree.layer(policy):
         hint = "set depth_policy to confidence (--depth-policy confidence), or leave p_min out"
         return [tree.problem(given, "has no effect with depth_policy `fixed`", hint)]
     return []
+
+
+def _greedy_that_samples(recipe: Recipe, tree: Tree) -> list[Problem]:
+    """The engine refuses this too; here it is known before a model is loaded."""
+    mode, given = ("speculation", "verify"), ("sampling", "temperature")
+    temperature = recipe.sampling.temperature
+    if recipe.speculation.verify != "greedy" or temperature == 0:
+        return []
+    hint = "use verify `auto`, or temperature 0"
+    if tree.layer(given) > tree.layer(mode):
+        return [tree.problem(given, f"`{temperature:g}` does not fit verification mode `greedy`", hint)]
+    return [tree.problem(mode, f"`greedy` does not fit temperature `{temperature:g}`", hint)]
 
 
 def _origins(recipe: Recipe, tree: Tree) -> dict[str, str]:

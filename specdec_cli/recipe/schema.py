@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 from pydantic_core import PydanticCustomError
 
 from specdec_cli.errors import UsageError
+from specdec_cli.recipe.gate import parse_gate, parse_percentage
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Verify = Literal["auto", "greedy", "rejection", "block", "gumbel", "exact-match", "typical"]
@@ -74,6 +75,18 @@ def _memory(value: Any) -> Any:
     if isinstance(value, str) and (value == "auto" or _memory_size(value) or _memory_share(value)):
         return value
     raise PydanticCustomError("memory", "must be auto, bytes such as 2GiB, or a share such as 90%")
+
+
+def _gate(value: Any) -> Any:
+    if isinstance(value, str) and parse_gate(value) is None:
+        raise PydanticCustomError("gate", "must be PATH OP NUMBER such as speedup.decode < 1.2, OP one of < <= > >= ==")
+    return value
+
+
+def _percentage(value: Any) -> Any:
+    if not isinstance(value, str) or parse_percentage(value) is None:
+        raise PydanticCustomError("percentage", "must be a percentage such as 5%")
+    return value
 
 
 Device = Annotated[str, BeforeValidator(_device)]
@@ -228,6 +241,28 @@ class Engine(Section):
         return left
 
 
+class Workload(Section):
+    """The prompts that are measured."""
+
+    dataset: str = Field("builtin:mini", min_length=1)
+    """Prompts: builtin:mini, builtin:stories, a preset (mt-bench, gsm8k, ...), a file, a folder or a hub id."""
+    tasks: Annotated[tuple[str, ...], Field(min_length=1), BeforeValidator(_tuple)] | None = None
+    """Only these tasks (the rows' category) of the dataset."""
+    num_prompts: int = Field(24, ge=1, le=2**31 - 1)
+    """Most prompts, spread evenly over the tasks."""
+
+
+class Gates(Section):
+    """What makes a measurement fail with exit code 3."""
+
+    fail_if: Annotated[tuple[Annotated[str, BeforeValidator(_gate)], ...], BeforeValidator(_tuple)] = ()
+    """Fail where this holds: PATH OP NUMBER, for example speedup.decode < 1.2; judged on whole intervals."""
+    baseline: str | None = Field(None, min_length=1)
+    """An earlier result (JSON) that must not be undercut."""
+    max_regression: Annotated[str, BeforeValidator(_percentage)] = "5%"
+    """How far below the baseline's interval a whole interval may lie."""
+
+
 class Recipe(Section):
     """Everything that decides what a run decodes and how."""
 
@@ -242,6 +277,8 @@ class Recipe(Section):
         default_factory=Sampling, description="How the next token is chosen, when an output ends."
     )
     engine: Engine = Field(default_factory=Engine, description="Sizes of the engine.")
+    workload: Workload = Field(default_factory=Workload, description="The prompts that are measured.")
+    gates: Gates = Field(default_factory=Gates, description="What makes a measurement fail.")
 
     def draft_fields(self) -> dict[str, Any]:
         """The draft as drafters take it: `model`, or `method`, and the method's options."""

@@ -52,9 +52,7 @@ def test_how_prompts_are_fed_changes_nothing(target, stranger, chunk, budget):
 
 def test_requests_that_arrive_while_others_run(target, itself):
     params = SamplingParams(max_new_tokens=12, temperature=0.8)
-    single = [
-        tokens(decode(target, itself, 3, [prompt], [alone(params, i)]))[0] for i, prompt in enumerate(PROMPTS)
-    ]
+    single = [tokens(decode(target, itself, 3, [prompt], [alone(params, i)]))[0] for i, prompt in enumerate(PROMPTS)]
     engine = tiny_engine(target, itself, 3, max_num_seqs=3)
     texts: list[list[int]] = [[] for _ in PROMPTS]
     for i, prompt in enumerate(PROMPTS):

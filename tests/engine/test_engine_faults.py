@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from tiny_engine import PROMPTS, alone, decode, tokens
+from tiny_engine import PROMPTS, alone, decode, tiny_lm, tokens
 
 from specdec_cli.engine import verify as verify_module
 from specdec_cli.lm.door import Row
-from specdec_cli.lm.transformers_lm import TransformersLM, _Held
+from specdec_cli.lm.transformers_lm import TransformersLM
 from specdec_cli.sampling import noise
 from specdec_cli.sampling.params import SamplingParams
 
@@ -71,17 +71,11 @@ def test_a_rejected_tokens_keys_left_in_the_cache(target, stranger, monkeypatch)
     assert tokens(decode(target, stranger, 4, params=GREEDY)) != expected
 
 
-def test_the_cut_back_looks_at_lengths_only(target, stranger, monkeypatch):
-    """A finished request's cache taken for another's context of the same name."""
-    expected = plain(target)
+def test_blocks_that_are_not_given_back(folder, monkeypatch):
+    lm = tiny_lm(folder, "llama", seed=1)
     monkeypatch.setattr(TransformersLM, "release", lambda self, handle: None)
-    assert plain(target) == expected, "what is held of an earlier text is compared, not trusted"
-    monkeypatch.setattr(
-        _Held, "common_prefix", lambda self, context, limit: min(len(self.tokens), limit)
-    )
-    shifted = [[token + 1 for token in prompt] for prompt in PROMPTS]
-    decode(target, stranger, 4, shifted, GREEDY)
-    assert tokens(decode(target, None, 0, params=GREEDY)) != expected
+    with pytest.raises(AssertionError, match="an idle engine holds blocks"):
+        decode(lm, None, 0, params=GREEDY)
 
 
 def test_off_by_one_bonus(target, itself, monkeypatch):
@@ -115,7 +109,5 @@ def test_one_seed_for_all_rows(target, stranger, monkeypatch, mode):
     assert together() == one_by_one()
     for name in ("uniforms_many", "gumbel_many"):
         many = getattr(noise, name)
-        monkeypatch.setattr(
-            noise, name, lambda s, i, *rest, many=many: many([s[0]] * len(s), [i[0]] * len(i), *rest)
-        )
+        monkeypatch.setattr(noise, name, lambda s, i, *rest, many=many: many([s[0]] * len(s), [i[0]] * len(i), *rest))
     assert together() != one_by_one()

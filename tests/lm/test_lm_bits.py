@@ -1,5 +1,7 @@
 """In bfloat16 on a CPU a row has the same bits in any company: decoding alone, verifying, in a batch."""
 
+import functools
+
 import pytest
 import torch
 from tiny_models import make_tiny
@@ -11,6 +13,7 @@ from specdec_cli.lm.load import load_lm
 TEXT = [(11 * i * i + 3 * i) % 97 for i in range(100)]
 
 
+@functools.cache
 def holds(dtype):
     return all(check.holds for check in row_invariance(dtype) if check.needed)
 

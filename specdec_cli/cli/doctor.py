@@ -1,0 +1,56 @@
+"""`specdec doctor`: what this machine is, and whether a pair will run, before any weight is loaded."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from specdec_cli.cli.options import OPTIONS, Shared, with_shared_options
+from specdec_cli.cli.output import colourful, deliver, envelope
+from specdec_cli.cli.screen import open_screen, progress
+from specdec_cli.report.doctor import SCHEMA, print_doctor
+from specdec_cli.report.page import open_page
+
+if TYPE_CHECKING:
+    from specdec_cli.measure.doctor import Diagnosis
+    from specdec_cli.recipe import Resolved
+
+_WITHOUT = [option.path for option in OPTIONS if option.path.startswith("sampling.")]
+
+
+@with_shared_options(aliases=True, without=_WITHOUT)
+def doctor(*, shared: Shared) -> None:
+    """Look at this machine; with a target, a draft or a recipe, at the pair too, without loading it."""
+    resolved = shared.resolve()
+    screen = open_screen(shared.quiet, streams_text=False)
+    with progress(screen) as say:
+        say("starting torch and transformers")
+        from specdec_cli.measure.doctor import examine
+
+        say("looking at the machine")
+        recipe = resolved.recipe if _names_pair(resolved, shared) else None
+        diagnosis = examine(recipe, trust_remote_code=shared.trust_remote_code)
+    if shared.json or shared.output is not None:
+        document = envelope(SCHEMA, recipe.as_dict() if recipe is not None else None, diagnosis.as_dict())
+        deliver(document, to_stdout=shared.json, path=shared.output, force=shared.force)
+    _show(diagnosis, shared)
+    error = diagnosis.error()
+    if error is not None:
+        raise error
+
+
+def _names_pair(resolved: Resolved, shared: Shared) -> bool:
+    """Whether anything names a target or a draft: a flag, a recipe, `--set` or the environment."""
+    named = ("target.model", "draft.model", "draft.method")
+    origins = [resolved.origins.get(key, "default") for key in named]
+    return shared.recipe is not None or any(origin != "default" for origin in origins)
+
+
+def _show(diagnosis: Diagnosis, shared: Shared) -> None:
+    """The report, on stdout unless a document stands there."""
+    from specdec_cli.measure.doctor import NOT_CLAIMED
+
+    if not shared.json:
+        print_doctor(open_page(sys.stdout, colourful(sys.stdout)), diagnosis, NOT_CLAIMED)
+    elif not shared.quiet:
+        print_doctor(open_page(sys.stderr, colourful(sys.stderr)), diagnosis, NOT_CLAIMED)

@@ -1,0 +1,78 @@
+"""What a request may be: prompts in three forms, and what is refused before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from specdec_cli.errors import UsageError
+from specdec_cli.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from specdec_cli.text.tokenizer import Tokenizer
+
+Prompt = str | list[int] | list[dict[str, str]]
+
+
+def encode(prompt: Prompt, tokenizer: Tokenizer | None) -> list[int]:
+    """Token ids of a prompt: text, ids as they are, or chat messages by the template.
+
+    Raises:
+        UsageError: text or messages without a tokenizer.
+    """
+    messages: Any = prompt
+    if isinstance(prompt, str) or (prompt and isinstance(prompt[0], dict)):
+        if tokenizer is None:
+            raise UsageError("a prompt of text needs a tokenizer", "give token ids")
+        return tokenizer.encode(prompt) if isinstance(prompt, str) else tokenizer.chat(messages)
+    return [int(token) for token in messages]
+
+
+def check(tokens: Sequence[int], params: SamplingParams, num_tokens: int, max_context: int) -> None:
+    """Refuse a request that cannot run.
+
+    Args:
+        tokens: its prompt.
+        params: its sampling parameters.
+        num_tokens: V, the real vocabulary.
+        max_context: the target's context limit.
+
+    Raises:
+        UsageError: an empty prompt, no room left in the context, a token id that does not exist.
+    """
+    if not tokens:
+        raise UsageError("the prompt is empty", "give at least one token")
+    if len(tokens) >= max_context:
+        raise UsageError(
+            f"the prompt has `{len(tokens)}` tokens, and the target's context is `{max_context}`",
+            "shorten the prompt, or raise --max-model-len if it was set",
+        )
+    for name, ids in (
+        ("the prompt", tokens),
+        ("logit_bias", params.logit_bias),
+        ("stop_token_ids", params.stop_token_ids),
+    ):
+        wrong = next((token for token in ids if not 0 <= token < num_tokens), None)
+        if wrong is not None:
+            raise UsageError(f"{name} names token `{wrong}`, and the vocabulary has `{num_tokens}` tokens")
+
+
+def spread(params: SamplingParams | Sequence[SamplingParams] | None, num: int) -> list[SamplingParams]:
+    """Sampling parameters for each of `num` prompts; one set serves all, with the row as its noise's index.
+
+    Raises:
+        UsageError: another number of sets than of prompts.
+    """
+    if params is None:
+        params = SamplingParams()
+    if isinstance(params, SamplingParams):
+        return [replace(params, index=i) for i in range(num)]
+    if len(params) != num:
+        raise UsageError(f"`{len(params)}` sets of sampling parameters for `{num}` prompts")
+    return list(params)
+
+
+def is_one(prompts: Any) -> bool:
+    """Whether this is one prompt, not a list of prompts."""
+    return isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], int | dict))

@@ -1,0 +1,249 @@
+"""Speed-up of every k from measured survival and measured costs, and which k to take.
+
+S(k) = (1 + Σ s_i) t_AR / (k t_draft + t_verify(k+1) + t_overhead), s_i the share of steps that accept at least i. Here
+every step is priced with what it really drafts and verifies (fewer tokens near the end, none where an n-gram draft
+finds nothing) and with its own context, over the prompts' whole outputs; with full steps only it is that formula.
+
+Beside it stands the textbook's: one acceptance α for every drafted token, S = (1 - α^(k+1)) / (1 - α) / (1 + c k) with
+c = t_draft/t_AR (Leviathan, Kalman, Matias 2022), which knows neither that acceptance comes in runs nor what rows cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from specdec_cli.measure.cost import Costs
+from specdec_cli.measure.replay import Replay
+from specdec_cli.measure.stats import FloatArray, Interval, bootstrap_median, ratio_of_totals
+
+PUBLISHED_K = (2, 6)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Predicted:
+    """One k.
+
+    Args:
+        k: most tokens drafted in a step.
+        acceptance_length: 1 + accepted tokens per drafting step.
+        speedup: of decoding, over all prompts' decode time together; the interval is a bootstrap over prompts.
+        median_speedup: the median prompt's, which is what `bench` reports as `speedup.decode`.
+        plain_seconds: [B] decode time of each prompt without a draft.
+        draft_seconds: [B] with one: the time of its steps' parts, here the draft,
+        verify_seconds: [B] the target,
+        overhead_seconds: [B] and the engine.
+        iid_speedup: the textbook's figure.
+    """
+
+    k: int
+    acceptance_length: Interval
+    speedup: Interval
+    median_speedup: Interval
+    plain_seconds: FloatArray
+    draft_seconds: FloatArray
+    verify_seconds: FloatArray
+    overhead_seconds: FloatArray
+    iid_speedup: float | None
+
+    @property
+    def seconds(self) -> FloatArray:
+        """Decode time [B] of each prompt with the draft."""
+        return self.draft_seconds + self.verify_seconds + self.overhead_seconds
+
+    @property
+    def speedup_by_prompt(self) -> FloatArray:
+        """Speed-up [B] of each prompt that decodes at all, for paired comparisons."""
+        decodes = self.plain_seconds > 0
+        return self.plain_seconds[decodes] / self.seconds[decodes]
+
+    def shares(self) -> dict[str, float]:
+        """Where a step's time goes."""
+        total = self.seconds.sum()
+        parts = {"draft": self.draft_seconds, "verify": self.verify_seconds, "overhead": self.overhead_seconds}
+        return {name: float(part.sum() / total) if total else 0.0 for name, part in parts.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """Which k to take: 0 is not to speculate."""
+
+    k: int
+    speedup: Interval | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prediction:
+    """Every k, and what would have to change.
+
+    Args:
+        rows: k = 1…k_max.
+        alpha: the textbook's α: mean acceptance of one drafted token, over all positions alike; None when none was.
+        break_even_alpha: smallest α at which some k is no slower than no draft, at these costs; None when none is.
+        draft_seconds_for_2x: seconds per drafted token at which the best k would give 2×; None when a free draft
+            would not.
+        ceiling: speed-up of the best k if the draft cost nothing.
+        cost_ratio: c, seconds of a drafted token over those of a plain step.
+        recommended: the k to take.
+    """
+
+    rows: list[Predicted]
+    alpha: float | None
+    break_even_alpha: float | None
+    draft_seconds_for_2x: float | None
+    ceiling: float
+    cost_ratio: float
+    recommended: Recommendation
+
+    def iid_as_dict(self) -> dict[str, Any]:
+        """The JSON form of the textbook's prediction (INTERFACE's `iid`)."""
+        return {"alpha": self.alpha, "speedup_by_k": {str(row.k): row.iid_speedup for row in self.rows}}
+
+
+def predict(replays: Sequence[Replay], costs: Costs) -> Prediction:
+    """Predict the speed-up of every replayed k.
+
+    Args:
+        replays: of one draft and rule, k ascending.
+        costs: of the same pair, for at least the largest k.
+    """
+    assert replays, "a prediction needs a replay"
+    assert replays[-1].k <= costs.k_max, "costs reach the largest k"
+    alpha = _alpha(replays[0])
+    context = float(np.average(replays[0].mean_context, weights=np.maximum(replays[0].num_steps, 1e-12)))
+    ratio = costs.draft_seconds_per_token(context) / float(costs.plain(context))
+    rows = [_predict(one, costs, None if alpha is None else iid_speedup(alpha, one.k, ratio)) for one in replays]
+    return Prediction(
+        rows=rows,
+        alpha=alpha,
+        break_even_alpha=_break_even(costs, context, [row.k for row in rows]),
+        draft_seconds_for_2x=_draft_seconds_for(2.0, rows, replays),
+        ceiling=max(_ratio(row.plain_seconds, row.verify_seconds + row.overhead_seconds) for row in rows),
+        cost_ratio=ratio,
+        recommended=choose(rows),
+    )
+
+
+def _predict(one: Replay, costs: Costs, iid: float | None) -> Predicted:
+    context = one.mean_context
+    draft, verify, overhead = np.zeros(len(context)), np.zeros(len(context)), np.zeros(len(context))
+    for num in range(one.k + 1):
+        if num:
+            draft += one.steps_by_asked[:, num] * costs.draft(num, context)
+        verify += one.steps_by_drafted[:, num] * costs.target(num + 1, context)
+        overhead += one.steps_by_asked[:, num] * costs.overhead_seconds[num]
+    plain = one.num_emitted * costs.plain(context)
+    seconds = draft + verify + overhead
+    decodes = plain > 0
+    by_prompt = plain[decodes] / seconds[decodes] if decodes.any() else np.array([np.nan])
+    return Predicted(
+        k=one.k,
+        acceptance_length=one.acceptance_length(),
+        speedup=ratio_of_totals(plain[decodes], seconds[decodes]),
+        median_speedup=bootstrap_median(by_prompt),
+        plain_seconds=plain,
+        draft_seconds=draft,
+        verify_seconds=verify,
+        overhead_seconds=overhead,
+        iid_speedup=iid,
+    )
+
+
+def iid_length(alpha: float, k: int) -> float:
+    """Tokens per step E = (1 - α^(k+1)) / (1 - α) if every drafted token stood with probability α on its own."""
+    return sum(alpha**i for i in range(k + 1))
+
+
+def iid_speedup(alpha: float, k: int, cost_ratio: float) -> float:
+    """The textbook's speed-up E / (1 + c k) (Leviathan, Kalman, Matias 2022, theorem 3.8)."""
+    return iid_length(alpha, k) / (1 + cost_ratio * k)
+
+
+def choose(rows: Sequence[Predicted]) -> Recommendation:
+    """The k of the largest speed-up, the smaller of equals; 0 when no k is surely faster than no draft.
+
+    With a single prompt there is no interval, and the figures alone decide.
+    """
+    surely = [row for row in rows if _is_faster(row.speedup)]
+    best = max(rows, key=lambda row: (row.speedup.median, -row.k))
+    if not surely:
+        return Recommendation(0, None, _why_not(best))
+    best = max(surely, key=lambda row: (row.speedup.median, -row.k))
+    low, high = best.speedup.ci95 or (best.speedup.median,) * 2
+    near = [row.k for row in rows if row is not best and row.speedup.overlaps(best.speedup)]
+    also = f"; its interval overlaps that of k = {', '.join(map(str, near))}" if near else ""
+    outside = "" if PUBLISHED_K[0] <= best.k <= PUBLISHED_K[1] else ", outside the published guidance of 2 to 6"
+    why = (
+        f"k = {best.k}{outside} gives the largest predicted speed-up, {best.speedup.median:.2f}× "
+        f"({low:.2f} to {high:.2f}), at {best.acceptance_length.median:.2f} tokens a step{also}"
+    )
+    return Recommendation(best.k, best.speedup, why)
+
+
+def _is_faster(speedup: Interval) -> bool:
+    return speedup.is_above(1.0) if speedup.ci95 is not None else speedup.median > 1
+
+
+def _why_not(best: Predicted) -> str:
+    """Why not to speculate, with the largest part of the cost named."""
+    if not np.isfinite(best.speedup.median):
+        return "nothing was decoded after the first tokens, so there is nothing to speed up"
+    shares = best.shares()
+    length = best.acceptance_length.median
+    reason = (
+        f"the draft takes {shares['draft']:.0%} of a step"
+        if shares["draft"] >= 0.35
+        else f"a step accepts only {length - 1:.2f} drafted tokens"
+        if np.isfinite(length) and length < 1.5
+        else f"verifying {best.k + 1} rows takes {shares['verify']:.0%} of a step"
+    )
+    if not np.isfinite(length):
+        reason = "the draft proposed nothing"
+    if best.speedup.median > 1:
+        return f"do not speculate: the best k = {best.k} gives {best.speedup.median:.2f}×, not surely above 1: {reason}"
+    return f"do not speculate: even the best k = {best.k} gives {best.speedup.median:.2f}×: {reason}"
+
+
+def _alpha(one: Replay) -> float | None:
+    accepted, num = one.first.sum(axis=0)
+    return float(accepted / num) if num else None
+
+
+def _break_even(costs: Costs, context: float, ks: Sequence[int]) -> float | None:
+    """Smallest α whose i.i.d. tokens per step pay for a step of some k, costs of rows included."""
+    found = []
+    for k in ks:
+        step = costs.draft(k, context) + costs.target(k + 1, context) + costs.overhead_seconds[k]
+        wanted = float(step / costs.plain(context))
+        if wanted <= k + 1:
+            found.append(_solve_alpha(wanted, k))
+    return min(found) if found else None
+
+
+def _solve_alpha(length: float, k: int) -> float:
+    """The α at which iid_length is `length`, by bisection; 0 where one token a step is enough."""
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if iid_length(middle, k) < length else (low, middle)
+    return high if length > 1 else 0.0
+
+
+def _draft_seconds_for(speedup: float, rows: Sequence[Predicted], replays: Sequence[Replay]) -> float | None:
+    """Seconds of a drafted token, the largest of any k, at which the predicted speed-up is this much."""
+    found = []
+    for row, one in zip(rows, replays, strict=True):
+        left = row.plain_seconds.sum() / speedup - (row.verify_seconds + row.overhead_seconds).sum()
+        asked = (one.steps_by_asked * np.arange(one.k + 1)).sum()
+        if asked and left > 0:
+            found.append(float(left / asked))
+    return max(found) if found else None
+
+
+def _ratio(numerators: FloatArray, denominators: FloatArray) -> float:
+    total = float(denominators.sum())
+    return float(numerators.sum()) / total if total else float("nan")

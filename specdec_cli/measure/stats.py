@@ -1,0 +1,156 @@
+"""Intervals by bootstrap over prompts: medians, ratios of totals, and paired comparisons.
+
+The percentile bootstrap (Efron 1979): prompts are drawn with replacement, the statistic is taken of each draw, and the
+middle 95 % of what comes out is the interval. One seed gives the same draws for every statistic over the same prompts,
+so that configurations which share prompts are compared on the same resamples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+Statistic = Callable[[FloatArray], FloatArray]
+
+NUM_RESAMPLES = 2000
+_BLOCK = 1 << 22  # numbers of one block of resamples, so that memory stays small
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A figure with its 95 % interval.
+
+    Args:
+        median: the figure itself, from all pairs.
+        ci95: lower and upper end; None with fewer than two pairs, which say nothing about their spread.
+        pairs: how many prompts or pairs it rests on.
+    """
+
+    median: float
+    ci95: tuple[float, float] | None
+    pairs: int
+
+    def is_above(self, value: float) -> bool:
+        """Whether the whole interval lies above a value; never without an interval."""
+        return self.ci95 is not None and self.ci95[0] > value
+
+    def is_below(self, value: float) -> bool:
+        """Whether the whole interval lies below a value; never without an interval."""
+        return self.ci95 is not None and self.ci95[1] < value
+
+    def overlaps(self, other: Interval) -> bool:
+        """Whether two intervals share a value; one without an interval counts as its point."""
+        low, high = self.ci95 or (self.median, self.median)
+        other_low, other_high = other.ci95 or (other.median, other.median)
+        return low <= other_high and other_low <= high
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form; a figure that does not exist is null."""
+        known = np.isfinite(self.median)
+        ends = self.ci95 if self.ci95 is not None and np.isfinite(self.ci95).all() else None
+        return {"median": self.median if known else None, "ci95": list(ends) if ends else None, "pairs": self.pairs}
+
+
+@dataclass(frozen=True, slots=True)
+class Paired:
+    """A against B on the same prompts.
+
+    Args:
+        ratio: median of the pairs' A/B.
+        p_a_faster: share of resamples in which that median is above 1, ties counted half.
+    """
+
+    ratio: Interval
+    p_a_faster: float
+
+    @property
+    def is_significant(self) -> bool:
+        """Whether the interval leaves 1 out."""
+        return self.ratio.is_above(1.0) or self.ratio.is_below(1.0)
+
+
+def bootstrap_totals(
+    statistic: Statistic, by_prompt: FloatArray, *, seed: int = 0, num_resamples: int = NUM_RESAMPLES
+) -> Interval:
+    """A function of totals over prompts, such as a ratio of sums.
+
+    Args:
+        statistic: from totals [R, m] to values [R].
+        by_prompt: [B, m] what each prompt adds to the totals.
+        seed: of the resamples.
+        num_resamples: R.
+    """
+    num = by_prompt.shape[0]
+    draws = [statistic(counts @ by_prompt) for counts in _counts(num, num_resamples, seed)] if num > 1 else []
+    return _interval(float(statistic(by_prompt.sum(axis=0)[None])[0]), draws, num)
+
+
+def ratio_of_totals(numerators: FloatArray, denominators: FloatArray, *, seed: int = 0) -> Interval:
+    """Sum of numerators [B] over sum of denominators [B]; NaN where nothing is under it."""
+    return bootstrap_totals(_ratio, np.stack((numerators, denominators), axis=1).astype(np.float64), seed=seed)
+
+
+def bootstrap_median(values: FloatArray, *, seed: int = 0, num_resamples: int = NUM_RESAMPLES) -> Interval:
+    """The median of values [B], one for each prompt."""
+    assert len(values), "a median needs a value"
+    draws = _medians(values, seed, num_resamples) if len(values) > 1 else []
+    return _interval(float(np.median(values)), draws, len(values))
+
+
+def paired(a: FloatArray, b: FloatArray, *, seed: int = 0, num_resamples: int = NUM_RESAMPLES) -> Paired:
+    """Compare speeds (more is faster) of A and B, a, b [B], prompt by prompt."""
+    assert a.shape == b.shape, "pairs need both sides"
+    ratios = a / b
+    ratio = bootstrap_median(ratios, seed=seed, num_resamples=num_resamples)
+    drawn = np.concatenate(list(_medians(ratios, seed, num_resamples))) if len(ratios) > 1 else np.array([ratio.median])
+    return Paired(ratio, float((drawn > 1).mean() + 0.5 * (drawn == 1).mean()))
+
+
+def interleaved(a_seconds: FloatArray, b_seconds: FloatArray, *, seed: int = 0) -> Paired:
+    """How much faster A is than B, from seconds [B, repeats] of runs that took turns (A B B A).
+
+    A pair is a prompt: the median of its repeats in each arm; a ratio of 2 says that A takes half the time.
+    """
+    return paired(1 / np.median(a_seconds, axis=1), 1 / np.median(b_seconds, axis=1), seed=seed)
+
+
+def _interval(point: float, draws: Iterable[FloatArray], num: int) -> Interval:
+    parts = list(draws)
+    if not parts:
+        return Interval(point, None, num)
+    values = np.concatenate(parts)
+    values = values[np.isfinite(values)]
+    if not len(values):
+        return Interval(point, None, num)
+    low, high = np.quantile(values, (0.025, 0.975))
+    return Interval(point, (float(low), float(high)), num)
+
+
+def _ratio(totals: FloatArray) -> FloatArray:
+    nothing = np.full(len(totals), np.nan)
+    ratio: FloatArray = np.divide(totals[:, 0], totals[:, 1], out=nothing, where=totals[:, 1] != 0)
+    return ratio
+
+
+def _counts(num: int, num_resamples: int, seed: int) -> Iterator[FloatArray]:
+    """How often each resample holds each of `num` prompts: blocks [r, num] of all the resamples."""
+    generator = np.random.default_rng(seed)
+    for size in _block_sizes(num, num_resamples):
+        yield generator.multinomial(num, np.full(num, 1 / num), size=size).astype(np.float64)
+
+
+def _medians(values: FloatArray, seed: int, num_resamples: int) -> Iterator[FloatArray]:
+    generator = np.random.default_rng(seed)
+    for size in _block_sizes(len(values), num_resamples):
+        yield np.median(values[generator.integers(0, len(values), size=(size, len(values)))], axis=1)
+
+
+def _block_sizes(num: int, num_resamples: int) -> Iterator[int]:
+    block = max(1, _BLOCK // num)
+    for begin in range(0, num_resamples, block):
+        yield min(block, num_resamples - begin)

@@ -1,0 +1,165 @@
+"""What a person sees of `doctor`: the machine, its kernels, and a pair's preflight."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from specdec_cli.report.page import grid
+
+if TYPE_CHECKING:
+    from specdec_cli.lm.facts import ModelFacts
+    from specdec_cli.measure.doctor import Diagnosis
+    from specdec_cli.measure.machine import Machine
+    from specdec_cli.measure.preflight import Preflight
+
+SCHEMA = "specdec.doctor/1"
+_NOTHING = "–"
+
+
+def print_doctor(console: Console, diagnosis: Diagnosis, not_claimed: tuple[str, ...]) -> None:
+    """Print a diagnosis.
+
+    Args:
+        console: where.
+        diagnosis: what was found.
+        not_claimed: what exactness is not claimed for.
+    """
+    console.print(_machine_table(diagnosis.machine))
+    console.print(_device_table(diagnosis.machine))
+    _print_invariance(console, diagnosis)
+    console.print(Text("bit-for-bit equality is not claimed, until tested here, for", style="dim"))
+    for sentence in not_claimed:
+        console.print(Text(f"  {sentence}", style="dim"), soft_wrap=True)
+    if diagnosis.pair is not None:
+        console.print()
+        _print_pair(console, diagnosis.pair)
+    for warning in diagnosis.warnings:
+        console.print(Text(f"warning: {warning}", style="yellow"), soft_wrap=True)
+    console.print(_verdict(diagnosis), soft_wrap=True)
+
+
+def _machine_table(machine: Machine) -> Table:
+    table = grid("", "", title="Machine")
+    table.show_header = False
+    versions = (f"{name} {version or 'not installed'}" for name, version in machine.versions.items())
+    extras = (f"{name} {'installed' if there else 'not installed'}" for name, there in machine.extras.items())
+    hub = ["offline by the environment" if machine.hub["offline"] else "not asked", *_hub_variables(machine)]
+    load = " ".join(f"{one:.1f}" for one in machine.load_average)
+    rows = {
+        "versions": ", ".join(versions),
+        "system": machine.system,
+        "processor flags": " ".join(machine.cpu_flags) or _NOTHING,
+        "cores, torch threads": f"{machine.num_cores}, {machine.num_threads}",
+        "load average": load,
+        "extras": ", ".join(extras),
+        "hub": ", ".join(hub),
+    }
+    if machine.memory_limit_bytes is not None:
+        rows["memory limit of this container"] = gigabytes(machine.memory_limit_bytes)
+    for name, value in rows.items():
+        table.add_row(name, Text(value))
+    return table
+
+
+def _hub_variables(machine: Machine) -> list[str]:
+    return [f"{name}={value}" for name, value in machine.hub.items() if name.isupper()]
+
+
+def _device_table(machine: Machine) -> Table:
+    table = grid("device", "model", "memory", "free", "float32", "bfloat16", "float16", title="Devices")
+    for one in machine.devices:
+        dtypes = [one.dtypes[name] for name in ("float32", "bfloat16", "float16")]
+        table.add_row(one.name, Text(one.model), gigabytes(one.memory_bytes), gigabytes(one.free_bytes), *dtypes)
+    return table
+
+
+def _print_invariance(console: Console, diagnosis: Diagnosis) -> None:
+    needed = [check for check in diagnosis.invariance if check.needed]
+    failed = [check for check in needed if not check.holds]
+    table = grid("kernel", "dtype", "rows that differ", title="Row invariance of the CPU kernels")
+    for check in failed:
+        table.add_row(Text(check.kernel), check.dtype, " ".join(map(str, check.rows_that_differ)))
+    if failed:
+        console.print(table)
+        return
+    rows = sorted({count for check in needed for count in check.rows_tried})
+    sentence = f"row invariance: passed, {len(needed)} bfloat16 kernels among {rows[0]} to {rows[-1]} rows, bit for bit"
+    console.print(Text(sentence, style="green"), soft_wrap=True)
+
+
+def _print_pair(console: Console, pair: Preflight) -> None:
+    table = grid("", "target", "draft", title="Pair, from configurations and headers alone")
+    for name, target, draft in _pair_rows(pair):
+        table.add_row(name, Text(target), Text(draft))
+    console.print(table)
+    if pair.overlap is not None:
+        overlap = pair.overlap
+        share = (
+            f"{overlap.num_shared} of {max(overlap.num_tokens)} tokens ({100 * overlap.share:.1f} %) have the same id"
+        )
+        equal = "equal" if overlap.equal else "DIFFERENT"
+        console.print(Text(f"tokenizers: {equal}; {share}", style="green" if overlap.equal else "bold red"))
+    if pair.max_context is not None:
+        text = f"effective context: {pair.max_context} tokens"
+        if pair.draft_max_context is not None:
+            text += f", drafted up to {pair.draft_max_context}"
+        console.print(Text(text))
+    for problem in pair.problems:
+        style = "bold red" if problem.severity == "error" else "yellow"
+        hint = f" ({problem.hint})" if problem.hint else ""
+        console.print(Text(f"{problem.severity}: {problem.message}{hint}", style=style), soft_wrap=True)
+
+
+def _pair_rows(pair: Preflight) -> list[tuple[str, str, str]]:
+    facts = {"target": pair.target, "draft": pair.draft}
+    columns = [_facts_column(one) for one in facts.values()]
+    if pair.draft is None and pair.draft_method != "model":
+        columns[1]["name"] = f"method {pair.draft_method}"
+    for column, role in zip(columns, facts, strict=True):
+        tokenizer, memory = pair.tokenizers.get(role), pair.memory.get(role)
+        if tokenizer is not None:
+            column["tokenizer's tokens"] = str(tokenizer.num_tokens)
+            column["special tokens"] = " ".join(f"{key}={value}" for key, value in tokenizer.special_tokens.items())
+            column["chat template"] = "yes" if tokenizer.has_chat_template else "no"
+        if memory is not None:
+            column["device"] = memory.device
+            column["weights"] = gigabytes(memory.weights)
+            column["KV per token"] = f"{memory.kv_per_token / 1e3:.1f} kB"
+            column["KV, every sequence at full context"] = gigabytes(memory.kv_wanted)
+            column["logits of a step"] = gigabytes(memory.logits)
+    names = list(columns[0] | columns[1])
+    return [(name, columns[0].get(name, _NOTHING), columns[1].get(name, _NOTHING)) for name in names]
+
+
+def _facts_column(facts: ModelFacts | None) -> dict[str, str]:
+    if facts is None:
+        return {}
+    where = "" if facts.is_complete else " (weights are not here yet)"
+    return {
+        "name": facts.name + where,
+        "architecture": facts.architecture + (", mixture of experts" if facts.is_mixture_of_experts else ""),
+        "parameters": f"{facts.num_parameters / 1e6:.1f} M, from {facts.weights_counted_in}",
+        "dtype": facts.dtype,
+        "context limit": str(facts.max_context),
+        "logits' width": str(facts.embedding_size),
+        "end tokens": " ".join(map(str, facts.eos_token_ids)) or _NOTHING,
+    }
+
+
+def gigabytes(num_bytes: int) -> str:
+    """Bytes in GB or MB."""
+    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
+
+
+def _verdict(diagnosis: Diagnosis) -> Text:
+    if diagnosis.verdict == "ok":
+        what = (
+            "the pair can run" if diagnosis.pair is not None else "ready; name a pair to look at it: --target, --draft"
+        )
+        return Text(f"OK: {what}", style="bold green")
+    words = {"incompatible": "the pair does not go together", "cannot-run": "the pair cannot run here"}
+    return Text(f"NOT OK: {words[diagnosis.verdict]}", style="bold red")

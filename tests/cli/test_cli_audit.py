@@ -1,0 +1,143 @@
+"""`audit` as a person meets it: on a pair of real (tiny) checkpoints, with faults planted, and with options refused."""
+
+import json
+
+import pytest
+from tiny_engine import letter_tokenizer
+from tiny_models import make_tiny
+
+from specdec_cli.cli.main import run
+from specdec_cli.engine import engine as engine_module
+from specdec_cli.engine import verify as verify_module
+from specdec_cli.engine.verify import Verdict
+
+QUICK = ["-n", "6", "--num-prompts", "2", "--k-values", "1,3", "--batch-sizes", "1,2", "--time-limit", "1"]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    for name, seed in (("target", 0), ("draft", 1)):
+        make_tiny("llama", folder / name, seed)
+        letter_tokenizer().save_pretrained(folder / name)
+    return folder
+
+
+def audit(models, *arguments):
+    return run(["audit", "-t", str(models / "target"), "-d", str(models / "draft"), *QUICK, *arguments])
+
+
+def test_a_clean_pair_passes(models, capsys):
+    assert audit(models, "--json") == 0
+    out, err = capsys.readouterr()
+    document = json.loads(out)
+    assert document["schema"] == "specdec.audit/1"
+    assert document["mode"] == "greedy,sampled,gumbel"
+    assert document["verdict"] == "pass"
+    assert document["mismatches"] == []
+    assert document["checked"]["prompts"] == 2
+    assert document["checked"]["num_draft_tokens"] > 0
+    modes = {one["configuration"].split(",")[1].strip() for one in document["distribution"]}
+    assert modes == {"rejection", "block", "exact-match", "gumbel"}
+    assert all(
+        {"vocab", "draws", "statistic", "p_value", "detectable_shift"} <= one.keys() for one in document["distribution"]
+    )
+    assert document["environment"]["dtype"] == "float32"
+    assert "PASS" in err
+
+
+def test_the_targets_own_weights_accept_everything(models, capsys):
+    same = str(models / "target")
+    assert audit(models, "--mode", "greedy", "-d", same, "--json", "--quiet") == 0
+    out, err = capsys.readouterr()
+    checked = json.loads(out)["checked"]
+    assert checked["num_accepted_tokens"] == checked["num_draft_tokens"] > 0
+    assert err == ""
+
+
+def test_a_planted_bug_exits_with_3_after_the_document_is_written(models, capsys, monkeypatch, tmp_path):
+    right = engine_module.verify
+
+    def wrong(p, rows):
+        return [
+            Verdict(min(v.num_accepted + 1, len(row.guesses.tokens)), v.own)
+            for v, row in zip(right(p, rows), rows, strict=True)
+        ]
+
+    monkeypatch.setattr(engine_module, "verify", wrong)
+    path = tmp_path / "audit.json"
+    assert audit(models, "--mode", "greedy", "--output", str(path)) == 3
+    document = json.loads(path.read_text())
+    assert document["verdict"] == "fail"
+    assert {one["class"] for one in document["mismatches"]} == {"bug"}
+    assert document["lossless"]["mismatches"] == len(document["mismatches"])
+    assert document["lossless"]["first_divergence"] is not None
+    out, err = capsys.readouterr()
+    assert "FAIL" in out
+    assert "error: the audit found a difference" in err
+
+
+def test_a_wrong_distribution_exits_with_3(models, capsys, monkeypatch):
+    monkeypatch.setattr(verify_module, "_residual", lambda group, accepted, *_: group.probs(group.starts + accepted))
+    arguments = ["--mode", "sampled", "--verify", "rejection", "--time-limit", "4", "--json", "--quiet"]
+    assert audit(models, *arguments) == 3
+    out, err = capsys.readouterr()
+    document = json.loads(out)
+    assert document["mismatches"] == []
+    assert min(one["p_value"] for one in document["distribution"]) < 1e-6
+    assert "is not the target's" in err
+
+
+def test_verify_narrows_what_is_checked(models, capsys):
+    assert audit(models, "--verify", "exact-match", "--json", "--quiet") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["mode"] == "greedy,sampled"
+    assert [one["configuration"].split(", ")[1] for one in document["distribution"]] == ["exact-match"] * 2
+
+
+def test_sixteen_bits_pass_too(models, capsys):
+    assert audit(models, "--dtype", "bfloat16", "--mode", "greedy", "--json", "--quiet") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["environment"]["dtype"] == "bfloat16"
+
+
+def test_a_prompt_files_rows_are_used(models, capsys, tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "the end", "max_new_tokens": 2}\n{"prompt": "and then"}\n{"prompt": "more"}\n')
+    assert audit(models, "--mode", "greedy", "--prompt-file", str(path), "--json", "--quiet") == 0
+    checked = json.loads(capsys.readouterr().out)["checked"]
+    assert (checked["prompts"], checked["tokens"]) == (2, 4 * (2 + 6))
+
+
+def test_the_table_needs_no_model(capsys):
+    assert run(["audit", "-t", "/nowhere", "--table", "--verify", "block", "--time-limit", "0", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [one["configuration"] for one in document["distribution"]] == ["table model, block, k=3"]
+    assert document["distribution"][0]["draws"] == 500
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--verify", "typical"], "lossy by design"),
+        (["--mode", "greedy,everything"], "names `everything`"),
+        (["--mode", "gumbel", "--verify", "block"], "has nothing to check with `--verify block`"),
+        (["--full"], "`--full` is for the table model"),
+        (["--table", "--mode", "greedy"], "fits `--mode sampled` alone"),
+        (["--table", "--prompt-file", "x"], "has no effect with `--table`"),
+        (["--draft", "none"], "there is no draft to audit"),
+        (["-k", "0"], "nothing to audit"),
+        (["-k", "2", "--k-values", "1"], "give one of them"),
+        (["--k-values", "1,x"], "no list of whole numbers"),
+        (["--k-values", "0"], "must be from 1 to 64"),
+        (["--batch-sizes", "1000"], "must be from 1 to 64"),
+        (["--prompt-file", "/nowhere/prompts.txt"], "cannot be read"),
+        (["--time-limit", "-1"], "--time-limit"),
+        (["--time-limit", "nan"], "--time-limit"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(capsys, arguments, words):
+    assert run(["audit", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert words in err

@@ -1,0 +1,161 @@
+"""`doctor`: the machine without a pair, a pair without its weights, and exit codes that tell why not."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from tiny_engine import letter_tokenizer
+from tiny_models import make_tiny
+
+from specdec_cli.cli.main import run
+from specdec_cli.lm import load
+from specdec_cli.lm.invariance import InvarianceCheck
+from specdec_cli.measure import doctor as doctor_module
+from specdec_cli.measure import machine as machine_module
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Two models of one tokenizer, and one of another."""
+    folder = tmp_path_factory.mktemp("models")
+    for name, without, shape in (
+        ("target", "", {}),
+        ("draft", "", {"max_position_embeddings": 64}),
+        ("stranger", "the", {}),
+    ):
+        make_tiny("llama", folder / name, **shape)
+        letter_tokenizer(without=without).save_pretrained(folder / name)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def quiet_environment(monkeypatch):
+    """No kernels are tried (a second each time) and no weights may be loaded."""
+    passed = InvarianceCheck("linear", "bfloat16", (2, 64), (), True)
+    monkeypatch.setattr(doctor_module, "row_invariance", lambda _: [passed])
+
+    def loads(*_, **__):
+        raise AssertionError("doctor loads no weights")
+
+    monkeypatch.setattr(load, "_model", loads)
+
+
+def doctor(capsys, *arguments, code=0):
+    assert run(["doctor", "--json", "--quiet", *map(str, arguments)]) == code
+    out, err = capsys.readouterr()
+    return json.loads(out), err
+
+
+def test_the_machine_alone(capsys):
+    document, _ = doctor(capsys)
+    assert document["schema"] == "specdec.doctor/1"
+    assert document["pair"] is None
+    assert document["recipe"] is None
+    assert document["verdict"] == "ok"
+    machine = document["machine"]
+    assert machine["devices"][0]["name"] == "cpu"
+    assert machine["devices"][0]["memory_bytes"] > machine["devices"][0]["free_bytes"] > 0
+    assert machine["versions"]["torch"]
+    assert machine["num_threads"] >= 1
+    assert document["row_invariance"]["holds"]
+    assert any("mixtures of experts" in sentence for sentence in document["not_claimed"])
+    assert any("64 rows" in sentence for sentence in document["not_claimed"])
+
+
+def test_a_fitting_pair(capsys, models):
+    document, err = doctor(capsys, "-t", models / "target", "-d", models / "draft", "-k", 3, "--max-num-seqs", 2)
+    assert err == ""
+    pair = document["pair"]
+    assert document["verdict"] == "ok"
+    assert pair["overlap"]["equal"]
+    assert (pair["max_context"], pair["draft_max_context"]) == (128, 64)
+    # the vocabulary is padded: 97 logits, fewer tokens
+    assert pair["target"]["embedding_size"] == 97 > pair["tokenizers"]["target"]["num_tokens"]
+    memory = pair["memory"]["target"]
+    assert memory["weights"] == pair["target"]["num_parameters"] * 4
+    assert memory["logits"] == 2 * 4 * 97 * 4
+    assert memory["kv_wanted"] == 2 * (128 + 16) * memory["kv_per_token"]
+    messages = [problem["message"] for problem in pair["problems"]]
+    assert any("decodes on without a draft" in message for message in messages)
+    assert any("no chat template" in message for message in messages)
+
+
+def test_different_tokenizers_are_incompatible(capsys, models):
+    document, err = doctor(capsys, "-t", models / "target", "-d", models / "stranger", code=2)
+    assert document["verdict"] == "incompatible"
+    assert not document["pair"]["overlap"]["equal"]
+    assert document["pair"]["problems"][0]["severity"] == "error"
+    assert "tokenizers of target and draft differ" in err
+    assert "hint:" in err
+
+
+def test_an_architecture_with_a_state_is_incompatible(capsys, models, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba", "architectures": ["MambaForCausalLM"]}))
+    document, err = doctor(capsys, "-t", tmp_path, "-d", "ngram", code=2)
+    assert document["verdict"] == "incompatible"
+    assert "mamba" in err
+
+
+def test_a_missing_model_cannot_run(capsys, models):
+    document, err = doctor(capsys, "-t", models / "target", "-d", models / "nowhere", code=1)
+    assert document["verdict"] == "cannot-run"
+    assert document["pair"]["target"] is not None
+    assert document["pair"]["draft"] is None
+    assert "does not exist" in err
+
+
+def test_an_incompatibility_comes_before_what_cannot_run(capsys, models, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba", "architectures": ["MambaForCausalLM"]}))
+    doctor(capsys, "-t", models / "nowhere", "-d", tmp_path, code=2)
+
+
+def test_too_little_memory_cannot_run(capsys, models, monkeypatch):
+    look = machine_module.look
+
+    def small():
+        machine = look()
+        return replace(machine, devices=(replace(machine.devices[0], free_bytes=1000),))
+
+    monkeypatch.setattr(doctor_module, "look", small)
+    document, err = doctor(capsys, "-t", models / "target", "-d", "ngram", code=1)
+    assert "weights and logits take" in err
+    assert document["verdict"] == "cannot-run"
+
+
+def test_a_device_that_is_not_here_cannot_run(capsys, models):
+    _, err = doctor(capsys, "-t", models / "target", "-d", "ngram", "--device", "cuda:99", code=1)
+    assert "`cuda:99`" in err
+
+
+def test_kernels_without_the_property_are_said(capsys, monkeypatch):
+    failed = InvarianceCheck("linear 8→8", "bfloat16", (2, 64), (3,), True)
+    monkeypatch.setattr(doctor_module, "row_invariance", lambda _: [failed])
+    document, _ = doctor(capsys)
+    assert not document["row_invariance"]["holds"]
+    assert any("depend on its company" in warning for warning in document["warnings"])
+
+
+def test_the_report_is_for_people(capsys, models):
+    assert run(["doctor", "-t", str(models / "target"), "-d", str(models / "draft")]) == 0
+    out, _ = capsys.readouterr()
+    assert "row invariance: passed" in out
+    assert "tokenizers: equal" in out
+    assert "effective context: 128 tokens, drafted up to 64" in out
+    assert "OK: the pair can run" in out
+    assert "\x1b" not in out
+
+
+def test_a_busy_machine_is_said(monkeypatch):
+    monkeypatch.setattr(machine_module.psutil, "getloadavg", lambda: (9.0, 9.0, 9.0))
+    assert "busy" in machine_module.look().busy
+    monkeypatch.setattr(machine_module.psutil, "getloadavg", lambda: (0.0, 0.0, 0.0))
+    assert machine_module.look().busy is None
+
+
+def test_the_hub_is_read_from_the_environment_alone(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    hub = machine_module.look().hub
+    assert hub["offline"] is True
+    assert hub["token"] is True
+    assert "secret" not in map(str, hub.values())

@@ -1,0 +1,133 @@
+"""Engines from folders: the public API's five lines, tokenizers that differ, shares of memory, progress."""
+
+import json
+
+import pytest
+import torch
+from tiny_engine import letter_tokenizer, tokens, transformers_greedy
+from tiny_models import make_tiny
+
+from specdec_cli import Engine, EngineOptions, SamplingParams
+from specdec_cli.engine.build import LoadSettings, ModelSettings, load_engine
+from specdec_cli.errors import RunError, UsageError
+from specdec_cli.events import Stepped
+
+REAL = 87
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """Target and draft with one tokenizer and two padded vocabularies."""
+    folder = tmp_path_factory.mktemp("pair")
+    shapes = {"target": {"vocab_size": 96}, "draft": {"vocab_size": 128, "num_hidden_layers": 1}}
+    for seed, (name, shape) in enumerate(shapes.items()):
+        make_tiny("llama", folder / name, seed, **shape)
+        letter_tokenizer().save_pretrained(folder / name)
+    return str(folder / "target"), str(folder / "draft")
+
+
+def test_five_lines(pair):
+    engine = Engine.load(*pair)
+    output = engine.generate("Once upon a time", SamplingParams(max_new_tokens=30))[0]
+    assert output.text == engine.tokenizer.decode(output.token_ids)
+    assert output.prompt == "Once upon a time"
+    assert 0 <= output.speculative.acceptance_rate <= 1
+    banned = list(range(REAL, 96))
+    assert tokens([output]) == transformers_greedy(pair[0], [output.prompt_token_ids], 30, suppress_tokens=banned)
+    json.dumps(output.as_dict())
+
+
+def test_generate_takes_one_prompt_or_many(pair):
+    engine = Engine.load(*pair, num_speculative_tokens=2)
+    params = SamplingParams(max_new_tokens=8)
+    text = "the other"
+    ids = engine.tokenizer.encode(text)
+    [one] = engine.generate(text, params)
+    assert tokens(engine.generate(ids, params)) == [one.token_ids]
+    assert tokens(engine.generate([text, ids], params)) == [one.token_ids] * 2
+    assert engine.generate([text, "a"], params)[1].index == 1
+    emitted = [e for event in engine.stream([text], params) if isinstance(event, Stepped) for e in event.emitted]
+    assert [token for e in emitted for token in e.tokens] == one.token_ids
+    assert max(e.num_drafted for e in emitted) == 2
+
+
+@pytest.mark.parametrize("draft", ["ngram", "ngram:max=3,min=1", "none", None, {"method": "ngram", "min": 1}])
+def test_other_drafts(pair, draft):
+    plain = Engine.load(pair[0], pair[1]).generate("the end, the end", SamplingParams(max_new_tokens=20))
+    engine = Engine.load(pair[0], draft)
+    assert tokens(engine.generate("the end, the end", SamplingParams(max_new_tokens=20))) == tokens(plain)
+
+
+def test_a_mapping_names_a_draft_model(pair):
+    engine = load_engine(pair[0], {"model": pair[1]}, options=EngineOptions(num_speculative_tokens=1))
+    assert engine.generate("a", SamplingParams(max_new_tokens=6))[0].speculative.num_draft_tokens > 0
+
+
+def test_tokenizers_that_differ_are_refused_with_their_overlap(pair, tmp_path):
+    make_tiny("llama", tmp_path, 3, vocab_size=96)
+    letter_tokenizer(without="he").save_pretrained(tmp_path)
+    with pytest.raises(UsageError) as error:
+        Engine.load(pair[0], str(tmp_path))
+    message = str(error.value)
+    assert pair[0] in message
+    assert str(tmp_path) in message
+    assert "tokens (" in message
+    assert "%) have the same id" in message
+    assert "'he'" in message
+    assert "ngram" in error.value.hint
+
+
+def test_a_draft_without_a_tokenizer_is_refused(pair, tmp_path):
+    make_tiny("llama", tmp_path, 3, vocab_size=96)
+    with pytest.raises(RunError, match="no tokenizer"):
+        Engine.load(pair[0], str(tmp_path))
+
+
+def test_end_tokens_come_from_the_models_configuration(tmp_path):
+    folder = make_tiny("llama", tmp_path / "ends", 0, vocab_size=96)
+    letter_tokenizer().save_pretrained(folder)
+    plain = tokens(Engine.load(str(folder), "ngram").generate("in the end", SamplingParams(max_new_tokens=20)))[0]
+    ends = [plain[11], plain[7]]
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    engine = Engine.load(str(folder), "ngram")
+    assert engine.eos_token_ids == tuple(ends)
+    [output] = engine.generate("in the end", SamplingParams(max_new_tokens=20))
+    first = min(plain.index(end) for end in ends)
+    assert output.token_ids == plain[: first + 1]
+    assert (output.finish_reason, output.stop_reason) == ("stop", plain[first])
+    assert output.text == engine.tokenizer.decode(plain[:first])
+
+
+def test_settings_reach_both_models(pair):
+    said = []
+    settings = LoadSettings(
+        target=ModelSettings(dtype="float32"),
+        draft=ModelSettings(dtype="bfloat16"),
+        max_model_len=50,
+        block_size=8,
+        progress=said.append,
+    )
+    engine = load_engine(*pair, options=EngineOptions(max_num_seqs=2), settings=settings)
+    draft = engine.drafter._loaded
+    assert (engine.target.dtype, draft.dtype) == (torch.float32, torch.bfloat16)
+    assert engine.target.max_context == draft.max_context == 50
+    assert engine.target.block_size == draft.block_size == 8
+    assert any(pair[0] in line for line in said)
+    assert any(pair[1] in line for line in said)
+    [output] = engine.generate("the end", SamplingParams(max_new_tokens=100))
+    assert len(output.prompt_token_ids) + len(output.token_ids) == 50
+    assert output.finish_reason == "length"
+
+
+def test_a_cache_with_too_little_memory_is_refused(pair):
+    with pytest.raises(RunError, match="KV cache"):
+        load_engine(*pair, settings=LoadSettings(kv_cache_bytes=1_000))
+
+
+@pytest.mark.parametrize(
+    ("draft", "words"),
+    [("ngram:size=3", "size"), ("medusas:3", "medusas"), ("./nowhere", "nowhere"), ("suffix", "not available")],
+)
+def test_bad_drafts_are_named(pair, draft, words):
+    with pytest.raises((UsageError, RunError), match=words):
+        Engine.load(pair[0], draft)

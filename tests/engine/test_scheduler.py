@@ -1,0 +1,169 @@
+"""Which sequences run, how prompts are cut into chunks, and how many tokens may be drafted."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specdec_cli.engine.scheduler import Limits, Scheduler
+from specdec_cli.engine.sequence import Sequence
+from specdec_cli.sampling.params import SamplingParams
+
+
+def limits(**changes) -> Limits:
+    values = {
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 64,
+        "prefill_chunk": 16,
+        "disable_by_batch_size": None,
+        "max_context": 100,
+        "draft_max_context": None,
+        "num_blocks": 100,
+        "block_size": 4,
+    }
+    return Limits(**(values | changes))
+
+
+def request(number: int, length: int, k: int = 4, max_new_tokens: int = 10, max_context: int = 100) -> Sequence:
+    return Sequence(
+        id=number,
+        tokens=[1] * length,
+        num_prompt_tokens=length,
+        params=SamplingParams(max_new_tokens=max_new_tokens),
+        stop_ids=frozenset(),
+        verify="greedy",
+        k=k,
+        max_tokens=min(length + max_new_tokens, max_context),
+        text=None,
+    )
+
+
+def fed(scheduler: Scheduler) -> list[tuple[int, int, int]]:
+    """Run a step's scheduling and take it as done: (id, fed so far, k) of every row."""
+    rows = scheduler.next()
+    for row in rows:
+        row.sequence.num_computed = row.num_fed
+        if row.is_decided:
+            row.sequence.tokens.append(2)
+    return [(row.sequence.id, row.num_fed, row.k) for row in rows]
+
+
+def test_first_come_first_served():
+    scheduler = Scheduler(limits(max_num_seqs=2))
+    requests = [request(i, 3) for i in range(4)]
+    for one in requests:
+        scheduler.add(one)
+    assert [row[0] for row in fed(scheduler)] == [0, 1]
+    assert [one.id for one in scheduler.waiting] == [2, 3]
+    scheduler.remove(requests[2])
+    scheduler.remove(requests[0])
+    assert [row[0] for row in fed(scheduler)] == [1, 3]
+
+
+def test_a_request_waits_until_its_longest_context_fits():
+    # Each needs (3 + 10 + 4) / 4 = 5 blocks.
+    scheduler = Scheduler(limits(num_blocks=14))
+    requests = [request(i, 3) for i in range(4)]
+    for one in requests:
+        scheduler.add(one)
+    assert [row[0] for row in fed(scheduler)] == [0, 1]
+    scheduler.remove(requests[0])
+    assert [row[0] for row in fed(scheduler)] == [1, 2]
+
+
+def test_a_large_request_is_not_overtaken():
+    scheduler = Scheduler(limits(num_blocks=12))
+    for one in (request(0, 3), request(1, 30), request(2, 3)):
+        scheduler.add(one)
+    assert [row[0] for row in fed(scheduler)] == [0]
+
+
+def test_prompts_are_cut_at_multiples_of_the_chunk():
+    scheduler = Scheduler(limits(max_num_batched_tokens=20))
+    scheduler.add(request(0, 40))
+    scheduler.add(request(1, 5))
+    # 16 of the first fill the step but for 4, in which the second's only chunk of 5 has no room.
+    assert fed(scheduler) == [(0, 16, 0)]
+    assert fed(scheduler) == [(0, 32, 0)]
+    assert fed(scheduler) == [(0, 40, 0), (1, 5, 0)]
+    assert fed(scheduler) == [(0, 41, 4), (1, 6, 4)]
+
+
+def test_a_chunk_larger_than_the_budget_is_fed_alone():
+    scheduler = Scheduler(limits(max_num_batched_tokens=3))
+    scheduler.add(request(0, 20))
+    scheduler.add(request(1, 2))
+    assert fed(scheduler) == [(0, 16, 0)]
+    assert fed(scheduler) == [(0, 20, 0)]
+    assert fed(scheduler) == [(0, 21, 4), (1, 2, 0)]
+
+
+@pytest.mark.parametrize(("length", "k"), [(29, 4), (30, 4), (31, 3), (33, 1), (34, 0), (60, 0)])
+def test_k_within_the_drafts_context(length, k):
+    """The last drafted token is scored from length + k - 1 tokens."""
+    scheduler = Scheduler(limits(draft_max_context=33))
+    one = request(0, length, max_new_tokens=30)
+    scheduler.add(one)
+    one.tokens, one.num_prompt_tokens, one.num_computed = [1] * length, length - 1, length - 1
+    assert fed(scheduler) == [(0, length, k)]
+    assert scheduler.is_past_draft(one) == (length + 1 > 33)
+
+
+@pytest.mark.parametrize(("room", "k"), [(1, 0), (2, 1), (4, 3), (5, 4), (9, 4)])
+def test_k_within_what_may_still_be_emitted(room, k):
+    scheduler = Scheduler(limits())
+    one = request(0, 10)
+    scheduler.add(one)
+    one.num_prompt_tokens, one.num_computed, one.max_tokens = 9, 9, 10 + room
+    assert fed(scheduler) == [(0, 10, k)]
+
+
+def test_no_drafting_in_a_large_batch():
+    scheduler = Scheduler(limits(disable_by_batch_size=2))
+    requests = [request(i, 2) for i in range(3)]
+    for one in requests:
+        scheduler.add(one)
+    fed(scheduler)
+    assert [k for _, _, k in fed(scheduler)] == [0, 0, 0]
+    scheduler.remove(requests[1])
+    assert [k for _, _, k in fed(scheduler)] == [4, 4]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 60), min_size=1, max_size=8),
+    chunk=st.integers(1, 40),
+    budget=st.integers(1, 70),
+    num_seqs=st.integers(1, 5),
+    num_blocks=st.integers(26, 60),
+)
+def test_every_request_is_fed_once_within_the_limits(lengths, chunk, budget, num_seqs, num_blocks):
+    scheduler = Scheduler(
+        limits(max_num_seqs=num_seqs, prefill_chunk=chunk, max_num_batched_tokens=budget, num_blocks=num_blocks)
+    )
+    requests = [request(i, length) for i, length in enumerate(lengths)]
+    for one in requests:
+        scheduler.add(one)
+    ends = []
+    for _ in range(2_000):
+        if not (scheduler.running or scheduler.waiting):
+            break
+        rows = scheduler.next()
+        assert rows, "a step that nothing runs in would never end"
+        assert len(rows) <= len(scheduler.running) <= num_seqs
+        assert sum(map(scheduler.num_blocks_needed, scheduler.running)) <= num_blocks
+        assert sum(row.num_prefill_tokens for row in rows) <= max(budget, chunk)
+        for row in rows:
+            one = row.sequence
+            length = one.num_prompt_tokens
+            assert one.num_computed < row.num_fed
+            assert row.num_fed % chunk == 0 or row.num_fed >= length
+            assert len(one.tokens) + row.k <= one.max_tokens
+            if row.is_decided:
+                one.num_computed = len(one.tokens)
+                one.tokens.append(2)
+            else:
+                one.num_computed = row.num_fed
+            if one.room == 0:
+                scheduler.remove(one)
+                ends.append(one.id)
+    assert sorted(ends) == list(range(len(lengths)))
