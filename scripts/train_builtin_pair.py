@@ -254,14 +254,59 @@ def train(name: str, stories: list[str], work: Path, max_steps: int, initial: Pa
     print(json.dumps(facts))
 
 
-def pack(work: Path, out: Path) -> None:
-    """Copy the finished pair into the package."""
+CARD = """# The built-in pair
+
+`builtin:target` and `builtin:draft`: two small Llama-shaped models that write simple children's stories in English, so that
+every command of specdec works without a model hub. Trained from scratch for this project, tokenizer included, by
+`scripts/train_builtin_pair.py`, which anyone can run again.
+
+| | target | draft |
+|---|---|---|
+| layers × width (heads, feed-forward) | {target_shape} | {draft_shape} |
+| parameters | {target[parameters]:,} | {draft[parameters]:,} |
+| training tokens seen | {target[training_tokens]:,} | {draft[training_tokens]:,} |
+| loss on {target[held_out_stories]} held-out stories, nats per token | {target[held_out_loss_nats_per_token]} | {draft[held_out_loss_nats_per_token]} |
+| perplexity there | {target[held_out_perplexity]} | {draft[held_out_perplexity]} |
+
+- **Tokenizer**: byte-level BPE of {vocabulary} tokens, trained on the same stories; context {context} tokens; float32 weights.
+- **Data**: 10.8 thousand stories of TinyStories (Eldan and Li 2023, roneneldan/TinyStories, CDLA-Sharing-1.0), of which
+  {target[held_out_stories]} were held out. One story in five was shown behind a request in the chat template
+  (`<|user|>…<|assistant|>…`), which is all the chat that the models know. The text itself is not part of this package.
+- **Training**: AdamW, cosine schedule, bf16 autocast on two CPU cores. The draft was distilled from the target
+  (0.9 KL + 0.1 cross entropy).{note}
+- **Use**: trying specdec, tests, demonstrations. The models know nothing but small stories, may repeat themselves, and have
+  had no safety training.
+- **Licence**: the weights and the tokenizer are Apache-2.0, like the package.
+"""
+
+
+def shape_words(name: str) -> str:
+    """A model's shape for the card."""
+    shape = SHAPES[name]
+    heads, wide = shape["num_attention_heads"], shape["intermediate_size"]
+    return f"{shape['num_hidden_layers']} × {shape['hidden_size']} ({heads}, {wide})"
+
+
+def pack(work: Path, out: Path, note: str) -> None:
+    """Copy the finished pair into the package and write its model card."""
+    facts = {}
     for name in SHAPES:
         folder = out / name
         folder.mkdir(parents=True, exist_ok=True)
         for file in sorted((work / name).iterdir()):
-            if file.suffix in {".json", ".safetensors", ".jinja"}:
-                shutil.copy(file, folder / file.name)
+            if file.name != "training.json" and file.suffix in {".json", ".safetensors", ".jinja"}:
+                shutil.copyfile(file, folder / file.name)
+                (folder / file.name).chmod(0o644)
+        facts[name] = json.loads((work / name / "training.json").read_text(encoding="utf-8"))
+    card = CARD.format(
+        **facts,
+        target_shape=shape_words("target"),
+        draft_shape=shape_words("draft"),
+        vocabulary=VOCABULARY,
+        context=CONTEXT,
+        note=f" {note}" if note else "",
+    )
+    (out / "MODEL_CARD.md").write_text(card, encoding="utf-8")
 
 
 def main() -> None:
@@ -273,11 +318,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("specdec_cli/builtin"))
     parser.add_argument("--max-steps", type=int, default=4000)
     parser.add_argument("--initial", type=Path, help="start from these weights instead of random ones")
+    parser.add_argument("--note", default="", help="a sentence for the model card")
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     if options.stage == "pack":
-        pack(options.work, options.out)
+        pack(options.work, options.out, options.note)
         return
     stories = read_stories(options.text)
     if options.stage == "tokenizer":

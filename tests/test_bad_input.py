@@ -158,18 +158,31 @@ MODELS = [
     broken("broken config", write("config.json", "{"), "config.json` cannot be read"),
     broken("config of nothing", write("config.json", "{}"), "does not say a `model_type`"),
     broken("config with impossible values", edit_config(num_attention_heads="many"), "config.json` is not a valid"),
+    broken("config larger than any memory", edit_config(hidden_size=10**12), "does not fit into memory"),
+    broken("config with an unknown activation", edit_config(hidden_act="nope"), "unknown or missing `nope`"),
+    broken("config that contradicts itself", edit_config(num_attention_heads=3), "is not a valid", "32", "3"),
+    broken("broken generation config", write("generation_config.json", "{"), "generation_config.json` cannot be read"),
     broken("pickled weights only", pickle_weights, "only pickled weights", "safetensors"),
     broken("truncated weights", truncate, "not a whole safetensors file"),
     broken("a weight is missing", lose_a_layer, "`model.layers.1.mlp.up_proj.weight` is missing"),
     broken("weights of other shapes", edit_config(hidden_size=64), "do not match its `config.json`", "another shape"),
     broken("no tokenizer", drop("tokenizer.json", "tokenizer_config.json"), "has no tokenizer"),
     broken("broken tokenizer", write("tokenizer.json", "{"), "tokenizer of `./model` does not load"),
-    broken("a larger model's tokenizer", foreign_tokenizer, "tokenizer", "127", "97"),
+    case(
+        "model: a prompt that only the tokenizer of a larger model knows",
+        ["generate", "-t", "./model", "-d", "none", "--quiet", "word30"],
+        USAGE,
+        "token `117`",
+        "`97` tokens",
+        make=model(foreign_tokenizer),
+    ),
     broken("unknown architecture", edit_config(model_type="hyperllama"), "architecture `hyperllama`", code=USAGE),
     broken("code of its own", edit_config(model_type="x", auto_map={"AutoConfig": "x.X"}), "Python code", code=USAGE),
     generate("model: Mamba", "-t @/mamba --quiet", "architecture `mamba`", "cannot be cut back"),
     generate("model: Mamba as draft", "-t @/target -d @/mamba --quiet", "architecture `mamba`", "cannot be cut back"),
-    generate("draft: missing folder", "-t @/target -d ./none --quiet", "model folder `./none`", code=RUN),
+    generate(
+        "draft: missing folder", "-t @/target -d ./none --quiet", "model folder `./none` does not exist", code=RUN
+    ),
     generate(
         "draft: another tokenizer",
         "-t @/target -d @/stranger --quiet",
@@ -194,7 +207,7 @@ NUMBERS = [
     generate("top-p 2", "--top-p 2", "`--top-p` must be at most 1"),
     generate("top-k 0", "--top-k 0", "`--top-k` must be at least 1"),
     generate("min-p 2", "--min-p 2", "`--min-p` must be at most 1"),
-    generate("repetition penalty 0", "--repetition-penalty 0", "`--repetition-penalty` must be above 0"),
+    generate("repetition penalty 0", "--repetition-penalty 0", "`--repetition-penalty` must be at least 0.0001"),
     generate("presence penalty NaN", "--presence-penalty nan", "`--presence-penalty` must be a finite number"),
     generate("no new tokens", "-n 0", "`--max-new-tokens` must be at least 1"),
     generate("min-tokens negative", "--min-tokens -3", "`--min-tokens` must be at least 0"),
@@ -213,6 +226,8 @@ NUMBERS = [
     generate("logit bias twice", "--logit-bias 7=1 --logit-bias 7=2", "`--logit-bias`", "twice"),
     generate("logit bias negative id", f"{ON_TARGET} --logit-bias -4=1", "-4"),
     generate("logit bias of no token", f"{ON_TARGET} --logit-bias 500=1", "`500`", "87"),
+    generate("logit bias huge", "--logit-bias 7=1e300", "`--logit-bias` must be at most"),
+    generate("presence penalty huge", "--presence-penalty 1e300", "`--presence-penalty` must be at most 10000"),
     generate("stop empty", ["--stop", ""], "`--stop`", "must not be empty"),
     generate("stop token negative", "--stop-token-id -1", "`--stop-token-id`", "at least 0"),
     generate("stop token of no token", f"{ON_TARGET} --stop-token-id 96", "`96`", "87"),
@@ -220,7 +235,9 @@ NUMBERS = [
 
 CHOICES = [
     generate("unknown verify mode", "--verify gredy", "`--verify` must be one of", "did you mean `greedy`?"),
-    generate("greedy that samples", "--verify greedy --temperature 1", "`--verify` `greedy` does not fit temperature `1`"),
+    generate(
+        "greedy that samples", "--verify greedy --temperature 1", "`--verify` `greedy` does not fit temperature `1`"
+    ),
     generate("unknown depth policy", "--depth-policy wild", "`--depth-policy` must be one of"),
     generate("unknown dtype", "--dtype float8", "`--dtype` must be one of"),
     generate("quantization", "--quantize int8", "`--quantize` must be none", "not built"),
@@ -235,7 +252,7 @@ CHOICES = [
     generate("draft option twice", "-d ngram:max=3,max=4", "twice"),
     generate("draft option of none", "-d none:x=1", "no option `x`"),
     generate("draft empty", ["-d", ""], "the draft is empty"),
-    generate("draft prediction without text", "-d prediction", "`prediction`", "`text`"),
+    generate("draft prediction without text", "-d prediction", "`prediction` has no text to read"),
     generate("draft for later: suffix", "-d suffix", "`suffix` is not available"),
     generate("draft for later: self-int8", "-d self-int8", "`self-int8` is not available"),
     generate("draft for later: self-exit", "-d self-exit:2", "`self-exit:2` is not available"),
@@ -275,10 +292,17 @@ PROMPTS = [
     case("prompt file a folder", "generate --prompt-file .", USAGE, "cannot be read: Is a directory"),
     case("prompt file empty", "generate --prompt-file p.txt", USAGE, "`p.txt` has no prompt", files={"p.txt": ""}),
     case("prompt file blank", "generate --prompt-file p.txt", USAGE, "has no prompt", files={"p.txt": " \n\n"}),
-    case("prompt file not UTF-8", "generate --prompt-file p.txt", USAGE, "not valid UTF-8", files={"p.txt": b"a\xff\xfe"}),
-    case("prompt file in UTF-16", "generate --prompt-file p.txt", USAGE, "not valid UTF-8", files={"p.txt": "a".encode("utf-16")}),
-    case("prompt file name with NUL", ["generate", "--prompt-file", "a\0b"], USAGE, "prompt file"),
-    case("prompt file name too long", ["generate", "--prompt-file", "a" * 5000], USAGE, "cannot be read"),
+    case(
+        "prompt file not UTF-8", "generate --prompt-file p.txt", USAGE, "not valid UTF-8", files={"p.txt": b"a\xff\xfe"}
+    ),
+    case(
+        "prompt file in UTF-16",
+        "generate --prompt-file p.txt",
+        USAGE,
+        "not valid UTF-8",
+        files={"p.txt": "a".encode("utf-16")},
+    ),
+    case("prompt file name too long", ["generate", "--prompt-file", "a" * 260], USAGE, "cannot be read: File name"),
     rows("no JSON", '{"prompt": "a"}\n{"prompt": \n', "rows.jsonl:2: not a JSON object"),
     rows("a list", "[1]\n", "rows.jsonl:1: not a JSON object but a list"),
     rows("no prompt", '{"text": "a"}\n', "rows.jsonl:1: the row has no `prompt`"),
@@ -299,6 +323,18 @@ PROMPTS = [
         "context is `8`",
     ),
     generate("chat without a template", f"{ON_TARGET} --chat", "has no chat template"),
+    generate(
+        "chat with a broken template",
+        "-t ./model -d none --chat --quiet",
+        "the chat template of `model` is broken",
+        make=model(write("chat_template.jinja", "{% for %}")),
+    ),
+    generate(
+        "chat with a template that fails",
+        "-t ./model -d none --chat --quiet",
+        "the chat template of `model` refuses these messages",
+        make=model(write("chat_template.jinja", "{{ messages + 1 }}")),
+    ),
     generate("system without a template", f"{ON_TARGET} --system hello", "has no chat template"),
 ]
 
@@ -308,7 +344,6 @@ def recipe(name: str, text: str | bytes, *said: str) -> Case:
     return generate(f"recipe: {name}", "-r my.yaml", "my.yaml", *said, files=files)
 
 
-BOMB = "a: &a [x, x]\nb: &b [*a, *a]\n"
 RECIPES = [
     generate("recipe: unknown name", "-r bultin", "no recipe `bultin`", "did you mean `builtin`?"),
     generate("recipe: missing file", "-r ./no.yaml", "there is no file `./no.yaml`"),
@@ -335,21 +370,24 @@ RECIPES = [
     recipe("too large", "#" + "x" * (2 << 20), "larger than 1 MiB"),
     recipe("too deep", "[" * 60 + "]" * 60, "nested deeper than"),
     recipe("trusted code", "target: {model: x, trust_remote_code: true}", "never taken from a recipe"),
-    recipe("greedy that samples", "speculation: {verify: greedy}\nsampling: {temperature: 1}", "my.yaml:1:23", "greedy"),
+    recipe(
+        "greedy that samples", "speculation: {verify: greedy}\nsampling: {temperature: 1}", "my.yaml:1:23", "greedy"
+    ),
     generate(
         "recipe: greedy, sampled by a flag",
         "-r my.yaml --temperature 0.5",
         "`--temperature` `0.5` does not fit verification mode `greedy`",
         files={"my.yaml": "speculation: {verify: greedy}"},
     ),
-    generate("environment: unknown variable", "", "`SPECDEC_SAMPLING_SEDE`", environment={"SPECDEC_SAMPLING_SEDE": "1"}),
-    generate("environment: wrong value", "", "`SPECDEC_SAMPLING_SEED`", environment={"SPECDEC_SAMPLING_SEED": "one"}),
     generate(
-        "environment: trusted code", "", "never taken", environment={"SPECDEC_TARGET_TRUST_REMOTE_CODE": "true"}
+        "environment: unknown variable", "", "`SPECDEC_SAMPLING_SEDE`", environment={"SPECDEC_SAMPLING_SEDE": "1"}
     ),
+    generate("environment: wrong value", "", "`SPECDEC_SAMPLING_SEED`", environment={"SPECDEC_SAMPLING_SEED": "one"}),
+    generate("environment: trusted code", "", "never taken", environment={"SPECDEC_TARGET_TRUST_REMOTE_CODE": "true"}),
     generate("set: no value", "--set sampling.seed", "is not KEY.PATH=VALUE"),
     generate("set: unknown key", "--set sampling.sede=1", "`--set sampling.sede`", "`seed`"),
     generate("set: wrong type", "--set sampling.seed=one", "`--set sampling.seed` must be a whole number"),
+    generate("set: a section, hidden by a flag", "--set sampling=3 -n 4", "`--set sampling` must be a mapping"),
     generate("set: broken list", "--set sampling.stop=[a", "`--set sampling.stop` is not a value in YAML"),
     case("recipe copy over a file", "recipe copy builtin my.yaml", USAGE, "exists already", files={"my.yaml": "mine"}),
     case("recipe copy into no folder", "recipe copy builtin no/my.yaml", USAGE, "does not exist"),
@@ -370,7 +408,18 @@ OUTPUT = [
     ),
 ]
 
-CASES = [*MODELS, *NUMBERS, *CHOICES, *PROMPTS, *RECIPES, *OUTPUT]
+AUDIT = "audit --quiet -t @/target"
+OTHERS = [
+    case("audit: no draft", AUDIT, USAGE, "there is no draft to audit"),
+    case("audit: another tokenizer", f"{AUDIT} -d @/stranger", USAGE, "%) have the same id"),
+    case("audit: missing draft", f"{AUDIT} -d ./none", RUN, "model folder `./none` does not exist"),
+    case("audit: k negative", f"{AUDIT} -d ngram -k -1", USAGE, "`--num-speculative-tokens` must be at least 0"),
+    case("audit: output exists", f"{AUDIT} --output o.json", USAGE, "exists already", files={"o.json": "mine"}),
+    case("doctor: k negative", "doctor -k -1", USAGE, "`--num-speculative-tokens` must be at least 0"),
+    case("doctor: output exists", "doctor --output o.json", USAGE, "exists already", files={"o.json": "mine"}),
+]
+
+CASES = [*MODELS, *NUMBERS, *CHOICES, *PROMPTS, *RECIPES, *OUTPUT, *OTHERS]
 assert len({case.name for case in CASES}) == len(CASES), "every case has a name of its own"
 
 
@@ -397,3 +446,96 @@ def test_one_clear_sentence(case: Case, sound: Path, monkeypatch, capsys):
     assert out == ""
     assert_one_sentence(err, *case.said)
     assert contents(sound, Path.cwd()) == before
+
+
+def test_a_hub_that_cannot_be_reached_is_said_quickly(capsys):
+    run(["generate", "-t", "./none", "--quiet", "a"])  # torch and transformers are imported now
+    capsys.readouterr()
+    start = time.perf_counter()
+    assert run(["generate", "-t", "nobody/none", "--quiet", "a"]) == RUN
+    assert time.perf_counter() - start < 5
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert_one_sentence(err, "model `nobody/none`", "local folder")
+
+
+@pytest.mark.skipif(hasattr(os, "geteuid") and os.geteuid() == 0, reason="root may read everything")
+def test_an_unreadable_prompt_file(tmp_path, capsys):
+    (tmp_path / "p.txt").write_text("x")
+    (tmp_path / "p.txt").chmod(0)
+    assert run(["generate", "--prompt-file", str(tmp_path / "p.txt")]) == USAGE
+    assert_one_sentence(capsys.readouterr().err, "cannot be read: Permission denied")
+
+
+BOMB = "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9 if i else ['x'] * 9)}]\n" for i in range(30))
+
+
+def test_a_yaml_bomb_is_defused(capsys):
+    """Nine to the thirtieth values if it went off; every alias is refused where it stands."""
+    Path("bomb.yaml").write_text(BOMB)
+    start = time.perf_counter()
+    assert run(["generate", "-r", "bomb.yaml", "a"]) == USAGE
+    assert time.perf_counter() - start < 5
+    out, err = capsys.readouterr()
+    assert out == ""
+    lines = err.rstrip("\n").split("\n")
+    assert "error: bomb.yaml:2:10: alias `*a0` is not allowed in a recipe" in lines
+    assert all(line.startswith("error: bomb.yaml:") for line in lines[:-2])
+    assert lines[-1].startswith("hint: ")
+
+
+def test_every_problem_of_a_recipe_has_one_line(capsys):
+    Path("my.yaml").write_text("sampling: {temperatur: 1, top_p: 2}\nengin: {}\n")
+    assert run(["generate", "-r", "my.yaml", "a"]) == USAGE
+    places = re.findall(r"^error: my\.yaml:(\d+:\d+): ", capsys.readouterr().err, re.MULTILINE)
+    assert places == ["1:12", "1:34", "2:1"]
+
+
+PLAIN = {key: value for key, value in os.environ.items() if not key.startswith("SPECDEC_")}
+
+
+def specdec(arguments: list[str | bytes], stdin: bytes | None = b"", **options) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "specdec_cli.cli.main", *arguments]
+    return subprocess.run(command, input=stdin, capture_output=True, env=PLAIN, check=False, timeout=120, **options)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "code", "said"),
+    [
+        (["generate", "-k", "-1", "a"], b"", USAGE, "must be at least 0"),
+        (["generate", b"caf\xe9"], b"", USAGE, "not valid Unicode"),
+        (["generate"], b"\xff\xfe", USAGE, "standard input is not valid UTF-8"),
+        (["generate", "--output", "out.json", "a"], b"", USAGE, "exists already"),
+        (["generate", "--quiet", "-t", "./none", "a"], b"", RUN, "`./none` does not exist"),
+    ],
+    ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else "",
+)
+def test_as_a_process(arguments, stdin, code, said):
+    Path("out.json").write_text("mine")
+    done = specdec(arguments, stdin)
+    assert done.returncode == code
+    assert done.stdout == b""
+    assert_one_sentence(done.stderr.decode(), said)
+    assert Path("out.json").read_text() == "mine"
+
+
+def test_a_closed_standard_input():
+    done = subprocess.run(
+        ["bash", "-c", f"exec {sys.executable} -m specdec_cli.cli.main generate <&-"],
+        capture_output=True,
+        env=PLAIN,
+        check=False,
+        text=True,
+    )
+    assert done.returncode == USAGE
+    assert_one_sentence(done.stderr, "there is no prompt")
+
+
+def test_a_contradiction_is_refused_before_torch_is_imported():
+    program = (
+        "import sys; from specdec_cli.cli.main import run\n"
+        "code = run(['generate', '--verify', 'greedy', '--temperature', '1', 'a'])\n"
+        "sys.exit(9 if {'torch', 'transformers'} & set(sys.modules) else code)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, env=PLAIN, check=False, text=True)
+    assert done.returncode == USAGE, done.stderr

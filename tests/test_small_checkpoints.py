@@ -50,8 +50,9 @@ def test_greedy_acceptance_and_text(pair, prompts):
 
 
 def test_acceptance_at_temperature_one(pair, prompts):
-    _, rate = run(pair, prompts, SamplingParams(max_new_tokens=NUM_TOKENS, temperature=1.0, seed=1))
-    assert rate == pytest.approx(0.77, abs=0.03)
+    """The mean of three seeds: one of them alone has a standard error of 0.015."""
+    rates = [run(pair, prompts, SamplingParams(NUM_TOKENS, temperature=1.0, seed=seed))[1] for seed in (1, 2, 3)]
+    assert sum(rates) / len(rates) == pytest.approx(0.77, abs=0.03)
 
 
 def batched_transformers(prompts: list[list[int]]) -> list[list[int]]:

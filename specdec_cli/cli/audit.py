@@ -71,7 +71,7 @@ def audit(
     time_limit: Annotated[
         float,
         typer.Option(
-            min=0, help="Seconds for the whole audit; each part does its smallest piece anyway.", rich_help_panel=_WHAT
+            min=0, help="Seconds for the whole audit; every check does a little anyway.", rich_help_panel=_WHAT
         ),
     ] = 60.0,
     table: Annotated[
@@ -250,7 +250,8 @@ class _Run:
         )
         engine = engine_from_recipe(recipe, trust_remote_code=self.shared.trust_remote_code, progress=say)
         dtype = str(getattr(engine.target, "dtype", "float32")).removeprefix("torch.")
-        draft = self.recipe.draft.model or str(self.recipe.draft.method)
+        model = self.recipe.draft.model
+        draft = str(self.recipe.draft.method) if model is None else Path(model).name if Path(model).is_dir() else model
         return Pair(engine, draft, dtype, None if dtype == "float32" else self._load_float32)
 
     def _load_float32(self) -> LM:

@@ -78,6 +78,8 @@ def generate(
     if prediction is not None:
         _predict(shared, prediction)
     resolved = shared.resolve()
+    if resolved.recipe.draft.method == "prediction" and not resolved.recipe.draft.options.get("text"):
+        raise UsageError("the draft `prediction` has no text to read", "give it with --prediction")
     if compare and not _drafts(resolved.recipe):
         raise UsageError(
             "`--compare` has nothing to compare: there is no draft", "name one with --draft, and k above 0"

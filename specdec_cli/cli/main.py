@@ -18,7 +18,7 @@ from typing import IO, Annotated, Any
 import typer
 
 from specdec_cli import __version__
-from specdec_cli.cli import audit, doctor, generate, recipe
+from specdec_cli.cli import audit, bench, doctor, generate, recipe
 from specdec_cli.cli.output import colourful
 from specdec_cli.errors import ExitCode, SpecdecError
 from specdec_cli.recipe.problems import did_you_mean
@@ -38,6 +38,7 @@ def _app() -> typer.Typer:
     )
     app.callback()(_globals)
     app.command("generate")(generate.generate)
+    app.command("bench")(bench.bench)
     app.command("audit")(audit.audit)
     app.command("doctor")(doctor.doctor)
     app.add_typer(recipe.app, name="recipe")
@@ -113,15 +114,31 @@ def _words(error: Exception) -> tuple[str, str | None, ExitCode]:
 
 def _invoke(arguments: list[str]) -> int:
     """Parse and call, without typer's own handling of errors."""
-    if not colourful(sys.stdout):
-        from typer import rich_utils
-
-        rich_utils.FORCE_TERMINAL = False
-        rich_utils.COLOR_SYSTEM = None
+    if {"-h", "--help"} & set(arguments) or not colourful(sys.stdout):
+        _shape_help()
     command = typer.main.get_command(_app())
     with command.make_context("specdec", arguments) as context:
         code = command.invoke(context)
     return code if isinstance(code, int) else ExitCode.DONE
+
+
+def _shape_help() -> None:
+    """Help without colour where none is welcome, and with every name of an option whole, on a line of its own."""
+    from typer import rich_utils
+
+    if not colourful(sys.stdout):
+        rich_utils.FORCE_TERMINAL = False
+        rich_utils.COLOR_SYSTEM = None
+    highlight: Any = rich_utils.OptionHighlighter()
+
+    def names(text: Any) -> Any:
+        if not isinstance(text, str) or not text.startswith("-"):
+            return highlight(text)
+        shown = highlight(text.replace(",", "\n"))
+        shown.overflow = "fold"
+        return shown
+
+    rich_utils.highlighter = names  # type: ignore[assignment]
 
 
 def _usage_words(problem: Any) -> tuple[str, str | None]:

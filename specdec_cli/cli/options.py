@@ -132,7 +132,7 @@ def _share_of_memory(share: float) -> str:
         raise UsageError(
             f"`--gpu-memory-utilization` must be above 0 and at most 1, not `{share:g}`", "for example 0.9"
         )
-    return f"{100 * share:.6g}%"
+    return f"{100 * share:.9f}".rstrip("0").rstrip(".") + "%"
 
 
 def _biases(texts: Iterable[str]) -> dict[int, float]:
@@ -144,6 +144,8 @@ def _biases(texts: Iterable[str]) -> dict[int, float]:
         except ValueError:
             hint = "for example --logit-bias 42=-5"
             raise UsageError(f"`--logit-bias {text}` is not ID=BIAS, a token id and a number", hint) from None
+        if number[0] in biases:
+            raise UsageError(f"`--logit-bias` names token `{number[0]}` twice", "give each token one bias")
         biases[number[0]] = number[1]
     return biases
 
@@ -267,6 +269,8 @@ def with_shared_options(
         def called(**given: Any) -> Result:
             values = {option.path: given.pop(option.parameter) for option in options}
             shared = _gather(options, values)
+            if shared.force and shared.output is None and not any(isinstance(value, Path) for value in given.values()):
+                raise UsageError("`--force` has no effect without --output", "name the file: --output FILE --force")
             check_destination(shared.output, shared.force)
             return command(**given, shared=shared)
 
@@ -289,6 +293,4 @@ def _gather(options: Iterable[Option], values: Mapping[str, Any]) -> Shared:
             setattr(shared, option.path, tuple(value) if isinstance(value, list) else value)
         else:
             shared.flags[option.path] = (option.convert(value) if option.convert else value, option.flag)
-    if shared.force and shared.output is None:
-        raise UsageError("`--force` has no effect without --output", "name the file: --output FILE --force")
     return shared

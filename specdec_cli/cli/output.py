@@ -70,8 +70,8 @@ def envelope(
     return head | dict(body)
 
 
-def check_destination(path: Path | None, force: bool) -> None:
-    """Refuse an `--output` that could not be written, before any work is done.
+def check_destination(path: Path | None, force: bool, flag: str = "--output") -> None:
+    """Refuse an `--output`, or another file that a flag names, that could not be written, before any work is done.
 
     Raises:
         UsageError: it exists and `--force` is not given, is no plain file, or its folder is missing or not writable.
@@ -79,17 +79,17 @@ def check_destination(path: Path | None, force: bool) -> None:
     if path is None:
         return
     if path.is_dir():
-        raise UsageError(f"`--output {path}` is a folder", "name a file in it")
+        raise UsageError(f"`{flag} {path}` is a folder", "name a file in it")
     if os.path.lexists(path):
         if path.exists() and not path.is_file():
-            raise UsageError(f"`--output {path}` is no plain file", "name another; --json writes to stdout")
+            raise UsageError(f"`{flag} {path}` is no plain file", "name another; --json writes to stdout")
         if not force:
-            raise UsageError(f"`--output {path}` exists already", "name another file, or overwrite it with --force")
+            raise UsageError(f"`{flag} {path}` exists already", "name another file, or overwrite it with --force")
     folder = path.resolve().parent
     if not folder.is_dir():
-        raise UsageError(f"the folder of `--output {path}` does not exist", f"make it first: mkdir -p {folder}")
+        raise UsageError(f"the folder of `{flag} {path}` does not exist", f"make it first: mkdir -p {folder}")
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise UsageError(f"the folder of `--output {path}` is not writable", "name a file in another folder")
+        raise UsageError(f"the folder of `{flag} {path}` is not writable", "name a file in another folder")
 
 
 def deliver(document: Mapping[str, Any], *, to_stdout: bool, path: Path | None = None, force: bool = False) -> None:

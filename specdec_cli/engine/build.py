@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from specdec_cli import drafters
@@ -68,14 +68,14 @@ def load_engine(
         draft: a draft spec (`--draft`), a mapping with `model` or `method`, or None for no draft.
         options: how the engine speculates and batches.
         settings: how models are loaded.
-        changes: fields of EngineOptions, for short calls (`num_speculative_tokens=3`).
+        changes: fields of EngineOptions that differ from `options` (`num_speculative_tokens=3`).
 
     Raises:
         UsageError: tokenizers that differ, an unknown method or option.
         RunError: a model that does not load.
     """
     settings = settings or LoadSettings()
-    options = options or EngineOptions(**changes)
+    options = replace(options or EngineOptions(), **changes)
     fields = _draft_fields(draft)
     say = settings.progress or (lambda _: None)
     say(f"loading tokenizer of {target}")

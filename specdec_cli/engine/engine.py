@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Items
+from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -16,11 +17,11 @@ from specdec_cli.engine.outputs import Output, Outputs
 from specdec_cli.engine.requests import Prompt, spread
 from specdec_cli.engine.scheduler import Limits, Scheduled, Scheduler
 from specdec_cli.engine.sequence import Sequence
-from specdec_cli.engine.verify import VerifyRow, resolve_mode, verify
+from specdec_cli.engine.verify import MODES, VerifyRow, resolve_mode, verify
 from specdec_cli.errors import UsageError
 from specdec_cli.events import Emitted, Event, Finished, Noticed, Stepped, TokenLogprob
 from specdec_cli.lm.door import LM, Row
-from specdec_cli.sampling.chain import ChainRow, Distribution, distribution
+from specdec_cli.sampling.chain import ChainRow, Distribution, LogitsError, distribution
 from specdec_cli.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -49,6 +50,21 @@ class EngineOptions:
     max_num_seqs: int = 8
     max_num_batched_tokens: int = 2048
     prefill_chunk: int = 512
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range, each by its name."""
+        ranges = {
+            "num_speculative_tokens": self.num_speculative_tokens >= 0,
+            "verify": self.verify in (*MODES, "auto"),
+            "p_min": 0 <= self.p_min <= 1,
+            "disable_by_batch_size": self.disable_by_batch_size is None or self.disable_by_batch_size >= 1,
+            "max_num_seqs": self.max_num_seqs >= 1,
+            "max_num_batched_tokens": self.max_num_batched_tokens >= 1,
+            "prefill_chunk": self.prefill_chunk >= 1,
+        }
+        for name, fine in ranges.items():
+            if not fine:
+                raise UsageError(f"{name} is out of range: `{getattr(self, name)}`")
 
 
 class Engine:
@@ -208,10 +224,14 @@ class Engine:
         num_speculative_tokens: int | None = None,
     ) -> Iterator[Event]:
         """Events of decoding prompts together; sequence ids count from the first one's in the prompts' order."""
-        for prompt, one in zip(prompts, spread(params, len(prompts)), strict=True):
-            self.add(prompt, one, num_speculative_tokens)
-        while self.has_work:
-            yield from self.step()
+        sets = spread(params, len(prompts))
+        ids: list[int] = []
+        try:
+            ids += [self.add(prompt, one, num_speculative_tokens) for prompt, one in zip(prompts, sets, strict=True)]
+            while self.has_work:
+                yield from self.step()
+        finally:
+            self._abandon(ids)
 
     def generate(
         self,
@@ -222,12 +242,20 @@ class Engine:
         """Decode prompts together and return every result, in the prompts' order."""
         many: Items[Prompt] = [prompts] if requests.is_one(prompts) else prompts  # type: ignore[assignment,list-item]
         outputs = Outputs()
-        for prompt, one in zip(many, spread(params, len(many)), strict=True):
-            outputs.add(self, prompt, one, num_speculative_tokens)
-        while self.has_work:
-            for event in self.step():
-                outputs.observe(event)
+        try:
+            for prompt, one in zip(many, spread(params, len(many)), strict=True):
+                outputs.add(self, prompt, one, num_speculative_tokens)
+            while self.has_work:
+                for event in self.step():
+                    outputs.observe(event)
+        finally:
+            self._abandon(outputs.by_id)
         return outputs.finished()
+
+    def _abandon(self, ids: Iterable[int]) -> None:
+        """Abort what is left of requests whose caller went away; those that finished are none."""
+        for sequence_id in ids:
+            self.abort(sequence_id)
 
     def tokens_of(self, sequence_id: int) -> list[int]:
         """Prompt and output so far of a request that has not finished."""
@@ -236,7 +264,8 @@ class Engine:
     def _propose(self, batch: list[Scheduled]) -> tuple[list[Guesses], float]:
         begin = perf_counter()
         asked = [row for row in batch if row.k > 0]
-        proposed = iter(self.drafter.propose([self._draft_row(row) for row in asked]) if asked else ())
+        with self._fence(asked):
+            proposed = iter(self.drafter.propose([self._draft_row(row) for row in asked]) if asked else ())
         guesses = [next(proposed) if row.k > 0 else Guesses([]) for row in batch]
         for row in batch:
             self._notice_draft_limit(row.sequence)
@@ -275,7 +304,8 @@ class Engine:
             ChainRow(s.params, s.tokens, s.num_prompt_tokens, guess.tokens, s.stop_ids)
             for s, guess in ((row.sequence, guess) for row, guess in decided)
         ]
-        p = distribution(logits, chain, self.num_tokens)
+        with self._fence([row for row, _ in decided]):
+            p = distribution(logits, chain, self.num_tokens)
         verdicts = verify(
             p, [VerifyRow(r.sequence.verify, r.sequence.params, len(r.sequence.tokens), g) for r, g in decided]
         )
@@ -294,6 +324,15 @@ class Engine:
         self.drafter.release(sequence.id)
         assert sequence.finish_reason is not None, "only an ended sequence is finished"
         return Finished(sequence.id, sequence.finish_reason, sequence.stop_reason, sequence.tail)
+
+    @contextmanager
+    def _fence(self, rows: list[Scheduled]) -> Iterator[None]:
+        """End the one request whose logits are no distribution; the error goes on, the others stay as they were."""
+        try:
+            yield
+        except LogitsError as error:
+            self.abort(rows[error.row].sequence.id)
+            raise
 
     def _notice_draft_limit(self, sequence: Sequence) -> None:
         if not sequence.warned_of_draft_limit and self._scheduler.is_past_draft(sequence):

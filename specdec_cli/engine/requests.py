@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -21,12 +22,12 @@ def encode(prompt: Prompt, tokenizer: Tokenizer | None) -> list[int]:
     Raises:
         UsageError: text or messages without a tokenizer.
     """
-    messages: Any = prompt
-    if isinstance(prompt, str) or (prompt and isinstance(prompt[0], dict)):
+    items: Any = prompt
+    if isinstance(prompt, str) or (len(prompt) and isinstance(prompt[0], dict)):
         if tokenizer is None:
             raise UsageError("a prompt of text needs a tokenizer", "give token ids")
-        return tokenizer.encode(prompt) if isinstance(prompt, str) else tokenizer.chat(messages)
-    return [int(token) for token in messages]
+        return tokenizer.encode(prompt) if isinstance(prompt, str) else tokenizer.chat(items)
+    return [operator.index(token) for token in items]
 
 
 def check(tokens: Sequence[int], params: SamplingParams, num_tokens: int, max_context: int) -> None:
@@ -75,4 +76,6 @@ def spread(params: SamplingParams | Sequence[SamplingParams] | None, num: int) -
 
 def is_one(prompts: Any) -> bool:
     """Whether this is one prompt, not a list of prompts."""
-    return isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], int | dict))
+    if isinstance(prompts, str):
+        return True
+    return len(prompts) > 0 and (isinstance(prompts[0], dict) or hasattr(prompts[0], "__index__"))

@@ -190,10 +190,10 @@ def _kv_numbers_per_token(config: Any) -> int:
     latent = getattr(config, "qk_rope_head_dim", None)
     if latent and getattr(config, "v_head_dim", None):
         return int(config.num_hidden_layers * num_heads * (config.qk_nope_head_dim + latent + config.v_head_dim))
-    num_key_heads = getattr(config, "num_key_value_heads", None) or num_heads
-    if getattr(config, "new_decoder_architecture", False):
-        num_key_heads = config.num_kv_heads
-    elif getattr(config, "multi_query", False):
+    # A configuration keeps any key that its file has; only one that its class knows means something.
+    is_grouped = hasattr(type(config)(), "num_key_value_heads")
+    num_key_heads = (config.num_key_value_heads or num_heads) if is_grouped else num_heads
+    if getattr(config, "multi_query", False) and not getattr(config, "new_decoder_architecture", False):
         num_key_heads = 1
     head_size = getattr(config, "head_dim", None) or config.hidden_size // num_heads
     return int(config.num_hidden_layers * 2 * num_key_heads * head_size)

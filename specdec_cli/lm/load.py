@@ -74,6 +74,8 @@ def load_lm(
         config = _config(name, folder, trust_remote_code)
         _check_architecture(name, config, trust_remote_code)
         _check_weights(name, folder)
+        if (folder / "generation_config.json").is_file():  # transformers goes on without one that is broken
+            _read_object(folder / "generation_config.json")
         model = _model(name, folder, config, target_dtype, trust_remote_code)
         lm = TransformersLM(
             model.to(target_device).eval(),
@@ -99,6 +101,8 @@ def load_tokenizer(name: str, *, revision: str | None = None, trust_remote_code:
     folder = _model_folder(name, revision, trust_remote_code)
     hint = "give a model folder that holds `tokenizer.json`"
     if not any((folder / file).exists() for file in _TOKENIZER_FILES) and not list(folder.glob("*.model")):
+        with _quiet():
+            _config(name, folder, trust_remote_code)
         raise RunError(f"model `{name}` has no tokenizer", hint)
     with _quiet():
         try:
@@ -106,6 +110,8 @@ def load_tokenizer(name: str, *, revision: str | None = None, trust_remote_code:
                 folder, trust_remote_code=trust_remote_code, local_files_only=True
             )
         except Exception as error:
+            if (folder / "config.json").is_file():  # which transformers reads first; it may be the broken one
+                _config(name, folder, trust_remote_code)
             raise _remote_code_error(name, error) or RunError(
                 f"the tokenizer of `{name}` does not load: {_first_line(error)}", hint
             ) from error
@@ -194,11 +200,8 @@ def _config(name: str, folder: Path, trust_remote_code: bool) -> Any:
     path = folder / "config.json"
     if not path.is_file():
         raise RunError(f"model folder `{name}` has no `config.json`", "give the folder that holds the model's files")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise RunError(f"`{path}` cannot be read: {_first_line(error)}", "copy or download the model again") from error
-    if not isinstance(content, dict) or not isinstance(content.get("model_type"), str):
+    content = _read_object(path)
+    if not isinstance(content.get("model_type"), str):
         raise RunError(f"`{path}` does not say a `model_type`", "give the folder of a transformers model")
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
@@ -210,6 +213,18 @@ def _config(name: str, folder: Path, trust_remote_code: bool) -> Any:
             if unknown
             else RunError(f"`{path}` is not a valid configuration: {_first_line(error)}", "download the model again")
         ) from error
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in one of a model's files."""
+    hint = "copy or download the model again"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError, RecursionError) as error:
+        raise RunError(f"`{path}` cannot be read: {_first_line(error)}", hint) from error
+    if not isinstance(content, dict):
+        raise RunError(f"`{path}` cannot be read: it holds no JSON object", hint)
+    return content
 
 
 def _check_architecture(name: str, config: Any, trust_remote_code: bool) -> None:
@@ -249,10 +264,10 @@ def _check_weights(name: str, folder: Path) -> None:
     if (folder / "model.safetensors").is_file():
         files = {"model.safetensors"}
     elif index.is_file():
-        try:
-            files = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        except (ValueError, KeyError, AttributeError, OSError) as error:
-            raise RunError(f"`{index}` cannot be read: {_first_line(error)}", hint) from error
+        weight_map = _read_object(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
+            raise RunError(f"`{index}` cannot be read: it has no `weight_map`", hint)
+        files = set(weight_map.values())
     else:
         pickled = any(list(folder.glob(pattern)) for pattern in PICKLES)
         raise RunError(
@@ -268,7 +283,8 @@ def _check_weights(name: str, folder: Path) -> None:
             with safe_open(folder / file, framework="pt"):
                 pass
         except (SafetensorError, OSError) as error:
-            raise RunError(f"`{folder / file}` is not a whole safetensors file: {_first_line(error)}", hint) from error
+            said = _first_line(error).removeprefix("Error while deserializing header: ")
+            raise RunError(f"`{folder / file}` is not a whole safetensors file: {said}", hint) from error
 
 
 def _model(name: str, folder: Path, config: Any, dtype: torch.dtype | str, trust_remote_code: bool) -> Any:
@@ -283,6 +299,7 @@ def _model(name: str, folder: Path, config: Any, dtype: torch.dtype | str, trust
         use_safetensors=True,
         attn_implementation=attention,
         output_loading_info=True,
+        ignore_mismatched_sizes=True,  # they are refused below, by name
         trust_remote_code=trust_remote_code,
         local_files_only=True,
     )
@@ -353,6 +370,8 @@ def _clear_errors(name: str) -> Iterator[None]:
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise RunError(f"model `{name}` does not fit into memory", "choose a smaller model or dtype") from error
     except Exception as error:
+        if "can't allocate memory" in str(error):
+            raise RunError(f"model `{name}` does not fit into memory", "choose a smaller model or dtype") from error
         raise _remote_code_error(name, error) or RunError(
             f"model `{name}` does not load: {_first_line(error)}", "check that the folder's files belong together"
         ) from error
@@ -365,6 +384,10 @@ def _remote_code_error(name: str, error: Exception) -> UsageError | None:
 
 
 def _first_line(error: BaseException) -> str:
-    """The first line of an error's text, without its full stop."""
+    """The first line of an error's text that says something, without its full stop."""
+    if isinstance(error, KeyError) and error.args:
+        return f"unknown or missing `{error.args[0]}`"
     lines = str(error).strip().splitlines() or [type(error).__name__]
+    if lines[0].endswith(":") and len(lines) > 1:  # only a heading, as of transformers' checks of a configuration
+        lines = [re.sub(r"^\s*\w+Error: ", "", lines[1])]
     return lines[0].strip().rstrip(".:")

@@ -24,7 +24,7 @@ DRAWN_MODES = ("rejection", "block", "exact-match", "gumbel")
 _PAIR_BATCH = 32
 _TABLE_BATCH = 256
 _MAX_TABLE_DRAWS = 40_000  # of the short form; more would take the time that the pair can use
-_WEIGHTS = {"greedy": 4.0, "gumbel": 2.0, "table": 1.5, "pair": 2.5}
+_WEIGHTS = {"greedy": 3.0, "gumbel": 2.0, "table": 1.0, "pair": 4.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,8 +243,9 @@ class _Audit:
         equality = EqualityCheck(pair.engine, pair.draft, drafters, self.plan.ks, self.plan.batch_sizes, verify, judge)
         found = equality.run(requests, lambda done, total: self.watch(Progress(mode, done, total)), deadline.is_over)
         self.result.compared[mode] = found
-        if found.num_prompts < len(requests):
-            self._say(f"{mode}: the time limit left {len(requests) - found.num_prompts} of {len(requests)} prompts out")
+        if found.num_runs_done < found.num_runs:
+            left = f"{found.num_runs - found.num_runs_done} of {found.num_runs}"
+            self._say(f"{mode}: the time limit left {left} runs out (one configuration over a few prompts each)")
         if not found.num_draft_tokens:
             self._say(f"{mode}: nothing was drafted, so equality says little")
 

@@ -34,6 +34,7 @@ Watch = Callable[[float], None]
 CONTEXT_LENGTHS = (32, 128, 256)
 MIN_REPEATS, MAX_REPEATS = 3, 25
 _NUM_OVERHEAD_STEPS = 3
+_ROUNDS_PER_OVERHEAD = 3  # the engine's own work is a few per cent of a step: fewer samples do
 _BUSY_SHARE = 0.25
 
 
@@ -159,11 +160,14 @@ def profile(
     assert not engine.has_work, "costs are measured on an idle engine"
     begin, load_before = perf_counter(), psutil.getloadavg()[0]
     with _Bench(engine, k_max, _fitting(engine, k_max, context_lengths, batch_size), text, params, batch_size) as bench:
-        bench.round(forwards=True)
+        bench.forwards(is_forth=True)
+        bench.overheads(is_forth=True)
         bench.forget()
         num = 0
         while num < MIN_REPEATS or (num < MAX_REPEATS and perf_counter() - begin < time_limit_seconds):
-            bench.round(forwards=num % 2 == 0)
+            bench.forwards(is_forth=num % 2 == 0)
+            if num % _ROUNDS_PER_OVERHEAD == 0:
+                bench.overheads(is_forth=num % 2 == 0)
             num += 1
             if watch is not None:
                 watch(min(1.0, (perf_counter() - begin) / time_limit_seconds))
@@ -220,12 +224,15 @@ class _Bench:
     def _handle(self, place: int, sequence: int) -> int:
         return -1 - place * self.batch_size - sequence
 
-    def round(self, forwards: bool) -> None:
-        """One measurement of every configuration."""
+    def forwards(self, is_forth: bool) -> None:
+        """Draft and target once at every context and k, forth or back."""
         tasks = [(place, k) for place in range(len(self.lengths)) for k in range(self.k_max + 1)]
-        for place, k in tasks if forwards else tasks[::-1]:
+        for place, k in tasks if is_forth else tasks[::-1]:
             self._forward(place, k)
-        for k in range(self.k_max + 1) if forwards else range(self.k_max, -1, -1):
+
+    def overheads(self, is_forth: bool) -> None:
+        """A few real steps with every k, forth or back."""
+        for k in range(self.k_max + 1) if is_forth else range(self.k_max, -1, -1):
             self._overhead(k)
 
     def forget(self) -> None:

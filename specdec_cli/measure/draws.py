@@ -239,5 +239,5 @@ def _next_token(lm: LM, num_tokens: int, context: list[int], num_prompt: int, pa
 
 
 def _every_pair(choices: Sequence[int]) -> list[int]:
-    """A sequence in which every ordered pair of the choices occurs."""
-    return [token for one, other in combinations(choices, 2) for token in (one, other, one)]
+    """A sequence in which every ordered pair of different choices occurs, once."""
+    return [token for pair in combinations(choices, 2) for token in pair] + [choices[0]]

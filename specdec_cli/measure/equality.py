@@ -34,9 +34,11 @@ class Compared:
     """What was compared, and where it differed.
 
     Args:
-        num_prompts: rows that went through every configuration.
+        num_prompts: rows that were decoded.
         num_tokens: tokens compared, over all configurations.
-        num_configurations: ways of decoding beside plain decoding.
+        num_configurations: ways of decoding that were compared with plain decoding.
+        num_runs: configurations × groups of prompts, all of them.
+        num_runs_done: those that the time allowed.
         num_draft_tokens: drafted and verified; 0 would prove nothing.
         num_accepted_tokens: accepted drafts.
         mismatches: each output's first difference.
@@ -45,12 +47,16 @@ class Compared:
     num_prompts: int = 0
     num_tokens: int = 0
     num_configurations: int = 0
+    num_runs: int = 0
+    num_runs_done: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     mismatches: list[Mismatch] = field(default_factory=list)
 
-    def add_counts(self, counts: SpeculativeCounts) -> None:
-        """Add one run's drafted and accepted tokens."""
+    def add_run(self, number: int, counts: SpeculativeCounts) -> None:
+        """Add one run of configuration `number`, counted from 1."""
+        self.num_configurations = max(self.num_configurations, number)
+        self.num_runs_done += 1
         self.num_draft_tokens += counts.num_draft_tokens
         self.num_accepted_tokens += counts.num_accepted_tokens
 
@@ -81,39 +87,41 @@ class EqualityCheck:
     judge: Judge
 
     def configurations(self) -> list[Configuration]:
-        """Every k and batch size with the draft; the other drafters run in the largest batch, none in every one."""
+        """Every k and batch size with the draft; the other drafters run in the largest batch, none in every one.
+
+        The extremes come first, because a time limit cuts at the end.
+        """
         found = [Configuration(*each) for each in product([self.draft], self.ks, self.batch_sizes)]
         for name in self.drafters.keys() - {self.draft, "none"}:
             found += [Configuration(name, k, max(self.batch_sizes)) for k in self.ks]
         if "none" in self.drafters:
             found += [Configuration("none", 0, size) for size in self.batch_sizes if size > 1]
-        return found
+        num = len(found)
+        return [found[-1 - i // 2] if i % 2 else found[i // 2] for i in range(num)]
 
     def run(self, requests: Sequence[Request], watch: Watch, is_late: Callable[[], bool]) -> Compared:
-        """Compare group by group, so that a time limit cuts prompts and never configurations.
+        """Compare group by group, as many prompts together as the largest batch has room for.
 
         Args:
             requests: what is decoded.
-            watch: told (done, total) runs.
-            is_late: asked between groups; the first group is always done.
+            watch: told (done, total) runs; a run is one configuration over one group.
+            is_late: asked before each run but the first.
         """
         configurations = self.configurations()
-        compared = Compared(num_configurations=len(configurations))
         groups = list(_groups(requests, max(self.batch_sizes)))
-        total, done = len(groups) * (len(configurations) + 1), 0
+        compared = Compared(num_runs=len(groups) * len(configurations))
         for group in groups:
-            if compared.num_prompts and is_late():
+            if compared.num_runs_done and is_late():
                 break
             expected, _ = self._decode(Configuration("none", 0, 1), group)
-            done += 1
-            watch(done, total)
-            for configuration in configurations:
-                got, counts = self._decode(configuration, group)
-                compared.add_counts(counts)
-                self._compare(compared, configuration, group, expected, got)
-                done += 1
-                watch(done, total)
             compared.num_prompts += len(group)
+            for number, configuration in enumerate(configurations, start=1):
+                if compared.num_runs_done and is_late():
+                    break
+                got, counts = self._decode(configuration, group)
+                compared.add_run(number, counts)
+                self._compare(compared, configuration, group, expected, got)
+                watch(compared.num_runs_done, compared.num_runs)
         return compared
 
     def _decode(self, how: Configuration, group: Sequence[Request]) -> tuple[list[list[int]], SpeculativeCounts]:

@@ -81,6 +81,11 @@ class Starts:
 
     @classmethod
     def of(cls, trace: Trace, draft: str, rule: str, k_max: int) -> Starts:
+        """Lay a trace out for one draft and rule.
+
+        Raises:
+            UsageError: a rule that a trace cannot replay, a draft that is not in it or was asked for fewer tokens.
+        """
         check_knowable(rule)
         if rule == "greedy" and not trace.is_greedy:
             raise UsageError(
@@ -124,7 +129,7 @@ class Starts:
         each = self._padded(accepted, 0.0)
         readable = is_start & (self.room >= 1)
         self.first = np.stack([(each * readable).sum(axis=1), readable.sum(axis=1)], axis=1)
-        windows = np.ones((*each.shape, self.k_max + 1))
+        windows = np.ones((len(each), each.shape[1], self.k_max + 1))
         ratio = np.ones(each.shape)
         gain = self._padded(np.exp(log_q - log_p), 0.0) if self.rule == "block" else each
         for i in range(1, self.k_max + 1):
@@ -134,9 +139,14 @@ class Starts:
 
     def _padded(self, flat: npt.NDArray[Any], fill: float) -> FloatArray:
         """Values of all positions [N] as [B, n]."""
-        padded = np.full(self.contexts.shape, fill, dtype=np.float64)
-        padded[np.arange(padded.shape[1]) < self.lengths[:, None]] = flat
+        padded = np.full((len(self.lengths), self.contexts.shape[1]), fill)
+        padded[self._is_output] = flat
         return padded
+
+    @property
+    def _is_output(self) -> npt.NDArray[np.bool_]:
+        """Which of [B, n] are positions of an output."""
+        return np.arange(self.contexts.shape[1]) < self.lengths[:, None]
 
     def steps(self, k: int) -> Steps:
         """What a step with k does at every start."""
@@ -146,26 +156,23 @@ class Starts:
         else:
             assert isinstance(self.draft, GuessTrace), "a model's survival is filled in"
             drafted, matching = (
-                self._padded(_of_asked(values, self._flat(asked)), 0).astype(np.int64)
+                self._padded(_of_asked(values, asked[self._is_output]), 0).astype(np.int64)
                 for values in (self.draft.num_guessed, self.draft.num_matching)
             )
             survival = (np.arange(k + 1) <= matching[..., None]).astype(np.float64)
         survival[np.arange(k + 1) > drafted[..., None]] = 0.0
         return Steps(asked, drafted, survival)
 
-    def _flat(self, padded: IntArray) -> IntArray:
-        return padded[np.arange(padded.shape[1]) < self.lengths[:, None]]
-
     def visits(self, steps: Steps) -> FloatArray:
         """Probability [B, n] that a step begins at each start: the forward pass."""
-        n, width = steps.survival.shape[1:]
+        n, width = steps.survival.shape[1], steps.survival.shape[2]
         exactly = -np.diff(steps.survival, axis=2, append=0.0)
         visits = np.zeros((len(steps.survival), n + width + 1))
         visits[:, 1] = 1.0
         for start in range(1, n):
             visits[start >= self.lengths, start] = 0.0
             visits[:, start + 1 : start + width + 1] += visits[:, start, None] * exactly[:, start]
-        return visits[:, :n] * (np.arange(n) < self.lengths[:, None])
+        return visits[:, :n] * self._is_output
 
     def draw(self, steps: Steps, place: int, start: int, generator: np.random.Generator) -> int:
         """How many tokens one step accepts, drawn."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -139,9 +140,23 @@ def _ratio(totals: FloatArray) -> FloatArray:
 
 def _counts(num: int, num_resamples: int, seed: int) -> Iterator[FloatArray]:
     """How often each resample holds each of `num` prompts: blocks [r, num] of all the resamples."""
+    if num * num_resamples <= _BLOCK // 2:
+        yield _kept_counts(num, num_resamples, seed)
+        return
     generator = np.random.default_rng(seed)
     for size in _block_sizes(num, num_resamples):
-        yield generator.multinomial(num, np.full(num, 1 / num), size=size).astype(np.float64)
+        yield _draw_counts(generator, num, size)
+
+
+@lru_cache(maxsize=2)
+def _kept_counts(num: int, num_resamples: int, seed: int) -> FloatArray:
+    """The same resamples serve every figure over the same prompts; at most 16 MB are kept."""
+    return _draw_counts(np.random.default_rng(seed), num, num_resamples)
+
+
+def _draw_counts(generator: np.random.Generator, num: int, size: int) -> FloatArray:
+    drawn = generator.integers(0, num, size=(size, num)) + np.arange(size)[:, None] * num
+    return np.bincount(drawn.ravel(), minlength=size * num).reshape(size, num).astype(np.float64)
 
 
 def _medians(values: FloatArray, seed: int, num_resamples: int) -> Iterator[FloatArray]:

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from specdec_cli.recipe import layers, shipped
 from specdec_cli.recipe.document import Document, read_document
 from specdec_cli.recipe.draft import DraftMethods, draft_problems, fill_draft
-from specdec_cli.recipe.layers import Tree, problem_at
+from specdec_cli.recipe.layers import Assignment, Tree, problem_at
 from specdec_cli.recipe.problems import Path, Problem, RecipeError, sentence
 from specdec_cli.recipe.schema import Recipe, Section, section_class
 
@@ -63,10 +63,7 @@ def resolve(
     overrides += layers.from_flags(flags or {})
     problems += found + wrong
     for assignments in (given, overrides):
-        alone = Tree()
-        for assignment in assignments:
-            alone.assign(assignment)
-        problems += check(alone)[1]
+        problems += _problems_of_layer(assignments)
     if problems:
         raise RecipeError(problems)
     layers.lay_over(tree, given)
@@ -92,6 +89,18 @@ def _read(name: str | os.PathLike[str] | None) -> Document | None:
 
 def _option_names(methods: DraftMethods | None) -> list[str]:
     return [name for method in methods.names for name in methods.options(method)] if methods else []
+
+
+def _problems_of_layer(assignments: Sequence[Assignment]) -> list[Problem]:
+    """What is wrong with values alone; whole sections by themselves, so that keys of them hide nothing."""
+    problems = []
+    for is_section in (True, False):
+        alone = Tree()
+        for assignment in assignments:
+            if (len(assignment.path) == 1) is is_section:
+                alone.assign(assignment)
+        problems += check(alone)[1]
+    return problems
 
 
 def _problems_of_file(document: Document, tree: Tree, methods: DraftMethods | None) -> list[Problem]:

@@ -174,13 +174,13 @@ class Sampling(Section):
     """Keep the smallest set of tokens with at least this probability."""
     min_p: float = Field(0.0, ge=0, le=1)
     """Drop tokens below this share of the likeliest one's probability."""
-    repetition_penalty: float = Field(1.0, gt=0)
+    repetition_penalty: float = Field(1.0, ge=0.0001, le=10000)
     """Make tokens of prompt and output less likely (above 1) or more (below)."""
-    presence_penalty: float = 0.0
+    presence_penalty: float = Field(0.0, ge=-10000, le=10000)
     """Subtract this once from logits of tokens in the output."""
-    frequency_penalty: float = 0.0
+    frequency_penalty: float = Field(0.0, ge=-10000, le=10000)
     """Subtract this for every occurrence in the output."""
-    logit_bias: dict[int, float] = Field(default_factory=dict)
+    logit_bias: dict[int, Annotated[float, Field(ge=-1e9, le=1e9)]] = Field(default_factory=dict)
     """Token id to a number that is added to its logit."""
     stop: Annotated[tuple[Annotated[str, BeforeValidator(_stop_text)], ...], BeforeValidator(_tuple)] = ()
     """Texts that end an output; none of them is part of it."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
@@ -107,3 +109,10 @@ def _token(token: int | None) -> str:
 
 def _gap(gap: float | None) -> str:
     return "–" if gap is None else f"{gap:.2g}"
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of the whole document."""
+    text = files("specdec_cli.report").joinpath("schemas", "audit.json").read_text(encoding="utf-8")
+    schema: dict[str, Any] = json.loads(text)
+    return schema

@@ -58,6 +58,9 @@ class SamplingParams:
         for name in finite:
             if not math.isfinite(getattr(self, name)):
                 raise UsageError(f"{name} must be a finite number, not `{getattr(self, name)}`")
+        for name in ("max_new_tokens", "min_tokens", "seed", "index"):
+            if not isinstance(getattr(self, name), int):
+                raise UsageError(f"{name} must be a whole number, not `{getattr(self, name)}`")
         ranges = {
             "max_new_tokens": self.max_new_tokens >= 1,
             "temperature": self.temperature >= 0,

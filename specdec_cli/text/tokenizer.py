@@ -90,7 +90,12 @@ class Tokenizer:
             text = self.hf.apply_chat_template(
                 list(messages), tokenize=False, add_generation_prompt=add_generation_prompt
             )
-        except jinja2.TemplateError as error:
+        except jinja2.TemplateSyntaxError as error:
+            raise UsageError(
+                f"the chat template of `{self.name}` is broken: {error.message}",
+                "leave out --chat and --system, or copy the model again",
+            ) from error
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:
             raise UsageError(
                 f"the chat template of `{self.name}` refuses these messages: {error}", _chat_hint(messages)
             ) from error

@@ -2,6 +2,7 @@
 
 import json
 
+import jsonschema
 import pytest
 from tiny_engine import letter_tokenizer
 from tiny_models import make_tiny
@@ -10,6 +11,7 @@ from specdec_cli.cli.main import run
 from specdec_cli.engine import engine as engine_module
 from specdec_cli.engine import verify as verify_module
 from specdec_cli.engine.verify import Verdict
+from specdec_cli.report.audit import json_schema
 
 QUICK = ["-n", "6", "--num-prompts", "2", "--k-values", "1,3", "--batch-sizes", "1,2", "--time-limit", "1"]
 
@@ -31,6 +33,7 @@ def test_a_clean_pair_passes(models, capsys):
     assert audit(models, "--json") == 0
     out, err = capsys.readouterr()
     document = json.loads(out)
+    jsonschema.validate(document, json_schema(), format_checker=jsonschema.FormatChecker())
     assert document["schema"] == "specdec.audit/1"
     assert document["mode"] == "greedy,sampled,gumbel"
     assert document["verdict"] == "pass"
@@ -68,6 +71,7 @@ def test_a_planted_bug_exits_with_3_after_the_document_is_written(models, capsys
     path = tmp_path / "audit.json"
     assert audit(models, "--mode", "greedy", "--output", str(path)) == 3
     document = json.loads(path.read_text())
+    jsonschema.validate(document, json_schema())
     assert document["verdict"] == "fail"
     assert {one["class"] for one in document["mismatches"]} == {"bug"}
     assert document["lossless"]["mismatches"] == len(document["mismatches"])
@@ -104,7 +108,7 @@ def test_sixteen_bits_pass_too(models, capsys):
 def test_a_prompt_files_rows_are_used(models, capsys, tmp_path):
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "the end", "max_new_tokens": 2}\n{"prompt": "and then"}\n{"prompt": "more"}\n')
-    assert audit(models, "--mode", "greedy", "--prompt-file", str(path), "--json", "--quiet") == 0
+    assert audit(models, "--mode", "greedy", "--prompt-file", str(path), "--time-limit", "60", "--json", "--quiet") == 0
     checked = json.loads(capsys.readouterr().out)["checked"]
     assert (checked["prompts"], checked["tokens"]) == (2, 4 * (2 + 6))
 

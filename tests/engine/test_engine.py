@@ -7,6 +7,7 @@ from tiny_models import VOCAB
 from specdec_cli.engine.engine import EngineOptions
 from specdec_cli.errors import UsageError
 from specdec_cli.events import Finished, Noticed, SpeculativeCounts, Stepped
+from specdec_cli.lm.load import load_lm
 from specdec_cli.sampling.params import SamplingParams
 
 DRAFTS = ("stranger", "itself", "ngram")
@@ -33,7 +34,7 @@ def test_max_new_tokens_at_every_value_around_k(target, draft_of, plain, name):
         assert all(output.finish_reason == "length" and output.stop_reason is None for output in outputs)
         counts = [output.speculative for output in outputs]
         assert all(count.num_emitted_tokens == num - 1 for count in counts)
-        assert all(count.num_draft_tokens - count.num_accepted_tokens <= k * count.num_drafts for count in counts)
+        assert all(count.num_draft_tokens <= min(k, num - 2) * count.num_drafts for count in counts if num > 1)
 
 
 @pytest.mark.parametrize("name", DRAFTS)
@@ -99,7 +100,7 @@ def test_past_the_drafts_context_it_decodes_on_without_a_draft(folder, target, l
     noticed: list[int | None] = []
     for event in engine.stream(PROMPTS, params):
         if isinstance(event, Noticed):
-            assert f"`{limit}`" in event.message or f" {limit} " in event.message
+            assert f" {limit} tokens" in event.message
             noticed.append(event.sequence_id)
         if isinstance(event, Stepped):
             for emitted in event.emitted:
@@ -194,19 +195,19 @@ def test_a_draft_in_another_dtype(folder, target, plain):
     assert tokens(outputs) == plain
     assert sum(output.speculative.num_accepted_tokens for output in outputs) > 40
     for mode in ("rejection", "block"):
-        params = SamplingParams(max_new_tokens=12, temperature=0.9)
-        together = tokens(decode(target, draft, 3, params=params, verify=mode))
-        assert together == tokens(decode(target, draft, 3, params=params, verify=mode))
+        sampled = decode(target, draft, 3, params=SamplingParams(24, temperature=0.9), verify=mode)
+        accepted, drafted = (
+            sum(getattr(output.speculative, name) for output in sampled)
+            for name in ("num_accepted_tokens", "num_draft_tokens")
+        )
+        assert accepted > 0.8 * drafted, "q is nearly p"
 
 
 def test_small_blocks_and_a_cache_with_room_for_few(folder, plain):
     """Four blocks of rejected tokens are given back at every step, and requests wait for room."""
     row_bytes = 2 * 2 * 2 * 8 * 4
     small = {"block_size": 4, "kv_cache_bytes": 90 * row_bytes}
-    target = tiny_lm(folder, "llama", seed=1)
-    from specdec_cli.lm.load import load_lm
-
-    scarce = load_lm(target.name, **small)
+    scarce = load_lm(tiny_lm(folder, "llama", seed=1).name, **small)
     draft = load_lm(tiny_lm(folder, "llama", seed=2, num_hidden_layers=1).name, block_size=4)
     assert scarce.num_blocks < 4 * (24 + 29 + 8) // 4, "all four requests together would fit"
     outputs = decode(scarce, draft, 8, params=GREEDY)
@@ -271,16 +272,14 @@ def test_bad_requests_are_refused_and_leave_nothing_behind(target, prompt, param
 
 
 def test_a_request_that_never_fits_is_refused(folder):
-    from specdec_cli.lm.load import load_lm
-
     target = load_lm(tiny_lm(folder, "llama", seed=1).name, block_size=4, kv_cache_bytes=8 * 4 * 2 * 2 * 2 * 8 * 4)
     engine = Checked(target, drafter(None), None, EngineOptions())
     with pytest.raises(UsageError, match="KV cache"):
         engine.add([1, 2, 3], SamplingParams(max_new_tokens=64))
 
 
-def test_sampling_parameters_for_each_prompt(target, ngram_=ngram):
-    engine = tiny_engine(target, ngram_())
+def test_sampling_parameters_for_each_prompt(target):
+    engine = tiny_engine(target, ngram())
     params = [SamplingParams(max_new_tokens=3 + i) for i in range(4)]
     assert [len(text) for text in tokens(engine.generate(PROMPTS, params))] == [3, 4, 5, 6]
     with pytest.raises(UsageError, match="sets of sampling parameters"):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny_engine import PROMPTS, Checked, decode, drafter, ngram, tiny_lm, tokens
+from tiny_engine import PROMPTS, Checked, alone, decode, drafter, ngram, tiny_lm, tokens
 
 from specdec_cli.engine.engine import EngineOptions
 from specdec_cli.lm.invariance import row_invariance
@@ -65,3 +65,14 @@ def test_logits_are_the_same_bits(models):
         for draft in (drafter(itself), ngram()):
             found = logits(draft, k, PROMPTS)
             assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("mode", ["rejection", "block", "gumbel", "exact-match"])
+def test_a_sampled_text_alone_and_in_company(models, mode):
+    target, itself = models
+    params = SamplingParams(max_new_tokens=30, temperature=1.0, seed=2)
+    together = tokens(decode(target, itself, 4, params=params, verify=mode))
+    assert together == [
+        tokens(decode(target, itself, 4, [prompt], [alone(params, i)], verify=mode))[0]
+        for i, prompt in enumerate(PROMPTS)
+    ]

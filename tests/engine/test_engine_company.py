@@ -1,9 +1,13 @@
 """A request's text does not depend on its neighbours, on how many run together, or on how prompts are fed."""
 
+import random
+
 import pytest
-from tiny_engine import PROMPTS, alone, decode, tiny_engine, tokens
+from tiny_engine import PROMPTS, alone, check_books, decode, tiny_engine, tokens
+from tiny_models import VOCAB
 
 from specdec_cli.engine.verify import MODES
+from specdec_cli.lm.load import load_lm
 from specdec_cli.sampling.params import SamplingParams
 
 DRAFTS = ("stranger", "itself", "ngram", "none")
@@ -72,3 +76,41 @@ def test_a_second_run_is_like_the_first(target, stranger):
     first = tokens(engine.generate(PROMPTS, params))
     assert tokens(engine.generate(PROMPTS, params)) == first
     assert tokens(engine.generate(PROMPTS[::-1], [alone(params, i) for i in (3, 2, 1, 0)])) == first[::-1]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_arrivals_aborts_and_mixed_requests_at_random(folder, target, itself, seed):
+    """Small blocks, few places, requests that come, go and differ: each text is what the request gets alone."""
+    chance = random.Random(seed)
+    draft = load_lm(itself.name, block_size=4)
+    small = load_lm(target.name, block_size=4)
+    engine = tiny_engine(small, draft, 3, max_num_seqs=3, prefill_chunk=5, max_num_batched_tokens=11)
+    wanted, texts, aborted = {}, {}, set()
+    while len(wanted) < 12 or engine.has_work:
+        if len(wanted) < 12 and (chance.random() < 0.4 or not engine.has_work):
+            mode = chance.choice(MODES[1:])
+            request = (
+                [chance.randrange(VOCAB) for _ in range(chance.randint(1, 40))],
+                SamplingParams(
+                    max_new_tokens=chance.randint(1, 30),
+                    temperature=chance.choice([0.0, 0.6, 1.2]),
+                    repetition_penalty=chance.choice([1.0, 1.3]),
+                    seed=seed,
+                    index=len(wanted),
+                ),
+                chance.choice([0, 1, 3, 7]),
+                mode,
+            )
+            wanted[engine.add(*request)] = request
+            continue
+        if chance.random() < 0.05:
+            [ended] = engine.abort(chance.choice(list(engine._sequences)))
+            aborted.add(ended.sequence_id)
+            check_books(engine)
+            continue
+        for emitted in engine.step()[0].emitted:
+            texts.setdefault(emitted.sequence_id, []).extend(emitted.tokens)
+    for number, (prompt, params, k, mode) in wanted.items():
+        [single] = tiny_engine(target, itself, 3, verify=mode).generate([prompt], [params], k)
+        text = texts.get(number, [])
+        assert text == single.token_ids[: len(text) if number in aborted else None]

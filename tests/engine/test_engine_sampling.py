@@ -1,4 +1,4 @@
-"""Processors, logprobs and seeds under speculation: combinations with a draft that other engines refuse or get wrong."""
+"""Processors, logprobs and seeds under speculation: what other engines refuse, or get wrong, with a draft."""
 
 from dataclasses import replace
 

@@ -60,7 +60,7 @@ def test_stop_strings_with_a_draft_and_in_a_batch(engine_of, plain, tokenizer, n
     """Two to seven letters of each plain text in turn; they lie across tokens and across steps."""
     params = PARAMS if kind == "greedy" else SAMPLED
     for place, length in ((1, 2), (9, 3), (16, 5), (13, 7)):
-        stops = tuple(output.text[place : place + length] for output in plain[kind][:3]) + ("never in there",)
+        stops = (*(output.text[place : place + length] for output in plain[kind][:3]), "never in there")
         outputs = engine_of(name, verify="gumbel").generate(TEXTS, replace(params, stop=stops))
         assert [output.stop_reason for output in outputs].count(None) <= 1
         for output, whole in zip(outputs, plain[kind], strict=True):

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -58,7 +59,8 @@ def requests(num=3, length=12, **params):
 
 
 def run(what, modes, asked=None, **plan) -> AuditResult:
-    plan = Plan(**{"modes": modes, "ks": (1, 4), "batch_sizes": (1, 2), "time_limit_seconds": 0.5} | plan)
+    seconds = 0.5 if "sampled" in modes else 60.0  # draws take what they are given
+    plan = Plan(**{"modes": modes, "ks": (1, 4), "batch_sizes": (1, 2), "time_limit_seconds": seconds} | plan)
     return audit(what, requests() if asked is None else asked, plan, lambda _: None)
 
 
@@ -73,9 +75,16 @@ def test_a_clean_pair_passes_in_every_mode():
     assert [one["p_value"] > 1e-6 for one in document["distribution"]] == [True] * 8
     assert {one["vocab"] for one in document["distribution"]} == {4}
     assert all(0 < one["detectable_shift"] < 1 for one in document["distribution"])
+
+
+def test_every_configuration_is_compared():
+    result = run(pair(), ("greedy", "gumbel"))
+    assert result.passed
+    assert result.notices == []
     assert result.compared["greedy"].num_configurations == 4
     # the draft: 2 k × 2 batches; prompt lookup: 2 k in the larger batch; none: the larger batch
     assert result.compared["gumbel"].num_configurations == 7
+    assert {one.num_prompts for one in result.compared.values()} == {3}
 
 
 def test_accepting_one_token_too_many_is_a_bug(monkeypatch):
@@ -236,10 +245,20 @@ def test_full_power_is_what_the_contract_says():
     assert full_power_draws(12**2) == pytest.approx(420_000, rel=0.03)
 
 
-def test_a_time_limit_leaves_prompts_out_and_says_so():
+def test_a_time_limit_leaves_runs_out_and_says_so():
     result = run(pair(), ("greedy",), requests(5), time_limit_seconds=0.0)
-    assert result.compared["greedy"].num_prompts == 2
-    assert result.notices == ["greedy: the time limit left 3 of 5 prompts out"]
+    compared = result.compared["greedy"]
+    assert (compared.num_prompts, compared.num_configurations, compared.num_runs_done) == (2, 1, 1)
+    assert result.notices == [
+        "greedy: the time limit left 11 of 12 runs out (one configuration over a few prompts each)"
+    ]
+    assert result.as_dict()["checked"]["configurations"] == 1
+
+
+def test_every_ordered_pair_of_choices_is_in_the_prompt():
+    for num in (2, 3, 4, 7, 8):
+        prompt = draws_module._every_pair(list(range(num)))
+        assert set(pairwise(prompt)) == {(i, j) for i in range(num) for j in range(num) if i != j}
 
 
 def test_a_draft_that_proposes_nothing_is_said():

@@ -1,0 +1,102 @@
+#!/usr/bin/env python
+"""The README's tables, written from benchmarks/results/*.json; no number in them is typed by hand.
+
+    python scripts/readme_tables.py           # rewrite what stands between the markers
+    python scripts/readme_tables.py --check   # exit 1 if that would change something
+
+A table stands between `<!-- table:NAME -->` and `<!-- /table -->`; it is empty while its result is not there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+README = ROOT / "README.md"
+RESULTS = ROOT / "benchmarks" / "results"
+MARKED = re.compile(r"(<!-- table:([\w-]+) -->\n)(.*?)(<!-- /table -->)", re.DOTALL)
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table, its first column to the left, numbers to the right."""
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def measured_on(document: dict[str, Any]) -> str:
+    """The machine, its load before and after, commit and date of a result."""
+    machine = document["machine"]
+    threads = f"{machine['threads']} of {machine['cores']} cores"
+    load = f"load {machine['load_average_1m']:.1f} before and {document['load_average_after_1m']:.1f} after"
+    return f"{machine['cpu']}, {threads}, {load}, commit {machine['commit']}, {machine['measured'][:10]}"
+
+
+def builtin(document: dict[str, Any]) -> str:
+    """The built-in pair by k: what is accepted and what it gains over the same engine without a draft."""
+    results = document["results"]
+    wrong = max(row["prompts_with_other_tokens"] for row in results["rows"])
+    said = f"{results['prompts']} story prompts, one at a time, greedy, {results['max_new_tokens']} tokens each; "
+    said += (
+        "the tokens are the same with and without the draft. " if not wrong else f"{wrong} prompts gave other tokens. "
+    )
+    head = ["k", "acceptance rate", "acceptance length", "tokens/s without draft", "speed-up [95 % interval]"]
+    return f"{said}{measured_on(document)}.\n\n" + markdown(head, [_builtin_row(row) for row in results["rows"]])
+
+
+def _builtin_row(row: dict[str, Any]) -> list[str]:
+    speedup = row["speedup_decode"]
+    low, high = speedup["ci95"]
+    return [
+        str(row["k"]),
+        f"{row['acceptance_rate']:.3f}",
+        f"{row['acceptance_length']:.2f}",
+        f"{row['plain_tokens_per_second']:.1f}",
+        f"{speedup['median']:.2f} [{low:.2f}, {high:.2f}]",
+    ]
+
+
+TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {"builtin": ("builtin_pair.json", builtin)}
+
+
+def table(name: str, results: Path = RESULTS) -> str:
+    """A table's text, empty while its result is not there.
+
+    Raises:
+        SystemExit: the README names a table that nothing here makes.
+    """
+    if name not in TABLES:
+        sys.exit(f"the README names table `{name}`; known are {', '.join(TABLES)}")
+    file, make = TABLES[name]
+    path = results / file
+    return make(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else ""
+
+
+def filled(text: str, results: Path = RESULTS) -> str:
+    """A README's text with every table as its result says."""
+    return MARKED.sub(lambda found: found[1] + table(found[2], results) + found[4], text)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Rewrite or check the README; the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if the README is out of date")
+    check = parser.parse_args(arguments).check
+    text = README.read_text(encoding="utf-8")
+    wanted = filled(text)
+    if wanted == text:
+        return 0
+    if check:
+        print("README.md is out of date: run python scripts/readme_tables.py", file=sys.stderr)
+        return 1
+    README.write_text(wanted, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,145 @@
+"""Other engines as arms of a benchmark: transformers' own `generate`, plain and with its assistant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from specdec_cli.engine.outputs import Timing
+from specdec_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from specdec_cli.lm.peers import TransformersPeer
+    from specdec_cli.measure.bench import Group, Pass
+    from specdec_cli.recipe.schema import Recipe
+
+OURS = "none"
+PEERS = ("transformers", "transformers-assisted")
+_NEUTRAL = {
+    "temperature": 0,
+    "repetition_penalty": 1,
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+    "logit_bias": {},
+    "stop": (),
+    "min_tokens": 0,
+}
+
+
+def parse_against(text: str) -> tuple[str, ...]:
+    """The other engines of `--against`; `none` is our own without a draft, which is always there.
+
+    Raises:
+        UsageError: an unknown name.
+    """
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    wrong = next((name for name in names if name != OURS and name not in PEERS), None)
+    if wrong is not None or not names:
+        raise UsageError(f"`--against {text}` names no plain arm", f"some of {', '.join((OURS, *PEERS))}")
+    return tuple(name for name in PEERS if name in names)
+
+
+def check_peers(names: Sequence[str], recipe: Recipe, batch_size: int) -> None:
+    """Refuse what the other engines would decode differently, before anything is loaded.
+
+    Raises:
+        UsageError: sampling, a rule they do not share, a batch or a draft that the assistant cannot take.
+    """
+    if not names:
+        return
+    other = next((key for key, neutral in _NEUTRAL.items() if getattr(recipe.sampling, key) != neutral), None)
+    if other is not None:
+        raise UsageError(
+            f"`--against {','.join(names)}` decodes greedily and without `sampling.{other}`",
+            f"leave {other} at its default, or leave --against out",
+        )
+    if "transformers-assisted" in names and batch_size > 1:
+        raise UsageError(
+            f"transformers' assisted generation takes one prompt at a time, not `{batch_size}`",
+            "use --batch-size 1, or leave transformers-assisted out of --against",
+        )
+    if "transformers-assisted" in names and recipe.draft.model is None:
+        raise UsageError(
+            f"transformers-assisted needs a draft model, and the draft is `{recipe.draft.method}`",
+            "name a model with --draft, or leave transformers-assisted out of --against",
+        )
+
+
+def check_lengths(names: Sequence[str], groups: Sequence[Group]) -> None:
+    """Refuse prompts of one group that ask for different lengths, which transformers does not give them.
+
+    Raises:
+        UsageError: there are such.
+    """
+    if names and any(len({request.params.max_new_tokens for request in group.requests}) > 1 for group in groups):
+        raise UsageError(
+            "transformers decodes a batch to one length, and prompts of one batch ask for several",
+            "use --batch-size 1, or leave `max_new_tokens` out of the prompts' rows",
+        )
+
+
+def load_peers(
+    names: Sequence[str],
+    recipe: Recipe,
+    stop_ids: Sequence[int],
+    trust_remote_code: bool,
+    progress: Callable[[str], None],
+) -> list[PeerArm]:
+    """Load the named engines with the recipe's models.
+
+    Raises:
+        RunError: a model that does not load.
+    """
+    from specdec_cli.lm.peers import load_peer
+
+    ends = tuple(recipe.sampling.stop_token_ids) + (() if recipe.sampling.ignore_eos else tuple(stop_ids))
+    arms = []
+    for name in names:
+        progress(f"loading {recipe.target.model} for {name}")
+        is_assisted = name == "transformers-assisted"
+        peer = load_peer(
+            recipe.target.model,
+            recipe.draft.model if is_assisted else None,
+            revision=recipe.target.revision,
+            dtype=recipe.target.dtype,
+            device=recipe.target.device,
+            assistant_revision=recipe.draft.revision,
+            assistant_dtype=recipe.draft.dtype,
+            assistant_device=recipe.draft.device,
+            num_assistant_tokens=recipe.speculation.num_speculative_tokens,
+            trust_remote_code=trust_remote_code,
+        )
+        arms.append(PeerArm(name, peer, ends))
+    return arms
+
+
+@dataclass(frozen=True, slots=True)
+class PeerArm:
+    """Another engine; it is not asked to stop within a group.
+
+    Args:
+        name: as `--against` has it.
+        peer: decodes.
+        stop_ids: tokens that end an output.
+    """
+
+    name: str
+    peer: TransformersPeer
+    stop_ids: tuple[int, ...]
+
+    def decode(self, group: Group, repeat: int, stopped: Callable[[], bool]) -> Pass | None:
+        """Decode a group; None when it should not begin."""
+        from specdec_cli.measure.bench import Pass
+
+        if stopped():
+            return None
+        lengths = {request.params.max_new_tokens for request in group.requests}
+        assert len(lengths) == 1, "transformers decodes a group to one length"
+        run = self.peer.generate([request.token_ids for request in group.requests], lengths.pop(), self.stop_ids)
+        num_first = sum(min(run.num_first, len(tokens)) for tokens in run.token_ids)
+        num = sum(map(len, run.token_ids))
+        decode = run.total_seconds - run.first_seconds
+        rate = (num - num_first) / decode if num > num_first and decode > 0 else None
+        timing = Timing(run.first_seconds, decode, run.total_seconds, rate)
+        return Pass(group, repeat, tuple(map(tuple, run.token_ids)), timing, num_first)

@@ -1,0 +1,341 @@
+"""The benchmark: one engine with its draft and without, other engines beside it, taking turns prompt by prompt.
+
+The arms' order is turned round with every group and every repeat (A B, B A, …), so that a machine that drifts does it
+to all of them. Warm-up is thrown away, prompts are tokenised before, and nothing is drawn while a clock runs: `run`
+yields between the passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from specdec_cli.engine.outputs import Timing
+from specdec_cli.events import Event, Noticed, SpeculativeCounts, Stepped
+from specdec_cli.measure import arms
+from specdec_cli.measure.arms import Request
+from specdec_cli.measure.meter import Meter
+from specdec_cli.measure.stats import Interval, bootstrap_median, paired
+from specdec_cli.measure.workload import Workload, task_of
+
+if TYPE_CHECKING:
+    from specdec_cli.engine.engine import Engine
+
+_NUM_WARM_UP_TOKENS = 16
+Kind = str  # `decode` or `latency`
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Requests that are decoded together, all of one task."""
+
+    place: int
+    task: str
+    requests: tuple[Request, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """A group, decoded once in one arm.
+
+    Args:
+        group: which.
+        repeat: counts from 0.
+        token_ids: each request's output.
+        timing: the group as one.
+        num_first_tokens: tokens that were there when the decode clock began.
+        events: what an engine of ours said; empty for others.
+    """
+
+    group: Group
+    repeat: int
+    token_ids: tuple[tuple[int, ...], ...]
+    timing: Timing
+    num_first_tokens: int
+    events: tuple[Event, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all outputs."""
+        return sum(map(len, self.token_ids))
+
+    def seconds_per_token(self, kind: Kind) -> float | None:
+        """Seconds of a decoded token, or of a token from the request's arrival on; None where there was none."""
+        if kind == "decode":
+            num, seconds = self.num_tokens - self.num_first_tokens, self.timing.decode_s
+        else:
+            num, seconds = self.num_tokens, self.timing.total_s
+        return seconds / num if seconds and num > 0 else None
+
+
+class Arm(Protocol):
+    """One way of decoding groups."""
+
+    @property
+    def name(self) -> str:
+        """What a person calls it."""
+        ...
+
+    def decode(self, group: Group, repeat: int, stopped: Callable[[], bool]) -> Pass | None:
+        """Decode a group; None when it was stopped before the end."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineArm:
+    """Our engine at a k of its own; 0 is plain decoding."""
+
+    name: str
+    engine: Engine
+    num_speculative_tokens: int
+
+    def decode(self, group: Group, repeat: int, stopped: Callable[[], bool]) -> Pass | None:
+        """Decode a group; None when it was stopped before the end."""
+        arm = arms.Arm(self.name, self.num_speculative_tokens)
+        events: list[Event] = []
+        arms.decode(self.engine, arm, group.requests, lambda _, event: events.append(event), stopped)
+        outputs = arm.outputs()
+        if any(output.finish_reason in (None, "abort") for output in outputs):
+            return None
+        tokens = tuple(tuple(output.token_ids) for output in outputs)
+        return Pass(group, repeat, tokens, arm.passes[0].timing(), len(outputs), tuple(events))
+
+
+@dataclass(slots=True)
+class Track:
+    """An arm's passes, and what follows from them.
+
+    Args:
+        name: the arm's.
+        passes: whole ones only.
+        meters: counts of its steps by task.
+    """
+
+    name: str
+    passes: list[Pass] = field(default_factory=list)
+    meters: dict[str, Meter] = field(default_factory=dict)
+    meter: Meter = field(default_factory=Meter)
+    num_steps: int = 0
+
+    def add(self, one: Pass) -> None:
+        """Take a pass."""
+        self.passes.append(one)
+        meter = self.meters.setdefault(one.group.task, Meter())
+        for event in one.events:
+            self.meter.observe(event)
+            meter.observe(event)
+            if isinstance(event, Stepped) and not all(emitted.from_prefill for emitted in event.emitted):
+                self.num_steps += 1
+
+    def timing(self, task: str | None = None) -> Timing:
+        """All passes as one: the median time to a first token, other seconds added up."""
+        passes = [one for one in self.passes if task in (None, one.group.task)]
+        firsts = [one.timing.ttft_s for one in passes if one.timing.ttft_s is not None]
+        if not firsts:
+            return Timing()
+        decode = sum(one.timing.decode_s or 0.0 for one in passes)
+        num = sum(one.num_tokens - one.num_first_tokens for one in passes)
+        rate = num / decode if num and decode > 0 else None
+        return Timing(float(np.median(firsts)), decode, sum(one.timing.total_s or 0.0 for one in passes), rate)
+
+    def counts(self, task: str | None = None) -> SpeculativeCounts:
+        """Counts of its steps."""
+        return self.meter.counts if task is None else self.meters[task].counts
+
+    def seconds_per_token(self, kind: Kind) -> dict[tuple[int, int], float]:
+        """By (group, repeat)."""
+        found = {(one.group.place, one.repeat): one.seconds_per_token(kind) for one in self.passes}
+        return {key: seconds for key, seconds in found.items() if seconds is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How it is measured.
+
+    Args:
+        num_speculative_tokens: k of the arm with the draft.
+        batch_size: requests of one task that are decoded together.
+        repeats: how often every arm decodes every group.
+    """
+
+    num_speculative_tokens: int
+    batch_size: int = 1
+    repeats: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Between two passes: how many are done, and which arm comes next."""
+
+    done: int
+    total: int
+    arm: str
+
+
+@dataclass(slots=True)
+class Bench:
+    """A benchmark, before, while and after it runs.
+
+    Args:
+        engine: the loaded pair, idle.
+        workload: what is decoded.
+        plan: how it is measured.
+        others: further plain arms.
+    """
+
+    engine: Engine
+    workload: Workload
+    plan: Plan
+    others: Sequence[Arm] = ()
+    draft: Track = field(default_factory=lambda: Track("with the draft"))
+    plain: Track = field(default_factory=lambda: Track("without a draft"))
+    against: dict[str, Track] = field(default_factory=dict)
+    notices: list[str] = field(default_factory=list)
+
+    def run(self, stopped: Callable[[], bool] = lambda: False) -> Iterator[Progress]:
+        """Warm up, then measure; yields before every pass, where whoever draws may draw.
+
+        Args:
+            stopped: asked between steps and passes; what is whole by then is kept.
+        """
+        self.against = {other.name: Track(other.name) for other in self.others}
+        k = self.plan.num_speculative_tokens
+        ours = (EngineArm(self.draft.name, self.engine, k), EngineArm(self.plain.name, self.engine, 0))
+        tracks: list[tuple[Arm, Track]] = [(ours[0], self.draft), (ours[1], self.plain)]
+        tracks += [(other, self.against[other.name]) for other in self.others]
+        groups = self.groups()
+        total = len(groups) * self.plan.repeats * len(tracks)
+        for arm, _ in tracks:
+            yield Progress(0, total, f"warming up {arm.name}")
+            arm.decode(_short(groups[0]), 0, stopped)
+        done = 0
+        for repeat in range(self.plan.repeats):
+            for group in groups:
+                for arm, track in tracks if (group.place + repeat) % 2 == 0 else reversed(tracks):
+                    yield Progress(done, total, arm.name)
+                    one = None if stopped() else arm.decode(group, repeat, stopped)
+                    if one is None:
+                        return
+                    track.add(one)
+                    self._note(one)
+                    done += 1
+        yield Progress(done, total, "")
+
+    def groups(self) -> list[Group]:
+        """The workload in groups of one task each, the tasks taking turns."""
+        by_task: dict[str, list[Request]] = {}
+        for request in self.workload.requests:
+            by_task.setdefault(task_of(request.row), []).append(request)
+        size = self.plan.batch_size
+        cut = {task: [tuple(r[i : i + size]) for i in range(0, len(r), size)] for task, r in by_task.items()}
+        turns = max(map(len, cut.values()))
+        ordered = [(task, found[turn]) for turn in range(turns) for task, found in cut.items() if turn < len(found)]
+        return [Group(place, task, requests) for place, (task, requests) in enumerate(ordered)]
+
+    def tasks(self) -> list[str]:
+        """Tasks that both of our arms decoded; none where no prompt names one."""
+        if not self.workload.tasks:
+            return []
+        decoded = {one.group.task for one in self.draft.passes} & {one.group.task for one in self.plain.passes}
+        return [task for task in self.workload.tasks if task in decoded]
+
+    def speedup(self, kind: Kind, task: str | None = None, against: Track | None = None) -> Interval | None:
+        """How much faster the draft makes it: a pair is a group, each arm at the median of its repeats.
+
+        Args:
+            kind: `decode` (after the first token) or `latency` (from arrival to the end).
+            task: only this one's groups.
+            against: another arm than our own without a draft.
+        """
+        fast, slow = self.draft.seconds_per_token(kind), (against or self.plain).seconds_per_token(kind)
+        places = {one.group.place for one in self.draft.passes if task in (None, one.group.task)}
+        both = [key for key in fast if key in slow and key[0] in places]
+        groups = sorted({place for place, _ in both})
+        if len(groups) < 2:
+            ratios = np.array([slow[key] / fast[key] for key in both])
+            return bootstrap_median(ratios) if len(ratios) else None
+        speeds = [
+            np.array([1 / np.median([seconds[key] for key in both if key[0] == place]) for place in groups])
+            for seconds in (fast, slow)
+        ]
+        return paired(speeds[0], speeds[1]).ratio
+
+    @property
+    def tokens_per_step(self) -> float | None:
+        """Tokens that one sequence got from one step with the draft."""
+        counts = self.draft.counts()
+        return counts.num_emitted_tokens / counts.num_steps if counts.num_steps else None
+
+    @property
+    def efficiency(self) -> float | None:
+        """Speed-up over tokens per step: how much of what the draft gives the engine keeps."""
+        speedup, per_step = self.speedup("decode"), self.tokens_per_step
+        return speedup.median / per_step if speedup and per_step else None
+
+    def differences(self, against: Track | None = None) -> Differences:
+        """Every output with the draft against the same request's output without."""
+        slow = {(one.group.place, one.repeat): one for one in (against or self.plain).passes}
+        found = Differences()
+        for one in self.draft.passes:
+            other = slow.get((one.group.place, one.repeat))
+            if other is not None:
+                for request, got, want in zip(one.group.requests, one.token_ids, other.token_ids, strict=True):
+                    found.add(request.row.index, got, want)
+        return found
+
+    def _note(self, one: Pass) -> None:
+        for event in one.events:
+            if isinstance(event, Noticed) and event.message not in self.notices:
+                self.notices.append(event.message)
+
+
+@dataclass(slots=True)
+class Differences:
+    """Outputs compared token by token.
+
+    Args:
+        num_tokens: that were compared.
+        num_outputs: that differ.
+        first: (row, position in the output) of the first difference.
+    """
+
+    num_tokens: int = 0
+    num_outputs: int = 0
+    first: tuple[int, int] | None = None
+
+    def add(self, row: int, got: Sequence[int], want: Sequence[int]) -> None:
+        """Compare one output."""
+        self.num_tokens += len(want)
+        if got != want:
+            self.num_outputs += 1
+            same = next((i for i, pair in enumerate(zip(got, want, strict=False)) if pair[0] != pair[1]), None)
+            self.first = self.first or (row, min(len(got), len(want)) if same is None else same)
+
+    def as_dict(self) -> Mapping[str, Any]:
+        """The JSON form, without what was promised."""
+        first = None if self.first is None else {"index": self.first[0], "position": self.first[1]}
+        is_empty = self.num_tokens == 0
+        return {
+            "checked_tokens": None if is_empty else self.num_tokens,
+            "mismatches": None if is_empty else self.num_outputs,
+            "first_divergence": first,
+        }
+
+
+def _short(group: Group) -> Group:
+    """The group with few new tokens, to warm an arm up with."""
+    short = [
+        replace(
+            request,
+            params=replace(
+                request.params,
+                max_new_tokens=min(_NUM_WARM_UP_TOKENS, request.params.max_new_tokens),
+                min_tokens=min(_NUM_WARM_UP_TOKENS, request.params.min_tokens),
+            ),
+        )
+        for request in group.requests
+    ]
+    return replace(group, requests=tuple(short))

@@ -1,0 +1,290 @@
+"""The document of `bench`, `specdec.bench/1`, and what a person sees of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from specdec_cli.report.generate import Promise
+from specdec_cli.report.generate import json_schema as generate_schema
+from specdec_cli.report.page import grid
+from specdec_cli.report.table import NOTHING, number, percent
+
+if TYPE_CHECKING:
+    from specdec_cli.engine.outputs import Timing
+    from specdec_cli.measure.bench import Bench, Progress, Track
+    from specdec_cli.measure.stats import Interval
+
+SCHEMA = "specdec.bench/1"
+_SECONDS_BETWEEN_DRAWS = 0.25
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of the whole document; statistics and timing are `generate`'s."""
+    text = files("specdec_cli.report").joinpath("schemas", "bench.json").read_text(encoding="utf-8")
+    schema: dict[str, Any] = json.loads(text)
+    schema["$defs"] = generate_schema()["$defs"] | schema["$defs"]
+    return schema
+
+
+def bench_body(
+    bench: Bench,
+    promise: Promise,
+    tokens_must_agree: bool,
+    machine: Mapping[str, Any],
+    roofline: Mapping[str, Any] | None,
+    versions: Mapping[str, str],
+    interrupted: bool,
+) -> dict[str, Any]:
+    """What stands in the document after the fields that every document has; `gates` is empty until they are judged.
+
+    Args:
+        bench: after its run.
+        promise: of the verification mode.
+        tokens_must_agree: whether both arms' tokens are compared.
+        machine: its load before and after.
+        roofline: None where the target's sizes are not known.
+        versions: of the other engines.
+        interrupted: whether it was ended early.
+    """
+    from specdec_cli.measure.verdict import costs_of, sentences
+
+    costs = costs_of(bench)
+    differences = bench.differences().as_dict() if tokens_must_agree else _UNCHECKED
+    tracks = [bench.draft, bench.plain, *bench.against.values()]
+    notices = [*([bench.workload.notice] if bench.workload.notice else []), *bench.notices]
+    return {
+        "workload": bench.workload.as_dict(),
+        "plan": {
+            "batch_size": bench.plan.batch_size,
+            "repeats": bench.plan.repeats,
+            "order": "A B B A",
+            "passes": sum(len(track.passes) for track in tracks),
+            "interrupted": interrupted,
+        },
+        "machine": dict(machine),
+        "plain": _totals(bench.plain),
+        "draft": _totals(bench.draft),
+        "against": {
+            name: {
+                "version": versions[name],
+                "timing": track.timing().as_dict(),
+                "speedup": _speedup(bench, against=track),
+                "equal": bench.differences(track).as_dict(),
+            }
+            for name, track in bench.against.items()
+        },
+        "speedup": _speedup(bench),
+        "tokens_per_step": bench.tokens_per_step,
+        "efficiency": bench.efficiency,
+        "costs": None if costs is None else costs.as_dict(),
+        "roofline": None if roofline is None else dict(roofline),
+        "by_task": {
+            task: {
+                "num_prompts": bench.workload.tasks[task],
+                "plain": _totals(bench.plain, task),
+                "draft": _totals(bench.draft, task),
+                "speedup": _speedup(bench, task),
+            }
+            for task in bench.tasks()
+        },
+        "lossless": {"promised": promise.is_lossless, "verify": promise.verify, **differences},
+        "findings": sentences(bench),
+        "notices": notices,
+        "gates": [],
+    }
+
+
+_UNCHECKED: Mapping[str, Any] = {"checked_tokens": None, "mismatches": None, "first_divergence": None}
+_NO_INTERVAL: Mapping[str, Any] = {"median": None, "ci95": None, "pairs": 0}
+
+
+def _totals(track: Track, task: str | None = None) -> dict[str, Any]:
+    return {"timing": track.timing(task).as_dict(), "speculative": track.counts(task).as_dict()}
+
+
+def _speedup(bench: Bench, task: str | None = None, against: Track | None = None) -> dict[str, Any]:
+    found = {kind: bench.speedup(kind, task, against) for kind in ("decode", "latency")}
+    return {kind: dict(_NO_INTERVAL) if one is None else one.as_dict() for kind, one in found.items()}
+
+
+class BenchView:
+    """The live table on a terminal; drawn between passes alone, at most four times a second.
+
+    Args:
+        console: standard error.
+        is_live: whether it may be drawn.
+    """
+
+    def __init__(self, console: Console, is_live: bool) -> None:
+        live = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False)
+        self._live = live if is_live else None
+        self._last = 0.0
+
+    def __enter__(self) -> BenchView:
+        """Open the live area."""
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
+        if self._live is not None:
+            self._live.stop()
+
+    def show(self, bench: Bench, progress: Progress) -> None:
+        """Draw, if the last time is long enough ago."""
+        now = perf_counter()
+        if self._live is None or now < self._last + _SECONDS_BETWEEN_DRAWS:
+            return
+        line = f"{progress.done} of {progress.total} passes; next: {progress.arm}"
+        self._live.update(Group(arms_table(bench), Text(line, style="dim")), refresh=True)
+        self._last = now
+
+
+def print_bench(console: Console, bench: Bench, body: Mapping[str, Any]) -> None:
+    """Print the report."""
+    console.print(arms_table(bench))
+    if bench.tasks():
+        console.print(tasks_table(bench))
+    for line in (_roofline_words(body["roofline"]), lossless_words(body["lossless"])):
+        if line:
+            console.print(Text(line), soft_wrap=True)
+    for notice in [*([body["machine"]["busy"]] if body["machine"]["busy"] else []), *body["notices"]]:
+        console.print(Text(f"note: {notice}", style="yellow"), soft_wrap=True)
+    for gate in body["gates"]:
+        style = "green" if gate["passed"] else "bold red"
+        word = "passed" if gate["passed"] else "FAILED"
+        console.print(Text(f"gate {word}: fail if {gate['expression']}: {gate['reason']}", style=style), soft_wrap=True)
+    for place, sentence in enumerate(body["findings"]):
+        console.print(Text(sentence, style="bold" if place == 0 else ""), soft_wrap=True)
+
+
+def arm_rows(bench: Bench) -> list[list[str]]:
+    """The arms as cells: name, tokens/s, first token, acceptance rate and length, time shares, the draft's speed-up."""
+    rows = [
+        _arm_row(bench.plain, bench.speedup("decode"), bench.speedup("latency")),
+        _arm_row(bench.draft, None, None),
+    ]
+    rows += [
+        _arm_row(track, bench.speedup("decode", against=track), bench.speedup("latency", against=track))
+        for track in bench.against.values()
+    ]
+    return rows
+
+
+ARM_HEADS = (
+    "arm",
+    "tokens/s",
+    "first token",
+    "accepted",
+    "length",
+    "draft/verify/rest",
+    "speed-up over it",
+    "end to end",
+)
+
+
+def _arm_row(track: Track, decode: Interval | None, latency: Interval | None) -> list[str]:
+    timing: Timing = track.timing()
+    counts, shares = track.counts(), track.meter.shares
+    return [
+        track.name,
+        number(timing.decode_tokens_per_second, 1),
+        NOTHING if timing.ttft_s is None else f"{1000 * timing.ttft_s:.1f} ms",
+        percent(counts.acceptance_rate),
+        number(counts.acceptance_length),
+        NOTHING
+        if shares is None
+        else f"{100 * shares.draft:.0f}/{100 * shares.verify:.0f}/{100 * shares.overhead:.0f} %",
+        interval_words(decode),
+        interval_words(latency),
+    ]
+
+
+def interval_words(interval: Interval | None) -> str:
+    """`1.42× (1.31–1.55)`, or a dash."""
+    if interval is None:
+        return NOTHING
+    ends = "" if interval.ci95 is None else f" ({interval.ci95[0]:.2f}–{interval.ci95[1]:.2f})"
+    return f"{interval.median:.2f}×{ends}"
+
+
+TASK_HEADS = ("task", "prompts", "tokens/s without", "with the draft", "accepted", "length", "speed-up (95 %)")
+
+
+def task_rows(bench: Bench) -> list[list[str]]:
+    """The tasks as cells."""
+    rows = []
+    for task in bench.tasks():
+        counts = bench.draft.counts(task)
+        rows.append(
+            [
+                task,
+                str(bench.workload.tasks[task]),
+                number(bench.plain.timing(task).decode_tokens_per_second, 1),
+                number(bench.draft.timing(task).decode_tokens_per_second, 1),
+                percent(counts.acceptance_rate),
+                number(counts.acceptance_length),
+                interval_words(bench.speedup("decode", task)),
+            ]
+        )
+    return rows
+
+
+def arms_table(bench: Bench) -> RenderableType:
+    """The arms."""
+    return _table(ARM_HEADS, arm_rows(bench))
+
+
+def tasks_table(bench: Bench) -> RenderableType:
+    """The tasks."""
+    return _table(TASK_HEADS, task_rows(bench))
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    table = grid(*heads)
+    table.columns[0].no_wrap = True
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    return table
+
+
+def _roofline_words(roofline: Mapping[str, Any] | None) -> str | None:
+    if roofline is None:
+        return None
+    parts = []
+    for name, key in (("a plain step", "plain"), ("verification", "verify")):
+        roof = roofline[key]
+        if roof is not None and roof["fraction"] is not None:
+            parts.append(
+                f"{name} moves {roof['bytes_per_step'] / 1e6:.1f} MB for {roof['tokens_per_step']:.1f} tokens "
+                f"({roof['flops_per_byte']:.1f} flops per byte, {roof['bound']}-bound) and reaches "
+                f"{percent(roof['fraction'])} of the roofline"
+            )
+    bandwidth, size = roofline["bandwidth_bytes_per_second"] / 1e9, roofline["bandwidth_measured_over_bytes"] / 1e6
+    head = f"Roofline (this machine reads {size:.0f} MB at {bandwidth:.1f} GB/s)"
+    return f"{head}: {'; '.join(parts)}." if parts else None
+
+
+def lossless_words(lossless: Mapping[str, Any]) -> str:
+    """What became of the tokens' comparison."""
+    if not lossless["promised"]:
+        return f"Lossless: no (--verify {lossless['verify']} is not the target's distribution)."
+    if lossless["checked_tokens"] is None:
+        return "Lossless: promised in distribution; tokens were not compared."
+    if not lossless["mismatches"]:
+        return f"Lossless: all {lossless['checked_tokens']} tokens are those of the target alone."
+    first = lossless["first_divergence"]
+    return (
+        f"Lossless: {lossless['mismatches']} outputs DIFFER from the target's own, first in prompt "
+        f"{first['index'] + 1} at token {first['position'] + 1}; `specdec audit` says whether it is a near-tie."
+    )

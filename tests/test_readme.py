@@ -1,0 +1,257 @@
+"""The README says what is there: its commands parse, its example runs, its tree exists, its numbers are measured."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer
+
+from specdec_cli.cli import main
+from specdec_cli.errors import ExitCode
+from specdec_cli.recipe import shipped
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BUILTIN = ROOT / "specdec_cli" / "builtin" / "target"
+
+# The shared options of the interface contract that are built; `--tree`, `--compile`, structured output are not.
+SHARED = shlex.split("""
+--recipe --set --json --output --quiet --target --draft --num-speculative-tokens --depth-policy --p-min --verify
+--dtype --quantize --device --draft-device --draft-dtype --draft-quantize --tensor-parallel-size
+--draft-tensor-parallel-size --seed --max-new-tokens --temperature --top-k --top-p --min-p --repetition-penalty
+--presence-penalty --frequency-penalty --logit-bias --stop --stop-token-id --ignore-eos --min-tokens --logprobs
+--disable-by-batch-size --trust-remote-code
+""")
+SHORT = {
+    "-r": "--recipe",
+    "-t": "--target",
+    "-d": "--draft",
+    "-k": "--num-speculative-tokens",
+    "-n": "--max-new-tokens",
+}
+ALIASES = shlex.split("""
+--model --speculative-model --speculative-draft-tensor-parallel-size --speculative-disable-by-batch-size --max-num-seqs
+--max-model-len --gpu-memory-utilization
+""")
+# What has no meaning for a command that decodes: an audit looks at tokens and at batch sizes of its own.
+LEFT_OUT = {"generate": set(), "audit": {"--logprobs", "--disable-by-batch-size"}, "bench": {"--logprobs"}}
+NOT_DECODING = {"recipe", "doctor"}
+
+
+def fenced(language: str) -> list[str]:
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    return [text for name, text in blocks if name == language]
+
+
+def command_lines() -> list[str]:
+    lines = [line for block in fenced("console") for line in block.splitlines()]
+    return [line.removeprefix("$ ") for line in lines if line.startswith("$ specdec")]
+
+
+def program():
+    return typer.main.get_command(main._app())
+
+
+def parse(command, name: str, words: list[str], parent=None):
+    """Parse a command line as far down as commands go, without running it; the last context."""
+    context = command.make_context(name, list(words), parent=parent)
+    if not hasattr(command, "commands"):
+        return context
+    rest = [*context._protected_args, *context.args]
+    found = command.commands.get(rest[0])
+    assert found is not None, f"there is no command `{rest[0]}`"
+    return parse(found, rest[0], rest[1:], context)
+
+
+def words_of(line: str) -> list[str]:
+    """A shell line's words, without its comment and what stands after a redirection or a pipe."""
+    words = shlex.split(line, comments=True)
+    ends = [i for i, word in enumerate(words) if word in (">", "|", "2>", "<")]
+    return words[1 : min(ends, default=len(words))]
+
+
+def test_there_are_commands_to_read():
+    assert len(command_lines()) >= 8
+
+
+@pytest.mark.parametrize("line", command_lines())
+def test_a_command_line_parses(line: str):
+    context = parse(program(), "specdec", words_of(line))
+    recipe = context.params.get("shared_recipe")
+    assert recipe is None or recipe in [found.name for found in shipped.list_recipes()]
+
+
+def test_a_line_with_an_unknown_option_does_not_parse():
+    with pytest.raises(main._UsageProblem):
+        parse(program(), "specdec", words_of("specdec generate --no-such-option x  # comment"))
+
+
+def test_every_command_is_shown_and_every_shown_one_exists():
+    shown = {words_of(line)[0] for line in command_lines()}
+    assert shown == set(program().commands)
+
+
+def test_every_exit_code_is_named():
+    sentence = re.search(r"Exit codes: (.*?)\.\s", README, re.DOTALL)
+    assert sentence
+    assert {int(code) for code in re.findall(r"\b\d+\b", sentence[1])} == set(ExitCode)
+
+
+def test_the_shared_options_of_every_decoding_command_are_looked_at():
+    assert set(LEFT_OUT) == set(program().commands) - NOT_DECODING
+
+
+def options_in_help(command: str, capsys) -> set[str]:
+    assert main.run([command, "--help"]) == 0
+    return set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", capsys.readouterr().out))
+
+
+@pytest.mark.parametrize("command", sorted(LEFT_OUT))
+def test_help_lists_the_shared_options(command: str, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    listed = options_in_help(command, capsys)
+    wanted = set(SHARED) - LEFT_OUT[command] | set(SHORT) | (set(ALIASES) if command == "generate" else set())
+    assert wanted <= listed
+    assert not LEFT_OUT[command] & listed
+    assert not {"--tree", "--compile", "--json-schema", "--regex", "--choice"} & listed, "not built: absent, no stub"
+    assert not re.findall(r"\blater\b", README, re.IGNORECASE), "the README tells what is there"
+
+
+@pytest.mark.parametrize("command", sorted(LEFT_OUT))
+def test_help_names_every_option_of_the_command(command: str, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    own = {name for option in program().commands[command].params for name in option.opts if name.startswith("-")}
+    assert own <= options_in_help(command, capsys)
+
+
+@pytest.mark.skipif(not BUILTIN.is_dir(), reason="the built-in pair's weights are not here")
+@pytest.mark.parametrize("example", fenced("python"), ids=lambda text: text.split("\n")[0])
+def test_a_python_example_runs(example: str, capsys):
+    exec(compile(example, "README.md", "exec"), {"__name__": "example"})
+    out = capsys.readouterr().out
+    assert "Traceback" not in out
+    assert re.search(r"\d\.\d", out), "it prints an acceptance rate"
+
+
+def tree() -> list[tuple[str, str]]:
+    """What the README's tree names: path from the root, and the words beside it."""
+    block = next(block for block in fenced("") if block.startswith("specdec_cli/"))
+    named, folder = [], ""
+    for line in block.splitlines():
+        if line.startswith(" "):
+            names, _, words = line.strip().partition("  ")
+            named += [(f"{folder}/{name}", words.strip()) for name in names.split(", ")]
+        else:
+            name, _, words = line.partition(" ")
+            folder = name.rstrip("/")
+            named.append((folder, words.strip()))
+    return named
+
+
+def test_the_tree_names_what_is_there():
+    named = [path.rstrip("/") for path, _ in tree()]
+    may_be_absent = {"specdec_cli/builtin"}  # its weights may not be trained yet
+    missing = [path for path in named if not (ROOT / path).exists() and path not in may_be_absent]
+    assert not missing
+    for path, words in tree():
+        if path.endswith("/") and path != "specdec_cli/":
+            assert words, f"`{path}` has words beside it"
+
+
+def test_every_room_is_in_the_tree():
+    rooms = {path.name for path in (ROOT / "specdec_cli").iterdir() if path.is_dir() and any(path.glob("*.py"))}
+    assert rooms <= {Path(path).name for path, _ in tree()}
+    tops = {"recipes", "tests", "benchmarks", "scripts"}
+    assert tops <= {path for path, _ in tree()}
+
+
+def test_every_link_to_a_file_leads_somewhere():
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", README) if "://" not in link]
+    assert links
+    assert [link for link in links if not (ROOT / link.split("#")[0]).exists()] == []
+
+
+def tables_script():
+    spec = importlib.util.spec_from_file_location("readme_tables", ROOT / "scripts" / "readme_tables.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_tables_are_what_the_results_say(capsys):
+    assert "<!-- table:builtin -->" in README
+    assert tables_script().main(["--check"]) == 0, capsys.readouterr().err
+
+
+MACHINE = {
+    "cpu": "A CPU",
+    "cores": 2,
+    "threads": 1,
+    "load_average_1m": 0.25,
+    "commit": "abc1234",
+    "measured": "2026-01-02T03",
+}
+ROW = {
+    "k": 4,
+    "acceptance_rate": 0.71239,
+    "acceptance_length": 3.8,
+    "speedup_decode": {"median": 1.6789, "ci95": [1.5, 1.9], "pairs": 12},
+    "plain_tokens_per_second": 101.25,
+    "prompts_with_other_tokens": 0,
+}
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    found = {"prompts": 12, "max_new_tokens": 128, "rows": [ROW]}
+    document = {"machine": MACHINE, "load_average_after_1m": 1.5, "results": found}
+    (tmp_path / "builtin_pair.json").write_text(json.dumps(document))
+    return tmp_path
+
+
+def test_a_table_is_written_from_its_result(results: Path):
+    text = tables_script().filled("a\n<!-- table:builtin -->\nold\n<!-- /table -->\nb\n", results)
+    assert text == (
+        "a\n<!-- table:builtin -->\n"
+        "12 story prompts, one at a time, greedy, 128 tokens each; the tokens are the same with and without the draft. "
+        "A CPU, 1 of 2 cores, load 0.2 before and 1.5 after, commit abc1234, 2026-01-02.\n\n"
+        "| k | acceptance rate | acceptance length | tokens/s without draft | speed-up [95 % interval] |\n"
+        "| --- | ---: | ---: | ---: | ---: |\n"
+        "| 4 | 0.712 | 3.80 | 101.2 | 1.68 [1.50, 1.90] |\n"
+        "<!-- /table -->\nb\n"
+    )
+
+
+def test_other_tokens_are_not_hidden(results: Path):
+    document = json.loads((results / "builtin_pair.json").read_text())
+    document["results"]["rows"].append(ROW | {"prompts_with_other_tokens": 3})
+    (results / "builtin_pair.json").write_text(json.dumps(document))
+    assert "3 prompts gave other tokens." in tables_script().table("builtin", results)
+
+
+def test_a_table_without_a_result_is_empty_and_an_unknown_one_is_refused(tmp_path: Path):
+    tables = tables_script()
+    assert tables.table("builtin", tmp_path) == ""
+    with pytest.raises(SystemExit, match="names table `other`"):
+        tables.filled("<!-- table:other -->\n<!-- /table -->", tmp_path)
+
+
+def test_an_outdated_readme_is_found_and_rewritten(results: Path, tmp_path: Path, monkeypatch, capsys):
+    tables = tables_script()
+    readme = tmp_path / "README.md"
+    readme.write_text("<!-- table:builtin -->\n| 9.99 |\n<!-- /table -->\n")
+    monkeypatch.setattr(tables, "README", readme)
+    monkeypatch.setattr(tables.filled, "__defaults__", (results,))
+    assert tables.main(["--check"]) == 1
+    assert "out of date" in capsys.readouterr().err
+    assert "9.99" in readme.read_text()
+    assert tables.main([]) == 0
+    assert "1.68 [1.50, 1.90]" in readme.read_text()
+    assert tables.main(["--check"]) == 0
