@@ -1,13 +1,13 @@
 """Acceptance length from a trace against what the engine counts: k = 1…8 under every rule (issue 3, "Must show" 3).
 
     python benchmarks/replay_against_reality.py [--target DIR] [--draft DIR] [--prompts FILE] [--tokens 96]
-        [--greedy-prompts 60] [--sampled-rounds 4] [--k-max 8]
+        [--greedy-prompts 60] [--sampled-rounds 6] [--counted-rounds 4] [--k-max 8]
 
 One trace at temperature 0 and one at temperature 1 give every k and rule. The engine then decodes the same prompts with
 the draft, for each k and rule. Greedy and gumbel text does not depend on chance: counts should agree but for near-ties.
 The other rules' texts differ from the trace's, so both sides carry sampling noise; each side's standard error (a
 bootstrap over prompts) is kept beside the difference. The trace is cheap: it covers the prompts `--sampled-rounds`
-times, each with noise of its own; the engine decodes them once for each k and rule.
+times, each with noise of its own; the engine decodes them `--counted-rounds` times for each k and rule.
 """
 
 from __future__ import annotations
@@ -94,7 +94,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--greedy-prompts", type=int, default=60)
     parser.add_argument("--sampled-prompts", type=int, default=200)
-    parser.add_argument("--sampled-rounds", type=int, default=4)
+    parser.add_argument("--sampled-rounds", type=int, default=6)
+    parser.add_argument("--counted-rounds", type=int, default=4, help="at most --sampled-rounds")
     parser.add_argument("--k-max", type=int, default=8)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--rules", default=",".join(("greedy", *SAMPLED)))
@@ -124,7 +125,7 @@ def main() -> None:
         for rule in rules:
             if rule in wanted:
                 # Gumbel's text is the trace's own, whatever k: few prompts are enough, and they must be the same.
-                few = requests[: options.greedy_prompts if rule == "gumbel" else num]
+                few = requests[: options.greedy_prompts if rule == "gumbel" else num * options.counted_rounds]
                 known = replay_subset(trace, len(few)) if rule == "gumbel" else trace
                 rows += compare(engine, known, few, rule, options.k_max)
     worst = max(rows, key=lambda row: abs(row["difference"]))

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from specdec_cli.cli.options import Shared, with_shared_options
-from specdec_cli.cli.output import colourful, deliver, envelope
+from specdec_cli.cli.output import colourful, deliver, envelope, machine_of
 from specdec_cli.cli.screen import open_screen, progress
 from specdec_cli.errors import UsageError
 from specdec_cli.measure.prompts import PromptRow, parse_prompts, read_prompt_file
@@ -197,7 +197,7 @@ class _Run:
             requests = self._requests(pair.engine) if pair is not None else []
             result = run_audit(pair, requests, plan, lambda at: say(f"{at.stage}: {at.done} of {at.total}"))
         if self.shared.json or self.shared.output is not None:
-            machine = _machine(pair) if pair is not None else {}
+            machine = machine_of(pair.engine) if pair is not None else {}
             document = envelope(SCHEMA, self.recipe.as_dict(), result.as_dict(), **machine)
             deliver(document, to_stdout=self.shared.json, path=self.shared.output, force=self.shared.force)
         self._show(result)
@@ -282,14 +282,3 @@ class _Run:
             params = replace(common, seed=seed, index=index, max_new_tokens=length)
             requests.append(Request(row, engine.encode(row.prompt), params))
         return requests
-
-
-def _machine(pair: Pair) -> dict[str, Any]:
-    """Where the models run and in which number format."""
-    target, draft = pair.engine.target, getattr(pair.engine.drafter, "lm", None)
-    device, draft_device = getattr(target, "device", None), getattr(draft, "device", None)
-    return {
-        "device": None if device is None else str(device),
-        "draft_device": None if draft_device is None else str(draft_device),
-        "dtype": pair.dtype,
-    }

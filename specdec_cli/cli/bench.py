@@ -12,7 +12,7 @@ import psutil
 import typer
 
 from specdec_cli.cli.options import GATE_OPTIONS, WORKLOAD_OPTIONS, Shared, with_shared_options
-from specdec_cli.cli.output import check_destination, colourful, deliver, envelope, write_file
+from specdec_cli.cli.output import check_destination, colourful, deliver, envelope, machine_of, write_file
 from specdec_cli.cli.screen import interruptible, open_screen, progress
 from specdec_cli.errors import ExitCode, UsageError
 from specdec_cli.measure.dataset import is_at_hand
@@ -256,7 +256,7 @@ class _Run:
             {peer.name: peer.peer.version for peer in peers},
             interrupted,
         )
-        document = envelope(SCHEMA, self.recipe.as_dict(), body, **_machine(engine))
+        document = envelope(SCHEMA, self.recipe.as_dict(), body, **machine_of(engine))
         self._judged = judge(parse_all(self.recipe.gates.fail_if), document)
         if self._baseline is not None:
             self._judged += against_baseline(document, self._baseline, self.recipe.gates.max_regression)
@@ -293,14 +293,3 @@ def _load_of(machine: Machine) -> dict[str, Any]:
         "num_cores": machine.num_cores,
         "busy": machine.busy,
     }
-
-
-def _machine(engine: Engine) -> dict[str, str | None]:
-    """Where the models run and in which number format."""
-    draft = getattr(engine.drafter, "lm", None)
-    found = {
-        "device": getattr(engine.target, "device", None),
-        "draft_device": getattr(draft, "device", None),
-        "dtype": getattr(engine.target, "dtype", None),
-    }
-    return {key: None if value is None else str(value).removeprefix("torch.") for key, value in found.items()}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specdec_cli.cli.options import Shared, with_shared_options
-from specdec_cli.cli.output import deliver, envelope
+from specdec_cli.cli.output import deliver, envelope, machine_of
 from specdec_cli.cli.prompts import given_prompts
 from specdec_cli.cli.screen import interruptible, open_screen, progress
 from specdec_cli.errors import ExitCode, UsageError
@@ -165,7 +165,7 @@ class _Run:
                 self.screen.say("interrupted: this is what there was", "yellow")
             if self.shared.json or self.shared.output is not None:
                 body = generate_body(arm, requests, promise, comparison)
-                document = envelope(SCHEMA, self.recipe.as_dict(), body, **_machine(engine))
+                document = envelope(SCHEMA, self.recipe.as_dict(), body, **machine_of(engine))
                 deliver(document, to_stdout=self.shared.json, path=self.shared.output, force=self.shared.force)
             return ExitCode.INTERRUPTED if stopped() else None
 
@@ -219,14 +219,3 @@ class _Run:
             else:
                 decode(engine, arm, requests, view.watch, stopped)
         return view
-
-
-def _machine(engine: Engine) -> dict[str, str | None]:
-    """Where the models run and in which number format."""
-    draft = getattr(engine.drafter, "lm", None)
-    found = {
-        "device": getattr(engine.target, "device", None),
-        "draft_device": getattr(draft, "device", None),
-        "dtype": getattr(engine.target, "dtype", None),
-    }
-    return {key: None if value is None else str(value).removeprefix("torch.") for key, value in found.items()}

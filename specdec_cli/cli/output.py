@@ -12,10 +12,13 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from specdec_cli import __version__
 from specdec_cli.errors import RunError, UsageError
+
+if TYPE_CHECKING:
+    from specdec_cli.engine.engine import Engine
 
 
 def colourful(stream: IO[str]) -> bool:
@@ -68,6 +71,17 @@ def envelope(
         "recipe": recipe,
     }
     return head | dict(body)
+
+
+def machine_of(engine: Engine) -> dict[str, str | None]:
+    """Where an engine's models run and in which number format, for `envelope`."""
+    draft = getattr(engine.drafter, "lm", None)
+    found = {
+        "device": getattr(engine.target, "device", None),
+        "draft_device": getattr(draft, "device", None),
+        "dtype": getattr(engine.target, "dtype", None),
+    }
+    return {key: None if value is None else str(value).removeprefix("torch.") for key, value in found.items()}
 
 
 def check_destination(path: Path | None, force: bool, flag: str = "--output") -> None:

@@ -11,7 +11,7 @@ from specdec_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from specdec_cli.lm.peers import TransformersPeer
-    from specdec_cli.measure.bench import Group, Pass
+    from specdec_cli.measure.passes import Group, Pass
     from specdec_cli.recipe.schema import Recipe
 
 OURS = "none"
@@ -130,7 +130,7 @@ class PeerArm:
 
     def decode(self, group: Group, repeat: int, stopped: Callable[[], bool]) -> Pass | None:
         """Decode a group; None when it should not begin."""
-        from specdec_cli.measure.bench import Pass
+        from specdec_cli.measure.passes import Pass
 
         if stopped():
             return None

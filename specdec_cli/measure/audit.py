@@ -252,20 +252,21 @@ class _Audit:
     def _table(self, deadline: _Deadline) -> None:
         num_cells = toy.NUM_TOKENS**NUM_JOINT_TOKENS
         num = full_power_draws(num_cells)
-        for i, mode in enumerate(self.plan.drawn_modes):
-            engine = toy.engine(mode, toy.NUM_SPECULATIVE_TOKENS, _TABLE_BATCH)
-            draws = Draws(engine, list(toy.PROMPT), toy.PARAMS)
-            until = _Deadline(None) if self.plan.full else deadline.part(len(self.plan.drawn_modes) - i)
-            self._draw(f"table model, {mode}", draws, num if self.plan.full else min(num, _MAX_TABLE_DRAWS), until)
-            name = f"table model, {mode}, k={toy.NUM_SPECULATIVE_TOKENS}"
+        cases = self._cases(toy.NUM_SPECULATIVE_TOKENS)
+        for i, (mode, k) in enumerate(cases):
+            draws = Draws(toy.engine(mode, k, _TABLE_BATCH), list(toy.PROMPT), toy.PARAMS)
+            until = _Deadline(None) if self.plan.full else deadline.part(len(cases) - i)
+            name = f"table model, {mode}, k={k}"
+            self._draw(name, draws, num if self.plan.full else min(num, _MAX_TABLE_DRAWS), until)
             self.result.distribution.append(check(name, draws, toy.joint(NUM_JOINT_TOKENS), toy.NUM_TOKENS))
 
     def _pair(self, deadline: _Deadline) -> None:
         assert self.pair is not None, "the pair's draws need the pair"
-        pair, k = self.pair, self.plan.num_speculative_tokens
+        pair = self.pair
         question = ask_pair(pair.engine, self.requests[0].token_ids, self.requests[0].params)
         num = full_power_draws(max(len(question.joint), 2))
-        for i, mode in enumerate(self.plan.drawn_modes):
+        cases = self._cases(self.plan.num_speculative_tokens)
+        for i, (mode, k) in enumerate(cases):
             options = replace(
                 pair.engine.options,
                 num_speculative_tokens=k,
@@ -274,9 +275,13 @@ class _Audit:
                 disable_by_batch_size=None,
             )
             draws = Draws(variant(pair.engine, pair.engine.drafter, options), question.prompt, question.params)
-            self._draw(f"{pair.draft}, {mode}", draws, num, deadline.part(len(self.plan.drawn_modes) - i))
             name = f"draft {pair.draft}, {mode}, k={k}"
+            self._draw(name, draws, num, deadline.part(len(cases) - i))
             self.result.distribution.append(check(name, draws, question.joint, question.num_choices))
+
+    def _cases(self, k: int) -> list[tuple[str, int]]:
+        """Each mode at k and at k = 1: prefill gives the first token, so a deep step's bonus token is never drawn."""
+        return [(mode, depth) for mode in self.plan.drawn_modes for depth in sorted({1, k})]
 
     def _draw(self, stage: str, draws: Draws, num: int, deadline: _Deadline) -> None:
         draws.run(num, lambda done: self.watch(Progress(stage, done, num)), deadline.is_over)

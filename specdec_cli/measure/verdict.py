@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from specdec_cli.measure.bench import Bench, Track
+from specdec_cli.measure.bench import Bench
+from specdec_cli.measure.passes import Track
 from specdec_cli.measure.roofline import Load, measure_speed, roofline
 from specdec_cli.measure.stats import Interval
 
@@ -176,6 +177,11 @@ def _why(costs: Costs) -> Iterator[str]:
         yield (
             f"The draft costs too much: if it were free, the speed-up would be {costs.speedup_with_free_draft:.2f}; "
             "a smaller draft, a smaller k or `--draft ngram` may pay."
+        )
+    elif costs.overhead_seconds_per_step > max(costs.draft_seconds_per_step, costs.verify_seconds_per_step):
+        yield (
+            "The largest part is neither the draft nor the target but what the engine does around them: a model this "
+            "small leaves a draft nothing to gain."
         )
     elif costs.breakeven_tokens_per_step < most:
         yield (

@@ -49,6 +49,12 @@ def _tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
+def _tasks(value: Any) -> Any:
+    if value == []:
+        raise PydanticCustomError("tasks", "must name a task, or be null for all of them")
+    return _tuple(value)
+
+
 def _stop_text(value: Any) -> Any:
     if value == "":
         raise PydanticCustomError("stop", "must not be empty: an empty text would end every output at once")
@@ -246,7 +252,7 @@ class Workload(Section):
 
     dataset: str = Field("builtin:mini", min_length=1)
     """Prompts: builtin:mini, builtin:stories, a preset (mt-bench, gsm8k, ...), a file, a folder or a hub id."""
-    tasks: Annotated[tuple[str, ...], Field(min_length=1), BeforeValidator(_tuple)] | None = None
+    tasks: Annotated[tuple[str, ...] | None, BeforeValidator(_tasks)] = None
     """Only these tasks (the rows' category) of the dataset."""
     num_prompts: int = Field(24, ge=1, le=2**31 - 1)
     """Most prompts, spread evenly over the tasks."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
-from specdec_cli.report.bench import ARM_HEADS, TASK_HEADS, arm_rows, lossless_words, task_rows
+from specdec_cli.report.bench import ARM_HEADS, LEGEND, TASK_HEADS, arm_rows, lossless_words, task_rows
 from specdec_cli.text.printable import printable
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ def markdown(bench: Bench, document: Mapping[str, Any]) -> str:
     lines += [f"{'**' if place == 0 else ''}{_cell(one)}{'**' if place == 0 else ''}" + "\n"
               for place, one in enumerate(document["findings"])]  # fmt: skip
     lines += _markdown_table(ARM_HEADS, arm_rows(bench))
+    lines += [LEGEND, ""]
     if bench.tasks():
         lines += _markdown_table(TASK_HEADS, task_rows(bench))
     lines += [lossless_words(document["lossless"]), ""]

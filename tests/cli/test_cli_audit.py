@@ -96,7 +96,7 @@ def test_verify_narrows_what_is_checked(models, capsys):
     assert audit(models, "--verify", "exact-match", "--json", "--quiet") == 0
     document = json.loads(capsys.readouterr().out)
     assert document["mode"] == "greedy,sampled"
-    assert [one["configuration"].split(", ")[1] for one in document["distribution"]] == ["exact-match"] * 2
+    assert [one["configuration"].split(", ")[1] for one in document["distribution"]] == ["exact-match"] * 4
 
 
 def test_sixteen_bits_pass_too(models, capsys):
@@ -116,7 +116,8 @@ def test_a_prompt_files_rows_are_used(models, capsys, tmp_path):
 def test_the_table_needs_no_model(capsys):
     assert run(["audit", "-t", "/nowhere", "--table", "--verify", "block", "--time-limit", "0", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert [one["configuration"] for one in document["distribution"]] == ["table model, block, k=3"]
+    configurations = [one["configuration"] for one in document["distribution"]]
+    assert configurations == ["table model, block, k=1", "table model, block, k=3"]
     assert document["distribution"][0]["draws"] == 500
 
 

@@ -39,5 +39,5 @@ def test_assisted(folders):
 
 
 def test_a_model_that_is_not_there(tmp_path):
-    with pytest.raises(RunError, match="no `config.json`|does not load|does not exist|no weights"):
+    with pytest.raises(RunError, match=r"no `config.json`|does not load|does not exist|no weights"):
         load_peer(str(tmp_path))

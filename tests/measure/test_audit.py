@@ -72,7 +72,7 @@ def test_a_clean_pair_passes_in_every_mode():
     assert document["mismatches"] == []
     assert document["checked"]["num_accepted_tokens"] > 0
     assert document["lossless"]["mismatches"] == 0
-    assert [one["p_value"] > 1e-6 for one in document["distribution"]] == [True] * 8
+    assert [one["p_value"] > 1e-6 for one in document["distribution"]] == [True] * 16
     assert {one["vocab"] for one in document["distribution"]} == {4}
     assert all(0 < one["detectable_shift"] < 1 for one in document["distribution"])
 
@@ -210,8 +210,13 @@ def test_a_cache_that_lags_behind_fails_on_the_pair_itself():
 
     result = run(pair(Stale(TableLM.random(V, seed=1), 0)), ("sampled",), drawn_modes=("block",))
     fine = {one.configuration: one.is_fine for one in result.distribution}
-    assert fine == {"table model, block, k=3": True, "draft table, block, k=4": False}
-    with pytest.raises(GateError, match="distribution of `draft table, block, k=4`"):
+    assert fine == {
+        "table model, block, k=1": True,
+        "table model, block, k=3": True,
+        "draft table, block, k=1": False,
+        "draft table, block, k=4": False,
+    }
+    with pytest.raises(GateError, match="distribution of `draft table, block, k=1`"):
         result.gate()
 
 
@@ -273,5 +278,8 @@ def test_a_draft_that_proposes_nothing_is_said():
 
 def test_the_table_alone_needs_no_pair():
     result = run(None, ("sampled",), [], drawn_modes=("rejection",))
-    assert [one.configuration for one in result.distribution] == ["table model, rejection, k=3"]
+    assert [one.configuration for one in result.distribution] == [
+        "table model, rejection, k=1",
+        "table model, rejection, k=3",
+    ]
     assert result.as_dict()["lossless"]["checked_tokens"] is None

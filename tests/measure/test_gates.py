@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 
 from specdec_cli.errors import ExitCode, GateError, UsageError
-from specdec_cli.measure.gates import against_baseline, check_paths, judge, other_recipe, raise_if_crossed, read_baseline
+from specdec_cli.measure.gates import (
+    against_baseline,
+    check_paths,
+    judge,
+    other_recipe,
+    raise_if_crossed,
+    read_baseline,
+)
 from specdec_cli.measure.stats import paired
 from specdec_cli.recipe.gate import parse_gate, parse_percentage
 from specdec_cli.report.bench import json_schema
@@ -29,7 +36,14 @@ def test_expressions():
     assert str(parse_gate("a.b == 3e2")) == "a.b == 300"
     for wrong in ("", "speedup.decode", "a = 1", "a < b", "a < nan", "a << 1", "< 1", "a < 1 2"):
         assert parse_gate(wrong) is None
-    assert [parse_percentage(text) for text in ("5%", "0 %", "2.5%", "5", "100%", "-1%")] == [0.05, 0.0, 0.025, None, None, None]
+    assert [parse_percentage(text) for text in ("5%", "0 %", "2.5%", "5", "100%", "-1%")] == [
+        0.05,
+        0.0,
+        0.025,
+        None,
+        None,
+        None,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -130,7 +144,11 @@ def test_a_baseline_must_be_one(tmp_path):
     path = tmp_path / "old.json"
     path.write_text(json.dumps(document()))
     assert read_baseline(str(path), "specdec.bench/1")["efficiency"] == 0.5
-    for text, said in (("{", "no JSON"), ('{"schema": "x"}', "no `specdec.bench/1`"), (json.dumps(document(1.0, None)), "no interval")):
+    for text, said in (
+        ("{", "no JSON"),
+        ('{"schema": "x"}', "no `specdec.bench/1`"),
+        (json.dumps(document(1.0, None)), "no interval"),
+    ):
         path.write_text(text)
         with pytest.raises(UsageError, match=said):
             read_baseline(str(path), "specdec.bench/1")

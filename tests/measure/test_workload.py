@@ -58,7 +58,7 @@ def test_unknown_names_are_refused():
         read_rows("builtin:mini", ["codes"], 5)
     with pytest.raises(UsageError, match="no built-in data set `builtin:maxi`"):
         read_rows("builtin:maxi", None, 5)
-    with pytest.raises(UsageError, match="no data set `nothing.jsonl`"):
+    with pytest.raises(UsageError, match=r"no data set `nothing\.jsonl`"):
         read_dataset("nothing.jsonl")
 
 
@@ -68,7 +68,10 @@ def test_prompt_files(tmp_path):
     assert [row.prompt for row in read_dataset(str(text))] == ["one", "two"]
     rows = tmp_path / "p.jsonl"
     rows.write_text('{"prompt": "a", "category": "x", "max_new_tokens": 3}\n{"turns": ["b", "c"]}\n')
-    assert [(r.prompt, r.category, r.max_new_tokens) for r in read_dataset(str(rows))] == [("a", "x", 3), ("b", None, None)]
+    assert [(r.prompt, r.category, r.max_new_tokens) for r in read_dataset(str(rows))] == [
+        ("a", "x", 3),
+        ("b", None, None),
+    ]
 
 
 def table_files(folder):
@@ -112,7 +115,7 @@ def test_wrong_columns_are_named(tmp_path):
     with pytest.raises(UsageError, match="is not understood"):
         read_dataset(f"{path}?colum=topic")
     path.write_text(json.dumps([{"prompt": "a"}, {"prompt": " "}]))
-    with pytest.raises(UsageError, match="row 2 of .* has an empty prompt"):
+    with pytest.raises(UsageError, match=r"row 2 of .* has an empty prompt"):
         read_dataset(str(path))
 
 
@@ -121,7 +124,9 @@ def test_a_hub_that_cannot_be_reached_is_one_clear_error(monkeypatch):
         raise ConnectionError("Couldn't reach 'openai/gsm8k' on the Hub\nmore")
 
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
-    with pytest.raises(RunError, match=r"`gsm8k` could not be read: Couldn't reach 'openai/gsm8k' on the Hub$") as caught:
+    with pytest.raises(
+        RunError, match=r"`gsm8k` could not be read: Couldn't reach 'openai/gsm8k' on the Hub$"
+    ) as caught:
         read_dataset("gsm8k")
     assert "PRESET:FILE" in caught.value.hint
 

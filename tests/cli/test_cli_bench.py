@@ -1,0 +1,280 @@
+"""`bench` as a person meets it: the report, the document and the other files, gates and their exit code, refusals."""
+
+import csv
+import json
+from xml.etree import ElementTree
+
+import jsonschema
+import pytest
+from tiny_engine import letter_tokenizer
+from tiny_models import make_tiny
+from toy_engine import TableLM, toy_engine
+
+from specdec_cli.cli.main import run
+from specdec_cli.engine import build
+from specdec_cli.report.bench import json_schema
+
+
+@pytest.fixture
+def loaded(monkeypatch):
+    """Engines that the command made, of toys; the real loader is not called."""
+    engines = []
+
+    def load(recipe, *, trust_remote_code=False, progress=None):
+        speculation = recipe.speculation
+        engines.append(toy_engine(speculation.num_speculative_tokens, recipe.engine.max_num_seqs, speculation.verify))
+        progress("loading [toys]")
+        return engines[-1]
+
+    monkeypatch.setattr(build, "engine_from_recipe", load)
+    for name in ("NO_COLOR", "CI", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    return engines
+
+
+def bench(*arguments: str) -> int:
+    return int(run(["bench", "-d", "ngram:min=1", "-n", "12", "--num-prompts", "8", *arguments]))
+
+
+def checked(text: str) -> dict:
+    document = json.loads(text)
+    jsonschema.validate(document, json_schema(), format_checker=jsonschema.FormatChecker())
+    return document
+
+
+def test_the_report_goes_to_stdout(loaded, capsys):
+    assert bench() == 0
+    out, err = capsys.readouterr()
+    for word in (
+        "without a draft",
+        "with the draft",
+        "tokens/s",
+        "copy-edit",
+        "Lossless: all 192 tokens",
+        "Efficiency",
+    ):
+        assert word in out
+    assert "\x1b" not in out + err
+    assert "no target named: measuring the built-in builtin:target" in err
+
+
+def test_the_document_is_the_only_thing_on_stdout(loaded, capsys):
+    assert bench("--json", "--repeats", "3") == 0
+    out, err = capsys.readouterr()
+    document = checked(out)
+    assert document["speedup"]["decode"]["pairs"] == 8
+    low, high = document["speedup"]["decode"]["ci95"]
+    assert low <= document["speedup"]["decode"]["median"] <= high
+    assert document["lossless"] == {
+        "promised": True,
+        "verify": "greedy",
+        "checked_tokens": 3 * 8 * 12,
+        "mismatches": 0,
+        "first_divergence": None,
+    }
+    assert document["efficiency"] == pytest.approx(
+        document["speedup"]["decode"]["median"] / document["tokens_per_step"]
+    )
+    assert list(document["by_task"]) == [
+        "chat", "code", "maths", "summarising", "translation", "retrieval", "story", "copy-edit",
+    ]  # fmt: skip
+    assert document["plan"] == {"batch_size": 1, "repeats": 3, "order": "A B B A", "passes": 48, "interrupted": False}
+    assert document["plain"]["speculative"]["num_draft_tokens"] == 0
+    assert document["draft"]["speculative"]["num_draft_tokens"] > 0
+    assert document["roofline"] is None
+    assert "with the draft" in err
+
+
+def test_nothing_is_drawn_while_a_clock_runs(loaded, capsys, monkeypatch):
+    from specdec_cli.report.bench import BenchView
+
+    steps_seen = []
+    show = BenchView.show
+
+    def watched(view, found, progress):
+        steps_seen.append(found.engine.has_work)
+        show(view, found, progress)
+
+    monkeypatch.setattr(BenchView, "show", watched)
+    assert bench("--quiet") == 0
+    assert len(steps_seen) == 2 + 32 + 1
+    assert not any(steps_seen)
+
+
+def test_the_other_files(loaded, capsys, tmp_path):
+    names = {name: tmp_path / f"r.{name}" for name in ("markdown", "csv", "junit")}
+    flags = [word for name, path in names.items() for word in (f"--{name}", str(path))]
+    assert bench(*flags, "--fail-if", "lossless.mismatches > 0", "--output", str(tmp_path / "r.json")) == 0
+    checked((tmp_path / "r.json").read_text())
+    text = names["markdown"].read_text()
+    assert "| without a draft |" in text
+    assert "| passed | lossless.mismatches > 0 |" in text
+    rows = list(csv.DictReader(names["csv"].read_text().splitlines()))
+    assert [(row["task"], row["arm"]) for row in rows[:3]] == [
+        ("", "with the draft"), ("", "without a draft"), ("chat", "with the draft"),
+    ]  # fmt: skip
+    assert float(rows[1]["speedup_decode"]) > 0
+    suite = ElementTree.parse(names["junit"]).getroot()
+    assert (suite.get("tests"), suite.get("failures")) == ("2", "0")
+    assert bench(*flags) == 2
+    assert "exists already" in capsys.readouterr().err
+    assert bench(*flags, "--force") == 0
+
+
+def test_a_crossed_gate_is_exit_code_3_after_everything_was_written(loaded, capsys, tmp_path):
+    path, junit = tmp_path / "r.json", tmp_path / "r.xml"
+    code = bench(
+        "--fail-if", "speedup.decode < 1000", "--fail-if", "draft.speculative.acceptance_length < 1",
+        "--output", str(path), "--junit", str(junit),
+    )  # fmt: skip
+    out, err = capsys.readouterr()
+    assert code == 3
+    assert "error: gate crossed: `speedup.decode < 1000`" in err
+    assert "gate FAILED" in out
+    assert "gate passed" in out
+    assert [gate["passed"] for gate in checked(path.read_text())["gates"]] == [False, True]
+    assert ElementTree.parse(junit).getroot().get("failures") == "1"
+
+
+def test_a_baseline(loaded, capsys, tmp_path):
+    path = tmp_path / "old.json"
+    assert bench("--output", str(path)) == 0
+    old = json.loads(path.read_text())
+    assert bench("--baseline", str(path), "--max-regression", "90%") == 0
+    for figure in old["speedup"].values():
+        figure["median"], figure["ci95"] = 1000, [990, 1010]
+    path.write_text(json.dumps(old))
+    assert bench("--baseline", str(path), "--json") == 3
+    document = checked(capsys.readouterr().out.partition("\n{")[2].join(["{", ""]))
+    assert [gate["expression"] for gate in document["gates"]] == [
+        "speedup.decode / baseline < 0.95", "speedup.latency / baseline < 0.95",
+    ]  # fmt: skip
+
+
+def test_a_broken_promise_is_seen(loaded, capsys, monkeypatch):
+    """A target whose rows depend on how many are scored together: the planted fault that the check is for."""
+    score = TableLM.score
+
+    def uneven(self, rows):
+        logits = score(self, rows)
+        return logits.roll(1, dims=-1) if len(logits) > 3 else logits
+
+    monkeypatch.setattr(TableLM, "score", uneven)
+    assert bench("--json", "--fail-if", "lossless.mismatches > 0") == 3
+    document = checked(capsys.readouterr().out)
+    assert document["lossless"]["mismatches"] > 0
+    assert bench() == 0
+    assert "DIFFER from the target's own" in capsys.readouterr().out
+    assert bench("--json", "--no-lossless-check") == 0
+    assert json.loads(capsys.readouterr().out)["lossless"]["checked_tokens"] is None
+
+
+def test_sampled_tokens_are_not_compared(loaded, capsys):
+    assert bench("--temperature", "1", "--json") == 0
+    lossless = checked(capsys.readouterr().out)["lossless"]
+    assert (lossless["promised"], lossless["verify"], lossless["checked_tokens"]) == (True, "block", None)
+    assert bench("--temperature", "1", "--verify", "typical") == 0
+    assert "Lossless: no (--verify typical" in capsys.readouterr().out
+
+
+def test_a_batch(loaded, capsys):
+    assert bench("--batch-size", "3", "--num-prompts", "16", "--tasks", "chat,code", "--json") == 0
+    document = checked(capsys.readouterr().out)
+    assert document["workload"]["tasks"] == {"chat": 6, "code": 6}
+    assert document["speedup"]["decode"]["pairs"] == 4
+    assert loaded[0].options.max_num_seqs == 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["-k", "0"], "there is no draft to measure"),
+        (["-d", "none"], "there is no draft to measure"),
+        (["--dataset", "nothing.jsonl"], "there is no data set `nothing.jsonl`"),
+        (["--tasks", "codes"], "no prompt has the task `codes`"),
+        (["--against", "vllm"], "`--against vllm` names no plain arm"),
+        (["--against", "transformers", "--temperature", "1"], "decodes greedily and without `sampling.temperature`"),
+        (["--against", "transformers-assisted"], "needs a draft model, and the draft is `ngram`"),
+        (["--fail-if", "speedup.decode"], "must be PATH OP NUMBER"),
+        (["--fail-if", "speedup.decod < 1"], "`speedup` has no `decod`"),
+        (["--fail-if", "by_task.poems.speedup.decode < 1"], "`by_task` has no `poems`"),
+        (["--fail-if", "speedup.decode < 1", "--num-prompts", "1", "--repeats", "1"], "gates are judged on intervals"),
+        (["--max-regression", "5%"], "has no effect without a baseline"),
+        (["--baseline", "none.json", "--max-regression", "5"], "must be a percentage"),
+        (["--baseline", "none.json"], "baseline `none.json` cannot be read"),
+        (["--csv", "/nowhere/r.csv"], "the folder of `--csv /nowhere/r.csv` does not exist"),
+        (["--csv", "r.x", "--junit", "r.x"], "two result files have the same name"),
+        (["-n", "600"], "no prompt of `builtin:mini` fits the context of `512` tokens"),
+    ],
+)
+def test_refusals(loaded, capsys, arguments, said):
+    assert bench(*arguments) == 2
+    out, err = capsys.readouterr()
+    assert said in err
+    assert out == ""
+
+
+def test_the_assistant_takes_one_prompt_at_a_time(loaded, capsys):
+    arguments = ["bench", "-d", "some/draft", "--against", "transformers-assisted", "--batch-size", "2"]
+    assert int(run(arguments)) == 2
+    assert "takes one prompt at a time, not `2`" in capsys.readouterr().err
+
+
+def test_a_dry_run_loads_nothing(loaded, capsys):
+    assert bench("--dry-run", "--against", "transformers", "--dataset", "some/dataset") == 0
+    out = capsys.readouterr().out
+    assert "# would measure up to 8 prompts of some/dataset, 2 times in each arm" in out
+    assert bench("--dry-run", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["num_prompts"] == 8
+    assert not loaded
+
+
+def test_transformers_beside_our_engine(capsys, tmp_path):
+    """The whole way with real checkpoints: all arms give the same tokens, and the roofline is there."""
+    for name, seed in (("target", 0), ("draft", 1)):
+        folder = make_tiny("llama", tmp_path / name, seed)
+        letter_tokenizer().save_pretrained(folder)
+    prompts = tmp_path / "p.txt"
+    prompts.write_text("the cat\nan old hat\n")
+    arguments = ["-t", str(tmp_path / "target"), "-d", str(tmp_path / "draft"), "-n", "8", "--dataset", str(prompts)]
+    assert int(run(["bench", *arguments, "--json", "--against", "none,transformers,transformers-assisted"])) == 0
+    document = checked(capsys.readouterr().out)
+    assert list(document["against"]) == ["transformers", "transformers-assisted"]
+    for peer in document["against"].values():
+        assert (peer["equal"]["checked_tokens"], peer["equal"]["mismatches"]) == (32, 0)
+        assert peer["speedup"]["decode"]["pairs"] == 2
+    assert document["by_task"] == {}
+    assert document["roofline"]["plain"]["bound"] in ("memory", "compute")
+    assert document["roofline"]["verify"]["tokens_per_step"] > document["roofline"]["plain"]["tokens_per_step"] == 1.0
+
+
+def test_workload_and_gates_come_from_a_recipe_too(loaded, capsys, tmp_path):
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text(
+        "draft: {method: ngram, min: 1}\nsampling: {max_new_tokens: 6}\n"
+        "workload: {dataset: builtin:stories, tasks: [animals], num_prompts: 3}\n"
+        'gates: {fail_if: ["speedup.decode < 1000"]}\n'
+    )
+    assert int(run(["bench", "--recipe", str(recipe), "--json"])) == 3
+    document = checked(capsys.readouterr().out)
+    assert document["workload"]["tasks"] == {"animals": 3}
+    assert document["recipe"]["gates"]["fail_if"] == ["speedup.decode < 1000"]
+
+
+def test_an_interruption_leaves_a_document_and_exit_code_130(loaded, capsys, monkeypatch):
+    from contextlib import contextmanager
+
+    from specdec_cli.cli import bench as command
+
+    @contextmanager
+    def interrupted(after: int):
+        asked = iter(range(10**9))
+        yield lambda: next(asked) > after
+
+    for after, passes in ((400, True), (3, False)):
+        monkeypatch.setattr(command, "interruptible", lambda after=after: interrupted(after))
+        assert bench("--json", "--fail-if", "speedup.decode < 1000") == 130
+        out, err = capsys.readouterr()
+        assert bool(out) is passes
+        assert "interrupted" in err
+        assert not passes or checked(out)["plan"]["interrupted"]
