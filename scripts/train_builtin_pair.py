@@ -5,7 +5,9 @@ run again, and goes on from its last checkpoint:
 
     python scripts/train_builtin_pair.py tokenizer --text STORIES.txt --work WORK
     python scripts/train_builtin_pair.py target    --text STORIES.txt --work WORK --max-steps 4000
-    python scripts/train_builtin_pair.py draft     --text STORIES.txt --work WORK --max-steps 2500
+    python scripts/train_builtin_pair.py draft     --text STORIES.txt --work WORK --max-steps 1000
+    python scripts/train_builtin_pair.py continue  --text STORIES.txt --work WORK --num-texts 4000
+    python scripts/train_builtin_pair.py polish    --text STORIES.txt --work WORK --max-steps 1000
     python scripts/train_builtin_pair.py pack      --work WORK --out specdec_cli/builtin
 
 STORIES.txt holds stories separated by a line `<|endoftext|>`. Needs the extra `train`. On two CPU cores the target
@@ -111,15 +113,48 @@ def as_chat(story: str, counts: Counter[str], rng: random.Random) -> str:
     return f"<|user|>{rng.choice(REQUESTS).format(topic)}<|assistant|>{story}"
 
 
+def write_continuations(stories: list[str], work: Path, num_texts: int, batch_size: int = 64) -> None:
+    """The target's own greedy texts from beginnings of training stories: what a draft meets when it decodes.
+
+    Adds to `continuations.jsonl` batch by batch, so that a stopped run goes on where it was.
+    """
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(work / "tokenizer", padding_side="left", pad_token="</s>")
+    target = AutoModelForCausalLM.from_pretrained(work / "target", dtype=torch.float32).eval()
+    path, counts = work / "continuations.jsonl", story_words(stories)
+    done = sum(1 for _ in path.open(encoding="utf-8")) if path.exists() else 0
+    for first in range(done, num_texts, batch_size):
+        rng = random.Random(first)
+        prompts = []
+        for story in stories[first : first + batch_size]:
+            if rng.random() < 0.15:
+                prompts.append(
+                    tokenizer.encode(as_chat(story, counts, rng).split("<|assistant|>")[0] + "<|assistant|>")
+                )
+            else:
+                prompts.append(tokenizer.encode(story)[: rng.randrange(4, 40)])
+        batch = tokenizer.pad({"input_ids": prompts}, return_tensors="pt")
+        with torch.inference_mode():
+            rows = target.generate(**batch, do_sample=False, max_new_tokens=180, pad_token_id=2, use_cache=True)
+        with path.open("a", encoding="utf-8") as file:
+            for row, prompt in zip(rows.tolist(), prompts, strict=True):
+                new = row[batch["input_ids"].shape[1] :]
+                new = new[: new.index(2) + 1] if 2 in new else new
+                file.write(json.dumps(prompt + new) + "\n")
+
+
 class Packed(torch.utils.data.Dataset):  # type: ignore[type-arg]
     """Stories laid end to end and cut into rows of CONTEXT tokens; each epoch cuts elsewhere."""
 
-    def __init__(self, stories: list[str], tokenizer: Any, chat_share: float) -> None:
+    def __init__(
+        self, stories: list[str], tokenizer: Any, chat_share: float, continuations: list[list[int]] | None = None
+    ) -> None:
         rng, counts = random.Random(1), story_words(stories)
         texts = [as_chat(s, counts, rng) if rng.random() < chat_share else s for s in stories]
-        rows = tokenizer(texts, add_special_tokens=True)["input_ids"]
         eos = tokenizer.eos_token_id
-        self.ids = torch.tensor([token for row in rows for token in [*row, eos]])
+        rows = [[*row, eos] for row in tokenizer(texts, add_special_tokens=True)["input_ids"]] if texts else []
+        rows += continuations or []
+        rng.shuffle(rows)
+        self.ids = torch.tensor([token for row in rows for token in row])
         self.rng = random.Random(2)
 
     def __len__(self) -> int:
@@ -220,35 +255,45 @@ def new_model(name: str) -> LlamaForCausalLM:
     )
 
 
-def train(name: str, stories: list[str], work: Path, max_steps: int, initial: Path | None) -> None:
-    """Train SHAPES[name]; the draft is distilled from the finished target."""
+def train(stage: str, stories: list[str], work: Path, max_steps: int, initial: Path | None) -> None:
+    """Train SHAPES["target"] on stories, distil the draft on stories, or polish it on the target's own texts too."""
+    name = "target" if stage == "target" else "draft"
+    if stage == "polish" and initial is None:
+        initial = work / "draft"
     tokenizer = PreTrainedTokenizerFast.from_pretrained(work / "tokenizer")
     held_out, rest = stories[:NUM_HELD_OUT_STORIES], stories[NUM_HELD_OUT_STORIES:]
     model = AutoModelForCausalLM.from_pretrained(initial, dtype=torch.float32) if initial else new_model(name)
-    folder = work / f"{name}-run"
+    folder = work / f"{stage}-run"
+    own_texts: list[list[int]] = []
+    if stage == "polish":
+        own_texts = [json.loads(line) for line in (work / "continuations.jsonl").open(encoding="utf-8")]
+        rest = rest[len(own_texts) : len(own_texts) + len(own_texts) // 4]
     common: dict[str, Any] = {
         "model": model,
-        "train_dataset": Packed(rest, tokenizer, chat_share=0.2),
+        "train_dataset": Packed(rest, tokenizer, 0.2, own_texts),
         "eval_dataset": Fixed(held_out, tokenizer),
     }
     if name == "target":
         trainer = Trainer(args=arguments(folder, max_steps, 2e-3), **common)
     else:
         teacher = AutoModelForCausalLM.from_pretrained(work / "target", dtype=torch.float32)
-        trainer = DistillTrainer(args=arguments(folder, max_steps, 4e-3), teacher=teacher, **common)
+        rate = 4e-3 if stage == "draft" else 2e-3
+        trainer = DistillTrainer(args=arguments(folder, max_steps, rate), teacher=teacher, **common)
     trainer.train(resume_from_checkpoint=get_last_checkpoint(str(folder)) if folder.exists() else None)
     loss = trainer.evaluate()["eval_loss"]
     model.generation_config.do_sample = False
     model.save_pretrained(work / name)
     tokenizer.save_pretrained(work / name)
     tokens = trainer.state.global_step * 8 * CONTEXT
+    if initial is not None and (initial / "training.json").exists():
+        tokens += json.loads((initial / "training.json").read_text(encoding="utf-8"))["training_tokens"]
     facts = {
         "parameters": sum(p.numel() for p in model.parameters()),
         "training_tokens": tokens,
         "steps": trainer.state.global_step,
         "held_out_stories": NUM_HELD_OUT_STORIES,
-        "held_out_loss_nats_per_token": round(loss, 4),
-        "held_out_perplexity": round(math.exp(loss), 3),
+        "loss_nats_per_token": round(loss, 4),
+        "perplexity": round(math.exp(loss), 3),
     }
     (work / name / "training.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(facts))
@@ -256,8 +301,8 @@ def train(name: str, stories: list[str], work: Path, max_steps: int, initial: Pa
 
 CARD = """# The built-in pair
 
-`builtin:target` and `builtin:draft`: two small Llama-shaped models that write simple children's stories in English, so that
-every command of specdec works without a model hub. Trained from scratch for this project, tokenizer included, by
+`builtin:target` and `builtin:draft`: two small Llama-shaped models that write simple children's stories in English, so
+that every command of specdec works without a model hub. Trained from scratch for this project, tokenizer included, by
 `scripts/train_builtin_pair.py`, which anyone can run again.
 
 | | target | draft |
@@ -265,17 +310,17 @@ every command of specdec works without a model hub. Trained from scratch for thi
 | layers × width (heads, feed-forward) | {target_shape} | {draft_shape} |
 | parameters | {target[parameters]:,} | {draft[parameters]:,} |
 | training tokens seen | {target[training_tokens]:,} | {draft[training_tokens]:,} |
-| loss on {target[held_out_stories]} held-out stories, nats per token | {target[held_out_loss_nats_per_token]} | {draft[held_out_loss_nats_per_token]} |
-| perplexity there | {target[held_out_perplexity]} | {draft[held_out_perplexity]} |
+| nats per token on {held_out} held-out stories | {target[loss_nats_per_token]} | {draft[loss_nats_per_token]} |
+| perplexity there | {target[perplexity]} | {draft[perplexity]} |
 
-- **Tokenizer**: byte-level BPE of {vocabulary} tokens, trained on the same stories; context {context} tokens; float32 weights.
+- **Tokenizer**: byte-level BPE of {vocabulary} tokens, trained on the same stories. Context {context} tokens, float32.
 - **Data**: 10.8 thousand stories of TinyStories (Eldan and Li 2023, roneneldan/TinyStories, CDLA-Sharing-1.0), of which
-  {target[held_out_stories]} were held out. One story in five was shown behind a request in the chat template
+  {held_out} were held out. One story in five was shown behind a request in the chat template
   (`<|user|>…<|assistant|>…`), which is all the chat that the models know. The text itself is not part of this package.
 - **Training**: AdamW, cosine schedule, bf16 autocast on two CPU cores. The draft was distilled from the target
-  (0.9 KL + 0.1 cross entropy).{note}
-- **Use**: trying specdec, tests, demonstrations. The models know nothing but small stories, may repeat themselves, and have
-  had no safety training.
+  (0.9 KL + 0.1 cross entropy), first on the stories, then on the target's own greedy texts as well.{note}
+- **Use**: trying specdec, tests, demonstrations. The models know nothing but small stories, may repeat themselves, and
+  have had no safety training.
 - **Licence**: the weights and the tokenizer are Apache-2.0, like the package.
 """
 
@@ -304,6 +349,7 @@ def pack(work: Path, out: Path, note: str) -> None:
         draft_shape=shape_words("draft"),
         vocabulary=VOCABULARY,
         context=CONTEXT,
+        held_out=NUM_HELD_OUT_STORIES,
         note=f" {note}" if note else "",
     )
     (out / "MODEL_CARD.md").write_text(card, encoding="utf-8")
@@ -312,11 +358,12 @@ def pack(work: Path, out: Path, note: str) -> None:
 def main() -> None:
     """Parse the stage and run it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stage", choices=["tokenizer", "target", "draft", "pack"])
+    parser.add_argument("stage", choices=["tokenizer", "target", "draft", "continue", "polish", "pack"])
     parser.add_argument("--text", type=Path, help="stories separated by <|endoftext|>")
     parser.add_argument("--work", type=Path, required=True, help="folder for checkpoints")
     parser.add_argument("--out", type=Path, default=Path("specdec_cli/builtin"))
     parser.add_argument("--max-steps", type=int, default=4000)
+    parser.add_argument("--num-texts", type=int, default=4000, help="texts that `continue` writes")
     parser.add_argument("--initial", type=Path, help="start from these weights instead of random ones")
     parser.add_argument("--note", default="", help="a sentence for the model card")
     parser.add_argument("--threads", type=int, default=2)
@@ -328,6 +375,8 @@ def main() -> None:
     stories = read_stories(options.text)
     if options.stage == "tokenizer":
         train_tokenizer(stories[NUM_HELD_OUT_STORIES:], options.work / "tokenizer")
+    elif options.stage == "continue":
+        write_continuations(stories[NUM_HELD_OUT_STORIES:], options.work, options.num_texts)
     else:
         train(options.stage, stories, options.work, options.max_steps, options.initial)
 
