@@ -255,6 +255,19 @@ def new_model(name: str) -> LlamaForCausalLM:
     )
 
 
+def draft_from_target(work: Path) -> LlamaForCausalLM:
+    """A draft that begins as some of the target's layers, the first and the last among them."""
+    target = AutoModelForCausalLM.from_pretrained(work / "target", dtype=torch.float32).state_dict()
+    model, last = new_model("draft"), SHAPES["target"]["num_hidden_layers"] - 1
+    gap = last / (SHAPES["draft"]["num_hidden_layers"] - 1)
+    weights = model.state_dict()
+    for name in weights:
+        source = re.sub(r"layers\.(\d+)\.", lambda match: f"layers.{round(int(match[1]) * gap)}.", name)
+        weights[name] = target[source]
+    model.load_state_dict(weights)
+    return model
+
+
 def train(stage: str, stories: list[str], work: Path, max_steps: int, initial: Path | None) -> None:
     """Train SHAPES["target"] on stories, distil the draft on stories, or polish it on the target's own texts too."""
     name = "target" if stage == "target" else "draft"
@@ -262,7 +275,10 @@ def train(stage: str, stories: list[str], work: Path, max_steps: int, initial: P
         initial = work / "draft"
     tokenizer = PreTrainedTokenizerFast.from_pretrained(work / "tokenizer")
     held_out, rest = stories[:NUM_HELD_OUT_STORIES], stories[NUM_HELD_OUT_STORIES:]
-    model = AutoModelForCausalLM.from_pretrained(initial, dtype=torch.float32) if initial else new_model(name)
+    if initial is not None:
+        model = AutoModelForCausalLM.from_pretrained(initial, dtype=torch.float32)
+    else:
+        model = new_model("target") if stage == "target" else draft_from_target(work)
     folder = work / f"{stage}-run"
     own_texts: list[list[int]] = []
     if stage == "polish":

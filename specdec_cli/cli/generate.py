@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from specdec_cli.recipe import Recipe, Resolved
 
 _PROMPTS, _SHOWN = "Prompts", "What is shown"
+_K = "speculation.num_speculative_tokens"
 
 
 @with_shared_options(aliases=True)
@@ -152,6 +153,9 @@ class _Run:
             target, draft = self.recipe.target.model, self.recipe.draft.model or self.draft_name
             what = "pair" if draft.startswith("builtin:") else "target"
             self.screen.say(f"no target named: using the built-in {what} ({target}, draft {draft})")
+        k = self.recipe.speculation.num_speculative_tokens
+        if k > 0 and _K in self.shared.flags and not _drafts(self.recipe):
+            self.screen.say(f"note: -k {k} has no effect: there is no draft, name one with --draft", "yellow")
         with progress(self.screen) as say:
             engine = self._load(say)
             requests = self._requests(engine)

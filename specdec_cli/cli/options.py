@@ -21,7 +21,7 @@ import typer
 from specdec_cli import drafters
 from specdec_cli.cli.output import check_destination
 from specdec_cli.errors import UsageError
-from specdec_cli.recipe import DraftMethods, Resolved, resolve
+from specdec_cli.recipe import DraftMethods, Resolved, resolve, resolve_drafts
 from specdec_cli.recipe.schema import describe
 
 Result = TypeVar("Result")
@@ -77,6 +77,14 @@ class Shared:
             UsageError: everything that is wrong with it.
         """
         return resolve(self.recipe, self.sets, os.environ, self.flags, draft_methods())
+
+    def resolve_drafts(self) -> list[Resolved]:
+        """The checked recipe once for each of several drafts.
+
+        Raises:
+            UsageError: everything that is wrong with it.
+        """
+        return resolve_drafts(self.recipe, self.sets, os.environ, self.flags, draft_methods())
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +246,15 @@ WORKLOAD_OPTIONS: tuple[Option, ...] = (
     Option("workload.dataset", str, ("--dataset",), WORKLOAD, metavar="NAME|FILE"),
     Option("workload.tasks", str, ("--tasks",), WORKLOAD, metavar="A,B", convert=_names),
     Option("workload.num_prompts", int, ("--num-prompts",), WORKLOAD),
+)
+DRAFTS_OPTION = Option(
+    "draft",
+    list[str],
+    ("-d", "--draft"),
+    MODELS,
+    help=f"{_DRAFT_HELP} Repeat it for every draft.",
+    metavar="SPEC",
+    convert=lambda specs: [drafters.parse_spec(spec) for spec in specs],
 )
 GATE_OPTIONS: tuple[Option, ...] = (
     Option("gates.fail_if", list[str], ("--fail-if",), GATES, metavar="EXPR"),

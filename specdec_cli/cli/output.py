@@ -116,7 +116,12 @@ def deliver(document: Mapping[str, Any], *, to_stdout: bool, path: Path | None =
     if path is not None:
         write_file(path, text, force)
     if to_stdout:
-        sys.stdout.write(text)
+        sys.stdout.write(text if _is_unicode(sys.stdout) else json.dumps(document, indent=2, allow_nan=False) + "\n")
+
+
+def _is_unicode(stream: IO[str]) -> bool:
+    """Whether a stream takes every character; what others write for one that they lack is no JSON."""
+    return (getattr(stream, "encoding", None) or "utf-8").lower().replace("_", "-") in ("utf-8", "utf8")
 
 
 def write_file(path: Path, text: str, force: bool = False) -> None:

@@ -12,10 +12,9 @@ import typer
 from specdec_cli.cli.options import Shared, draft_methods, with_shared_options
 from specdec_cli.cli.output import check_destination, deliver, envelope, write_file
 from specdec_cli.errors import ExitCode, RunError, UsageError
-from specdec_cli.recipe import shipped
+from specdec_cli.recipe import resolve_drafts, shipped
 from specdec_cli.recipe.present import json_schema, to_yaml
 from specdec_cli.recipe.problems import RecipeError
-from specdec_cli.recipe.resolve import validate_file
 
 app = typer.Typer(help="List, show, copy and check recipes.", no_args_is_help=True)
 
@@ -107,7 +106,7 @@ def validate(
 def _checked(file: str) -> dict[str, Any]:
     errors: list[dict[str, Any]] = []
     try:
-        validate_file(file, draft_methods())
+        resolve_drafts(file, methods=draft_methods())
     except RecipeError as error:
         for problem in error.problems:
             line, column = problem.order if problem.where else (None, None)

@@ -17,7 +17,7 @@ from typing import Any, get_args, get_type_hints
 from specdec_cli.drafters.contract import Drafter
 from specdec_cli.errors import UsageError
 
-__all__ = ["create", "get", "methods", "options", "parse_spec"]
+__all__ = ["create", "get", "methods", "options", "parse_spec", "to_spec"]
 
 _NOT_METHODS = {"__init__", "contract"}
 _HINT = "write a model's name or folder, or one of: "
@@ -107,6 +107,16 @@ def parse_spec(spec: str) -> dict[str, Any]:
     if colon:
         raise UsageError(f"there is no drafting method `{name}` in `{spec}`", _suggest(name, list(known), _HINT))
     return {"model": spec}
+
+
+def to_spec(fields: Mapping[str, Any]) -> str:
+    """What a person would write after `--draft`: a model's name, or a method and its options that are no defaults."""
+    if fields.get("method") is None:
+        return str(fields["model"])
+    method = fields["method"]
+    defaults = {option.name: option.default for option in options(method)}
+    said = [f"{name}={fields[name]}" for name in defaults if name in fields and fields[name] != defaults[name]]
+    return f"{method}:{','.join(said)}" if said else str(method)
 
 
 def _without_model() -> list[str]:

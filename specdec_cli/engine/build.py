@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -74,23 +74,69 @@ def load_engine(
         UsageError: tokenizers that differ, an unknown method or option.
         RunError: a model that does not load.
     """
+    return load_engines(target, [draft], options=replace(options or EngineOptions(), **changes), settings=settings)[0]
+
+
+def load_engines(
+    target: str,
+    drafts: Sequence[str | Mapping[str, Any] | None],
+    *,
+    options: EngineOptions | None = None,
+    settings: LoadSettings | None = None,
+    draft_models: Sequence[ModelSettings] | None = None,
+) -> list[Engine]:
+    """Load a target once and an engine around it for every draft; only one of them may have work at a time.
+
+    Args:
+        target: hub id, local folder or built-in name.
+        drafts: each as `load_engine` takes it.
+        options: how the engines speculate and batch.
+        settings: how models are loaded.
+        draft_models: how each draft is loaded, where that differs from `settings.draft`.
+
+    Raises:
+        UsageError: tokenizers that differ, an unknown method or option.
+        RunError: a model that does not load.
+    """
     settings = settings or LoadSettings()
-    options = replace(options or EngineOptions(), **changes)
-    fields = _draft_fields(draft)
+    options = options or EngineOptions()
+    given = [_draft_fields(draft) for draft in drafts]
+    own = [replace(settings, draft=one) for one in draft_models] if draft_models else [settings] * len(given)
     say = settings.progress or (lambda _: None)
     say(f"loading tokenizer of {target}")
     tokenizer = Tokenizer(
         load_tokenizer(target, revision=settings.target.revision, trust_remote_code=settings.trust_remote_code)
     )
-    if "model" in fields:
-        _check_tokenizers(tokenizer, target, fields["model"], settings)
+    for fields, its in zip(given, own, strict=True):
+        if "model" in fields:
+            _check_tokenizers(tokenizer, target, fields["model"], its)
     say(f"loading target {target}")
     lm = _load(target, settings.target, settings, options)
     if lm.device.type == "cpu":
         choose_threads(lm.weight_bytes)
+    loaded = [load_drafter(fields, lm, tokenizer, options, its) for fields, its in zip(given, own, strict=True)]
+    return [Engine(lm, drafter, tokenizer, options, eos_token_ids=lm.eos_token_ids) for drafter in loaded]
+
+
+def load_drafter(
+    fields: Mapping[str, Any], target: LM, tokenizer: Tokenizer, options: EngineOptions, settings: LoadSettings
+) -> Drafter:
+    """A drafter for a target that is loaded; that their tokenizers agree was checked.
+
+    Args:
+        fields: `model`, or `method` and its options.
+        target: the loaded target.
+        tokenizer: the target's.
+        options: how the engine will speculate and batch.
+        settings: how models are loaded.
+
+    Raises:
+        UsageError: an unknown method or option, or a draft of another vocabulary.
+        RunError: a model that does not load.
+    """
     drafter = _make_drafter(fields)
-    drafter.load(_resources(lm, tokenizer, settings, options, say))
-    return Engine(lm, drafter, tokenizer, options, eos_token_ids=lm.eos_token_ids)
+    drafter.load(_resources(target, tokenizer, settings, options, settings.progress or (lambda _: None)))
+    return drafter
 
 
 def engine_from_recipe(
@@ -100,13 +146,24 @@ def engine_from_recipe(
     progress: Progress | None = None,
 ) -> Engine:
     """Load the engine that a resolved recipe describes."""
-    return load_engine(
+    return engines_from_recipes([recipe], trust_remote_code=trust_remote_code, progress=progress)[0]
+
+
+def engines_from_recipes(
+    recipes: Sequence[Recipe],
+    *,
+    trust_remote_code: bool = False,
+    progress: Progress | None = None,
+) -> list[Engine]:
+    """Load the engines of recipes that differ in their draft alone, around one target."""
+    recipe = recipes[0]
+    return load_engines(
         recipe.target.model,
-        recipe.draft_fields(),
+        [one.draft_fields() for one in recipes],
+        draft_models=[_model_settings(one.draft) for one in recipes],
         options=engine_options(recipe),
         settings=LoadSettings(
             target=_model_settings(recipe.target),
-            draft=_model_settings(recipe.draft),
             max_model_len=recipe.engine.max_model_len,
             block_size=recipe.engine.kv_block_size,
             kv_cache_bytes=_kv_cache_bytes(recipe.engine),

@@ -156,6 +156,8 @@ class Engine:
         tokens = self.encode(prompt)
         requests.check(tokens, params, self.num_tokens, self.target.max_context)
         k = self.options.num_speculative_tokens if num_speculative_tokens is None else num_speculative_tokens
+        if k < 0:
+            raise UsageError(f"num_speculative_tokens is out of range: `{k}`", "0 decodes without a draft")
         stop_ids = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else self.eos_token_ids)
         sequence = Sequence(
             id=self._next_id,
@@ -219,15 +221,17 @@ class Engine:
 
     def stream(
         self,
-        prompts: Items[Prompt],
+        prompts: Prompt | Items[Prompt],
         params: SamplingParams | Items[SamplingParams] | None = None,
         num_speculative_tokens: int | None = None,
     ) -> Iterator[Event]:
         """Events of decoding prompts together; sequence ids count from the first one's in the prompts' order."""
-        sets = spread(params, len(prompts))
+        many = requests.as_many(prompts)
+        sets = spread(params, len(many))
         ids: list[int] = []
         try:
-            ids += [self.add(prompt, one, num_speculative_tokens) for prompt, one in zip(prompts, sets, strict=True)]
+            for prompt, one in zip(many, sets, strict=True):
+                ids.append(self.add(prompt, one, num_speculative_tokens))
             while self.has_work:
                 yield from self.step()
         finally:
@@ -240,7 +244,7 @@ class Engine:
         num_speculative_tokens: int | None = None,
     ) -> list[Output]:
         """Decode prompts together and return every result, in the prompts' order."""
-        many: Items[Prompt] = [prompts] if requests.is_one(prompts) else prompts  # type: ignore[assignment,list-item]
+        many = requests.as_many(prompts)
         outputs = Outputs()
         try:
             for prompt, one in zip(many, spread(params, len(many)), strict=True):

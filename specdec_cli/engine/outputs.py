@@ -30,7 +30,7 @@ class Timing:
 
 @dataclass(slots=True)
 class Output:
-    """One prompt's result."""
+    """One prompt's result; `lossless` is False where its verification mode does not keep the target's distribution."""
 
     index: int
     prompt: str | None
@@ -42,6 +42,7 @@ class Output:
     logprobs: list[TokenLogprob] | None = None
     speculative: SpeculativeCounts = field(default_factory=SpeculativeCounts)
     timing: Timing = field(default_factory=Timing)
+    lossless: bool = True
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON form (INTERFACE, `outputs[]`)."""
@@ -56,6 +57,7 @@ class Output:
             "stop_reason": self.stop_reason,
             "speculative": self.speculative.as_dict(),
             "timing": self.timing.as_dict(),
+            "lossless": self.lossless,
         }
         if self.logprobs is not None:
             document["logprobs"] = [
@@ -89,10 +91,14 @@ class Outputs:
         index: int | None = None,
     ) -> int:
         """Queue a request on the engine and collect its events from now on; returns its id."""
+        from specdec_cli.engine.verify import is_lossless, resolve_mode
+
         tokens = engine.encode(prompt)
         sequence_id = engine.add(tokens, params, num_speculative_tokens)
         text = prompt if isinstance(prompt, str) else engine.tokenizer.decode(tokens) if engine.tokenizer else None
         output = Output(len(self.by_id) if index is None else index, text, list(tokens))
+        temperature = 0.0 if params is None else params.temperature
+        output.lossless = is_lossless(resolve_mode(engine.options.verify, temperature))
         if params is not None and params.logprobs is not None:
             output.logprobs = []
         self.by_id[sequence_id] = output

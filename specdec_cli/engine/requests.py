@@ -60,7 +60,7 @@ def check(tokens: Sequence[int], params: SamplingParams, num_tokens: int, max_co
 
 
 def spread(params: SamplingParams | Sequence[SamplingParams] | None, num: int) -> list[SamplingParams]:
-    """Sampling parameters for each of `num` prompts; one set serves all, with the row as its noise's index.
+    """Sampling parameters for each of `num` prompts; one set serves all, its noise's index counted up row by row.
 
     Raises:
         UsageError: another number of sets than of prompts.
@@ -68,14 +68,16 @@ def spread(params: SamplingParams | Sequence[SamplingParams] | None, num: int) -
     if params is None:
         params = SamplingParams()
     if isinstance(params, SamplingParams):
-        return [replace(params, index=i) for i in range(num)]
+        return [replace(params, index=params.index + i) for i in range(num)]
     if len(params) != num:
         raise UsageError(f"`{len(params)}` sets of sampling parameters for `{num}` prompts")
     return list(params)
 
 
-def is_one(prompts: Any) -> bool:
-    """Whether this is one prompt, not a list of prompts."""
-    if isinstance(prompts, str):
-        return True
-    return len(prompts) > 0 and (isinstance(prompts[0], dict) or hasattr(prompts[0], "__index__"))
+def as_many(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+    """Prompts as a list, also where one alone was given: a text, token ids, or chat messages."""
+    given: Any = prompts
+    is_one = isinstance(given, str) or (
+        len(given) > 0 and (isinstance(given[0], dict) or hasattr(given[0], "__index__"))
+    )
+    return [given] if is_one else given

@@ -123,7 +123,7 @@ def judge(gates: Sequence[GateExpression], document: Mapping[str, Any]) -> list[
 
 
 def _judge(gate: GateExpression, found: Any) -> Judged:
-    value = found.get("median") if isinstance(found, Mapping) else found
+    value = found.get("median", found.get("speedup")) if isinstance(found, Mapping) else found
     interval = found.get("ci95") if isinstance(found, Mapping) else None
     if value is None:
         return Judged(str(gate), None, None, False, "nothing was measured")

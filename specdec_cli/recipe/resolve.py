@@ -54,7 +54,21 @@ def resolve(
     Raises:
         RecipeError: everything that is wrong, in order of position.
     """
-    document = _read(name)
+    return resolve_document(read_recipe(name), sets, environment, flags, methods)
+
+
+def resolve_document(
+    document: Document | None,
+    sets: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    flags: Mapping[str, tuple[Any, str]] | None = None,
+    methods: DraftMethods | None = None,
+) -> Resolved:
+    """As `resolve`, of a recipe that was read already.
+
+    Raises:
+        RecipeError: everything that is wrong, in order of position.
+    """
     tree = layers.from_document(document) if document else Tree()
     problems = list(document.problems) if document else []
     problems += _problems_of_file(document, tree, methods) if document else []
@@ -80,7 +94,13 @@ def validate_file(path: str | os.PathLike[str], methods: DraftMethods | None = N
     return resolve(path, methods=methods)
 
 
-def _read(name: str | os.PathLike[str] | None) -> Document | None:
+def read_recipe(name: str | os.PathLike[str] | None) -> Document | None:
+    """A recipe's text with its positions; None without a name.
+
+    Raises:
+        UsageError: no such recipe, or a file that cannot be read.
+        RecipeError: it is no YAML.
+    """
     if name is None:
         return None
     path = shipped.find(name)
@@ -141,7 +161,8 @@ def check(tree: Tree, refused: set[Path] | None = None) -> tuple[Recipe | None, 
     values = dict(tree.values)
     problems = [layers.never_trusted(tree.subject(path), tree.key_origin(path)) for path in _trust_paths(values)]
     if isinstance(values.get("draft"), list):
-        problems.append(tree.problem(("draft",), "must be one draft: a mapping with `model` or `method`, not a list"))
+        hint = "give one mapping with `model` or `method`; `specdec compare-drafts` compares several"
+        problems.append(tree.problem(("draft",), "is a list of drafts, which only `compare-drafts` takes", hint))
         values.pop("draft")
     try:
         return Recipe.model_validate(values), problems
@@ -177,7 +198,7 @@ def _known_keys(path: Path) -> list[str]:
 
 def _cross_problems(recipe: Recipe, tree: Tree) -> list[Problem]:
     """Keys that contradict each other."""
-    return [*_unused_p_min(recipe, tree), *_greedy_that_samples(recipe, tree)]
+    return [*_unused_p_min(recipe, tree), *_greedy_that_samples(recipe, tree), *_more_than_all(recipe, tree)]
 
 
 def _unused_p_min(recipe: Recipe, tree: Tree) -> list[Problem]:
@@ -198,6 +219,17 @@ def _greedy_that_samples(recipe: Recipe, tree: Tree) -> list[Problem]:
     if tree.layer(given) > tree.layer(mode):
         return [tree.problem(given, f"`{temperature:g}` does not fit verification mode `greedy`", hint)]
     return [tree.problem(mode, f"`greedy` does not fit temperature `{temperature:g}`", hint)]
+
+
+def _more_than_all(recipe: Recipe, tree: Tree) -> list[Problem]:
+    sampling, least, most = recipe.sampling, ("sampling", "min_tokens"), ("sampling", "max_new_tokens")
+    if sampling.min_tokens <= sampling.max_new_tokens:
+        return []
+    hint = "lower min_tokens, or raise max_new_tokens"
+    if tree.layer(most) > tree.layer(least):
+        said = f"`{sampling.max_new_tokens}` is below min_tokens `{sampling.min_tokens}`"
+        return [tree.problem(most, said, hint)]
+    return [tree.problem(least, f"`{sampling.min_tokens}` is above max_new_tokens `{sampling.max_new_tokens}`", hint)]
 
 
 def _origins(recipe: Recipe, tree: Tree) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -133,12 +133,14 @@ class BenchView:
     Args:
         console: standard error.
         is_live: whether it may be drawn.
+        table: what is drawn of the benchmark; its arms without one.
     """
 
-    def __init__(self, console: Console, is_live: bool) -> None:
+    def __init__(self, console: Console, is_live: bool, table: Callable[[Bench], RenderableType] | None = None) -> None:
         live = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False)
         self._live = live if is_live else None
         self._last = 0.0
+        self._table = table or arms_table
 
     def __enter__(self) -> BenchView:
         """Open the live area."""
@@ -157,7 +159,7 @@ class BenchView:
         if self._live is None or now < self._last + _SECONDS_BETWEEN_DRAWS:
             return
         line = f"{progress.done} of {progress.total} passes; next: {progress.arm}"
-        self._live.update(Group(arms_table(bench), Text(line, style="dim")), refresh=True)
+        self._live.update(Group(self._table(bench), Text(line, style="dim")), refresh=True)
         self._last = now
 
 

@@ -46,7 +46,7 @@ def generate_body(
         row = rows[output.index]
         named = {"id": row.id, "category": row.category}
         named = {key: value for key, value in named.items() if value is not None}
-        outputs.append(output.as_dict() | {"lossless": promise.is_lossless} | named)
+        outputs.append(output.as_dict() | named)
     body: dict[str, Any] = {
         "outputs": outputs,
         "totals": {"speculative": arm.counts().as_dict(), "timing": arm.timing().as_dict()},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Real
 
 from specdec_cli.errors import UsageError
 
@@ -56,11 +57,13 @@ class SamplingParams:
         """Refuse values out of range, each by its name."""
         finite = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
         for name in finite:
-            if not math.isfinite(getattr(self, name)):
-                raise UsageError(f"{name} must be a finite number, not `{getattr(self, name)}`")
-        for name in ("max_new_tokens", "min_tokens", "seed", "index"):
-            if not isinstance(getattr(self, name), int):
-                raise UsageError(f"{name} must be a whole number, not `{getattr(self, name)}`")
+            value = getattr(self, name)
+            if not isinstance(value, Real) or not math.isfinite(value):
+                raise UsageError(f"{name} must be a finite number, not `{value}`")
+        for name in ("max_new_tokens", "min_tokens", "seed", "index", "top_k", "logprobs"):
+            value = getattr(self, name)
+            if not isinstance(value, int) and not (value is None and name in ("top_k", "logprobs")):
+                raise UsageError(f"{name} must be a whole number, not `{value}`")
         ranges = {
             "max_new_tokens": self.max_new_tokens >= 1,
             "temperature": self.temperature >= 0,
@@ -75,6 +78,8 @@ class SamplingParams:
         for name, fine in ranges.items():
             if not fine:
                 raise UsageError(f"{name} is out of range: `{getattr(self, name)}`")
+        if isinstance(self.stop, str):
+            raise UsageError(f"stop must be a tuple of strings, not `{self.stop}`", "one string: stop=(text,)")
         if any(not text for text in self.stop):
             raise UsageError("a stop string must not be empty")
         if any(not math.isfinite(bias) for bias in self.logit_bias.values()):

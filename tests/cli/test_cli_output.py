@@ -42,6 +42,15 @@ def test_stdout_and_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert [entry.name for entry in tmp_path.iterdir()] == ["x.json"]
 
 
+def test_a_stream_without_unicode_gets_json_all_the_same(monkeypatch: pytest.MonkeyPatch):
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii", errors="backslashreplace")
+    monkeypatch.setattr(sys, "stdout", stream)
+    output.deliver({"a": "é 🙂"}, to_stdout=True)
+    stream.flush()
+    assert json.loads(raw.getvalue()) == {"a": "é 🙂"}
+
+
 def test_nan_is_never_written(tmp_path: Path):
     with pytest.raises(ValueError, match="JSON"):
         output.deliver({"a": float("nan")}, to_stdout=False, path=tmp_path / "x.json")

@@ -79,6 +79,13 @@ def test_a_named_target_needs_no_word_about_it(loaded, capsys):
     assert "no target named" not in capsys.readouterr().err
 
 
+def test_a_k_without_a_draft_is_said_to_do_nothing(loaded, capsys):
+    assert int(run(["generate", "ab", "-n", "5", "-t", "some/target", "-k", "4"])) == 0
+    assert "-k 4 has no effect: there is no draft" in capsys.readouterr().err
+    assert generate("ab", "-n", "5", "-k", "4") == 0
+    assert "has no effect" not in capsys.readouterr().err
+
+
 def test_quiet_leaves_stderr_to_errors(loaded, capsys):
     assert generate("ab ab", "-n", "20", "--quiet", "--compare") == 0
     out, err = capsys.readouterr()

@@ -46,8 +46,9 @@ def test_generate_takes_one_prompt_or_many(pair):
     assert tokens(engine.generate(ids, params)) == [one.token_ids]
     assert tokens(engine.generate([text, ids], params)) == [one.token_ids] * 2
     assert engine.generate([text, "a"], params)[1].index == 1
-    emitted = [e for event in engine.stream([text], params) if isinstance(event, Stepped) for e in event.emitted]
-    assert [token for e in emitted for token in e.tokens] == one.token_ids
+    for prompts in (text, ids, [text]):
+        emitted = [e for event in engine.stream(prompts, params) if isinstance(event, Stepped) for e in event.emitted]
+        assert [token for e in emitted for token in e.tokens] == one.token_ids
     assert max(e.num_drafted for e in emitted) == 2
 
 

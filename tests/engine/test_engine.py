@@ -1,5 +1,7 @@
 """Where a request ends, what is counted, and what happens at the limits; with every kind of draft."""
 
+from dataclasses import replace
+
 import pytest
 from tiny_engine import PROMPTS, Checked, decode, drafter, ngram, tiny_engine, tiny_lm, tokens, transformers_greedy
 from tiny_models import VOCAB
@@ -285,3 +287,17 @@ def test_sampling_parameters_for_each_prompt(target):
     with pytest.raises(UsageError, match="sets of sampling parameters"):
         engine.generate(PROMPTS, params[:2])
     assert engine.generate([]) == []
+
+
+def test_a_request_cannot_ask_for_fewer_than_no_guesses(target):
+    with pytest.raises(UsageError, match="num_speculative_tokens"):
+        tiny_engine(target, ngram()).add([1], num_speculative_tokens=-1)
+
+
+def test_one_set_of_parameters_counts_its_index_up_from_its_own(target):
+    engine = tiny_engine(target, ngram())
+    params = SamplingParams(max_new_tokens=12, temperature=1.5)
+    texts = tokens(engine.generate([PROMPTS[0]] * 3, params))
+    assert len({tuple(text) for text in texts}) == 3
+    assert tokens(engine.generate([PROMPTS[0]] * 2, replace(params, index=1))) == texts[1:]
+    assert {output.lossless for output in engine.generate(PROMPTS, params)} == {True}

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from specdec_cli.engine.engine import EngineOptions
 from specdec_cli.engine.outputs import Outputs
 from specdec_cli.events import Emitted, Finished, Noticed, Stepped, TokenLogprob
 from specdec_cli.sampling.params import SamplingParams
@@ -13,6 +14,7 @@ class Requests:
     """What `Outputs.add` needs of an engine."""
 
     tokenizer = None
+    options = EngineOptions(verify="typical")
 
     def __init__(self) -> None:
         self.num = 10
@@ -106,7 +108,8 @@ def test_the_json_form(outputs):
     outputs.observe(Finished(12, "abort", None))
     plain, with_logprobs = (json.loads(json.dumps(output.as_dict())) for output in outputs.finished())
     names = ["index", "prompt", "text", "token_ids", "prompt_tokens", "completion_tokens", "finish_reason"]
-    assert list(plain) == [*names, "stop_reason", "speculative", "timing"]
+    assert list(plain) == [*names, "stop_reason", "speculative", "timing", "lossless"]
+    assert plain["lossless"] is False
     assert plain["prompt_tokens"] == 2
     assert plain["speculative"]["acceptance_rate"] is None
     assert with_logprobs["completion_tokens"] == 2

@@ -57,6 +57,15 @@ def test_nothing_named_is_the_built_in_pair():
     assert set(resolved.origins.values()) == {"default"}
 
 
+def test_more_tokens_at_least_than_at_most_are_refused():
+    least, most = "sampling.min_tokens=9", "sampling.max_new_tokens=4"
+    assert "above max_new_tokens `4`" in messages(sets=[least, most])[0]
+    assert run(sets=["sampling.min_tokens=4", most]).recipe.sampling.min_tokens == 4
+    said = messages(environment={"SPECDEC_SAMPLING_MIN_TOKENS": "9"}, sets=[most])[0]
+    assert "max_new_tokens" in said
+    assert "below min_tokens `9`" in said
+
+
 def test_a_target_alone_has_no_draft():
     resolved = run(sets=["target.model=x"])
     assert not resolved.built_in_pair
@@ -138,7 +147,7 @@ def test_all_errors_at_once_in_order_of_position(recipe):
         ("target: {tensor_parallel_size: 2}", "tensor parallelism is not built"),
         ("target: {trust_remote_code: true}", "never taken from a recipe"),
         ("trust_remote_code: true", "never taken from a recipe"),
-        ("draft: [{model: a}, {model: b}]", "one draft"),
+        ("draft: [{model: a}, {model: b}]", "compare-drafts"),
         ("draft: ngram", "must be a mapping"),
         ("draft: {method: ngrm}", "did you mean `ngram`?"),
         ("draft: {method: ngram, mx: 3}", "did you mean `max`?"),

@@ -1,0 +1,337 @@
+"""Drafts against each other: one target and one text, each draft at its own best k, and every pair compared.
+
+A trace predicts every k of every draft; then each is measured at the k predicted best (or at every k), all taking
+turns with each other and with the same plain arm. Pairs are groups of prompts that both decoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from specdec_cli.drafters.model import Drafter as ModelDrafter
+from specdec_cli.errors import UsageError
+from specdec_cli.lm.transformers_lm import TransformersLM
+from specdec_cli.measure.bench import Bench, EngineArm, Plan, Progress
+from specdec_cli.measure.cost import Costs, profile
+from specdec_cli.measure.passes import Differences, Kind, Track
+from specdec_cli.measure.predict import Predicted, Prediction, predict
+from specdec_cli.measure.replay import replay
+from specdec_cli.measure.stats import FloatArray, Interval, Paired, paired
+from specdec_cli.measure.tracing import trace_draft, trace_target
+from specdec_cli.measure.workload import Workload
+
+if TYPE_CHECKING:
+    from specdec_cli.engine.engine import Engine
+    from specdec_cli.measure.trace import Trace
+
+NO_DRAFT = "none"
+_PROFILE_SECONDS = 15.0  # of all drafts together, at least the next for each
+_MIN_PROFILE_SECONDS = 4.0
+
+
+@dataclass(slots=True, eq=False)
+class Contender:
+    """One draft.
+
+    Args:
+        draft: what a person calls it.
+        method: how it drafts.
+        engine: the shared target with this draft.
+        costs: of its steps; None before they are measured, and where it never drafts.
+        prediction: None where the trace does not tell.
+        tracks: what was measured, by k.
+    """
+
+    draft: str
+    method: str
+    engine: Engine
+    costs: Costs | None = None
+    prediction: Prediction | None = None
+    tracks: dict[int, Track] = field(default_factory=dict)
+
+    @property
+    def drafts(self) -> bool:
+        """Whether it is a draft at all."""
+        return self.method != NO_DRAFT
+
+    def predicted_best(self) -> Predicted | None:
+        """The k of the largest predicted speed-up, the smaller of equals, be it worth while or not."""
+        rows = [] if self.prediction is None else self.prediction.rows
+        return max(rows, key=lambda row: (np.nan_to_num(row.speedup.median), -row.k), default=None)
+
+    @property
+    def cost_ratio(self) -> float | None:
+        """Seconds of a drafted token over those of a plain step."""
+        if not self.drafts:
+            return 0.0
+        if self.prediction is not None:
+            return self.prediction.cost_ratio
+        if self.costs is None:
+            return None
+        context = self.costs.middle_context
+        return self.costs.draft_seconds_per_token(context) / float(self.costs.plain(context))
+
+    def sizes(self) -> tuple[int | None, int | None]:
+        """Parameters and bytes (weights and KV cache) of its model; 0 without one, None where they are not known."""
+        if not isinstance(self.engine.drafter, ModelDrafter):
+            return 0, 0
+        lm = self.engine.drafter.lm
+        if not isinstance(lm, TransformersLM):
+            return None, None
+        num = sum(parameter.numel() for parameter in lm.model.parameters())
+        return num, lm.weight_bytes + lm.num_blocks * lm.block_size * lm.kv_bytes_per_token
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two drafts at their own best k, a before b in the ranking."""
+
+    a: Contender
+    b: Contender
+    found: Paired
+
+
+@dataclass(slots=True, eq=False)
+class Comparison:
+    """A comparison, before, while and after it runs.
+
+    Args:
+        contenders: drafts around one target.
+        workload: what is decoded.
+        k_max: largest k.
+        batch_size: requests of one task that are decoded together.
+        repeats: how often every arm decodes every group.
+        is_exhaustive: whether every k is measured.
+        verify: the rule of verification.
+        trace: the target's text; made where it is not given.
+        notices: what a person should know.
+    """
+
+    contenders: Sequence[Contender]
+    workload: Workload
+    k_max: int
+    batch_size: int = 1
+    repeats: int = 2
+    is_exhaustive: bool = False
+    verify: str = "auto"
+    trace: Trace | None = None
+    notices: list[str] = field(default_factory=list)
+    _bench: Bench | None = None
+
+    def study(self, is_predictable: bool = True, say: Callable[[str], None] = lambda _: None) -> None:
+        """Trace the target once, every draft along it, and price their steps.
+
+        Args:
+            is_predictable: whether a trace knows this verification at all.
+            say: told what is being done.
+
+        Raises:
+            UsageError: a draft whose acceptance no trace tells, unless every k is measured.
+        """
+        rivals = [contender for contender in self.contenders if contender.drafts]
+        if self.trace is None and is_predictable:
+            say("tracing the target")
+            self.trace = trace_target(rivals[0].engine, self.workload.requests)
+        for contender in rivals:
+            say(f"measuring what a step of {contender.draft} costs")
+            contender.costs = self._profile(contender, max(_PROFILE_SECONDS / len(rivals), _MIN_PROFILE_SECONDS))
+            if self.trace is not None and is_predictable:
+                say(f"tracing {contender.draft}")
+                self._predict(contender, contender.costs, self.trace)
+
+    def _profile(self, contender: Contender, seconds: float) -> Costs:
+        requests = self.workload.requests
+        lengths = [len(request.token_ids) for request in requests]
+        ends = [len(request.token_ids) + request.params.max_new_tokens for request in requests]
+        return profile(
+            contender.engine,
+            self.k_max,
+            sorted({int(np.median(lengths)), int(np.median([*lengths, *ends])), int(np.median(ends))}),
+            text=self._text(),
+            params=requests[0].params,
+            time_limit_seconds=seconds,
+            batch_size=self.batch_size,
+        )
+
+    def _text(self) -> list[int]:
+        """A text of the workload's own, so that a draft finds in it what it will find."""
+        if self.trace is not None:
+            longest = max(self.trace.prompts, key=lambda prompt: len(prompt.output))
+            return [*longest.token_ids, *longest.output]
+        return max((request.token_ids for request in self.workload.requests), key=len)
+
+    def _predict(self, contender: Contender, costs: Costs, trace: Trace) -> None:
+        try:
+            trace.drafts[contender.draft] = trace_draft(trace, contender.engine.drafter, self.k_max)
+        except UsageError as error:
+            if not self.is_exhaustive:
+                raise
+            self.notices.append(f"{error.message}: it is measured, not predicted")
+            return
+        contender.prediction = predict(replay(trace, contender.draft, self.verify, self.k_max), costs)
+
+    def run(self, stopped: Callable[[], bool] = lambda: False) -> Iterator[Progress]:
+        """Measure: every draft at its own best k, or at every k, and one plain arm, taking turns.
+
+        Args:
+            stopped: asked between steps and passes; what is whole by then is kept.
+        """
+        arms = [
+            (contender, EngineArm(f"{contender.draft} k={k}", contender.engine, k))
+            for contender in self.contenders
+            if contender.drafts
+            for k in self._depths(contender)
+        ]
+        (first, arm), others = arms[0], [other for _, other in arms[1:]]
+        plan = Plan(arm.num_speculative_tokens, self.batch_size, self.repeats)
+        self._bench = bench = Bench(first.engine, self.workload, plan, others, Track(arm.name), notices=self.notices)
+        running = bench.run(stopped)
+        for progress in running:
+            for contender, one in arms:  # the tracks are there from the first turn on
+                contender.tracks[one.num_speculative_tokens] = bench.against.get(one.name, bench.draft)
+            for contender in self.contenders:
+                if not contender.drafts:
+                    contender.tracks[0] = bench.plain
+            yield progress
+
+    def _depths(self, contender: Contender) -> list[int]:
+        best = contender.predicted_best()
+        if self.is_exhaustive or best is None:
+            return list(range(1, self.k_max + 1))
+        return [best.k]
+
+    @property
+    def bench(self) -> Bench:
+        """The benchmark that measures."""
+        assert self._bench is not None, "asked for after the measurement began"
+        return self._bench
+
+    @property
+    def plain(self) -> Track:
+        """The arm without a draft."""
+        return self.bench.plain
+
+    @property
+    def num_passes(self) -> int:
+        """Whole passes of all arms."""
+        bench = self.bench
+        return sum(len(track.passes) for track in (bench.draft, bench.plain, *bench.against.values()))
+
+    def speedup(self, contender: Contender, kind: Kind = "decode", task: str | None = None) -> Interval | None:
+        """How much faster a draft is at its best k than no draft."""
+        found = against(contender.tracks[self.best_k(contender)], self.plain, kind, task)
+        return None if found is None else found.ratio
+
+    def speedup_at(self, contender: Contender, k: int) -> Interval | None:
+        """The same at any measured k."""
+        found = against(contender.tracks[k], self.plain)
+        return None if found is None else found.ratio
+
+    def best_k(self, contender: Contender) -> int:
+        """The measured k of the largest speed-up, the smaller of equals."""
+        speeds = {k: _speeds(track, self.plain) for k, track in contender.tracks.items()}
+        return max(speeds, key=lambda k: (-1.0 if (s := speeds[k]) is None else float(np.median(s[0] / s[1])), -k))
+
+    def track(self, contender: Contender) -> Track:
+        """What a draft's best k gave."""
+        return contender.tracks[self.best_k(contender)]
+
+    def ranking(self) -> list[Contender]:
+        """The fastest first; what was not measured comes last."""
+        found = {id(one): self.speedup(one) for one in self.contenders}
+        return sorted(self.contenders, key=lambda one: -(s.median if (s := found[id(one)]) is not None else 0.0))
+
+    def pairs(self) -> list[Pair]:
+        """Every two drafts that were measured."""
+        found = [(a, b, against(self.track(a), self.track(b))) for a, b in combinations(self.ranking(), 2)]
+        return [Pair(a, b, one) for a, b, one in found if one is not None]
+
+    def winner(self) -> Contender | None:
+        """The fastest of the drafts whose whole interval lies above plain decoding."""
+        return next((one for one in self.ranking() if one.drafts and _is_faster(self.speedup(one))), None)
+
+    def task_winner(self, task: str) -> tuple[Contender | None, Interval | None]:
+        """The same of one task's prompts; the interval is of the fastest draft in any case."""
+        found = [(one, self.speedup(one, task=task)) for one in self.contenders if one.drafts]
+        known = [(one, speedup) for one, speedup in found if speedup is not None]
+        if not known:
+            return None, None
+        sure = [pair for pair in known if _is_faster(pair[1])]
+        winner, speedup = max(sure or known, key=lambda pair: pair[1].median)
+        return (winner if sure else None), speedup
+
+    def differences(self) -> Differences:
+        """Every output of every draft against the same request's output without one."""
+        plain = {(one.group.place, one.repeat): one for one in self.plain.passes}
+        found = Differences()
+        tracks = [track for one in self.contenders if one.drafts for track in one.tracks.values()]
+        for one in (one for track in tracks for one in track.passes):
+            if other := plain.get((one.group.place, one.repeat)):
+                for request, got, want in zip(one.group.requests, one.token_ids, other.token_ids, strict=True):
+                    found.add(request.row.index, got, want)
+        return found
+
+    def recommendation(self) -> str:
+        """What to do, in a sentence, with the runner-up beside it."""
+        measured = [one for one in self.ranking() if one.drafts and self.speedup(one) is not None]
+        if not measured:
+            return "Nothing was measured: no prompt decoded a second token with a draft and without."
+        winner = self.winner()
+        best = winner or measured[0]
+        said = f"{_times(self.speedup(best))} as fast as plain decoding"
+        if winner is None:
+            name = f"{best.draft} (k = {self.best_k(best)})"
+            return f"Do not speculate: no draft is surely faster; the best, {name}, is {said}."
+        rest = [one for one in measured if one is not winner]
+        return f"Use {winner.draft} with k = {self.best_k(winner)}: it is {said}{self._runner_up(winner, rest)}."
+
+    def _runner_up(self, winner: Contender, rest: Sequence[Contender]) -> str:
+        found = against(self.track(winner), self.track(rest[0])) if rest else None
+        if found is None:
+            return ""
+        name, chance = f"{rest[0].draft} (k = {self.best_k(rest[0])})", f"P {found.p_a_faster:.2f}"
+        if found.is_significant:
+            return f", and {_times(found.ratio)} as fast as {name}, the next ({chance})"
+        mine, other = winner.sizes()[1], rest[0].sizes()[1]
+        smaller = " and takes less memory" if mine is not None and other is not None and other < mine else ""
+        return f"; {name} is not surely slower{smaller} (ratio {_times(found.ratio)}, {chance})"
+
+
+def against(fast: Track, slow: Track, kind: Kind = "decode", task: str | None = None) -> Paired | None:
+    """One arm's speed over another's; a pair is a group of prompts, each arm at the median of its repeats.
+
+    With a single group its repeats are the pairs. None where the arms have no group in common.
+    """
+    speeds = _speeds(fast, slow, kind, task)
+    return None if speeds is None else paired(*speeds)
+
+
+def _speeds(
+    fast: Track, slow: Track, kind: Kind = "decode", task: str | None = None
+) -> tuple[FloatArray, FloatArray] | None:
+    a, b = fast.seconds_per_token(kind), slow.seconds_per_token(kind)
+    places = {one.group.place for one in fast.passes if task in (None, one.group.task)}
+    both = sorted(key for key in a if key in b and key[0] in places)
+    groups = sorted({place for place, _ in both})
+    if len(groups) < 2:
+        return (np.array([1 / a[key] for key in both]), np.array([1 / b[key] for key in both])) if both else None
+    mine, other = (
+        np.array([1 / np.median([seconds[key] for key in both if key[0] == place]) for place in groups])
+        for seconds in (a, b)
+    )
+    return mine, other
+
+
+def _is_faster(speedup: Interval | None) -> bool:
+    return speedup is not None and speedup.is_above(1.0)
+
+
+def _times(speedup: Interval | None) -> str:
+    assert speedup is not None, "only what was measured is quoted"
+    ends = "" if speedup.ci95 is None else f" ({speedup.ci95[0]:.2f} to {speedup.ci95[1]:.2f})"
+    return f"{speedup.median:.2f}×{ends}"

@@ -1,0 +1,299 @@
+"""The sweep over k: one trace and one cost profile predict every k, and only those that may be the best are measured.
+
+It is no second harness: what is measured is a `Bench` whose arms differ in k, plain decoding among them. Predicted and
+measured figures are the same statistic, the median prompt's decode speed-up, so that they can stand side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from specdec_cli.errors import UsageError
+from specdec_cli.measure.bench import Bench, EngineArm, Plan, Progress
+from specdec_cli.measure.cost import Costs, profile
+from specdec_cli.measure.passes import Differences, Track
+from specdec_cli.measure.predict import PUBLISHED_K, Predicted, Prediction, Recommendation, choose, predict
+from specdec_cli.measure.replay import replay
+from specdec_cli.measure.stats import Interval, paired
+from specdec_cli.measure.trace import Trace, load
+from specdec_cli.measure.tracing import trace_draft, trace_target
+from specdec_cli.measure.verdict import costs_of
+
+if TYPE_CHECKING:
+    from specdec_cli.engine.engine import Engine
+    from specdec_cli.measure.arms import Request
+    from specdec_cli.measure.workload import Workload
+    from specdec_cli.recipe import Recipe
+
+MAX_CANDIDATES = 3
+PROFILE_SECONDS = 15.0
+_CLEARLY = 1.05  # predictions are trusted to five per cent
+
+
+def draft_name(recipe: Recipe) -> str:
+    """What a draft is called in a trace: its model, or its method with its options."""
+    fields = recipe.draft_fields()
+    if "model" in fields:
+        return str(fields["model"])
+    options = ",".join(f"{key}={value}" for key, value in sorted(fields.items()) if key != "method")
+    return f"{fields['method']}:{options}" if options else str(fields["method"])
+
+
+def obtain_trace(
+    engine: Engine,
+    requests: Sequence[Request],
+    name: str,
+    k_max: int,
+    path: Path | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> Trace:
+    """The trace of a workload with the engine's draft, made now or read from a file that fits it.
+
+    Args:
+        engine: idle.
+        requests: the workload.
+        name: the draft's, in the trace.
+        k_max: largest k.
+        path: read where it exists, else written; None for neither.
+        say: told in words how far it is.
+
+    Raises:
+        UsageError: a file of other prompts, other sampling or another pair, or a draft that no trace can hold.
+        RunError: the file cannot be written.
+    """
+    trace = _read(path, engine, requests) if path is not None and path.exists() else None
+    is_new = trace is None
+    if trace is None:
+        trace = trace_target(engine, requests, lambda done, total: say(f"tracing the target: {done} of {total} prompts"))
+    if name not in trace.drafts:
+        trace.drafts[name] = trace_draft(
+            trace, engine.drafter, k_max, lambda done, total: say(f"tracing the draft: {done} of {total} prompts")
+        )
+    if path is not None and is_new:
+        trace.save(path)
+    return trace
+
+
+def _read(path: Path, engine: Engine, requests: Sequence[Request]) -> Trace:
+    trace = load(path)
+    if Path(trace.target).name != Path(engine.target.name).name:
+        raise UsageError(
+            f"the trace `{path}` is of target `{trace.target}`, not `{engine.target.name}`",
+            "leave --trace out to trace again, or choose another file for it",
+        )
+    trace.check(engine.tokenizer, requests)
+    return trace
+
+
+def profile_workload(
+    engine: Engine,
+    workload: Workload,
+    k_max: int,
+    batch_size: int,
+    seconds: float = PROFILE_SECONDS,
+    say: Callable[[str], None] = lambda _: None,
+) -> Costs:
+    """Costs at the workload's own context lengths, texts and sampling parameters."""
+    sizes = [len(request.token_ids) for request in workload.requests]
+    ends = [len(request.token_ids) + request.params.max_new_tokens for request in workload.requests]
+    low, high = min(sizes), int(np.median(ends))
+    return profile(
+        engine,
+        k_max,
+        (low, (low + high) // 2, max(low, high)),
+        text=[token for request in workload.requests for token in request.token_ids],
+        params=workload.requests[0].params,
+        time_limit_seconds=seconds,
+        batch_size=batch_size,
+        watch=lambda share: say(f"measuring costs: {share:.0%}"),
+    )
+
+
+def predict_all(trace: Trace, name: str, rule: str, k_max: int, costs: Costs) -> Prediction:
+    """Every k up to k_max, with `speedup` the median prompt's, as a benchmark reports it."""
+    made = predict(replay(trace, name, rule, k_max), costs)
+    rows = [replace(row, speedup=row.median_speedup) for row in made.rows]
+    return replace(made, rows=rows, recommended=choose(rows))
+
+
+def candidates(rows: Sequence[Predicted]) -> list[int]:
+    """The few k to measure, the best predicted one first: intervals overlap its own, and no k is clearly slower.
+
+    Prompt by prompt the draws of two k go together, so a pair of them can differ where their intervals overlap.
+    """
+    known = [row for row in rows if np.isfinite(row.speedup.median)]
+    if not known:
+        return []
+    ordered = sorted(known, key=lambda row: (-row.speedup.median, row.k))
+    best = ordered[0]
+    near = [row for row in ordered if row.speedup.overlaps(best.speedup) and not _is_clearly_slower(row, best)]
+    return [row.k for row in near[:MAX_CANDIDATES]]
+
+
+def _is_clearly_slower(row: Predicted, best: Predicted) -> bool:
+    return paired(best.speedup_by_prompt, row.speedup_by_prompt).ratio.is_above(_CLEARLY)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One k, measured.
+
+    Args:
+        k: most tokens drafted in a step.
+        speedup: of decoding, over the same engine without a draft.
+        track: its passes and counts.
+    """
+
+    k: int
+    speedup: Interval
+    track: Track
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        counts = self.track.counts()
+        return {
+            "speedup": self.speedup.median,
+            "ci95": None if self.speedup.ci95 is None else list(self.speedup.ci95),
+            "pairs": self.speedup.pairs,
+            "acceptance_length": counts.acceptance_length,
+            "acceptance_rate": counts.acceptance_rate,
+        }
+
+
+@dataclass(slots=True)
+class Sweep:
+    """A sweep, before, while and after its candidates are measured.
+
+    Args:
+        engine: the loaded pair, idle.
+        workload: what is decoded.
+        costs: of the pair.
+        prediction: of every k, as `predict_all` makes it; None where no trace can know.
+        k_max: largest k.
+        is_exhaustive: whether every k is measured.
+        batch_size: requests decoded together.
+        repeats: how often every k decodes every group.
+    """
+
+    engine: Engine
+    workload: Workload
+    costs: Costs
+    prediction: Prediction | None
+    k_max: int
+    is_exhaustive: bool = False
+    batch_size: int = 1
+    repeats: int = 2
+    ks: list[int] = field(init=False)
+    bench: Bench | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        """Choose what is measured."""
+        assert self.is_exhaustive or self.prediction is not None, "without a prediction every k is measured"
+        self.ks = list(range(1, self.k_max + 1))
+        if not self.is_exhaustive and self.prediction is not None:
+            self.ks = candidates(self.prediction.rows)
+        if self.ks:
+            first, *rest = self.ks
+            plan = Plan(first, self.batch_size, self.repeats)
+            others = [EngineArm(_name(k), self.engine, k) for k in rest]
+            self.bench = Bench(self.engine, self.workload, plan, others, draft=Track(_name(first)))
+
+    def run(self, stopped: Callable[[], bool] = lambda: False) -> Iterator[Progress]:
+        """Measure, as `Bench.run`; nothing where no k is worth it."""
+        if self.bench is not None:
+            yield from self.bench.run(stopped)
+
+    def measured(self) -> dict[int, Measured]:
+        """What was measured by now, by k."""
+        if self.bench is None:
+            return {}
+        found = {}
+        for k in sorted(self.ks):
+            one = self._bench_of(k)
+            speedup = one.speedup("decode") if one is not None else None
+            if one is not None and speedup is not None:
+                found[k] = Measured(k, speedup, one.draft)
+        return found
+
+    def differences(self) -> Differences:
+        """Every output with a draft, of every k, against the same request's without."""
+        found = Differences()
+        for k in self.ks:
+            one = self._bench_of(k)
+            if one is not None:
+                more = one.differences()
+                found.num_tokens += more.num_tokens
+                found.num_outputs += more.num_outputs
+                found.first = found.first or more.first
+        return found
+
+    def recommended(self) -> Recommendation:
+        """The k to take; what was measured decides where anything was."""
+        measured = list(self.measured().values())
+        if not measured:
+            assert self.prediction is not None, "without a prediction something was measured"
+            return self.prediction.recommended
+        surely = [one for one in measured if _is_faster(one.speedup)]
+        best = max(surely or measured, key=lambda one: (one.speedup.median, -one.k))
+        if not surely:
+            return Recommendation(0, None, self._why_not(best))
+        return Recommendation(best.k, best.speedup, self._why(best, measured))
+
+    def _bench_of(self, k: int) -> Bench | None:
+        """The benchmark of one k against plain decoding; None before it has a pass."""
+        assert self.bench is not None, "only a measured k has a benchmark"
+        track = self.bench.draft if k == self.ks[0] else self.bench.against.get(_name(k))
+        return replace(self.bench, draft=track) if track is not None and track.passes else None
+
+    def _why(self, best: Measured, measured: Sequence[Measured]) -> str:
+        which = "the only k measured" if len(measured) == 1 else f"the largest of the {len(measured)} measured"
+        near = [str(one.k) for one in measured if one is not best and one.speedup.overlaps(best.speedup)]
+        also = f"; its interval overlaps that of k = {', '.join(near)}" if near else ""
+        return f"k = {best.k} decodes {_times(best.speedup)} as fast, {which}{self._beside(best.k)}{also}; {guidance(best.k)}"
+
+    def _why_not(self, best: Measured) -> str:
+        sure = ", not surely above 1" if best.speedup.median > 1 else ""
+        one = self._bench_of(best.k)
+        costs = costs_of(one) if one is not None else None
+        reason = ""
+        if costs is not None:
+            reason = (
+                f": a step gives {costs.tokens_per_step:.2f} tokens and costs "
+                f"{costs.breakeven_tokens_per_step:.2f} plain steps, "
+                f"{costs.draft_seconds_per_step / costs.step_seconds:.0%} of it drafting and "
+                f"{costs.verify_seconds_per_step / costs.step_seconds:.0%} verification"
+            )
+        return (
+            f"do not speculate: even the best k = {best.k} decodes {_times(best.speedup)} as fast"
+            f"{sure}{self._beside(best.k)}{reason}"
+        )
+
+    def _beside(self, k: int) -> str:
+        if self.prediction is None:
+            return ""
+        return f" (predicted {self.prediction.rows[k - 1].speedup.median:.2f}×)"
+
+
+def guidance(k: int) -> str:
+    """Where a k stands to what is published."""
+    low, high = PUBLISHED_K
+    place = "within" if low <= k <= high else "outside"
+    return f"{place} the published guidance of {low} to {high}"
+
+
+def _name(k: int) -> str:
+    return f"k = {k}"
+
+
+def _is_faster(speedup: Interval) -> bool:
+    return speedup.is_above(1.0) if speedup.ci95 is not None else speedup.median > 1
+
+
+def _times(speedup: Interval) -> str:
+    ends = "" if speedup.ci95 is None else f" ({speedup.ci95[0]:.2f} to {speedup.ci95[1]:.2f})"
+    return f"{speedup.median:.2f}×{ends}"

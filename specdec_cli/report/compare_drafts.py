@@ -1,0 +1,246 @@
+"""The document of `compare-drafts`, `specdec.compare-drafts/1`, and what a person sees of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from specdec_cli.report.bench import interval_words, lossless_words
+from specdec_cli.report.bench import json_schema as bench_schema
+from specdec_cli.report.page import grid
+from specdec_cli.report.table import NOTHING, number, percent
+
+if TYPE_CHECKING:
+    from specdec_cli.measure.compare import Comparison, Contender
+    from specdec_cli.measure.passes import Kind, Track
+    from specdec_cli.measure.stats import Interval
+    from specdec_cli.report.generate import Promise
+
+SCHEMA = "specdec.compare-drafts/1"
+LEGEND = (
+    "cost: a drafted token over a plain step. predicted: from the trace. memory: weights and KV cache of the draft. "
+    "In brackets: 95 % intervals."
+)
+_NO_INTERVAL: Mapping[str, Any] = {"median": None, "ci95": None, "pairs": 0}
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of the whole document; statistics, timing and intervals are `bench`'s."""
+    text = files("specdec_cli.report").joinpath("schemas", "compare-drafts.json").read_text(encoding="utf-8")
+    schema: dict[str, Any] = json.loads(text)
+    bench = bench_schema()
+    schema["$defs"] = bench["$defs"] | schema["$defs"]
+    schema["properties"] |= {name: bench["properties"][name] for name in ("workload", "machine", "gates")}
+    return schema
+
+
+def compare_body(
+    comparison: Comparison,
+    promise: Promise,
+    tokens_must_agree: bool,
+    machine: Mapping[str, Any],
+    interrupted: bool,
+) -> dict[str, Any]:
+    """What stands in the document after the fields that every document has; `gates` is empty until they are judged.
+
+    Args:
+        comparison: after its run.
+        promise: of the verification mode.
+        tokens_must_agree: whether every draft's tokens are compared with plain decoding's.
+        machine: its load before and after.
+        interrupted: whether it was ended early.
+    """
+    ranking, winner = comparison.ranking(), comparison.winner()
+    drafting = [one for one in ranking if one.drafts]
+    best = winner or drafting[0]
+    notices = [*([comparison.workload.notice] if comparison.workload.notice else []), *comparison.notices]
+    return {
+        "workload": comparison.workload.as_dict(),
+        "plan": {
+            "k_max": comparison.k_max,
+            "exhaustive": comparison.is_exhaustive,
+            "batch_size": comparison.batch_size,
+            "repeats": comparison.repeats,
+            "order": "A B B A",
+            "passes": comparison.num_passes,
+            "interrupted": interrupted,
+        },
+        "machine": dict(machine),
+        "plain": _totals(comparison.plain),
+        "rows": [_row(comparison, one) for one in ranking],
+        "pairwise": [
+            {
+                "a": pair.a.draft,
+                "b": pair.b.draft,
+                "speedup_ratio": pair.found.ratio.median,
+                "ci95": _ends(pair.found.ratio),
+                "p_a_faster": pair.found.p_a_faster,
+            }
+            for pair in comparison.pairs()
+        ],
+        "task_winners": {task: _task_winner(comparison, task) for task in comparison.bench.tasks()},
+        "winner": "none" if winner is None else winner.draft,
+        "speedup": {kind: _interval(comparison.speedup(best, kind)) for kind in _KINDS},
+        "recommendation": comparison.recommendation(),
+        "lossless": {
+            "promised": promise.is_lossless,
+            "verify": promise.verify,
+            **_differences(comparison, tokens_must_agree),
+        },
+        "notices": notices,
+        "gates": [],
+    }
+
+
+_KINDS: tuple[Kind, ...] = ("decode", "latency")
+
+
+def _row(comparison: Comparison, one: Contender) -> dict[str, Any]:
+    track = comparison.track(one)
+    counts, (parameters, memory_bytes) = track.counts(), one.sizes()
+    return {
+        "draft": one.draft,
+        "method": one.method,
+        "parameters": parameters,
+        "memory_bytes": memory_bytes,
+        "cost_ratio": one.cost_ratio,
+        "best_k": comparison.best_k(one),
+        "acceptance_rate": counts.acceptance_rate,
+        "acceptance_length": counts.acceptance_length,
+        "speedup": _interval(comparison.speedup(one)),
+        "latency_speedup": _interval(comparison.speedup(one, "latency")),
+        "by_task": {
+            task: {
+                "acceptance_rate": track.counts(task).acceptance_rate,
+                "acceptance_length": track.counts(task).acceptance_length,
+                "speedup": _interval(comparison.speedup(one, task=task)),
+            }
+            for task in comparison.bench.tasks()
+            if task in track.meters
+        },
+        "predicted": None
+        if one.prediction is None
+        else [
+            {
+                "k": row.k,
+                "acceptance_length": row.acceptance_length.as_dict(),
+                "speedup": row.median_speedup.as_dict(),
+            }
+            for row in one.prediction.rows
+        ],
+        "measured": [{"k": k, "speedup": _interval(comparison.speedup_at(one, k))} for k in sorted(one.tracks)],
+        **_totals(track),
+    }
+
+
+def _totals(track: Track) -> dict[str, Any]:
+    return {"timing": track.timing().as_dict(), "speculative": track.counts().as_dict()}
+
+
+def _task_winner(comparison: Comparison, task: str) -> dict[str, Any]:
+    winner, speedup = comparison.task_winner(task)
+    return {"draft": "none" if winner is None else winner.draft, "speedup": _interval(speedup)}
+
+
+def _interval(interval: Interval | None) -> dict[str, Any]:
+    return dict(_NO_INTERVAL) if interval is None else interval.as_dict()
+
+
+def _ends(interval: Interval) -> list[float] | None:
+    return None if interval.ci95 is None else list(interval.ci95)
+
+
+def _differences(comparison: Comparison, tokens_must_agree: bool) -> dict[str, Any]:
+    """All drafts' outputs against plain decoding's, as one."""
+    if not tokens_must_agree:
+        return {"checked_tokens": None, "mismatches": None, "first_divergence": None}
+    found = comparison.differences()
+    return dict(found.as_dict())
+
+
+def print_compare(console: Console, comparison: Comparison, body: Mapping[str, Any]) -> None:
+    """Print the report."""
+    console.print(drafts_table(comparison))
+    console.print(Text(LEGEND, style="dim"), soft_wrap=True)
+    if body["task_winners"]:
+        console.print(_tasks_table(comparison, body))
+    if body["pairwise"]:
+        console.print(_pairs_table(body))
+    console.print(_classic_table(body))
+    console.print(Text(lossless_words(body["lossless"])), soft_wrap=True)
+    for notice in [*([body["machine"]["busy"]] if body["machine"]["busy"] else []), *body["notices"]]:
+        console.print(Text(f"note: {notice}", style="yellow"), soft_wrap=True)
+    for gate in body["gates"]:
+        style = "green" if gate["passed"] else "bold red"
+        word = "passed" if gate["passed"] else "FAILED"
+        console.print(Text(f"gate {word}: fail if {gate['expression']}: {gate['reason']}", style=style), soft_wrap=True)
+    console.print(Text(body["recommendation"], style="bold"), soft_wrap=True)
+
+
+def drafts_table(comparison: Comparison) -> Table:
+    """The drafts as they were measured so far, the fastest first."""
+    heads = ("draft", "best k", "speed-up (95 %)", "end to end", "predicted", "accepted", "length", "cost", "memory")
+    rows = []
+    for one in comparison.ranking():
+        k, counts = comparison.best_k(one), comparison.track(one).counts()
+        predicted = [] if one.prediction is None else [row for row in one.prediction.rows if row.k == k]
+        rows.append(
+            [
+                one.draft,
+                str(k) if k else NOTHING,
+                interval_words(comparison.speedup(one)),
+                interval_words(comparison.speedup(one, "latency")),
+                f"{predicted[0].median_speedup.median:.2f}×" if predicted else NOTHING,
+                percent(counts.acceptance_rate),
+                number(counts.acceptance_length),
+                number(one.cost_ratio, 3),
+                _bytes(one.sizes()[1]),
+            ]
+        )
+    return _table(heads, rows)
+
+
+def _tasks_table(comparison: Comparison, body: Mapping[str, Any]) -> Table:
+    rows = [
+        [task, *(_short(row["by_task"].get(task, {}).get("speedup")) for row in body["rows"]), found["draft"]]
+        for task, found in body["task_winners"].items()
+    ]
+    return _table(("task", *(one.draft for one in comparison.ranking()), "winner"), rows)
+
+
+def _pairs_table(body: Mapping[str, Any]) -> Table:
+    rows = []
+    for pair in body["pairwise"]:
+        ends = "" if pair["ci95"] is None else f" ({pair['ci95'][0]:.2f}–{pair['ci95'][1]:.2f})"
+        rows.append([pair["a"], pair["b"], f"{pair['speedup_ratio']:.2f}×{ends}", f"{pair['p_a_faster']:.3f}"])
+    return _table(("A", "B", "A over B (95 %)", "P(A is faster)"), rows)
+
+
+def _classic_table(body: Mapping[str, Any]) -> Table:
+    target = str(body["recipe"]["target"]["model"])
+    return _table(
+        ("Target", "Draft", "Speed-up"), [[target, row["draft"], _short(row["speedup"])] for row in body["rows"]]
+    )
+
+
+def _short(speedup: Mapping[str, Any] | None) -> str:
+    return NOTHING if speedup is None or speedup["median"] is None else f"{speedup['median']:.2f}×"
+
+
+def _bytes(num: int | None) -> str:
+    if num is None:
+        return NOTHING
+    return f"{num / 1e9:.2f} GB" if num >= 1e9 else f"{num / 1e6:.1f} MB" if num else "0"
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    table = grid(*heads)
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    return table
