@@ -39,7 +39,13 @@ ALIASES = shlex.split("""
 --max-model-len --gpu-memory-utilization
 """)
 # What has no meaning for a command that decodes: an audit looks at tokens and at batch sizes of its own.
-LEFT_OUT = {"generate": set(), "audit": {"--logprobs", "--disable-by-batch-size"}, "bench": {"--logprobs"}}
+LEFT_OUT = {
+    "generate": set(),
+    "audit": {"--logprobs", "--disable-by-batch-size"},
+    "bench": {"--logprobs"},
+    "compare-drafts": {"--logprobs", "--num-speculative-tokens"},
+    "sweep-k": {"--logprobs", "--disable-by-batch-size", "--num-speculative-tokens"},
+}
 NOT_DECODING = {"recipe", "doctor"}
 
 
@@ -115,7 +121,8 @@ def options_in_help(command: str, capsys) -> set[str]:
 def test_help_lists_the_shared_options(command: str, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     listed = options_in_help(command, capsys)
-    wanted = set(SHARED) - LEFT_OUT[command] | set(SHORT) | (set(ALIASES) if command == "generate" else set())
+    short = {name for name, long in SHORT.items() if long not in LEFT_OUT[command]}
+    wanted = set(SHARED) - LEFT_OUT[command] | short | (set(ALIASES) if command == "generate" else set())
     assert wanted <= listed
     assert not LEFT_OUT[command] & listed
     assert not {"--tree", "--compile", "--json-schema", "--regex", "--choice"} & listed, "not built: absent, no stub"

@@ -40,10 +40,8 @@ def doctor(*, shared: Shared) -> None:
 
 
 def _names_pair(resolved: Resolved, shared: Shared) -> bool:
-    """Whether anything names a target or a draft: a flag, a recipe, `--set` or the environment."""
-    named = ("target.model", "draft.model", "draft.method")
-    origins = [resolved.origins.get(key, "default") for key in named]
-    return shared.recipe is not None or any(origin != "default" for origin in origins)
+    """Whether anything says what pair to look at, or how it would run: a flag, a recipe, `--set`, the environment."""
+    return shared.recipe is not None or any(origin != "default" for origin in resolved.origins.values())
 
 
 def _show(diagnosis: Diagnosis, shared: Shared) -> None:

@@ -18,7 +18,7 @@ from typing import IO, Annotated, Any
 import typer
 
 from specdec_cli import __version__
-from specdec_cli.cli import audit, bench, doctor, generate, recipe
+from specdec_cli.cli import audit, bench, compare_drafts, doctor, generate, recipe, sweep_k
 from specdec_cli.cli.output import colourful
 from specdec_cli.errors import ExitCode, SpecdecError
 from specdec_cli.recipe.problems import did_you_mean
@@ -39,6 +39,8 @@ def _app() -> typer.Typer:
     app.callback()(_globals)
     app.command("generate")(generate.generate)
     app.command("bench")(bench.bench)
+    app.command("compare-drafts")(compare_drafts.compare_drafts)
+    app.command("sweep-k")(sweep_k.sweep_k)
     app.command("audit")(audit.audit)
     app.command("doctor")(doctor.doctor)
     app.add_typer(recipe.app, name="recipe")

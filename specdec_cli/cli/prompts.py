@@ -28,7 +28,7 @@ def given_prompts(prompts: Sequence[str], prompt_file: str | None) -> list[Promp
         if prompt_file != "-":
             return read_prompt_file(Path(prompt_file))
         text = _read_stdin()
-        return parse_prompts(text, _STDIN, is_jsonl=text.lstrip().startswith("{"))
+        return parse_prompts(text, _STDIN, is_jsonl=looks_like_jsonl(text))
     if not prompts:
         if sys.stdin is None or sys.stdin.isatty():
             hint = 'for example: specdec generate "Once upon a time"'

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,10 +18,9 @@ from specdec_cli.errors import ExitCode, UsageError
 from specdec_cli.measure.dataset import is_at_hand
 from specdec_cli.measure.workload import read_rows
 from specdec_cli.recipe.present import to_yaml
-from specdec_cli.recipe.schema import Draft
 from specdec_cli.report.generate import Promise
 from specdec_cli.report.page import open_page
-from specdec_cli.report.sweep_k import SCHEMA, SweepView, json_schema, print_sweep, sweep_body
+from specdec_cli.report.sweep_k import SCHEMA, SweepView, json_schema, print_sweep, sweep_body, tuned_recipe
 from specdec_cli.report.view import Screen
 from specdec_cli.sampling.params import SamplingParams
 
@@ -72,10 +71,10 @@ def sweep_k(
     resolved = shared.resolve()
     wish = _Wish(k_max, exhaustive, repeats, batch_size, chat, trace, write_recipe)
     _check(resolved.recipe, shared, wish)
+    unknowable = _unknowable(resolved.recipe, wish)
     if dry_run:
         _show_plan(resolved, wish, shared)
         return None
-    unknowable = _unknowable(resolved.recipe, wish)
     workload = resolved.recipe.workload
     rows = read_rows(workload.dataset, workload.tasks, workload.num_prompts)
     return _Run(resolved, wish, rows, shared, open_screen(shared.quiet, streams_text=False), unknowable).go()
@@ -216,9 +215,7 @@ class _Run:
         costs = profile_workload(engine, workload, self.wish.k_max, self.wish.batch_size, say=say)
         wish = self.wish
         prediction = None if predict is None else predict(costs)
-        sweep = Sweep(
-            engine, workload, costs, prediction, wish.k_max, wish.exhaustive, wish.batch_size, wish.repeats
-        )
+        sweep = Sweep(engine, workload, costs, prediction, wish.k_max, wish.exhaustive, wish.batch_size, wish.repeats)
         return machine, engine, sweep
 
     def _predictor(self, engine: Engine, workload: Workload, say: Callable[[str], None]) -> Callable[[Any], Any] | None:
@@ -294,27 +291,11 @@ class _Run:
         if path is not None and interrupted:
             self.screen.say(f"{path} was not written: the sweep is not whole", "yellow")
         elif path is not None:
-            write_file(path, tuned(self.resolved, found["k"], found["why"]), self.shared.force)
+            write_file(path, tuned_recipe(self.resolved, found["k"], found["why"]), self.shared.force)
         if not self.shared.json:
             print_sweep(open_page(sys.stdout, colourful(sys.stdout)), sweep, document)
         elif not self.shared.quiet:
             print_sweep(open_page(sys.stderr, colourful(sys.stderr)), sweep, document)
-
-
-def tuned(resolved: Resolved, k: int, why: str) -> str:
-    """The resolved recipe as YAML with this k; 0 takes the draft out.
-
-    Args:
-        resolved: what the sweep ran with.
-        k: the recommended one.
-        why: stands above it as a comment.
-    """
-    recipe = resolved.recipe
-    update: dict[str, Any] = {"speculation": recipe.speculation.model_copy(update={"num_speculative_tokens": k})}
-    if k == 0:
-        update["draft"] = Draft(method="none")
-    text = to_yaml(replace(resolved, recipe=recipe.model_copy(update=update)))
-    return f"# By `specdec sweep-k`: {''.join(letter for letter in why if letter.isprintable())}.\n{text}"
 
 
 def _load_of(machine: Machine) -> dict[str, Any]:

@@ -116,10 +116,13 @@ class Engine:
         return load_engine(target, draft, **settings)
 
     @classmethod
-    def from_recipe(cls, recipe: Recipe, **settings: Any) -> Engine:
-        """An engine from a resolved recipe."""
+    def from_recipe(cls, recipe: str | Recipe, **settings: Any) -> Engine:
+        """An engine from a recipe: a shipped one's name, a file, or one that is resolved already."""
         from specdec_cli.engine.build import engine_from_recipe
+        from specdec_cli.recipe import resolve
 
+        if isinstance(recipe, str):
+            recipe = resolve(recipe).recipe
         return engine_from_recipe(recipe, **settings)
 
     @property
@@ -260,10 +263,6 @@ class Engine:
         """Abort what is left of requests whose caller went away; those that finished are none."""
         for sequence_id in ids:
             self.abort(sequence_id)
-
-    def tokens_of(self, sequence_id: int) -> list[int]:
-        """Prompt and output so far of a request that has not finished."""
-        return self._sequences[sequence_id].tokens
 
     def _propose(self, batch: list[Scheduled]) -> tuple[list[Guesses], float]:
         begin = perf_counter()

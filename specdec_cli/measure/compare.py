@@ -134,6 +134,9 @@ class Comparison:
             UsageError: a draft whose acceptance no trace tells, unless every k is measured.
         """
         rivals = [contender for contender in self.contenders if contender.drafts]
+        target = rivals[0].engine.target.name
+        if self.trace is not None and self.trace.target != target:
+            self.notices.append(f"the trace is of the target `{self.trace.target}`, here `{target}` is measured")
         if self.trace is None and is_predictable:
             say("tracing the target")
             self.trace = trace_target(rivals[0].engine, self.workload.requests)
@@ -215,6 +218,11 @@ class Comparison:
     def plain(self) -> Track:
         """The arm without a draft."""
         return self.bench.plain
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether there is a draft and a plain arm to compare."""
+        return any(one.drafts and self.speedup(one) is not None for one in self.contenders)
 
     @property
     def num_passes(self) -> int:

@@ -49,7 +49,7 @@ def rows_of(prompts: Iterable[str]) -> list[PromptRow]:
 
 
 def read_prompt_file(path: Path) -> list[PromptRow]:
-    """Rows of a prompt file: JSONL by its name (`.jsonl`, `.ndjson`), else one prompt a line.
+    """Rows of a prompt file: JSONL by its name (`.jsonl`, `.ndjson`) or its first brace, else one prompt a line.
 
     Raises:
         UsageError: the file cannot be read, is not UTF-8, is empty, or a row is wrong (`file:line`).
@@ -61,7 +61,12 @@ def read_prompt_file(path: Path) -> list[PromptRow]:
             f"prompt file `{path}` cannot be read: {error.strerror or error}", "check the path and its permissions"
         ) from error
     text = decode_text(data, f"prompt file `{path}`")
-    return parse_prompts(text, str(path), is_jsonl=path.suffix.lower() in _JSONL_SUFFIXES)
+    return parse_prompts(text, str(path), path.suffix.lower() in _JSONL_SUFFIXES or looks_like_jsonl(text))
+
+
+def looks_like_jsonl(text: str) -> bool:
+    """Whether a prompt text without a telling name holds JSON objects."""
+    return text.lstrip().startswith("{")
 
 
 def decode_text(data: bytes, what: str) -> str:

@@ -69,7 +69,9 @@ def obtain_trace(
     trace = _read(path, engine, requests) if path is not None and path.exists() else None
     is_new = trace is None
     if trace is None:
-        trace = trace_target(engine, requests, lambda done, total: say(f"tracing the target: {done} of {total} prompts"))
+        trace = trace_target(
+            engine, requests, lambda done, total: say(f"tracing the target: {done} of {total} prompts")
+        )
     if name not in trace.drafts:
         trace.drafts[name] = trace_draft(
             trace, engine.drafter, k_max, lambda done, total: say(f"tracing the draft: {done} of {total} prompts")
@@ -254,7 +256,8 @@ class Sweep:
         which = "the only k measured" if len(measured) == 1 else f"the largest of the {len(measured)} measured"
         near = [str(one.k) for one in measured if one is not best and one.speedup.overlaps(best.speedup)]
         also = f"; its interval overlaps that of k = {', '.join(near)}" if near else ""
-        return f"k = {best.k} decodes {_times(best.speedup)} as fast, {which}{self._beside(best.k)}{also}; {guidance(best.k)}"
+        found = f"k = {best.k} decodes {_times(best.speedup)} as fast{self._beside(best.k)}"
+        return f"{found}, {which}{also}; {guidance(best.k)}"
 
     def _why_not(self, best: Measured) -> str:
         sure = ", not surely above 1" if best.speedup.median > 1 else ""

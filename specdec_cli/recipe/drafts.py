@@ -1,4 +1,4 @@
-"""Several drafts for one target: each is resolved as if the recipe named it alone, with its own origins and positions."""
+"""Several drafts for one target: each resolved as if the recipe named it alone, with its own origins and positions."""
 
 from __future__ import annotations
 

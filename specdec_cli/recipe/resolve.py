@@ -198,7 +198,7 @@ def _known_keys(path: Path) -> list[str]:
 
 def _cross_problems(recipe: Recipe, tree: Tree) -> list[Problem]:
     """Keys that contradict each other."""
-    return [*_unused_p_min(recipe, tree), *_greedy_that_samples(recipe, tree), *_more_than_all(recipe, tree)]
+    return [*_unused_p_min(recipe, tree), *_greedy_that_samples(recipe, tree), *_more_than_all(recipe, tree), *_sure_of_everything(recipe, tree)]
 
 
 def _unused_p_min(recipe: Recipe, tree: Tree) -> list[Problem]:
@@ -219,6 +219,14 @@ def _greedy_that_samples(recipe: Recipe, tree: Tree) -> list[Problem]:
     if tree.layer(given) > tree.layer(mode):
         return [tree.problem(given, f"`{temperature:g}` does not fit verification mode `greedy`", hint)]
     return [tree.problem(mode, f"`greedy` does not fit temperature `{temperature:g}`", hint)]
+
+
+def _sure_of_everything(recipe: Recipe, tree: Tree) -> list[Problem]:
+    """Only a draft model has probabilities to be unsure by."""
+    if recipe.speculation.depth_policy == "fixed" or recipe.draft.model is not None:
+        return []
+    said = f"`{recipe.speculation.depth_policy}` needs a draft model, and draft method `{recipe.draft.method}` is none"
+    return [tree.problem(("speculation", "depth_policy"), said, "use depth_policy `fixed`, or name a draft model")]
 
 
 def _more_than_all(recipe: Recipe, tree: Tree) -> list[Problem]:

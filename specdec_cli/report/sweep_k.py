@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.resources import files
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,8 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from specdec_cli.recipe.present import to_yaml
+from specdec_cli.recipe.schema import Draft
 from specdec_cli.report.bench import interval_words, lossless_words
 from specdec_cli.report.generate import Promise
 from specdec_cli.report.generate import json_schema as generate_schema
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from specdec_cli.measure.bench import Progress
     from specdec_cli.measure.predict import Predicted
     from specdec_cli.measure.sweep import Measured, Sweep
+    from specdec_cli.recipe import Resolved
 
 SCHEMA = "specdec.sweep-k/1"
 HEADS = ("k", "tokens a step", "predicted (95 %)", "measured (95 %)", "textbook", "draft/verify/rest %", "")
@@ -209,7 +213,25 @@ def _explanations(sweep: Sweep, body: Mapping[str, Any]) -> list[str]:
     if body["iid"]["alpha"] is not None:
         even, twice = body["break_even_alpha"], body["draft_seconds_for_2x"]
         pays = "no acceptance breaks even at these costs" if even is None else f"it breaks even at {even:.2f}"
-        draft = "not even a free draft gives 2×" if twice is None else f"2× needs a draft of {1000 * twice:.2f} ms a token"
+        draft = (
+            "not even a free draft gives 2×" if twice is None else f"2× needs a draft of {1000 * twice:.2f} ms a token"
+        )
         ceiling = "" if body["ceiling"] is None else f"; the ceiling with a free draft is {body['ceiling']:.2f}×"
         lines.append(f"Textbook: one α for every token, here {body['iid']['alpha']:.2f}; {pays}; {draft}{ceiling}.")
     return lines
+
+
+def tuned_recipe(resolved: Resolved, k: int, why: str) -> str:
+    """The resolved recipe as YAML with this k; 0 takes the draft out.
+
+    Args:
+        resolved: what the sweep ran with.
+        k: the recommended one.
+        why: stands above it as a comment.
+    """
+    recipe = resolved.recipe
+    update: dict[str, Any] = {"speculation": recipe.speculation.model_copy(update={"num_speculative_tokens": k})}
+    if k == 0:
+        update["draft"] = Draft(method="none")
+    text = to_yaml(replace(resolved, recipe=recipe.model_copy(update=update)))
+    return f"# By `specdec sweep-k`: {''.join(letter for letter in why if letter.isprintable())}.\n{text}"

@@ -8,9 +8,10 @@ from tiny_engine import letter_tokenizer, tokens, transformers_greedy
 from tiny_models import make_tiny
 
 from specdec_cli import Engine, EngineOptions, SamplingParams
-from specdec_cli.engine.build import LoadSettings, ModelSettings, load_engine
+from specdec_cli.engine.build import LoadSettings, ModelSettings, load_engine, load_engines
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.events import Stepped
+from specdec_cli.measure.compare import Contender
 
 REAL = 87
 
@@ -52,6 +53,14 @@ def test_generate_takes_one_prompt_or_many(pair):
     assert max(e.num_drafted for e in emitted) == 2
 
 
+def test_a_recipe_by_its_file(pair, tmp_path):
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(f"target: {{model: {pair[0]}}}\ndraft: {{model: {pair[1]}}}\nspeculation: {{verify: gumbel}}\n")
+    engine = Engine.from_recipe(str(recipe))
+    assert engine.options.verify == "gumbel"
+    assert engine.generate("the end", SamplingParams(max_new_tokens=6))[0].speculative.num_drafts
+
+
 @pytest.mark.parametrize("draft", ["ngram", "ngram:max=3,min=1", "none", None, {"method": "ngram", "min": 1}])
 def test_other_drafts(pair, draft):
     plain = Engine.load(pair[0], pair[1]).generate("the end, the end", SamplingParams(max_new_tokens=20))
@@ -76,6 +85,28 @@ def test_tokenizers_that_differ_are_refused_with_their_overlap(pair, tmp_path):
     assert "%) have the same id" in message
     assert "'he'" in message
     assert "ngram" in error.value.hint
+
+
+def test_drafts_share_a_target_that_is_loaded_once(pair):
+    said = []
+    engines = load_engines(pair[0], [pair[1], "ngram", None], settings=LoadSettings(progress=said.append))
+    assert said == [f"loading {what}" for what in (f"tokenizer of {pair[0]}", f"target {pair[0]}", f"draft {pair[1]}")]
+    assert len({id(engine.target) for engine in engines}) == 1
+    outputs = [engine.generate("the end, the end", SamplingParams(max_new_tokens=12)) for engine in engines]
+    assert len({tuple(tokens(one)[0]) for one in outputs}) == 1
+    model, ngram, none = (Contender("x", method, one) for method, one in zip("abc", engines, strict=True))
+    parameters, memory_bytes = model.sizes()
+    assert memory_bytes > 4 * parameters > 0
+    assert ngram.sizes() == none.sizes() == (0, 0)
+
+
+def test_the_tokenizer_of_every_draft_is_looked_at(pair, tmp_path):
+    make_tiny("llama", tmp_path, 3, vocab_size=96)
+    letter_tokenizer(without="he").save_pretrained(tmp_path)
+    said = []
+    with pytest.raises(UsageError, match="differ"):
+        load_engines(pair[0], [pair[1], str(tmp_path)], settings=LoadSettings(progress=said.append))
+    assert said == [f"loading tokenizer of {pair[0]}"], "before any weights"
 
 
 def test_a_draft_without_a_tokenizer_is_refused(pair, tmp_path):

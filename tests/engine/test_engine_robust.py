@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,13 @@ from specdec_cli.sampling.chain import LogitsError
 from specdec_cli.sampling.params import SamplingParams
 
 
-def engine() -> Engine:
-    return Engine(tiny_lm("llama"), ngram(), None, EngineOptions(), ())
+@pytest.fixture
+def engine(tmp_path: Path) -> Engine:
+    return Engine(tiny_lm(tmp_path), ngram(), None, EngineOptions(), ())
 
 
-def test_a_request_whose_tokens_are_all_banned_is_ended_alone() -> None:
-    one = engine()
+def test_a_request_whose_tokens_are_all_banned_is_ended_alone(engine: Engine) -> None:
+    one = engine
     everything = tuple(range(one.num_tokens))
     one.add([1, 2], SamplingParams(min_tokens=3, stop_token_ids=everything))
     neighbour = one.add([3, 4], SamplingParams(max_new_tokens=5))
@@ -36,8 +38,8 @@ def test_a_request_whose_tokens_are_all_banned_is_ended_alone() -> None:
     assert one.target.num_free_blocks == one.target.num_blocks
 
 
-def test_an_abandoned_stream_leaves_nothing_running() -> None:
-    one = engine()
+def test_an_abandoned_stream_leaves_nothing_running(engine: Engine) -> None:
+    one = engine
     stream = one.stream([[1, 2], [3, 4]])
     next(stream)
     assert one.has_work
@@ -64,8 +66,8 @@ def test_options_out_of_range_are_refused_by_name(change: dict[str, Any]) -> Non
         EngineOptions(**change)
 
 
-def test_token_ids_may_come_as_arrays() -> None:
-    one = engine()
+def test_token_ids_may_come_as_arrays(engine: Engine) -> None:
+    one = engine
     params = SamplingParams(max_new_tokens=4)
     expected = one.generate([5, 6, 7], params)[0].token_ids
     for prompt in (np.array([5, 6, 7]), torch.tensor([5, 6, 7])):

@@ -1,0 +1,279 @@
+"""`compare-drafts` as a person meets it: ranks by true costs, the document, lists of drafts, gates, refusals."""
+
+import json
+import signal
+import time
+
+import jsonschema
+import pytest
+from toy_engine import END, LETTERS, LetterTokenizer, TableLM
+
+from specdec_cli import drafters
+from specdec_cli.cli.main import run
+from specdec_cli.drafters.contract import Resources
+from specdec_cli.engine import build
+from specdec_cli.engine.engine import Engine
+from specdec_cli.errors import UsageError
+from specdec_cli.measure import compare
+from specdec_cli.measure.passes import Track
+from specdec_cli.report.compare_drafts import json_schema
+
+TARGET_SECONDS = 0.002
+# Name to (seed of the table, seconds of a forward): the target's own table is guessed right always.
+MODELS = {"good": (0, 0.0002), "bad": (5, 0.001), "expensive": (0, 0.006)}
+
+
+class SlowLM(TableLM):
+    """A table that takes its time, however many rows it scores."""
+
+    def __init__(self, seed: int, seconds: float) -> None:
+        super().__init__(seed)
+        self.seconds = seconds
+
+    def score(self, rows):
+        time.sleep(self.seconds)
+        return super().score(rows)
+
+
+@pytest.fixture
+def loaded(monkeypatch):
+    """Recipes that engines were asked for; the real loader is not called, and costs are measured in short."""
+    seen = []
+
+    def load(recipes, *, trust_remote_code=False, progress=None):
+        seen.append(recipes)
+        target, made = SlowLM(0, TARGET_SECONDS), []
+        for recipe in recipes:
+            fields = recipe.draft_fields()
+            drafter = drafters.create(fields.pop("method", "model"), fields)
+            drafter.load(Resources(lambda name: SlowLM(*MODELS[name]), LetterTokenizer().encode, len(LETTERS)))
+            options = build.engine_options(recipe)
+            made.append(Engine(target, drafter, LetterTokenizer(), options, eos_token_ids=(END,)))
+        return made
+
+    monkeypatch.setattr(build, "engines_from_recipes", load)
+    monkeypatch.setattr(compare, "_PROFILE_SECONDS", 0.0)
+    monkeypatch.setattr(compare, "_MIN_PROFILE_SECONDS", 0.0)
+    for name in ("NO_COLOR", "CI", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    return seen
+
+
+@pytest.fixture
+def instant(monkeypatch):
+    """Where speed is not looked at, tables take no time."""
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+
+
+def compared(*arguments: str) -> int:
+    return int(run(["compare-drafts", "-n", "13", "--num-prompts", "4", "--k-max", "3", *arguments]))
+
+
+def given(*drafts: str) -> list[str]:
+    return [word for draft in drafts for word in ("-d", draft)]
+
+
+def checked(text: str) -> dict:
+    document = json.loads(text)
+    jsonschema.validate(document, json_schema(), format_checker=jsonschema.FormatChecker())
+    return document
+
+
+ALL = given("bad", "none", "expensive", "ngram:min=1", "good")
+
+
+@pytest.mark.parametrize("how", [[], ["--exhaustive", "--repeats", "1"]])
+def test_drafts_are_ranked_as_their_true_costs_say(loaded, capsys, how):
+    assert compared(*ALL, "--json", *how) == 0
+    document = checked(capsys.readouterr().out)
+    rows = {row["draft"]: row for row in document["rows"]}
+    order = [row["draft"] for row in document["rows"]]
+    assert order[0] == "good"
+    assert order.index("good") < order.index("none") < order.index("expensive")
+    assert order.index("none") < order.index("bad") < order.index("expensive")
+    assert document["winner"] == "good"
+    assert document["recommendation"].startswith("Use good with k = 3: it is ")
+    assert document["speedup"]["decode"] == rows["good"]["speedup"]
+    assert rows["good"]["best_k"] == 3
+    assert rows["good"]["acceptance_rate"] == 1
+    assert rows["expensive"]["cost_ratio"] > 1 > rows["bad"]["cost_ratio"] > rows["good"]["cost_ratio"] > 0
+    assert rows["none"]["speedup"]["median"] == 1
+    assert rows["none"]["best_k"] == 0
+    assert rows["none"]["acceptance_rate"] is None
+    assert rows["ngram:min=1"]["memory_bytes"] == rows["none"]["memory_bytes"] == 0
+    assert rows["good"]["memory_bytes"] is None, "a toy's size is not known"
+    assert [row["k"] for row in rows["good"]["measured"]] == ([1, 2, 3] if how else [3])
+    assert len(rows["bad"]["predicted"]) == 3
+    measured, predicted = rows["good"]["speedup"]["median"], rows["good"]["predicted"][2]["speedup"]["median"]
+    assert predicted == pytest.approx(measured, rel=0.4)
+    pairs = {(pair["a"], pair["b"]): pair for pair in document["pairwise"]}
+    assert len(pairs) == 10
+    assert pairs["good", "none"]["p_a_faster"] == 1
+    assert pairs["good", "none"]["speedup_ratio"] == pytest.approx(measured)
+    low, high = pairs["good", "expensive"]["ci95"]
+    assert 1 < low <= pairs["good", "expensive"]["speedup_ratio"] <= high
+    assert {found["draft"] for found in document["task_winners"].values()} <= {"good", "none", "ngram:min=1"}
+    assert document["lossless"]["mismatches"] == 0
+    assert document["plan"]["passes"] == (4 * 13 if how else 4 * 2 * 5)
+    assert [draft.get("model") for draft in document["recipe"]["draft"]] == ["bad", None, "expensive", None, "good"]
+
+
+def test_the_report_goes_to_stdout(loaded, capsys):
+    assert compared(*given("good", "none")) == 0
+    out, err = capsys.readouterr()
+    for word in ("Target", "Draft", "Speed-up", "P(A is faster)", "best k", "Use good with k = 3", "winner"):
+        assert word in out
+    assert "\x1b" not in out + err
+    assert "comparing drafts for the built-in builtin:target" in err
+
+
+def test_do_not_speculate(loaded, capsys):
+    assert compared(*given("expensive"), "--k-max", "1", "--json") == 0
+    document = checked(capsys.readouterr().out)
+    assert document["winner"] == "none"
+    assert document["recommendation"].startswith("Do not speculate: no draft is surely faster; the best, expensive")
+
+
+def test_the_recipes_list(loaded, instant, capsys, tmp_path):
+    path = tmp_path / "r.yaml"
+    path.write_text("target: {model: t}\ndraft:\n  - {model: good, dtype: float32}\n  - {method: ngram, min: 1}\n")
+    assert compared("-r", str(path), "--json", "--draft-dtype", "bfloat16") == 0
+    document = checked(capsys.readouterr().out)
+    assert {row["draft"] for row in document["rows"]} == {"good", "ngram:min=1"}
+    assert [recipe.draft.dtype for recipe in loaded[0]] == ["bfloat16", "auto"]
+    assert [recipe.target.model for recipe in loaded[0]] == ["t", "t"]
+    assert compared("-r", str(path), *given("bad", "none"), "--dry-run", "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["drafts"] == ["bad", "none"]
+    assert document["recipe"]["draft"][0]["dtype"] == "auto"
+    assert run(["recipe", "validate", str(path)]) == 0
+    assert len(loaded) == 1
+
+
+@pytest.mark.parametrize("command", [["generate", "x"], ["bench"], ["audit"], ["recipe", "show"]])
+def test_other_commands_refuse_a_list(command, capsys, tmp_path):
+    path = tmp_path / "r.yaml"
+    path.write_text("draft: [{model: a}, {method: ngram}]\n")
+    assert run([*command, "-r", str(path)]) == 2
+    err = capsys.readouterr().err
+    assert "r.yaml:1:8: `draft` is a list of drafts, which only `compare-drafts` takes" in err
+    assert "specdec compare-drafts" in err
+
+
+def test_mistakes_in_a_list_are_named_by_their_place(capsys, tmp_path):
+    path = tmp_path / "r.yaml"
+    path.write_text("draft:\n  - {model: a, mdoel: b}\n  - {method: ngram, max: x}\n")
+    assert compared("-r", str(path), "-d", "ngram") == 2
+    err = capsys.readouterr().err
+    assert "r.yaml:2:16: unknown key `mdoel`" in err
+    assert "r.yaml:3:26: " in err
+    path.write_text("draft: [{model: a}, {method: ngram}]\nsampling: {seed: no}\n")
+    assert compared("-r", str(path)) == 2
+    assert capsys.readouterr().err.count("`sampling.seed` must be a whole number") == 1
+    path.write_text("draft: []\n")
+    assert compared("-r", str(path)) == 2
+    assert "r.yaml:1:8: `draft` is an empty list" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (given("none"), "no draft to compare"),
+        (given("good", "good"), "the draft `good` is named twice"),
+        (given("good", "prediction"), "the draft `prediction` reads one prompt's text"),
+        ([*given("good"), "--verify", "typical"], "cannot replay the rule `typical`"),
+        ([*given("good"), "--depth-policy", "confidence", "--p-min", "0.5"], "cannot replay p_min `0.5`"),
+        ([*given("good"), "--fail-if", "rows.0.speedo < 1"], "`rows.0` has no `speedo`"),
+        ([*given("good"), "--max-regression", "3%"], "without a baseline"),
+        ([*given("good"), "--trace", "/nowhere/t"], "the folder of `--trace /nowhere/t` does not exist"),
+    ],
+)
+def test_refusals(loaded, capsys, arguments, words):
+    assert compared(*arguments) == 2
+    assert words in capsys.readouterr().err
+    assert not loaded
+
+
+def test_what_no_trace_tells_is_measured(loaded, instant, capsys):
+    assert compared(*given("good"), "--exhaustive", "--verify", "typical", "--temperature", "1", "--json") == 0
+    [row] = checked(capsys.readouterr().out)["rows"]
+    assert row["predicted"] is None
+    assert len(row["measured"]) == 3
+    assert row["cost_ratio"] > 0
+
+
+def test_gates(loaded, capsys, tmp_path):
+    path = tmp_path / "c.json"
+    assert (
+        compared(*given("good", "bad"), "--k-max", "1", "--fail-if", "rows.0.speedup < 1.1", "--output", str(path)) == 0
+    )
+    document = checked(path.read_text())
+    assert [gate["passed"] for gate in document["gates"]] == [True]
+    assert compared(*given("bad"), "--k-max", "1", "--baseline", str(path), "--fail-if", "speedup.decode < 1.1") == 3
+    out, err = capsys.readouterr()
+    assert "gate FAILED: fail if speedup.decode < 1.1" in out
+    assert err.count("gate crossed") >= 2, "the limit, and the baseline"
+
+
+def test_a_trace_is_written_once_and_read_again(loaded, instant, capsys, tmp_path, monkeypatch):
+    path = tmp_path / "t.safetensors"
+    assert compared(*given("good"), "--trace", str(path), "--quiet") == 0
+    before = path.read_bytes()
+    monkeypatch.setattr(compare, "trace_target", None)
+    assert compared(*given("good", "ngram"), "--trace", str(path), "--quiet") == 0
+    assert path.read_bytes() == before
+    loaded_target = "the trace is of the target `table`"
+    assert loaded_target not in capsys.readouterr().err
+    monkeypatch.setattr(SlowLM, "name", "another", raising=False)
+    assert compared(*given("good"), "--trace", str(path), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["notices"][0].startswith(loaded_target)
+
+
+def test_a_trace_of_other_prompts_is_refused(loaded, instant, capsys, tmp_path):
+    path = tmp_path / "t.safetensors"
+    assert compared(*given("good"), "--trace", str(path), "--quiet") == 0
+    assert compared(*given("good"), "--trace", str(path), "--num-prompts", "5") == 2
+    assert "the trace has `4` prompts, the workload `5`" in capsys.readouterr().err
+
+
+def test_dry_run_loads_nothing(loaded, capsys):
+    assert compared(*given("good", "ngram"), "--dry-run") == 0
+    out = capsys.readouterr().out
+    assert out.startswith("# would compare good, ngram: the best k up to 3 of each, 4 prompts of builtin:mini, 2 times")
+    assert "\n  - {model: good," in out
+    assert not loaded
+
+
+def test_ctrl_c_leaves_what_is_whole(loaded, instant, capsys, monkeypatch):
+    add, num = Track.add, [0]
+
+    def interrupting(track, one):
+        add(track, one)
+        num[0] += 1
+        if num[0] == 7:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Track, "add", interrupting)
+    assert compared(*given("good", "ngram", "none"), "--json") == 130
+    out, err = capsys.readouterr()
+    document = checked(out)
+    assert document["plan"]["interrupted"] is True
+    assert document["plan"]["passes"] == 7
+    assert "interrupted: this is what there was" in err
+
+
+def test_nothing_is_drawn_while_a_clock_runs(loaded, instant, capsys, monkeypatch):
+    from specdec_cli.report.bench import BenchView
+
+    seen = []
+    monkeypatch.setattr(BenchView, "show", lambda view, bench, at: seen.append(bench.engine.has_work))
+    assert compared(*given("good", "ngram"), "--quiet") == 0
+    assert len(seen) == 3 + 3 * 8 + 1
+    assert not any(seen)
+
+
+def test_a_spec_reads_back():
+    for spec in ("ngram", "ngram:min=1", "none", "builtin:draft"):
+        assert drafters.to_spec(drafters.parse_spec(spec)) == spec
+    with pytest.raises(UsageError):
+        drafters.to_spec({"method": "no-such"})

@@ -1,0 +1,264 @@
+"""`sweep-k` as a person meets it: the report, the document, the trace's file, the tuned recipe, gates, refusals."""
+
+import json
+from contextlib import contextmanager
+
+import jsonschema
+import numpy as np
+import pytest
+from toy_engine import LETTERS, LetterTokenizer, TableLM, toy_engine
+
+from specdec_cli.cli.main import run
+from specdec_cli.drafters import create
+from specdec_cli.drafters.contract import Resources
+from specdec_cli.engine import build
+from specdec_cli.engine.engine import Engine, EngineOptions
+from specdec_cli.measure import sweep
+from specdec_cli.measure.predict import Predicted
+from specdec_cli.measure.stats import Interval
+from specdec_cli.recipe import resolve
+from specdec_cli.report.sweep_k import json_schema
+
+
+@pytest.fixture
+def loaded(monkeypatch):
+    """Engines that the command made, of toys, whose costs are profiled no longer than they must."""
+    engines = []
+
+    def load(recipe, *, trust_remote_code=False, progress=None):
+        speculation = recipe.speculation
+        engines.append(toy_engine(speculation.num_speculative_tokens, recipe.engine.max_num_seqs, speculation.verify))
+        return engines[-1]
+
+    monkeypatch.setattr(build, "engine_from_recipe", load)
+    monkeypatch.setattr(sweep.profile_workload, "__defaults__", (1e-9, lambda _: None))
+    for name in ("NO_COLOR", "CI", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    return engines
+
+
+def sweep_k(*arguments: str) -> int:
+    words = ["sweep-k", "-d", "ngram:min=1", "-n", "12", "--num-prompts", "6", "--k-max", "4", *arguments]
+    return int(run(words))
+
+
+def checked(text: str) -> dict:
+    document = json.loads(text)
+    jsonschema.validate(document, json_schema(), format_checker=jsonschema.FormatChecker())
+    return document
+
+
+def slow_target(monkeypatch, seconds: float = 0.002):
+    """A target that is dear by the call, so that an n-gram draft pays."""
+    from time import perf_counter
+
+    score = TableLM.score
+
+    def slowly(self, rows):
+        until = perf_counter() + seconds
+        found = score(self, rows)
+        while perf_counter() < until:
+            pass
+        return found
+
+    monkeypatch.setattr(TableLM, "score", slowly)
+
+
+def test_the_report_goes_to_stdout(loaded, capsys):
+    assert sweep_k() == 0
+    out, err = capsys.readouterr()
+    for word in ("predicted (95 %)", "measured (95 %)", "Textbook", "Published guidance: 2 to 6", "Recommended: "):
+        assert word in out
+    assert "\x1b" not in out + err
+
+
+def test_the_document(loaded, capsys):
+    assert sweep_k("--json") == 0
+    document = checked(capsys.readouterr().out)
+    rows = document["rows"]
+    assert [row["k"] for row in rows] == [1, 2, 3, 4]
+    assert len(document["costs"]["target_seconds_by_rows"]) == 5
+    measured = [row["k"] for row in rows if row["measured"]]
+    assert measured == document["plan"]["measured_k"]
+    assert 1 <= len(measured) <= 3
+    best = max(rows, key=lambda row: (row["predicted"]["speedup"], -row["k"]))
+    assert best["measured"]
+    assert document["plan"]["passes"] == (1 + len(measured)) * 6 * 2
+    assert document["lossless"]["mismatches"] == 0
+    assert document["lossless"]["checked_tokens"] == len(measured) * 6 * 12 * 2
+    assert set(document["iid"]["speedup_by_k"]) == {"1", "2", "3", "4"}
+
+
+def test_every_k_is_measured_when_asked_and_the_best_is_recommended(loaded, capsys, monkeypatch):
+    slow_target(monkeypatch)
+    assert sweep_k("--json", "--exhaustive", "--dataset", "builtin:mini", "-n", "24") == 0
+    document = checked(capsys.readouterr().out)
+    assert all(row["measured"] for row in document["rows"])
+    best = max(document["rows"], key=lambda row: (row["measured"]["speedup"], -row["k"]))
+    recommended = document["recommended"]
+    assert recommended["k"] == best["k"]
+    assert recommended["speedup"]["median"] == best["measured"]["speedup"] > 1
+    assert f"k = {best['k']} decodes" in recommended["why"]
+    assert "published guidance of 2 to 6" in recommended["why"]
+    for row in document["rows"]:
+        assert row["acceptance_length"] == pytest.approx(row["measured"]["acceptance_length"]), "replay is exact"
+
+
+def bad_engine(k: int) -> Engine:
+    """A draft model that hardly ever agrees, and costs what the target costs."""
+    drafter = create("model", {"model": "draft"})
+    drafter.load(Resources(lambda name: TableLM(seed=9), LetterTokenizer().encode, len(LETTERS)))
+    return Engine(TableLM(), drafter, LetterTokenizer(), EngineOptions(num_speculative_tokens=k), eos_token_ids=(0,))
+
+
+def test_a_bad_draft_is_advised_against(loaded, capsys, monkeypatch, tmp_path):
+    slow_target(monkeypatch, 0.001)
+    monkeypatch.setattr(build, "engine_from_recipe", lambda recipe, **_: bad_engine(4))
+    path = tmp_path / "tuned.yaml"
+    words = ["sweep-k", "-t", "t", "-d", "d", "-n", "12", "--num-prompts", "4", "--k-max", "3", "--json"]
+    assert int(run([*words, "--write-recipe", str(path), "--fail-if", "recommended.k < 1"])) == 3
+    out, err = capsys.readouterr()
+    recommended = checked(out)["recommended"]
+    assert (recommended["k"], recommended["speedup"]) == (0, None)
+    assert recommended["why"].startswith("do not speculate: even the best k = ")
+    assert "gate crossed: `recommended.k < 1`" in err
+    recipe = resolve(path).recipe
+    assert (recipe.draft.method, recipe.draft.model, recipe.speculation.num_speculative_tokens) == ("none", None, 0)
+    assert int(run(["recipe", "validate", str(path)])) == 0
+
+
+def test_a_trace_is_written_read_and_predicts_the_same(loaded, capsys, monkeypatch, tmp_path):
+    profiled = []
+    profile = sweep.profile
+
+    def once(*arguments, **named):
+        profiled[:] = profiled or [profile(*arguments, **named)]
+        return profiled[0]
+
+    monkeypatch.setattr(sweep, "profile", once)
+    path = tmp_path / "t.safetensors"
+    documents = []
+    for read in (False, True):
+        assert sweep_k("--json", "--trace", str(path)) == 0
+        documents.append(checked(capsys.readouterr().out))
+        assert documents[-1]["trace"]["read"] is read
+    first, second = ([row["predicted"] for row in document["rows"]] for document in documents)
+    assert first == second
+    assert documents[0]["iid"] == documents[1]["iid"]
+    for other, said in (
+        (("--num-prompts", "5"), "the trace has `6` prompts, the workload `5`"),
+        (("-n", "13"), "the trace was sampled with max_new_tokens `12`, not `13`"),
+        (("--k-max", "6"), "was traced for at most `4` tokens, not `6`"),
+    ):
+        assert sweep_k("--trace", str(path), *other) == 2
+        assert said in capsys.readouterr().err
+    monkeypatch.setattr(TableLM, "name", "another")
+    assert sweep_k("--trace", str(path)) == 2
+    assert "is of target `table`, not `another`" in capsys.readouterr().err
+
+
+def test_the_tuned_recipe_reads_back(loaded, capsys, monkeypatch, tmp_path):
+    slow_target(monkeypatch)
+    path = tmp_path / "tuned.yaml"
+    assert sweep_k("--json", "--write-recipe", str(path), "-n", "24") == 0
+    document = checked(capsys.readouterr().out)
+    recipe = resolve(path).recipe
+    assert recipe.speculation.num_speculative_tokens == document["recommended"]["k"] > 0
+    assert recipe.as_dict()["draft"] == document["recipe"]["draft"]
+    assert path.read_text().startswith("# By `specdec sweep-k`: k = ")
+    assert sweep_k("--write-recipe", str(path)) == 2
+    assert "exists already" in capsys.readouterr().err
+    assert sweep_k("--write-recipe", str(path), "--force") == 0
+
+
+def test_nothing_is_drawn_while_a_clock_runs(loaded, capsys, monkeypatch):
+    from specdec_cli.report.sweep_k import SweepView
+
+    seen = []
+    monkeypatch.setattr(SweepView, "show", lambda view, found, progress: seen.append(found.engine.has_work))
+    assert sweep_k("--quiet") == 0
+    assert seen
+    assert not any(seen)
+
+
+def test_what_no_trace_can_know_is_measured_or_refused(loaded, capsys):
+    assert sweep_k("--temperature", "1", "--verify", "typical") == 2
+    assert "a trace cannot replay the rule `typical`" in capsys.readouterr().err
+    assert sweep_k("--depth-policy", "confidence", "--p-min", "0.3") == 2
+    assert "a trace cannot replay p_min `0.3`" in capsys.readouterr().err
+    assert sweep_k("--temperature", "1", "--verify", "typical", "--exhaustive", "--json") == 0
+    document = checked(capsys.readouterr().out)
+    assert all(row["predicted"] is None and row["measured"] for row in document["rows"])
+    assert document["trace"] is None
+    assert "typical" in document["notices"][0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["-d", "none"], "there is no draft to sweep"),
+        (["-k", "3"], "there is no option `-k`"),
+        (["--fail-if", "recommended.q < 1"], "`recommended` has no `q`"),
+        (["--trace", "/nowhere/t"], "the folder of `--trace /nowhere/t` does not exist"),
+        (["--write-recipe", "x", "--output", "x"], "two files have the same name"),
+        (["-n", "600"], "no prompt of `builtin:mini` fits the context of `512` tokens"),
+    ],
+)
+def test_refusals(loaded, capsys, arguments, said):
+    assert sweep_k(*arguments) == 2
+    out, err = capsys.readouterr()
+    assert said in err
+    assert out == ""
+
+
+def test_gates_on_intervals(loaded, capsys):
+    assert sweep_k("--json", "--exhaustive", "--fail-if", "rows.0.measured < 1000") == 3
+    gate = checked(capsys.readouterr().out)["gates"][0]
+    assert gate["value"] > 0
+    assert gate["ci95"][0] <= gate["value"] <= gate["ci95"][1]
+    assert sweep_k("--exhaustive", "--fail-if", "rows.0.predicted > 1000") == 0
+
+
+def test_a_dry_run_loads_nothing(loaded, capsys):
+    assert sweep_k("--dry-run", "--dataset", "some/dataset") == 0
+    assert "# would predict k = 1 to 4 over up to 6 prompts of some/dataset" in capsys.readouterr().out
+    assert not loaded
+
+
+def test_an_interruption_leaves_what_is_whole_and_exit_code_130(loaded, capsys, monkeypatch, tmp_path):
+    from specdec_cli.cli import sweep_k as command
+
+    path = tmp_path / "tuned.yaml"
+    for after, is_measured in ((3, False), (300, True)):
+
+        @contextmanager
+        def interrupted(after=after):
+            asked = iter(range(10**9))
+            yield lambda: next(asked) > after
+
+        monkeypatch.setattr(command, "interruptible", interrupted)
+        assert sweep_k("--json", "--write-recipe", str(path)) == 130
+        out, err = capsys.readouterr()
+        document = checked(out)
+        assert document["plan"]["interrupted"]
+        assert bool(document["plan"]["measured_k"]) is is_measured
+        assert "interrupted: this is what there was" in err
+        assert not path.exists()
+
+
+def predicted(k: int, speedups: list[float], ci95: tuple[float, float]) -> Predicted:
+    """Prompts that take a second each with the draft."""
+    nothing = np.zeros(len(speedups))
+    speedup = Interval(float(np.median(speedups)), ci95, len(speedups))
+    length = Interval(2.0, None, len(speedups))
+    return Predicted(k, length, speedup, speedup, np.array(speedups), nothing, nothing + 1, nothing, None)
+
+
+def test_candidates_are_few_near_the_best_and_not_clearly_slower():
+    best = predicted(4, [1.0, 2.0, 3.0], (1.0, 3.0))
+    apart = predicted(1, [0.5, 0.6, 0.7], (0.5, 0.7))
+    slower_prompt_by_prompt = predicted(2, [0.9, 1.8, 2.7], (0.9, 2.7))
+    near = [predicted(k, [1.02, 1.99 - k / 1e3, 3.01], (1.0, 3.0)) for k in (5, 6, 7, 8)]
+    assert sweep.candidates([apart, slower_prompt_by_prompt, best]) == [4]
+    assert sweep.candidates([apart, best, *near]) == [4, 5, 6]
+    assert sweep.candidates([predicted(1, [float("nan")], (0.0, 0.0))]) == []
