@@ -36,7 +36,9 @@ class ReadyLM:
     def score(self, rows: Sequence[Row]) -> torch.Tensor:
         """Logits [n, V] of the wanted positions."""
         begin = perf_counter()
-        index = [i % len(self.table) for row in rows for i in range(len(row.context) - row.num_logits, len(row.context))]
+        index = [
+            i % len(self.table) for row in rows for i in range(len(row.context) - row.num_logits, len(row.context))
+        ]
         logits = self.table[index]
         self.seconds += perf_counter() - begin
         return logits
@@ -76,7 +78,9 @@ def main() -> None:
         "gumbel": (sampled, "gumbel"),
     }
     rounds = [{name: measure(*args, table) for name, args in modes.items()} for _ in range(ROUNDS)]
-    results = {name: {"median_ms": median(r[name] for r in rounds), "best_ms": min(r[name] for r in rounds)} for name in modes}
+    results = {
+        name: {"median_ms": median(r[name] for r in rounds), "best_ms": min(r[name] for r in rounds)} for name in modes
+    }
     for name, one in results.items():
         print(f"{name:10} {one['median_ms']:.3f} ms a step (best round {one['best_ms']:.3f}), V={V}, k={K}, batch 1")
     print(record.save("step_overhead", before, {"vocabulary": V, "k": K, "batch": 1, "modes": results}))

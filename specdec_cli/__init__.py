@@ -1,8 +1,8 @@
 """specdec: speculative decoding that proves its output is the target's and says what it gains.
 
-    from specdec_cli import Engine, SamplingParams
-    engine = Engine.load("builtin:target", "builtin:draft")
-    print(engine.generate("Once upon a time")[0].text)
+from specdec_cli import Engine, SamplingParams
+engine = Engine.load("builtin:target", "builtin:draft")
+print(engine.generate("Once upon a time")[0].text)
 """
 
 from __future__ import annotations

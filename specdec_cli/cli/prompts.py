@@ -7,7 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from specdec_cli.errors import UsageError
-from specdec_cli.measure.prompts import PromptRow, decode_text, parse_prompts, read_prompt_file, rows_of
+from specdec_cli.measure.prompts import (
+    PromptRow,
+    decode_text,
+    looks_like_jsonl,
+    parse_prompts,
+    read_prompt_file,
+    rows_of,
+)
 
 _STDIN = "standard input"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from dataclasses import fields as fields_of
 from typing import TYPE_CHECKING, Any
 
 from specdec_cli import drafters
@@ -68,13 +69,20 @@ def load_engine(
         draft: a draft spec (`--draft`), a mapping with `model` or `method`, or None for no draft.
         options: how the engine speculates and batches.
         settings: how models are loaded.
-        changes: fields of EngineOptions that differ from `options` (`num_speculative_tokens=3`).
+        changes: fields of EngineOptions and LoadSettings that differ (`num_speculative_tokens=3`, `max_model_len=512`).
 
     Raises:
         UsageError: tokenizers that differ, an unknown method or option.
         RunError: a model that does not load.
     """
-    return load_engines(target, [draft], options=replace(options or EngineOptions(), **changes), settings=settings)[0]
+    known = {field.name for field in (*fields_of(EngineOptions), *fields_of(LoadSettings))}
+    unknown = next((name for name in changes if name not in known), None)
+    if unknown is not None:
+        hint = "device and dtype: settings=LoadSettings(target=ModelSettings(dtype=...))"
+        raise UsageError(f"`{unknown}` is no setting of the engine", hint)
+    loading = {name: changes.pop(name) for name in list(changes) if name in LoadSettings.__slots__}
+    options = replace(options or EngineOptions(), **changes)
+    return load_engines(target, [draft], options=options, settings=replace(settings or LoadSettings(), **loading))[0]
 
 
 def load_engines(

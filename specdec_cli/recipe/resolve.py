@@ -198,7 +198,12 @@ def _known_keys(path: Path) -> list[str]:
 
 def _cross_problems(recipe: Recipe, tree: Tree) -> list[Problem]:
     """Keys that contradict each other."""
-    return [*_unused_p_min(recipe, tree), *_greedy_that_samples(recipe, tree), *_more_than_all(recipe, tree), *_sure_of_everything(recipe, tree)]
+    return [
+        *_unused_p_min(recipe, tree),
+        *_greedy_that_samples(recipe, tree),
+        *_more_than_all(recipe, tree),
+        *_sure_of_everything(recipe, tree),
+    ]
 
 
 def _unused_p_min(recipe: Recipe, tree: Tree) -> list[Problem]:

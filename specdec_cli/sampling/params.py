@@ -9,6 +9,9 @@ from numbers import Real
 
 from specdec_cli.errors import UsageError
 
+MAX_LOGIT_BIAS = 1e9
+"""Larger ones would drown float32 logits."""
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -78,9 +81,14 @@ class SamplingParams:
         for name, fine in ranges.items():
             if not fine:
                 raise UsageError(f"{name} is out of range: `{getattr(self, name)}`")
+        if self.min_tokens > self.max_new_tokens:
+            raise UsageError(
+                f"min_tokens is `{self.min_tokens}`, above max_new_tokens `{self.max_new_tokens}`",
+                "lower min_tokens, or raise max_new_tokens",
+            )
         if isinstance(self.stop, str):
             raise UsageError(f"stop must be a tuple of strings, not `{self.stop}`", "one string: stop=(text,)")
         if any(not text for text in self.stop):
             raise UsageError("a stop string must not be empty")
-        if any(not math.isfinite(bias) for bias in self.logit_bias.values()):
-            raise UsageError("logit_bias values must be finite numbers")
+        if any(not abs(bias) <= MAX_LOGIT_BIAS for bias in self.logit_bias.values()):
+            raise UsageError(f"logit_bias values must be from -{MAX_LOGIT_BIAS:g} to {MAX_LOGIT_BIAS:g}")

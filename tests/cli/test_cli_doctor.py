@@ -159,3 +159,8 @@ def test_the_hub_is_read_from_the_environment_alone(monkeypatch):
     assert hub["offline"] is True
     assert hub["token"] is True
     assert "secret" not in map(str, hub.values())
+
+
+def test_a_flag_without_a_named_pair_is_looked_at_with_the_built_in_one(capsys):
+    assert run(["doctor", "--dtype", "bfloat16", "--json", "--quiet"]) == 0
+    assert json.loads(capsys.readouterr().out)["recipe"]["target"]["dtype"] == "bfloat16"

@@ -163,3 +163,9 @@ def test_a_cache_with_too_little_memory_is_refused(pair):
 def test_bad_drafts_are_named(pair, draft, words):
     with pytest.raises((UsageError, RunError), match=words):
         Engine.load(pair[0], draft)
+
+
+def test_settings_by_keyword_reach_loading_and_unknown_ones_are_named(pair):
+    assert Engine.load(*pair, max_model_len=32, num_speculative_tokens=2).target.max_context == 32
+    with pytest.raises(UsageError, match="`dtyp` is no setting"):
+        Engine.load(*pair, dtyp="float32")

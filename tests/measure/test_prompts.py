@@ -105,3 +105,9 @@ def test_prompts_given_one_by_one():
         rows_of([os.fsdecode(b"\xff")])
     with pytest.raises(UsageError, match="no prompt"):
         rows_of([])
+
+
+def test_a_file_of_objects_is_jsonl_whatever_its_name(tmp_path):
+    path = tmp_path / "prompts.txt"
+    path.write_text('{"prompt": "Once", "category": "story"}\n')
+    assert [(row.prompt, row.category) for row in read_prompt_file(path)] == [("Once", "story")]

@@ -314,3 +314,8 @@ def test_schema_is_strict_and_described():
     for name, section in schema["$defs"].items():
         assert section["additionalProperties"] is False, name
         assert all("description" in entry for entry in section["properties"].values()), name
+
+
+def test_confidence_needs_a_draft_model():
+    with pytest.raises(RecipeError, match="needs a draft model"):
+        resolve(sets=["draft.method=ngram", "speculation.depth_policy=confidence"])

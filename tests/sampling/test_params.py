@@ -25,3 +25,13 @@ from specdec_cli.sampling.params import SamplingParams
 def test_wrong_values_are_refused_by_name(name, value):
     with pytest.raises(UsageError, match="stop string" if value == ("",) else name):
         SamplingParams(**{name: value})
+
+
+def test_more_tokens_at_least_than_at_most_are_refused() -> None:
+    with pytest.raises(UsageError, match="min_tokens is `30`"):
+        SamplingParams(max_new_tokens=3, min_tokens=30)
+
+
+def test_a_bias_beyond_float32_is_refused() -> None:
+    with pytest.raises(UsageError, match="logit_bias"):
+        SamplingParams(logit_bias={5: 1e39})
