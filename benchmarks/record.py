@@ -44,6 +44,8 @@ def machine() -> dict[str, Any]:
 def save(name: str, before: dict[str, Any], results: Any) -> Path:
     """Write `results/NAME.json` with the machine as it was before and the load after."""
     path = RESULTS / f"{name}.json"
+    # Loading a small target sets one thread, so the number in force is known only now.
+    before["threads"] = torch.get_num_threads()
     document = {"machine": before, "load_average_after_1m": round(os.getloadavg()[0], 2), "results": results}
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return path

@@ -357,7 +357,7 @@ RECIPES = [
     recipe("NaN", "sampling: {temperature: .nan}", "must be a finite number"),
     recipe("section a list", "sampling: [1]", "must be a mapping"),
     recipe("root a list", "[1, 2]", "my.yaml:1:1", "a mapping of sections"),
-    recipe("several drafts", "draft: [{method: ngram}]", "must be one draft"),
+    recipe("several drafts", "draft: [{method: ngram}]", "only `compare-drafts` takes"),
     recipe("unknown method", "draft: {method: ngrm}", "did you mean `ngram`?"),
     recipe("model with a method", "draft: {model: x, method: ngram}", "give one of them"),
     recipe("empty", "", "the recipe is empty"),

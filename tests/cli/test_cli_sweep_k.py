@@ -184,7 +184,7 @@ def test_nothing_is_drawn_while_a_clock_runs(loaded, capsys, monkeypatch):
 def test_what_no_trace_can_know_is_measured_or_refused(loaded, capsys):
     assert sweep_k("--temperature", "1", "--verify", "typical") == 2
     assert "a trace cannot replay the rule `typical`" in capsys.readouterr().err
-    assert sweep_k("--depth-policy", "confidence", "--p-min", "0.3") == 2
+    assert sweep_k("-d", "a/model", "--depth-policy", "confidence", "--p-min", "0.3") == 2
     assert "a trace cannot replay p_min `0.3`" in capsys.readouterr().err
     assert sweep_k("--temperature", "1", "--verify", "typical", "--exhaustive", "--json") == 0
     document = checked(capsys.readouterr().out)
