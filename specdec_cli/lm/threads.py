@@ -6,8 +6,9 @@ import os
 
 import torch
 
-# Measured (benchmarks/results/threads.json): a model whose weights fit the cache is bound by dispatch, not bytes, and a
-# second thread only adds waiting; with another process on the machine it costs a scheduler quantum per product.
+# Measured on the built-in pair (benchmarks/results/threads.json): a model whose weights fit the cache is bound by
+# dispatch, not bytes. On a quiet machine a second thread gains it 7 % at most; on a busy one it costs a scheduler
+# quantum per product.
 SMALL_WEIGHTS_BYTES = 32 * 2**20
 
 
