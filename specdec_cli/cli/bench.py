@@ -8,11 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import psutil
 import typer
 
 from specdec_cli.cli.options import GATE_OPTIONS, WORKLOAD_OPTIONS, Shared, with_shared_options
-from specdec_cli.cli.output import check_destination, colourful, deliver, envelope, machine_of, write_file
+from specdec_cli.cli.output import (
+    check_destination,
+    deliver,
+    deliver_with_report,
+    envelope,
+    machine_of,
+    write_file,
+)
 from specdec_cli.cli.screen import interruptible, open_screen, progress
 from specdec_cli.errors import ExitCode, UsageError
 from specdec_cli.measure.dataset import is_at_hand
@@ -20,7 +26,6 @@ from specdec_cli.measure.workload import read_rows, task_of
 from specdec_cli.recipe.present import to_yaml
 from specdec_cli.report.bench import SCHEMA, BenchView, bench_body, json_schema, print_bench
 from specdec_cli.report.generate import Promise
-from specdec_cli.report.page import open_page
 from specdec_cli.report.view import Screen
 from specdec_cli.sampling.params import SamplingParams
 
@@ -251,7 +256,7 @@ class _Run:
             found,
             promise,
             must_agree and self.wish.lossless_check,
-            _load_of(machine),
+            machine.load_since(),
             measure_roofline(found),
             {peer.name: peer.peer.version for peer in peers},
             interrupted,
@@ -277,19 +282,4 @@ class _Run:
         for name, path in self.wish.files.items():
             if path is not None:
                 write_file(path, texts[name](), self.shared.force)
-        if self.shared.json or self.shared.output is not None:
-            deliver(document, to_stdout=self.shared.json, path=self.shared.output, force=self.shared.force)
-        if not self.shared.json:
-            print_bench(open_page(sys.stdout, colourful(sys.stdout)), found, document)
-        elif not self.shared.quiet:
-            print_bench(open_page(sys.stderr, colourful(sys.stderr)), found, document)
-
-
-def _load_of(machine: Machine) -> dict[str, Any]:
-    """How busy the machine was; what ran before the measurement began was not ours."""
-    return {
-        "load_before": machine.load_average[0],
-        "load_after": psutil.getloadavg()[0],
-        "num_cores": machine.num_cores,
-        "busy": machine.busy,
-    }
+        deliver_with_report(document, self.shared, lambda page: print_bench(page, found, document))

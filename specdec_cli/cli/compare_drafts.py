@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import psutil
 import typer
 
 from specdec_cli import drafters
 from specdec_cli.cli.options import DRAFTS_OPTION, GATE_OPTIONS, WORKLOAD_OPTIONS, Shared, with_shared_options
-from specdec_cli.cli.output import check_destination, colourful, deliver, envelope, machine_of
+from specdec_cli.cli.output import check_destination, deliver, deliver_with_report, envelope, machine_of
 from specdec_cli.cli.screen import interruptible, open_screen, progress
 from specdec_cli.errors import ExitCode, UsageError
 from specdec_cli.measure.dataset import is_at_hand
@@ -22,7 +21,6 @@ from specdec_cli.recipe.present import to_yaml, yaml_value
 from specdec_cli.report.bench import BenchView
 from specdec_cli.report.compare_drafts import SCHEMA, compare_body, drafts_table, json_schema, print_compare
 from specdec_cli.report.generate import Promise
-from specdec_cli.report.page import open_page
 from specdec_cli.report.view import Screen
 from specdec_cli.sampling.params import SamplingParams
 
@@ -315,7 +313,7 @@ class _Run:
         mode = resolve_mode(self.recipe.speculation.verify, temperature)
         promise = Promise(mode, is_lossless(mode))
         must_agree = promise.is_lossless and (mode == "gumbel" or temperature == 0)
-        body = compare_body(comparison, promise, must_agree, _load_of(machine), interrupted)
+        body = compare_body(comparison, promise, must_agree, machine.load_since(), interrupted)
         first = comparison.contenders[0].engine
         document = envelope(SCHEMA, _document_recipe(self.resolved), body, **machine_of(first))
         self._judged = judge(parse_all(self.recipe.gates.fail_if), document)
@@ -328,19 +326,4 @@ class _Run:
 
     def _write(self, comparison: Comparison, document: dict[str, Any]) -> None:
         """The document, then the report, on stdout unless the document stands there."""
-        if self.shared.json or self.shared.output is not None:
-            deliver(document, to_stdout=self.shared.json, path=self.shared.output, force=self.shared.force)
-        if not self.shared.json:
-            print_compare(open_page(sys.stdout, colourful(sys.stdout)), comparison, document)
-        elif not self.shared.quiet:
-            print_compare(open_page(sys.stderr, colourful(sys.stderr)), comparison, document)
-
-
-def _load_of(machine: Machine) -> dict[str, Any]:
-    """How busy the machine was; what ran before the measurement began was not ours."""
-    return {
-        "load_before": machine.load_average[0],
-        "load_after": psutil.getloadavg()[0],
-        "num_cores": machine.num_cores,
-        "busy": machine.busy,
-    }
+        deliver_with_report(document, self.shared, lambda page: print_compare(page, comparison, document))

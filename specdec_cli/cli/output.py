@@ -7,7 +7,7 @@ import os
 import platform
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
@@ -18,6 +18,9 @@ from specdec_cli import __version__
 from specdec_cli.errors import RunError, UsageError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from specdec_cli.cli.options import Shared
     from specdec_cli.engine.engine import Engine
 
 
@@ -157,3 +160,20 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+def deliver_with_report(document: Mapping[str, Any], shared: Shared, draw: Callable[[Console], None]) -> None:
+    """Write the document where it was asked for, and the report to stdout unless the document stands there.
+
+    Args:
+        document: goes to stdout with `--json`, to a file with `--output`.
+        shared: the command's shared options.
+        draw: prints the report on the page that it is given.
+    """
+    from specdec_cli.report.page import open_page
+
+    if shared.json or shared.output is not None:
+        deliver(document, to_stdout=shared.json, path=shared.output, force=shared.force)
+    if not (shared.json and shared.quiet):
+        stream = sys.stderr if shared.json else sys.stdout
+        draw(open_page(stream, colourful(stream)))

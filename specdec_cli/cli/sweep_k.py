@@ -8,18 +8,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import psutil
 import typer
 
 from specdec_cli.cli.options import GATE_OPTIONS, WORKLOAD_OPTIONS, Shared, with_shared_options
-from specdec_cli.cli.output import check_destination, colourful, deliver, envelope, machine_of, write_file
+from specdec_cli.cli.output import (
+    check_destination,
+    deliver,
+    deliver_with_report,
+    envelope,
+    machine_of,
+    write_file,
+)
 from specdec_cli.cli.screen import interruptible, open_screen, progress
 from specdec_cli.errors import ExitCode, UsageError
 from specdec_cli.measure.dataset import is_at_hand
 from specdec_cli.measure.workload import read_rows
 from specdec_cli.recipe.present import to_yaml
 from specdec_cli.report.generate import Promise
-from specdec_cli.report.page import open_page
 from specdec_cli.report.sweep_k import SCHEMA, SweepView, json_schema, print_sweep, sweep_body, tuned_recipe
 from specdec_cli.report.view import Screen
 from specdec_cli.sampling.params import SamplingParams
@@ -267,7 +272,7 @@ class _Run:
             sweep,
             promise,
             promise.is_lossless and (mode == "gumbel" or temperature == 0),
-            _load_of(machine),
+            machine.load_since(),
             self._trace,
             self._notices(sweep),
             interrupted,
@@ -285,24 +290,9 @@ class _Run:
 
     def _write(self, sweep: Sweep, document: dict[str, Any], interrupted: bool) -> None:
         """The document, the recipe, then the report, on stdout unless the document stands there."""
-        if self.shared.json or self.shared.output is not None:
-            deliver(document, to_stdout=self.shared.json, path=self.shared.output, force=self.shared.force)
         path, found = self.wish.write_recipe, document["recommended"]
         if path is not None and interrupted:
             self.screen.say(f"{path} was not written: the sweep is not whole", "yellow")
         elif path is not None:
             write_file(path, tuned_recipe(self.resolved, found["k"], found["why"]), self.shared.force)
-        if not self.shared.json:
-            print_sweep(open_page(sys.stdout, colourful(sys.stdout)), sweep, document)
-        elif not self.shared.quiet:
-            print_sweep(open_page(sys.stderr, colourful(sys.stderr)), sweep, document)
-
-
-def _load_of(machine: Machine) -> dict[str, Any]:
-    """How busy the machine was; what ran before the measurement began was not ours."""
-    return {
-        "load_before": machine.load_average[0],
-        "load_after": psutil.getloadavg()[0],
-        "num_cores": machine.num_cores,
-        "busy": machine.busy,
-    }
+        deliver_with_report(document, self.shared, lambda page: print_sweep(page, sweep, document))

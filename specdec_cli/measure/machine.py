@@ -84,6 +84,15 @@ class Machine:
     extras: dict[str, bool]
     hub: dict[str, str | bool]
 
+    def load_since(self) -> dict[str, float | int | str | None]:
+        """How busy the machine was when this was written down, and now; for a measurement's document."""
+        return {
+            "load_before": self.load_average[0],
+            "load_after": psutil.getloadavg()[0],
+            "num_cores": self.num_cores,
+            "busy": self.busy,
+        }
+
     @property
     def busy(self) -> str | None:
         """A sentence when something else is running."""
