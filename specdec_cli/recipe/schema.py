@@ -105,7 +105,12 @@ class Section(BaseModel):
     """A mapping of a recipe: unknown keys, wrong types and NaN are refused; nothing is converted."""
 
     model_config = ConfigDict(
-        strict=True, extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
+        strict=True,
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+        defer_build=True,  # `--help` needs no validators
     )
 
 

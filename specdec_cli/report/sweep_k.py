@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.resources import files
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
@@ -125,7 +125,7 @@ def _row(k: int, predicted: Predicted | None, measured: Measured | None) -> dict
 
 
 def _known(value: float) -> float | None:
-    return value if np.isfinite(value) else None
+    return value if math.isfinite(value) else None
 
 
 class SweepView:
@@ -173,7 +173,7 @@ def sweep_table(sweep: Sweep, recommended: int | None) -> RenderableType:
         cells = [
             str(k),
             number(counted if row is None else _known(row.acceptance_length.median)),
-            interval_words(row.speedup if row is not None and np.isfinite(row.speedup.median) else None),
+            interval_words(row.speedup if row is not None and math.isfinite(row.speedup.median) else None),
             interval_words(None if one is None else one.speedup),
             NOTHING if row is None or row.iid_speedup is None else f"{row.iid_speedup:.2f}×",
             "/".join(f"{100 * share:.0f}" for share in shares.values()) or NOTHING,

@@ -119,7 +119,7 @@ def test_quick_commands_load_nothing_heavy(arguments: list[str], tmp_path: Path)
     (tmp_path / "bad.yaml").write_text("sampling: {temperatur: 1}\n")
     code = (
         "import sys; from specdec_cli.cli.main import run; code = run(sys.argv[1:])\n"
-        "heavy = {'torch', 'transformers', 'datasets', 'fastapi', 'scipy', 'matplotlib'} & set(sys.modules)\n"
+        "heavy = {'torch', 'transformers', 'datasets', 'fastapi', 'scipy', 'matplotlib', 'numpy'} & set(sys.modules)\n"
         "sys.exit(f'loaded {heavy}' if heavy else code)"
     )
     done = subprocess.run(
