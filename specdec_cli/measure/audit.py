@@ -197,6 +197,8 @@ class _Audit:
     _begin: float = field(default_factory=perf_counter)
 
     def run(self) -> AuditResult:
+        if self.pair is not None and self.pair.engine.options.disable_by_batch_size is not None:
+            self._say("drafts are checked at every batch size: disable_by_batch_size is left out")
         stages: list[tuple[str, Callable[[_Deadline], None]]] = []
         if self.pair is not None and "greedy" in self.plan.modes:
             stages.append(("greedy", self._greedy))

@@ -283,3 +283,11 @@ def test_the_table_alone_needs_no_pair():
         "table model, rejection, k=3",
     ]
     assert result.as_dict()["lossless"]["checked_tokens"] is None
+
+
+def test_leaving_out_the_batch_size_limit_is_said():
+    what = pair()
+    limited = Engine(what.engine.target, what.engine.drafter, options=EngineOptions(disable_by_batch_size=1))
+    result = run(Pair(limited, "table"), ("greedy",), requests(2, length=3), time_limit_seconds=9)
+    assert "disable_by_batch_size is left out" in result.notices[0]
+    assert result.compared["greedy"].num_draft_tokens > 0
