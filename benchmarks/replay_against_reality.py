@@ -31,7 +31,7 @@ from specdec_cli.measure.stats import ratio_of_totals
 from specdec_cli.measure.trace import Trace
 from specdec_cli.measure.tracing import trace_draft, trace_target
 
-SHARED = Path("/work/shared/data")
+SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 SAMPLED = ("rejection", "block", "exact-match", "gumbel")
 
 

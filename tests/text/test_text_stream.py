@@ -19,7 +19,7 @@ from transformers.models.byt5 import ByT5Tokenizer
 
 from specdec_cli.text import Released, Tokenizer
 
-SHARED = Path("/work/shared/data")
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 LINES = [
     "Once upon a time, there was a little girl named Lily. She didn't like rain!",
     "The naïve café owner said: “Hello — 你好, здравствуй 🙂👩‍👩‍👧”.",
@@ -158,7 +158,7 @@ def test_streamed_text_is_the_decoded_text(name: str, data: st.DataObject) -> No
     assert streamed(tokenizer, ids, [], skip) == streamed(tokenizer, ids, list(range(len(ids))), skip)
 
 
-@pytest.mark.skipif(not SHARED.exists(), reason="needs /work/shared/data's tokenizers")
+@pytest.mark.skipif(not SHARED.exists(), reason="needs the shared tokenizers")
 @pytest.mark.parametrize("name", REAL)
 @given(data=st.data())
 @settings(max_examples=40, deadline=None)
@@ -282,7 +282,7 @@ def test_work_per_token_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.undo()
 
 
-@pytest.mark.skipif(not SHARED.exists(), reason="needs /work/shared/data's tokenizers")
+@pytest.mark.skipif(not SHARED.exists(), reason="needs the shared tokenizers")
 @pytest.mark.parametrize("name", ["tokenizers/gpt2", "tokenizers/tok512"])
 def test_it_is_quick(name: str) -> None:
     tokenizer = real(name)
