@@ -7,8 +7,8 @@ import os
 import torch
 
 # Measured on the built-in pair (benchmarks/results/threads.json): a model whose weights fit the cache is bound by
-# dispatch, not bytes. On a quiet machine a second thread gains it 7 % at most; on a busy one it costs a scheduler
-# quantum per product.
+# dispatch, not bytes. On a quiet machine a second thread gains the target 7 % at most and the draft 13 %; on a busy
+# one it costs a scheduler quantum per product.
 SMALL_WEIGHTS_BYTES = 32 * 2**20
 
 
