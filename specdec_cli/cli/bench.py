@@ -188,18 +188,14 @@ class _Run:
 
     def _prepare_gates(self) -> None:
         """Refuse gates that could not be judged, before anything is loaded."""
-        from specdec_cli.measure.gates import check_paths, parse_all, read_baseline
+        from specdec_cli.measure.gates import check_measurable, check_paths, parse_all, read_baseline
 
         gates = self.recipe.gates
         names = {"by_task": list(dict.fromkeys(map(task_of, self.rows))), "against": list(self.wish.peers)}
         check_paths(parse_all(gates.fail_if), json_schema(), names)
         if gates.baseline is not None:
             self._baseline = read_baseline(gates.baseline, SCHEMA)
-        if (gates.fail_if or gates.baseline) and len(self.rows) * self.wish.repeats < 2:
-            raise UsageError(
-                "gates are judged on intervals, which one prompt measured once does not have",
-                "raise --num-prompts or --repeats",
-            )
+        check_measurable(gates, len(self.rows) * self.wish.repeats)
 
     def _load(self, say: Callable[[str], None]) -> tuple[Machine, Engine, list[PeerArm], Bench]:
         """The machine before we keep it busy, the pair, the other engines, and the tokenised workload."""

@@ -224,7 +224,7 @@ class _Run:
 
     def _prepare_gates(self) -> None:
         """Refuse gates that could not be judged, before anything is loaded."""
-        from specdec_cli.measure.gates import check_paths, parse_all, read_baseline
+        from specdec_cli.measure.gates import check_measurable, check_paths, parse_all, read_baseline
 
         gates = self.recipe.gates
         tasks = list(dict.fromkeys(map(task_of, self.rows)))
@@ -232,11 +232,7 @@ class _Run:
         check_paths(parse_all(gates.fail_if), json_schema(), names | {"task_winners": tasks})
         if gates.baseline is not None:
             self._baseline = read_baseline(gates.baseline, SCHEMA)
-        if (gates.fail_if or gates.baseline) and len(self.rows) * self.wish.repeats < 2:
-            raise UsageError(
-                "gates are judged on intervals, which one prompt measured once does not have",
-                "raise --num-prompts or --repeats",
-            )
+        check_measurable(gates, len(self.rows) * self.wish.repeats)
 
     def _load(self, say: Callable[[str], None]) -> tuple[Machine, Comparison]:
         """The machine before we keep it busy, the target once, every draft, and the tokenised workload."""

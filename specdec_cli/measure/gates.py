@@ -11,6 +11,7 @@ from typing import Any
 
 from specdec_cli.errors import GateError, UsageError
 from specdec_cli.recipe.gate import GateExpression, parse_gate, parse_percentage
+from specdec_cli.recipe.schema import Gates
 
 _COMPARED = ("speedup.decode", "speedup.latency")
 _SAME = ("target", "workload", "sampling")
@@ -221,3 +222,20 @@ def raise_if_crossed(judged: Sequence[Judged]) -> None:
     failed = [one for one in judged if not one.passed]
     if failed:
         raise GateError("\n".join(f"gate crossed: `{one.expression}`: {one.reason}" for one in failed))
+
+
+def check_measurable(gates: Gates, num_measured: int) -> None:
+    """Refuse gates where so little is measured that there is no interval to judge them on.
+
+    Args:
+        gates: the recipe's gates.
+        num_measured: decodes of each arm, prompts times repeats.
+
+    Raises:
+        UsageError: one prompt, measured once.
+    """
+    if (gates.fail_if or gates.baseline) and num_measured < 2:
+        raise UsageError(
+            "gates are judged on intervals, which one prompt measured once does not have",
+            "raise --num-prompts or --repeats",
+        )

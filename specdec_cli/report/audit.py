@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
 
 from specdec_cli.report.page import grid
+from specdec_cli.report.schema import read_schema
 
 if TYPE_CHECKING:
     from specdec_cli.measure.audit import AuditResult
@@ -113,6 +112,4 @@ def _gap(gap: float | None) -> str:
 
 def json_schema() -> dict[str, Any]:
     """The JSON Schema of the whole document."""
-    text = files("specdec_cli.report").joinpath("schemas", "audit.json").read_text(encoding="utf-8")
-    schema: dict[str, Any] = json.loads(text)
-    return schema
+    return read_schema("audit")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
-from importlib.resources import files
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +14,7 @@ from rich.text import Text
 from specdec_cli.report.generate import Promise
 from specdec_cli.report.generate import json_schema as generate_schema
 from specdec_cli.report.page import grid
+from specdec_cli.report.schema import read_schema
 from specdec_cli.report.table import NOTHING, number, percent
 
 if TYPE_CHECKING:
@@ -31,10 +30,7 @@ _ABOVE_THE_ROOF = 1.05
 
 def json_schema() -> dict[str, Any]:
     """The JSON Schema of the whole document; statistics and timing are `generate`'s."""
-    text = files("specdec_cli.report").joinpath("schemas", "bench.json").read_text(encoding="utf-8")
-    schema: dict[str, Any] = json.loads(text)
-    schema["$defs"] = generate_schema()["$defs"] | schema["$defs"]
-    return schema
+    return read_schema("bench", generate_schema())
 
 
 def bench_body(

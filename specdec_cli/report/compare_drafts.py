@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -14,6 +12,7 @@ from rich.text import Text
 from specdec_cli.report.bench import interval_words, lossless_words
 from specdec_cli.report.bench import json_schema as bench_schema
 from specdec_cli.report.page import grid
+from specdec_cli.report.schema import read_schema
 from specdec_cli.report.table import NOTHING, number, percent
 
 if TYPE_CHECKING:
@@ -32,10 +31,8 @@ _NO_INTERVAL: Mapping[str, Any] = {"median": None, "ci95": None, "pairs": 0}
 
 def json_schema() -> dict[str, Any]:
     """The JSON Schema of the whole document; statistics, timing and intervals are `bench`'s."""
-    text = files("specdec_cli.report").joinpath("schemas", "compare-drafts.json").read_text(encoding="utf-8")
-    schema: dict[str, Any] = json.loads(text)
     bench = bench_schema()
-    schema["$defs"] = bench["$defs"] | schema["$defs"]
+    schema = read_schema("compare-drafts", bench)
     schema["properties"] |= {name: bench["properties"][name] for name in ("workload", "machine", "gates")}
     return schema
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from specdec_cli.measure.arms import as_document
+from specdec_cli.report.schema import read_schema
 
 if TYPE_CHECKING:
     from specdec_cli.measure.arms import Arm, Comparison, Request
@@ -73,6 +72,4 @@ def lossless(promise: Promise, comparison: Comparison | None) -> dict[str, Any]:
 
 def json_schema() -> dict[str, Any]:
     """The JSON Schema of the whole document."""
-    text = files("specdec_cli.report").joinpath("schemas", "generate.json").read_text(encoding="utf-8")
-    schema: dict[str, Any] = json.loads(text)
-    return schema
+    return read_schema("generate")

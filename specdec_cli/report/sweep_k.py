@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib.resources import files
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +18,7 @@ from specdec_cli.report.bench import interval_words, lossless_words
 from specdec_cli.report.generate import Promise
 from specdec_cli.report.generate import json_schema as generate_schema
 from specdec_cli.report.page import grid
+from specdec_cli.report.schema import read_schema
 from specdec_cli.report.table import NOTHING, number
 
 if TYPE_CHECKING:
@@ -35,10 +34,7 @@ _SECONDS_BETWEEN_DRAWS = 0.25
 
 def json_schema() -> dict[str, Any]:
     """The JSON Schema of the whole document; counts and the lossless check are `generate`'s."""
-    text = files("specdec_cli.report").joinpath("schemas", "sweep-k.json").read_text(encoding="utf-8")
-    schema: dict[str, Any] = json.loads(text)
-    schema["$defs"] = generate_schema()["$defs"] | schema["$defs"]
-    return schema
+    return read_schema("sweep-k", generate_schema())
 
 
 def sweep_body(
