@@ -32,7 +32,10 @@ if TYPE_CHECKING:
 
 MAX_CANDIDATES = 3
 PROFILE_SECONDS = 15.0
+INDIFFERENT = 0.02
+"""Speeds within two per cent are as good as each other: measuring ends when the leader is surely no worse than this."""
 _CLEARLY = 1.05  # predictions are trusted to five per cent
+_MIN_GROUPS = 8
 
 
 def draft_name(recipe: Recipe) -> str:
@@ -179,7 +182,8 @@ class Sweep:
         k_max: largest k.
         is_exhaustive: whether every k is measured.
         batch_size: requests decoded together.
-        repeats: how often every k decodes every group.
+        repeats: how often every k decodes every group, at most.
+        settled_after: groups (repeats counted) after which more would not have changed the choice; None if all ran.
     """
 
     engine: Engine
@@ -192,6 +196,7 @@ class Sweep:
     repeats: int = 2
     ks: list[int] = field(init=False)
     bench: Bench | None = field(init=False, default=None)
+    settled_after: int | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         """Choose what is measured."""
@@ -206,9 +211,29 @@ class Sweep:
             self.bench = Bench(self.engine, self.workload, plan, others, draft=Track(_name(first)))
 
     def run(self, stopped: Callable[[], bool] = lambda: False) -> Iterator[Progress]:
-        """Measure, as `Bench.run`; nothing where no k is worth it."""
-        if self.bench is not None:
-            yield from self.bench.run(stopped)
+        """Measure, as `Bench.run`; nothing where no k is worth it.
+
+        Unless every k was asked for, it ends as soon as the best candidate is known to within INDIFFERENT.
+        """
+        if self.bench is None:
+            return
+        num_arms = 1 + len(self.ks)
+        for at in self.bench.run(lambda: stopped() or self.settled_after is not None):
+            if at.done and at.done % num_arms == 0 and at.done < at.total and self._is_settled():
+                self.settled_after = at.done // num_arms
+            yield at
+
+    def _is_settled(self) -> bool:
+        """Whether more passes would not change the choice: the leader and whether it pays are both known."""
+        if self.is_exhaustive or self.bench is None or len(self.bench.plain.passes) < _MIN_GROUPS:
+            return False
+        measured = self.measured()
+        leader = max(measured.values(), key=lambda one: (one.speedup.median, -one.k))
+        if not (leader.speedup.is_above(1.0) or leader.speedup.is_below(1.0)):
+            return False
+        others = [one.track for one in measured.values() if one is not leader]
+        ratios = [replace(self.bench, draft=leader.track).speedup("decode", against=track) for track in others]
+        return all(ratio is not None and ratio.is_above(1 - INDIFFERENT) for ratio in ratios)
 
     def measured(self) -> dict[int, Measured]:
         """What was measured by now, by k."""

@@ -74,6 +74,7 @@ def sweep_body(
             "order": "A B B A",
             "passes": sum(len(track.passes) for track in tracks),
             "interrupted": interrupted,
+            "settled_after": sweep.settled_after,
         },
         "machine": dict(machine),
         "trace": None if trace is None else dict(trace),
@@ -206,6 +207,8 @@ def _explanations(sweep: Sweep, body: Mapping[str, Any]) -> list[str]:
         f"{1000 * costs['draft_seconds_per_token']:.2f} ms a token; the engine {1000 * costs['overhead_seconds']:.2f} "
         f"ms a step (context {costs['context_length']})."
     ]
+    if (settled := body["plan"]["settled_after"]) is not None:
+        lines.append(f"Measuring ended after {settled} groups: the choice was known to within 2 %.")
     if body["iid"]["alpha"] is not None:
         even, twice = body["break_even_alpha"], body["draft_seconds_for_2x"]
         pays = "no acceptance breaks even at these costs" if even is None else f"it breaks even at {even:.2f}"

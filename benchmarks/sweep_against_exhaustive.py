@@ -1,0 +1,126 @@
+"""Prediction against measurement for k = 1…8, and what a sweep recommends against an exhaustive one (issue 3, 1 and 2).
+
+    python benchmarks/sweep_against_exhaustive.py --name builtin [--temperature 1] [--num-prompts 24] [--tokens 128]
+    python benchmarks/sweep_against_exhaustive.py --name stories --target DIR --draft DIR --prompts FILE
+
+First what `specdec sweep-k` does by default: trace, profile, predict, measure the few candidates. Then every k is
+measured, as with `--exhaustive`. Both are timed whole; the exhaustive one is charged the same trace and profile, as the
+command makes them too. The loss of the recommendation is read from the exhaustive measurement alone, prompt by prompt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import record
+
+import specdec_cli
+from specdec_cli import Engine, SamplingParams
+from specdec_cli.measure.compare import against
+from specdec_cli.measure.prompts import PromptRow
+from specdec_cli.measure.sweep import Sweep, obtain_trace, predict_all, profile_workload
+from specdec_cli.measure.workload import Workload, tokenize
+
+STORIES = Path(specdec_cli.__file__).parent / "measure" / "prompts" / "stories.jsonl"
+
+
+def read_workload(engine: Engine, path: Path, num: int, params: SamplingParams) -> Workload:
+    """The first prompts of a file, tokenised."""
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()[:num]]
+    rows = [PromptRow(i, line.get("prompt") or line["turns"][0]) for i, line in enumerate(lines)]
+    return tokenize(rows, path.name, lambda row: engine.encode(row.prompt), params, engine.target.max_context)
+
+
+def errors(sweep: Sweep) -> list[dict[str, Any]]:
+    """Predicted and measured speed-up of each k."""
+    assert sweep.prediction is not None, "a chain of drafted tokens can be predicted"
+    rows = []
+    for k, measured in sorted(sweep.measured().items()):
+        predicted = sweep.prediction.rows[k - 1]
+        rows.append(
+            {
+                "k": k,
+                "predicted": round(predicted.speedup.median, 4),
+                "predicted_ci95": [round(x, 4) for x in predicted.speedup.ci95 or ()],
+                "measured": round(measured.speedup.median, 4),
+                "measured_ci95": [round(x, 4) for x in measured.speedup.ci95 or ()],
+                "error": round(predicted.speedup.median / measured.speedup.median - 1, 4),
+                "acceptance_length": round(measured.track.counts().acceptance_length or 1.0, 3),
+                "iid": None if predicted.iid_speedup is None else round(predicted.iid_speedup, 4),
+            }
+        )
+    return rows
+
+
+def main() -> None:
+    """Sweep twice and keep the result."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--name", required=True, help="of the pair, in the result's file name")
+    parser.add_argument("--target", default="builtin:target")
+    parser.add_argument("--draft", default="builtin:draft")
+    parser.add_argument("--prompts", type=Path, default=STORIES)
+    parser.add_argument("--num-prompts", type=int, default=24)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--k-max", type=int, default=8)
+    parser.add_argument("--repeats", type=int, default=2)
+    options = parser.parse_args()
+    before = record.machine()
+    engine = Engine.load(options.target, options.draft, num_speculative_tokens=options.k_max)
+    params = SamplingParams(max_new_tokens=options.tokens, temperature=options.temperature)
+    workload = read_workload(engine, options.prompts, options.num_prompts, params)
+    begin = perf_counter()
+    trace = obtain_trace(engine, workload.requests, "draft", options.k_max)
+    traced = perf_counter()
+    costs = profile_workload(engine, workload, options.k_max, 1)
+    profiled = perf_counter()
+    prediction = predict_all(trace, "draft", "auto", options.k_max, costs)
+    few = Sweep(engine, workload, costs, prediction, options.k_max, repeats=options.repeats)
+    list(few.run())
+    swept = perf_counter()
+    every = Sweep(engine, workload, costs, prediction, options.k_max, True, repeats=options.repeats)
+    list(every.run())
+    ended = perf_counter()
+
+    rows = errors(every)
+    found, measured = few.recommended(), every.measured()
+    best = max(measured.values(), key=lambda one: one.speedup.median)
+    regret = None
+    if found.k:
+        pair = against(measured[found.k].track, best.track)
+        assert pair is not None, "both decoded the same groups"
+        regret = 1 - pair.ratio.median
+    absolute = [abs(row["error"]) for row in rows]
+    sweep_seconds, exhaustive_seconds = swept - begin, (profiled - begin) + (ended - swept)
+    results = {
+        **{
+            key: Path(value).name if key in ("target", "draft", "prompts") else value
+            for key, value in vars(options).items()
+        },
+        "seconds": {
+            "trace": round(traced - begin, 1),
+            "profile": round(profiled - traced, 1),
+            "sweep": round(sweep_seconds, 1),
+            "exhaustive": round(exhaustive_seconds, 1),
+            "ratio": round(sweep_seconds / exhaustive_seconds, 3),
+        },
+        "measured_k": sorted(few.ks),
+        "settled_after": few.settled_after,
+        "recommended": found.k,
+        "best": best.k,
+        "loss_against_best": None if regret is None else round(regret, 4),
+        "median_absolute_error": round(float(np.median(absolute)), 4),
+        "worst_absolute_error": max(absolute),
+        "rows": rows,
+    }
+    print(json.dumps(results, indent=1))
+    print(record.save(f"sweep_{options.name}_t{options.temperature:g}", before, results))
+
+
+if __name__ == "__main__":
+    main()

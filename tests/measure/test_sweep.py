@@ -1,0 +1,70 @@
+"""The sweep over k: which candidates are measured, and when measuring is at its end."""
+
+from itertools import count
+
+import numpy as np
+import pytest
+from toy_engine import LetterTokenizer, toy_engine
+
+from specdec_cli.engine.outputs import Timing
+from specdec_cli.measure.bench import EngineArm
+from specdec_cli.measure.passes import Pass
+from specdec_cli.measure.prompts import PromptRow
+from specdec_cli.measure.sweep import MAX_CANDIDATES, Sweep, candidates
+from specdec_cli.measure.workload import tokenize
+from specdec_cli.sampling.params import SamplingParams
+
+NUM_PROMPTS = 12
+
+
+def sweep(monkeypatch, seconds_by_k, noise=0.0, **more) -> Sweep:
+    """A sweep whose passes take known seconds; `noise` goes up and down by pass."""
+    rows = [PromptRow(i, "ab ab") for i in range(NUM_PROMPTS)]
+    encode = LetterTokenizer().encode
+    work = tokenize(rows, "mine", lambda row: encode(row.prompt), SamplingParams(max_new_tokens=4), 512)
+    passes = count()
+
+    def decode(arm, group, repeat, stopped):
+        factor = np.exp(noise * np.sin(7.0 * next(passes)))
+        seconds = seconds_by_k[arm.num_speculative_tokens] * factor
+        return Pass(group, repeat, ((1,) * 4,), Timing(0.0, seconds, seconds, None), 1)
+
+    monkeypatch.setattr(EngineArm, "decode", decode)
+    made = Sweep(toy_engine(), work, None, None, max(seconds_by_k), is_exhaustive=True, repeats=2)
+    made.is_exhaustive = more.get("is_exhaustive", False)
+    return made
+
+
+def num_passes(one: Sweep) -> int:
+    list(one.run())
+    return len(one.bench.plain.passes)
+
+
+def test_measuring_ends_when_the_choice_is_known(monkeypatch):
+    one = sweep(monkeypatch, {0: 2.0, 1: 1.5, 2: 1.0})
+    assert num_passes(one) == one.settled_after == 8
+    assert one.recommended().k == 2
+
+
+def test_as_good_as_equal_candidates_end_it_too(monkeypatch):
+    one = sweep(monkeypatch, {0: 2.0, 1: 1.01, 2: 1.0}, noise=0.001)
+    assert num_passes(one) == 8
+    assert one.recommended().k == 2
+
+
+@pytest.mark.parametrize("seconds", [{0: 2.0, 1: 1.0, 2: 1.0}, {0: 1.0, 1: 1.0, 2: 1.5}])
+def test_noise_leaves_the_choice_open_and_everything_is_measured(monkeypatch, seconds):
+    one = sweep(monkeypatch, seconds, noise=0.3)
+    assert num_passes(one) == 2 * NUM_PROMPTS
+    assert one.settled_after is None
+
+
+def test_exhaustive_measures_everything(monkeypatch):
+    one = sweep(monkeypatch, {0: 2.0, 1: 1.5, 2: 1.0}, is_exhaustive=True)
+    assert num_passes(one) == 2 * NUM_PROMPTS
+    assert one.settled_after is None
+
+
+def test_never_more_candidates_than_the_limit():
+    assert candidates([]) == []
+    assert MAX_CANDIDATES >= 2, "one candidate alone could not be told from its neighbours"
