@@ -4,14 +4,20 @@
     python benchmarks/sweep_against_exhaustive.py --name stories --target DIR --draft DIR --prompts FILE
 
 First what `specdec sweep-k` does by default: trace, profile, predict, measure the few candidates. Then every k is
-measured, as with `--exhaustive`. Both are timed whole; the exhaustive one is charged the same trace and profile, as the
-command makes them too. The loss of the recommendation is read from the exhaustive measurement alone, prompt by prompt.
+measured, as with `--exhaustive`, but more often. Both are timed: the exhaustive one up to the repeats that the command
+makes, with the same trace and profile, as the command makes them too. The loss of the recommendation is read from the
+exhaustive measurement alone, prompt by prompt.
+
+A shared machine drifts by more than predictions err, so what is predicted and what is measured run in turn (the
+protocol): a short profile of step costs stands between every few groups of the exhaustive measurement, and the
+prediction that is compared with it rests on those. `own_profile` is the error of the sweep's own, taken once before.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -22,10 +28,13 @@ import record
 import specdec_cli
 from specdec_cli import Engine, SamplingParams
 from specdec_cli.measure.compare import against
+from specdec_cli.measure.cost import Costs
+from specdec_cli.measure.predict import Prediction
 from specdec_cli.measure.prompts import PromptRow
 from specdec_cli.measure.sweep import Sweep, obtain_trace, predict_all, profile_workload
 from specdec_cli.measure.workload import Workload, tokenize
 
+GROUPS_PER_PROFILE = 6
 STORIES = Path(specdec_cli.__file__).parent / "measure" / "prompts" / "stories.jsonl"
 
 
@@ -36,12 +45,35 @@ def read_workload(engine: Engine, path: Path, num: int, params: SamplingParams) 
     return tokenize(rows, path.name, lambda row: engine.encode(row.prompt), params, engine.target.max_context)
 
 
-def errors(sweep: Sweep) -> list[dict[str, Any]]:
+def middle(profiles: list[Costs]) -> Costs:
+    """The median of profiles that were taken at different times."""
+    parts = {
+        name: np.median([getattr(one, name) for one in profiles], axis=0)
+        for name in ("target_seconds", "draft_seconds", "overhead_seconds")
+    }
+    num, seconds = sum(one.num_repeats for one in profiles), sum(one.seconds for one in profiles)
+    return replace(profiles[0], **parts, num_repeats=num, seconds=seconds)
+
+
+def measure_every(sweep: Sweep, profiles: list[Costs], engine: Engine, repeats: int) -> float:
+    """Measure every k, a short profile between every few groups; seconds of the first `repeats` without profiles."""
+    begin, profiling, counted = perf_counter(), 0.0, 0.0
+    num_arms, num_groups = 1 + sweep.k_max, len(sweep.workload.requests)
+    for at in sweep.run():
+        if at.done == repeats * num_groups * num_arms:
+            counted = counted or perf_counter() - begin - profiling
+        if at.done % (GROUPS_PER_PROFILE * num_arms) == 0 and at.done:
+            before = perf_counter()
+            profiles.append(profile_workload(engine, sweep.workload, sweep.k_max, 1, seconds=0.01))
+            profiling += perf_counter() - before
+    return counted
+
+
+def errors(sweep: Sweep, prediction: Prediction) -> list[dict[str, Any]]:
     """Predicted and measured speed-up of each k."""
-    assert sweep.prediction is not None, "a chain of drafted tokens can be predicted"
     rows = []
     for k, measured in sorted(sweep.measured().items()):
-        predicted = sweep.prediction.rows[k - 1]
+        predicted = prediction.rows[k - 1]
         rows.append(
             {
                 "k": k,
@@ -57,6 +89,12 @@ def errors(sweep: Sweep) -> list[dict[str, Any]]:
     return rows
 
 
+def summary(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Median and worst absolute error."""
+    absolute = [abs(row["error"]) for row in rows]
+    return {"median_absolute_error": round(float(np.median(absolute)), 4), "worst_absolute_error": max(absolute)}
+
+
 def main() -> None:
     """Sweep twice and keep the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -64,11 +102,13 @@ def main() -> None:
     parser.add_argument("--target", default="builtin:target")
     parser.add_argument("--draft", default="builtin:draft")
     parser.add_argument("--prompts", type=Path, default=STORIES)
-    parser.add_argument("--num-prompts", type=int, default=24)
-    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--num-prompts", type=int, default=20)
+    parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--k-max", type=int, default=8)
-    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=1, help="of the sweep")
+    parser.add_argument("--exhaustive-repeats", type=int, default=2, help="of the exhaustive sweep that is timed")
+    parser.add_argument("--all-repeats", type=int, default=3, help="of the exhaustive measurement altogether")
     options = parser.parse_args()
     before = record.machine()
     engine = Engine.load(options.target, options.draft, num_speculative_tokens=options.k_max)
@@ -83,20 +123,15 @@ def main() -> None:
     few = Sweep(engine, workload, costs, prediction, options.k_max, repeats=options.repeats)
     list(few.run())
     swept = perf_counter()
-    every = Sweep(engine, workload, costs, prediction, options.k_max, True, repeats=options.repeats)
-    list(every.run())
-    ended = perf_counter()
-
-    rows = errors(every)
+    every = Sweep(engine, workload, costs, prediction, options.k_max, True, repeats=options.all_repeats)
+    profiles: list[Costs] = []
+    measuring = measure_every(every, profiles, engine, options.exhaustive_repeats)
+    in_turn = predict_all(trace, "draft", "auto", options.k_max, middle(profiles))
+    rows, own = errors(every, in_turn), errors(every, prediction)
     found, measured = few.recommended(), every.measured()
     best = max(measured.values(), key=lambda one: one.speedup.median)
-    regret = None
-    if found.k:
-        pair = against(measured[found.k].track, best.track)
-        assert pair is not None, "both decoded the same groups"
-        regret = 1 - pair.ratio.median
-    absolute = [abs(row["error"]) for row in rows]
-    sweep_seconds, exhaustive_seconds = swept - begin, (profiled - begin) + (ended - swept)
+    pair = against(measured[found.k].track, best.track) if found.k else None
+    sweep_seconds, exhaustive_seconds = swept - begin, (profiled - begin) + measuring
     results = {
         **{
             key: Path(value).name if key in ("target", "draft", "prompts") else value
@@ -113,9 +148,10 @@ def main() -> None:
         "settled_after": few.settled_after,
         "recommended": found.k,
         "best": best.k,
-        "loss_against_best": None if regret is None else round(regret, 4),
-        "median_absolute_error": round(float(np.median(absolute)), 4),
-        "worst_absolute_error": max(absolute),
+        "loss_against_best": None if pair is None else round(1 - pair.ratio.median, 4),
+        "loss_ci95": None if pair is None else [round(1 - x, 4) for x in reversed(pair.ratio.ci95 or ())],
+        **summary(rows),
+        "own_profile": summary(own),
         "rows": rows,
     }
     print(json.dumps(results, indent=1))

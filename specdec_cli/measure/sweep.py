@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from specdec_cli.measure.workload import Workload
     from specdec_cli.recipe import Recipe
 
-MAX_CANDIDATES = 3
+MAX_CANDIDATES = 2
 PROFILE_SECONDS = 15.0
 INDIFFERENT = 0.02
 """Speeds within two per cent are as good as each other: measuring ends when the leader is surely no worse than this."""
