@@ -63,6 +63,14 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
+class Failed:
+    """A sequence ended by an error of its own; the others go on as if it had never been there."""
+
+    sequence_id: int
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
 class Noticed:
     """Something a person should know, said once: for example that the draft's context limit was passed."""
 
@@ -70,7 +78,7 @@ class Noticed:
     message: str
 
 
-Event = Stepped | Finished | Noticed
+Event = Stepped | Finished | Failed | Noticed
 
 
 def _ratio(numerator: float, denominator: float) -> float | None:

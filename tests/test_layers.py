@@ -19,9 +19,11 @@ LAYERS = [
     {"measure", "train", "export"},
     {"report"},
     {"cli", "serve"},
+    {"__main__"},
 ]
 LAYER = {room: number for number, rooms in enumerate(LAYERS) for room in rooms}
 NOUNS = {"errors", "events"}  # layer 0's shared words, which recipe may use too
+NEIGHBOURS = {("cli", "serve")}  # the one command that is a room of its own
 
 ONLY_IN = {
     "rich": {"report", "cli"},
@@ -101,7 +103,7 @@ def refused(found: Import) -> str | None:
         return None
     if LAYER[there] > LAYER[here]:
         return "goes up"
-    if LAYER[there] == LAYER[here] and there not in NOUNS:
+    if LAYER[there] == LAYER[here] and there not in NOUNS and (here, there) not in NEIGHBOURS:
         return "goes sideways"
     return None
 

@@ -50,7 +50,7 @@ def test_head_comment_has_a_command_that_parses(name: str):
 
 def parse(command: str, arguments: list[str]) -> Shared:
     """Parse a decoding command's line as far as the shared options go; the prompt is its argument."""
-    assert command in {"generate", "audit"}
+    assert command in {"generate", "audit", "bench", "doctor"}
     seen: list[Shared] = []
 
     @with_shared_options(aliases=True)

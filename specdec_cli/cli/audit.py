@@ -43,7 +43,7 @@ _DEFAULT_NUM_TOKENS, _DEFAULT_NUM_PROMPTS = 32, 12
 _K, _LENGTH = "speculation.num_speculative_tokens", "sampling.max_new_tokens"
 
 
-@with_shared_options(without=["sampling.logprobs", "speculation.disable_by_batch_size"])
+@with_shared_options(without=["sampling.logprobs", "speculation.disable_by_batch_size", "speculation.k_by_batch"])
 def audit(
     mode: Annotated[
         str | None,
@@ -130,9 +130,9 @@ class _Wish:
 def _check(wish: _Wish, recipe: Recipe) -> None:
     """Refuse what contradicts itself before anything is loaded."""
     verify = recipe.speculation.verify
-    if verify == "typical":
+    if verify in ("typical", "synthetic"):
         raise UsageError(
-            "`--verify typical` is lossy by design: there is no promise to audit",
+            f"`--verify {verify}` is lossy by design: there is no promise to audit",
             "audit a lossless mode: auto, greedy, rejection, block, gumbel or exact-match",
         )
     modes = wish.modes(verify)
@@ -264,6 +264,7 @@ class _Run:
             dtype="float32",
             device=target.device,
             trust_remote_code=self.shared.trust_remote_code,
+            load_format=target.load_format,
             max_num_seqs=1,
             max_model_len=self.recipe.engine.max_model_len,
         )

@@ -2,93 +2,95 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from specdec_cli import drafters
-from specdec_cli.cli.options import DRAFTS_OPTION, GATE_OPTIONS, WORKLOAD_OPTIONS, Shared, with_shared_options
-from specdec_cli.cli.output import check_destination, deliver, deliver_with_report, envelope, machine_of
-from specdec_cli.cli.screen import interruptible, open_screen, progress
+from specdec_cli.cli.measurement import Measurement
+from specdec_cli.cli.measurement_options import (
+    BatchSize,
+    Chat,
+    DryRun,
+    Exhaustive,
+    Html,
+    KMax,
+    Plot,
+    Repeats,
+    TraceFile,
+    Wish,
+    check_files,
+    check_fixed_depth,
+    check_regression,
+    chosen_rows,
+    num_at_hand,
+    num_prompts_words,
+    show_plan,
+)
+from specdec_cli.cli.options import (
+    DRAFTS_OPTION,
+    GATE_OPTIONS,
+    RESUME_OPTION,
+    WORKLOAD_OPTIONS,
+    Shared,
+    with_shared_options,
+)
+from specdec_cli.cli.screen import open_screen
 from specdec_cli.errors import ExitCode, UsageError
-from specdec_cli.measure.dataset import is_at_hand
-from specdec_cli.measure.workload import read_rows, task_of
+from specdec_cli.measure.workload import task_of
 from specdec_cli.recipe.present import to_yaml, yaml_value
 from specdec_cli.report.bench import BenchView
 from specdec_cli.report.compare_drafts import SCHEMA, compare_body, drafts_table, json_schema, print_compare
 from specdec_cli.report.generate import Promise
-from specdec_cli.report.view import Screen
-from specdec_cli.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from specdec_cli.engine.engine import Engine
-    from specdec_cli.measure.compare import Comparison
-    from specdec_cli.measure.gates import Judged
-    from specdec_cli.measure.machine import Machine
-    from specdec_cli.measure.prompts import PromptRow
+    from specdec_cli.measure.compare import Comparison, Contender
     from specdec_cli.measure.trace import Trace
     from specdec_cli.measure.workload import Workload
     from specdec_cli.recipe import Recipe, Resolved
 
-_HOW = "How it is measured"
-
 
 @with_shared_options(
-    without=["draft", "speculation.num_speculative_tokens", "sampling.logprobs"],
-    beside=(DRAFTS_OPTION, *WORKLOAD_OPTIONS, *GATE_OPTIONS),
+    without=["draft", "speculation.num_speculative_tokens", "speculation.k_by_batch", "sampling.logprobs"],
+    beside=(DRAFTS_OPTION, *WORKLOAD_OPTIONS, *GATE_OPTIONS, RESUME_OPTION),
 )
 def compare_drafts(
-    k_max: Annotated[int, typer.Option(min=1, help="Largest k of every draft.", rich_help_panel=_HOW)] = 8,
-    exhaustive: Annotated[
-        bool, typer.Option("--exhaustive", help="Measure every k of every draft.", rich_help_panel=_HOW)
-    ] = False,
-    repeats: Annotated[
-        int, typer.Option(min=1, help="How often every arm decodes every prompt.", rich_help_panel=_HOW)
-    ] = 2,
-    batch_size: Annotated[
-        int, typer.Option(min=1, help="Prompts of one task that are decoded together.", rich_help_panel=_HOW)
-    ] = 1,
-    chat: Annotated[
-        bool, typer.Option("--chat", help="Prompts are messages: use the chat template.", rich_help_panel=_HOW)
-    ] = False,
-    trace: Annotated[
-        Path | None,
-        typer.Option(
-            help="Read the target's text from this file, or write it there.", metavar="FILE", rich_help_panel=_HOW
-        ),
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would run; load nothing.", rich_help_panel=_HOW)
-    ] = False,
+    k_max: KMax = 8,
+    exhaustive: Exhaustive = False,
+    repeats: Repeats = 2,
+    batch_size: BatchSize = 1,
+    chat: Chat = False,
+    dry_run: DryRun = False,
+    trace: TraceFile = None,
+    plot: Plot = None,
+    html: Html = None,
     *,
     shared: Shared,
 ) -> ExitCode | None:
     """Compare drafts for one target, each at its own best k. Exit code 3 if a gate is crossed."""
     resolved = shared.resolve_drafts()
-    wish = _Wish(k_max, exhaustive, repeats, batch_size, chat, trace)
+    wish = _Wish(repeats, batch_size, chat, plot, html, k_max, exhaustive, trace)
     names = _names([one.recipe for one in resolved])
     _check(resolved, shared, wish)
+    check_files(wish, {"--trace": trace}, shared)
     if dry_run:
         _show_plan(resolved, names, wish, shared)
         return None
-    workload = resolved[0].recipe.workload
-    rows = read_rows(workload.dataset, workload.tasks, workload.num_prompts)
-    return _Run(resolved, names, wish, rows, shared, open_screen(shared.quiet, streams_text=False)).go()
+    rows = chosen_rows(resolved[0].recipe.workload)
+    screen = open_screen(shared.quiet, streams_text=False)
+    return _Run(resolved[0], wish, rows, shared, screen, resolved, names).go()
 
 
 @dataclass(frozen=True, slots=True)
-class _Wish:
-    """What the command's own options ask for."""
+class _Wish(Wish):
+    """What the command's own options ask for beside."""
 
     k_max: int
     exhaustive: bool
-    repeats: int
-    batch_size: int
-    chat: bool
     trace: Path | None
 
 
@@ -116,14 +118,12 @@ def _check(resolved: Sequence[Resolved], shared: Shared, wish: _Wish) -> None:
         raise UsageError("there is no draft to compare", "name drafts: -d builtin:draft -d ngram -d none")
     if "prediction" in methods:
         raise UsageError("the draft `prediction` reads one prompt's text, and a comparison has many", "leave it out")
-    if "gates.max_regression" in shared.flags and recipe.gates.baseline is None:
-        raise UsageError("`--max-regression` has no effect without a baseline", "add --baseline FILE")
+    check_fixed_depth(recipe.speculation)
+    check_regression(recipe, shared)
     if not wish.exhaustive:
         check_knowable(recipe.speculation.verify, _p_min(recipe))
     if wish.trace is not None and not _is_predictable(recipe):
         raise UsageError("`--trace` has no effect where no trace tells the acceptance", "leave --trace out")
-    if wish.trace is not None and not wish.trace.exists():
-        check_destination(wish.trace, False, "--trace")
 
 
 def _p_min(recipe: Recipe) -> float:
@@ -132,7 +132,7 @@ def _p_min(recipe: Recipe) -> float:
 
 def _is_predictable(recipe: Recipe) -> bool:
     """Whether a trace knows this verification."""
-    return recipe.speculation.verify != "typical" and _p_min(recipe) == 0
+    return recipe.speculation.verify not in ("typical", "synthetic") and _p_min(recipe) == 0
 
 
 def _document_recipe(resolved: Sequence[Resolved]) -> dict[str, Any]:
@@ -142,31 +142,24 @@ def _document_recipe(resolved: Sequence[Resolved]) -> dict[str, Any]:
 
 
 def _show_plan(resolved: Sequence[Resolved], names: Sequence[str], wish: _Wish, shared: Shared) -> None:
-    """What would run, and where every value came from; a data set that is not at hand is not read."""
+    """What would run, and where every value came from."""
     workload = resolved[0].recipe.workload
-    rows: list[PromptRow] | None = None
-    if workload.dataset.startswith("builtin:") or is_at_hand(workload.dataset):
-        rows = read_rows(workload.dataset, workload.tasks, workload.num_prompts)
-    if shared.json or shared.output is not None:
-        origins = {path: origin for path, origin in resolved[0].origins.items() if not path.startswith("draft.")}
-        body: dict[str, Any] = {
-            "origins": origins,
-            "drafts": list(names),
-            "num_prompts": None if rows is None else len(rows),
-            "k_max": wish.k_max,
-            "exhaustive": wish.exhaustive,
-            "repeats": wish.repeats,
-            "batch_size": wish.batch_size,
-        }
-        document = envelope("specdec.recipe/1", _document_recipe(resolved), body)
-        deliver(document, to_stdout=shared.json, path=shared.output, force=shared.force)
-    if not shared.json:
-        num = f"up to {workload.num_prompts}" if rows is None else str(len(rows))
-        depths = f"every k up to {wish.k_max}" if wish.exhaustive else f"the best k up to {wish.k_max} of each"
-        sys.stdout.write(
-            f"# would compare {', '.join(names)}: {depths}, {num} prompts of {workload.dataset}, "
-            f"{wish.repeats} times in each arm\n{_plan_yaml(resolved)}"
-        )
+    num = num_at_hand(workload)
+    body: dict[str, Any] = {
+        "origins": {path: origin for path, origin in resolved[0].origins.items() if not path.startswith("draft.")},
+        "drafts": list(names),
+        "num_prompts": num,
+        "k_max": wish.k_max,
+        "exhaustive": wish.exhaustive,
+        "repeats": wish.repeats,
+        "batch_size": wish.batch_size,
+    }
+    depths = f"every k up to {wish.k_max}" if wish.exhaustive else f"the best k up to {wish.k_max} of each"
+    head = (
+        f"# would compare {', '.join(names)}: {depths}, {num_prompts_words(workload, num)}, "
+        f"{wish.repeats} times in each arm"
+    )
+    show_plan(_document_recipe(resolved), body, shared, f"{head}\n{_plan_yaml(resolved)}")
 
 
 def _plan_yaml(resolved: Sequence[Resolved]) -> str:
@@ -182,144 +175,98 @@ def _plan_yaml(resolved: Sequence[Resolved]) -> str:
 
 
 @dataclass(slots=True)
-class _Run:
-    """One run of the command."""
+class _Run(Measurement["Comparison"]):
+    """One run of the command.
 
-    resolved: Sequence[Resolved]
+    Args:
+        drafts: the recipe once for each draft.
+        names: the drafts'.
+    """
+
+    schema = SCHEMA
+    doing = "comparing drafts for"
+
+    asked: _Wish
+    drafts: Sequence[Resolved]
     names: Sequence[str]
-    wish: _Wish
-    rows: Sequence[PromptRow]
-    shared: Shared
-    screen: Screen
-    _judged: list[Judged] = field(default_factory=list)
-    _baseline: dict[str, Any] | None = None
+    _contenders: list[Contender] = field(init=False, default_factory=list)
 
-    @property
-    def recipe(self) -> Recipe:
-        """What all drafts have in common."""
-        return self.resolved[0].recipe
+    def json_schema(self) -> dict[str, Any]:
+        """The JSON Schema of the document."""
+        return json_schema()
 
-    def go(self) -> ExitCode | None:
-        """Load, trace, predict, measure, show, write, judge."""
-        from specdec_cli.measure.gates import raise_if_crossed
-
-        self._prepare_gates()
-        if self.resolved[0].built_in_pair:
-            self.screen.say(f"no target named: comparing drafts for the built-in {self.recipe.target.model}")
-        with progress(self.screen) as say:
-            machine, comparison = self._load(say)
-        self._study(comparison)
-        with interruptible() as stopped:
-            self._measure(comparison, stopped)
-            if not comparison.is_measured:
-                self.screen.say("interrupted before anything was measured", "yellow")
-                return ExitCode.INTERRUPTED
-            document = self._document(machine, comparison, stopped())
-            self._write(comparison, document)
-            if stopped():
-                self.screen.say("interrupted: this is what there was", "yellow")
-                return ExitCode.INTERRUPTED
-        raise_if_crossed(self._judged)
-        return None
-
-    def _prepare_gates(self) -> None:
-        """Refuse gates that could not be judged, before anything is loaded."""
-        from specdec_cli.measure.gates import check_measurable, check_paths, parse_all, read_baseline
-
-        gates = self.recipe.gates
+    def gate_names(self) -> dict[str, list[str]]:
+        """Tasks, of every draft."""
         tasks = list(dict.fromkeys(map(task_of, self.rows)))
-        names = {f"rows.{place}.by_task": tasks for place in range(len(self.names))}
-        check_paths(parse_all(gates.fail_if), json_schema(), names | {"task_winners": tasks})
-        if gates.baseline is not None:
-            self._baseline = read_baseline(gates.baseline, SCHEMA)
-        check_measurable(gates, len(self.rows) * self.wish.repeats)
+        return {f"rows.{place}.by_task": tasks for place in range(len(self.names))} | {"task_winners": tasks}
 
-    def _load(self, say: Callable[[str], None]) -> tuple[Machine, Comparison]:
-        """The machine before we keep it busy, the target once, every draft, and the tokenised workload."""
-        say("starting torch and transformers")
+    def document_recipe(self) -> dict[str, Any]:
+        """The recipe with all its drafts."""
+        return _document_recipe(self.drafts)
+
+    def load(self, say: Callable[[str], None]) -> tuple[Engine, Workload]:
+        """The target once, every draft, and the tokenised workload."""
         from specdec_cli.engine import build
-        from specdec_cli.measure.compare import Comparison, Contender
-        from specdec_cli.measure.machine import look
+        from specdec_cli.measure.compare import Contender
 
-        machine = look()
-        recipes = [self._sized(one.recipe) for one in self.resolved]
+        recipes = [self.sized(one.recipe, self.asked.k_max) for one in self.drafts]
         engines = build.engines_from_recipes(recipes, trust_remote_code=self.shared.trust_remote_code, progress=say)
-        contenders = [
+        self._contenders = [
             Contender(name, recipe.draft.method or "model", engine)
             for name, recipe, engine in zip(self.names, recipes, engines, strict=True)
         ]
-        workload = self._workload(engines[0])
-        return machine, Comparison(
-            contenders,
+        return engines[0], self.tokenize(engines[0])
+
+    def study(self, engine: Engine, workload: Workload) -> Comparison:
+        """Every draft traced, priced and predicted."""
+        from specdec_cli.measure.compare import Comparison
+
+        wish, earlier = self.asked, self._read_trace(engine, workload)
+        comparison = Comparison(
+            self._contenders,
             workload,
-            self.wish.k_max,
-            self.wish.batch_size,
-            self.wish.repeats,
-            self.wish.exhaustive,
+            wish.k_max,
+            wish.batch_size,
+            wish.repeats,
+            wish.exhaustive,
             self.recipe.speculation.verify,
-            self._read_trace(engines[0], workload),
+            earlier,
+            journal=self.journal,
         )
-
-    def _sized(self, recipe: Recipe) -> Recipe:
-        """The recipe with room for the batch and for the largest k."""
-        num_seqs = max(recipe.engine.max_num_seqs, self.wish.batch_size)
-        speculation = recipe.speculation.model_copy(update={"num_speculative_tokens": self.wish.k_max})
-        engine = recipe.engine.model_copy(update={"max_num_seqs": num_seqs})
-        return recipe.model_copy(update={"engine": engine, "speculation": speculation})
-
-    def _workload(self, engine: Engine) -> Workload:
-        from specdec_cli.measure.workload import tokenize
-
-        def encode(row: PromptRow) -> list[int]:
-            return engine.encode([{"role": "user", "content": row.prompt}] if self.wish.chat else row.prompt)
-
-        params = SamplingParams(**self.recipe.sampling.model_dump() | {"logprobs": None})
-        return tokenize(self.rows, self.recipe.workload.dataset, encode, params, engine.target.max_context)
+        comparison.study(_is_predictable(self.recipe), lambda text: self.screen.say(text, "dim"))
+        path = self.trace_file(wish.trace)
+        if path is not None and earlier is None and comparison.trace is not None:
+            comparison.trace.save(path)
+        return comparison
 
     def _read_trace(self, engine: Engine, workload: Workload) -> Trace | None:
         """An earlier trace of the same prompts; drafts are traced anew, as they may have changed."""
         from specdec_cli.measure.trace import load
 
-        if self.wish.trace is None or not self.wish.trace.exists():
+        path = self.trace_file(self.asked.trace)
+        if path is None or not path.exists():
             return None
-        trace = load(self.wish.trace)
+        trace = load(path)
         trace.check(engine.tokenizer, workload.requests)
         return trace
 
-    def _study(self, comparison: Comparison) -> None:
-        """Trace and predict; said in lines, as a spinner would draw while step times are measured."""
-        is_new = comparison.trace is None
-        comparison.study(_is_predictable(self.recipe), lambda text: self.screen.say(text, "dim"))
-        if self.wish.trace is not None and is_new and comparison.trace is not None:
-            comparison.trace.save(self.wish.trace)
-
-    def _measure(self, comparison: Comparison, stopped: Callable[[], bool]) -> None:
-        if comparison.workload.notice:
-            self.screen.say(f"note: {comparison.workload.notice}", "yellow")
-        view = BenchView(self.screen.console, self.screen.is_live, lambda _: drafts_table(comparison))
+    def measure(self, study: Comparison, stopped: Callable[[], bool]) -> None:
+        """Let the drafts take turns."""
+        view = BenchView(self.screen.console, self.screen.is_live, lambda _: drafts_table(study))
         with view:
-            for at in comparison.run(stopped):
-                view.show(comparison.bench, at)
+            for at in study.run(stopped):
+                view.show(study.bench, at)
 
-    def _document(self, machine: Machine, comparison: Comparison, interrupted: bool) -> dict[str, Any]:
-        from specdec_cli.engine.verify import is_lossless, resolve_mode
-        from specdec_cli.measure.gates import against_baseline, judge, other_recipe, parse_all
+    def is_measured(self, study: Comparison) -> bool:
+        """Whether there is a draft and a plain arm to compare."""
+        return study.is_measured
 
-        temperature = self.recipe.sampling.temperature
-        mode = resolve_mode(self.recipe.speculation.verify, temperature)
-        promise = Promise(mode, is_lossless(mode))
-        must_agree = promise.is_lossless and (mode == "gumbel" or temperature == 0)
-        body = compare_body(comparison, promise, must_agree, machine.load_since(), interrupted)
-        first = comparison.contenders[0].engine
-        document = envelope(SCHEMA, _document_recipe(self.resolved), body, **machine_of(first))
-        self._judged = judge(parse_all(self.recipe.gates.fail_if), document)
-        if self._baseline is not None:
-            self._judged += against_baseline(document, self._baseline, self.recipe.gates.max_regression)
-            if unlike := other_recipe(document, self._baseline):
-                document["notices"].append(unlike)
-        document["gates"] = [one.as_dict() for one in self._judged]
-        return document
+    def body(
+        self, study: Comparison, promise: Promise, must_agree: bool, machine: dict[str, Any], interrupted: bool
+    ) -> dict[str, Any]:
+        """The document's own keys."""
+        return compare_body(study, promise, must_agree, machine, interrupted)
 
-    def _write(self, comparison: Comparison, document: dict[str, Any]) -> None:
-        """The document, then the report, on stdout unless the document stands there."""
-        deliver_with_report(document, self.shared, lambda page: print_compare(page, comparison, document))
+    def draw(self, page: Console, study: Comparison, document: dict[str, Any]) -> None:
+        """Print the report."""
+        print_compare(page, study, document)

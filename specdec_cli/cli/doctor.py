@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from specdec_cli.cli.options import OPTIONS, Shared, with_shared_options
+from specdec_cli.cli.options import OPTIONS, STRUCTURED_OPTIONS, Shared, with_shared_options
 from specdec_cli.cli.output import colourful, deliver, envelope
 from specdec_cli.cli.screen import open_screen, progress
 from specdec_cli.report.doctor import SCHEMA, print_doctor
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _WITHOUT = [option.path for option in OPTIONS if option.path.startswith("sampling.")]
 
 
-@with_shared_options(aliases=True, without=_WITHOUT)
+@with_shared_options(aliases=True, without=_WITHOUT, beside=STRUCTURED_OPTIONS)
 def doctor(*, shared: Shared) -> None:
     """Look at this machine; with a target, a draft or a recipe, at the pair too, without loading it."""
     resolved = shared.resolve()

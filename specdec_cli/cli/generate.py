@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specdec_cli.cli.options import Shared, with_shared_options
+from specdec_cli.cli.options import STRUCTURED_OPTIONS, Shared, with_shared_options
 from specdec_cli.cli.output import deliver, envelope, machine_of
 from specdec_cli.cli.prompts import given_prompts
 from specdec_cli.cli.screen import interruptible, open_screen, progress
+from specdec_cli.cli.structured import Wanted, wanted
 from specdec_cli.errors import ExitCode, UsageError
 from specdec_cli.measure.arms import Arm, Comparison, Request, decode
 from specdec_cli.measure.prompts import PromptRow
@@ -24,12 +25,13 @@ from specdec_cli.sampling.params import SamplingParams
 if TYPE_CHECKING:
     from specdec_cli.engine.engine import Engine
     from specdec_cli.recipe import Recipe, Resolved
+    from specdec_cli.sampling.grammar import Grammar
 
 _PROMPTS, _SHOWN = "Prompts", "What is shown"
 _K = "speculation.num_speculative_tokens"
 
 
-@with_shared_options(aliases=True)
+@with_shared_options(aliases=True, beside=STRUCTURED_OPTIONS)
 def generate(
     prompt: Annotated[
         list[str] | None,
@@ -89,7 +91,7 @@ def generate(
     if dry_run:
         _show_plan(resolved, rows, shared)
         return None
-    wish = _Wish(chat or system is not None, system, compare, show_drafts)
+    wish = _Wish(chat or system is not None, system, compare, show_drafts, wanted(resolved.recipe.structured))
     return _Run(resolved, rows, wish, shared, open_screen(shared.quiet, streams_text=not shared.json)).go()
 
 
@@ -126,6 +128,7 @@ class _Wish:
     system: str | None
     compare: bool
     show_drafts: bool
+    structure: Wanted | None
 
 
 @dataclass(slots=True)
@@ -147,6 +150,12 @@ class _Run:
         model = self.recipe.draft.model
         return str(self.recipe.draft.method) if model is None else model.rstrip("/").rpartition("/")[2] or model
 
+    def _arm_name(self) -> str:
+        if not _drafts(self.recipe):
+            return "without a draft"
+        synthetic = " (synthetic)" if self.recipe.speculation.verify == "synthetic" else ""
+        return f"with {self.draft_name}{synthetic}"
+
     def go(self) -> ExitCode | None:
         """Load, decode, show, write."""
         if self.resolved.built_in_pair:
@@ -159,7 +168,11 @@ class _Run:
         with progress(self.screen) as say:
             engine = self._load(say)
             requests = self._requests(engine)
-        arm = Arm(f"with {self.draft_name}" if _drafts(self.recipe) else "without a draft")
+        from specdec_cli.engine.caveats import caveats
+
+        for caveat in caveats(self.recipe, engine.tokenizer):
+            self.screen.say(f"note: {caveat}", "yellow")
+        arm = Arm(self._arm_name())
         promise, must_agree = self._promise()
         comparison = Comparison(arm, tokens_must_agree=must_agree) if self.wish.compare else None
         with interruptible() as stopped:
@@ -185,19 +198,29 @@ class _Run:
 
         temperature = self.recipe.sampling.temperature
         mode = resolve_mode(self.recipe.speculation.verify, temperature)
-        return Promise(mode, is_lossless(mode)), mode == "gumbel" or temperature == 0
+        return Promise(mode, is_lossless(mode)), mode == "gumbel" or (temperature == 0 and mode != "synthetic")
 
     def _requests(self, engine: Engine) -> list[Request]:
         """Rows as token ids with their sampling parameters; a row's own seed has noise index 0."""
         common = SamplingParams(**self.recipe.sampling.model_dump())
+        grammar = self._grammar(engine)
         requests = []
         for row in self.rows:
             seed, index = (common.seed, row.index) if row.seed is None else (row.seed, 0)
             length = common.max_new_tokens if row.max_new_tokens is None else row.max_new_tokens
             params = replace(common, seed=seed, index=index, max_new_tokens=length)
             prompt = self._messages(row) if self.wish.chat else row.prompt
-            requests.append(Request(row, engine.encode(prompt), params))
+            requests.append(Request(row, engine.encode(prompt), params, grammar))
         return requests
+
+    def _grammar(self, engine: Engine) -> Grammar | None:
+        if self.wish.structure is None:
+            return None
+        assert engine.tokenizer is not None, "engines of recipes have a tokenizer"
+        grammar = self.wish.structure.compiled(engine.tokenizer)
+        for warning in grammar.warnings:
+            self.screen.say(f"note: {warning}", "yellow")
+        return grammar
 
     def _messages(self, row: PromptRow) -> list[dict[str, str]]:
         system = [] if self.wish.system is None else [{"role": "system", "content": self.wish.system}]

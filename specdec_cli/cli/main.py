@@ -18,7 +18,7 @@ from typing import IO, Annotated, Any
 import typer
 
 from specdec_cli import __version__
-from specdec_cli.cli import audit, bench, compare_drafts, doctor, generate, recipe, sweep_k
+from specdec_cli.cli import audit, bench, compare_drafts, doctor, generate, recipe, serve, sweep_k
 from specdec_cli.cli.output import colourful
 from specdec_cli.errors import ExitCode, SpecdecError
 from specdec_cli.recipe.problems import did_you_mean
@@ -38,6 +38,7 @@ def _app() -> typer.Typer:
     )
     app.callback()(_globals)
     app.command("generate")(generate.generate)
+    app.command("serve")(serve.serve)
     app.command("bench")(bench.bench)
     app.command("compare-drafts")(compare_drafts.compare_drafts)
     app.command("sweep-k")(sweep_k.sweep_k)

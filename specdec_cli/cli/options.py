@@ -19,16 +19,16 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from specdec_cli import drafters
-from specdec_cli.cli.output import check_destination
+from specdec_cli.cli.output import check_destination, is_interrupted
 from specdec_cli.errors import UsageError
 from specdec_cli.recipe import DraftMethods, Resolved, resolve, resolve_drafts
 from specdec_cli.recipe.schema import describe
 
 Result = TypeVar("Result")
 
-MODELS, SPECULATION, SAMPLING = "Models", "Speculation", "Sampling"
+MODELS, SPECULATION, SAMPLING, STRUCTURED = "Models", "Speculation", "Sampling", "Structured output"
 ENGINE, RUN = "Engine", "Recipe and output"
-WORKLOAD, GATES = "Workload", "Gates"
+WORKLOAD, GATES, SERVER = "Workload", "Gates", "Server"
 
 
 def draft_methods() -> DraftMethods:
@@ -59,6 +59,8 @@ class Shared:
         force: overwrite it.
         quiet: only errors on stderr.
         trust_remote_code: run code that comes with a checkpoint.
+        resume: continue an interrupted measurement.
+        takes_structured: whether the command's outputs can follow a grammar.
     """
 
     recipe: str | None = None
@@ -69,6 +71,8 @@ class Shared:
     force: bool = False
     quiet: bool = False
     trust_remote_code: bool = False
+    resume: bool = False
+    takes_structured: bool = False
 
     def resolve(self) -> Resolved:
         """The checked recipe: flag > `--set` > environment > recipe > default.
@@ -76,7 +80,7 @@ class Shared:
         Raises:
             UsageError: everything that is wrong with it.
         """
-        return resolve(self.recipe, self.sets, os.environ, self.flags, draft_methods())
+        return self._checked(resolve(self.recipe, self.sets, os.environ, self.flags, draft_methods()))
 
     def resolve_drafts(self) -> list[Resolved]:
         """The checked recipe once for each of several drafts.
@@ -84,7 +88,20 @@ class Shared:
         Raises:
             UsageError: everything that is wrong with it.
         """
-        return resolve_drafts(self.recipe, self.sets, os.environ, self.flags, draft_methods())
+        return [
+            self._checked(one)
+            for one in resolve_drafts(self.recipe, self.sets, os.environ, self.flags, draft_methods())
+        ]
+
+    def _checked(self, resolved: Resolved) -> Resolved:
+        """Refuse structured output by name where it would be ignored."""
+        given = resolved.recipe.structured.given
+        if given and not self.takes_structured:
+            raise UsageError(
+                f"`structured.{next(iter(given))}` is of no use to this command, whose outputs are free text",
+                "leave it out of the recipe; `generate` has structured output, and so have requests to `serve`",
+            )
+        return resolved
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +175,15 @@ def _biases(texts: Iterable[str]) -> dict[int, float]:
     return biases
 
 
-_FIELDS = {"recipe", "sets", "json", "output", "force", "quiet", "trust_remote_code"}
+def _rates(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        hint = "for example --synthetic-acceptance-rates 0.8,0.6,0.4"
+        raise UsageError(f"`--synthetic-acceptance-rates {text}` is not numbers with commas", hint) from None
+
+
+_FIELDS = {"recipe", "sets", "json", "output", "force", "quiet", "trust_remote_code", "resume"}
 _DRAFT_HELP = "What guesses: a model's hub id or folder, ngram, ngram:max=4,min=2, prediction, or none."
 _TRUST_HELP = "Run code that comes with a checkpoint: target, draft and tokenizer alike."
 _JSON_HELP = "One JSON document on stdout, nothing else there."
@@ -184,6 +209,7 @@ OPTIONS: tuple[Option, ...] = (
         metavar="SPEC",
         convert=drafters.parse_spec,
     ),
+    Option("target.load_format", str, ("--load-format",), MODELS, metavar="auto|dummy"),
     Option("target.dtype", str, ("--dtype",), MODELS, metavar="DTYPE"),
     Option("target.quantize", str, ("--quantize",), MODELS, metavar="none"),
     Option("target.device", str, ("--device",), MODELS, metavar="DEVICE"),
@@ -202,6 +228,15 @@ OPTIONS: tuple[Option, ...] = (
     Option("speculation.depth_policy", str, ("--depth-policy",), SPECULATION, metavar="POLICY"),
     Option("speculation.p_min", float, ("--p-min",), SPECULATION),
     Option("speculation.verify", str, ("--verify",), SPECULATION, metavar="MODE"),
+    Option("speculation.synthetic_acceptance_length", float, ("--synthetic-acceptance-length",), SPECULATION),
+    Option(
+        "speculation.synthetic_acceptance_rates",
+        str,
+        ("--synthetic-acceptance-rates",),
+        SPECULATION,
+        metavar="A,B,...",
+        convert=_rates,
+    ),
     Option(
         "speculation.disable_by_batch_size",
         int,
@@ -209,6 +244,7 @@ OPTIONS: tuple[Option, ...] = (
         SPECULATION,
         ("--speculative-disable-by-batch-size",),
     ),
+    Option("speculation.k_by_batch", str, ("--k-by-batch",), SPECULATION, metavar="N:K,..."),
     Option("sampling.max_new_tokens", int, ("-n", "--max-new-tokens"), SAMPLING),
     Option("sampling.temperature", float, ("--temperature",), SAMPLING),
     Option("sampling.top_k", int, ("--top-k",), SAMPLING),
@@ -256,10 +292,44 @@ DRAFTS_OPTION = Option(
     metavar="SPEC",
     convert=lambda specs: [drafters.parse_spec(spec) for spec in specs],
 )
+RESUME_OPTION = Option(
+    "resume",
+    bool,
+    ("--resume",),
+    RUN,
+    help="Continue an interrupted run from FILE.partial, which every run with --output FILE keeps until it is done.",
+)
+STRUCTURED_OPTIONS: tuple[Option, ...] = (
+    Option("structured.json_schema", str, ("--json-schema",), STRUCTURED, metavar="FILE"),
+    Option("structured.regex", str, ("--regex",), STRUCTURED, metavar="TEXT"),
+    Option("structured.choice", list[str], ("--choice",), STRUCTURED, metavar="TEXT"),
+)
 GATE_OPTIONS: tuple[Option, ...] = (
     Option("gates.fail_if", list[str], ("--fail-if",), GATES, metavar="EXPR"),
     Option("gates.baseline", str, ("--baseline",), GATES, metavar="FILE"),
     Option("gates.max_regression", str, ("--max-regression",), GATES, metavar="PERCENT"),
+)
+SERVE_OPTIONS: tuple[Option, ...] = (
+    Option("serve.host", str, ("--host",), SERVER, metavar="ADDRESS"),
+    Option("serve.port", int, ("--port",), SERVER),
+    Option("serve.served_model_name", str, ("--served-model-name",), SERVER, metavar="NAME"),
+    Option("serve.api_key_env", str, ("--api-key-env",), SERVER, metavar="VARIABLE"),
+    Option("serve.max_waiting", int, ("--max-waiting",), SERVER),
+    Option("serve.max_queue_delay_microseconds", int, ("--max-queue-delay-microseconds",), SERVER),
+    Option("serve.request_timeout_seconds", float, ("--request-timeout-seconds",), SERVER),
+    Option("serve.drain_timeout_seconds", float, ("--drain-timeout-seconds",), SERVER),
+    Option("serve.hang_timeout_seconds", float, ("--hang-timeout-seconds",), SERVER),
+    Option("serve.ping_interval_seconds", float, ("--ping-interval-seconds",), SERVER),
+    Option("serve.stream_interval", int, ("--stream-interval",), SERVER),
+    Option("serve.cors_origins", list[str], ("--cors-origin",), SERVER, metavar="ORIGIN"),
+    Option("serve.allowed_hosts", list[str], ("--allowed-host",), SERVER, metavar="NAME"),
+    Option("serve.max_body_bytes", int, ("--max-body-bytes",), SERVER),
+    Option("serve.max_choices", int, ("--max-choices",), SERVER),
+    Option("serve.max_logprobs", int, ("--max-logprobs",), SERVER),
+    Option("serve.tool_call_parser", str, ("--tool-call-parser",), SERVER, metavar="FORMAT"),
+    Option("serve.metrics_prefix", str, ("--metrics-prefix",), SERVER, metavar="WORD"),
+    Option("serve.log_format", str, ("--log-format",), SERVER, metavar="text|json"),
+    Option("serve.log_prompts", bool, ("--log-prompts/--no-log-prompts",), SERVER),
 )
 
 
@@ -288,6 +358,8 @@ def with_shared_options(
             shared = _gather(options, values)
             if shared.force and shared.output is None and not any(isinstance(value, Path) for value in given.values()):
                 raise UsageError("`--force` has no effect without --output", "name the file: --output FILE --force")
+            if shared.resume:
+                _prepare_to_resume(shared)
             check_destination(shared.output, shared.force)
             return command(**given, shared=shared)
 
@@ -300,8 +372,15 @@ def with_shared_options(
     return decorate
 
 
+def _prepare_to_resume(shared: Shared) -> None:
+    """What an interrupted run wrote is overwritten by the one that continues it."""
+    if shared.output is None:
+        raise UsageError("`--resume` continues the run of an --output, and none is named", "add --output FILE")
+    shared.force = shared.force or is_interrupted(shared.output)
+
+
 def _gather(options: Iterable[Option], values: Mapping[str, Any]) -> Shared:
-    shared = Shared()
+    shared = Shared(takes_structured=any(option.path.startswith("structured.") for option in options))
     for option in options:
         value = values[option.path]
         if value is None or value == []:

@@ -127,7 +127,16 @@ def _is_unicode(stream: IO[str]) -> bool:
     return (getattr(stream, "encoding", None) or "utf-8").lower().replace("_", "-") in ("utf-8", "utf8")
 
 
-def write_file(path: Path, text: str, force: bool = False) -> None:
+def is_interrupted(path: Path) -> bool:
+    """Whether a file holds the document of a measurement that was interrupted."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        return document["plan"]["interrupted"] is True
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def write_file(path: Path, content: str | bytes, force: bool = False) -> None:
     """Write a file so that it is there whole or not at all; without `force` one that exists stays.
 
     Raises:
@@ -137,8 +146,8 @@ def write_file(path: Path, text: str, force: bool = False) -> None:
     temporary: str | None = None
     try:
         handle, temporary = tempfile.mkstemp(dir=final.parent, prefix=f".{final.name}.", suffix=".tmp")
-        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content if isinstance(content, bytes) else content.encode("utf-8", "backslashreplace"))
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, 0o666 & ~_umask())

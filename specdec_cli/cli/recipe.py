@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from specdec_cli.cli.options import Shared, draft_methods, with_shared_options
+from specdec_cli.cli.options import STRUCTURED_OPTIONS, Shared, draft_methods, with_shared_options
 from specdec_cli.cli.output import check_destination, deliver, envelope, write_file
 from specdec_cli.errors import ExitCode, RunError, UsageError
 from specdec_cli.recipe import resolve_drafts, shipped
@@ -36,7 +36,7 @@ def list_(json: Json = False, output: Output = None, force: Force = False) -> No
 
 
 @app.command()
-@with_shared_options(aliases=True, without=["quiet", "trust_remote_code"])
+@with_shared_options(aliases=True, without=["quiet", "trust_remote_code"], beside=STRUCTURED_OPTIONS)
 def show(
     name: Annotated[
         str | None, typer.Argument(help="A shipped recipe's name or a YAML file.", metavar="NAME|FILE")

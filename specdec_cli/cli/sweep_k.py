@@ -2,120 +2,114 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specdec_cli.cli.options import GATE_OPTIONS, WORKLOAD_OPTIONS, Shared, with_shared_options
-from specdec_cli.cli.output import (
-    check_destination,
-    deliver,
-    deliver_with_report,
-    envelope,
-    machine_of,
-    write_file,
+from specdec_cli.cli.measurement import Measurement
+from specdec_cli.cli.measurement_options import (
+    FILES,
+    BatchSize,
+    Chat,
+    DryRun,
+    Exhaustive,
+    Html,
+    KMax,
+    Plot,
+    Repeats,
+    TraceFile,
+    Wish,
+    check_files,
+    check_fixed_depth,
+    chosen_rows,
+    num_at_hand,
+    num_prompts_words,
+    show_plan,
 )
-from specdec_cli.cli.screen import interruptible, open_screen, progress
+from specdec_cli.cli.options import GATE_OPTIONS, RESUME_OPTION, WORKLOAD_OPTIONS, Shared, with_shared_options
+from specdec_cli.cli.output import write_file
+from specdec_cli.cli.screen import open_screen, progress
 from specdec_cli.errors import ExitCode, UsageError
-from specdec_cli.measure.dataset import is_at_hand
-from specdec_cli.measure.workload import read_rows
 from specdec_cli.recipe.present import to_yaml
 from specdec_cli.report.generate import Promise
 from specdec_cli.report.sweep_k import SCHEMA, SweepView, json_schema, print_sweep, sweep_body, tuned_recipe
-from specdec_cli.report.view import Screen
-from specdec_cli.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from specdec_cli.engine.engine import Engine
-    from specdec_cli.measure.gates import Judged
-    from specdec_cli.measure.machine import Machine
-    from specdec_cli.measure.prompts import PromptRow
+    from specdec_cli.measure.cost import Costs
+    from specdec_cli.measure.predict import Prediction
     from specdec_cli.measure.sweep import Sweep
     from specdec_cli.measure.workload import Workload
     from specdec_cli.recipe import Recipe, Resolved
 
-_HOW, _FILES = "How it is measured", "Result files"
-_LEFT_OUT = ("sampling.logprobs", "speculation.num_speculative_tokens", "speculation.disable_by_batch_size")
+
+_LEFT_OUT = (
+    "sampling.logprobs",
+    "speculation.num_speculative_tokens",
+    "speculation.disable_by_batch_size",
+    "speculation.k_by_batch",
+)
 _FAIL_IF = tuple(option for option in GATE_OPTIONS if option.path == "gates.fail_if")
 
 
-@with_shared_options(without=_LEFT_OUT, beside=(*WORKLOAD_OPTIONS, *_FAIL_IF))
+@with_shared_options(without=_LEFT_OUT, beside=(*WORKLOAD_OPTIONS, *_FAIL_IF, RESUME_OPTION))
 def sweep_k(
-    k_max: Annotated[int, typer.Option(min=1, max=64, help="The largest k to consider.", rich_help_panel=_HOW)] = 8,
-    exhaustive: Annotated[
-        bool,
-        typer.Option("--exhaustive", help="Measure every k, not only the best predicted.", rich_help_panel=_HOW),
-    ] = False,
-    repeats: Annotated[
-        int, typer.Option(min=1, help="How often every measured k decodes every prompt.", rich_help_panel=_HOW)
-    ] = 2,
-    batch_size: Annotated[
-        int, typer.Option(min=1, help="Prompts of one task that are decoded together.", rich_help_panel=_HOW)
-    ] = 1,
-    chat: Annotated[
-        bool, typer.Option("--chat", help="Prompts are messages: use the chat template.", rich_help_panel=_HOW)
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would run; load nothing.", rich_help_panel=_HOW)
-    ] = False,
-    trace: Annotated[
-        Path | None,
-        typer.Option(help="Read the trace from this file; write it if there is none.", rich_help_panel=_FILES),
-    ] = None,
+    k_max: KMax = 8,
+    exhaustive: Exhaustive = False,
+    repeats: Repeats = 2,
+    batch_size: BatchSize = 1,
+    chat: Chat = False,
+    dry_run: DryRun = False,
+    trace: TraceFile = None,
     write_recipe: Annotated[
-        Path | None, typer.Option(help="Write the recipe with the recommended k.", rich_help_panel=_FILES)
+        Path | None, typer.Option(help="Write the recipe with the recommended k.", rich_help_panel=FILES)
     ] = None,
+    plot: Plot = None,
+    html: Html = None,
     *,
     shared: Shared,
 ) -> ExitCode | None:
     """Find how deep to speculate, or that it does not pay. Exit code 3 if a gate is crossed."""
     resolved = shared.resolve()
-    wish = _Wish(k_max, exhaustive, repeats, batch_size, chat, trace, write_recipe)
-    _check(resolved.recipe, shared, wish)
+    wish = _Wish(repeats, batch_size, chat, plot, html, k_max, exhaustive, trace, write_recipe)
+    _check(resolved.recipe, wish)
+    check_files(wish, {"--trace": trace, "--write-recipe": write_recipe}, shared)
     unknowable = _unknowable(resolved.recipe, wish)
     if dry_run:
         _show_plan(resolved, wish, shared)
         return None
-    workload = resolved.recipe.workload
-    rows = read_rows(workload.dataset, workload.tasks, workload.num_prompts)
+    rows = chosen_rows(resolved.recipe.workload)
     return _Run(resolved, wish, rows, shared, open_screen(shared.quiet, streams_text=False), unknowable).go()
 
 
 @dataclass(frozen=True, slots=True)
-class _Wish:
-    """What the command's own options ask for."""
+class _Wish(Wish):
+    """What the command's own options ask for beside."""
 
     k_max: int
     exhaustive: bool
-    repeats: int
-    batch_size: int
-    chat: bool
     trace: Path | None
     write_recipe: Path | None
 
 
-def _check(recipe: Recipe, shared: Shared, wish: _Wish) -> None:
+def _check(recipe: Recipe, wish: _Wish) -> None:
     """Refuse what contradicts itself before anything is read or loaded."""
     if recipe.draft.method == "none":
         raise UsageError("there is no draft to sweep", "name one with --draft")
     if recipe.draft.method == "prediction":
         raise UsageError("the draft `prediction` reads one prompt's text, and a sweep has many", "choose another")
+    check_fixed_depth(recipe.speculation)
     limit = recipe.speculation.disable_by_batch_size
     if limit is not None and wish.batch_size > limit:
         raise UsageError(
             f"the recipe does not speculate beyond `{limit}` sequences, and `{wish.batch_size}` should run together",
             "lower --batch-size",
         )
-    named = [path.resolve() for path in (shared.output, wish.trace, wish.write_recipe) if path is not None]
-    if len(set(named)) < len(named):
-        raise UsageError("two files have the same name", "give each its own")
-    check_destination(wish.write_recipe, shared.force, "--write-recipe")
-    if wish.trace is not None and not wish.trace.exists():
-        check_destination(wish.trace, False, "--trace")
 
 
 def _unknowable(recipe: Recipe, wish: _Wish) -> str | None:
@@ -139,160 +133,126 @@ def _unknowable(recipe: Recipe, wish: _Wish) -> str | None:
 
 
 def _show_plan(resolved: Resolved, wish: _Wish, shared: Shared) -> None:
-    """What would run, and where every value came from; a data set that is not at hand is not read."""
-    workload = resolved.recipe.workload
-    num: int | None = None
-    if workload.dataset.startswith("builtin:") or is_at_hand(workload.dataset):
-        num = len(read_rows(workload.dataset, workload.tasks, workload.num_prompts))
-    if shared.json or shared.output is not None:
-        body: dict[str, Any] = {
-            "origins": resolved.origins,
-            "num_prompts": num,
-            "k_max": wish.k_max,
-            "exhaustive": wish.exhaustive,
-            "repeats": wish.repeats,
-            "batch_size": wish.batch_size,
-        }
-        document = envelope("specdec.recipe/1", resolved.recipe.as_dict(), body)
-        deliver(document, to_stdout=shared.json, path=shared.output, force=shared.force)
-    if not shared.json:
-        prompts = f"{'up to ' if num is None else ''}{workload.num_prompts if num is None else num} prompts"
-        which = "all" if wish.exhaustive else "the best few"
-        head = f"# would predict k = 1 to {wish.k_max} over {prompts} of {workload.dataset} and measure {which} of them"
-        sys.stdout.write(f"{head}\n{to_yaml(resolved, origins=True)}")
+    """What would run, and where every value came from."""
+    num = num_at_hand(resolved.recipe.workload)
+    body: dict[str, Any] = {
+        "origins": resolved.origins,
+        "num_prompts": num,
+        "k_max": wish.k_max,
+        "exhaustive": wish.exhaustive,
+        "repeats": wish.repeats,
+        "batch_size": wish.batch_size,
+    }
+    which = "all" if wish.exhaustive else "the best few"
+    prompts = num_prompts_words(resolved.recipe.workload, num)
+    head = f"# would predict k = 1 to {wish.k_max} over {prompts} and measure {which} of them"
+    show_plan(resolved.recipe.as_dict(), body, shared, f"{head}\n{to_yaml(resolved, origins=True)}")
 
 
 @dataclass(slots=True)
-class _Run:
-    """One run of the command."""
+class _Run(Measurement["Sweep"]):
+    """One run of the command.
 
-    resolved: Resolved
-    wish: _Wish
-    rows: Sequence[PromptRow]
-    shared: Shared
-    screen: Screen
+    Args:
+        unknowable: why no trace can tell, or None.
+    """
+
+    schema = SCHEMA
+    doing = "measuring"
+    judges_baseline = False
+
+    asked: _Wish
     unknowable: str | None
-    _judged: list[Judged] = field(default_factory=list)
-    _trace: dict[str, Any] | None = None
+    _trace: dict[str, Any] | None = field(init=False, default=None)
 
-    @property
-    def recipe(self) -> Recipe:
-        return self.resolved.recipe
+    def json_schema(self) -> dict[str, Any]:
+        """The JSON Schema of the document."""
+        return json_schema()
 
-    def go(self) -> ExitCode | None:
-        """Load, trace, predict, measure, show, write, judge."""
-        from specdec_cli.measure.gates import check_paths, parse_all, raise_if_crossed
+    def gate_names(self) -> dict[str, list[str]]:
+        """None: its keys are known beforehand."""
+        return {}
 
-        check_paths(parse_all(self.recipe.gates.fail_if), json_schema(), {})
-        if self.resolved.built_in_pair:
-            self.screen.say(f"no target named: measuring the built-in {self.recipe.target.model}")
-        with progress(self.screen) as say:
-            machine, engine, sweep = self._load(say)
-        with interruptible() as stopped:
-            if sweep.workload.notice:
-                self.screen.say(f"note: {sweep.workload.notice}", "yellow")
-            with SweepView(self.screen.console, self.screen.is_live) as view:
-                for at in sweep.run(stopped):
-                    view.show(sweep, at)
-            if sweep.prediction is None and not sweep.measured():
-                self.screen.say("interrupted before anything was measured", "yellow")
-                return ExitCode.INTERRUPTED
-            document = self._document(machine, engine, sweep, stopped())
-            self._write(sweep, document, stopped())
-            if stopped():
-                self.screen.say("interrupted: this is what there was", "yellow")
-                return ExitCode.INTERRUPTED
-        raise_if_crossed(self._judged)
-        return None
-
-    def _load(self, say: Callable[[str], None]) -> tuple[Machine, Engine, Sweep]:
-        """The machine before we keep it busy, the pair, and every k predicted."""
-        say("starting torch and transformers")
+    def load(self, say: Callable[[str], None]) -> tuple[Engine, Workload]:
+        """The pair, with room for the largest k, and the tokenised workload."""
         from specdec_cli.engine.build import engine_from_recipe
-        from specdec_cli.measure.machine import look
+
+        recipe = self.sized(self.recipe, self.asked.k_max)
+        engine = engine_from_recipe(recipe, trust_remote_code=self.shared.trust_remote_code, progress=say)
+        return engine, self.tokenize(engine)
+
+    def study(self, engine: Engine, workload: Workload) -> Sweep:
+        """Every k predicted."""
         from specdec_cli.measure.sweep import Sweep, profile_workload
 
-        machine = look()
-        trust = self.shared.trust_remote_code
-        engine = engine_from_recipe(self._sized_recipe(), trust_remote_code=trust, progress=say)
-        workload = self._workload(engine)
-        predict = self._predictor(engine, workload, say)
-        costs = profile_workload(engine, workload, self.wish.k_max, self.wish.batch_size, say=say)
-        wish = self.wish
-        prediction = None if predict is None else predict(costs)
-        sweep = Sweep(engine, workload, costs, prediction, wish.k_max, wish.exhaustive, wish.batch_size, wish.repeats)
-        return machine, engine, sweep
+        wish = self.asked
+        with progress(self.screen) as say:
+            predict = self._predictor(engine, workload, say)
+        self.screen.say("measuring what steps cost", "dim")
 
-    def _predictor(self, engine: Engine, workload: Workload, say: Callable[[str], None]) -> Callable[[Any], Any] | None:
+        def measure() -> Costs:
+            return profile_workload(engine, workload, wish.k_max, wish.batch_size)
+
+        costs = measure() if self.journal is None else self.journal.costs("draft", measure)
+        prediction = None if predict is None else predict(costs)
+        size, repeats = wish.batch_size, wish.repeats
+        return Sweep(engine, workload, costs, prediction, wish.k_max, wish.exhaustive, size, repeats, self.journal)
+
+    def _predictor(
+        self, engine: Engine, workload: Workload, say: Callable[[str], None]
+    ) -> Callable[[Costs], Prediction] | None:
         """Traces; then it takes costs and gives the prediction. None where no trace can tell."""
         from specdec_cli.measure.sweep import draft_name, obtain_trace, predict_all
 
         if self.unknowable is not None:
             return None
-        name, path = draft_name(self.recipe), self.wish.trace
+        name, path = draft_name(self.recipe), self.trace_file(self.asked.trace)
         is_read = path is not None and path.exists()
-        trace = obtain_trace(engine, workload.requests, name, self.wish.k_max, path, say)
+        trace = obtain_trace(engine, workload.requests, name, self.asked.k_max, path, say)
         self._trace = {
-            "file": None if path is None else str(path),
+            "file": None if self.asked.trace is None else str(self.asked.trace),
             "read": is_read,
             "draft": name,
             "prompts": len(trace.prompts),
             "tokens": trace.num_output_tokens,
         }
-        return lambda costs: predict_all(trace, name, self.recipe.speculation.verify, self.wish.k_max, costs)
+        return lambda costs: predict_all(trace, name, self.recipe.speculation.verify, self.asked.k_max, costs)
 
-    def _sized_recipe(self) -> Recipe:
-        """The recipe with room for the batch and the largest k."""
-        engine, speculation = self.recipe.engine, self.recipe.speculation
-        num_seqs = max(engine.max_num_seqs, self.wish.batch_size)
-        return self.recipe.model_copy(
-            update={
-                "engine": engine.model_copy(update={"max_num_seqs": num_seqs}),
-                "speculation": speculation.model_copy(update={"num_speculative_tokens": self.wish.k_max}),
-            }
-        )
+    def measure(self, study: Sweep, stopped: Callable[[], bool]) -> None:
+        """Let the candidates take turns."""
+        with SweepView(self.screen.console, self.screen.is_live) as view:
+            for at in study.run(stopped):
+                view.show(study, at)
 
-    def _workload(self, engine: Engine) -> Workload:
-        from specdec_cli.measure.workload import tokenize
+    def is_measured(self, study: Sweep) -> bool:
+        """Whether a prediction or a measurement can be reported."""
+        return study.prediction is not None or bool(study.measured())
 
-        def encode(row: PromptRow) -> list[int]:
-            return engine.encode([{"role": "user", "content": row.prompt}] if self.wish.chat else row.prompt)
-
-        params = SamplingParams(**self.recipe.sampling.model_dump() | {"logprobs": None})
-        return tokenize(self.rows, self.recipe.workload.dataset, encode, params, engine.target.max_context)
-
-    def _document(self, machine: Machine, engine: Engine, sweep: Sweep, interrupted: bool) -> dict[str, Any]:
-        from specdec_cli.engine.verify import is_lossless, resolve_mode
-        from specdec_cli.measure.gates import judge, parse_all
-
-        temperature = self.recipe.sampling.temperature
-        mode = resolve_mode(self.recipe.speculation.verify, temperature)
-        promise = Promise(mode, is_lossless(mode))
-        body = sweep_body(
-            sweep,
-            promise,
-            promise.is_lossless and (mode == "gumbel" or temperature == 0),
-            machine.load_since(),
-            self._trace,
-            self._notices(sweep),
-            interrupted,
-        )
-        document = envelope(SCHEMA, self.recipe.as_dict(), body, **machine_of(engine))
-        self._judged = judge(parse_all(self.recipe.gates.fail_if), document)
-        document["gates"] = [one.as_dict() for one in self._judged]
-        return document
+    def body(
+        self, study: Sweep, promise: Promise, must_agree: bool, machine: dict[str, Any], interrupted: bool
+    ) -> dict[str, Any]:
+        """The document's own keys."""
+        return sweep_body(study, promise, must_agree, machine, self._trace, self._notices(study), interrupted)
 
     def _notices(self, sweep: Sweep) -> list[str]:
         found = [notice for notice in (sweep.workload.notice, self.unknowable) if notice]
+        if sweep.prediction is not None and sweep.batch_size > 1:
+            found.append(
+                f"predictions at batch size {sweep.batch_size} are approximate: they take all sequences of a batch to "
+                "run to its end, at one context length; measured figures are not concerned"
+            )
         if self.recipe.gates.baseline is not None:
             found.append("the recipe's baseline was not judged: `specdec bench` compares with one")
         return found + (sweep.bench.notices if sweep.bench is not None else [])
 
-    def _write(self, sweep: Sweep, document: dict[str, Any], interrupted: bool) -> None:
-        """The document, the recipe, then the report, on stdout unless the document stands there."""
-        path, found = self.wish.write_recipe, document["recommended"]
+    def write_files(self, study: Sweep, document: dict[str, Any], interrupted: bool) -> None:
+        """The tuned recipe."""
+        path, found = self.asked.write_recipe, document["recommended"]
         if path is not None and interrupted:
             self.screen.say(f"{path} was not written: the sweep is not whole", "yellow")
         elif path is not None:
             write_file(path, tuned_recipe(self.resolved, found["k"], found["why"]), self.shared.force)
-        deliver_with_report(document, self.shared, lambda page: print_sweep(page, sweep, document))
+
+    def draw(self, page: Console, study: Sweep, document: dict[str, Any]) -> None:
+        """Print the report."""
+        print_sweep(page, study, document)

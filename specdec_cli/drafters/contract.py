@@ -26,6 +26,7 @@ class DraftRow:
         stop_ids: tokens that end this request (banned while fewer than min_tokens are emitted).
         verify: the verification mode the guesses will meet: greedy, rejection, block, gumbel, exact-match, typical.
         p_min: stop before a position whose largest q is below this; 0 never stops.
+        prediction: tokens that the output is expected to follow, where the request brought them.
     """
 
     handle: int
@@ -36,6 +37,7 @@ class DraftRow:
     stop_ids: frozenset[int]
     verify: str
     p_min: float
+    prediction: Sequence[int] | None = None
 
 
 @dataclass(slots=True)

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 from specdec_cli import drafters
 from specdec_cli.drafters.contract import Drafter, Resources
 from specdec_cli.engine.engine import Engine, EngineOptions
+from specdec_cli.engine.synthetic import synthetic_rates
 from specdec_cli.errors import RunError, UsageError
+from specdec_cli.lm.dummy import StandIn
 from specdec_cli.lm.load import load_lm, load_tokenizer
 from specdec_cli.lm.threads import choose_threads
 from specdec_cli.lm.transformers_lm import KVCacheBytes, TransformersLM
@@ -26,11 +28,12 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
-    """How one model is loaded: revision, dtype and device, as load_lm takes them."""
+    """How one model is loaded: revision, dtype, device and format of the weights, as load_lm takes them."""
 
     revision: str | None = None
     dtype: str = "auto"
     device: str = "auto"
+    load_format: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,7 @@ class LoadSettings:
         block_size: tokens of a KV block.
         kv_cache_bytes: memory for each KV cache, as TransformersLM takes it; None takes half of what is free.
         trust_remote_code: run code that comes with a checkpoint.
+        others: drafting methods without a model that requests may name beside the engine's own: ngram, prediction.
         progress: told in words what is being loaded.
     """
 
@@ -51,6 +55,7 @@ class LoadSettings:
     block_size: int = 16
     kv_cache_bytes: KVCacheBytes = None
     trust_remote_code: bool = False
+    others: tuple[str, ...] = ()
     progress: Progress | None = None
 
 
@@ -113,7 +118,12 @@ def load_engines(
     say = settings.progress or (lambda _: None)
     say(f"loading tokenizer of {target}")
     tokenizer = Tokenizer(
-        load_tokenizer(target, revision=settings.target.revision, trust_remote_code=settings.trust_remote_code)
+        load_tokenizer(
+            target,
+            revision=settings.target.revision,
+            trust_remote_code=settings.trust_remote_code,
+            load_format=settings.target.load_format,
+        )
     )
     for fields, its in zip(given, own, strict=True):
         if "model" in fields:
@@ -123,7 +133,10 @@ def load_engines(
     if lm.device.type == "cpu":
         choose_threads(lm.weight_bytes)
     loaded = [load_drafter(fields, lm, tokenizer, options, its) for fields, its in zip(given, own, strict=True)]
-    return [Engine(lm, drafter, tokenizer, options, eos_token_ids=lm.eos_token_ids) for drafter in loaded]
+    return [
+        Engine(lm, drafter, tokenizer, options, lm.eos_token_ids, _others(fields, lm, tokenizer, options, its))
+        for drafter, fields, its in zip(loaded, given, own, strict=True)
+    ]
 
 
 def load_drafter(
@@ -147,20 +160,34 @@ def load_drafter(
     return drafter
 
 
+def _others(
+    own: Mapping[str, Any], target: LM, tokenizer: Tokenizer, options: EngineOptions, settings: LoadSettings
+) -> dict[str, Drafter]:
+    """The drafters beside an engine's own, by name; predictions come with the requests."""
+    per_request = {"prediction": {"per_request": True}}
+    return {
+        name: load_drafter({"method": name, **per_request.get(name, {})}, target, tokenizer, options, settings)
+        for name in settings.others
+        if name != own.get("method")
+    }
+
+
 def engine_from_recipe(
     recipe: Recipe,
     *,
     trust_remote_code: bool = False,
+    others: tuple[str, ...] = (),
     progress: Progress | None = None,
 ) -> Engine:
-    """Load the engine that a resolved recipe describes."""
-    return engines_from_recipes([recipe], trust_remote_code=trust_remote_code, progress=progress)[0]
+    """Load the engine that a resolved recipe describes; `others` as in LoadSettings."""
+    return engines_from_recipes([recipe], trust_remote_code=trust_remote_code, others=others, progress=progress)[0]
 
 
 def engines_from_recipes(
     recipes: Sequence[Recipe],
     *,
     trust_remote_code: bool = False,
+    others: tuple[str, ...] = (),
     progress: Progress | None = None,
 ) -> list[Engine]:
     """Load the engines of recipes that differ in their draft alone, around one target."""
@@ -176,6 +203,7 @@ def engines_from_recipes(
             block_size=recipe.engine.kv_block_size,
             kv_cache_bytes=_kv_cache_bytes(recipe.engine),
             trust_remote_code=trust_remote_code,
+            others=others,
             progress=progress,
         ),
     )
@@ -188,10 +216,17 @@ def _draft_fields(draft: str | Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _check_tokenizers(tokenizer: Tokenizer, target: str, draft: str, settings: LoadSettings) -> None:
-    """Refuse a draft whose tokenizer differs: its guesses would mean other text."""
+    """Refuse a draft whose tokenizer differs: its guesses would mean other text; a stand-in has none to mean."""
     other = Tokenizer(
-        load_tokenizer(draft, revision=settings.draft.revision, trust_remote_code=settings.trust_remote_code)
+        load_tokenizer(
+            draft,
+            revision=settings.draft.revision,
+            trust_remote_code=settings.trust_remote_code,
+            load_format=settings.draft.load_format,
+        )
     )
+    if isinstance(tokenizer.hf, StandIn) or isinstance(other.hf, StandIn):
+        return
     overlap = tokenizer.compare(other)
     if not overlap.equal:
         raise UsageError(
@@ -206,10 +241,11 @@ def _load(name: str, model: ModelSettings, settings: LoadSettings, options: Engi
         revision=model.revision,
         dtype=model.dtype,
         device=model.device,
+        load_format=model.load_format,
         trust_remote_code=settings.trust_remote_code,
         max_num_seqs=options.max_num_seqs,
         block_size=settings.block_size,
-        extra_tokens=options.num_speculative_tokens,
+        extra_tokens=options.depths().most,
         max_model_len=settings.max_model_len,
         kv_cache_bytes=settings.kv_cache_bytes,
     )
@@ -245,7 +281,10 @@ def engine_options(recipe: Recipe) -> EngineOptions:
     return EngineOptions(
         num_speculative_tokens=speculation.num_speculative_tokens,
         verify=speculation.verify,
+        synthetic_acceptance_rates=synthetic_rates(speculation),
+        depth_policy=speculation.depth_policy,
         p_min=speculation.p_min if speculation.depth_policy == "confidence" else 0.0,
+        k_by_batch=speculation.k_by_batch or (),
         disable_by_batch_size=speculation.disable_by_batch_size,
         max_num_seqs=recipe.engine.max_num_seqs,
         max_num_batched_tokens=recipe.engine.max_num_batched_tokens,
@@ -258,4 +297,4 @@ def _kv_cache_bytes(engine: RecipeEngine) -> KVCacheBytes:
 
 
 def _model_settings(model: Any) -> ModelSettings:
-    return ModelSettings(model.revision, model.dtype, model.device)
+    return ModelSettings(model.revision, model.dtype, model.device, model.load_format)

@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from specdec_cli.events import Event, Finished, FinishReason, SpeculativeCounts, Stepped, TokenLogprob
+from specdec_cli.events import Event, Failed, Finished, FinishReason, SpeculativeCounts, Stepped, TokenLogprob
 
 if TYPE_CHECKING:
     from specdec_cli.engine.engine import Engine
     from specdec_cli.engine.requests import Prompt
+    from specdec_cli.sampling.grammar import Grammar
     from specdec_cli.sampling.params import SamplingParams
 
 
@@ -89,12 +90,13 @@ class Outputs:
         params: SamplingParams | None = None,
         num_speculative_tokens: int | None = None,
         index: int | None = None,
+        grammar: Grammar | None = None,
     ) -> int:
         """Queue a request on the engine and collect its events from now on; returns its id."""
         from specdec_cli.engine.verify import is_lossless, resolve_mode
 
         tokens = engine.encode(prompt)
-        sequence_id = engine.add(tokens, params, num_speculative_tokens)
+        sequence_id = engine.add(tokens, params, num_speculative_tokens, grammar=grammar)
         text = prompt if isinstance(prompt, str) else engine.tokenizer.decode(tokens) if engine.tokenizer else None
         output = Output(len(self.by_id) if index is None else index, text, list(tokens))
         temperature = 0.0 if params is None else params.temperature
@@ -106,11 +108,17 @@ class Outputs:
         return sequence_id
 
     def observe(self, event: Event) -> None:
-        """Fold one event."""
+        """Fold one event.
+
+        Raises:
+            Exception: the one that ended a request.
+        """
         if isinstance(event, Stepped):
             self._observe_step(event)
         elif isinstance(event, Finished) and event.sequence_id in self.by_id:
             self._observe_end(event)
+        elif isinstance(event, Failed) and event.sequence_id in self.by_id:
+            raise event.error
 
     def finished(self) -> list[Output]:
         """All outputs in the order they were added."""

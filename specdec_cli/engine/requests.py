@@ -30,7 +30,13 @@ def encode(prompt: Prompt, tokenizer: Tokenizer | None) -> list[int]:
     return [operator.index(token) for token in items]
 
 
-def check(tokens: Sequence[int], params: SamplingParams, num_tokens: int, max_context: int) -> None:
+def check(
+    tokens: Sequence[int],
+    params: SamplingParams,
+    num_tokens: int,
+    max_context: int,
+    prediction: Sequence[int] = (),
+) -> None:
     """Refuse a request that cannot run.
 
     Args:
@@ -38,6 +44,7 @@ def check(tokens: Sequence[int], params: SamplingParams, num_tokens: int, max_co
         params: its sampling parameters.
         num_tokens: V, the real vocabulary.
         max_context: the target's context limit.
+        prediction: tokens that its output is expected to follow.
 
     Raises:
         UsageError: an empty prompt, no room left in the context, a token id that does not exist.
@@ -51,6 +58,7 @@ def check(tokens: Sequence[int], params: SamplingParams, num_tokens: int, max_co
         )
     for name, ids in (
         ("the prompt", tokens),
+        ("the prediction", prediction),
         ("logit_bias", params.logit_bias),
         ("stop_token_ids", params.stop_token_ids),
     ):

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+from specdec_cli.engine.depth import DepthPolicy, Fixed, KByBatch, Wish
 from specdec_cli.engine.sequence import Sequence
+
+if TYPE_CHECKING:
+    from specdec_cli.sampling.grammar import BoolArray
 
 
 @dataclass(slots=True)
@@ -16,9 +21,8 @@ class Limits:
         max_num_seqs: most sequences that run together.
         max_num_batched_tokens: most prompt tokens fed in one step (one chunk always may).
         prefill_chunk: prompts are cut at multiples of this, whatever else runs, so that results do not depend on it.
-        disable_by_batch_size: no drafting while more sequences than this run; None always drafts.
+        k_by_batch: k by how many sequences run.
         max_context: the target's context limit.
-        draft_max_context: the draft's, or None.
         num_blocks: blocks of the target's cache.
         block_size: tokens of a block.
     """
@@ -26,21 +30,24 @@ class Limits:
     max_num_seqs: int
     max_num_batched_tokens: int
     prefill_chunk: int
-    disable_by_batch_size: int | None
+    k_by_batch: KByBatch
     max_context: int
-    draft_max_context: int | None
     num_blocks: int
     block_size: int
 
 
 @dataclass(slots=True)
 class Scheduled:
-    """A sequence's part in a step: feed `tokens[:num_fed]`, draft `k` tokens; logits only once all is fed."""
+    """A sequence's part in a step: feed `tokens[:num_fed]`, draft `k` tokens; logits only once all is fed.
+
+    `allowed` [positions verified, V] bool is what its grammar allows there, known once the tokens are drafted.
+    """
 
     sequence: Sequence
     num_fed: int
     k: int
     num_prefill_tokens: int = 0
+    allowed: BoolArray | None = None
 
     @property
     def is_decided(self) -> bool:
@@ -53,6 +60,7 @@ class Scheduler:
     """First come, first served; a sequence is admitted when its longest possible context fits the cache."""
 
     limits: Limits
+    policy: DepthPolicy = field(default_factory=Fixed)
     waiting: deque[Sequence] = field(default_factory=deque)
     running: list[Sequence] = field(default_factory=list)
 
@@ -70,25 +78,38 @@ class Scheduler:
     def next(self) -> list[Scheduled]:
         """The next step's rows, admitting what fits."""
         self._admit()
-        k_allowed = self._may_draft()
         budget = self.limits.max_num_batched_tokens
         rows: list[Scheduled] = []
         for sequence in self.running:
             missing = len(sequence.tokens) - sequence.num_computed
             if missing == 1 and not sequence.is_prefilling:
-                rows.append(Scheduled(sequence, len(sequence.tokens), self._k(sequence) if k_allowed else 0))
+                rows.append(Scheduled(sequence, len(sequence.tokens), self._k(sequence)))
                 continue
             num_fed = self._chunks(sequence, budget, is_first=budget == self.limits.max_num_batched_tokens)
             if num_fed > sequence.num_computed:
                 num_prefill = num_fed - sequence.num_computed
                 budget -= num_prefill
                 rows.append(Scheduled(sequence, num_fed, 0, num_prefill))
+        self._choose(rows)
         return rows
+
+    def _choose(self, rows: list[Scheduled]) -> None:
+        """Have the policy choose k for the rows that decode."""
+        decoding = [row for row in rows if not row.num_prefill_tokens]
+        wishes = [Wish(row.sequence.id, row.sequence.draft, row.k) for row in decoding]
+        for row, k in zip(decoding, self.policy.choose(wishes, len(decoding) == len(rows)), strict=True):
+            assert 0 <= k <= row.k, "a policy never drafts more than a row may"
+            row.k = k
 
     def num_blocks_needed(self, sequence: Sequence) -> int:
         """Blocks for the longest context it can reach, drafted tokens included."""
         longest = min(sequence.max_tokens + sequence.k, self.limits.max_context)
         return -(-longest // self.limits.block_size)
+
+    def has_room(self, num_tokens: int) -> bool:
+        """Whether a context of so many tokens fits beside the longest that those which run can reach."""
+        reserved = sum(self.num_blocks_needed(s) for s in self.running)
+        return reserved + -(-num_tokens // self.limits.block_size) <= self.limits.num_blocks
 
     def _admit(self) -> None:
         reserved = sum(self.num_blocks_needed(s) for s in self.running)
@@ -99,21 +120,18 @@ class Scheduler:
             reserved += needed
             self.running.append(self.waiting.popleft())
 
-    def _may_draft(self) -> bool:
-        limit = self.limits.disable_by_batch_size
-        return limit is None or len(self.running) <= limit
-
     def _k(self, sequence: Sequence) -> int:
-        """Tokens to draft: the request's wish within what it may still emit and both context limits."""
+        """Most tokens to draft: the request's wish within the table, what it may still emit, both context limits."""
         length = len(sequence.tokens)
-        k = min(sequence.k, sequence.room - 1, self.limits.max_context - length)
-        if self.limits.draft_max_context is not None:
-            k = min(k, self.limits.draft_max_context - length + 1)
+        k = min(sequence.k, self.limits.k_by_batch.k(len(self.running), sequence.wish))
+        k = min(k, sequence.room - 1, self.limits.max_context - length)
+        if sequence.draft_max_context is not None:
+            k = min(k, sequence.draft_max_context - length + 1)
         return max(k, 0)
 
     def is_past_draft(self, sequence: Sequence) -> bool:
         """Whether its context has outgrown the draft's."""
-        limit = self.limits.draft_max_context
+        limit = sequence.draft_max_context
         return limit is not None and sequence.k > 0 and len(sequence.tokens) > limit
 
     def _chunks(self, sequence: Sequence, budget: int, is_first: bool) -> int:

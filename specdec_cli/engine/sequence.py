@@ -10,6 +10,7 @@ from specdec_cli.events import Emitted, FinishReason, TokenLogprob
 if TYPE_CHECKING:
     from collections.abc import Sequence as Items
 
+    from specdec_cli.sampling.grammar import Matcher
     from specdec_cli.sampling.params import SamplingParams
     from specdec_cli.text.stream import TextStream
 
@@ -28,6 +29,11 @@ class Sequence:
         k: most tokens to draft for it in one step.
         max_tokens: longest `tokens` may grow (the context limit, or prompt + max_new_tokens).
         text: turns tokens into text and finds stop strings; None without a tokenizer.
+        matcher: its place in the grammar that the output must follow; None without one.
+        draft: name of its drafter.
+        draft_max_context: longest context that its drafter reads; None has no limit.
+        wish: its own k, or None for the engine's.
+        prediction: tokens that its output is expected to follow; None without any.
     """
 
     id: int
@@ -39,6 +45,11 @@ class Sequence:
     k: int
     max_tokens: int
     text: TextStream | None
+    matcher: Matcher | None = None
+    draft: str = ""
+    draft_max_context: int | None = None
+    wish: int | None = None
+    prediction: list[int] | None = None
     num_computed: int = 0
     warned_of_draft_limit: bool = False
     finish_reason: FinishReason | None = None
@@ -89,20 +100,25 @@ class Sequence:
         )
 
     def _cut_at_token(self, tokens: list[int]) -> list[int]:
-        """Tokens up to the first that ends the request, which stays among them."""
-        for i, token in enumerate(tokens[: self.room]):
+        """Tokens up to the first that ends the request or completes its grammar, which stays among them."""
+        fits_room = tokens[: self.room]
+        if self.matcher is not None:
+            del fits_room[self.matcher.accept(fits_room) :]
+        for i, token in enumerate(fits_room):
             if token in self.stop_ids:
                 self.finish_reason, self.stop_reason = "stop", token
-                return tokens[: i + 1]
-        if len(tokens) >= self.room:
+                return fits_room[: i + 1]
+        if self.matcher is not None and self.matcher.is_finished:
+            self.finish_reason = "stop"
+        elif len(fits_room) >= self.room:
             self.finish_reason = "length"
-        return tokens[: self.room]
+        return fits_room
 
     def _feed_text(self, tokens: list[int]) -> tuple[str, int]:
         """Text released by tokens, and how many of them are kept: a stop string cuts those after it."""
         if self.text is None:
             return "", len(tokens)
-        visible = tokens[:-1] if self.finish_reason == "stop" else tokens
+        visible = tokens[:-1] if self.stop_reason is not None else tokens
         num_unstoppable = max(0, self.params.min_tokens - 1 - self.num_output_tokens)
         released = self.text.feed(visible, num_unstoppable)
         if released.stop is None:

@@ -11,10 +11,11 @@ drafted tokens of a row, k their number, u uniform numbers, own token the one th
 | gumbel | x = argmax(log p + g) | argmax(log p + g) | Daliri, Musco, Suresh 2024 |
 | exact-match | x = a draw from p | that draw | |
 | typical (lossy) | p(x) > min(epsilon, delta e^-H(p)) | from p | Cai et al. 2024 (Medusa) |
+| synthetic (lossy) | u < a given rate | from p | vLLM |
 
-After full acceptance the own token comes from p at the last position. At temperature 0 every mode is greedy: with a
-one-hot p each of these rules accepts x = argmax p alone and adds argmax p. Noise is keyed by the position at which the
-step began and the offset in it, gumbel's by the absolute position.
+After full acceptance the own token comes from p at the last position. At temperature 0 every mode but synthetic is
+greedy: with a one-hot p each of these rules accepts x = argmax p alone and adds argmax p. Noise is keyed by the
+position at which the step began and the offset in it, gumbel's by the absolute position.
 
 Letters: B rows, K the longest row's drafted tokens, n positions of all rows, V vocabulary.
 """
@@ -42,6 +43,8 @@ FloatArray = npt.NDArray[np.float64]
 
 MODES = ("greedy", "rejection", "block", "gumbel", "exact-match", "typical")
 LOSSLESS = frozenset(MODES) - {"typical"}
+SYNTHETIC = "synthetic"
+"""The mode that verifies nothing; it needs rates."""
 TYPICAL_EPSILON = 0.09
 TYPICAL_DELTA = 0.3
 
@@ -51,16 +54,18 @@ class VerifyRow:
     """One sequence's step.
 
     Args:
-        mode: one of MODES.
+        mode: one of MODES, or SYNTHETIC.
         params: its sampling parameters; seed and index key the noise.
         position: length of its context when the step began.
         guesses: what was drafted; may be empty.
+        rates: of mode synthetic, the chance of each drafted token when all before it stand; none is 0.
     """
 
     mode: str
     params: SamplingParams
     position: int
     guesses: Guesses
+    rates: Sequence[float] = ()
 
 
 @dataclass(slots=True)
@@ -79,7 +84,7 @@ def resolve_mode(mode: str, temperature: float) -> str:
     """
     if mode == "auto":
         return "greedy" if temperature == 0 else "block"
-    if mode not in MODES:
+    if mode not in (*MODES, SYNTHETIC):
         raise UsageError(f"unknown verification mode `{mode}`", f"one of auto, {', '.join(MODES)}")
     if mode == "greedy" and temperature > 0:
         raise UsageError(
@@ -109,7 +114,8 @@ def verify(p: Distribution, rows: Sequence[VerifyRow]) -> list[Verdict]:
     assert p.argmax.shape[0] == (lengths + 1).sum(), "p has a position for each drafted token and one more per row"
     members: dict[str, list[int]] = {}
     for i, row in enumerate(rows):
-        members.setdefault("greedy" if p.one_hot[starts[i]] else row.mode, []).append(i)
+        is_greedy = p.one_hot[starts[i]] and row.mode != SYNTHETIC
+        members.setdefault("greedy" if is_greedy else row.mode, []).append(i)
     verdicts: dict[int, Verdict] = {}
     for mode, places in members.items():
         assert mode != "greedy" or p.one_hot[starts[places]].all(), "greedy verification is for temperature 0"
@@ -254,6 +260,23 @@ def _typical(group: _Group) -> Judged:
     return num_accepted, _draw_own(group, num_accepted, group.probs(group.starts + num_accepted))
 
 
+def _synthetic(group: _Group) -> Judged:
+    """Chance alone decides, but a token that cannot occur (banned, or against a grammar) never stands."""
+    rates = np.zeros(group.tokens.shape)
+    for row, rate in zip(group.rows, rates, strict=True):
+        num = min(len(rate), len(row.rates))
+        rate[:num] = row.rates[:num]
+    at, tokens = group._index(group.drafted_positions()), group._index(group.tokens[group.is_drafted])
+    can_occur = group._spread(group.p.scores[at, tokens].isfinite()) > 0
+    stands = (group.uniforms(Purpose.ACCEPT, group.tokens.shape[1]) < rates) & can_occur
+    num_accepted = _num_leading(stands)
+    places = group.starts + num_accepted
+    own: IntArray = group.p.argmax[group._index(places)].cpu().numpy()
+    if not group.p.one_hot[places].all():
+        own = np.where(group.p.one_hot[places], own, _draw_own(group, num_accepted, group.probs(places)))
+    return num_accepted, own
+
+
 def _rejection(group: _Group) -> Judged:
     is_sampled, q = group.q()
     uniforms = group.uniforms(Purpose.ACCEPT, group.tokens.shape[1])
@@ -346,4 +369,5 @@ _RULES: dict[str, Callable[[_Group], Judged]] = {
     "gumbel": _gumbel,
     "exact-match": _exact_match,
     "typical": _typical,
+    SYNTHETIC: _synthetic,
 }

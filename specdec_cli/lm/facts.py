@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from huggingface_hub import constants, snapshot_download
 from safetensors import safe_open
-from transformers import AutoModelForCausalLM
 
 from specdec_cli.errors import RunError, SpecdecError
-from specdec_cli.lm import load
+from specdec_cli.lm import dummy, load
+from specdec_cli.lm.traffic import model_traffic
 from specdec_cli.lm.transformers_lm import _max_context
 
 _SMALL_FILES = ["*.json", "*.model", "*.txt", "*.jinja"]
@@ -39,6 +39,9 @@ class ModelFacts:
         eos_token_ids: tokens that end a text.
         is_mixture_of_experts: whether tokens take different weights.
         is_complete: whether the weights are on this machine.
+        load_format: auto, or dummy for random weights.
+        read_bytes: of weights that a forward of one token reads: an input embedding that is not the output's is
+            looked up, and a token takes a share of the experts.
     """
 
     name: str
@@ -53,6 +56,8 @@ class ModelFacts:
     eos_token_ids: tuple[int, ...]
     is_mixture_of_experts: bool
     is_complete: bool
+    load_format: str
+    read_bytes: int
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON form."""
@@ -60,7 +65,12 @@ class ModelFacts:
 
 
 def describe(
-    name: str, *, revision: str | None = None, dtype: str = "auto", trust_remote_code: bool = False
+    name: str,
+    *,
+    revision: str | None = None,
+    dtype: str = "auto",
+    trust_remote_code: bool = False,
+    load_format: str = "auto",
 ) -> ModelFacts:
     """Read a model's configuration and headers, and refuse it by name if the engine would.
 
@@ -72,11 +82,14 @@ def describe(
     with load._quiet(), load._clear_errors(name):
         config = load._config(name, folder, trust_remote_code)
         load._check_architecture(name, config, trust_remote_code)
-        is_complete = _has_weights(name, folder)
-        counted = _count_in_headers(folder) if is_complete else _count_in_configuration(config, trust_remote_code)
+        is_dummy = dummy.is_dummy(name, load_format)
+        is_complete = not is_dummy and _has_weights(name, folder)
         text = config.get_text_config()
         kind = _dtype(dtype, config, folder if is_complete else None)
         width = getattr(torch, kind).itemsize
+        model = dummy.on_paper(config, getattr(torch, kind), trust_remote_code)
+        counted = _count_in_headers(folder) if is_complete else dummy.num_parameters(model)
+        kv_bytes_per_token = _kv_numbers_per_token(text) * width
         return ModelFacts(
             name=name,
             architecture=config.model_type,
@@ -86,21 +99,26 @@ def describe(
             num_parameters=counted,
             weights_bytes=counted * width,
             weights_counted_in="safetensors headers" if is_complete else "configuration",
-            kv_bytes_per_token=_kv_numbers_per_token(text) * width,
-            eos_token_ids=_eos_token_ids(folder, config),
+            kv_bytes_per_token=kv_bytes_per_token,
+            eos_token_ids=() if is_dummy else _eos_token_ids(folder, config),
             is_mixture_of_experts=any((getattr(text, key, None) or 0) > 1 for key in _EXPERTS),
             is_complete=is_complete,
+            load_format="dummy" if is_dummy else "auto",
+            read_bytes=int(model_traffic(model, kv_bytes_per_token).bytes_moved(1, 0)),
         )
 
 
-def describe_tokenizer(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
+def describe_tokenizer(
+    name: str, *, revision: str | None = None, trust_remote_code: bool = False, load_format: str = "auto"
+) -> Any:
     """A model's transformers tokenizer, without its weights.
 
     Raises:
         RunError: there is none, or it is broken.
     """
     folder = small_files(name, revision, trust_remote_code)
-    return load.load_tokenizer(str(folder), trust_remote_code=trust_remote_code)
+    local = name if name.startswith(dummy.PREFIX) else str(folder)
+    return load.load_tokenizer(local, trust_remote_code=trust_remote_code, load_format=load_format)
 
 
 def small_files(name: str, revision: str | None, trust_remote_code: bool) -> Path:
@@ -161,13 +179,6 @@ def _count_in_headers(folder: Path) -> int:
         with safe_open(path, framework="pt") as file:
             total += sum(math.prod(file.get_slice(key).get_shape()) for key in file.keys())  # noqa: SIM118 (no mapping)
     return total
-
-
-def _count_in_configuration(config: Any, trust_remote_code: bool) -> int:
-    """Parameters of a model built without memory for them."""
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
-    return sum(parameter.numel() for parameter in {id(p): p for p in model.parameters()}.values())
 
 
 def _dtype(wanted: str, config: Any, folder: Path | None) -> str:

@@ -24,6 +24,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCa
 from transformers.utils import logging as transformers_logging
 
 from specdec_cli.errors import RunError, SpecdecError, UsageError
+from specdec_cli.lm import dummy
 from specdec_cli.lm.attention import NAME
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.transformers_lm import KVCacheBytes, TransformersLM
@@ -44,6 +45,7 @@ def load_lm(
     dtype: str = "auto",
     device: str = "auto",
     trust_remote_code: bool = False,
+    load_format: str = "auto",
     max_num_seqs: int = 8,
     max_model_len: int | None = None,
     block_size: int = 16,
@@ -58,6 +60,8 @@ def load_lm(
         dtype: auto (the checkpoint's), float32, bfloat16 or float16.
         device: auto (a GPU where there is one), cpu, cuda or cuda:N.
         trust_remote_code: run Python code that comes with the model.
+        load_format: auto (weights from the model's files), or dummy (random ones; no file is read, and nothing ends
+            a text).
         max_num_seqs: sequences that the KV cache should have room for.
         max_model_len: a shorter context limit than the model's own, in tokens.
         block_size: tokens in a block of KV cache.
@@ -68,19 +72,21 @@ def load_lm(
         UsageError: a wrong option, or an architecture that cannot be a target or a draft.
         RunError: the model does not load.
     """
+    has_weights = not dummy.is_dummy(name, load_format)
     target_device, target_dtype = _device(device), _dtype(dtype)
-    folder = _model_folder(name, revision, trust_remote_code)
+    folder = _model_folder(name, revision, trust_remote_code, has_weights)
     with _quiet(), _clear_errors(name):
         config = _config(name, folder, trust_remote_code)
         _check_architecture(name, config, trust_remote_code)
-        _check_weights(name, folder)
-        if (folder / "generation_config.json").is_file():  # transformers goes on without one that is broken
-            _read_object(folder / "generation_config.json")
-        model = _model(name, folder, config, target_dtype, trust_remote_code)
+        if has_weights:
+            model = _model(name, folder, config, target_dtype, trust_remote_code)
+        else:
+            attention = _attention(config)
+            model = dummy.build(name, config, target_dtype, target_device, attention, trust_remote_code)
         lm = TransformersLM(
             model.to(target_device).eval(),
             name,
-            eos_token_ids=_eos_token_ids(model),
+            eos_token_ids=_eos_token_ids(model) if has_weights else (),
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,
             block_size=block_size,
@@ -92,17 +98,22 @@ def load_lm(
     return lm
 
 
-def load_tokenizer(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
-    """Load a transformers tokenizer by the name of its model.
+def load_tokenizer(
+    name: str, *, revision: str | None = None, trust_remote_code: bool = False, load_format: str = "auto"
+) -> Any:
+    """Load a transformers tokenizer by the name of its model; where the weights are random, one stands in for none.
 
     Raises:
         RunError: there is none, or it is broken.
     """
-    folder = _model_folder(name, revision, trust_remote_code)
+    has_weights = not dummy.is_dummy(name, load_format)
+    folder = _model_folder(name, revision, trust_remote_code, has_weights)
     hint = "give a model folder that holds `tokenizer.json`"
     if not any((folder / file).exists() for file in _TOKENIZER_FILES) and not list(folder.glob("*.model")):
         with _quiet():
-            _config(name, folder, trust_remote_code)
+            config = _config(name, folder, trust_remote_code)
+        if not has_weights:
+            return dummy.stand_in_tokenizer(config)
         raise RunError(f"model `{name}` has no tokenizer", hint)
     with _quiet():
         try:
@@ -140,8 +151,10 @@ def _dtype(dtype: str) -> torch.dtype | str:
     return DTYPES.get(dtype, "auto")
 
 
-def _model_folder(name: str, revision: str | None, trust_remote_code: bool) -> Path:
+def _model_folder(name: str, revision: str | None, trust_remote_code: bool, has_weights: bool = True) -> Path:
     """The local folder behind a name; a hub id is fetched, or found in the local cache."""
+    if name.startswith(dummy.PREFIX):
+        return dummy.shape_folder(name)
     if name.startswith("builtin:"):
         if name not in BUILTIN:
             raise UsageError(f"unknown built-in model `{name}`", f"the built-in pair is {' and '.join(BUILTIN)}")
@@ -157,12 +170,13 @@ def _model_folder(name: str, revision: str | None, trust_remote_code: bool) -> P
         raise RunError(f"`{name}` is a file, not a model folder", hint)
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", name):
         raise RunError(f"model folder `{name}` does not exist", hint)
-    return _fetch(name, revision, trust_remote_code)
+    return _fetch(name, revision, trust_remote_code, has_weights)
 
 
-def _fetch(name: str, revision: str | None, trust_remote_code: bool) -> Path:
-    """Download a hub model's safetensors and small files, or find them in the local cache."""
-    patterns = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja", *(["*.py"] if trust_remote_code else [])]
+def _fetch(name: str, revision: str | None, trust_remote_code: bool, has_weights: bool) -> Path:
+    """Download a hub model's safetensors, if it has any, and small files, or find them in the local cache."""
+    patterns = ["*.json", "*.model", "*.txt", "*.jinja", *(["*.py"] if trust_remote_code else [])]
+    patterns += ["*.safetensors"] if has_weights else []
     try:
         return Path(
             snapshot_download(
@@ -197,6 +211,7 @@ def _fetch_error(name: str, revision: str | None, error: Exception) -> RunError:
 
 def _config(name: str, folder: Path, trust_remote_code: bool) -> Any:
     """The model's configuration."""
+    changes = dummy.shape_changes(name)
     path = folder / "config.json"
     if not path.is_file():
         raise RunError(f"model folder `{name}` has no `config.json`", "give the folder that holds the model's files")
@@ -204,7 +219,7 @@ def _config(name: str, folder: Path, trust_remote_code: bool) -> Any:
     if not isinstance(content.get("model_type"), str):
         raise RunError(f"`{path}` does not say a `model_type`", "give the folder of a transformers model")
     try:
-        return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
+        return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True, **changes)
     except Exception as error:
         kind = content["model_type"]
         unknown = "does not recognize this architecture" in str(error)
@@ -287,17 +302,25 @@ def _check_weights(name: str, folder: Path) -> None:
             raise RunError(f"`{folder / file}` is not a whole safetensors file: {said}", hint) from error
 
 
+def _attention(config: Any) -> str:
+    """The attention that a family takes: ours where it can be replaced."""
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if model_class is None or model_class._can_set_attn_implementation():
+        return NAME
+    return "sdpa" if model_class._supports_sdpa else "eager"
+
+
 def _model(name: str, folder: Path, config: Any, dtype: torch.dtype | str, trust_remote_code: bool) -> Any:
     """The transformers model, every weight of which came from the files."""
-    model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    replaceable = model_class is None or model_class._can_set_attn_implementation()
-    attention = NAME if replaceable else "sdpa" if model_class._supports_sdpa else "eager"
+    _check_weights(name, folder)
+    if (folder / "generation_config.json").is_file():  # transformers goes on without one that is broken
+        _read_object(folder / "generation_config.json")
     model, report = AutoModelForCausalLM.from_pretrained(
         folder,
         config=config,
         dtype=dtype,
         use_safetensors=True,
-        attn_implementation=attention,
+        attn_implementation=_attention(config),
         output_loading_info=True,
         ignore_mismatched_sizes=True,  # they are refused below, by name
         trust_remote_code=trust_remote_code,

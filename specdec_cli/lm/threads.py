@@ -24,3 +24,12 @@ def choose_threads(weight_bytes: int) -> int:
     if "OMP_NUM_THREADS" not in os.environ and weight_bytes <= SMALL_WEIGHTS_BYTES:
         torch.set_num_threads(1)
     return torch.get_num_threads()
+
+
+def adopt_threads() -> int:
+    """Give the thread that calls this the process's number of threads; torch does so only once it is asked.
+
+    Returns:
+        The number of threads in force.
+    """
+    return torch.get_num_threads()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from specdec_cli.lm.transformers_lm import TransformersLM
@@ -55,12 +55,17 @@ class Traffic:
 
 
 def traffic_of(lm: TransformersLM) -> Traffic:
-    """Read the sizes off a loaded model; an input embedding that is not the output's is looked up, not read through."""
-    text = lm.config.get_text_config()
-    inputs, outputs = lm.model.get_input_embeddings(), lm.model.get_output_embeddings()
+    """Read the sizes off a loaded model."""
+    return model_traffic(lm.model, lm.kv_bytes_per_token)
+
+
+def model_traffic(model: Any, kv_bytes_per_token: int) -> Traffic:
+    """Read the sizes off a model; an input embedding that is not the output's is looked up, not read through."""
+    text = model.config.get_text_config()
+    inputs, outputs = model.get_input_embeddings(), model.get_output_embeddings()
     looked_up = {id(p) for p in inputs.parameters()} - {id(p) for p in outputs.parameters()}
     dense = expert = dense_bytes = expert_bytes = 0
-    for name, parameter in {id(p): (n, p) for n, p in lm.model.named_parameters() if id(p) not in looked_up}.values():
+    for name, parameter in {id(p): (n, p) for n, p in model.named_parameters() if id(p) not in looked_up}.values():
         num_bytes = parameter.numel() * parameter.element_size()
         if ".experts." in name:
             expert, expert_bytes = expert + parameter.numel(), expert_bytes + num_bytes
@@ -71,4 +76,4 @@ def traffic_of(lm: TransformersLM) -> Traffic:
     share = min(1.0, getattr(text, "num_experts_per_tok", num_experts) / num_experts) if num_experts else 1.0
     head_size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     width = text.num_attention_heads * head_size * text.num_hidden_layers
-    return Traffic(dense_bytes, dense, expert_bytes, expert, share, lm.kv_bytes_per_token, width)
+    return Traffic(dense_bytes, dense, expert_bytes, expert, share, kv_bytes_per_token, width)

@@ -48,6 +48,12 @@ def check_peers(names: Sequence[str], recipe: Recipe, batch_size: int) -> None:
     """
     if not names:
         return
+    if "dummy" in (recipe.target.load_format, recipe.draft.load_format) or recipe.speculation.verify == "synthetic":
+        raise UsageError(
+            f"`--against {','.join(names)}` reads weights and verifies: it fits neither random weights nor synthetic "
+            "acceptance",
+            "leave --against out",
+        )
     other = next((key for key, neutral in _NEUTRAL.items() if getattr(recipe.sampling, key) != neutral), None)
     if other is not None:
         raise UsageError(

@@ -15,6 +15,7 @@ from specdec_cli.measure.meter import Meter
 if TYPE_CHECKING:
     from specdec_cli.engine.engine import Engine
     from specdec_cli.measure.prompts import PromptRow
+    from specdec_cli.sampling.grammar import Grammar
     from specdec_cli.sampling.params import SamplingParams
 
 _NUM_WARM_UP_TOKENS = 8
@@ -22,11 +23,12 @@ _NUM_WARM_UP_TOKENS = 8
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One row's tokens and how they are continued."""
+    """One row's tokens, how they are continued, and what the output must match."""
 
     row: PromptRow
     token_ids: list[int]
     params: SamplingParams
+    grammar: Grammar | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -56,7 +58,12 @@ class Arm:
         for request in requests:
             try:
                 sequence_id = outputs.add(
-                    engine, request.token_ids, request.params, self.num_speculative_tokens, request.row.index
+                    engine,
+                    request.token_ids,
+                    request.params,
+                    self.num_speculative_tokens,
+                    request.row.index,
+                    request.grammar,
                 )
             except UsageError as error:
                 raise _named(error, request, len(requests)) from error
@@ -195,7 +202,7 @@ def _check(engine: Engine, requests: Sequence[Request]) -> None:
     """Refuse a bad request before the first group runs, not in the middle of the comparison."""
     for request in requests:
         try:
-            engine.abort(engine.add(request.token_ids, request.params))
+            engine.abort(engine.add(request.token_ids, request.params, grammar=request.grammar))
         except UsageError as error:
             raise _named(error, request, len(requests)) from error
 

@@ -274,6 +274,8 @@ class _Audit:
                 num_speculative_tokens=k,
                 verify=mode,
                 max_num_seqs=_PAIR_BATCH,
+                depth_policy="fixed",
+                k_by_batch=(),
                 disable_by_batch_size=None,
             )
             draws = Draws(variant(pair.engine, pair.engine.drafter, options), question.prompt, question.params)

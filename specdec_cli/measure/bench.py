@@ -22,6 +22,7 @@ from specdec_cli.measure.workload import Workload, task_of
 
 if TYPE_CHECKING:
     from specdec_cli.engine.engine import Engine
+    from specdec_cli.measure.journal import Journal
 
 _NUM_WARM_UP_TOKENS = 16
 
@@ -92,6 +93,7 @@ class Bench:
         workload: what is decoded.
         plan: how it is measured.
         others: further plain arms.
+        journal: takes every finished pass, and gives those that an earlier run finished; None keeps none.
     """
 
     engine: Engine
@@ -102,6 +104,7 @@ class Bench:
     plain: Track = field(default_factory=lambda: Track("without a draft"))
     against: dict[str, Track] = field(default_factory=dict)
     notices: list[str] = field(default_factory=list)
+    journal: Journal | None = None
 
     def run(self, stopped: Callable[[], bool] = lambda: False) -> Iterator[Progress]:
         """Warm up, then measure; yields before every pass, where whoever draws may draw.
@@ -119,14 +122,17 @@ class Bench:
         for arm, _ in tracks:
             yield Progress(0, total, f"warming up {arm.name}")
             arm.decode(_short(groups[0]), 0, stopped)
-        done = 0
+        done, names = 0, [arm.name for arm, _ in tracks]
         for repeat in range(self.plan.repeats):
             for group in groups:
+                kept = {} if self.journal is None or stopped() else self.journal.turn(group, repeat, names)
                 for arm, track in tracks if (group.place + repeat) % 2 == 0 else reversed(tracks):
                     yield Progress(done, total, arm.name)
-                    one = None if stopped() else arm.decode(group, repeat, stopped)
+                    one = kept.get(arm.name) or (None if stopped() else arm.decode(group, repeat, stopped))
                     if one is None:
                         return
+                    if self.journal is not None and not kept:
+                        self.journal.keep(arm.name, one)
                     track.add(one)
                     self._note(one)
                     done += 1

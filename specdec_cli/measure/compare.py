@@ -27,6 +27,7 @@ from specdec_cli.measure.workload import Workload
 
 if TYPE_CHECKING:
     from specdec_cli.engine.engine import Engine
+    from specdec_cli.measure.journal import Journal
     from specdec_cli.measure.trace import Trace
 
 NO_DRAFT = "none"
@@ -110,6 +111,7 @@ class Comparison:
         verify: the rule of verification.
         trace: the target's text; made where it is not given.
         notices: what a person should know.
+        journal: of the run, or None.
     """
 
     contenders: Sequence[Contender]
@@ -121,6 +123,7 @@ class Comparison:
     verify: str = "auto"
     trace: Trace | None = None
     notices: list[str] = field(default_factory=list)
+    journal: Journal | None = None
     _bench: Bench | None = None
 
     def study(self, is_predictable: bool = True, say: Callable[[str], None] = lambda _: None) -> None:
@@ -142,10 +145,15 @@ class Comparison:
             self.trace = trace_target(rivals[0].engine, self.workload.requests)
         for contender in rivals:
             say(f"measuring what a step of {contender.draft} costs")
-            contender.costs = self._profile(contender, max(_PROFILE_SECONDS / len(rivals), _MIN_PROFILE_SECONDS))
+            contender.costs = self._costs(contender, max(_PROFILE_SECONDS / len(rivals), _MIN_PROFILE_SECONDS))
             if self.trace is not None and is_predictable:
                 say(f"tracing {contender.draft}")
                 self._predict(contender, contender.costs, self.trace)
+
+    def _costs(self, contender: Contender, seconds: float) -> Costs:
+        if self.journal is None:
+            return self._profile(contender, seconds)
+        return self.journal.costs(contender.draft, lambda: self._profile(contender, seconds))
 
     def _profile(self, contender: Contender, seconds: float) -> Costs:
         requests = self.workload.requests
@@ -192,7 +200,9 @@ class Comparison:
         ]
         (first, arm), others = arms[0], [other for _, other in arms[1:]]
         plan = Plan(arm.num_speculative_tokens, self.batch_size, self.repeats)
-        self._bench = bench = Bench(first.engine, self.workload, plan, others, Track(arm.name), notices=self.notices)
+        self._bench = bench = Bench(
+            first.engine, self.workload, plan, others, Track(arm.name), notices=self.notices, journal=self.journal
+        )
         running = bench.run(stopped)
         for progress in running:
             for contender, one in arms:  # the tracks are there from the first turn on

@@ -21,7 +21,7 @@ import torch
 from specdec_cli.drafters.contract import DraftRow
 from specdec_cli.engine.verify import resolve_mode
 from specdec_cli.errors import UsageError
-from specdec_cli.events import Stepped
+from specdec_cli.events import Failed, Stepped
 from specdec_cli.lm.door import Row
 from specdec_cli.measure.stats import FloatArray
 from specdec_cli.sampling.params import SamplingParams
@@ -303,5 +303,7 @@ class _Bench:
                 if isinstance(event, Stepped) and event.emitted and not event.emitted[0].from_prefill:
                     seen += 1
                     self._add("overhead", 0, k, event.overhead_seconds)
+                elif isinstance(event, Failed):
+                    raise event.error
         for sequence_id in ids:
             self.engine.abort(sequence_id)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from specdec_cli.events import Event, Finished, SpeculativeCounts, Stepped
+from specdec_cli.events import Event, Failed, Finished, SpeculativeCounts, Stepped
 from specdec_cli.lm.door import LM, Row
 from specdec_cli.measure.chisquare import chi_square, detectable_shift, enumerate_joint
 from specdec_cli.sampling.chain import ChainRow, distribution
@@ -145,6 +145,9 @@ class Draws:
             watch(self.num)
 
     def _observe(self, events: Sequence[Event], drawn: dict[int, list[int]]) -> None:
+        failed = next((event for event in events if isinstance(event, Failed)), None)
+        if failed is not None:
+            raise failed.error
         ended = {event.sequence_id for event in events if isinstance(event, Finished)}
         for emitted in (emitted for event in events if isinstance(event, Stepped) for emitted in event.emitted):
             self.speculative.add(emitted)

@@ -133,6 +133,8 @@ class EqualityCheck:
             num_speculative_tokens=how.k,
             max_num_seqs=how.batch_size,
             verify=self.verify,
+            depth_policy="fixed",
+            k_by_batch=(),
             disable_by_batch_size=None,
         )
         engine = variant(self.engine, self.drafters[how.draft] if how.k else NoDraft(), options)

@@ -15,6 +15,8 @@ from typing import Any
 import psutil
 import torch
 
+from specdec_cli.measure.load import Load, num_cores
+
 PACKAGES = ("specdec-cli", "torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "numpy")
 EXTRAS = {
     "serve": ("fastapi", "uvicorn"),
@@ -34,7 +36,6 @@ _FLAGS = (
     "avx_vnni",
 )
 _HUB_VARIABLES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_ENDPOINT", "HF_HOME", "HF_HUB_CACHE")
-_BUSY_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,20 +87,12 @@ class Machine:
 
     def load_since(self) -> dict[str, float | int | str | None]:
         """How busy the machine was when this was written down, and now; for a measurement's document."""
-        return {
-            "load_before": self.load_average[0],
-            "load_after": psutil.getloadavg()[0],
-            "num_cores": self.num_cores,
-            "busy": self.busy,
-        }
+        return Load(self.load_average[0], self.num_cores).since()
 
     @property
     def busy(self) -> str | None:
         """A sentence when something else is running."""
-        load = self.load_average[0]
-        if load <= _BUSY_SHARE * self.num_cores:
-            return None
-        return f"the machine is busy: load {load:.1f} on {self.num_cores} cores; times measured now are not its own"
+        return Load(self.load_average[0], self.num_cores).busy
 
     def device(self, name: str) -> Device | None:
         """The device that `--device NAME` means, or None."""
@@ -122,7 +115,7 @@ def look() -> Machine:
         versions=versions,
         system=platform.platform(),
         cpu_flags=flags,
-        num_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        num_cores=num_cores(),
         num_threads=torch.get_num_threads(),
         load_average=psutil.getloadavg(),
         devices=(_cpu(flags), *_gpus()),

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median
 from typing import Any, Literal
-
-import numpy as np
 
 from specdec_cli.engine.outputs import Timing
 from specdec_cli.events import Event, SpeculativeCounts, Stepped
@@ -19,7 +18,7 @@ Kind = Literal["decode", "latency"]
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Requests that are decoded together, all of one task."""
+    """Requests that are decoded together, all of one task; where tasks are mixed, its name is empty."""
 
     place: int
     task: str
@@ -95,7 +94,7 @@ class Track:
         decode = sum(one.timing.decode_s or 0.0 for one in passes)
         num = sum(one.num_tokens - one.num_first_tokens for one in passes)
         rate = num / decode if num and decode > 0 else None
-        return Timing(float(np.median(firsts)), decode, sum(one.timing.total_s or 0.0 for one in passes), rate)
+        return Timing(median(firsts), decode, sum(one.timing.total_s or 0.0 for one in passes), rate)
 
     def counts(self, task: str | None = None) -> SpeculativeCounts:
         """Counts of its steps."""
@@ -120,6 +119,12 @@ class Differences:
     num_tokens: int = 0
     num_outputs: int = 0
     first: tuple[int, int] | None = None
+
+    def include(self, other: Differences) -> None:
+        """Count another comparison's outputs too."""
+        self.num_tokens += other.num_tokens
+        self.num_outputs += other.num_outputs
+        self.first = self.first or other.first
 
     def add(self, row: int, got: Sequence[int], want: Sequence[int]) -> None:
         """Compare one output."""

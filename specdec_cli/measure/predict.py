@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from specdec_cli.engine.synthetic import iid_length, solve_alpha
 from specdec_cli.measure.cost import Costs
 from specdec_cli.measure.replay import Replay
 from specdec_cli.measure.stats import FloatArray, Interval, bootstrap_median, ratio_of_totals
@@ -37,6 +38,7 @@ class Predicted:
         verify_seconds: [B] the target,
         overhead_seconds: [B] and the engine.
         iid_speedup: the textbook's figure.
+        per_position_rates: P(accepted >= i | drafted >= i) for i = 1…k.
     """
 
     k: int
@@ -48,6 +50,7 @@ class Predicted:
     verify_seconds: FloatArray
     overhead_seconds: FloatArray
     iid_speedup: float | None
+    per_position_rates: tuple[float | None, ...] = ()
 
     @property
     def seconds(self) -> FloatArray:
@@ -150,12 +153,8 @@ def _predict(one: Replay, costs: Costs, iid: float | None) -> Predicted:
         verify_seconds=verify,
         overhead_seconds=overhead,
         iid_speedup=iid,
+        per_position_rates=tuple(one.as_dict()["per_position_acceptance_rates"]),
     )
-
-
-def iid_length(alpha: float, k: int) -> float:
-    """Tokens per step E = (1 - α^(k+1)) / (1 - α) if every drafted token stood with probability α on its own."""
-    return sum(alpha**i for i in range(k + 1))
 
 
 def iid_speedup(alpha: float, k: int, cost_ratio: float) -> float:
@@ -220,17 +219,8 @@ def _break_even(costs: Costs, context: float, ks: Sequence[int]) -> float | None
         step = costs.draft(k, context) + costs.target(k + 1, context) + costs.overhead_seconds[k]
         wanted = float(step / costs.plain(context))
         if wanted <= k + 1:
-            found.append(_solve_alpha(wanted, k))
+            found.append(solve_alpha(wanted, k))
     return min(found) if found else None
-
-
-def _solve_alpha(length: float, k: int) -> float:
-    """The α at which iid_length is `length`, by bisection; 0 where one token a step is enough."""
-    low, high = 0.0, 1.0
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (middle, high) if iid_length(middle, k) < length else (low, middle)
-    return high if length > 1 else 0.0
 
 
 def _draft_seconds_for(speedup: float, rows: Sequence[Predicted], replays: Sequence[Replay]) -> float | None:

@@ -7,7 +7,9 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from specdec_cli.errors import ExitCode, SpecdecError
+from specdec_cli.lm.dummy import StandIn
 from specdec_cli.lm.facts import ModelFacts, describe, describe_tokenizer
+from specdec_cli.measure.outlook import Outlook, outlook
 from specdec_cli.text.overlap import Overlap
 from specdec_cli.text.tokenizer import Tokenizer
 
@@ -87,6 +89,7 @@ class Preflight:
         max_context: the longest context that the engine will decode; None without a target.
         draft_max_context: past which it decodes on without the draft; None without a limit.
         memory: by role.
+        outlook: what the pair can give at best; None without a draft model.
         problems: errors first.
     """
 
@@ -98,6 +101,7 @@ class Preflight:
     max_context: int | None = None
     draft_max_context: int | None = None
     memory: dict[str, Memory] = field(default_factory=dict)
+    outlook: Outlook | None = None
     problems: list[Problem] = field(default_factory=list)
 
     @property
@@ -116,6 +120,7 @@ class Preflight:
             "max_context": self.max_context,
             "draft_max_context": self.draft_max_context,
             "memory": {role: asdict(memory) for role, memory in self.memory.items()},
+            "outlook": self.outlook.as_dict() if self.outlook else None,
             "problems": [problem.as_dict() for problem in self.problems],
         }
 
@@ -137,6 +142,8 @@ def preflight(recipe: Recipe, machine: Machine, *, trust_remote_code: bool = Fal
     _compare_tokenizers(found, models, trust_remote_code)
     _limit_contexts(found, recipe)
     _estimate_memory(found, recipe, machine)
+    if found.target is not None and found.draft is not None:
+        found.outlook = outlook(found.target, found.draft, recipe)
     found.problems.sort(key=lambda problem: problem.severity)
     return found
 
@@ -144,7 +151,13 @@ def preflight(recipe: Recipe, machine: Machine, *, trust_remote_code: bool = Fal
 def _describe(found: Preflight, model: Target | Draft, trust_remote_code: bool) -> ModelFacts | None:
     assert model.model is not None, "only a named model is described"
     try:
-        return describe(model.model, revision=model.revision, dtype=model.dtype, trust_remote_code=trust_remote_code)
+        return describe(
+            model.model,
+            revision=model.revision,
+            dtype=model.dtype,
+            trust_remote_code=trust_remote_code,
+            load_format=model.load_format,
+        )
     except SpecdecError as error:
         found.problems.append(_as_problem(error))
         return None
@@ -161,14 +174,19 @@ def _compare_tokenizers(found: Preflight, models: Mapping[str, Target | Draft], 
         if facts is None:
             continue
         try:
-            hf = describe_tokenizer(facts.name, revision=model.revision, trust_remote_code=trust_remote_code)
+            hf = describe_tokenizer(
+                facts.name,
+                revision=model.revision,
+                trust_remote_code=trust_remote_code,
+                load_format=model.load_format,
+            )
         except SpecdecError as error:
             found.problems.append(_as_problem(error))
             continue
         tokenizer = loaded[role] = Tokenizer(hf)
         found.tokenizers[role] = _tokenizer_facts(tokenizer)
         _check_padding(found, role, facts, tokenizer)
-    if len(loaded) == 2:
+    if len(loaded) == 2 and not any(isinstance(one.hf, StandIn) for one in loaded.values()):
         _compare(found, loaded["target"], loaded["draft"])
     if "target" in loaded and not found.tokenizers["target"].has_chat_template:
         found.problems.append(

@@ -42,9 +42,9 @@ def check_knowable(rule: str, p_min: float = 0.0) -> None:
     Raises:
         UsageError: a rule or schedule that has to be measured.
     """
-    if rule == "typical":
+    if rule in ("typical", "synthetic"):
         raise UsageError(
-            "a trace cannot replay the rule `typical`: it changes the text that it would be replayed along",
+            f"a trace cannot replay the rule `{rule}`: it changes the text that it would be replayed along",
             "measure it with bench",
         )
     if rule != "auto" and rule not in RULES:

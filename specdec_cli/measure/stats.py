@@ -7,7 +7,7 @@ so that configurations which share prompts are compared on the same resamples.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -101,6 +101,28 @@ def bootstrap_median(values: FloatArray, *, seed: int = 0, num_resamples: int = 
     assert len(values), "a median needs a value"
     draws = _medians(values, seed, num_resamples) if len(values) > 1 else []
     return _interval(float(np.median(values)), draws, len(values))
+
+
+def bootstrap_pooled_median(
+    groups: Sequence[FloatArray], *, seed: int = 0, num_resamples: int = NUM_RESAMPLES
+) -> Interval:
+    """The median of all values of several prompts; a prompt's values [m], m of its own, are drawn together."""
+    values = np.concatenate(groups)
+    assert len(values), "a median needs a value"
+    if len(groups) < 2:
+        return _interval(float(np.median(values)), [], len(groups))
+    order = np.argsort(values, kind="stable")
+    owners = np.repeat(np.arange(len(groups)), [len(group) for group in groups])[order]
+    weights = (row[owners] for block in _counts(len(groups), num_resamples, seed) for row in block)
+    draws = np.array([_weighted_median(values[order], one) for one in weights])
+    return _interval(float(np.median(values)), [draws], len(groups))
+
+
+def _weighted_median(values: FloatArray, weights: FloatArray) -> float:
+    """The median of ascending values [m], each there as often as its weight [m] says."""
+    upto = np.cumsum(weights)
+    middle = np.searchsorted(upto, upto[-1] / 2, side="left"), np.searchsorted(upto, upto[-1] / 2, side="right")
+    return float((values[middle[0]] + values[min(middle[1], len(values) - 1)]) / 2) if upto[-1] else float("nan")
 
 
 def paired(a: FloatArray, b: FloatArray, *, seed: int = 0, num_resamples: int = NUM_RESAMPLES) -> Paired:

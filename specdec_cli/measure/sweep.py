@@ -27,6 +27,7 @@ from specdec_cli.measure.verdict import costs_of
 if TYPE_CHECKING:
     from specdec_cli.engine.engine import Engine
     from specdec_cli.measure.arms import Request
+    from specdec_cli.measure.journal import Journal
     from specdec_cli.measure.workload import Workload
     from specdec_cli.recipe import Recipe
 
@@ -167,6 +168,7 @@ class Measured:
             "pairs": self.speedup.pairs,
             "acceptance_length": counts.acceptance_length,
             "acceptance_rate": counts.acceptance_rate,
+            "per_position_acceptance_rates": counts.per_position_acceptance_rates,
         }
 
 
@@ -183,6 +185,7 @@ class Sweep:
         is_exhaustive: whether every k is measured.
         batch_size: requests decoded together.
         repeats: how often every k decodes every group, at most.
+        journal: of the run, or None.
         settled_after: groups (repeats counted) after which more would not have changed the choice; None if all ran.
     """
 
@@ -194,6 +197,7 @@ class Sweep:
     is_exhaustive: bool = False
     batch_size: int = 1
     repeats: int = 2
+    journal: Journal | None = None
     ks: list[int] = field(init=False)
     bench: Bench | None = field(init=False, default=None)
     settled_after: int | None = field(init=False, default=None)
@@ -208,7 +212,7 @@ class Sweep:
             first, *rest = self.ks
             plan = Plan(first, self.batch_size, self.repeats)
             others = [EngineArm(_name(k), self.engine, k) for k in rest]
-            self.bench = Bench(self.engine, self.workload, plan, others, draft=Track(_name(first)))
+            self.bench = Bench(self.engine, self.workload, plan, others, Track(_name(first)), journal=self.journal)
 
     def run(self, stopped: Callable[[], bool] = lambda: False) -> Iterator[Progress]:
         """Measure, as `Bench.run`; nothing where no k is worth it.

@@ -17,7 +17,7 @@ from torch import Tensor
 from specdec_cli.drafters.contract import DraftRow
 from specdec_cli.drafters.model import Drafter as ModelDrafter
 from specdec_cli.errors import UsageError
-from specdec_cli.events import Stepped
+from specdec_cli.events import Failed, Stepped
 from specdec_cli.lm.door import LM, Row
 from specdec_cli.measure.trace import (
     BoolArray,
@@ -67,6 +67,8 @@ def trace_target(engine: Engine, requests: Sequence[Request], watch: Watch | Non
                     place = places[emitted.sequence_id]
                     outputs[place] += emitted.tokens
                     log_p[place] += [one.logprob for one in emitted.logprobs] or [0.0] * len(emitted.tokens)
+            elif isinstance(event, Failed):
+                raise event.error
             elif getattr(event, "finish_reason", None) is not None:
                 num_ended += 1
                 if watch is not None:

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from specdec_cli.recipe.document import Document, plain_value, read_document
 from specdec_cli.recipe.problems import Path, Problem, RecipeError, did_you_mean
-from specdec_cli.recipe.schema import MODEL_KEYS, Draft, Recipe, section_class
+from specdec_cli.recipe.schema import MODEL_KEYS, Draft, Recipe, Structured, section_class
 
 PREFIX = "SPECDEC_"
 _OTHERS = {"SPECDEC_API_KEY", "SPECDEC_DEBUG"}
@@ -242,7 +242,8 @@ def lay_over(tree: Tree, assignments: Sequence[Assignment]) -> None:
     """Lay one layer over what lies below.
 
     Who names a model anew means none of the old one's revision; who names a draft anew means none of the old method
-    and its options, and with a method nothing of how the old model was loaded.
+    and its options, and with a method nothing of how the old model was loaded. Who gives synthetic acceptance or
+    structured output in one form means none of the others.
     """
     named = {assignment.path for assignment in assignments}
     if ("target", "model") in named:
@@ -252,5 +253,12 @@ def lay_over(tree: Tree, assignments: Sequence[Assignment]) -> None:
         kept = set(MODEL_KEYS) - {"revision"} if ("draft", "model") in names else set()
         for key in [key for key in section if key not in kept] if isinstance(section, dict) else ():
             tree.drop(("draft", key))
+    length, rates = (("speculation", f"synthetic_acceptance_{form}") for form in ("length", "rates"))
+    for given, other in ((length, rates), (rates, length)):
+        if given in named and other not in named:
+            tree.drop(other)
+    forms = {("structured", key) for key in Structured.model_fields}
+    for path in forms - named if forms & named else ():
+        tree.drop(path)
     for assignment in assignments:
         tree.assign(assignment)

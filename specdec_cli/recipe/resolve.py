@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from specdec_cli.recipe import layers, shipped
 from specdec_cli.recipe.document import Document, read_document
 from specdec_cli.recipe.draft import DraftMethods, draft_problems, fill_draft
+from specdec_cli.recipe.implied import fill_implied, implied_problems
 from specdec_cli.recipe.layers import Assignment, Tree, problem_at
 from specdec_cli.recipe.problems import Path, Problem, RecipeError, sentence
 from specdec_cli.recipe.schema import Recipe, Section, section_class
@@ -135,6 +136,7 @@ def _problems_of_file(document: Document, tree: Tree, methods: DraftMethods | No
 def _finish(tree: Tree, source: str | None, methods: DraftMethods | None) -> Resolved:
     built_in = "model" not in (tree.values.get("target") or {})
     fill_draft(tree, built_in, methods)
+    fill_implied(tree)
     recipe, problems = check(tree)
     if recipe is not None and not problems:
         problems = draft_problems(recipe.draft, tree, methods) + _cross_problems(recipe, tree)
@@ -203,14 +205,17 @@ def _cross_problems(recipe: Recipe, tree: Tree) -> list[Problem]:
         *_greedy_that_samples(recipe, tree),
         *_more_than_all(recipe, tree),
         *_sure_of_everything(recipe, tree),
+        *_several_structures(recipe, tree),
+        *implied_problems(recipe, tree),
     ]
 
 
 def _unused_p_min(recipe: Recipe, tree: Tree) -> list[Problem]:
     given, policy = ("speculation", "p_min"), ("speculation", "depth_policy")
-    if recipe.speculation.depth_policy == "fixed" and tree.layer(given) and tree.layer(given) >= tree.layer(policy):
+    said = recipe.speculation.depth_policy
+    if said != "confidence" and tree.layer(given) and tree.layer(given) >= tree.layer(policy):
         hint = "set depth_policy to confidence (--depth-policy confidence), or leave p_min out"
-        return [tree.problem(given, "has no effect with depth_policy `fixed`", hint)]
+        return [tree.problem(given, f"has no effect with depth_policy `{said}`", hint)]
     return []
 
 
@@ -228,10 +233,18 @@ def _greedy_that_samples(recipe: Recipe, tree: Tree) -> list[Problem]:
 
 def _sure_of_everything(recipe: Recipe, tree: Tree) -> list[Problem]:
     """Only a draft model has probabilities to be unsure by."""
-    if recipe.speculation.depth_policy == "fixed" or recipe.draft.model is not None:
+    if recipe.speculation.depth_policy != "confidence" or recipe.draft.model is not None:
         return []
     said = f"`{recipe.speculation.depth_policy}` needs a draft model, and draft method `{recipe.draft.method}` is none"
     return [tree.problem(("speculation", "depth_policy"), said, "use depth_policy `fixed`, or name a draft model")]
+
+
+def _several_structures(recipe: Recipe, tree: Tree) -> list[Problem]:
+    given = list(recipe.structured.given)
+    if len(given) < 2:
+        return []
+    said = f"and `structured.{given[0]}` exclude each other"
+    return [tree.problem(("structured", given[1]), said, "an output follows one of them: leave the other out")]
 
 
 def _more_than_all(recipe: Recipe, tree: Tree) -> list[Problem]:

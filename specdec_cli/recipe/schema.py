@@ -5,6 +5,7 @@ A section is one class; a new one is that class and one line in `Recipe`.
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import Annotated, Any, Literal
 
@@ -15,9 +16,10 @@ from specdec_cli.errors import UsageError
 from specdec_cli.recipe.gate import parse_gate, parse_percentage
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-Verify = Literal["auto", "greedy", "rejection", "block", "gumbel", "exact-match", "typical"]
+Verify = Literal["auto", "greedy", "rejection", "block", "gumbel", "exact-match", "typical", "synthetic"]
+LoadFormat = Literal["auto", "dummy"]
 
-MODEL_KEYS = ("revision", "dtype", "quantize", "device", "tensor_parallel_size")
+MODEL_KEYS = ("revision", "load_format", "dtype", "quantize", "device", "tensor_parallel_size")
 """Keys that say how a model is loaded; without meaning where a draft is no model."""
 
 DEFAULT_TARGET = "builtin:target"
@@ -53,6 +55,33 @@ def _tasks(value: Any) -> Any:
     if value == []:
         raise PydanticCustomError("tasks", "must name a task, or be null for all of them")
     return _tuple(value)
+
+
+def _acceptance_rates(value: Any) -> Any:
+    rates = _tuple(value)
+    is_numbers = isinstance(rates, tuple) and all(isinstance(rate, int | float) for rate in rates)
+    if is_numbers and (not rates or any(later > rate for rate, later in itertools.pairwise(rates))):
+        raise PydanticCustomError("rates", "must be rates from 0 to 1, none above the one before it")
+    return rates
+
+
+def _k_by_batch(value: Any) -> Any:
+    """`1:5,8:3,32:0` as pairs; numbers of sequences ascend."""
+    if value is None:
+        return None
+    pairs = (
+        [re.fullmatch(r"(\d{1,6}):(\d{1,2})", part.strip()) for part in value.split(",")]
+        if isinstance(value, str)
+        else [None]
+    )
+    table = tuple((int(pair[1]), int(pair[2])) for pair in pairs if pair is not None)
+    sizes = [size for size, _ in table]
+    if len(table) < len(pairs) or sizes != sorted(set(sizes)) or sizes[0] < 1 or any(k > 64 for _, k in table):
+        raise PydanticCustomError("k_by_batch", "must be a text such as 1:5,8:3,32:0: ascending sequences, k up to 64")
+    return table
+
+
+_AS_TEXT = WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "null"}]})
 
 
 def _stop_text(value: Any) -> Any:
@@ -121,6 +150,8 @@ class Target(Section):
     """Hub id, local folder or built-in (`builtin:target`)."""
     revision: str | None = None
     """Branch, tag or commit of a hub id."""
+    load_format: LoadFormat = "auto"
+    """Weights: auto (the model's files), or dummy (random numbers, no file is read; the draft's too)."""
     dtype: Dtype = "auto"
     """Number format of the weights: auto (the checkpoint's own), float32, bfloat16 or float16."""
     quantize: Quantize = "none"
@@ -142,6 +173,8 @@ class Draft(Section):
     """Drafting method; none decodes without a draft."""
     revision: str | None = None
     """Branch, tag or commit of the draft's hub id."""
+    load_format: LoadFormat = "auto"
+    """The draft's weights: auto (its files), or dummy (random numbers); where it is not given, dummy beside a dummy."""
     dtype: Dtype = "auto"
     """Number format of the draft's weights: auto (the checkpoint's own), float32, bfloat16 or float16."""
     quantize: Quantize = "none"
@@ -162,14 +195,22 @@ class Speculation(Section):
 
     num_speculative_tokens: int = Field(4, ge=0, le=64)
     """k, the most tokens drafted in one step; 0 decodes without a draft."""
-    depth_policy: Literal["fixed", "confidence"] = "fixed"
-    """How many to draft: fixed is always k, confidence stops where the draft is unsure."""
+    depth_policy: Literal["fixed", "confidence", "adaptive"] = "fixed"
+    """How many to draft: always k (fixed), fewer where the draft is unsure (confidence), as many as pay (adaptive)."""
     p_min: float = Field(0.4, ge=0, le=1)
     """Stop drafting where the draft's largest probability is below this (depth_policy confidence)."""
     verify: Verify = "auto"
-    """auto (greedy at temperature 0, else block), greedy, rejection, block, gumbel, exact-match, or typical (lossy)."""
+    """auto (greedy at temperature 0, else block), greedy, rejection, block, gumbel, exact-match, typical, synthetic."""
+    synthetic_acceptance_length: float | None = Field(None, ge=1, le=65)
+    """Accept by chance (lossy), one chance α for every drafted token, so that a step gives 1 + α + ... + α^k = this."""
+    synthetic_acceptance_rates: Annotated[
+        tuple[Annotated[float, Field(ge=0, le=1)], ...] | None, BeforeValidator(_acceptance_rates)
+    ] = None
+    """Accept by chance (lossy): for each of k positions the rate at which all up to it stand (marginal, as in vLLM)."""
     disable_by_batch_size: int | None = Field(None, ge=1, le=2**20)
     """Stop speculating when more sequences than this run together."""
+    k_by_batch: Annotated[tuple[tuple[int, int], ...] | None, BeforeValidator(_k_by_batch), _AS_TEXT] = None
+    """k by how many sequences run, such as 1:5,8:3,32:0: each from its number on; below the first, the usual k."""
 
 
 class Sampling(Section):
@@ -205,6 +246,27 @@ class Sampling(Section):
     """Seed of every random choice."""
     logprobs: int | None = Field(None, ge=0, le=100)
     """Report the emitted tokens' log-probabilities and those of this many alternatives, from the target's p."""
+
+
+class Structured(Section):
+    """What outputs must match; one of the keys at most."""
+
+    json_schema: dict[str, Any] | str | None = None
+    """A JSON Schema, or the file that holds one."""
+    regex: Annotated[str, Field(min_length=1)] | None = None
+    """A regular expression that the whole output matches (Rust's syntax)."""
+    choice: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_tuple)] = ()
+    """Texts, one of which is the whole output."""
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The keys that ask for something."""
+        return {key: value for key, value in self.model_dump(mode="json").items() if value not in (None, [])}
+
+    @property
+    def is_given(self) -> bool:
+        """Whether outputs must match anything."""
+        return bool(self.given)
 
 
 class Engine(Section):
@@ -274,6 +336,55 @@ class Gates(Section):
     """How far below the baseline's interval a whole interval may lie."""
 
 
+Texts = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_tuple)]
+Seconds = Annotated[float, Field(gt=0, le=10**6)]
+
+
+class Serve(Section):
+    """The HTTP server: where it listens, how much it takes on, what it says."""
+
+    host: str = Field("127.0.0.1", min_length=1)
+    """Address to listen on; beyond loopback it wants an API key."""
+    port: int = Field(8000, ge=0, le=65535)
+    """Port to listen on; 0 takes a free one."""
+    api_key_env: str = Field("SPECDEC_API_KEY", min_length=1)
+    """Environment variable that holds the API keys, separated by commas."""
+    served_model_name: str | None = Field(None, min_length=1)
+    """The model's name in requests and answers; the target's if not given."""
+    max_waiting: int = Field(256, ge=0, le=2**20)
+    """Most requests that wait beside those that run; one more is refused with 429."""
+    max_queue_delay_microseconds: int = Field(0, ge=0, le=10**7)
+    """How long an idle server waits for company before it begins a batch."""
+    request_timeout_seconds: Seconds | None = 600.0
+    """Longest time from a request to the end of its answer; null for any."""
+    drain_timeout_seconds: Seconds = 30.0
+    """How long running requests may go on after SIGTERM."""
+    hang_timeout_seconds: Seconds = 120.0
+    """A step longer than this makes /health say 503."""
+    ping_interval_seconds: Seconds = 15.0
+    """A stream that is silent for this long gets a comment line, so that nobody takes it for dead."""
+    stream_interval: int | None = Field(None, ge=1, le=2**20)
+    """Tokens in one chunk of a stream, 1 for each by itself; null sends what a step gave."""
+    cors_origins: Texts = ()
+    """Web pages of these origins may call the server; none by default."""
+    allowed_hosts: Texts = ()
+    """Names that a request's Host header may have, beside the loopback's own."""
+    max_body_bytes: int = Field(4 * 2**20, ge=1024, le=2**30)
+    """Longest body of a request."""
+    max_choices: int = Field(64, ge=1, le=4096)
+    """Most choices of one request: prompts times n."""
+    max_logprobs: int = Field(20, ge=0, le=100)
+    """Most alternatives beside each token that a request may ask for."""
+    tool_call_parser: Literal["hermes", "llama3", "mistral"] | None = None
+    """How the model writes tool calls; null looks at its chat template."""
+    metrics_prefix: str = Field("specdec", pattern="^[a-zA-Z_][a-zA-Z0-9_]*$")
+    """What /metrics puts before the names of its series; vllm for stock dashboards."""
+    log_format: Literal["text", "json"] = "text"
+    """Form of the log on stderr."""
+    log_prompts: bool = False
+    """Write prompts into the log."""
+
+
 class Recipe(Section):
     """Everything that decides what a run decodes and how."""
 
@@ -287,8 +398,10 @@ class Recipe(Section):
     sampling: Sampling = Field(
         default_factory=Sampling, description="How the next token is chosen, when an output ends."
     )
+    structured: Structured = Field(default_factory=Structured, description="What outputs must match.")
     engine: Engine = Field(default_factory=Engine, description="Sizes of the engine.")
     workload: Workload = Field(default_factory=Workload, description="The prompts that are measured.")
+    serve: Serve = Field(default_factory=Serve, description="The HTTP server.")
     gates: Gates = Field(default_factory=Gates, description="What makes a measurement fail.")
 
     def draft_fields(self) -> dict[str, Any]:
@@ -302,8 +415,17 @@ class Recipe(Section):
         unused = ["method"] if self.draft.method is None else []
         unused += [] if self.draft.model is not None else ["model", *MODEL_KEYS]
         document["draft"] = {key: value for key, value in document["draft"].items() if key not in unused}
-        if self.speculation.depth_policy == "fixed":
+        table = self.speculation.k_by_batch
+        if table is not None:
+            document["speculation"]["k_by_batch"] = ",".join(f"{size}:{k}" for size, k in table)
+        if self.speculation.depth_policy != "confidence":
             del document["speculation"]["p_min"]
+        document["structured"] = self.structured.given
+        if not document["structured"]:
+            del document["structured"]
+        for key in ("synthetic_acceptance_length", "synthetic_acceptance_rates"):
+            if document["speculation"][key] is None:
+                del document["speculation"][key]
         return document
 
 

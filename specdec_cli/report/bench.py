@@ -151,12 +151,15 @@ class BenchView:
 
     def show(self, bench: Bench, progress: Progress) -> None:
         """Draw, if the last time is long enough ago."""
-        now = perf_counter()
-        if self._live is None or now < self._last + _SECONDS_BETWEEN_DRAWS:
-            return
         line = f"{progress.done} of {progress.total} passes; next: {progress.arm}"
-        self._live.update(Group(self._table(bench), Text(line, style="dim")), refresh=True)
-        self._last = now
+        self.draw(lambda: self._table(bench), line)
+
+    def draw(self, table: Callable[[], RenderableType], line: str, pause: float = _SECONDS_BETWEEN_DRAWS) -> None:
+        """Draw a table and a line below it, if the last time is `pause` seconds ago."""
+        now = perf_counter()
+        if self._live is not None and now >= self._last + pause:
+            self._live.update(Group(table(), Text(line, style="dim")), refresh=True)
+            self._last = now
 
 
 def print_bench(console: Console, bench: Bench, body: Mapping[str, Any]) -> None:
@@ -168,14 +171,19 @@ def print_bench(console: Console, bench: Bench, body: Mapping[str, Any]) -> None
     for line in (_roofline_words(body["roofline"]), lossless_words(body["lossless"])):
         if line:
             console.print(Text(line), soft_wrap=True)
+    print_notes_and_gates(console, body)
+    for place, sentence in enumerate(body["findings"]):
+        console.print(Text(sentence, style="bold" if place == 0 else ""), soft_wrap=True)
+
+
+def print_notes_and_gates(console: Console, body: Mapping[str, Any]) -> None:
+    """Print what a reader must know beside the figures, and what became of the gates."""
     for notice in [*([body["machine"]["busy"]] if body["machine"]["busy"] else []), *body["notices"]]:
         console.print(Text(f"note: {notice}", style="yellow"), soft_wrap=True)
     for gate in body["gates"]:
         style = "green" if gate["passed"] else "bold red"
         word = "passed" if gate["passed"] else "FAILED"
         console.print(Text(f"gate {word}: fail if {gate['expression']}: {gate['reason']}", style=style), soft_wrap=True)
-    for place, sentence in enumerate(body["findings"]):
-        console.print(Text(sentence, style="bold" if place == 0 else ""), soft_wrap=True)
 
 
 def arm_rows(bench: Bench) -> list[list[str]]:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from specdec_cli.lm.facts import ModelFacts
     from specdec_cli.measure.doctor import Diagnosis
     from specdec_cli.measure.machine import Machine
+    from specdec_cli.measure.outlook import Outlook
     from specdec_cli.measure.preflight import Preflight
 
 SCHEMA = "specdec.doctor/1"
@@ -108,10 +109,39 @@ def _print_pair(console: Console, pair: Preflight) -> None:
         if pair.draft_max_context is not None:
             text += f", drafted up to {pair.draft_max_context}"
         console.print(Text(text))
+    if pair.outlook is not None:
+        _print_outlook(console, pair.outlook)
     for problem in pair.problems:
         style = "bold red" if problem.severity == "error" else "yellow"
         hint = f" ({problem.hint})" if problem.hint else ""
         console.print(Text(f"{problem.severity}: {problem.message}{hint}", style=style), soft_wrap=True)
+
+
+def _print_outlook(console: Console, outlook: Outlook) -> None:
+    """What the pair can give at best; without the machine's own costs, and said so."""
+    from specdec_cli.measure.outlook import Implied
+
+    k = outlook.k
+    table = grid(
+        "speed-up", "acceptance", "tokens a step", "", title=f"What this pair can give at k = {k}, by bytes alone"
+    )
+    step = 1 + outlook.cost_ratio * k
+    rows = [(Implied(speedup, speedup * step, alpha), "") for alpha, speedup in outlook.speedup_by_acceptance.items()]
+    rows += [(outlook.break_even, "break-even"), (Implied(outlook.ceiling, k + 1, 1.0), "everything accepted")]
+    rows += [(one, "what the recipe's gate takes") for one in outlook.claims]
+    rows += [(outlook.synthetic, "synthetic, as the recipe says")] if outlook.synthetic is not None else []
+    for one, words in sorted(rows, key=lambda row: row[0].speedup):
+        acceptance = "cannot be" if one.acceptance is None else f"{one.acceptance:.2f}"
+        table.add_row(f"{one.speedup:.2f}×", acceptance, f"{one.acceptance_length:.2f}", words)
+    console.print(table)
+    console.print(
+        Text(
+            f"a drafted token costs {outlook.cost_ratio:.4f} plain steps: {gigabytes(outlook.draft_bytes)} over "
+            f"{gigabytes(outlook.target_bytes)} of weights read; decoding bound by memory, one chance for every "
+            "drafted token; a machine gives less"
+        ),
+        soft_wrap=True,
+    )
 
 
 def _pair_rows(pair: Preflight) -> list[tuple[str, str, str]]:
@@ -138,7 +168,8 @@ def _pair_rows(pair: Preflight) -> list[tuple[str, str, str]]:
 def _facts_column(facts: ModelFacts | None) -> dict[str, str]:
     if facts is None:
         return {}
-    where = "" if facts.is_complete else " (weights are not here yet)"
+    missing = " (random weights)" if facts.load_format == "dummy" else " (weights are not here yet)"
+    where = "" if facts.is_complete else missing
     return {
         "name": facts.name + where,
         "architecture": facts.architecture + (", mixture of experts" if facts.is_mixture_of_experts else ""),

@@ -113,6 +113,7 @@ def _row(k: int, predicted: Predicted | None, measured: Measured | None) -> dict
     if predicted is not None:
         speedup = predicted.speedup.as_dict()
         said = {"speedup": speedup.pop("median"), **speedup, "shares": predicted.shares()}
+        said["per_position_acceptance_rates"] = list(predicted.per_position_rates)
     return {
         "k": k,
         "acceptance_length": length,

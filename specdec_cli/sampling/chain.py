@@ -44,6 +44,7 @@ class ChainRow:
         num_prompt_tokens: how many of them are the prompt.
         drafted: tokens after the context; position j sees `drafted[:j]`.
         stop_ids: tokens banned while fewer than `params.min_tokens` are emitted, drafted ones counted.
+        allowed: [len(drafted) + 1, V] bool, what a grammar allows at each position; None allows everything.
     """
 
     params: SamplingParams
@@ -51,6 +52,7 @@ class ChainRow:
     num_prompt_tokens: int
     drafted: Sequence[int]
     stop_ids: frozenset[int]
+    allowed: BoolArray | None = None
 
 
 @dataclass(slots=True)
@@ -158,7 +160,9 @@ def _check(top: Tensor, rows: Sequence[ChainRow], counts: IntArray) -> None:
     position = int(np.flatnonzero(~fine)[0])
     row = int(np.searchsorted(np.cumsum(counts), position, side="right"))
     if values[position] == NEVER:
-        raise LogitsError("every token is banned", row, "lower min_tokens, or relax logit_bias and stop_token_ids")
+        raise LogitsError(
+            "every token is banned", row, "lower min_tokens, or relax logit_bias, stop_token_ids or the grammar"
+        )
     raise LogitsError(
         f"the model gave `{values[position]}` as its largest logit after `{len(rows[row].context)}` tokens",
         row,
@@ -236,7 +240,8 @@ def _edit(scores: Tensor, rows: Sequence[ChainRow], starts: IntArray) -> Tensor:
     biased = [i for i, row in enumerate(rows) if row.params.logit_bias]
     penalised = [i for i, row in enumerate(rows) if _has_penalty(row.params)]
     banned = [i for i, row in enumerate(rows) if row.stop_ids and _num_emitted(row) < row.params.min_tokens]
-    if not (biased or penalised or banned):
+    masked = [i for i, row in enumerate(rows) if row.allowed is not None]
+    if not (biased or penalised or banned or masked):
         return scores
     scores = scores.clone()
     for i in biased:
@@ -250,7 +255,16 @@ def _edit(scores: Tensor, rows: Sequence[ChainRow], starts: IntArray) -> Tensor:
         until = min(len(rows[i].drafted) + 1, rows[i].params.min_tokens - _num_emitted(rows[i]))
         tokens = torch.tensor([token for token in rows[i].stop_ids if token < scores.shape[1]], device=scores.device)
         scores[starts[i] : starts[i] + until, tokens] = NEVER
+    for i in masked:
+        _mask(scores[starts[i] : starts[i] + len(rows[i].drafted) + 1], rows[i].allowed)
     return scores
+
+
+def _mask(scores: Tensor, allowed: BoolArray | None) -> None:
+    """Ban, in place, what is not allowed."""
+    assert allowed is not None, "only rows of a grammar are masked"
+    assert allowed.shape == scores.shape, "a grammar's masks are as many and as wide as the row's positions"
+    scores.masked_fill_(torch.from_numpy(~allowed).to(scores.device), NEVER)
 
 
 def _has_penalty(params: SamplingParams) -> bool:

@@ -34,6 +34,7 @@ class SamplingParams:
         seed: of every random choice of this request.
         index: the request's row (prompt of a file, choice of an HTTP request); part of the noise's key.
         logprobs: number of best alternatives reported beside each emitted token; None reports nothing.
+        skip_special_tokens: special tokens (a chat's markers) have no text.
 
     Raises:
         UsageError: a value out of range.
@@ -55,6 +56,7 @@ class SamplingParams:
     seed: int = 0
     index: int = 0
     logprobs: int | None = None
+    skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
         """Refuse values out of range, each by its name."""

@@ -69,12 +69,23 @@ class Tokenizer:
             return frozenset(self.hf.all_special_ids)
         return frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
 
-    def chat(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> list[int]:
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ) -> list[int]:
         """Token ids of a conversation by the tokenizer's chat template, which brings its own special tokens.
 
         Args:
             messages: `{"role": ..., "content": ...}`, oldest first.
             add_generation_prompt: end with the head of the assistant's turn.
+            tools: functions that the model may call, as OpenAI describes them; the template must know of tools.
+            continue_final_message: leave the last turn open, so that the model goes on with it.
+            variables: further names that the template reads, such as `enable_thinking`.
 
         Raises:
             UsageError: the tokenizer has no chat template, or the template refuses the messages.
@@ -88,7 +99,12 @@ class Tokenizer:
             )
         try:
             text = self.hf.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=add_generation_prompt
+                list(messages),
+                tools=None if tools is None else list(tools),
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                **(variables or {}),
             )
         except jinja2.TemplateSyntaxError as error:
             raise UsageError(
@@ -100,6 +116,12 @@ class Tokenizer:
                 f"the chat template of `{self.name}` refuses these messages: {error}", _chat_hint(messages)
             ) from error
         return self.encode(text, add_special_tokens=False)
+
+    @property
+    def chat_template(self) -> str:
+        """The chat template's text, of all its variants; empty where there is none."""
+        template = getattr(self.hf, "chat_template", None) or ""
+        return "".join(map(str, template.values())) if isinstance(template, Mapping) else str(template)
 
     @property
     def name(self) -> str:
@@ -158,6 +180,22 @@ class Tokenizer:
             found = self._texts[token_id] = self.decode([token_id], skip_special_tokens=False)
         return found
 
+    def piece(self, token_id: int) -> str:
+        """A token's text as it reads inside a text, its leading space included; a special one's is its name."""
+        token = self._tokens_by_id.get(token_id, "")
+        if not self._is_byte_level and "\u2581" in token:
+            return token.replace("\u2581", " ")
+        return self.text_of(token_id)
+
+    def piece_bytes(self, token_id: int) -> bytes:
+        """A token's bytes as it stands inside a text; part of a character's where the token is no more."""
+        if token_id not in self._tokens_by_id:
+            return b""
+        if self._is_byte_level:
+            return self.bytes_of(token_id)
+        byte = self.byte_tokens.get(token_id)
+        return self.piece(token_id).encode() if byte is None else bytes([byte])
+
     @cached_property
     def byte_tokens(self) -> dict[int, int]:
         """Ids of byte-fallback tokens (`<0x41>`) with their byte; empty where `<0x41>` is not an A."""
@@ -178,7 +216,7 @@ class Tokenizer:
         return {token_id: token for token, token_id in self.vocabulary.items()}
 
 
-def _chat_hint(messages: Sequence[Mapping[str, str]]) -> str:
+def _chat_hint(messages: Sequence[Mapping[str, Any]]) -> str:
     if any(message.get("role") == "system" for message in messages):
         return "the template may know no system role: put its text into the first user message"
     return "most templates want user and assistant in turns, beginning with user"

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import signal
 from xml.etree import ElementTree
 
 import jsonschema
@@ -78,7 +79,9 @@ def test_the_document_is_the_only_thing_on_stdout(loaded, capsys):
     assert list(document["by_task"]) == [
         "chat", "code", "maths", "summarising", "translation", "retrieval", "story", "copy-edit",
     ]  # fmt: skip
-    assert document["plan"] == {"batch_size": 1, "repeats": 3, "order": "A B B A", "passes": 48, "interrupted": False}
+    assert document["plan"] == {
+        "batch_size": 1, "repeats": 3, "order": "A B B A", "passes": 48, "interrupted": False, "resumed": 0,
+    }  # fmt: skip
     assert document["plain"]["speculative"]["num_draft_tokens"] == 0
     assert document["draft"]["speculative"]["num_draft_tokens"] > 0
     assert document["roofline"] is None
@@ -203,7 +206,7 @@ def test_a_batch(loaded, capsys):
         (["--baseline", "none.json", "--max-regression", "5"], "must be a percentage"),
         (["--baseline", "none.json"], "baseline `none.json` cannot be read"),
         (["--csv", "/nowhere/r.csv"], "the folder of `--csv /nowhere/r.csv` does not exist"),
-        (["--csv", "r.x", "--junit", "r.x"], "two result files have the same name"),
+        (["--csv", "r.x", "--junit", "r.x"], "two files have the same name"),
         (["-n", "600"], "no prompt of `builtin:mini` fits the context of `512` tokens"),
     ],
 )
@@ -264,7 +267,7 @@ def test_workload_and_gates_come_from_a_recipe_too(loaded, capsys, tmp_path):
 def test_an_interruption_leaves_a_document_and_exit_code_130(loaded, capsys, monkeypatch):
     from contextlib import contextmanager
 
-    from specdec_cli.cli import bench as command
+    from specdec_cli.cli import measurement
 
     @contextmanager
     def interrupted(after: int):
@@ -272,9 +275,104 @@ def test_an_interruption_leaves_a_document_and_exit_code_130(loaded, capsys, mon
         yield lambda: next(asked) > after
 
     for after, passes in ((400, True), (3, False)):
-        monkeypatch.setattr(command, "interruptible", lambda after=after: interrupted(after))
+        monkeypatch.setattr(measurement, "interruptible", lambda after=after: interrupted(after))
         assert bench("--json", "--fail-if", "speedup.decode < 1000") == 130
         out, err = capsys.readouterr()
         assert bool(out) is passes
         assert "interrupted" in err
         assert not passes or checked(out)["plan"]["interrupted"]
+
+
+def test_a_picture_and_a_page(loaded, capsys, tmp_path):
+    pytest.importorskip("matplotlib")
+    plot, html = tmp_path / "r.svg", tmp_path / "r.html"
+    assert bench("--plot", str(plot), "--html", str(html), "--json") == 0
+    checked(capsys.readouterr().out)
+    assert b"Speed-up by task" in plot.read_bytes()
+    assert "<svg" in html.read_text()
+    assert bench("--plot", str(plot)) == 2
+    assert "`--plot" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--plot", "x.pdf"], "`--plot x.pdf` must end in .png or .svg"),
+        (["--plot", "x.svg", "--html", "x.svg"], "two files have the same name"),
+        (["--html", "/nowhere/x.html"], "the folder of `--html /nowhere/x.html` does not exist"),
+        (["--resume"], "`--resume` continues the run of an --output, and none is named"),
+    ],
+)
+def test_refusals_of_pictures_and_resuming(loaded, capsys, arguments, said):
+    assert bench(*arguments) == 2
+    assert said in capsys.readouterr().err
+    assert not loaded
+
+
+def test_without_matplotlib_nothing_is_loaded(loaded, capsys, monkeypatch):
+    from specdec_cli.report import plot
+
+    monkeypatch.setattr(plot, "find_spec", lambda name: None)
+    for flag, path in (("--plot", "x.png"), ("--html", "x.html")):
+        assert bench(flag, path) == 2
+        err = capsys.readouterr().err
+        assert f"`{flag}` draws with matplotlib, which is not installed" in err
+        assert "pip install 'specdec-cli[plots]'" in err
+    assert not loaded
+
+
+def test_an_interrupted_run_is_resumed(loaded, capsys, monkeypatch, tmp_path):
+    from specdec_cli.measure.passes import Track
+
+    path, journal, csv_path = tmp_path / "r.json", tmp_path / "r.json.partial", tmp_path / "r.csv"
+    add, num = Track.add, [0]
+
+    def interrupting(track, one):
+        add(track, one)
+        num[0] += 1
+        if num[0] == 7:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Track, "add", interrupting)
+    words = ["--output", str(path), "--csv", str(csv_path)]
+    assert bench(*words) == 130
+    assert "interrupted: this is what there was; --resume continues it" in capsys.readouterr().err
+    assert checked(path.read_text())["plan"]["interrupted"] is True
+    assert bench(*words) == 2
+    path.unlink()
+    csv_path.unlink()
+    assert bench(*words) == 2
+    assert "r.json.partial` holds what an interrupted run finished" in capsys.readouterr().err
+    assert bench(*words, "--resume", "--repeats", "3") == 2
+    assert "r.json.partial` is of another plan" in capsys.readouterr().err
+    assert bench(*words, "--resume", "-n", "11") == 2
+    assert "r.json.partial` is of another recipe" in capsys.readouterr().err
+    assert journal.exists()
+    assert bench(*words, "--resume", "--fail-if", "lossless.mismatches > 0") == 0
+    document = checked(path.read_text())
+    assert (document["plan"]["resumed"], document["plan"]["passes"]) == (6, 32)
+    assert document["plan"]["interrupted"] is False
+    assert document["lossless"]["checked_tokens"] == 2 * 8 * 12
+    assert "6 of 32 passes are of an earlier, interrupted run" in document["notices"]
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["r.csv", "r.json"]
+    assert bench(*words, "--resume") == 2
+    assert "exists already" in capsys.readouterr().err, "a whole document is not overwritten"
+
+
+def test_an_interrupted_document_is_overwritten_by_the_run_that_continues_it(loaded, capsys, monkeypatch, tmp_path):
+    from specdec_cli.measure.journal import Journal
+
+    path, keep, num = tmp_path / "r.json", Journal.keep, [0]
+
+    def interrupting(journal, arm, one):
+        keep(journal, arm, one)
+        num[0] += 1
+        if num[0] == 4:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Journal, "keep", interrupting)
+    assert bench("--output", str(path)) == 130
+    assert bench("--output", str(path), "--resume") == 0
+    assert checked(path.read_text())["plan"]["resumed"] == 4
+    assert bench("--output", str(tmp_path / "new.json"), "--resume") == 0
+    assert "nothing to resume: beginning anew" in capsys.readouterr().err

@@ -277,3 +277,35 @@ def test_a_spec_reads_back():
         assert drafters.to_spec(drafters.parse_spec(spec)) == spec
     with pytest.raises(UsageError):
         drafters.to_spec({"method": "no-such"})
+
+
+def test_an_interrupted_comparison_is_resumed(loaded, instant, capsys, monkeypatch, tmp_path):
+    from specdec_cli.measure.journal import Journal
+
+    path, keep, num = tmp_path / "r.json", Journal.keep, [0]
+
+    def interrupting(journal, arm, one):
+        keep(journal, arm, one)
+        num[0] += 1
+        if num[0] == 7:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Journal, "keep", interrupting)
+    assert compared(*given("good", "ngram"), "--output", str(path)) == 130
+    first = checked(path.read_text())
+    monkeypatch.setattr(compare, "trace_target", None)
+    monkeypatch.setattr(compare, "profile", None)
+    assert compared(*given("good", "ngram"), "--output", str(path), "--resume") == 0
+    document = checked(path.read_text())
+    assert (document["plan"]["resumed"], document["plan"]["passes"]) == (6, 24)
+    costs = [{row["draft"]: row["cost_ratio"] for row in one["rows"]} for one in (first, document)]
+    assert costs[0] == costs[1]
+    assert [one.name for one in tmp_path.iterdir()] == ["r.json"]
+
+
+def test_a_picture_and_a_page(loaded, instant, capsys, tmp_path):
+    pytest.importorskip("matplotlib")
+    plot, html = tmp_path / "r.svg", tmp_path / "r.html"
+    assert compared(*given("good", "ngram", "none"), "--plot", str(plot), "--html", str(html), "--quiet") == 0
+    assert b"Cost against acceptance" in plot.read_bytes()
+    assert "P(A is faster)" in html.read_text()

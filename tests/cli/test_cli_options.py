@@ -33,6 +33,7 @@ def test_every_option_reaches_its_key_under_its_name():
         "draft.quantize": "none", "draft.device": "cpu", "speculation.depth_policy": "fixed",
         "speculation.verify": "block",
         "sampling.logit_bias": "3=4", "engine.kv_cache_memory": "0.5", "speculation.p_min": "0.5",
+        "engine.decoder": "transformers",
     }  # fmt: skip
     for option in OPTIONS:
         if option.path == "force":
@@ -99,7 +100,8 @@ def test_aliases_are_not_everywhere():
         ["-k", "-1"], ["-k", "65"], ["--temperature", "nan"], ["--temperature", "-1"], ["--top-p", "0"],
         ["--seed", "-1"],
         ["--quantize", "int8"], ["--tensor-parallel-size", "2"], ["--device", "gpu"], ["--dtype", "fp16"],
-        ["--depth-policy", "adaptive"], ["--p-min", "0.5"], ["--stop", ""], ["--verify", "bloc"], ["--force"],
+        ["--depth-policy", "heuristic"], ["--k-by-batch", "8:3,1:5"], ["--k-by-batch", "8"],
+        ["--p-min", "0.5"], ["--stop", ""], ["--verify", "bloc"], ["--force"],
         ["-d", "ngram", "--draft-dtype", "float16"], ["--set", "x"], ["-r", "nope"], ["-n", "0"], ["--logprobs", "101"],
     ],
 )  # fmt: skip

@@ -1,6 +1,7 @@
 """`sweep-k` as a person meets it: the report, the document, the trace's file, the tuned recipe, gates, refusals."""
 
 import json
+import signal
 from contextlib import contextmanager
 
 import jsonschema
@@ -211,6 +212,13 @@ def test_refusals(loaded, capsys, arguments, said):
     assert out == ""
 
 
+def test_predictions_for_a_batch_are_called_approximate(loaded, capsys):
+    for size, is_said in ((1, False), (3, True)):
+        assert sweep_k("--json", "--batch-size", str(size)) == 0
+        notices = checked(capsys.readouterr().out)["notices"]
+        assert any(f"predictions at batch size {size} are approximate" in one for one in notices) is is_said
+
+
 def test_gates_on_intervals(loaded, capsys):
     assert sweep_k("--json", "--exhaustive", "--fail-if", "rows.0.measured < 1000") == 3
     gate = checked(capsys.readouterr().out)["gates"][0]
@@ -226,7 +234,7 @@ def test_a_dry_run_loads_nothing(loaded, capsys):
 
 
 def test_an_interruption_leaves_what_is_whole_and_exit_code_130(loaded, capsys, monkeypatch, tmp_path):
-    from specdec_cli.cli import sweep_k as command
+    from specdec_cli.cli import measurement
 
     path = tmp_path / "tuned.yaml"
     for after, is_measured in ((3, False), (300, True)):
@@ -236,7 +244,7 @@ def test_an_interruption_leaves_what_is_whole_and_exit_code_130(loaded, capsys, 
             asked = iter(range(10**9))
             yield lambda: next(asked) > after
 
-        monkeypatch.setattr(command, "interruptible", interrupted)
+        monkeypatch.setattr(measurement, "interruptible", interrupted)
         assert sweep_k("--json", "--write-recipe", str(path)) == 130
         out, err = capsys.readouterr()
         document = checked(out)
@@ -260,5 +268,40 @@ def test_candidates_are_few_near_the_best_and_not_clearly_slower():
     slower_prompt_by_prompt = predicted(2, [0.9, 1.8, 2.7], (0.9, 2.7))
     near = [predicted(k, [1.02, 1.99 - k / 1e3, 3.01], (1.0, 3.0)) for k in (5, 6, 7, 8)]
     assert sweep.candidates([apart, slower_prompt_by_prompt, best]) == [4]
-    assert sweep.candidates([apart, best, *near]) == [4, 5, 6]
+    assert sweep.candidates([apart, best, *near]) == [4, 5]
     assert sweep.candidates([predicted(1, [float("nan")], (0.0, 0.0))]) == []
+
+
+def test_an_interrupted_sweep_keeps_its_costs_and_its_trace(loaded, capsys, monkeypatch, tmp_path):
+    from specdec_cli.measure.journal import Journal
+
+    path, keep, num = tmp_path / "r.json", Journal.keep, [0]
+
+    def interrupting(journal, arm, one):
+        keep(journal, arm, one)
+        num[0] += 1
+        if num[0] == 9:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Journal, "keep", interrupting)
+    assert sweep_k("--output", str(path), "--exhaustive") == 130
+    first = checked(path.read_text())
+    monkeypatch.setattr(sweep, "trace_target", None)
+    monkeypatch.setattr(sweep, "profile", None)
+    assert sweep_k("--output", str(path), "--exhaustive", "--resume") == 0
+    document = checked(path.read_text())
+    assert (document["plan"]["resumed"], document["plan"]["passes"]) == (5, 60)
+    assert document["costs"] == first["costs"]
+    assert [row["predicted"] for row in document["rows"]] == [row["predicted"] for row in first["rows"]]
+    assert document["trace"] == first["trace"] | {"read": True}
+    assert [one.name for one in tmp_path.iterdir()] == ["r.json"]
+
+
+def test_a_picture_and_a_page(loaded, capsys, tmp_path):
+    pytest.importorskip("matplotlib")
+    plot, html = tmp_path / "r.png", tmp_path / "r.html"
+    assert sweep_k("--plot", str(plot), "--html", str(html), "--json") == 0
+    rows = checked(capsys.readouterr().out)["rows"]
+    assert all(len(row["predicted"]["per_position_acceptance_rates"]) == row["k"] for row in rows)
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert "Speed-up against k" in html.read_text()

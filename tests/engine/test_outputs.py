@@ -22,7 +22,7 @@ class Requests:
     def encode(self, prompt):
         return list(prompt)
 
-    def add(self, tokens, params, k):
+    def add(self, tokens, params, k, grammar=None):
         self.num += 1
         return self.num
 

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specdec_cli.engine.depth import KByBatch
 from specdec_cli.engine.scheduler import Limits, Scheduler
 from specdec_cli.engine.sequence import Sequence
 from specdec_cli.sampling.params import SamplingParams
@@ -14,9 +15,8 @@ def limits(**changes) -> Limits:
         "max_num_seqs": 4,
         "max_num_batched_tokens": 64,
         "prefill_chunk": 16,
-        "disable_by_batch_size": None,
+        "k_by_batch": KByBatch(4),
         "max_context": 100,
-        "draft_max_context": None,
         "num_blocks": 100,
         "block_size": 4,
     }
@@ -100,8 +100,9 @@ def test_a_chunk_larger_than_the_budget_is_fed_alone():
 @pytest.mark.parametrize(("length", "k"), [(29, 4), (30, 4), (31, 3), (33, 1), (34, 0), (60, 0)])
 def test_k_within_the_drafts_context(length, k):
     """The last drafted token is scored from length + k - 1 tokens."""
-    scheduler = Scheduler(limits(draft_max_context=33))
+    scheduler = Scheduler(limits())
     one = request(0, length, max_new_tokens=30)
+    one.draft_max_context = 33
     scheduler.add(one)
     one.tokens, one.num_prompt_tokens, one.num_computed = [1] * length, length - 1, length - 1
     assert fed(scheduler) == [(0, length, k)]
@@ -118,7 +119,7 @@ def test_k_within_what_may_still_be_emitted(room, k):
 
 
 def test_no_drafting_in_a_large_batch():
-    scheduler = Scheduler(limits(disable_by_batch_size=2))
+    scheduler = Scheduler(limits(k_by_batch=KByBatch.of(4, (), 2)))
     requests = [request(i, 2) for i in range(3)]
     for one in requests:
         scheduler.add(one)

@@ -10,12 +10,13 @@ import pytest
 from specdec_cli.drafters import create
 from specdec_cli.drafters.contract import Resources
 from specdec_cli.engine.engine import Engine, EngineOptions
+from specdec_cli.engine.synthetic import iid_length
 from specdec_cli.errors import UsageError
 from specdec_cli.events import Stepped
 from specdec_cli.lm.table import TableLM
 from specdec_cli.measure.arms import Request
 from specdec_cli.measure.cost import MAX_REPEATS, MIN_REPEATS, Costs, Load, profile
-from specdec_cli.measure.predict import choose, iid_length, predict
+from specdec_cli.measure.predict import choose, predict
 from specdec_cli.measure.prompts import PromptRow
 from specdec_cli.measure.replay import Replay, replay
 from specdec_cli.measure.tracing import trace_draft, trace_target

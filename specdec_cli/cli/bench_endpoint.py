@@ -1,0 +1,192 @@
+"""`specdec bench --endpoint`: the same prompts sent to a server, whoever made it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from specdec_cli.cli.endpoint_options import EndpointWish
+from specdec_cli.cli.measurement_options import (
+    chosen_rows,
+    num_at_hand,
+    num_prompts_words,
+    show_plan,
+)
+from specdec_cli.cli.options import GATE_OPTIONS, OPTIONS, WORKLOAD_OPTIONS, Shared
+from specdec_cli.cli.output import deliver_with_report, envelope
+from specdec_cli.cli.screen import interruptible, open_screen
+from specdec_cli.errors import ExitCode, UsageError
+from specdec_cli.measure.endpoint import check_key, parse_address
+from specdec_cli.measure.endpoint_bench import EndpointBench, Plan, Visit, sampling_fields
+from specdec_cli.measure.load import look_at_load
+from specdec_cli.measure.workload import task_of
+from specdec_cli.recipe.present import to_yaml
+from specdec_cli.report.bench import BenchView
+from specdec_cli.report.bench_endpoint import SCHEMA, endpoint_body, json_schema, live_table, print_endpoint
+from specdec_cli.report.view import Screen
+
+if TYPE_CHECKING:
+    from specdec_cli.measure.prompts import PromptRow
+    from specdec_cli.recipe import Recipe, Resolved
+
+_KEY_VARIABLES = ("SPECDEC_API_KEY", "OPENAI_API_KEY")
+_OWN = {"endpoint", "concurrency", "endpoint_model", "endpoint_timeout", "api_key", "repeats", "chat", "dry_run"}
+_PATHS = {"recipe", "sets", "json", "output", "force", "quiet", "target.model", "gates.fail_if"}
+_SECTIONS = ("sampling.", "workload.")
+_SECONDS_BETWEEN_DRAWS, _WHILE_OTHERS_WAIT = 0.25, 1.0
+
+
+def run_endpoint(
+    context: typer.Context, shared: Shared, wish: EndpointWish, repeats: int, chat: bool, dry_run: bool
+) -> ExitCode | None:
+    """Measure a server. Needs neither torch nor the model's files.
+
+    Args:
+        context: the command line, whose options that say nothing to a server are refused.
+        shared: the command's shared options; workload, sampling and gates count, and a target's name.
+        wish: the server and how it is asked.
+        repeats: how often every prompt is sent.
+        chat: prompts are messages.
+        dry_run: show what would be sent; ask nobody.
+
+    Raises:
+        UsageError: options that say nothing to a server, or contradict themselves.
+        RunError: the server cannot be measured.
+        GateError: a gate was crossed.
+    """
+    _refuse_others(context)
+    resolved = shared.resolve()
+    recipe = resolved.recipe
+    if recipe.gates.baseline is not None:
+        raise UsageError("`gates.baseline` compares speed-ups, which a server alone has not", "use --fail-if")
+    plan = _plan(resolved, wish, repeats, chat)
+    _check_gates(recipe)
+    if dry_run:
+        _show(resolved, shared, plan)
+        return None
+    rows = chosen_rows(recipe.workload)
+    return _Run(resolved, shared, plan, rows, open_screen(shared.quiet, streams_text=False)).go()
+
+
+def _refuse_others(context: typer.Context) -> None:
+    """Refuse what was given on the command line and is never sent to a server: draft, k, dtype, other arms, files."""
+    paths = {option.parameter: option.path for option in (*OPTIONS, *WORKLOAD_OPTIONS, *GATE_OPTIONS)}
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        source = context.get_parameter_source(name)
+        path = paths.get(name, "")
+        if source is None or source.name != "COMMANDLINE" or name in _OWN:
+            continue
+        if path not in _PATHS and not path.startswith(_SECTIONS):
+            flag = next((word for word in parameter.opts if word.startswith("--")), name)
+            raise UsageError(
+                f"`{flag}` has no effect with --endpoint: a server is sent prompts and sampling alone",
+                "leave it out; what a server decodes with is chosen where it is started",
+            )
+
+
+def _plan(resolved: Resolved, wish: EndpointWish, repeats: int, chat: bool) -> Plan:
+    assert wish.url is not None, "without a server there is nothing to measure"
+    key = next((value for value in (wish.key, *map(os.environ.get, _KEY_VARIABLES)) if value), None)
+    named = None if resolved.built_in_pair else resolved.recipe.target.model
+    return Plan(
+        address=parse_address(wish.url),
+        key=check_key(key),
+        model=wish.model or named,
+        model_from="--endpoint-model" if wish.model else "the recipe's target" if named else "/v1/models",
+        chat=chat,
+        concurrency=wish.concurrency or 1,
+        repeats=repeats,
+        **({} if wish.timeout_s is None else {"timeout_s": wish.timeout_s}),
+    )
+
+
+def _check_gates(recipe: Recipe, rows: Sequence[PromptRow] | None = None) -> None:
+    """Refuse gates that could not be judged, before anybody is asked; tasks are checked once the rows are read."""
+    from specdec_cli.measure.gates import check_paths, parse_all
+
+    gates = parse_all(recipe.gates.fail_if)
+    if rows is None:
+        gates = [gate for gate in gates if not gate.path.startswith("by_task.")]
+    names = {"by_task": list(dict.fromkeys(map(task_of, rows or ())))}
+    check_paths(gates, json_schema(), names)
+
+
+def _document_recipe(resolved: Resolved, plan: Plan) -> dict[str, Any]:
+    """What of the recipe has a meaning here."""
+    whole = resolved.recipe.as_dict()
+    target = {"target": {"model": plan.model}} if plan.model_from == "the recipe's target" else {}
+    return target | {name: whole[name] for name in ("sampling", "workload", "gates")}
+
+
+def _show(resolved: Resolved, shared: Shared, plan: Plan) -> None:
+    """What would be sent, and where the recipe's values came from; nobody is asked."""
+    recipe = resolved.recipe
+    num = num_at_hand(recipe.workload)
+    kept = _document_recipe(resolved, plan)
+    body = {
+        "origins": {key: origin for key, origin in resolved.origins.items() if key.partition(".")[0] in kept},
+        "num_prompts": num,
+        "endpoint": {"url": plan.address.root, "path": plan.path, "model": plan.model, "model_from": plan.model_from},
+        "fields": sampling_fields(recipe.sampling),
+        "concurrency": plan.concurrency,
+        "repeats": plan.repeats,
+    }
+    model = f"`{plan.model}`" if plan.model else "the first model that it lists"
+    prompts = num_prompts_words(recipe.workload, num)
+    head = (
+        f"# would send {prompts}, {plan.repeats} times, {plan.concurrency} at a time, "
+        f"to {plan.address.api}{plan.path} for {model}"
+    )
+    show_plan(kept, body, shared, f"{head}\n{to_yaml(resolved, origins=True)}")
+
+
+@dataclass(slots=True)
+class _Run:
+    """One run of the command."""
+
+    resolved: Resolved
+    shared: Shared
+    plan: Plan
+    rows: Sequence[PromptRow]
+    screen: Screen
+
+    def go(self) -> ExitCode | None:
+        """Ask, show, write, judge."""
+        from specdec_cli.measure.gates import judge, parse_all, raise_if_crossed
+
+        recipe = self.resolved.recipe
+        _check_gates(recipe, self.rows)
+        load = look_at_load()
+        bench = EndpointBench(self.plan, self.rows, recipe.sampling)
+        with interruptible() as stopped:
+            self._measure(bench, stopped)
+            if not bench.num_answered:
+                self.screen.say("interrupted before anything was measured", "yellow")
+                return ExitCode.INTERRUPTED
+            body = endpoint_body(bench, recipe.workload.dataset, load.since(), stopped())
+            document = envelope(SCHEMA, _document_recipe(self.resolved, self.plan), body)
+            judged = judge(parse_all(recipe.gates.fail_if), document)
+            document["gates"] = [one.as_dict() for one in judged]
+            deliver_with_report(document, self.shared, lambda page: print_endpoint(page, document))
+            if stopped():
+                self.screen.say("interrupted: this is what there was", "yellow")
+                return ExitCode.INTERRUPTED
+        raise_if_crossed(judged)
+        return None
+
+    def _measure(self, bench: EndpointBench, stopped: Callable[[], bool]) -> None:
+        """Send everything; drawing waits for an answer's end, and is rare while other answers are on their way."""
+        pause = _SECONDS_BETWEEN_DRAWS if self.plan.concurrency == 1 else _WHILE_OTHERS_WAIT
+        self.screen.say(f"asking {self.plan.address.root}; the first answer is not counted")
+        with BenchView(self.screen.console, self.screen.is_live) as view:
+
+            def draw(_: Visit) -> None:
+                line = f"{len(bench.visits)} of {bench.total} requests, {self.plan.concurrency} at a time"
+                view.draw(lambda: live_table(bench), line, pause)
+
+            bench.run(stopped, draw)

@@ -1,0 +1,95 @@
+"""The options of `bench` that speak of a server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import typer
+
+from specdec_cli.errors import UsageError
+
+_PANEL = "A server"
+
+Url = Annotated[
+    str | None,
+    typer.Option(
+        "--endpoint",
+        help="Measure this OpenAI-compatible server, whoever made it, in place of an engine here.",
+        metavar="URL",
+        rich_help_panel=_PANEL,
+    ),
+]
+Concurrency = Annotated[
+    int | None,
+    typer.Option(
+        "--concurrency",
+        min=1,
+        max=4096,
+        help="Requests to the server at a time; 1 if not given.",
+        rich_help_panel=_PANEL,
+    ),
+]
+EndpointModel = Annotated[
+    str | None,
+    typer.Option(
+        "--endpoint-model",
+        help="The server's name of the model; else --target, else the first that it lists.",
+        metavar="NAME",
+        rich_help_panel=_PANEL,
+    ),
+]
+EndpointTimeout = Annotated[
+    float | None,
+    typer.Option(
+        "--endpoint-timeout",
+        min=0.001,
+        help="Longest silence of the server; 300 if not given.",
+        metavar="SECONDS",
+        rich_help_panel=_PANEL,
+    ),
+]
+ApiKey = Annotated[
+    str | None,
+    typer.Option(
+        "--api-key",
+        help="The server's key; else SPECDEC_API_KEY, else OPENAI_API_KEY. Never written down.",
+        metavar="KEY",
+        rich_help_panel=_PANEL,
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointWish:
+    """What these options ask for; None where one is not given.
+
+    Args:
+        url: the server's address; None measures no server.
+        concurrency: requests at a time.
+        model: the name to ask for.
+        timeout_s: longest silence of the server.
+        key: its API key.
+    """
+
+    url: str | None
+    concurrency: int | None
+    model: str | None
+    timeout_s: float | None
+    key: str | None = field(repr=False)
+
+    def check_alone(self) -> None:
+        """Refuse options about a server where none is named.
+
+        Raises:
+            UsageError: there is such an option.
+        """
+        options = {
+            "--concurrency": self.concurrency,
+            "--endpoint-model": self.model,
+            "--endpoint-timeout": self.timeout_s,
+            "--api-key": self.key,
+        }
+        given = next((name for name, value in options.items() if value is not None), None)
+        if self.url is None and given is not None:
+            raise UsageError(f"`{given}` has no effect without --endpoint", "name the server: --endpoint URL")

@@ -1,0 +1,252 @@
+"""What `bench`, `sweep-k` and `compare-drafts` share: the way from a recipe to a judged and written document.
+
+A command says what it loads, how that is measured and what stands in its document; the order of things is here.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+from specdec_cli import __version__
+from specdec_cli.cli.output import (
+    deliver_with_report,
+    envelope,
+    environment,
+    machine_of,
+    write_file,
+)
+from specdec_cli.cli.screen import interruptible, progress
+from specdec_cli.errors import ExitCode
+from specdec_cli.report.generate import Promise
+from specdec_cli.report.html import html
+from specdec_cli.report.plot import picture
+from specdec_cli.report.view import Screen
+from specdec_cli.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from specdec_cli.cli.measurement_options import Wish
+    from specdec_cli.cli.options import Shared
+    from specdec_cli.engine.engine import Engine
+    from specdec_cli.measure.gates import Judged
+    from specdec_cli.measure.journal import Journal
+    from specdec_cli.measure.machine import Machine
+    from specdec_cli.measure.prompts import PromptRow
+    from specdec_cli.measure.workload import Workload
+    from specdec_cli.recipe import Recipe, Resolved
+
+Study = TypeVar("Study")
+
+
+@dataclass(slots=True)
+class Measurement(ABC, Generic[Study]):
+    """One run of a measuring command.
+
+    Args:
+        resolved: the recipe; of several drafts the first one's.
+        asked: what the command's own options ask for.
+        rows: the prompts.
+        shared: the command's shared options.
+        screen: where a person is told how far it is.
+    """
+
+    schema: ClassVar[str]
+    doing: ClassVar[str]
+    judges_baseline: ClassVar[bool] = True
+
+    resolved: Resolved
+    asked: Wish
+    rows: Sequence[PromptRow]
+    shared: Shared
+    screen: Screen
+    _judged: list[Judged] = field(init=False, default_factory=list)
+    _baseline: dict[str, Any] | None = field(init=False, default=None)
+    journal: Journal | None = field(init=False, default=None)
+
+    @property
+    def recipe(self) -> Recipe:
+        """What is measured; what all drafts have in common where there are several."""
+        return self.resolved.recipe
+
+    @abstractmethod
+    def json_schema(self) -> dict[str, Any]:
+        """The JSON Schema of the document."""
+
+    @abstractmethod
+    def gate_names(self) -> dict[str, list[str]]:
+        """Keys of the document that depend on the workload, by the path above them."""
+
+    @abstractmethod
+    def load(self, say: Callable[[str], None]) -> tuple[Engine, Workload]:
+        """Load the models; gives the engine whose machine the document names, and the tokenised workload."""
+
+    @abstractmethod
+    def study(self, engine: Engine, workload: Workload) -> Study:
+        """What is measured, ready; whoever looks at clocks here draws nothing."""
+
+    @abstractmethod
+    def measure(self, study: Study, stopped: Callable[[], bool]) -> None:
+        """Measure, drawing between the passes alone."""
+
+    @abstractmethod
+    def is_measured(self, study: Study) -> bool:
+        """Whether there is anything to report."""
+
+    @abstractmethod
+    def body(
+        self, study: Study, promise: Promise, must_agree: bool, machine: dict[str, Any], interrupted: bool
+    ) -> dict[str, Any]:
+        """The document's own keys.
+
+        Args:
+            study: after it was measured.
+            promise: of the verification mode.
+            must_agree: whether tokens with and without a draft are promised to be the same.
+            machine: its load before and after.
+            interrupted: whether it was ended early.
+        """
+
+    @abstractmethod
+    def draw(self, page: Console, study: Study, document: dict[str, Any]) -> None:
+        """Print the report."""
+
+    def document_recipe(self) -> dict[str, Any]:
+        """The recipe as the document has it."""
+        return self.recipe.as_dict()
+
+    def write_files(self, study: Study, document: dict[str, Any], interrupted: bool) -> None:
+        """The command's other files."""
+
+    def go(self) -> ExitCode | None:
+        """Load, measure, show, write, judge."""
+        from specdec_cli.measure.gates import raise_if_crossed
+
+        self._prepare_gates()
+        if self.resolved.built_in_pair:
+            self.screen.say(f"no target named: {self.doing} the built-in {self.recipe.target.model}")
+        with progress(self.screen) as say:
+            machine, engine, workload = self._load(say)
+        if workload.notice:
+            self.screen.say(f"note: {workload.notice}", "yellow")
+        self._open_journal(engine, workload)
+        study = self.study(engine, workload)
+        with interruptible() as stopped:
+            self.measure(study, stopped)
+            if not self.is_measured(study):
+                self.screen.say(f"interrupted before anything was measured{self._how_to_go_on()}", "yellow")
+                return ExitCode.INTERRUPTED
+            document = self._document(machine, engine, study, stopped())
+            self._write(study, document, stopped())
+            if stopped():
+                self.screen.say(f"interrupted: this is what there was{self._how_to_go_on()}", "yellow")
+                return ExitCode.INTERRUPTED
+        if self.journal is not None:
+            self.journal.remove()
+        raise_if_crossed(self._judged)
+        return None
+
+    def sized(self, recipe: Recipe, k: int | None = None) -> Recipe:
+        """A recipe with room for the batch, and for a largest k."""
+        from specdec_cli.engine.synthetic import at_depth
+
+        num_seqs = max(recipe.engine.max_num_seqs, self.asked.batch_size)
+        update: dict[str, Any] = {"engine": recipe.engine.model_copy(update={"max_num_seqs": num_seqs})}
+        if k is not None:
+            update["speculation"] = at_depth(recipe.speculation, k)
+        return recipe.model_copy(update=update)
+
+    def trace_file(self, named: Path | None) -> Path | None:
+        """Where the trace is kept: in the file that --trace names, else beside the journal."""
+        return named or (None if self.journal is None else self.journal.trace_path)
+
+    def tokenize(self, engine: Engine) -> Workload:
+        """The prompts, tokenised."""
+        from specdec_cli.measure.workload import tokenize
+
+        def encode(row: PromptRow) -> list[int]:
+            return engine.encode([{"role": "user", "content": row.prompt}] if self.asked.chat else row.prompt)
+
+        params = SamplingParams(**self.recipe.sampling.model_dump() | {"logprobs": None})
+        return tokenize(self.rows, self.recipe.workload.dataset, encode, params, engine.target.max_context)
+
+    def _prepare_gates(self) -> None:
+        """Refuse gates that could not be judged, before anything is loaded."""
+        from specdec_cli.measure.gates import check_measurable, check_paths, parse_all, read_baseline
+
+        gates = self.recipe.gates
+        check_paths(parse_all(gates.fail_if), self.json_schema(), self.gate_names())
+        if not self.judges_baseline:
+            return
+        if gates.baseline is not None:
+            self._baseline = read_baseline(gates.baseline, self.schema)
+        check_measurable(gates, len(self.rows) * self.asked.repeats)
+
+    def _load(self, say: Callable[[str], None]) -> tuple[Machine, Engine, Workload]:
+        """The machine before we keep it busy, the models and the workload."""
+        say("starting torch and transformers")
+        from specdec_cli.measure.machine import look
+
+        machine = look()
+        return machine, *self.load(say)
+
+    def _open_journal(self, engine: Engine, workload: Workload) -> None:
+        """With --output, every pass is kept beside it as soon as it is finished."""
+        from specdec_cli.measure.journal import open_journal, workload_digest
+
+        if self.shared.output is None:
+            return
+        head = {
+            "specdec_version": __version__,
+            "schema": self.schema,
+            "recipe": {key: value for key, value in self.document_recipe().items() if key != "gates"},
+            "plan": self.asked.as_plan(),
+            "workload": workload_digest(workload.requests),
+            "environment": environment(**machine_of(engine)),
+        }
+        self.journal = open_journal(self.shared.output, head, self.shared.resume)
+        if self.shared.resume:
+            num = self.journal.num_kept
+            self.screen.say(f"resuming after {num} passes" if num else "nothing to resume: beginning anew", "dim")
+
+    def _how_to_go_on(self) -> str:
+        return "" if self.journal is None else "; --resume continues it"
+
+    def _document(self, machine: Machine, engine: Engine, study: Study, interrupted: bool) -> dict[str, Any]:
+        from specdec_cli.engine.caveats import caveats
+        from specdec_cli.engine.verify import is_lossless, resolve_mode
+        from specdec_cli.measure.gates import against_baseline, judge, other_recipe, parse_all
+
+        temperature = self.recipe.sampling.temperature
+        mode = resolve_mode(self.recipe.speculation.verify, temperature)
+        promise = Promise(mode, is_lossless(mode))
+        must_agree = promise.is_lossless and (mode == "gumbel" or temperature == 0)
+        body = self.body(study, promise, must_agree, machine.load_since(), interrupted)
+        num_resumed = 0 if self.journal is None else self.journal.num_resumed
+        body["plan"]["resumed"] = num_resumed
+        if num_resumed:
+            body["notices"].append(
+                f"{num_resumed} of {body['plan']['passes']} passes are of an earlier, interrupted run"
+            )
+        document = envelope(self.schema, self.document_recipe(), body, **machine_of(engine))
+        document["notices"] = [*caveats(self.recipe, engine.tokenizer), *document["notices"]]
+        self._judged = judge(parse_all(self.recipe.gates.fail_if), document)
+        if self._baseline is not None:
+            self._judged += against_baseline(document, self._baseline, self.recipe.gates.max_regression)
+            if unlike := other_recipe(document, self._baseline):
+                document["notices"].append(unlike)
+        document["gates"] = [one.as_dict() for one in self._judged]
+        return document
+
+    def _write(self, study: Study, document: dict[str, Any], interrupted: bool) -> None:
+        """The command's files and the document, then the report, on stdout unless the document stands there."""
+        self.write_files(study, document, interrupted)
+        if self.asked.plot is not None:
+            write_file(self.asked.plot, picture(document, self.asked.plot.suffix.lower()), self.shared.force)
+        if self.asked.html is not None:
+            write_file(self.asked.html, html(document), self.shared.force)
+        deliver_with_report(document, self.shared, lambda page: self.draw(page, study, document))

@@ -1,0 +1,154 @@
+"""`specdec serve`: an OpenAI-compatible HTTP server over the engine of `generate`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from specdec_cli.cli.options import SERVE_OPTIONS, SERVER, Shared, with_shared_options
+from specdec_cli.cli.screen import open_screen
+from specdec_cli.errors import ExitCode, UsageError
+from specdec_cli.recipe.present import to_yaml
+from specdec_cli.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from specdec_cli.recipe import Resolved
+    from specdec_cli.serve.models import Model, Models
+    from specdec_cli.serve.settings import Settings
+
+_PACKAGES = ("fastapi", "uvicorn")
+_OTHERS = ("ngram", "prediction")
+"""Drafters that a request may name beside the server's own."""
+_REPOSITORY_HELP = "YAML file `name: recipe` for each of several models, loaded when they are first asked for."
+
+
+@with_shared_options(aliases=True, without=("json", "output", "force", "sampling.logprobs"), beside=SERVE_OPTIONS)
+def serve(
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(help="A key that requests must bring (repeatable).", metavar="KEY", rich_help_panel=SERVER),
+    ] = None,
+    insecure_no_auth: Annotated[
+        bool,
+        typer.Option("--insecure-no-auth", help="Let other machines in without a key.", rich_help_panel=SERVER),
+    ] = False,
+    model_repository: Annotated[
+        Path | None, typer.Option(help=_REPOSITORY_HELP, metavar="FILE", rich_help_panel=SERVER)
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be served; load nothing.", rich_help_panel=SERVER)
+    ] = False,
+    *,
+    shared: Shared,
+) -> ExitCode | None:
+    """Serve a model over HTTP as OpenAI's API, with continuous batching and speculation."""
+    resolved = shared.resolve()
+    named = {_model_name(resolved): resolved} if model_repository is None else _read(model_repository, shared)
+    _check_packages()
+    from specdec_cli.serve.settings import Settings, read_keys
+
+    section = resolved.recipe.serve
+    settings = Settings(section, read_keys((*(api_key or ()), os.environ.get(section.api_key_env, ""))))
+    settings.check_exposure(insecure_no_auth)
+    if dry_run:
+        for name, one in named.items():
+            sys.stdout.write(f"# would serve {name}\n{to_yaml(one, origins=True)}")
+        return None
+    return _run(named, settings, shared, is_repository=model_repository is not None)
+
+
+def _run(named: Mapping[str, Resolved], settings: Settings, shared: Shared, *, is_repository: bool) -> ExitCode:
+    """Listen, load, serve; the port is taken before the first model is looked at."""
+    from specdec_cli.serve.logs import configure_logs
+    from specdec_cli.serve.server import Server, listen, when_ready
+
+    listener = listen(settings.serve.host, settings.serve.port)
+    configure_logs(settings.serve.log_format, shared.quiet)
+    models = _models(named, settings, shared)
+    server = Server(models, settings, listener)
+    if not is_repository:
+        models.all[0].begin_loading()
+    screen = open_screen(shared.quiet, streams_text=False)
+    when_ready(models, lambda: screen.say(f"serving {', '.join(models.names)} at {server.url}"))
+    with _view(models, shared, settings):
+        return server.serve_forever()
+
+
+def _view(models: Models, shared: Shared, settings: Settings) -> AbstractContextManager[Any]:
+    """The live table on a terminal; a line in the log now and then elsewhere."""
+    import logging
+
+    from specdec_cli.report.serve import ServeView
+
+    screen = open_screen(shared.quiet, streams_text=False)
+    if screen.is_live and settings.serve.log_format == "text":
+        return ServeView(models.snapshot, screen.console)
+    return ServeView(models.snapshot, log=None if shared.quiet else logging.getLogger("specdec_cli.serve").info)
+
+
+def _models(named: Mapping[str, Resolved], settings: Settings, shared: Shared) -> Models:
+    from specdec_cli.serve.models import Models
+
+    models = [_model(name, resolved, settings, shared) for name, resolved in named.items()]
+    return Models(models, settings.serve.hang_timeout_seconds)
+
+
+def _model(name: str, resolved: Resolved, settings: Settings, shared: Shared) -> Model:
+    from specdec_cli.serve.models import Model
+
+    root = resolved.recipe.target.model
+    return Model(name, _loader(resolved, shared), settings, root=root, sampling=default_sampling(resolved))
+
+
+def _loader(resolved: Resolved, shared: Shared) -> Callable[[], Any]:
+    def load() -> Any:
+        import logging
+
+        from specdec_cli.engine.build import engine_from_recipe
+
+        say = logging.getLogger("specdec_cli.serve").info
+        trusted = shared.trust_remote_code
+        return engine_from_recipe(resolved.recipe, trust_remote_code=trusted, others=_OTHERS, progress=say)
+
+    return load
+
+
+def default_sampling(resolved: Resolved) -> SamplingParams:
+    """What a request's absent fields take: what somebody named for this server, else OpenAI's defaults."""
+    values = resolved.recipe.sampling.model_dump()
+    named = {key: value for key, value in values.items() if resolved.origins[f"sampling.{key}"] != "default"}
+    return SamplingParams(**({"temperature": 1.0} | named))
+
+
+def _model_name(resolved: Resolved) -> str:
+    return resolved.recipe.serve.served_model_name or resolved.recipe.target.model
+
+
+def _read(path: Path, shared: Shared) -> dict[str, Resolved]:
+    """The models of a repository: what the command line says holds for each, but for what tells them apart."""
+    for key in ("target.model", "draft", "serve.served_model_name"):
+        if key in shared.flags:
+            flag = shared.flags[key][1]
+            raise UsageError(f"`{flag}` names one model, and --model-repository names its own", f"leave out {flag}")
+    if shared.recipe is not None:
+        raise UsageError("`--recipe` names one model, and --model-repository names its own", "leave out --recipe")
+    from specdec_cli.recipe.repository import read_repository
+
+    return {name: replace(shared, recipe=recipe).resolve() for name, recipe in read_repository(path).items()}
+
+
+def _check_packages() -> None:
+    missing = next((package for package in _PACKAGES if find_spec(package) is None), None)
+    if missing is not None:
+        raise UsageError(
+            f"`specdec serve` needs the package `{missing}`, which is not installed",
+            "pip install 'specdec-cli[serve]'",
+        )

@@ -1,0 +1,69 @@
+"""Structured output on the command line: what an output must match, from the recipe's `structured` to a grammar."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from specdec_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from specdec_cli.recipe.schema import Structured
+    from specdec_cli.sampling.grammar import Grammar
+    from specdec_cli.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What an output must match, not compiled yet.
+
+    Args:
+        kind: of grammar, as compile_grammar takes it.
+        source: the text of it.
+    """
+
+    kind: str
+    source: str
+
+    def compiled(self, tokenizer: Tokenizer) -> Grammar:
+        """The grammar for a target's tokenizer.
+
+        Raises:
+            UsageError: it does not compile, or llguidance cannot read the tokenizer.
+        """
+        from specdec_cli.sampling.grammar import compile_grammar
+
+        return compile_grammar(self.kind, self.source, tokenizer)
+
+
+def wanted(section: Structured) -> Wanted | None:
+    """What a recipe asks for, its file read; None for any text.
+
+    Raises:
+        UsageError: a file that cannot be read, or llguidance is not installed.
+    """
+    if not section.is_given:
+        return None
+    from specdec_cli.sampling.grammar import check_installed
+
+    check_installed()
+    if section.regex is not None:
+        return Wanted("regex", section.regex)
+    if section.choice:
+        return Wanted("choice", json.dumps(section.choice))
+    schema = section.json_schema
+    return Wanted("json_schema", _read(schema) if isinstance(schema, str) else json.dumps(schema))
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        hint = "name a file that holds a JSON Schema"
+        raise UsageError(f"the JSON Schema `{path}` cannot be read: {error.strerror}", hint) from error
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"the JSON Schema `{path}` is not UTF-8 text", "name a file that holds a JSON Schema"
+        ) from error

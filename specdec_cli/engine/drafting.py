@@ -1,0 +1,122 @@
+"""The drafters of an engine, by name: who guesses for which row, and what happens when one fails.
+
+A drafter that raises costs its rows their guesses, never their output: they decode plain in that step. That is said
+once for each kind of error; a drafter that fails in three steps in a row is switched off, and that is said too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from specdec_cli.drafters.contract import Drafter, DraftRow, Guesses
+from specdec_cli.errors import RunError, UsageError
+from specdec_cli.events import Noticed
+from specdec_cli.sampling.chain import LogitsError
+
+NONE, PREDICTION = "none", "prediction"
+_MOST_FAILURES = 3
+
+
+class Drafters:
+    """An engine's own drafter and others beside it; loaded already.
+
+    Args:
+        own: the one for requests that name none.
+        others: by the names that requests give.
+        num_tokens: V, the real vocabulary.
+
+    Attributes:
+        by_name: every drafter; the own one under its method's name.
+        own_name: the own one's name.
+        num_failures: failed steps of each drafter so far.
+        switched_off: names of drafters that are asked no more.
+        notices: what a person should know and was not told yet.
+    """
+
+    def __init__(self, own: Drafter, others: Mapping[str, Drafter], num_tokens: int) -> None:
+        self.own_name = type(own).__module__.rpartition(".")[2]
+        assert not {self.own_name, NONE} & others.keys(), "each drafter has a name of its own"
+        self.by_name: dict[str, Drafter] = {self.own_name: own, **others}
+        self.num_failures = dict.fromkeys(self.by_name, 0)
+        self.switched_off: set[str] = set()
+        self.notices: list[Noticed] = []
+        self._num_tokens = num_tokens
+        self._in_a_row = dict.fromkeys(self.by_name, 0)
+        self._said: set[tuple[str, type[Exception]]] = set()
+        self._left_out: set[int] = set()
+
+    def name(self, draft: str | None, prediction: Sequence[int] | None) -> str:
+        """The drafter that a request gets: the one it names, `prediction` if it brings one, else the engine's own.
+
+        Raises:
+            UsageError: there is none of that name, or it does not read the prediction.
+        """
+        name = draft or (self.own_name if prediction is None else PREDICTION)
+        if name != NONE and name not in self.by_name:
+            raise UsageError(f"there is no draft `{name}` here", f"one of {', '.join({*self.by_name, NONE})}")
+        if prediction is not None and name != PREDICTION:
+            raise UsageError(f"the draft `{name}` reads no prediction", "leave the draft or the prediction out")
+        return name
+
+    def max_context(self, name: str) -> int | None:
+        """Longest context that a drafter reads; None has no limit."""
+        return None if name == NONE else self.by_name[name].max_context
+
+    def propose(self, rows: Sequence[tuple[str, DraftRow]]) -> list[Guesses]:
+        """Guesses for rows, each by the drafter named beside it; empty where that one fails."""
+        guesses = [Guesses([]) for _ in rows]
+        for name in dict.fromkeys(name for name, _ in rows):
+            places = [i for i, (one, row) in enumerate(rows) if one == name and row.handle not in self._left_out]
+            if name in self.switched_off or not places:
+                continue
+            for i, guess in zip(places, self._ask(name, [rows[i][1] for i in places]), strict=True):
+                guesses[i] = guess
+        return guesses
+
+    def release(self, handle: int) -> None:
+        """Forget a sequence, in every drafter."""
+        self._left_out.discard(handle)
+        for name in self.by_name:
+            self._release(name, handle)
+
+    def _ask(self, name: str, rows: Sequence[DraftRow]) -> list[Guesses]:
+        try:
+            guesses = self.by_name[name].propose(rows)
+            self._check(rows, guesses)
+        except Exception as error:
+            self._failed(name, error)
+            if isinstance(error, LogitsError):  # one row's own trouble: the others need not share it again
+                self._left_out.add(rows[error.row].handle)
+            for row in rows:
+                self._release(name, row.handle)
+            return [Guesses([]) for _ in rows]
+        self._in_a_row[name] = 0
+        return guesses
+
+    def _check(self, rows: Sequence[DraftRow], guesses: Sequence[Guesses]) -> None:
+        """Refuse what breaks the drafters' contract before the target reads it."""
+        if len(guesses) != len(rows):
+            raise RunError(f"it gave `{len(guesses)}` guesses for `{len(rows)}` rows")
+        for row, guess in zip(rows, guesses, strict=True):
+            if len(guess.tokens) > row.k:
+                raise RunError(f"it guessed `{len(guess.tokens)}` tokens where `{row.k}` were wanted")
+            if not all(0 <= token < self._num_tokens for token in guess.tokens):
+                raise RunError("it guessed a token that does not exist")
+
+    def _failed(self, name: str, error: Exception) -> None:
+        self.num_failures[name] += 1
+        self._in_a_row[name] += 1
+        said = f"{type(error).__name__}: {error}".split("\n")[0]
+        if (name, type(error)) not in self._said:
+            self._said.add((name, type(error)))
+            self.notices.append(Noticed(None, f"the draft `{name}` failed ({said}): decoding on without its guesses"))
+        if self._in_a_row[name] >= _MOST_FAILURES:
+            self.switched_off.add(name)
+            words = f"the draft `{name}` failed {_MOST_FAILURES} times in a row and is switched off"
+            self.notices.append(Noticed(None, words))
+
+    def _release(self, name: str, handle: int) -> None:
+        try:
+            self.by_name[name].release(handle)
+        except Exception as error:
+            self._failed(name, error)

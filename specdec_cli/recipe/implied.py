@@ -1,0 +1,82 @@
+"""What some keys imply of others: random weights of a shape and of a draft beside one, the mode of given rates."""
+
+from __future__ import annotations
+
+from specdec_cli.recipe.layers import Tree
+from specdec_cli.recipe.problems import Path, Problem
+from specdec_cli.recipe.schema import Recipe
+
+SHAPE = "shape:"
+"""Begins the name of a model that is a shape alone, such as `shape:llama-2-70b`."""
+SYNTHETIC = "synthetic"
+_LENGTH, _RATES = ("speculation", "synthetic_acceptance_length"), ("speculation", "synthetic_acceptance_rates")
+_VERIFY, _K = ("speculation", "verify"), ("speculation", "num_speculative_tokens")
+
+
+def fill_implied(tree: Tree) -> None:
+    """Complete the tree: a shape has random weights, a draft those of its target, and given rates their own mode."""
+    for section in ("target", "draft"):
+        model = _given(tree, (section, "model"))
+        if not isinstance(model, str) or _given(tree, (section, "load_format")) is not None:
+            continue
+        of_target = section == "draft" and _given(tree, ("target", "load_format")) == "dummy"
+        if model.startswith(SHAPE) or of_target:
+            why = (section, "model") if model.startswith(SHAPE) else ("target", "load_format")
+            _imply(tree, (section, "load_format"), "dummy", why)
+    for path in (_LENGTH, _RATES):
+        if _given(tree, path) is not None and _given(tree, _VERIFY) in (None, "auto"):
+            _imply(tree, _VERIFY, SYNTHETIC, path)
+
+
+def _given(tree: Tree, path: Path) -> object:
+    section = tree.values.get(path[0])
+    return section.get(path[1]) if isinstance(section, dict) else None
+
+
+def _imply(tree: Tree, path: Path, value: str, why: Path) -> None:
+    tree.values[path[0]][path[1]] = value
+    origin = tree.origin(why)
+    if origin is not None:
+        tree.origins[path] = origin
+
+
+def implied_problems(recipe: Recipe, tree: Tree) -> list[Problem]:
+    """Keys that contradict what others imply."""
+    return [*_weights_of_a_shape(recipe, tree), *_synthetic_acceptance(recipe, tree)]
+
+
+def _weights_of_a_shape(recipe: Recipe, tree: Tree) -> list[Problem]:
+    found = []
+    for section, model in (("target", recipe.target), ("draft", recipe.draft)):
+        if (model.model or "").startswith(SHAPE) and model.load_format != "dummy":
+            hint = "leave load_format out, or name a model that has weights"
+            said = f"`{model.load_format}` does not fit `{model.model}`, a shape without weights"
+            found.append(tree.problem((section, "load_format"), said, hint))
+    return found
+
+
+def _synthetic_acceptance(recipe: Recipe, tree: Tree) -> list[Problem]:
+    """Rates are given in one way, together with their own mode, and can be had with this k."""
+    speculation = recipe.speculation
+    length, rates, k = (
+        speculation.synthetic_acceptance_length,
+        speculation.synthetic_acceptance_rates,
+        speculation.num_speculative_tokens,
+    )
+    if length is None and rates is None:
+        hint = "give --synthetic-acceptance-length or --synthetic-acceptance-rates"
+        missing = tree.problem(_VERIFY, f"`{SYNTHETIC}` needs an acceptance to synthesise", hint)
+        return [missing] if speculation.verify == SYNTHETIC else []
+    if length is not None and rates is not None:
+        return [tree.problem(_RATES, "cannot go with `synthetic_acceptance_length`", "give one of them")]
+    path = _LENGTH if rates is None else _RATES
+    if speculation.verify != SYNTHETIC:
+        said = f"replaces verification, and verify is `{speculation.verify}`"
+        return [tree.problem(path, said, "leave one of them out")]
+    if length is not None and length > k + 1:
+        said = f"`{length:g}` is more than k + 1 = {k + 1}, the most tokens of a step"
+        return [tree.problem(path, said, "lower it, or raise num_speculative_tokens (-k)")]
+    if rates is not None and len(rates) != k:
+        said = f"has {len(rates)} rates, and num_speculative_tokens is `{k}`: each drafted token has one"
+        return [tree.problem(path, said, f"give {k} rates, or set num_speculative_tokens to {len(rates)}")]
+    return []

@@ -1,0 +1,245 @@
+"""The document of `bench --endpoint`, `specdec.bench-endpoint/1`, and what a person sees of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from specdec_cli.report.bench import json_schema as bench_schema
+from specdec_cli.report.bench import print_notes_and_gates
+from specdec_cli.report.page import grid
+from specdec_cli.report.schema import read_schema
+from specdec_cli.report.table import NOTHING, number, percent
+from specdec_cli.text.printable import printable
+
+if TYPE_CHECKING:
+    from specdec_cli.measure.endpoint_bench import EndpointBench
+
+SCHEMA = "specdec.bench-endpoint/1"
+LEGEND = (
+    "In milliseconds; in brackets: 95 % intervals of the median, by bootstrap over prompts. A chunk may hold several "
+    "tokens."
+)
+_FIGURES = {
+    "ttft_s": "to the first text",
+    "tpot_s": "per token after it",
+    "itl_s": "between chunks",
+    "latency_s": "whole answer",
+}
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of the whole document; machine and gates are `bench`'s."""
+    bench = bench_schema()
+    schema = read_schema("bench-endpoint", bench)
+    schema["properties"] |= {name: bench["properties"][name] for name in ("machine", "gates")}
+    return schema
+
+
+def endpoint_body(bench: EndpointBench, dataset: str, machine: Mapping[str, Any], interrupted: bool) -> dict[str, Any]:
+    """What stands in the document after the fields that every document has; `gates` is empty until they are judged.
+
+    Args:
+        bench: after its run.
+        dataset: where the prompts came from.
+        machine: this machine's load before and after.
+        interrupted: whether it was ended early.
+    """
+    plan, tokens = bench.plan, bench.num_tokens()
+    return {
+        "workload": {"dataset": dataset, "num_prompts": len(bench.rows), "tasks": bench.tasks},
+        "plan": {
+            "concurrency": plan.concurrency,
+            "repeats": plan.repeats,
+            "chat": plan.chat,
+            "fields": bench.fields,
+            "timeout_s": plan.timeout_s,
+            "interrupted": interrupted,
+        },
+        "endpoint": {
+            "url": plan.address.root,
+            "model": bench.model,
+            "model_from": plan.model_from,
+            "server": bench.server,
+            "version": bench.version,
+        },
+        "machine": dict(machine),
+        "requests": {"planned": bench.total, "answered": bench.num_answered, "failed": bench.num_failed},
+        "output": _output(bench),
+        "timing": _timing(bench),
+        "throughput": {
+            "seconds": bench.seconds,
+            "output_tokens_per_second": _rate(tokens, bench.seconds),
+            "requests_per_second": _rate(bench.num_answered, bench.seconds),
+        },
+        "by_task": {
+            task: {"num_prompts": num, "output_tokens": bench.num_tokens(task), "timing": _timing(bench, task)}
+            for task, num in bench.tasks.items()
+        },
+        "counters": bench.counters.as_dict(),
+        "errors": _errors(bench),
+        "notices": _notices(bench),
+        "gates": [],
+    }
+
+
+def _rate(count: int | None, seconds: float) -> float | None:
+    return count / seconds if count is not None and seconds > 0 else None
+
+
+def _timing(bench: EndpointBench, task: str | None = None) -> dict[str, Any]:
+    from specdec_cli.measure.endpoint_bench import FIGURES
+
+    return {figure: bench.distribution(figure, task).as_dict() for figure in FIGURES}
+
+
+def _output(bench: EndpointBench) -> dict[str, Any]:
+    answers = [answer for _, answer in bench.answers()]
+    prompts = [answer.prompt_tokens for answer in answers if answer.prompt_tokens is not None]
+    tokens = bench.num_tokens()
+    return {
+        "tokens": tokens,
+        "counted_by": None if tokens is None else "the server's usage",
+        "prompt_tokens": sum(prompts) if len(prompts) == len(answers) else None,
+        "chunks": sum(len(answer.arrivals) for answer in answers),
+        "finish_reasons": dict(Counter(printable(answer.finish_reason or "none")[:40] for answer in answers)),
+    }
+
+
+def _errors(bench: EndpointBench) -> list[dict[str, Any]]:
+    return [
+        {
+            "index": visit.row.index,
+            "id": visit.row.id,
+            "repeat": visit.repeat,
+            "status": visit.error.status,
+            "message": visit.error.message,
+        }
+        for visit in bench.visits
+        if visit.error is not None
+    ]
+
+
+def _notices(bench: EndpointBench) -> list[str]:
+    notices = []
+    if bench.num_failed:
+        notices.append(f"{bench.num_failed} of {len(bench.visits)} requests failed; the figures are of the others")
+    if bench.num_tokens() is None:
+        notices.append("the server sends no usage with its streams: tokens were not counted, and chunks are not tokens")
+    if bench.plan.repeats > 1:
+        notices.append(
+            "every prompt was sent several times: a server that keeps prefixes answers sooner after the first"
+        )
+    return [*notices, *bench.counters.notices]
+
+
+def live_table(bench: EndpointBench) -> RenderableType:
+    """What came back so far, without intervals."""
+    table = grid("answered", "failed", "output tokens", "first text ms", "per token ms", "answer ms")
+    answers = [answer for _, answer in bench.answers()]
+    figures = (
+        [answer.ttft_s for answer in answers],
+        [answer.tpot_s for answer in answers],
+        [answer.end_s for answer in answers],
+    )
+    tokens = bench.num_tokens()
+    shown = [
+        f"{bench.num_answered} of {bench.total}",
+        str(bench.num_failed),
+        NOTHING if tokens is None else str(tokens),
+    ]
+    for values in figures:
+        known = [value for value in values if value is not None]
+        shown.append(_milliseconds(median(known) if known else None))
+    table.add_row(*shown)
+    return table
+
+
+def print_endpoint(console: Console, body: Mapping[str, Any]) -> None:
+    """Print the report."""
+    console.print(Text(_head(body)), soft_wrap=True)
+    console.print(_figures_table(body["timing"]))
+    console.print(Text(LEGEND, style="dim"), soft_wrap=True)
+    if body["by_task"]:
+        console.print(_tasks_table(body["by_task"]))
+    console.print(Text(_throughput_words(body), style="bold"), soft_wrap=True)
+    for line in _counter_lines(body["counters"]):
+        console.print(Text(line), soft_wrap=True)
+    print_notes_and_gates(console, body)
+    for message, num in Counter(error["message"] for error in body["errors"]).items():
+        console.print(Text(f"failed, {num}×: {message}", style="red"), soft_wrap=True)
+
+
+def _head(body: Mapping[str, Any]) -> str:
+    endpoint, plan, requests = body["endpoint"], body["plan"], body["requests"]
+    told = " ".join(word for word in (endpoint["server"], endpoint["version"]) if word)
+    name = f"`{printable(endpoint['model'])}` (from {endpoint['model_from']})"
+    return (
+        f"{name} at {endpoint['url']}{f', {printable(told)}' if told else ''}: "
+        f"{requests['answered']} of {requests['planned']} requests answered, {plan['concurrency']} at a time"
+    )
+
+
+def _figures_table(timing: Mapping[str, Any]) -> RenderableType:
+    table = grid("", "median (95 %)", "p95", "p99")
+    for figure, name in _FIGURES.items():
+        found = timing[figure]
+        ends = found["ci95"]
+        interval = f" ({_milliseconds(ends[0])}–{_milliseconds(ends[1])})" if ends else ""
+        row = [_milliseconds(found[key]) for key in ("median", "p95", "p99")]
+        table.add_row(name, row[0] + interval, *row[1:])
+    return table
+
+
+def _tasks_table(by_task: Mapping[str, Any]) -> RenderableType:
+    table = grid("task", "prompts", "output tokens", "first text ms", "per token ms", "answer ms")
+    for task, found in by_task.items():
+        timing, tokens = found["timing"], found["output_tokens"]
+        cells = [_milliseconds(timing[figure]["median"]) for figure in ("ttft_s", "tpot_s", "latency_s")]
+        shown = NOTHING if tokens is None else str(tokens)
+        table.add_row(Text(printable(task)), str(found["num_prompts"]), shown, *cells)
+    return table
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return NOTHING if seconds is None else f"{1000 * seconds:.{2 if seconds < 0.1 else 0}f}"
+
+
+def _throughput_words(body: Mapping[str, Any]) -> str:
+    output, rates = body["output"], body["throughput"]
+    requests = f"{number(rates['requests_per_second'])} requests/s"
+    if output["tokens"] is None:
+        return f"Throughput: {requests} over {rates['seconds']:.1f} s."
+    return (
+        f"Throughput: {number(rates['output_tokens_per_second'], 1)} output tokens/s, {requests}: {output['tokens']} "
+        f"tokens (by {output['counted_by']}, in {output['chunks']} chunks) in {rates['seconds']:.1f} s."
+    )
+
+
+def _counter_lines(counters: Mapping[str, Any] | None) -> list[str]:
+    """What the server itself counted, in words."""
+    if counters is None:
+        return []
+    head, lines = f"{counters['engine']}'s {counters['source']}", []
+    found = counters["speculative"]
+    if found is not None:
+        drafted = " ".join(
+            f"{NOTHING if found[key] is None else found[key]} {word}"
+            for key, word in (("num_draft_tokens", "tokens drafted,"), ("num_accepted_tokens", "accepted"))
+        )
+        steps = "" if found["num_drafts"] is None else f" in {found['num_drafts']} steps"
+        rates = found["per_position_acceptance_rates"]
+        by_position = f"; at position 1…k: {' '.join(map(percent, rates))}" if rates else ""
+        lines.append(
+            f"Speculation by {head}: {drafted}{steps}: rate {percent(found['acceptance_rate'])}, "
+            f"length {number(found['acceptance_length'])}{by_position}."
+        )
+    if counters["gauges"]:
+        shown = ", ".join(f"{name} {value:g}" for name, value in counters["gauges"].items())
+        lines.append(f"Gauges of {head}, of its last moments: {shown}.")
+    return lines

@@ -1,0 +1,190 @@
+"""A measurement as one page of HTML, made from its document alone: no script, nothing fetched, all text escaped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+from specdec_cli.report.bench import lossless_words
+from specdec_cli.report.plot import inline_svgs, panels_of
+from specdec_cli.report.table import NOTHING, number, percent
+from specdec_cli.text.printable import printable
+
+Document = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PageTable:
+    """One table of the page."""
+
+    title: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def html(document: Document) -> str:
+    """The page.
+
+    Raises:
+        UsageError: no document of a measurement.
+    """
+    from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup
+
+    panels_of(document)
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.finalize = _shown
+    source = files("specdec_cli.report").joinpath("templates", "report.html").read_text(encoding="utf-8")
+    return environment.from_string(source).render(
+        title=str(document["schema"]).partition("/")[0].replace(".", " "),
+        document=document,
+        findings=_findings(document),
+        lossless=lossless_words(document["lossless"]),
+        pictures=[(title, Markup(svg)) for title, svg in inline_svgs(document)],
+        tables=list(_TABLES[document["schema"]](document)),
+        facts=_facts(document),
+        recipe=json.dumps(document["recipe"], indent=2, ensure_ascii=False),
+    )
+
+
+def _shown(value: object) -> object:
+    """Text without control characters; markup that is one already stays."""
+    return printable(value) if type(value) is str else value
+
+
+def _findings(document: Document) -> list[str]:
+    if "findings" in document:
+        return list(document["findings"])
+    if "recommendation" in document:
+        return [document["recommendation"]]
+    return [f"Recommended: {document['recommended']['why']}."]
+
+
+def _facts(document: Document) -> list[tuple[str, str]]:
+    workload, plan = document["workload"], document["plan"]
+    machine, environment = document["machine"], document["environment"]
+    passes = f"{plan['passes']} passes, {plan['repeats']} repeats, batch {plan['batch_size']}, order {plan['order']}"
+    named = ("platform", "device", "dtype", "threads", "torch", "transformers", "python")
+    return [
+        ("workload", f"{workload['num_prompts']} prompts of {workload['dataset']}"),
+        ("plan", f"{passes}{', interrupted' if plan['interrupted'] else ''}"),
+        ("machine", ", ".join(f"{name} {environment[name]}" for name in named if environment.get(name) is not None)),
+        (
+            "load",
+            f"{machine['load_before']:.1f} before, {machine['load_after']:.1f} after, {machine['num_cores']} cores",
+        ),
+        ("made", f"{document['created']} by specdec {document['specdec_version']}"),
+    ]
+
+
+def _interval(found: Mapping[str, Any] | None, key: str = "median") -> str:
+    """`1.42× (1.31–1.55)`, or a dash."""
+    if found is None or found[key] is None:
+        return NOTHING
+    ends = "" if found["ci95"] is None else f" ({found['ci95'][0]:.2f}–{found['ci95'][1]:.2f})"
+    return f"{found[key]:.2f}×{ends}"
+
+
+def _arm(name: str, totals: Mapping[str, Any], speedup: Mapping[str, Any] | None) -> list[str]:
+    timing, counts = totals["timing"], totals.get("speculative") or {}
+    return [
+        name,
+        number(timing["decode_tokens_per_second"], 1),
+        NOTHING if timing["ttft_s"] is None else f"{1000 * timing['ttft_s']:.1f}",
+        percent(counts.get("acceptance_rate")),
+        number(counts.get("acceptance_length")),
+        _interval(speedup and speedup["decode"]),
+        _interval(speedup and speedup["latency"]),
+    ]
+
+
+def _bench_tables(document: Document) -> Iterator[PageTable]:
+    heads = ("arm", "tokens/s", "first ms", "accepted", "length", "the draft's speed-up over it (95 %)", "end to end")
+    rows = [
+        _arm("without a draft", document["plain"], document["speedup"]),
+        _arm("with the draft", document["draft"], None),
+        *(_arm(name, found, found["speedup"]) for name, found in document["against"].items()),
+    ]
+    yield PageTable("Arms", heads, rows)
+    if document["by_task"]:
+        tasks = [
+            [
+                task,
+                str(found["num_prompts"]),
+                number(found["plain"]["timing"]["decode_tokens_per_second"], 1),
+                number(found["draft"]["timing"]["decode_tokens_per_second"], 1),
+                percent(found["draft"]["speculative"]["acceptance_rate"]),
+                number(found["draft"]["speculative"]["acceptance_length"]),
+                _interval(found["speedup"]["decode"]),
+            ]
+            for task, found in document["by_task"].items()
+        ]
+        plain = ("task", "prompts", "tokens/s without", "with the draft", "accepted", "length", "speed-up (95 %)")
+        yield PageTable("Tasks", plain, tasks)
+
+
+def _sweep_tables(document: Document) -> Iterator[PageTable]:
+    rows = []
+    for row in document["rows"]:
+        predicted, textbook = row["predicted"], document["iid"]["speedup_by_k"].get(str(row["k"]))
+        shares = [] if predicted is None else [f"{100 * share:.0f}" for share in predicted["shares"].values()]
+        rows.append(
+            [
+                str(row["k"]),
+                number(row["acceptance_length"]),
+                _interval(predicted, "speedup"),
+                _interval(row["measured"], "speedup"),
+                NOTHING if textbook is None else f"{textbook:.2f}×",
+                "/".join(shares) or NOTHING,
+                "recommended" if row["k"] == document["recommended"]["k"] else "",
+            ]
+        )
+    heads = ("k", "tokens a step", "predicted (95 %)", "measured (95 %)", "textbook", "draft/verify/rest %", "")
+    yield PageTable("Every k", heads, rows)
+    costs = document["costs"]
+    seconds = [("draft, a token", costs["draft_seconds_per_token"]), ("engine, a step", costs["overhead_seconds"])]
+    seconds += [(f"target, {n + 1} rows", found) for n, found in enumerate(costs["target_seconds_by_rows"])]
+    yield PageTable("Costs", ("what", "milliseconds"), [[name, f"{1000 * found:.3f}"] for name, found in seconds])
+
+
+def _compare_tables(document: Document) -> Iterator[PageTable]:
+    rows = []
+    for row in document["rows"]:
+        rows.append(
+            [
+                row["draft"],
+                str(row["best_k"]) if row["best_k"] else NOTHING,
+                _interval(row["speedup"]),
+                _interval(row["latency_speedup"]),
+                percent(row["acceptance_rate"]),
+                number(row["acceptance_length"]),
+                number(row["cost_ratio"], 3),
+                NOTHING if row["memory_bytes"] is None else f"{row['memory_bytes'] / 1e6:.1f} MB",
+            ]
+        )
+    heads = ("draft", "best k", "speed-up (95 %)", "end to end", "accepted", "length", "cost", "memory")
+    yield PageTable("Drafts, each at its best k", heads, rows)
+    if document["task_winners"]:
+        won = [[task, one["draft"], _interval(one["speedup"])] for task, one in document["task_winners"].items()]
+        yield PageTable("Tasks", ("task", "winner", "speed-up (95 %)"), won)
+    if document["pairwise"]:
+        pairs = [
+            [
+                one["a"],
+                one["b"],
+                _interval({"median": one["speedup_ratio"], "ci95": one["ci95"]}),
+                f"{one['p_a_faster']:.3f}",
+            ]
+            for one in document["pairwise"]
+        ]
+        yield PageTable("Pairs", ("A", "B", "A over B (95 %)", "P(A is faster)"), pairs)
+
+
+_TABLES: Mapping[str, Callable[[Document], Iterator[PageTable]]] = {
+    "specdec.bench/1": _bench_tables,
+    "specdec.sweep-k/1": _sweep_tables,
+    "specdec.compare-drafts/1": _compare_tables,
+}

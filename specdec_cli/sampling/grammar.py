@@ -1,0 +1,334 @@
+"""Structured output: which tokens a grammar allows next, along the output and along what is drafted after it.
+
+llguidance (extra `structured`) says what the text may be; here is what that means for tokens that end an output. Its
+tokenizer is given an end token of its own, beyond the vocabulary, which is allowed exactly where the text may end:
+there a request's own end tokens are allowed, and nowhere else.
+
+Letters: k drafted tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any, Literal, Protocol, get_args
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import numpy.typing as npt
+
+from specdec_cli.errors import RunError, UsageError
+
+BoolArray = npt.NDArray[np.bool_]
+
+Kind = Literal["json_object", "json_schema", "regex", "choice", "grammar"]
+KINDS: tuple[str, ...] = get_args(Kind)
+
+_END = "<|specdec: the text may end here|>"
+_SUPPORTED = "structured output needs a fast tokenizer whose tokens are bytes, as byte-level BPE and Llama's are"
+# llguidance's own defaults, stated here because they bound what a stranger's grammar costs: about 20 ms to build the
+# lexer, 15 ms of lexing and 3 ms of parsing in a step, 500 MB of states at the very worst.
+_LIMITS = {
+    "initial_lexer_fuel": 1_000_000,
+    "step_lexer_fuel": 200_000,
+    "step_max_items": 50_000,
+    "max_items_in_row": 2_000,
+    "max_lexer_states": 250_000,
+    "max_grammar_size": 500_000,
+    "verbose_errors": False,
+}
+
+
+class GrammarError(RunError):
+    """A grammar that was fine to begin with cannot go on: it became too costly, or no token continues it."""
+
+
+class TokenizerLike(Protocol):
+    """What is asked of a tokenizer: `text.Tokenizer` is one.
+
+    Attributes:
+        hf: the tokenizer object of transformers.
+    """
+
+    hf: Any
+
+    @property
+    def num_tokens(self) -> int:
+        """V, the size of the real vocabulary."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        ...
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """The tokens that end a text as the tokenizer knows them."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Grammar:
+    """A compiled grammar; any number of outputs may follow it, on any thread.
+
+    Args:
+        kind: one of KINDS.
+        tokenizer: what it was compiled for.
+        warnings: llguidance's, about parts that it does not enforce.
+    """
+
+    kind: str
+    tokenizer: TokenizerLike
+    warnings: tuple[str, ...]
+    _prototype: Any = field(repr=False)
+    _end: int = field(repr=False)
+
+    def start(self, num_tokens: int, stop_ids: Collection[int], eos_ids: Collection[int] = ()) -> Matcher:
+        """Follow a new output.
+
+        Args:
+            num_tokens: V, the width of the masks.
+            stop_ids: tokens that end this output.
+            eos_ids: the model's own end tokens; never text, even where the output does not end at them.
+        """
+        never = {*eos_ids, *self.tokenizer.eos_token_ids}
+        return Matcher(self._prototype.deep_copy(), self._end, num_tokens, frozenset(stop_ids), frozenset(never))
+
+
+@dataclass(frozen=True, slots=True)
+class Lookahead:
+    """What a grammar says to drafted tokens.
+
+    Args:
+        allowed: [num_fitting + 1, V] bool, the mask before each fitting token and after the last one.
+        num_fitting: how many of the drafted tokens fit, up to and with one after which nothing is emitted.
+        is_closed: whether nothing is ever emitted after the last fitting token: it ends the output, or the grammar
+            cannot go on there. The last mask allows everything then.
+    """
+
+    allowed: BoolArray
+    num_fitting: int
+    is_closed: bool
+
+
+class Matcher:
+    """One output's place in its grammar.
+
+    Args:
+        follower: llguidance's matcher.
+        end: its end token.
+        num_tokens: V.
+        stop_ids: tokens that end the output.
+        never: end tokens of the model; allowed as `stop_ids` alone.
+    """
+
+    def __init__(
+        self, follower: Any, end: int, num_tokens: int, stop_ids: frozenset[int], never: frozenset[int]
+    ) -> None:
+        self._follower = follower
+        self._end = end
+        self._words = np.zeros((end + 32) // 32, dtype=np.int32)
+        self._num_tokens = num_tokens
+        self._stop_ids = stop_ids
+        self._stops, self._never = ([token for token in ids if token < num_tokens] for ids in (stop_ids, never))
+        self._allowed, self.is_finished = self._mask(follower)
+
+    @property
+    def allowed(self) -> BoolArray:
+        """[V] bool, the tokens that may come next.
+
+        Raises:
+            GrammarError: the grammar became too costly, or no token continues it.
+        """
+        if self._allowed is None:
+            words = _words(self._follower.get_error())
+            raise GrammarError(f"the grammar cannot go on: {words}", "simplify the grammar")
+        return self._allowed
+
+    def accept(self, tokens: Sequence[int]) -> int:
+        """Follow emitted tokens up to and with the first after which nothing may be emitted.
+
+        That is a stop token, one after which the grammar can only end (`is_finished`), or one after which it cannot go
+        on (`allowed` raises).
+
+        Returns:
+            How many tokens stand.
+        """
+        for i, token in enumerate(tokens):
+            if token in self._stop_ids:
+                return i + 1
+            self._follower.consume_token(token)
+            self._allowed, self.is_finished = self._mask(self._follower)
+            if self.is_finished or self._allowed is None:
+                return i + 1
+        return len(tokens)
+
+    def look(self, drafted: Sequence[int]) -> Lookahead:
+        """Masks along drafted tokens as far as they fit; the place in the grammar stays as it was.
+
+        Raises:
+            GrammarError: as `allowed`.
+        """
+        masks, is_closed = [self.allowed], False
+        # A copy, not a roll-back: a follower that runs into an error never comes out of it.
+        ahead = self._follower.deep_copy()
+        for token in drafted:
+            if not masks[-1][token]:
+                break
+            if is_closed := token in self._stop_ids:
+                break
+            ahead.consume_token(token)
+            mask, is_finished = self._mask(ahead)
+            if mask is None or is_finished:
+                is_closed = True
+                break
+            masks.append(mask)
+        if is_closed:
+            masks.append(np.ones(self._num_tokens, dtype=np.bool_))
+        return Lookahead(np.stack(masks), len(masks) - 1, is_closed)
+
+    def _mask(self, follower: Any) -> tuple[BoolArray | None, bool]:
+        """The tokens [V] that may come next, and whether none may because the text is complete.
+
+        The mask is None where the grammar cannot go on and the text is not complete.
+        """
+        follower.unsafe_compute_mask_ptr(self._words.ctypes.data, self._words.nbytes)
+        if follower.is_error():
+            return None, False
+        bits = np.unpackbits(self._words.view(np.uint8), bitorder="little")
+        mask = np.zeros(self._num_tokens, dtype=np.bool_)
+        num = min(self._num_tokens, self._end)
+        mask[:num] = bits[:num]
+        mask[self._never] = False
+        may_end = bool(bits[self._end])
+        if not mask.any():
+            return (mask, True) if may_end else (None, False)
+        if may_end:
+            mask[self._stops] = True
+        return mask, False
+
+
+def compile_grammar(kind: str, source: str, tokenizer: TokenizerLike) -> Grammar:
+    """Compile what an output must match. Takes milliseconds to seconds; any thread may call it.
+
+    Args:
+        kind: json_object (any JSON object; no source), json_schema (a JSON Schema), regex (Rust's syntax, matched from
+            end to end), choice (a JSON list of texts), grammar (Lark, as llguidance reads it).
+        source: the text of it; its size is for the caller to bound. JSON is compact unless a schema's `x-guidance`
+            asks for whitespace (`{"x-guidance": {"whitespace_flexible": true}}`).
+        tokenizer: the target's.
+
+    Raises:
+        UsageError: a source that does not compile, matches nothing or only the empty text; an unknown kind; a
+            tokenizer that llguidance cannot read; llguidance is not installed.
+    """
+    llguidance = _llguidance()
+    reads, end = _tokenizer(tokenizer)
+    grammar = _definition(kind, source, llguidance.LLMatcher)
+    limits = llguidance.LLParserLimits(**_LIMITS)
+    prototype = llguidance.LLMatcher(reads, grammar, log_level=0, limits=limits)
+    if prototype.is_error():
+        raise _refused(kind, _words(prototype.get_error()))
+    first = Matcher(prototype.deep_copy(), end, tokenizer.num_tokens, frozenset(), frozenset(tokenizer.eos_token_ids))
+    if first.is_finished:
+        raise _refused(kind, "only the empty text matches it")
+    try:
+        _ = first.allowed
+    except GrammarError as error:
+        raise _refused(kind, "no text matches it") from error
+    return Grammar(kind, tokenizer, tuple(prototype.get_grammar_warnings()), prototype, end)
+
+
+def check_installed() -> None:
+    """Refuse structured output where llguidance is missing.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    _llguidance()
+
+
+def _llguidance() -> Any:
+    try:
+        import llguidance
+    except ImportError as error:
+        raise UsageError(
+            "structured output needs llguidance, which is not installed", "pip install 'specdec-cli[structured]'"
+        ) from error
+    return llguidance
+
+
+def _definition(kind: str, source: str, matcher: Any) -> str:
+    """What llguidance takes as a grammar."""
+    compact = {"whitespace_flexible": False}
+    definition: str
+    if kind == "json_object":
+        definition = matcher.grammar_from_json_schema('{"type":"object"}', defaults=compact)
+    elif kind == "json_schema":
+        try:
+            definition = matcher.grammar_from_json_schema(source, defaults=compact)
+        except ValueError as error:
+            raise _refused(kind, _words(str(error))) from error
+    elif kind == "regex":
+        definition = matcher.grammar_from_regex(source)
+    elif kind == "choice":
+        definition = matcher.grammar_from_lark("start: " + " | ".join(json.dumps(text) for text in _choices(source)))
+    elif kind == "grammar":
+        definition = matcher.grammar_from_lark(source)
+    else:
+        raise UsageError(f"there is no kind of grammar `{kind}`", f"one of {', '.join(KINDS)}")
+    return definition
+
+
+def _choices(source: str) -> list[str]:
+    try:
+        found = json.loads(source)
+    except ValueError as error:
+        raise _refused("choice", f"it is no JSON ({error})") from error
+    if not isinstance(found, list) or not found or not all(isinstance(text, str) and text for text in found):
+        raise _refused("choice", "it must be a list of texts, none of them empty")
+    return found
+
+
+def _refused(kind: str, words: str) -> UsageError:
+    return UsageError(f"`{kind}` does not compile: {words}", "see llguidance's documentation for what is supported")
+
+
+def _words(error: str) -> str:
+    """llguidance's message without the source that it repeats."""
+    lines = [line.strip() for line in error.splitlines() if line.strip() and line.strip() != "<non-verbose/>"]
+    told = next((line for line in lines if line.startswith("error: ")), lines[0] if lines else "no reason given")
+    return told.removeprefix("error: ")
+
+
+_tokenizers: WeakKeyDictionary[TokenizerLike, tuple[Any, int]] = WeakKeyDictionary()
+_lock = Lock()
+
+
+def _tokenizer(tokenizer: TokenizerLike) -> tuple[Any, int]:
+    """llguidance's view of a tokenizer and the id of its end token; built once for each."""
+    with _lock:
+        if tokenizer not in _tokenizers:
+            _tokenizers[tokenizer] = _read(tokenizer)
+        return _tokenizers[tokenizer]
+
+
+def _read(tokenizer: TokenizerLike) -> tuple[Any, int]:
+    backend = getattr(tokenizer.hf, "backend_tokenizer", None)
+    if backend is None:
+        raise UsageError(f"llguidance cannot read the tokenizer of `{tokenizer.name}`", _SUPPORTED)
+    copied = type(backend).from_str(backend.to_str())
+    copied.no_padding()
+    copied.no_truncation()
+    copied.add_special_tokens([_END])
+    end = copied.token_to_id(_END)
+    try:
+        if end < tokenizer.num_tokens:
+            raise ValueError("its token ids have gaps")
+        return _llguidance().LLTokenizer(copied.to_str(), n_vocab=end + 1, eos_token=end), end
+    except ValueError as error:
+        message = f"llguidance cannot read the tokenizer of `{tokenizer.name}`: {error}"
+        raise UsageError(message, _SUPPORTED) from error

@@ -1,0 +1,358 @@
+"""The bridge between the event loop and the engine: one thread that owns torch, a bounded queue, deltas handed back.
+
+The thread's loop is: take commands, admit, one step, hand the step's deltas over. It sleeps while there is nothing to
+do, and talks to the event loop once a step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from specdec_cli.engine.scoring import score_prompt
+from specdec_cli.events import Emitted, Event, Failed, Finished, Noticed, Stepped
+from specdec_cli.lm.threads import adopt_threads
+from specdec_cli.serve.errors import QueueFull, Unavailable
+from specdec_cli.serve.records import Delta, Job, JobRecord, Observer
+from specdec_cli.serve.ticket import Ticket, merged
+
+if TYPE_CHECKING:
+    from specdec_cli.engine.engine import Engine
+
+logger = logging.getLogger(__name__)
+
+
+class Bridge:
+    """Runs an engine on a thread of its own.
+
+    Args:
+        engine: decodes; nobody else may touch it once the bridge started.
+        observers: told on the engine's thread of what happens.
+        max_waiting: most jobs that wait beside those that run.
+        max_queue_delay_seconds: an idle engine waits up to this long for company before a first step.
+        on_death: called on the engine's thread if that ends by an error.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        observers: Sequence[Observer] = (),
+        *,
+        max_waiting: int = 256,
+        max_queue_delay_seconds: float = 0.0,
+        on_death: Callable[[BaseException], None] | None = None,
+    ) -> None:
+        self.engine = engine
+        self.capacity = engine.options.max_num_seqs + max_waiting
+        self.death: BaseException | None = None
+        self.is_draining = False
+        self._observers = list(observers)
+        self._max_queue_delay_seconds = max_queue_delay_seconds
+        self._on_death = on_death
+        self._condition = threading.Condition()
+        self._arrived: list[Ticket] = []
+        self._cancelled: list[Ticket] = []
+        self._num_open = 0
+        self._is_stopping = False
+        self._busy_since: float | None = None
+        self._waiting: deque[Ticket] = deque()
+        self._running: dict[int, Ticket] = {}
+        self._outbox: dict[Ticket, Delta] = {}
+        self._thread = threading.Thread(target=self._run, name="specdec-engine", daemon=True)
+
+    def start(self) -> None:
+        """Begin to serve."""
+        self._thread.start()
+
+    @property
+    def num_open(self) -> int:
+        """Jobs that wait or run."""
+        return self._num_open
+
+    @property
+    def is_full(self) -> bool:
+        """Whether one more job would be refused."""
+        return self._num_open >= self.capacity
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the engine's thread runs."""
+        return self._thread.is_alive()
+
+    @property
+    def busy_seconds(self) -> float:
+        """How long the thread has been in the present round of its loop; 0 while it sleeps."""
+        since = self._busy_since
+        return 0.0 if since is None else time.monotonic() - since
+
+    def submit(self, job: Job) -> Ticket:
+        """Queue one job; see `submit_all`."""
+        return self.submit_all([job])[0]
+
+    def submit_all(self, jobs: Sequence[Job]) -> list[Ticket]:
+        """Queue jobs, all or none; called on the event loop that will read their tickets.
+
+        Raises:
+            QueueFull: they find no place.
+            Unavailable: the bridge drains, stops, or its thread ended.
+        """
+        loop, now = asyncio.get_running_loop(), time.monotonic()
+        tickets = [Ticket(job, JobRecord(job.request_id, len(job.token_ids), now), loop, self._cancel) for job in jobs]
+        with self._condition:
+            self.check_room(len(jobs))
+            self._num_open += len(tickets)
+            self._arrived += tickets
+            self._condition.notify()
+        return tickets
+
+    def check_room(self, num_jobs: int) -> None:
+        """Refuse what `submit_all` would refuse now, before work is done for it.
+
+        Raises:
+            QueueFull: so many jobs find no place.
+            Unavailable: the bridge drains, stops, or its thread ended.
+        """
+        if self.death is not None:
+            raise _dead()
+        if self.is_draining or self._is_stopping:
+            raise _stopping()
+        if self._num_open + num_jobs > self.capacity:
+            raise QueueFull(self._num_open)
+
+    async def drain(self, timeout_seconds: float) -> bool:
+        """Take no more jobs and wait for those that are here; whether all of them ended in time."""
+        self.is_draining = True
+        deadline = time.monotonic() + timeout_seconds
+        while self._num_open and self.is_alive and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        return not self._num_open
+
+    def stop(self, timeout_seconds: float = 5.0) -> bool:
+        """End the thread after its present step; what is left fails. Whether the thread ended in time."""
+        with self._condition:
+            self._is_stopping = True
+            self._condition.notify()
+        if self._thread.is_alive():
+            self._thread.join(timeout_seconds)
+        return not self._thread.is_alive()
+
+    def _cancel(self, ticket: Ticket) -> None:
+        with self._condition:
+            self._cancelled.append(ticket)
+            self._condition.notify()
+
+    def _run(self) -> None:
+        error: BaseException | None = None
+        try:
+            adopt_threads()
+            while self._take_commands():
+                self._admit()
+                if self._running:
+                    self._step()
+                self._hand_over()
+        except BaseException as caught:
+            error = caught
+        self._end(error)
+
+    def _take_commands(self) -> bool:
+        """Sleep until there is something to do; move arrivals to the queue and end what was cancelled."""
+        with self._condition:
+            self._sleep()
+            if self._is_stopping:
+                return False
+            arrived, self._arrived = self._arrived, []
+            cancelled, self._cancelled = self._cancelled, []
+        self._busy_since = time.monotonic()
+        for ticket in arrived:
+            self._waiting.append(ticket)
+            self._observe("queued", len(self._waiting))
+        for ticket in cancelled:
+            self._abort(ticket)
+        return True
+
+    def _sleep(self) -> None:
+        """Wait on the condition, which is held, while nothing runs, and for company once somebody came."""
+        if self._running or self._waiting:
+            return
+        self._busy_since = None
+        while not (self._arrived or self._cancelled or self._is_stopping):
+            self._condition.wait()
+        deadline = time.monotonic() + self._max_queue_delay_seconds
+        while not self._is_stopping and 0 < len(self._arrived) < self.engine.options.max_num_seqs:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
+            self._condition.wait(left)
+
+    def _admit(self) -> None:
+        """Give the engine what it has places for, first come, first served."""
+        while self._waiting and len(self._running) < self.engine.options.max_num_seqs:
+            job = self._waiting[0].job
+            if job.prompt_logprobs is not None and self._running and not self.engine.has_room(len(job.token_ids)):
+                return
+            ticket = self._waiting.popleft()
+            ticket.record.scheduled = time.monotonic()
+            try:
+                self._score(ticket)
+                if job.decodes:
+                    self._running[self._add(job)] = ticket
+                else:
+                    self._close(ticket, Delta(finish_reason="length"))
+            except Exception as error:
+                self._close(ticket, Delta(error=error))
+
+    def _score(self, ticket: Ticket) -> None:
+        """The log-probabilities of its prompt, where they are asked for."""
+        job = ticket.job
+        if job.prompt_logprobs is not None:
+            scored = score_prompt(self.engine, job.token_ids, job.prompt_logprobs)
+            self._post(ticket, Delta(prompt_logprobs=tuple(scored)))
+
+    def _add(self, job: Job) -> int:
+        return self.engine.add(list(job.token_ids), job.params, **_wishes(job))
+
+    def _abort(self, ticket: Ticket) -> None:
+        """End a job that nobody wants any more, waiting or running; one that ended stays as it is."""
+        if ticket in self._waiting:
+            self._waiting.remove(ticket)
+            self._close(ticket, Delta(finish_reason="abort"))
+            return
+        running = next((known for known, one in self._running.items() if one is ticket), None)
+        if running is not None:
+            self._dispatch(self.engine.abort(running))
+
+    def _step(self) -> None:
+        """One step of the engine; an exception that it could not pin on a request ends the newest one."""
+        try:
+            events = self.engine.step()
+        except Exception as error:
+            logger.exception("a step of the engine failed")
+            self._fail(max(self._running), error)
+            if not self.engine.has_work:
+                for sequence_id in list(self._running):
+                    self._fail(sequence_id, error)
+        else:
+            self._dispatch(events)
+
+    def _fail(self, sequence_id: int, error: BaseException) -> None:
+        self.engine.abort(sequence_id)
+        self._close(self._running.pop(sequence_id), Delta(error=error))
+
+    def _dispatch(self, events: Sequence[Event]) -> None:
+        """Turn the engine's events into deltas, records and what observers see."""
+        for event in events:
+            if isinstance(event, Stepped):
+                self._observe("stepped", event, len(self._waiting))
+                for emitted in event.emitted:
+                    self._emit(emitted, event, 1 / len(event.emitted))
+            elif isinstance(event, Finished):
+                last = Delta(text=event.text, finish_reason=event.finish_reason, stop_reason=event.stop_reason)
+                self._close(self._running.pop(event.sequence_id), last)
+            elif isinstance(event, Failed):
+                self._close(self._running.pop(event.sequence_id), Delta(error=event.error))
+            elif isinstance(event, Noticed):
+                logger.warning(event.message)
+
+    def _emit(self, emitted: Emitted, event: Stepped, share: float) -> None:
+        ticket = self._running[emitted.sequence_id]
+        record, now = ticket.record, time.monotonic()
+        since = None if record.last_token is None else now - record.last_token
+        record.first_token = record.first_token or now
+        record.last_token = now
+        record.num_output_tokens += len(emitted.tokens)
+        record.speculative.add(emitted)
+        if not emitted.from_prefill:
+            record.speculative.add_seconds(event, share)
+        self._post(
+            ticket,
+            Delta(emitted.text, emitted.tokens, emitted.num_drafted, emitted.num_accepted, emitted.logprobs),
+        )
+        self._observe("emitted", record, len(emitted.tokens), since)
+
+    def _close(self, ticket: Ticket, last: Delta) -> None:
+        """A job's last delta, joined with what this step gave it."""
+        self._post(ticket, last)
+        ticket.record.finished = time.monotonic()
+        ticket.record.finish_reason = last.finish_reason
+        with self._condition:
+            self._num_open -= 1
+        self._observe("ended", ticket.record)
+
+    def _post(self, ticket: Ticket, delta: Delta) -> None:
+        """Put a delta into the round's outbox, joined with what is there for this ticket."""
+        before = self._outbox.get(ticket)
+        self._outbox[ticket] = delta if before is None else merged([before, delta])
+
+    def _hand_over(self) -> None:
+        """Give the step's deltas to the event loop that reads them: one call for all."""
+        outbox, self._outbox = self._outbox, {}
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Ticket, Delta]]] = {}
+        for ticket, delta in outbox.items():
+            by_loop.setdefault(ticket.loop, []).append((ticket, delta))
+        for loop, deltas in by_loop.items():
+            try:
+                loop.call_soon_threadsafe(_receive, deltas)
+            except RuntimeError:  # the loop is closed: its readers are gone
+                for ticket, _ in deltas:
+                    self._abort(ticket)
+
+    def _observe(self, what: str, *facts: Any) -> None:
+        """Tell the observers; one that raises is not asked again."""
+        for observer in list(self._observers):
+            try:
+                getattr(observer, what)(*facts)
+            except Exception:
+                logger.exception("an observer failed and is left out from now on")
+                self._observers.remove(observer)
+
+    def _end(self, error: BaseException | None) -> None:
+        """Fail what is left when the thread ends, whoever ended it."""
+        self._busy_since = None
+        with self._condition:
+            self.death = error
+            self._is_stopping = True
+            left = [*self._running.values(), *self._waiting, *self._arrived]
+            self._arrived = []
+        reason = _stopping() if error is None else _dead()
+        for sequence_id in list(self._running) if error is None else ():
+            self.engine.abort(sequence_id)
+        for ticket in left:
+            self._close(ticket, Delta(error=reason))
+        self._running.clear()
+        self._waiting.clear()
+        self._hand_over()
+        if error is not None:
+            logger.critical("the engine's thread ended by an error", exc_info=error)
+            if self._on_death is not None:
+                self._on_death(error)
+
+
+def _stopping() -> Unavailable:
+    return Unavailable("the server is shutting down", "shutting_down")
+
+
+def _dead() -> Unavailable:
+    return Unavailable("the engine has ended by an error", "engine_dead")
+
+
+def _wishes(job: Job) -> dict[str, Any]:
+    """The engine's further arguments that a job has set."""
+    wishes = {
+        "num_speculative_tokens": job.num_speculative_tokens,
+        "draft": job.draft,
+        "prediction": job.prediction,
+        "grammar": job.grammar,
+        "cache_salt": job.cache_salt or None,
+    }
+    return {name: value for name, value in wishes.items() if value is not None}
+
+
+def _receive(deltas: Sequence[tuple[Ticket, Delta]]) -> None:
+    """On the event loop: put each delta where its reader looks."""
+    for ticket, delta in deltas:
+        ticket.push(delta)

@@ -1,0 +1,164 @@
+"""One choice of an answer while it grows: its text, tokens, calls, and which tokens were drafted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from specdec_cli.events import Emitted, SpeculativeCounts
+from specdec_cli.serve.logprobs import CompletionLogprobs, TokenWords, joined
+from specdec_cli.serve.tools import ToolDelta
+
+if TYPE_CHECKING:
+    from specdec_cli.serve.prepare import Plan
+    from specdec_cli.serve.records import Delta, Job
+    from specdec_cli.text.stream import TextStream
+    from specdec_cli.text.tokenizer import Tokenizer
+
+
+class Choice:
+    """Folds a job's deltas.
+
+    Args:
+        job: what is decoded.
+        echoed: text before the output's.
+        plan: of the answer.
+        tokenizer: of the model.
+    """
+
+    def __init__(self, job: Job, echoed: str, plan: Plan, tokenizer: Tokenizer | None) -> None:
+        self.job = job
+        self.counts = SpeculativeCounts()
+        self.token_ids: list[int] = []
+        self.num_cached_tokens: int | None = None
+        self.finish_reason: str | None = None
+        self.stop_reason: int | str | None = None
+        self._plan = plan
+        self._tokenizer = tokenizer
+        self._words = TokenWords(tokenizer, plan.as_token_ids, plan.skip_special)
+        self._echoed: str | None = echoed or None
+        self._logprobs = CompletionLogprobs(self._words)
+        self._parser = plan.tools.parser() if plan.tools is not None else None
+        self._call_ids: dict[int, str] = {}
+        self._stream: TextStream | None = None
+        self._is_apart = False
+
+    def observe(self, delta: Delta) -> None:
+        """Count what a step gave; of each delta once, before it is taken apart."""
+        from_prefill = not self.token_ids and not delta.num_drafted
+        if delta.token_ids:
+            self.counts.add(
+                Emitted(0, delta.token_ids, "", delta.num_drafted, delta.num_accepted, from_prefill=from_prefill)
+            )
+        self.token_ids += delta.token_ids
+        if delta.num_cached_tokens is not None:
+            self.num_cached_tokens = delta.num_cached_tokens
+        if delta.finish_reason is not None:
+            self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
+
+    def text(self, delta: Delta) -> str:
+        """What a delta adds to the text: the echo first, the stop string last if it is asked for."""
+        text, self._echoed = (self._echoed or "") + delta.text, None
+        if delta.finish_reason is not None and self._plan.include_stop:
+            text += self._stop_text(delta.stop_reason)
+        return text
+
+    def deltas(self, delta: Delta) -> list[dict[str, Any]]:
+        """What a delta adds to a chat's message, as OpenAI's `delta` objects."""
+        text = self.text(delta)
+        if self._parser is None:
+            return [{"content": text}] if text else []
+        found = self._parser.feed(text) + (self._parser.finish() if delta.finish_reason is not None else [])
+        if delta.finish_reason == "stop" and self._parser.num_calls:
+            self.finish_reason = "tool_calls"
+        return [self._tool_delta(one) for one in found]
+
+    def logprobs(self, delta: Delta) -> dict[str, Any] | None:
+        """The `logprobs` of a delta's tokens, and of an echoed prompt's before them."""
+        if self._plan.kind == "chat":
+            return None if self.job.params.logprobs is None else self._words.chat(delta.logprobs)
+        found: dict[str, Any] | None = None
+        if self._echoed is not None and self.job.prompt_logprobs is not None:
+            found = self._logprobs.prompt(self.job.token_ids, delta.prompt_logprobs)
+            self._logprobs.offset = len(self._echoed)
+        elif self._echoed is not None:
+            self._logprobs.offset = len(self._echoed)
+        if self.job.params.logprobs is None:
+            return found
+        return joined(found, self._logprobs.output(delta.logprobs))
+
+    def speculative(self, delta: Delta) -> dict[str, Any]:
+        """Which of a delta's tokens were drafted, for the page."""
+        texts = ([delta.text] if delta.text or delta.token_ids else []) if self._is_apart else self._pieces(delta)
+        tokens = [{"text": text, "accepted": i < delta.num_accepted} for i, text in enumerate(texts)]
+        return {"num_drafted": delta.num_drafted, "num_accepted": delta.num_accepted, "tokens": tokens}
+
+    def apart(self, delta: Delta) -> Iterator[Delta]:
+        """A delta as deltas of one token each; their counts and texts add up to its own."""
+        num = len(delta.token_ids)
+        texts = self._pieces(delta)
+        self._is_apart = True
+        if num <= 1:
+            yield delta
+            return
+        for i, text in enumerate(texts):
+            accepted = int(i < delta.num_accepted)
+            is_last = i == num - 1
+            yield replace(
+                delta,
+                text=text,
+                token_ids=delta.token_ids[i : i + 1],
+                num_drafted=accepted if not is_last else delta.num_drafted - min(delta.num_accepted, num - 1),
+                num_accepted=accepted,
+                logprobs=delta.logprobs[i : i + 1],
+                finish_reason=delta.finish_reason if is_last else None,
+                stop_reason=delta.stop_reason if is_last else None,
+                prompt_logprobs=delta.prompt_logprobs if i == 0 else (),
+            )
+
+    def _pieces(self, delta: Delta) -> list[str]:
+        """A delta's text by its tokens; the last one has what is left. Every delta must pass, in order, once."""
+        if not delta.token_ids:
+            return [delta.text] if delta.text else []
+        lengths = [len(self._fed(i, token, delta)) for i, token in enumerate(delta.token_ids)]
+        texts, begin = [], 0
+        for length in lengths[:-1]:
+            texts.append(delta.text[begin : begin + length])
+            begin += length
+        return [*texts, delta.text[begin:]]
+
+    def _fed(self, i: int, token: int, delta: Delta) -> str:
+        """Text that a token releases, by a stream like the engine's own."""
+        if self._tokenizer is None:
+            return ""
+        if self._stream is None:
+            params = self.job.params
+            self._stream = self._tokenizer.stream(params.stop, skip_special_tokens=params.skip_special_tokens)
+        is_stop_token = i == len(delta.token_ids) - 1 and token == delta.stop_reason
+        if is_stop_token or self._stream.stop is not None:
+            return ""
+        place = len(self.token_ids) - len(delta.token_ids) + i
+        return self._stream.feed([token], int(place < self.job.params.min_tokens - 1)).text
+
+    def _stop_text(self, stop_reason: int | str | None) -> str:
+        if stop_reason is None or isinstance(stop_reason, str):
+            return stop_reason or ""
+        if self._tokenizer is None or self._tokenizer.is_silent(stop_reason, self._plan.skip_special):
+            return ""
+        return self._tokenizer.piece(stop_reason)
+
+    def _tool_delta(self, one: ToolDelta) -> dict[str, Any]:
+        if one.content:
+            return {"content": one.content}
+        function = {"arguments": one.arguments}
+        if one.name is None:
+            return {"tool_calls": [{"index": one.index, "function": function}]}
+        tools = self._plan.tools
+        # Mistral's templates take ids of nine letters and digits only.
+        self._call_ids[one.index] = call_id = (
+            uuid4().hex[:9] if tools is not None and tools.form == "mistral" else f"call_{uuid4().hex}"
+        )
+        call = {"index": one.index, "id": call_id, "type": "function", "function": {"name": one.name, **function}}
+        return {"tool_calls": [call]}

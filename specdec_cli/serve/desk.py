@@ -1,0 +1,151 @@
+"""What every route needs at hand: the models, the settings, a small pool, and the way from a request to an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from specdec_cli.errors import SpecdecError
+from specdec_cli.serve.errors import ApiError, QueueFull, as_api_error
+from specdec_cli.serve.models import Model, Models
+from specdec_cli.serve.prepare import Facts, Prepared
+from specdec_cli.serve.protocol import AnyBody, GenerationBody
+from specdec_cli.serve.read import parse
+from specdec_cli.serve.reply import Reply
+from specdec_cli.serve.respond import Answer
+from specdec_cli.serve.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+Prepare = Callable[[Any, Facts, str, str], Prepared]
+
+_BODY_SECONDS = 60.0
+_LARGE_BODY_BYTES = 64 * 2**10
+_MAX_HEADER_CHARS = 1000
+
+
+class Desk:
+    """Where requests are taken in.
+
+    Args:
+        models: what is served.
+        settings: of the server.
+        num_workers: threads for tokenizers, templates and grammars.
+    """
+
+    def __init__(self, models: Models, settings: Settings, num_workers: int = 4) -> None:
+        self.models = models
+        self.settings = settings
+        self.pool = ThreadPoolExecutor(num_workers, thread_name_prefix="specdec-prepare")
+
+    async def aside(self, work: Callable[..., Result], *arguments: Any) -> Result:
+        """Do work in the pool, off the event loop.
+
+        Raises:
+            ApiError: the request's time is up, or what the work raised, as an answer.
+        """
+        future = asyncio.get_running_loop().run_in_executor(self.pool, work, *arguments)
+        try:
+            return await asyncio.wait_for(future, self.settings.serve.request_timeout_seconds)
+        except TimeoutError:
+            raise ApiError(504, "the request could not be prepared in time", code="timeout") from None
+        except SpecdecError as error:
+            raise as_api_error(error) from error
+
+    async def read(self, request: Request, kind: type[AnyBody]) -> tuple[AnyBody, dict[str, str]]:
+        """A typed body, and the header that lists its unknown fields.
+
+        Raises:
+            ApiError: 415 for another content type, 408 for a body that does not come, and as `parse`.
+        """
+        content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if content_type != "application/json":
+            raise ApiError(415, "the body must be JSON: send `Content-Type: application/json`", code="content_type")
+        try:
+            async with asyncio.timeout(_BODY_SECONDS):
+                body = await request.body()
+        except TimeoutError:
+            raise ApiError(408, f"the body did not come within `{_BODY_SECONDS:g}` seconds", code="timeout") from None
+        limits = self.settings.limits
+        parsed, ignored = (
+            await self.aside(parse, kind, body, limits) if len(body) > _LARGE_BODY_BYTES else parse(kind, body, limits)
+        )
+        return parsed, ({"x-specdec-ignored": _header_text(ignored)} if ignored else {})
+
+    def facts(self, name: str | None) -> Facts:
+        """Of the model that a request means.
+
+        Raises:
+            ApiError: 404 for an unknown model, 503 for one that is not loaded.
+        """
+        try:
+            return self.models.find(name).facts
+        except SpecdecError as error:
+            raise as_api_error(error) from error
+
+    async def answer(self, request: Request, kind: type[GenerationBody], prepare: Prepare) -> Response:
+        """Answer a request for text.
+
+        Raises:
+            ApiError: whatever is wrong with it, or 429 and 503 where it finds no place.
+        """
+        body, headers = await self.read(request, kind)
+        model = self.models.find(body.model)
+        try:
+            return await self._answer(request, body, model, prepare, headers)
+        except ApiError as error:
+            if error.status in (429, 503):
+                model.metrics.refused(error.status)
+            raise
+
+    async def _answer(
+        self, request: Request, body: GenerationBody, model: Model, prepare: Prepare, headers: Mapping[str, str]
+    ) -> Response:
+        try:
+            bridge, facts = model.bridge, model.facts
+            bridge.check_room(1 + model.num_preparing)
+            model.num_preparing += 1
+            try:
+                prepared = await self.aside(prepare, body, facts, request.state.request_id, _salt(request))
+                if len(prepared.jobs) > bridge.capacity:
+                    raise QueueFull(bridge.num_open)
+                tickets = bridge.submit_all(prepared.jobs)
+            finally:
+                model.num_preparing -= 1
+        except SpecdecError as error:
+            raise as_api_error(error) from error
+        if self.settings.serve.log_prompts:
+            await self._log_prompts(request, prepared, facts)
+        serve = self.settings.serve
+        answer = Answer(prepared, facts, per_token=serve.stream_interval == 1)
+        return Reply(tickets, answer, serve, streams=prepared.plan.stream, headers=headers)
+
+    async def _log_prompts(self, request: Request, prepared: Prepared, facts: Facts) -> None:
+        for token_ids in prepared.plan.prompts:
+            text = None if facts.tokenizer is None else await self.aside(facts.tokenizer.decode, token_ids, False)
+            known: dict[str, Any] = {"token_ids": list(token_ids)} if text is None else {"prompt": text}
+            logger.info("prompt", extra={"request_id": request.state.request_id} | known)
+
+
+def desk_of(request: Request) -> Desk:
+    """The desk of the app that serves a request."""
+    desk = request.app.state.desk
+    assert isinstance(desk, Desk), "create_app puts a desk into the app's state"
+    return desk
+
+
+def _salt(request: Request) -> str:
+    return str(getattr(request.state, "cache_salt", ""))
+
+
+def _header_text(names: list[str]) -> str:
+    """Field names of strangers as a header may carry them."""
+    text = ", ".join(name.encode("ascii", "backslashreplace").decode() for name in names)
+    return "".join(letter if letter.isprintable() else "?" for letter in text)[:_MAX_HEADER_CHARS]

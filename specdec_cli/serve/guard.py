@@ -1,0 +1,189 @@
+"""What stands before every route, as plain ASGI: request ids, the log line, hosts, keys, the size of a body."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import logging
+import re
+import time
+import uuid
+from collections.abc import Iterable
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from specdec_cli.serve.errors import ApiError
+
+logger = logging.getLogger("specdec_cli.serve.access")
+
+_SANE_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
+
+
+def error_response(error: ApiError) -> JSONResponse:
+    """An error in OpenAI's form."""
+    return JSONResponse(error.body(), status_code=error.status, headers=error.headers)
+
+
+class RequestIds:
+    """Outermost: names every request, writes its line into the log, and answers 500 where everything else failed."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        request_id, started, status = _request_id(Headers(scope=scope)), time.monotonic(), 0
+        scope.setdefault("state", {})["request_id"] = request_id
+
+        async def named(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        try:
+            await self.app(scope, receive, named)
+        except Exception as error:
+            logger.exception("request failed", extra={"request_id": request_id})
+            if not status:
+                failed = ApiError(500, f"the server failed: `{type(error).__name__}`", code="internal_error")
+                await error_response(failed)(scope, receive, named)
+        finally:
+            facts = {"request_id": request_id, "status": status or 499, "seconds": time.monotonic() - started}
+            logger.info("%s %s", scope["method"], scope["path"], extra=facts | scope["state"].get("facts", {}))
+
+
+class Hosts:
+    """Refuses a Host header that is not the server's own.
+
+    Args:
+        app: what comes next.
+        names: allowed ones in lower case; None for any.
+    """
+
+    def __init__(self, app: ASGIApp, names: frozenset[str] | None) -> None:
+        self.app = app
+        self.names = names
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] == "http" and self.names is not None:
+            given = Headers(scope=scope).getlist("host")
+            if len(given) != 1 or _host_name(given[0]) not in self.names:
+                shown = given[0][:100] if given else ""
+                error = ApiError(400, f"the Host header `{shown}` is not this server's", code="unknown_host")
+                await error_response(error)(scope, receive, send)
+                return
+        await self.app(scope, receive, send)
+
+
+class Keys:
+    """Lets in whoever brings an API key, as a bearer token or as the password of basic authentication.
+
+    Only the exact path that the router takes for /health needs none, so other spellings of it gain nothing. Every key
+    is compared, each in constant time. The key's hash keeps KV blocks of different keys apart (`cache_salt`).
+
+    Args:
+        app: what comes next.
+        keys: the API keys; none lets everybody in.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
+        self.app = app
+        self.keys = [_digest(key.encode()) for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] == "http" and self.keys and scope["path"] != "/health":
+            given = _digest(_credential(Headers(scope=scope)))
+            if not sum(hmac.compare_digest(given, key) for key in self.keys):
+                scheme = 'Basic realm="specdec"' if scope["path"] == "/" else "Bearer"
+                error = ApiError(
+                    401,
+                    "this server wants an API key: `Authorization: Bearer KEY`",
+                    code="invalid_api_key",
+                    headers={"WWW-Authenticate": scheme},
+                )
+                await error_response(error)(scope, receive, send)
+                return
+            scope.setdefault("state", {})["cache_salt"] = given.hex()
+        await self.app(scope, receive, send)
+
+
+class BodyLimit:
+    """Refuses a body that is too long: by its announced length at once, else as soon as it has been reached.
+
+    Args:
+        app: what comes next.
+        max_bytes: longest body.
+    """
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self.app = app
+        self.max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        announced = Headers(scope=scope).get("content-length", "0")
+        if announced.isdigit() and int(announced[:19]) > self.max_bytes:
+            await error_response(self._error())(scope, receive, send)
+            return
+        num_bytes = 0
+
+        async def counted() -> Message:
+            nonlocal num_bytes
+            message = await receive()
+            num_bytes += len(message.get("body", b""))
+            if num_bytes > self.max_bytes:
+                raise self._error()
+            return message
+
+        await self.app(scope, counted, send)
+
+    def _error(self) -> ApiError:
+        return ApiError(413, f"the body is longer than `{self.max_bytes}` bytes", code="body_too_large")
+
+
+def _request_id(headers: Headers) -> str:
+    """The client's own id if it is sane, else a new one."""
+    given = headers.get("x-request-id", "")
+    return given if _SANE_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def _host_name(header: str) -> str:
+    """`localhost` of `localhost:8000`, `::1` of `[::1]:8000`; an unusable header gives a name that nobody has."""
+    found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^:\[\]/@\s]+))(?::\d{1,5})?", header)
+    return (found[1] or found[2]).lower() if found else ""
+
+
+def _credential(headers: Headers) -> bytes:
+    scheme, _, value = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return value.strip().encode("latin-1", "replace")
+    if scheme.lower() == "basic":
+        try:
+            return base64.b64decode(value.strip(), validate=True).partition(b":")[2]
+        except (binascii.Error, ValueError):
+            return b""
+    return b""
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(b"specdec:" + key).digest()
+
+
+def log_facts(scope: Scope, **facts: Any) -> None:
+    """Add to a request's line in the log."""
+    scope["state"].setdefault("facts", {}).update(facts)

@@ -1,0 +1,67 @@
+"""Pieces of JSON read letter by letter, for texts that are still being written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Generator
+from typing import Any
+
+SPACE = " \t\r\n"
+Steps = Generator[None, str | None, str | None]
+"""A reader of characters: None is the text's end; it returns the first character that is not its own."""
+
+
+class NoCallError(Exception):
+    """What is being read is no tool call."""
+
+
+def expect(wanted: str, char: str | None) -> None:
+    """Refuse any other letter."""
+    if char != wanted:
+        raise NoCallError
+
+
+def after_space(char: str | None) -> Steps:
+    """Pass over white space."""
+    while char is not None and char in SPACE:
+        char = yield
+    return char
+
+
+def read_value(char: str | None, sink: Callable[[str], object]) -> Steps:
+    """Pass a JSON value's characters on."""
+    depth, in_string, is_escaped = 0, False, False
+    is_word = char is not None and char not in '{["'
+    while char is not None:
+        if is_word and char in ",]}" + SPACE:
+            return char
+        sink(char)
+        if in_string:
+            in_string = is_escaped or char != '"'
+            is_escaped = not is_escaped and char == "\\"
+        else:
+            in_string = char == '"'
+            depth += (char in "{[") - (char in "}]")
+        if not (is_word or in_string or depth):
+            return (yield)
+        char = yield
+    raise NoCallError
+
+
+def read_arguments(char: str | None, sink: Callable[[str], object]) -> Steps:
+    """An object as it is written; a string is the JSON inside it, and null no arguments."""
+    if char == "{":
+        return (yield from read_value(char, sink))
+    said: list[str] = []
+    char = yield from read_value(char, said.append)
+    inner = loads(said)
+    sink(inner if isinstance(inner, str) else "{}" if inner is None else "".join(said))
+    return char
+
+
+def loads(said: list[str]) -> Any:
+    """A value whose letters are all there."""
+    try:
+        return json.loads("".join(said))
+    except (ValueError, RecursionError):
+        raise NoCallError from None

@@ -1,0 +1,111 @@
+"""Log-probabilities in the shapes of OpenAI's two APIs; a chosen token's is the very number among the best."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from specdec_cli.events import TokenLogprob
+
+if TYPE_CHECKING:
+    from specdec_cli.text.tokenizer import Tokenizer
+
+_IMPOSSIBLE = -9999.0
+"""What OpenAI writes for the logarithm of zero."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenWords:
+    """How tokens are written.
+
+    Args:
+        tokenizer: None writes `token_id:N`.
+        as_ids: write `token_id:N` always.
+        skip_special: special tokens take no room in the text.
+    """
+
+    tokenizer: Tokenizer | None
+    as_ids: bool = False
+    skip_special: bool = True
+
+    def chat(self, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
+        """A chat choice's `logprobs`."""
+        content = [
+            self._entry(one.token_id, one.logprob)
+            | {"top_logprobs": [self._entry(token, value) for token, value in one.top]}
+            for one in logprobs
+        ]
+        return {"content": content, "refusal": None}
+
+    def token(self, token_id: int) -> str:
+        """A token's text; part of a character is written as its bytes, so that no two tokens read alike for it."""
+        if self.as_ids or self.tokenizer is None:
+            return f"token_id:{token_id}"
+        text = self.tokenizer.piece(token_id)
+        if "\ufffd" in text:
+            text = "bytes:" + "".join(f"\\x{byte:02x}" for byte in self.tokenizer.piece_bytes(token_id))
+        return text
+
+    def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
+        known = self.tokenizer
+        said = None if known is None else list(known.piece_bytes(token_id))
+        return {"token": self.token(token_id), "logprob": max(logprob, _IMPOSSIBLE), "bytes": said}
+
+    def best(self, one: TokenLogprob) -> dict[str, float]:
+        """A completion token's `top_logprobs`: the best first; of two that read alike the better; the chosen always."""
+        found: dict[str, float] = {}
+        for token, value in (*one.top, (one.token_id, one.logprob)):
+            found.setdefault(self.token(token), max(value, _IMPOSSIBLE))
+        return found
+
+
+@dataclass(slots=True)
+class CompletionLogprobs:
+    """A completion choice's `logprobs`, growing with its tokens.
+
+    Args:
+        words: how tokens are written.
+        offset: characters before the next token.
+    """
+
+    words: TokenWords
+    offset: int = 0
+    _pushed: Any = field(default=None, repr=False)
+
+    def prompt(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
+        """Of an echoed prompt: nothing predicts its first token."""
+        first = {"tokens": [self.words.token(token_ids[0])], "token_logprobs": [None], "top_logprobs": [None]}
+        rest = self._columns(logprobs)
+        offsets = self._offsets(token_ids)
+        self._pushed = None
+        return {name: first[name] + rest[name] for name in first} | {"text_offset": offsets}
+
+    def output(self, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
+        """Of the next emitted tokens."""
+        return self._columns(logprobs) | {"text_offset": self._offsets([one.token_id for one in logprobs])}
+
+    def _columns(self, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
+        return {
+            "tokens": [self.words.token(one.token_id) for one in logprobs],
+            "token_logprobs": [max(one.logprob, _IMPOSSIBLE) for one in logprobs],
+            "top_logprobs": [self.words.best(one) for one in logprobs],
+        }
+
+    def _offsets(self, token_ids: Sequence[int]) -> list[int]:
+        """Where each token begins in the text."""
+        tokenizer = self.words.tokenizer
+        if tokenizer is None:
+            return [0] * len(token_ids)
+        if self._pushed is None:
+            self._pushed = tokenizer.detokenizer(self.words.skip_special)
+        found = []
+        for token in token_ids:
+            found.append(self.offset)
+            self.offset += len(self._pushed.push(token))
+        return found
+
+
+def joined(first: dict[str, Any] | None, second: dict[str, Any]) -> dict[str, Any]:
+    """Two `logprobs` of one completion choice, one after the other."""
+    return second if first is None else {name: first[name] + second[name] for name in first}

@@ -1,0 +1,220 @@
+"""The models of one server: each with its engine, bridge and numbers, loaded when it is wanted."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Literal
+
+from specdec_cli.report.serve import Snapshot
+from specdec_cli.sampling.params import SamplingParams
+from specdec_cli.serve.bridge import Bridge
+from specdec_cli.serve.errors import Unavailable, unknown_model
+from specdec_cli.serve.metrics import Metrics
+from specdec_cli.serve.prepare import Facts
+from specdec_cli.serve.settings import Settings
+
+if TYPE_CHECKING:
+    from specdec_cli.engine.engine import Engine
+
+logger = logging.getLogger(__name__)
+
+State = Literal["idle", "loading", "ready", "failed"]
+
+
+class Model:
+    """One served model.
+
+    Args:
+        name: in requests and answers.
+        load: loads its engine; called on a thread of its own.
+        settings: of the server.
+        root: what is loaded under that name, for `/v1/models`.
+        sampling: what absent sampling fields of a request take.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        load: Callable[[], Engine],
+        settings: Settings,
+        *,
+        root: str | None = None,
+        sampling: SamplingParams | None = None,
+    ) -> None:
+        self.name = name
+        self.root = root or name
+        self.created = int(time.time())
+        self.metrics = Metrics(name, settings.serve.metrics_prefix)
+        self.state: State = "idle"
+        self.failure: BaseException | None = None
+        self.on_failure: Callable[[Model, BaseException], None] | None = None
+        self.settled = threading.Event()
+        self.num_preparing = 0
+        self._load = load
+        self._settings = settings
+        self._sampling = sampling or SamplingParams(temperature=1.0)
+        self._bridge: Bridge | None = None
+        self._facts: Facts | None = None
+        self._lock = threading.Lock()
+
+    def begin_loading(self) -> None:
+        """Load it on a thread of its own, unless that was begun already."""
+        with self._lock:
+            if self.state != "idle":
+                return
+            self.state = "loading"
+        threading.Thread(target=self.load, name=f"load-{self.name}", daemon=True).start()
+
+    def load(self) -> None:
+        """Load it now; what goes wrong is kept in `failure` and told."""
+        self.state = "loading"
+        begin = time.monotonic()
+        try:
+            engine = self._load()
+        except BaseException as error:
+            self.state = "failed"
+            self._fail(error)
+        else:
+            self._serve(engine)
+            logger.info("model is ready", extra={"model": self.name, "seconds": time.monotonic() - begin})
+        self.settled.set()
+
+    def _serve(self, engine: Engine) -> None:
+        serve = self._settings.serve
+        self._facts = self._describe(engine)
+        self.metrics.draft_failures = lambda: engine.drafters.num_failures
+        self.metrics.draft_failures = lambda: engine.drafters.num_failures
+        self._bridge = Bridge(
+            engine,
+            [self.metrics],
+            max_waiting=serve.max_waiting,
+            max_queue_delay_seconds=serve.max_queue_delay_microseconds / 1e6,
+            on_death=self._fail,
+        )
+        self._bridge.start()
+        self.state = "ready"
+
+    @property
+    def bridge(self) -> Bridge:
+        """The bridge to its engine; asking for an idle model begins to load it.
+
+        Raises:
+            Unavailable: it is not loaded yet, or could not be.
+        """
+        if self._bridge is not None:
+            return self._bridge
+        if self.state == "failed":
+            raise Unavailable(f"the model `{self.name}` could not be loaded: {self.failure}", "model_failed")
+        self.begin_loading()
+        raise Unavailable(f"the model `{self.name}` is loading", "model_loading")
+
+    @property
+    def facts(self) -> Facts:
+        """What requests are prepared against; raises as `bridge` does."""
+        if self._facts is None:
+            assert self.bridge, "a loaded model has facts"
+        assert self._facts is not None, "a loaded model has facts"
+        return self._facts
+
+    @property
+    def loaded(self) -> Bridge | None:
+        """The bridge, or None before it is loaded."""
+        return self._bridge
+
+    @property
+    def max_model_len(self) -> int | None:
+        """Its context limit in tokens, once it is known."""
+        return None if self._facts is None else self._facts.max_context
+
+    def _describe(self, engine: Engine) -> Facts:
+        return Facts(
+            tokenizer=engine.tokenizer,
+            num_tokens=engine.num_tokens,
+            max_context=engine.target.max_context,
+            names=(self.name,),
+            sampling=self._sampling,
+            num_speculative_tokens=engine.options.num_speculative_tokens,
+            drafters=tuple(engine.drafters.by_name),
+            tool_format=self._settings.serve.tool_call_parser,
+            limits=self._settings.limits,
+        )
+
+    def _fail(self, error: BaseException) -> None:
+        self.failure = error
+        if self.on_failure is not None:
+            self.on_failure(self, error)
+
+
+class Models:
+    """The models by name, and how they are together.
+
+    Args:
+        models: at least one; the first is the one that a request means where it names none.
+        hang_timeout_seconds: a step longer than this counts as stuck.
+    """
+
+    def __init__(self, models: Iterable[Model], hang_timeout_seconds: float = 120.0) -> None:
+        self.all = list(models)
+        self.is_draining = False
+        self._by_name = {model.name: model for model in self.all}
+        self._hang_timeout_seconds = hang_timeout_seconds
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every model's name."""
+        return tuple(self._by_name)
+
+    @property
+    def bridges(self) -> Sequence[Bridge]:
+        """Of the models that are loaded."""
+        return [model.loaded for model in self.all if model.loaded is not None]
+
+    def find(self, name: str | None) -> Model:
+        """The model that a request means.
+
+        Raises:
+            ApiError: 404, there is none of that name.
+        """
+        if name is None:
+            return self.all[0]
+        model = self._by_name.get(name)
+        if model is None:
+            raise unknown_model(name, self.names)
+        return model
+
+    def health(self) -> str:
+        """`ok`, or why the server should get no requests: draining, dead, failed, stuck or loading."""
+        if self.is_draining:
+            return "draining"
+        if any(not bridge.is_alive for bridge in self.bridges):
+            return "dead"
+        if any(bridge.busy_seconds > self._hang_timeout_seconds for bridge in self.bridges):
+            return "stuck"
+        states = {model.state for model in self.all}
+        if states == {"failed"}:
+            return "failed"
+        return "ok" if len(self.all) > 1 or states == {"ready"} else "loading"
+
+    async def drain(self, timeout_seconds: float) -> bool:
+        """Take no more requests and wait for those that run; whether all of them ended in time."""
+        self.is_draining = True
+        deadline = time.monotonic() + timeout_seconds
+        for bridge in self.bridges:
+            bridge.is_draining = True
+        ended = [await bridge.drain(deadline - time.monotonic()) for bridge in self.bridges]
+        return all(ended)
+
+    def stop(self) -> bool:
+        """End the engines' threads; whether all of them ended in time."""
+        ended = [bridge.stop() for bridge in self.bridges]
+        return all(ended)
+
+    def snapshot(self) -> Snapshot:
+        """The numbers of all models together; of the KV caches the fullest one's."""
+        parts = [asdict(model.metrics.snapshot()) for model in self.all]
+        sums = {name: sum(part[name] for part in parts) for name in parts[0]}
+        return Snapshot(**sums | {"kv_cache_usage": max(part["kv_cache_usage"] for part in parts)})

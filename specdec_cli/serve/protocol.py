@@ -1,0 +1,289 @@
+"""The bodies of requests: OpenAI's fields and the extras of vLLM and llama-server, typed strictly.
+
+A field is here because it works, or because it is neutral at the value that its type allows; what a server of one
+model cannot do has the type of its neutral value and is refused by name otherwise. Fields that are not here are
+collected and reported, never dropped in silence.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Token = Annotated[int, Field(ge=0, lt=2**31)]
+Unused = Literal[None]
+"""The type of a known field that only `null` leaves neutral here."""
+
+
+class Body(BaseModel):
+    """Strict types, finite numbers; unknown fields are kept aside to be reported."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, populate_by_name=False)
+
+    def ignored(self) -> list[str]:
+        """Paths of the fields that nothing here knows."""
+        return _unknown("", self)
+
+
+class StreamOptions(Body):
+    """What a stream says beside text."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class Speculative(Body):
+    """How this request speculates; absent fields take the server's."""
+
+    enabled: bool | None = None
+    num_speculative_tokens: int | None = Field(None, ge=0)
+    draft: str | None = None
+    details: bool | None = Field(None, description="say in each streamed choice which tokens were drafted")
+
+
+class JsonSchemaFormat(Body):
+    """The schema of `response_format: {type: json_schema}`."""
+
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | bool | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    """The form of the text."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StructuredOutputs(Body):
+    """vLLM's way to say what the text must match: one of these."""
+
+    json_: dict[str, Any] | str | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
+class TextPart(Body):
+    """One piece of a message's content."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class Prediction(Body):
+    """Text that the output is expected to follow, for the drafter `prediction`."""
+
+    type: Literal["content"]
+    content: str | list[TextPart]
+
+
+class FunctionCall(Body):
+    """A call inside an earlier assistant's message; arguments are JSON as a string."""
+
+    name: str
+    arguments: str | None = None
+
+
+class MessageToolCall(Body):
+    """A tool call inside an earlier assistant's message."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+    index: int | None = None
+
+
+class Message(Body):
+    """One turn of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[MessageToolCall] | None = None
+    tool_call_id: str | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    function_call: Unused = None
+    audio: Unused = None
+
+
+class FunctionTool(Body):
+    """A function that the model may call; `parameters` is a JSON schema."""
+
+    name: str = Field(pattern=r"^[a-zA-Z0-9_.\-]{1,128}$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Body):
+    """A tool; functions are the only ones."""
+
+    type: Literal["function"]
+    function: FunctionTool
+
+
+class NamedFunction(Body):
+    """The name in a named tool choice."""
+
+    name: str
+
+
+class NamedTool(Body):
+    """A tool choice that names its function."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class GenerationBody(Body):
+    """What completions and chat completions share."""
+
+    model: str | None = None
+    # Sampling
+    temperature: float | None = Field(None, ge=0, le=100)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1, lt=2**31, description="-1 and 0 keep every token")
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, gt=0, le=100)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    n: int | None = Field(None, ge=1)
+    # Ends
+    max_tokens: int | None = Field(None, ge=0)
+    min_tokens: int | None = Field(None, ge=0)
+    stop: str | list[str] | None = None
+    stop_token_ids: list[Token] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = Field(None, ge=1, description="keep the last so many tokens of the prompt")
+    # The answer's form
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    # Speculation
+    speculative: Speculative | None = None
+    prediction: Prediction | None = None
+    speculative_n_max: int | None = Field(None, ge=0, alias="speculative.n_max")
+    speculative_n_min: Literal[0] | None = Field(None, alias="speculative.n_min")
+    speculative_p_min: Annotated[float, Field(ge=0, le=0)] | None = Field(None, alias="speculative.p_min")
+    # Of no effect on the text, whatever the value
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    request_id: str | None = None
+    cache_salt: str | None = Field(None, min_length=1, max_length=256)
+    # Known, and neutral only at these values
+    use_beam_search: Literal[False] | None = None
+    length_penalty: Annotated[float, Field(ge=1, le=1)] | None = None
+    early_stopping: Literal[False] | None = None
+    spaces_between_special_tokens: Literal[True] | None = None
+    priority: Literal[0] | None = None
+    bad_words: Annotated[list[str], Field(max_length=0)] | None = None
+    allowed_token_ids: Unused = None
+    prompt_logprobs: Unused = None
+    logits_processors: Unused = None
+    kv_transfer_params: Unused = None
+    vllm_xargs: Unused = None
+
+
+Prompt = str | list[str] | list[Token] | list[list[Token]]
+
+
+class CompletionRequest(GenerationBody):
+    """The body of `POST /v1/completions`."""
+
+    prompt: Prompt = Field(description="a string, a list of strings, token ids, or a list of lists of token ids")
+    echo: bool | None = None
+    logprobs: int | None = Field(None, ge=0)
+    best_of: int | None = Field(None, ge=1)
+    suffix: Literal[""] | None = None
+    add_special_tokens: bool | None = None
+    prompt_embeds: Unused = None
+
+
+class ChatCompletionRequest(GenerationBody):
+    """The body of `POST /v1/chat/completions`."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=0)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0)
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    # Known, and neutral only at these values
+    add_special_tokens: Literal[False] | None = None
+    echo: Literal[False] | None = None
+    verbosity: Literal["medium"] | None = None
+    modalities: list[Literal["text"]] | None = None
+    audio: Unused = None
+    web_search_options: Unused = None
+    functions: Annotated[list[Any], Field(max_length=0)] | None = None
+    function_call: Literal["none"] | None = None
+    chat_template: Unused = None
+    documents: Annotated[list[Any], Field(max_length=0)] | None = None
+    mm_processor_kwargs: Unused = None
+    media_io_kwargs: Unused = None
+
+
+class TokenizeRequest(Body):
+    """The body of `POST /tokenize`: a prompt, or messages for the chat template."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    tools: list[Tool] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+    chat_template: Unused = None
+    mm_processor_kwargs: Unused = None
+
+
+class DetokenizeRequest(Body):
+    """The body of `POST /detokenize`."""
+
+    model: str | None = None
+    tokens: list[Token]
+
+
+AnyBody = TypeVar("AnyBody", bound=Body)
+
+
+def _unknown(prefix: str, value: object) -> list[str]:
+    if isinstance(value, Body):
+        found = [f"{prefix}{name}" for name in value.model_extra or ()]
+        for name in value.model_fields_set - set(value.model_extra or ()):
+            found += _unknown(f"{prefix}{name}.", getattr(value, name))
+        return sorted(found)
+    if isinstance(value, list) and value and isinstance(value[0], Body):
+        return [path for i, one in enumerate(value) for path in _unknown(f"{prefix[:-1]}[{i}].", one)]
+    return []

@@ -1,0 +1,198 @@
+"""From the bytes of a body to a typed request: strict JSON, and errors that name the field."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from specdec_cli.serve.errors import ApiError, bad_field
+from specdec_cli.serve.limits import RequestLimits
+from specdec_cli.serve.protocol import AnyBody
+
+_MAX_DIGITS = 30
+_JSON_WORDS = {"False": "false", "True": "true"}
+_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+
+
+def parse(kind: type[AnyBody], body: bytes, limits: RequestLimits) -> tuple[AnyBody, list[str]]:
+    """A request and the paths of its unknown fields (for the header `x-specdec-ignored`).
+
+    Args:
+        kind: the model of the route.
+        body: the HTTP body.
+        limits: of bytes and depth.
+
+    Raises:
+        ApiError: 413 for a body too large; else 400 naming the field: no JSON, invalid UTF-8, NaN or Infinity, a key
+            twice, too deep, a wrong type, a value out of range.
+    """
+    document = read_json(body, limits)
+    try:
+        request = kind.model_validate(document)
+    except ValidationError as error:
+        raise _refusal(kind, document, error) from None
+    return request, request.ignored()
+
+
+def read_json(body: bytes, limits: RequestLimits) -> dict[str, Any]:
+    """A JSON object of a body, strictly.
+
+    Raises:
+        ApiError: as `parse`.
+    """
+    if len(body) > limits.max_body_bytes:
+        raise ApiError(
+            413,
+            f"the body has `{len(body)}` bytes, and at most `{limits.max_body_bytes}` are taken",
+            code="body_too_large",
+        )
+    _check_depth(body, limits.max_json_depth)
+    try:
+        document = json.loads(
+            body.decode("utf-8"), object_pairs_hook=_unique, parse_int=_parse_int, parse_constant=_refuse_constant
+        )
+    except UnicodeDecodeError as error:
+        raise bad_field(None, f"the body is not valid UTF-8 at byte `{error.start}`", "invalid_json") from None
+    except json.JSONDecodeError as error:
+        said = f"the body is not valid JSON: {error.msg} at line `{error.lineno}`, column `{error.colno}`"
+        raise bad_field(None, said, "invalid_json") from None
+    if not isinstance(document, dict):
+        raise bad_field(None, "the body must be a JSON object", "invalid_json")
+    _check_values(document, ())
+    return document
+
+
+def field_path(path: Sequence[str | int]) -> str:
+    """A place in a body as people write it: `messages[0].content`."""
+    joined = ""
+    for part in path:
+        joined += f"[{part}]" if isinstance(part, int) else f".{part}" if joined else part
+    return joined
+
+
+class _Unreadable(str):
+    """Stands for a number that no field takes, until the place where it stands is known."""
+
+    __slots__ = ()
+
+
+def _parse_int(digits: str) -> int | _Unreadable:
+    return int(digits) if len(digits) <= _MAX_DIGITS else _Unreadable(f"a number of {len(digits)} digits")
+
+
+def _refuse_constant(name: str) -> _Unreadable:
+    return _Unreadable(name)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for i, name in enumerate(names) if name in names[:i])
+        raise bad_field(_printable(twice), "is given twice", "invalid_json")
+    return found
+
+
+def _check_depth(body: bytes, limit: int) -> None:
+    """Refuse what is nested too deeply before a recursive parser sees it, naming the outermost field."""
+    depth, name = 0, b""
+    for found in _TOKEN.finditer(body):
+        token = found[0]
+        if token in b"[{":
+            depth += 1
+            if depth > limit:
+                field = _printable(name[1:-1].decode("utf-8", "replace")) or None
+                raise bad_field(
+                    field, f"is nested more than `{limit}` deep" if field else "the body is nested too deep"
+                )
+        elif token in b"]}":
+            depth -= 1
+        elif depth == 1:
+            name = token
+
+
+def _check_values(value: object, path: tuple[str | int, ...]) -> None:
+    """Refuse numbers that are none and text that is none, by their field."""
+    if isinstance(value, _Unreadable) or (isinstance(value, float) and not math.isfinite(value)):
+        raise bad_field(field_path(path), f"must be a finite number of a sensible size, not `{value}`")
+    if isinstance(value, str):
+        if not value.isascii() and not _is_text(value):
+            raise bad_field(field_path(path), "holds half of a surrogate pair, which is no text")
+    elif isinstance(value, dict):
+        for name, one in value.items():
+            if not _is_text(name):
+                raise bad_field(field_path(path) or None, "has a key with half of a surrogate pair, which is no text")
+            _check_values(one, (*path, name))
+    elif isinstance(value, list):
+        for i, one in enumerate(value):
+            if type(one) is not int:
+                _check_values(one, (*path, i))
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _printable(name: str) -> str:
+    return name.encode("utf-8", "replace").decode()[:100]
+
+
+def _refusal(kind: type[AnyBody], document: dict[str, Any], error: ValidationError) -> ApiError:
+    """A 400 of pydantic's errors at one field; a union's errors are as many as its members and are told as one."""
+    errors = error.errors(include_url=False)
+    rivals = [one for one in errors if one["loc"][:1] == errors[0]["loc"][:1]]
+    field = kind.model_fields.get(str(errors[0]["loc"][0]))
+    if len(rivals) > 1 and field is not None and field.description and all(_is_about_type(one) for one in rivals):
+        return bad_field(str(errors[0]["loc"][0]), f"must be {field.description}, not `{_short(errors[0]['input'])}`")
+    chosen = max(rivals, key=lambda one: (not _is_about_type(one), len(_place(document, one))))
+    where = _place(document, chosen)
+    if chosen["type"] == "missing":
+        return bad_field(field_path(where), "is missing")
+    alike = [one for one in rivals if _is_about_type(one) == _is_about_type(chosen)]
+    told = dict.fromkeys(_told(one) for one in alike if _place(document, one) == where)
+    return bad_field(field_path(where), f"{' or '.join(told)}, not `{_short(chosen['input'])}`")
+
+
+def _is_about_type(error: ErrorDetails) -> bool:
+    return error["type"].endswith("_type")
+
+
+def _place(document: dict[str, Any], error: ErrorDetails) -> tuple[str | int, ...]:
+    """Where the error is: pydantic's location without the tags of unions' members."""
+    path: list[str | int] = []
+    value: Any = document
+    for part in error["loc"]:
+        is_key = isinstance(value, dict) and part in value
+        if is_key or (isinstance(value, list) and isinstance(part, int)):
+            value = value[part]
+            path.append(part)
+    return (*path, error["loc"][-1]) if error["type"] == "missing" else tuple(path)
+
+
+def _told(error: ErrorDetails) -> str:
+    """Pydantic's message in JSON's words."""
+    message = error["msg"]
+    if error["type"] == "literal_error":
+        expected = str(error["ctx"]["expected"])
+        if expected == "None":
+            return "is not supported: only `null` is neutral here"
+        return f"must be {_JSON_WORDS.get(expected, expected)}"
+    if error["type"] == "model_type":
+        return "must be an object"
+    message = re.sub("^(Input|Value|String|List|Dictionary) should ", "must ", message)
+    return message.replace("a valid dictionary", "an object").replace(" after validation", "")
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 80 else text[:77] + "..."

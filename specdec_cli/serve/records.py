@@ -1,0 +1,119 @@
+"""The nouns that the server's files share: what a request becomes, what comes back of it, and who watches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from specdec_cli.events import FinishReason, SpeculativeCounts, Stepped, TokenLogprob
+
+if TYPE_CHECKING:
+    from specdec_cli.sampling.grammar import Grammar
+    from specdec_cli.sampling.params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One sequence to decode: a choice of an HTTP request.
+
+    Args:
+        request_id: of the HTTP request; its choices share it.
+        token_ids: the prompt.
+        params: sampling parameters; `index` is the choice.
+        num_speculative_tokens: the request's own k; None takes the server's, 0 decodes without a draft.
+        draft: name of the drafter it wants; None takes the server's.
+        prediction: tokens the output is expected to follow, for the drafter `prediction`.
+        grammar: what the output must match, compiled; None for anything.
+        cache_salt: prompts share KV blocks only with those of the same salt.
+        prompt_logprobs: alternatives reported beside each prompt token, scored before decoding; None scores nothing.
+        decodes: False ends the job after its prompt is scored, with finish reason length (`max_tokens: 0`).
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    params: SamplingParams
+    num_speculative_tokens: int | None = None
+    draft: str | None = None
+    prediction: tuple[int, ...] | None = None
+    grammar: Grammar | None = None
+    cache_salt: str = ""
+    prompt_logprobs: int | None = None
+    decodes: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one step gave one job; the last one has a finish reason.
+
+    Args:
+        text: released text; may be empty while a character or a stop string is incomplete.
+        token_ids: emitted tokens; `token_ids[:num_accepted]` were drafted, one after them is the target's own.
+        num_drafted: drafted and verified in this step.
+        num_accepted: of those, kept.
+        logprobs: one for each token if they were asked for.
+        finish_reason: on the last delta.
+        stop_reason: token id or string that ended it.
+        error: why it ended, where an exception did that.
+        prompt_logprobs: on the first delta, if asked for: one for each prompt token after the first.
+        num_cached_tokens: on the first delta, where known: prompt tokens whose KV was there already.
+    """
+
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    num_drafted: int = 0
+    num_accepted: int = 0
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    error: BaseException | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    num_cached_tokens: int | None = None
+
+
+@dataclass(slots=True)
+class JobRecord:
+    """A job's life in numbers; times are seconds of `time.monotonic`.
+
+    Args:
+        request_id: of its HTTP request.
+        num_prompt_tokens: of its prompt.
+        arrived: when it was queued.
+        scheduled: when the engine's thread took it.
+        first_token: when its first token was there.
+        last_token: when its newest token was there.
+        finished: when it ended.
+        num_output_tokens: emitted by now.
+        finish_reason: stop, length, abort; None while it runs, and where an error ended it.
+        speculative: its counts.
+    """
+
+    request_id: str
+    num_prompt_tokens: int
+    arrived: float
+    scheduled: float | None = None
+    first_token: float | None = None
+    last_token: float | None = None
+    finished: float | None = None
+    num_output_tokens: int = 0
+    finish_reason: FinishReason | None = None
+    speculative: SpeculativeCounts = field(default_factory=SpeculativeCounts)
+
+
+class Observer(Protocol):
+    """Watches the server: metrics and the terminal's table. Called on the engine's thread; quick, never raises."""
+
+    def queued(self, num_waiting: int) -> None:
+        """A job waits; `num_waiting` with it."""
+        ...
+
+    def stepped(self, event: Stepped, num_queued: int) -> None:
+        """The engine made a step; `num_queued` jobs wait in the bridge beside the engine's own."""
+        ...
+
+    def emitted(self, record: JobRecord, num_tokens: int, seconds_since_last: float | None) -> None:
+        """A job got tokens; seconds since its previous ones, None for its first."""
+        ...
+
+    def ended(self, record: JobRecord) -> None:
+        """A job finished, was aborted or failed."""
+        ...

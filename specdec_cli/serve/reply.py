@@ -1,0 +1,154 @@
+"""An answer while it is decoded: whole or as a stream; a client that goes away ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from specdec_cli.recipe.schema import Serve
+from specdec_cli.serve.errors import ApiError, as_api_error
+from specdec_cli.serve.guard import log_facts
+from specdec_cli.serve.records import Delta
+from specdec_cli.serve.respond import DONE, Answer, compact, sse
+from specdec_cli.serve.ticket import Ticket, in_chunks, together
+
+_PING = b": ping\n\n"
+
+
+class Reply(Response):
+    """Sends what an engine decodes for one request.
+
+    Args:
+        tickets: of the request's jobs.
+        answer: turns their deltas into documents.
+        serve: the server's times and intervals.
+        streams: whether chunks are sent as they come.
+        headers: of the response, beside the usual ones.
+    """
+
+    def __init__(
+        self, tickets: Sequence[Ticket], answer: Answer, serve: Serve, *, streams: bool, headers: Mapping[str, str]
+    ) -> None:
+        kind = "text/event-stream; charset=utf-8" if streams else "application/json"
+        quiet = {"cache-control": "no-cache", "x-accel-buffering": "no"} if streams else {}
+        super().__init__(headers={**headers, **quiet}, media_type=kind)
+        del self.headers["content-length"]
+        self._tickets = tickets
+        self._answer = answer
+        self._serve = serve
+        self._streams = streams
+        self._has_begun = False
+        self._last_sent = 0.0
+        self._lock = asyncio.Lock()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, until all is said, the client is gone, or the time is up."""
+        gone = asyncio.create_task(_until_gone(receive))
+        work = asyncio.create_task(self._stream(send) if self._streams else self._whole(send))
+        try:
+            timeout = self._serve.request_timeout_seconds
+            await asyncio.wait({gone, work}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                work.result()
+            elif not gone.done():
+                await self._give_up(work, send)
+        finally:
+            for ticket in self._tickets:
+                ticket.cancel()
+            gone.cancel()
+            work.cancel()
+            await asyncio.gather(gone, work, return_exceptions=True)
+            log_facts(scope, **self._facts())
+
+    async def _whole(self, send: Send) -> None:
+        async for place, delta in together(self._tickets):
+            self._answer.observe(place, delta)
+        body = compact(self._answer.document())
+        self.headers["content-length"] = str(len(body))
+        await self._begin(send)
+        await send({"type": "http.response.body", "body": body})
+
+    async def _stream(self, send: Send) -> None:
+        """Headers wait for the first token, or for the first ping, so that an early error still has its status."""
+        deltas = together(self._tickets)
+        if self._serve.stream_interval is not None and self._serve.stream_interval > 1:
+            deltas = in_chunks(deltas, self._serve.stream_interval)
+        first = asyncio.ensure_future(anext(deltas, None))
+        pings: asyncio.Task[None] | None = None
+        try:
+            await asyncio.wait({first}, timeout=self._serve.ping_interval_seconds)
+            if first.done() and (early := first.result()) is not None and early[1].error is not None:
+                raise as_api_error(early[1].error)
+            await self._begin(send)
+            pings = asyncio.create_task(self._ping(send))
+            await self._send_chunks(send, first, deltas)
+        finally:
+            first.cancel()
+            if pings is not None:
+                pings.cancel()
+
+    async def _send_chunks(
+        self,
+        send: Send,
+        first: asyncio.Future[tuple[int, Delta] | None],
+        deltas: AsyncIterator[tuple[int, Delta]],
+    ) -> None:
+        try:
+            await self._say(send, b"".join(map(sse, self._answer.opening())))
+            if (found := await first) is not None:
+                await self._say(send, b"".join(map(sse, self._answer.chunks(*found))))
+            async for place, delta in deltas:
+                await self._say(send, b"".join(map(sse, self._answer.chunks(place, delta))))
+            last = b"".join(map(sse, self._answer.closing()))
+        except ApiError as error:
+            last = sse(error.body())
+        await self._say(send, last + DONE, is_last=True)
+
+    async def _begin(self, send: Send) -> None:
+        self._has_begun = True
+        self._last_sent = time.monotonic()
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+
+    async def _say(self, send: Send, data: bytes, is_last: bool = False) -> None:
+        if data:
+            async with self._lock:
+                await send({"type": "http.response.body", "body": data, "more_body": not is_last})
+            self._last_sent = time.monotonic()
+
+    async def _ping(self, send: Send) -> None:
+        """A comment line whenever nothing was sent for a while."""
+        interval = self._serve.ping_interval_seconds
+        while True:
+            await asyncio.sleep(max(self._last_sent + interval - time.monotonic(), 0.001))
+            if time.monotonic() - self._last_sent >= interval:
+                await self._say(send, _PING)
+
+    async def _give_up(self, work: asyncio.Task[None], send: Send) -> None:
+        """Say that the time is up, in the way that is still open."""
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+        limit = self._serve.request_timeout_seconds
+        error = ApiError(504, f"the answer took longer than `{limit:g}` seconds", code="timeout")
+        if not self._has_begun:
+            raise error
+        if self._streams and not self._lock.locked():
+            last = asyncio.create_task(self._say(send, sse(error.body()) + DONE, is_last=True))
+            await asyncio.wait({last}, timeout=1.0)
+            last.cancel()
+
+    def _facts(self) -> dict[str, int]:
+        records = [ticket.record for ticket in self._tickets]
+        return {
+            "prompt_tokens": sum(record.num_prompt_tokens for record in records),
+            "completion_tokens": sum(record.num_output_tokens for record in records),
+            "accepted_tokens": sum(record.speculative.num_accepted_tokens for record in records),
+        }
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

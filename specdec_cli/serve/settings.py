@@ -1,0 +1,78 @@
+"""What the server is told beside its models: the recipe's section `serve`, and the keys, which stand in no recipe."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+
+from specdec_cli.errors import UsageError
+from specdec_cli.recipe.schema import Serve
+from specdec_cli.serve.limits import RequestLimits
+
+_LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How the server behaves.
+
+    Args:
+        serve: the recipe's section.
+        api_keys: whoever has one of these may use every route; without any, everybody may.
+    """
+
+    serve: Serve
+    api_keys: tuple[str, ...] = ()
+
+    @property
+    def limits(self) -> RequestLimits:
+        """How much one request may ask for."""
+        return RequestLimits(
+            max_body_bytes=self.serve.max_body_bytes,
+            max_choices=self.serve.max_choices,
+            max_logprobs=self.serve.max_logprobs,
+        )
+
+    @property
+    def hosts(self) -> frozenset[str] | None:
+        """Names that a Host header may have, in lower case; None for any.
+
+        On loopback a page of another site could otherwise reach the server under a name of its own (DNS rebinding).
+        """
+        named = {host.lower().strip("[]") for host in self.serve.allowed_hosts}
+        if is_loopback(self.serve.host):
+            return frozenset({*named, *_LOOPBACK_NAMES, self.serve.host.lower()})
+        return frozenset(named) if named else None
+
+    def check_exposure(self, insecure_no_auth: bool) -> None:
+        """Refuse to listen beyond this machine without a key, unless that is wanted.
+
+        Raises:
+            UsageError: no key, and an address that others can reach.
+        """
+        if self.api_keys or insecure_no_auth or is_loopback(self.serve.host):
+            return
+        raise UsageError(
+            f"`--host {self.serve.host}` lets other machines in, and there is no API key",
+            f"set {self.serve.api_key_env} (or --api-key), or add --insecure-no-auth if everybody may use the server",
+        )
+
+
+def read_keys(texts: tuple[str, ...]) -> tuple[str, ...]:
+    """API keys from texts that hold one or, separated by commas, several.
+
+    Raises:
+        UsageError: a key with characters that no HTTP header can carry.
+    """
+    keys = tuple(key.strip() for text in texts for key in text.split(",") if key.strip())
+    if any(not key.isascii() or not key.isprintable() for key in keys):
+        raise UsageError("an API key may hold printable ASCII characters only", "choose another key")
+    return keys
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"

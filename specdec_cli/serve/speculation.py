@@ -1,0 +1,74 @@
+"""How a request speculates: vLLM's and llama-server's fields, OpenAI's `prediction`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from specdec_cli.serve.conversation import text_of
+from specdec_cli.serve.errors import bad_field
+from specdec_cli.serve.protocol import GenerationBody, Speculative
+
+if TYPE_CHECKING:
+    from specdec_cli.serve.prepare import Facts
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """A request's own k, drafter and prediction; None takes the server's."""
+
+    num_speculative_tokens: int | None
+    draft: str | None
+    prediction: tuple[int, ...] | None
+
+
+def find_speculation(request: GenerationBody, facts: Facts) -> Speculation:
+    """What a request asks for; `enabled: false` decodes it without a draft, whatever stands beside it.
+
+    Raises:
+        ApiError: 400 naming the field: an unknown draft, too many tokens, two answers to one question.
+    """
+    own = request.speculative or Speculative()
+    k = _wished_k(request, own, facts)
+    if own.draft not in (None, "none", *facts.drafters):
+        known = ", ".join(dict.fromkeys((*facts.drafters, "none")))
+        raise bad_field(
+            "speculative.draft", f"must be one of this server's drafts ({known}), not `{str(own.draft)[:100]}`"
+        )
+    if own.enabled is False:
+        return Speculation(0, None, None)
+    prediction = _prediction(request, own, facts)
+    return Speculation(k, own.draft, prediction)
+
+
+def _wished_k(request: GenerationBody, own: Speculative, facts: Facts) -> int | None:
+    """The request's k, by either name; None takes the server's."""
+    field, k = "speculative.num_speculative_tokens", own.num_speculative_tokens
+    dotted = request.speculative_n_max
+    if dotted is not None:
+        if k is not None and k != dotted:
+            raise bad_field("speculative.n_max", f"is `{dotted}`, and `{field}` is `{k}`: give one of them")
+        field, k = "speculative.n_max", dotted
+    if k is not None and k > facts.limits.max_speculative_tokens:
+        raise bad_field(field, f"must be at most {facts.limits.max_speculative_tokens}, not `{k}`")
+    if k and not {*facts.drafters} - {"none"}:
+        raise bad_field(field, "must be 0: this server has no draft")
+    if own.enabled and not (facts.num_speculative_tokens if k is None else k):
+        raise bad_field("speculative.enabled", "needs `num_speculative_tokens`: this server drafts none by itself")
+    return k
+
+
+def _prediction(request: GenerationBody, own: Speculative, facts: Facts) -> tuple[int, ...] | None:
+    """Token ids of the predicted text."""
+    if request.prediction is None:
+        return None
+    text = text_of(request.prediction.content, "prediction.content")
+    if not text:
+        return None
+    if "prediction" not in facts.drafters:
+        raise bad_field("prediction", "cannot be used: this server has no draft of that name")
+    if own.draft not in (None, "prediction"):
+        raise bad_field("prediction", f"cannot go with the draft `{own.draft}`")
+    if facts.tokenizer is None:
+        raise bad_field("prediction", "needs a tokenizer, and the model has none")
+    return tuple(facts.tokenizer.encode(text, add_special_tokens=False))

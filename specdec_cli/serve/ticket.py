@@ -1,0 +1,121 @@
+"""A ticket: the event loop's end of one job, from which its deltas are read as they come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+
+from specdec_cli.serve.records import Delta, Job, JobRecord
+
+MAX_BEHIND = 64
+"""Deltas that wait for a slow reader before they are merged into one."""
+
+
+class Ticket:
+    """One job's deltas in order, the last of which has a finish reason or an error.
+
+    It belongs to the event loop on which it was made; only the loop's thread touches it.
+
+    Args:
+        job: what it was given for.
+        record: the job's life in numbers, written by the engine's thread.
+        loop: the event loop that reads it.
+        cancel: tells the bridge that nobody wants the rest.
+    """
+
+    def __init__(
+        self, job: Job, record: JobRecord, loop: asyncio.AbstractEventLoop, cancel: Callable[[Ticket], None]
+    ) -> None:
+        self.job = job
+        self.record = record
+        self.loop = loop
+        self.wake = asyncio.Event()
+        self._cancel = cancel
+        self._pending: deque[Delta] = deque()
+        self._all_is_here = False
+
+    @property
+    def is_done(self) -> bool:
+        """Whether its last delta was taken."""
+        return self._all_is_here and not self._pending
+
+    def push(self, delta: Delta) -> None:
+        """Receive a delta; those of a reader who is far behind become one."""
+        assert not self._all_is_here, "nothing follows a job's last delta"
+        self._pending.append(delta)
+        self._all_is_here = is_last(delta)
+        if len(self._pending) > MAX_BEHIND:
+            self._pending = deque([merged(self._pending)])
+        self.wake.set()
+
+    def take(self) -> Delta | None:
+        """The next delta if it is here already."""
+        return self._pending.popleft() if self._pending else None
+
+    def cancel(self) -> None:
+        """Give the job up; its blocks are free within a step. A job that ended is left as it is."""
+        if not self._all_is_here:
+            self._cancel(self)
+
+    def __aiter__(self) -> Ticket:
+        return self
+
+    async def __anext__(self) -> Delta:
+        """Wait for the next delta."""
+        while not self._pending:
+            if self._all_is_here:
+                raise StopAsyncIteration
+            self.wake.clear()
+            await self.wake.wait()
+        return self._pending.popleft()
+
+
+async def together(tickets: Sequence[Ticket]) -> AsyncIterator[tuple[int, Delta]]:
+    """The deltas of several tickets as they come, each with its ticket's place; ends with the last of them."""
+    wake = asyncio.Event()
+    for ticket in tickets:
+        ticket.wake = wake
+    unfinished = dict(enumerate(tickets))
+    while unfinished:
+        wake.clear()
+        for place, ticket in list(unfinished.items()):
+            while (delta := ticket.take()) is not None:
+                yield place, delta
+            if ticket.is_done:
+                del unfinished[place]
+        if unfinished:
+            await wake.wait()
+
+
+async def in_chunks(deltas: AsyncIterator[tuple[int, Delta]], num_tokens: int) -> AsyncIterator[tuple[int, Delta]]:
+    """The same deltas with at least so many tokens in each, but for a place's last one."""
+    held: dict[int, list[Delta]] = {}
+    async for place, delta in deltas:
+        parts = held.setdefault(place, [])
+        parts.append(delta)
+        if is_last(delta) or sum(len(part.token_ids) for part in parts) >= num_tokens:
+            yield place, merged(held.pop(place))
+
+
+def is_last(delta: Delta) -> bool:
+    """Whether nothing follows."""
+    return delta.finish_reason is not None or delta.error is not None
+
+
+def merged(deltas: Iterable[Delta]) -> Delta:
+    """Several steps as one delta; which of its tokens were drafted is then counted and no longer placed."""
+    parts = list(deltas)
+    last = parts[-1]
+    return Delta(
+        text="".join(part.text for part in parts),
+        token_ids=tuple(token for part in parts for token in part.token_ids),
+        num_drafted=sum(part.num_drafted for part in parts),
+        num_accepted=sum(part.num_accepted for part in parts),
+        logprobs=tuple(one for part in parts for one in part.logprobs),
+        finish_reason=last.finish_reason,
+        stop_reason=last.stop_reason,
+        error=last.error,
+        prompt_logprobs=parts[0].prompt_logprobs,
+        num_cached_tokens=parts[0].num_cached_tokens,
+    )

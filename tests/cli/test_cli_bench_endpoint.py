@@ -1,0 +1,231 @@
+"""`bench --endpoint` as a person meets it: against a small server in this process, well-behaved and otherwise."""
+
+import json
+import subprocess
+import sys
+
+import jsonschema
+import pytest
+from fake_server import Fake, serving
+
+from specdec_cli.cli.main import run
+from specdec_cli.report.bench_endpoint import json_schema
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch):
+    for name in ("NO_COLOR", "CI", "FORCE_COLOR", "SPECDEC_API_KEY", "OPENAI_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def bench(fake: Fake, *more: str) -> int:
+    return int(run(["bench", "--endpoint", fake.url, "--num-prompts", "8", "-n", "15", *more]))
+
+
+def document(capsys) -> dict:
+    found = json.loads(capsys.readouterr().out)
+    jsonschema.validate(found, json_schema(), format_checker=jsonschema.FormatChecker())
+    return found
+
+
+def test_the_report(capsys):
+    with serving(Fake()) as fake:
+        assert bench(fake) == 0
+    out, err = capsys.readouterr()
+    for words in (
+        f"`fake` (from /v1/models) at {fake.url}, fake 1.2.3: 16 of 16 requests answered, 1 at a time",
+        "to the first text",
+        "copy-edit",
+        "240 tokens (by the server's usage, in 80 chunks)",
+        "Speculation by vllm's /metrics: 128 tokens drafted, 112 accepted in 64 steps: rate 87.5%, length 2.75",
+        "at position 1…k: 100.0% 75.0%",
+    ):
+        assert words in out
+    assert "the first answer is not counted" in err
+    assert "\x1b" not in out + err
+
+
+def test_the_document(capsys):
+    with serving(Fake()) as fake:
+        assert bench(fake, "--json", "--repeats", "3") == 0
+    found = document(capsys)
+    assert found["endpoint"] == {
+        "url": fake.url, "model": "fake", "model_from": "/v1/models", "server": "fake", "version": "1.2.3",
+    }  # fmt: skip
+    assert found["requests"] == {"planned": 24, "answered": 24, "failed": 0}
+    assert len(fake.requests) == 25, "one to warm up"
+    assert found["output"] == {
+        "tokens": 24 * 15, "counted_by": "the server's usage", "prompt_tokens": 24 * 7, "chunks": 24 * 5,
+        "finish_reasons": {"length": 24},
+    }  # fmt: skip
+    assert found["throughput"]["output_tokens_per_second"] == pytest.approx(360 / found["throughput"]["seconds"])
+    assert found["timing"]["itl_s"]["values"] == 24 * 4
+    for figure in found["timing"].values():
+        assert figure["ci95"][0] <= figure["median"] <= figure["ci95"][1]
+        assert figure["median"] <= figure["p95"] <= figure["p99"]
+    assert found["timing"]["ttft_s"]["median"] < found["timing"]["latency_s"]["median"]
+    assert found["by_task"]["story"]["output_tokens"] == 45
+    assert found["counters"]["speculative"]["num_drafts"] == 24 * 4, "the warm-up is not in it"
+    assert found["counters"]["speculative"]["acceptance_histogram"] == [0, 24, 72]
+    assert set(found["recipe"]) == {"sampling", "workload", "gates"}
+    assert found["plan"]["fields"] == {"max_tokens": 15, "temperature": 0.0}
+
+
+def test_neither_torch_nor_transformers_is_loaded():
+    with serving(Fake()) as fake:
+        code = (
+            "import sys; from specdec_cli.cli.main import run; "
+            f"code = run(['bench', '--endpoint', '{fake.url}', '--num-prompts', '2', '--json']); "
+            "sys.exit(code or sum(name in sys.modules for name in ('torch', 'transformers', 'datasets')))"
+        )
+        assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+def test_several_at_a_time(capsys):
+    with serving(Fake(pause_s=0.05)) as fake:
+        assert bench(fake, "--concurrency", "4", "--repeats", "1") == 0
+    assert fake.most_at_a_time == 4
+
+
+def test_chat_and_the_names_of_models(capsys):
+    with serving(Fake()) as fake:
+        assert bench(fake, "--chat", "--endpoint-model", "second", "--json") == 0
+        assert (fake.paths[-1], fake.requests[-1]["model"]) == ("/v1/chat/completions", "second")
+        assert [message["role"] for message in fake.requests[-1]["messages"]] == ["user"]
+        assert document(capsys)["endpoint"]["model_from"] == "--endpoint-model"
+        assert bench(fake, "--target", "fake", "--json") == 0
+        found = document(capsys)
+        assert found["endpoint"]["model_from"] == "the recipe's target"
+        assert found["recipe"]["target"] == {"model": "fake"}
+
+
+def test_a_row_has_its_own_length_and_seed(capsys, tmp_path):
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"prompt": "a", "max_new_tokens": 3, "seed": 8}\n{"prompt": "b"}\n')
+    with serving(Fake()) as fake:
+        assert bench(fake, "--dataset", str(path), "--temperature", "1", "--repeats", "1") == 0
+    first, second = fake.requests[1:]
+    assert (first["prompt"], first["max_tokens"], first["seed"]) == ("a", 3, 8)
+    assert (second["prompt"], second["max_tokens"], second["seed"]) == ("b", 15, 0)
+
+
+def test_the_key_goes_into_the_header_alone(capsys, monkeypatch, tmp_path):
+    path = tmp_path / "r.json"
+    with serving(Fake(key="sk-hidden")) as fake:
+        assert bench(fake) == 1
+        assert "refuses to be asked without a key (401)" in capsys.readouterr().err
+        assert bench(fake, "--api-key", "sk-wrong") == 1
+        assert "sk-wrong" not in capsys.readouterr().err
+        monkeypatch.setenv("OPENAI_API_KEY", "sk-hidden")
+        assert bench(fake, "--output", str(path)) == 0
+        monkeypatch.setenv("SPECDEC_API_KEY", "sk-wrong")
+        assert bench(fake) == 1
+    assert "sk-" not in path.read_text() + "".join(capsys.readouterr())
+
+
+def test_errors_are_counted_with_the_servers_words(capsys):
+    with serving(Fake(fault=500, faulty_from=13)) as fake:
+        assert bench(fake, "--json", "--fail-if", "requests.failed > 2") == 3
+    found = document(capsys)
+    assert found["requests"] == {"planned": 16, "answered": 12, "failed": 4}
+    assert [error["status"] for error in found["errors"]] == [500] * 4
+    assert "I say 500" in found["errors"][0]["message"]
+    assert "4 of 16 requests failed" in found["notices"][0]
+    with serving(Fake(fault="dies", faulty_from=15)) as fake:
+        assert bench(fake) == 0
+    assert "failed, 2×: the connection to" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("fault", "begin", "words"),
+    [
+        (404, 0, "/v1/completions` refused the request (404): I say 404"),
+        ("html", 0, "/v1/models` answers with something that is no JSON: `<html>hello</html>`"),
+        ("dies", 0, "the connection to"),
+        (500, 1, "none of 16 requests was answered"),
+    ],
+)
+def test_bad_servers(capsys, fault, begin, words):
+    with serving(Fake(fault=fault, faulty_from=begin)) as fake:
+        assert bench(fake) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert words in err
+    assert "Traceback" not in err
+
+
+def test_nobody_there_and_a_server_that_goes_away(capsys):
+    with serving(Fake()) as fake:
+        pass
+    assert bench(fake) == 1
+    assert f"no server at `{fake.url}`: connection refused" in capsys.readouterr().err
+
+
+def test_tokens_are_never_counted_from_chunks(capsys):
+    with serving(Fake(usage=False)) as fake:
+        assert bench(fake, "--json") == 0
+    found = document(capsys)
+    assert (found["output"]["tokens"], found["output"]["counted_by"], found["output"]["chunks"]) == (None, None, 80)
+    assert found["throughput"]["output_tokens_per_second"] is None
+    assert found["timing"]["tpot_s"]["median"] is None
+    assert any("sends no usage" in notice for notice in found["notices"])
+
+
+def test_counters_that_are_not_there_or_not_ours(capsys):
+    with serving(Fake(metrics=None)) as fake:
+        assert bench(fake, "--json") == 0
+    found = document(capsys)
+    assert found["counters"] is None
+    assert "the server's /metrics says nothing about speculation: acceptance is not known" in found["notices"]
+    with serving(Fake(others=1)) as fake:
+        assert bench(fake, "--json") == 0
+    assert any("counted 256 output tokens while" in notice for notice in document(capsys)["notices"])
+    with serving(Fake(metrics="# TYPE sglang:spec_accept_length gauge\nsglang:spec_accept_length 2.5\n")) as fake:
+        assert bench(fake) == 0
+    assert "Gauges of sglang's /metrics, of its last moments: sglang:spec_accept_length 2.5." in capsys.readouterr().out
+
+
+def test_gates(capsys):
+    with serving(Fake()) as fake:
+        assert bench(fake, "--fail-if", "timing.ttft_s.median > 50", "--fail-if", "timing.ttft_s > 50") == 0
+        assert bench(fake, "--fail-if", "timing.ttft_s > 0.000001", "--quiet") == 3
+        assert "gate crossed: `timing.ttft_s > 1e-06`" in capsys.readouterr().err
+        assert bench(fake, "--fail-if", "counters.speculative.acceptance_length < 2.7") == 0
+        assert bench(fake, "--fail-if", "by_task.story.timing.tpot_s.median > 50") == 0
+        asked = len(fake.requests)
+        assert bench(fake, "--fail-if", "speedup.decode < 1") == 2
+        assert bench(fake, "--fail-if", "by_task.nothing.output_tokens < 1") == 2
+        assert len(fake.requests) == asked, "nobody is asked before the gates are read"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["--draft", "ngram"], ["-k", "4"], ["--against", "none"], ["--batch-size", "1"], ["--dtype", "float32"],
+        ["--device", "cpu"], ["--no-lossless-check"], ["--csv", "x.csv"], ["--baseline", "x.json"],
+        ["--trust-remote-code"], ["--verify", "greedy"],
+    ],
+)  # fmt: skip
+def test_what_says_nothing_to_a_server_is_refused_by_name(capsys, given):
+    assert run(["bench", "--endpoint", "http://127.0.0.1:1", *given]) == 2
+    flag = {"-k": "--num-speculative-tokens", "--no-lossless-check": "--lossless-check"}.get(given[0], given[0])
+    assert f"`{flag}` has no effect with --endpoint" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("given", [["--concurrency", "2"], ["--api-key", "x"], ["--endpoint-model", "m"]])
+def test_a_servers_options_need_a_server(capsys, given):
+    assert run(["bench", *given]) == 2
+    assert f"`{given[0]}` has no effect without --endpoint" in capsys.readouterr().err
+
+
+def test_a_dry_run_asks_nobody(capsys):
+    with serving(Fake()) as fake:
+        assert bench(fake, "--dry-run", "--concurrency", "2") == 0
+        assert (
+            f"would send 8 prompts of builtin:mini, 2 times, 2 at a time, to {fake.url}/v1/completions"
+            in capsys.readouterr().out
+        )
+        assert bench(fake, "--dry-run", "--json") == 0
+        found = json.loads(capsys.readouterr().out)
+    assert found["fields"] == {"max_tokens": 15, "temperature": 0.0}
+    assert fake.requests == []

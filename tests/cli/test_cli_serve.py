@@ -1,0 +1,112 @@
+"""`specdec serve` at the terminal: the seed case's command line, what is refused, and before what."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from specdec_cli.cli import serve as command
+from specdec_cli.cli.main import run
+from specdec_cli.cli.options import draft_methods
+from specdec_cli.recipe import resolve
+from specdec_cli.serve.server import listen
+
+SEED = [
+    "serve", "--model", "builtin:target", "--speculative-model", "builtin:draft", "--num-speculative-tokens", "3",
+    "--speculative-draft-tensor-parallel-size", "1", "--tensor-parallel-size", "1", "--host", "0.0.0.0",
+    "--dtype", "auto", "--gpu-memory-utilization", "0.9", "--served-model-name", "test_server_demo",
+    "--trust-remote-code", "--insecure-no-auth",
+]  # fmt: skip
+
+
+def test_the_seed_cases_command_line(capsys):
+    assert run([*SEED, "--port", "9999", "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert "would serve test_server_demo" in shown
+    assert re.search(r"port: 9999 +# flag --port", shown)
+
+
+def test_other_machines_need_a_key(capsys, monkeypatch):
+    monkeypatch.delenv("SPECDEC_API_KEY", raising=False)
+    assert run(["serve", "--host", "0.0.0.0", "--dry-run"]) == 2
+    assert "--insecure-no-auth" in capsys.readouterr().err
+    assert run(["serve", "--host", "0.0.0.0", "--api-key", "k", "--dry-run"]) == 0
+    monkeypatch.setenv("SPECDEC_API_KEY", "k")
+    assert run(["serve", "--host", "0.0.0.0", "--dry-run"]) == 0
+
+
+def test_a_port_in_use_is_known_before_a_model_is(capsys, monkeypatch):
+    monkeypatch.setattr(command, "_models", lambda *_: pytest.fail("a model was looked at"))
+    taken = listen("127.0.0.1", 0)
+    assert run(["serve", "--port", str(taken.getsockname()[1])]) == 1
+    assert "cannot listen" in capsys.readouterr().err
+    taken.close()
+
+
+def test_a_missing_extra_says_how_to_get_it(capsys, monkeypatch):
+    monkeypatch.setattr(command, "find_spec", lambda name: None)
+    assert run(["serve"]) == 2
+    assert "pip install 'specdec-cli[serve]'" in capsys.readouterr().err
+
+
+def test_sampling_that_nobody_named_is_openais():
+    assert command.default_sampling(resolve(methods=draft_methods())).temperature == 1
+    named = resolve(sets=["sampling.temperature=0", "sampling.top_k=5"], methods=draft_methods())
+    assert (command.default_sampling(named).temperature, command.default_sampling(named).top_k) == (0, 5)
+
+
+def test_a_repository_names_its_own_models(tmp_path: Path, capsys):
+    (tmp_path / "mine.yaml").write_text("speculation: {num_speculative_tokens: 2}\n")
+    file = tmp_path / "models.yaml"
+    file.write_text("small: builtin\nlookup: mine.yaml\n")
+    assert run(["serve", "--model-repository", str(file), "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert "would serve small" in shown
+    assert "would serve lookup" in shown
+    assert run(["serve", "--model-repository", str(file), "--dry-run", "--model", "x"]) == 2
+    assert "leave out --target" in capsys.readouterr().err
+    file.write_text("small: 3\n")
+    assert run(["serve", "--model-repository", str(file), "--dry-run"]) == 2
+    assert f"{file}:1:8" in capsys.readouterr().err
+    file.write_text("{}\n")
+    assert run(["serve", "--model-repository", str(file), "--dry-run"]) == 2
+
+
+def test_the_seed_case_serves_and_ends_with_sigterm():
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
+    arguments = [sys.executable, "-m", "specdec_cli.cli.main", *SEED, "--port", "0", "--log-format", "json"]
+    with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            lines = iter(process.stderr)
+            port = int(re.search(r":(\d+)\s*$", next(line for line in lines if line.startswith("serving")))[1])
+            body = {
+                "model": "test_server_demo", "max_tokens": 20, "top_k": -1, "top_p": 1, "temperature": 0,
+                "ignore_eos": False, "stream": False,
+                "messages": [
+                    {"role": "system", "content": "You are a helpful assistant."},
+                    {"role": "user", "content": "Who won the world series in 2020?"},
+                    {"role": "assistant", "content": "The Los Angeles Dodgers won."},
+                    {"role": "user", "content": "Where was it played?"},
+                ],
+            }  # fmt: skip
+            request = urllib.request.Request(
+                f"http://127.0.0.1:{port}/v1/chat/completions",
+                json.dumps(body).encode(), {"content-type": "application/json"},
+            )  # fmt: skip
+            with urllib.request.urlopen(request, timeout=60) as response:
+                answer = json.load(response)
+            process.send_signal(signal.SIGTERM)
+            said = "".join(lines)
+            assert process.wait(20) == 0
+        finally:
+            process.kill()
+    assert answer["model"] == "test_server_demo"
+    assert answer["choices"][0]["message"]["content"]
+    assert "world series" not in said
+    assert any(json.loads(line).get("status") == 200 for line in said.splitlines() if line.startswith("{"))

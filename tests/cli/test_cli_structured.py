@@ -1,0 +1,78 @@
+"""`--json-schema`, `--regex`, `--choice`: where they are taken, where they are refused, and what they do."""
+
+import json
+import re
+
+import pytest
+from tiny_engine import ngram, tiny_lm
+from tiny_grammar import byte_tokenizer
+
+from specdec_cli.cli.main import run
+from specdec_cli.engine import build
+from specdec_cli.engine.engine import Engine, EngineOptions
+
+TOKENIZER = byte_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    return tiny_lm(tmp_path_factory.mktemp("cli"), "llama", 1, vocab_size=TOKENIZER.num_tokens)
+
+
+@pytest.fixture
+def loaded(monkeypatch, target, tmp_path):
+    def load(recipe, *, trust_remote_code=False, progress=None):
+        return Engine(target, ngram(), TOKENIZER, EngineOptions(3), eos_token_ids=(0,))
+
+    monkeypatch.setattr(build, "engine_from_recipe", load)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def generate(*arguments: str) -> int:
+    return int(run(["generate", "-d", "ngram:min=1", "-n", "60", "ab ab", *arguments]))
+
+
+def test_every_output_follows_it(loaded, capsys):
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+    (loaded / "s.json").write_text(json.dumps(schema | {"additionalProperties": False}))
+    assert generate("--json-schema", "s.json", "--compare") == 0
+    assert json.loads(capsys.readouterr().out).keys() == {"ok"}
+    assert generate("--regex", "(ab){2,5}", "--json", "--temperature", "1") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert re.fullmatch("(ab){2,5}", document["outputs"][0]["text"])
+    assert document["outputs"][0]["finish_reason"] == "stop"
+    assert document["recipe"]["structured"] == {"regex": "(ab){2,5}"}
+    assert generate("--choice", "no", "--choice", "yes", "--quiet") == 0
+    assert capsys.readouterr().out.strip() in ("no", "yes")
+
+
+def test_a_recipe_may_hold_it_and_an_option_replaces_it(loaded, capsys):
+    (loaded / "r.yaml").write_text("structured:\n  json_schema:\n    type: array\n    maxItems: 0\n")
+    assert generate("-r", "r.yaml", "--quiet") == 0
+    assert capsys.readouterr().out.strip() == "[]"
+    assert generate("-r", "r.yaml", "--quiet", "--choice", "yes") == 0
+    assert capsys.readouterr().out.strip() == "yes"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--regex", "a("], "`regex` does not compile: unclosed group"),
+        (["--regex", "a", "--choice", "b"], "exclude each other"),
+        (["--json-schema", "missing.json"], "`missing.json` cannot be read"),
+        (["--choice", ""], "`--choice`"),
+    ],
+)
+def test_what_is_wrong_is_named(loaded, capsys, arguments, words):
+    assert generate(*arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert words in err
+
+
+@pytest.mark.parametrize("command", ["bench", "sweep-k", "audit", "compare-drafts", "serve"])
+def test_a_command_of_free_text_refuses_it(loaded, capsys, command):
+    (loaded / "r.yaml").write_text("structured: {regex: a+}\n")
+    assert int(run([command, "-r", "r.yaml", *(["-d", "ngram"] if command != "serve" else [])])) == 2
+    assert "`structured.regex` is of no use to this command" in capsys.readouterr().err

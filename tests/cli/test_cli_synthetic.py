@@ -1,0 +1,97 @@
+"""Random weights and synthetic acceptance from the command line: measured end to end, and labelled everywhere."""
+
+import json
+
+import jsonschema
+import pytest
+from tiny_models import make_tiny
+
+from specdec_cli.cli.main import run
+from specdec_cli.lm.invariance import InvarianceCheck
+from specdec_cli.measure import doctor
+from specdec_cli.report import bench as bench_report
+from specdec_cli.report import sweep_k as sweep_report
+
+SYNTHETIC = ("-k", "3", "--synthetic-acceptance-length", "2.5")
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """Two configurations and nothing else."""
+    folder = tmp_path_factory.mktemp("pair")
+    for name, shape in (("target", {}), ("draft", {"num_hidden_layers": 1})):
+        made = make_tiny("llama", folder / "whole" / name, vocab_size=300, max_position_embeddings=512, **shape)
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text((made / "config.json").read_text())
+    return ["-t", str(folder / "target"), "-d", str(folder / "draft"), "--load-format", "dummy"]
+
+
+def test_bench_measures_a_pair_without_weights_at_a_given_acceptance(pair, capsys):
+    arguments = ["--num-prompts", "4", "-n", "60", "--repeats", "1", "--json", "--quiet", *SYNTHETIC]
+    assert run(["bench", *pair, *arguments]) == 0
+    document = json.loads(capsys.readouterr().out)
+    jsonschema.validate(document, bench_report.json_schema())
+    assert document["lossless"]["promised"] is False
+    assert document["lossless"]["verify"] == "synthetic"
+    assert document["recipe"]["target"]["load_format"] == document["recipe"]["draft"]["load_format"] == "dummy"
+    assert document["draft"]["speculative"]["acceptance_length"] == pytest.approx(2.5, abs=0.4)
+    for words in ("random weights", "no tokenizer", "synthetic acceptance"):
+        assert any(words in notice for notice in document["notices"])
+
+
+def test_the_report_and_its_files_say_synthetic(pair, capsys, tmp_path):
+    arguments = ["--num-prompts", "2", "-n", "8", "--repeats", "1", "--markdown", str(tmp_path / "m.md"), *SYNTHETIC]
+    assert run(["bench", *pair, *arguments, "--csv", str(tmp_path / "c.csv")]) == 0
+    out = capsys.readouterr().out
+    for text in (out, (tmp_path / "m.md").read_text(), (tmp_path / "c.csv").read_text()):
+        assert "with the draft (synthetic)" in text
+    assert "--verify synthetic is not the target's distribution" in out
+
+
+def test_generate_says_what_its_text_is(pair, capsys):
+    assert run(["generate", "Hello", *pair, *SYNTHETIC, "-n", "20", "--compare"]) == 0
+    err = capsys.readouterr().err
+    for words in ("random weights", "a dummy reads text as its bytes", "(synthetic)", "lossless: false"):
+        assert words in err
+    assert "DIFFER" not in err
+
+
+def test_a_sweep_measures_every_depth_or_refuses(pair, capsys):
+    swept = ["sweep-k", *pair, "--synthetic-acceptance-length", "2.5", "--k-max", "2", "--num-prompts", "2", "-n", "40"]
+    assert run([*swept, "--quiet"]) == 2
+    assert "a trace cannot replay the rule `synthetic`" in capsys.readouterr().err
+    assert run([*swept, "--exhaustive", "--repeats", "1", "--json", "--quiet"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    jsonschema.validate(document, sweep_report.json_schema())
+    lengths = [row["measured"]["acceptance_length"] for row in document["rows"]]
+    assert lengths[0] == pytest.approx(1.65, abs=0.25)  # α of length 2.5 at the recipe's own k = 4
+    assert lengths[0] < lengths[1]
+
+
+def test_compare_drafts_refuses_without_exhaustive(pair, capsys):
+    assert run(["compare-drafts", *pair, "--synthetic-acceptance-length", "2.5", "--quiet"]) == 2
+    assert "a trace cannot replay the rule `synthetic`" in capsys.readouterr().err
+
+
+def test_audit_refuses_acceptance_by_chance(capsys):
+    assert run(["audit", "--synthetic-acceptance-length", "2"]) == 2
+    assert "is lossy by design" in capsys.readouterr().err
+
+
+def test_doctor_prints_what_a_claim_implies(capsys, monkeypatch):
+    passed = InvarianceCheck("linear", "bfloat16", (2, 64), (), True)
+    monkeypatch.setattr(doctor, "row_invariance", lambda _: [passed])
+    run(["doctor", "-r", "published-llama2-70b-tinyllama"])
+    out = capsys.readouterr().out
+    assert "2.40×      0.65         2.54            what the recipe's gate takes" in out
+    assert "shape:llama-2-70b (random weights)" in out
+
+
+def test_transformers_is_no_arm_beside_random_weights(pair, capsys):
+    assert run(["bench", *pair, "--against", "transformers"]) == 2
+    assert "reads weights and verifies" in capsys.readouterr().err
+
+
+def test_rates_are_numbers(capsys):
+    assert run(["bench", "--synthetic-acceptance-rates", "0.5,x"]) == 2
+    assert "`--synthetic-acceptance-rates 0.5,x` is not numbers with commas" in capsys.readouterr().err

@@ -1,0 +1,125 @@
+"""Depth policies as pure logic: tables of k, acceptance that fades, and an adaptive k on clocks that are made up."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from specdec_cli.engine.depth import Adaptive, Fixed, KByBatch, Survival, Wish
+
+K = 6
+CURVES: dict[str, Callable[[int, int], float]] = {
+    "memory-bound": lambda rows, k: 20 + 0.3 * rows * (k + 1) + 3 * k,
+    "compute-bound": lambda rows, k: 5 + 4 * rows * (k + 1) + 3 * k,
+    "slow draft": lambda rows, k: 20 + 0.3 * rows * (k + 1) + 15 * k,
+    "no draft model": lambda rows, k: 20 + 0.8 * rows * (k + 1),
+}
+
+
+def expected(rate: float, k: int) -> float:
+    return sum(rate**j for j in range(k + 1))
+
+
+def simulate(
+    policy: Adaptive, seconds: Callable[[int, int], float], rate: float, rows: int = 1, steps: int = 2000, seed: int = 0
+) -> tuple[float, list[int]]:
+    """Tokens per second, in expectation, of the k that were chosen; and those k. One step in 200 takes ten times."""
+    generator = random.Random(seed)
+    wishes = [Wish(i, "model", K) for i in range(rows)]
+    took, given, chosen = 0.0, 0.0, []
+    for _ in range(steps):
+        ks = policy.choose(wishes, True)
+        k = max(ks)
+        accepted = {}
+        for i, own in enumerate(ks):
+            accepted[i] = 0
+            while accepted[i] < own and generator.random() < rate:
+                accepted[i] += 1
+        interrupted = 10 if generator.random() < 0.005 else 1
+        policy.observe(seconds(rows, k) * generator.lognormvariate(0, 0.05) * interrupted, accepted)
+        took += seconds(rows, k)
+        given += sum(expected(rate, own) for own in ks)
+        chosen.append(k)
+    return given / took, chosen
+
+
+@pytest.mark.parametrize("rows", [1, 4, 16])
+@pytest.mark.parametrize("rate", [0.05, 0.6, 0.95])
+@pytest.mark.parametrize("curve", CURVES)
+def test_adaptive_is_near_the_best_fixed_k_and_never_much_slower_than_none(curve, rate, rows):
+    seconds = CURVES[curve]
+    rates = [rows * expected(rate, k) / seconds(rows, k) for k in range(K + 1)]
+    got, _ = simulate(Adaptive(), seconds, rate, rows)
+    assert got >= 0.97 * rates[0], "slower than plain decoding"
+    assert got >= 0.95 * max(rates), "far from the best k"
+
+
+def test_a_bad_draft_and_a_big_batch_are_not_drafted_for():
+    for curve, rate, rows in (("memory-bound", 0.05, 1), ("compute-bound", 0.6, 16)):
+        _, chosen = simulate(Adaptive(), CURVES[curve], rate, rows)
+        assert chosen[1000:].count(0) > 900
+    _, chosen = simulate(Adaptive(), CURVES["memory-bound"], 0.95)
+    assert sum(chosen[1000:]) / 1000 > 4
+
+
+def test_adaptive_comes_back_when_the_draft_gets_better():
+    policy = Adaptive()
+    _, chosen = simulate(policy, CURVES["memory-bound"], 0.05, steps=600)
+    assert chosen[-100:].count(0) > 80
+    _, chosen = simulate(policy, CURVES["memory-bound"], 0.95, steps=1500, seed=1)
+    assert sum(chosen[-300:]) / 300 > 3
+
+
+def test_what_exploring_costs_is_counted_and_small():
+    policy = Adaptive()
+    simulate(policy, CURVES["slow draft"], 0.05, steps=3000)
+    assert 0 < policy.num_exploring < 300
+    assert policy.exploring_seconds < 0.02 * policy.seconds
+
+
+def test_each_row_keeps_its_own_limit_and_a_step_with_prompts_explores_nothing():
+    policy = Adaptive()
+    for step in range(400):
+        wishes = [Wish(0, "model", 4), Wish(1, "ngram", 1), Wish(2, "none", 0)]
+        ks = policy.choose(wishes, step % 2 == 0)
+        assert all(k <= wish.most for k, wish in zip(ks, wishes, strict=True))
+        before = policy.num_exploring
+        policy.observe(1.0, {0: ks[0], 1: 0, 2: 0})
+        assert step % 2 == 0 or policy.num_exploring == before
+    policy.forget(0)
+    assert policy.choose([], False) == []
+    policy.observe(1.0, {})
+
+
+def test_a_step_that_broke_off_is_not_learned_from():
+    policy = Adaptive()
+    policy.choose([Wish(0, "model", 4)], True)
+    assert policy.choose([Wish(1, "model", 4)], True) == [0]
+    policy.observe(1.0, {1: 0})
+    assert policy.seconds == 1.0
+
+
+def test_survival_follows_what_is_accepted_and_starts_from_its_prior():
+    pool = Survival()
+    for _ in range(300):
+        pool.add(4, 2)
+    curve = Survival(pool).curve(4)
+    assert curve[1] > 0.9
+    assert curve[2] < 0.1
+    one = Survival(pool)
+    for _ in range(100):
+        one.add(4, 0)
+    assert one.curve(1)[0] < 0.1
+    assert Survival().curve(0) == []
+
+
+def test_k_by_batch():
+    table = KByBatch.of(4, ((8, 3), (32, 0)), None)
+    assert [table.k(num, None) for num in (1, 7, 8, 31, 32, 99)] == [4, 4, 3, 3, 0, 0]
+    assert [table.k(num, 6) for num in (1, 8, 32)] == [6, 3, 0], "a wish holds within the entry"
+    assert KByBatch.of(4, ((1, 5),), None).most == 5
+    limited = KByBatch.of(4, ((1, 5), (8, 3)), 2)
+    assert [limited.k(num, None) for num in (1, 2, 3, 9)] == [5, 5, 0, 0]
+    assert Fixed().choose([Wish(0, "model", 3)], True) == [3]

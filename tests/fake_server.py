@@ -1,0 +1,192 @@
+"""A small OpenAI-like server in a thread: it streams words, counts them, and can misbehave in many ways."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+VLLM = """\
+# TYPE vllm:spec_decode_num_drafts_total counter
+vllm:spec_decode_num_drafts_total{{engine="0",model_name="fake"}} {drafts}
+vllm:spec_decode_num_drafts_total{{engine="0",model_name="other"}} 9999
+# TYPE vllm:spec_decode_num_drafts_created gauge
+vllm:spec_decode_num_drafts_created{{engine="0",model_name="fake"}} 1.7e+09
+# TYPE vllm:spec_decode_num_draft_tokens_total counter
+vllm:spec_decode_num_draft_tokens_total{{engine="0",model_name="fake"}} {drafted}
+# TYPE vllm:spec_decode_num_accepted_tokens_total counter
+vllm:spec_decode_num_accepted_tokens_total{{engine="0",model_name="fake"}} {accepted}
+# TYPE vllm:spec_decode_num_accepted_tokens_per_pos_total counter
+vllm:spec_decode_num_accepted_tokens_per_pos_total{{engine="0",model_name="fake",position="0"}} {drafts}
+vllm:spec_decode_num_accepted_tokens_per_pos_total{{engine="0",model_name="fake",position="1"}} {second}
+# TYPE vllm:generation_tokens_total counter
+vllm:generation_tokens_total{{engine="0",model_name="fake"}} {tokens}
+# TYPE vllm:request_generation_tokens histogram
+vllm:request_generation_tokens_bucket{{le="+Inf"}} 3
+vllm:request_generation_tokens_sum 3
+vllm:request_generation_tokens_count 3
+"""
+"""What each request adds: 4 drafts of 2 tokens, 4 and 3 of them accepted."""
+
+
+@dataclass
+class Fake:
+    """How it behaves, and what it was asked.
+
+    Args:
+        words: chunks of an answer.
+        tokens_per_word: what its usage says of each.
+        usage: whether it sends usage at all.
+        metrics: the template of its /metrics; None has none.
+        fault: which way it misbehaves: a status, or a word that `do_POST` knows.
+        faulty_from: the first request (the warm-up is 0) that it happens to.
+        key: the one it wants.
+        others: tokens that somebody else's requests get in the meantime, for each of ours.
+        pause_s: before an answer.
+    """
+
+    words: int = 5
+    tokens_per_word: int = 3
+    usage: bool = True
+    metrics: str | None = VLLM
+    fault: int | str | None = None
+    faulty_from: int = 0
+    key: str | None = None
+    others: int = 0
+    pause_s: float = 0.0
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
+    most_at_a_time: int = 0
+    at_work: int = 0
+    url: str = ""
+    lock: Any = field(default_factory=threading.Lock)
+
+    def page(self) -> str:
+        num = len(self.requests)
+        tokens = num * (self.words * self.tokens_per_word + self.others)
+        return (self.metrics or "").format(
+            drafts=4 * num, drafted=8 * num, accepted=7 * num, second=3 * num, tokens=tokens
+        )
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    server_version, sys_version = "fake", ""
+
+    @property
+    def fake(self) -> Fake:
+        return self.server.fake
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def plain(self, status: int, text: str, kind: str = "application/json") -> None:
+        self.send_response(status)
+        self.send_header("content-type", kind)
+        self.send_header("content-length", str(len(text.encode())))
+        if status == 307:
+            self.send_header("location", "http://elsewhere/")
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def allowed(self) -> bool:
+        given = self.headers.get("authorization")
+        if self.fake.key is None or given == f"Bearer {self.fake.key}":
+            return True
+        self.plain(401, json.dumps({"error": {"message": f"wrong key {given}"}}))
+        return False
+
+    def do_GET(self) -> None:
+        if self.path == "/v1/models" and self.allowed():
+            if self.fake.fault == "html":
+                self.plain(200, "<html>hello</html>", "text/html")
+            else:
+                self.plain(200, json.dumps({"data": [{"id": "fake"}, {"id": "second"}]}))
+        elif self.path == "/version":
+            self.plain(200, '{"version": "1.2.3"}')
+        elif self.path == "/metrics" and self.fake.metrics is not None:
+            self.plain(200, self.fake.page(), "text/plain")
+        elif self.path != "/v1/models":
+            self.plain(404, '{"detail": "Not Found"}')
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        if not self.allowed():
+            return
+        with self.fake.lock:
+            place = len(self.fake.requests)
+            self.fake.requests.append(body)
+            self.fake.paths.append(self.path)
+            self.fake.at_work += 1
+            self.fake.most_at_a_time = max(self.fake.most_at_a_time, self.fake.at_work)
+        time.sleep(self.fake.pause_s)
+        fault = self.fake.fault if place >= self.fake.faulty_from else None
+        if isinstance(fault, int):
+            words = {"error": {"message": f"I say {fault} \x1b[31m to key {self.fake.key}"}}
+            self.plain(fault, json.dumps(words))
+        elif fault == "no stream":
+            self.plain(200, '{"choices": []}')
+        else:
+            self.stream(str(fault))
+        with self.fake.lock:
+            self.fake.at_work -= 1
+
+    def event(self, data: Any) -> None:
+        text = f"data: {data if isinstance(data, str) else json.dumps(data)}\n\n".encode()
+        self.wfile.write(f"{len(text):x}\r\n".encode() + text + b"\r\n")
+        self.wfile.flush()
+
+    def stream(self, fault: str) -> None:
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream; charset=utf-8")
+        self.send_header("transfer-encoding", "chunked")
+        self.end_headers()
+        is_chat = "chat" in self.path
+        if is_chat:
+            self.event({"choices": [{"delta": {"role": "assistant", "content": ""}}]})
+        for place in range(self.fake.words):
+            if place == 2 and fault == "dies":
+                self.close_connection = True
+                self.connection.close()
+                return
+            if place == 2 and fault in ("error", "garbage", "short"):
+                self.event({"error": {"message": "the engine died"}} if fault == "error" else "{nonsense")
+                break
+            last = "length" if place == self.fake.words - 1 else None
+            text = {"delta": {"content": " word"}} if is_chat else {"text": " word"}
+            self.event({"choices": [text | {"finish_reason": last}]})
+        if self.fake.usage:
+            tokens = self.fake.words * self.fake.tokens_per_word
+            self.event({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": tokens}})
+        if fault != "cut":
+            self.event("[DONE]")
+        self.wfile.write(b"0\r\n\r\n")
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, *_: Any) -> None:
+        """A client that went away is not the server's fault."""
+
+
+@contextmanager
+def serving(fake: Fake) -> Iterator[Fake]:
+    """The server at `fake.url`, until the block ends."""
+    server = _Server(("127.0.0.1", 0), Handler)
+    server.fake = fake
+    fake.url = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        yield fake
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,150 @@
+"""The client of a server: addresses, what is sent, what a stream's clock says, and one sentence for every fault."""
+
+import asyncio
+
+import pytest
+from fake_server import Fake, serving
+
+from specdec_cli.errors import UsageError
+from specdec_cli.measure.answer import Answer
+from specdec_cli.measure.endpoint import Endpoint, EndpointError, check_key, parse_address
+from specdec_cli.measure.endpoint_bench import request_body, sampling_fields
+from specdec_cli.measure.prompts import PromptRow
+from specdec_cli.recipe.schema import Sampling
+
+
+@pytest.mark.parametrize(
+    ("url", "root", "api"),
+    [
+        ("http://h:8000", "http://h:8000", "http://h:8000/v1"),
+        ("http://h:8000/", "http://h:8000", "http://h:8000/v1"),
+        ("https://h/v1/", "https://h", "https://h/v1"),
+        ("https://h/openai/v3", "https://h/openai", "https://h/openai/v3"),
+    ],
+)
+def test_addresses(url, root, api):
+    assert (parse_address(url).root, parse_address(url).api) == (root, api)
+
+
+@pytest.mark.parametrize("url", ["h:8000", "ftp://h", "http://", "http://h:0", "http://h:99999", "http://[", ""])
+def test_what_is_no_address(url):
+    with pytest.raises(UsageError, match="http or https"):
+        parse_address(url)
+
+
+@pytest.mark.parametrize("url", ["http://me:secret@h", "http://h?key=secret", "http://h#secret"])
+def test_an_address_holds_no_secret_and_the_error_does_not_show_it(url):
+    with pytest.raises(UsageError) as caught:
+        parse_address(url)
+    assert "secret" not in caught.value.message
+
+
+def test_keys():
+    assert check_key(None) is None
+    assert check_key(" ") is None
+    assert check_key("sk-1\n") == "sk-1"
+    with pytest.raises(UsageError, match="no HTTP header") as caught:
+        check_key("sk-1\nx-evil: 1")
+    assert "evil" not in caught.value.message
+
+
+def test_only_what_is_set_is_sent():
+    assert sampling_fields(Sampling()) == {"max_tokens": 128, "temperature": 0.0}
+    given = Sampling(
+        temperature=1.0, top_p=0.9, top_k=5, stop=("x",), logit_bias={7: -1.0}, ignore_eos=True, min_tokens=2
+    )
+    assert sampling_fields(given) == {
+        "max_tokens": 128, "temperature": 1.0, "seed": 0, "top_p": 0.9, "top_k": 5, "ignore_eos": True,
+        "min_tokens": 2, "logit_bias": {"7": -1.0}, "stop": ["x"],
+    }  # fmt: skip
+
+
+def test_a_row_has_its_own_length_and_seed():
+    row = PromptRow(0, "hi", max_new_tokens=3, seed=9)
+    body = request_body(row, "m", False, sampling_fields(Sampling(seed=4)))
+    assert body == {
+        "model": "m", "prompt": "hi", "max_tokens": 3, "temperature": 0.0, "seed": 9,
+        "stream": True, "stream_options": {"include_usage": True},
+    }  # fmt: skip
+    assert request_body(row, "m", True, {})["messages"] == [{"role": "user", "content": "hi"}]
+
+
+def test_the_clock_of_an_answer():
+    answer = Answer(sent=10.0)
+    answer.feed({"choices": [{"delta": {"role": "assistant", "content": ""}}]}, 10.5)
+    answer.feed({"choices": [{"delta": {"reasoning_content": "hm"}}]}, 11.0)
+    answer.feed({"choices": [{"text": " a b c"}]}, 13.0)
+    answer.feed({"choices": [{"text": "", "finish_reason": "stop"}]}, 15.0)
+    assert answer.tpot_s is None, "without usage nobody counted the tokens"
+    answer.feed({"choices": [], "usage": {"prompt_tokens": 4, "completion_tokens": 5}}, 16.0)
+    assert (answer.ttft_s, answer.gaps_s, answer.finish_s) == (1.0, [2.0], 5.0)
+    assert answer.tpot_s == (5.0 - 1.0) / 4
+    assert (answer.prompt_tokens, answer.finish_reason) == (4, "stop")
+
+
+def test_one_token_or_none_has_no_time_per_token():
+    answer = Answer(sent=0.0)
+    answer.feed({"choices": [], "usage": {"completion_tokens": 0}}, 1.0)
+    assert (answer.ttft_s, answer.tpot_s, answer.completion_tokens) == (None, None, 0)
+    answer.feed({"choices": [{"text": "a"}], "usage": {"completion_tokens": 1}}, 1.0)
+    assert answer.tpot_s is None
+
+
+def ask(fake: Fake, key: str | None = None, timeout_s: float = 20) -> Answer:
+    async def go():
+        async with Endpoint(parse_address(fake.url), key, timeout_s) as endpoint:
+            return await endpoint.ask("/completions", {"model": "fake", "prompt": "hi", "stream": True})
+
+    return asyncio.run(go())
+
+
+def test_an_answer():
+    with serving(Fake(words=4, tokens_per_word=2)) as fake:
+        answer = ask(fake)
+    assert (len(answer.arrivals), answer.completion_tokens, answer.finish_reason) == (4, 8, "length")
+    assert 0 < answer.ttft_s <= answer.finish_s <= answer.end_s
+
+
+@pytest.mark.parametrize(
+    ("fault", "words", "status"),
+    [
+        (404, "refused the request (404): I say 404 to key ***", 404),
+        (500, "refused the request (500): I say 500", 500),
+        (401, "refuses the key (401)", 401),
+        (307, "sends on to `http://elsewhere/`", 307),
+        ("no stream", "answers with `application/json`, not with a stream", None),
+        ("garbage", "is no JSON: `{nonsense`", None),
+        ("error", "broke off its answer: the engine died", None),
+        ("dies", "the connection to", None),
+    ],
+)
+def test_every_fault_is_one_sentence_without_the_key(fault, words, status):
+    with serving(Fake(fault=fault, key="sk-hidden")) as fake, pytest.raises(EndpointError) as caught:
+        ask(fake, "sk-hidden")
+    assert words in caught.value.message
+    assert "\n" not in caught.value.message
+    assert "\x1b" not in caught.value.message
+    assert "sk-hidden" not in caught.value.message
+    assert caught.value.status == status
+    assert not caught.value.is_gone
+
+
+def test_a_stream_without_an_end_is_no_answer():
+    with (
+        serving(Fake(words=0, usage=False, fault="cut")) as fake,
+        pytest.raises(EndpointError, match="before the answer"),
+    ):
+        ask(fake)
+
+
+def test_silence():
+    with serving(Fake(pause_s=0.5)) as fake, pytest.raises(EndpointError, match=r"silent for 0\.1 s"):
+        ask(fake, timeout_s=0.1)
+
+
+def test_nobody_there():
+    with serving(Fake()) as fake:
+        pass
+    with pytest.raises(EndpointError, match="connection refused") as caught:
+        ask(fake)
+    assert caught.value.is_gone

@@ -1,0 +1,136 @@
+"""Requests become jobs: prompts, seeds, lengths, speculation, templates, tools, structured outputs."""
+
+import json
+
+import pytest
+from requests_for_tests import TOOL, TOOL_TEMPLATE, USER, chat, completion, facts, tokenizer
+
+from specdec_cli.serve.constraint import force_tools
+from specdec_cli.serve.protocol import DetokenizeRequest, TokenizeRequest, Tool
+from specdec_cli.serve.tokens import detokenize, tokenize, tokenizer_info
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [("ab", ["ab"]), (["ab", "c"], ["ab", "c"]), ([5, 6], [[5, 6]]), ([[5], [6, 7]], [[5], [6, 7]])],
+)
+def test_every_form_of_prompt(prompt, expected):
+    encode = tokenizer().encode
+    jobs = completion(prompt=prompt).jobs
+    assert [list(job.token_ids) for job in jobs] == [encode(p) if isinstance(p, str) else p for p in expected]
+
+
+def test_choices_are_prompt_by_prompt_and_index_the_noise():
+    prepared = completion(prompt=["a", "b"], n=2, seed=7)
+    assert [job.params.index for job in prepared.jobs] == [0, 1, 2, 3]
+    assert prepared.jobs[0].token_ids == prepared.jobs[1].token_ids != prepared.jobs[2].token_ids
+    assert {job.params.seed for job in prepared.jobs} == {7}
+
+
+def test_a_seed_is_drawn_for_each_request_unless_given():
+    assert completion().jobs[0].params.seed != completion().jobs[0].params.seed
+    assert completion(seed=-1).jobs[0].params.seed == completion(seed=-1).jobs[0].params.seed == 2**63 - 1
+
+
+def test_lengths_by_default_and_by_wish():
+    assert completion().jobs[0].params.max_new_tokens == 16
+    prepared = chat()
+    assert prepared.jobs[0].params.max_new_tokens == 512 - len(prepared.jobs[0].token_ids)
+    assert chat(max_completion_tokens=9).jobs[0].params.max_new_tokens == 9
+    assert completion(prompt=[5] * 510).jobs[0].params.max_new_tokens == 2
+    assert completion(prompt=[5] * 600, truncate_prompt_tokens=4, max_tokens=1).jobs[0].token_ids == (5,) * 4
+
+
+def test_sampling_fields_arrive():
+    given = {"temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1}
+    params = completion(**given, stop="x", logit_bias={"5": -100}, min_tokens=2, ignore_eos=True).jobs[0].params
+    assert {name: getattr(params, name) for name in given} == given
+    assert (params.stop, params.logit_bias, params.min_tokens, params.ignore_eos) == (("x",), {5: -100}, 2, True)
+    assert completion().jobs[0].params.temperature == 1.0
+    assert completion(top_k=-1).jobs[0].params.top_k is completion(top_k=0).jobs[0].params.top_k is None
+
+
+def test_a_prompt_is_scored_for_echo_with_logprobs():
+    job = completion(echo=True, max_tokens=0, logprobs=1).jobs[0]
+    assert (job.prompt_logprobs, job.decodes) == (1, False)
+    job = completion(echo=True, max_tokens=1, logprobs=1).jobs[0]
+    assert (job.prompt_logprobs, job.decodes, job.params.logprobs) == (1, True, 1)
+    assert completion(logprobs=1).jobs[0].prompt_logprobs is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, (None, None, None)),
+        ({"speculative": {"enabled": False, "num_speculative_tokens": 4}}, (0, None, None)),
+        ({"speculative": {"num_speculative_tokens": 5, "draft": "ngram"}}, (5, "ngram", None)),
+        ({"speculative.n_max": 2}, (2, None, None)),
+        ({"prediction": {"type": "content", "content": ""}}, (None, None, None)),
+    ],
+)
+def test_speculation_is_the_requests_own(fields: dict, expected: tuple):
+    job = completion(**fields).jobs[0]
+    assert (job.num_speculative_tokens, job.draft, job.prediction) == expected
+
+
+def test_a_prediction_is_tokens_without_special_ones():
+    parts = [{"type": "text", "text": "hello"}]
+    job = chat(prediction={"type": "content", "content": parts}).jobs[0]
+    assert list(job.prediction) == tokenizer().encode("hello", add_special_tokens=False)
+
+
+def test_text_parts_developer_and_calls_reach_the_template():
+    call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
+    messages = [
+        {"role": "developer", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+    ]
+    given = facts(TOOL_TEMPLATE)
+    job = chat(over=given, messages=messages, tools=[TOOL], chat_template_kwargs={"enable_thinking": True}).jobs[0]
+    text = given.tokenizer.decode(job.token_ids, skip_special_tokens=False)
+    assert "<|system|>a\nb" in text.replace("<|system|> ", "<|system|>")
+    assert "Rome" in text
+    assert '"weather"' in text
+    assert "think" in text
+
+
+def test_tools_are_read_by_the_templates_format():
+    given = facts(TOOL_TEMPLATE)
+    prepared = chat(over=given, tools=[TOOL], parallel_tool_calls=False)
+    assert (prepared.plan.tools.form, prepared.plan.tools.only_one) == ("hermes", True)
+    assert prepared.jobs[0].params.skip_special_tokens is False
+    assert chat(over=given, tools=[TOOL], tool_choice="none").plan.tools is None
+
+
+def test_forced_tools_are_a_schema():
+    other = {"type": "function", "function": {"name": "g", "parameters": {"$ref": "#/$defs/x", "$defs": {"x": {}}}}}
+    tools = [Tool.model_validate(TOOL), Tool.model_validate(other)]
+    schema = json.loads(force_tools(tools, None, only_one=True).source)
+    assert schema["$defs"] == {"x": {}}
+    assert schema["maxItems"] == 1
+    assert [one["properties"]["name"] for one in schema["items"]["anyOf"]] == [{"const": "weather"}, {"const": "g"}]
+    assert json.loads(force_tools(tools, "weather", only_one=False).source) == {"type": "object"}
+
+
+def test_structured_outputs_become_grammars():
+    pytest.importorskip("llguidance", reason="needs the extra `structured`")
+    assert completion(structured_outputs={"choice": ["yes", "no"]}).jobs[0].grammar is not None
+    assert chat(response_format={"type": "json_object"}).jobs[0].grammar is not None
+    forced = chat(over=facts(TOOL_TEMPLATE), tools=[TOOL], tool_choice="required")
+    assert forced.jobs[0].grammar is not None
+    assert forced.plan.tools.form == "required"
+
+
+def test_the_keys_salt_and_the_requests_are_joined():
+    assert completion(cache_salt="x").jobs[0].cache_salt == "/x"
+
+
+def test_tokens_there_and_back():
+    given = facts()
+    answer = tokenize(TokenizeRequest(prompt="hello there", return_token_strs=True), given)
+    assert answer["count"] == len(answer["tokens"]) == len(answer["token_strs"])
+    ids = tokenizer().encode("hello there", add_special_tokens=False)
+    assert detokenize(DetokenizeRequest(tokens=ids), given) == {"prompt": "hello there"}
+    chatted = tokenize(TokenizeRequest.model_validate({"messages": USER}), given)
+    assert tuple(chatted["tokens"]) == chat().jobs[0].token_ids
+    assert tokenizer_info(given)["vocab_size"] == given.num_tokens

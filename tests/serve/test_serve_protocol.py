@@ -1,0 +1,256 @@
+"""Hostile and odd requests: each a 400 that names its field; strangers are listed; neutral fields pass."""
+
+import json
+
+import pytest
+from requests_for_tests import TOOL, TOOL_TEMPLATE, USER, chat, completion, facts
+
+from specdec_cli.serve.errors import ApiError
+from specdec_cli.serve.limits import RequestLimits
+from specdec_cli.serve.protocol import ChatCompletionRequest, CompletionRequest, TokenizeRequest
+from specdec_cli.serve.read import parse
+
+WITH_TOOLS = facts(TOOL_TEMPLATE)
+
+RAW = [
+    (b"", None, "not valid JSON"),
+    (b"[]", None, "must be a JSON object"),
+    (b"nope", None, "not valid JSON"),
+    (b'{"prompt":"\xff\xfe"}', None, "not valid UTF-8"),
+    (b'{"prompt":"a","temperature":NaN}', "temperature", "finite"),
+    (b'{"prompt":"a","temperature":-Infinity}', "temperature", "finite"),
+    (b'{"prompt":"a","top_p":1e999}', "top_p", "finite"),
+    (b'{"prompt":"a","seed":' + b"9" * 5000 + b"}", "seed", "digits"),
+    (b'{"prompt":"a","logit_bias":{"3":Infinity}}', "logit_bias.3", "finite"),
+    (b'{"prompt":"a","stranger":[NaN]}', "stranger[0]", "finite"),
+    (b'{"prompt":"a","prompt":"b"}', "prompt", "twice"),
+    (b'{"prompt":"\\ud800"}', "prompt", "surrogate"),
+    (b'{"prompt":"a","metadata":' + b"[" * 40_000 + b"]" * 40_000 + b"}", "metadata", "nested"),
+    (b'{"prompt":"a","x":' + b'{"a":' * 9_000 + b"1" + b"}" * 9_000 + b"}", "x", "nested"),
+    (b'{"prompt":"' + b"a" * 100_000 + b'"}', None, "bytes"),
+    (b"{}", "prompt", "is missing"),
+]
+
+COMPLETIONS = [
+    ({"prompt": 3}, "prompt"),
+    ({"prompt": None}, "prompt"),
+    ({"prompt": []}, "prompt"),
+    ({"prompt": [[]]}, "prompt[0]"),
+    ({"prompt": [1, -2]}, "prompt[1]"),
+    ({"prompt": [1, True]}, "prompt"),
+    ({"prompt": ["a", 1]}, "prompt"),
+    ({"prompt": [10**6]}, "prompt[0]"),
+    ({"prompt": [[1], [2, 10**6]]}, "prompt[1][1]"),
+    ({"prompt": ["a"] * 1000}, "prompt"),
+    ({"prompt": [5] * 512}, "prompt"),
+    ({"model": "gpt-9"}, "model"),
+    ({"model": 7}, "model"),
+    ({"n": 0}, "n"),
+    ({"n": 10**9}, "n"),
+    ({"n": "1"}, "n"),
+    ({"n": True}, "n"),
+    ({"n": 1.5}, "n"),
+    ({"best_of": 3}, "best_of"),
+    ({"logprobs": 10**6}, "logprobs"),
+    ({"logprobs": -1}, "logprobs"),
+    ({"logprobs": True}, "logprobs"),
+    ({"max_tokens": -1}, "max_tokens"),
+    ({"max_tokens": 10**9}, "max_tokens"),
+    ({"max_tokens": "16"}, "max_tokens"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"min_tokens": 9, "max_tokens": 3}, "min_tokens"),
+    ({"min_tokens": 10**12}, "min_tokens"),
+    ({"min_tokens": 600}, "min_tokens"),
+    ({"temperature": -1}, "temperature"),
+    ({"temperature": True}, "temperature"),
+    ({"temperature": 10**29}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_p": 1.1}, "top_p"),
+    ({"top_k": -2}, "top_k"),
+    ({"top_k": 2**40}, "top_k"),
+    ({"min_p": 2}, "min_p"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"presence_penalty": 3}, "presence_penalty"),
+    ({"frequency_penalty": "1"}, "frequency_penalty"),
+    ({"logit_bias": {"x": 1}}, "logit_bias"),
+    ({"logit_bias": {"-1": 1}}, "logit_bias"),
+    ({"logit_bias": {"99999999": 1}}, "logit_bias"),
+    ({"logit_bias": {"²": 1}}, "logit_bias"),
+    ({"logit_bias": {"5": 101}}, "logit_bias.5"),
+    ({"logit_bias": {str(i): 1 for i in range(2000)}}, "logit_bias"),
+    ({"logit_bias": [1]}, "logit_bias"),
+    ({"seed": 2**63}, "seed"),
+    ({"seed": 1.5}, "seed"),
+    ({"stop": 1}, "stop"),
+    ({"stop": ""}, "stop"),
+    ({"stop": ["a", ""]}, "stop[1]"),
+    ({"stop": ["a"] * 100}, "stop"),
+    ({"stop": "a" * 5000}, "stop"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
+    ({"stop_token_ids": [10**6]}, "stop_token_ids[0]"),
+    ({"stop_token_ids": [1] * 100}, "stop_token_ids"),
+    ({"stream": 1}, "stream"),
+    ({"stream": "true"}, "stream"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+    ({"suffix": "tail"}, "suffix"),
+    ({"echo": "yes"}, "echo"),
+    ({"use_beam_search": True}, "use_beam_search"),
+    ({"length_penalty": 2}, "length_penalty"),
+    ({"allowed_token_ids": [1]}, "allowed_token_ids"),
+    ({"bad_words": ["x"]}, "bad_words"),
+    ({"prompt_logprobs": 1}, "prompt_logprobs"),
+    ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+    ({"cache_salt": ""}, "cache_salt"),
+    ({"speculative": True}, "speculative"),
+    ({"speculative": {"num_speculative_tokens": -1}}, "speculative.num_speculative_tokens"),
+    ({"speculative": {"num_speculative_tokens": 10**6}}, "speculative.num_speculative_tokens"),
+    ({"speculative": {"draft": "gpt2"}}, "speculative.draft"),
+    ({"speculative.n_max": 1000}, "speculative.n_max"),
+    ({"speculative.n_max": 1, "speculative": {"num_speculative_tokens": 2}}, "speculative.n_max"),
+    ({"speculative.n_min": 2}, "speculative.n_min"),
+    ({"speculative.p_min": 0.5}, "speculative.p_min"),
+    ({"prediction": {"type": "text", "content": "x"}}, "prediction.type"),
+    ({"prediction": {"type": "content", "content": "x"}, "speculative": {"draft": "ngram"}}, "prediction"),
+    ({"response_format": {"type": "xml"}}, "response_format.type"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
+    ({"response_format": "json"}, "response_format"),
+    ({"structured_outputs": {"regex": "a" * 70_000}}, "structured_outputs.regex"),
+    ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs.choice"),
+    ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex"),
+    ({"guided_choice": "a"}, "guided_choice"),
+]
+
+CHATS = [
+    ({"messages": []}, "messages"),
+    ({"messages": "hi"}, "messages"),
+    ({"messages": [{"role": "king", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+    ({"messages": [*USER, {"role": "user", "content": [{"type": "image_url"}]}]}, "messages[1].content[0].type"),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
+    ({"messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]}, "messages[0].content[0].text"),
+    ({"messages": [{"role": "user", "content": ""}] * 300}, "messages"),
+    ({"messages": [{"role": "user", "content": "word " * 600}]}, "messages"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_completion_tokens": 10**6}, "max_completion_tokens"),
+    ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
+    ({"logprobs": 3}, "logprobs"),
+    ({"top_logprobs": 3}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 1000}, "top_logprobs"),
+    ({"tools": [TOOL]}, "tools"),
+    ({"tool_choice": "auto"}, "tool_choice"),
+    ({"functions": [{"name": "f"}]}, "functions"),
+    ({"modalities": ["text", "audio"]}, "modalities[1]"),
+    ({"audio": {"voice": "x"}}, "audio"),
+    ({"verbosity": "high"}, "verbosity"),
+    ({"reasoning_effort": "high"}, "reasoning_effort"),
+    ({"chat_template": "x"}, "chat_template"),
+    ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs.tokenize"),
+    ({"chat_template_kwargs": {"enable_thinking": True}}, "chat_template_kwargs.enable_thinking"),
+    ({"add_generation_prompt": True, "continue_final_message": True}, "messages"),
+    ({"add_special_tokens": True}, "add_special_tokens"),
+    ({"prompt": 3, "messages": None}, "messages"),
+]
+
+TOOLS = [
+    ({"tools": [TOOL, TOOL]}, "tools[1].function.name"),
+    ({"tools": [{"type": "code"}]}, "tools[0].type"),
+    ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+    ({"tools": [TOOL] * 1000}, "tools"),
+    ({"tools": [TOOL], "tool_choice": "maybe"}, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "no"}}}, "tool_choice.function.name"),
+    ({"tools": [TOOL], "response_format": {"type": "json_object"}}, "response_format"),
+    ({"tools": [TOOL], "tool_choice": "required", "guided_regex": "a"}, "guided_regex"),
+]
+
+
+def refused(run) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        run()
+    return caught.value
+
+
+@pytest.mark.parametrize(("body", "param", "words"), RAW, ids=range(len(RAW)))
+def test_a_hostile_body(body: bytes, param: str | None, words: str):
+    error = refused(lambda: completion(body))
+    assert error.status in (400, 413)
+    assert error.param == param
+    assert words in error.message
+    assert len(error.message) < 400
+
+
+@pytest.mark.parametrize(("fields", "param"), COMPLETIONS, ids=lambda value: str(value)[:50])
+def test_a_wrong_completion(fields: dict, param: str):
+    error = refused(lambda: completion(**fields))
+    assert (error.status, error.param) == (404 if fields.get("model") == "gpt-9" else 400, param)
+    assert param.split(".")[-1].split("[")[0] in error.message or error.status == 404
+    assert len(error.message) < 400
+
+
+@pytest.mark.parametrize(("fields", "param"), CHATS, ids=lambda value: str(value)[:50])
+def test_a_wrong_chat(fields: dict, param: str):
+    error = refused(lambda: chat(**fields))
+    assert (error.status, error.param) == (400, param)
+
+
+@pytest.mark.parametrize(("fields", "param"), TOOLS, ids=lambda value: str(value)[:50])
+def test_wrong_tools(fields: dict, param: str):
+    error = refused(lambda: chat(over=WITH_TOOLS, **fields))
+    assert (error.status, error.param) == (400, param)
+
+
+def test_the_error_has_openais_shape():
+    body = refused(lambda: completion(n=0)).body()
+    assert body == {
+        "error": {
+            "message": "`n` must be greater than or equal to 1, not `0`",
+            "type": "invalid_request_error",
+            "param": "n",
+            "code": None,
+        }
+    }
+
+
+def test_an_unknown_model_has_its_code():
+    error = refused(lambda: completion(model="gpt-9"))
+    assert (error.status, error.code, error.type) == (404, "model_not_found", "not_found_error")
+
+
+def test_strangers_are_listed_wherever_they_stand():
+    body = {"messages": [{**USER[0], "mood": 1}], "zeal": 1, "speculative": {"k": 3}, "cache_prompt": True}
+    _, ignored = parse(ChatCompletionRequest, json.dumps(body).encode(), RequestLimits())
+    assert ignored == ["cache_prompt", "messages[0].mood", "speculative.k", "zeal"]
+
+
+def test_fields_at_their_neutral_values_pass():
+    neutral = {
+        "user": "u",
+        "metadata": {"a": [1]},
+        "store": True,
+        "service_tier": "flex",
+        "use_beam_search": False,
+        "length_penalty": 1,
+        "bad_words": [],
+        "early_stopping": False,
+        "response_format": {"type": "text"},
+        "top_k": -1,
+        "speculative.n_min": 0,
+        "speculative.p_min": 0.0,
+    }
+    assert completion(**neutral, best_of=1, suffix="").jobs
+    assert chat(**neutral, verbosity="medium", modalities=["text"], functions=[], tool_choice="none", tools=[]).jobs
+
+
+def test_null_is_absent_everywhere():
+    for kind in (CompletionRequest, ChatCompletionRequest, TokenizeRequest):
+        fields = {field.alias or name: None for name, field in kind.model_fields.items() if not field.is_required()}
+        required = {"prompt": "a"} if kind is CompletionRequest else {"messages": USER}
+        body = json.dumps(fields | required).encode()
+        assert parse(kind, body, RequestLimits())[1] == []
+
+
+def test_brackets_inside_strings_are_no_depth():
+    body = json.dumps({"prompt": '\\"[{' * 500}).encode()
+    assert parse(CompletionRequest, body, RequestLimits())[0].prompt == '\\"[{' * 500

@@ -1,0 +1,63 @@
+"""A server of toys for tests: the toy engine behind the application, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import tokenizers
+from starlette.testclient import TestClient
+from tokenizers.decoders import Fuse
+from tokenizers.models import BPE
+from toy_engine import LETTERS, toy_engine
+from transformers import PreTrainedTokenizerFast
+
+from specdec_cli.engine.engine import Engine
+from specdec_cli.recipe.schema import Serve
+from specdec_cli.serve.app import create_app
+from specdec_cli.serve.models import Model, Models
+from specdec_cli.serve.settings import Settings
+from specdec_cli.text.tokenizer import Tokenizer
+
+HERE = "http://127.0.0.1"
+
+
+def letters() -> Tokenizer:
+    """The toy engine's tokens as a real tokenizer, with a chat template; unknown letters are `a`."""
+    known = tokenizers.Tokenizer(BPE({letter: i for i, letter in enumerate(LETTERS)}, [], unk_token="a"))
+    known.decoder = Fuse()
+    hf = PreTrainedTokenizerFast(tokenizer_object=known, eos_token=LETTERS[0])
+    hf.chat_template = "{% for message in messages %}{{ message.role }} {{ message.content }} {% endfor %}"
+    return Tokenizer(hf)
+
+
+def served_engine(engine: Engine) -> Engine:
+    """The engine with that tokenizer."""
+    engine.tokenizer = letters()
+    return engine
+
+
+def toy_models(settings: Settings, engine: Engine | None = None, load: bool = True) -> Models:
+    """One model, `toy`, loaded already."""
+    models = Models(
+        [Model("toy", lambda: served_engine(engine or toy_engine()), settings)], settings.serve.hang_timeout_seconds
+    )
+    if load:
+        models.all[0].load()
+        assert models.all[0].state == "ready", models.all[0].failure
+    return models
+
+
+@contextmanager
+def toy_client(
+    engine: Engine | None = None, keys: tuple[str, ...] = (), models: Models | None = None, **serve: object
+) -> Iterator[TestClient]:
+    """A client of a served toy; `models` is at `client.models`."""
+    settings = Settings(Serve(**serve), keys)
+    models = models or toy_models(settings, engine)
+    try:
+        with TestClient(create_app(models, settings), base_url=HERE, raise_server_exceptions=False) as client:
+            client.models = models
+            yield client
+    finally:
+        assert models.stop(), "an engine's thread goes on"
