@@ -17,7 +17,8 @@ import torch
 
 from specdec_cli.drafters import get
 from specdec_cli.drafters.contract import Resources
-from specdec_cli.engine.engine import Engine, EngineOptions
+from specdec_cli.engine.engine import Engine
+from specdec_cli.engine.options import EngineOptions
 from specdec_cli.lm.door import Row
 from specdec_cli.sampling.params import SamplingParams
 

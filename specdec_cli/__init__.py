@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from specdec_cli.engine.engine import Engine, EngineOptions
+    from specdec_cli.engine.engine import Engine
+    from specdec_cli.engine.options import EngineOptions
     from specdec_cli.engine.outputs import Output
     from specdec_cli.sampling.params import SamplingParams
 
@@ -19,7 +20,7 @@ __all__ = ["Engine", "EngineOptions", "Output", "SamplingParams", "__version__"]
 
 _WHERE = {
     "Engine": "specdec_cli.engine.engine",
-    "EngineOptions": "specdec_cli.engine.engine",
+    "EngineOptions": "specdec_cli.engine.options",
     "Output": "specdec_cli.engine.outputs",
     "SamplingParams": "specdec_cli.sampling.params",
 }

@@ -25,7 +25,8 @@ class Emitted:
     """What one step gave one sequence.
 
     `tokens[:num_accepted]` were drafted and accepted; a token after them is the target's own. Tokens cut by a stop
-    or a length are not in here. `num_drafted` counts what was drafted and verified, cut or not.
+    or a length are not in here. `num_drafted` counts what was drafted and verified, cut or not. With the first tokens,
+    `num_cached_tokens` says how many of the prompt's were in the cache already.
     """
 
     sequence_id: int
@@ -35,11 +36,15 @@ class Emitted:
     num_accepted: int
     from_prefill: bool
     logprobs: tuple[TokenLogprob, ...] = ()
+    num_cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """One step of the engine: a forward over all running sequences, and where its time went."""
+    """One step of the engine: a forward over all running sequences, and where its time went.
+
+    `num_preemptions` sequences gave their blocks back to let it run, and will compute them again.
+    """
 
     emitted: tuple[Emitted, ...]
     num_running: int
@@ -50,6 +55,7 @@ class Stepped:
     overhead_seconds: float
     num_blocks_used: int
     num_blocks: int
+    num_preemptions: int = 0
 
 
 @dataclass(frozen=True, slots=True)

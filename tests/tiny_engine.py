@@ -34,11 +34,11 @@ PROMPTS = [
 
 
 def tiny_lm(
-    folder: str | Path, family: str = "llama", seed: int = 0, dtype: str = "auto", **shape: int
+    folder: str | Path, family: str = "llama", seed: int = 0, dtype: str = "auto", quantize: str = "none", **shape: int
 ) -> TransformersLM:
     """A tiny random checkpoint, saved and loaded."""
     name = Path(folder) / f"{family}-{seed}-{'-'.join(map(str, shape.values()))}"
-    return load_lm(str(make_tiny(family, name, seed, **shape)), dtype=dtype)
+    return load_lm(str(make_tiny(family, name, seed, **shape)), dtype=dtype, quantize=quantize)
 
 
 def drafter(draft: TransformersLM | str | None, num_tokens: int = VOCAB, **options: int) -> Drafter:

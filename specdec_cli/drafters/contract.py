@@ -27,6 +27,7 @@ class DraftRow:
         verify: the verification mode the guesses will meet: greedy, rejection, block, gumbel, exact-match, typical.
         p_min: stop before a position whose largest q is below this; 0 never stops.
         prediction: tokens that the output is expected to follow, where the request brought them.
+        cache_salt: a draft model may share what it has cached with sequences of the same salt; None with nobody.
     """
 
     handle: int
@@ -38,6 +39,7 @@ class DraftRow:
     verify: str
     p_min: float
     prediction: Sequence[int] | None = None
+    cache_salt: str | None = None
 
 
 @dataclass(slots=True)

@@ -62,6 +62,9 @@ class Drafter:
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Guesses]:
         """Up to k tokens per row: round j scores one position of every row that still drafts."""
+        for row in rows:
+            if row.cache_salt is not None and row.handle not in self._num_fed:
+                self._num_fed[row.handle] = self.lm.adopt(row.handle, row.context, row.cache_salt)
         drafts = [_Draft(row, place) for place, row in enumerate(rows)]
         self._feed_long_contexts([draft for draft in drafts if draft.wants_more(self.lm.max_context)])
         offset = 0

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from specdec_cli import drafters
 from specdec_cli.drafters.contract import Drafter, Resources
-from specdec_cli.engine.engine import Engine, EngineOptions
+from specdec_cli.engine.engine import Engine
+from specdec_cli.engine.options import EngineOptions
 from specdec_cli.engine.synthetic import synthetic_rates
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.dummy import StandIn
@@ -28,12 +29,13 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
-    """How one model is loaded: revision, dtype, device and format of the weights, as load_lm takes them."""
+    """How one model is loaded: revision, dtype, device, format and form of the weights, as load_lm takes them."""
 
     revision: str | None = None
     dtype: str = "auto"
     device: str = "auto"
     load_format: str = "auto"
+    quantize: str = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ class LoadSettings:
         max_model_len: a context limit below the target's own; None takes the model's.
         block_size: tokens of a KV block.
         kv_cache_bytes: memory for each KV cache, as TransformersLM takes it; None takes half of what is free.
+        decoder: auto (our own where it knows a model's shape), or transformers.
         trust_remote_code: run code that comes with a checkpoint.
         others: drafting methods without a model that requests may name beside the engine's own: ngram, prediction.
         progress: told in words what is being loaded.
@@ -54,6 +57,7 @@ class LoadSettings:
     max_model_len: int | None = None
     block_size: int = 16
     kv_cache_bytes: KVCacheBytes = None
+    decoder: str = "auto"
     trust_remote_code: bool = False
     others: tuple[str, ...] = ()
     progress: Progress | None = None
@@ -202,6 +206,7 @@ def engines_from_recipes(
             max_model_len=recipe.engine.max_model_len,
             block_size=recipe.engine.kv_block_size,
             kv_cache_bytes=_kv_cache_bytes(recipe.engine),
+            decoder=recipe.engine.decoder,
             trust_remote_code=trust_remote_code,
             others=others,
             progress=progress,
@@ -242,12 +247,14 @@ def _load(name: str, model: ModelSettings, settings: LoadSettings, options: Engi
         dtype=model.dtype,
         device=model.device,
         load_format=model.load_format,
+        quantize=model.quantize,
         trust_remote_code=settings.trust_remote_code,
         max_num_seqs=options.max_num_seqs,
         block_size=settings.block_size,
         extra_tokens=options.depths().most,
         max_model_len=settings.max_model_len,
         kv_cache_bytes=settings.kv_cache_bytes,
+        decoder=settings.decoder,
     )
 
 
@@ -288,6 +295,7 @@ def engine_options(recipe: Recipe) -> EngineOptions:
         disable_by_batch_size=speculation.disable_by_batch_size,
         max_num_seqs=recipe.engine.max_num_seqs,
         max_num_batched_tokens=recipe.engine.max_num_batched_tokens,
+        prefix_caching=bool(recipe.engine.enable_prefix_caching),
     )
 
 
@@ -297,4 +305,4 @@ def _kv_cache_bytes(engine: RecipeEngine) -> KVCacheBytes:
 
 
 def _model_settings(model: Any) -> ModelSettings:
-    return ModelSettings(model.revision, model.dtype, model.device, model.load_format)
+    return ModelSettings(model.revision, model.dtype, model.device, model.load_format, model.quantize)

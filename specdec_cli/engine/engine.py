@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Items
 from contextlib import contextmanager
-from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from specdec_cli.drafters.contract import Drafter, DraftRow, Guesses
-from specdec_cli.engine import requests
-from specdec_cli.engine.depth import POLICIES, Adaptive, DepthPolicy, Fixed, KByBatch
+from specdec_cli.engine import requests, run
 from specdec_cli.engine.drafting import NONE, Drafters
 from specdec_cli.engine.fit import fit
-from specdec_cli.engine.outputs import Output, Outputs
-from specdec_cli.engine.requests import Prompt, spread
+from specdec_cli.engine.judging import Judge, Part
+from specdec_cli.engine.options import EngineOptions
+from specdec_cli.engine.outputs import Output
+from specdec_cli.engine.requests import Prompt
 from specdec_cli.engine.scheduler import Limits, Scheduled, Scheduler
 from specdec_cli.engine.sequence import Sequence
 from specdec_cli.engine.synthetic import conditional
-from specdec_cli.engine.verify import MODES, SYNTHETIC, Verdict, VerifyRow, resolve_mode, verify
+from specdec_cli.engine.verify import SYNTHETIC, resolve_mode
 from specdec_cli.errors import UsageError
-from specdec_cli.events import Emitted, Event, Failed, Finished, Noticed, Stepped, TokenLogprob
+from specdec_cli.events import Emitted, Event, Failed, Finished, Noticed, Stepped
 from specdec_cli.lm.door import LM, Row
-from specdec_cli.sampling.chain import ChainRow, Distribution, distribution
 from specdec_cli.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -33,65 +32,8 @@ if TYPE_CHECKING:
     from specdec_cli.sampling.grammar import Grammar
     from specdec_cli.text.tokenizer import Tokenizer
 
-Part = tuple[Scheduled, Guesses]
-"""A row of a step, and what was drafted for it."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineOptions:
-    """How the engine speculates and batches.
-
-    Args:
-        num_speculative_tokens: k, most tokens drafted in one step; a request may ask for fewer or more.
-        verify: auto, greedy, rejection, block, gumbel, exact-match, typical (lossy) or synthetic (lossy).
-        synthetic_acceptance_rates: for each drafted token of a step the rate at which it and all before it are to
-            stand (verify synthetic); what is drafted beyond them is refused.
-        depth_policy: fixed and confidence draft k tokens (but see p_min), adaptive as many as pay by its clock.
-        p_min: stop drafting before a position whose largest q is below this.
-        k_by_batch: (number of sequences, k) ascending: from so many that run together on, this k in place of
-            num_speculative_tokens, and no request more.
-        disable_by_batch_size: no drafting while more sequences than this run together; one more entry of the table.
-        max_num_seqs: most sequences that run together.
-        max_num_batched_tokens: most prompt tokens fed in one step.
-        prefill_chunk: prompts are fed in pieces cut at multiples of this.
-    """
-
-    num_speculative_tokens: int = 4
-    verify: str = "auto"
-    synthetic_acceptance_rates: tuple[float, ...] | None = None
-    depth_policy: str = "fixed"
-    p_min: float = 0.0
-    k_by_batch: tuple[tuple[int, int], ...] = ()
-    disable_by_batch_size: int | None = None
-    max_num_seqs: int = 8
-    max_num_batched_tokens: int = 2048
-    prefill_chunk: int = 512
-
-    def __post_init__(self) -> None:
-        """Refuse values out of range, each by its name."""
-        ranges = {
-            "num_speculative_tokens": self.num_speculative_tokens >= 0,
-            "verify": self.verify in (*MODES, SYNTHETIC, "auto"),
-            "synthetic_acceptance_rates": (self.synthetic_acceptance_rates is None) == (self.verify != SYNTHETIC),
-            "depth_policy": self.depth_policy in POLICIES,
-            "k_by_batch": _is_table(self.k_by_batch),
-            "p_min": 0 <= self.p_min <= 1,
-            "disable_by_batch_size": self.disable_by_batch_size is None or self.disable_by_batch_size >= 1,
-            "max_num_seqs": self.max_num_seqs >= 1,
-            "max_num_batched_tokens": self.max_num_batched_tokens >= 1,
-            "prefill_chunk": self.prefill_chunk >= 1,
-        }
-        for name, fine in ranges.items():
-            if not fine:
-                raise UsageError(f"{name} is out of range: `{getattr(self, name)}`")
-
-    def depths(self) -> KByBatch:
-        """k by how many sequences run together."""
-        return KByBatch.of(self.num_speculative_tokens, self.k_by_batch, self.disable_by_batch_size)
-
-    def policy(self) -> DepthPolicy:
-        """A new depth policy."""
-        return Adaptive() if self.depth_policy == "adaptive" else Fixed()
+Argument = TypeVar("Argument")
+Result = TypeVar("Result")
 
 
 class Engine:
@@ -127,7 +69,7 @@ class Engine:
         self._failed: list[Failed] = []
         self._sequences: dict[int, Sequence] = {}
         self._next_id = 0
-        self._synthetic = conditional(self.options.synthetic_acceptance_rates or ())
+        self._judge = Judge(self.num_tokens, conditional(self.options.synthetic_acceptance_rates or ()))
         self._notices: list[Noticed] = []
         self._scheduler = Scheduler(
             Limits(
@@ -140,6 +82,8 @@ class Engine:
                 block_size=target.block_size,
             ),
             self.policy,
+            self._start,
+            self._stop,
         )
 
     @classmethod
@@ -182,6 +126,7 @@ class Engine:
         draft: str | None = None,
         prediction: Items[int] | None = None,
         grammar: Grammar | None = None,
+        cache_salt: str = "",
     ) -> int:
         """Queue a request.
 
@@ -193,6 +138,7 @@ class Engine:
             draft: name of its drafter; None takes the engine's own, `none` decodes without.
             prediction: tokens that the output is expected to follow, for the drafter `prediction`.
             grammar: what its text must match; the output ends where the grammar can only end, min_tokens or not.
+            cache_salt: with prefix_caching, a prompt shares what is cached with those of the same salt alone.
 
         Returns:
             The sequence's id in the events.
@@ -227,8 +173,9 @@ class Engine:
             draft_max_context=self.drafters.max_context(name),
             wish=wish,
             prediction=predicted,
+            cache_salt=cache_salt if self.options.prefix_caching else None,
         )
-        if sequence.verify == SYNTHETIC and not self._synthetic:
+        if sequence.verify == SYNTHETIC and not self._judge.rates:
             raise UsageError("verification mode `synthetic` needs rates", "give the engine synthetic_acceptance_rates")
         if params.stop and self.tokenizer is None:
             raise UsageError("stop strings need a tokenizer", "use stop_token_ids")
@@ -266,27 +213,32 @@ class Engine:
         begin = perf_counter()
         batch = self._scheduler.next()
         assert batch, "a step needs a sequence that can run; look at has_work first"
-        guesses, draft_seconds = self._propose(batch)
+        guesses, draft_seconds = _timed(self._propose, batch)
         parts = self._fit(batch, guesses)
-        verify_begin = perf_counter()
-        logits = self._score(parts)
-        verify_seconds = perf_counter() - verify_begin
-        emitted = self._decide([part for part in parts if part[0].is_decided], logits)
+        logits, verify_seconds = _timed(self._score, parts)
+        emitted = self._judge.decide([part for part in parts if part[0].is_decided], logits, self._fence)
         finished = [self._finish(row.sequence) for row, _ in parts if row.sequence.finish_reason is not None]
-        stepped = Stepped(
+        stepped = self._stepped(batch, emitted, draft_seconds, verify_seconds, perf_counter() - begin)
+        return [stepped, *self._take_news(), *finished]
+
+    def _stepped(
+        self, batch: list[Scheduled], emitted: tuple[Emitted, ...], draft: float, verify: float, seconds: float
+    ) -> Stepped:
+        """Report a step of so many seconds, those of its drafting and its forward among them, to the policy too."""
+        going_on = {one.sequence_id: one.num_accepted for one in emitted if one.sequence_id in self._sequences}
+        self.policy.observe(seconds, going_on)
+        return Stepped(
             emitted=emitted,
             num_running=len(batch),
             num_waiting=len(self._scheduler.waiting),
             num_prefill_tokens=sum(row.num_prefill_tokens for row in batch),
-            draft_seconds=draft_seconds,
-            verify_seconds=verify_seconds,
-            overhead_seconds=perf_counter() - begin - draft_seconds - verify_seconds,
+            draft_seconds=draft,
+            verify_seconds=verify,
+            overhead_seconds=seconds - draft - verify,
             num_blocks_used=self.target.num_blocks - self.target.num_free_blocks,
             num_blocks=self.target.num_blocks,
+            num_preemptions=self._scheduler.take_preemptions(),
         )
-        going_on = {one.sequence_id: one.num_accepted for one in emitted if one.sequence_id in self._sequences}
-        self.policy.observe(draft_seconds + verify_seconds + stepped.overhead_seconds, going_on)
-        return [stepped, *self._take_news(), *finished]
 
     def _take_news(self) -> list[Event]:
         """Notices and failures that were not told yet."""
@@ -303,19 +255,7 @@ class Engine:
         num_speculative_tokens: int | None = None,
     ) -> Iterator[Event]:
         """Events of decoding prompts together; sequence ids count from the first one's in the prompts' order."""
-        many = requests.as_many(prompts)
-        sets = spread(params, len(many))
-        ids: list[int] = []
-        try:
-            for prompt, one in zip(many, sets, strict=True):
-                ids.append(self.add(prompt, one, num_speculative_tokens))
-            while self.has_work:
-                for event in self.step():
-                    if isinstance(event, Failed):
-                        raise event.error
-                    yield event
-        finally:
-            self._abandon(ids)
+        return run.stream(self, prompts, params, num_speculative_tokens)
 
     def generate(
         self,
@@ -324,31 +264,15 @@ class Engine:
         num_speculative_tokens: int | None = None,
     ) -> list[Output]:
         """Decode prompts together and return every result, in the prompts' order."""
-        many = requests.as_many(prompts)
-        outputs = Outputs()
-        try:
-            for prompt, one in zip(many, spread(params, len(many)), strict=True):
-                outputs.add(self, prompt, one, num_speculative_tokens)
-            while self.has_work:
-                for event in self.step():
-                    outputs.observe(event)
-        finally:
-            self._abandon(outputs.by_id)
-        return outputs.finished()
+        return run.generate(self, prompts, params, num_speculative_tokens)
 
-    def _abandon(self, ids: Iterable[int]) -> None:
-        """Abort what is left of requests whose caller went away; those that finished are none."""
-        for sequence_id in ids:
-            self.abort(sequence_id)
-
-    def _propose(self, batch: list[Scheduled]) -> tuple[list[Guesses], float]:
-        begin = perf_counter()
+    def _propose(self, batch: list[Scheduled]) -> list[Guesses]:
         asked = [(row.sequence.draft, self._draft_row(row)) for row in batch if row.k > 0]
         proposed = iter(self.drafters.propose(asked))
         guesses = [next(proposed) if row.k > 0 else Guesses([]) for row in batch]
         for row in batch:
             self._notice_draft_limit(row.sequence)
-        return guesses, perf_counter() - begin
+        return guesses
 
     def _draft_row(self, row: Scheduled) -> DraftRow:
         sequence = row.sequence
@@ -362,6 +286,7 @@ class Engine:
             verify=sequence.verify,
             p_min=self.options.p_min,
             prediction=sequence.prediction,
+            cache_salt=sequence.cache_salt,
         )
 
     def _fit(self, batch: list[Scheduled], guesses: list[Guesses]) -> list[Part]:
@@ -391,51 +316,11 @@ class Engine:
         except BaseException:
             for row, _ in parts:  # what a forward that broke off has written is not known
                 self.target.release(row.sequence.id)
-                row.sequence.num_computed = 0
+                row.sequence.num_computed = self._start(row.sequence)
             raise
         for row, _ in parts:
             row.sequence.num_computed = min(row.num_fed, len(row.sequence.tokens) - 1)
         return logits
-
-    def _decide(self, decided: list[Part], logits: torch.Tensor) -> tuple[Emitted, ...]:
-        """Judge all rows together; where that fails each alone, so that only those end whose own part it is."""
-        if not decided:
-            return ()
-        try:
-            judged = self._judge(decided, logits)
-        except Exception:
-            judged = []
-            each = torch.split(logits, [len(guess.tokens) + 1 for _, guess in decided])
-            for part, its_logits in zip(decided, each, strict=True):
-                with self._fence(part[0].sequence):
-                    judged += self._judge([part], its_logits)
-        emitted = []
-        for (row, guess), p, first, verdict in judged:
-            with self._fence(row.sequence):
-                kept = [*guess.tokens[: verdict.num_accepted], verdict.own]
-                logprobs = _logprobs(p, first, kept, row.sequence.params.logprobs)
-                emitted.append(row.sequence.extend(guess.tokens, verdict.num_accepted, verdict.own, logprobs))
-        return tuple(emitted)
-
-    def _judge(self, decided: list[Part], logits: torch.Tensor) -> list[tuple[Part, Distribution, int, Verdict]]:
-        """Each row's verdict, with p and the place in it where the row begins."""
-        chain = [
-            ChainRow(s.params, s.tokens, s.num_prompt_tokens, guess.tokens, s.stop_ids, row.allowed)
-            for s, row, guess in ((row.sequence, row, guess) for row, guess in decided)
-        ]
-        p = distribution(logits, chain, self.num_tokens)
-        verdicts = verify(
-            p,
-            [
-                VerifyRow(r.sequence.verify, r.sequence.params, len(r.sequence.tokens), g, self._synthetic)
-                for r, g in decided
-            ],
-        )
-        judged, first = [], 0
-        for part, verdict in zip(decided, verdicts, strict=True):
-            judged.append((part, p, first, verdict))
-            first += len(part[1].tokens) + 1
-        return judged
 
     def _finish(self, sequence: Sequence) -> Finished:
         self._remove(sequence)
@@ -445,8 +330,7 @@ class Engine:
     def _remove(self, sequence: Sequence) -> None:
         self._scheduler.remove(sequence)
         del self._sequences[sequence.id]
-        self.target.release(sequence.id)
-        self.drafters.release(sequence.id)
+        self._stop(sequence)
         self.policy.forget(sequence.id)
 
     @contextmanager
@@ -459,6 +343,20 @@ class Engine:
             self._remove(sequence)
             self._failed.append(Failed(sequence.id, error))
 
+    def _start(self, sequence: Sequence) -> int:
+        """Take over what the cache still holds of a sequence's tokens; how many that is."""
+        if sequence.cache_salt is None:
+            return 0
+        num_cached = self.target.adopt(sequence.id, sequence.tokens, sequence.cache_salt)
+        if sequence.is_prefilling:
+            sequence.num_cached_tokens = num_cached
+        return num_cached
+
+    def _stop(self, sequence: Sequence) -> None:
+        """Give a sequence's blocks back, of the target and of the drafts."""
+        self.target.release(sequence.id)
+        self.drafters.release(sequence.id)
+
     def _notice_draft_limit(self, sequence: Sequence) -> None:
         if not sequence.warned_of_draft_limit and self._scheduler.is_past_draft(sequence):
             sequence.warned_of_draft_limit = True
@@ -468,13 +366,8 @@ class Engine:
             )
 
 
-def _is_table(table: Items[tuple[int, int]]) -> bool:
-    """Whether numbers of sequences ascend from 1 or more, each with a k."""
-    sizes = [size for size, _ in table]
-    return sizes == sorted(set(sizes)) and all(size >= 1 and k >= 0 for size, k in table)
-
-
-def _logprobs(p: Distribution, first: int, tokens: list[int], num: int | None) -> list[TokenLogprob]:
-    if num is None:
-        return []
-    return [p.logprobs(first + i, token, num) for i, token in enumerate(tokens)]
+def _timed(function: Callable[[Argument], Result], argument: Argument) -> tuple[Result, float]:
+    """What a function gives, and the seconds that it took."""
+    begin = perf_counter()
+    result = function(argument)
+    return result, perf_counter() - begin

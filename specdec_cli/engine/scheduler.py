@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -51,18 +52,34 @@ class Scheduled:
 
     @property
     def is_decided(self) -> bool:
-        """Whether this step gives the sequence a next token (it is not a prompt's middle chunk)."""
+        """Whether this step gives the sequence a next token (it is no chunk of what is fed before that)."""
         return self.num_fed == len(self.sequence.tokens)
 
 
 @dataclass(slots=True)
 class Scheduler:
-    """First come, first served; a sequence is admitted when its longest possible context fits the cache."""
+    """First come, first served; a sequence is admitted when its tokens so far fit the cache beside the others'.
+
+    Where they grow until they no longer do, the youngest is preempted: it gives its blocks back, waits in front of all
+    others, and later computes again what it had computed. That emits nothing, so that its text stays what it was: it
+    decides at the same positions, with as many drafted tokens.
+
+    Blocks are counted as if none were shared, so that neither the target's cache nor a draft's can run out.
+
+    Args:
+        limits: bounds of a step.
+        policy: chooses k.
+        start: told of a sequence that is admitted; how many of its tokens are cached already.
+        stop: told of a sequence that is preempted, which must give its blocks back.
+    """
 
     limits: Limits
     policy: DepthPolicy = field(default_factory=Fixed)
+    start: Callable[[Sequence], int] = lambda _: 0
+    stop: Callable[[Sequence], None] = lambda _: None
     waiting: deque[Sequence] = field(default_factory=deque)
     running: list[Sequence] = field(default_factory=list)
+    num_preemptions: int = 0
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence."""
@@ -76,13 +93,13 @@ class Scheduler:
             self.waiting.remove(sequence)
 
     def next(self) -> list[Scheduled]:
-        """The next step's rows, admitting what fits."""
+        """The next step's rows; what no longer fits is preempted, what fits is admitted."""
+        self._preempt()
         self._admit()
         budget = self.limits.max_num_batched_tokens
         rows: list[Scheduled] = []
         for sequence in self.running:
-            missing = len(sequence.tokens) - sequence.num_computed
-            if missing == 1 and not sequence.is_prefilling:
+            if sequence.num_computed == sequence.num_to_compute and not sequence.is_prefilling:
                 rows.append(Scheduled(sequence, len(sequence.tokens), self._k(sequence)))
                 continue
             num_fed = self._chunks(sequence, budget, is_first=budget == self.limits.max_num_batched_tokens)
@@ -106,19 +123,44 @@ class Scheduler:
         longest = min(sequence.max_tokens + sequence.k, self.limits.max_context)
         return -(-longest // self.limits.block_size)
 
+    def num_blocks_next(self, sequence: Sequence) -> int:
+        """Blocks for what it can hold after its next token, drafted tokens included."""
+        longest = min(len(sequence.tokens) + sequence.k + 1, self.limits.max_context)
+        return -(-longest // self.limits.block_size)
+
     def has_room(self, num_tokens: int) -> bool:
-        """Whether a context of so many tokens fits beside the longest that those which run can reach."""
-        reserved = sum(self.num_blocks_needed(s) for s in self.running)
-        return reserved + -(-num_tokens // self.limits.block_size) <= self.limits.num_blocks
+        """Whether a context of so many tokens fits beside those that run."""
+        return self._num_reserved() + -(-num_tokens // self.limits.block_size) <= self.limits.num_blocks
+
+    def take_preemptions(self) -> int:
+        """How many sequences were preempted since this was last asked."""
+        num, self.num_preemptions = self.num_preemptions, 0
+        return num
+
+    def _num_reserved(self) -> int:
+        return sum(self.num_blocks_next(sequence) for sequence in self.running)
+
+    def _preempt(self) -> None:
+        """Send the youngest back to the queue until the others have blocks for their next step."""
+        while self._num_reserved() > self.limits.num_blocks:
+            assert len(self.running) > 1, "a request that cannot run alone is refused when it is added"
+            youngest = self.running.pop()
+            youngest.num_computed = 0
+            self.stop(youngest)
+            self.waiting.appendleft(youngest)
+            self.num_preemptions += 1
 
     def _admit(self) -> None:
-        reserved = sum(self.num_blocks_needed(s) for s in self.running)
+        """Admit what fits, with a block to spare for each that runs already: they grow, and to preempt is dear."""
+        reserved = self._num_reserved()
         while self.waiting and len(self.running) < self.limits.max_num_seqs:
-            needed = self.num_blocks_needed(self.waiting[0])
-            if reserved + needed > self.limits.num_blocks:
+            needed = self.num_blocks_next(self.waiting[0])
+            if reserved + needed + len(self.running) > self.limits.num_blocks:
                 return
             reserved += needed
-            self.running.append(self.waiting.popleft())
+            sequence = self.waiting.popleft()
+            sequence.num_computed = self.start(sequence)
+            self.running.append(sequence)
 
     def _k(self, sequence: Sequence) -> int:
         """Most tokens to draft: the request's wish within the table, what it may still emit, both context limits."""
@@ -136,7 +178,7 @@ class Scheduler:
 
     def _chunks(self, sequence: Sequence, budget: int, is_first: bool) -> int:
         """How far to feed a prompt: whole chunks within the budget, one at least for the first of a step."""
-        chunk, fed, end = self.limits.prefill_chunk, sequence.num_computed, len(sequence.tokens)
+        chunk, fed, end = self.limits.prefill_chunk, sequence.num_computed, sequence.num_to_compute
         while fed < end:
             step = min(chunk - fed % chunk, end - fed)
             if step > budget and not is_first:

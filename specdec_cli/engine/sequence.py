@@ -34,6 +34,9 @@ class Sequence:
         draft_max_context: longest context that its drafter reads; None has no limit.
         wish: its own k, or None for the engine's.
         prediction: tokens that its output is expected to follow; None without any.
+        cache_salt: shares cached prefixes with sequences of the same salt; None with nobody.
+        num_computed: how many of its tokens are in the cache.
+        num_cached_tokens: how many of its prompt's were there when it began.
     """
 
     id: int
@@ -50,7 +53,9 @@ class Sequence:
     draft_max_context: int | None = None
     wish: int | None = None
     prediction: list[int] | None = None
+    cache_salt: str | None = None
     num_computed: int = 0
+    num_cached_tokens: int = 0
     warned_of_draft_limit: bool = False
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
@@ -65,6 +70,11 @@ class Sequence:
     def is_prefilling(self) -> bool:
         """Whether its first token is still to come."""
         return len(self.tokens) == self.num_prompt_tokens
+
+    @property
+    def num_to_compute(self) -> int:
+        """Tokens to feed before a step can decide: the whole prompt for its first token, else all but the last one."""
+        return len(self.tokens) - (not self.is_prefilling)
 
     @property
     def room(self) -> int:
@@ -97,6 +107,7 @@ class Sequence:
             num_accepted=min(num_accepted, len(tokens)),
             from_prefill=from_prefill,
             logprobs=tuple(logprobs[: len(tokens)]),
+            num_cached_tokens=self.num_cached_tokens if from_prefill else 0,
         )
 
     def _cut_at_token(self, tokens: list[int]) -> list[int]:

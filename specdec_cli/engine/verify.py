@@ -112,13 +112,16 @@ def verify(p: Distribution, rows: Sequence[VerifyRow]) -> list[Verdict]:
     lengths = np.array([len(row.guesses.tokens) for row in rows], dtype=np.int64)
     starts = np.cumsum(lengths + 1) - lengths - 1
     assert p.argmax.shape[0] == (lengths + 1).sum(), "p has a position for each drafted token and one more per row"
+    chosen: list[int] = p.argmax.tolist()
+    verdicts: dict[int, Verdict] = {}
     members: dict[str, list[int]] = {}
     for i, row in enumerate(rows):
-        is_greedy = p.one_hot[starts[i]] and row.mode != SYNTHETIC
-        members.setdefault("greedy" if is_greedy else row.mode, []).append(i)
-    verdicts: dict[int, Verdict] = {}
+        if p.one_hot[starts[i]] and row.mode != SYNTHETIC:
+            verdicts[i] = _greedy(row.guesses.tokens, chosen, int(starts[i]))
+        else:
+            assert row.mode != "greedy", "greedy verification is for temperature 0"
+            members.setdefault(row.mode, []).append(i)
     for mode, places in members.items():
-        assert mode != "greedy" or p.one_hot[starts[places]].all(), "greedy verification is for temperature 0"
         num_accepted, own = _RULES[mode](_Group.of(p, [rows[i] for i in places], starts[places], lengths[places]))
         for i, accepted, token in zip(places, num_accepted.tolist(), own.tolist(), strict=True):
             verdicts[i] = Verdict(accepted, token)
@@ -238,8 +241,10 @@ def _follow(group: _Group, chosen: IntArray) -> Judged:
     return num_accepted, np.take(chosen, places + num_accepted)
 
 
-def _greedy(group: _Group) -> Judged:
-    return _follow(group, group.p.argmax.cpu().numpy()[group.positions()])
+def _greedy(tokens: Sequence[int], chosen: Sequence[int], start: int) -> Verdict:
+    """Judge one row, whose first position is `start`, by the target's own choices at all positions."""
+    accepted = next((i for i, token in enumerate(tokens) if token != chosen[start + i]), len(tokens))
+    return Verdict(accepted, chosen[start + accepted])
 
 
 def _gumbel(group: _Group) -> Judged:
@@ -363,7 +368,6 @@ def _draw_own(group: _Group, num_accepted: IntArray, weights: Tensor) -> IntArra
 
 
 _RULES: dict[str, Callable[[_Group], Judged]] = {
-    "greedy": _greedy,
     "rejection": _rejection,
     "block": _block,
     "gumbel": _gumbel,

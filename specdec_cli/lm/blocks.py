@@ -1,6 +1,14 @@
-"""The block pool: which blocks of KV cache are free, and which to hand out next."""
+"""The block pool: which blocks of KV cache are free, which are shared, and which to hand out next.
+
+A block that was published under a key stays findable when nobody holds it any more, until its place is needed: the one
+that was left first goes first. It counts as free all the while.
+"""
 
 from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import islice
 
 
 class BlockPool:
@@ -8,42 +16,93 @@ class BlockPool:
 
     Args:
         num_blocks: blocks in all.
+
+    Attributes:
+        num_free: blocks that nobody holds, findable or not.
     """
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self.num_free = num_blocks
-        self._taken = bytearray(num_blocks)
+        self._taken = bytearray(num_blocks)  # held, or findable
+        self._num_holders = [0] * num_blocks
+        self._keys: dict[int, bytes] = {}
+        self._by_key: dict[bytes, int] = {}
+        self._left: dict[int, None] = {}  # findable and held by nobody, in the order in which they were left
 
     def allocate(self, count: int, after: int | None = None) -> list[int]:
         """`count` free blocks; the block behind `after` comes first where it is free."""
         assert count <= self.num_free, f"{count} blocks wanted, {self.num_free} are free"
+        for block in list(islice(self._left, max(0, count - (self.num_free - len(self._left))))):
+            self._forget(block)
         blocks: list[int] = []
         cursor = self.num_blocks if after is None else after + 1
         while len(blocks) < count:
             if cursor >= self.num_blocks or self._taken[cursor]:
-                cursor = self._roomiest_start()
-            self._taken[cursor] = 1
+                cursor = self._roomiest_start(count - len(blocks))
+            self._taken[cursor] = self._num_holders[cursor] = 1
             blocks.append(cursor)
             cursor += 1
         self.num_free -= count
         return blocks
 
-    def free(self, blocks: list[int]) -> None:
-        """Take blocks back."""
-        for block in blocks:
-            assert self._taken[block], f"block {block} was given back twice"
-            self._taken[block] = 0
-        self.num_free += len(blocks)
+    def free(self, blocks: Sequence[int]) -> None:
+        """Take blocks back from one holder; a sequence's last block is the first to lose what is in it."""
+        for block in reversed(blocks):
+            assert self._num_holders[block], f"block {block} was given back twice"
+            self._num_holders[block] -= 1
+            if self._num_holders[block]:
+                continue
+            self.num_free += 1
+            if block in self._keys:
+                self._left[block] = None
+            else:
+                self._taken[block] = 0
 
-    def check(self, held: list[int]) -> None:
-        """Assert that exactly the blocks in `held` are taken, each once."""
-        assert len(set(held)) == len(held), "a block is held twice"
-        assert self.num_free + len(held) == self.num_blocks, "free + used blocks differ from the total"
-        assert all(self._taken[block] for block in held), "a held block is marked free"
-        assert self._taken.count(1) == len(held), "a block is taken that nobody holds"
+    def publish(self, block: int, key: bytes) -> None:
+        """Make a held block findable; where another one is under this key already, that one stays."""
+        assert self._num_holders[block], f"block {block} is published and nobody holds it"
+        if key not in self._by_key and block not in self._keys:
+            self._by_key[key] = block
+            self._keys[block] = key
 
-    def _roomiest_start(self) -> int:
+    def share(self, key: bytes) -> int | None:
+        """The block under a key, with one holder more; None where there is none."""
+        block = self._by_key.get(key)
+        if block is None:
+            return None
+        if not self._num_holders[block]:
+            del self._left[block]
+            self.num_free -= 1
+        self._num_holders[block] += 1
+        return block
+
+    def withdraw(self, block: int) -> bool:
+        """Make a held block unfindable, as it is to be written; False where another sequence holds it too."""
+        assert self._num_holders[block], f"block {block} is withdrawn and nobody holds it"
+        if self._num_holders[block] > 1:
+            return False
+        key = self._keys.pop(block, None)
+        if key is not None:
+            del self._by_key[key]
+        return True
+
+    def check(self, held: Sequence[int]) -> None:
+        """Assert that exactly the blocks in `held` are held, each by as many as name it."""
+        holders = Counter(held)
+        assert self.num_free + len(holders) == self.num_blocks, "free + used blocks differ from the total"
+        assert all(holders[block] == num for block, num in enumerate(self._num_holders)), (
+            "holders differ from the books"
+        )
+        assert all(self._taken[block] for block in (*holders, *self._left)), "a held block is marked free"
+        assert self._taken.count(1) == len(holders) + len(self._left), "a block is taken that nobody holds"
+        assert all(self._keys[block] == key for key, block in self._by_key.items()), "a key leads to another block"
+
+    def _forget(self, block: int) -> None:
+        del self._left[block], self._by_key[self._keys.pop(block)]
+        self._taken[block] = 0
+
+    def _roomiest_start(self, count: int) -> int:
         """Where a new piece should start: inside the longest free run, leaving its left neighbour room to grow."""
         best_start, best_length, start = -1, 0, self._taken.find(0)
         while start >= 0:
@@ -53,4 +112,5 @@ class BlockPool:
                 best_start, best_length = start, stop - start
             start = self._taken.find(0, stop)
         assert best_start >= 0, "a block was wanted from a full pool"
-        return best_start + best_length // 2 if best_start > 0 else best_start
+        room = min(best_length // 2, best_length - count)
+        return best_start + max(0, room) if best_start > 0 else best_start

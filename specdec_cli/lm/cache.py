@@ -31,6 +31,7 @@ class Span:
         num_keys: how many keys they read, from position 0 on; masks hide those behind a query.
         first_slot: where the keys begin, when they lie in one piece.
         slots: slot of every key [num_keys] int64, when they do not.
+        position: the first query's position in its sequence.
     """
 
     start: int
@@ -38,6 +39,7 @@ class Span:
     num_keys: int
     first_slot: int
     slots: Tensor | None
+    position: int = 0
 
 
 @dataclass

@@ -47,11 +47,22 @@ class LM(Protocol):
         """Logits [sum of num_logits, V] float32, rows one after another, each row's positions in order."""
         ...
 
+    def adopt(self, handle: int, context: Sequence[int], salt: str) -> int:
+        """Begin a new sequence with the longest prefix of its context that the cache still holds under a salt.
+
+        From here on its own whole blocks can be found under the salt too; a sequence that is scored without having
+        adopted shares nothing.
+
+        Returns:
+            How many tokens need not be fed: whole blocks, and fewer than the context.
+        """
+        ...
+
     def release(self, handle: int) -> None:
         """Forget a sequence and give its blocks back; unknown handles are fine."""
         ...
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that no sequence holds."""
+        """Blocks that no sequence holds, those of cached prefixes among them."""
         ...

@@ -15,6 +15,9 @@ from safetensors import safe_open
 
 from specdec_cli.errors import RunError, SpecdecError
 from specdec_cli.lm import dummy, load
+from specdec_cli.lm.linear import kind_for
+from specdec_cli.lm.llama import obstacle
+from specdec_cli.lm.packing import weights_of
 from specdec_cli.lm.traffic import model_traffic
 from specdec_cli.lm.transformers_lm import _max_context
 
@@ -33,7 +36,7 @@ class ModelFacts:
         max_context: its own context limit, in tokens.
         embedding_size: width of its logits, padding included.
         num_parameters: weights, each counted once as the files or the configuration have them.
-        weights_bytes: memory for them in `dtype`.
+        weights_bytes: memory for them in `dtype`, or as `--quantize` packs them.
         weights_counted_in: `safetensors headers`, or `configuration` where the weights are not here.
         kv_bytes_per_token: keys and values of one token in all layers.
         eos_token_ids: tokens that end a text.
@@ -42,6 +45,7 @@ class ModelFacts:
         load_format: auto, or dummy for random weights.
         read_bytes: of weights that a forward of one token reads: an input embedding that is not the output's is
             looked up, and a token takes a share of the experts.
+        decoder: whose forward runs it: `own`, or `transformers` and why.
     """
 
     name: str
@@ -58,6 +62,7 @@ class ModelFacts:
     is_complete: bool
     load_format: str
     read_bytes: int
+    decoder: str
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON form."""
@@ -71,11 +76,13 @@ def describe(
     dtype: str = "auto",
     trust_remote_code: bool = False,
     load_format: str = "auto",
+    quantize: str = "none",
+    device: str = "auto",
 ) -> ModelFacts:
     """Read a model's configuration and headers, and refuse it by name if the engine would.
 
     Raises:
-        UsageError: an architecture that cannot be a target or a draft.
+        UsageError: an architecture that cannot be a target or a draft, or int8 on a GPU.
         RunError: no such model, or files that are broken.
     """
     folder = small_files(name, revision, trust_remote_code)
@@ -85,26 +92,30 @@ def describe(
         is_dummy = dummy.is_dummy(name, load_format)
         is_complete = not is_dummy and _has_weights(name, folder)
         text = config.get_text_config()
-        kind = _dtype(dtype, config, folder if is_complete else None)
-        width = getattr(torch, kind).itemsize
-        model = dummy.on_paper(config, getattr(torch, kind), trust_remote_code)
+        dtype = _dtype(dtype, config, folder if is_complete else None)
+        width = getattr(torch, dtype).itemsize
+        model = dummy.on_paper(config, getattr(torch, dtype), trust_remote_code)
+        packed = weights_of(model, kind_for(getattr(torch, dtype), _place(device), quantize))
+        # The files may hold more than the configuration knows of.
+        saved = sum(one.num_bytes for one in weights_of(model, "plain")) - sum(one.num_bytes for one in packed)
         counted = _count_in_headers(folder) if is_complete else dummy.num_parameters(model)
         kv_bytes_per_token = _kv_numbers_per_token(text) * width
         return ModelFacts(
             name=name,
             architecture=config.model_type,
-            dtype=kind,
+            dtype=dtype,
             max_context=_max_context(text, None),
             embedding_size=int(text.vocab_size),
             num_parameters=counted,
-            weights_bytes=counted * width,
+            weights_bytes=counted * width - saved,
             weights_counted_in="safetensors headers" if is_complete else "configuration",
             kv_bytes_per_token=kv_bytes_per_token,
             eos_token_ids=() if is_dummy else _eos_token_ids(folder, config),
             is_mixture_of_experts=any((getattr(text, key, None) or 0) > 1 for key in _EXPERTS),
             is_complete=is_complete,
             load_format="dummy" if is_dummy else "auto",
-            read_bytes=int(model_traffic(model, kv_bytes_per_token).bytes_moved(1, 0)),
+            read_bytes=int(model_traffic(config, packed, kv_bytes_per_token).bytes_moved(1, 0)),
+            decoder=_decoder(obstacle(model, _place(device))),
         )
 
 
@@ -193,6 +204,15 @@ def _dtype(wanted: str, config: Any, folder: Path | None) -> str:
             )
     name = str(given or "float32").removeprefix("torch.")
     return name if name in load.DTYPES else "float32"
+
+
+def _decoder(obstacle: str | None) -> str:
+    return "own" if obstacle is None else f"transformers ({obstacle})"
+
+
+def _place(device: str) -> torch.device:
+    """The device by its name, whether it is here or not."""
+    return load._device(device) if device == "auto" else torch.device(device)
 
 
 def _kv_numbers_per_token(config: Any) -> int:

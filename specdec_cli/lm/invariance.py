@@ -1,12 +1,12 @@
 """Does a row come out with the same bits in any company? What bit-for-bit exactness asks of a machine's kernels.
 
-The same row is computed among different numbers of rows, by the linear layers' kernel and by attention as this package
-uses it; every answer must equal the first one, bit for bit. `doctor` prints the checks.
+The same row is computed among different numbers of rows, by the linear layers' kernels (plain, packed, int8) and by
+attention as this package uses it; every answer must equal the first one, bit for bit. `doctor` prints the checks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from specdec_cli.lm.attention import RowMasks, attend, causal
 from specdec_cli.lm.cache import KEY_GRAIN, LayerStore, Layout, Span
+from specdec_cli.lm.linear import kind_for, pack
 
 LINEAR_SHAPES = ((160, 160), (432, 160), (160, 432), (1024, 1024), (1024, 3584), (2048, 2048))
 ATTENTION_SHAPES = ((5, 5, 32), (12, 12, 64), (16, 8, 64), (8, 1, 64))
@@ -47,7 +48,7 @@ class InvarianceCheck:
 
 
 def row_invariance(dtype: torch.dtype = torch.bfloat16) -> list[InvarianceCheck]:
-    """Check this machine's CPU kernels; takes about a second."""
+    """Check this machine's CPU kernels; takes some seconds."""
     generator = torch.Generator().manual_seed(0)
     with torch.inference_mode():
         return [*_linear_checks(dtype, generator), *_attention_checks(dtype, generator)]
@@ -57,14 +58,24 @@ def _linear_checks(dtype: torch.dtype, generator: torch.Generator) -> Iterator[I
     for num_outputs, num_inputs in LINEAR_SHAPES:
         weight = (torch.randn(num_outputs, num_inputs, generator=generator) * num_inputs**-0.5).to(dtype)
         rows = torch.randn(max(ROWS), num_inputs, generator=generator).to(dtype)
-        reference = F.linear(rows, weight)
-        differ = [n for n in ROWS if not torch.equal(F.linear(rows[:n], weight), reference[:n])]
-        name = f"linear {num_inputs}→{num_outputs}"
-        together = tuple(n for n in ROWS if n > 1)
-        yield InvarianceCheck(name, _name(dtype), together, tuple(n for n in differ if n > 1), needed=True)
-        yield InvarianceCheck(
-            f"{name}, one row alone", _name(dtype), (1,), tuple(n for n in differ if n == 1), needed=False
-        )
+        for form, product in _products(weight).items():
+            reference = product(rows)
+            differ = [n for n in ROWS if not torch.equal(product(rows[:n]), reference[:n])]
+            name = f"{form} {num_inputs}→{num_outputs}"
+            together = tuple(n for n in ROWS if n > 1)
+            yield InvarianceCheck(name, _name(dtype), together, tuple(n for n in differ if n > 1), needed=True)
+            yield InvarianceCheck(
+                f"{name}, one row alone", _name(dtype), (1,), tuple(n for n in differ if n == 1), needed=False
+            )
+
+
+def _products(weight: Tensor) -> dict[str, Callable[[Tensor], Tensor]]:
+    """Every form in which a model's linear layers run here; a mixture's experts stay plain beside packed layers."""
+    forms: dict[str, Callable[[Tensor], Tensor]] = {"linear": lambda rows: F.linear(rows, weight)}
+    if kind_for(weight.dtype, weight.device) == "bf16":
+        forms["packed linear"] = pack(weight, None, "bf16")
+    forms["int8 linear"] = pack(weight, None, "int8")
+    return forms
 
 
 def _attention_checks(dtype: torch.dtype, generator: torch.Generator) -> Iterator[InvarianceCheck]:

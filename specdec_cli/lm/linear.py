@@ -1,28 +1,219 @@
-"""Linear layers whose weights are packed once, at load, for this machine's kernels: bfloat16 or int8."""
+"""Linear layers whose weights are packed once, at load, for this machine's kernels.
+
+bf16: oneDNN's own layout of the weight, which its product otherwise makes anew at every call. int8: one scale for each
+output channel, one for each row of activations; never one for a whole batch, which would make rows depend on each
+other. Both give a row the same bits in any company of two rows or more (`doctor` tries it).
+
+The operators are private to torch: they are named here only, and tried before they are used. Where they are missing
+or wrong, bf16 stays torch's plain product and int8 takes torch's plain integer product; `doctor` says so.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+import functools
+from collections.abc import Callable
+from typing import Any, Literal
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+
+from specdec_cli.errors import UsageError
 
 Kind = Literal["plain", "bf16", "int8"]
 
+# Activations are unsigned for VNNI: 0 becomes 128, and the kernel takes it off again. 128.5, because a cast cuts down.
+_ZERO_POINT = 128
+_MIDDLE = torch.tensor(_ZERO_POINT + 0.5)
+_LARGEST = 127
+_NO_ARGUMENTS: list[Any] = []
+
 
 class PackedLinear(nn.Module):
-    """A linear layer: y [..., out] = x [..., in] · weightᵀ + bias, in x's dtype.
+    """A linear layer: x [..., in] gives x · weightᵀ + bias [..., out] in x's dtype.
 
     Args:
         num_inputs: in.
         num_outputs: out.
-        num_bytes: what a product reads: the packed weight and its scales.
+        num_bytes: the packed weight and its scales, which a product reads.
+        bias: [out], or None.
     """
 
-    num_inputs: int
-    num_outputs: int
-    num_bytes: int
+    def __init__(self, num_inputs: int, num_outputs: int, num_bytes: int, bias: Tensor | None) -> None:
+        super().__init__()
+        self.num_inputs = num_inputs
+        self.num_outputs = num_outputs
+        self.num_bytes = num_bytes
+        self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+
+    @property
+    def num_parameters(self) -> int:
+        """Numbers in the weight."""
+        return self.num_inputs * self.num_outputs
+
+    def extra_repr(self) -> str:
+        """What `print(model)` shows."""
+        return f"{self.num_inputs}, {self.num_outputs}, bias={self.bias is not None}, {self.num_bytes} bytes"
+
+
+class PlainLinear(PackedLinear):
+    """torch's own product with the weight [out, in] as it is."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__(weight.shape[1], weight.shape[0], weight.numel() * weight.element_size(), bias)
+        self._weight = weight.detach()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The product."""
+        return F.linear(x, self._weight, self.bias)
+
+
+class BFloat16Linear(PackedLinear):
+    """oneDNN's product with a weight [out, in] in oneDNN's layout."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        assert weight.dtype == torch.bfloat16, f"{weight.dtype} is not packed as bfloat16"
+        super().__init__(weight.shape[1], weight.shape[0], weight.numel() * weight.element_size(), bias)
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
+        self._product = torch.ops.mkldnn._linear_pointwise.default
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The product."""
+        found: Tensor = self._product(x, self._weight, self.bias, "none", _NO_ARGUMENTS, "")
+        return found
+
+
+class Int8Linear(PackedLinear):
+    """Whole numbers times whole numbers, then a row's scale times a channel's; x of any floating dtype."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        num_outputs, num_inputs = weight.shape
+        super().__init__(num_inputs, num_outputs, num_inputs * num_outputs + 4 * num_outputs, bias)
+        largest = weight.detach().abs().amax(1).float().clamp(min=torch.finfo(torch.float32).tiny)
+        rounded = (weight.detach().float() * (_LARGEST / largest)[:, None]).round_().to(torch.int8)
+        # One 1/127 is the weight's, the other the activations', whose scale is then their largest number itself.
+        scales = largest / _LARGEST**2
+        self._integers = (_vnni_product if missing("int8") is None else _plain_integer_product)(rounded, scales)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The product."""
+        rows = x.reshape(-1, self.num_inputs).float()
+        largest = row_scales(rows)
+        # A row of zeros divides 0 by 0; whatever that becomes as a whole number, its scale of 0 makes it 0 again.
+        found = self._integers(torch.addcdiv(_MIDDLE, rows, largest, value=_LARGEST).to(torch.uint8)).mul_(largest)
+        if self.bias is not None:
+            found.add_(self.bias)
+        return found.to(x.dtype).view(*x.shape[:-1], self.num_outputs)
+
+
+def row_scales(rows: Tensor) -> Tensor:
+    """The largest magnitude of each row of [n, in]: [n, 1]. A row's own, so that it does not see its company."""
+    return rows.abs().amax(-1, True)
+
+
+def _vnni_product(weight: Tensor, scales: Tensor) -> Callable[[Tensor], Tensor]:
+    """oneDNN's: u8 rows [n, in] minus 128 times int8 weight [out, in], times scales [out]: float32 [n, out]."""
+    product = torch.ops.onednn.qlinear_pointwise.default
+    packed = torch.ops.onednn.qlinear_prepack(weight, None)
+    zeros = _zeros(len(scales))
+
+    def multiply(rows: Tensor) -> Tensor:
+        found: Tensor = product(
+            rows, 1.0, _ZERO_POINT, packed, scales, zeros, None, 1.0, 0, torch.float32, "none", _NO_ARGUMENTS, ""
+        )
+        return found
+
+    return multiply
+
+
+@functools.cache
+def _zeros(count: int) -> Tensor:
+    return torch.zeros(count, dtype=torch.int64)
+
+
+def _plain_integer_product(weight: Tensor, scales: Tensor) -> Callable[[Tensor], Tensor]:
+    """torch's: the same numbers."""
+    columns = weight.t()
+    return lambda rows: torch._int_mm(rows.sub(_ZERO_POINT).view(torch.int8), columns) * scales
 
 
 def pack(weight: Tensor, bias: Tensor | None, kind: Kind) -> PackedLinear:
-    """Pack a weight [out, in]; the caller drops the original. (Signature fixed; the body comes in minutes: W2.)."""
-    raise NotImplementedError
+    """Pack a weight.
+
+    Args:
+        weight: [out, in], floating; the caller drops it, so that one copy stays.
+        bias: [out], or None.
+        kind: from `kind_for`.
+    """
+    form = {"plain": PlainLinear, "bf16": BFloat16Linear, "int8": Int8Linear}[kind]
+    with torch.no_grad():
+        return form(weight, bias)
+
+
+def kind_for(dtype: torch.dtype, device: torch.device, quantize: str = "none") -> Kind:
+    """What a model's linear layers become.
+
+    Args:
+        dtype: of its weights.
+        device: where it runs.
+        quantize: none or int8, as recipes say.
+
+    Raises:
+        UsageError: int8 elsewhere than on a CPU.
+    """
+    if quantize == "int8":
+        if device.type != "cpu":
+            raise UsageError(
+                f"`int8` weights run on a CPU, not on `{device}`", "use --device cpu, or leave --quantize out"
+            )
+        return "int8"
+    return "bf16" if device.type == "cpu" and dtype == torch.bfloat16 and missing("bf16") is None else "plain"
+
+
+def kernels() -> dict[str, str]:
+    """What bfloat16 and int8 weights are multiplied with on this machine's CPU, in words."""
+    plain = {"bf16": "torch's plain product", "int8": "torch's plain integer product, slow"}
+    fast = {"bf16": "packed for oneDNN", "int8": "packed for oneDNN (VNNI)"}
+    reasons: dict[str, str | None] = {"bf16": missing("bf16"), "int8": missing("int8")}
+    names = {"bf16": "bfloat16", "int8": "int8"}
+    return {
+        names[kind]: fast[kind] if reason is None else f"{plain[kind]}: {reason}" for kind, reason in reasons.items()
+    }
+
+
+@functools.cache
+def missing(kind: Kind) -> str | None:
+    """Why a kind's fast kernel is not used on this machine; None where it was tried and is right."""
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return "this torch has no oneDNN"
+    try:
+        with torch.no_grad():
+            return {"plain": _never, "bf16": _try_bfloat16, "int8": _try_vnni}[kind]()
+    except (AttributeError, RuntimeError, TypeError, NotImplementedError) as error:
+        return f"its operator failed: {str(error).strip().splitlines()[0]}"
+
+
+def _never() -> None:
+    """The plain product is always there."""
+
+
+def _try_bfloat16() -> str | None:
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return "this processor multiplies no bfloat16"
+    rows, weight = (torch.linspace(-1, 1, n * 64).sin().view(n, 64).bfloat16() for n in (5, 96))
+    found = BFloat16Linear(weight, None)(rows)
+    right = rows.float() @ weight.float().t()
+    is_close = found.shape == right.shape and torch.allclose(found.float(), right, rtol=2e-2, atol=2e-2)
+    return None if is_close else "its operator computes something else"
+
+
+def _try_vnni() -> str | None:
+    # The largest numbers too: without VNNI, sums of two products overflow 16 bits.
+    rows = torch.arange(4 * 64).view(4, 64).mul(37).remainder(255).add(1).to(torch.uint8)
+    rows[0] = 255
+    weight = torch.arange(96 * 64).view(96, 64).mul(29).remainder(255).sub(127).to(torch.int8)
+    weight[0] = 127
+    scales = torch.ones(96)
+    found = _vnni_product(weight, scales)(rows)
+    right = ((rows.long() - _ZERO_POINT) @ weight.long().t()).float()
+    return None if torch.equal(found, right) else "its operator computes something else"

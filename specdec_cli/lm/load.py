@@ -27,6 +27,7 @@ from specdec_cli.errors import RunError, SpecdecError, UsageError
 from specdec_cli.lm import dummy
 from specdec_cli.lm.attention import NAME
 from specdec_cli.lm.door import Row
+from specdec_cli.lm.linear import kind_for
 from specdec_cli.lm.transformers_lm import KVCacheBytes, TransformersLM
 
 BUILTIN = ("builtin:target", "builtin:draft")
@@ -46,11 +47,13 @@ def load_lm(
     device: str = "auto",
     trust_remote_code: bool = False,
     load_format: str = "auto",
+    quantize: str = "none",
     max_num_seqs: int = 8,
     max_model_len: int | None = None,
     block_size: int = 16,
     kv_cache_bytes: KVCacheBytes = None,
     extra_tokens: int = 16,
+    decoder: str = "auto",
 ) -> TransformersLM:
     """Load a causal LM.
 
@@ -62,11 +65,13 @@ def load_lm(
         trust_remote_code: run Python code that comes with the model.
         load_format: auto (weights from the model's files), or dummy (random ones; no file is read, and nothing ends
             a text).
+        quantize: none, or int8 (linear layers, on a CPU).
         max_num_seqs: sequences that the KV cache should have room for.
         max_model_len: a shorter context limit than the model's own, in tokens.
         block_size: tokens in a block of KV cache.
         kv_cache_bytes: most memory for the KV cache, as TransformersLM takes it; None is half of what is free.
         extra_tokens: room beyond the context limit for each sequence.
+        decoder: auto (our own where it knows the shape), or transformers.
 
     Raises:
         UsageError: a wrong option, or an architecture that cannot be a target or a draft.
@@ -92,6 +97,8 @@ def load_lm(
             block_size=block_size,
             kv_cache_bytes=kv_cache_bytes,
             extra_tokens=extra_tokens,
+            decoder=decoder,
+            kind=kind_for(model.dtype, target_device, quantize),
         )
     if model.config.get_text_config()._attn_implementation != NAME:
         _check_packing(lm)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from specdec_cli.lm.packing import Weight
     from specdec_cli.lm.transformers_lm import TransformersLM
 
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
@@ -56,22 +58,21 @@ class Traffic:
 
 def traffic_of(lm: TransformersLM) -> Traffic:
     """Read the sizes off a loaded model."""
-    return model_traffic(lm.model, lm.kv_bytes_per_token)
+    return model_traffic(lm.config, lm.weights, lm.kv_bytes_per_token)
 
 
-def model_traffic(model: Any, kv_bytes_per_token: int) -> Traffic:
-    """Read the sizes off a model; an input embedding that is not the output's is looked up, not read through."""
-    text = model.config.get_text_config()
-    inputs, outputs = model.get_input_embeddings(), model.get_output_embeddings()
-    looked_up = {id(p) for p in inputs.parameters()} - {id(p) for p in outputs.parameters()}
+def model_traffic(config: Any, weights: Sequence[Weight], kv_bytes_per_token: int) -> Traffic:
+    """The sizes of a model with these weights; an embedding that is only looked up is not read through."""
+    text = config.get_text_config()
     dense = expert = dense_bytes = expert_bytes = 0
-    for name, parameter in {id(p): (n, p) for n, p in model.named_parameters() if id(p) not in looked_up}.values():
-        num_bytes = parameter.numel() * parameter.element_size()
-        if ".experts." in name:
-            expert, expert_bytes = expert + parameter.numel(), expert_bytes + num_bytes
+    for weight in weights:
+        if weight.is_looked_up:
+            continue
+        if ".experts." in weight.name:
+            expert, expert_bytes = expert + weight.num_numbers, expert_bytes + weight.num_bytes
         else:
-            dense_bytes += num_bytes
-            dense += parameter.numel() if parameter.dim() > 1 else 0
+            dense_bytes += weight.num_bytes
+            dense += weight.num_numbers if weight.is_matrix else 0
     num_experts = next((found for key in _EXPERTS if (found := getattr(text, key, None))), 0)
     share = min(1.0, getattr(text, "num_experts_per_tok", num_experts) / num_experts) if num_experts else 1.0
     head_size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads

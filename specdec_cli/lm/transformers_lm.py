@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import psutil
@@ -13,38 +12,15 @@ from torch import Tensor
 
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.attention import NAME, RowMasks, causal
-from specdec_cli.lm.blocks import BlockPool
 from specdec_cli.lm.cache import KEY_GRAIN, BlockCache, Layout, Span
+from specdec_cli.lm.contexts import Contexts, Feed, Held
 from specdec_cli.lm.door import Row
+from specdec_cli.lm.linear import Kind
+from specdec_cli.lm.llama import LlamaDecoder, obstacle
+from specdec_cli.lm.packing import leave_files, pack_model, weights_of
 
+DECODERS = (AUTO, TRANSFORMERS) = ("auto", "transformers")
 KVCacheBytes = int | None | Callable[[int, int], int | None]
-
-
-@dataclass(slots=True)
-class _Held:
-    """What the cache holds of one sequence."""
-
-    tokens: list[int] = field(default_factory=list)
-    blocks: list[int] = field(default_factory=list)
-    in_one_piece: bool = True
-    is_long: bool = False
-
-    def common_prefix(self, context: list[int], limit: int) -> int:
-        """How many first tokens of the context are cached, at most `limit`."""
-        length = min(len(self.tokens), limit)
-        if self.tokens[:length] == context[:length]:
-            return length
-        return next(i for i in range(length) if self.tokens[i] != context[i])
-
-
-@dataclass(slots=True)
-class _Feed:
-    """One row's part of a forward: tokens from `keep` on, the last `num_logits` of which want logits."""
-
-    held: _Held
-    context: list[int]
-    keep: int
-    num_logits: int
 
 
 class TransformersLM:
@@ -60,6 +36,12 @@ class TransformersLM:
         kv_cache_bytes: most memory for keys and values; None is half of what is free; a function is asked with the
             device's memory (on a CPU: what was free before loading) and the weights' bytes.
         extra_tokens: room beyond the context limit for each sequence, for drafted tokens.
+        decoder: auto (our own where it knows the shape, see lm.llama), or transformers (its own forward).
+        kind: what the linear layers become, from `linear.kind_for`.
+
+    Attributes:
+        weights: the weights as they lie in memory.
+        decoder_obstacle: why transformers' forward runs; None when our own decoder does.
 
     Raises:
         UsageError: the architecture cannot run on a block cache.
@@ -77,6 +59,8 @@ class TransformersLM:
         block_size: int = 16,
         kv_cache_bytes: KVCacheBytes = None,
         extra_tokens: int = 16,
+        decoder: str = "auto",
+        kind: Kind = "plain",
     ) -> None:
         self.name = name
         self.model = model
@@ -85,7 +69,9 @@ class TransformersLM:
         self.block_size = block_size
         self.dtype: torch.dtype = model.dtype
         self.device: torch.device = model.device
-        self.weight_bytes = sum(p.numel() * p.element_size() for p in {id(p): p for p in model.parameters()}.values())
+        self.kind: Kind = kind
+        self.weights = weights_of(model, kind)
+        self.weight_bytes = sum(weight.num_bytes for weight in self.weights)
         text_config = model.config.get_text_config()
         self.max_context = _max_context(text_config, max_model_len)
         # Long rope has two sets of frequencies and switches at this length (Phi-3); keys of the one are of no use
@@ -95,31 +81,43 @@ class TransformersLM:
         self._contiguous = text_config._attn_implementation != NAME
         self._packed_bitwise = self._bitwise and not self._contiguous
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
-        self._held: dict[int, _Held] = {}
+        self.decoder_obstacle = "it is switched off" if decoder == TRANSFORMERS else obstacle(model)
+        if kind != "plain":
+            leave_files(model)
+        self._decoder = LlamaDecoder(model, kind) if self.decoder_obstacle is None else None
+        if self._decoder is None:
+            pack_model(model, kind)
         probe = self._probe()
         self.vocab_size: int = probe[1]
         self.kv_bytes_per_token: int = probe[0]
         self.num_blocks = self._affordable_blocks(max_num_seqs, extra_tokens, kv_cache_bytes)
-        self._pool = BlockPool(self.num_blocks)
-        self._cache = BlockCache(self.num_blocks * block_size + KEY_GRAIN, self._contiguous)
+        self._contexts = Contexts(name, self.num_blocks, block_size)
+        num_slots = self.num_blocks * block_size + KEY_GRAIN
+        self._cache = BlockCache(num_slots, self._contiguous)
+        if self._decoder is not None:
+            self._decoder.allocate(num_slots)
+
+    @property
+    def decoder(self) -> str:
+        """Whose forward runs: `own` or `transformers`."""
+        return "transformers" if self._decoder is None else "own"
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that no sequence holds."""
-        return self._pool.num_free
+        """Blocks that no sequence holds, those of cached prefixes among them."""
+        return self._contexts.pool.num_free
+
+    def adopt(self, handle: int, context: Sequence[int], salt: str) -> int:
+        """Begin a sequence with the longest prefix that is cached under a salt; how many tokens that is."""
+        return self._contexts.adopt(handle, context, salt)
 
     def release(self, handle: int) -> None:
         """Forget a sequence and give its blocks back; unknown handles are fine."""
-        held = self._held.pop(handle, None)
-        if held is not None:
-            self._pool.free(held.blocks)
+        self._contexts.release(handle)
 
     def check_integrity(self) -> None:
-        """Assert that blocks free + used = total, that none is shared, and that each sequence holds what it needs."""
-        self._pool.check([block for held in self._held.values() for block in held.blocks])
-        for handle, held in self._held.items():
-            needed = -(-len(held.tokens) // self.block_size)
-            assert len(held.blocks) == needed, f"sequence {handle} holds {len(held.blocks)} blocks, needs {needed}"
+        """Assert that blocks free + used = total, and that each sequence holds what it needs."""
+        self._contexts.check()
 
     def score(self, rows: Sequence[Row]) -> Tensor:
         """Logits [sum of num_logits, V] float32, rows one after another, each row's positions in order.
@@ -160,49 +158,16 @@ class TransformersLM:
         )
 
     def _score(self, rows: Sequence[Row], is_long: bool) -> Tensor:
-        feeds = self._admit(rows, is_long)
+        feeds = self._contexts.feeds(rows, is_long)
         tokens, layout, wanted = self._lay_out(feeds)
         if not tokens:
             return torch.empty(0, self.vocab_size, device=self.device)
         logits = self._forward(self._cache, tokens, layout, wanted)
         for feed in feeds:
             feed.held.tokens = feed.context
-        used = sum(len(held.blocks) for held in self._held.values())
-        assert self._pool.num_free + used == self.num_blocks, "free + used blocks differ from the total"
         return logits
 
-    def _admit(self, rows: Sequence[Row], is_long: bool) -> list[_Feed]:
-        """Cut each row's cache back to what its context shares with it, and reserve blocks for the rest."""
-        feeds = []
-        for row in rows:
-            held = self._held.setdefault(row.handle, _Held())
-            context = list(row.context)
-            keep = held.common_prefix(context, len(context) - row.num_logits) if held.is_long == is_long else 0
-            held.is_long = is_long
-            self._truncate(held, keep)
-            feeds.append(_Feed(held, context, keep, row.num_logits))
-        missing = [-(-len(feed.context) // self.block_size) - len(feed.held.blocks) for feed in feeds]
-        if sum(missing) > self._pool.num_free:
-            raise RunError(
-                f"the KV cache of `{self.name}` is full: {sum(missing)} blocks wanted, {self._pool.num_free} free",
-                "run fewer sequences together, or give the cache more memory",
-            )
-        for feed, count in zip(feeds, missing, strict=True):
-            if count:
-                blocks = feed.held.blocks
-                blocks += self._pool.allocate(count, after=blocks[-1] if blocks else None)
-                feed.held.in_one_piece = all(b == blocks[0] + i for i, b in enumerate(blocks))
-        return feeds
-
-    def _truncate(self, held: _Held, keep: int) -> None:
-        del held.tokens[keep:]
-        num_blocks = -(-keep // self.block_size)
-        if num_blocks < len(held.blocks):
-            self._pool.free(held.blocks[num_blocks:])
-            del held.blocks[num_blocks:]
-            held.in_one_piece = all(b == held.blocks[0] + i for i, b in enumerate(held.blocks))
-
-    def _lay_out(self, feeds: Sequence[_Feed]) -> tuple[list[int], Layout, list[int]]:
+    def _lay_out(self, feeds: Sequence[Feed]) -> tuple[list[int], Layout, list[int]]:
         """Tokens of the forward, their layout, and the places among them whose logits are wanted."""
         tokens: list[int] = []
         positions: list[int] = []
@@ -227,7 +192,7 @@ class TransformersLM:
         layout = Layout(torch.tensor([positions], device=self.device), spans, pieces, num_written, self._packed_bitwise)
         return tokens, layout, wanted
 
-    def _spans(self, feed: _Feed, start: int) -> Iterator[Span]:
+    def _spans(self, feed: Feed, start: int) -> Iterator[Span]:
         """A row's queries; where bits matter, cut wherever the number of keys that they read grows by a grain."""
         length, keep = len(feed.context), feed.keep
         grain = KEY_GRAIN if self._packed_bitwise else length
@@ -238,17 +203,18 @@ class TransformersLM:
             num_keys = (keep // grain + 1) * grain
             stop = min(length, num_keys)
             offset = start - feed.keep
-            yield Span(offset + keep, offset + stop, num_keys, first_slot, None if slots is None else slots[:num_keys])
+            seen = None if slots is None else slots[:num_keys]
+            yield Span(offset + keep, offset + stop, num_keys, first_slot, seen, keep)
             keep = stop
 
-    def _slots(self, held: _Held, num_keys: int) -> Tensor:
+    def _slots(self, held: Held, num_keys: int) -> Tensor:
         """Slots of a scattered sequence's first `num_keys` positions [num_keys] int64; any slot beyond its end."""
         blocks = torch.tensor(held.blocks, device=self.device)
         slots = (blocks[:, None] * self.block_size + torch.arange(self.block_size, device=self.device)).flatten()
         slots = slots[:num_keys]
         return torch.cat((slots, slots[:1].expand(num_keys - len(slots))))
 
-    def _pieces(self, feed: _Feed, start: int) -> Iterator[tuple[int, int, int]]:
+    def _pieces(self, feed: Feed, start: int) -> Iterator[tuple[int, int, int]]:
         """Where a row's new keys go, as (start, stop, slot) over the forward's tokens."""
         size, length, blocks = self.block_size, len(feed.context), feed.held.blocks
         offset = start - feed.keep
@@ -262,7 +228,9 @@ class TransformersLM:
             position = stop
 
     def _forward(self, cache: BlockCache, tokens: list[int], layout: Layout, wanted: list[int]) -> Tensor:
-        """One forward of transformers; logits [len(wanted), V] float32."""
+        """One forward; logits [len(wanted), V] float32."""
+        if self._decoder is not None:
+            return self._decoder.forward(tokens, layout, wanted)
         cache.layout = layout
         num_wanted = len(wanted)
         keep, rows = self._logits_to_keep(len(tokens), wanted)
@@ -304,6 +272,8 @@ class TransformersLM:
         Raises:
             UsageError: the forward does not run on a block cache, or leaves it untouched.
         """
+        if self._decoder is not None:
+            return self._decoder.kv_bytes_per_token, self._decoder.vocab_size
         cache = BlockCache(2 + KEY_GRAIN, self._contiguous)
         layout = Layout(torch.tensor([[0, 1]], device=self.device), [Span(0, 2, 2, 0, None)], [(0, 2, 0)], 2, False)
         kind = self.config.model_type

@@ -18,6 +18,7 @@ from specdec_cli.recipe.gate import parse_gate, parse_percentage
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Verify = Literal["auto", "greedy", "rejection", "block", "gumbel", "exact-match", "typical", "synthetic"]
 LoadFormat = Literal["auto", "dummy"]
+Quantize = Literal["none", "int8"]
 
 MODEL_KEYS = ("revision", "load_format", "dtype", "quantize", "device", "tensor_parallel_size")
 """Keys that say how a model is loaded; without meaning where a draft is no model."""
@@ -32,12 +33,6 @@ _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 def _device(value: Any) -> Any:
     if isinstance(value, str) and not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", value):
         raise PydanticCustomError("device", "must be auto, cpu, cuda or cuda:N")
-    return value
-
-
-def _not_quantized(value: Any) -> Any:
-    if value != "none":
-        raise PydanticCustomError("quantize", "must be none: quantization is not built yet")
     return value
 
 
@@ -125,7 +120,6 @@ def _percentage(value: Any) -> Any:
 
 
 Device = Annotated[str, BeforeValidator(_device)]
-Quantize = Annotated[Literal["none"], BeforeValidator(_not_quantized)]
 TensorParallelSize = Annotated[int, Field(ge=1), BeforeValidator(_one_device)]
 Memory = Annotated[str, BeforeValidator(_memory), WithJsonSchema({"type": ["string", "integer"]})]
 
@@ -155,7 +149,7 @@ class Target(Section):
     dtype: Dtype = "auto"
     """Number format of the weights: auto (the checkpoint's own), float32, bfloat16 or float16."""
     quantize: Quantize = "none"
-    """Weight quantization; none is all that is built."""
+    """Weights of linear layers: none (as they are), or int8 (one scale per output channel; on a CPU)."""
     device: Device = "auto"
     """Where the model runs: auto, cpu, cuda or cuda:N."""
     tensor_parallel_size: TensorParallelSize = 1
@@ -178,7 +172,7 @@ class Draft(Section):
     dtype: Dtype = "auto"
     """Number format of the draft's weights: auto (the checkpoint's own), float32, bfloat16 or float16."""
     quantize: Quantize = "none"
-    """Weight quantization of the draft; none is all that is built."""
+    """Weights of the draft's linear layers: none, or int8 (on a CPU)."""
     device: Device = "auto"
     """Where the draft runs: auto, cpu, cuda or cuda:N."""
     tensor_parallel_size: TensorParallelSize = 1
@@ -242,6 +236,8 @@ class Sampling(Section):
     """Go on after the model's end tokens."""
     min_tokens: int = Field(0, ge=0, le=2**31 - 1)
     """Nothing ends an output before this many tokens."""
+    skip_special_tokens: bool = True
+    """Leave special tokens such as <|im_end|> out of the text."""
     seed: int = Field(0, ge=0, le=2**63 - 1)
     """Seed of every random choice."""
     logprobs: int | None = Field(None, ge=0, le=100)
@@ -282,6 +278,10 @@ class Engine(Section):
     """Memory for the KV cache: auto, bytes such as 2GiB, or a share such as 90% for weights and KV."""
     max_num_batched_tokens: int = Field(2048, ge=1, le=2**24)
     """Most prompt tokens that are fed in one step."""
+    enable_prefix_caching: bool | None = None
+    """Feed what prompts begin with alike only once; if not given, serve does and everything else does not."""
+    decoder: Literal["auto", "transformers"] = "auto"
+    """Forward of the models: auto (specdec's own where it knows the shape, it is faster), or transformers'."""
 
     def memory_share(self) -> float | None:
         """Share of the device's memory (on a CPU: of the free RAM) for weights and KV cache, or None if not a share."""

@@ -132,10 +132,10 @@ def distribution(logits: Tensor, rows: Sequence[ChainRow], num_tokens: int) -> D
     top = scores.gather(1, argmax[:, None])
     _check(top, rows, counts)
     params = [row.params for row in rows]
+    if not any(one.temperature for one in params):
+        return Distribution(scores, argmax, np.ones(len(scores), dtype=np.bool_), None)
     temperature = np.repeat(np.array([one.temperature for one in params], dtype=np.float64), counts)
     one_hot: BoolArray = temperature == 0
-    if one_hot.all():
-        return Distribution(scores, argmax, one_hot, None)
     probs = _cut(_divide(scores, top, temperature), params, counts, one_hot).softmax(dim=-1)
     greedy = torch.from_numpy(np.flatnonzero(one_hot)).to(probs.device)
     probs[greedy] = 0.0
@@ -237,12 +237,12 @@ def _keep_best(scaled: Tensor, threshold: Tensor, keep: Tensor) -> None:
 
 def _edit(scores: Tensor, rows: Sequence[ChainRow], starts: IntArray) -> Tensor:
     """Logit bias, penalties and bans; a copy of scores [n, V] where any row wants one."""
+    if not any(map(_is_edited, rows)):
+        return scores
     biased = [i for i, row in enumerate(rows) if row.params.logit_bias]
     penalised = [i for i, row in enumerate(rows) if _has_penalty(row.params)]
     banned = [i for i, row in enumerate(rows) if row.stop_ids and _num_emitted(row) < row.params.min_tokens]
     masked = [i for i, row in enumerate(rows) if row.allowed is not None]
-    if not (biased or penalised or banned or masked):
-        return scores
     scores = scores.clone()
     for i in biased:
         bias = rows[i].params.logit_bias
@@ -258,6 +258,17 @@ def _edit(scores: Tensor, rows: Sequence[ChainRow], starts: IntArray) -> Tensor:
     for i in masked:
         _mask(scores[starts[i] : starts[i] + len(rows[i].drafted) + 1], rows[i].allowed)
     return scores
+
+
+def _is_edited(row: ChainRow) -> bool:
+    """Whether anything is done to a row's logits before the temperature."""
+    params = row.params
+    return (
+        bool(params.logit_bias)
+        or row.allowed is not None
+        or _has_penalty(params)
+        or (params.min_tokens > 0 and bool(row.stop_ids) and _num_emitted(row) < params.min_tokens)
+    )
 
 
 def _mask(scores: Tensor, allowed: BoolArray | None) -> None:

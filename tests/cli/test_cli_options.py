@@ -29,7 +29,7 @@ def test_nothing_said_is_nothing():
 def test_every_option_reaches_its_key_under_its_name():
     samples = {
         "sets": "sampling.top_k=3", "recipe": "builtin", "output": "x.json", "draft": "none", "target.model": "m",
-        "target.dtype": "float16", "target.quantize": "none", "target.device": "cpu", "draft.dtype": "float16",
+        "target.dtype": "float16", "target.quantize": "int8", "target.device": "cpu", "draft.dtype": "float16",
         "draft.quantize": "none", "draft.device": "cpu", "speculation.depth_policy": "fixed",
         "speculation.verify": "block",
         "sampling.logit_bias": "3=4", "engine.kv_cache_memory": "0.5", "speculation.p_min": "0.5",
@@ -99,7 +99,7 @@ def test_aliases_are_not_everywhere():
         ["--gpu-memory-utilization", "0"], ["--gpu-memory-utilization", "nan"], ["--gpu-memory-utilization", "1.5"],
         ["-k", "-1"], ["-k", "65"], ["--temperature", "nan"], ["--temperature", "-1"], ["--top-p", "0"],
         ["--seed", "-1"],
-        ["--quantize", "int8"], ["--tensor-parallel-size", "2"], ["--device", "gpu"], ["--dtype", "fp16"],
+        ["--quantize", "int5"], ["--tensor-parallel-size", "2"], ["--device", "gpu"], ["--dtype", "fp16"],
         ["--depth-policy", "heuristic"], ["--k-by-batch", "8:3,1:5"], ["--k-by-batch", "8"],
         ["--p-min", "0.5"], ["--stop", ""], ["--verify", "bloc"], ["--force"],
         ["-d", "ngram", "--draft-dtype", "float16"], ["--set", "x"], ["-r", "nope"], ["-n", "0"], ["--logprobs", "101"],

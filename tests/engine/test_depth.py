@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from specdec_cli.engine.depth import Adaptive, Fixed, KByBatch, Survival, Wish
+from specdec_cli.engine.adaptive import Adaptive
+from specdec_cli.engine.depth import Fixed, KByBatch, Wish
+from specdec_cli.engine.survival import Survival
 
 K = 6
 CURVES: dict[str, Callable[[int, int], float]] = {
@@ -15,6 +17,8 @@ CURVES: dict[str, Callable[[int, int], float]] = {
     "compute-bound": lambda rows, k: 5 + 4 * rows * (k + 1) + 3 * k,
     "slow draft": lambda rows, k: 20 + 0.3 * rows * (k + 1) + 15 * k,
     "no draft model": lambda rows, k: 20 + 0.8 * rows * (k + 1),
+    "very slow draft": lambda rows, k: 20 + 0.3 * rows * (k + 1) + 30 * k,
+    "stairs": lambda rows, k: 20 + 8 * (rows * (k + 1) > 4) + 12 * (rows * (k + 1) > 16) + 2 * k,
 }
 
 
@@ -23,20 +27,29 @@ def expected(rate: float, k: int) -> float:
 
 
 def simulate(
-    policy: Adaptive, seconds: Callable[[int, int], float], rate: float, rows: int = 1, steps: int = 2000, seed: int = 0
+    policy: Adaptive,
+    seconds: Callable[[int, int], float],
+    rate: float,
+    rows: int = 1,
+    steps: int = 2000,
+    seed: int = 0,
+    length: int = 1 << 30,
 ) -> tuple[float, list[int]]:
-    """Tokens per second, in expectation, of the k that were chosen; and those k. One step in 200 takes ten times."""
+    """Tokens per second, in expectation, of the k that were chosen; and those k. One step in 200 takes ten times.
+
+    Every `length` steps other requests come, of which nothing is known yet.
+    """
     generator = random.Random(seed)
-    wishes = [Wish(i, "model", K) for i in range(rows)]
     took, given, chosen = 0.0, 0.0, []
-    for _ in range(steps):
+    for step in range(steps):
+        wishes = [Wish(step // length * rows + i, "model", K) for i in range(rows)]
         ks = policy.choose(wishes, True)
         k = max(ks)
         accepted = {}
-        for i, own in enumerate(ks):
-            accepted[i] = 0
-            while accepted[i] < own and generator.random() < rate:
-                accepted[i] += 1
+        for wish, own in zip(wishes, ks, strict=True):
+            accepted[wish.handle] = 0
+            while accepted[wish.handle] < own and generator.random() < rate:
+                accepted[wish.handle] += 1
         interrupted = 10 if generator.random() < 0.005 else 1
         policy.observe(seconds(rows, k) * generator.lognormvariate(0, 0.05) * interrupted, accepted)
         took += seconds(rows, k)
@@ -45,15 +58,15 @@ def simulate(
     return given / took, chosen
 
 
-@pytest.mark.parametrize("rows", [1, 4, 16])
+@pytest.mark.parametrize("rows", [1, 4])
 @pytest.mark.parametrize("rate", [0.05, 0.6, 0.95])
 @pytest.mark.parametrize("curve", CURVES)
 def test_adaptive_is_near_the_best_fixed_k_and_never_much_slower_than_none(curve, rate, rows):
     seconds = CURVES[curve]
     rates = [rows * expected(rate, k) / seconds(rows, k) for k in range(K + 1)]
-    got, _ = simulate(Adaptive(), seconds, rate, rows)
-    assert got >= 0.97 * rates[0], "slower than plain decoding"
-    assert got >= 0.95 * max(rates), "far from the best k"
+    got, _ = simulate(Adaptive(), seconds, rate, rows, seed=rows, length=60)
+    assert got >= 0.98 * rates[0], "slower than plain decoding by more than is promised"
+    assert got >= 0.94 * max(rates), "far from the best k"
 
 
 def test_a_bad_draft_and_a_big_batch_are_not_drafted_for():

@@ -1,10 +1,13 @@
-"""Bit for bit: in bfloat16 a draft changes nothing, not even where two logits nearly tie."""
+"""Bit for bit: in bfloat16 and int8 a draft changes nothing, not even where two logits nearly tie."""
+
+from typing import ClassVar
 
 import pytest
 import torch
 from tiny_engine import PROMPTS, Checked, alone, decode, drafter, ngram, tiny_lm, tokens
 
 from specdec_cli.engine.engine import EngineOptions
+from specdec_cli.engine.judging import Judge
 from specdec_cli.lm.invariance import row_invariance
 from specdec_cli.sampling.params import SamplingParams
 
@@ -18,11 +21,17 @@ def _invariant_kernels():
         pytest.skip(f"this machine's kernels are not row-invariant in bfloat16: {', '.join(broken)}")
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
+@pytest.fixture(scope="module", params=["none", "int8"])
+def models(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("bits")
     shape = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
-    return tuple(tiny_lm(folder, "llama", seed=3, dtype="bfloat16", **shape) for _ in range(2))
+    return tuple(tiny_lm(folder, "llama", seed=3, dtype="bfloat16", quantize=request.param, **shape) for _ in range(2))
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory):
+    """A draft whose guesses are nearly all refused."""
+    return tiny_lm(tmp_path_factory.mktemp("stranger"), seed=9, dtype="bfloat16", num_hidden_layers=1)
 
 
 @pytest.fixture(scope="module")
@@ -31,12 +40,13 @@ def plain(models):
     return [tokens(decode(models[0], None, 0, [prompt], PARAMS))[0] for prompt in PROMPTS]
 
 
-class Recorded(Checked):
-    """Keeps the logits that every emitted token was chosen from."""
+class Recorded(Judge):
+    """Keeps the logits that every emitted token was chosen from, by sequence."""
 
-    def _decide(self, decided, logits):
-        self.logits = getattr(self, "logits", {})
-        emitted, first = super()._decide(decided, logits), 0
+    logits: ClassVar[dict[int, list[torch.Tensor]]] = {}
+
+    def decide(self, decided, logits, fence):
+        emitted, first = super().decide(decided, logits, fence), 0
         for (row, guess), one in zip(decided, emitted, strict=True):
             at = logits[first : first + len(one.tokens)].clone()
             self.logits.setdefault(row.sequence.id, []).append(at)
@@ -52,13 +62,20 @@ def test_greedy_text_with_a_draft_is_the_plain_text(models, plain, k, size):
         assert tokens(decode(target, draft, k, PROMPTS[-size:], PARAMS)) == plain[-size:]
 
 
+@pytest.mark.parametrize("k", [1, 4, 8])
+def test_greedy_text_with_a_stranger_is_the_plain_text(models, stranger, plain, k):
+    assert tokens(decode(models[0], stranger, k, PROMPTS, PARAMS)) == plain
+
+
 def test_logits_are_the_same_bits(models):
     target, itself = models
 
     def logits(draft, k, prompts):
-        engine = Recorded(target, draft, None, EngineOptions(num_speculative_tokens=k))
+        engine = Checked(target, draft, None, EngineOptions(num_speculative_tokens=k))
+        engine._judge = Recorded(engine.num_tokens, ())
+        Recorded.logits.clear()
         engine.generate(prompts, PARAMS)
-        return [torch.cat(rows) for rows in engine.logits.values()]
+        return [torch.cat(rows) for rows in Recorded.logits.values()]
 
     expected = [logits(drafter(None), 0, [prompt])[0] for prompt in PROMPTS]
     for k in (1, 4, 7):

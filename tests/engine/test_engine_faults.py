@@ -1,10 +1,11 @@
 """Faults of cache, step and seeds, planted one at a time: each must be seen by a check that a correct engine passes."""
 
-import numpy as np
 import pytest
 from tiny_engine import PROMPTS, alone, decode, tiny_lm, tokens
 
 from specdec_cli.engine import verify as verify_module
+from specdec_cli.engine.verify import Verdict
+from specdec_cli.lm.contexts import Contexts
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.transformers_lm import TransformersLM
 from specdec_cli.sampling import noise
@@ -54,18 +55,18 @@ def test_a_cache_that_keeps_rejected_tokens(target, draft_of, monkeypatch, name,
 def test_a_rejected_tokens_keys_left_in_the_cache(target, stranger, monkeypatch):
     """The own token's key is not written over that of the rejected token in its place."""
     expected, stale = plain(target), set()
-    truncate, pieces = TransformersLM._truncate, TransformersLM._pieces
+    cut, pieces = Contexts._cut, TransformersLM._pieces
 
     def noting(self, held, keep):
         (stale.add if 0 < keep < len(held.tokens) else stale.discard)(id(held))
-        truncate(self, held, keep)
+        return cut(self, held, keep)
 
     def skipping(self, feed, start):
         for i, (first, stop, slot) in enumerate(pieces(self, feed, start)):
             skip = int(i == 0 and id(feed.held) in stale)
             yield first + skip, stop, slot + skip
 
-    monkeypatch.setattr(TransformersLM, "_truncate", noting)
+    monkeypatch.setattr(Contexts, "_cut", noting)
     monkeypatch.setattr(TransformersLM, "_pieces", skipping)
     assert plain(target) == expected, "plain decoding hides the fault"
     assert tokens(decode(target, stranger, 4, params=GREEDY)) != expected
@@ -81,14 +82,14 @@ def test_blocks_that_are_not_given_back(folder, monkeypatch):
 def test_off_by_one_bonus(target, itself, monkeypatch):
     expected = plain(target)
 
-    def follow(group, chosen):
-        num_accepted, own = correct(group, chosen)
-        places = np.cumsum(group.lengths + 1) - group.lengths - 1
-        full = (num_accepted == group.lengths) & (num_accepted > 0)
-        return num_accepted, np.where(full, np.take(chosen, places + np.maximum(num_accepted - 1, 0)), own)
+    def greedy(tokens, chosen, start):
+        verdict = correct(tokens, chosen, start)
+        if tokens and verdict.num_accepted == len(tokens):
+            return Verdict(verdict.num_accepted, chosen[start + verdict.num_accepted - 1])
+        return verdict
 
-    correct = verify_module._follow
-    monkeypatch.setattr(verify_module, "_follow", follow)
+    correct = verify_module._greedy
+    monkeypatch.setattr(verify_module, "_greedy", greedy)
     assert plain(target) == expected
     assert tokens(decode(target, itself, 3, params=GREEDY)) != expected
 

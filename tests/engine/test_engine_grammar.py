@@ -15,6 +15,7 @@ from specdec_cli.drafters.contract import Guesses, Resources
 from specdec_cli.drafters.model import Drafter
 from specdec_cli.engine import engine as engine_module
 from specdec_cli.engine.engine import Engine, EngineOptions
+from specdec_cli.engine.outputs import Outputs
 from specdec_cli.errors import UsageError
 from specdec_cli.lm.table import TableLM
 from specdec_cli.measure import toy
@@ -68,7 +69,7 @@ def engine_of(models, draft: str | None = None, k: int = 4, **options) -> Engine
 
 def run(engine: Engine, grammars: Sequence[Grammar | None], params=LONG, prompt=PROMPT):
     """The outputs' texts, tokens and reasons, decoded together."""
-    outputs = engine_module.Outputs()
+    outputs = Outputs()
     for i, grammar in enumerate(grammars):
         outputs.add(engine, prompt, replace(params, index=i), grammar=grammar)
     while engine.has_work:

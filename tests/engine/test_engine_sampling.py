@@ -113,6 +113,12 @@ def test_logprobs_are_cut_with_their_tokens(target, itself):
     assert all(one.top == () for one in output.logprobs)
 
 
+def narrow(engine, num_tokens):
+    """What the engine takes from its tokenizer."""
+    engine.num_tokens = num_tokens
+    engine._judge = replace(engine._judge, num_tokens=num_tokens)
+
+
 def test_padding_of_the_vocabulary_is_never_decoded(folder):
     """Target and draft padded to different widths, as Qwen2.5 7B (152064) and 0.5B (151936) are."""
     real = 70
@@ -122,11 +128,11 @@ def test_padding_of_the_vocabulary_is_never_decoded(folder):
     assert expected != transformers_greedy(target.name, prompts)
     for draft in (tiny_lm(folder, "llama", seed=5, vocab_size=101), tiny_lm(folder, "llama", seed=5, vocab_size=72)):
         engine = tiny_engine(target, drafter(draft, real), 4)
-        engine.num_tokens = real  # what the engine takes from its tokenizer
+        narrow(engine, real)
         assert tokens(engine.generate(prompts, SamplingParams(24))) == expected
         for mode in MODES[1:]:
             engine = tiny_engine(target, drafter(draft, real), 4, verify=mode)
-            engine.num_tokens = real
+            narrow(engine, real)
             outputs = engine.generate(prompts, SamplingParams(16, temperature=1.5))
             assert all(token < real for text in tokens(outputs) for token in text)
 

@@ -59,9 +59,9 @@ def test_first_come_first_served():
     assert [row[0] for row in fed(scheduler)] == [1, 3]
 
 
-def test_a_request_waits_until_its_longest_context_fits():
-    # Each needs (3 + 10 + 4) / 4 = 5 blocks.
-    scheduler = Scheduler(limits(num_blocks=14))
+def test_a_request_waits_until_its_prompt_fits_with_a_block_to_spare_for_each_that_runs():
+    # Each needs (3 + 4 + 1) / 4 = 2 blocks, and 3 after its first token.
+    scheduler = Scheduler(limits(num_blocks=7))
     requests = [request(i, 3) for i in range(4)]
     for one in requests:
         scheduler.add(one)
@@ -71,10 +71,37 @@ def test_a_request_waits_until_its_longest_context_fits():
 
 
 def test_a_large_request_is_not_overtaken():
-    scheduler = Scheduler(limits(num_blocks=12))
+    scheduler = Scheduler(limits(num_blocks=11))
     for one in (request(0, 3), request(1, 30), request(2, 3)):
         scheduler.add(one)
     assert [row[0] for row in fed(scheduler)] == [0]
+
+
+def test_the_youngest_is_preempted_and_computes_again_without_deciding():
+    stopped = []
+    scheduler = Scheduler(limits(num_blocks=8), stop=lambda sequence: stopped.append(sequence.id))
+    older, younger, newest = (request(i, 6, max_new_tokens=12) for i in range(3))
+    for one in (older, younger, newest):
+        scheduler.add(one)
+    assert [row[0] for row in fed(scheduler)] == [0, 1]
+    while not stopped:
+        rows = fed(scheduler)
+    assert stopped == [1]
+    assert rows == [(0, len(older.tokens) - 1, 4)]
+    assert [one.id for one in scheduler.waiting] == [1, 2], "in front of all others"
+    assert (scheduler.take_preemptions(), scheduler.take_preemptions()) == (1, 0)
+    length = len(younger.tokens)
+    assert (younger.num_computed, length) > (0, 6)
+    scheduler.remove(older)
+    assert fed(scheduler)[0] == (1, length - 1, 0), "all but the last token, and none is emitted"
+    assert len(younger.tokens) == length
+    assert fed(scheduler)[0] == (1, length, 4), "then the step that would have come"
+
+
+def test_what_is_cached_is_not_fed():
+    scheduler = Scheduler(limits(), start=lambda sequence: 12)
+    scheduler.add(request(0, 20))
+    assert [(row.num_fed, row.num_prefill_tokens) for row in scheduler.next()] == [(20, 8)]
 
 
 def test_prompts_are_cut_at_multiples_of_the_chunk():
@@ -100,7 +127,7 @@ def test_a_chunk_larger_than_the_budget_is_fed_alone():
 @pytest.mark.parametrize(("length", "k"), [(29, 4), (30, 4), (31, 3), (33, 1), (34, 0), (60, 0)])
 def test_k_within_the_drafts_context(length, k):
     """The last drafted token is scored from length + k - 1 tokens."""
-    scheduler = Scheduler(limits())
+    scheduler = Scheduler(limits(), start=lambda sequence: sequence.num_computed)
     one = request(0, length, max_new_tokens=30)
     one.draft_max_context = 33
     scheduler.add(one)
@@ -111,7 +138,7 @@ def test_k_within_the_drafts_context(length, k):
 
 @pytest.mark.parametrize(("room", "k"), [(1, 0), (2, 1), (4, 3), (5, 4), (9, 4)])
 def test_k_within_what_may_still_be_emitted(room, k):
-    scheduler = Scheduler(limits())
+    scheduler = Scheduler(limits(), start=lambda sequence: sequence.num_computed)
     one = request(0, 10)
     scheduler.add(one)
     one.num_prompt_tokens, one.num_computed, one.max_tokens = 9, 9, 10 + room
@@ -151,7 +178,7 @@ def test_every_request_is_fed_once_within_the_limits(lengths, chunk, budget, num
         rows = scheduler.next()
         assert rows, "a step that nothing runs in would never end"
         assert len(rows) <= len(scheduler.running) <= num_seqs
-        assert sum(map(scheduler.num_blocks_needed, scheduler.running)) <= num_blocks
+        assert sum(map(scheduler.num_blocks_next, scheduler.running)) <= num_blocks
         assert sum(row.num_prefill_tokens for row in rows) <= max(budget, chunk)
         for row in rows:
             one = row.sequence

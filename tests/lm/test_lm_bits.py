@@ -10,6 +10,8 @@ from specdec_cli.lm.door import Row
 from specdec_cli.lm.invariance import row_invariance
 from specdec_cli.lm.load import load_lm
 
+FAMILIES = ["llama", "llama by transformers", "mistral", "gemma2", "gpt2", "qwen2", "qwen3", "qwen3 by transformers"]
+FAMILIES += ["bitnet", "olmo2"]
 TEXT = [(11 * i * i + 3 * i) % 97 for i in range(100)]
 
 
@@ -18,12 +20,13 @@ def holds(dtype):
     return all(check.holds for check in row_invariance(dtype) if check.needed)
 
 
-@pytest.fixture(scope="module", params=["llama", "mistral", "gemma2", "gpt2", "qwen3", "bitnet", "olmo2"])
+@pytest.fixture(scope="module", params=FAMILIES)
 def lm(request, tmp_path_factory):
     if not holds(torch.bfloat16):
         pytest.skip("this machine's bfloat16 kernels are not row-invariant")
-    folder = make_tiny(request.param, tmp_path_factory.mktemp(request.param))
-    return load_lm(str(folder), dtype="bfloat16")
+    family, _, decoder = request.param.partition(" by ")
+    folder = make_tiny(family, tmp_path_factory.mktemp(family))
+    return load_lm(str(folder), dtype="bfloat16", decoder=decoder or "auto")
 
 
 def one_by_one(lm, start, stop):
@@ -66,18 +69,19 @@ def test_rejected_drafts_leave_no_trace(lm):
     lm.release(0)
 
 
-def test_float32_runs_unpadded(tmp_path, monkeypatch):
+@pytest.mark.parametrize("decoder", ["auto", "transformers"])
+def test_float32_runs_unpadded(tmp_path, monkeypatch, decoder):
     folder = str(make_tiny("llama", tmp_path))
     for dtype, rows in (("float32", 1), ("bfloat16", 2), ("float16", 2)):
-        lm = load_lm(folder, dtype=dtype)
+        lm = load_lm(folder, dtype=dtype, decoder=decoder)
         seen = []
-        forward = lm.model.forward
+        forward = lm._forward
 
-        def watching(*args, seen=seen, forward=forward, **kwargs):
-            seen.append(kwargs["input_ids"].shape[1])
-            return forward(*args, **kwargs)
+        def watching(cache, tokens, layout, wanted, seen=seen, forward=forward):
+            seen.append(len(tokens))
+            return forward(cache, tokens, layout, wanted)
 
-        monkeypatch.setattr(lm.model, "forward", watching)
+        monkeypatch.setattr(lm, "_forward", watching)
         assert lm.score([Row(0, [5], 1)]).shape == (1, 97)
         assert seen == [rows]
         assert lm.score([Row(0, [5, 6, 7], 0), Row(1, [5], 1)]).shape == (1, 97)

@@ -84,16 +84,16 @@ def test_a_lone_sequence_and_scattered_blocks_agree(checkpoint):
     taken = []
     for length in range(16, len(text) + 16, 16):
         lm.score([Row(1, text[:length], 0)])
-        behind = lm._held[1].blocks[-1] + 1
+        behind = lm._contexts.held[1].blocks[-1] + 1
         taken.append(behind)
-        lm._pool._taken[behind] = 1
-        lm._pool.num_free -= 1
+        lm._contexts.pool._taken[behind] = 1
+        lm._contexts.pool.num_free -= 1
         lm.num_blocks -= 1
     scattered = lm.score([Row(1, text, 8)])
-    assert not lm._held[1].in_one_piece
+    assert not lm._contexts.held[1].in_one_piece
     for block in taken:
-        lm._pool._taken[block] = 0
-        lm._pool.num_free += 1
+        lm._contexts.pool._taken[block] = 0
+        lm._contexts.pool.num_free += 1
         lm.num_blocks += 1
     lm.release(1)
     assert torch.allclose(whole, scattered, atol=1e-4)
@@ -107,12 +107,12 @@ def test_attention_goes_through_the_interface_where_there_is_one(checkpoint):
 
 @pytest.mark.parametrize("fault", ["one token too long", "no cut-back"])
 def test_a_planted_fault_is_caught(tmp_path, monkeypatch, fault):
-    from specdec_cli.lm.transformers_lm import _Held
+    from specdec_cli.lm.contexts import Held
 
     folder = make_tiny("llama", tmp_path)
     texts = oracle(folder)
     lm = load_lm(str(folder))
-    right = _Held.common_prefix
+    right = Held.common_prefix
 
     def wrong(held, context, limit):
         kept = right(held, context, limit)
@@ -120,11 +120,11 @@ def test_a_planted_fault_is_caught(tmp_path, monkeypatch, fault):
         return min(most, kept + 1) if fault == "one token too long" else most
 
     assert decode(lm, texts, 4, 0) == texts
-    monkeypatch.setattr(_Held, "common_prefix", wrong)
+    monkeypatch.setattr(Held, "common_prefix", wrong)
     # A draft differs from the emitted token where it was refused: a cache kept too long holds the wrong one.
     contexts = [[*texts[1][:20], (texts[1][20] + 1) % VOCAB, 5], texts[1][:24]]
     lm.score([Row(0, contexts[0], 2)])
     faulty = lm.score([Row(0, contexts[1], 1)])
-    monkeypatch.setattr(_Held, "common_prefix", right)
+    monkeypatch.setattr(Held, "common_prefix", right)
     lm.release(0)
     assert not torch.allclose(faulty, lm.score([Row(0, contexts[1], 1)]), atol=1e-3)

@@ -1,0 +1,118 @@
+"""The adaptive depth against none and a fixed k: is speculation ever slower than none, and how near is it to the best?
+
+    python benchmarks/adaptive.py --draft builtin:draft --batch 1
+    python benchmarks/adaptive.py --draft builtin:draft --random-weights --batch 8     # a draft that is never right
+    python benchmarks/adaptive.py --draft ngram --batch 1
+
+Story prompts are decoded greedily, `--batch` together, by three engines around one target and one draft, in the order
+none, fixed, adaptive, adaptive, fixed, none; the adaptive one knows nothing before the first prompt. A ratio is plain
+seconds over the arm's, prompts included: `total` of all runs, `median` of the groups with a bootstrap 95 % interval.
+Runs add to `results/adaptive.json`, each replacing an earlier one of the same draft and batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import record
+
+import specdec_cli
+from specdec_cli import Engine, SamplingParams
+from specdec_cli.engine.build import LoadSettings, ModelSettings, load_engine
+
+PROMPTS = Path(specdec_cli.__file__).parent / "measure" / "prompts" / "stories.jsonl"
+ARMS = ("none", "fixed", "adaptive")
+
+
+def engines(draft: str, random_weights: bool, k: int, batch: int) -> dict[str, Engine]:
+    """The arms: engines of one target, two of them with the draft."""
+    settings = LoadSettings(draft=ModelSettings(load_format="dummy" if random_weights else "auto"))
+    fixed = load_engine(
+        "builtin:target", draft, settings=settings, num_speculative_tokens=k, max_num_seqs=batch, max_model_len=512
+    )
+
+    def alike(**changes: object) -> Engine:
+        return Engine(
+            fixed.target, fixed.drafter, fixed.tokenizer, replace(fixed.options, **changes), fixed.eos_token_ids
+        )
+
+    none = alike(num_speculative_tokens=0)
+    # It may draft deeper than the fixed one: to choose is its work.
+    return {"none": none, "fixed": fixed, "adaptive": alike(depth_policy="adaptive", num_speculative_tokens=k + 3)}
+
+
+def interval(values: list[float]) -> list[float]:
+    """Bootstrap 95 % interval of the median."""
+    rng = random.Random(0)
+    medians = sorted(median(rng.choices(values, k=len(values))) for _ in range(1000))
+    return [round(medians[25], 3), round(medians[974], 3)]
+
+
+def main() -> None:
+    """Measure one draft at one batch size and keep the result."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--draft", default="builtin:draft")
+    parser.add_argument("--random-weights", action="store_true", help="the draft's shape without what it learned")
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--k", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--prompts", type=int, help="24 prompts; 8 where each is decoded alone")
+    options = parser.parse_args()
+    before = record.machine()
+    arms = engines(options.draft, options.random_weights, options.k, options.batch)
+    prompts = [json.loads(line)["prompt"] for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
+    prompts = prompts[: options.prompts or (8 if options.batch == 1 else 24)]
+    params = SamplingParams(max_new_tokens=options.tokens)
+    for name in ("none", "fixed"):
+        arms[name].generate(prompts[: options.batch], params)
+    seconds: dict[str, list[float]] = {name: [] for name in ARMS}
+    steps = dict.fromkeys(ARMS, 0)
+    drafted = dict.fromkeys(ARMS, 0)
+    mismatches = 0
+    for first in range(0, len(prompts), options.batch):
+        took, texts = dict.fromkeys(ARMS, 0.0), []
+        for name in (*ARMS, *reversed(ARMS)):
+            begin = perf_counter()
+            outputs = arms[name].generate(prompts[first : first + options.batch], params)
+            took[name] += perf_counter() - begin
+            texts.append([output.token_ids for output in outputs])
+            steps[name] += sum(output.speculative.num_steps for output in outputs)
+            drafted[name] += sum(output.speculative.num_draft_tokens for output in outputs)
+        mismatches += sum(text != texts[0] for text in texts)
+        for name in ARMS:
+            seconds[name].append(took[name])
+    policy = arms["adaptive"].policy
+    row = {
+        "draft": options.draft + (" with random weights" if options.random_weights else ""),
+        "batch": options.batch,
+        "fixed_k": options.k,
+        "prompts": len(prompts),
+        "tokens": options.tokens,
+        "plain_seconds": round(sum(seconds["none"]), 3),
+        "mismatches": mismatches,
+        "exploring": [policy.num_exploring, round(policy.exploring_seconds / policy.seconds, 4)],
+    }
+    for name in ARMS[1:]:
+        ratios = [plain / own for plain, own in zip(seconds["none"], seconds[name], strict=True)]
+        row[name] = {
+            "total": round(sum(seconds["none"]) / sum(seconds[name]), 3),
+            "median": round(median(ratios), 3),
+            "ci95": interval(ratios),
+            "drafted_per_step": round(drafted[name] / steps[name], 2),
+        }
+    print(json.dumps(row, indent=1))
+    path = record.RESULTS / "adaptive.json"
+    kept = json.loads(path.read_text(encoding="utf-8"))["results"] if path.exists() else []
+    same = ("draft", "batch", "fixed_k")
+    kept = [one for one in kept if any(one[key] != row[key] for key in same)]
+    record.save("adaptive", before, sorted([*kept, row], key=lambda one: (one["draft"], one["batch"])))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,249 @@
+"""The adaptive depth: as many drafted tokens as pay, none where none do.
+
+It learns from the engine's own clocks what a step of each k costs, and from each request's accepted tokens what
+it gives, and takes the k of the most tokens per second, 0 included:
+
+    (R + Σ_i Σ_{j ≤ k} s_i(j)) / t(k)      R rows, s_i(j) = P(at least j of row i's drafted tokens are accepted)
+
+What it decides by is over when it decides: no token of the step, drafted or sampled, can change its k. But clocks
+differ from run to run, so where text depends on k (sampling in every mode but gumbel) it differs too.
+
+Costs need not be convex in k, so every k has a measurement of its own; what was not measured yet is borrowed from
+another batch size, in proportion, or read off a line between neighbours. Now and then a step is spent on a k that is
+not the best (`exploring`), for at most `EXPLORATION` of all time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from specdec_cli.engine.depth import Wish
+from specdec_cli.engine.survival import Survival
+
+EXPLORATION = 0.005  # share of all time that exploring may lose against the best k known
+_FIRST_K = 3  # the first one measured: what a slow draft costs is found out at little cost
+_MARGIN = 0.02  # speculation that seems to gain less than this is left alone
+_GRACE_STEPS = 2  # exploring may lose this many plain steps before its share of the time has grown to them
+_STEPS_BETWEEN = 8  # from one exploring to the next
+_STEPS_BETWEEN_PLAIN = 128  # what plain steps take is never older than this: it is what speculation is held against
+_STEPS_TOGETHER = 3  # a draft has to read first what it did not draft, so its first step after plain ones is no measure
+_MEMORY = 32  # steps that a mean of seconds looks back on
+_TRUSTED = 2  # measurements before a first one that was interrupted no longer counts
+
+
+@dataclass(slots=True)
+class _Cost:
+    """A fading mean of seconds; what interrupts the machine now and then moves it little."""
+
+    seconds: float = 0.0
+    num: int = 0
+    last: int = 0
+    _first: list[float] = field(default_factory=list)
+
+    def add(self, seconds: float, now: int) -> None:
+        self.num, self.last = self.num + 1, now
+        if self.num <= 3:  # the middle one; of two the smaller
+            self._first.append(seconds)
+            self.seconds = sorted(self._first)[self.num // 3]
+        else:
+            self.seconds += (min(seconds, 1.5 * self.seconds) - self.seconds) / min(self.num, _MEMORY)
+
+
+@dataclass(frozen=True, slots=True)
+class _Company:
+    """What a step's cost depends on beside k: how many rows, how many of them draft, with which drafters."""
+
+    num_rows: int
+    num_drafting: int
+    drafters: tuple[str, ...]
+
+    @classmethod
+    def of(cls, wishes: Sequence[Wish]) -> _Company:
+        names = [wish.drafter for wish in wishes if wish.most]
+        return cls(_bucket(len(wishes)), _bucket(len(names)), tuple(sorted(set(names))))
+
+    def distance(self, other: _Company) -> int:
+        return abs(self.num_rows - other.num_rows) + abs(self.num_drafting - other.num_drafting)
+
+
+def _bucket(num: int) -> int:
+    """The number itself up to 8, then rounded down to three binary digits."""
+    step = 1 << max(num.bit_length() - 3, 0) if num > 8 else 1
+    return num // step * step
+
+
+@dataclass(slots=True)
+class _Plan:
+    """The step that runs: what was asked for, and how many tokens a second the best k would give."""
+
+    company: _Company
+    k: int
+    asked: dict[int, int]
+    best_rate: float | None
+    expected_seconds: float
+    is_exploring: bool
+    is_pure: bool
+
+
+@dataclass(slots=True)
+class Adaptive:
+    """The k of the most tokens per second, one for all rows of a step (each within its own limit).
+
+    Attributes:
+        seconds: of all steps seen.
+        exploring_seconds: what the steps that explored lost against the best k; negative where they won.
+        num_exploring: how many steps explored.
+    """
+
+    seconds: float = 0.0
+    exploring_seconds: float = 0.0
+    num_exploring: int = 0
+    _now: int = 0
+    _explored: int = 0
+    _previous_k: int = 0
+    _plan: _Plan | None = None
+    _expected: tuple[Sequence[Wish], list[float]] | None = None  # by k, as long as nothing is drafted
+    _plain: dict[int, _Cost] = field(default_factory=dict)
+    _costs: dict[_Company, dict[int, _Cost]] = field(default_factory=dict)
+    _pools: dict[str, Survival] = field(default_factory=dict)
+    _survivals: dict[int, tuple[str, Survival]] = field(default_factory=dict)
+
+    def choose(self, wishes: Sequence[Wish], is_pure: bool) -> list[int]:
+        """The best k for every row, within its own limit; now and then another one, to measure it."""
+        most = max((wish.most for wish in wishes), default=0)
+        company = _Company.of(wishes)
+        again = self._plan if self._plan is not None and self._plan.is_exploring else None
+        k, rate, expected, is_exploring = 0, None, 0.0, False
+        if most and self._is_known(company):
+            seconds = self._seconds(company, most)
+            if self._expected is None or self._expected[0] != wishes:
+                self._expected = wishes, self._tokens(wishes, most)
+            tokens = self._expected[1]
+            k = max(range(most + 1), key=lambda one: tokens[one] / seconds[one])
+            if tokens[k] / seconds[k] < (1 + _MARGIN) * tokens[0] / seconds[0]:
+                k = 0
+            rate = tokens[k] / seconds[k]
+            other = self._other(company, k, again, tokens, seconds) if is_pure else None
+            k, is_exploring = (k, False) if other is None else (other, True)
+            expected = seconds[k]
+        elif most and company.num_rows in self._plain:
+            k = min(most, _FIRST_K)  # plain steps are known, nothing else
+        ks = [min(k, wish.most) for wish in wishes]
+        asked = {wish.handle: k for wish, k in zip(wishes, ks, strict=True)}
+        self._plan = _Plan(company, k, asked, rate, expected, is_exploring, is_pure)
+        for wish in wishes:
+            if wish.handle not in self._survivals:
+                pool = self._pools.setdefault(wish.drafter, Survival())
+                self._survivals[wish.handle] = wish.drafter, Survival(pool)
+        return ks
+
+    def observe(self, seconds: float, num_accepted: Mapping[int, int]) -> None:
+        """Learn what the step took and gave."""
+        plan = self._plan
+        assert plan is not None, "a step is chosen before it is observed"
+        self._now += 1
+        self.seconds += seconds if plan.asked else 0.0
+        for handle, accepted in num_accepted.items():
+            asked = plan.asked.get(handle, 0)
+            if asked:
+                name, survival = self._survivals[handle]
+                survival.add(asked, accepted)
+                self._pools[name].add(asked, accepted)
+                self._expected = None
+        if plan.is_pure and plan.asked and (plan.k == 0 or self._previous_k > 0):
+            self._cost(plan.company, plan.k).add(seconds, self._now)
+        if plan.is_exploring:
+            self.num_exploring += 1
+            if plan.best_rate is not None:
+                num_tokens = sum(num_accepted.values()) + len(plan.asked)
+                lost = min(seconds, 1.5 * plan.expected_seconds)  # an interruption is not k's fault
+                self.exploring_seconds += lost - num_tokens / plan.best_rate
+                self.exploring_seconds = max(self.exploring_seconds, -EXPLORATION * self.seconds)
+        self._previous_k = plan.k
+
+    def forget(self, handle: int) -> None:
+        """A sequence ended; what its drafter's pool learned of it stays."""
+        self._survivals.pop(handle, None)
+
+    def _cost(self, company: _Company, k: int) -> _Cost:
+        costs = self._costs.setdefault(company, {}) if k else self._plain
+        return costs.setdefault(k or company.num_rows, _Cost())
+
+    def _is_known(self, company: _Company) -> bool:
+        """Whether a plain step of this batch size was measured, and any with these drafters at all."""
+        return company.num_rows in self._plain and any(
+            other.drafters == company.drafters and any(cost.num >= _TRUSTED for cost in costs.values())
+            for other, costs in self._costs.items()
+        )
+
+    def _tokens(self, wishes: Sequence[Wish], most: int) -> list[float]:
+        """Tokens expected of a step, by k = 0 … most."""
+        tokens = [float(len(wishes))] * (most + 1)
+        for wish in wishes:
+            found = self._survivals.get(wish.handle)
+            survival = found[1] if found else self._pools.setdefault(wish.drafter, Survival())
+            total = 0.0
+            curve = survival.curve(wish.most)
+            for j in range(most):
+                total += curve[j] if j < wish.most else 0.0
+                tokens[j + 1] += total
+        return tokens
+
+    def _measured(self, company: _Company) -> dict[int, float]:
+        """Seconds by k, of those that were measured."""
+        measured = {k: cost.seconds for k, cost in self._costs.get(company, {}).items()}
+        if company.num_rows in self._plain:
+            measured[0] = self._plain[company.num_rows].seconds
+        return measured
+
+    def _seconds(self, company: _Company, most: int) -> list[float]:
+        """Seconds of a step, by k = 0 … most: measured, borrowed from the nearest company, or between neighbours."""
+        known = self._measured(company)
+        if all(k in known for k in range(most + 1)):
+            return [known[k] for k in range(most + 1)]
+        alike = [other for other in self._costs if other.drafters == company.drafters and other != company]
+        for other in sorted(alike, key=company.distance):
+            lent = self._measured(other)
+            shared = known.keys() & lent.keys()
+            if shared:
+                scale = fmean(known[k] / lent[k] for k in shared)
+                known |= {k: seconds * scale for k, seconds in lent.items() if k not in known}
+        return [_on_line(known, k) for k in range(most + 1)]
+
+    def _other(
+        self, company: _Company, best: int, again: _Plan | None, tokens: Sequence[float], seconds: Sequence[float]
+    ) -> int | None:
+        """A k to explore in this step, if its loss is still allowed; each the more often the less it loses."""
+        since = self._now - self._explored
+        if again is not None and again.k not in (0, best) and again.k < len(tokens) and since < _STEPS_TOGETHER:
+            return again.k
+        if since < _STEPS_BETWEEN:
+            return None
+        plain = self._plain[company.num_rows]
+        last = {k: cost.last for k, cost in self._costs.get(company, {}).items()} | {0: plain.last}
+        if best and (plain.num < _TRUSTED or self._now - plain.last >= _STEPS_BETWEEN_PLAIN):
+            self._explored = self._now
+            return 0
+        allowed = EXPLORATION * self.seconds + _GRACE_STEPS * seconds[0] - self.exploring_seconds
+        rate = tokens[best] / seconds[best]
+        losses = {k: _STEPS_TOGETHER * (seconds[k] - tokens[k] / rate) for k in range(len(tokens)) if k != best}
+        affordable = [k for k, loss in losses.items() if loss <= allowed]
+        if not affordable:
+            return None
+        self._explored = self._now
+        return max(affordable, key=lambda k: (self._now - last.get(k, 0)) / max(losses[k], seconds[0] / 8))
+
+
+def _on_line(known: Mapping[int, float], k: int) -> float:
+    """Seconds at k: known, or on the line between its neighbours, or on that through the last two, but not falling."""
+    if k in known:
+        return known[k]
+    low = max(i for i in known if i < k)
+    above = [i for i in known if i > k]
+    high = min(above) if above else max((i for i in known if i < low), default=low)
+    if low == high:
+        return known[low]
+    value = known[low] + (known[high] - known[low]) / (high - low) * (k - low)
+    return value if above else max(value, known[low])

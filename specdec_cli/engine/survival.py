@@ -1,0 +1,64 @@
+"""How likely drafted tokens are to be accepted, learned from those that were."""
+
+from __future__ import annotations
+
+_PRIOR_WEIGHT = 4.0  # steps that a prior counts for
+_REQUEST_MEMORY = 64  # steps that a request's acceptance looks back on
+_POOL_MEMORY = 256  # and that of all requests of a drafter
+_LARGE = 1e12
+
+
+class Survival:
+    """P(at least j drafted tokens are accepted), from counts that fade; a prior stands in for what was not seen.
+
+    Instead of old counts that shrink with every step, new ones grow: a step then touches only what it tells of.
+
+    Args:
+        prior: of all requests of the drafter; None for that one itself.
+    """
+
+    def __init__(self, prior: Survival | None = None) -> None:
+        self._prior = prior
+        self._growth = 1 / (1 - 1 / (_POOL_MEMORY if prior is None else _REQUEST_MEMORY))
+        self._weight = 1.0  # what the newest step counts for
+        self._tried: list[float] = []
+        self._accepted: list[float] = []
+        self._found: list[float] = []
+
+    def curve(self, k: int) -> list[float]:
+        """s(1) … s(k)."""
+        curve, alive = [], 1.0
+        for conditional in self._conditionals(k)[:k]:
+            alive *= conditional
+            curve.append(alive)
+        return curve
+
+    def add(self, num_asked: int, num_accepted: int) -> None:
+        """A step that asked for tokens; one that the drafter did not give is one that was not accepted."""
+        self._weight *= self._growth
+        if self._weight > _LARGE:
+            self._tried = [tried / self._weight for tried in self._tried]
+            self._accepted = [accepted / self._weight for accepted in self._accepted]
+            self._weight = 1.0
+        missing = [0.0] * (num_asked - len(self._tried))
+        self._tried += missing
+        self._accepted += missing
+        for j in range(min(num_accepted + 1, num_asked)):
+            self._tried[j] += self._weight
+            self._accepted[j] += self._weight * (j < num_accepted)
+        self._found = []
+
+    def _conditionals(self, k: int) -> list[float]:
+        """P(token j is accepted, given that those before it are), j = 1 … k or more."""
+        if self._prior is None and len(self._found) >= k:
+            return self._found
+        prior = None if self._prior is None else self._prior._conditionals(k)
+        found, before, prior_weight = [], 0.7, _PRIOR_WEIGHT * self._weight
+        for j in range(k):
+            tried, accepted = (self._tried[j], self._accepted[j]) if j < len(self._tried) else (0.0, 0.0)
+            # What was rarely reached in a drafter's steps is taken to be like the position before it.
+            expected = before if prior is None else prior[j]
+            before = (accepted + prior_weight * expected) / (tried + prior_weight)
+            found.append(before)
+        self._found = found
+        return found

@@ -1,0 +1,439 @@
+"""A decoder of our own for the Llama shape: RMS norm, rotary positions, grouped heads, a gated MLP.
+
+A small model's step is spent in dispatch, not in bytes, so everything here serves few operators: fused products, all
+views of the work buffers made once per number of rows, keys and values of all layers in one tensor. The weights are
+transformers' own, laid out anew so that nothing is moved at run time: the two halves that a rotation pairs stand side
+by side (one complex product turns queries and keys), and query heads stand group by group (what attention returns is
+what the output product reads). transformers' forward is the oracle; what is not known here by name goes through it.
+
+Letters: n rows of a forward, H query heads, K key heads, G = H/K, D head size, I MLP width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from specdec_cli.lm.attention import MIN_ROWS
+from specdec_cli.lm.cache import KEY_GRAIN, Layout, Span
+from specdec_cli.lm.linear import Kind
+from specdec_cli.lm.products import Product
+
+CLASSES = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
+# Rotary types whose frequencies do not change with the length.
+ROPE_TYPES = {"default", "linear", "llama3", "yarn"}
+# Work buffers and masks are kept for forwards of up to so many rows; a prompt's chunks make their own.
+MAX_KEPT_ROWS = 16
+
+
+def obstacle(model: Any, device: torch.device | None = None) -> str | None:
+    """What of a transformers model this decoder does not know; None when it can run it.
+
+    Args:
+        model: a causal LM, on paper too.
+        device: where it would run; None is where it is.
+    """
+    config = model.config
+    name = type(model).__name__
+    if name not in CLASSES or not type(model).__module__.startswith("transformers.models."):
+        return f"architecture `{name}`"
+    rope = getattr(config, "rope_parameters", None) or {}
+    layer_types = set(getattr(config, "layer_types", None) or ("full_attention",))
+    facts = {
+        f"activation `{config.hidden_act}`": config.hidden_act not in ("silu", "swish"),
+        f"rotary type `{rope.get('rope_type')}`": rope.get("rope_type") not in ROPE_TYPES,
+        "partial rotary": rope.get("partial_rotary_factor", 1.0) != 1.0,
+        "a sliding window": not hasattr(config, "layer_types") and getattr(config, "sliding_window", None) is not None,
+        f"layers of `{', '.join(sorted(layer_types))}`": layer_types != {"full_attention"},
+        f"device `{(device or model.device).type}`": (device or model.device).type != "cpu",
+    }
+    return next((fact for fact, stands in facts.items() if stands), None) or _unknown_module(model)
+
+
+def _unknown_module(model: Any) -> str | None:
+    """A layer whose parts are others than this decoder reads."""
+    if type(model.lm_head) is not nn.Linear or model.lm_head.bias is not None:
+        return "the output layer"
+    for layer in model.model.layers:
+        attention, mlp = layer.self_attn, layer.mlp
+        products = (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
+        gates = (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+        if any(type(product) is not nn.Linear for product in (*products, *gates)):
+            return "a linear layer of another kind"
+        if any(product.bias is not None for product in (attention.o_proj, *gates)):
+            return "a bias behind attention or in the MLP"
+        if len({product.bias is None for product in products[:3]}) != 1:
+            return "a bias of some of queries, keys and values"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """Sizes of a decoder, by the letters of this file."""
+
+    num_heads: int
+    num_key_heads: int
+    head_size: int
+    hidden_size: int
+    mlp_size: int
+    dtype: torch.dtype
+
+    @property
+    def num_groups(self) -> int:
+        return self.num_heads // self.num_key_heads
+
+    @property
+    def num_turned(self) -> int:
+        """Heads that are rotated: queries and keys."""
+        return self.num_heads + self.num_key_heads
+
+
+@dataclass(slots=True)
+class _Norm:
+    """RMS norm: x · weight / sqrt(mean(x²) + eps), as x · (weight √d) / hypot(|x|, √(d eps)): one reduction.
+
+    Args:
+        weight: [d] float32, times √d.
+        floor: √(d eps), a tensor.
+    """
+
+    weight: Tensor
+    floor: Tensor
+
+    @classmethod
+    def of(cls, module: Any) -> _Norm:
+        size = module.weight.shape[-1]
+        floor = torch.tensor((size * module.variance_epsilon) ** 0.5)
+        return cls(module.weight.detach().float() * size**0.5, floor)
+
+    def into(self, x: Tensor, out: Tensor) -> Tensor:
+        """The norm of x [..., d] in `out`."""
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+        torch.hypot(length, self.floor, out=length)
+        if out.dtype == torch.float32:
+            return torch.mul(x, self.weight, out=out).div_(length)
+        return out.copy_(torch.div(x, length).mul_(self.weight))
+
+
+@dataclass(slots=True)
+class _Layer:
+    """One layer's weights.
+
+    Args:
+        input_norm: before attention.
+        qkv: to queries, keys and values, [H + 2K, D] in all.
+        head_norm: of each query and key head, [H + K, D] (Qwen 3).
+        out: back to the residual stream.
+        mlp_norm: before the MLP.
+        gate_up: to gate and up, [2, I].
+        down: back to the residual stream.
+    """
+
+    input_norm: _Norm
+    qkv: Product
+    head_norm: _Norm | None
+    out: Product
+    mlp_norm: _Norm
+    gate_up: Product
+    down: Product
+
+
+class _Workspace:
+    """Buffers of a forward of n rows and the views on them that each layer uses."""
+
+    def __init__(self, num_rows: int, shape: _Shape) -> None:
+        heads, key_heads, size = shape.num_heads, shape.num_key_heads, shape.head_size
+        # Rows behind the last one fill up a product that needs MIN_ROWS; what is in them does not matter.
+        padded = num_rows + MIN_ROWS
+        self.hidden = torch.zeros(num_rows, shape.hidden_size, dtype=shape.dtype)
+        self.qkv = torch.zeros(num_rows, (heads + 2 * key_heads) * size, dtype=shape.dtype)
+        split = self.qkv.view(num_rows, -1, size)
+        self.is_float = shape.dtype == torch.float32
+        self.unturned = split[:, : shape.num_turned]
+        self.turned = self.unturned if self.is_float else torch.zeros(num_rows, shape.num_turned, size)
+        self.complex = torch.view_as_complex(self.turned.view(num_rows, shape.num_turned, size // 2, 2))
+        self.keys = self.turned[:, heads:].transpose(0, 1)[None]
+        self.values = split[:, shape.num_turned :].transpose(0, 1)[None]
+        self.key_values = split[:, heads:].transpose(0, 1)[None] if self.is_float else None
+        self.queries_in = self.turned[:, :heads]
+        # float32 queries of one group, or of one row, can be read where the product left them.
+        self.moves_queries = not self.is_float or (shape.num_groups > 1 and num_rows > 1)
+        moved = torch.zeros(padded, heads, size, dtype=shape.dtype)
+        self.queries_out = moved[:num_rows]
+        self.queries = moved if self.moves_queries else self.queries_in
+        self.attended = torch.zeros(num_rows, heads * size, dtype=shape.dtype)
+        self.gate_up = torch.zeros(num_rows, 2 * shape.mlp_size, dtype=shape.dtype)
+        self.gate, self.up = self.gate_up.chunk(2, dim=-1)
+
+
+class _Masks:
+    """Causal masks as windows of one strip for each number of queries, so that none is built in a step.
+
+    A strip's row i·G + g allows column c - origin <= i; moved to a query position p it is the mask of keys 0, 1, ...
+    """
+
+    def __init__(self, num_groups: int, dtype: torch.dtype) -> None:
+        self._num_groups = num_groups
+        self._dtype = dtype
+        self._strips: dict[int, tuple[int, Tensor]] = {}
+
+    def window(self, num_queries: int, position: int, num_keys: int) -> Tensor:
+        """Mask [num_queries · G, num_keys] of queries at position, position + 1, ..."""
+        if num_queries > MAX_KEPT_ROWS:
+            return self._strip(num_queries, position, num_keys)
+        origin, strip = self._strips.get(num_queries, (-1, None))
+        if strip is None or position > origin or strip.shape[1] < origin - position + num_keys:
+            origin = max(2 * position, 4 * KEY_GRAIN)
+            strip = self._strip(num_queries, origin, origin + num_queries + 2 * KEY_GRAIN)
+            self._strips[num_queries] = origin, strip
+        return strip.narrow(1, origin - position, num_keys)
+
+    def _strip(self, num_queries: int, origin: int, width: int) -> Tensor:
+        row = torch.arange(num_queries).repeat_interleave(self._num_groups)[:, None]
+        hidden = torch.arange(width)[None, :] - origin > row
+        return torch.zeros(hidden.shape, dtype=self._dtype).masked_fill_(hidden, -torch.inf)
+
+
+class LlamaDecoder:
+    """Packed forwards [n tokens] over a cache of blocks.
+
+    It takes the model's weights with it: the modules it has read are left with tensors on the meta device, which have
+    shapes and no memory. Not for two threads at once.
+
+    Args:
+        model: a transformers model without an `obstacle`.
+        kind: how the weights of linear layers are kept.
+    """
+
+    def __init__(self, model: Any, kind: Kind = "plain") -> None:
+        config, inner = model.config, model.model
+        head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self._shape = _Shape(
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            head_size,
+            config.hidden_size,
+            config.intermediate_size,
+            model.dtype,
+        )
+        self._scale = head_size**-0.5
+        self._rotary = inner.rotary_emb
+        self._turns = torch.empty(0)
+        self._masks = _Masks(self._shape.num_groups, model.dtype)
+        self._workspaces: dict[int, _Workspace] = {}
+        with torch.inference_mode():
+            self._embedding = inner.embed_tokens.weight.detach()
+            self._layers = [_take_layer(layer, self._shape, kind) for layer in inner.layers]
+            self._norm = _Norm.of(inner.norm)
+            is_tied = model.lm_head.weight is inner.embed_tokens.weight
+            self._head = Product(model.lm_head.weight.detach(), None, kind, keeps=is_tied)
+        _empty(model.lm_head, inner.embed_tokens)
+        self.vocab_size = self._embedding.shape[0]
+        self.kv_bytes_per_token = (
+            2 * len(self._layers) * self._shape.num_key_heads * head_size * self._embedding.element_size()
+        )
+        self.allocate(0)
+
+    def allocate(self, num_slots: int) -> None:
+        """Make the cache: room for `num_slots` tokens, all layers in one tensor [layers, 1, 2K, slots, D]."""
+        shape, num_heads = self._shape, self._shape.num_key_heads
+        # Zeros, because masked keys are read too, and nothing times NaN is NaN.
+        with torch.inference_mode():
+            self._cache = torch.zeros(
+                len(self._layers), 1, 2 * num_heads, num_slots, shape.head_size, dtype=shape.dtype
+            )
+            self._keys, self._values = self._cache.narrow(2, 0, num_heads), self._cache.narrow(2, num_heads, num_heads)
+
+    def forward(self, tokens: list[int], layout: Layout, wanted: list[int]) -> Tensor:
+        """Logits [len(wanted), V] float32 of the tokens at the places `wanted`; keys and values go into the cache."""
+        logits = torch.empty(max(len(wanted), 2 if layout.bitwise else 1), self.vocab_size)
+        with torch.inference_mode():
+            x = self._run(tokens, layout)
+            if not wanted:
+                return logits[:0]
+            x = _rows_of(x, wanted, len(logits))
+            self._head.into(self._norm.into(x, torch.empty_like(x)), logits)
+        return logits[: len(wanted)]
+
+    def _run(self, tokens: list[int], layout: Layout) -> Tensor:
+        """The residual stream [n, hidden] behind the last layer."""
+        x: Tensor = self._embedding.index_select(0, torch.tensor(tokens))
+        num_rows = len(tokens)
+        work = self._workspace(num_rows)
+        turns = self._turns_at(layout)
+        writes = self._writes(layout, work)
+        attentions = [self._attention(span, layout, work) for span in layout.spans]
+        # One sequence's attention output is the next product's input as it is.
+        direct = len(attentions) == 1 and layout.spans[0].stop == num_rows
+        for index, layer in enumerate(self._layers):
+            layer.qkv.into(layer.input_norm.into(x, work.hidden), work.qkv)
+            if not work.is_float:
+                work.turned.copy_(work.unturned)
+            if layer.head_norm is not None:
+                layer.head_norm.into(work.turned, work.turned)
+            work.complex.mul_(turns)
+            if work.moves_queries:
+                work.queries_out.copy_(work.queries_in)
+            for write in writes:
+                write(index)
+            if direct:
+                attended = attentions[0](index)
+            else:
+                attended = work.attended
+                for span, attend in zip(layout.spans, attentions, strict=True):
+                    attended[span.start : span.stop] = attend(index)
+            layer.out.add_to(x, attended)
+            layer.gate_up.into(layer.mlp_norm.into(x, work.hidden), work.gate_up)
+            layer.down.add_to(x, F.silu(work.gate, inplace=True).mul_(work.up))
+        return x
+
+    def _workspace(self, num_rows: int) -> _Workspace:
+        work = self._workspaces.get(num_rows)
+        if work is None:
+            work = _Workspace(num_rows, self._shape)
+            if num_rows <= MAX_KEPT_ROWS:
+                self._workspaces[num_rows] = work
+        return work
+
+    def _turns_at(self, layout: Layout) -> Tensor:
+        """Rotations [n, 1, D/2] complex64 of the forward's positions; the table grows by doubling."""
+        last = max(span.num_keys for span in layout.spans)
+        if last > self._turns.shape[0]:
+            positions = torch.arange(max(2 * last, 512))[None]
+            cosines, sines = self._rotary(torch.empty(0), positions)
+            half = self._shape.head_size // 2
+            self._turns = torch.complex(cosines[0, :, None, :half], sines[0, :, None, :half])
+        found: Tensor = self._turns.index_select(0, layout.positions[0])
+        return found
+
+    def _writes(self, layout: Layout, work: _Workspace) -> list[Callable[[int], object]]:
+        """What stores a layer's new keys and values."""
+        slots = layout.write_slots
+        if slots is not None:
+            keys, values = work.keys[:, :, : layout.num_written], work.values[:, :, : layout.num_written]
+            return [
+                lambda index: self._keys[index].index_copy_(2, slots, keys.to(self._cache.dtype)),
+                lambda index: self._values[index].index_copy_(2, slots, values),
+            ]
+        writes = []
+        for start, stop, slot in layout.pieces:
+            parts = (
+                [(self._cache, work.key_values)]
+                if work.key_values is not None
+                else [(self._keys, work.keys), (self._values, work.values)]
+            )
+            for store, new in parts:
+                targets = store.narrow(3, slot, stop - start).unbind(0)
+                writes.append(_copy(targets, new[:, :, start:stop]))
+        return writes
+
+    def _attention(self, span: Span, layout: Layout, work: _Workspace) -> Callable[[int], Tensor]:
+        """What computes a span's attention [queries, H · D] in a layer."""
+        groups, size = self._shape.num_groups, self._shape.head_size
+        num_queries = span.stop - span.start
+        # A sequence's own rows, and, where bits matter and they are too few, rows behind them that are thrown away.
+        num_computed = max(num_queries, -(-MIN_ROWS // groups)) if layout.bitwise else num_queries
+        queries = work.queries[span.start : span.start + num_computed]
+        queries = queries.view(num_computed * groups, -1, size).transpose(0, 1)[None]
+        position = span.position
+        is_last = num_queries == 1 and span.num_keys == position + 1
+        mask = None if is_last and not layout.bitwise else self._masks.window(num_computed, position, span.num_keys)
+        keys, values = self._reads(span)
+        scale, width = self._scale, self._shape.num_heads * size
+
+        def attend(index: int) -> Tensor:
+            found = F.scaled_dot_product_attention(queries, keys(index), values(index), attn_mask=mask, scale=scale)
+            return found.transpose(1, 2).reshape(num_computed, width)[:num_queries]
+
+        return attend
+
+    def _reads(self, span: Span) -> tuple[Callable[[int], Tensor], Callable[[int], Tensor]]:
+        """What gives a layer's keys and values [1, K, T, D]; views where they lie in one piece."""
+        slots = span.slots
+        if slots is not None:
+            return (
+                lambda index: self._keys[index].index_select(2, slots),
+                lambda index: self._values[index].index_select(2, slots),
+            )
+        return (
+            self._keys.narrow(3, span.first_slot, span.num_keys).unbind(0).__getitem__,
+            self._values.narrow(3, span.first_slot, span.num_keys).unbind(0).__getitem__,
+        )
+
+
+def _copy(targets: tuple[Tensor, ...], source: Tensor) -> Callable[[int], object]:
+    return lambda index: targets[index].copy_(source)
+
+
+def _rows_of(x: Tensor, wanted: list[int], num_rows: int) -> Tensor:
+    """The wanted rows of x; the first one again where they are too few."""
+    if len(wanted) < num_rows:
+        wanted = wanted + wanted[:1]
+    if wanted[-1] - wanted[0] == len(wanted) - 1:
+        return x if len(wanted) == x.shape[0] else x.narrow(0, wanted[0], len(wanted))
+    return x.index_select(0, torch.tensor(wanted))
+
+
+def _take_layer(layer: Any, shape: _Shape, kind: Kind) -> _Layer:
+    """A layer's weights in this decoder's layout; the module is left without them."""
+    attention, mlp = layer.self_attn, layer.mlp
+    order = _turning_order(shape)
+    parts = [attention.q_proj, attention.k_proj, attention.v_proj]
+    qkv = torch.cat([part.weight for part in parts])[order]
+    bias = None if parts[0].bias is None else torch.cat([part.bias for part in parts])[order]
+    head_norm = _head_norm(attention, shape) if hasattr(attention, "q_norm") else None
+    grouped = _group_order(shape).repeat_interleave(shape.head_size) * shape.head_size
+    columns = grouped + torch.arange(shape.head_size).repeat(shape.num_heads)
+    taken = _Layer(
+        _Norm.of(layer.input_layernorm),
+        Product(qkv, bias, kind),
+        head_norm,
+        Product(attention.o_proj.weight[:, columns], None, kind),
+        _Norm.of(layer.post_attention_layernorm),
+        Product(torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)), None, kind),
+        Product(mlp.down_proj.weight.detach(), None, kind),
+    )
+    _empty(*parts, attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+    return taken
+
+
+def _group_order(shape: _Shape) -> Tensor:
+    """Query heads [H] group by group: the first of every key head, the second of every key head, ..."""
+    return torch.arange(shape.num_heads).view(shape.num_key_heads, shape.num_groups).t().reshape(-1)
+
+
+def _pair_order(head_size: int) -> Tensor:
+    """A head's numbers [D] with those that a rotation pairs side by side."""
+    return torch.arange(head_size).view(2, head_size // 2).t().reshape(-1)
+
+
+def _turning_order(shape: _Shape) -> Tensor:
+    """Rows of the joined weight [(H + 2K) · D] as this decoder wants them: values as they are."""
+    keys = torch.arange(shape.num_heads, shape.num_turned)
+    turned = torch.cat((_group_order(shape), keys))[:, None] * shape.head_size + _pair_order(shape.head_size)
+    first_value = shape.num_turned * shape.head_size
+    values = torch.arange(first_value, first_value + shape.num_key_heads * shape.head_size)
+    return torch.cat((turned.reshape(-1), values))
+
+
+def _head_norm(attention: Any, shape: _Shape) -> _Norm:
+    """Norms of query and key heads as one, [H + K, D]."""
+    norms = [_Norm.of(module) for module in (attention.q_norm, attention.k_norm)]
+    order = _pair_order(shape.head_size)
+    counts = (shape.num_heads, shape.num_key_heads)
+    weights = [norm.weight[order].expand(count, -1) for norm, count in zip(norms, counts, strict=True)]
+    return _Norm(torch.cat(weights), norms[0].floor)
+
+
+def _empty(*modules: Any) -> None:
+    """Leave modules with weights that have a shape and no memory; tied ones stay tied."""
+    emptied: dict[int, nn.Parameter] = {}
+    for module in modules:
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            shape = nn.Parameter(parameter.detach().to("meta"), requires_grad=False)
+            setattr(module, name, emptied.setdefault(id(parameter), shape))

@@ -1,0 +1,136 @@
+"""Our own decoder: transformers' forward is its oracle, and what it does not know goes through transformers."""
+
+import pytest
+import torch
+from tiny_engine import PROMPTS, decode, tokens
+from tiny_models import make_tiny
+
+from specdec_cli.lm import llama
+from specdec_cli.lm.door import Row
+from specdec_cli.lm.load import load_lm
+from specdec_cli.sampling.params import SamplingParams
+
+TEXT = [(11 * i * i + 3 * i) % 97 for i in range(100)]
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 |= {"original_max_position_embeddings": 32}
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
+KNOWN = {
+    "llama": ("llama", {}),
+    "without groups": ("llama", {"num_key_value_heads": 4}),
+    "one key head, tied": ("llama", {"num_key_value_heads": 1, "tie_word_embeddings": True}),
+    "llama 3.1": ("llama", {"rope_parameters": LLAMA3}),
+    "yarn": ("llama", {"rope_parameters": YARN}),
+    "attention bias": ("qwen2", {}),
+    "head norms": ("qwen3", {}),
+    "mistral": ("mistral", {"sliding_window": None}),
+}
+UNKNOWN = {
+    "sliding window": ("mistral", {}, "a sliding window"),
+    "sliding layers": ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}, "layers of"),
+    "activation": ("llama", {"hidden_act": "gelu"}, "activation `gelu`"),
+    "biases": ("llama", {"attention_bias": True}, "a bias"),
+    "MLP biases": ("llama", {"mlp_bias": True}, "a bias"),
+    "dynamic rope": (
+        "llama",
+        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
+        "rotary type `dynamic`",
+    ),
+    "another family": ("gemma2", {}, "architecture `Gemma2ForCausalLM`"),
+    "experts": ("mixtral", {}, "architecture `MixtralForCausalLM`"),
+}
+
+
+def score(lm):
+    """Logits of a prompt, plain steps, verification, and a batch in which one sequence is cut back."""
+    parts = [
+        lm.score([Row(0, TEXT[:50], 3)]),
+        lm.score([Row(0, TEXT[:51], 1)]),
+        lm.score([Row(0, TEXT[:56], 5), Row(1, TEXT[:9], 2)]),
+        lm.score([Row(1, TEXT[:10], 1), Row(0, [*TEXT[:52], 7, 8], 3), Row(2, TEXT[10:85], 1)]),
+        lm.score([Row(0, [*TEXT[:52], 7], 1)]),
+    ]
+    for handle in range(3):
+        lm.release(handle)
+    return torch.cat(parts)
+
+
+@pytest.fixture(params=KNOWN)
+def folder(request, tmp_path):
+    family, shape = KNOWN[request.param]
+    return str(make_tiny(family, tmp_path, seed=3, **shape))
+
+
+def test_float32_logits_and_tokens_are_those_of_transformers(folder):
+    own, theirs = load_lm(folder), load_lm(folder, decoder="transformers")
+    assert own.decoder_obstacle is None
+    assert theirs.decoder_obstacle == "it is switched off"
+    assert torch.allclose(score(own), score(theirs), atol=2e-4, rtol=1e-4)
+    params = SamplingParams(max_new_tokens=24)
+    expected = tokens(decode(theirs, None, 0, params=params))
+    assert len(set(expected[0])) > 4
+    assert tokens(decode(own, None, 0, params=params)) == expected
+    assert tokens(decode(own, load_lm(folder), 4, params=params)) == expected
+    assert tokens(decode(own, "ngram", 3, PROMPTS[:1], params)) == expected[:1]
+
+
+def test_bfloat16_is_as_close_to_float32_as_transformers(folder):
+    exact = score(load_lm(folder))
+    own = (score(load_lm(folder, dtype="bfloat16")) - exact).square().mean()
+    theirs = (score(load_lm(folder, dtype="bfloat16", decoder="transformers")) - exact).square().mean()
+    assert own <= 1.5 * theirs
+
+
+def test_built_in_pair():
+    for name in ("builtin:target", "builtin:draft"):
+        own, theirs = load_lm(name), load_lm(name, decoder="transformers")
+        assert own.decoder_obstacle is None
+        assert torch.allclose(score(own), score(theirs), atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("case", UNKNOWN)
+def test_what_it_does_not_know_goes_through_transformers(case, tmp_path):
+    family, shape, words = UNKNOWN[case]
+    lm = load_lm(str(make_tiny(family, tmp_path, **shape)))
+    assert words in lm.decoder_obstacle
+    assert lm.score([Row(0, TEXT[:9], 2)]).shape == (2, 97)
+
+
+def test_the_model_is_left_with_shapes_and_no_memory(tmp_path):
+    lm = load_lm(str(make_tiny("llama", tmp_path)))
+    products = [p for name, p in lm.model.named_parameters() if p.dim() > 1]
+    assert {p.device.type for p in products} == {"meta"}
+    assert lm.weight_bytes == sum(p.numel() * p.element_size() for p in lm.model.parameters())
+    assert lm.dtype == torch.float32
+    assert lm.device.type == "cpu"
+
+
+def test_many_small_writes_and_long_forwards(tmp_path):
+    """More pieces than are copied one by one, and more rows than buffers are kept for."""
+    folder = str(make_tiny("llama", tmp_path))
+    own, theirs = (load_lm(folder, decoder=decoder, max_num_seqs=12) for decoder in ("auto", "transformers"))
+    rows = [Row(i, TEXT[i : i + 3 + i], 2) for i in range(12)]
+    assert len(rows) > 8
+    for dtype_free in range(2):
+        longer = [Row(row.handle, [*row.context, *TEXT[: 2 * dtype_free]], 1 + dtype_free) for row in rows]
+        assert torch.allclose(own.score(longer), theirs.score(longer), atol=2e-4, rtol=1e-4)
+
+
+def test_callers_may_write_into_logits(tmp_path):
+    logits = load_lm(str(make_tiny("llama", tmp_path))).score([Row(0, TEXT[:9], 2)])
+    logits[0, 0] = 1.0
+    assert not logits.is_inference()
+
+
+@pytest.mark.parametrize("fault", ["mask", "rotation", "pairs"])
+def test_a_planted_fault_is_caught(tmp_path, monkeypatch, fault):
+    folder = str(make_tiny("llama", tmp_path, seed=3))
+    right = score(load_lm(folder, decoder="transformers"))
+    if fault == "mask":  # a query sees the token behind it
+        window = llama._Masks.window
+        monkeypatch.setattr(llama._Masks, "window", lambda self, n, position, keys: window(self, n, position + 1, keys))
+    elif fault == "rotation":
+        turns = llama.LlamaDecoder._turns_at
+        monkeypatch.setattr(llama.LlamaDecoder, "_turns_at", lambda self, layout: turns(self, layout).conj())
+    else:
+        monkeypatch.setattr(llama, "_pair_order", torch.arange)
+    assert not torch.allclose(score(load_lm(folder)), right, atol=1e-2)
