@@ -7,8 +7,9 @@ from contextlib import contextmanager
 
 import tokenizers
 from starlette.testclient import TestClient
-from tokenizers.decoders import Fuse
+from tokenizers.decoders import ByteLevel
 from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel as ByteLevelSplit
 from toy_engine import LETTERS, toy_engine
 from transformers import PreTrainedTokenizerFast
 
@@ -23,17 +24,20 @@ HERE = "http://127.0.0.1"
 
 
 def letters() -> Tokenizer:
-    """The toy engine's tokens as a real tokenizer, with a chat template; unknown letters are `a`."""
-    known = tokenizers.Tokenizer(BPE({letter: i for i, letter in enumerate(LETTERS)}, [], unk_token="a"))
-    known.decoder = Fuse()
-    hf = PreTrainedTokenizerFast(tokenizer_object=known, eos_token=LETTERS[0])
+    """The toy engine's tokens as a real byte-level tokenizer, with a chat template; unknown bytes are `a`."""
+    as_bytes = ByteLevelSplit(add_prefix_space=False, use_regex=False)
+    words = [as_bytes.pre_tokenize_str(letter)[0][0] for letter in LETTERS]
+    known = tokenizers.Tokenizer(BPE({word: i for i, word in enumerate(words)}, [], unk_token="a"))
+    known.pre_tokenizer, known.decoder = as_bytes, ByteLevel()
+    hf = PreTrainedTokenizerFast(tokenizer_object=known, eos_token=words[0])
     hf.chat_template = "{% for message in messages %}{{ message.role }} {{ message.content }} {% endfor %}"
     return Tokenizer(hf)
 
 
 def served_engine(engine: Engine) -> Engine:
-    """The engine with that tokenizer."""
-    engine.tokenizer = letters()
+    """The engine, with that tokenizer where it has no real one."""
+    if not isinstance(engine.tokenizer, Tokenizer):
+        engine.tokenizer = letters()
     return engine
 
 

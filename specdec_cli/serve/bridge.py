@@ -1,7 +1,7 @@
 """The bridge between the event loop and the engine: one thread that owns torch, a bounded queue, deltas handed back.
 
-The thread's loop is: take commands, admit, one step, hand the step's deltas over. It sleeps while there is nothing to
-do, and talks to the event loop once a step.
+The thread's loop is: take commands, admit, one step, hand its deltas over. It sleeps while there is nothing to do. A
+word to the event loop costs both threads a switch, so quick steps share one: `HAND_OVER_SECONDS`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ from specdec_cli.events import Emitted, Event, Failed, Finished, Noticed, Steppe
 from specdec_cli.lm.threads import adopt_threads
 from specdec_cli.serve.errors import QueueFull, Unavailable
 from specdec_cli.serve.records import Delta, Job, JobRecord, Observer
-from specdec_cli.serve.ticket import Ticket, merged
+from specdec_cli.serve.ticket import Ticket, is_last, merged
 
 if TYPE_CHECKING:
     from specdec_cli.engine.engine import Engine
 
 logger = logging.getLogger(__name__)
+
+HAND_OVER_SECONDS = 0.02
+"""Steps that follow each other quicker than this hand their deltas over together; first and last ones never wait."""
 
 
 class Bridge:
@@ -62,7 +65,10 @@ class Bridge:
         self._busy_since: float | None = None
         self._waiting: deque[Ticket] = deque()
         self._running: dict[int, Ticket] = {}
-        self._outbox: dict[Ticket, Delta] = {}
+        self._outbox: dict[Ticket, list[Delta]] = {}
+        self._of_this_round: set[Ticket] = set()
+        self._is_urgent = False
+        self._handed_over = 0.0
         self._thread = threading.Thread(target=self._run, name="specdec-engine", daemon=True)
 
     def start(self) -> None:
@@ -266,11 +272,21 @@ class Bridge:
         record.last_token = now
         record.num_output_tokens += len(emitted.tokens)
         record.speculative.add(emitted)
-        if not emitted.from_prefill:
+        num_cached = emitted.num_cached_tokens if emitted.from_prefill else None
+        if num_cached is None:
             record.speculative.add_seconds(event, share)
+        else:
+            record.num_cached_tokens = num_cached
         self._post(
             ticket,
-            Delta(emitted.text, emitted.tokens, emitted.num_drafted, emitted.num_accepted, emitted.logprobs),
+            Delta(
+                emitted.text,
+                emitted.tokens,
+                emitted.num_drafted,
+                emitted.num_accepted,
+                emitted.logprobs,
+                num_cached_tokens=num_cached,
+            ),
         )
         self._observe("emitted", record, len(emitted.tokens), since)
 
@@ -284,21 +300,30 @@ class Bridge:
         self._observe("ended", ticket.record)
 
     def _post(self, ticket: Ticket, delta: Delta) -> None:
-        """Put a delta into the round's outbox, joined with what is there for this ticket."""
-        before = self._outbox.get(ticket)
-        self._outbox[ticket] = delta if before is None else merged([before, delta])
+        """Put a delta into the outbox, joined with what this round put there for the ticket."""
+        self._is_urgent |= is_last(delta) or ticket.record.first_token == ticket.record.last_token
+        deltas = self._outbox.setdefault(ticket, [])
+        if ticket in self._of_this_round:
+            delta = merged([deltas.pop(), delta])
+        deltas.append(delta)
+        self._of_this_round.add(ticket)
 
     def _hand_over(self) -> None:
-        """Give the step's deltas to the event loop that reads them: one call for all."""
+        """End a round: give the deltas to the event loop that reads them, in one call, if it is time for that."""
+        self._of_this_round.clear()
+        now = time.monotonic()
+        if not self._is_urgent and now - self._handed_over < HAND_OVER_SECONDS:
+            return
+        self._is_urgent, self._handed_over = False, now
         outbox, self._outbox = self._outbox, {}
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Ticket, Delta]]] = {}
-        for ticket, delta in outbox.items():
-            by_loop.setdefault(ticket.loop, []).append((ticket, delta))
-        for loop, deltas in by_loop.items():
+        for ticket, deltas in outbox.items():
+            by_loop.setdefault(ticket.loop, []).extend((ticket, delta) for delta in deltas)
+        for loop, its_deltas in by_loop.items():
             try:
-                loop.call_soon_threadsafe(_receive, deltas)
+                loop.call_soon_threadsafe(_receive, its_deltas)
             except RuntimeError:  # the loop is closed: its readers are gone
-                for ticket, _ in deltas:
+                for ticket in dict.fromkeys(ticket for ticket, _ in its_deltas):
                     self._abort(ticket)
 
     def _observe(self, what: str, *facts: Any) -> None:

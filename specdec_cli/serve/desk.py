@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from specdec_cli.errors import SpecdecError
@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 Prepare = Callable[[Any, Facts, str, str], Prepared]
 
 _BODY_SECONDS = 60.0
-_LARGE_BODY_BYTES = 64 * 2**10
+_LARGE_BODY_BYTES = 16 * 2**10
 _MAX_HEADER_CHARS = 1000
 
 
@@ -63,7 +63,8 @@ class Desk:
         """A typed body, and the header that lists its unknown fields.
 
         Raises:
-            ApiError: 415 for another content type, 408 for a body that does not come, and as `parse`.
+            ApiError: 415 for another content type, 408 for a body that does not come, 499 (for the log) where its
+                client went away, and as `parse`.
         """
         content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if content_type != "application/json":
@@ -71,6 +72,8 @@ class Desk:
         try:
             async with asyncio.timeout(_BODY_SECONDS):
                 body = await request.body()
+        except ClientDisconnect:
+            raise ApiError(499, "the client went away before its body was here", code="client_gone") from None
         except TimeoutError:
             raise ApiError(408, f"the body did not come within `{_BODY_SECONDS:g}` seconds", code="timeout") from None
         limits = self.settings.limits

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from specdec_cli.errors import SpecdecError, UsageError
+from specdec_cli.sampling.grammar import GrammarError
 
 INVALID: Final = "invalid_request_error"
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
@@ -76,7 +77,7 @@ def unknown_model(name: str, served: tuple[str, ...]) -> ApiError:
 
 
 def as_api_error(error: BaseException, param: str | None = None) -> ApiError:
-    """Any exception as an answer: a usage error is a 400, a full queue 429, unavailable 503, the rest 500.
+    """Any exception as an answer: wrong use and a grammar that leads nowhere are 400, a full queue 429, the rest 500.
 
     Args:
         error: what was raised.
@@ -88,7 +89,7 @@ def as_api_error(error: BaseException, param: str | None = None) -> ApiError:
         status, code = (429, "queue_full") if isinstance(error, QueueFull) else (503, error.code)
         retry = {"Retry-After": str(error.retry_after_seconds)}
         return ApiError(status, _sentence(error), code=code, headers=retry)
-    if isinstance(error, UsageError):
+    if isinstance(error, UsageError | GrammarError):
         return ApiError(400, _sentence(error), param=param)
     if isinstance(error, SpecdecError):
         return ApiError(500, _sentence(error), code="run_error")

@@ -52,6 +52,8 @@ class _Models(Collector):
         self._gauge(model, "num_requests_running", model.num_running, "Requests in the running batch.")
         self._gauge(model, "num_requests_waiting", model.num_waiting, "Requests that wait to be scheduled.")
         self._gauge(model, "kv_cache_usage_perc", model.kv_cache_usage, "Share of the KV blocks in use; 1 is all.")
+        help_text = "Times that a request gave its KV blocks back and computed them again later."
+        self._count(model, "num_preemptions", model.num_preemptions, help_text)
         for reason, count in model.num_finished.items():
             self._count(model, "request_success", count, "Requests that ended, by why.", finished_reason=reason)
         for status, count in sorted(model.num_refused.items()):
@@ -60,6 +62,8 @@ class _Models(Collector):
 
     def _tokens(self, model: Metrics) -> None:
         self._count(model, "prompt_tokens", model.num_prompt_tokens, "Prompt tokens of requests that began decoding.")
+        self._count(model, "prefix_cache_queries", model.num_prompt_tokens, "Prompt tokens looked up in the cache.")
+        self._count(model, "prefix_cache_hits", model.num_cached_tokens, "Prompt tokens whose KV was there already.")
         self._count(model, "generation_tokens", model.num_generation_tokens, "Tokens that reached an output.")
 
     def _speculation(self, model: Metrics) -> None:

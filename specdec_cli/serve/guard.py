@@ -169,7 +169,9 @@ def _host_name(header: str) -> str:
 
 
 def _credential(headers: Headers) -> bytes:
-    scheme, _, value = headers.get("authorization", "").partition(" ")
+    """The key of the one Authorization header; two could be read differently by a proxy before this server."""
+    given = headers.getlist("authorization")
+    scheme, _, value = (given[0] if len(given) == 1 else "").partition(" ")
     if scheme.lower() == "bearer":
         return value.strip().encode("latin-1", "replace")
     if scheme.lower() == "basic":

@@ -42,6 +42,8 @@ class Metrics:
         self.num_refused: Counter[int] = Counter()
         self.draft_failures: Callable[[], Mapping[str, int]] = dict
         self.num_prompt_tokens = 0
+        self.num_cached_tokens = 0
+        self.num_preemptions = 0
         self.num_generation_tokens = 0
         self.num_running = 0
         self.num_queued = 0
@@ -75,6 +77,7 @@ class Metrics:
                 num_tokens += len(emitted.tokens)
             self.speculative.add_seconds(event)
             self.num_generation_tokens += num_tokens
+            self.num_preemptions += event.num_preemptions
             self.histograms["iteration_tokens_total"].observe(event.num_prefill_tokens + num_tokens)
             self.num_running, self.num_engine_waiting = event.num_running, event.num_waiting
             self.num_queued = num_queued
@@ -88,6 +91,7 @@ class Metrics:
                 self.histograms["inter_token_latency_seconds"].observe(seconds_since_last)
                 return
             self.num_prompt_tokens += record.num_prompt_tokens
+            self.num_cached_tokens += record.num_cached_tokens
             if record.first_token is not None:
                 self.histograms["time_to_first_token_seconds"].observe(record.first_token - record.arrived)
 

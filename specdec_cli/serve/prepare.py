@@ -71,6 +71,7 @@ class Plan:
         as_token_ids: tokens of logprobs are written `token_id:N`.
         return_token_ids: choices list their token ids.
         tools: how tool calls are read out of the text; None for plain text.
+        constraint: the field that says what the text must match, if one does.
     """
 
     kind: Literal["completion", "chat"]
@@ -87,6 +88,7 @@ class Plan:
     as_token_ids: bool = False
     return_token_ids: bool = False
     tools: ToolPlan | None = None
+    constraint: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,7 @@ def prepare_completion(request: CompletionRequest, facts: Facts, request_id: str
     if request.echo:
         scored = request.logprobs
         jobs = tuple(replace(job, prompt_logprobs=scored, decodes=request.max_tokens != 0) for job in jobs)
-    return Prepared(jobs, replace(_plan(request, facts, "completion", prompts), echoed=echoed))
+    return Prepared(jobs, replace(_plan(request, facts, "completion", prompts, constraint), echoed=echoed))
 
 
 def prepare_chat(request: ChatCompletionRequest, facts: Facts, request_id: str, cache_salt: str = "") -> Prepared:
@@ -149,8 +151,8 @@ def prepare_chat(request: ChatCompletionRequest, facts: Facts, request_id: str, 
     if tools is not None and forced is None:
         params = replace(params, skip_special_tokens=False)
     jobs = _jobs(request, facts, request_id, cache_salt, prompts, params, constraint)
-    plan = replace(_plan(request, facts, "chat", prompts), tools=tools, skip_special=params.skip_special_tokens)
-    return Prepared(jobs, plan)
+    plan = _plan(request, facts, "chat", prompts, constraint)
+    return Prepared(jobs, replace(plan, tools=tools, skip_special=params.skip_special_tokens))
 
 
 def _check_model(name: str | None, facts: Facts) -> None:
@@ -241,7 +243,13 @@ def _jobs(
     )
 
 
-def _plan(request: GenerationBody, facts: Facts, kind: Literal["completion", "chat"], prompts: Prompts) -> Plan:
+def _plan(
+    request: GenerationBody,
+    facts: Facts,
+    kind: Literal["completion", "chat"],
+    prompts: Prompts,
+    constraint: Constraint | None,
+) -> Plan:
     options = request.stream_options
     if options is not None and not request.stream:
         raise bad_field("stream_options", "needs `stream: true`")
@@ -258,4 +266,5 @@ def _plan(request: GenerationBody, facts: Facts, kind: Literal["completion", "ch
         skip_special=request.skip_special_tokens is not False,
         as_token_ids=request.return_tokens_as_token_ids is True,
         return_token_ids=request.return_token_ids is True,
+        constraint=None if constraint is None else constraint.param,
     )

@@ -12,6 +12,9 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 Token = Annotated[int, Field(ge=0, lt=2**31)]
+Item = TypeVar("Item")
+Items = Annotated[list[Item], Field(fail_fast=True)]
+"""A list whose first wrong item is told, and not all of a million."""
 Unused = Literal[None]
 """The type of a known field that only `null` leaves neutral here."""
 
@@ -63,7 +66,7 @@ class StructuredOutputs(Body):
 
     json_: dict[str, Any] | str | None = Field(None, alias="json")
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Items[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
 
@@ -80,7 +83,7 @@ class Prediction(Body):
     """Text that the output is expected to follow, for the drafter `prediction`."""
 
     type: Literal["content"]
-    content: str | list[TextPart]
+    content: str | Items[TextPart]
 
 
 class FunctionCall(Body):
@@ -103,9 +106,9 @@ class Message(Body):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[TextPart] | None = None
+    content: str | Items[TextPart] | None = None
     name: str | None = None
-    tool_calls: list[MessageToolCall] | None = None
+    tool_calls: Items[MessageToolCall] | None = None
     tool_call_id: str | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
@@ -152,7 +155,7 @@ class GenerationBody(Body):
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1, lt=2**31, description="-1 and 0 keep every token")
     min_p: float | None = Field(None, ge=0, le=1)
-    repetition_penalty: float | None = Field(None, gt=0, le=100)
+    repetition_penalty: float | None = Field(None, ge=0.0001, le=10000)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     logit_bias: dict[str, float] | None = None
@@ -161,8 +164,8 @@ class GenerationBody(Body):
     # Ends
     max_tokens: int | None = Field(None, ge=0)
     min_tokens: int | None = Field(None, ge=0)
-    stop: str | list[str] | None = None
-    stop_token_ids: list[Token] | None = None
+    stop: str | Items[str] | None = None
+    stop_token_ids: Items[Token] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
@@ -176,7 +179,7 @@ class GenerationBody(Body):
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Items[str] | None = None
     guided_grammar: str | None = None
     # Speculation
     speculative: Speculative | None = None
@@ -208,7 +211,7 @@ class GenerationBody(Body):
     vllm_xargs: Unused = None
 
 
-Prompt = str | list[str] | list[Token] | list[list[Token]]
+Prompt = str | Items[str] | Items[Token] | Items[Items[Token]]
 
 
 class CompletionRequest(GenerationBody):
@@ -226,11 +229,11 @@ class CompletionRequest(GenerationBody):
 class ChatCompletionRequest(GenerationBody):
     """The body of `POST /v1/chat/completions`."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: Items[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=0)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0)
-    tools: list[Tool] | None = None
+    tools: Items[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
@@ -257,8 +260,8 @@ class TokenizeRequest(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = None
-    tools: list[Tool] | None = None
+    messages: Items[Message] | None = None
+    tools: Items[Tool] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -272,7 +275,7 @@ class DetokenizeRequest(Body):
     """The body of `POST /detokenize`."""
 
     model: str | None = None
-    tokens: list[Token]
+    tokens: Items[Token]
 
 
 AnyBody = TypeVar("AnyBody", bound=Body)

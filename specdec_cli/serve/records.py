@@ -84,6 +84,7 @@ class JobRecord:
         finished: when it ended.
         num_output_tokens: emitted by now.
         finish_reason: stop, length, abort; None while it runs, and where an error ended it.
+        num_cached_tokens: of its prompt, those whose KV was there already.
         speculative: its counts.
     """
 
@@ -96,6 +97,7 @@ class JobRecord:
     finished: float | None = None
     num_output_tokens: int = 0
     finish_reason: FinishReason | None = None
+    num_cached_tokens: int = 0
     speculative: SpeculativeCounts = field(default_factory=SpeculativeCounts)
 
 

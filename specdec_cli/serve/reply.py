@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from specdec_cli.recipe.schema import Serve
-from specdec_cli.serve.errors import ApiError, as_api_error
+from specdec_cli.serve.errors import ApiError
 from specdec_cli.serve.guard import log_facts
 from specdec_cli.serve.records import Delta
 from specdec_cli.serve.respond import DONE, Answer, compact, sse
@@ -82,7 +82,7 @@ class Reply(Response):
         try:
             await asyncio.wait({first}, timeout=self._serve.ping_interval_seconds)
             if first.done() and (early := first.result()) is not None and early[1].error is not None:
-                raise as_api_error(early[1].error)
+                raise self._answer.refusal(early[1].error)
             await self._begin(send)
             pings = asyncio.create_task(self._ping(send))
             await self._send_chunks(send, first, deltas)
@@ -97,16 +97,25 @@ class Reply(Response):
         first: asyncio.Future[tuple[int, Delta] | None],
         deltas: AsyncIterator[tuple[int, Delta]],
     ) -> None:
+        parts: list[bytes] = []
         try:
-            await self._say(send, b"".join(map(sse, self._answer.opening())))
-            if (found := await first) is not None:
-                await self._say(send, b"".join(map(sse, self._answer.chunks(*found))))
-            async for place, delta in deltas:
-                await self._say(send, b"".join(map(sse, self._answer.chunks(place, delta))))
-            last = b"".join(map(sse, self._answer.closing()))
+            parts += map(sse, self._answer.opening())
+            found = await first
+            while found is not None:
+                parts += map(sse, self._answer.chunks(*found))
+                if not self._has_more():
+                    await self._say(send, b"".join(parts))
+                    parts.clear()
+                found = await anext(deltas, None)
+            parts += map(sse, self._answer.closing())
         except ApiError as error:
-            last = sse(error.body())
+            parts.append(sse(error.body()))
+        last = b"".join(parts)
         await self._say(send, last + DONE, is_last=True)
+
+    def _has_more(self) -> bool:
+        """Whether another chunk follows at once, so that both may go in one write."""
+        return (self._serve.stream_interval or 1) == 1 and any(ticket.has_more for ticket in self._tickets)
 
     async def _begin(self, send: Send) -> None:
         self._has_begun = True

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from specdec_cli import __version__
 from specdec_cli.events import SpeculativeCounts
+from specdec_cli.sampling.grammar import GrammarError
 from specdec_cli.serve.choice import Choice
-from specdec_cli.serve.errors import as_api_error
+from specdec_cli.serve.errors import ApiError, as_api_error
 from specdec_cli.serve.logprobs import joined
 
 if TYPE_CHECKING:
@@ -101,9 +102,16 @@ class Answer:
             return []
         return [{**self._head, "choices": [], "usage": self._usage(), "metrics": self._metrics()}]
 
+    def refusal(self, error: BaseException) -> ApiError:
+        """The answer to a request that an error ended; where its grammar did, that field is named."""
+        of_grammar = error if isinstance(error, GrammarError) else error.__cause__
+        if isinstance(of_grammar, GrammarError):
+            return as_api_error(of_grammar, self._plan.constraint)
+        return as_api_error(error)
+
     def _count(self, index: int, delta: Delta) -> None:
         if delta.error is not None:
-            raise as_api_error(delta.error) from delta.error
+            raise self.refusal(delta.error) from delta.error
         self._choices[index].observe(delta)
 
     def _whole(self, index: int) -> dict[str, Any]:

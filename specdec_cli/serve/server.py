@@ -15,6 +15,7 @@ import uvicorn
 
 from specdec_cli.errors import ExitCode, RunError, SpecdecError, UsageError
 from specdec_cli.serve.app import create_app
+from specdec_cli.serve.connection import Connection
 from specdec_cli.serve.models import Model, Models
 from specdec_cli.serve.settings import Settings
 
@@ -64,7 +65,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 create_app(models, settings),
-                http="h11",
+                http=Connection,
                 ws="none",
                 lifespan="on",
                 log_config=None,

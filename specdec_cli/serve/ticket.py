@@ -36,6 +36,11 @@ class Ticket:
         self._all_is_here = False
 
     @property
+    def has_more(self) -> bool:
+        """Whether a delta is here already."""
+        return bool(self._pending)
+
+    @property
     def is_done(self) -> bool:
         """Whether its last delta was taken."""
         return self._all_is_here and not self._pending
@@ -117,5 +122,5 @@ def merged(deltas: Iterable[Delta]) -> Delta:
         stop_reason=last.stop_reason,
         error=last.error,
         prompt_logprobs=parts[0].prompt_logprobs,
-        num_cached_tokens=parts[0].num_cached_tokens,
+        num_cached_tokens=next((part.num_cached_tokens for part in parts if part.num_cached_tokens is not None), None),
     )

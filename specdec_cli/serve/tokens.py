@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from specdec_cli.text.tokenizer import Tokenizer
 
 
+_SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
+
+
 def tokenize(request: TokenizeRequest, facts: Facts) -> dict[str, Any]:
     """The answer of `/tokenize`: `{count, max_model_len, tokens, token_strs}`.
 
@@ -46,7 +49,7 @@ def detokenize(request: DetokenizeRequest, facts: Facts) -> dict[str, Any]:
 
 
 def tokenizer_info(facts: Facts) -> dict[str, Any]:
-    """The answer of `/tokenizer_info`.
+    """The answer of `/tokenizer_info`; special tokens as text under the names of `tokenizer_config.json`, as in vLLM's.
 
     Raises:
         ApiError: 404 for a model without a tokenizer.
@@ -55,6 +58,7 @@ def tokenizer_info(facts: Facts) -> dict[str, Any]:
     return {
         "tokenizer_class": type(tokenizer.hf).__name__,
         "vocab_size": tokenizer.num_tokens,
+        **{name: getattr(tokenizer.hf, name, None) for name in _SPECIAL},
         "bos_token_id": tokenizer.bos_token_id,
         "eos_token_ids": list(tokenizer.eos_token_ids),
         "model_max_length": facts.max_context,

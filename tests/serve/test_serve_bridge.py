@@ -115,6 +115,20 @@ def test_a_step_is_one_delta_with_its_drafts_counted():
     assert [delta.finish_reason for delta in deltas] == [None] * (len(deltas) - 1) + ["length"]
 
 
+def test_quick_steps_share_a_word_to_the_loop_and_stay_deltas_of_their_own(monkeypatch):
+    monkeypatch.setattr("specdec_cli.serve.bridge.HAND_OVER_SECONDS", 60.0)
+
+    async def test(bridge: Bridge):
+        loop, words = asyncio.get_running_loop(), []
+        said = loop.call_soon_threadsafe
+        monkeypatch.setattr(loop, "call_soon_threadsafe", lambda *given: words.append(given) or said(*given))
+        return [delta async for delta in bridge.submit(job(24, num_speculative_tokens=0))], len(words)
+
+    deltas, num_words = serving(test)
+    assert [len(delta.token_ids) for delta in deltas] == [1] * 24
+    assert num_words == 2, "the first token and the last one are told at once, and all others with the last"
+
+
 def test_a_requests_own_k_is_its_own():
     async def test(bridge: Bridge):
         return await read(bridge.submit(job(24, num_speculative_tokens=0)))
@@ -378,3 +392,9 @@ def test_many_random_cancels_leave_nothing():
     assert serving(test, engine, max_waiting=1000) == "length"
     assert not engine.has_work
     assert time.monotonic() - begin < SECONDS
+
+
+def test_what_was_cached_is_said_once_even_behind_a_scored_prompt():
+    parts = [Delta(prompt_logprobs=()), Delta(token_ids=(1,), num_cached_tokens=16), Delta(token_ids=(2,))]
+    assert merged(parts).num_cached_tokens == 16
+    assert merged(parts[2:]).num_cached_tokens is None

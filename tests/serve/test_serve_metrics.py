@@ -1,5 +1,7 @@
 """What `/metrics` says is what the events said: counted once, under vLLM's names."""
 
+from dataclasses import replace
+
 from prometheus_client.parser import text_string_to_metric_families
 
 from specdec_cli.events import Emitted, SpeculativeCounts, Stepped
@@ -143,3 +145,15 @@ def test_a_histogram_counts_a_value_at_its_bound_and_above_the_last():
         histogram.observe(value)
     assert histogram.cumulative() == [("1.0", 2), ("2.0", 3), ("+Inf", 4)]
     assert histogram.sum == 12
+
+
+def test_cached_prompt_tokens_and_preemptions_are_counted():
+    metrics = Metrics("m")
+    for num_cached, num_preemptions in ((0, 0), (16, 2)):
+        event = stepped(EMITTED[0])
+        metrics.stepped(replace(event, num_preemptions=num_preemptions), 0)
+        metrics.emitted(JobRecord("r", 20, 0.0, first_token=1.0, num_cached_tokens=num_cached), 1, None)
+    found = values(metrics)
+    assert found["specdec:prefix_cache_queries_total",] == 40
+    assert found["specdec:prefix_cache_hits_total",] == 16
+    assert found["specdec:num_preemptions_total",] == 2

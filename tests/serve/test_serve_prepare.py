@@ -133,4 +133,6 @@ def test_tokens_there_and_back():
     assert detokenize(DetokenizeRequest(tokens=ids), given) == {"prompt": "hello there"}
     chatted = tokenize(TokenizeRequest.model_validate({"messages": USER}), given)
     assert tuple(chatted["tokens"]) == chat().jobs[0].token_ids
-    assert tokenizer_info(given)["vocab_size"] == given.num_tokens
+    info = tokenizer_info(given)
+    assert info["vocab_size"] == given.num_tokens
+    assert [info[f"{name}_token"] for name in ("bos", "eos", "pad", "unk")] == ["<s>", "</s>", None, "<unk>"]

@@ -1,0 +1,153 @@
+"""Chaos around a real server of the built-in pair: clients that leave, ten times too many, a taken port, signals.
+
+    python benchmarks/chaos.py [--disconnects 500]
+
+A second after the last of the disconnects nothing may run, wait or hold a block. At ten times capacity every refusal
+is a 429 within 50 ms, and whoever was let in gets a whole answer. SIGTERM lets streams end; a second signal ends all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from statistics import median
+from typing import Any
+
+import record
+from served import Served, serving
+
+CAPACITY = 8
+SERVER = ("--max-num-seqs", "4", "--max-waiting", "4")
+MAX_REFUSAL_SECONDS = 0.05
+
+
+async def ask(served: Served, **fields: object) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Send a request."""
+    body = {"prompt": "Once upon a time", "temperature": 0, "ignore_eos": True, "max_tokens": 300} | fields
+    data = json.dumps(body).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.port, limit=2**24)
+    writer.write(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+    return reader, writer
+
+
+async def answer(served: Served, **fields: object) -> tuple[int, bytes, float]:
+    """Status, body and seconds of a whole answer."""
+    begin = time.perf_counter()
+    reader, writer = await ask(served, **fields)
+    head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    writer.close()
+    return int(head.split()[1]), body, time.perf_counter() - begin
+
+
+def idle(served: Served) -> dict[str, float]:
+    """What runs, waits and is held."""
+    names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+    return {name: served.metric(name) for name in names}
+
+
+async def disconnect(served: Served, num: int) -> dict[str, Any]:
+    """Clients that leave at random moments, eight at a time."""
+    rng, places = random.Random(0), asyncio.Semaphore(8)
+
+    async def one() -> None:
+        async with places:
+            _, writer = await ask(served, stream=rng.random() < 0.5, n=rng.choice([1, 1, 2]))
+            await asyncio.sleep(rng.random() * 0.3)
+            writer.transport.abort() if rng.random() < 0.5 else writer.close()
+
+    await asyncio.gather(*(one() for _ in range(num)))
+    await asyncio.sleep(1)
+    left = await asyncio.to_thread(idle, served)
+    status, _, _ = await answer(served, max_tokens=5)
+    return {"num_disconnects": num, "left_after_one_second": left, "serves_on": status == 200}
+
+
+async def crowd(served: Served) -> dict[str, Any]:
+    """Ten times as many as there are places: one after the other while all places are taken, then all at once."""
+    inside = [asyncio.create_task(answer(served, stream=True, max_tokens=400)) for _ in range(CAPACITY)]
+    await asyncio.sleep(0.5)
+    paced: list[tuple[int, bytes, float]] = []
+    while len(paced) < 9 * CAPACITY and not any(task.done() for task in inside):
+        paced.append(await answer(served, max_tokens=5))
+        await asyncio.sleep(0.005)
+    streams = await asyncio.gather(*inside)
+    at_once = await asyncio.gather(*(answer(served, max_tokens=100) for _ in range(10 * CAPACITY)))
+    refused = [seconds for status, _, seconds in paced if status == 429]
+    return {
+        "capacity": CAPACITY,
+        "streams_complete": sum(b"data: [DONE]" in body and b'"error"' not in body for _, body, _ in streams),
+        "one_by_one": {
+            "num_asked": len(paced),
+            "num_refused": len(refused),
+            "refusal_seconds_median": round(median(refused), 4),
+            "refusal_seconds_slowest": round(max(refused), 4),
+        },
+        "all_at_once": {
+            "num_asked": len(at_once),
+            "num_refused": sum(status == 429 for status, _, _ in at_once),
+            "num_complete": sum(status == 200 and b'"finish_reason":"length"' in body for status, body, _ in at_once),
+            "slowest_refusal_seconds": round(max(seconds for status, _, seconds in at_once if status == 429), 4),
+        },
+    }
+
+
+def take_the_port(served: Served) -> dict[str, Any]:
+    """A second server on the same port."""
+    words = [sys.executable, "-m", "specdec_cli", "serve", "--port", str(served.port), "--quiet"]
+    run = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    said = run.stderr.strip().splitlines()[:1]
+    return {"exit_code": run.returncode, "said": [line.replace(str(served.port), "PORT") for line in said]}
+
+
+async def terminate(served: Served, num_signals: int) -> dict[str, Any]:
+    """Signals in the middle of four streams."""
+    streams = [asyncio.create_task(answer(served, stream=True, max_tokens=400)) for _ in range(4)]
+    await asyncio.sleep(0.3)
+    begin = time.perf_counter()
+    for _ in range(num_signals):
+        served.process.send_signal(signal.SIGTERM)
+        await asyncio.sleep(0.05)
+    heard = await asyncio.gather(*streams, return_exceptions=True)
+    code = await asyncio.to_thread(served.process.wait, 60)
+    whole = sum(not isinstance(one, BaseException) and b"data: [DONE]" in one[1] for one in heard)
+    return {"whole_streams": whole, "exit_code": code, "seconds": round(time.perf_counter() - begin, 2)}
+
+
+def main() -> int:
+    """Do all of it and keep what happened."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--disconnects", type=int, default=500)
+    options = parser.parse_args()
+    before = record.machine()
+    with serving("--max-num-seqs", "8") as served:
+        found: dict[str, Any] = {"disconnects": asyncio.run(disconnect(served, options.disconnects))}
+        found["port_taken"] = take_the_port(served)
+        found["sigterm"] = asyncio.run(terminate(served, 1))
+    with serving(*SERVER) as served:
+        found["crowd"] = asyncio.run(crowd(served))
+        found["two_signals"] = asyncio.run(terminate(served, 2))
+    print(json.dumps(found, indent=1))
+    print(record.save("serve_chaos", before, found))
+    crowded = found["crowd"]
+    fine = [
+        not any(found["disconnects"]["left_after_one_second"].values()),
+        found["disconnects"]["serves_on"],
+        found["port_taken"]["exit_code"] != 0,
+        found["sigterm"] == found["sigterm"] | {"whole_streams": 4, "exit_code": 0},
+        crowded["streams_complete"] == CAPACITY,
+        crowded["one_by_one"]["num_refused"] == crowded["one_by_one"]["num_asked"],
+        crowded["one_by_one"]["refusal_seconds_slowest"] < MAX_REFUSAL_SECONDS,
+        crowded["all_at_once"]["num_refused"] + crowded["all_at_once"]["num_complete"] == 10 * CAPACITY,
+    ]
+    return 0 if all(fine) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,166 @@
+"""The server under load, on the built-in pair: a long run of 16 streams, and tokens per second at 1 to 16 streams.
+
+    python benchmarks/serve_load.py [--minutes 5] [--rounds 4] [--only endurance|throughput]
+
+Endurance: streams one after the other in 16 places. None may fail, memory may grow by less than 2 % after the first
+minute, and every block is free at the end. Throughput: the arms are requests to servers that all run, idle but for one;
+they are measured in turn, forwards and backwards (A B C C B A), and each number is the median over rounds. The clients
+run beside the server on the same cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import record
+from served import Served, serving
+
+STREAMS = (1, 4, 8, 16)
+NUM_TOKENS = 128
+SERVER = ("--max-num-seqs", "16")
+ARMS = {
+    "none": ("--draft", "none"),
+    "fixed k=4": ("-k", "4"),
+    "adaptive": ("-k", "4", "--depth-policy", "adaptive"),
+}
+PROMPTS = (
+    "Once upon a time there was a",
+    "Tom had a red ball. One day",
+    "The little dog was very",
+    "Lily and her mom went to the",
+    "A bird sat on a tree and",
+    "In the morning Ben saw a",
+    "There was a big cat who",
+    "Sue liked to play with",
+)
+
+
+@dataclass
+class Heard:
+    """What the clients counted."""
+
+    num_tokens: int = 0
+    num_streams: int = 0
+    num_failed: int = 0
+
+
+async def stream_one(served: Served, place: int, num_tokens: int, heard: Heard) -> None:
+    """One greedy stream, read to its end."""
+    body = {"prompt": PROMPTS[place % len(PROMPTS)], "max_tokens": num_tokens, "temperature": 0, "ignore_eos": True}
+    data = json.dumps(body | {"stream": True, "stream_options": {"include_usage": True}}).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.port, limit=2**24)
+    writer.write(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+    answer = await reader.read()
+    writer.close()
+    heard.num_streams += 1
+    usage = next((line for line in reversed(answer.splitlines()) if b'"usage":{' in line), b"data: {}")
+    emitted = json.loads(usage[6:]).get("usage", {}).get("completion_tokens", 0)
+    heard.num_tokens += emitted
+    heard.num_failed += emitted != num_tokens or b"data: [DONE]" not in answer
+
+
+async def endure(served: Served, num_places: int, seconds: float) -> dict[str, Any]:
+    """Keep so many places busy for a while; memory is read every second."""
+    heard, deadline = Heard(), time.monotonic() + seconds
+    memory: list[int] = []
+
+    async def one_place(place: int) -> None:
+        for turn in range(10**9):
+            if time.monotonic() >= deadline:
+                return
+            await stream_one(served, place, 32 + 37 * (place + turn) % 160, heard)
+
+    async def watch() -> None:
+        while True:
+            memory.append(served.resident_bytes)
+            await asyncio.sleep(1)
+
+    watching = asyncio.create_task(watch())
+    begin = time.monotonic()
+    await asyncio.gather(*(one_place(place) for place in range(num_places)))
+    lasted = time.monotonic() - begin
+    watching.cancel()
+    await asyncio.sleep(1)
+    warm = min(60, len(memory) // 5)
+    return {
+        "streams_at_once": num_places,
+        "seconds": round(lasted, 1),
+        "num_streams": heard.num_streams,
+        "num_failed": heard.num_failed,
+        "tokens_per_second": round(heard.num_tokens / lasted, 1),
+        "resident_mib_after_warm_up": round(memory[warm] / 2**20, 1),
+        "resident_mib_at_the_end": round(memory[-1] / 2**20, 1),
+        "memory_growth": round(memory[-1] / memory[warm] - 1, 4),
+        "blocks_used_when_idle": served.metric("kv_cache_usage_perc"),
+        "running_when_idle": served.metric("num_requests_running"),
+    }
+
+
+async def throughput(served: Served, num_places: int) -> float:
+    """Tokens per second of streams that begin together."""
+    heard, begin = Heard(), time.perf_counter()
+    await asyncio.gather(*(stream_one(served, place, NUM_TOKENS, heard) for place in range(num_places)))
+    seconds = time.perf_counter() - begin
+    assert not heard.num_failed, "a stream failed"
+    return heard.num_tokens / seconds
+
+
+def compare(arms: dict[str, Served], num_rounds: int) -> list[dict[str, Any]]:
+    """Each arm at each number of streams, in turn."""
+    found = []
+    for num_places in STREAMS:
+        rates: dict[str, list[float]] = {name: [] for name in arms}
+        for served in arms.values():
+            asyncio.run(throughput(served, num_places))
+        for turn in range(num_rounds):
+            for name in list(arms) if turn % 2 == 0 else list(reversed(arms)):
+                rates[name].append(asyncio.run(throughput(arms[name], num_places)))
+        point: dict[str, Any] = {"streams": num_places}
+        point |= {name: round(median(each), 1) for name, each in rates.items()}
+        for name in list(arms)[1:]:
+            point[f"{name} / none"] = round(median(ratios(rates[name], rates["none"])), 3)
+        print(point, flush=True)
+        found.append(point | {"every_round": {name: [round(one, 1) for one in each] for name, each in rates.items()}})
+    return found
+
+
+def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
+    """Of rates measured in the same round."""
+    return [one / other for one, other in zip(ours, theirs, strict=True)]
+
+
+def main() -> None:
+    """Measure and keep the result."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=5.0)
+    parser.add_argument("--streams", type=int, default=16, help="of the endurance run")
+    parser.add_argument("--rounds", type=int, default=6, help="of the throughput")
+    parser.add_argument("--only", choices=("endurance", "throughput"))
+    options = parser.parse_args()
+    if options.only != "throughput":
+        before = record.machine()
+        with serving(*SERVER) as served:
+            found = asyncio.run(endure(served, options.streams, options.minutes * 60))
+            found = {"server": served.command} | found
+        print(json.dumps(found, indent=1))
+        print(record.save("serve_endurance", before, found))
+    if options.only != "endurance":
+        before = record.machine()
+        with ExitStack() as stack:
+            arms = {name: stack.enter_context(serving(*SERVER, *words)) for name, words in ARMS.items()}
+            commands = {name: served.command for name, served in arms.items()}
+            points = compare(arms, options.rounds)
+        print(record.save("serve_load", before, {"servers": commands, "tokens_a_stream": NUM_TOKENS, "points": points}))
+
+
+if __name__ == "__main__":
+    main()

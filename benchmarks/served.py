@@ -1,0 +1,95 @@
+"""A `specdec serve` of its own for a benchmark: started on a free port, waited for, ended."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+SECONDS_TO_START = 120.0
+_PAGE_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server that runs.
+
+    Args:
+        port: where it listens on 127.0.0.1.
+        process: it.
+        command: how it was started, for the record.
+    """
+
+    port: int
+    process: subprocess.Popen[bytes]
+    command: str
+
+    @property
+    def url(self) -> str:
+        """Its address."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def resident_bytes(self) -> int:
+        """Memory that it holds now."""
+        return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * _PAGE_BYTES
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Processor time that it has used."""
+        ticks = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(ticks[11]) + int(ticks[12])) / 100
+
+    def get(self, path: str) -> str:
+        """The body of a GET."""
+        with urllib.request.urlopen(self.url + path, timeout=10) as response:
+            return str(response.read().decode())
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric's series; `specdec:` goes before its name."""
+        lines = [line for line in self.get("/metrics").splitlines() if line.startswith(f"specdec:{name}{{")]
+        assert lines, f"/metrics has no series specdec:{name}"
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+    def is_ready(self) -> bool:
+        """Whether /health says ok."""
+        try:
+            return bool(json.loads(self.get("/health"))["status"] == "ok")
+        except (urllib.error.URLError, ConnectionError):
+            return False
+
+
+@contextmanager
+def serving(*options: str) -> Iterator[Served]:
+    """Run `specdec serve` with further options until the block ends."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = ["serve", "--port", str(port), "--quiet", *options]
+    process = subprocess.Popen([sys.executable, "-m", "specdec_cli", *words])
+    served = Served(port, process, " ".join(["specdec", *without_port(words)]))
+    try:
+        deadline = time.monotonic() + SECONDS_TO_START
+        while not served.is_ready():
+            assert process.poll() is None, "the server ended before it was ready"
+            assert time.monotonic() < deadline, "the server does not get ready"
+            time.sleep(0.1)
+        yield served
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+
+
+def without_port(words: Sequence[str]) -> list[str]:
+    """The command's words without the free port."""
+    at = words.index("--port")
+    return [*words[:at], *words[at + 2 :]]
