@@ -132,6 +132,10 @@ class Handler(BaseHTTPRequestHandler):
             self.plain(fault, json.dumps(words))
         elif fault == "no stream":
             self.plain(200, '{"choices": []}')
+        elif fault == "leaves":
+            self.server.shutdown()
+            self.server.server_close()
+            self.close_connection = True
         else:
             self.stream(str(fault))
         with self.fake.lock:

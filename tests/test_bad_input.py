@@ -240,7 +240,7 @@ CHOICES = [
     ),
     generate("unknown depth policy", "--depth-policy wild", "`--depth-policy` must be one of"),
     generate("unknown dtype", "--dtype float8", "`--dtype` must be one of"),
-    generate("quantization", "--quantize int8", "`--quantize` must be none", "not built"),
+    generate("quantization", "--quantize int5", "`--quantize` must be one of none, int8"),
     generate("tensor parallelism", "--tensor-parallel-size 2", "`--tensor-parallel-size` must be 1", "not built"),
     generate("tensor parallelism 0", "--tensor-parallel-size 0", "`--tensor-parallel-size` must be at least 1"),
     generate("unknown device", "--device tpu", "`--device` must be auto, cpu, cuda or cuda:N"),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from specdec_cli.cli.measurement_options import whole_numbers
 from specdec_cli.cli.options import Shared, with_shared_options
 from specdec_cli.cli.output import colourful, deliver, envelope, machine_of
 from specdec_cli.cli.screen import open_screen, progress
@@ -155,17 +156,6 @@ def _rows(wish: _Wish) -> list[PromptRow]:
     return rows[:: max(1, len(rows) // wish.num_prompts)][: wish.num_prompts]
 
 
-def _numbers(text: str, flag: str, most: int) -> tuple[int, ...]:
-    """Whole numbers with commas between, each once, in ascending order."""
-    try:
-        numbers = sorted({int(part) for part in text.split(",")})
-    except ValueError:
-        raise UsageError(f"`{flag} {text}` is no list of whole numbers", f"for example {flag} 1,4") from None
-    if numbers[0] < 1 or numbers[-1] > most:
-        raise UsageError(f"`{flag} {text}` must be from 1 to {most}", f"for example {flag} 1,4")
-    return tuple(numbers)
-
-
 @dataclass(slots=True)
 class _Run:
     """One run of the command."""
@@ -184,7 +174,7 @@ class _Run:
         screen = open_screen(self.shared.quiet, streams_text=False)
         ks = self._ks()
         batch_sizes = (
-            _numbers(self.wish.batch_sizes, "--batch-sizes", 64) if self.wish.batch_sizes else _DEFAULT_BATCH_SIZES
+            whole_numbers(self.wish.batch_sizes, "--batch-sizes", 64) if self.wish.batch_sizes else _DEFAULT_BATCH_SIZES
         )
         if self.resolved.built_in_pair and not self.wish.table:
             screen.say(f"no target named: auditing the built-in {self.recipe.target.model}")
@@ -216,7 +206,7 @@ class _Run:
         if self.wish.k_values is not None:
             if is_flag:
                 raise UsageError("k is given with -k and with --k-values", "give one of them")
-            return _numbers(self.wish.k_values, "--k-values", 64)
+            return whole_numbers(self.wish.k_values, "--k-values", 64)
         if is_flag and given == 0:
             raise UsageError("`-k 0` decodes without a draft: there is nothing to audit", "give k of at least 1")
         return (given,) if is_flag else tuple(sorted({*_DEFAULT_KS, given} - {0}))

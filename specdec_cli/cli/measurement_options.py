@@ -72,7 +72,7 @@ class Wish:
 
     Args:
         repeats: how often every arm decodes every prompt.
-        batch_size: prompts of one task that are decoded together.
+        batch_size: prompts that are decoded together; of several numbers the largest.
         chat: whether prompts are messages.
         plot: file of a picture, or None.
         html: file of a page, or None.
@@ -151,6 +151,21 @@ def check_regression(recipe: Recipe, shared: Shared) -> None:
     """
     if "gates.max_regression" in shared.flags and recipe.gates.baseline is None:
         raise UsageError("`--max-regression` has no effect without a baseline", "add --baseline FILE")
+
+
+def whole_numbers(text: str, flag: str, most: int) -> tuple[int, ...]:
+    """Whole numbers with commas between, each once, in ascending order.
+
+    Raises:
+        UsageError: something else, or a number beyond 1 to `most`.
+    """
+    try:
+        numbers = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        raise UsageError(f"`{flag} {text}` is no list of whole numbers", f"for example {flag} 1,4") from None
+    if numbers[0] < 1 or numbers[-1] > most:
+        raise UsageError(f"`{flag} {text}` must be from 1 to {most}", f"for example {flag} 1,4")
+    return tuple(numbers)
 
 
 def check_fixed_depth(speculation: Speculation) -> None:

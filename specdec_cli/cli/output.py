@@ -31,9 +31,13 @@ def colourful(stream: IO[str]) -> bool:
 
 
 def environment(
-    device: str | None = None, draft_device: str | None = None, dtype: str | None = None
+    device: str | None = None,
+    draft_device: str | None = None,
+    dtype: str | None = None,
+    decoder: str | None = None,
+    draft_decoder: str | None = None,
 ) -> dict[str, object]:
-    """Versions, device, threads and dtype; asks the packages' metadata, so nothing heavy is imported for it."""
+    """Versions, device, threads, dtype, whose forward runs; from packages' metadata, so nothing heavy is imported."""
     torch: Any = sys.modules.get("torch")
     return {
         "python": platform.python_version(),
@@ -45,6 +49,8 @@ def environment(
         "draft_device": draft_device,
         "threads": torch.get_num_threads() if torch is not None else None,
         "dtype": dtype,
+        "decoder": decoder,
+        "draft_decoder": draft_decoder,
     }
 
 
@@ -64,7 +70,7 @@ def envelope(
         schema: for example `specdec.generate/1`.
         recipe: the resolved recipe (`Recipe.as_dict()`), or None where there is none.
         body: the document's own keys.
-        machine: `device`, `draft_device` and `dtype` for `environment`.
+        machine: `device`, `draft_device`, `dtype`, `decoder` and `draft_decoder` for `environment`.
     """
     head = {
         "schema": schema,
@@ -77,12 +83,14 @@ def envelope(
 
 
 def machine_of(engine: Engine) -> dict[str, str | None]:
-    """Where an engine's models run and in which number format, for `envelope`."""
+    """Where an engine's models run, in which number format and by whose forward, for `envelope`."""
     draft = getattr(engine.drafter, "lm", None)
     found = {
         "device": getattr(engine.target, "device", None),
         "draft_device": getattr(draft, "device", None),
         "dtype": getattr(engine.target, "dtype", None),
+        "decoder": getattr(engine.target, "decoder", None),
+        "draft_decoder": getattr(draft, "decoder", None),
     }
     return {key: None if value is None else str(value).removeprefix("torch.") for key, value in found.items()}
 

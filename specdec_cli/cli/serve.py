@@ -21,6 +21,7 @@ from specdec_cli.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from specdec_cli.recipe import Resolved
+    from specdec_cli.recipe.schema import Recipe
     from specdec_cli.serve.models import Model, Models
     from specdec_cli.serve.settings import Settings
 
@@ -116,9 +117,17 @@ def _loader(resolved: Resolved, shared: Shared) -> Callable[[], Any]:
 
         say = logging.getLogger("specdec_cli.serve").info
         trusted = shared.trust_remote_code
-        return engine_from_recipe(resolved.recipe, trust_remote_code=trusted, others=_OTHERS, progress=say)
+        recipe = _sharing_prefixes(resolved.recipe)
+        return engine_from_recipe(recipe, trust_remote_code=trusted, others=_OTHERS, progress=say)
 
     return load
+
+
+def _sharing_prefixes(recipe: Recipe) -> Recipe:
+    """The recipe, with prefix caching on where nobody said whether it should be."""
+    if recipe.engine.enable_prefix_caching is not None:
+        return recipe
+    return recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"enable_prefix_caching": True})})
 
 
 def default_sampling(resolved: Resolved) -> SamplingParams:

@@ -12,14 +12,13 @@ import typer
 from specdec_cli.cli.measurement import Measurement
 from specdec_cli.cli.measurement_options import (
     FILES,
-    BatchSize,
+    HOW,
     Chat,
     DryRun,
     Exhaustive,
     Html,
     KMax,
     Plot,
-    Repeats,
     TraceFile,
     Wish,
     check_files,
@@ -28,6 +27,7 @@ from specdec_cli.cli.measurement_options import (
     num_at_hand,
     num_prompts_words,
     show_plan,
+    whole_numbers,
 )
 from specdec_cli.cli.options import GATE_OPTIONS, RESUME_OPTION, WORKLOAD_OPTIONS, Shared, with_shared_options
 from specdec_cli.cli.output import write_file
@@ -35,7 +35,7 @@ from specdec_cli.cli.screen import open_screen, progress
 from specdec_cli.errors import ExitCode, UsageError
 from specdec_cli.recipe.present import to_yaml
 from specdec_cli.report.generate import Promise
-from specdec_cli.report.sweep_k import SCHEMA, SweepView, json_schema, print_sweep, sweep_body, tuned_recipe
+from specdec_cli.report.sweep_k import SCHEMA, SweepView, json_schema, print_sweeps, sweep_body, tuned_recipe
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from specdec_cli.engine.engine import Engine
     from specdec_cli.measure.cost import Costs
     from specdec_cli.measure.predict import Prediction
-    from specdec_cli.measure.sweep import Sweep
+    from specdec_cli.measure.sweeps import Sweeps
     from specdec_cli.measure.workload import Workload
     from specdec_cli.recipe import Recipe, Resolved
 
@@ -55,14 +55,35 @@ _LEFT_OUT = (
     "speculation.k_by_batch",
 )
 _FAIL_IF = tuple(option for option in GATE_OPTIONS if option.path == "gates.fail_if")
+_MOST_TOGETHER = 1024
+
+BatchSizes = Annotated[
+    str,
+    typer.Option(
+        "--batch-sizes",
+        "--batch-size",
+        help="Prompts that are decoded together; of several numbers, each gets its own k.",
+        metavar="N,...",
+        rich_help_panel=HOW,
+    ),
+]
+Repeats = Annotated[
+    int | None,
+    typer.Option(
+        "--repeats",
+        min=1,
+        help="How often every arm decodes every prompt, at most: 1 if not given, 2 with --exhaustive.",
+        rich_help_panel=HOW,
+    ),
+]
 
 
 @with_shared_options(without=_LEFT_OUT, beside=(*WORKLOAD_OPTIONS, *_FAIL_IF, RESUME_OPTION))
 def sweep_k(
     k_max: KMax = 8,
     exhaustive: Exhaustive = False,
-    repeats: Repeats = 2,
-    batch_size: BatchSize = 1,
+    repeats: Repeats = None,
+    batch_sizes: BatchSizes = "1",
     chat: Chat = False,
     dry_run: DryRun = False,
     trace: TraceFile = None,
@@ -76,7 +97,9 @@ def sweep_k(
 ) -> ExitCode | None:
     """Find how deep to speculate, or that it does not pay. Exit code 3 if a gate is crossed."""
     resolved = shared.resolve()
-    wish = _Wish(repeats, batch_size, chat, plot, html, k_max, exhaustive, trace, write_recipe)
+    repeats = repeats or (2 if exhaustive else 1)
+    sizes = whole_numbers(batch_sizes, "--batch-sizes", _MOST_TOGETHER)
+    wish = _Wish(repeats, sizes[-1], chat, plot, html, k_max, exhaustive, sizes, trace, write_recipe)
     _check(resolved.recipe, wish)
     check_files(wish, {"--trace": trace, "--write-recipe": write_recipe}, shared)
     unknowable = _unknowable(resolved.recipe, wish)
@@ -93,6 +116,7 @@ class _Wish(Wish):
 
     k_max: int
     exhaustive: bool
+    batch_sizes: tuple[int, ...]
     trace: Path | None
     write_recipe: Path | None
 
@@ -108,7 +132,7 @@ def _check(recipe: Recipe, wish: _Wish) -> None:
     if limit is not None and wish.batch_size > limit:
         raise UsageError(
             f"the recipe does not speculate beyond `{limit}` sequences, and `{wish.batch_size}` should run together",
-            "lower --batch-size",
+            "lower --batch-sizes",
         )
 
 
@@ -141,16 +165,18 @@ def _show_plan(resolved: Resolved, wish: _Wish, shared: Shared) -> None:
         "k_max": wish.k_max,
         "exhaustive": wish.exhaustive,
         "repeats": wish.repeats,
-        "batch_size": wish.batch_size,
+        "batch_sizes": list(wish.batch_sizes),
     }
     which = "all" if wish.exhaustive else "the best few"
+    often = "once" if wish.repeats == 1 else f"{wish.repeats} times"
+    together = "" if wish.batch_sizes == (1,) else f", {', '.join(map(str, wish.batch_sizes))} together"
     prompts = num_prompts_words(resolved.recipe.workload, num)
-    head = f"# would predict k = 1 to {wish.k_max} over {prompts} and measure {which} of them"
+    head = f"# would predict k = 1 to {wish.k_max} over {prompts} and measure {which} of them {often}{together}"
     show_plan(resolved.recipe.as_dict(), body, shared, f"{head}\n{to_yaml(resolved, origins=True)}")
 
 
 @dataclass(slots=True)
-class _Run(Measurement["Sweep"]):
+class _Run(Measurement["Sweeps"]):
     """One run of the command.
 
     Args:
@@ -181,22 +207,32 @@ class _Run(Measurement["Sweep"]):
         engine = engine_from_recipe(recipe, trust_remote_code=self.shared.trust_remote_code, progress=say)
         return engine, self.tokenize(engine)
 
-    def study(self, engine: Engine, workload: Workload) -> Sweep:
-        """Every k predicted."""
-        from specdec_cli.measure.sweep import Sweep, profile_workload
+    def study(self, engine: Engine, workload: Workload) -> Sweeps:
+        """Every k predicted, at every batch size."""
+        from specdec_cli.measure.sweep import Sweep
+        from specdec_cli.measure.sweeps import Sweeps, check_sizes
 
         wish = self.asked
+        check_sizes(wish.batch_sizes, workload)
         with progress(self.screen) as say:
             predict = self._predictor(engine, workload, say)
         self.screen.say("measuring what steps cost", "dim")
+        found = []
+        for size in wish.batch_sizes:
+            costs = self._costs(engine, workload, size)
+            made = None if predict is None else predict(costs)
+            few = (wish.k_max, wish.exhaustive, size, wish.repeats)
+            found.append(Sweep(engine, workload, costs, made, *few, self.journal))
+        return Sweeps(tuple(found))
+
+    def _costs(self, engine: Engine, workload: Workload, size: int) -> Costs:
+        """Costs at a batch size; of an earlier run that this one continues, its own."""
+        from specdec_cli.measure.sweep import profile_workload
 
         def measure() -> Costs:
-            return profile_workload(engine, workload, wish.k_max, wish.batch_size)
+            return profile_workload(engine, workload, self.asked.k_max, size)
 
-        costs = measure() if self.journal is None else self.journal.costs("draft", measure)
-        prediction = None if predict is None else predict(costs)
-        size, repeats = wish.batch_size, wish.repeats
-        return Sweep(engine, workload, costs, prediction, wish.k_max, wish.exhaustive, size, repeats, self.journal)
+        return measure() if self.journal is None else self.journal.costs(f"draft, {size} together", measure)
 
     def _predictor(
         self, engine: Engine, workload: Workload, say: Callable[[str], None]
@@ -218,41 +254,42 @@ class _Run(Measurement["Sweep"]):
         }
         return lambda costs: predict_all(trace, name, self.recipe.speculation.verify, self.asked.k_max, costs)
 
-    def measure(self, study: Sweep, stopped: Callable[[], bool]) -> None:
+    def measure(self, study: Sweeps, stopped: Callable[[], bool]) -> None:
         """Let the candidates take turns."""
         with SweepView(self.screen.console, self.screen.is_live) as view:
-            for at in study.run(stopped):
-                view.show(study, at)
+            for sweep, at in study.run(stopped):
+                view.show(sweep, at)
 
-    def is_measured(self, study: Sweep) -> bool:
+    def is_measured(self, study: Sweeps) -> bool:
         """Whether a prediction or a measurement can be reported."""
-        return study.prediction is not None or bool(study.measured())
+        return bool(study.known())
 
     def body(
-        self, study: Sweep, promise: Promise, must_agree: bool, machine: dict[str, Any], interrupted: bool
+        self, study: Sweeps, promise: Promise, must_agree: bool, machine: dict[str, Any], interrupted: bool
     ) -> dict[str, Any]:
         """The document's own keys."""
         return sweep_body(study, promise, must_agree, machine, self._trace, self._notices(study), interrupted)
 
-    def _notices(self, sweep: Sweep) -> list[str]:
-        found = [notice for notice in (sweep.workload.notice, self.unknowable) if notice]
-        if sweep.prediction is not None and sweep.batch_size > 1:
+    def _notices(self, sweeps: Sweeps) -> list[str]:
+        found = [notice for notice in (sweeps.first.workload.notice, self.unknowable) if notice]
+        sizes = [size for size in self.asked.batch_sizes if size > 1]
+        if sizes and self.unknowable is None:
             found.append(
-                f"predictions at batch size {sweep.batch_size} are approximate: they take all sequences of a batch to "
-                "run to its end, at one context length; measured figures are not concerned"
+                f"predictions at batch size {', '.join(map(str, sizes))} are approximate: they take all sequences of "
+                "a batch to run to its end, at one context length; measured figures are not concerned"
             )
         if self.recipe.gates.baseline is not None:
             found.append("the recipe's baseline was not judged: `specdec bench` compares with one")
-        return found + (sweep.bench.notices if sweep.bench is not None else [])
+        return found + sweeps.notices()
 
-    def write_files(self, study: Sweep, document: dict[str, Any], interrupted: bool) -> None:
+    def write_files(self, study: Sweeps, document: dict[str, Any], interrupted: bool) -> None:
         """The tuned recipe."""
-        path, found = self.asked.write_recipe, document["recommended"]
+        path = self.asked.write_recipe
         if path is not None and interrupted:
             self.screen.say(f"{path} was not written: the sweep is not whole", "yellow")
         elif path is not None:
-            write_file(path, tuned_recipe(self.resolved, found["k"], found["why"]), self.shared.force)
+            write_file(path, tuned_recipe(self.resolved, document), self.shared.force)
 
-    def draw(self, page: Console, study: Sweep, document: dict[str, Any]) -> None:
+    def draw(self, page: Console, study: Sweeps, document: dict[str, Any]) -> None:
         """Print the report."""
-        print_sweep(page, study, document)
+        print_sweeps(page, study, document)

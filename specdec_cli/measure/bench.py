@@ -66,13 +66,15 @@ class Plan:
 
     Args:
         num_speculative_tokens: k of the arm with the draft.
-        batch_size: requests of one task that are decoded together.
+        batch_size: requests that are decoded together.
         repeats: how often every arm decodes every group.
+        mixes_tasks: whether requests of several tasks are decoded together; then nothing is known by task.
     """
 
     num_speculative_tokens: int
     batch_size: int = 1
     repeats: int = 2
+    mixes_tasks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,15 +141,22 @@ class Bench:
         yield Progress(done, total, "")
 
     def groups(self) -> list[Group]:
-        """The workload in groups of one task each, the tasks taking turns."""
+        """The workload in groups, of one task each unless tasks are mixed, the tasks taking turns."""
+        size = self.plan.batch_size
+        if self.plan.mixes_tasks:
+            ordered = [request for _, one in self._turns(1) for request in one]
+            cut = [tuple(ordered[i : i + size]) for i in range(0, len(ordered), size)]
+            return [Group(place, "", requests) for place, requests in enumerate(cut)]
+        return [Group(place, task, requests) for place, (task, requests) in enumerate(self._turns(size))]
+
+    def _turns(self, size: int) -> list[tuple[str, tuple[Request, ...]]]:
+        """The workload in pieces of one task each, the tasks taking turns."""
         by_task: dict[str, list[Request]] = {}
         for request in self.workload.requests:
             by_task.setdefault(task_of(request.row), []).append(request)
-        size = self.plan.batch_size
         cut = {task: [tuple(r[i : i + size]) for i in range(0, len(r), size)] for task, r in by_task.items()}
         turns = max(map(len, cut.values()))
-        ordered = [(task, found[turn]) for turn in range(turns) for task, found in cut.items() if turn < len(found)]
-        return [Group(place, task, requests) for place, (task, requests) in enumerate(ordered)]
+        return [(task, found[turn]) for turn in range(turns) for task, found in cut.items() if turn < len(found)]
 
     def tasks(self) -> list[str]:
         """Tasks that both of our arms decoded; none where no prompt names one."""

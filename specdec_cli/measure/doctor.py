@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from specdec_cli.errors import ExitCode, RunError, SpecdecError, UsageError
 from specdec_cli.lm.invariance import InvarianceCheck, row_invariance
+from specdec_cli.lm.linear import kernels
 from specdec_cli.measure.machine import Machine, look
 from specdec_cli.measure.preflight import Preflight, preflight
 
@@ -33,12 +35,14 @@ class Diagnosis:
         invariance: the CPU kernels' row-invariance test in bfloat16.
         pair: the preflight; None where no pair was named.
         warnings: sentences about the machine.
+        linear: what bfloat16 and int8 weights are multiplied with.
     """
 
     machine: Machine
     invariance: tuple[InvarianceCheck, ...]
     pair: Preflight | None
     warnings: tuple[str, ...]
+    linear: Mapping[str, str] = field(default_factory=kernels)
 
     @property
     def is_row_invariant(self) -> bool:
@@ -70,6 +74,7 @@ class Diagnosis:
                 "holds": self.is_row_invariant,
                 "checks": [asdict(check) | {"holds": check.holds} for check in self.invariance],
             },
+            "linear": dict(self.linear),
             "not_claimed": list(NOT_CLAIMED),
             "pair": self.pair.as_dict() if self.pair is not None else None,
             "warnings": list(self.warnings),

@@ -157,6 +157,8 @@ def _describe(found: Preflight, model: Target | Draft, trust_remote_code: bool) 
             dtype=model.dtype,
             trust_remote_code=trust_remote_code,
             load_format=model.load_format,
+            quantize=model.quantize,
+            device=model.device,
         )
     except SpecdecError as error:
         found.problems.append(_as_problem(error))

@@ -1,4 +1,4 @@
-"""The sweep over k: one trace and one cost profile predict every k, and only those that may be the best are measured.
+"""The sweep over k at one batch size: a trace and a cost profile predict every k, and the few best are measured.
 
 It is no second harness: what is measured is a `Bench` whose arms differ in k, plain decoding among them. Predicted and
 measured figures are the same statistic, the median prompt's decode speed-up, so that they can stand side by side.
@@ -35,7 +35,7 @@ MAX_CANDIDATES = 2
 PROFILE_SECONDS = 15.0
 INDIFFERENT = 0.02
 """Speeds within two per cent are as good as each other: measuring ends when the leader is surely no worse than this."""
-_CLEARLY = 1.05  # predictions are trusted to five per cent
+_CLEARLY = 1.1  # a short profile of a shared machine is trusted to ten per cent
 _MIN_GROUPS = 8
 
 
@@ -196,7 +196,7 @@ class Sweep:
     k_max: int
     is_exhaustive: bool = False
     batch_size: int = 1
-    repeats: int = 2
+    repeats: int = 1
     journal: Journal | None = None
     ks: list[int] = field(init=False)
     bench: Bench | None = field(init=False, default=None)
@@ -210,9 +210,10 @@ class Sweep:
             self.ks = candidates(self.prediction.rows)
         if self.ks:
             first, *rest = self.ks
-            plan = Plan(first, self.batch_size, self.repeats)
-            others = [EngineArm(_name(k), self.engine, k) for k in rest]
-            self.bench = Bench(self.engine, self.workload, plan, others, Track(_name(first)), journal=self.journal)
+            plan = Plan(first, self.batch_size, self.repeats, mixes_tasks=True)
+            others = [EngineArm(self._name(k), self.engine, k) for k in rest]
+            draft, plain = Track(self._name(first)), Track(self._name(0))
+            self.bench = Bench(self.engine, self.workload, plan, others, draft, plain, journal=self.journal)
 
     def run(self, stopped: Callable[[], bool] = lambda: False) -> Iterator[Progress]:
         """Measure, as `Bench.run`; nothing where no k is worth it.
@@ -254,13 +255,10 @@ class Sweep:
     def differences(self) -> Differences:
         """Every output with a draft, of every k, against the same request's without."""
         found = Differences()
-        for k in self.ks:
+        for k in self.ks if self.bench is not None else ():
             one = self._bench_of(k)
             if one is not None:
-                more = one.differences()
-                found.num_tokens += more.num_tokens
-                found.num_outputs += more.num_outputs
-                found.first = found.first or more.first
+                found.include(one.differences())
         return found
 
     def recommended(self) -> Recommendation:
@@ -275,10 +273,15 @@ class Sweep:
             return Recommendation(0, None, self._why_not(best))
         return Recommendation(best.k, best.speedup, self._why(best, measured))
 
+    def _name(self, k: int) -> str:
+        """An arm's, unlike every other batch size's: one journal holds them all."""
+        together = "" if self.batch_size == 1 else f", {self.batch_size} together"
+        return f"{f'k = {k}' if k else 'without a draft'}{together}"
+
     def _bench_of(self, k: int) -> Bench | None:
         """The benchmark of one k against plain decoding; None before it has a pass."""
         assert self.bench is not None, "only a measured k has a benchmark"
-        track = self.bench.draft if k == self.ks[0] else self.bench.against.get(_name(k))
+        track = self.bench.draft if k == self.ks[0] else self.bench.against.get(self._name(k))
         return replace(self.bench, draft=track) if track is not None and track.passes else None
 
     def _why(self, best: Measured, measured: Sequence[Measured]) -> str:
@@ -316,10 +319,6 @@ def guidance(k: int) -> str:
     low, high = PUBLISHED_K
     place = "within" if low <= k <= high else "outside"
     return f"{place} the published guidance of {low} to {high}"
-
-
-def _name(k: int) -> str:
-    return f"k = {k}"
 
 
 def _is_faster(speedup: Interval) -> bool:

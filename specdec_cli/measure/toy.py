@@ -9,7 +9,8 @@ import numpy.typing as npt
 
 from specdec_cli.drafters.contract import Resources
 from specdec_cli.drafters.model import Drafter
-from specdec_cli.engine.engine import Engine, EngineOptions
+from specdec_cli.engine.engine import Engine
+from specdec_cli.engine.options import EngineOptions
 from specdec_cli.lm.table import TableLM
 from specdec_cli.measure.chisquare import enumerate_joint
 from specdec_cli.sampling.params import SamplingParams

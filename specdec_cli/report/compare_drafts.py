@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from specdec_cli.report.bench import interval_words, lossless_words
+from specdec_cli.report.bench import interval_words, lossless_words, print_notes_and_gates
 from specdec_cli.report.bench import json_schema as bench_schema
 from specdec_cli.report.page import grid
 from specdec_cli.report.schema import read_schema
@@ -171,12 +171,7 @@ def print_compare(console: Console, comparison: Comparison, body: Mapping[str, A
         console.print(_pairs_table(body))
     console.print(_classic_table(body))
     console.print(Text(lossless_words(body["lossless"])), soft_wrap=True)
-    for notice in [*([body["machine"]["busy"]] if body["machine"]["busy"] else []), *body["notices"]]:
-        console.print(Text(f"note: {notice}", style="yellow"), soft_wrap=True)
-    for gate in body["gates"]:
-        style = "green" if gate["passed"] else "bold red"
-        word = "passed" if gate["passed"] else "FAILED"
-        console.print(Text(f"gate {word}: fail if {gate['expression']}: {gate['reason']}", style=style), soft_wrap=True)
+    print_notes_and_gates(console, body)
     console.print(Text(body["recommendation"], style="bold"), soft_wrap=True)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from specdec_cli.report.page import grid
+from specdec_cli.report.schema import read_schema
 
 if TYPE_CHECKING:
     from specdec_cli.lm.facts import ModelFacts
@@ -21,6 +22,11 @@ SCHEMA = "specdec.doctor/1"
 _NOTHING = "–"
 
 
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of the whole document."""
+    return read_schema("doctor")
+
+
 def print_doctor(console: Console, diagnosis: Diagnosis, not_claimed: tuple[str, ...]) -> None:
     """Print a diagnosis.
 
@@ -31,6 +37,8 @@ def print_doctor(console: Console, diagnosis: Diagnosis, not_claimed: tuple[str,
     """
     console.print(_machine_table(diagnosis.machine))
     console.print(_device_table(diagnosis.machine))
+    for dtype, kernel in diagnosis.linear.items():
+        console.print(Text(f"linear layers in {dtype} on the CPU: {kernel}"), soft_wrap=True)
     _print_invariance(console, diagnosis)
     console.print(Text("bit-for-bit equality is not claimed, until tested here, for", style="dim"))
     for sentence in not_claimed:
@@ -175,6 +183,7 @@ def _facts_column(facts: ModelFacts | None) -> dict[str, str]:
         "architecture": facts.architecture + (", mixture of experts" if facts.is_mixture_of_experts else ""),
         "parameters": f"{facts.num_parameters / 1e6:.1f} M, from {facts.weights_counted_in}",
         "dtype": facts.dtype,
+        "decoder": facts.decoder,
         "context limit": str(facts.max_context),
         "logits' width": str(facts.embedding_size),
         "end tokens": " ".join(map(str, facts.eos_token_ids)) or _NOTHING,

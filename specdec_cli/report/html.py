@@ -10,6 +10,7 @@ from typing import Any
 
 from specdec_cli.report.bench import lossless_words
 from specdec_cli.report.plot import inline_svgs, panels_of
+from specdec_cli.report.sweep_k import SIZE_HEADS, size_rows
 from specdec_cli.report.table import NOTHING, number, percent
 from specdec_cli.text.printable import printable
 
@@ -60,13 +61,18 @@ def _findings(document: Document) -> list[str]:
         return list(document["findings"])
     if "recommendation" in document:
         return [document["recommendation"]]
-    return [f"Recommended: {document['recommended']['why']}."]
+    by_size = document["by_batch_size"]
+    if len(by_size) == 1:
+        return [f"Recommended: {document['recommended']['why']}."]
+    return [f"Recommended at batch size {one['batch_size']}: {one['recommended']['why']}." for one in by_size]
 
 
 def _facts(document: Document) -> list[tuple[str, str]]:
     workload, plan = document["workload"], document["plan"]
     machine, environment = document["machine"], document["environment"]
-    passes = f"{plan['passes']} passes, {plan['repeats']} repeats, batch {plan['batch_size']}, order {plan['order']}"
+    sizes = ", ".join(map(str, plan.get("batch_sizes", [plan["batch_size"]])))
+    repeats = "1 repeat" if plan["repeats"] == 1 else f"{plan['repeats']} repeats"
+    passes = f"{plan['passes']} passes, {repeats}, batch {sizes}, order {plan['order']}"
     named = ("platform", "device", "dtype", "threads", "torch", "transformers", "python")
     return [
         ("workload", f"{workload['num_prompts']} prompts of {workload['dataset']}"),
@@ -127,9 +133,22 @@ def _bench_tables(document: Document) -> Iterator[PageTable]:
 
 
 def _sweep_tables(document: Document) -> Iterator[PageTable]:
+    by_size = document["by_batch_size"]
+    several = len(by_size) > 1
+    if several:
+        title = f"Batch sizes (--k-by-batch {document['k_by_batch']})"
+        yield PageTable(title, SIZE_HEADS, list(size_rows(by_size)))
+    for place, found in enumerate(by_size):
+        at = f", batch size {found['batch_size']}" if several else ""
+        textbook = document["iid"]["speedup_by_k"] if place == 0 else {}
+        yield from _depth_tables(found, textbook, at)
+
+
+def _depth_tables(found: Mapping[str, Any], iid: Mapping[str, float | None], at: str) -> Iterator[PageTable]:
+    """One batch size: every k, and what steps cost."""
     rows = []
-    for row in document["rows"]:
-        predicted, textbook = row["predicted"], document["iid"]["speedup_by_k"].get(str(row["k"]))
+    for row in found["rows"]:
+        predicted, textbook = row["predicted"], iid.get(str(row["k"]))
         shares = [] if predicted is None else [f"{100 * share:.0f}" for share in predicted["shares"].values()]
         rows.append(
             [
@@ -139,15 +158,17 @@ def _sweep_tables(document: Document) -> Iterator[PageTable]:
                 _interval(row["measured"], "speedup"),
                 NOTHING if textbook is None else f"{textbook:.2f}×",
                 "/".join(shares) or NOTHING,
-                "recommended" if row["k"] == document["recommended"]["k"] else "",
+                "recommended" if row["k"] == found["recommended"]["k"] else "",
             ]
         )
     heads = ("k", "tokens a step", "predicted (95 %)", "measured (95 %)", "textbook", "draft/verify/rest %", "")
-    yield PageTable("Every k", heads, rows)
-    costs = document["costs"]
+    yield PageTable(f"Every k{at}", heads, rows)
+    costs = found["costs"]
     seconds = [("draft, a token", costs["draft_seconds_per_token"]), ("engine, a step", costs["overhead_seconds"])]
-    seconds += [(f"target, {n + 1} rows", found) for n, found in enumerate(costs["target_seconds_by_rows"])]
-    yield PageTable("Costs", ("what", "milliseconds"), [[name, f"{1000 * found:.3f}"] for name, found in seconds])
+    seconds += [
+        (f"target, {n + 1} row{'s' if n else ''}", one) for n, one in enumerate(costs["target_seconds_by_rows"])
+    ]
+    yield PageTable(f"Costs{at}", ("what", "milliseconds"), [[name, f"{1000 * one:.3f}"] for name, one in seconds])
 
 
 def _compare_tables(document: Document) -> Iterator[PageTable]:

@@ -244,22 +244,36 @@ def _bench_split(axes: Axes, document: Document) -> None:
 
 
 def _sweep_speedup(axes: Axes, document: Document) -> None:
-    predicted = [(row["k"], row["predicted"]) for row in document["rows"]]
-    known = [(k, one) for k, one in predicted if one is not None and one["speedup"] is not None]
+    by_size = document["by_batch_size"]
+    for place, found in enumerate(by_size):
+        if len(by_size) > 1:
+            colours = (_COLOURS[place % len(_COLOURS)],) * 2
+            labels = "", f"batch size {found['batch_size']}"
+        else:
+            colours, labels = (_BLUE, _ORANGE), ("predicted", "measured")
+        _sweep_curves(axes, found["rows"], colours, labels, 0.18 / len(by_size))
+    ks = [row["k"] for row in document["rows"] if row["predicted"] is not None]
+    textbook = [(k, document["iid"]["speedup_by_k"].get(str(k))) for k in ks]
+    if textbook and len(by_size) == 1 and all(value is not None for _, value in textbook):
+        axes.plot(*zip(*textbook, strict=True), ":", color=_GREY, label="textbook")
+    _against_k(axes)
+
+
+def _sweep_curves(
+    axes: Axes, rows: Sequence[Mapping[str, Any]], colours: tuple[str, str], labels: tuple[str, str], alpha: float
+) -> None:
+    """A line of what was predicted and points of what was measured."""
+    known = [(row["k"], one) for row in rows if (one := row["predicted"]) is not None and one["speedup"] is not None]
     if known:
         ks = [k for k, _ in known]
-        axes.plot(ks, [one["speedup"] for _, one in known], "-", color=_BLUE, label="predicted")
+        axes.plot(ks, [one["speedup"] for _, one in known], "-", color=colours[0], label=labels[0] or None)
         ends = [one["ci95"] or [one["speedup"]] * 2 for _, one in known]
-        axes.fill_between(ks, [e[0] for e in ends], [e[1] for e in ends], color=_BLUE, alpha=0.18, linewidth=0)
-        textbook = [(k, document["iid"]["speedup_by_k"].get(str(k))) for k in ks]
-        if all(value is not None for _, value in textbook) and textbook:
-            axes.plot(*zip(*textbook, strict=True), ":", color=_GREY, label="textbook")
-    label = "measured"
-    for row in document["rows"]:
+        axes.fill_between(ks, [e[0] for e in ends], [e[1] for e in ends], color=colours[0], alpha=alpha, linewidth=0)
+    label = labels[1]
+    for row in rows:
         if row["measured"] is not None:
-            _point(axes, row["k"], row["measured"]["speedup"], row["measured"]["ci95"], _ORANGE, label=label)
+            _point(axes, row["k"], row["measured"]["speedup"], row["measured"]["ci95"], colours[1], label=label)
             label = ""
-    _against_k(axes)
 
 
 def _against_k(axes: Axes) -> None:
@@ -283,7 +297,8 @@ def _sweep_positions(axes: Axes, document: Document) -> None:
 def _sweep_split(axes: Axes, document: Document) -> None:
     rows = [row for row in document["rows"] if row["predicted"] is not None]
     shares = [{name: 100 * row["predicted"]["shares"][name] for name, _ in _PARTS} for row in rows]
-    _time_split(axes, [f"k = {row['k']}" for row in rows], shares, "predicted share of a step, %")
+    at = f" at batch size {document['by_batch_size'][0]['batch_size']}" if len(document["by_batch_size"]) > 1 else ""
+    _time_split(axes, [f"k = {row['k']}" for row in rows], shares, f"predicted share of a step{at}, %")
 
 
 def _pareto(axes: Axes, document: Document) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from rich.text import Text
 
 from specdec_cli.recipe.present import to_yaml
 from specdec_cli.recipe.schema import Draft
-from specdec_cli.report.bench import interval_words, lossless_words
+from specdec_cli.report.bench import interval_words, lossless_words, print_notes_and_gates
 from specdec_cli.report.generate import Promise
 from specdec_cli.report.generate import json_schema as generate_schema
 from specdec_cli.report.page import grid
@@ -25,9 +25,11 @@ if TYPE_CHECKING:
     from specdec_cli.measure.bench import Progress
     from specdec_cli.measure.predict import Predicted
     from specdec_cli.measure.sweep import Measured, Sweep
+    from specdec_cli.measure.sweeps import Sweeps
     from specdec_cli.recipe import Resolved
 
 SCHEMA = "specdec.sweep-k/1"
+SIZE_HEADS = ("batch", "best k", "speed-up (95 %)")
 HEADS = ("k", "tokens a step", "predicted (95 %)", "measured (95 %)", "textbook", "draft/verify/rest %", "")
 _SECONDS_BETWEEN_DRAWS = 0.25
 
@@ -38,7 +40,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def sweep_body(
-    sweep: Sweep,
+    sweeps: Sweeps,
     promise: Promise,
     tokens_must_agree: bool,
     machine: Mapping[str, Any],
@@ -48,8 +50,10 @@ def sweep_body(
 ) -> dict[str, Any]:
     """What stands in the document after the fields that every document has; `gates` is empty until they are judged.
 
+    Figures are the smallest batch size's; `by_batch_size` has every one's.
+
     Args:
-        sweep: after its run.
+        sweeps: after their run.
         promise: of the verification mode.
         tokens_must_agree: whether tokens with and without a draft are compared.
         machine: its load before and after.
@@ -59,25 +63,52 @@ def sweep_body(
     """
     from specdec_cli.measure.predict import PUBLISHED_K
 
-    prediction, measured, recommended = sweep.prediction, sweep.measured(), sweep.recommended()
-    bench = sweep.bench
-    tracks = [] if bench is None else [bench.draft, bench.plain, *bench.against.values()]
+    by_size = [_by_size(sweep) for sweep in sweeps.known()]
+    first, smallest = sweeps.first, by_size[0]
+    prediction = first.prediction
     unchecked = {"checked_tokens": None, "mismatches": None, "first_divergence": None}
     return {
-        "workload": sweep.workload.as_dict(),
+        "workload": first.workload.as_dict(),
         "plan": {
-            "k_max": sweep.k_max,
-            "exhaustive": sweep.is_exhaustive,
-            "measured_k": sorted(measured),
-            "batch_size": sweep.batch_size,
-            "repeats": sweep.repeats,
+            "k_max": first.k_max,
+            "exhaustive": first.is_exhaustive,
+            "measured_k": smallest["measured_k"],
+            "batch_size": first.batch_size,
+            "batch_sizes": [sweep.batch_size for sweep in sweeps.by_size],
+            "repeats": first.repeats,
             "order": "A B B A",
-            "passes": sum(len(track.passes) for track in tracks),
+            "passes": sum(len(track.passes) for track in sweeps.tracks()),
             "interrupted": interrupted,
-            "settled_after": sweep.settled_after,
+            "settled_after": smallest["settled_after"],
         },
         "machine": dict(machine),
         "trace": None if trace is None else dict(trace),
+        **{name: smallest[name] for name in ("costs", "rows", "recommended")},
+        "by_batch_size": by_size,
+        "k_by_batch": ",".join(f"{size}:{k}" for size, k in sweeps.k_by_batch().items()),
+        "guidance": list(PUBLISHED_K),
+        "iid": {"alpha": None, "speedup_by_k": {}} if prediction is None else prediction.iid_as_dict(),
+        "break_even_alpha": None if prediction is None else prediction.break_even_alpha,
+        "draft_seconds_for_2x": None if prediction is None else prediction.draft_seconds_for_2x,
+        "ceiling": None if prediction is None else _known(prediction.ceiling),
+        "cost_ratio": None if prediction is None else _known(prediction.cost_ratio),
+        "lossless": {
+            "promised": promise.is_lossless,
+            "verify": promise.verify,
+            **(sweeps.differences().as_dict() if tokens_must_agree else unchecked),
+        },
+        "notices": notices,
+        "gates": [],
+    }
+
+
+def _by_size(sweep: Sweep) -> dict[str, Any]:
+    """What was found at one batch size."""
+    prediction, measured, recommended = sweep.prediction, sweep.measured(), sweep.recommended()
+    return {
+        "batch_size": sweep.batch_size,
+        "measured_k": sorted(measured),
+        "settled_after": sweep.settled_after,
         "costs": sweep.costs.as_dict(),
         "rows": [
             _row(k, None if prediction is None else prediction.rows[k - 1], measured.get(k))
@@ -88,19 +119,6 @@ def sweep_body(
             "speedup": None if recommended.speedup is None else recommended.speedup.as_dict(),
             "why": recommended.why,
         },
-        "guidance": list(PUBLISHED_K),
-        "iid": {"alpha": None, "speedup_by_k": {}} if prediction is None else prediction.iid_as_dict(),
-        "break_even_alpha": None if prediction is None else prediction.break_even_alpha,
-        "draft_seconds_for_2x": None if prediction is None else prediction.draft_seconds_for_2x,
-        "ceiling": None if prediction is None else _known(prediction.ceiling),
-        "cost_ratio": None if prediction is None else _known(prediction.cost_ratio),
-        "lossless": {
-            "promised": promise.is_lossless,
-            "verify": promise.verify,
-            **(sweep.differences().as_dict() if tokens_must_agree else unchecked),
-        },
-        "notices": notices,
-        "gates": [],
     }
 
 
@@ -154,14 +172,15 @@ class SweepView:
         """Draw, if the last time is long enough ago."""
         if self._live is None or perf_counter() < self._last + _SECONDS_BETWEEN_DRAWS:
             return
-        line = f"{progress.done} of {progress.total} passes; next: {progress.arm}"
+        together = "" if sweep.batch_size == 1 else f"{sweep.batch_size} together: "
+        line = f"{together}{progress.done} of {progress.total} passes; next: {progress.arm}"
         self._live.update(Group(sweep_table(sweep, None), Text(line, style="dim")), refresh=True)
         self._last = perf_counter()
 
 
-def sweep_table(sweep: Sweep, recommended: int | None) -> RenderableType:
+def sweep_table(sweep: Sweep, recommended: int | None, title: str | None = None) -> RenderableType:
     """Every k, predicted beside measured; the recommended one is marked."""
-    table = grid(*HEADS)
+    table = grid(*HEADS, title=title)
     measured = sweep.measured()
     for k in range(1, sweep.k_max + 1):
         row = None if sweep.prediction is None else sweep.prediction.rows[k - 1]
@@ -181,57 +200,94 @@ def sweep_table(sweep: Sweep, recommended: int | None) -> RenderableType:
     return table
 
 
-def print_sweep(console: Console, sweep: Sweep, body: Mapping[str, Any]) -> None:
+def print_sweeps(console: Console, sweeps: Sweeps, body: Mapping[str, Any]) -> None:
     """Print the report."""
-    recommended = body["recommended"]
-    console.print(sweep_table(sweep, recommended["k"]))
-    for line in _explanations(sweep, body):
-        console.print(Text(line, style="dim"), soft_wrap=True)
+    known, by_size = sweeps.known(), body["by_batch_size"]
+    has_several = len(sweeps.by_size) > 1
+    for sweep, found in zip(known, by_size, strict=True):
+        title = f"Batch size {sweep.batch_size}" if has_several else None
+        console.print(sweep_table(sweep, found["recommended"]["k"], title))
+        textbook = _textbook_words(body) if sweep is sweeps.first else []
+        for line in [*_cost_words(found, sweep.k_max), *textbook]:
+            console.print(Text(line, style="dim"), soft_wrap=True)
+    if has_several:
+        console.print(_sizes_table(by_size))
     if body["plan"]["passes"]:
         console.print(Text(lossless_words(body["lossless"])), soft_wrap=True)
-    for notice in [*([body["machine"]["busy"]] if body["machine"]["busy"] else []), *body["notices"]]:
-        console.print(Text(f"note: {notice}", style="yellow"), soft_wrap=True)
-    for gate in body["gates"]:
-        style, word = ("green", "passed") if gate["passed"] else ("bold red", "FAILED")
-        console.print(Text(f"gate {word}: fail if {gate['expression']}: {gate['reason']}", style=style), soft_wrap=True)
+    print_notes_and_gates(console, body)
     low, high = body["guidance"]
-    found = f"here: {recommended['k'] or 'do not speculate'}"
-    console.print(Text(f"Published guidance: {low} to {high} tokens; {found}."), soft_wrap=True)
-    console.print(Text(f"Recommended: {recommended['why']}.", style="bold"), soft_wrap=True)
+    here = ", ".join(str(found["recommended"]["k"] or "do not speculate") for found in by_size)
+    console.print(Text(f"Published guidance: {low} to {high} tokens; here: {here}."), soft_wrap=True)
+    for found in by_size:
+        at = f" at batch size {found['batch_size']}" if has_several else ""
+        console.print(Text(f"Recommended{at}: {found['recommended']['why']}.", style="bold"), soft_wrap=True)
+    if has_several:
+        console.print(Text(f"k by batch size: --k-by-batch {body['k_by_batch']}", style="bold"), soft_wrap=True)
 
 
-def _explanations(sweep: Sweep, body: Mapping[str, Any]) -> list[str]:
-    costs = body["costs"]
+def _sizes_table(by_size: list[dict[str, Any]]) -> RenderableType:
+    """The best k of every batch size."""
+    table = grid(*SIZE_HEADS)
+    for row in size_rows(by_size):
+        table.add_row(*(Text(cell) for cell in row))
+    return table
+
+
+def size_rows(by_size: list[dict[str, Any]]) -> Iterator[list[str]]:
+    """The best k of every batch size, as cells, from the document's `by_batch_size`."""
+    for found in by_size:
+        k, speedup = found["recommended"]["k"], found["recommended"]["speedup"]
+        ends = "" if speedup is None or speedup["ci95"] is None else "({:.2f}–{:.2f})".format(*speedup["ci95"])
+        said = NOTHING if speedup is None else f"{speedup['median']:.2f}× {ends}".rstrip()
+        yield [str(found["batch_size"]), str(k) if k else "0: do not speculate", said]
+
+
+def _cost_words(found: Mapping[str, Any], k_max: int) -> list[str]:
+    costs = found["costs"]
     rows = " ".join(f"{1000 * seconds:.2f}" for seconds in costs["target_seconds_by_rows"])
     lines = [
-        f"Speed-up of decoding, the median prompt's. Target forward of 1 to {sweep.k_max + 1} rows: {rows} ms; draft "
+        f"Speed-up of decoding, the median prompt's. Target forward of 1 to {k_max + 1} rows: {rows} ms; draft "
         f"{1000 * costs['draft_seconds_per_token']:.2f} ms a token; the engine {1000 * costs['overhead_seconds']:.2f} "
         f"ms a step (context {costs['context_length']})."
     ]
-    if (settled := body["plan"]["settled_after"]) is not None:
+    if (settled := found["settled_after"]) is not None:
         lines.append(f"Measuring ended after {settled} groups: the choice was known to within 2 %.")
-    if body["iid"]["alpha"] is not None:
-        even, twice = body["break_even_alpha"], body["draft_seconds_for_2x"]
-        pays = "no acceptance breaks even at these costs" if even is None else f"it breaks even at {even:.2f}"
-        draft = (
-            "not even a free draft gives 2×" if twice is None else f"2× needs a draft of {1000 * twice:.2f} ms a token"
-        )
-        ceiling = "" if body["ceiling"] is None else f"; the ceiling with a free draft is {body['ceiling']:.2f}×"
-        lines.append(f"Textbook: one α for every token, here {body['iid']['alpha']:.2f}; {pays}; {draft}{ceiling}.")
     return lines
 
 
-def tuned_recipe(resolved: Resolved, k: int, why: str) -> str:
-    """The resolved recipe as YAML with this k; 0 takes the draft out.
+def _textbook_words(body: Mapping[str, Any]) -> list[str]:
+    if body["iid"]["alpha"] is None:
+        return []
+    even, twice = body["break_even_alpha"], body["draft_seconds_for_2x"]
+    pays = "no acceptance breaks even at these costs" if even is None else f"it breaks even at {even:.2f}"
+    draft = "not even a free draft gives 2×" if twice is None else f"2× needs a draft of {1000 * twice:.2f} ms a token"
+    ceiling = "" if body["ceiling"] is None else f"; the ceiling with a free draft is {body['ceiling']:.2f}×"
+    return [f"Textbook: one α for every token, here {body['iid']['alpha']:.2f}; {pays}; {draft}{ceiling}."]
+
+
+def tuned_recipe(resolved: Resolved, document: Mapping[str, Any]) -> str:
+    """The resolved recipe as YAML with the recommended k, or a table of k; without a draft where none pays.
 
     Args:
         resolved: what the sweep ran with.
-        k: the recommended one.
-        why: stands above it as a comment.
+        document: of the sweep; its reasons stand above the recipe as a comment.
     """
-    recipe = resolved.recipe
-    update: dict[str, Any] = {"speculation": recipe.speculation.model_copy(update={"num_speculative_tokens": k})}
-    if k == 0:
+    recipe, by_size = resolved.recipe, document["by_batch_size"]
+    ks = [found["recommended"]["k"] for found in by_size]
+    changed: dict[str, Any] = {"num_speculative_tokens": ks[0] or max(ks)}
+    if len(by_size) > 1 and any(ks):
+        table = [(found["batch_size"], k) for found, k in zip(by_size, ks, strict=True)]
+        below = [(1, 0)] if ks[0] == 0 and table[0][0] > 1 else []
+        changed["k_by_batch"] = (*below, *table)
+    update: dict[str, Any] = {"speculation": recipe.speculation.model_copy(update=changed)}
+    if not any(ks):
         update["draft"] = Draft(method="none")
     text = to_yaml(replace(resolved, recipe=recipe.model_copy(update=update)))
-    return f"# By `specdec sweep-k`: {''.join(letter for letter in why if letter.isprintable())}.\n{text}"
+    return "".join(f"# {line}\n" for line in _reasons(by_size)) + text
+
+
+def _reasons(by_size: list[dict[str, Any]]) -> Iterator[str]:
+    for found in by_size:
+        at = f"Batch size {found['batch_size']}: " if len(by_size) > 1 else ""
+        why = "".join(letter for letter in found["recommended"]["why"] if letter.isprintable())
+        yield f"By `specdec sweep-k`: {at}{why}."

@@ -8,7 +8,7 @@ from tiny_engine import letter_tokenizer
 from tiny_models import make_tiny
 
 from specdec_cli.cli.main import run
-from specdec_cli.engine import engine as engine_module
+from specdec_cli.engine import judging
 from specdec_cli.engine import verify as verify_module
 from specdec_cli.engine.verify import Verdict
 from specdec_cli.report.audit import json_schema
@@ -59,7 +59,7 @@ def test_the_targets_own_weights_accept_everything(models, capsys):
 
 
 def test_a_planted_bug_exits_with_3_after_the_document_is_written(models, capsys, monkeypatch, tmp_path):
-    right = engine_module.verify
+    right = judging.verify
 
     def wrong(p, rows):
         return [
@@ -67,7 +67,7 @@ def test_a_planted_bug_exits_with_3_after_the_document_is_written(models, capsys
             for v, row in zip(right(p, rows), rows, strict=True)
         ]
 
-    monkeypatch.setattr(engine_module, "verify", wrong)
+    monkeypatch.setattr(judging, "verify", wrong)
     path = tmp_path / "audit.json"
     assert audit(models, "--mode", "greedy", "--output", str(path)) == 3
     document = json.loads(path.read_text())

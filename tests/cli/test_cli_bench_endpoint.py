@@ -1,6 +1,7 @@
 """`bench --endpoint` as a person meets it: against a small server in this process, well-behaved and otherwise."""
 
 import json
+import signal
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ import pytest
 from fake_server import Fake, serving
 
 from specdec_cli.cli.main import run
+from specdec_cli.report.bench import BenchView
 from specdec_cli.report.bench_endpoint import json_schema
 
 
@@ -154,11 +156,42 @@ def test_bad_servers(capsys, fault, begin, words):
     assert "Traceback" not in err
 
 
-def test_nobody_there_and_a_server_that_goes_away(capsys):
+def test_nobody_there(capsys):
     with serving(Fake()) as fake:
         pass
     assert bench(fake) == 1
     assert f"no server at `{fake.url}`: connection refused" in capsys.readouterr().err
+
+
+def test_a_server_that_goes_away_in_the_middle_ends_the_run(capsys, tmp_path):
+    path = tmp_path / "r.json"
+    with serving(Fake(fault="leaves", faulty_from=5)) as fake:
+        assert bench(fake, "--output", str(path)) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "the server went away after 4 of 16 answers: no server at" in err
+    assert not path.exists()
+    assert len(fake.requests) == 6, "one to warm up, four answers, and the one that it left in"
+
+
+def test_ctrl_c_leaves_what_was_answered(capsys, monkeypatch):
+    drawn = []
+
+    def interrupting(view, *_):
+        drawn.append(view)
+        if len(drawn) == 3:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(BenchView, "draw", interrupting)
+    with serving(Fake()) as fake:
+        assert bench(fake, "--json") == 130
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    jsonschema.validate(found, json_schema())
+    assert found["requests"] == {"planned": 16, "answered": 3, "failed": 0}
+    assert found["plan"]["interrupted"] is True
+    assert len(fake.requests) == 4
+    assert "interrupted: this is what there was" in err
 
 
 def test_tokens_are_never_counted_from_chunks(capsys):
@@ -203,7 +236,8 @@ def test_gates(capsys):
     [
         ["--draft", "ngram"], ["-k", "4"], ["--against", "none"], ["--batch-size", "1"], ["--dtype", "float32"],
         ["--device", "cpu"], ["--no-lossless-check"], ["--csv", "x.csv"], ["--baseline", "x.json"],
-        ["--trust-remote-code"], ["--verify", "greedy"],
+        ["--trust-remote-code"], ["--verify", "greedy"], ["--plot", "x.png"], ["--html", "x.html"],
+        ["--resume", "--output", "x.json"],
     ],
 )  # fmt: skip
 def test_what_says_nothing_to_a_server_is_refused_by_name(capsys, given):

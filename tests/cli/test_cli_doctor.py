@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import jsonschema
 import pytest
 from tiny_engine import letter_tokenizer
 from tiny_models import make_tiny
@@ -12,6 +13,7 @@ from specdec_cli.lm import load
 from specdec_cli.lm.invariance import InvarianceCheck
 from specdec_cli.measure import doctor as doctor_module
 from specdec_cli.measure import machine as machine_module
+from specdec_cli.report.doctor import json_schema
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +45,9 @@ def quiet_environment(monkeypatch):
 def doctor(capsys, *arguments, code=0):
     assert run(["doctor", "--json", "--quiet", *map(str, arguments)]) == code
     out, err = capsys.readouterr()
-    return json.loads(out), err
+    document = json.loads(out)
+    jsonschema.validate(document, json_schema(), format_checker=jsonschema.FormatChecker())
+    return document, err
 
 
 def test_the_machine_alone(capsys):

@@ -1,10 +1,14 @@
 import json
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from specdec_cli.cli.main import run
+from specdec_cli.cli.options import draft_methods
 from specdec_cli.recipe import shipped
+from specdec_cli.recipe.present import json_schema
+from specdec_cli.report.schema import read_schema
 
 
 @pytest.fixture(autouse=True)
@@ -15,7 +19,14 @@ def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def document(capsys: pytest.CaptureFixture[str]) -> dict:
     out, err = capsys.readouterr()
     assert err == ""
-    return json.loads(out)
+    return checked(json.loads(out))
+
+
+def checked(found: dict) -> dict:
+    """A document that fits the schema of its name."""
+    schema = read_schema(found["schema"].partition("/")[0].removeprefix("specdec."))
+    jsonschema.validate(found, schema, format_checker=jsonschema.FormatChecker())
+    return found
 
 
 def test_list(capsys: pytest.CaptureFixture[str]):
@@ -79,14 +90,14 @@ def test_validate_reports_every_error_of_every_file(capsys: pytest.CaptureFixtur
 def test_validate_as_json(capsys: pytest.CaptureFixture[str]):
     Path("a.yaml").write_text("sampling: {temperatur: 1}\n")
     assert run(["recipe", "validate", "a.yaml", "--json"]) == 2
-    found = json.loads(capsys.readouterr().out)
+    found = checked(json.loads(capsys.readouterr().out))
     assert found["files"][0]["valid"] is False
     assert found["files"][0]["errors"][0]["column"] == 12
 
 
 def test_schema_is_json(capsys: pytest.CaptureFixture[str]):
     assert run(["recipe", "schema"]) == 0
-    assert document(capsys)["properties"]["draft"]
+    assert json.loads(capsys.readouterr().out)["properties"]["draft"]
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"a: *x", b"a: [", b"\x00", b"- 1", b""])
@@ -101,3 +112,31 @@ def test_bad_files_are_one_error_each(content: bytes, capsys: pytest.CaptureFixt
 def test_a_folder_is_no_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert run(["recipe", "show", str(tmp_path)]) == 2
     assert "is a folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["recipe", "show"],
+        ["recipe", "show", "builtin", "--origin"],
+        ["generate", "a prompt", "--dry-run"],
+        ["bench", "--dry-run"],
+        ["bench", "--dry-run", "--dataset", "some/dataset", "--against", "none"],
+        ["bench", "--dry-run", "--endpoint", "http://127.0.0.1:1"],
+        ["sweep-k", "--dry-run", "--batch-sizes", "1,4"],
+        ["compare-drafts", "--dry-run", "-d", "ngram", "-d", "none"],
+    ],
+)
+def test_documents_of_what_would_run_fit_their_schema(capsys: pytest.CaptureFixture[str], words: list[str]):
+    assert run([*words, "--json"]) == 0
+    found = document(capsys)
+    assert found["schema"] == "specdec.recipe/1"
+    jsonschema.validate(found["recipe"], json_schema(draft_methods()))
+
+
+def test_a_document_that_does_not_fit_is_noticed(capsys: pytest.CaptureFixture[str]):
+    assert run(["recipe", "show", "--json"]) == 0
+    found = document(capsys)
+    for wrong in ({"more": 1}, {"num_prompts": -1}, {"created": 1}, {"recipe": None}):
+        with pytest.raises(jsonschema.ValidationError):
+            checked(found | wrong)

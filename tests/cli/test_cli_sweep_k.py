@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import jsonschema
 import numpy as np
 import pytest
+from toy_clock import toy_clock
 from toy_engine import LETTERS, LetterTokenizer, TableLM, toy_engine
 
 from specdec_cli.cli.main import run
@@ -51,16 +52,11 @@ def checked(text: str) -> dict:
 
 def slow_target(monkeypatch, seconds: float = 0.002):
     """A target that is dear by the call, so that an n-gram draft pays."""
-    from time import perf_counter
-
-    score = TableLM.score
+    clock, score = toy_clock(monkeypatch), TableLM.score
 
     def slowly(self, rows):
-        until = perf_counter() + seconds
-        found = score(self, rows)
-        while perf_counter() < until:
-            pass
-        return found
+        clock.sleep(seconds)
+        return score(self, rows)
 
     monkeypatch.setattr(TableLM, "score", slowly)
 
@@ -84,9 +80,14 @@ def test_the_document(loaded, capsys):
     assert 1 <= len(measured) <= 3
     best = max(rows, key=lambda row: (row["predicted"]["speedup"], -row["k"]))
     assert best["measured"]
-    assert document["plan"]["passes"] == (1 + len(measured)) * 6 * 2
+    assert document["plan"]["repeats"] == 1
+    assert document["plan"]["passes"] == (1 + len(measured)) * 6
     assert document["lossless"]["mismatches"] == 0
-    assert document["lossless"]["checked_tokens"] == len(measured) * 6 * 12 * 2
+    assert document["lossless"]["checked_tokens"] == len(measured) * 6 * 12
+    assert document["k_by_batch"] == f"1:{document['recommended']['k']}"
+    [alone] = document["by_batch_size"]
+    assert alone["batch_size"] == document["plan"]["batch_size"] == 1
+    assert all(alone[name] == document[name] for name in ("rows", "recommended", "costs"))
     assert set(document["iid"]["speedup_by_k"]) == {"1", "2", "3", "4"}
 
 
@@ -103,6 +104,87 @@ def test_every_k_is_measured_when_asked_and_the_best_is_recommended(loaded, caps
     assert "published guidance of 2 to 6" in recommended["why"]
     for row in document["rows"]:
         assert row["acceptance_length"] == pytest.approx(row["measured"]["acceptance_length"]), "replay is exact"
+
+
+def test_a_sweep_takes_at_most_a_third_of_the_exhaustive_ones_passes(loaded, capsys):
+    passes = []
+    for how, repeats in (([], 1), (["--exhaustive"], 2)):
+        assert sweep_k("--json", "--k-max", "8", *how) == 0
+        plan = checked(capsys.readouterr().out)["plan"]
+        assert plan["repeats"] == repeats
+        passes.append(plan["passes"])
+        assert sweep_k("--dry-run", "--json", *how) == 0
+        assert json.loads(capsys.readouterr().out)["repeats"] == repeats
+    assert passes[1] == 9 * 6 * 2
+    assert passes[0] <= passes[1] / 3
+    assert sweep_k("--dry-run", "--repeats", "3") == 0
+    assert "measure the best few of them 3 times" in capsys.readouterr().out
+    assert sweep_k("--help") == 0
+    assert "1 if not given, 2 with --exhaustive" in " ".join(capsys.readouterr().out.replace("│", " ").split())
+
+
+def by_batch(monkeypatch, best: dict[int, int], plain_seconds: float = 2.0):
+    """Every k takes known seconds at every batch size: the best one's 1, another's 1.5."""
+    from specdec_cli.engine.outputs import Timing
+    from specdec_cli.measure.bench import EngineArm
+    from specdec_cli.measure.passes import Pass
+
+    def decode(arm, group, repeat, stopped):
+        k, num = arm.num_speculative_tokens, len(group.requests)
+        seconds = plain_seconds if k == 0 else 1.0 if k == best[num] else 1.5
+        tokens = tuple((1,) * 4 for _ in group.requests)
+        return None if stopped() else Pass(group, repeat, tokens, Timing(0.1, seconds, seconds, None), num)
+
+    monkeypatch.setattr(EngineArm, "decode", decode)
+
+
+def test_every_batch_size_gets_its_own_k(loaded, capsys, monkeypatch, tmp_path):
+    by_batch(monkeypatch, {1: 4, 3: 2, 6: 1})
+    path, traced = tmp_path / "tuned.yaml", []
+    monkeypatch.setattr(sweep, "trace_target", lambda *a, f=sweep.trace_target, **b: traced.append(1) or f(*a, **b))
+    words = ["--batch-sizes", "6,1,3", "--exhaustive", "--num-prompts", "12"]
+    assert sweep_k("--json", *words, "--write-recipe", str(path), "--quiet") == 0
+    document = checked(capsys.readouterr().out)
+    assert [one["batch_size"] for one in document["by_batch_size"]] == document["plan"]["batch_sizes"] == [1, 3, 6]
+    assert [one["recommended"]["k"] for one in document["by_batch_size"]] == [4, 2, 1]
+    assert [one["costs"]["batch_size"] for one in document["by_batch_size"]] == [1, 3, 6]
+    assert document["k_by_batch"] == "1:4,3:2,6:1"
+    assert document["recommended"] == document["by_batch_size"][0]["recommended"]
+    assert document["rows"] == document["by_batch_size"][0]["rows"]
+    assert document["plan"]["passes"] == 5 * 2 * (12 + 4 + 2)
+    assert len(traced) == 1
+    assert any("predictions at batch size 3, 6 are approximate" in one for one in document["notices"])
+    recipe = resolve(path).recipe
+    assert recipe.speculation.k_by_batch == ((1, 4), (3, 2), (6, 1))
+    assert recipe.speculation.num_speculative_tokens == 4
+    assert path.read_text().startswith("# By `specdec sweep-k`: Batch size 1: k = 4 decodes")
+    assert sweep_k(*words, "--quiet") == 0
+    out = capsys.readouterr().out
+    assert "k by batch size: --k-by-batch 1:4,3:2,6:1" in out
+    assert "Recommended at batch size 3: k = 2 decodes" in out
+    assert [line.split()[:2] for line in out.splitlines() if line.rstrip().endswith("2.00× (2.00–2.00)")] == [
+        ["1", "4"], ["3", "2"], ["6", "1"],
+    ]  # fmt: skip
+
+
+def test_where_no_batch_size_pays_the_draft_goes(loaded, capsys, monkeypatch, tmp_path):
+    path = tmp_path / "tuned.yaml"
+    by_batch(monkeypatch, {1: 4, 3: 2}, plain_seconds=0.5)
+    words = ("--exhaustive", "--write-recipe", str(path), "--force")
+    assert sweep_k("--batch-sizes", "1,3", *words, "--json") == 0
+    assert checked(capsys.readouterr().out)["k_by_batch"] == "1:0,3:0"
+    found = resolve(path).recipe
+    assert (found.draft.method, found.speculation.k_by_batch) == ("none", None)
+
+
+def test_a_table_that_begins_without_a_draft_keeps_it_from_smaller_batches():
+    from specdec_cli.recipe import resolve as resolved
+    from specdec_cli.report.sweep_k import tuned_recipe
+
+    found = [{"batch_size": size, "recommended": {"k": k, "why": "so"}} for size, k in ((2, 0), (4, 3))]
+    text = tuned_recipe(resolved(), {"by_batch_size": found})
+    assert "k_by_batch: 1:0,2:0,4:3" in text.replace('"', "")
+    assert "num_speculative_tokens: 3" in text
 
 
 def bad_engine(k: int) -> Engine:
@@ -202,6 +284,10 @@ def test_what_no_trace_can_know_is_measured_or_refused(loaded, capsys):
         (["--fail-if", "recommended.q < 1"], "`recommended` has no `q`"),
         (["--trace", "/nowhere/t"], "the folder of `--trace /nowhere/t` does not exist"),
         (["--write-recipe", "x", "--output", "x"], "two files have the same name"),
+        (["--batch-sizes", "1,x"], "`--batch-sizes 1,x` is no list of whole numbers"),
+        (["--batch-size", "0"], "`--batch-sizes 0` must be from 1 to 1024"),
+        (["--batch-sizes", "1,7"], "a batch of `7` needs as many prompts, and there are `6`"),
+        (["--batch-sizes", "1,4", "--set", "speculation.disable_by_batch_size=2"], "`4` should run together"),
         (["-n", "600"], "no prompt of `builtin:mini` fits the context of `512` tokens"),
     ],
 )
@@ -229,7 +315,10 @@ def test_gates_on_intervals(loaded, capsys):
 
 def test_a_dry_run_loads_nothing(loaded, capsys):
     assert sweep_k("--dry-run", "--dataset", "some/dataset") == 0
-    assert "# would predict k = 1 to 4 over up to 6 prompts of some/dataset" in capsys.readouterr().out
+    assert (
+        "# would predict k = 1 to 4 over up to 6 prompts of some/dataset and measure the best few of them once"
+        in capsys.readouterr().out
+    )
     assert not loaded
 
 
@@ -245,11 +334,12 @@ def test_an_interruption_leaves_what_is_whole_and_exit_code_130(loaded, capsys, 
             yield lambda: next(asked) > after
 
         monkeypatch.setattr(measurement, "interruptible", interrupted)
-        assert sweep_k("--json", "--write-recipe", str(path)) == 130
+        assert sweep_k("--json", "--repeats", "2", "--write-recipe", str(path)) == 130
         out, err = capsys.readouterr()
         document = checked(out)
         assert document["plan"]["interrupted"]
         assert bool(document["plan"]["measured_k"]) is is_measured
+        assert len(document["by_batch_size"]) == 1
         assert "interrupted: this is what there was" in err
         assert not path.exists()
 
@@ -295,6 +385,40 @@ def test_an_interrupted_sweep_keeps_its_costs_and_its_trace(loaded, capsys, monk
     assert [row["predicted"] for row in document["rows"]] == [row["predicted"] for row in first["rows"]]
     assert document["trace"] == first["trace"] | {"read": True}
     assert [one.name for one in tmp_path.iterdir()] == ["r.json"]
+
+
+def test_an_interrupted_sweep_of_batch_sizes_is_resumed(loaded, capsys, monkeypatch, tmp_path):
+    from specdec_cli.measure.journal import Journal
+
+    path, keep, num = tmp_path / "r.json", Journal.keep, [0]
+
+    def interrupting(journal, arm, one):
+        keep(journal, arm, one)
+        num[0] += 1
+        if num[0] == 66:  # the first batch size is whole, and one turn of the second
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Journal, "keep", interrupting)
+    words = ["--output", str(path), "--exhaustive", "--batch-sizes", "1,3"]
+    assert sweep_k(*words) == 130
+    first = checked(path.read_text())
+    assert [len(one["measured_k"]) for one in first["by_batch_size"]] == [4, 4]
+    monkeypatch.setattr(sweep, "trace_target", None)
+    monkeypatch.setattr(sweep, "profile", None)
+    assert sweep_k(*words, "--resume") == 0
+    document = checked(path.read_text())
+    assert (document["plan"]["resumed"], document["plan"]["passes"]) == (65, 60 + 20)
+    assert [one["costs"] for one in document["by_batch_size"]] == [one["costs"] for one in first["by_batch_size"]]
+
+
+def test_a_picture_and_a_page_of_batch_sizes(loaded, capsys, tmp_path):
+    pytest.importorskip("matplotlib")
+    html = tmp_path / "r.html"
+    assert sweep_k("--batch-sizes", "1,2", "--html", str(html), "--json", "--quiet") == 0
+    table = checked(capsys.readouterr().out)["k_by_batch"]
+    text = html.read_text()
+    for word in (f"--k-by-batch {table}", "Every k, batch size 2", "Recommended at batch size 2: ", "batch 1, 2"):
+        assert word in text
 
 
 def test_a_picture_and_a_page(loaded, capsys, tmp_path):

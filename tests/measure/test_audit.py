@@ -10,7 +10,7 @@ import torch
 
 from specdec_cli.drafters.contract import Resources
 from specdec_cli.drafters.model import Drafter
-from specdec_cli.engine import engine as engine_module
+from specdec_cli.engine import judging
 from specdec_cli.engine import verify as verify_module
 from specdec_cli.engine.engine import Engine, EngineOptions
 from specdec_cli.engine.verify import Verdict
@@ -88,7 +88,7 @@ def test_every_configuration_is_compared():
 
 
 def test_accepting_one_token_too_many_is_a_bug(monkeypatch):
-    right = engine_module.verify
+    right = judging.verify
 
     def wrong(p, rows):
         return [
@@ -96,7 +96,7 @@ def test_accepting_one_token_too_many_is_a_bug(monkeypatch):
             for v, row in zip(right(p, rows), rows, strict=True)
         ]
 
-    monkeypatch.setattr(engine_module, "verify", wrong)
+    monkeypatch.setattr(judging, "verify", wrong)
     result = run(pair(), ("greedy",))
     assert not result.passed
     assert {one.kind for one in result.mismatches} == {"bug"}

@@ -212,3 +212,12 @@ def test_costs_are_those_of_the_counted_steps():
 def test_an_arm_that_took_no_step_has_no_costs():
     assert costs_of(bench()) is None
     assert Track("x").timing().as_dict() == Timing().as_dict()
+
+
+def test_groups_are_of_one_task_unless_tasks_are_mixed():
+    one = bench(batch_size=2)
+    assert [[request.row.index for request in group.requests] for group in one.groups()] == [[0, 2], [1], [3]]
+    one.plan = replace(one.plan, mixes_tasks=True)
+    mixed = one.groups()
+    assert [[request.row.index for request in group.requests] for group in mixed] == [[0, 1], [2, 3]]
+    assert {group.task for group in mixed} == {""}

@@ -62,12 +62,24 @@ def sweep() -> dict:
         said = {"speedup": 1 + k / 10, "ci95": [1.0, 1.6], "per_position_acceptance_rates": [0.8] * k}
         row = {"k": k, "acceptance_length": 1.5, "predicted": said | {"shares": shares}}
         rows.append(row | {"measured": said if k > 1 else None})
-    return head("specdec.sweep-k/1") | {
-        "rows": rows, "iid": {"alpha": 0.7, "speedup_by_k": {"1": 1.1, "2": 1.2, "3": 1.3}},
-        "recommended": {"k": 2, "speedup": interval(1.2), "why": EVIL},
+    found = {
+        "rows": rows, "recommended": {"k": 2, "speedup": interval(1.2), "why": EVIL},
         "costs": {
             "draft_seconds_per_token": 0.001, "overhead_seconds": 0.001, "target_seconds_by_rows": [0.01, 0.011],
         },
+    }  # fmt: skip
+    return head("specdec.sweep-k/1") | found | {
+        "by_batch_size": [{"batch_size": 1} | found], "k_by_batch": "1:2",
+        "iid": {"alpha": 0.7, "speedup_by_k": {"1": 1.1, "2": 1.2, "3": 1.3}},
+    }  # fmt: skip
+
+
+def sweep_of_batch_sizes() -> dict:
+    document = sweep()
+    [first] = document["by_batch_size"]
+    none = {"k": 0, "speedup": None, "why": "no"}
+    return document | {
+        "by_batch_size": [first, first | {"batch_size": 4, "recommended": none}], "k_by_batch": "1:2,4:0",
     }  # fmt: skip
 
 
@@ -90,7 +102,7 @@ def compare() -> dict:
     return document
 
 
-DOCUMENTS = [bench, sweep, compare]
+DOCUMENTS = [bench, sweep, sweep_of_batch_sizes, compare]
 
 
 class Reader(html.parser.HTMLParser):
@@ -156,6 +168,9 @@ def test_what_is_drawn_is_what_stands_there():
     assert list(line.get_ydata()) == pytest.approx([1.1, 1.2, 1.3])
     measured = [tuple(one[0].get_xdata()) for one in found.containers]
     assert measured == [(2,), (3,)]
+    both = plot.plot(sweep_of_batch_sizes()).axes[0]
+    assert [text.get_text() for text in both.get_legend().get_texts()] == ["batch size 1", "batch size 4"]
+    assert len(both.containers) == 4
     tasks = plot.plot(bench()).axes[0]
     assert [label.get_text().strip() for label in tasks.get_yticklabels()][2] == "_hidden"
     assert len(tasks.containers) == 3
