@@ -55,7 +55,8 @@ def bench(
     against: Annotated[
         str,
         typer.Option(
-            help="Plain arms: none (this engine without a draft, always there), transformers, transformers-assisted.",
+            help="Plain arms: none (this engine without a draft, always there), transformers, transformers-assisted, "
+            "transformers-cb (its continuous batching).",
             metavar="A,B",
             rich_help_panel=HOW,
         ),
@@ -186,9 +187,13 @@ class _Run(Measurement["Bench"]):
 
     def measure(self, study: Bench, stopped: Callable[[], bool]) -> None:
         """Let the arms take turns."""
-        with BenchView(self.screen.console, self.screen.is_live) as view:
-            for at in study.run(stopped):
-                view.show(study, at)
+        try:
+            with BenchView(self.screen.console, self.screen.is_live) as view:
+                for at in study.run(stopped):
+                    view.show(study, at)
+        finally:
+            for peer in self._peers:
+                peer.close()
 
     def is_measured(self, study: Bench) -> bool:
         """Whether both arms decoded."""

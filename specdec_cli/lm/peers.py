@@ -1,8 +1,9 @@
-"""transformers' own `generate` beside our engine: the same token ids in, greedy, with and without its assistant."""
+"""transformers beside our engine, greedy, the same token ids in: `generate`, its assistant, continuous batching."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -10,10 +11,21 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor
-from transformers import AutoModelForCausalLM, StoppingCriteria, StoppingCriteriaList
+from transformers import (
+    AutoModelForCausalLM,
+    ContinuousBatchingConfig,
+    GenerationConfig,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+from transformers.generation.continuous_batching import ContinuousBatchingManager
 
 from specdec_cli.errors import RunError
 from specdec_cli.lm import load
+
+_PAGE_TOKENS = 32
+_MOST_BATCH_TOKENS = 2048  # of one step of continuous batching; longer prompts enter in pieces
+_POLL_SECONDS = 1.0  # between two looks at whether its thread still lives, not a wait for a result
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +34,9 @@ class PeerRun:
 
     Args:
         token_ids: each prompt's new tokens, the end token included.
-        first_seconds: until the first new tokens were there.
+        first_seconds: until every prompt's first new token was there.
         total_seconds: until the last.
-        num_first: new tokens of each prompt that were there at first (an assistant brings several).
+        num_first: new tokens of all prompts that were there at first (an assistant brings several).
     """
 
     token_ids: list[list[int]]
@@ -72,27 +84,26 @@ class TransformersPeer:
         clock = _Clock()
         more = {} if self._assistant is None else {"assistant_model": self._assistant}
         begin = perf_counter()
-        try:
-            with torch.inference_mode(), load._quiet():
-                out = self._model.generate(
-                    ids,
-                    attention_mask=mask,
-                    do_sample=False,
-                    max_new_tokens=max_new_tokens,
-                    min_new_tokens=None,
-                    eos_token_id=list(stop_ids) or None,
-                    pad_token_id=0,
-                    stopping_criteria=StoppingCriteriaList([clock]),
-                    **more,
-                )
-        except Exception as error:
-            raise RunError(
-                f"transformers' generate failed: {load._first_line(error)}", "leave it out of --against"
-            ) from error
+        with _failing_as("generate"), torch.inference_mode(), load._quiet():
+            out = self._model.generate(
+                ids,
+                attention_mask=mask,
+                do_sample=False,
+                max_new_tokens=max_new_tokens,
+                min_new_tokens=None,
+                eos_token_id=list(stop_ids) or None,
+                pad_token_id=0,
+                stopping_criteria=StoppingCriteriaList([clock]),
+                **more,
+            )
         end = perf_counter()
         assert clock.first is not None, "transformers asks its stopping criteria after every step"
         tokens = [_cut(row, stop_ids) for row in out[:, ids.shape[1] :].tolist()]
-        return PeerRun(tokens, clock.first - begin, end - begin, clock.num_tokens - ids.shape[1])
+        num_first = sum(min(clock.num_tokens - ids.shape[1], len(row)) for row in tokens)
+        return PeerRun(tokens, clock.first - begin, end - begin, num_first)
+
+    def close(self) -> None:
+        """Nothing of it runs between two calls."""
 
     def _padded(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         """Token ids and mask [B, longest] int64."""
@@ -119,6 +130,120 @@ class _Clock(StoppingCriteria):  # type: ignore[misc]
         return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
 
 
+class ContinuousPeer:
+    """A transformers model, decoding greedily by its continuous batching, whose thread lives until `close`.
+
+    Its own defaults size its cache and its steps by the machine's memory, and on a CPU its steps are slow then; here
+    both are as large as a group needs. It keeps the attention the model was loaded with, and no prefixes.
+
+    Args:
+        model: the target, as transformers loads it.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._manager: Any = None
+        self._room = (0, 0, 0)
+
+    @property
+    def version(self) -> str:
+        """What a report names it."""
+        return f"transformers {transformers.__version__}, continuous batching"
+
+    def generate(self, prompts: Sequence[Sequence[int]], max_new_tokens: int, stop_ids: Sequence[int]) -> PeerRun:
+        """Decode prompts together; all are there before its loop takes the first.
+
+        Args:
+            prompts: token ids.
+            max_new_tokens: most new tokens of each.
+            stop_ids: tokens that end an output.
+
+        Raises:
+            RunError: transformers gave up.
+        """
+        with _failing_as("continuous batching"), load._quiet():
+            room = _room(prompts, max_new_tokens)
+            if self._manager is None or any(need > have for need, have in zip(room, self._room, strict=True)):
+                self._open(room)
+                self._decode([prompts[0]], 2, stop_ids)  # a thread's first step is a slow one
+            return self._decode(prompts, max_new_tokens, stop_ids)
+
+    def close(self) -> None:
+        """End its thread and give its cache back; a later call begins anew."""
+        if self._manager is not None:
+            manager, self._manager = self._manager, None
+            with load._quiet():
+                manager.stop(block=True, hard_stop=True)
+                manager.destroy()
+
+    def _open(self, room: tuple[int, int, int]) -> None:
+        """A manager with room for (requests, blocks, tokens of a step), in place of a smaller one."""
+        self.close()
+        num_requests, num_blocks, num_tokens = map(max, room, self._room)
+        self._room = num_requests, num_blocks, num_tokens
+        self._manager = self._model.init_continuous_batching(
+            generation_config=GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0),
+            continuous_batching_config=ContinuousBatchingConfig(
+                page_size=_PAGE_TOKENS,
+                num_blocks=num_blocks,
+                max_batch_tokens=num_tokens,
+                max_requests_per_batch=num_requests,
+                safety_margin=0.0,
+                allow_block_sharing=False,
+                auto_switch_to_flash=False,
+            ),
+        )
+        self._manager.start()
+
+    def _decode(self, prompts: Sequence[Sequence[int]], max_new_tokens: int, stop_ids: Sequence[int]) -> PeerRun:
+        manager = self._manager
+        with manager.pause():
+            begin = perf_counter()
+            names = [
+                manager.add_request(
+                    list(prompt),
+                    max_new_tokens=max_new_tokens,
+                    record_timestamps=True,
+                    eos_token_id=list(stop_ids) or [-1],
+                )
+                for prompt in prompts
+            ]
+        found: dict[str, Any] = {}
+        while len(found) < len(names):
+            result = manager.get_result(timeout=_POLL_SECONDS)
+            if result is None and not manager.is_running():
+                raise RuntimeError(f"its thread ended: {manager.background_thread_status.fatal_error}")
+            if result is not None and result.is_finished():
+                if result.error is not None:
+                    raise RuntimeError(result.error)
+                found[result.request_id] = result
+        end = perf_counter()
+        first = max(found[name].timestamps[0] for name in names)
+        num_first = sum(moment <= first for name in names for moment in found[name].timestamps)
+        return PeerRun([list(found[name].generated_tokens) for name in names], first - begin, end - begin, num_first)
+
+
+def _room(prompts: Sequence[Sequence[int]], max_new_tokens: int) -> tuple[int, int, int]:
+    """Requests, blocks of `_PAGE_TOKENS` tokens, and tokens of the widest step that a group needs."""
+    blocks = sum(-(-(len(prompt) + max_new_tokens) // _PAGE_TOKENS) + 1 for prompt in prompts)
+    tokens = min(max(sum(map(len, prompts)), _PAGE_TOKENS), _MOST_BATCH_TOKENS)
+    return len(prompts), blocks, max(tokens, len(prompts))
+
+
+@contextmanager
+def _failing_as(what: str) -> Iterator[None]:
+    """Say of any error that it was transformers' own."""
+    try:
+        yield
+    except Exception as error:
+        raise RunError(
+            f"transformers' {what} failed: {load._first_line(error)}", "leave it out of --against"
+        ) from error
+
+
+Peer = TransformersPeer | ContinuousPeer
+
+
 def load_peer(
     target: str,
     assistant: str | None = None,
@@ -131,13 +256,22 @@ def load_peer(
     assistant_device: str = "auto",
     num_assistant_tokens: int = 0,
     trust_remote_code: bool = False,
-) -> TransformersPeer:
-    """Load transformers' own form of a target, and of a draft model as its assistant.
+    is_continuous: bool = False,
+) -> Peer:
+    """Load transformers' own form of a target, and of a draft model as its assistant, or for continuous batching.
 
     Raises:
-        RunError: a model that does not load.
+        RunError: a model that does not load, or an older transformers' continuous batching.
     """
+    assert assistant is None or not is_continuous, "transformers' continuous batching takes no assistant"
+    if is_continuous and not hasattr(ContinuousBatchingManager, "pause"):
+        raise RunError(
+            f"transformers `{transformers.__version__}` has another continuous batching than `transformers-cb` drives",
+            "install transformers 5.23",
+        )
     model = _load(target, revision, dtype, device, trust_remote_code)
+    if is_continuous:
+        return ContinuousPeer(model)
     if assistant is None:
         return TransformersPeer(model)
     draft = _load(assistant, assistant_revision, assistant_dtype, assistant_device, trust_remote_code)

@@ -1,4 +1,4 @@
-"""Other engines as arms of a benchmark: transformers' own `generate`, plain and with its assistant."""
+"""Other engines as arms of a benchmark: transformers' `generate`, plain and assisted, and its continuous batching."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from specdec_cli.engine.outputs import Timing
 from specdec_cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from specdec_cli.lm.peers import TransformersPeer
+    from specdec_cli.lm.peers import Peer
     from specdec_cli.measure.passes import Group, Pass
     from specdec_cli.recipe.schema import Recipe
 
 OURS = "none"
-PEERS = ("transformers", "transformers-assisted")
+PEERS = ("transformers", "transformers-assisted", "transformers-cb")
 _NEUTRAL = {
     "temperature": 0,
     "repetition_penalty": 1,
@@ -115,6 +115,7 @@ def load_peers(
             assistant_device=recipe.draft.device,
             num_assistant_tokens=recipe.speculation.num_speculative_tokens,
             trust_remote_code=trust_remote_code,
+            is_continuous=name == "transformers-cb",
         )
         arms.append(PeerArm(name, peer, ends))
     return arms
@@ -131,7 +132,7 @@ class PeerArm:
     """
 
     name: str
-    peer: TransformersPeer
+    peer: Peer
     stop_ids: tuple[int, ...]
 
     def decode(self, group: Group, repeat: int, stopped: Callable[[], bool]) -> Pass | None:
@@ -143,9 +144,12 @@ class PeerArm:
         lengths = {request.params.max_new_tokens for request in group.requests}
         assert len(lengths) == 1, "transformers decodes a group to one length"
         run = self.peer.generate([request.token_ids for request in group.requests], lengths.pop(), self.stop_ids)
-        num_first = sum(min(run.num_first, len(tokens)) for tokens in run.token_ids)
         num = sum(map(len, run.token_ids))
         decode = run.total_seconds - run.first_seconds
-        rate = (num - num_first) / decode if num > num_first and decode > 0 else None
+        rate = (num - run.num_first) / decode if num > run.num_first and decode > 0 else None
         timing = Timing(run.first_seconds, decode, run.total_seconds, rate)
-        return Pass(group, repeat, tuple(map(tuple, run.token_ids)), timing, num_first)
+        return Pass(group, repeat, tuple(map(tuple, run.token_ids)), timing, run.num_first)
+
+    def close(self) -> None:
+        """End what runs between two groups."""
+        self.peer.close()

@@ -240,9 +240,10 @@ def test_transformers_beside_our_engine(capsys, tmp_path):
     prompts = tmp_path / "p.txt"
     prompts.write_text("the cat\nan old hat\n")
     arguments = ["-t", str(tmp_path / "target"), "-d", str(tmp_path / "draft"), "-n", "8", "--dataset", str(prompts)]
-    assert int(run(["bench", *arguments, "--json", "--against", "none,transformers,transformers-assisted"])) == 0
+    others = "none,transformers,transformers-assisted,transformers-cb"
+    assert int(run(["bench", *arguments, "--json", "--against", others])) == 0
     document = checked(capsys.readouterr().out)
-    assert list(document["against"]) == ["transformers", "transformers-assisted"]
+    assert list(document["against"]) == ["transformers", "transformers-assisted", "transformers-cb"]
     for peer in document["against"].values():
         assert (peer["equal"]["checked_tokens"], peer["equal"]["mismatches"]) == (32, 0)
         assert peer["speedup"]["decode"]["pairs"] == 2

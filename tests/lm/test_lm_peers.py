@@ -1,4 +1,6 @@
-"""transformers' own generate as an arm: the same tokens as called by hand, alone, padded together, and assisted."""
+"""transformers as an arm: the same tokens as called by hand, alone, together, assisted, continuously batched."""
+
+import threading
 
 import pytest
 from tiny_engine import PROMPTS, transformers_greedy
@@ -36,6 +38,60 @@ def test_assisted(folders):
     run = peer.generate([PROMPTS[2]], 24, ())
     assert run.token_ids == transformers_greedy(folders[0], [PROMPTS[2]])
     assert 1 <= run.num_first <= 4
+
+
+@pytest.fixture
+def continuous(folders):
+    peer = load_peer(str(folders[0]), is_continuous=True)
+    yield peer
+    peer.close()
+
+
+def test_continuous_batching_alone_and_together(folders, continuous):
+    expected = transformers_greedy(folders[0], PROMPTS)
+    together = continuous.generate(PROMPTS, 24, ())
+    assert together.token_ids == expected
+    assert together.num_first == len(PROMPTS), "one step takes all prompts"
+    alone = [continuous.generate([prompt], 24, ()) for prompt in PROMPTS]
+    assert [run.token_ids[0] for run in alone] == expected
+    assert all(0 < run.first_seconds < run.total_seconds and run.num_first == 1 for run in alone)
+
+
+def test_continuous_batching_stops_at_end_tokens(folders, continuous):
+    expected = transformers_greedy(folders[0], PROMPTS)
+    end = expected[1][6]
+    runs = continuous.generate(PROMPTS, 24, (end,)).token_ids
+    assert runs == [row[: row.index(end) + 1] if end in row else row for row in expected]
+
+
+def test_continuous_batching_grows_and_leaves_no_thread(folders):
+    before = threading.active_count()
+    peer = load_peer(str(folders[0]), is_continuous=True)
+    small = peer.generate([PROMPTS[0]], 2, ()).token_ids[0]
+    first = peer._manager
+    assert peer.generate([PROMPTS[0]], 2, ()).token_ids[0] == small
+    assert peer._manager is first, "what is large enough is kept"
+    assert peer.generate(PROMPTS, 24, ()).token_ids == transformers_greedy(folders[0], PROMPTS)
+    assert peer._manager is not first
+    assert threading.active_count() == before + 1
+    peer.close()
+    peer.close()
+    assert threading.active_count() == before
+
+
+def test_continuous_batching_that_fails_is_an_error(folders, continuous, monkeypatch):
+    def broken(*_, **__):
+        raise ValueError("no such step")
+
+    monkeypatch.setattr(continuous._model, "forward", broken)
+    with pytest.raises(RunError, match=r"continuous batching failed: .*no such step"):
+        continuous.generate([PROMPTS[0]], 4, ())
+
+
+def test_an_older_continuous_batching_is_refused(folders, monkeypatch):
+    monkeypatch.delattr("transformers.generation.continuous_batching.ContinuousBatchingManager.pause")
+    with pytest.raises(RunError, match="has another continuous batching"):
+        load_peer(str(folders[0]), is_continuous=True)
 
 
 def test_a_model_that_is_not_there(tmp_path):
