@@ -11,23 +11,22 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 from pathlib import Path
 from statistics import median
 
+import numpy as np
 import record
 
 import specdec_cli
 from specdec_cli import Engine, SamplingParams
+from specdec_cli.measure.stats import bootstrap_median
 
 PROMPTS = Path(specdec_cli.__file__).parent / "measure" / "prompts" / "stories.jsonl"
 
 
 def interval(values: list[float]) -> list[float]:
     """Bootstrap 95 % interval of the median."""
-    rng = random.Random(0)
-    medians = sorted(median(rng.choices(values, k=len(values))) for _ in range(1000))
-    return [round(medians[25], 3), round(medians[974], 3)]
+    return [round(end, 3) for end in bootstrap_median(np.array(values)).ci95 or ()]
 
 
 def main() -> None:
