@@ -20,7 +20,10 @@ from torch import Tensor, nn
 
 from specdec_cli.errors import UsageError
 
-Kind = Literal["plain", "bf16", "int8"]
+Kind = Literal["plain", "float32", "bf16", "int8"]
+
+# oneDNN lays a float32 weight out for so many rows; for bfloat16 the hint gains nothing.
+_TYPICAL_ROWS = 5
 
 # Activations are unsigned for VNNI: 0 becomes 128, and the kernel takes it off again. 128.5, because a cast cuts down.
 _ZERO_POINT = 128
@@ -68,13 +71,13 @@ class PlainLinear(PackedLinear):
         return F.linear(x, self._weight, self.bias)
 
 
-class BFloat16Linear(PackedLinear):
-    """oneDNN's product with a weight [out, in] in oneDNN's layout."""
+class OneDnnLinear(PackedLinear):
+    """oneDNN's product with a bfloat16 or float32 weight [out, in] in oneDNN's layout."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        assert weight.dtype == torch.bfloat16, f"{weight.dtype} is not packed as bfloat16"
         super().__init__(weight.shape[1], weight.shape[0], weight.numel() * weight.element_size(), bias)
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
+        hint = [_TYPICAL_ROWS] if weight.dtype == torch.float32 else []
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), *hint)
         self._product = torch.ops.mkldnn._linear_pointwise.default
 
     def forward(self, x: Tensor) -> Tensor:
@@ -145,7 +148,9 @@ def pack(weight: Tensor, bias: Tensor | None, kind: Kind) -> PackedLinear:
         bias: [out], or None.
         kind: from `kind_for`.
     """
-    form = {"plain": PlainLinear, "bf16": BFloat16Linear, "int8": Int8Linear}[kind]
+    dtype = {"float32": torch.float32, "bf16": torch.bfloat16}.get(kind, weight.dtype)
+    assert weight.dtype == dtype, f"{weight.dtype} is not packed as {kind}"
+    form = {"plain": PlainLinear, "float32": OneDnnLinear, "bf16": OneDnnLinear, "int8": Int8Linear}[kind]
     with torch.no_grad():
         return form(weight, bias)
 
@@ -188,7 +193,8 @@ def missing(kind: Kind) -> str | None:
         return "this torch has no oneDNN"
     try:
         with torch.no_grad():
-            return {"plain": _never, "bf16": _try_bfloat16, "int8": _try_vnni}[kind]()
+            tries = {"plain": _never, "float32": _try_float32, "bf16": _try_bfloat16, "int8": _try_vnni}
+            return tries[kind]()
     except (AttributeError, RuntimeError, TypeError, NotImplementedError) as error:
         return f"its operator failed: {str(error).strip().splitlines()[0]}"
 
@@ -197,13 +203,21 @@ def _never() -> None:
     """The plain product is always there."""
 
 
+def _try_float32() -> str | None:
+    return _try_onednn(torch.float32, 1e-4)
+
+
 def _try_bfloat16() -> str | None:
     if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return "this processor multiplies no bfloat16"
-    rows, weight = (torch.linspace(-1, 1, n * 64).sin().view(n, 64).bfloat16() for n in (5, 96))
-    found = BFloat16Linear(weight, None)(rows)
+    return _try_onednn(torch.bfloat16, 2e-2)
+
+
+def _try_onednn(dtype: torch.dtype, tolerance: float) -> str | None:
+    rows, weight = (torch.linspace(-1, 1, n * 64).sin().view(n, 64).to(dtype) for n in (5, 96))
+    found = OneDnnLinear(weight, None)(rows)
     right = rows.float() @ weight.float().t()
-    is_close = found.shape == right.shape and torch.allclose(found.float(), right, rtol=2e-2, atol=2e-2)
+    is_close = found.shape == right.shape and torch.allclose(found.float(), right, rtol=tolerance, atol=tolerance)
     return None if is_close else "its operator computes something else"
 
 

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from specdec_cli.lm import products
+from specdec_cli.lm.linear import missing
 from specdec_cli.lm.products import Product
 
 
@@ -37,7 +38,7 @@ def test_equals_linear(random, shape, dtype, with_bias):
 
 
 def test_forms_by_size():
-    if not products.can_pack_float32():
+    if missing("float32") is not None:
         pytest.skip("this torch cannot keep prepacked float32 weights")
     large = torch.zeros(1100, 1024)
     kept = {
@@ -46,14 +47,14 @@ def test_forms_by_size():
         "large and tied": Product(large, keeps=True),
         "large in half precision": Product(large.bfloat16()),
     }
-    assert [name for name, product in kept.items() if product._packed is not None] == ["large"]
+    assert [name for name, product in kept.items() if product._linear is not None] == ["large"]
     assert [name for name, product in kept.items() if product._weight is None] == ["large"]
     assert kept["large and tied"]._weight.data_ptr() == large.data_ptr()
 
 
 def test_without_the_private_operators(monkeypatch, random):
-    monkeypatch.setattr(products, "can_pack_float32", lambda: False)
+    monkeypatch.setattr(products, "missing", lambda kind: "not here")
     weight = torch.randn(1100, 1024, generator=random)
     product, x = Product(weight), torch.randn(5, 1024, generator=random)
-    assert product._packed is None
+    assert product._linear is None
     assert torch.allclose(product.into(x, torch.empty(5, 1100)), F.linear(x, weight), atol=1e-3)
