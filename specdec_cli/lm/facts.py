@@ -16,7 +16,7 @@ from safetensors import safe_open
 from specdec_cli.errors import RunError, SpecdecError
 from specdec_cli.lm import dummy, load
 from specdec_cli.lm.linear import kind_for
-from specdec_cli.lm.llama import obstacle
+from specdec_cli.lm.llama_weights import obstacle
 from specdec_cli.lm.packing import weights_of
 from specdec_cli.lm.traffic import model_traffic
 from specdec_cli.lm.transformers_lm import _max_context

@@ -2,9 +2,8 @@
 
 A small model's step is spent in dispatch, not in bytes, so everything here serves few operators: fused products, all
 views of the work buffers made once per number of rows, keys and values of all layers in one tensor. The weights are
-transformers' own, laid out anew so that nothing is moved at run time: the two halves that a rotation pairs stand side
-by side (one complex product turns queries and keys), and query heads stand group by group (what attention returns is
-what the output product reads). transformers' forward is the oracle; what is not known here by name goes through it.
+transformers' own, laid out anew (`llama_weights`). transformers' forward is the oracle; what is not known by name goes
+through it.
 
 Letters: n rows of a forward, H query heads, K key heads, G = H/K, D head size, I MLP width, V vocabulary.
 """
@@ -12,141 +11,26 @@ Letters: n rows of a forward, H query heads, K key heads, G = H/K, D head size, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from specdec_cli.lm.attention import MIN_ROWS
 from specdec_cli.lm.cache import KEY_GRAIN, Layout, Span
 from specdec_cli.lm.linear import Kind
+from specdec_cli.lm.llama_weights import Norm, Shape, empty, take_layer
 from specdec_cli.lm.products import Product
 
-CLASSES = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
-# Rotary types whose frequencies do not change with the length.
-ROPE_TYPES = {"default", "linear", "llama3", "yarn"}
 # Work buffers and masks are kept for forwards of up to so many rows; a prompt's chunks make their own.
 MAX_KEPT_ROWS = 16
-
-
-def obstacle(model: Any, device: torch.device | None = None) -> str | None:
-    """What of a transformers model this decoder does not know; None when it can run it.
-
-    Args:
-        model: a causal LM, on paper too.
-        device: where it would run; None is where it is.
-    """
-    config = model.config
-    name = type(model).__name__
-    if name not in CLASSES or not type(model).__module__.startswith("transformers.models."):
-        return f"architecture `{name}`"
-    rope = getattr(config, "rope_parameters", None) or {}
-    layer_types = set(getattr(config, "layer_types", None) or ("full_attention",))
-    facts = {
-        f"activation `{config.hidden_act}`": config.hidden_act not in ("silu", "swish"),
-        f"rotary type `{rope.get('rope_type')}`": rope.get("rope_type") not in ROPE_TYPES,
-        "partial rotary": rope.get("partial_rotary_factor", 1.0) != 1.0,
-        "a sliding window": not hasattr(config, "layer_types") and getattr(config, "sliding_window", None) is not None,
-        f"layers of `{', '.join(sorted(layer_types))}`": layer_types != {"full_attention"},
-        f"device `{(device or model.device).type}`": (device or model.device).type != "cpu",
-    }
-    return next((fact for fact, stands in facts.items() if stands), None) or _unknown_module(model)
-
-
-def _unknown_module(model: Any) -> str | None:
-    """A layer whose parts are others than this decoder reads."""
-    if type(model.lm_head) is not nn.Linear or model.lm_head.bias is not None:
-        return "the output layer"
-    for layer in model.model.layers:
-        attention, mlp = layer.self_attn, layer.mlp
-        products = (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
-        gates = (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
-        if any(type(product) is not nn.Linear for product in (*products, *gates)):
-            return "a linear layer of another kind"
-        if any(product.bias is not None for product in (attention.o_proj, *gates)):
-            return "a bias behind attention or in the MLP"
-        if len({product.bias is None for product in products[:3]}) != 1:
-            return "a bias of some of queries, keys and values"
-    return None
-
-
-@dataclass(frozen=True, slots=True)
-class _Shape:
-    """Sizes of a decoder, by the letters of this file."""
-
-    num_heads: int
-    num_key_heads: int
-    head_size: int
-    hidden_size: int
-    mlp_size: int
-    dtype: torch.dtype
-
-    @property
-    def num_groups(self) -> int:
-        return self.num_heads // self.num_key_heads
-
-    @property
-    def num_turned(self) -> int:
-        """Heads that are rotated: queries and keys."""
-        return self.num_heads + self.num_key_heads
-
-
-@dataclass(slots=True)
-class _Norm:
-    """RMS norm: x · weight / sqrt(mean(x²) + eps), as x · (weight √d) / hypot(|x|, √(d eps)): one reduction.
-
-    Args:
-        weight: [d] float32, times √d.
-        floor: √(d eps), a tensor.
-    """
-
-    weight: Tensor
-    floor: Tensor
-
-    @classmethod
-    def of(cls, module: Any) -> _Norm:
-        size = module.weight.shape[-1]
-        floor = torch.tensor((size * module.variance_epsilon) ** 0.5)
-        return cls(module.weight.detach().float() * size**0.5, floor)
-
-    def into(self, x: Tensor, out: Tensor) -> Tensor:
-        """The norm of x [..., d] in `out`."""
-        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
-        torch.hypot(length, self.floor, out=length)
-        if out.dtype == torch.float32:
-            return torch.mul(x, self.weight, out=out).div_(length)
-        return out.copy_(torch.div(x, length).mul_(self.weight))
-
-
-@dataclass(slots=True)
-class _Layer:
-    """One layer's weights.
-
-    Args:
-        input_norm: before attention.
-        qkv: to queries, keys and values, [H + 2K, D] in all.
-        head_norm: of each query and key head, [H + K, D] (Qwen 3).
-        out: back to the residual stream.
-        mlp_norm: before the MLP.
-        gate_up: to gate and up, [2, I].
-        down: back to the residual stream.
-    """
-
-    input_norm: _Norm
-    qkv: Product
-    head_norm: _Norm | None
-    out: Product
-    mlp_norm: _Norm
-    gate_up: Product
-    down: Product
 
 
 class _Workspace:
     """Buffers of a forward of n rows and the views on them that each layer uses."""
 
-    def __init__(self, num_rows: int, shape: _Shape) -> None:
+    def __init__(self, num_rows: int, shape: Shape) -> None:
         heads, key_heads, size = shape.num_heads, shape.num_key_heads, shape.head_size
         # Rows behind the last one fill up a product that needs MIN_ROWS; what is in them does not matter.
         padded = num_rows + MIN_ROWS
@@ -213,7 +97,7 @@ class LlamaDecoder:
     def __init__(self, model: Any, kind: Kind = "plain") -> None:
         config, inner = model.config, model.model
         head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self._shape = _Shape(
+        self._shape = Shape(
             config.num_attention_heads,
             config.num_key_value_heads,
             head_size,
@@ -228,11 +112,11 @@ class LlamaDecoder:
         self._workspaces: dict[int, _Workspace] = {}
         with torch.inference_mode():
             self._embedding = inner.embed_tokens.weight.detach()
-            self._layers = [_take_layer(layer, self._shape, kind) for layer in inner.layers]
-            self._norm = _Norm.of(inner.norm)
+            self._layers = [take_layer(layer, self._shape, kind) for layer in inner.layers]
+            self._norm = Norm.of(inner.norm)
             is_tied = model.lm_head.weight is inner.embed_tokens.weight
             self._head = Product(model.lm_head.weight.detach(), None, kind, keeps=is_tied)
-        _empty(model.lm_head, inner.embed_tokens)
+        empty(model.lm_head, inner.embed_tokens)
         self.vocab_size = self._embedding.shape[0]
         self.kv_bytes_per_token = (
             2 * len(self._layers) * self._shape.num_key_heads * head_size * self._embedding.element_size()
@@ -377,63 +261,3 @@ def _rows_of(x: Tensor, wanted: list[int], num_rows: int) -> Tensor:
     if wanted[-1] - wanted[0] == len(wanted) - 1:
         return x if len(wanted) == x.shape[0] else x.narrow(0, wanted[0], len(wanted))
     return x.index_select(0, torch.tensor(wanted))
-
-
-def _take_layer(layer: Any, shape: _Shape, kind: Kind) -> _Layer:
-    """A layer's weights in this decoder's layout; the module is left without them."""
-    attention, mlp = layer.self_attn, layer.mlp
-    order = _turning_order(shape)
-    parts = [attention.q_proj, attention.k_proj, attention.v_proj]
-    qkv = torch.cat([part.weight for part in parts])[order]
-    bias = None if parts[0].bias is None else torch.cat([part.bias for part in parts])[order]
-    head_norm = _head_norm(attention, shape) if hasattr(attention, "q_norm") else None
-    grouped = _group_order(shape).repeat_interleave(shape.head_size) * shape.head_size
-    columns = grouped + torch.arange(shape.head_size).repeat(shape.num_heads)
-    taken = _Layer(
-        _Norm.of(layer.input_layernorm),
-        Product(qkv, bias, kind),
-        head_norm,
-        Product(attention.o_proj.weight[:, columns], None, kind),
-        _Norm.of(layer.post_attention_layernorm),
-        Product(torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)), None, kind),
-        Product(mlp.down_proj.weight.detach(), None, kind),
-    )
-    _empty(*parts, attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
-    return taken
-
-
-def _group_order(shape: _Shape) -> Tensor:
-    """Query heads [H] group by group: the first of every key head, the second of every key head, ..."""
-    return torch.arange(shape.num_heads).view(shape.num_key_heads, shape.num_groups).t().reshape(-1)
-
-
-def _pair_order(head_size: int) -> Tensor:
-    """A head's numbers [D] with those that a rotation pairs side by side."""
-    return torch.arange(head_size).view(2, head_size // 2).t().reshape(-1)
-
-
-def _turning_order(shape: _Shape) -> Tensor:
-    """Rows of the joined weight [(H + 2K) · D] as this decoder wants them: values as they are."""
-    keys = torch.arange(shape.num_heads, shape.num_turned)
-    turned = torch.cat((_group_order(shape), keys))[:, None] * shape.head_size + _pair_order(shape.head_size)
-    first_value = shape.num_turned * shape.head_size
-    values = torch.arange(first_value, first_value + shape.num_key_heads * shape.head_size)
-    return torch.cat((turned.reshape(-1), values))
-
-
-def _head_norm(attention: Any, shape: _Shape) -> _Norm:
-    """Norms of query and key heads as one, [H + K, D]."""
-    norms = [_Norm.of(module) for module in (attention.q_norm, attention.k_norm)]
-    order = _pair_order(shape.head_size)
-    counts = (shape.num_heads, shape.num_key_heads)
-    weights = [norm.weight[order].expand(count, -1) for norm, count in zip(norms, counts, strict=True)]
-    return _Norm(torch.cat(weights), norms[0].floor)
-
-
-def _empty(*modules: Any) -> None:
-    """Leave modules with weights that have a shape and no memory; tied ones stay tied."""
-    emptied: dict[int, nn.Parameter] = {}
-    for module in modules:
-        for name, parameter in list(module.named_parameters(recurse=False)):
-            shape = nn.Parameter(parameter.detach().to("meta"), requires_grad=False)
-            setattr(module, name, emptied.setdefault(id(parameter), shape))

@@ -16,7 +16,8 @@ from specdec_cli.lm.cache import KEY_GRAIN, BlockCache, Layout, Span
 from specdec_cli.lm.contexts import Contexts, Feed, Held
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.linear import Kind
-from specdec_cli.lm.llama import LlamaDecoder, obstacle
+from specdec_cli.lm.llama import LlamaDecoder
+from specdec_cli.lm.llama_weights import obstacle
 from specdec_cli.lm.packing import leave_files, pack_model, weights_of
 
 DECODERS = (AUTO, TRANSFORMERS) = ("auto", "transformers")

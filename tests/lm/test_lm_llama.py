@@ -5,7 +5,7 @@ import torch
 from tiny_engine import PROMPTS, decode, tokens
 from tiny_models import make_tiny
 
-from specdec_cli.lm import llama
+from specdec_cli.lm import llama, llama_weights
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.load import load_lm
 from specdec_cli.sampling.params import SamplingParams
@@ -132,5 +132,5 @@ def test_a_planted_fault_is_caught(tmp_path, monkeypatch, fault):
         turns = llama.LlamaDecoder._turns_at
         monkeypatch.setattr(llama.LlamaDecoder, "_turns_at", lambda self, layout: turns(self, layout).conj())
     else:
-        monkeypatch.setattr(llama, "_pair_order", torch.arange)
+        monkeypatch.setattr(llama_weights, "_pair_order", torch.arange)
     assert not torch.allclose(score(load_lm(folder)), right, atol=1e-2)

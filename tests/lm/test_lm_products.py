@@ -14,8 +14,8 @@ def random():
     return torch.Generator().manual_seed(0)
 
 
-# The second one is above PACKED_BYTES in float32.
-@pytest.mark.parametrize("shape", [(24, 16), (1100, 1024)])
+# In float32 the second one has both forms, and the third one is above PACKED_BYTES.
+@pytest.mark.parametrize("shape", [(24, 16), (1100, 160), (1100, 1024)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("with_bias", [False, True])
 def test_equals_linear(random, shape, dtype, with_bias):
@@ -43,11 +43,17 @@ def test_forms_by_size():
     large = torch.zeros(1100, 1024)
     kept = {
         "small": Product(torch.zeros(24, 256)),
+        "between": Product(torch.zeros(1100, 160)),
+        "between and tied": Product(torch.zeros(1100, 160), keeps=True),
         "large": Product(large),
         "large and tied": Product(large, keeps=True),
         "large in half precision": Product(large.bfloat16()),
     }
-    assert [name for name, product in kept.items() if product._linear is not None] == ["large"]
+    assert [name for name, product in kept.items() if product._linear is not None] == [
+        "between",
+        "between and tied",
+        "large",
+    ]
     assert [name for name, product in kept.items() if product._weight is None] == ["large"]
     assert kept["large and tied"]._weight.data_ptr() == large.data_ptr()
 
