@@ -117,7 +117,7 @@ def verify(p: Distribution, rows: Sequence[VerifyRow]) -> list[Verdict]:
     members: dict[str, list[int]] = {}
     for i, row in enumerate(rows):
         if p.one_hot[starts[i]] and row.mode != SYNTHETIC:
-            verdicts[i] = _greedy(row.guesses.tokens, chosen, int(starts[i]))
+            verdicts[i] = _follow(row.guesses.tokens, chosen, int(starts[i]))
         else:
             assert row.mode != "greedy", "greedy verification is for temperature 0"
             members.setdefault(row.mode, []).append(i)
@@ -230,31 +230,28 @@ def _num_leading(accepted: BoolArray) -> IntArray:
     return leading
 
 
-def _follow(group: _Group, chosen: IntArray) -> Judged:
-    """Accept what the target chose itself, chosen [n] at all positions; its first other choice is the own token."""
-    places = np.cumsum(group.lengths + 1) - group.lengths - 1
-    at_drafted = np.zeros(group.tokens.shape, dtype=np.int64)
-    is_last = np.zeros(len(chosen), dtype=np.bool_)
-    is_last[places + group.lengths] = True
-    at_drafted[group.is_drafted] = chosen[~is_last]
-    num_accepted = _num_leading((at_drafted == group.tokens) & group.is_drafted)
-    return num_accepted, np.take(chosen, places + num_accepted)
-
-
-def _greedy(tokens: Sequence[int], chosen: Sequence[int], start: int) -> Verdict:
-    """Judge one row, whose first position is `start`, by the target's own choices at all positions."""
+def _follow(tokens: Sequence[int], chosen: Sequence[int], start: int) -> Verdict:
+    """Accept one row's tokens as long as they are what the target chose itself; `start` is its first place."""
     accepted = next((i for i, token in enumerate(tokens) if token != chosen[start + i]), len(tokens))
     return Verdict(accepted, chosen[start + accepted])
 
 
+def _follow_all(group: _Group, chosen: list[int]) -> Judged:
+    """The same of all rows, chosen [n] at all their positions."""
+    starts = np.cumsum(group.lengths + 1) - group.lengths - 1
+    pairs = zip(group.rows, starts.tolist(), strict=True)
+    verdicts = [_follow(row.guesses.tokens, chosen, start) for row, start in pairs]
+    return np.array([one.num_accepted for one in verdicts]), np.array([one.own for one in verdicts])
+
+
 def _gumbel(group: _Group) -> Judged:
-    return _follow(group, group.gumbel_tokens().cpu().numpy())
+    return _follow_all(group, group.gumbel_tokens().tolist())
 
 
 def _exact_match(group: _Group) -> Judged:
     uniforms = group.uniforms(Purpose.OWN, group.tokens.shape[1] + 1)
     used = np.arange(uniforms.shape[1]) <= group.lengths[:, None]
-    return _follow(group, inverse_cdf(group.probs(group.positions()), uniforms[used]).cpu().numpy())
+    return _follow_all(group, inverse_cdf(group.probs(group.positions()), uniforms[used]).tolist())
 
 
 def _typical(group: _Group) -> Judged:
