@@ -18,7 +18,7 @@ from pathlib import Path
 
 import record
 
-BENCH = ("bench", "--dataset", "builtin:stories", "--num-prompts", "12", "-n", "48", "--quiet", "--json")
+BENCH = ("bench", "--dataset", "builtin:stories", "--num-prompts", "36", "-n", "48", "--quiet", "--json")
 
 
 def run(*options: str) -> int:

@@ -1,7 +1,6 @@
 """The bridge between the event loop and the engine: one thread that owns torch, a bounded queue, deltas handed back.
 
-The thread's loop is: take commands, admit, one step, hand its deltas over. It sleeps while there is nothing to do. A
-word to the event loop costs both threads a switch, so quick steps share one: `HAND_OVER_SECONDS`.
+The thread's loop is: take commands, admit, one step, hand its deltas over. It sleeps while there is nothing to do.
 """
 
 from __future__ import annotations
@@ -18,16 +17,14 @@ from specdec_cli.engine.scoring import score_prompt
 from specdec_cli.events import Emitted, Event, Failed, Finished, Noticed, Stepped
 from specdec_cli.lm.threads import adopt_threads
 from specdec_cli.serve.errors import QueueFull, Unavailable
+from specdec_cli.serve.outbox import Outbox
 from specdec_cli.serve.records import Delta, Job, JobRecord, Observer
-from specdec_cli.serve.ticket import Ticket, is_last, merged
+from specdec_cli.serve.ticket import Ticket
 
 if TYPE_CHECKING:
     from specdec_cli.engine.engine import Engine
 
 logger = logging.getLogger(__name__)
-
-HAND_OVER_SECONDS = 0.02
-"""Steps that follow each other quicker than this hand their deltas over together; first and last ones never wait."""
 
 
 class Bridge:
@@ -65,10 +62,7 @@ class Bridge:
         self._busy_since: float | None = None
         self._waiting: deque[Ticket] = deque()
         self._running: dict[int, Ticket] = {}
-        self._outbox: dict[Ticket, list[Delta]] = {}
-        self._of_this_round: set[Ticket] = set()
-        self._is_urgent = False
-        self._handed_over = 0.0
+        self._outbox = Outbox()
         self._thread = threading.Thread(target=self._run, name="specdec-engine", daemon=True)
 
     def start(self) -> None:
@@ -217,7 +211,7 @@ class Bridge:
         job = ticket.job
         if job.prompt_logprobs is not None:
             scored = score_prompt(self.engine, job.token_ids, job.prompt_logprobs)
-            self._post(ticket, Delta(prompt_logprobs=tuple(scored)))
+            self._outbox.post(ticket, Delta(prompt_logprobs=tuple(scored)))
 
     def _add(self, job: Job) -> int:
         return self.engine.add(list(job.token_ids), job.params, **_wishes(job))
@@ -277,7 +271,7 @@ class Bridge:
             record.speculative.add_seconds(event, share)
         else:
             record.num_cached_tokens = num_cached
-        self._post(
+        self._outbox.post(
             ticket,
             Delta(
                 emitted.text,
@@ -292,39 +286,17 @@ class Bridge:
 
     def _close(self, ticket: Ticket, last: Delta) -> None:
         """A job's last delta, joined with what this step gave it."""
-        self._post(ticket, last)
+        self._outbox.post(ticket, last)
         ticket.record.finished = time.monotonic()
         ticket.record.finish_reason = last.finish_reason
         with self._condition:
             self._num_open -= 1
         self._observe("ended", ticket.record)
 
-    def _post(self, ticket: Ticket, delta: Delta) -> None:
-        """Put a delta into the outbox, joined with what this round put there for the ticket."""
-        self._is_urgent |= is_last(delta) or ticket.record.first_token == ticket.record.last_token
-        deltas = self._outbox.setdefault(ticket, [])
-        if ticket in self._of_this_round:
-            delta = merged([deltas.pop(), delta])
-        deltas.append(delta)
-        self._of_this_round.add(ticket)
-
     def _hand_over(self) -> None:
-        """End a round: give the deltas to the event loop that reads them, in one call, if it is time for that."""
-        self._of_this_round.clear()
-        now = time.monotonic()
-        if not self._is_urgent and now - self._handed_over < HAND_OVER_SECONDS:
-            return
-        self._is_urgent, self._handed_over = False, now
-        outbox, self._outbox = self._outbox, {}
-        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Ticket, Delta]]] = {}
-        for ticket, deltas in outbox.items():
-            by_loop.setdefault(ticket.loop, []).extend((ticket, delta) for delta in deltas)
-        for loop, its_deltas in by_loop.items():
-            try:
-                loop.call_soon_threadsafe(_receive, its_deltas)
-            except RuntimeError:  # the loop is closed: its readers are gone
-                for ticket in dict.fromkeys(ticket for ticket, _ in its_deltas):
-                    self._abort(ticket)
+        """End a round of the loop; jobs whose readers are gone end too."""
+        for ticket in self._outbox.end_round():
+            self._abort(ticket)
 
     def _observe(self, what: str, *facts: Any) -> None:
         """Tell the observers; one that raises is not asked again."""
@@ -375,9 +347,3 @@ def _wishes(job: Job) -> dict[str, Any]:
         "cache_salt": job.cache_salt or None,
     }
     return {name: value for name, value in wishes.items() if value is not None}
-
-
-def _receive(deltas: Sequence[tuple[Ticket, Delta]]) -> None:
-    """On the event loop: put each delta where its reader looks."""
-    for ticket, delta in deltas:
-        ticket.push(delta)

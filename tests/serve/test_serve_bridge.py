@@ -116,7 +116,7 @@ def test_a_step_is_one_delta_with_its_drafts_counted():
 
 
 def test_quick_steps_share_a_word_to_the_loop_and_stay_deltas_of_their_own(monkeypatch):
-    monkeypatch.setattr("specdec_cli.serve.bridge.HAND_OVER_SECONDS", 60.0)
+    monkeypatch.setattr("specdec_cli.serve.outbox.HAND_OVER_SECONDS", 60.0)
 
     async def test(bridge: Bridge):
         loop, words = asyncio.get_running_loop(), []

@@ -1,0 +1,64 @@
+"""What the engine's thread has for the event loop: deltas, handed over together where steps are quick.
+
+A word to the event loop costs both threads a switch, so quick steps share one: `HAND_OVER_SECONDS`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from specdec_cli.serve.records import Delta
+from specdec_cli.serve.ticket import Ticket, is_last, merged
+
+HAND_OVER_SECONDS = 0.02
+"""Steps that follow each other quicker than this hand their deltas over together; first and last ones never wait."""
+
+
+class Outbox:
+    """Deltas by ticket until they are handed over; the engine's thread alone uses it."""
+
+    def __init__(self) -> None:
+        self._deltas: dict[Ticket, list[Delta]] = {}
+        self._of_this_round: set[Ticket] = set()
+        self._is_urgent = False
+        self._handed_over = 0.0
+
+    def post(self, ticket: Ticket, delta: Delta) -> None:
+        """Add a delta, joined with what this round gave the ticket before."""
+        self._is_urgent |= is_last(delta) or ticket.record.first_token == ticket.record.last_token
+        deltas = self._deltas.setdefault(ticket, [])
+        if ticket in self._of_this_round:
+            delta = merged([deltas.pop(), delta])
+        deltas.append(delta)
+        self._of_this_round.add(ticket)
+
+    def end_round(self) -> list[Ticket]:
+        """Give the deltas to the event loops that read them, in one call each, if it is time for that.
+
+        Returns:
+            Tickets whose loop is closed: their readers are gone.
+        """
+        self._of_this_round.clear()
+        now = time.monotonic()
+        if not self._is_urgent and now - self._handed_over < HAND_OVER_SECONDS:
+            return []
+        self._is_urgent, self._handed_over = False, now
+        posted, self._deltas = self._deltas, {}
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Ticket, Delta]]] = {}
+        for ticket, deltas in posted.items():
+            by_loop.setdefault(ticket.loop, []).extend((ticket, delta) for delta in deltas)
+        unread: list[Ticket] = []
+        for loop, its_deltas in by_loop.items():
+            try:
+                loop.call_soon_threadsafe(_receive, its_deltas)
+            except RuntimeError:
+                unread += dict.fromkeys(ticket for ticket, _ in its_deltas)
+        return unread
+
+
+def _receive(deltas: Sequence[tuple[Ticket, Delta]]) -> None:
+    """On the event loop: put each delta where its reader looks."""
+    for ticket, delta in deltas:
+        ticket.push(delta)
