@@ -14,9 +14,19 @@ from huggingface_hub import constants, snapshot_download
 from safetensors import safe_open
 
 from specdec_cli.errors import RunError, SpecdecError
-from specdec_cli.lm import dummy, load
+from specdec_cli.lm import dummy
+from specdec_cli.lm.checkpoint import (
+    check_architecture,
+    check_weights,
+    clear_errors,
+    first_line,
+    model_folder,
+    quiet,
+    read_config,
+)
 from specdec_cli.lm.linear import kind_for
 from specdec_cli.lm.llama_weights import obstacle
+from specdec_cli.lm.load import DTYPES, device_named, load_tokenizer
 from specdec_cli.lm.packing import weights_of
 from specdec_cli.lm.traffic import model_traffic
 from specdec_cli.lm.transformers_lm import _max_context
@@ -86,9 +96,9 @@ def describe(
         RunError: no such model, or files that are broken.
     """
     folder = small_files(name, revision, trust_remote_code)
-    with load._quiet(), load._clear_errors(name):
-        config = load._config(name, folder, trust_remote_code)
-        load._check_architecture(name, config, trust_remote_code)
+    with quiet(), clear_errors(name):
+        config = read_config(name, folder, trust_remote_code)
+        check_architecture(name, config, trust_remote_code)
         is_dummy = dummy.is_dummy(name, load_format)
         is_complete = not is_dummy and _has_weights(name, folder)
         text = config.get_text_config()
@@ -129,7 +139,7 @@ def describe_tokenizer(
     """
     folder = small_files(name, revision, trust_remote_code)
     local = name if name.startswith(dummy.PREFIX) else str(folder)
-    return load.load_tokenizer(local, trust_remote_code=trust_remote_code, load_format=load_format)
+    return load_tokenizer(local, trust_remote_code=trust_remote_code, load_format=load_format)
 
 
 def small_files(name: str, revision: str | None, trust_remote_code: bool) -> Path:
@@ -140,7 +150,7 @@ def small_files(name: str, revision: str | None, trust_remote_code: bool) -> Pat
     """
     is_hub_id = re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", name) and not Path(name).exists()
     if not is_hub_id:
-        return load._model_folder(name, revision, trust_remote_code)
+        return model_folder(name, revision, trust_remote_code)
     patterns = [*_SMALL_FILES, *(["*.py"] if trust_remote_code else [])]
     try:
         return Path(
@@ -156,7 +166,7 @@ def small_files(name: str, revision: str | None, trust_remote_code: bool) -> Pat
     except Exception as error:
         raise RunError(
             f"model `{name}` is neither a folder nor in the local hub cache, and no hub could be asked: "
-            f"{load._first_line(error)}",
+            f"{first_line(error)}",
             "give a local folder, or download the model first",
         ) from error
 
@@ -168,7 +178,7 @@ def _has_weights(name: str, folder: Path) -> bool:
         RunError: a local folder's are missing or broken.
     """
     try:
-        load._check_weights(name, folder)
+        check_weights(name, folder)
     except SpecdecError:
         if name.startswith("builtin:") or Path(name).expanduser().is_dir():
             raise
@@ -203,7 +213,7 @@ def _dtype(wanted: str, config: Any, folder: Path | None) -> str:
                 file.get_slice(next(iter(file.keys()))).get_dtype()
             )
     name = str(given or "float32").removeprefix("torch.")
-    return name if name in load.DTYPES else "float32"
+    return name if name in DTYPES else "float32"
 
 
 def _decoder(obstacle: str | None) -> str:
@@ -212,7 +222,7 @@ def _decoder(obstacle: str | None) -> str:
 
 def _place(device: str) -> torch.device:
     """The device by its name, whether it is here or not."""
-    return load._device(device) if device == "auto" else torch.device(device)
+    return device_named(device) if device == "auto" else torch.device(device)
 
 
 def _kv_numbers_per_token(config: Any) -> int:

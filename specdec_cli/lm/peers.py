@@ -21,7 +21,8 @@ from transformers import (
 from transformers.generation.continuous_batching import ContinuousBatchingManager
 
 from specdec_cli.errors import RunError
-from specdec_cli.lm import load
+from specdec_cli.lm.checkpoint import clear_errors, first_line, model_folder, quiet
+from specdec_cli.lm.load import device_named, dtype_named
 
 _PAGE_TOKENS = 32
 _MOST_BATCH_TOKENS = 2048  # of one step of continuous batching; longer prompts enter in pieces
@@ -84,7 +85,7 @@ class TransformersPeer:
         clock = _Clock()
         more = {} if self._assistant is None else {"assistant_model": self._assistant}
         begin = perf_counter()
-        with _failing_as("generate"), torch.inference_mode(), load._quiet():
+        with _failing_as("generate"), torch.inference_mode(), quiet():
             out = self._model.generate(
                 ids,
                 attention_mask=mask,
@@ -161,7 +162,7 @@ class ContinuousPeer:
         Raises:
             RunError: transformers gave up.
         """
-        with _failing_as("continuous batching"), load._quiet():
+        with _failing_as("continuous batching"), quiet():
             room = _room(prompts, max_new_tokens)
             if self._manager is None or any(need > have for need, have in zip(room, self._room, strict=True)):
                 self._open(room)
@@ -172,7 +173,7 @@ class ContinuousPeer:
         """End its thread and give its cache back; a later call begins anew."""
         if self._manager is not None:
             manager, self._manager = self._manager, None
-            with load._quiet():
+            with quiet():
                 manager.stop(block=True, hard_stop=True)
                 manager.destroy()
 
@@ -236,9 +237,7 @@ def _failing_as(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise RunError(
-            f"transformers' {what} failed: {load._first_line(error)}", "leave it out of --against"
-        ) from error
+        raise RunError(f"transformers' {what} failed: {first_line(error)}", "leave it out of --against") from error
 
 
 Peer = TransformersPeer | ContinuousPeer
@@ -279,16 +278,16 @@ def load_peer(
 
 
 def _load(name: str, revision: str | None, dtype: str, device: str, trust_remote_code: bool) -> Any:
-    folder = load._model_folder(name, revision, trust_remote_code)
-    with load._quiet(), load._clear_errors(name):
+    folder = model_folder(name, revision, trust_remote_code)
+    with quiet(), clear_errors(name):
         model = AutoModelForCausalLM.from_pretrained(
             folder,
-            dtype=load._dtype(dtype),
+            dtype=dtype_named(dtype),
             use_safetensors=True,
             trust_remote_code=trust_remote_code,
             local_files_only=True,
         )
-        model = model.to(load._device(device)).eval()
+        model = model.to(device_named(device)).eval()
     settings = model.generation_config
     for name_of in ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "max_length"):
         setattr(settings, name_of, None)  # a checkpoint's own sampling defaults are not ours

@@ -1,0 +1,264 @@
+"""A model's files: where they are, whether they are whole, what they say; each fault is one clear sentence."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import constants, snapshot_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from safetensors import SafetensorError, safe_open
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
+from transformers.utils import logging as transformers_logging
+
+from specdec_cli.errors import RunError, SpecdecError, UsageError
+from specdec_cli.lm import dummy
+
+BUILTIN = ("builtin:target", "builtin:draft")
+LAYER_TYPES = {"full_attention", "sliding_attention"}
+# Families of encoders that transformers lists among the causal LMs; only `is_decoder` makes one of them causal.
+ENCODERS = {"bert", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert", "rembert", "roberta"}
+ENCODERS |= {"roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl", "xmod"}
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+
+
+def model_folder(name: str, revision: str | None, trust_remote_code: bool, has_weights: bool = True) -> Path:
+    """The local folder behind a name; a hub id is fetched, or found in the local cache.
+
+    Args:
+        name: a local folder, a hub id, a built-in name or a shape.
+        revision: branch, tag or commit of a hub id.
+        trust_remote_code: fetch Python files too.
+        has_weights: fetch safetensors too.
+
+    Raises:
+        UsageError: an unknown built-in name or shape.
+        RunError: there is no such folder, or it cannot be fetched.
+    """
+    if name.startswith(dummy.PREFIX):
+        return dummy.shape_folder(name)
+    if name.startswith("builtin:"):
+        if name not in BUILTIN:
+            raise UsageError(f"unknown built-in model `{name}`", f"the built-in pair is {' and '.join(BUILTIN)}")
+        folder = Path(__file__).parent.parent / "builtin" / name.removeprefix("builtin:")
+        if not folder.is_dir():
+            raise RunError(f"the weights of `{name}` are not installed", "install specdec-cli again")
+        return folder
+    path = Path(name).expanduser()
+    if name.strip() and path.is_dir():
+        return path
+    hint = "give a folder with `config.json` and safetensors, or a hub id such as `Qwen/Qwen3-0.6B`"
+    if path.is_file():
+        raise RunError(f"`{name}` is a file, not a model folder", hint)
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", name):
+        raise RunError(f"model folder `{name}` does not exist", hint)
+    return _fetch(name, revision, trust_remote_code, has_weights)
+
+
+def _fetch(name: str, revision: str | None, trust_remote_code: bool, has_weights: bool) -> Path:
+    """Download a hub model's safetensors, if it has any, and small files, or find them in the local cache."""
+    patterns = ["*.json", "*.model", "*.txt", "*.jinja", *(["*.py"] if trust_remote_code else [])]
+    patterns += ["*.safetensors"] if has_weights else []
+    try:
+        return Path(
+            snapshot_download(
+                name,
+                revision=revision,
+                allow_patterns=patterns,
+                ignore_patterns=["original/*", "onnx/*", "consolidated*"],
+                etag_timeout=5,
+                local_files_only=constants.HF_HUB_OFFLINE,
+            )
+        )
+    except Exception as error:
+        raise _fetch_error(name, revision, error) from error
+
+
+def _fetch_error(name: str, revision: str | None, error: Exception) -> RunError:
+    """What a failed download means to a person."""
+    match error:
+        case GatedRepoError():
+            return RunError(f"model `{name}` is gated", "accept its licence on the hub and log in with `hf auth login`")
+        case RevisionNotFoundError():
+            return RunError(f"model `{name}` has no revision `{revision}`", "check `revision`")
+        case RepositoryNotFoundError():
+            hint = "check the spelling, or log in if it is private"
+            return RunError(f"no folder and no hub model is named `{name}`", hint)
+        case LocalEntryNotFoundError():
+            what = "is neither a folder nor in the local hub cache"
+        case _:
+            what = f"could not be fetched: {first_line(error)}"
+    return RunError(f"model `{name}` {what}", "if no hub can be reached, give a local folder")
+
+
+def read_config(name: str, folder: Path, trust_remote_code: bool) -> Any:
+    """The model's configuration, a transformers config.
+
+    Raises:
+        UsageError: transformers does not know the architecture, or it needs the model's own code.
+        RunError: there is none, or it is broken.
+    """
+    changes = dummy.shape_changes(name)
+    path = folder / "config.json"
+    if not path.is_file():
+        raise RunError(f"model folder `{name}` has no `config.json`", "give the folder that holds the model's files")
+    content = read_object(path)
+    if not isinstance(content.get("model_type"), str):
+        raise RunError(f"`{path}` does not say a `model_type`", "give the folder of a transformers model")
+    try:
+        return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True, **changes)
+    except Exception as error:
+        kind = content["model_type"]
+        unknown = "does not recognize this architecture" in str(error)
+        raise remote_code_error(name, error) or (
+            UsageError(f"architecture `{kind}` of `{name}` is unknown to transformers", "upgrade transformers")
+            if unknown
+            else RunError(f"`{path}` is not a valid configuration: {first_line(error)}", "download the model again")
+        ) from error
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in one of a model's files.
+
+    Raises:
+        RunError: the file cannot be read, or holds something else.
+    """
+    hint = "copy or download the model again"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError, RecursionError) as error:
+        raise RunError(f"`{path}` cannot be read: {first_line(error)}", hint) from error
+    if not isinstance(content, dict):
+        raise RunError(f"`{path}` cannot be read: it holds no JSON object", hint)
+    return content
+
+
+def check_architecture(name: str, config: Any, trust_remote_code: bool) -> None:
+    """Refuse what cannot be a target or a draft, by name, before any weight is read.
+
+    Raises:
+        UsageError: it is no causal LM, or one that this engine cannot run.
+    """
+    kind = config.model_type
+    hint = "choose a decoder-only model whose layers all have attention (Llama, Qwen, Mistral, Gemma, GPT-2, ...)"
+    if getattr(config, "is_encoder_decoder", False):
+        raise UsageError(f"architecture `{kind}` of `{name}` is an encoder-decoder, not a causal LM", hint)
+    remote = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        if remote and trust_remote_code:
+            return
+        raise UsageError(f"architecture `{kind}` of `{name}` is not a causal LM", hint)
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    text_config = config.get_text_config()
+    layer_types = set(getattr(text_config, "layer_types", None) or ())
+    if getattr(model_class, "_is_stateful", False) or layer_types - LAYER_TYPES:
+        raise UsageError(
+            f"architecture `{kind}` of `{name}` keeps a state that cannot be cut back after a rejected draft", hint
+        )
+    heads = ("CausalLM", "LMHeadModel", "LMHead", "ForConditionalGeneration")
+    written_for = getattr(config, "architectures", None) or [model_class.__name__]
+    if not any(architecture.endswith(heads) for architecture in written_for):
+        raise UsageError(f"`{name}` is a `{written_for[0]}`, not a causal LM", hint)
+    if kind in ENCODERS and not getattr(config, "is_decoder", False):
+        raise UsageError(
+            f"architecture `{kind}` of `{name}` reads text in both directions, it is not a causal LM", hint
+        )
+    if getattr(text_config, "alibi", False) or kind in ("bloom", "mpt"):
+        raise UsageError(f"architecture `{kind}` of `{name}` has ALiBi attention, which is not supported", hint)
+
+
+def check_weights(name: str, folder: Path) -> None:
+    """See that every safetensors file that the model needs is there and whole.
+
+    Raises:
+        RunError: one is not.
+    """
+    index = folder / "model.safetensors.index.json"
+    hint = "copy or download the model again"
+    if (folder / "model.safetensors").is_file():
+        files = {"model.safetensors"}
+    elif index.is_file():
+        weight_map = read_object(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
+            raise RunError(f"`{index}` cannot be read: it has no `weight_map`", hint)
+        files = set(weight_map.values())
+    else:
+        pickled = any(list(folder.glob(pattern)) for pattern in PICKLES)
+        raise RunError(
+            f"`{name}` has only pickled weights, which can run code when they are loaded"
+            if pickled
+            else f"`{name}` has no weights: `model.safetensors` is missing",
+            "convert the model to safetensors" if pickled else "give the folder that holds the model's weights",
+        )
+    for file in sorted(files):
+        if not (folder / file).is_file():
+            raise RunError(f"`{name}` lacks the weights file `{file}`", hint)
+        try:
+            with safe_open(folder / file, framework="pt"):
+                pass
+        except (SafetensorError, OSError) as error:
+            said = first_line(error).removeprefix("Error while deserializing header: ")
+            raise RunError(f"`{folder / file}` is not a whole safetensors file: {said}", hint) from error
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep transformers' bars, warnings and reports off the terminal while something loads."""
+    verbosity = transformers_logging.get_verbosity()
+    had_bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity(logging.CRITICAL)
+    transformers_logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if had_bars:
+            transformers_logging.enable_progress_bar()
+
+
+@contextmanager
+def clear_errors(name: str) -> Iterator[None]:
+    """Turn whatever a load raises into one sentence."""
+    try:
+        yield
+    except SpecdecError:
+        raise
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise RunError(f"model `{name}` does not fit into memory", "choose a smaller model or dtype") from error
+    except Exception as error:
+        if "can't allocate memory" in str(error):
+            raise RunError(f"model `{name}` does not fit into memory", "choose a smaller model or dtype") from error
+        raise remote_code_error(name, error) or RunError(
+            f"model `{name}` does not load: {first_line(error)}", "check that the folder's files belong together"
+        ) from error
+
+
+def remote_code_error(name: str, error: Exception) -> UsageError | None:
+    """What to say where a load stopped at a model's own Python code; None where it stopped at something else."""
+    if "trust_remote_code" not in str(error):
+        return None
+    return UsageError(f"model `{name}` comes with Python code of its own", "read it, then pass --trust-remote-code")
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text that says something, without its full stop."""
+    if isinstance(error, KeyError) and error.args:
+        return f"unknown or missing `{error.args[0]}`"
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    if lines[0].endswith(":") and len(lines) > 1:  # only a heading, as of transformers' checks of a configuration
+        lines = [re.sub(r"^\s*\w+Error: ", "", lines[1])]
+    return lines[0].strip().rstrip(".:")
