@@ -1,11 +1,12 @@
 """The server under load, on the built-in pair: a long run of 16 streams, and tokens per second at 1 to 16 streams.
 
-    python benchmarks/serve_load.py [--minutes 5] [--rounds 4] [--only endurance|throughput]
+    python benchmarks/serve_load.py [--minutes 5] [--rounds 4] [--only endurance|throughput|generate]
 
 Endurance: streams one after the other in 16 places. None may fail, memory may grow by less than 2 % after the first
 minute, and every block is free at the end. Throughput: the arms are requests to servers that all run, idle but for one;
-they are measured in turn, forwards and backwards (A B C C B A), and each number is the median over rounds. The clients
-run beside the server on the same cores.
+they are measured in turn, forwards and backwards (A B C C B A), and each number is the median over rounds. Generate: one
+stream of the adaptive server and `specdec generate -k 4` in turn, first token to last, as both say it. The clients run
+beside the server on the same cores.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -20,8 +23,11 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+import numpy as np
 import record
 from served import Served, serving
+
+from specdec_cli.measure.stats import bootstrap_median
 
 STREAMS = (1, 4, 8, 16)
 NUM_TOKENS = 128
@@ -105,6 +111,48 @@ async def endure(served: Served, num_places: int, seconds: float) -> dict[str, A
     }
 
 
+async def decode_rate(served: Served, place: int) -> float:
+    """Tokens per second of one stream from its first text to its end, as a client hears it."""
+    body = {"prompt": PROMPTS[place], "max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True, "stream": True}
+    data = json.dumps(body).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.port, limit=2**24)
+    writer.write(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+    while b'"text"' not in await reader.readline():
+        pass
+    begin = time.perf_counter()
+    await reader.read()
+    seconds = time.perf_counter() - begin
+    writer.close()
+    return (NUM_TOKENS - 1) / seconds
+
+
+def generated_rate(place: int) -> float:
+    """The same as `specdec generate` says it."""
+    words = [sys.executable, "-m", "specdec_cli", "generate", PROMPTS[place], "-k", "4", "-n", str(NUM_TOKENS)]
+    done = subprocess.run([*words, "--ignore-eos", "--json", "--quiet"], stdout=subprocess.PIPE, check=True)
+    return float(json.loads(done.stdout)["timing"]["decode_tokens_per_second"])
+
+
+def against_generate(served: Served, num_rounds: int) -> dict[str, Any]:
+    """One stream and `specdec generate` on each prompt in turn."""
+    ours: list[float] = []
+    theirs: list[float] = []
+    for turn in range(num_rounds + 1):
+        for place in range(len(PROMPTS)):
+            streamed = [asyncio.run(decode_rate(served, place)) for _ in range(3)]
+            if turn:
+                ours.append(median(streamed))
+                theirs.append(generated_rate(place))
+    found = bootstrap_median(np.array(ratios(ours, theirs)))
+    return {
+        "stream": round(median(ours), 1),
+        "specdec generate": round(median(theirs), 1),
+        "ratio": round(found.median or 0.0, 3),
+        "ci95": [round(end, 3) for end in found.ci95 or ()],
+    }
+
+
 async def throughput(served: Served, num_places: int) -> float:
     """Tokens per second of streams that begin together."""
     heard, begin = Heard(), time.perf_counter()
@@ -144,16 +192,22 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--streams", type=int, default=16, help="of the endurance run")
     parser.add_argument("--rounds", type=int, default=6, help="of the throughput")
-    parser.add_argument("--only", choices=("endurance", "throughput"))
+    parser.add_argument("--only", choices=("endurance", "throughput", "generate"))
     options = parser.parse_args()
-    if options.only != "throughput":
+    if options.only in (None, "endurance"):
         before = record.machine()
         with serving(*SERVER) as served:
             found = asyncio.run(endure(served, options.streams, options.minutes * 60))
             found = {"server": served.command} | found
         print(json.dumps(found, indent=1))
         print(record.save("serve_endurance", before, found))
-    if options.only != "endurance":
+    if options.only in (None, "generate"):
+        before = record.machine()
+        with serving(*SERVER, *ARMS["adaptive"]) as served:
+            found = {"server": served.command, **against_generate(served, 2)}
+        print(found)
+        print(record.save("serve_against_generate", before, found))
+    if options.only in (None, "throughput"):
         before = record.machine()
         with ExitStack() as stack:
             arms = {name: stack.enter_context(serving(*SERVER, *words)) for name, words in ARMS.items()}
