@@ -23,11 +23,14 @@ if TYPE_CHECKING:
     from specdec_cli.recipe import Resolved
     from specdec_cli.recipe.schema import Recipe
     from specdec_cli.serve.models import Model, Models
+    from specdec_cli.serve.parameters import Defaults
     from specdec_cli.serve.settings import Settings
 
 _PACKAGES = ("fastapi", "uvicorn")
 _OTHERS = ("ngram", "prediction")
 """Drafters that a request may name beside the server's own."""
+_OF_A_MODEL = "serve.tool_call_parser"
+"""The key of a recipe's section `serve` that is one model's own."""
 _REPOSITORY_HELP = "YAML file `name: recipe` for each of several models, loaded when they are first asked for."
 
 
@@ -57,7 +60,7 @@ def serve(
     from specdec_cli.serve.settings import Settings, read_keys
 
     section = resolved.recipe.serve
-    settings = Settings(section, read_keys((*(api_key or ()), os.environ.get(section.api_key_env, ""))))
+    settings = Settings(section, read_keys(api_key or (), os.environ.get(section.api_key_env, "")))
     settings.check_exposure(insecure_no_auth)
     if dry_run:
         for name, one in named.items():
@@ -105,8 +108,15 @@ def _models(named: Mapping[str, Resolved], settings: Settings, shared: Shared) -
 def _model(name: str, resolved: Resolved, settings: Settings, shared: Shared) -> Model:
     from specdec_cli.serve.models import Model
 
-    root = resolved.recipe.target.model
-    return Model(name, _loader(resolved, shared), settings, root=root, sampling=default_sampling(resolved))
+    recipe = resolved.recipe
+    return Model(
+        name,
+        _loader(resolved, shared),
+        settings,
+        root=recipe.target.model,
+        sampling=default_sampling(resolved),
+        tool_format=recipe.serve.tool_call_parser,
+    )
 
 
 def _loader(resolved: Resolved, shared: Shared) -> Callable[[], Any]:
@@ -130,11 +140,13 @@ def _sharing_prefixes(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"enable_prefix_caching": True})})
 
 
-def default_sampling(resolved: Resolved) -> SamplingParams:
+def default_sampling(resolved: Resolved) -> Defaults:
     """What a request's absent fields take: what somebody named for this server, else OpenAI's defaults."""
+    from specdec_cli.serve.parameters import Defaults
+
     values = resolved.recipe.sampling.model_dump()
     named = {key: value for key, value in values.items() if resolved.origins[f"sampling.{key}"] != "default"}
-    return SamplingParams(**({"temperature": 1.0} | named))
+    return Defaults(SamplingParams(**({"temperature": 1.0} | named)), frozenset(named))
 
 
 def _model_name(resolved: Resolved) -> str:
@@ -151,7 +163,19 @@ def _read(path: Path, shared: Shared) -> dict[str, Resolved]:
         raise UsageError("`--recipe` names one model, and --model-repository names its own", "leave out --recipe")
     from specdec_cli.recipe.repository import read_repository
 
-    return {name: replace(shared, recipe=recipe).resolve() for name, recipe in read_repository(path).items()}
+    found = {name: replace(shared, recipe=recipe).resolve() for name, recipe in read_repository(path).items()}
+    for name, resolved in found.items():
+        _check_own_settings(name, resolved)
+    return found
+
+
+def _check_own_settings(name: str, resolved: Resolved) -> None:
+    """Refuse a repository's recipe that says how the server is to be: one server has one address and one limit."""
+    origins = resolved.origins.items()
+    for key, origin in origins:
+        if key.startswith("serve.") and key != _OF_A_MODEL and origin.startswith("recipe "):
+            hint = "say it on the command line: it holds for all models"
+            raise UsageError(f"the recipe of `{name}` sets `{key}`, which is the server's ({origin})", hint)
 
 
 def _check_packages() -> None:

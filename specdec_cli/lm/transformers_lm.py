@@ -301,7 +301,9 @@ class TransformersLM:
         if self.device.type == "cuda":
             free, memory = torch.cuda.mem_get_info(self.device)
         if callable(kv_cache_bytes):
-            kv_cache_bytes = kv_cache_bytes(memory, self.weight_bytes)
+            share = kv_cache_bytes(memory, self.weight_bytes)
+            # A share of the whole machine knows nothing of the other model, which may hold some of it already.
+            kv_cache_bytes = None if share is None else min(share, int(free))
         if kv_cache_bytes is None:
             kv_cache_bytes = free // 2
         affordable = kv_cache_bytes // (self.kv_bytes_per_token * self.block_size)

@@ -14,8 +14,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from specdec_cli.engine.scoring import score_prompt
+from specdec_cli.errors import UsageError
 from specdec_cli.events import Emitted, Event, Failed, Finished, Noticed, Stepped
 from specdec_cli.lm.threads import adopt_threads
+from specdec_cli.sampling.grammar import GrammarError
 from specdec_cli.serve.errors import QueueFull, Unavailable
 from specdec_cli.serve.outbox import Outbox
 from specdec_cli.serve.records import Delta, Job, JobRecord, Observer
@@ -190,7 +192,7 @@ class Bridge:
             self._condition.wait(left)
 
     def _admit(self) -> None:
-        """Give the engine what it has places for, first come, first served."""
+        """Give the engine what it has places for, first come, first served; in one round one prompt is scored."""
         while self._waiting and len(self._running) < self.engine.options.max_num_seqs:
             job = self._waiting[0].job
             if job.prompt_logprobs is not None and self._running and not self.engine.has_room(len(job.token_ids)):
@@ -204,7 +206,9 @@ class Bridge:
                 else:
                     self._close(ticket, Delta(finish_reason="length"))
             except Exception as error:
-                self._close(ticket, Delta(error=error))
+                self._close_failed(ticket, error)
+            if job.prompt_logprobs is not None:
+                return
 
     def _score(self, ticket: Ticket) -> None:
         """The log-probabilities of its prompt, where they are asked for."""
@@ -231,7 +235,7 @@ class Bridge:
         try:
             events = self.engine.step()
         except Exception as error:
-            logger.exception("a step of the engine failed")
+            logger.exception("a step of the engine failed; the newest request ends by it")
             self._fail(max(self._running), error)
             if not self.engine.has_work:
                 for sequence_id in list(self._running):
@@ -241,7 +245,7 @@ class Bridge:
 
     def _fail(self, sequence_id: int, error: BaseException) -> None:
         self.engine.abort(sequence_id)
-        self._close(self._running.pop(sequence_id), Delta(error=error))
+        self._close_failed(self._running.pop(sequence_id), error)
 
     def _dispatch(self, events: Sequence[Event]) -> None:
         """Turn the engine's events into deltas, records and what observers see."""
@@ -254,7 +258,10 @@ class Bridge:
                 last = Delta(text=event.text, finish_reason=event.finish_reason, stop_reason=event.stop_reason)
                 self._close(self._running.pop(event.sequence_id), last)
             elif isinstance(event, Failed):
-                self._close(self._running.pop(event.sequence_id), Delta(error=event.error))
+                # A forward that failed in the same step may have ended it already.
+                ticket = self._running.pop(event.sequence_id, None)
+                if ticket is not None:
+                    self._close_failed(ticket, event.error)
             elif isinstance(event, Noticed):
                 logger.warning(event.message)
 
@@ -283,6 +290,13 @@ class Bridge:
             ),
         )
         self._observe("emitted", record, len(emitted.tokens), since)
+
+    def _close_failed(self, ticket: Ticket, error: BaseException) -> None:
+        """End a job by an error; one that is not the request's own fault is logged whole."""
+        if not isinstance(error, (UsageError, GrammarError)):
+            said = {"request_id": ticket.job.request_id}
+            logger.error("a request failed", exc_info=error, extra=said)
+        self._close(ticket, Delta(error=error))
 
     def _close(self, ticket: Ticket, last: Delta) -> None:
         """A job's last delta, joined with what this step gave it."""

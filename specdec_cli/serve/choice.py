@@ -23,12 +23,12 @@ class Choice:
 
     Args:
         job: what is decoded.
-        echoed: text before the output's.
+        echoed: text before the output's; None without an echo.
         plan: of the answer.
         tokenizer: of the model.
     """
 
-    def __init__(self, job: Job, echoed: str, plan: Plan, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, job: Job, echoed: str | None, plan: Plan, tokenizer: Tokenizer | None) -> None:
         self.job = job
         self.counts = SpeculativeCounts()
         self.token_ids: list[int] = []
@@ -38,7 +38,7 @@ class Choice:
         self._plan = plan
         self._tokenizer = tokenizer
         self._words = TokenWords(tokenizer, plan.as_token_ids, plan.skip_special)
-        self._echoed: str | None = echoed or None
+        self._echoed = echoed
         self._logprobs = CompletionLogprobs(self._words)
         self._parser = plan.tools.parser() if plan.tools is not None else None
         self._call_ids: dict[int, str] = {}
@@ -47,12 +47,13 @@ class Choice:
 
     def observe(self, delta: Delta) -> None:
         """Count what a step gave; of each delta once, before it is taken apart."""
-        from_prefill = not self.token_ids and not delta.num_drafted
-        if delta.token_ids:
-            self.counts.add(
-                Emitted(0, delta.token_ids, "", delta.num_drafted, delta.num_accepted, from_prefill=from_prefill)
-            )
-        self.token_ids += delta.token_ids
+        begin = 0
+        for num_tokens, num_drafted, num_accepted in delta.counts:
+            tokens = delta.token_ids[begin : begin + num_tokens]
+            from_prefill = not self.token_ids and not num_drafted
+            self.counts.add(Emitted(0, tokens, "", num_drafted, num_accepted, from_prefill=from_prefill))
+            self.token_ids += tokens
+            begin += num_tokens
         if delta.num_cached_tokens is not None:
             self.num_cached_tokens = delta.num_cached_tokens
         if delta.finish_reason is not None:
@@ -92,7 +93,8 @@ class Choice:
     def speculative(self, delta: Delta) -> dict[str, Any]:
         """Which of a delta's tokens were drafted, for the page."""
         texts = ([delta.text] if delta.text or delta.token_ids else []) if self._is_apart else self._pieces(delta)
-        tokens = [{"text": text, "accepted": i < delta.num_accepted} for i, text in enumerate(texts)]
+        is_accepted = [bool(accepted) for _, accepted in _by_token(delta)] or [False] * len(texts)
+        tokens = [{"text": text, "accepted": was} for text, was in zip(texts, is_accepted, strict=False)]
         return {"num_drafted": delta.num_drafted, "num_accepted": delta.num_accepted, "tokens": tokens}
 
     def apart(self, delta: Delta) -> Iterator[Delta]:
@@ -103,15 +105,15 @@ class Choice:
         if num <= 1:
             yield delta
             return
-        for i, text in enumerate(texts):
-            accepted = int(i < delta.num_accepted)
+        for i, (text, (drafted, accepted)) in enumerate(zip(texts, _by_token(delta), strict=True)):
             is_last = i == num - 1
             yield replace(
                 delta,
                 text=text,
                 token_ids=delta.token_ids[i : i + 1],
-                num_drafted=accepted if not is_last else delta.num_drafted - min(delta.num_accepted, num - 1),
+                num_drafted=drafted,
                 num_accepted=accepted,
+                steps=(),
                 logprobs=delta.logprobs[i : i + 1],
                 finish_reason=delta.finish_reason if is_last else None,
                 stop_reason=delta.stop_reason if is_last else None,
@@ -162,3 +164,13 @@ class Choice:
         )
         call = {"index": one.index, "id": call_id, "type": "function", "function": {"name": one.name, **function}}
         return {"tool_calls": [call]}
+
+
+def _by_token(delta: Delta) -> list[tuple[int, int]]:
+    """Drafted and accepted by token: an accepted one counts for itself, a step's refused ones for its last token."""
+    found = []
+    for num_tokens, num_drafted, num_accepted in delta.counts:
+        own = [(1, 1) if i < num_accepted else (0, 0) for i in range(num_tokens)]
+        own[-1] = (own[-1][0] + num_drafted - min(num_accepted, num_tokens), own[-1][1])
+        found += own
+    return found

@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from specdec_cli.errors import SpecdecError
-from specdec_cli.serve.errors import ApiError, QueueFull, as_api_error
+from specdec_cli.serve.errors import ApiError, as_api_error, bad_field
 from specdec_cli.serve.models import Model, Models
 from specdec_cli.serve.prepare import Facts, Prepared
 from specdec_cli.serve.protocol import AnyBody, GenerationBody
@@ -118,7 +118,9 @@ class Desk:
             try:
                 prepared = await self.aside(prepare, body, facts, request.state.request_id, _salt(request))
                 if len(prepared.jobs) > bridge.capacity:
-                    raise QueueFull(bridge.num_open)
+                    field = "n" if prepared.plan.num_choices_per_prompt > 1 else "prompt"
+                    said = f"asks for `{len(prepared.jobs)}` outputs, and this server holds {bridge.capacity} at most"
+                    raise bad_field(field, said)
                 tickets = bridge.submit_all(prepared.jobs)
             finally:
                 model.num_preparing -= 1

@@ -10,15 +10,16 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Literal
 
 from specdec_cli.report.serve import Snapshot
-from specdec_cli.sampling.params import SamplingParams
 from specdec_cli.serve.bridge import Bridge
 from specdec_cli.serve.errors import Unavailable, unknown_model
 from specdec_cli.serve.metrics import Metrics
+from specdec_cli.serve.parameters import Defaults
 from specdec_cli.serve.prepare import Facts
 from specdec_cli.serve.settings import Settings
 
 if TYPE_CHECKING:
     from specdec_cli.engine.engine import Engine
+    from specdec_cli.serve.tools import Format
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +35,7 @@ class Model:
         settings: of the server.
         root: what is loaded under that name, for `/v1/models`.
         sampling: what absent sampling fields of a request take.
+        tool_format: name of the tool-call format; None takes the chat template's own.
     """
 
     def __init__(
@@ -43,7 +45,8 @@ class Model:
         settings: Settings,
         *,
         root: str | None = None,
-        sampling: SamplingParams | None = None,
+        sampling: Defaults | None = None,
+        tool_format: Format | None = None,
     ) -> None:
         self.name = name
         self.root = root or name
@@ -56,7 +59,8 @@ class Model:
         self.num_preparing = 0
         self._load = load
         self._settings = settings
-        self._sampling = sampling or SamplingParams(temperature=1.0)
+        self._sampling = sampling or Defaults()
+        self._tool_format = tool_format
         self._bridge: Bridge | None = None
         self._facts: Facts | None = None
         self._lock = threading.Lock()
@@ -86,7 +90,6 @@ class Model:
     def _serve(self, engine: Engine) -> None:
         serve = self._settings.serve
         self._facts = self._describe(engine)
-        self.metrics.draft_failures = lambda: engine.drafters.num_failures
         self.metrics.draft_failures = lambda: engine.drafters.num_failures
         self._bridge = Bridge(
             engine,
@@ -134,12 +137,12 @@ class Model:
         return Facts(
             tokenizer=engine.tokenizer,
             num_tokens=engine.num_tokens,
-            max_context=engine.target.max_context,
+            max_context=_longest_context(engine),
             names=(self.name,),
             sampling=self._sampling,
             num_speculative_tokens=engine.options.num_speculative_tokens,
             drafters=tuple(engine.drafters.by_name),
-            tool_format=self._settings.serve.tool_call_parser,
+            tool_format=self._tool_format,
             limits=self._settings.limits,
         )
 
@@ -147,6 +150,14 @@ class Model:
         self.failure = error
         if self.on_failure is not None:
             self.on_failure(self, error)
+
+
+def _longest_context(engine: Engine) -> int:
+    """Most tokens of one sequence: the target's context, or what its KV cache holds beside the drafted ones."""
+    target = engine.target
+    num_drafted = engine.options.depths().most
+    held = target.num_blocks * target.block_size
+    return target.max_context if held >= target.max_context else max(held - num_drafted, 1)
 
 
 class Models:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from specdec_cli.errors import UsageError
@@ -29,6 +29,27 @@ _SEEDS = 2**63
 
 
 @dataclass(frozen=True, slots=True)
+class Defaults:
+    """What absent sampling fields of a request take.
+
+    Args:
+        params: their values; temperature 1 where nobody named one, as OpenAI has it.
+        named: names of parameters that somebody set for this server; a seed and a length count only among them.
+    """
+
+    params: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=1.0))
+    named: frozenset[str] = frozenset()
+
+    def length(self, otherwise: int) -> int:
+        """Most tokens of a request that does not say."""
+        return self.params.max_new_tokens if "max_new_tokens" in self.named else otherwise
+
+    def seed(self) -> int:
+        """Seed of a request that brings none: a drawn one, unless somebody set one."""
+        return self.params.seed if "seed" in self.named else secrets.randbelow(_SEEDS)
+
+
+@dataclass(frozen=True, slots=True)
 class Wanted:
     """What a request wants of its ends, by the fields of its own API.
 
@@ -46,14 +67,14 @@ class Wanted:
 
 
 def sampling_params(
-    request: GenerationBody, wanted: Wanted, defaults: SamplingParams, num_tokens: int, limits: RequestLimits
+    request: GenerationBody, wanted: Wanted, defaults: Defaults, num_tokens: int, limits: RequestLimits
 ) -> SamplingParams:
     """Sampling parameters of a request's first choice; `max_new_tokens` is for the caller to bound by the context.
 
     Args:
         request: the typed body.
         wanted: its ends.
-        defaults: what absent fields take; a seed is drawn.
+        defaults: what absent fields take.
         num_tokens: V, for token ids.
         limits: how much a request may ask for.
 
@@ -71,18 +92,22 @@ def sampling_params(
         raise bad_field("min_tokens", f"is `{request.min_tokens}`, above `{field}`, which is `{wanted.max_tokens}`")
     if (request.min_tokens or 0) >= 2**31:
         raise bad_field("min_tokens", f"must be less than {2**31}, not `{request.min_tokens}`")
+    if request.logit_bias is not None:
+        given["logit_bias"] = _logit_bias(request.logit_bias, num_tokens, limits)
+    if request.stop is not None:
+        given["stop"] = _stop(request.stop, limits)
+    if request.stop_token_ids is not None:
+        given["stop_token_ids"] = _stop_token_ids(request.stop_token_ids, num_tokens, limits)
+    at_least = defaults.params.min_tokens if request.min_tokens is None else request.min_tokens
     given |= {
-        "logit_bias": _logit_bias(request.logit_bias or {}, num_tokens, limits),
-        "stop": _stop(request.stop, limits),
-        "stop_token_ids": _stop_token_ids(request.stop_token_ids or [], num_tokens, limits),
-        "seed": secrets.randbelow(_SEEDS) if request.seed is None else request.seed % _SEEDS,
+        "seed": defaults.seed() if request.seed is None else request.seed % _SEEDS,
         "logprobs": wanted.logprobs,
         "index": 0,
-        "max_new_tokens": max(wanted.max_tokens or 0, request.min_tokens or 0, 1),
-        "min_tokens": min(request.min_tokens or 0, max(wanted.max_tokens or 2**31, 1)),
+        "max_new_tokens": max(wanted.max_tokens or 0, at_least, 1),
+        "min_tokens": min(at_least, max(wanted.max_tokens or 2**31, 1)),
     }
     try:
-        return replace(defaults, **given)
+        return replace(defaults.params, **given)
     except UsageError as error:
         raise as_api_error(error) from error
 
@@ -101,8 +126,8 @@ def _logit_bias(given: dict[str, float], num_tokens: int, limits: RequestLimits)
     return found
 
 
-def _stop(given: str | list[str] | None, limits: RequestLimits) -> tuple[str, ...]:
-    texts = [given] if isinstance(given, str) else given or []
+def _stop(given: str | list[str], limits: RequestLimits) -> tuple[str, ...]:
+    texts = [given] if isinstance(given, str) else given
     if len(texts) > limits.max_stop:
         raise bad_field("stop", f"has `{len(texts)}` strings, and at most {limits.max_stop} are taken")
     for i, text in enumerate(texts):

@@ -10,7 +10,7 @@ from specdec_cli.serve.constraint import Constraint, find_constraint
 from specdec_cli.serve.conversation import Conversation
 from specdec_cli.serve.errors import bad_field, unknown_model
 from specdec_cli.serve.limits import RequestLimits
-from specdec_cli.serve.parameters import Wanted, sampling_params
+from specdec_cli.serve.parameters import Defaults, Wanted, sampling_params
 from specdec_cli.serve.prompts import Prompts, check_num_choices, echo, read_prompts, truncated
 from specdec_cli.serve.protocol import ChatCompletionRequest, CompletionRequest, GenerationBody
 from specdec_cli.serve.records import Job
@@ -45,7 +45,7 @@ class Facts:
     num_tokens: int
     max_context: int
     names: tuple[str, ...]
-    sampling: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=1.0))
+    sampling: Defaults = field(default_factory=Defaults)
     num_speculative_tokens: int = 0
     drafters: tuple[str, ...] = ()
     tool_format: Format | None = None
@@ -122,7 +122,8 @@ def prepare_completion(request: CompletionRequest, facts: Facts, request_id: str
     params = sampling_params(request, wanted, facts.sampling, facts.num_tokens, facts.limits)
     constraint = find_constraint(request)
     room = _room(prompts, request.max_tokens, "max_tokens", "prompt", facts)
-    params = _bounded(params, COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens or 1, room)
+    length = facts.sampling.length(COMPLETION_TOKENS) if request.max_tokens is None else request.max_tokens or 1
+    params = _bounded(params, length, room)
     echoed = echo(request, prompts, facts) if request.echo else ()
     jobs = _jobs(request, facts, request_id, cache_salt, prompts, params, constraint)
     if request.echo:
@@ -147,7 +148,7 @@ def prepare_chat(request: ChatCompletionRequest, facts: Facts, request_id: str, 
         raise bad_field(constraint.param, "cannot go with `tools`, unless `tool_choice` is none")
     prompts = (_encode_chat(request, facts),)
     room = _room(prompts, max_tokens, bound, "messages", facts)
-    params = _bounded(params, room if max_tokens is None else max_tokens, room)
+    params = _bounded(params, facts.sampling.length(room) if max_tokens is None else max_tokens, room)
     if tools is not None and forced is None:
         params = replace(params, skip_special_tokens=False)
     jobs = _jobs(request, facts, request_id, cache_salt, prompts, params, constraint)
@@ -253,6 +254,9 @@ def _plan(
     options = request.stream_options
     if options is not None and not request.stream:
         raise bad_field("stream_options", "needs `stream: true`")
+    details = request.speculative is not None and request.speculative.details is True
+    if details and not request.stream:
+        raise bad_field("speculative.details", "needs `stream: true`")
     return Plan(
         kind=kind,
         model=request.model or facts.names[0],
@@ -261,7 +265,7 @@ def _plan(
         stream=request.stream is True,
         include_usage=options is not None and options.include_usage is True,
         continuous_usage=options is not None and options.continuous_usage_stats is True,
-        details=request.speculative is not None and request.speculative.details is True,
+        details=details,
         include_stop=request.include_stop_str_in_output is True,
         skip_special=request.skip_special_tokens is not False,
         as_token_ids=request.return_tokens_as_token_ids is True,

@@ -41,6 +41,10 @@ class Job:
     decodes: bool = True
 
 
+StepCounts = tuple[int, int, int]
+"""Tokens that a step emitted, drafted and accepted."""
+
+
 @dataclass(frozen=True, slots=True)
 class Delta:
     """What one step gave one job; the last one has a finish reason.
@@ -56,6 +60,7 @@ class Delta:
         error: why it ended, where an exception did that.
         prompt_logprobs: on the first delta, if asked for: one for each prompt token after the first.
         num_cached_tokens: on the first delta, where known: prompt tokens whose KV was there already.
+        steps: of several steps as one delta, each one's `counts`.
     """
 
     text: str = ""
@@ -68,6 +73,12 @@ class Delta:
     error: BaseException | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     num_cached_tokens: int | None = None
+    steps: tuple[StepCounts, ...] = ()
+
+    @property
+    def counts(self) -> tuple[StepCounts, ...]:
+        """Tokens emitted, drafted and accepted, of each step that emitted any."""
+        return self.steps or (((len(self.token_ids), self.num_drafted, self.num_accepted),) if self.token_ids else ())
 
 
 @dataclass(slots=True)

@@ -44,7 +44,7 @@ class Answer:
         self._deltas: list[list[Delta]] = [[] for _ in prepared.jobs]
         n = plan.num_choices_per_prompt
         self._choices = [
-            Choice(job, plan.echoed[i // n] if plan.echoed else "", plan, facts.tokenizer)
+            Choice(job, plan.echoed[i // n] if plan.echoed else None, plan, facts.tokenizer)
             for i, job in enumerate(prepared.jobs)
         ]
         prefix, kind = ("chatcmpl", "chat.completion") if plan.kind == "chat" else ("cmpl", "text_completion")
@@ -184,7 +184,9 @@ class Answer:
                 "rejected_prediction_tokens": drafted - accepted,
             },
         }
-        cached = [choice.num_cached_tokens for choice in self._choices if choice.num_cached_tokens is not None]
+        # A prompt's first choice says what was there before the request; the others share what that one has fed.
+        firsts = self._choices[:: self._plan.num_choices_per_prompt]
+        cached = [choice.num_cached_tokens for choice in firsts if choice.num_cached_tokens is not None]
         if cached:
             usage["prompt_tokens_details"] = {"cached_tokens": sum(cached)}
         return usage

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specdec_cli.errors import UsageError
@@ -58,13 +59,19 @@ class Settings:
         )
 
 
-def read_keys(texts: tuple[str, ...]) -> tuple[str, ...]:
-    """API keys from texts that hold one or, separated by commas, several.
+def read_keys(given: Sequence[str], listed: str = "") -> tuple[str, ...]:
+    """API keys.
+
+    Args:
+        given: one key each, as on a command line.
+        listed: several, separated by commas, as in the environment.
 
     Raises:
-        UsageError: a key with characters that no HTTP header can carry.
+        UsageError: an empty key was given, or one with characters that no HTTP header can carry.
     """
-    keys = tuple(key.strip() for text in texts for key in text.split(",") if key.strip())
+    if not all(key.strip() for key in given):
+        raise UsageError("`--api-key` is empty", "give a key, or leave the option out")
+    keys = tuple(key.strip() for key in (*given, *listed.split(",")) if key.strip())
     if any(not key.isascii() or not key.isprintable() for key in keys):
         raise UsageError("an API key may hold printable ASCII characters only", "choose another key")
     return keys

@@ -38,7 +38,31 @@ def find_speculation(request: GenerationBody, facts: Facts) -> Speculation:
     if own.enabled is False:
         return Speculation(0, None, None)
     prediction = _prediction(request, own, facts)
-    return Speculation(k, own.draft, prediction)
+    name = own.draft or ("prediction" if prediction is not None else facts.drafters[0] if facts.drafters else "none")
+    if name == "prediction" and prediction is None:
+        raise bad_field("speculative.draft", "`prediction` needs the field `prediction`")
+    effective = 0 if name == "none" else facts.num_speculative_tokens if k is None else k
+    _check_speculates(request, own, prediction, effective)
+    return Speculation(0 if name == "none" else k, own.draft, prediction)
+
+
+def _check_speculates(request: GenerationBody, own: Speculative, prediction: tuple[int, ...] | None, k: int) -> None:
+    """Refuse what asks for speculation where none would take place; a k of 0 that was given asks for none."""
+    if k or 0 in (own.num_speculative_tokens, request.speculative_n_max):
+        if own.enabled and not k:
+            raise bad_field("speculative.enabled", "is true, and `num_speculative_tokens` is `0`: give one of them")
+        return
+    other = "give `num_speculative_tokens` and, where the server has no draft of its own, `draft`"
+    asked = {
+        "speculative.num_speculative_tokens": own.num_speculative_tokens,
+        "speculative.n_max": request.speculative_n_max,
+        "speculative.enabled": own.enabled,
+        "speculative.draft": own.draft not in (None, "none"),
+        "prediction": prediction is not None,
+    }
+    field = next((name for name, is_asked in asked.items() if is_asked), None)
+    if field is not None:
+        raise bad_field(field, f"would draft nothing here: {other}")
 
 
 def _wished_k(request: GenerationBody, own: Speculative, facts: Facts) -> int | None:
@@ -51,10 +75,6 @@ def _wished_k(request: GenerationBody, own: Speculative, facts: Facts) -> int | 
         field, k = "speculative.n_max", dotted
     if k is not None and k > facts.limits.max_speculative_tokens:
         raise bad_field(field, f"must be at most {facts.limits.max_speculative_tokens}, not `{k}`")
-    if k and not {*facts.drafters} - {"none"}:
-        raise bad_field(field, "must be 0: this server has no draft")
-    if own.enabled and not (facts.num_speculative_tokens if k is None else k):
-        raise bad_field("speculative.enabled", "needs `num_speculative_tokens`: this server drafts none by itself")
     return k
 
 

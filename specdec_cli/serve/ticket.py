@@ -109,7 +109,7 @@ def is_last(delta: Delta) -> bool:
 
 
 def merged(deltas: Iterable[Delta]) -> Delta:
-    """Several steps as one delta; which of its tokens were drafted is then counted and no longer placed."""
+    """Several steps as one delta; `steps` says what each of them gave."""
     parts = list(deltas)
     last = parts[-1]
     return Delta(
@@ -123,4 +123,5 @@ def merged(deltas: Iterable[Delta]) -> Delta:
         error=last.error,
         prompt_logprobs=parts[0].prompt_logprobs,
         num_cached_tokens=next((part.num_cached_tokens for part in parts if part.num_cached_tokens is not None), None),
+        steps=tuple(counts for part in parts for counts in part.counts),
     )

@@ -15,6 +15,7 @@ from specdec_cli.cli import serve as command
 from specdec_cli.cli.main import run
 from specdec_cli.cli.options import draft_methods
 from specdec_cli.recipe import resolve
+from specdec_cli.serve.parameters import Defaults
 from specdec_cli.serve.server import listen
 
 SEED = [
@@ -56,9 +57,11 @@ def test_a_missing_extra_says_how_to_get_it(capsys, monkeypatch):
 
 
 def test_sampling_that_nobody_named_is_openais():
-    assert command.default_sampling(resolve(methods=draft_methods())).temperature == 1
-    named = resolve(sets=["sampling.temperature=0", "sampling.top_k=5"], methods=draft_methods())
-    assert (command.default_sampling(named).temperature, command.default_sampling(named).top_k) == (0, 5)
+    assert command.default_sampling(resolve(methods=draft_methods())) == Defaults()
+    named = command.default_sampling(
+        resolve(sets=["sampling.temperature=0", "sampling.top_k=5"], methods=draft_methods())
+    )
+    assert (named.params.temperature, named.params.top_k, named.named) == (0, 5, {"temperature", "top_k"})
 
 
 def test_a_repository_names_its_own_models(tmp_path: Path, capsys):
@@ -110,3 +113,17 @@ def test_the_seed_case_serves_and_ends_with_sigterm():
     assert answer["choices"][0]["message"]["content"]
     assert "world series" not in said
     assert any(json.loads(line).get("status") == 200 for line in said.splitlines() if line.startswith("{"))
+
+
+def test_a_repositorys_recipe_says_nothing_about_the_server(tmp_path: Path, capsys):
+    (tmp_path / "mine.yaml").write_text("serve: {tool_call_parser: hermes}\n")
+    (tmp_path / "models.yaml").write_text("small: mine.yaml\n")
+    assert run(["serve", "--model-repository", str(tmp_path / "models.yaml"), "--dry-run"]) == 0
+    (tmp_path / "mine.yaml").write_text("serve: {port: 9000}\n")
+    assert run(["serve", "--model-repository", str(tmp_path / "models.yaml"), "--dry-run"]) == 2
+    assert "`serve.port`" in capsys.readouterr().err
+
+
+def test_an_empty_key_is_no_key(capsys):
+    assert run(["serve", "--api-key", "", "--dry-run"]) == 2
+    assert "`--api-key` is empty" in capsys.readouterr().err

@@ -10,6 +10,7 @@ import pytest
 from toy_engine import TableLM, toy_engine
 
 from specdec_cli.engine.engine import Engine
+from specdec_cli.events import Failed
 from specdec_cli.sampling.params import SamplingParams
 from specdec_cli.serve.bridge import Bridge
 from specdec_cli.serve.errors import QueueFull, Unavailable
@@ -398,3 +399,61 @@ def test_what_was_cached_is_said_once_even_behind_a_scored_prompt():
     parts = [Delta(prompt_logprobs=()), Delta(token_ids=(1,), num_cached_tokens=16), Delta(token_ids=(2,))]
     assert merged(parts).num_cached_tokens == 16
     assert merged(parts[2:]).num_cached_tokens is None
+
+
+def test_scoring_prompts_stands_in_nobodys_way():
+    """Between two prompts that are only scored, those that run take a step."""
+    watcher, engine = Watcher(), toy_engine()
+    scored: list[int] = []
+
+    class Counting(Watcher):
+        def ended(self, record: JobRecord) -> None:
+            scored.append(sum(one[0] == "stepped" for one in watcher.told))
+
+    async def test(bridge: Bridge):
+        running = bridge.submit(job(60))
+        await anext(running)
+        only = [bridge.submit(replace(job(5), prompt_logprobs=1, decodes=False)) for _ in range(4)]
+        await asyncio.gather(*map(read, only))
+        running.cancel()
+
+    serving(test, engine, observers=[watcher, Counting()])
+    assert len(set(scored[:4])) == 4
+
+
+def test_a_request_that_fails_is_logged_with_its_id_unless_it_is_its_own_fault(caplog):
+    target = GatedLM()
+
+    async def test(bridge: Bridge):
+        own = await read(bridge.submit(job(4, "a" * 600)))
+        target.faults.append(MemoryError("no memory in this step"))
+        return own, await read(bridge.submit(job(4)))
+
+    own, failed = serving(test, toy_engine(target=target))
+    assert own.error is not None
+    assert isinstance(failed.error, MemoryError)
+    said = [one for one in caplog.records if one.message == "a request failed"]
+    assert [one.request_id for one in said] == ["r"]
+    assert "no memory" in str(said[0].exc_info[1])
+
+
+def test_a_request_that_failed_twice_in_a_step_ends_once():
+    engine = toy_engine()
+
+    async def test(bridge: Bridge):
+        ticket = bridge.submit(job(40))
+        await anext(ticket)
+        step = engine.step
+
+        def failing():
+            engine.step = step
+            engine._failed.append(Failed(max(engine._sequences), RuntimeError("fenced")))
+            raise MemoryError("and the forward failed too")
+
+        engine.step = failing
+        failed = await read(ticket)
+        return failed, await read(bridge.submit(job(5)))
+
+    failed, after = serving(test, engine)
+    assert isinstance(failed.error, MemoryError)
+    assert after.finish_reason == "length"

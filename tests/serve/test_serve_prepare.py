@@ -5,7 +5,10 @@ import json
 import pytest
 from requests_for_tests import TOOL, TOOL_TEMPLATE, USER, chat, completion, facts, tokenizer
 
+from specdec_cli.sampling.params import SamplingParams
 from specdec_cli.serve.constraint import force_tools
+from specdec_cli.serve.errors import ApiError
+from specdec_cli.serve.parameters import Defaults
 from specdec_cli.serve.protocol import DetokenizeRequest, TokenizeRequest, Tool
 from specdec_cli.serve.tokens import detokenize, tokenize, tokenizer_info
 
@@ -136,3 +139,50 @@ def test_tokens_there_and_back():
     info = tokenizer_info(given)
     assert info["vocab_size"] == given.num_tokens
     assert [info[f"{name}_token"] for name in ("bos", "eos", "pad", "unk")] == ["<s>", "</s>", None, "<unk>"]
+
+
+def test_what_somebody_set_for_the_server_holds_where_a_request_is_silent():
+    values = {"stop": ("x",), "stop_token_ids": (7,), "logit_bias": {5: -1.0}, "min_tokens": 2, "seed": 11}
+    named = Defaults(SamplingParams(max_new_tokens=9, **values), frozenset({*values, "max_new_tokens"}))
+    over = facts(sampling=named)
+    for prepared in (completion(over=over), chat(over=over)):
+        params = prepared.jobs[0].params
+        assert {name: getattr(params, name) for name in values} == values
+        assert params.max_new_tokens == 9
+    params = (
+        completion(over=over, stop=[], logit_bias={}, stop_token_ids=[], min_tokens=0, seed=3, max_tokens=4)
+        .jobs[0]
+        .params
+    )
+    assert (params.stop, params.stop_token_ids, params.logit_bias, params.min_tokens) == ((), (), {}, 0)
+    assert (params.seed, params.max_new_tokens) == (3, 4)
+
+
+DRAFTLESS = {"drafters": ("none", "ngram", "prediction")}
+PREDICTION = {"type": "content", "content": "hello"}
+
+
+@pytest.mark.parametrize(
+    ("server", "fields", "field"),
+    [
+        (DRAFTLESS, {"speculative": {"enabled": True}}, "speculative.enabled"),
+        (DRAFTLESS, {"speculative": {"num_speculative_tokens": 3}}, "speculative.num_speculative_tokens"),
+        (DRAFTLESS, {"speculative.n_max": 3}, "speculative.n_max"),
+        ({"num_speculative_tokens": 0}, {"speculative": {"draft": "ngram"}}, "speculative.draft"),
+        ({"num_speculative_tokens": 0}, {"speculative": {"enabled": True}}, "speculative.enabled"),
+        ({"num_speculative_tokens": 0}, {"prediction": PREDICTION}, "prediction"),
+        ({}, {"speculative": {"draft": "prediction"}}, "speculative.draft"),
+        ({}, {"speculative": {"enabled": True, "num_speculative_tokens": 0}}, "speculative.enabled"),
+        ({}, {"speculative": {"details": True}}, "speculative.details"),
+    ],
+)
+def test_speculation_that_would_not_take_place_is_refused(server: dict, fields: dict, field: str):
+    with pytest.raises(ApiError) as refused:
+        chat(over=facts(**server), **fields)
+    assert (refused.value.status, refused.value.param) == (400, field)
+
+
+def test_another_draft_stands_in_where_the_server_has_none():
+    job = completion(over=facts(**DRAFTLESS), speculative={"enabled": True, "draft": "ngram"}).jobs[0]
+    assert (job.num_speculative_tokens, job.draft) == (None, "ngram")
+    assert completion(over=facts(**DRAFTLESS)).jobs[0].num_speculative_tokens == 0

@@ -11,6 +11,7 @@ from specdec_cli.serve.errors import ApiError, QueueFull, Unavailable, as_api_er
 from specdec_cli.serve.prepare import Prepared
 from specdec_cli.serve.records import Delta
 from specdec_cli.serve.respond import Answer, compact, sse
+from specdec_cli.serve.ticket import merged
 from specdec_cli.serve.tools import ToolPlan
 
 WORDS = tokenizer().encode("the little cat sat down", add_special_tokens=False)
@@ -177,3 +178,37 @@ def test_states_of_the_server_are_answers():
     full, closed = as_api_error(QueueFull(9)), as_api_error(Unavailable("the server is draining", "draining"))
     assert (full.status, full.code, full.headers) == (429, "queue_full", {"Retry-After": "1"})
     assert (closed.status, closed.code) == (503, "draining")
+
+
+def test_steps_that_arrive_as_one_delta_count_as_steps():
+    apart = whole(completion(), deltas())["metrics"]
+    together = whole(completion(), [merged(deltas())])["metrics"]
+    assert together == apart
+    assert together["speculative_decoding"]["num_spec_steps"] == 2
+
+
+def test_steps_that_arrive_as_one_delta_keep_their_colours():
+    chunks = streamed(completion(stream=True, speculative={"details": True}), [merged(deltas())], per_token=True)
+    said = [c["choices"][0]["speculative"] for c in chunks]
+    tokens = [token for one in said for token in one["tokens"]]
+    assert [token["accepted"] for token in tokens] == [False, True, True, False] + [False] * (len(WORDS) - 4)
+    assert (sum(one["num_drafted"] for one in said), sum(one["num_accepted"] for one in said)) == (5, 2)
+
+
+def test_cached_tokens_are_those_of_the_prompts():
+    prepared = completion(prompt=["hello there", "you"], n=2)
+    answer = Answer(prepared, facts(), created=1)
+    for index, cached in enumerate((0, 2, 1, 1)):
+        for place, delta in enumerate(deltas()):
+            answer.observe(index, replace(delta, num_cached_tokens=None if place else cached))
+    assert json.loads(compact(answer.document()))["usage"]["prompt_tokens_details"] == {"cached_tokens": 1}
+
+
+def test_an_echo_without_text_is_scored_all_the_same():
+    prepared = replace_echo(completion(prompt=[5], echo=True, max_tokens=0, logprobs=1), "")
+    document = whole(prepared, [Delta(finish_reason="length")])
+    assert document["choices"][0]["logprobs"]["token_logprobs"] == [None]
+
+
+def replace_echo(prepared: Prepared, text: str) -> Prepared:
+    return replace(prepared, plan=replace(prepared.plan, echoed=(text,)))

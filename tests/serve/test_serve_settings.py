@@ -1,9 +1,12 @@
 """Who may reach the server, and with which keys."""
 
 import pytest
+from toy_engine import toy_engine
 
 from specdec_cli.errors import UsageError
 from specdec_cli.recipe.schema import Serve
+from specdec_cli.sampling.params import SamplingParams
+from specdec_cli.serve.models import _longest_context
 from specdec_cli.serve.settings import Settings, is_loopback, read_keys
 
 
@@ -25,7 +28,7 @@ def test_beyond_loopback_needs_a_key_or_a_word():
 
 
 def test_keys_are_split_and_checked():
-    assert read_keys(("a, b", "", "c,")) == ("a", "b", "c")
+    assert read_keys(["d,e"], "a, b,, c,") == ("d,e", "a", "b", "c")
     with pytest.raises(UsageError):
         read_keys(("schlüssel",))
 
@@ -33,3 +36,12 @@ def test_keys_are_split_and_checked():
 def test_limits_follow_the_recipe():
     limits = Settings(Serve(max_body_bytes=5000, max_choices=3, max_logprobs=2)).limits
     assert (limits.max_body_bytes, limits.max_choices, limits.max_logprobs) == (5000, 3, 2)
+
+
+def test_a_small_cache_bounds_what_a_request_may_ask_for():
+    engine = toy_engine()
+    assert _longest_context(engine) == engine.target.max_context
+    engine.target.num_blocks = 4
+    longest = _longest_context(engine)
+    engine.add([1] * (longest - 5), SamplingParams(max_new_tokens=5))
+    assert 0 < longest < engine.target.max_context
