@@ -2,8 +2,10 @@
 
     python benchmarks/gates_hold.py [--runs 20]
 
-Two gates on the speed-up (one that should pass, one that should fail) and two on a regression against an earlier result
-(of the same settings, and of a deeper draft that is really faster). Machine noise must not flip any of them.
+Two gates on the speed-up and one on the acceptance length; two on a regression against an earlier result: of the same
+settings, which is none, and of a draft model where now n-grams guess, which is one. Machine noise must not flip any of
+them. What it can flip is a difference of the size of the intervals (k = 1 held against k = 3 failed 15 times of 20 with
+12 prompts) and a margin narrower than the machine's own drift (5 % failed 2 times of 20 while the load went up and down).
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from pathlib import Path
 
 import record
 
-BENCH = ("bench", "--dataset", "builtin:stories", "--num-prompts", "36", "-n", "48", "--quiet", "--json")
+BENCH = ("bench", "--dataset", "builtin:stories", "--num-prompts", "24", "-n", "48", "--quiet", "--json")
 
 
 def run(*options: str) -> int:
@@ -34,20 +36,22 @@ def main() -> None:
     options = parser.parse_args()
     before = record.machine()
     with tempfile.TemporaryDirectory() as folder:
-        same, deeper = (str(Path(folder) / name) for name in ("same.json", "deeper.json"))
-        assert run("-k", "1", "--output", same) == 0, "the baseline could be measured"
-        assert run("-k", "3", "--output", deeper) == 0, "the other baseline could be measured"
+        baseline = str(Path(folder) / "baseline.json")
+        assert run("-k", "3", "--output", baseline) == 0, "the baseline could be measured"
         gates = {
             "speedup.decode < 1.1 at k = 3: passes": (0, ("-k", "3", "--fail-if", "speedup.decode < 1.1")),
             "speedup.decode < 3 at k = 3: fails": (3, ("-k", "3", "--fail-if", "speedup.decode < 3")),
-            "5 % below a baseline of the same k: passes": (0, ("-k", "1", "--baseline", same)),
+            "15 % below a baseline of the same settings: passes": (
+                0,
+                ("-k", "3", "--baseline", baseline, "--max-regression", "15%"),
+            ),
+            "15 % below that baseline with n-grams for a draft: fails": (
+                3,
+                ("-k", "3", "--draft", "ngram", "--baseline", baseline, "--max-regression", "15%"),
+            ),
             "acceptance length below 2.4 at k = 1: fails": (
                 3,
                 ("-k", "1", "--fail-if", "draft.speculative.acceptance_length < 2.4"),
-            ),
-            "2 % below a baseline of k = 3 at k = 1: fails": (
-                3,
-                ("-k", "1", "--baseline", deeper, "--max-regression", "2%"),
             ),
         }
         rows = []
