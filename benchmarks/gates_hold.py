@@ -5,7 +5,7 @@
 Two gates on the speed-up and one on the acceptance length; two on a regression against an earlier result: of the same
 settings, which is none, and of a draft model where now n-grams guess, which is one. Machine noise must not flip any of
 them. What it can flip is a difference of the size of the intervals (k = 1 held against k = 3 failed 15 times of 20 with
-12 prompts) and a margin narrower than the machine's own drift (5 % failed 2 times of 20 while the load went up and down).
+12 prompts) and a margin narrower than the machine's drift (5 % failed 2 times of 20 while the load went up and down).
 """
 
 from __future__ import annotations
