@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -20,6 +21,7 @@ from specdec_cli.serve.read import parse
 from specdec_cli.serve.reply import Reply
 from specdec_cli.serve.respond import Answer
 from specdec_cli.serve.settings import Settings
+from specdec_cli.serve.ticket import Ticket
 
 logger = logging.getLogger(__name__)
 
@@ -100,17 +102,22 @@ class Desk:
             ApiError: whatever is wrong with it, or 429 and 503 where it finds no place.
         """
         body, headers = await self.read(request, kind)
+        began = time.monotonic()
         model = self.models.find(body.model)
         try:
-            return await self._answer(request, body, model, prepare, headers)
+            tickets, prepared, facts = await self._submit(request, body, model, prepare)
         except ApiError as error:
             if error.status in (429, 503):
                 model.metrics.refused(error.status)
             raise
+        serve = self.settings.serve
+        answer = Answer(prepared, facts, per_token=serve.stream_interval == 1)
+        return Reply(tickets, answer, serve, streams=prepared.plan.stream, headers=headers, began=began)
 
-    async def _answer(
-        self, request: Request, body: GenerationBody, model: Model, prepare: Prepare, headers: Mapping[str, str]
-    ) -> Response:
+    async def _submit(
+        self, request: Request, body: GenerationBody, model: Model, prepare: Prepare
+    ) -> tuple[list[Ticket], Prepared, Facts]:
+        """Queue what a request asks for; nothing is awaited between that and its reply."""
         try:
             bridge, facts = model.bridge, model.facts
             bridge.check_room(1 + model.num_preparing)
@@ -121,16 +128,13 @@ class Desk:
                     field = "n" if prepared.plan.num_choices_per_prompt > 1 else "prompt"
                     said = f"asks for `{len(prepared.jobs)}` outputs, and this server holds {bridge.capacity} at most"
                     raise bad_field(field, said)
-                tickets = bridge.submit_all(prepared.jobs)
+                if self.settings.serve.log_prompts:
+                    await self._log_prompts(request, prepared, facts)
+                return bridge.submit_all(prepared.jobs), prepared, facts
             finally:
                 model.num_preparing -= 1
         except SpecdecError as error:
             raise as_api_error(error) from error
-        if self.settings.serve.log_prompts:
-            await self._log_prompts(request, prepared, facts)
-        serve = self.settings.serve
-        answer = Answer(prepared, facts, per_token=serve.stream_interval == 1)
-        return Reply(tickets, answer, serve, streams=prepared.plan.stream, headers=headers)
 
     async def _log_prompts(self, request: Request, prepared: Prepared, facts: Facts) -> None:
         for token_ids in prepared.plan.prompts:

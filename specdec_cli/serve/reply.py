@@ -28,10 +28,18 @@ class Reply(Response):
         serve: the server's times and intervals.
         streams: whether chunks are sent as they come.
         headers: of the response, beside the usual ones.
+        began: when the request was there, by time.monotonic; its time counts from then.
     """
 
     def __init__(
-        self, tickets: Sequence[Ticket], answer: Answer, serve: Serve, *, streams: bool, headers: Mapping[str, str]
+        self,
+        tickets: Sequence[Ticket],
+        answer: Answer,
+        serve: Serve,
+        *,
+        streams: bool,
+        headers: Mapping[str, str],
+        began: float,
     ) -> None:
         kind = "text/event-stream; charset=utf-8" if streams else "application/json"
         quiet = {"cache-control": "no-cache", "x-accel-buffering": "no"} if streams else {}
@@ -41,6 +49,7 @@ class Reply(Response):
         self._answer = answer
         self._serve = serve
         self._streams = streams
+        self._began = began
         self._has_begun = False
         self._last_sent = 0.0
         self._lock = asyncio.Lock()
@@ -50,8 +59,9 @@ class Reply(Response):
         gone = asyncio.create_task(_until_gone(receive))
         work = asyncio.create_task(self._stream(send) if self._streams else self._whole(send))
         try:
-            timeout = self._serve.request_timeout_seconds
-            await asyncio.wait({gone, work}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            limit = self._serve.request_timeout_seconds
+            left = None if limit is None else max(0.0, self._began + limit - time.monotonic())
+            await asyncio.wait({gone, work}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             if work.done():
                 work.result()
             elif not gone.done():
@@ -67,7 +77,8 @@ class Reply(Response):
     async def _whole(self, send: Send) -> None:
         async for place, delta in together(self._tickets):
             self._answer.observe(place, delta)
-        body = compact(self._answer.document())
+        # Words for the log-probabilities of long prompts take a while: not on the event loop.
+        body = await asyncio.to_thread(lambda: compact(self._answer.document()))
         self.headers["content-length"] = str(len(body))
         await self._begin(send)
         await send({"type": "http.response.body", "body": body})
