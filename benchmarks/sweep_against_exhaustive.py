@@ -31,7 +31,9 @@ from specdec_cli.measure.compare import against
 from specdec_cli.measure.cost import Costs
 from specdec_cli.measure.predict import Prediction
 from specdec_cli.measure.prompts import PromptRow
-from specdec_cli.measure.sweep import Sweep, obtain_trace, predict_all, profile_workload
+from specdec_cli.measure.rounds import Rounds
+from specdec_cli.measure.sweep import Sweep, profile_workload
+from specdec_cli.measure.traced import Traced, obtain_trace
 from specdec_cli.measure.workload import Workload, tokenize
 
 GROUPS_PER_PROFILE = 6
@@ -52,7 +54,8 @@ def middle(profiles: list[Costs]) -> Costs:
         for name in ("target_seconds", "draft_seconds", "overhead_seconds")
     }
     num, seconds = sum(one.num_repeats for one in profiles), sum(one.seconds for one in profiles)
-    return replace(profiles[0], **parts, num_repeats=num, seconds=seconds)
+    rounds = Rounds.joined([one.rounds for one in profiles if one.rounds is not None])
+    return replace(profiles[0], **parts, num_repeats=num, seconds=seconds, rounds=rounds)
 
 
 def measure_every(sweep: Sweep, profiles: list[Costs], engine: Engine, repeats: int) -> float:
@@ -115,18 +118,18 @@ def main() -> None:
     params = SamplingParams(max_new_tokens=options.tokens, temperature=options.temperature)
     workload = read_workload(engine, options.prompts, options.num_prompts, params)
     begin = perf_counter()
-    trace = obtain_trace(engine, workload.requests, "draft", options.k_max)
+    text = Traced(obtain_trace(engine, workload.requests, "draft", options.k_max), "draft")
     traced = perf_counter()
     costs = profile_workload(engine, workload, options.k_max, 1)
     profiled = perf_counter()
-    prediction = predict_all(trace, "draft", "auto", options.k_max, costs)
+    prediction = text.predict(options.k_max, costs)
     few = Sweep(engine, workload, costs, prediction, options.k_max, repeats=options.repeats)
     list(few.run())
     swept = perf_counter()
     every = Sweep(engine, workload, costs, prediction, options.k_max, True, repeats=options.all_repeats)
     profiles: list[Costs] = []
     measuring = measure_every(every, profiles, engine, options.exhaustive_repeats)
-    in_turn = predict_all(trace, "draft", "auto", options.k_max, middle(profiles))
+    in_turn = text.predict(options.k_max, middle(profiles))
     rows, own = errors(every, in_turn), errors(every, prediction)
     found, measured = few.recommended(), every.measured()
     best = max(measured.values(), key=lambda one: one.speedup.median)

@@ -180,12 +180,16 @@ class _Run:
             screen.say(f"no target named: auditing the built-in {self.recipe.target.model}")
         with progress(screen) as say:
             say("starting torch and transformers")
+            from specdec_cli.engine.caveats import compiled
             from specdec_cli.measure.audit import audit as run_audit
 
             plan = self._plan(ks, batch_sizes)
             pair = None if self.wish.table else self._load(plan, say)
+            notes = compiled(pair.engine) if pair is not None else []
             requests = self._requests(pair.engine) if pair is not None else []
             result = run_audit(pair, requests, plan, lambda at: say(f"{at.stage}: {at.done} of {at.total}"))
+        for note in notes:
+            screen.say(f"note: {note}", "yellow")
         if self.shared.json or self.shared.output is not None:
             machine = machine_of(pair.engine) if pair is not None else {}
             document = envelope(SCHEMA, self.recipe.as_dict(), result.as_dict(), **machine)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,24 +11,25 @@ import typer
 from specdec_cli.cli.endpoint_options import ApiKey, Concurrency, EndpointModel, EndpointTimeout, EndpointWish, Url
 from specdec_cli.cli.measurement import Measurement
 from specdec_cli.cli.measurement_options import (
-    FILES,
     HOW,
     BatchSize,
     Chat,
+    Csv,
     DryRun,
     Html,
+    Junit,
+    Markdown,
     Plot,
-    Repeats,
     Wish,
     check_files,
     check_regression,
+    check_speculates,
     chosen_rows,
     num_at_hand,
     num_prompts_words,
     show_plan,
 )
 from specdec_cli.cli.options import GATE_OPTIONS, RESUME_OPTION, WORKLOAD_OPTIONS, Shared, with_shared_options
-from specdec_cli.cli.output import write_file
 from specdec_cli.cli.screen import open_screen
 from specdec_cli.errors import ExitCode, UsageError
 from specdec_cli.measure.workload import task_of
@@ -47,10 +47,22 @@ if TYPE_CHECKING:
     from specdec_cli.recipe import Recipe, Resolved
 
 
+_REPEATS = 2
+Repeats = Annotated[
+    int | None,
+    typer.Option(
+        "--repeats",
+        min=1,
+        help="How often every arm decodes every prompt: 2 if not given, 1 with --endpoint.",
+        rich_help_panel=HOW,
+    ),
+]
+
+
 @with_shared_options(without=["sampling.logprobs"], beside=(*WORKLOAD_OPTIONS, *GATE_OPTIONS, RESUME_OPTION))
 def bench(
     context: typer.Context,
-    repeats: Repeats = 2,
+    repeats: Repeats = None,
     batch_size: BatchSize = 1,
     against: Annotated[
         str,
@@ -66,16 +78,9 @@ def bench(
         bool, typer.Option(help="Compare every token of greedy and gumbel decoding.", rich_help_panel=HOW)
     ] = True,
     dry_run: DryRun = False,
-    markdown: Annotated[
-        Path | None, typer.Option(help="Write tables for a CI job's summary.", metavar="FILE", rich_help_panel=FILES)
-    ] = None,
-    csv: Annotated[
-        Path | None, typer.Option(help="Write a row per task and arm.", metavar="FILE", rich_help_panel=FILES)
-    ] = None,
-    junit: Annotated[
-        Path | None,
-        typer.Option(help="Write gates and the lossless check as JUnit XML.", metavar="FILE", rich_help_panel=FILES),
-    ] = None,
+    markdown: Markdown = None,
+    csv: Csv = None,
+    junit: Junit = None,
     endpoint: Url = None,
     concurrency: Concurrency = None,
     endpoint_model: EndpointModel = None,
@@ -97,11 +102,11 @@ def bench(
 
     resolved = shared.resolve()
     files = {"markdown": markdown, "csv": csv, "junit": junit}
-    _check(resolved.recipe, shared)
+    _check(resolved.recipe, batch_size, shared)
     peers = parse_against(against)
     check_peers(peers, resolved.recipe, batch_size)
-    wish = _Wish(repeats, batch_size, chat, plot, html, peers, lossless_check, files)
-    check_files(wish, {f"--{name}": path for name, path in files.items()}, shared)
+    wish = _Wish(repeats or _REPEATS, batch_size, chat, plot, html, files, peers, lossless_check)
+    check_files(wish, shared)
     if dry_run:
         _show_plan(resolved, wish, shared)
         return None
@@ -115,15 +120,15 @@ class _Wish(Wish):
 
     peers: tuple[str, ...]
     lossless_check: bool
-    files: dict[str, Path | None]
 
 
-def _check(recipe: Recipe, shared: Shared) -> None:
+def _check(recipe: Recipe, batch_size: int, shared: Shared) -> None:
     """Refuse what contradicts itself before anything is read or loaded."""
     if recipe.draft.method == "none" or recipe.speculation.num_speculative_tokens == 0:
         raise UsageError("there is no draft to measure", "name one with --draft, and k above 0")
     if recipe.draft.method == "prediction":
         raise UsageError("the draft `prediction` reads one prompt's text, and a benchmark has many", "choose another")
+    check_speculates(recipe.speculation, batch_size)
     check_regression(recipe, shared)
 
 
@@ -167,7 +172,7 @@ class _Run(Measurement["Bench"]):
         from specdec_cli.measure.against import check_lengths, load_peers
 
         trust = self.shared.trust_remote_code
-        engine = engine_from_recipe(self.sized(self.recipe), trust_remote_code=trust, progress=say)
+        engine = engine_from_recipe(self.recipe, trust_remote_code=trust, progress=say)
         workload = self.tokenize(engine)
         check_lengths(self.asked.peers, self.study(engine, workload).groups())
         self._peers = load_peers(self.asked.peers, self.recipe, engine.eos_token_ids, trust, say)
@@ -175,12 +180,13 @@ class _Run(Measurement["Bench"]):
 
     def study(self, engine: Engine, workload: Workload) -> Bench:
         """The benchmark."""
+        from specdec_cli.measure.against import unequal_precision
         from specdec_cli.measure.bench import Bench, Plan
 
-        k = self.recipe.speculation.num_speculative_tokens
-        found = Bench(
-            engine, workload, Plan(k, self.asked.batch_size, self.asked.repeats), self._peers, journal=self.journal
-        )
+        plan = Plan(self.recipe.speculation.num_speculative_tokens, self.asked.batch_size, self.asked.repeats)
+        found = Bench(engine, workload, plan, self._peers, journal=self.journal)
+        if unequal := unequal_precision(self.asked.peers, self.recipe):
+            found.notices.append(unequal)
         if self.recipe.speculation.verify == "synthetic":
             found.draft.name += " (synthetic)"
         return found
@@ -215,18 +221,11 @@ class _Run(Measurement["Bench"]):
             interrupted,
         )
 
-    def write_files(self, study: Bench, document: dict[str, Any], interrupted: bool) -> None:
-        """Markdown, CSV, JUnit."""
-        from specdec_cli.report import bench_files
+    def csv(self, study: Bench, document: dict[str, Any]) -> str:
+        """A row per task and arm."""
+        from specdec_cli.report.result_files import bench_csv
 
-        texts: dict[str, Callable[[], str]] = {
-            "markdown": lambda: bench_files.markdown(study, document),
-            "csv": lambda: bench_files.csv_text(study),
-            "junit": lambda: bench_files.junit(document),
-        }
-        for name, path in self.asked.files.items():
-            if path is not None:
-                write_file(path, texts[name](), self.shared.force)
+        return bench_csv(study)
 
     def draw(self, page: Console, study: Bench, document: dict[str, Any]) -> None:
         """Print the report."""

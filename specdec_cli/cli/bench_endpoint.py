@@ -11,6 +11,7 @@ import typer
 
 from specdec_cli.cli.endpoint_options import EndpointWish
 from specdec_cli.cli.measurement_options import (
+    check_regression,
     chosen_rows,
     num_at_hand,
     num_prompts_words,
@@ -21,27 +22,28 @@ from specdec_cli.cli.output import deliver_with_report, envelope
 from specdec_cli.cli.screen import interruptible, open_screen
 from specdec_cli.errors import ExitCode, UsageError
 from specdec_cli.measure.endpoint import check_key, parse_address
-from specdec_cli.measure.endpoint_bench import EndpointBench, Plan, Visit, sampling_fields
+from specdec_cli.measure.endpoint_bench import EndpointBench, Plan, sampling_fields
 from specdec_cli.measure.load import look_at_load
 from specdec_cli.measure.workload import task_of
 from specdec_cli.recipe.present import to_yaml
 from specdec_cli.report.bench import BenchView
 from specdec_cli.report.bench_endpoint import SCHEMA, endpoint_body, json_schema, live_table, print_endpoint
+from specdec_cli.report.counting import CountingLine
 from specdec_cli.report.view import Screen
 
 if TYPE_CHECKING:
+    from specdec_cli.measure.gates import Judged
     from specdec_cli.measure.prompts import PromptRow
     from specdec_cli.recipe import Recipe, Resolved
 
 _KEY_VARIABLES = ("SPECDEC_API_KEY", "OPENAI_API_KEY")
 _OWN = {"endpoint", "concurrency", "endpoint_model", "endpoint_timeout", "api_key", "repeats", "chat", "dry_run"}
-_PATHS = {"recipe", "sets", "json", "output", "force", "quiet", "target.model", "gates.fail_if"}
-_SECTIONS = ("sampling.", "workload.")
-_SECONDS_BETWEEN_DRAWS, _WHILE_OTHERS_WAIT = 0.25, 1.0
+_PATHS = {"recipe", "sets", "json", "output", "force", "quiet", "target.model"}
+_SECTIONS = ("sampling.", "workload.", "gates.")
 
 
 def run_endpoint(
-    context: typer.Context, shared: Shared, wish: EndpointWish, repeats: int, chat: bool, dry_run: bool
+    context: typer.Context, shared: Shared, wish: EndpointWish, repeats: int | None, chat: bool, dry_run: bool
 ) -> ExitCode | None:
     """Measure a server. Needs neither torch nor the model's files.
 
@@ -49,7 +51,7 @@ def run_endpoint(
         context: the command line, whose options that say nothing to a server are refused.
         shared: the command's shared options; workload, sampling and gates count, and a target's name.
         wish: the server and how it is asked.
-        repeats: how often every prompt is sent.
+        repeats: how often every prompt is sent; None is once, for a server may keep the prefixes of what it has seen.
         chat: prompts are messages.
         dry_run: show what would be sent; ask nobody.
 
@@ -61,9 +63,8 @@ def run_endpoint(
     _refuse_others(context)
     resolved = shared.resolve()
     recipe = resolved.recipe
-    if recipe.gates.baseline is not None:
-        raise UsageError("`gates.baseline` compares speed-ups, which a server alone has not", "use --fail-if")
-    plan = _plan(resolved, wish, repeats, chat)
+    check_regression(recipe, shared)
+    plan = _plan(resolved, wish, repeats or 1, chat)
     _check_gates(recipe)
     if dry_run:
         _show(resolved, shared, plan)
@@ -107,13 +108,15 @@ def _plan(resolved: Resolved, wish: EndpointWish, repeats: int, chat: bool) -> P
 
 def _check_gates(recipe: Recipe, rows: Sequence[PromptRow] | None = None) -> None:
     """Refuse gates that could not be judged, before anybody is asked; tasks are checked once the rows are read."""
-    from specdec_cli.measure.gates import check_paths, parse_all
+    from specdec_cli.measure.gates import Pairs, check_measurable, check_paths, parse_all
 
-    gates = parse_all(recipe.gates.fail_if)
+    gates, schema = parse_all(recipe.gates.fail_if), json_schema()
     if rows is None:
         gates = [gate for gate in gates if not gate.path.startswith("by_task.")]
     names = {"by_task": list(dict.fromkeys(map(task_of, rows or ())))}
-    check_paths(gates, json_schema(), names)
+    check_paths(gates, schema, names)
+    if rows is not None:
+        check_measurable(recipe.gates, schema, names, Pairs.of(rows, batch_size=1, repeats=1))
 
 
 def _document_recipe(resolved: Resolved, plan: Plan) -> dict[str, Any]:
@@ -157,10 +160,12 @@ class _Run:
 
     def go(self) -> ExitCode | None:
         """Ask, show, write, judge."""
-        from specdec_cli.measure.gates import judge, parse_all, raise_if_crossed
+        from specdec_cli.measure.baseline import read_baseline
+        from specdec_cli.measure.gates import raise_if_crossed
 
         recipe = self.resolved.recipe
         _check_gates(recipe, self.rows)
+        earlier = None if recipe.gates.baseline is None else read_baseline(recipe.gates.baseline, SCHEMA)
         load = look_at_load()
         bench = EndpointBench(self.plan, self.rows, recipe.sampling)
         with interruptible() as stopped:
@@ -170,8 +175,7 @@ class _Run:
                 return ExitCode.INTERRUPTED
             body = endpoint_body(bench, recipe.workload.dataset, load.since(), stopped())
             document = envelope(SCHEMA, _document_recipe(self.resolved, self.plan), body)
-            judged = judge(parse_all(recipe.gates.fail_if), document)
-            document["gates"] = [one.as_dict() for one in judged]
+            judged = self._judge(document, earlier)
             deliver_with_report(document, self.shared, lambda page: print_endpoint(page, document))
             if stopped():
                 self.screen.say("interrupted: this is what there was", "yellow")
@@ -179,14 +183,33 @@ class _Run:
         raise_if_crossed(judged)
         return None
 
+    def _judge(self, document: dict[str, Any], earlier: dict[str, Any] | None) -> list[Judged]:
+        """Judge the document by the recipe's gates, and write down what came of it."""
+        from specdec_cli.measure.baseline import against_baseline, other_circumstances, other_recipe
+        from specdec_cli.measure.gates import judge, parse_all
+        from specdec_cli.measure.stats import TOO_FEW, lacks_interval
+
+        gates = self.resolved.recipe.gates
+        document["notices"] += [TOO_FEW] if lacks_interval(document) else []
+        judged = judge(parse_all(gates.fail_if), document)
+        if earlier is not None:
+            judged += against_baseline(document, earlier, gates.max_regression)
+            unlike = (other_recipe(document, earlier), other_circumstances(document, earlier))
+            document["notices"] += [words for words in unlike if words]
+        document["gates"] = [one.as_dict() for one in judged]
+        return judged
+
     def _measure(self, bench: EndpointBench, stopped: Callable[[], bool]) -> None:
-        """Send everything; drawing waits for an answer's end, and is rare while other answers are on their way."""
-        pause = _SECONDS_BETWEEN_DRAWS if self.plan.concurrency == 1 else _WHILE_OTHERS_WAIT
+        """Send everything; the table is drawn while no request is open, else a thread counts in one line."""
         self.screen.say(f"asking {self.plan.address.root}; the first answer is not counted")
-        with BenchView(self.screen.console, self.screen.is_live) as view:
 
-            def draw(_: Visit) -> None:
-                line = f"{len(bench.visits)} of {bench.total} requests, {self.plan.concurrency} at a time"
-                view.draw(lambda: live_table(bench), line, pause)
+        def line() -> str:
+            return f"{len(bench.visits)} of {bench.total} requests, {self.plan.concurrency} at a time"
 
-            bench.run(stopped, draw)
+        console, is_live = self.screen.console, self.screen.is_live
+        if self.plan.concurrency > 1:
+            with CountingLine(console.file, line, is_live):
+                bench.run(stopped, lambda: None)
+            return
+        with BenchView(console, is_live) as view:
+            bench.run(stopped, lambda: view.draw(lambda: live_table(bench), line()))

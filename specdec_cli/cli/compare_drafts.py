@@ -12,10 +12,13 @@ from specdec_cli.cli.measurement import Measurement
 from specdec_cli.cli.measurement_options import (
     BatchSize,
     Chat,
+    Csv,
     DryRun,
     Exhaustive,
     Html,
+    Junit,
     KMax,
+    Markdown,
     Plot,
     Repeats,
     TraceFile,
@@ -23,7 +26,9 @@ from specdec_cli.cli.measurement_options import (
     check_files,
     check_fixed_depth,
     check_regression,
+    check_speculates,
     chosen_rows,
+    depth_within_rates,
     num_at_hand,
     num_prompts_words,
     show_plan,
@@ -66,6 +71,9 @@ def compare_drafts(
     chat: Chat = False,
     dry_run: DryRun = False,
     trace: TraceFile = None,
+    markdown: Markdown = None,
+    csv: Csv = None,
+    junit: Junit = None,
     plot: Plot = None,
     html: Html = None,
     *,
@@ -73,16 +81,18 @@ def compare_drafts(
 ) -> ExitCode | None:
     """Compare drafts for one target, each at its own best k. Exit code 3 if a gate is crossed."""
     resolved = shared.resolve_drafts()
-    wish = _Wish(repeats, batch_size, chat, plot, html, k_max, exhaustive, trace)
+    k_max, capped = depth_within_rates(resolved[0].recipe.speculation, k_max)
+    files = {"markdown": markdown, "csv": csv, "junit": junit}
+    wish = _Wish(repeats, batch_size, chat, plot, html, files, k_max, exhaustive, trace)
     names = _names([one.recipe for one in resolved])
     _check(resolved, shared, wish)
-    check_files(wish, {"--trace": trace}, shared)
+    check_files(wish, shared, {"--trace": trace})
     if dry_run:
         _show_plan(resolved, names, wish, shared)
         return None
     rows = chosen_rows(resolved[0].recipe.workload)
     screen = open_screen(shared.quiet, streams_text=False)
-    return _Run(resolved[0], wish, rows, shared, screen, resolved, names).go()
+    return _Run(resolved[0], wish, rows, shared, screen, resolved, names, capped).go()
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +129,7 @@ def _check(resolved: Sequence[Resolved], shared: Shared, wish: _Wish) -> None:
     if "prediction" in methods:
         raise UsageError("the draft `prediction` reads one prompt's text, and a comparison has many", "leave it out")
     check_fixed_depth(recipe.speculation)
+    check_speculates(recipe.speculation, wish.batch_size)
     check_regression(recipe, shared)
     if not wish.exhaustive:
         check_knowable(recipe.speculation.verify, _p_min(recipe))
@@ -135,10 +146,8 @@ def _is_predictable(recipe: Recipe) -> bool:
     return recipe.speculation.verify not in ("typical", "synthetic") and _p_min(recipe) == 0
 
 
-def _document_recipe(resolved: Sequence[Resolved]) -> dict[str, Any]:
-    """The recipe with all its drafts."""
-    drafts = [one.recipe.as_dict()["draft"] for one in resolved]
-    return resolved[0].recipe.as_dict() | {"draft": drafts}
+def _drafts(resolved: Sequence[Resolved]) -> list[dict[str, Any]]:
+    return [one.recipe.as_dict()["draft"] for one in resolved]
 
 
 def _show_plan(resolved: Sequence[Resolved], names: Sequence[str], wish: _Wish, shared: Shared) -> None:
@@ -159,7 +168,8 @@ def _show_plan(resolved: Sequence[Resolved], names: Sequence[str], wish: _Wish, 
         f"# would compare {', '.join(names)}: {depths}, {num_prompts_words(workload, num)}, "
         f"{wish.repeats} times in each arm"
     )
-    show_plan(_document_recipe(resolved), body, shared, f"{head}\n{_plan_yaml(resolved)}")
+    recipe = resolved[0].recipe.as_dict() | {"draft": _drafts(resolved)}
+    show_plan(recipe, body, shared, f"{head}\n{_plan_yaml(resolved)}")
 
 
 def _plan_yaml(resolved: Sequence[Resolved]) -> str:
@@ -181,6 +191,7 @@ class _Run(Measurement["Comparison"]):
     Args:
         drafts: the recipe once for each draft.
         names: the drafts'.
+        capped: why k_max is below what was asked for, or None.
     """
 
     schema = SCHEMA
@@ -189,6 +200,7 @@ class _Run(Measurement["Comparison"]):
     asked: _Wish
     drafts: Sequence[Resolved]
     names: Sequence[str]
+    capped: str | None
     _contenders: list[Contender] = field(init=False, default_factory=list)
 
     def json_schema(self) -> dict[str, Any]:
@@ -196,13 +208,14 @@ class _Run(Measurement["Comparison"]):
         return json_schema()
 
     def gate_names(self) -> dict[str, list[str]]:
-        """Tasks, of every draft."""
+        """Drafts, which have a place too, and tasks, of every draft."""
         tasks = list(dict.fromkeys(map(task_of, self.rows)))
-        return {f"rows.{place}.by_task": tasks for place in range(len(self.names))} | {"task_winners": tasks}
+        places = [*self.names, *range(len(self.names))]
+        return {"rows": list(self.names), "task_winners": tasks} | {f"rows.{one}.by_task": tasks for one in places}
 
     def document_recipe(self) -> dict[str, Any]:
         """The recipe with all its drafts."""
-        return _document_recipe(self.drafts)
+        return self.recipe.as_dict() | {"draft": _drafts(self.drafts)}
 
     def load(self, say: Callable[[str], None]) -> tuple[Engine, Workload]:
         """The target once, every draft, and the tokenised workload."""
@@ -233,6 +246,8 @@ class _Run(Measurement["Comparison"]):
             earlier,
             journal=self.journal,
         )
+        if self.capped is not None:
+            comparison.notices.append(self.capped)
         comparison.study(_is_predictable(self.recipe), lambda text: self.screen.say(text, "dim"))
         path = self.trace_file(wish.trace)
         if path is not None and earlier is None and comparison.trace is not None:
@@ -266,6 +281,12 @@ class _Run(Measurement["Comparison"]):
     ) -> dict[str, Any]:
         """The document's own keys."""
         return compare_body(study, promise, must_agree, machine, interrupted)
+
+    def csv(self, study: Comparison, document: dict[str, Any]) -> str:
+        """A row per draft, and one for each of its tasks."""
+        from specdec_cli.report.result_files import compare_csv
+
+        return compare_csv(document)
 
     def draw(self, page: Console, study: Comparison, document: dict[str, Any]) -> None:
         """Print the report."""

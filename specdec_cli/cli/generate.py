@@ -170,7 +170,7 @@ class _Run:
             requests = self._requests(engine)
         from specdec_cli.engine.caveats import caveats
 
-        for caveat in caveats(self.recipe, engine.tokenizer):
+        for caveat in caveats(self.recipe, engine):
             self.screen.say(f"note: {caveat}", "yellow")
         arm = Arm(self._arm_name())
         promise, must_agree = self._promise()

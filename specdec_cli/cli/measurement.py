@@ -6,12 +6,13 @@ A command says what it loads, how that is measured and what stands in its docume
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from specdec_cli import __version__
+from specdec_cli.cli.measurement_options import check_batch, check_timed_tasks
 from specdec_cli.cli.output import (
     deliver_with_report,
     envelope,
@@ -48,7 +49,7 @@ class Measurement(ABC, Generic[Study]):
     """One run of a measuring command.
 
     Args:
-        resolved: the recipe; of several drafts the first one's.
+        resolved: the recipe as it was given; of several drafts the first one's.
         asked: what the command's own options ask for.
         rows: the prompts.
         shared: the command's shared options.
@@ -57,7 +58,6 @@ class Measurement(ABC, Generic[Study]):
 
     schema: ClassVar[str]
     doing: ClassVar[str]
-    judges_baseline: ClassVar[bool] = True
 
     resolved: Resolved
     asked: Wish
@@ -70,8 +70,8 @@ class Measurement(ABC, Generic[Study]):
 
     @property
     def recipe(self) -> Recipe:
-        """What is measured; what all drafts have in common where there are several."""
-        return self.resolved.recipe
+        """What is measured, as it is measured; what all drafts have in common where there are several."""
+        return self.sized(self.resolved.recipe)
 
     @abstractmethod
     def json_schema(self) -> dict[str, Any]:
@@ -119,8 +119,12 @@ class Measurement(ABC, Generic[Study]):
         """The recipe as the document has it."""
         return self.recipe.as_dict()
 
+    @abstractmethod
+    def csv(self, study: Study, document: dict[str, Any]) -> str:
+        """The figures as rows of a table."""
+
     def write_files(self, study: Study, document: dict[str, Any], interrupted: bool) -> None:
-        """The command's other files."""
+        """The command's own files."""
 
     def go(self) -> ExitCode | None:
         """Load, measure, show, write, judge."""
@@ -151,11 +155,13 @@ class Measurement(ABC, Generic[Study]):
         return None
 
     def sized(self, recipe: Recipe, k: int | None = None) -> Recipe:
-        """A recipe with room for the batch, and for a largest k."""
+        """A recipe with room for the batch, for a largest k, and where no arm finds what another left in the cache."""
         from specdec_cli.engine.synthetic import at_depth
 
-        num_seqs = max(recipe.engine.max_num_seqs, self.asked.batch_size)
-        update: dict[str, Any] = {"engine": recipe.engine.model_copy(update={"max_num_seqs": num_seqs})}
+        changed: dict[str, Any] = {"max_num_seqs": max(recipe.engine.max_num_seqs, self.asked.batch_size)}
+        if recipe.engine.enable_prefix_caching:
+            changed["enable_prefix_caching"] = False
+        update: dict[str, Any] = {"engine": recipe.engine.model_copy(update=changed)}
         if k is not None:
             update["speculation"] = at_depth(recipe.speculation, k)
         return recipe.model_copy(update=update)
@@ -172,19 +178,22 @@ class Measurement(ABC, Generic[Study]):
             return engine.encode([{"role": "user", "content": row.prompt}] if self.asked.chat else row.prompt)
 
         params = SamplingParams(**self.recipe.sampling.model_dump() | {"logprobs": None})
-        return tokenize(self.rows, self.recipe.workload.dataset, encode, params, engine.target.max_context)
+        found = tokenize(self.rows, self.recipe.workload.dataset, encode, params, engine.target.max_context)
+        check_batch(self.asked.batch_size, len(found.requests))
+        return found
 
     def _prepare_gates(self) -> None:
-        """Refuse gates that could not be judged, before anything is loaded."""
-        from specdec_cli.measure.gates import check_measurable, check_paths, parse_all, read_baseline
+        """Refuse gates that could not be judged and a batch that is not there, before anything is loaded."""
+        from specdec_cli.measure.baseline import read_baseline
+        from specdec_cli.measure.gates import Pairs, check_measurable, check_paths, parse_all
 
-        gates = self.recipe.gates
-        check_paths(parse_all(gates.fail_if), self.json_schema(), self.gate_names())
-        if not self.judges_baseline:
-            return
+        gates, schema, names = self.recipe.gates, self.json_schema(), self.gate_names()
+        check_paths(parse_all(gates.fail_if), schema, names)
+        check_batch(self.asked.batch_size, len(self.rows))
+        check_timed_tasks(gates, self.asked.batch_size, self.rows)
         if gates.baseline is not None:
             self._baseline = read_baseline(gates.baseline, self.schema)
-        check_measurable(gates, len(self.rows) * self.asked.repeats)
+        check_measurable(gates, schema, names, Pairs.of(self.rows, self.asked.first_batch_size, self.asked.repeats))
 
     def _load(self, say: Callable[[str], None]) -> tuple[Machine, Engine, Workload]:
         """The machine before we keep it busy, the models and the workload."""
@@ -213,13 +222,23 @@ class Measurement(ABC, Generic[Study]):
             num = self.journal.num_kept
             self.screen.say(f"resuming after {num} passes" if num else "nothing to resume: beginning anew", "dim")
 
+    def _changes(self) -> Iterator[str]:
+        """Where the recipe was not measured as it was given."""
+        given, measured = self.resolved.recipe.engine, self.recipe.engine
+        if given.max_num_seqs != measured.max_num_seqs:
+            yield f"max_num_seqs is {measured.max_num_seqs} here, not {given.max_num_seqs}: a batch runs together"
+        if given.enable_prefix_caching:
+            yield "prefix caching is off here: the arms decode the same prompts, and each feeds them from the beginning"
+
     def _how_to_go_on(self) -> str:
         return "" if self.journal is None else "; --resume continues it"
 
     def _document(self, machine: Machine, engine: Engine, study: Study, interrupted: bool) -> dict[str, Any]:
         from specdec_cli.engine.caveats import caveats
         from specdec_cli.engine.verify import is_lossless, resolve_mode
-        from specdec_cli.measure.gates import against_baseline, judge, other_recipe, parse_all
+        from specdec_cli.measure.baseline import against_baseline, other_circumstances, other_recipe
+        from specdec_cli.measure.gates import judge, parse_all
+        from specdec_cli.measure.stats import TOO_FEW, lacks_interval
 
         temperature = self.recipe.sampling.temperature
         mode = resolve_mode(self.recipe.speculation.verify, temperature)
@@ -227,24 +246,36 @@ class Measurement(ABC, Generic[Study]):
         must_agree = promise.is_lossless and (mode == "gumbel" or temperature == 0)
         body = self.body(study, promise, must_agree, machine.load_since(), interrupted)
         num_resumed = 0 if self.journal is None else self.journal.num_resumed
-        body["plan"]["resumed"] = num_resumed
+        body["plan"] |= {"chat": self.asked.chat, "resumed": num_resumed}
         if num_resumed:
             body["notices"].append(
                 f"{num_resumed} of {body['plan']['passes']} passes are of an earlier, interrupted run"
             )
         document = envelope(self.schema, self.document_recipe(), body, **machine_of(engine))
-        document["notices"] = [*caveats(self.recipe, engine.tokenizer), *document["notices"]]
+        document["notices"] = [*caveats(self.recipe, engine), *self._changes(), *document["notices"]]
+        document["environment"]["cpu"] = machine.devices[0].model
+        document["notices"] += [TOO_FEW] if lacks_interval(body) else []
         self._judged = judge(parse_all(self.recipe.gates.fail_if), document)
         if self._baseline is not None:
             self._judged += against_baseline(document, self._baseline, self.recipe.gates.max_regression)
-            if unlike := other_recipe(document, self._baseline):
-                document["notices"].append(unlike)
+            unlike = (other_recipe(document, self._baseline), other_circumstances(document, self._baseline))
+            document["notices"] += [one for one in unlike if one is not None]
         document["gates"] = [one.as_dict() for one in self._judged]
         return document
 
     def _write(self, study: Study, document: dict[str, Any], interrupted: bool) -> None:
-        """The command's files and the document, then the report, on stdout unless the document stands there."""
+        """The result's files and the document, then the report, on stdout unless the document stands there."""
+        from specdec_cli.report.result_files import junit, markdown
+
         self.write_files(study, document, interrupted)
+        texts: Mapping[str, Callable[[], str]] = {
+            "markdown": lambda: markdown(document),
+            "csv": lambda: self.csv(study, document),
+            "junit": lambda: junit(document),
+        }
+        for kind, path in self.asked.files.items():
+            if path is not None:
+                write_file(path, texts[kind](), self.shared.force)
         if self.asked.plot is not None:
             write_file(self.asked.plot, picture(document, self.asked.plot.suffix.lower()), self.shared.force)
         if self.asked.html is not None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,17 +16,18 @@ from specdec_cli.cli.output import check_destination, deliver, envelope
 from specdec_cli.errors import UsageError
 from specdec_cli.measure.dataset import is_at_hand
 from specdec_cli.measure.journal import check_journal
-from specdec_cli.measure.workload import read_rows
+from specdec_cli.measure.workload import read_rows, task_of
 from specdec_cli.report.plot import check_available, check_plot
 
 if TYPE_CHECKING:
     from specdec_cli.cli.options import Shared
     from specdec_cli.measure.prompts import PromptRow
     from specdec_cli.recipe import Recipe
-    from specdec_cli.recipe.schema import Speculation
+    from specdec_cli.recipe.schema import Gates, Speculation
     from specdec_cli.recipe.schema import Workload as WorkloadSection
 
 HOW, FILES = "How it is measured", "Result files"
+_TIMED_TASK = re.compile(r"\b(by_task|task_winners)\..*\.(speedup|timing)\b")
 
 KMax = Annotated[
     int, typer.Option("--k-max", min=1, max=64, help="The largest k to consider.", rich_help_panel=HOW)
@@ -37,7 +40,7 @@ Repeats = Annotated[
     int, typer.Option("--repeats", min=1, help="How often every arm decodes every prompt.", rich_help_panel=HOW)
 ]
 BatchSize = Annotated[
-    int, typer.Option("--batch-size", min=1, help="Prompts of one task that are decoded together.", rich_help_panel=HOW)
+    int, typer.Option("--batch-size", min=1, help="Prompts that are decoded together.", rich_help_panel=HOW)
 ]
 Chat = Annotated[
     bool, typer.Option("--chat", help="Prompts are messages: use the chat template.", rich_help_panel=HOW)
@@ -64,6 +67,20 @@ Html = Annotated[
     Path | None,
     typer.Option("--html", help="Write a page with tables and plots, one file.", metavar="FILE", rich_help_panel=FILES),
 ]
+Markdown = Annotated[
+    Path | None,
+    typer.Option("--markdown", help="Write tables for a CI job's summary.", metavar="FILE", rich_help_panel=FILES),
+]
+Csv = Annotated[
+    Path | None,
+    typer.Option("--csv", help="Write the figures as rows of a table.", metavar="FILE", rich_help_panel=FILES),
+]
+Junit = Annotated[
+    Path | None,
+    typer.Option(
+        "--junit", help="Write gates and the lossless check as JUnit XML.", metavar="FILE", rich_help_panel=FILES
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +93,7 @@ class Wish:
         chat: whether prompts are messages.
         plot: file of a picture, or None.
         html: file of a page, or None.
+        files: the other files of a result by their kind: markdown, csv, junit.
     """
 
     repeats: int
@@ -83,6 +101,12 @@ class Wish:
     chat: bool
     plot: Path | None
     html: Path | None
+    files: Mapping[str, Path | None]
+
+    @property
+    def first_batch_size(self) -> int:
+        """What the document's figures are of; of several numbers the smallest."""
+        return self.batch_size
 
     def as_plan(self) -> dict[str, Any]:
         """What decides how it is measured; files do not."""
@@ -116,13 +140,13 @@ def show_plan(recipe: Mapping[str, Any], body: Mapping[str, Any], shared: Shared
         sys.stdout.write(text)
 
 
-def check_files(wish: Wish, files: Mapping[str, Path | None], shared: Shared) -> None:
+def check_files(wish: Wish, shared: Shared, more: Mapping[str, Path | None] = MappingProxyType({})) -> None:
     """Refuse files that could not be written, and two of one name, before anything is read or loaded.
 
     Args:
-        wish: names the picture and the page.
-        files: the command's own, by the option that names them.
+        wish: names the picture, the page and the other files of a result.
         shared: the command's shared options.
+        more: the command's own, by the option that names them.
 
     Raises:
         UsageError: there are such, a picture cannot be drawn, or an interrupted run's journal would be lost.
@@ -131,7 +155,8 @@ def check_files(wish: Wish, files: Mapping[str, Path | None], shared: Shared) ->
         check_plot(wish.plot)
     if wish.html is not None:
         check_available("--html")
-    files = {"--plot": wish.plot, "--html": wish.html, **files}
+    results = {"plot": wish.plot, "html": wish.html, **wish.files}
+    files = {**{f"--{kind}": path for kind, path in results.items()}, **more}
     named = [path.resolve() for path in (shared.output, *files.values()) if path is not None]
     if len(set(named)) < len(named):
         raise UsageError("two files have the same name", "give each its own")
@@ -151,6 +176,66 @@ def check_regression(recipe: Recipe, shared: Shared) -> None:
     """
     if "gates.max_regression" in shared.flags and recipe.gates.baseline is None:
         raise UsageError("`--max-regression` has no effect without a baseline", "add --baseline FILE")
+
+
+def check_batch(size: int, num_prompts: int) -> None:
+    """Refuse a batch that there are not enough prompts for.
+
+    Raises:
+        UsageError: there are fewer.
+    """
+    if size > num_prompts:
+        raise UsageError(
+            f"a batch of `{size}` needs as many prompts, and there are `{num_prompts}`",
+            "raise --num-prompts, or lower the batch's size",
+        )
+
+
+def check_speculates(speculation: Speculation, batch_size: int) -> None:
+    """Refuse a batch in which the draft would be switched off.
+
+    Raises:
+        UsageError: more sequences than the recipe speculates with.
+    """
+    table = [k for size, k in speculation.k_by_batch or () if size <= batch_size]
+    if table and table[-1] == 0:
+        raise UsageError(
+            f"k_by_batch has no draft where `{batch_size}` sequences run together",
+            "lower the batch's size, or leave k_by_batch out",
+        )
+    limit = speculation.disable_by_batch_size
+    if limit is not None and batch_size > limit:
+        raise UsageError(
+            f"the recipe does not speculate beyond `{limit}` sequences, and `{batch_size}` should run together",
+            "lower the batch's size, or leave disable_by_batch_size out",
+        )
+
+
+def check_timed_tasks(gates: Gates, batch_size: int, rows: Sequence[PromptRow]) -> None:
+    """Refuse gates on times of a task where prompts of several tasks are decoded together.
+
+    Raises:
+        UsageError: there is one.
+    """
+    timed = (text for text in gates.fail_if if _TIMED_TASK.search(text))
+    is_mixed = batch_size > 1 and len(set(map(task_of, rows))) > 1
+    if is_mixed and (gate := next(timed, None)) is not None:
+        raise UsageError(
+            f"`--fail-if '{gate}'` needs the times of one task, and a batch of `{batch_size}` holds several",
+            "use --batch-size 1, or a gate on all tasks such as speedup.decode",
+        )
+
+
+def depth_within_rates(speculation: Speculation, k_max: int) -> tuple[int, str | None]:
+    """The largest k whose acceptance is known, and a sentence where that is less than was asked for.
+
+    Given synthetic rates end somewhere; what lies beyond is not known. A synthetic length tells every k.
+    """
+    rates = speculation.synthetic_acceptance_rates
+    if rates is None or k_max <= len(rates):
+        return k_max, None
+    said = f"k ends at {len(rates)}, not at {k_max}: so many synthetic acceptance rates are given"
+    return len(rates), said
 
 
 def whole_numbers(text: str, flag: str, most: int) -> tuple[int, ...]:

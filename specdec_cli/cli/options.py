@@ -261,6 +261,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("sampling.logprobs", int, ("--logprobs",), SAMPLING, metavar="N"),
     Option("sampling.seed", int, ("--seed",), SAMPLING),
     Option("engine.decoder", str, ("--decoder",), ENGINE, metavar="NAME"),
+    Option("engine.compile", bool, ("--compile/--no-compile",), ENGINE),
     Option("engine.max_num_seqs", int, ("--max-num-seqs",), ENGINE, only_with_aliases=True),
     Option("engine.max_model_len", int, ("--max-model-len",), ENGINE, only_with_aliases=True),
     Option(

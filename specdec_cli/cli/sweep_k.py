@@ -14,16 +14,22 @@ from specdec_cli.cli.measurement_options import (
     FILES,
     HOW,
     Chat,
+    Csv,
     DryRun,
     Exhaustive,
     Html,
+    Junit,
     KMax,
+    Markdown,
     Plot,
     TraceFile,
     Wish,
     check_files,
     check_fixed_depth,
+    check_regression,
+    check_speculates,
     chosen_rows,
+    depth_within_rates,
     num_at_hand,
     num_prompts_words,
     show_plan,
@@ -42,8 +48,8 @@ if TYPE_CHECKING:
 
     from specdec_cli.engine.engine import Engine
     from specdec_cli.measure.cost import Costs
-    from specdec_cli.measure.predict import Prediction
     from specdec_cli.measure.sweeps import Sweeps
+    from specdec_cli.measure.traced import Traced
     from specdec_cli.measure.workload import Workload
     from specdec_cli.recipe import Recipe, Resolved
 
@@ -54,7 +60,6 @@ _LEFT_OUT = (
     "speculation.disable_by_batch_size",
     "speculation.k_by_batch",
 )
-_FAIL_IF = tuple(option for option in GATE_OPTIONS if option.path == "gates.fail_if")
 _MOST_TOGETHER = 1024
 
 BatchSizes = Annotated[
@@ -78,7 +83,7 @@ Repeats = Annotated[
 ]
 
 
-@with_shared_options(without=_LEFT_OUT, beside=(*WORKLOAD_OPTIONS, *_FAIL_IF, RESUME_OPTION))
+@with_shared_options(without=_LEFT_OUT, beside=(*WORKLOAD_OPTIONS, *GATE_OPTIONS, RESUME_OPTION))
 def sweep_k(
     k_max: KMax = 8,
     exhaustive: Exhaustive = False,
@@ -90,6 +95,9 @@ def sweep_k(
     write_recipe: Annotated[
         Path | None, typer.Option(help="Write the recipe with the recommended k.", rich_help_panel=FILES)
     ] = None,
+    markdown: Markdown = None,
+    csv: Csv = None,
+    junit: Junit = None,
     plot: Plot = None,
     html: Html = None,
     *,
@@ -99,15 +107,18 @@ def sweep_k(
     resolved = shared.resolve()
     repeats = repeats or (2 if exhaustive else 1)
     sizes = whole_numbers(batch_sizes, "--batch-sizes", _MOST_TOGETHER)
-    wish = _Wish(repeats, sizes[-1], chat, plot, html, k_max, exhaustive, sizes, trace, write_recipe)
+    k_max, capped = depth_within_rates(resolved.recipe.speculation, k_max)
+    files = {"markdown": markdown, "csv": csv, "junit": junit}
+    wish = _Wish(repeats, sizes[-1], chat, plot, html, files, k_max, exhaustive, sizes, trace, write_recipe)
     _check(resolved.recipe, wish)
-    check_files(wish, {"--trace": trace, "--write-recipe": write_recipe}, shared)
+    check_regression(resolved.recipe, shared)
+    check_files(wish, shared, {"--trace": trace, "--write-recipe": write_recipe})
     unknowable = _unknowable(resolved.recipe, wish)
     if dry_run:
         _show_plan(resolved, wish, shared)
         return None
     rows = chosen_rows(resolved.recipe.workload)
-    return _Run(resolved, wish, rows, shared, open_screen(shared.quiet, streams_text=False), unknowable).go()
+    return _Run(resolved, wish, rows, shared, open_screen(shared.quiet, streams_text=False), unknowable, capped).go()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +131,11 @@ class _Wish(Wish):
     trace: Path | None
     write_recipe: Path | None
 
+    @property
+    def first_batch_size(self) -> int:
+        """That of the document's own figures; `by_batch_size` has the others."""
+        return self.batch_sizes[0]
+
 
 def _check(recipe: Recipe, wish: _Wish) -> None:
     """Refuse what contradicts itself before anything is read or loaded."""
@@ -128,12 +144,7 @@ def _check(recipe: Recipe, wish: _Wish) -> None:
     if recipe.draft.method == "prediction":
         raise UsageError("the draft `prediction` reads one prompt's text, and a sweep has many", "choose another")
     check_fixed_depth(recipe.speculation)
-    limit = recipe.speculation.disable_by_batch_size
-    if limit is not None and wish.batch_size > limit:
-        raise UsageError(
-            f"the recipe does not speculate beyond `{limit}` sequences, and `{wish.batch_size}` should run together",
-            "lower --batch-sizes",
-        )
+    check_speculates(recipe.speculation, wish.batch_size)
 
 
 def _unknowable(recipe: Recipe, wish: _Wish) -> str | None:
@@ -181,14 +192,15 @@ class _Run(Measurement["Sweeps"]):
 
     Args:
         unknowable: why no trace can tell, or None.
+        capped: why k_max is below what was asked for, or None.
     """
 
     schema = SCHEMA
     doing = "measuring"
-    judges_baseline = False
 
     asked: _Wish
     unknowable: str | None
+    capped: str | None
     _trace: dict[str, Any] | None = field(init=False, default=None)
 
     def json_schema(self) -> dict[str, Any]:
@@ -196,8 +208,8 @@ class _Run(Measurement["Sweeps"]):
         return json_schema()
 
     def gate_names(self) -> dict[str, list[str]]:
-        """None: its keys are known beforehand."""
-        return {}
+        """Tasks."""
+        return {"by_task": list(dict.fromkeys(row.category for row in self.rows if row.category is not None))}
 
     def load(self, say: Callable[[str], None]) -> tuple[Engine, Workload]:
         """The pair, with room for the largest k, and the tokenised workload."""
@@ -210,20 +222,19 @@ class _Run(Measurement["Sweeps"]):
     def study(self, engine: Engine, workload: Workload) -> Sweeps:
         """Every k predicted, at every batch size."""
         from specdec_cli.measure.sweep import Sweep
-        from specdec_cli.measure.sweeps import Sweeps, check_sizes
+        from specdec_cli.measure.sweeps import Sweeps
 
         wish = self.asked
-        check_sizes(wish.batch_sizes, workload)
         with progress(self.screen) as say:
-            predict = self._predictor(engine, workload, say)
+            traced = self._traced(engine, workload, say)
         self.screen.say("measuring what steps cost", "dim")
         found = []
         for size in wish.batch_sizes:
             costs = self._costs(engine, workload, size)
-            made = None if predict is None else predict(costs)
+            made = None if traced is None else traced.predict(wish.k_max, costs)
             few = (wish.k_max, wish.exhaustive, size, wish.repeats)
             found.append(Sweep(engine, workload, costs, made, *few, self.journal))
-        return Sweeps(tuple(found))
+        return Sweeps(tuple(found), traced)
 
     def _costs(self, engine: Engine, workload: Workload, size: int) -> Costs:
         """Costs at a batch size; of an earlier run that this one continues, its own."""
@@ -234,11 +245,9 @@ class _Run(Measurement["Sweeps"]):
 
         return measure() if self.journal is None else self.journal.costs(f"draft, {size} together", measure)
 
-    def _predictor(
-        self, engine: Engine, workload: Workload, say: Callable[[str], None]
-    ) -> Callable[[Costs], Prediction] | None:
-        """Traces; then it takes costs and gives the prediction. None where no trace can tell."""
-        from specdec_cli.measure.sweep import draft_name, obtain_trace, predict_all
+    def _traced(self, engine: Engine, workload: Workload, say: Callable[[str], None]) -> Traced | None:
+        """What predictions rest on; None where no trace can tell."""
+        from specdec_cli.measure.traced import Traced, draft_name, obtain_trace
 
         if self.unknowable is not None:
             return None
@@ -252,7 +261,7 @@ class _Run(Measurement["Sweeps"]):
             "prompts": len(trace.prompts),
             "tokens": trace.num_output_tokens,
         }
-        return lambda costs: predict_all(trace, name, self.recipe.speculation.verify, self.asked.k_max, costs)
+        return Traced(trace, name, self.recipe.speculation.verify)
 
     def measure(self, study: Sweeps, stopped: Callable[[], bool]) -> None:
         """Let the candidates take turns."""
@@ -271,15 +280,13 @@ class _Run(Measurement["Sweeps"]):
         return sweep_body(study, promise, must_agree, machine, self._trace, self._notices(study), interrupted)
 
     def _notices(self, sweeps: Sweeps) -> list[str]:
-        found = [notice for notice in (sweeps.first.workload.notice, self.unknowable) if notice]
+        found = [notice for notice in (sweeps.first.workload.notice, self.unknowable, self.capped) if notice]
         sizes = [size for size in self.asked.batch_sizes if size > 1]
         if sizes and self.unknowable is None:
             found.append(
                 f"predictions at batch size {', '.join(map(str, sizes))} are approximate: they take all sequences of "
                 "a batch to run to its end, at one context length; measured figures are not concerned"
             )
-        if self.recipe.gates.baseline is not None:
-            found.append("the recipe's baseline was not judged: `specdec bench` compares with one")
         return found + sweeps.notices()
 
     def write_files(self, study: Sweeps, document: dict[str, Any], interrupted: bool) -> None:
@@ -289,6 +296,12 @@ class _Run(Measurement["Sweeps"]):
             self.screen.say(f"{path} was not written: the sweep is not whole", "yellow")
         elif path is not None:
             write_file(path, tuned_recipe(self.resolved, document), self.shared.force)
+
+    def csv(self, study: Sweeps, document: dict[str, Any]) -> str:
+        """A row per batch size and k."""
+        from specdec_cli.report.result_files import sweep_csv
+
+        return sweep_csv(document)
 
     def draw(self, page: Console, study: Sweeps, document: dict[str, Any]) -> None:
         """Print the report."""

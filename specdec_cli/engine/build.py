@@ -16,7 +16,7 @@ from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.dummy import StandIn
 from specdec_cli.lm.load import load_lm, load_tokenizer
 from specdec_cli.lm.threads import choose_threads
-from specdec_cli.lm.transformers_lm import KVCacheBytes, TransformersLM
+from specdec_cli.lm.transformers_lm import COMPILED, KVCacheBytes, TransformersLM
 from specdec_cli.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ class LoadSettings:
         block_size: tokens of a KV block.
         kv_cache_bytes: memory for each KV cache, as TransformersLM takes it; None takes half of what is free.
         decoder: auto (our own where it knows a model's shape), or transformers.
+        compile: run transformers' forward, whatever `decoder` says, compiled by torch.
         trust_remote_code: run code that comes with a checkpoint.
         others: drafting methods without a model that requests may name beside the engine's own: ngram, prediction.
         progress: told in words what is being loaded.
@@ -58,6 +59,7 @@ class LoadSettings:
     block_size: int = 16
     kv_cache_bytes: KVCacheBytes = None
     decoder: str = "auto"
+    compile: bool = False
     trust_remote_code: bool = False
     others: tuple[str, ...] = ()
     progress: Progress | None = None
@@ -136,6 +138,8 @@ def load_engines(
     lm = _load(target, settings.target, settings, options)
     if lm.device.type == "cpu":
         choose_threads(lm.weight_bytes)
+    if settings.compile:
+        _compile(lm, "target", say)
     loaded = [load_drafter(fields, lm, tokenizer, options, its) for fields, its in zip(given, own, strict=True)]
     return [
         Engine(lm, drafter, tokenizer, options, lm.eos_token_ids, _others(fields, lm, tokenizer, options, its))
@@ -207,6 +211,7 @@ def engines_from_recipes(
             block_size=recipe.engine.kv_block_size,
             kv_cache_bytes=_kv_cache_bytes(recipe.engine),
             decoder=recipe.engine.decoder,
+            compile=recipe.engine.compile is True,
             trust_remote_code=trust_remote_code,
             others=others,
             progress=progress,
@@ -254,8 +259,14 @@ def _load(name: str, model: ModelSettings, settings: LoadSettings, options: Engi
         extra_tokens=options.depths().most,
         max_model_len=settings.max_model_len,
         kv_cache_bytes=settings.kv_cache_bytes,
-        decoder=settings.decoder,
+        decoder=COMPILED if settings.compile else settings.decoder,
     )
+
+
+def _compile(lm: TransformersLM, role: str, say: Progress) -> None:
+    say(f"compiling {role} {lm.name}: a minute or more")
+    lm.compile()
+    say(f"compiled {role} {lm.name} in {lm.compile_seconds:.1f} s")
 
 
 def _make_drafter(fields: Mapping[str, Any]) -> Drafter:
@@ -271,6 +282,8 @@ def _resources(
     def load_draft(name: str) -> LM:
         say(f"loading draft {name}")
         lm = _load(name, settings.draft, settings, options)
+        if settings.compile:
+            _compile(lm, "draft", say)
         enough = options.max_num_seqs * -(-lm.max_context // lm.block_size)
         if lm.num_blocks < min(target.num_blocks, enough):
             raise RunError(

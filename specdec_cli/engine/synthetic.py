@@ -42,13 +42,20 @@ def synthetic_rates(speculation: Speculation) -> tuple[float, ...] | None:
 def at_depth(speculation: Speculation, k: int) -> Speculation:
     """The same with another k and, where it is synthetic, the same acceptance of each drafted token.
 
-    A length keeps its α. What lies beyond given rates is not known, and is refused.
+    A length keeps its α.
+
+    Raises:
+        UsageError: a k beyond the given rates, whose acceptance is not known.
     """
     rates, length = speculation.synthetic_acceptance_rates, speculation.synthetic_acceptance_length
     if length is not None:
         length = iid_length(solve_alpha(length, speculation.num_speculative_tokens), k)
-    if rates is not None:
-        rates = (*rates, *[0.0] * k)[:k]
+    if rates is not None and k > len(rates):
+        raise UsageError(
+            f"the synthetic acceptance of `{k}` drafted tokens is not known from `{len(rates)}` rates",
+            "give a rate for each, or a smaller k",
+        )
+    rates = None if rates is None else rates[:k]
     changed = {
         "num_speculative_tokens": k,
         "synthetic_acceptance_length": length,

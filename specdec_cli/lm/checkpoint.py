@@ -179,30 +179,37 @@ def check_architecture(name: str, config: Any, trust_remote_code: bool) -> None:
         raise UsageError(f"architecture `{kind}` of `{name}` has ALiBi attention, which is not supported", hint)
 
 
+def weights_files(name: str, folder: Path) -> list[str]:
+    """The safetensors files that the model needs, by name, in order.
+
+    Raises:
+        RunError: the folder does not say.
+    """
+    index = folder / "model.safetensors.index.json"
+    if (folder / "model.safetensors").is_file():
+        return ["model.safetensors"]
+    if index.is_file():
+        weight_map = read_object(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
+            raise RunError(f"`{index}` cannot be read: it has no `weight_map`", "copy or download the model again")
+        return sorted(set(weight_map.values()))
+    pickled = any(list(folder.glob(pattern)) for pattern in PICKLES)
+    raise RunError(
+        f"`{name}` has only pickled weights, which can run code when they are loaded"
+        if pickled
+        else f"`{name}` has no weights: `model.safetensors` is missing",
+        "convert the model to safetensors" if pickled else "give the folder that holds the model's weights",
+    )
+
+
 def check_weights(name: str, folder: Path) -> None:
     """See that every safetensors file that the model needs is there and whole.
 
     Raises:
         RunError: one is not.
     """
-    index = folder / "model.safetensors.index.json"
     hint = "copy or download the model again"
-    if (folder / "model.safetensors").is_file():
-        files = {"model.safetensors"}
-    elif index.is_file():
-        weight_map = read_object(index).get("weight_map")
-        if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
-            raise RunError(f"`{index}` cannot be read: it has no `weight_map`", hint)
-        files = set(weight_map.values())
-    else:
-        pickled = any(list(folder.glob(pattern)) for pattern in PICKLES)
-        raise RunError(
-            f"`{name}` has only pickled weights, which can run code when they are loaded"
-            if pickled
-            else f"`{name}` has no weights: `model.safetensors` is missing",
-            "convert the model to safetensors" if pickled else "give the folder that holds the model's weights",
-        )
-    for file in sorted(files):
+    for file in weights_files(name, folder):
         if not (folder / file).is_file():
             raise RunError(f"`{name}` lacks the weights file `{file}`", hint)
         try:

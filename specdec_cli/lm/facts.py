@@ -24,12 +24,13 @@ from specdec_cli.lm.checkpoint import (
     quiet,
     read_config,
 )
+from specdec_cli.lm.compiled import check_compiler
 from specdec_cli.lm.linear import kind_for
 from specdec_cli.lm.llama_weights import obstacle
-from specdec_cli.lm.load import DTYPES, device_named, load_tokenizer
+from specdec_cli.lm.load import DTYPES, check_compilable, device_named, load_tokenizer
 from specdec_cli.lm.packing import weights_of
 from specdec_cli.lm.traffic import model_traffic
-from specdec_cli.lm.transformers_lm import _max_context
+from specdec_cli.lm.transformers_lm import COMPILED_OBSTACLE, _max_context
 
 _SMALL_FILES = ["*.json", "*.model", "*.txt", "*.jinja"]
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
@@ -88,17 +89,21 @@ def describe(
     load_format: str = "auto",
     quantize: str = "none",
     device: str = "auto",
+    compiled: bool = False,
 ) -> ModelFacts:
     """Read a model's configuration and headers, and refuse it by name if the engine would.
 
     Raises:
-        UsageError: an architecture that cannot be a target or a draft, or int8 on a GPU.
-        RunError: no such model, or files that are broken.
+        UsageError: an architecture that cannot be a target or a draft, or not compiled; int8 on a GPU.
+        RunError: no such model, files that are broken, or no compiler.
     """
     folder = small_files(name, revision, trust_remote_code)
     with quiet(), clear_errors(name):
         config = read_config(name, folder, trust_remote_code)
         check_architecture(name, config, trust_remote_code)
+        if compiled:
+            check_compilable(name, config, quantize)
+            check_compiler(_place(device))
         is_dummy = dummy.is_dummy(name, load_format)
         is_complete = not is_dummy and _has_weights(name, folder)
         text = config.get_text_config()
@@ -125,7 +130,7 @@ def describe(
             is_complete=is_complete,
             load_format="dummy" if is_dummy else "auto",
             read_bytes=int(model_traffic(config, packed, kv_bytes_per_token).bytes_moved(1, 0)),
-            decoder=_decoder(obstacle(model, _place(device))),
+            decoder=_decoder(COMPILED_OBSTACLE if compiled else obstacle(model, _place(device))),
         )
 
 

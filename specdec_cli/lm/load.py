@@ -22,10 +22,12 @@ from specdec_cli.lm.checkpoint import (
     read_config,
     read_object,
     remote_code_error,
+    weights_files,
 )
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.linear import kind_for
-from specdec_cli.lm.transformers_lm import KVCacheBytes, TransformersLM
+from specdec_cli.lm.origin import Origin, fingerprint
+from specdec_cli.lm.transformers_lm import COMPILED, KVCacheBytes, TransformersLM
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -62,7 +64,7 @@ def load_lm(
         block_size: tokens in a block of KV cache.
         kv_cache_bytes: most memory for the KV cache, as TransformersLM takes it; None is half of what is free.
         extra_tokens: room beyond the context limit for each sequence.
-        decoder: auto (our own where it knows the shape), or transformers.
+        decoder: auto (our own where it knows the shape), transformers, or compiled (transformers', for `LM.compile`).
 
     Raises:
         UsageError: a wrong option, or an architecture that cannot be a target or a draft.
@@ -74,6 +76,8 @@ def load_lm(
     with quiet(), clear_errors(name):
         config = read_config(name, folder, trust_remote_code)
         check_architecture(name, config, trust_remote_code)
+        if decoder == COMPILED:
+            check_compilable(name, config, quantize)
         if has_weights:
             model = _model(name, folder, config, target_dtype, trust_remote_code)
         else:
@@ -89,8 +93,10 @@ def load_lm(
             kv_cache_bytes=kv_cache_bytes,
             extra_tokens=extra_tokens,
             decoder=decoder,
-            kind=kind_for(model.dtype, target_device, quantize),
+            kind="plain" if decoder == COMPILED else kind_for(model.dtype, target_device, quantize),
         )
+        weights = fingerprint(folder, weights_files(name, folder)) if has_weights else None
+        lm.origin = Origin(name, revision, str(lm.dtype).removeprefix("torch."), quantize, weights)
     if model.config.get_text_config()._attn_implementation != NAME:
         _check_packing(lm)
     return lm
@@ -166,6 +172,21 @@ def _attention(config: Any) -> str:
     if model_class is None or model_class._can_set_attn_implementation():
         return NAME
     return "sdpa" if model_class._supports_sdpa else "eager"
+
+
+def check_compilable(name: str, config: Any, quantize: str) -> None:
+    """Refuse what torch's compiler does not see through.
+
+    Raises:
+        UsageError: int8 weights, or a family with an attention of its own.
+    """
+    hint = "leave --compile out"
+    if quantize != "none":
+        raise UsageError(f"`{quantize}` weights cannot be compiled: their products are torch's own operators", hint)
+    if _attention(config) != NAME:
+        raise UsageError(
+            f"architecture `{config.model_type}` of `{name}` cannot be compiled: its attention is fixed", hint
+        )
 
 
 def _model(name: str, folder: Path, config: Any, dtype: torch.dtype | str, trust_remote_code: bool) -> Any:

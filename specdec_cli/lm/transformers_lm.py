@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from time import perf_counter
 from typing import Any
 
 import psutil
 import torch
 from torch import Tensor
 
-from specdec_cli.errors import RunError, UsageError
+from specdec_cli.errors import RunError, SpecdecError, UsageError
 from specdec_cli.lm.attention import NAME, RowMasks, causal
 from specdec_cli.lm.cache import KEY_GRAIN, BlockCache, Layout, Span
+from specdec_cli.lm.checkpoint import quiet
+from specdec_cli.lm.compiled import CompiledCache, compile_body, compile_error
 from specdec_cli.lm.contexts import Contexts, Feed, Held
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.linear import Kind
 from specdec_cli.lm.llama import LlamaDecoder
 from specdec_cli.lm.llama_weights import obstacle
+from specdec_cli.lm.origin import Origin
 from specdec_cli.lm.packing import leave_files, pack_model, weights_of
 
-DECODERS = (AUTO, TRANSFORMERS) = ("auto", "transformers")
+DECODERS = (AUTO, TRANSFORMERS, COMPILED) = ("auto", "transformers", "compiled")
+COMPILED_OBSTACLE = "torch compiles this one, and not our own"
+_REASONS = {TRANSFORMERS: "it is switched off", COMPILED: COMPILED_OBSTACLE}
 KVCacheBytes = int | None | Callable[[int, int], int | None]
 
 
@@ -37,12 +44,15 @@ class TransformersLM:
         kv_cache_bytes: most memory for keys and values; None is half of what is free; a function is asked with the
             device's memory (on a CPU: what was free before loading) and the weights' bytes.
         extra_tokens: room beyond the context limit for each sequence, for drafted tokens.
-        decoder: auto (our own where it knows the shape, see lm.llama), or transformers (its own forward).
+        decoder: auto (our own where it knows the shape, see lm.llama), transformers (its own forward), or compiled
+            (the same, by torch once `compile` is called; until then it runs as it is).
         kind: what the linear layers become, from `linear.kind_for`.
 
     Attributes:
         weights: the weights as they lie in memory.
         decoder_obstacle: why transformers' forward runs; None when our own decoder does.
+        compile_seconds: what `compile` took; None where it was not called.
+        origin: where the weights are from, as `load_lm` found them.
 
     Raises:
         UsageError: the architecture cannot run on a block cache.
@@ -64,6 +74,7 @@ class TransformersLM:
         kind: Kind = "plain",
     ) -> None:
         self.name = name
+        self.origin = Origin(name)
         self.model = model
         self.config = model.config
         self.eos_token_ids = eos_token_ids
@@ -81,8 +92,11 @@ class TransformersLM:
         self._bitwise = self.device.type == "cpu" and self.dtype != torch.float32
         self._contiguous = text_config._attn_implementation != NAME
         self._packed_bitwise = self._bitwise and not self._contiguous
+        # A graph for one token alone would be another one.
+        self._has_company = self._bitwise or decoder == COMPILED
+        self.compile_seconds: float | None = None
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
-        self.decoder_obstacle = "it is switched off" if decoder == TRANSFORMERS else obstacle(model)
+        self.decoder_obstacle = _REASONS.get(decoder) or obstacle(model)
         if kind != "plain":
             leave_files(model)
         self._decoder = LlamaDecoder(model, kind) if self.decoder_obstacle is None else None
@@ -100,8 +114,32 @@ class TransformersLM:
 
     @property
     def decoder(self) -> str:
-        """Whose forward runs: `own` or `transformers`."""
-        return "transformers" if self._decoder is None else "own"
+        """Whose forward runs: `own`, `transformers`, or `transformers, compiled`."""
+        if self._decoder is not None:
+            return "own"
+        return TRANSFORMERS if self.compile_seconds is None else f"{TRANSFORMERS}, compiled"
+
+    def compile(self) -> None:
+        """Compile transformers' forward and run it, so that no later step waits; a minute or so on a CPU.
+
+        Threads are chosen before: a graph is compiled for their number.
+
+        Raises:
+            RunError: there is no C++ compiler, or torch cannot compile this forward.
+        """
+        assert self.decoder_obstacle == COMPILED_OBSTACLE, "what is to be compiled is loaded for it"
+        began = perf_counter()
+        compile_body(self.model)
+        self._cache = CompiledCache(self._cache.num_slots)
+        try:
+            with quiet():
+                for num_tokens in (2, 5):
+                    self._try(CompiledCache(num_tokens + KEY_GRAIN), num_tokens)
+        except (SpecdecError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            raise compile_error(self.name, error) from error
+        self.compile_seconds = perf_counter() - began
 
     @property
     def num_free_blocks(self) -> int:
@@ -186,7 +224,7 @@ class TransformersLM:
             spans += self._spans(feed, start)
             pieces += self._pieces(feed, start)
         num_written = len(tokens)
-        if self._bitwise and num_written == 1:
+        if self._has_company and num_written == 1:
             # One row alone takes another kernel than two or more: a copy of it rides along, and is not written.
             tokens, positions = tokens * 2, positions * 2
             spans[0].stop += 1
@@ -236,7 +274,7 @@ class TransformersLM:
         num_wanted = len(wanted)
         keep, rows = self._logits_to_keep(len(tokens), wanted)
         options: dict[str, Any] = {"logits_to_keep": keep} if self._keeps_logits else {}
-        with torch.inference_mode():
+        with torch.inference_mode(), cache.running() if isinstance(cache, CompiledCache) else nullcontext():
             mask = RowMasks(layout, causal).block_diagonal(self.dtype) if self._contiguous else None
             logits: Tensor = self.model(
                 input_ids=torch.tensor([tokens], device=self.device),
@@ -276,7 +314,6 @@ class TransformersLM:
         if self._decoder is not None:
             return self._decoder.kv_bytes_per_token, self._decoder.vocab_size
         cache = BlockCache(2 + KEY_GRAIN, self._contiguous)
-        layout = Layout(torch.tensor([[0, 1]], device=self.device), [Span(0, 2, 2, 0, None)], [(0, 2, 0)], 2, False)
         kind = self.config.model_type
         refusal = UsageError(
             f"architecture `{kind}` of `{self.name}` is not supported: it does not run on a cache of keys and values",
@@ -285,7 +322,7 @@ class TransformersLM:
         if "position_ids" not in inspect.signature(self.model.forward).parameters:
             raise refusal
         try:
-            logits = self._forward(cache, [0, 0], layout, [0, 1])
+            logits = self._try(cache, 2)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
@@ -293,6 +330,13 @@ class TransformersLM:
         if not cache.stores:
             raise refusal
         return sum(store.bytes_per_token for store in cache.stores.values()), logits.shape[1]
+
+    def _try(self, cache: BlockCache, num_tokens: int) -> Tensor:
+        """Logits [num_tokens, V] of a sequence of the first token alone, on a cache of its own."""
+        positions = torch.tensor([list(range(num_tokens))], device=self.device)
+        span, piece = Span(0, num_tokens, num_tokens, 0, None), (0, num_tokens, 0)
+        layout = Layout(positions, [span], [piece], num_tokens, False)
+        return self._forward(cache, [0] * num_tokens, layout, list(range(num_tokens)))
 
     def _affordable_blocks(self, max_num_seqs: int, extra_tokens: int, kv_cache_bytes: KVCacheBytes) -> int:
         wanted = max_num_seqs * -(-(self.max_context + extra_tokens) // self.block_size)

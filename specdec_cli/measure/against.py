@@ -72,6 +72,20 @@ def check_peers(names: Sequence[str], recipe: Recipe, batch_size: int) -> None:
         )
 
 
+def unequal_precision(names: Sequence[str], recipe: Recipe) -> str | None:
+    """A sentence where our weights are quantized and the other engines' are not, or None."""
+    packed = {"target": recipe.target.quantize, "draft": recipe.draft.quantize}
+    if "transformers-assisted" not in names or recipe.draft.model is None:
+        del packed["draft"]
+    ours = [f"{role} in {kind}" for role, kind in packed.items() if kind != "none"]
+    if not names or not ours:
+        return None
+    return (
+        f"not at equal precision: specdec runs the {' and the '.join(ours)}, {' and '.join(names)} unquantized, so the "
+        "speed-up over them is of the weights too, and tokens may differ"
+    )
+
+
 def check_lengths(names: Sequence[str], groups: Sequence[Group]) -> None:
     """Refuse prompts of one group that ask for different lengths, which transformers does not give them.
 

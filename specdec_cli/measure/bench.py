@@ -7,8 +7,10 @@ yields between the passes.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -53,11 +55,11 @@ class EngineArm:
         arm = arms.Arm(self.name, self.num_speculative_tokens)
         events: list[Event] = []
         arms.decode(self.engine, arm, group.requests, lambda _, event: events.append(event), stopped)
-        outputs = arm.outputs()
-        if any(output.finish_reason in (None, "abort") for output in outputs):
+        outputs = arm.passes[0].by_id  # in the order of the group's requests
+        if any(output.finish_reason in (None, "abort") for output in outputs.values()):
             return None
-        tokens = tuple(tuple(output.token_ids) for output in outputs)
-        return Pass(group, repeat, tokens, arm.passes[0].timing(), len(outputs), tuple(events))
+        tokens = tuple(tuple(output.token_ids) for output in outputs.values())
+        return Pass(group, repeat, tokens, arm.passes[0].timing(), len(outputs), tuple(events), tuple(outputs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +68,13 @@ class Plan:
 
     Args:
         num_speculative_tokens: k of the arm with the draft.
-        batch_size: requests that are decoded together.
+        batch_size: requests that are decoded together, of whatever tasks; those left over make a smaller group.
         repeats: how often every arm decodes every group.
-        mixes_tasks: whether requests of several tasks are decoded together; then nothing is known by task.
     """
 
     num_speculative_tokens: int
     batch_size: int = 1
     repeats: int = 2
-    mixes_tasks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +120,7 @@ class Bench:
         tracks: list[tuple[Arm, Track]] = [(ours[0], self.draft), (ours[1], self.plain)]
         tracks += [(other, self.against[other.name]) for other in self.others]
         groups = self.groups()
+        self._note_what_is_left(groups)
         total = len(groups) * self.plan.repeats * len(tracks)
         for arm, _ in tracks:
             yield Progress(0, total, f"warming up {arm.name}")
@@ -141,28 +142,33 @@ class Bench:
         yield Progress(done, total, "")
 
     def groups(self) -> list[Group]:
-        """The workload in groups, of one task each unless tasks are mixed, the tasks taking turns."""
-        size = self.plan.batch_size
-        if self.plan.mixes_tasks:
-            ordered = [request for _, one in self._turns(1) for request in one]
-            cut = [tuple(ordered[i : i + size]) for i in range(0, len(ordered), size)]
-            return [Group(place, "", requests) for place, requests in enumerate(cut)]
-        return [Group(place, task, requests) for place, (task, requests) in enumerate(self._turns(size))]
-
-    def _turns(self, size: int) -> list[tuple[str, tuple[Request, ...]]]:
-        """The workload in pieces of one task each, the tasks taking turns."""
+        """The workload in groups of the batch's size, the tasks taking turns; what is left over is the last."""
         by_task: dict[str, list[Request]] = {}
         for request in self.workload.requests:
             by_task.setdefault(task_of(request.row), []).append(request)
-        cut = {task: [tuple(r[i : i + size]) for i in range(0, len(r), size)] for task, r in by_task.items()}
-        turns = max(map(len, cut.values()))
-        return [(task, found[turn]) for turn in range(turns) for task, found in cut.items() if turn < len(found)]
+        ordered = [one for turn in zip_longest(*by_task.values()) for one in turn if one is not None]
+        size = self.plan.batch_size
+        cut = [tuple(ordered[i : i + size]) for i in range(0, len(ordered), size)]
+        is_mixed = size > 1 and len(by_task) > 1
+        return [Group(place, "" if is_mixed else task_of(one[0].row), one) for place, one in enumerate(cut)]
+
+    def group_sizes(self) -> dict[int, int]:
+        """How many groups there are of each size, the batch's own first."""
+        return dict(Counter(len(group.requests) for group in self.groups()))
+
+    @property
+    def hidden_tasks(self) -> str | None:
+        """A sentence where groups hold several tasks, whose times cannot be told apart, or None."""
+        if self.plan.batch_size == 1 or len(self.workload.tasks) < 2:
+            return None
+        return (
+            f"a batch of {self.plan.batch_size} holds prompts of several tasks: by task the acceptance is known, times "
+            "and speed-ups are not"
+        )
 
     def tasks(self) -> list[str]:
         """Tasks that both of our arms decoded; none where no prompt names one."""
-        if not self.workload.tasks:
-            return []
-        decoded = {one.group.task for one in self.draft.passes} & {one.group.task for one in self.plain.passes}
+        decoded = self.draft.task_counts.keys() & self.plain.task_counts.keys()
         return [task for task in self.workload.tasks if task in decoded]
 
     def speedup(self, kind: Kind, task: str | None = None, against: Track | None = None) -> Interval | None:
@@ -170,7 +176,7 @@ class Bench:
 
         Args:
             kind: `decode` (after the first token) or `latency` (from arrival to the end).
-            task: only this one's groups.
+            task: only this one's groups; None comes back where groups hold several.
             against: another arm than our own without a draft.
         """
         fast, slow = self.draft.seconds_per_token(kind), (against or self.plain).seconds_per_token(kind)
@@ -213,6 +219,12 @@ class Bench:
         for event in one.events:
             if isinstance(event, Noticed) and event.message not in self.notices:
                 self.notices.append(event.message)
+
+    def _note_what_is_left(self, groups: Sequence[Group]) -> None:
+        size, last = self.plan.batch_size, len(groups[-1].requests)
+        if last < size:
+            num = len(self.workload.requests)
+            self.notices.append(f"{num} prompts do not fill batches of {size}: the last is of {last}")
 
 
 def _short(group: Group) -> Group:

@@ -15,13 +15,14 @@ import numpy as np
 
 from specdec_cli.drafters.model import Drafter as ModelDrafter
 from specdec_cli.errors import UsageError
+from specdec_cli.lm.origin import origin_of
 from specdec_cli.lm.transformers_lm import TransformersLM
 from specdec_cli.measure.bench import Bench, EngineArm, Plan, Progress
 from specdec_cli.measure.cost import Costs, profile
 from specdec_cli.measure.passes import Differences, Kind, Track
 from specdec_cli.measure.predict import Predicted, Prediction, predict
 from specdec_cli.measure.replay import replay
-from specdec_cli.measure.stats import FloatArray, Interval, Paired, paired
+from specdec_cli.measure.stats import MIN_PAIRS, FloatArray, Interval, Paired, paired
 from specdec_cli.measure.tracing import trace_draft, trace_target
 from specdec_cli.measure.workload import Workload
 
@@ -84,7 +85,9 @@ class Contender:
         lm = self.engine.drafter.lm
         if not isinstance(lm, TransformersLM):
             return None, None
-        num = sum(parameter.numel() for parameter in lm.model.parameters())
+        is_tied = lm.model.config.get_text_config().tie_word_embeddings
+        copied = [weight for weight in lm.weights if is_tied and weight.is_looked_up]  # the packed output has its own
+        num = sum(weight.num_numbers for weight in lm.weights) - sum(weight.num_numbers for weight in copied)
         return num, lm.weight_bytes + lm.num_blocks * lm.block_size * lm.kv_bytes_per_token
 
 
@@ -137,9 +140,9 @@ class Comparison:
             UsageError: a draft whose acceptance no trace tells, unless every k is measured.
         """
         rivals = [contender for contender in self.contenders if contender.drafts]
-        target = rivals[0].engine.target.name
-        if self.trace is not None and self.trace.target != target:
-            self.notices.append(f"the trace is of the target `{self.trace.target}`, here `{target}` is measured")
+        if self.trace is not None:
+            self.trace.check_target(origin_of(rivals[0].engine.target))
+            self.notices += self.trace.notices
         if self.trace is None and is_predictable:
             say("tracing the target")
             self.trace = trace_target(rivals[0].engine, self.workload.requests)
@@ -231,8 +234,9 @@ class Comparison:
 
     @property
     def is_measured(self) -> bool:
-        """Whether there is a draft and a plain arm to compare."""
-        return any(one.drafts and self.speedup(one) is not None for one in self.contenders)
+        """Whether a draft and the plain arm decoded, be it no more than a first token each."""
+        tracks = [track for one in self.contenders if one.drafts for track in one.tracks.values()]
+        return bool(self.plain.passes) and any(track.passes for track in tracks)
 
     @property
     def num_passes(self) -> int:
@@ -274,7 +278,7 @@ class Comparison:
         return next((one for one in self.ranking() if one.drafts and _is_faster(self.speedup(one))), None)
 
     def task_winner(self, task: str) -> tuple[Contender | None, Interval | None]:
-        """The same of one task's prompts; the interval is of the fastest draft in any case."""
+        """The same of one task's prompts; the interval is of the fastest draft in any case, and may be unknown."""
         found = [(one, self.speedup(one, task=task)) for one in self.contenders if one.drafts]
         known = [(one, speedup) for one, speedup in found if speedup is not None]
         if not known:
@@ -301,9 +305,13 @@ class Comparison:
             return "Nothing was measured: no prompt decoded a second token with a draft and without."
         winner = self.winner()
         best = winner or measured[0]
-        said = f"{_times(self.speedup(best))} as fast as plain decoding"
+        speedup = self.speedup(best)
+        said = f"{_times(speedup)} as fast as plain decoding"
         if winner is None:
             name = f"{best.draft} (k = {self.best_k(best)})"
+            if speedup is not None and speedup.ci95 is None:
+                few = f"{speedup.pairs} pairs are too few for an interval, which takes {MIN_PAIRS}: raise --num-prompts"
+                return f"Not known: {few}. The fastest, {name}, is {said}."
             return f"Do not speculate: no draft is surely faster; the best, {name}, is {said}."
         rest = [one for one in measured if one is not winner]
         return f"Use {winner.draft} with k = {self.best_k(winner)}: it is {said}{self._runner_up(winner, rest)}."
@@ -312,7 +320,8 @@ class Comparison:
         found = against(self.track(winner), self.track(rest[0])) if rest else None
         if found is None:
             return ""
-        name, chance = f"{rest[0].draft} (k = {self.best_k(rest[0])})", f"P {found.p_a_faster:.2f}"
+        name = f"{rest[0].draft} (k = {self.best_k(rest[0])})"
+        chance = "too few pairs" if found.p_a_faster is None else f"P {found.p_a_faster:.2f}"
         if found.is_significant:
             return f", and {_times(found.ratio)} as fast as {name}, the next ({chance})"
         mine, other = winner.sizes()[1], rest[0].sizes()[1]

@@ -23,7 +23,8 @@ from specdec_cli.engine.verify import resolve_mode
 from specdec_cli.errors import UsageError
 from specdec_cli.events import Failed, Stepped
 from specdec_cli.lm.door import Row
-from specdec_cli.measure.stats import FloatArray
+from specdec_cli.measure.rounds import ENOUGH, Rounds
+from specdec_cli.measure.stats import NUM_RESAMPLES, FloatArray
 from specdec_cli.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class Costs:
         num_repeats: measurements behind each median.
         seconds: what the profile took.
         load: of the machine.
+        rounds: what the medians are of; None where it is not known, and then they are taken for sure.
     """
 
     k_max: int
@@ -79,6 +81,33 @@ class Costs:
     num_repeats: int
     seconds: float
     load: Load
+    rounds: Rounds | None = None
+
+    @property
+    def warning(self) -> str | None:
+        """A sentence where intervals that rest on these costs are narrower than they should be."""
+        if self.rounds is not None and len(self.rounds) >= ENOUGH:
+            return None
+        return (
+            f"step costs at batch size {self.batch_size} were measured in {self.num_repeats} rounds, and it takes "
+            f"{ENOUGH} to tell how sure they are: predicted intervals are too narrow"
+        )
+
+    @property
+    def flat(self) -> FloatArray:
+        """All medians [M] in a row: target, draft, overhead."""
+        return np.concatenate([self.target_seconds.ravel(), self.draft_seconds.ravel(), self.overhead_seconds])
+
+    def drawn(self, num_resamples: int = NUM_RESAMPLES) -> FloatArray:
+        """The medians [S, M] of rounds drawn anew, in the order of `flat`; without rounds always the same."""
+        if self.rounds is None:
+            return np.broadcast_to(self.flat, (num_resamples, len(self.flat)))
+        return self.rounds.drawn_medians(num_resamples)
+
+    def context_shares(self, context: FloatArray) -> FloatArray:
+        """How a cost at each context [B] is made of those at the measured lengths: shares [B, C] that add up to 1."""
+        corners = np.eye(len(self.context_lengths))
+        return np.stack([_between(context, self.context_lengths, corner) for corner in corners], axis=1)
 
     def target(self, num_rows: int, context: FloatArray | float) -> FloatArray:
         """Seconds of a forward of rows at a context, between the measured lengths by a straight line."""
@@ -212,6 +241,7 @@ class _Bench:
         enough = max(lengths) + k_max + batch_size
         self.text = [token for _ in range(-(-enough // len(text))) for token in text]
         self.seconds: dict[tuple[str, int, int], list[float]] = {}
+        self.overhead_rounds: list[list[float]] = []
 
     def __enter__(self) -> _Bench:
         return self
@@ -232,31 +262,39 @@ class _Bench:
 
     def overheads(self, is_forth: bool) -> None:
         """A few real steps with every k, forth or back."""
-        for k in range(self.k_max + 1) if is_forth else range(self.k_max, -1, -1):
+        ks = range(self.k_max + 1)
+        before = [len(self.seconds.get(("overhead", 0, k), ())) for k in ks]
+        for k in ks if is_forth else ks[::-1]:
             self._overhead(k)
+        self.overhead_rounds.append([float(np.median(self.seconds["overhead", 0, k][before[k] :])) for k in ks])
 
     def forget(self) -> None:
         """Drop what was measured: a warm-up."""
         self.seconds.clear()
+        self.overhead_rounds.clear()
 
     def costs(self, num_repeats: int, seconds: float, load: Load) -> Costs:
-        """Medians of everything measured."""
+        """Medians of everything measured, and what they are of."""
 
         def table(what: str) -> FloatArray:
-            shape = range(len(self.lengths)), range(self.k_max + 1)
-            return np.array([[np.median(self.seconds[what, place, k]) for k in shape[1]] for place in shape[0]])
+            places, ks = range(len(self.lengths)), range(self.k_max + 1)
+            taken = np.array([[self.seconds[what, place, k] for k in ks] for place in places])
+            return np.ascontiguousarray(np.moveaxis(taken, 2, 0))
 
+        last = np.arange(num_repeats) // _ROUNDS_PER_OVERHEAD
+        rounds = Rounds(table("target"), table("draft"), np.array(self.overhead_rounds)[last])
         overhead = np.array([np.median(self.seconds["overhead", 0, k]) for k in range(self.k_max + 1)])
         return Costs(
             self.k_max,
             self.lengths,
-            table("target"),
-            table("draft"),
+            np.median(rounds.target, axis=0),
+            np.median(rounds.draft, axis=0),
             overhead,
             self.batch_size,
             num_repeats,
             seconds,
             load,
+            rounds,
         )
 
     def _add(self, what: str, place: int, k: int, seconds: float) -> None:

@@ -21,8 +21,10 @@ _SPLITS = ("test", "validation", "train")
 _BUILDERS = {".json": "json", ".jsonl": "json", ".ndjson": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
 _BUILDERS |= {".arrow": "arrow"}
 _TABLES = {".json", ".csv", ".tsv", ".parquet", ".arrow"}
+_FILES = {*_BUILDERS, ".txt"}
 _CHOICES = ("column", "config", "split", "task")
 _FETCH_SECONDS = 20
+_SAVED_TABLE, _SAVED_SPLITS = "state.json", "dataset_dict.json"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -77,8 +79,8 @@ def read_dataset(name: str) -> list[PromptRow]:
 
     Args:
         name: a prompt file; a table (.json, .csv, .tsv, .parquet, .arrow); a folder that `datasets` saved; a hub id
-            `owner/name`; a preset, alone or as `PRESET:FILE`. Files, folders and hub ids take
-            `?column=…&task=COLUMN&split=…&config=…` behind them.
+            `owner/name`; a preset, alone or as `PRESET:FILE`. Files, folders and hub ids take `?column=…&task=COLUMN`
+            behind them, folders and hub ids `split=…`, what `datasets` has to build `config=…`.
 
     Raises:
         UsageError: no such thing, or rows without a prompt.
@@ -94,7 +96,7 @@ def read_dataset(name: str) -> list[PromptRow]:
     if is_at_hand(name):
         return read_prompt_file(Path(name))
     path, _, choices = name.partition("?")
-    if not _HUB_ID.fullmatch(path):
+    if not _HUB_ID.fullmatch(path) or Path(path).suffix.lower() in _FILES:
         _check_exists(path, name)
     return _rows(_chosen(path, choices), name)
 
@@ -121,11 +123,14 @@ def _fetched(name: str) -> list[PromptRow]:
 
 
 def _check_exists(path: str, name: str) -> None:
-    if not Path(path).exists():
-        raise UsageError(
-            f"there is no data set `{name}`",
-            f"give builtin:mini, builtin:stories, {', '.join(PRESETS)}, a file, a folder, or a hub id owner/name",
-        )
+    if Path(path).exists():
+        return
+    if Path(path).suffix.lower() in _FILES:
+        raise UsageError(f"there is no data set `{name}`: no such file", "check the path")
+    raise UsageError(
+        f"there is no data set `{name}`",
+        f"give builtin:mini, builtin:stories, {', '.join(PRESETS)}, a file, a folder, or a hub id owner/name",
+    )
 
 
 def _chosen(path: str, choices: str) -> Source:
@@ -133,9 +138,19 @@ def _chosen(path: str, choices: str) -> Source:
     wrong = next((key for key in given if key not in _CHOICES or not given[key]), None)
     if wrong is not None or (choices and not given):
         raise UsageError(f"`?{choices}` is not understood", f"some of {', '.join(_CHOICES)}: FILE?column=question")
+    part = next((key for key in ("config", "split") if key in given and _is_one(Path(path), key)), None)
+    if part is not None:
+        raise UsageError(f"`?{part}={given[part]}` chooses among several, and `{path}` is one", f"leave {part} out")
     column = given.get("column")
     template = None if column is None else f"{{{column}}}"
     return Source(path, given.get("config"), given.get("split"), template, task_column=given.get("task"))
+
+
+def _is_one(path: Path, part: str) -> bool:
+    """Whether there is nothing to choose: a file has one table, a saved folder one variant or one split."""
+    if path.is_file() or (path / _SAVED_TABLE).is_file():
+        return True
+    return part == "config" and (path / _SAVED_SPLITS).is_file()
 
 
 def _rows(source: Source, name: str) -> list[PromptRow]:
@@ -177,7 +192,7 @@ def _load(source: Source) -> Any:
             raise UsageError(f"`{source.name}` is no table", f"give one of {', '.join(sorted(_BUILDERS))}")
         more = {"delimiter": "\t"} if path.suffix.lower() == ".tsv" else {}
         return datasets.load_dataset(builder, data_files=source.name, split="train", **more)
-    if path.is_dir() and any((path / file).is_file() for file in ("state.json", "dataset_dict.json")):
+    if path.is_dir() and any((path / file).is_file() for file in (_SAVED_TABLE, _SAVED_SPLITS)):
         return _split_of(datasets.load_from_disk(source.name), source)
     return _split_of(datasets.load_dataset(source.name, source.config, split=source.split), source)
 

@@ -1,13 +1,15 @@
 """The benchmark of a server: the workload's prompts, so many at a time, so many times, and what came back when.
 
-One request is sent before anything counts. The server's own counters are read after it and after the last answer, so
-that their difference is this run's. Workers take the next prompt as soon as their last answer is complete.
+One request, whose prompt is no row's, is sent before anything counts. The server's own counters are read after it and
+after the last answer, so that their difference is this run's. Workers take the next prompt as soon as their last answer
+is complete. The time of a run is that in which at least one request was open: what is done while none is costs nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Literal
@@ -22,6 +24,7 @@ from specdec_cli.recipe.schema import Sampling
 
 Figure = Literal["ttft_s", "tpot_s", "itl_s", "latency_s"]
 FIGURES: tuple[Figure, ...] = ("ttft_s", "tpot_s", "itl_s", "latency_s")
+_WARM_UP = "Before the runners start, they"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,7 @@ class Distribution:
         median: of all values.
         p95: likewise.
         p99: likewise.
-        ci95: of the median, by bootstrap over prompts; None with fewer than two.
+        ci95: of the median, by bootstrap over prompts; None where they are too few.
         values: how many there are.
     """
 
@@ -119,6 +122,14 @@ def request_body(row: PromptRow, model: str, chat: bool, fields: dict[str, Any])
     )
 
 
+def warm_up_row(rows: Sequence[PromptRow]) -> PromptRow:
+    """A prompt that no row begins with, nor it with a row: a server's cached prefixes are of no use to the rows."""
+    text = _WARM_UP
+    while any(row.prompt.startswith(text) or text.startswith(row.prompt) for row in rows):
+        text = f"{len(text)} {text}"
+    return PromptRow(-1, text)
+
+
 class EndpointBench:
     """A run against a server, and its figures.
 
@@ -126,6 +137,10 @@ class EndpointBench:
         plan: how it is asked.
         rows: the prompts.
         sampling: of every request.
+
+    Attributes:
+        visits: every request so far, in the order of their ends.
+        seconds: how long at least one request was open.
     """
 
     def __init__(self, plan: Plan, rows: Sequence[PromptRow], sampling: Sampling) -> None:
@@ -137,6 +152,7 @@ class EndpointBench:
         self.counters = Counters(None, {}, ())
         self.visits: list[Visit] = []
         self.seconds = 0.0
+        self._num_open, self._opened = 0, 0.0
         self._gone: EndpointError | None = None
 
     @property
@@ -144,26 +160,27 @@ class EndpointBench:
         """Requests to send."""
         return len(self.rows) * self.plan.repeats
 
-    def run(self, stopped: Callable[[], bool], on_visit: Callable[[Visit], None]) -> None:
+    def run(self, stopped: Callable[[], bool], when_idle: Callable[[], None]) -> None:
         """Measure; what was measured is in `visits`.
 
         Args:
             stopped: whether to send no more.
-            on_visit: called after every request, while no other is on its way where they go one at a time.
+            when_idle: called after a request that left no other open, outside of all timing; with several at a time
+                that is seldom before the last one's end.
 
         Raises:
             EndpointError: nothing can be measured: no server, no such model, a key that is refused.
             RunError: the server went away, or no request was answered.
         """
-        asyncio.run(self._run(stopped, on_visit))
+        asyncio.run(self._run(stopped, when_idle))
 
-    async def _run(self, stopped: Callable[[], bool], on_visit: Callable[[Visit], None]) -> None:
+    async def _run(self, stopped: Callable[[], bool], when_idle: Callable[[], None]) -> None:
         plan = self.plan
         async with Endpoint(plan.address, plan.key, plan.timeout_s, plan.concurrency) as endpoint:
             await self._introduce(endpoint)
-            await endpoint.ask(plan.path, self._body(self.rows[0]))
+            await endpoint.ask(plan.path, self._body(warm_up_row(self.rows)))
             before = await read_settled(endpoint.text, self.model)
-            await self._measure(endpoint, stopped, on_visit)
+            await self._measure(endpoint, stopped, when_idle)
             self._check_answered()
             after = await read_settled(endpoint.text, self.model) if before is not None else None
         tokens = None if self.num_failed else self.num_tokens()
@@ -186,33 +203,46 @@ class EndpointBench:
             self.model = offered[0]
         self.server, self.version = endpoint.server, await endpoint.version()
 
-    async def _measure(
-        self, endpoint: Endpoint, stopped: Callable[[], bool], on_visit: Callable[[Visit], None]
-    ) -> None:
+    async def _measure(self, endpoint: Endpoint, stopped: Callable[[], bool], when_idle: Callable[[], None]) -> None:
         """Send every prompt as often as planned; ends early when the server is gone."""
         jobs = iter([(row, repeat) for repeat in range(self.plan.repeats) for row in self.rows])
-        begin = perf_counter()
-        workers = [self._work(endpoint, jobs, stopped, on_visit) for _ in range(self.plan.concurrency)]
+        workers = [self._work(endpoint, jobs, stopped, when_idle) for _ in range(self.plan.concurrency)]
         await asyncio.gather(*workers)
-        self.seconds = perf_counter() - begin
 
     async def _work(
         self,
         endpoint: Endpoint,
         jobs: Iterator[tuple[PromptRow, int]],
         stopped: Callable[[], bool],
-        on_visit: Callable[[Visit], None],
+        when_idle: Callable[[], None],
     ) -> None:
         for row, repeat in jobs:
             if stopped() or self._gone is not None:
                 return
+            body = self._body(row)
             try:
-                visit = Visit(row, repeat, await endpoint.ask(self.plan.path, self._body(row)))
+                with self._open():
+                    answer = await endpoint.ask(self.plan.path, body)
+                visit = Visit(row, repeat, answer)
             except EndpointError as error:
                 visit = Visit(row, repeat, error=error)
                 self._gone = error if error.is_gone else self._gone
             self.visits.append(visit)
-            on_visit(visit)
+            if not self._num_open:
+                when_idle()
+
+    @contextmanager
+    def _open(self) -> Iterator[None]:
+        """One request: the clock of the run goes on while any is open."""
+        if not self._num_open:
+            self._opened = perf_counter()
+        self._num_open += 1
+        try:
+            yield
+        finally:
+            self._num_open -= 1
+            if not self._num_open:
+                self.seconds += perf_counter() - self._opened
 
     def _check_answered(self) -> None:
         """Refuse to report on a server that went away, or that answered nothing."""

@@ -1,20 +1,20 @@
-"""Gates: a measurement against limits and against an earlier one, judged on whole intervals, never on points."""
+"""Gates: a measurement against limits, judged on whole intervals, never on points."""
 
 from __future__ import annotations
 
-import json
-import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from specdec_cli.errors import GateError, UsageError
-from specdec_cli.recipe.gate import GateExpression, parse_gate, parse_percentage
+from specdec_cli.measure.prompts import PromptRow
+from specdec_cli.measure.stats import FIGURES, MIN_PAIRS
+from specdec_cli.measure.workload import task_of
+from specdec_cli.recipe.gate import GateExpression, parse_gate
 from specdec_cli.recipe.schema import Gates
 
-_COMPARED = ("speedup.decode", "speedup.latency")
-_SAME = ("target", "workload", "sampling")
+_BY_TASK = ("by_task.", "task_winners.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,48 @@ class Judged:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """How many pairs a run makes for its intervals to rest on.
+
+    Args:
+        prompts_by_task: what is decoded.
+        batch_size: prompts that decode together.
+        repeats: how often each of them does.
+    """
+
+    prompts_by_task: Mapping[str, int]
+    batch_size: int
+    repeats: int
+
+    @classmethod
+    def of(cls, rows: Sequence[PromptRow], batch_size: int, repeats: int) -> Pairs:
+        """Those of some prompts."""
+        return cls(Counter(map(task_of, rows)), batch_size, repeats)
+
+    def under(self, path: str) -> int:
+        """Those of a figure: what is replayed rests on prompts, what is measured on groups of them.
+
+        Of a single group its repeats are the pairs.
+        """
+        task = next((below for name in _BY_TASK if (below := path.partition(name)[2])), None)
+        counts = self.prompts_by_task
+        num = sum(counts.values()) if task is None else counts[_first_key(task, list(counts))[0]]
+        if _is_replayed(path):
+            return num
+        num_groups = -(-num // self.batch_size)
+        return num_groups if num_groups > 1 else self.repeats
+
+    def wanted(self, path: str) -> str:
+        """What it takes for an interval, in words."""
+        num = MIN_PAIRS if _is_replayed(path) else MIN_PAIRS * self.batch_size
+        return f"measure {num} prompts or more{' of that task' if any(name in path for name in _BY_TASK) else ''}"
+
+
+def _is_replayed(path: str) -> bool:
+    return ".predicted" in path or path.endswith("acceptance_length")
+
+
 def parse_all(texts: Sequence[str]) -> list[GateExpression]:
     """The expressions of a recipe, which were checked when it was read."""
     gates = [parse_gate(text) for text in texts]
@@ -59,26 +101,31 @@ def check_paths(gates: Sequence[GateExpression], schema: Mapping[str, Any], name
     Args:
         gates: the expressions.
         schema: the document's JSON Schema.
-        names: for each mapping whose keys depend on the run (`by_task`), the keys that it will have.
+        names: for each mapping whose keys depend on the run (`by_task`), the keys that it will have; for each list
+            whose items are known by name (`rows` of several drafts), their names.
 
     Raises:
         UsageError: no such path, or no number at its end.
     """
     for gate in gates:
-        problem = _path_problem(gate.path, schema, names)
+        _, problem = _walked(gate.path, schema, names)
         if problem:
             raise UsageError(
                 f"`--fail-if '{gate}'`: {problem}", "for example speedup.decode, draft.speculative.acceptance_length"
             )
 
 
-def _path_problem(path: str, schema: Mapping[str, Any], names: Mapping[str, Sequence[str]]) -> str | None:
+def _walked(
+    path: str, schema: Mapping[str, Any], names: Mapping[str, Sequence[str]]
+) -> tuple[Mapping[str, Any], str | None]:
+    """The schema's node at a path, and what is wrong with the path."""
     node, rest, above = _resolved(schema, schema), path, ""
     while rest:
         if "items" in node:
-            key, _, rest = rest.partition(".")
-            inner = node["items"] if key.isdigit() else None
-            known: Sequence[str] = ["0", "1", "…"]
+            named = names.get(above, ())
+            known: Sequence[str] = [*named, "0", "1", "…"]
+            key, rest = _first_key(rest, named)
+            inner = node["items"] if key in named or key.isdigit() else None
         elif "properties" in node:
             known = list(node["properties"])
             key, rest = _first_key(rest, known)
@@ -89,10 +136,14 @@ def _path_problem(path: str, schema: Mapping[str, Any], names: Mapping[str, Sequ
             inner = node.get("additionalProperties") if key in known else None
         if not isinstance(inner, Mapping):
             where = f"`{above}`" if above else "the document"
-            return f"{where} has no `{key}`, but {', '.join(known) or 'nothing below it'}"
+            return node, f"{where} has no `{key}`, but {', '.join(known) or 'nothing below it'}"
         node, above = _resolved(inner, schema), f"{above}.{key}" if above else key
     is_number = {"number", "integer"} & set(_types(node))
-    return None if is_number or "ci95" in node.get("properties", ()) else f"`{path}` is no number"
+    return node, None if is_number or _is_interval(node) else f"`{path}` is no number"
+
+
+def _is_interval(node: Mapping[str, Any]) -> bool:
+    return "ci95" in node.get("properties", ())
 
 
 def _first_key(path: str, known: Sequence[str]) -> tuple[str, str]:
@@ -120,16 +171,17 @@ def _types(node: Mapping[str, Any]) -> list[str]:
 
 def judge(gates: Sequence[GateExpression], document: Mapping[str, Any]) -> list[Judged]:
     """Judge a document; a gate fails where the whole interval lies on its failing side, or where there is no figure."""
-    return [_judge(gate, _value_at(document, gate.path)) for gate in gates]
+    return [_judge(gate, value_at(document, gate.path)) for gate in gates]
 
 
 def _judge(gate: GateExpression, found: Any) -> Judged:
-    value = found.get("median", found.get("speedup")) if isinstance(found, Mapping) else found
+    value = next((found[key] for key in FIGURES if key in found), None) if isinstance(found, Mapping) else found
     interval = found.get("ci95") if isinstance(found, Mapping) else None
     if value is None:
         return Judged(str(gate), None, None, False, "nothing was measured")
     if isinstance(found, Mapping) and interval is None:
-        return Judged(str(gate), value, None, False, "a single pair has no interval to judge by")
+        said = f"{gate.path} is {value:.4g} without an interval to judge by, which takes {MIN_PAIRS} pairs or more"
+        return Judged(str(gate), float(value), None, False, said)
     low, high = interval or (value, value)
     crossed = gate.is_crossed(low) and gate.is_crossed(high)
     if gate.operator == "==":
@@ -138,79 +190,23 @@ def _judge(gate: GateExpression, found: Any) -> Judged:
     return Judged(str(gate), float(value), (low, high) if interval else None, not crossed, f"{gate.path} is {said}")
 
 
-def _value_at(document: Mapping[str, Any], path: str) -> Any:
+def value_at(document: Mapping[str, Any], path: str) -> Any:
     """The value at a path; None where it was not measured."""
     node: Any = document
     while path and node is not None:
-        if isinstance(node, Mapping):
-            key, path = _first_key(path, list(node))
-            node = node.get(key)
-        else:
-            key, _, path = path.partition(".")
-            node = node[int(key)] if isinstance(node, list) and key.isdigit() and int(key) < len(node) else None
+        items = _items(node)
+        key, path = _first_key(path, list(items))
+        node = items.get(key)
     return node
 
 
-def read_baseline(path: str, schema_name: str) -> dict[str, Any]:
-    """An earlier document.
-
-    Raises:
-        UsageError: it cannot be read, or is another kind of document.
-    """
-    try:
-        document = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"baseline `{path}` cannot be read: {error.strerror}", "name a result of --output") from error
-    except ValueError as error:
-        raise UsageError(f"baseline `{path}` is no JSON", "name a result of --output") from error
-    if not isinstance(document, dict) or document.get("schema") != schema_name:
-        raise UsageError(f"baseline `{path}` is no `{schema_name}` document", "name a result of the same command")
-    if not any(_interval(document, name) for name in _COMPARED):
-        raise UsageError(f"baseline `{path}` has no interval to compare with", "measure it with more prompts")
-    return document
-
-
-def against_baseline(document: Mapping[str, Any], baseline: Mapping[str, Any], max_regression: str) -> list[Judged]:
-    """Judge a document against an earlier one.
-
-    The ratio's interval adds both intervals in squares on a logarithmic scale, as of independent measurements; the
-    gate fails where all of it lies below the allowed loss.
-    """
-    allowed = parse_percentage(max_regression)
-    assert allowed is not None, "a recipe's percentage was checked when it was read"
-    return [_regression(name, document, baseline, allowed) for name in _COMPARED if _interval(baseline, name)]
-
-
-def _regression(name: str, document: Mapping[str, Any], baseline: Mapping[str, Any], allowed: float) -> Judged:
-    expression = f"{name} / baseline < {1 - allowed:g}"
-    new, old = _interval(document, name), _interval(baseline, name)
-    assert old is not None, "only what the baseline has is compared"
-    if new is None:
-        return Judged(expression, None, None, False, "nothing was measured")
-    logs = [[math.log(one) for one in three] for three in (new, old)]
-    (new_log, new_low, new_high), (old_log, old_low, old_high) = logs
-    ratio = math.exp(new_log - old_log)
-    low = ratio * math.exp(-math.hypot(new_log - new_low, old_high - old_log))
-    high = ratio * math.exp(math.hypot(new_high - new_log, old_log - old_low))
-    passed = high >= 1 - allowed
-    said = f"{name} is {new[0]:.4g}, the baseline's {old[0]:.4g}: {ratio:.3g} of it (95 %: {low:.3g} to {high:.3g})"
-    return Judged(expression, ratio, (low, high), passed, said)
-
-
-def _interval(document: Mapping[str, Any], name: str) -> tuple[float, float, float] | None:
-    """Figure, lower and upper end, all above 0."""
-    found = _value_at(document, name)
-    if not isinstance(found, Mapping) or not found.get("median") or not found.get("ci95"):
-        return None
-    low, high = found["ci95"]
-    return (found["median"], low, high) if low > 0 else None
-
-
-def other_recipe(document: Mapping[str, Any], baseline: Mapping[str, Any]) -> str | None:
-    """A sentence where the baseline measured something else, or None."""
-    new, old = document.get("recipe") or {}, baseline.get("recipe") or {}
-    changed = [name for name in _SAME if new.get(name) != old.get(name)]
-    return f"the baseline is of another {' and '.join(changed)}: the two are not alike" if changed else None
+def _items(node: Any) -> Mapping[str, Any]:
+    """What is below a node, by key; a list's items by their place, and by the name of the draft that they are of."""
+    if isinstance(node, Mapping):
+        return node
+    items = list(node) if isinstance(node, list) else []
+    named = {one["draft"]: one for one in items if isinstance(one, Mapping) and isinstance(one.get("draft"), str)}
+    return {str(place): one for place, one in enumerate(items)} | named
 
 
 def raise_if_crossed(judged: Sequence[Judged]) -> None:
@@ -224,18 +220,31 @@ def raise_if_crossed(judged: Sequence[Judged]) -> None:
         raise GateError("\n".join(f"gate crossed: `{one.expression}`: {one.reason}" for one in failed))
 
 
-def check_measurable(gates: Gates, num_measured: int) -> None:
-    """Refuse gates where so little is measured that there is no interval to judge them on.
+def check_measurable(gates: Gates, schema: Mapping[str, Any], names: Mapping[str, Sequence[str]], pairs: Pairs) -> None:
+    """Refuse gates on figures that will have no interval to be judged by.
 
     Args:
-        gates: the recipe's gates.
-        num_measured: decodes of each arm, prompts times repeats.
+        gates: the recipe's gates, whose paths the document has.
+        schema: the document's JSON Schema.
+        names: as for `check_paths`.
+        pairs: how many the run makes.
 
     Raises:
-        UsageError: one prompt, measured once.
+        UsageError: there is one.
     """
-    if (gates.fail_if or gates.baseline) and num_measured < 2:
+    for gate in parse_all(gates.fail_if):
+        node, _ = _walked(gate.path, schema, names)
+        num = pairs.under(gate.path)
+        if _is_interval(node) and num < MIN_PAIRS:
+            figure = next(key for key in FIGURES if key in node["properties"])
+            raise UsageError(
+                f"`--fail-if '{gate}'` is judged on an interval, which takes {MIN_PAIRS} pairs (prompts, or batches of "
+                f"them), and there would be {num}",
+                f"{pairs.wanted(gate.path)}, or judge the figure alone: {gate.path}.{figure}",
+            )
+    if gates.baseline is not None and (num := pairs.under("")) < MIN_PAIRS:
         raise UsageError(
-            "gates are judged on intervals, which one prompt measured once does not have",
-            "raise --num-prompts or --repeats",
+            f"`--baseline {gates.baseline}` is compared by intervals, which take {MIN_PAIRS} pairs (prompts, or "
+            f"batches of them), and there would be {num}",
+            pairs.wanted(""),
         )

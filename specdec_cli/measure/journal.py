@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from specdec_cli.measure.arms import Request
     from specdec_cli.measure.cost import Costs
 
-FORMAT = "specdec.journal/1"
+FORMAT = "specdec.journal/2"
 _OTHER = {
     "format": "another format",
     "specdec_version": "another version of specdec",
@@ -174,10 +174,14 @@ def _read(journal: Journal, wanted: Mapping[str, Any]) -> None:
 
 def _kept(one: Pass) -> dict[str, Any]:
     timing = one.timing
+    places = {sequence_id: place for place, sequence_id in enumerate(one.sequence_ids)}
     steps = [
         [
             [event.draft_seconds, event.verify_seconds, event.overhead_seconds],
-            [[len(e.tokens), e.num_drafted, e.num_accepted, int(e.from_prefill)] for e in event.emitted],
+            [
+                [places[e.sequence_id], len(e.tokens), e.num_drafted, e.num_accepted, int(e.from_prefill)]
+                for e in event.emitted
+            ],
         ]
         for event in one.events
         if isinstance(event, Stepped)
@@ -197,28 +201,34 @@ def _restored(group: Group, repeat: int, line: Mapping[str, Any]) -> Pass:
     for (draft, verify, overhead), rows in line["steps"]:
         emitted = tuple(
             Emitted(place, (0,) * num, "", drafted, accepted, bool(from_prefill))
-            for place, (num, drafted, accepted, from_prefill) in enumerate(rows)
+            for place, num, drafted, accepted, from_prefill in rows
         )
         events.append(Stepped(emitted, len(rows), 0, 0, draft, verify, overhead, 0, 0))
     tokens = tuple(map(tuple, line["tokens"]))
-    return Pass(group, repeat, tokens, Timing(*line["timing"]), line["num_first_tokens"], tuple(events))
+    timing, num_first = Timing(*line["timing"]), line["num_first_tokens"]
+    return Pass(group, repeat, tokens, timing, num_first, tuple(events), tuple(range(len(tokens))))
 
 
 _ARRAYS = ("target_seconds", "draft_seconds", "overhead_seconds")
+_ROUNDS = ("target", "draft", "overhead")
 
 
 def _kept_costs(costs: Costs) -> dict[str, Any]:
     plain = ("k_max", "context_lengths", "batch_size", "num_repeats", "seconds")
     arrays = {name: getattr(costs, name).tolist() for name in _ARRAYS}
-    return {name: getattr(costs, name) for name in plain} | arrays | {"load": asdict(costs.load)}
+    assert costs.rounds is not None, "a profile keeps its rounds"
+    rounds = {name: getattr(costs.rounds, name).tolist() for name in _ROUNDS}
+    return {name: getattr(costs, name) for name in plain} | arrays | {"load": asdict(costs.load), "rounds": rounds}
 
 
 def _restored_costs(line: Mapping[str, Any]) -> Costs:
     import numpy as np
 
     from specdec_cli.measure.cost import Costs, Load
+    from specdec_cli.measure.rounds import Rounds
 
     fields = {name: value for name, value in line.items() if name != "costs"}
     fields |= {name: np.array(line[name], dtype=np.float64) for name in _ARRAYS}
     fields |= {"context_lengths": tuple(line["context_lengths"]), "load": Load(**line["load"])}
+    fields["rounds"] = Rounds(*(np.array(line["rounds"][name], dtype=np.float64) for name in _ROUNDS))
     return Costs(**fields)

@@ -11,6 +11,7 @@ from specdec_cli.engine.outputs import Timing
 from specdec_cli.events import Event, SpeculativeCounts, Stepped
 from specdec_cli.measure.arms import Request
 from specdec_cli.measure.meter import Meter
+from specdec_cli.measure.workload import task_of
 
 Kind = Literal["decode", "latency"]
 """After the first token, or from a request's arrival to its end."""
@@ -18,7 +19,7 @@ Kind = Literal["decode", "latency"]
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Requests that are decoded together, all of one task; where tasks are mixed, its name is empty."""
+    """Requests that are decoded together; where they are not all of one task, its name is empty."""
 
     place: int
     task: str
@@ -36,6 +37,7 @@ class Pass:
         timing: the group as one.
         num_first_tokens: tokens that were there when the decode clock began.
         events: what an engine of ours said, until they are counted; empty for others.
+        sequence_ids: by which the events name the group's requests, in their order; empty for others.
     """
 
     group: Group
@@ -44,6 +46,7 @@ class Pass:
     timing: Timing
     num_first_tokens: int
     events: tuple[Event, ...] = ()
+    sequence_ids: tuple[int, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -66,24 +69,34 @@ class Track:
     Args:
         name: the arm's.
         passes: whole ones only.
-        meters: counts of its steps by task.
+        task_counts: counts of its steps by task; a step's seconds are shared evenly by the sequences in it.
     """
 
     name: str
     passes: list[Pass] = field(default_factory=list)
-    meters: dict[str, Meter] = field(default_factory=dict)
+    task_counts: dict[str, SpeculativeCounts] = field(default_factory=dict)
     meter: Meter = field(default_factory=Meter)
     num_steps: int = 0
 
     def add(self, one: Pass) -> None:
         """Take a pass; its events are counted and let go."""
         self.passes.append(replace(one, events=()))
-        meter = self.meters.setdefault(one.group.task, Meter())
+        requests = one.group.requests
+        for request in requests:
+            self.task_counts.setdefault(task_of(request.row), SpeculativeCounts())
+        tasks = {place: task_of(request.row) for place, request in zip(one.sequence_ids, requests, strict=False)}
         for event in one.events:
             self.meter.observe(event)
-            meter.observe(event)
-            if isinstance(event, Stepped) and not all(emitted.from_prefill for emitted in event.emitted):
-                self.num_steps += 1
+            if isinstance(event, Stepped):
+                self._add_step(event, tasks)
+
+    def _add_step(self, event: Stepped, tasks: Mapping[int, str]) -> None:
+        decoded = [emitted for emitted in event.emitted if not emitted.from_prefill]
+        self.num_steps += bool(decoded)
+        for emitted in decoded:
+            counts = self.task_counts[tasks[emitted.sequence_id]]
+            counts.add(emitted)
+            counts.add_seconds(event, 1 / len(decoded))
 
     def timing(self, task: str | None = None) -> Timing:
         """All passes as one: the median time to a first token, other seconds added up."""
@@ -98,7 +111,7 @@ class Track:
 
     def counts(self, task: str | None = None) -> SpeculativeCounts:
         """Counts of its steps."""
-        return self.meter.counts if task is None else self.meters[task].counts
+        return self.meter.counts if task is None else self.task_counts[task]
 
     def seconds_per_token(self, kind: Kind) -> dict[tuple[int, int], float]:
         """By (group, repeat)."""

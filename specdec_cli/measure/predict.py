@@ -19,7 +19,7 @@ import numpy as np
 from specdec_cli.engine.synthetic import iid_length, solve_alpha
 from specdec_cli.measure.cost import Costs
 from specdec_cli.measure.replay import Replay
-from specdec_cli.measure.stats import FloatArray, Interval, bootstrap_median, ratio_of_totals
+from specdec_cli.measure.stats import FloatArray, Interval, joint_median, joint_ratio
 
 PUBLISHED_K = (2, 6)
 
@@ -31,14 +31,15 @@ class Predicted:
     Args:
         k: most tokens drafted in a step.
         acceptance_length: 1 + accepted tokens per drafting step.
-        speedup: of decoding, over all prompts' decode time together; the interval is a bootstrap over prompts.
+        speedup: of decoding, over all prompts' decode time together; the interval is one bootstrap over prompts and
+            over the rounds of the costs.
         median_speedup: the median prompt's, which is what `bench` reports as `speedup.decode`.
         plain_seconds: [B] decode time of each prompt without a draft.
         draft_seconds: [B] with one: the time of its steps' parts, here the draft,
         verify_seconds: [B] the target,
         overhead_seconds: [B] and the engine.
         iid_speedup: the textbook's figure.
-        per_position_rates: P(accepted >= i | drafted >= i) for i = 1…k.
+        replayed: what it rests on: acceptance by depth, by task and along the text.
     """
 
     k: int
@@ -50,7 +51,7 @@ class Predicted:
     verify_seconds: FloatArray
     overhead_seconds: FloatArray
     iid_speedup: float | None
-    per_position_rates: tuple[float | None, ...] = ()
+    replayed: Replay
 
     @property
     def seconds(self) -> FloatArray:
@@ -119,7 +120,8 @@ def predict(replays: Sequence[Replay], costs: Costs) -> Prediction:
     alpha = _alpha(replays[0])
     context = float(np.average(replays[0].mean_context, weights=np.maximum(replays[0].num_steps, 1e-12)))
     ratio = costs.draft_seconds_per_token(context) / float(costs.plain(context))
-    rows = [_predict(one, costs, None if alpha is None else iid_speedup(alpha, one.k, ratio)) for one in replays]
+    drawn = costs.drawn()
+    rows = [_predict(one, costs, drawn, None if alpha is None else iid_speedup(alpha, one.k, ratio)) for one in replays]
     return Prediction(
         rows=rows,
         alpha=alpha,
@@ -131,30 +133,48 @@ def predict(replays: Sequence[Replay], costs: Costs) -> Prediction:
     )
 
 
-def _predict(one: Replay, costs: Costs, iid: float | None) -> Predicted:
-    context = one.mean_context
-    draft, verify, overhead = np.zeros(len(context)), np.zeros(len(context)), np.zeros(len(context))
-    for num in range(one.k + 1):
-        if num:
-            draft += one.steps_by_asked[:, num] * costs.draft(num, context)
-        verify += one.steps_by_drafted[:, num] * costs.target(num + 1, context)
-        overhead += one.steps_by_asked[:, num] * costs.overhead_seconds[num]
-    plain = one.num_emitted * costs.plain(context)
+def _predict(one: Replay, costs: Costs, drawn: FloatArray, iid: float | None) -> Predicted:
+    """One k; drawn [S, M] are the costs of every resample."""
+    bills = _bills(one, costs)
+    plain, draft, verify, overhead = (bill @ costs.flat for bill in bills)
     seconds = draft + verify + overhead
     decodes = plain > 0
-    by_prompt = plain[decodes] / seconds[decodes] if decodes.any() else np.array([np.nan])
+    speedup = median = Interval(float("nan"), None, 0)
+    if decodes.any():
+        drawn_plain = drawn @ bills[0][decodes].T
+        drawn_seconds = drawn @ (bills[1] + bills[2] + bills[3])[decodes].T
+        speedup = joint_ratio((plain[decodes], seconds[decodes]), (drawn_plain, drawn_seconds))
+        median = joint_median(plain[decodes] / seconds[decodes], drawn_plain / drawn_seconds)
     return Predicted(
         k=one.k,
         acceptance_length=one.acceptance_length(),
-        speedup=ratio_of_totals(plain[decodes], seconds[decodes]),
-        median_speedup=bootstrap_median(by_prompt),
+        speedup=speedup,
+        median_speedup=median,
         plain_seconds=plain,
         draft_seconds=draft,
         verify_seconds=verify,
         overhead_seconds=overhead,
         iid_speedup=iid,
-        per_position_rates=tuple(one.as_dict()["per_position_acceptance_rates"]),
+        replayed=one,
     )
+
+
+def _bills(one: Replay, costs: Costs) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+    """How often each prompt pays each of the M costs [B, M], in the order of `Costs.flat`.
+
+    Without a draft; then, of steps with one: drafting, verifying, the engine's own work.
+    """
+    shares, num = costs.context_shares(one.mean_context), costs.k_max + 1
+    asked, drafted = (np.pad(by, ((0, 0), (0, num - by.shape[1]))) for by in (one.steps_by_asked, one.steps_by_drafted))
+    first = np.eye(num)[:1] * one.num_emitted[:, None]
+
+    def bill(target: FloatArray | None, draft: FloatArray | None, overhead: FloatArray | None) -> FloatArray:
+        none = np.zeros_like(asked)
+        parts = [(shares[:, :, None] * (none if by is None else by)[:, None, :]) for by in (target, draft)]
+        flat = [part.reshape(len(asked), -1) for part in parts]
+        return np.concatenate([*flat, none if overhead is None else overhead], axis=1)
+
+    return bill(first, None, first), bill(None, asked, None), bill(drafted, None, None), bill(None, None, asked)
 
 
 def iid_speedup(alpha: float, k: int, cost_ratio: float) -> float:
@@ -163,16 +183,14 @@ def iid_speedup(alpha: float, k: int, cost_ratio: float) -> float:
 
 
 def choose(rows: Sequence[Predicted]) -> Recommendation:
-    """The k of the largest speed-up, the smaller of equals; 0 when no k is surely faster than no draft.
-
-    With a single prompt there is no interval, and the figures alone decide.
-    """
-    surely = [row for row in rows if _is_faster(row.speedup)]
+    """The k of the largest speed-up, the smaller of equals; 0 when no k is surely faster than no draft."""
+    surely = [row for row in rows if row.speedup.is_above(1.0)]
     best = max(rows, key=lambda row: (row.speedup.median, -row.k))
     if not surely:
         return Recommendation(0, None, _why_not(best))
     best = max(surely, key=lambda row: (row.speedup.median, -row.k))
-    low, high = best.speedup.ci95 or (best.speedup.median,) * 2
+    assert best.speedup.ci95 is not None, "what is surely faster has an interval"
+    low, high = best.speedup.ci95
     near = [row.k for row in rows if row is not best and row.speedup.overlaps(best.speedup)]
     also = f"; its interval overlaps that of k = {', '.join(map(str, near))}" if near else ""
     outside = "" if PUBLISHED_K[0] <= best.k <= PUBLISHED_K[1] else ", outside the published guidance of 2 to 6"
@@ -181,10 +199,6 @@ def choose(rows: Sequence[Predicted]) -> Recommendation:
         f"({low:.2f} to {high:.2f}), at {best.acceptance_length.median:.2f} tokens a step{also}"
     )
     return Recommendation(best.k, best.speedup, why)
-
-
-def _is_faster(speedup: Interval) -> bool:
-    return speedup.is_above(1.0) if speedup.ci95 is not None else speedup.median > 1
 
 
 def _why_not(best: Predicted) -> str:
@@ -203,7 +217,9 @@ def _why_not(best: Predicted) -> str:
     if not np.isfinite(length):
         reason = "the draft proposed nothing"
     if best.speedup.median > 1:
-        return f"do not speculate: the best k = {best.k} gives {best.speedup.median:.2f}×, not surely above 1: {reason}"
+        few = "" if best.speedup.ci95 is not None else f" ({best.speedup.pairs} prompts are too few to be sure)"
+        said = f"the best k = {best.k} gives {best.speedup.median:.2f}×, not surely above 1{few}"
+        return f"do not speculate: {said}: {reason}"
     return f"do not speculate: even the best k = {best.k} gives {best.speedup.median:.2f}×: {reason}"
 
 

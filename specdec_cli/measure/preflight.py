@@ -137,8 +137,9 @@ def preflight(recipe: Recipe, machine: Machine, *, trust_remote_code: bool = Fal
     models: dict[str, Target | Draft] = {"target": recipe.target}
     if recipe.draft.model is not None:
         models["draft"] = recipe.draft
-    found.target = _describe(found, recipe.target, trust_remote_code)
-    found.draft = _describe(found, recipe.draft, trust_remote_code) if "draft" in models else None
+    is_compiled = recipe.engine.compile is True
+    found.target = _describe(found, recipe.target, trust_remote_code, is_compiled)
+    found.draft = _describe(found, recipe.draft, trust_remote_code, is_compiled) if "draft" in models else None
     _compare_tokenizers(found, models, trust_remote_code)
     _limit_contexts(found, recipe)
     _estimate_memory(found, recipe, machine)
@@ -148,7 +149,7 @@ def preflight(recipe: Recipe, machine: Machine, *, trust_remote_code: bool = Fal
     return found
 
 
-def _describe(found: Preflight, model: Target | Draft, trust_remote_code: bool) -> ModelFacts | None:
+def _describe(found: Preflight, model: Target | Draft, trust_remote_code: bool, is_compiled: bool) -> ModelFacts | None:
     assert model.model is not None, "only a named model is described"
     try:
         return describe(
@@ -159,6 +160,7 @@ def _describe(found: Preflight, model: Target | Draft, trust_remote_code: bool) 
             load_format=model.load_format,
             quantize=model.quantize,
             device=model.device,
+            compiled=is_compiled,
         )
     except SpecdecError as error:
         found.problems.append(_as_problem(error))

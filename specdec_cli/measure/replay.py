@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,9 @@ from specdec_cli.measure.starts import RULES, IntArray, Starts, check_knowable
 from specdec_cli.measure.stats import FloatArray, Interval, ratio_of_totals
 from specdec_cli.measure.trace import Trace
 
-__all__ = ["RULES", "Replay", "check_knowable", "replay", "replay_table"]
+__all__ = ["RULES", "Replay", "by_position", "by_task", "check_knowable", "replay", "replay_table"]
+
+_NUM_BINS = 8
 
 
 @dataclass(slots=True, eq=False)
@@ -40,9 +43,10 @@ class Replay:
         steps_by_asked: [B, k+1] steps by how many tokens the draft was asked for.
         histogram: [B, k+1] steps that accepted exactly 0…k, of those that drafted.
         mean_context: [B] tokens of context when a step begins, averaged over steps.
-        drafts_by_position: [n] steps that drafted, by the output position at which they began.
-        accepted_by_position: [n] tokens that those accepted.
+        drafts_by_position: [B, n] steps that drafted, by the output position at which they began.
+        accepted_by_position: [B, n] tokens that those accepted.
         first: [B, 2] over all positions alike: sum of the acceptance of one drafted token, and how many positions.
+        steps_by_batch: of a table of k: steps by how many sequences ran together.
     """
 
     k: int
@@ -101,27 +105,22 @@ class Replay:
         """P(accepted ≥ i | accepted ≥ i-1, drafted ≥ i) for i = 1…k."""
         return [ratio_of_totals(self.accepted_at_least[:, i], self.reached[:, i]) for i in range(self.k)]
 
-    def by_task(self) -> dict[str, dict[str, Any]]:
-        """Acceptance length and rate of every task."""
-        names = dict.fromkeys(task for task in self.tasks if task is not None)
-        return {
-            name: {
-                "acceptance_length": self.acceptance_length(name).as_dict(),
-                "acceptance_rate": self.acceptance_rate(name).as_dict(),
-            }
-            for name in names
-        }
+    def length_between(self, begin: int, end: int) -> Interval:
+        """Acceptance length of steps that began at output positions begin…end-1."""
+        drafts, accepted = (by[:, begin:end].sum(axis=1) for by in (self.drafts_by_position, self.accepted_by_position))
+        return ratio_of_totals(drafts + accepted, drafts)
 
-    def by_position(self, num_bins: int = 8) -> list[dict[str, Any]]:
-        """Acceptance length along the text, in bins of output positions."""
-        ends = np.unique(np.linspace(1, len(self.drafts_by_position), num_bins + 1).astype(int))
-        found = []
-        for begin, end in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True):
-            drafts = float(self.drafts_by_position[begin:end].sum())
-            accepted = float(self.accepted_by_position[begin:end].sum())
-            length = 1 + accepted / drafts if drafts else None
-            found.append({"from": begin, "to": end - 1, "num_drafts": drafts, "acceptance_length": length})
-        return found
+    def acceptance(self) -> dict[str, Any]:
+        """The JSON form of what is accepted, with intervals over prompts; rates by depth and their ends apart."""
+        found: dict[str, Any] = {
+            "acceptance_length": self.acceptance_length().as_dict(),
+            "acceptance_rate": self.acceptance_rate().as_dict(),
+        }
+        for name, rates in (("per_position", self.marginal_rates()), ("conditional", self.conditional_rates())):
+            said = [rate.as_dict() for rate in rates]
+            found[f"{name}_acceptance_rates"] = [one["median"] for one in said]
+            found[f"{name}_ci95"] = [one["ci95"] for one in said]
+        return found | {"acceptance_histogram": self.histogram.sum(axis=0).tolist()}
 
     def of_task(self, task: str | None) -> IntArray:
         """Places of a task's prompts; of all without one."""
@@ -162,6 +161,35 @@ def replay(trace: Trace, draft: str, rule: str = "auto", k_max: int = 8) -> list
         steps = starts.steps(k)
         found.append(_tally(starts, k, {k: starts.visits(steps)}))
     return found
+
+
+def by_task(replays: Sequence[Replay]) -> dict[str, list[dict[str, Any]]]:
+    """Acceptance length and rate of every task, for every replayed k."""
+    names = dict.fromkeys(task for task in replays[0].tasks if task is not None)
+    return {
+        name: [
+            {
+                "k": one.k,
+                "acceptance_length": one.acceptance_length(name).as_dict(),
+                "acceptance_rate": one.acceptance_rate(name).as_dict(),
+            }
+            for one in replays
+        ]
+        for name in names
+    }
+
+
+def by_position(replays: Sequence[Replay], num_bins: int = _NUM_BINS) -> list[dict[str, Any]]:
+    """Acceptance length along the text, in bins of output positions (the ends belong to them), for every replayed k."""
+    ends = np.unique(np.linspace(1, replays[0].drafts_by_position.shape[1], num_bins + 1).astype(int)).tolist()
+    return [
+        {
+            "from": begin,
+            "to": end - 1,
+            "by_k": [{"k": one.k, "acceptance_length": one.length_between(begin, end).as_dict()} for one in replays],
+        }
+        for begin, end in pairwise(ends)
+    ]
 
 
 def replay_table(
@@ -226,7 +254,7 @@ def _tally(starts: Starts, k: int, visits: Mapping[int, FloatArray]) -> Replay:
     """Counts of steps that begin at starts with these probabilities, by the k that they had."""
     num, n = starts.contexts.shape
     at_least = {name: np.zeros((num, k + 2)) for name in ("asked", "drafted", "accepted", "reached")}
-    drafts_at, accepted_at = np.zeros(n), np.zeros(n)
+    drafts_at, accepted_at = np.zeros((num, n)), np.zeros((num, n))
     histogram = np.zeros((num, k + 1))
     num_steps, context = np.zeros(num), np.zeros(num)
     for depth, weight in visits.items():
@@ -235,8 +263,8 @@ def _tally(starts: Starts, k: int, visits: Mapping[int, FloatArray]) -> Replay:
         expected = steps.survival[..., 1:].sum(axis=2)
         num_steps += weight.sum(axis=1)
         context += (weight * starts.contexts).sum(axis=1)
-        drafts_at += drafting.sum(axis=0)
-        accepted_at += (drafting * expected).sum(axis=0)
+        drafts_at += drafting
+        accepted_at += drafting * expected
         histogram[:, : depth + 1] += np.einsum("bs,bsi->bi", drafting, -np.diff(steps.survival, axis=2, append=0.0))
         for i in range(depth + 1):
             at_least["asked"][:, i] += (weight * (steps.asked >= i)).sum(axis=1)

@@ -3,11 +3,15 @@
 The percentile bootstrap (Efron 1979): prompts are drawn with replacement, the statistic is taken of each draw, and the
 middle 95 % of what comes out is the interval. One seed gives the same draws for every statistic over the same prompts,
 so that configurations which share prompts are compared on the same resamples.
+
+Few pairs bound a median loosely: whatever the distribution, the smallest and the largest of n values hold it between
+them with chance 1 - 2^(1-n), which reaches 95 % at six. So there is no interval below MIN_PAIRS, and up to _RANGE_PAIRS
+the interval of a median is that range, for no narrower pair of values covers 95 % (the bootstrap's covers 85 % at 7).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -19,6 +23,11 @@ FloatArray = npt.NDArray[np.float64]
 Statistic = Callable[[FloatArray], FloatArray]
 
 NUM_RESAMPLES = 2000
+MIN_PAIRS = 6
+FIGURES = ("median", "speedup", "speedup_ratio")
+"""What a figure with an interval beside it is called in documents."""
+TOO_FEW = f"figures without an interval rest on fewer than {MIN_PAIRS} pairs, too few for a 95 % interval"
+_RANGE_PAIRS = 8
 _BLOCK = 1 << 22  # numbers of one block of resamples, so that memory stays small
 
 
@@ -28,7 +37,7 @@ class Interval:
 
     Args:
         median: the figure itself, from all pairs.
-        ci95: lower and upper end; None with fewer than two pairs, which say nothing about their spread.
+        ci95: lower and upper end; None with fewer than MIN_PAIRS pairs, which leave it unknown.
         pairs: how many prompts or pairs it rests on.
     """
 
@@ -45,10 +54,10 @@ class Interval:
         return self.ci95 is not None and self.ci95[1] < value
 
     def overlaps(self, other: Interval) -> bool:
-        """Whether two intervals share a value; one without an interval counts as its point."""
-        low, high = self.ci95 or (self.median, self.median)
-        other_low, other_high = other.ci95 or (other.median, other.median)
-        return low <= other_high and other_low <= high
+        """Whether two intervals share a value, as far as is known: one without an interval may share any."""
+        if self.ci95 is None or other.ci95 is None:
+            return True
+        return self.ci95[0] <= other.ci95[1] and other.ci95[0] <= self.ci95[1]
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON form; a figure that does not exist is null."""
@@ -63,11 +72,12 @@ class Paired:
 
     Args:
         ratio: median of the pairs' A/B.
-        p_a_faster: share of resamples in which that median is above 1, ties counted half.
+        p_a_faster: share of resamples in which that median is above 1, ties counted half; None where the ratio has no
+            interval.
     """
 
     ratio: Interval
-    p_a_faster: float
+    p_a_faster: float | None
 
     @property
     def is_significant(self) -> bool:
@@ -87,7 +97,8 @@ def bootstrap_totals(
         num_resamples: R.
     """
     num = by_prompt.shape[0]
-    draws = [statistic(counts @ by_prompt) for counts in _counts(num, num_resamples, seed)] if num > 1 else []
+    resamples = _counts(num, num_resamples, seed) if num >= MIN_PAIRS else ()
+    draws = [statistic(counts @ by_prompt) for counts in resamples]
     return _interval(float(statistic(by_prompt.sum(axis=0)[None])[0]), draws, num)
 
 
@@ -99,7 +110,9 @@ def ratio_of_totals(numerators: FloatArray, denominators: FloatArray, *, seed: i
 def bootstrap_median(values: FloatArray, *, seed: int = 0, num_resamples: int = NUM_RESAMPLES) -> Interval:
     """The median of values [B], one for each prompt."""
     assert len(values), "a median needs a value"
-    draws = _medians(values, seed, num_resamples) if len(values) > 1 else []
+    if MIN_PAIRS <= len(values) <= _RANGE_PAIRS:
+        return _interval(float(np.median(values)), [values], len(values), ends=(0.0, 1.0))
+    draws = _medians(values, seed, num_resamples) if len(values) >= MIN_PAIRS else []
     return _interval(float(np.median(values)), draws, len(values))
 
 
@@ -109,7 +122,7 @@ def bootstrap_pooled_median(
     """The median of all values of several prompts; a prompt's values [m], m of its own, are drawn together."""
     values = np.concatenate(groups)
     assert len(values), "a median needs a value"
-    if len(groups) < 2:
+    if len(groups) < MIN_PAIRS:
         return _interval(float(np.median(values)), [], len(groups))
     order = np.argsort(values, kind="stable")
     owners = np.repeat(np.arange(len(groups)), [len(group) for group in groups])[order]
@@ -125,12 +138,44 @@ def _weighted_median(values: FloatArray, weights: FloatArray) -> float:
     return float((values[middle[0]] + values[min(middle[1], len(values) - 1)]) / 2) if upto[-1] else float("nan")
 
 
+def joint_median(values: FloatArray, drawn: FloatArray, *, seed: int = 0) -> Interval:
+    """The median of values [B], one for each prompt, that themselves rest on something uncertain.
+
+    Args:
+        values: [B] as they are best known.
+        drawn: [S, B] with what they rest on drawn anew; of each row the prompts are drawn once.
+        seed: of the prompts' resamples, as `bootstrap_median` draws them.
+    """
+    num = len(values)
+    if num < MIN_PAIRS:
+        return _interval(float(np.median(values)), [], num)
+    if num <= _RANGE_PAIRS:
+        low, high = np.quantile(drawn.min(axis=1), 0.025), np.quantile(drawn.max(axis=1), 0.975)
+        return Interval(float(np.median(values)), (float(low), float(high)), num)
+    prompts = np.random.default_rng(seed).integers(0, num, size=drawn.shape)
+    return _interval(float(np.median(values)), [np.median(np.take_along_axis(drawn, prompts, axis=1), axis=1)], num)
+
+
+def joint_ratio(
+    values: tuple[FloatArray, FloatArray], drawn: tuple[FloatArray, FloatArray], *, seed: int = 0
+) -> Interval:
+    """The ratio of two sums over prompts, as `joint_median`: values [B] and drawn [S, B] are numerator, denominator."""
+    num = len(values[0])
+    point = float(_ratio(np.array([[one.sum() for one in values]]))[0])
+    if num < MIN_PAIRS:
+        return _interval(point, [], num)
+    counts = np.concatenate(list(_counts(num, len(drawn[0]), seed)))
+    return _interval(point, [_ratio(np.stack([(counts * one).sum(axis=1) for one in drawn], axis=1))], num)
+
+
 def paired(a: FloatArray, b: FloatArray, *, seed: int = 0, num_resamples: int = NUM_RESAMPLES) -> Paired:
     """Compare speeds (more is faster) of A and B, a, b [B], prompt by prompt."""
     assert a.shape == b.shape, "pairs need both sides"
     ratios = a / b
     ratio = bootstrap_median(ratios, seed=seed, num_resamples=num_resamples)
-    drawn = np.concatenate(list(_medians(ratios, seed, num_resamples))) if len(ratios) > 1 else np.array([ratio.median])
+    if ratio.ci95 is None:
+        return Paired(ratio, None)
+    drawn = np.concatenate(list(_medians(ratios, seed, num_resamples)))
     return Paired(ratio, float((drawn > 1).mean() + 0.5 * (drawn == 1).mean()))
 
 
@@ -142,7 +187,18 @@ def interleaved(a_seconds: FloatArray, b_seconds: FloatArray, *, seed: int = 0) 
     return paired(1 / np.median(a_seconds, axis=1), 1 / np.median(b_seconds, axis=1), seed=seed)
 
 
-def _interval(point: float, draws: Iterable[FloatArray], num: int) -> Interval:
+def lacks_interval(document: object) -> bool:
+    """Whether a document, or a part of one, holds a figure without its interval."""
+    if isinstance(document, Mapping):
+        figure = next((document[key] for key in FIGURES if document.get(key) is not None), None)
+        is_bare = "ci95" in document and document["ci95"] is None and figure is not None
+        return is_bare or any(map(lacks_interval, document.values()))
+    return isinstance(document, list) and any(map(lacks_interval, document))
+
+
+def _interval(
+    point: float, draws: Iterable[FloatArray], num: int, ends: tuple[float, float] = (0.025, 0.975)
+) -> Interval:
     parts = list(draws)
     if not parts:
         return Interval(point, None, num)
@@ -150,7 +206,7 @@ def _interval(point: float, draws: Iterable[FloatArray], num: int) -> Interval:
     values = values[np.isfinite(values)]
     if not len(values):
         return Interval(point, None, num)
-    low, high = np.quantile(values, (0.025, 0.975))
+    low, high = np.quantile(values, ends)
     return Interval(point, (float(low), float(high)), num)
 
 

@@ -8,28 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from specdec_cli.errors import UsageError
 from specdec_cli.measure.bench import Bench, EngineArm, Plan, Progress
 from specdec_cli.measure.cost import Costs, profile
 from specdec_cli.measure.passes import Differences, Track
-from specdec_cli.measure.predict import PUBLISHED_K, Predicted, Prediction, Recommendation, choose, predict
-from specdec_cli.measure.replay import replay
+from specdec_cli.measure.predict import PUBLISHED_K, Predicted, Prediction, Recommendation
 from specdec_cli.measure.stats import Interval, paired
-from specdec_cli.measure.trace import Trace, load
-from specdec_cli.measure.tracing import trace_draft, trace_target
 from specdec_cli.measure.verdict import costs_of
 
 if TYPE_CHECKING:
     from specdec_cli.engine.engine import Engine
-    from specdec_cli.measure.arms import Request
     from specdec_cli.measure.journal import Journal
     from specdec_cli.measure.workload import Workload
-    from specdec_cli.recipe import Recipe
 
 MAX_CANDIDATES = 2
 PROFILE_SECONDS = 15.0
@@ -37,63 +30,6 @@ INDIFFERENT = 0.02
 """Speeds within two per cent are as good as each other: measuring ends when the leader is surely no worse than this."""
 _CLEARLY = 1.1  # a short profile of a shared machine is trusted to ten per cent
 _MIN_GROUPS = 8
-
-
-def draft_name(recipe: Recipe) -> str:
-    """What a draft is called in a trace: its model, or its method with its options."""
-    fields = recipe.draft_fields()
-    if "model" in fields:
-        return str(fields["model"])
-    options = ",".join(f"{key}={value}" for key, value in sorted(fields.items()) if key != "method")
-    return f"{fields['method']}:{options}" if options else str(fields["method"])
-
-
-def obtain_trace(
-    engine: Engine,
-    requests: Sequence[Request],
-    name: str,
-    k_max: int,
-    path: Path | None = None,
-    say: Callable[[str], None] = lambda _: None,
-) -> Trace:
-    """The trace of a workload with the engine's draft, made now or read from a file that fits it.
-
-    Args:
-        engine: idle.
-        requests: the workload.
-        name: the draft's, in the trace.
-        k_max: largest k.
-        path: read where it exists, else written; None for neither.
-        say: told in words how far it is.
-
-    Raises:
-        UsageError: a file of other prompts, other sampling or another pair, or a draft that no trace can hold.
-        RunError: the file cannot be written.
-    """
-    trace = _read(path, engine, requests) if path is not None and path.exists() else None
-    is_new = trace is None
-    if trace is None:
-        trace = trace_target(
-            engine, requests, lambda done, total: say(f"tracing the target: {done} of {total} prompts")
-        )
-    if name not in trace.drafts:
-        trace.drafts[name] = trace_draft(
-            trace, engine.drafter, k_max, lambda done, total: say(f"tracing the draft: {done} of {total} prompts")
-        )
-    if path is not None and is_new:
-        trace.save(path)
-    return trace
-
-
-def _read(path: Path, engine: Engine, requests: Sequence[Request]) -> Trace:
-    trace = load(path)
-    if Path(trace.target).name != Path(engine.target.name).name:
-        raise UsageError(
-            f"the trace `{path}` is of target `{trace.target}`, not `{engine.target.name}`",
-            "leave --trace out to trace again, or choose another file for it",
-        )
-    trace.check(engine.tokenizer, requests)
-    return trace
 
 
 def profile_workload(
@@ -118,13 +54,6 @@ def profile_workload(
         batch_size=batch_size,
         watch=lambda share: say(f"measuring costs: {share:.0%}"),
     )
-
-
-def predict_all(trace: Trace, name: str, rule: str, k_max: int, costs: Costs) -> Prediction:
-    """Every k up to k_max, with `speedup` the median prompt's, as a benchmark reports it."""
-    made = predict(replay(trace, name, rule, k_max), costs)
-    rows = [replace(row, speedup=row.median_speedup) for row in made.rows]
-    return replace(made, rows=rows, recommended=choose(rows))
 
 
 def candidates(rows: Sequence[Predicted]) -> list[int]:
@@ -180,7 +109,7 @@ class Sweep:
         engine: the loaded pair, idle.
         workload: what is decoded.
         costs: of the pair.
-        prediction: of every k, as `predict_all` makes it; None where no trace can know.
+        prediction: of every k, as `Traced.predict` makes it; None where no trace can know.
         k_max: largest k.
         is_exhaustive: whether every k is measured.
         batch_size: requests decoded together.
@@ -210,7 +139,7 @@ class Sweep:
             self.ks = candidates(self.prediction.rows)
         if self.ks:
             first, *rest = self.ks
-            plan = Plan(first, self.batch_size, self.repeats, mixes_tasks=True)
+            plan = Plan(first, self.batch_size, self.repeats)
             others = [EngineArm(self._name(k), self.engine, k) for k in rest]
             draft, plain = Track(self._name(first)), Track(self._name(0))
             self.bench = Bench(self.engine, self.workload, plan, others, draft, plain, journal=self.journal)
@@ -262,13 +191,21 @@ class Sweep:
         return found
 
     def recommended(self) -> Recommendation:
-        """The k to take; what was measured decides where anything was."""
+        """The k to take; what was measured decides where anything was, and in enough pairs for an interval.
+
+        Beyond that the prediction, which rests on prompts, must be sure, and the figure measured must not speak against
+        it.
+        """
         measured = list(self.measured().values())
         if not measured:
             assert self.prediction is not None, "without a prediction something was measured"
             return self.prediction.recommended
-        surely = [one for one in measured if _is_faster(one.speedup)]
+        surely = [one for one in measured if one.speedup.is_above(1.0)]
         best = max(surely or measured, key=lambda one: (one.speedup.median, -one.k))
+        if not surely and best.speedup.ci95 is None and best.speedup.median > 1 and self.prediction is not None:
+            predicted = self.prediction.recommended
+            few = f"measured, k = {best.k} decodes {_times(best.speedup)} as fast, in too few pairs to be sure"
+            return replace(predicted, why=f"{predicted.why}; {few} ({best.speedup.pairs})")
         if not surely:
             return Recommendation(0, None, self._why_not(best))
         return Recommendation(best.k, best.speedup, self._why(best, measured))
@@ -292,7 +229,8 @@ class Sweep:
         return f"{found}, {which}{also}; {guidance(best.k)}"
 
     def _why_not(self, best: Measured) -> str:
-        sure = ", not surely above 1" if best.speedup.median > 1 else ""
+        few = "" if best.speedup.ci95 is not None else f" ({best.speedup.pairs} pairs are too few to be sure)"
+        sure = f", not surely above 1{few}" if best.speedup.median > 1 else ""
         one = self._bench_of(best.k)
         costs = costs_of(one) if one is not None else None
         reason = ""
@@ -319,10 +257,6 @@ def guidance(k: int) -> str:
     low, high = PUBLISHED_K
     place = "within" if low <= k <= high else "outside"
     return f"{place} the published guidance of {low} to {high}"
-
-
-def _is_faster(speedup: Interval) -> bool:
-    return speedup.is_above(1.0) if speedup.ci95 is not None else speedup.median > 1
 
 
 def _times(speedup: Interval) -> str:

@@ -5,18 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from specdec_cli.errors import UsageError
 from specdec_cli.measure.bench import Progress
 from specdec_cli.measure.passes import Differences, Track
+from specdec_cli.measure.replay import Replay
 from specdec_cli.measure.sweep import Sweep
-from specdec_cli.measure.workload import Workload
+from specdec_cli.measure.traced import Traced
 
 
 @dataclass(frozen=True, slots=True)
 class Sweeps:
-    """One sweep for each batch size, ascending; most runs have one alone."""
+    """One sweep for each batch size, ascending; most runs have one alone.
+
+    Args:
+        by_size: the sweeps.
+        traced: what their predictions rest on; None where no trace can tell.
+    """
 
     by_size: tuple[Sweep, ...]
+    traced: Traced | None = None
 
     def __post_init__(self) -> None:
         """Check the order."""
@@ -43,6 +49,13 @@ class Sweeps:
         """The recommended k of every batch size that is known."""
         return {one.batch_size: one.recommended().k for one in self.known()}
 
+    def table(self) -> Replay | None:
+        """What the recommended table of k would accept, up to the largest batch; None for one size, or untraced."""
+        known = self.k_by_batch()
+        if self.traced is None or len(known) < 2:
+            return None
+        return self.traced.table({1: next(iter(known.values())), **known}, max(known))
+
     def tracks(self) -> list[Track]:
         """Every arm of every batch size."""
         benches = [one.bench for one in self.by_size if one.bench is not None]
@@ -56,19 +69,8 @@ class Sweeps:
         return found
 
     def notices(self) -> list[str]:
-        """What the passes noted, each sentence once."""
-        return list(dict.fromkeys(text for one in self.by_size if one.bench is not None for text in one.bench.notices))
-
-
-def check_sizes(sizes: tuple[int, ...], workload: Workload) -> None:
-    """Refuse a batch that there are not enough prompts for.
-
-    Raises:
-        UsageError: there is one.
-    """
-    num = len(workload.requests)
-    if sizes[-1] > num:
-        raise UsageError(
-            f"a batch of `{sizes[-1]}` needs as many prompts, and there are `{num}`",
-            "raise --num-prompts, or lower --batch-sizes",
-        )
+        """What the trace, the profiles and the passes noted, each sentence once."""
+        found = [] if self.traced is None else [*self.traced.trace.notices]
+        found += [one.costs.warning for one in self.by_size if one.prediction is not None and one.costs.warning]
+        found += [text for one in self.by_size if one.bench is not None for text in one.bench.notices]
+        return list(dict.fromkeys(found))

@@ -25,14 +25,16 @@ import numpy as np
 import numpy.typing as npt
 
 from specdec_cli.errors import RunError, UsageError
+from specdec_cli.lm.origin import Origin
 from specdec_cli.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from specdec_cli.measure.arms import Request
     from specdec_cli.text.tokenizer import Tokenizer
 
-FORMAT = "specdec.trace/1"
+FORMAT = "specdec.trace/2"
 _HEADER = "specdec.trace"
+_HINT = "leave --trace out to trace again, or choose another file for it"
 _PROBE = "The 3 quick brown foxes don't jump — 12.5 % of “lazy” dogs…\n\tnaïve Ärger 東京 🙂 return f(x) != None;"
 
 BoolArray = npt.NDArray[np.bool_]
@@ -68,12 +70,14 @@ class ModelTrace:
         is_argmax: [N] whether the emitted token is the draft's likeliest one.
         is_gumbel: [N] whether argmax(log q + g), g the text's own noise, is the emitted token.
         max_context: the draft's context limit.
+        origin: the draft as it was loaded.
     """
 
     log_q: Float32Array
     is_argmax: BoolArray
     is_gumbel: BoolArray
     max_context: int | None
+    origin: Origin | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +110,8 @@ class Trace:
         prompts: B prompts.
         log_p: [N] float32, nats of each emitted token under p; 0 at temperature 0.
         drafts: by name.
+        origin: the target as it was loaded.
+        notices: what a person should know who reads figures from it here; not in its file.
     """
 
     target: str
@@ -115,6 +121,8 @@ class Trace:
     prompts: list[TracedPrompt]
     log_p: Float32Array
     drafts: dict[str, DraftTrace] = field(default_factory=dict)
+    origin: Origin | None = None
+    notices: list[str] = field(default_factory=list)
 
     @property
     def num_output_tokens(self) -> int:
@@ -148,7 +156,7 @@ class Trace:
         Raises:
             UsageError: naming the first thing that differs.
         """
-        hint = "leave --trace out to trace again, or choose another file for it"
+        hint = _HINT
         if tokenizer is not None and self.tokenizer not in (None, fingerprint(tokenizer)):
             raise UsageError(f"the trace of `{self.target}` was made with another tokenizer", hint)
         if len(requests) != len(self.prompts):
@@ -160,6 +168,27 @@ class Trace:
                 name = next(n for n in asdict(prompt.params) if getattr(prompt.params, n) != getattr(request.params, n))
                 was, now = getattr(prompt.params, name), getattr(request.params, name)
                 raise UsageError(f"the trace was sampled with {name} `{was}`, not `{now}` (prompt {place + 1})", hint)
+
+    def check_target(self, now: Origin) -> None:
+        """Refuse to stand for another target, wherever its files lie; `notices` takes what may differ a little.
+
+        Args:
+            now: the target that the trace is wanted for.
+
+        Raises:
+            UsageError: other weights, or the same ones quantized otherwise.
+        """
+        was = self.origin or Origin(self.target)
+        if not was.has_weights_of(now):
+            here = f"`{now.words}`" if now.words != was.words else "the same name's weights here"
+            raise UsageError(f"the trace is of target `{was.words}`, not {here}: the weights differ", _HINT)
+        if was.quantize != now.quantize:
+            raise UsageError(f"the trace is of a target with quantize `{was.quantize}`, not `{now.quantize}`", _HINT)
+        if was.dtype != now.dtype:
+            self.notices.append(
+                f"the trace was made with the target in {was.dtype}, and here it runs in {now.dtype}: where two tokens "
+                "are nearly as likely the texts part, and predictions are of the trace's"
+            )
 
     def save(self, path: Path) -> None:
         """Write the file, whole or not at all.
@@ -201,9 +230,11 @@ class Trace:
             "num_tokens": self.num_tokens,
             "eos_token_ids": self.eos_token_ids,
             "tokenizer": self.tokenizer,
+            "origin": _origin_as_dict(self.origin),
             "prompts": [{"max_tokens": p.max_tokens, "task": p.task, "params": asdict(p.params)} for p in self.prompts],
             "drafts": [
                 {"name": name, "kind": kinds[type(draft)], "max_context": draft.max_context}
+                | ({"origin": _origin_as_dict(draft.origin)} if isinstance(draft, ModelTrace) else {})
                 for name, draft in self.drafts.items()
             ],
         }
@@ -242,7 +273,15 @@ def fingerprint(tokenizer: Tokenizer) -> str:
 
 
 def _array_names(kind: type[DraftTrace]) -> list[str]:
-    return [name for name in kind.__slots__ if name != "max_context"]
+    return [name for name in kind.__slots__ if name not in ("max_context", "origin")]
+
+
+def _origin_as_dict(origin: Origin | None) -> dict[str, Any] | None:
+    return None if origin is None else asdict(origin)
+
+
+def _origin(found: Mapping[str, Any] | None) -> Origin | None:
+    return None if found is None else Origin(**found)
 
 
 def _restore(header: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Trace:
@@ -260,10 +299,13 @@ def _restore(header: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) 
         header["tokenizer"],
         prompts,
         arrays["log_p"],
+        origin=_origin(header["origin"]),
     )
     for place, one in enumerate(header["drafts"]):
         kind = kinds[one["kind"]]
         fields: dict[str, Any] = {name: arrays[f"draft.{place}.{name}"] for name in _array_names(kind)}
+        if kind is ModelTrace:
+            fields["origin"] = _origin(one["origin"])
         trace.drafts[one["name"]] = kind(**fields, max_context=one["max_context"])
     lengths = [len(trace.log_p), *(len(getattr(d, _array_names(type(d))[0])) for d in trace.drafts.values())]
     if any(length != trace.num_output_tokens for length in lengths):

@@ -19,6 +19,7 @@ from specdec_cli.drafters.model import Drafter as ModelDrafter
 from specdec_cli.errors import UsageError
 from specdec_cli.events import Failed, Stepped
 from specdec_cli.lm.door import LM, Row
+from specdec_cli.lm.origin import origin_of
 from specdec_cli.measure.trace import (
     BoolArray,
     DraftTrace,
@@ -85,7 +86,8 @@ def trace_target(engine: Engine, requests: Sequence[Request], watch: Watch | Non
     ]
     known_by = fingerprint(engine.tokenizer) if engine.tokenizer is not None else None
     flat = np.array([value for one in log_p for value in one], dtype=np.float32)
-    return Trace(engine.target.name, engine.num_tokens, engine.eos_token_ids, known_by, prompts, flat)
+    origin = origin_of(engine.target)
+    return Trace(engine.target.name, engine.num_tokens, engine.eos_token_ids, known_by, prompts, flat, origin=origin)
 
 
 def _add(engine: Engine, request: Request) -> int:
@@ -148,7 +150,7 @@ class _ForcedPass:
         finally:
             for place in held:
                 self.lm.release(_handle(place))
-        return ModelTrace(log_q, is_argmax, is_gumbel, self.lm.max_context)
+        return ModelTrace(log_q, is_argmax, is_gumbel, self.lm.max_context, origin_of(self.lm))
 
     def _groups(self) -> Iterator[list[_Piece]]:
         """Pieces that go into one forward together, within bounds of logits, tokens, rows and cache."""

@@ -9,7 +9,7 @@ from typing import Any
 from specdec_cli.measure.bench import Bench
 from specdec_cli.measure.passes import Track
 from specdec_cli.measure.roofline import Load, measure_speed, roofline
-from specdec_cli.measure.stats import Interval
+from specdec_cli.measure.stats import MIN_PAIRS, Interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +144,10 @@ def _direction(speedup: Interval) -> int:
 def _headline(speedup: Interval, what: str) -> str:
     what = what[0].upper() + what[1:]
     if speedup.ci95 is None:
+        pairs = "a single pair" if speedup.pairs == 1 else f"{speedup.pairs} pairs"
         return (
-            f"{what} is {speedup.median:.2f} times as fast with the draft, from a single pair: "
-            "more prompts or repeats give an interval."
+            f"{what} is {speedup.median:.2f} times as fast with the draft, from {pairs}; "
+            f"an interval takes {MIN_PAIRS}: raise --num-prompts."
         )
     if _direction(speedup):
         verb = "is faster" if speedup.is_above(1) else "is slower"

@@ -15,7 +15,10 @@ OPERATORS: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge,
     "==": operator.eq,
 }
-_EXPRESSION = re.compile(r"\s*(?P<path>[^<>=!]*[^<>=!\s])\s*(?P<operator><=|>=|==|<|>)\s*(?P<number>[^<>=!\s]+)\s*")
+_IN_PATH = r"(?:[^<>=!]|(?<![<>=!])=(?!=))"  # a draft's name may hold `=`, and no operator is a single one
+_EXPRESSION = re.compile(
+    rf"\s*(?P<path>{_IN_PATH}*(?!\s){_IN_PATH})\s*(?P<operator><=|>=|==|<|>)\s*(?P<number>[^<>=!\s]+)\s*"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,6 +107,12 @@ def _memory(value: Any) -> Any:
     raise PydanticCustomError("memory", "must be auto, bytes such as 2GiB, or a share such as 90%")
 
 
+def _compile(value: Any) -> Any:
+    if isinstance(value, bool) or value == "auto":
+        return value
+    raise PydanticCustomError("compile", "must be auto, true or false")
+
+
 def _gate(value: Any) -> Any:
     if isinstance(value, str) and parse_gate(value) is None:
         raise PydanticCustomError("gate", "must be PATH OP NUMBER such as speedup.decode < 1.2, OP one of < <= > >= ==")
@@ -282,6 +288,8 @@ class Engine(Section):
     """Feed what prompts begin with alike only once; if not given, serve does and everything else does not."""
     decoder: Literal["auto", "transformers"] = "auto"
     """Forward of the models: auto (specdec's own where it knows the shape, it is faster), or transformers'."""
+    compile: Annotated[bool | Literal["auto"], BeforeValidator(_compile)] = "auto"
+    """Run transformers' forward for every model, compiled by torch at load, which takes minutes; auto does not."""
 
     def memory_share(self) -> float | None:
         """Share of the device's memory (on a CPU: of the free RAM) for weights and KV cache, or None if not a share."""
@@ -329,11 +337,12 @@ class Gates(Section):
     """What makes a measurement fail with exit code 3."""
 
     fail_if: Annotated[tuple[Annotated[str, BeforeValidator(_gate)], ...], BeforeValidator(_tuple)] = ()
-    """Fail where this holds: PATH OP NUMBER, for example speedup.decode < 1.2; judged on whole intervals."""
+    """Fail where this holds: PATH OP NUMBER, for example speedup.decode < 1.2, or of several drafts
+    rows.builtin:draft.speedup < 1.2; judged on whole intervals."""
     baseline: str | None = Field(None, min_length=1)
     """An earlier result (JSON) that must not be undercut."""
     max_regression: Annotated[str, BeforeValidator(_percentage)] = "5%"
-    """How far below the baseline's interval a whole interval may lie."""
+    """How far below the baseline's interval a whole interval may lie; above it for a server's times."""
 
 
 Texts = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_tuple)]

@@ -58,11 +58,13 @@ def bench_body(
     costs = costs_of(bench)
     differences = bench.differences().as_dict() if tokens_must_agree else _UNCHECKED
     tracks = [bench.draft, bench.plain, *bench.against.values()]
-    notices = [*([bench.workload.notice] if bench.workload.notice else []), *bench.notices, *_too_fast(roofline)]
+    known = [notice for notice in (bench.workload.notice, bench.hidden_tasks) if notice is not None]
+    notices = [*known, *bench.notices, *_too_fast(roofline)]
     return {
         "workload": bench.workload.as_dict(),
         "plan": {
             "batch_size": bench.plan.batch_size,
+            "group_sizes": {str(size): num for size, num in bench.group_sizes().items()},
             "repeats": bench.plan.repeats,
             "order": "A B B A",
             "passes": sum(len(track.passes) for track in tracks),
@@ -201,7 +203,8 @@ def arm_rows(bench: Bench) -> list[list[str]]:
 
 ARM_HEADS = ("arm", "tokens/s", "first ms", "accepted", "length", "time in %", "speed-up over it", "end to end")
 LEGEND = (
-    "first: milliseconds to the first token. time in %: draft / verification / the rest. In brackets: 95 % intervals."
+    "first: milliseconds to the first token. time in %: draft / verification / the rest. In brackets: 95 % intervals, "
+    "where there are pairs enough."
 )
 
 

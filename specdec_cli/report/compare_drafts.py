@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from specdec_cli.report.generate import Promise
 
 SCHEMA = "specdec.compare-drafts/1"
+NOT_KNOWN = "not known"
 LEGEND = (
     "cost: a drafted token over a plain step. predicted: from the trace. memory: weights and KV cache of the draft. "
-    "In brackets: 95 % intervals."
+    "In brackets: 95 % intervals, where there are pairs enough."
 )
 _NO_INTERVAL: Mapping[str, Any] = {"median": None, "ci95": None, "pairs": 0}
 
@@ -56,13 +57,15 @@ def compare_body(
     ranking, winner = comparison.ranking(), comparison.winner()
     drafting = [one for one in ranking if one.drafts]
     best = winner or drafting[0]
-    notices = [*([comparison.workload.notice] if comparison.workload.notice else []), *comparison.notices]
+    known = [notice for notice in (comparison.workload.notice, comparison.bench.hidden_tasks) if notice is not None]
+    timed_tasks = [] if comparison.bench.hidden_tasks else comparison.bench.tasks()
     return {
         "workload": comparison.workload.as_dict(),
         "plan": {
             "k_max": comparison.k_max,
             "exhaustive": comparison.is_exhaustive,
             "batch_size": comparison.batch_size,
+            "group_sizes": {str(size): num for size, num in comparison.bench.group_sizes().items()},
             "repeats": comparison.repeats,
             "order": "A B B A",
             "passes": comparison.num_passes,
@@ -81,8 +84,8 @@ def compare_body(
             }
             for pair in comparison.pairs()
         ],
-        "task_winners": {task: _task_winner(comparison, task) for task in comparison.bench.tasks()},
-        "winner": "none" if winner is None else winner.draft,
+        "task_winners": {task: _task_winner(comparison, task) for task in timed_tasks},
+        "winner": _winner(winner, comparison.speedup(best)),
         "speedup": {kind: _interval(comparison.speedup(best, kind)) for kind in _KINDS},
         "recommendation": comparison.recommendation(),
         "lossless": {
@@ -90,7 +93,7 @@ def compare_body(
             "verify": promise.verify,
             **_differences(comparison, tokens_must_agree),
         },
-        "notices": notices,
+        "notices": [*known, *comparison.notices],
         "gates": [],
     }
 
@@ -119,7 +122,7 @@ def _row(comparison: Comparison, one: Contender) -> dict[str, Any]:
                 "speedup": _interval(comparison.speedup(one, task=task)),
             }
             for task in comparison.bench.tasks()
-            if task in track.meters
+            if task in track.task_counts
         },
         "predicted": None
         if one.prediction is None
@@ -142,7 +145,14 @@ def _totals(track: Track) -> dict[str, Any]:
 
 def _task_winner(comparison: Comparison, task: str) -> dict[str, Any]:
     winner, speedup = comparison.task_winner(task)
-    return {"draft": "none" if winner is None else winner.draft, "speedup": _interval(speedup)}
+    return {"draft": _winner(winner, speedup), "speedup": _interval(speedup)}
+
+
+def _winner(winner: Contender | None, fastest: Interval | None) -> str | None:
+    """A draft's name, or `none` where none is surely faster than plain decoding; None where that is not known."""
+    if winner is not None:
+        return winner.draft
+    return None if fastest is None or fastest.ci95 is None else "none"
 
 
 def _interval(interval: Interval | None) -> dict[str, Any]:
@@ -188,7 +198,7 @@ def drafts_table(comparison: Comparison) -> Table:
                 str(k) if k else NOTHING,
                 interval_words(comparison.speedup(one)),
                 interval_words(comparison.speedup(one, "latency")),
-                f"{predicted[0].median_speedup.median:.2f}×" if predicted else NOTHING,
+                _short(predicted[0].median_speedup.as_dict() if predicted else None),
                 percent(counts.acceptance_rate),
                 number(counts.acceptance_length),
                 number(one.cost_ratio, 3),
@@ -200,7 +210,11 @@ def drafts_table(comparison: Comparison) -> Table:
 
 def _tasks_table(comparison: Comparison, body: Mapping[str, Any]) -> Table:
     rows = [
-        [task, *(_short(row["by_task"].get(task, {}).get("speedup")) for row in body["rows"]), found["draft"]]
+        [
+            task,
+            *(_short(row["by_task"].get(task, {}).get("speedup")) for row in body["rows"]),
+            found["draft"] or NOT_KNOWN,
+        ]
         for task, found in body["task_winners"].items()
     ]
     return _table(("task", *(one.draft for one in comparison.ranking()), "winner"), rows)
@@ -210,7 +224,8 @@ def _pairs_table(body: Mapping[str, Any]) -> Table:
     rows = []
     for pair in body["pairwise"]:
         ends = "" if pair["ci95"] is None else f" ({pair['ci95'][0]:.2f}–{pair['ci95'][1]:.2f})"
-        rows.append([pair["a"], pair["b"], f"{pair['speedup_ratio']:.2f}×{ends}", f"{pair['p_a_faster']:.3f}"])
+        ratio = f"{pair['speedup_ratio']:.2f}×{ends}"
+        rows.append([pair["a"], pair["b"], ratio, number(pair["p_a_faster"], 3)])
     return _table(("A", "B", "A over B (95 %)", "P(A is faster)"), rows)
 
 

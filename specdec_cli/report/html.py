@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-from specdec_cli.report.bench import lossless_words
+from specdec_cli.report.bench import ARM_HEADS, TASK_HEADS, lossless_words
+from specdec_cli.report.compare_drafts import NOT_KNOWN
 from specdec_cli.report.plot import inline_svgs, panels_of
 from specdec_cli.report.sweep_k import SIZE_HEADS, size_rows
 from specdec_cli.report.table import NOTHING, number, percent
@@ -42,11 +43,11 @@ def html(document: Document) -> str:
     return environment.from_string(source).render(
         title=str(document["schema"]).partition("/")[0].replace(".", " "),
         document=document,
-        findings=_findings(document),
+        findings=findings(document),
         lossless=lossless_words(document["lossless"]),
         pictures=[(title, Markup(svg)) for title, svg in inline_svgs(document)],
-        tables=list(_TABLES[document["schema"]](document)),
-        facts=_facts(document),
+        tables=tables(document),
+        facts=facts(document),
         recipe=json.dumps(document["recipe"], indent=2, ensure_ascii=False),
     )
 
@@ -56,7 +57,13 @@ def _shown(value: object) -> object:
     return printable(value) if type(value) is str else value
 
 
-def _findings(document: Document) -> list[str]:
+def tables(document: Document) -> list[PageTable]:
+    """What was measured."""
+    return list(_TABLES[document["schema"]](document))
+
+
+def findings(document: Document) -> list[str]:
+    """What was found, the most important sentence first."""
     if "findings" in document:
         return list(document["findings"])
     if "recommendation" in document:
@@ -67,7 +74,8 @@ def _findings(document: Document) -> list[str]:
     return [f"Recommended at batch size {one['batch_size']}: {one['recommended']['why']}." for one in by_size]
 
 
-def _facts(document: Document) -> list[tuple[str, str]]:
+def facts(document: Document) -> list[tuple[str, str]]:
+    """How it was measured, each with its name."""
     workload, plan = document["workload"], document["plan"]
     machine, environment = document["machine"], document["environment"]
     sizes = ", ".join(map(str, plan.get("batch_sizes", [plan["batch_size"]])))
@@ -102,19 +110,26 @@ def _arm(name: str, totals: Mapping[str, Any], speedup: Mapping[str, Any] | None
         NOTHING if timing["ttft_s"] is None else f"{1000 * timing['ttft_s']:.1f}",
         percent(counts.get("acceptance_rate")),
         number(counts.get("acceptance_length")),
+        _shares(counts),
         _interval(speedup and speedup["decode"]),
         _interval(speedup and speedup["latency"]),
     ]
 
 
+def _shares(counts: Mapping[str, Any]) -> str:
+    """`20/70/10`: drafting, verification and the rest in per cent of the steps' time."""
+    seconds = [counts.get(f"{part}_seconds") or 0.0 for part in ("draft", "verify", "overhead")]
+    return "/".join(f"{100 * one / sum(seconds):.0f}" for one in seconds) if sum(seconds) > 0 else NOTHING
+
+
 def _bench_tables(document: Document) -> Iterator[PageTable]:
-    heads = ("arm", "tokens/s", "first ms", "accepted", "length", "the draft's speed-up over it (95 %)", "end to end")
+    draft = "with the draft" + " (synthetic)" * (document["recipe"]["speculation"]["verify"] == "synthetic")
     rows = [
         _arm("without a draft", document["plain"], document["speedup"]),
-        _arm("with the draft", document["draft"], None),
+        _arm(draft, document["draft"], None),
         *(_arm(name, found, found["speedup"]) for name, found in document["against"].items()),
     ]
-    yield PageTable("Arms", heads, rows)
+    yield PageTable("Arms", ARM_HEADS, rows)
     if document["by_task"]:
         tasks = [
             [
@@ -128,8 +143,7 @@ def _bench_tables(document: Document) -> Iterator[PageTable]:
             ]
             for task, found in document["by_task"].items()
         ]
-        plain = ("task", "prompts", "tokens/s without", "with the draft", "accepted", "length", "speed-up (95 %)")
-        yield PageTable("Tasks", plain, tasks)
+        yield PageTable("Tasks", TASK_HEADS, tasks)
 
 
 def _sweep_tables(document: Document) -> Iterator[PageTable]:
@@ -189,7 +203,10 @@ def _compare_tables(document: Document) -> Iterator[PageTable]:
     heads = ("draft", "best k", "speed-up (95 %)", "end to end", "accepted", "length", "cost", "memory")
     yield PageTable("Drafts, each at its best k", heads, rows)
     if document["task_winners"]:
-        won = [[task, one["draft"], _interval(one["speedup"])] for task, one in document["task_winners"].items()]
+        won = [
+            [task, one["draft"] or NOT_KNOWN, _interval(one["speedup"])]
+            for task, one in document["task_winners"].items()
+        ]
         yield PageTable("Tasks", ("task", "winner", "speed-up (95 %)"), won)
     if document["pairwise"]:
         pairs = [
@@ -197,7 +214,7 @@ def _compare_tables(document: Document) -> Iterator[PageTable]:
                 one["a"],
                 one["b"],
                 _interval({"median": one["speedup_ratio"], "ci95": one["ci95"]}),
-                f"{one['p_a_faster']:.3f}",
+                number(one["p_a_faster"], 3),
             ]
             for one in document["pairwise"]
         ]

@@ -86,7 +86,7 @@ def plot(document: Document) -> Figure:
     width, height = _SIZE
     with rc_context(dict(_STYLE)):
         figure = Figure(figsize=(width * 2, height * -(-len(panels) // 2) + 0.4), layout="constrained")
-        figure.suptitle(_safe(_heading(document)))
+        figure.suptitle(_safe(heading(document)))
         for place, panel in enumerate(panels):
             _drawn(panel, figure.add_subplot(-(-len(panels) // 2), 2, place + 1), document)
     return figure
@@ -152,11 +152,13 @@ def _drawn(panel: Panel, axes: Axes, document: Document, has_title: bool = True)
         axes.text(0.5, 0.5, "nothing was measured", ha="center", transform=axes.transAxes)
 
 
-def _heading(document: Document) -> str:
+def heading(document: Document) -> str:
+    """What was measured, in a line."""
     recipe, name = document["recipe"], str(document["schema"]).partition("/")[0].removeprefix("specdec.")
     drafts = recipe["draft"] if isinstance(recipe["draft"], list) else [recipe["draft"]]
     named = ", ".join(str(draft.get("model") or draft.get("method")) for draft in drafts)
-    return f"specdec {name}: {recipe['target']['model']} with {named}"
+    is_synthetic = recipe["speculation"]["verify"] == "synthetic"
+    return f"specdec {name}: {recipe['target']['model']} with {named}{', synthetic acceptance' * is_synthetic}"
 
 
 def _safe(text: object) -> str:

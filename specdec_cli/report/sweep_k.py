@@ -20,6 +20,7 @@ from specdec_cli.report.generate import json_schema as generate_schema
 from specdec_cli.report.page import grid
 from specdec_cli.report.schema import read_schema
 from specdec_cli.report.table import NOTHING, number
+from specdec_cli.text.printable import printable
 
 if TYPE_CHECKING:
     from specdec_cli.measure.bench import Progress
@@ -27,8 +28,14 @@ if TYPE_CHECKING:
     from specdec_cli.measure.sweep import Measured, Sweep
     from specdec_cli.measure.sweeps import Sweeps
     from specdec_cli.recipe import Resolved
+    from specdec_cli.recipe.schema import Speculation
 
 SCHEMA = "specdec.sweep-k/1"
+_NO_DRAFT: Mapping[str, Any] = {
+    "num_speculative_tokens": 0,
+    "synthetic_acceptance_length": None,
+    "synthetic_acceptance_rates": None,
+}
 SIZE_HEADS = ("batch", "best k", "speed-up (95 %)")
 HEADS = ("k", "tokens a step", "predicted (95 %)", "measured (95 %)", "textbook", "draft/verify/rest %", "")
 _SECONDS_BETWEEN_DRAWS = 0.25
@@ -62,10 +69,12 @@ def sweep_body(
         interrupted: whether it was ended early.
     """
     from specdec_cli.measure.predict import PUBLISHED_K
+    from specdec_cli.measure.replay import by_position, by_task
 
     by_size = [_by_size(sweep) for sweep in sweeps.known()]
     first, smallest = sweeps.first, by_size[0]
     prediction = first.prediction
+    replays = [] if prediction is None else [row.replayed for row in prediction.rows]
     unchecked = {"checked_tokens": None, "mismatches": None, "first_divergence": None}
     return {
         "workload": first.workload.as_dict(),
@@ -86,6 +95,9 @@ def sweep_body(
         **{name: smallest[name] for name in ("costs", "rows", "recommended")},
         "by_batch_size": by_size,
         "k_by_batch": ",".join(f"{size}:{k}" for size, k in sweeps.k_by_batch().items()),
+        "table": _table(sweeps),
+        "by_task": by_task(replays) if replays else {},
+        "by_position": by_position(replays) if replays else [],
         "guidance": list(PUBLISHED_K),
         "iid": {"alpha": None, "speedup_by_k": {}} if prediction is None else prediction.iid_as_dict(),
         "break_even_alpha": None if prediction is None else prediction.break_even_alpha,
@@ -99,6 +111,21 @@ def sweep_body(
         },
         "notices": notices,
         "gates": [],
+    }
+
+
+def _table(sweeps: Sweeps) -> dict[str, Any] | None:
+    """What the recommended table of k would accept; None where there is one batch size, or no trace."""
+    found = sweeps.table()
+    if found is None:
+        return None
+    num_steps = sum(found.steps_by_batch.values())
+    return {
+        "max_num_seqs": max(found.steps_by_batch),
+        "tokens_per_step": found.tokens_per_step().as_dict(),
+        "acceptance_length": found.acceptance_length().as_dict(),
+        "acceptance_rate": found.acceptance_rate().as_dict(),
+        "share_of_steps": {str(size): num / num_steps for size, num in found.steps_by_batch.items()},
     }
 
 
@@ -131,7 +158,7 @@ def _row(k: int, predicted: Predicted | None, measured: Measured | None) -> dict
     if predicted is not None:
         speedup = predicted.speedup.as_dict()
         said = {"speedup": speedup.pop("median"), **speedup, "shares": predicted.shares()}
-        said["per_position_acceptance_rates"] = list(predicted.per_position_rates)
+        said |= predicted.replayed.acceptance()
     return {
         "k": k,
         "acceptance_length": length,
@@ -208,7 +235,8 @@ def print_sweeps(console: Console, sweeps: Sweeps, body: Mapping[str, Any]) -> N
         title = f"Batch size {sweep.batch_size}" if has_several else None
         console.print(sweep_table(sweep, found["recommended"]["k"], title))
         textbook = _textbook_words(body) if sweep is sweeps.first else []
-        for line in [*_cost_words(found, sweep.k_max), *textbook]:
+        accepted = _acceptance_words(body, found) if sweep is sweeps.first else []
+        for line in [*_cost_words(found, sweep.k_max), *textbook, *accepted]:
             console.print(Text(line, style="dim"), soft_wrap=True)
     if has_several:
         console.print(_sizes_table(by_size))
@@ -222,7 +250,8 @@ def print_sweeps(console: Console, sweeps: Sweeps, body: Mapping[str, Any]) -> N
         at = f" at batch size {found['batch_size']}" if has_several else ""
         console.print(Text(f"Recommended{at}: {found['recommended']['why']}.", style="bold"), soft_wrap=True)
     if has_several:
-        console.print(Text(f"k by batch size: --k-by-batch {body['k_by_batch']}", style="bold"), soft_wrap=True)
+        line = f"k by batch size: --k-by-batch {body['k_by_batch']}{_table_words(body['table'])}"
+        console.print(Text(line, style="bold"), soft_wrap=True)
 
 
 def _sizes_table(by_size: list[dict[str, Any]]) -> RenderableType:
@@ -255,6 +284,37 @@ def _cost_words(found: Mapping[str, Any], k_max: int) -> list[str]:
     return lines
 
 
+def _acceptance_words(body: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+    """Acceptance by task and along the text, at the recommended k or, without one, at the one predicted best."""
+    known = [row for row in found["rows"] if row["predicted"] and row["predicted"]["speedup"] is not None]
+    if not known:
+        return []
+    k = found["recommended"]["k"] or max(known, key=lambda row: (row["predicted"]["speedup"], -row["k"]))["k"]
+    tasks = [
+        f"{printable(name)} {_length_words(rows[k - 1]['acceptance_length'])}" for name, rows in body["by_task"].items()
+    ]
+    places = [
+        f"{one['from']}–{one['to']}: {number(one['by_k'][k - 1]['acceptance_length']['median'])}"
+        for one in body["by_position"]
+    ]
+    ways = (("by task", tasks), ("by output position", places))
+    return [
+        f"Predicted tokens a drafting step at k = {k} {how}: {', '.join(said)}." for how, said in ways if len(said) > 1
+    ]
+
+
+def _length_words(interval: Mapping[str, Any]) -> str:
+    ends = "" if interval["ci95"] is None else " ({:.2f}–{:.2f})".format(*interval["ci95"])
+    return number(interval["median"]) + ends
+
+
+def _table_words(table: Mapping[str, Any] | None) -> str:
+    if table is None or table["tokens_per_step"]["median"] is None:
+        return ""
+    words = _length_words(table["tokens_per_step"])
+    return f" (predicted: {words} tokens a step of a sequence, up to {table['max_num_seqs']} together)"
+
+
 def _textbook_words(body: Mapping[str, Any]) -> list[str]:
     if body["iid"]["alpha"] is None:
         return []
@@ -273,17 +333,29 @@ def tuned_recipe(resolved: Resolved, document: Mapping[str, Any]) -> str:
         document: of the sweep; its reasons stand above the recipe as a comment.
     """
     recipe, by_size = resolved.recipe, document["by_batch_size"]
-    ks = [found["recommended"]["k"] for found in by_size]
-    changed: dict[str, Any] = {"num_speculative_tokens": ks[0] or max(ks)}
-    if len(by_size) > 1 and any(ks):
-        table = [(found["batch_size"], k) for found, k in zip(by_size, ks, strict=True)]
-        below = [(1, 0)] if ks[0] == 0 and table[0][0] > 1 else []
-        changed["k_by_batch"] = (*below, *table)
-    update: dict[str, Any] = {"speculation": recipe.speculation.model_copy(update=changed)}
-    if not any(ks):
+    ks, sizes = [found["recommended"]["k"] for found in by_size], [found["batch_size"] for found in by_size]
+    num_seqs = max(recipe.engine.max_num_seqs, by_size[-1]["batch_size"])
+    update: dict[str, Any] = {"engine": recipe.engine.model_copy(update={"max_num_seqs": num_seqs})}
+    if any(ks):
+        update["speculation"] = _at_depths(recipe.speculation, dict(zip(sizes, ks, strict=True)))
+    else:
+        verify = "auto" if recipe.speculation.verify == "synthetic" else recipe.speculation.verify
+        update["speculation"] = recipe.speculation.model_copy(update={**_NO_DRAFT, "verify": verify})
         update["draft"] = Draft(method="none")
     text = to_yaml(replace(resolved, recipe=recipe.model_copy(update=update)))
     return "".join(f"# {line}\n" for line in _reasons(by_size)) + text
+
+
+def _at_depths(speculation: Speculation, ks: Mapping[int, int]) -> Speculation:
+    """The same at the largest k, with a table where there are several batch sizes; synthetic acceptance goes along."""
+    from specdec_cli.engine.synthetic import at_depth
+
+    (size, first), most = next(iter(ks.items())), max(ks.values())
+    found = at_depth(speculation, most)
+    if len(ks) == 1:
+        return found
+    below = [(1, first)] if size > 1 and first != most else []
+    return found.model_copy(update={"k_by_batch": (*below, *ks.items())})
 
 
 def _reasons(by_size: list[dict[str, Any]]) -> Iterator[str]:

@@ -13,6 +13,7 @@ from toy_engine import TableLM, toy_engine
 
 from specdec_cli.cli.main import run
 from specdec_cli.engine import build
+from specdec_cli.measure.stats import TOO_FEW
 from specdec_cli.report.bench import json_schema
 
 
@@ -55,6 +56,7 @@ def test_the_report_goes_to_stdout(loaded, capsys):
         "Efficiency",
     ):
         assert word in out
+    assert out.count(f"note: {TOO_FEW}") == 1, "every task has one prompt"
     assert "\x1b" not in out + err
     assert "no target named: measuring the built-in builtin:target" in err
 
@@ -80,7 +82,8 @@ def test_the_document_is_the_only_thing_on_stdout(loaded, capsys):
         "chat", "code", "maths", "summarising", "translation", "retrieval", "story", "copy-edit",
     ]  # fmt: skip
     assert document["plan"] == {
-        "batch_size": 1, "repeats": 3, "order": "A B B A", "passes": 48, "interrupted": False, "resumed": 0,
+        "batch_size": 1, "chat": False, "group_sizes": {"1": 8}, "repeats": 3, "order": "A B B A", "passes": 48,
+        "interrupted": False, "resumed": 0,
     }  # fmt: skip
     assert document["plain"]["speculative"]["num_draft_tokens"] == 0
     assert document["draft"]["speculative"]["num_draft_tokens"] > 0
@@ -144,11 +147,16 @@ def test_a_baseline(loaded, capsys, tmp_path):
     assert bench("--output", str(path)) == 0
     old = json.loads(path.read_text())
     assert bench("--baseline", str(path), "--max-regression", "90%") == 0
+    assert "the baseline was measured otherwise" not in capsys.readouterr().out
+    (tmp_path / "other.json").write_text(json.dumps(old | {"plan": old["plan"] | {"batch_size": 2, "chat": True}}))
+    assert bench("--baseline", str(tmp_path / "other.json"), "--max-regression", "90%") == 0
+    said = "note: the baseline was measured otherwise: batch_size 2, here 1; chat true, here false"
+    assert said in capsys.readouterr().out
     for figure in old["speedup"].values():
         figure["median"], figure["ci95"] = 1000, [990, 1010]
     path.write_text(json.dumps(old))
     assert bench("--baseline", str(path), "--json") == 3
-    document = checked(capsys.readouterr().out.partition("\n{")[2].join(["{", ""]))
+    document = checked(capsys.readouterr().out)
     assert [gate["expression"] for gate in document["gates"]] == [
         "speedup.decode / baseline < 0.95", "speedup.latency / baseline < 0.95",
     ]  # fmt: skip
@@ -185,7 +193,50 @@ def test_a_batch(loaded, capsys):
     document = checked(capsys.readouterr().out)
     assert document["workload"]["tasks"] == {"chat": 6, "code": 6}
     assert document["speedup"]["decode"]["pairs"] == 4
+    assert document["plan"]["group_sizes"] == {"3": 4}
     assert loaded[0].options.max_num_seqs == 8
+    for found in document["by_task"].values():
+        assert found["draft"]["speculative"]["acceptance_rate"] > 0
+        assert found["speedup"]["decode"]["median"] is None
+        assert found["plain"]["timing"]["decode_s"] is None
+    assert any("by task the acceptance is known, times and speed-ups are not" in one for one in document["notices"])
+    assert bench("--batch-size", "2", "--tasks", "chat", "--num-prompts", "6", "--json") == 0
+    document = checked(capsys.readouterr().out)
+    assert document["by_task"]["chat"]["speedup"]["decode"]["pairs"] == 3
+    assert document["notices"] == [TOO_FEW]
+
+
+def test_the_document_says_what_ran_where_the_recipe_was_too_small(loaded, capsys):
+    words = ("--batch-size", "12", "--num-prompts", "12", "--set", "engine.enable_prefix_caching=true")
+    assert bench(*words, "--json", "--quiet") == 0
+    document = checked(capsys.readouterr().out)
+    assert loaded[0].options.max_num_seqs == document["recipe"]["engine"]["max_num_seqs"] == 12
+    assert not document["recipe"]["engine"]["enable_prefix_caching"]
+    assert any("max_num_seqs is 12 here, not 8" in one for one in document["notices"])
+    assert any("prefix caching is off here" in one for one in document["notices"])
+
+
+def test_no_arm_finds_a_prompt_in_the_cache(capsys, tmp_path):
+    """A real cache, which the loader would leave on: every arm feeds every prompt whole."""
+    from specdec_cli.events import Stepped
+    from specdec_cli.measure.passes import Track
+
+    folder = make_tiny("llama", tmp_path / "target", 0)
+    letter_tokenizer().save_pretrained(folder)
+    prompts = tmp_path / "p.txt"
+    prompts.write_text("the cat sat on the old hat and the cat sat on the mat\n" * 2)
+    cached, add = [], Track.add
+
+    def watched(track, one):
+        cached.extend(e.num_cached_tokens for event in one.events if isinstance(event, Stepped) for e in event.emitted)
+        add(track, one)
+
+    words = ["-t", str(folder), "-d", "ngram", "-n", "4", "--dataset", str(prompts), "--quiet", "--repeats", "1"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Track, "add", watched)
+        assert int(run(["bench", *words, "--set", "engine.enable_prefix_caching=true"])) == 0
+    assert "prefix caching is off here" in capsys.readouterr().out
+    assert set(cached) == {0}
 
 
 @pytest.mark.parametrize(
@@ -193,7 +244,10 @@ def test_a_batch(loaded, capsys):
     [
         (["-k", "0"], "there is no draft to measure"),
         (["-d", "none"], "there is no draft to measure"),
-        (["--dataset", "nothing.jsonl"], "there is no data set `nothing.jsonl`"),
+        (["--dataset", "nothing.jsonl"], "there is no data set `nothing.jsonl`: no such file"),
+        (["--dataset", "data/nothing.jsonl"], "there is no data set `data/nothing.jsonl`: no such file"),
+        (["--batch-size", "9"], "a batch of `9` needs as many prompts, and there are `8`"),
+        (["--batch-size", "2", "--fail-if", "by_task.chat.speedup.decode < 1"], "needs the times of one task"),
         (["--tasks", "codes"], "no prompt has the task `codes`"),
         (["--against", "vllm"], "`--against vllm` names no plain arm"),
         (["--against", "transformers", "--temperature", "1"], "decodes greedily and without `sampling.temperature`"),
@@ -201,7 +255,10 @@ def test_a_batch(loaded, capsys):
         (["--fail-if", "speedup.decode"], "must be PATH OP NUMBER"),
         (["--fail-if", "speedup.decod < 1"], "`speedup` has no `decod`"),
         (["--fail-if", "by_task.poems.speedup.decode < 1"], "`by_task` has no `poems`"),
-        (["--fail-if", "speedup.decode < 1", "--num-prompts", "1", "--repeats", "1"], "gates are judged on intervals"),
+        (["--fail-if", "speedup.decode < 1", "--num-prompts", "5"], "takes 6 pairs (prompts, or batches of them)"),
+        (["--fail-if", "by_task.code.speedup.decode < 1", "--num-prompts", "24"], "there would be 3"),
+        (["--set", "speculation.disable_by_batch_size=2", "--batch-size", "4"], "does not speculate beyond `2`"),
+        (["--k-by-batch", "1:4,4:0", "--batch-size", "4"], "k_by_batch has no draft where `4` sequences run together"),
         (["--max-regression", "5%"], "has no effect without a baseline"),
         (["--baseline", "none.json", "--max-regression", "5"], "must be a percentage"),
         (["--baseline", "none.json"], "baseline `none.json` cannot be read"),
@@ -252,16 +309,50 @@ def test_transformers_beside_our_engine(capsys, tmp_path):
     assert document["roofline"]["verify"]["tokens_per_step"] > document["roofline"]["plain"]["tokens_per_step"] == 1.0
 
 
+def test_unequal_precision_is_said_wherever_the_other_engine_stands(loaded, capsys, monkeypatch, tmp_path):
+    from specdec_cli.measure import against
+    from specdec_cli.measure.bench import EngineArm
+
+    class Peer(EngineArm):
+        peer = type("Named", (), {"version": "1"})
+
+        def close(self):
+            pass
+
+    def load(names, *_):
+        return [Peer(name, toy_engine(), 0) for name in names]
+
+    monkeypatch.setattr(against, "load_peers", load)
+    path, said = tmp_path / "r.md", "not at equal precision: specdec runs the target in int8, transformers unquantized"
+    words = ("--against", "transformers", "--markdown", str(path), "--force")
+    assert bench(*words, "--quantize", "int8", "--output", str(tmp_path / "r.json")) == 0
+    assert said in " ".join(capsys.readouterr().out.split())
+    assert any(said in one for one in checked((tmp_path / "r.json").read_text())["notices"])
+    assert said in path.read_text()
+    assert bench(*words) == 0
+    assert "equal precision" not in capsys.readouterr().out + path.read_text()
+
+
+def test_the_assistants_precision_counts_too():
+    from specdec_cli.measure.against import unequal_precision
+    from specdec_cli.recipe import resolve
+
+    recipe = resolve(sets=["draft.quantize=int8"]).recipe
+    assert unequal_precision(("transformers",), recipe) is None
+    assert "runs the draft in int8" in unequal_precision(("transformers", "transformers-assisted"), recipe)
+    assert unequal_precision((), recipe) is None
+
+
 def test_workload_and_gates_come_from_a_recipe_too(loaded, capsys, tmp_path):
     recipe = tmp_path / "r.yaml"
     recipe.write_text(
         "draft: {method: ngram, min: 1}\nsampling: {max_new_tokens: 6}\n"
-        "workload: {dataset: builtin:stories, tasks: [animals], num_prompts: 3}\n"
+        "workload: {dataset: builtin:stories, tasks: [animals], num_prompts: 6}\n"
         'gates: {fail_if: ["speedup.decode < 1000"]}\n'
     )
     assert int(run(["bench", "--recipe", str(recipe), "--json"])) == 3
     document = checked(capsys.readouterr().out)
-    assert document["workload"]["tasks"] == {"animals": 3}
+    assert document["workload"]["tasks"] == {"animals": 6}
     assert document["recipe"]["gates"]["fail_if"] == ["speedup.decode < 1000"]
 
 

@@ -21,7 +21,7 @@ def plain_environment(monkeypatch):
 
 
 def bench(fake: Fake, *more: str) -> int:
-    return int(run(["bench", "--endpoint", fake.url, "--num-prompts", "8", "-n", "15", *more]))
+    return int(run(["bench", "--endpoint", fake.url, "--num-prompts", "8", "-n", "15", "--repeats", "2", *more]))
 
 
 def document(capsys) -> dict:
@@ -73,6 +73,17 @@ def test_the_document(capsys):
     assert found["plan"]["fields"] == {"max_tokens": 15, "temperature": 0.0}
 
 
+def test_every_prompt_is_sent_once_and_the_warm_up_is_none_of_them(capsys):
+    with serving(Fake()) as fake:
+        assert run(["bench", "--endpoint", fake.url, "--num-prompts", "8", "-n", "15", "--json"]) == 0
+    found = document(capsys)
+    assert (found["plan"]["repeats"], found["requests"]["answered"]) == (1, 8)
+    assert not any("several times" in notice for notice in found["notices"])
+    warm_up, *prompts = [request["prompt"] for request in fake.requests]
+    assert len(prompts) == 8
+    assert not any(prompt.startswith(warm_up) or warm_up.startswith(prompt) for prompt in prompts)
+
+
 def test_neither_torch_nor_transformers_is_loaded():
     with serving(Fake()) as fake:
         code = (
@@ -81,6 +92,15 @@ def test_neither_torch_nor_transformers_is_loaded():
             "sys.exit(code or sum(name in sys.modules for name in ('torch', 'transformers', 'datasets')))"
         )
         assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+def test_no_table_is_drawn_while_several_are_open(monkeypatch):
+    def draw(*_):
+        raise AssertionError("a table delays the streams that are open")
+
+    monkeypatch.setattr(BenchView, "draw", draw)
+    with serving(Fake()) as fake:
+        assert bench(fake, "--concurrency", "4") == 0
 
 
 def test_several_at_a_time(capsys):
@@ -228,15 +248,50 @@ def test_gates(capsys):
         asked = len(fake.requests)
         assert bench(fake, "--fail-if", "speedup.decode < 1") == 2
         assert bench(fake, "--fail-if", "by_task.nothing.output_tokens < 1") == 2
+        assert bench(fake, "--fail-if", "by_task.story.timing.tpot_s > 50", "--repeats", "9") == 2
+        assert "takes 6 pairs (prompts, or batches of them), and there would be 1" in capsys.readouterr().err
+        assert bench(fake, "--fail-if", "timing.ttft_s > 50", "--num-prompts", "5") == 2
         assert len(fake.requests) == asked, "nobody is asked before the gates are read"
+
+
+def scaled(path, factor: float):
+    """The document of a server that takes so many times as long."""
+    found = json.loads(path.read_text())
+    for figure in found["timing"].values():
+        figure["median"] *= factor
+        figure["ci95"] = [factor * end for end in figure["ci95"]]
+    changed = path.with_name(f"{factor:g}.json")
+    changed.write_text(json.dumps(found))
+    return str(changed)
+
+
+def test_a_baseline(capsys, tmp_path):
+    path = tmp_path / "r.json"
+    with serving(Fake()) as fake:
+        assert bench(fake, "--output", str(path)) == 0
+        capsys.readouterr()
+        assert bench(fake, "--baseline", scaled(path, 100), "--concurrency", "2", "--json") == 0
+        found = document(capsys)
+        assert [gate["expression"] for gate in found["gates"]] == [
+            f"timing.{name} / baseline > 1.05" for name in ("ttft_s", "tpot_s", "latency_s")
+        ]
+        assert "the baseline is of another concurrency: the two are not alike" in found["notices"]
+        assert bench(fake, "--baseline", scaled(path, 0.01), "--max-regression", "80%") == 3
+        assert "gate crossed: `timing.latency_s / baseline > 1.8`" in capsys.readouterr().err
+        asked = len(fake.requests)
+        path.write_text('{"schema": "specdec.bench/1"}')
+        assert bench(fake, "--baseline", str(path)) == 2
+        assert "no `specdec.bench-endpoint/1` document" in capsys.readouterr().err
+        assert bench(fake, "--max-regression", "3%") == 2
+        assert len(fake.requests) == asked, "nobody is asked before the baseline is read"
 
 
 @pytest.mark.parametrize(
     "given",
     [
         ["--draft", "ngram"], ["-k", "4"], ["--against", "none"], ["--batch-size", "1"], ["--dtype", "float32"],
-        ["--device", "cpu"], ["--no-lossless-check"], ["--csv", "x.csv"], ["--baseline", "x.json"],
-        ["--trust-remote-code"], ["--verify", "greedy"], ["--plot", "x.png"], ["--html", "x.html"],
+        ["--device", "cpu"], ["--no-lossless-check"], ["--csv", "x.csv"], ["--markdown", "x.md"],
+        ["--trust-remote-code"], ["--verify", "greedy"], ["--compile"], ["--plot", "x.png"], ["--html", "x.html"],
         ["--resume", "--output", "x.json"],
     ],
 )  # fmt: skip

@@ -1,8 +1,10 @@
 """`compare-drafts` as a person meets it: ranks by true costs, the document, lists of drafts, gates, refusals."""
 
+import csv
 import json
 import signal
 import time
+from xml.etree import ElementTree
 
 import jsonschema
 import pytest
@@ -17,6 +19,7 @@ from specdec_cli.engine.engine import Engine
 from specdec_cli.errors import UsageError
 from specdec_cli.measure import compare
 from specdec_cli.measure.passes import Track
+from specdec_cli.measure.stats import TOO_FEW
 from specdec_cli.report.compare_drafts import json_schema
 
 TARGET_SECONDS = 0.002
@@ -67,7 +70,7 @@ def loaded(monkeypatch, clock):
 
 
 def compared(*arguments: str) -> int:
-    return int(run(["compare-drafts", "-n", "13", "--num-prompts", "4", "--k-max", "3", *arguments]))
+    return int(run(["compare-drafts", "-n", "13", "--num-prompts", "6", "--k-max", "3", *arguments]))
 
 
 def given(*drafts: str) -> list[str]:
@@ -113,9 +116,9 @@ def test_drafts_are_ranked_as_their_true_costs_say(loaded, capsys, how):
     assert pairs["good", "none"]["speedup_ratio"] == pytest.approx(measured)
     low, high = pairs["good", "expensive"]["ci95"]
     assert 1 < low <= pairs["good", "expensive"]["speedup_ratio"] <= high
-    assert {found["draft"] for found in document["task_winners"].values()} <= {"good", "none", "ngram:min=1"}
+    assert {found["draft"] for found in document["task_winners"].values()} == {None}, "each task has one prompt"
     assert document["lossless"]["mismatches"] == 0
-    assert document["plan"]["passes"] == (4 * 13 if how else 4 * 2 * 5)
+    assert document["plan"]["passes"] == (6 * 13 if how else 6 * 2 * 5)
     assert [draft.get("model") for draft in document["recipe"]["draft"]] == ["bad", None, "expensive", None, "good"]
 
 
@@ -128,11 +131,93 @@ def test_the_report_goes_to_stdout(loaded, capsys):
     assert "comparing drafts for the built-in builtin:target" in err
 
 
+def test_a_batch_is_full_and_tells_no_times_by_task(loaded, capsys):
+    words = (*given("good", "none"), "--batch-size", "2", "--set", "engine.max_num_seqs=1")
+    words += ("--set", "engine.enable_prefix_caching=true")
+    assert compared(*words, "--json", "--quiet") == 0
+    document = checked(capsys.readouterr().out)
+    assert document["plan"]["group_sizes"] == {"2": 3}
+    good = document["rows"][0]
+    assert len(document["workload"]["tasks"]) == len(good["by_task"]) == 6
+    for found in good["by_task"].values():
+        assert (found["acceptance_rate"], found["speedup"]["median"]) == (1, None)
+    assert document["task_winners"] == {}
+    assert any("by task the acceptance is known, times and speed-ups are not" in one for one in document["notices"])
+    assert document["recipe"]["engine"]["max_num_seqs"] == 2
+    assert {recipe.engine.max_num_seqs for recipe in loaded[0]} == {2}
+    assert not any(recipe.engine.enable_prefix_caching for recipe in loaded[0])
+    assert len(document["recipe"]["draft"]) == 2
+
+
+def test_k_ends_where_the_synthetic_rates_do(loaded, capsys):
+    words = ["--exhaustive", "--set", "speculation.num_speculative_tokens=2", "--json", "--quiet"]
+    assert compared(*given("good"), *words, "--synthetic-acceptance-rates", "0.8,0.5") == 0
+    document = checked(capsys.readouterr().out)
+    assert [one["k"] for one in document["rows"][0]["measured"]] == [1, 2]
+    assert "k ends at 2, not at 3: so many synthetic acceptance rates are given" in document["notices"]
+
+
+def test_the_other_files(loaded, capsys, tmp_path):
+    names = {name: tmp_path / f"r.{name}" for name in ("markdown", "csv", "junit")}
+    flags = [word for name, path in names.items() for word in (f"--{name}", str(path))]
+    assert compared(*given("good", "none"), *flags, "--fail-if", "recommended < 1", "--json", "--quiet") == 2
+    assert compared(*given("good", "none"), *flags, "--fail-if", "rows.0.best_k < 9", "--json", "--quiet") == 3
+    document, text = checked(capsys.readouterr().out), names["markdown"].read_text()
+    said = ("## specdec compare-drafts: builtin:target with good, none", f"**{document['recommendation']}**")
+    assert all(one in text for one in (*said, "| **failed** | rows.0.best_k &lt; 9 |"))
+    rows = list(csv.DictReader(names["csv"].read_text().splitlines()))
+    assert [(row["task"], row["draft"]) for row in rows[:2]] == [("", "good"), ("chat", "good")]
+    assert float(rows[0]["speedup_decode"]) == document["rows"][0]["speedup"]["median"]
+    suite = ElementTree.parse(names["junit"]).getroot()
+    assert (suite.get("name"), suite.get("tests"), suite.get("failures")) == ("specdec compare-drafts", "2", "1")
+
+
 def test_do_not_speculate(loaded, capsys):
     assert compared(*given("expensive"), "--k-max", "1", "--json") == 0
     document = checked(capsys.readouterr().out)
     assert document["winner"] == "none"
     assert document["recommendation"].startswith("Do not speculate: no draft is surely faster; the best, expensive")
+
+
+def test_a_few_prompts_leave_it_open(loaded, capsys):
+    assert compared(*given("good", "none"), "--num-prompts", "5", "--json") == 0
+    document = checked(capsys.readouterr().out)
+    assert document["rows"][0]["speedup"]["median"] > 1
+    assert document["rows"][0]["speedup"]["ci95"] is None
+    assert document["winner"] is None
+    assert document["pairwise"][0]["p_a_faster"] is None
+    assert document["recommendation"].startswith("Not known: 5 pairs are too few for an interval, which takes 6")
+    assert document["notices"].count(TOO_FEW) == 1
+    assert compared(*given("good", "none"), "--tasks", "code", "--quiet") == 0
+    out = capsys.readouterr().out
+    assert [line.split()[-1] for line in out.splitlines() if line.strip().startswith("code")] == ["good"]
+    assert compared(*given("good", "none"), "--num-prompts", "5", "--quiet") == 0
+    out = capsys.readouterr().out
+    assert [line.split()[-2:] for line in out.splitlines() if line.strip().startswith("code")] == [["not", "known"]]
+
+
+def test_outputs_of_one_token_are_no_interruption(loaded, capsys):
+    assert compared(*given("good", "ngram:min=1"), "-n", "1", "--json", "--exhaustive") == 0
+    out, err = capsys.readouterr()
+    document = checked(out)
+    assert document["recommendation"].startswith("Nothing was measured: no prompt decoded a second token")
+    assert document["winner"] is None
+    assert not document["plan"]["interrupted"]
+    assert "interrupted" not in err
+    words = ("--fail-if", "rows.good.speedup < 1", "--quiet")
+    assert compared(*given("good", "none"), "-n", "1", *words) == 3
+    out, err = capsys.readouterr()
+    assert "`rows.good.speedup < 1`: nothing was measured" in err
+    assert "nan" not in out
+
+
+def test_gates_name_drafts(loaded, capsys):
+    good, bad = "rows.good.speedup < 1.1", "rows.ngram:min=1.speedup < 1000"
+    assert compared(*given("good", "ngram:min=1"), "--fail-if", good, "--fail-if", bad, "--json") == 3
+    document = checked(capsys.readouterr().out)
+    assert [gate["passed"] for gate in document["gates"]] == [True, False]
+    by_name = {row["draft"]: row["speedup"]["median"] for row in document["rows"]}
+    assert [gate["value"] for gate in document["gates"]] == [by_name["good"], by_name["ngram:min=1"]]
 
 
 def test_the_recipes_list(loaded, capsys, tmp_path):
@@ -186,6 +271,17 @@ def test_mistakes_in_a_list_are_named_by_their_place(capsys, tmp_path):
         ([*given("good"), "--depth-policy", "confidence", "--p-min", "0.5"], "cannot replay p_min `0.5`"),
         ([*given("good"), "--fail-if", "rows.0.speedo < 1"], "`rows.0` has no `speedo`"),
         ([*given("good"), "--max-regression", "3%"], "without a baseline"),
+        ([*given("good"), "--fail-if", "rows.bad.speedup < 1"], "`rows` has no `bad`, but good, 0, 1"),
+        ([*given("good"), "--fail-if", "rows.good.by_task.code.speedup < 1"], "there would be 2"),
+        (
+            [*given("good"), "--set", "speculation.disable_by_batch_size=2", "--batch-size", "4"],
+            "does not speculate beyond `2` sequences, and `4` should run together",
+        ),
+        ([*given("good"), "--batch-size", "7"], "a batch of `7` needs as many prompts, and there are `6`"),
+        (
+            [*given("good"), "--batch-size", "2", "--fail-if", "task_winners.chat.speedup < 1"],
+            "needs the times of one task, and a batch of `2` holds several",
+        ),
         ([*given("good"), "--trace", "/nowhere/t"], "the folder of `--trace /nowhere/t` does not exist"),
     ],
 )
@@ -223,24 +319,22 @@ def test_a_trace_is_written_once_and_read_again(loaded, capsys, tmp_path, monkey
     monkeypatch.setattr(compare, "trace_target", None)
     assert compared(*given("good", "ngram"), "--trace", str(path), "--quiet") == 0
     assert path.read_bytes() == before
-    loaded_target = "the trace is of the target `table`"
-    assert loaded_target not in capsys.readouterr().err
     monkeypatch.setattr(SlowLM, "name", "another", raising=False)
-    assert compared(*given("good"), "--trace", str(path), "--json") == 0
-    assert json.loads(capsys.readouterr().out)["notices"][0].startswith(loaded_target)
+    assert compared(*given("good"), "--trace", str(path), "--json") == 2
+    assert "the trace is of target `table`, not `another`" in capsys.readouterr().err
 
 
 def test_a_trace_of_other_prompts_is_refused(loaded, capsys, tmp_path):
     path = tmp_path / "t.safetensors"
     assert compared(*given("good"), "--trace", str(path), "--quiet") == 0
     assert compared(*given("good"), "--trace", str(path), "--num-prompts", "5") == 2
-    assert "the trace has `4` prompts, the workload `5`" in capsys.readouterr().err
+    assert "the trace has `6` prompts, the workload `5`" in capsys.readouterr().err
 
 
 def test_dry_run_loads_nothing(loaded, capsys):
     assert compared(*given("good", "ngram"), "--dry-run") == 0
     out = capsys.readouterr().out
-    assert out.startswith("# would compare good, ngram: the best k up to 3 of each, 4 prompts of builtin:mini, 2 times")
+    assert out.startswith("# would compare good, ngram: the best k up to 3 of each, 6 prompts of builtin:mini, 2 times")
     assert "\n  - {model: good," in out
     assert not loaded
 
@@ -269,7 +363,7 @@ def test_nothing_is_drawn_while_a_clock_runs(loaded, capsys, monkeypatch):
     seen = []
     monkeypatch.setattr(BenchView, "show", lambda view, bench, at: seen.append(bench.engine.has_work))
     assert compared(*given("good", "ngram"), "--quiet") == 0
-    assert len(seen) == 3 + 3 * 8 + 1
+    assert len(seen) == 3 + 3 * 12 + 1
     assert not any(seen)
 
 
@@ -298,7 +392,7 @@ def test_an_interrupted_comparison_is_resumed(loaded, capsys, monkeypatch, tmp_p
     monkeypatch.setattr(compare, "profile", None)
     assert compared(*given("good", "ngram"), "--output", str(path), "--resume") == 0
     document = checked(path.read_text())
-    assert (document["plan"]["resumed"], document["plan"]["passes"]) == (6, 24)
+    assert (document["plan"]["resumed"], document["plan"]["passes"]) == (6, 36)
     costs = [{row["draft"]: row["cost_ratio"] for row in one["rows"]} for one in (first, document)]
     assert costs[0] == costs[1]
     assert [one.name for one in tmp_path.iterdir()] == ["r.json"]

@@ -50,6 +50,19 @@ def doctor(capsys, *arguments, code=0):
     return document, err
 
 
+def test_a_forward_that_is_compiled(capsys, models, monkeypatch):
+    pair = ["--target", models / "target", "--draft", models / "draft", "--compile"]
+    monkeypatch.setenv("CXX", "python3")
+    document, _ = doctor(capsys, *pair)
+    assert document["pair"]["target"]["decoder"] == "transformers (torch compiles this one, and not our own)"
+    assert document["recipe"]["engine"]["compile"] is True
+    _, err = doctor(capsys, *pair, "--quantize", "int8", code=2)
+    assert "`int8` weights cannot be compiled" in err
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    _, err = doctor(capsys, *pair, code=1)
+    assert "takes a C++ compiler, and there is no `no-such-compiler`" in err
+
+
 def test_the_machine_alone(capsys):
     document, _ = doctor(capsys)
     assert document["schema"] == "specdec.doctor/1"

@@ -70,6 +70,11 @@ def test_values_resolve_with_origins(monkeypatch: pytest.MonkeyPatch):
     assert resolved.origins["target.model"] == "recipe builtin.yaml:4"
 
 
+@pytest.mark.parametrize(("given", "value"), [([], "auto"), (["--compile"], True), (["--no-compile"], False)])
+def test_compile_has_three_values(given, value):
+    assert parse(*given).resolve().recipe.engine.compile == value
+
+
 def test_aliases():
     shared = parse(
         "--model", "m", "--speculative-model", "d", "--speculative-disable-by-batch-size", "4", "--max-num-seqs", "2",

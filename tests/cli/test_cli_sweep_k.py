@@ -1,8 +1,10 @@
 """`sweep-k` as a person meets it: the report, the document, the trace's file, the tuned recipe, gates, refusals."""
 
+import csv
 import json
 import signal
 from contextlib import contextmanager
+from xml.etree import ElementTree
 
 import jsonschema
 import numpy as np
@@ -15,7 +17,7 @@ from specdec_cli.drafters import create
 from specdec_cli.drafters.contract import Resources
 from specdec_cli.engine import build
 from specdec_cli.engine.engine import Engine, EngineOptions
-from specdec_cli.measure import sweep
+from specdec_cli.measure import sweep, traced
 from specdec_cli.measure.predict import Predicted
 from specdec_cli.measure.stats import Interval
 from specdec_cli.recipe import resolve
@@ -88,6 +90,7 @@ def test_the_document(loaded, capsys):
     [alone] = document["by_batch_size"]
     assert alone["batch_size"] == document["plan"]["batch_size"] == 1
     assert all(alone[name] == document[name] for name in ("rows", "recommended", "costs"))
+    assert any("were measured in 3 rounds" in one for one in document["notices"])
     assert set(document["iid"]["speedup_by_k"]) == {"1", "2", "3", "4"}
 
 
@@ -104,6 +107,31 @@ def test_every_k_is_measured_when_asked_and_the_best_is_recommended(loaded, caps
     assert "published guidance of 2 to 6" in recommended["why"]
     for row in document["rows"]:
         assert row["acceptance_length"] == pytest.approx(row["measured"]["acceptance_length"]), "replay is exact"
+
+
+def test_the_document_says_what_would_be_accepted_by_depth_task_and_place(loaded, capsys, monkeypatch):
+    slow_target(monkeypatch)
+    words = ("--exhaustive", "--num-prompts", "24", "-n", "24")
+    assert sweep_k("--json", *words, "--fail-if", "by_task.code.3.acceptance_length.median > 5") == 0
+    document = checked(capsys.readouterr().out)
+    for row in document["rows"]:
+        predicted, measured = row["predicted"], row["measured"]
+        assert predicted["acceptance_length"]["median"] == row["acceptance_length"]
+        low, high = predicted["acceptance_length"]["ci95"]
+        assert low <= row["acceptance_length"] <= high
+        assert predicted["acceptance_rate"]["median"] == pytest.approx(measured["acceptance_rate"])
+        assert predicted["per_position_acceptance_rates"] == pytest.approx(measured["per_position_acceptance_rates"])
+        for name in ("per_position_ci95", "conditional_acceptance_rates", "conditional_ci95"):
+            assert len(predicted[name]) == row["k"]
+        assert len(predicted["acceptance_histogram"]) == row["k"] + 1
+    assert set(document["by_task"]) == set(document["workload"]["tasks"])
+    assert all([one["k"] for one in rows] == [1, 2, 3, 4] for rows in document["by_task"].values())
+    assert (document["by_position"][0]["from"], document["by_position"][-1]["to"]) == (1, 23)
+    assert document["table"] is None
+    assert sweep_k("--num-prompts", "24", "-n", "24") == 0
+    out = capsys.readouterr().out
+    for how in ("by task: chat", "by output position: 1–"):
+        assert how in out
 
 
 def test_a_sweep_takes_at_most_a_third_of_the_exhaustive_ones_passes(loaded, capsys):
@@ -140,9 +168,9 @@ def by_batch(monkeypatch, best: dict[int, int], plain_seconds: float = 2.0):
 
 def test_every_batch_size_gets_its_own_k(loaded, capsys, monkeypatch, tmp_path):
     by_batch(monkeypatch, {1: 4, 3: 2, 6: 1})
-    path, traced = tmp_path / "tuned.yaml", []
-    monkeypatch.setattr(sweep, "trace_target", lambda *a, f=sweep.trace_target, **b: traced.append(1) or f(*a, **b))
-    words = ["--batch-sizes", "6,1,3", "--exhaustive", "--num-prompts", "12"]
+    path, times, trace_target = tmp_path / "tuned.yaml", [], traced.trace_target
+    monkeypatch.setattr(traced, "trace_target", lambda *a, **b: times.append(1) or trace_target(*a, **b))
+    words = ["--batch-sizes", "6,1,3", "--exhaustive", "--num-prompts", "36"]
     assert sweep_k("--json", *words, "--write-recipe", str(path), "--quiet") == 0
     document = checked(capsys.readouterr().out)
     assert [one["batch_size"] for one in document["by_batch_size"]] == document["plan"]["batch_sizes"] == [1, 3, 6]
@@ -151,20 +179,131 @@ def test_every_batch_size_gets_its_own_k(loaded, capsys, monkeypatch, tmp_path):
     assert document["k_by_batch"] == "1:4,3:2,6:1"
     assert document["recommended"] == document["by_batch_size"][0]["recommended"]
     assert document["rows"] == document["by_batch_size"][0]["rows"]
-    assert document["plan"]["passes"] == 5 * 2 * (12 + 4 + 2)
-    assert len(traced) == 1
+    assert document["plan"]["passes"] == 5 * 2 * (36 + 12 + 6)
+    table = document["table"]
+    assert table["max_num_seqs"] == 6
+    assert sum(table["share_of_steps"].values()) == pytest.approx(1)
+    assert table["share_of_steps"]["6"] > 0.5
+    assert 1 < table["tokens_per_step"]["median"] < document["rows"][3]["acceptance_length"]
+    assert len(times) == 1
     assert any("predictions at batch size 3, 6 are approximate" in one for one in document["notices"])
     recipe = resolve(path).recipe
+    assert recipe.engine.max_num_seqs == 8
     assert recipe.speculation.k_by_batch == ((1, 4), (3, 2), (6, 1))
     assert recipe.speculation.num_speculative_tokens == 4
     assert path.read_text().startswith("# By `specdec sweep-k`: Batch size 1: k = 4 decodes")
     assert sweep_k(*words, "--quiet") == 0
     out = capsys.readouterr().out
-    assert "k by batch size: --k-by-batch 1:4,3:2,6:1" in out
+    assert "k by batch size: --k-by-batch 1:4,3:2,6:1 (predicted: " in out
     assert "Recommended at batch size 3: k = 2 decodes" in out
     assert [line.split()[:2] for line in out.splitlines() if line.rstrip().endswith("2.00× (2.00–2.00)")] == [
         ["1", "4"], ["3", "2"], ["6", "1"],
     ]  # fmt: skip
+
+
+def test_a_large_batch_has_room_in_the_document_and_in_the_tuned_recipe(loaded, capsys, monkeypatch, tmp_path):
+    by_batch(monkeypatch, {1: 4, 4: 2})
+    path = tmp_path / "tuned.yaml"
+    sets = ["--set", "engine.enable_prefix_caching=true", "--set", "engine.max_num_seqs=3"]
+    words = ["--batch-sizes", "1,4", "--exhaustive", "--num-prompts", "24", *sets]
+    assert sweep_k("--json", "--quiet", *words, "--write-recipe", str(path)) == 0
+    document, recipe = checked(capsys.readouterr().out), resolve(path).recipe
+    assert document["recipe"]["engine"]["max_num_seqs"] == recipe.engine.max_num_seqs == 4
+    assert recipe.speculation.k_by_batch == ((1, 4), (4, 2))
+    assert not document["recipe"]["engine"]["enable_prefix_caching"]
+    assert recipe.engine.enable_prefix_caching, "which is for whoever uses the recipe"
+    assert loaded[0].options.max_num_seqs == 4
+    assert any("max_num_seqs is 4 here, not 3" in one for one in document["notices"])
+
+
+@pytest.mark.parametrize(
+    "synthetic",
+    [
+        {"synthetic_acceptance_rates": (0.9, 0.7, 0.5, 0.2)},
+        {"synthetic_acceptance_length": 4.5},
+    ],
+)
+@pytest.mark.parametrize("ks", [{1: 2}, {1: 0}, {1: 3, 4: 1}, {2: 1, 4: 3}, {2: 0, 4: 4}, {1: 0, 4: 0}])
+def test_a_recipe_tuned_with_synthetic_acceptance_reads_back(tmp_path, synthetic, ks):
+    from specdec_cli.engine.synthetic import synthetic_rates
+    from specdec_cli.report.sweep_k import tuned_recipe
+
+    swept = {"speculation.num_speculative_tokens": 4} | {f"speculation.{key}": one for key, one in synthetic.items()}
+    sets = [f"{key}={list(one) if isinstance(one, tuple) else one}" for key, one in swept.items()]
+    resolved = resolve(sets=sets)
+    found = [{"batch_size": size, "recommended": {"k": k, "why": "so"}} for size, k in ks.items()]
+    path = tmp_path / "tuned.yaml"
+    path.write_text(tuned_recipe(resolved, {"by_batch_size": found}))
+    tuned = resolve(path).recipe
+    most = max(ks.values())
+    assert tuned.speculation.num_speculative_tokens == most
+    if most == 0:
+        assert (tuned.draft.method, tuned.speculation.verify) == ("none", "auto")
+        return
+    rates = synthetic_rates(resolved.recipe.speculation)
+    assert synthetic_rates(tuned.speculation) == pytest.approx(rates[:most])
+    table = tuned.speculation.k_by_batch or ()
+    assert (table[-len(ks) :] == tuple(ks.items())) is (len(ks) > 1)
+    assert dict(table).get(1, most) == ks[min(ks)]
+
+
+def test_k_ends_where_the_synthetic_rates_do(loaded, capsys, monkeypatch):
+    def load(recipe, **_):
+        drafter = create("ngram", {"min": 1})
+        drafter.load(Resources(lambda name: TableLM(), LetterTokenizer().encode, len(LETTERS)))
+        return Engine(TableLM(), drafter, LetterTokenizer(), build.engine_options(recipe), eos_token_ids=(0,))
+
+    monkeypatch.setattr(build, "engine_from_recipe", load)
+    words = ["--exhaustive", "--set", "speculation.num_speculative_tokens=2"]
+    words += ["--synthetic-acceptance-rates", "0.8,0.5", "--json", "--quiet"]
+    assert sweep_k(*words) == 0
+    document = checked(capsys.readouterr().out)
+    assert [row["k"] for row in document["rows"]] == [1, 2]
+    assert document["plan"]["k_max"] == 2
+    assert "k ends at 2, not at 4: so many synthetic acceptance rates are given" in document["notices"]
+    assert sweep_k(*words, "--k-max", "1") == 0
+    assert not any("k ends at" in one for one in checked(capsys.readouterr().out)["notices"])
+
+
+def test_a_baseline_is_judged_by_what_was_recommended(loaded, capsys, monkeypatch, tmp_path):
+    path, words = tmp_path / "old.json", ["--exhaustive", "--num-prompts", "12", "--quiet"]
+    by_batch(monkeypatch, {1: 4, 2: 2})
+    assert sweep_k(*words, "--batch-sizes", "1,2", "--output", str(path)) == 0
+    words += ["--json", "--baseline", str(path)]
+    assert sweep_k(*words, "--batch-sizes", "1,2", "--max-regression", "1%") == 0
+    gates = checked(capsys.readouterr().out.partition("\n{")[2].join(["{", ""]))["gates"]
+    assert [gate["expression"] for gate in gates] == [
+        "recommended.speedup / baseline < 0.99", "by_batch_size.1.recommended.speedup / baseline < 0.99",
+    ]  # fmt: skip
+    by_batch(monkeypatch, {1: 4, 2: 2}, plain_seconds=1.7)
+    assert sweep_k(*words) == 3
+    assert "gate crossed: `recommended.speedup / baseline < 0.95`" in capsys.readouterr().err
+    assert sweep_k(*words, "--max-regression", "20%") == 0
+    by_batch(monkeypatch, {1: 4, 2: 2}, plain_seconds=0.5)
+    assert sweep_k(*words, "--max-regression", "20%") == 3
+    assert "recommended.speedup is 1, the baseline's 2: 0.5 of it" in capsys.readouterr().err
+
+
+def test_the_other_files(loaded, capsys, tmp_path):
+    names = {name: tmp_path / f"r.{name}" for name in ("markdown", "csv", "junit")}
+    flags = [word for name, path in names.items() for word in (f"--{name}", str(path))]
+    words = ["--batch-sizes", "1,2", *flags, "--fail-if", "lossless.mismatches > 0", "--json", "--quiet"]
+    assert sweep_k(*words) == 0
+    document, text = checked(capsys.readouterr().out), names["markdown"].read_text()
+    for said in ("## specdec sweep-k: builtin:target with ngram", "### Every k, batch size 2", "| passed | lossless."):
+        assert said in text
+    assert all(f"Note: {notice}" in text for notice in document["notices"])
+    rows = list(csv.DictReader(names["csv"].read_text().splitlines()))
+    assert [(row["batch_size"], row["k"]) for row in rows] == [(size, k) for size in "12" for k in "1234"]
+    found = document["by_batch_size"][1]["rows"][0]["predicted"]["speedup"]
+    assert float(rows[4]["predicted_speedup"]) == found
+    assert sum(int(row["recommended"]) for row in rows) == sum(
+        one["recommended"]["k"] > 0 for one in document["by_batch_size"]
+    )
+    suite = ElementTree.parse(names["junit"]).getroot()
+    assert (suite.get("name"), suite.get("tests"), suite.get("failures")) == ("specdec sweep-k", "2", "0")
+    assert sweep_k(*words) == 2
+    assert "exists already" in capsys.readouterr().err
 
 
 def test_where_no_batch_size_pays_the_draft_goes(loaded, capsys, monkeypatch, tmp_path):
@@ -288,6 +427,8 @@ def test_what_no_trace_can_know_is_measured_or_refused(loaded, capsys):
         (["--batch-size", "0"], "`--batch-sizes 0` must be from 1 to 1024"),
         (["--batch-sizes", "1,7"], "a batch of `7` needs as many prompts, and there are `6`"),
         (["--batch-sizes", "1,4", "--set", "speculation.disable_by_batch_size=2"], "`4` should run together"),
+        (["--max-regression", "5%"], "has no effect without a baseline"),
+        (["--baseline", "none.json"], "baseline `none.json` cannot be read"),
         (["-n", "600"], "no prompt of `builtin:mini` fits the context of `512` tokens"),
     ],
 )
@@ -345,11 +486,13 @@ def test_an_interruption_leaves_what_is_whole_and_exit_code_130(loaded, capsys, 
 
 
 def predicted(k: int, speedups: list[float], ci95: tuple[float, float]) -> Predicted:
-    """Prompts that take a second each with the draft."""
+    """Prompts, four of each speed-up, that take a second each with the draft."""
+    speedups = speedups * 4
     nothing = np.zeros(len(speedups))
     speedup = Interval(float(np.median(speedups)), ci95, len(speedups))
     length = Interval(2.0, None, len(speedups))
-    return Predicted(k, length, speedup, speedup, np.array(speedups), nothing, nothing + 1, nothing, None)
+    seconds = (np.array(speedups), nothing, nothing + 1, nothing)
+    return Predicted(k, length, speedup, speedup, *seconds, iid_speedup=None, replayed=None)
 
 
 def test_candidates_are_few_near_the_best_and_not_clearly_slower():
@@ -376,7 +519,7 @@ def test_an_interrupted_sweep_keeps_its_costs_and_its_trace(loaded, capsys, monk
     monkeypatch.setattr(Journal, "keep", interrupting)
     assert sweep_k("--output", str(path), "--exhaustive") == 130
     first = checked(path.read_text())
-    monkeypatch.setattr(sweep, "trace_target", None)
+    monkeypatch.setattr(traced, "trace_target", None)
     monkeypatch.setattr(sweep, "profile", None)
     assert sweep_k("--output", str(path), "--exhaustive", "--resume") == 0
     document = checked(path.read_text())
@@ -403,7 +546,7 @@ def test_an_interrupted_sweep_of_batch_sizes_is_resumed(loaded, capsys, monkeypa
     assert sweep_k(*words) == 130
     first = checked(path.read_text())
     assert [len(one["measured_k"]) for one in first["by_batch_size"]] == [4, 4]
-    monkeypatch.setattr(sweep, "trace_target", None)
+    monkeypatch.setattr(traced, "trace_target", None)
     monkeypatch.setattr(sweep, "profile", None)
     assert sweep_k(*words, "--resume") == 0
     document = checked(path.read_text())

@@ -88,8 +88,8 @@ def test_off_by_one_bonus(target, itself, monkeypatch):
             return Verdict(verdict.num_accepted, chosen[start + verdict.num_accepted - 1])
         return verdict
 
-    correct = verify_module._greedy
-    monkeypatch.setattr(verify_module, "_greedy", greedy)
+    correct = verify_module._follow
+    monkeypatch.setattr(verify_module, "_follow", greedy)
     assert plain(target) == expected
     assert tokens(decode(target, itself, 3, params=GREEDY)) != expected
 

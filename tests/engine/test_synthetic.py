@@ -79,7 +79,8 @@ def test_another_depth_keeps_what_each_token_is_worth():
     length = Speculation(num_speculative_tokens=3, synthetic_acceptance_length=2.5)
     assert synthetic_rates(at_depth(length, 6))[:3] == pytest.approx(synthetic_rates(length), abs=1e-9)
     rates = Speculation(num_speculative_tokens=2, synthetic_acceptance_rates=(0.8, 0.5))
-    assert synthetic_rates(at_depth(rates, 4)) == (0.8, 0.5, 0.0, 0.0)
+    with pytest.raises(UsageError, match="of `4` drafted tokens is not known from `2` rates"):
+        at_depth(rates, 4)
     assert synthetic_rates(at_depth(rates, 1)) == (0.8,)
     assert at_depth(Speculation(), 7).num_speculative_tokens == 7
     assert synthetic_rates(at_depth(Speculation(), 7)) is None

@@ -73,13 +73,52 @@ def test_warm_up_is_short_and_thrown_away():
     assert [len(track.passes) for track in (one.draft, one.plain, one.against["p"])] == [4, 4, 4]
 
 
-def test_groups_hold_one_task_each():
-    groups = bench(batch_size=2).groups()
-    assert [(group.task, [r.row.index for r in group.requests]) for group in groups] == [
-        ("x", [0, 2]),
-        ("y", [1]),
-        ("x", [3]),
-    ]
+def placed(one: Bench) -> list[tuple[str, list[int]]]:
+    return [(group.task, [request.row.index for request in group.requests]) for group in one.groups()]
+
+
+def test_a_batch_is_full_whatever_the_tasks_and_says_what_is_left():
+    assert placed(bench()) == [("x", [0]), ("y", [1]), ("x", [2]), ("x", [3])]
+    two, three = ran(bench(batch_size=2)), ran(bench(batch_size=3, repeats=2))
+    assert placed(two) == [("", [0, 1]), ("", [2, 3])]
+    assert (two.group_sizes(), two.notices) == ({2: 2}, [])
+    assert placed(three) == [("", [0, 1, 2]), ("", [3])]
+    assert three.group_sizes() == {3: 1, 1: 1}
+    assert three.notices == ["4 prompts do not fill batches of 3: the last is of 1"]
+    assert "holds prompts of several tasks" in three.hidden_tasks
+    alone = bench(batch_size=2, work=workload(ROWS[2:]))
+    assert (placed(alone), alone.hidden_tasks) == ([("x", [2, 3])], None)
+
+
+def test_by_task_a_mixed_batch_knows_the_acceptance_and_no_times():
+    alone, mixed = ran(bench()), ran(bench(batch_size=3))
+    for task in ("x", "y"):
+        one, other = alone.draft.counts(task), mixed.draft.counts(task)
+        assert one.histogram == other.histogram
+        assert (one.num_draft_tokens, one.num_steps) == (other.num_draft_tokens, other.num_steps)
+        assert alone.speedup("decode", task) is not None
+        assert mixed.speedup("decode", task) is None
+        assert mixed.draft.timing(task) == Timing()
+    assert mixed.tasks() == ["x", "y"]
+    seconds = sum(mixed.draft.counts(task).verify_seconds for task in ("x", "y"))
+    assert seconds == pytest.approx(mixed.draft.counts().verify_seconds)
+
+
+def test_tokens_stand_beside_their_own_request():
+    """Tasks taking turns, a batch is not in the order of its rows."""
+    work = workload([replace(ROWS[0], category="x"), replace(ROWS[1], category="x"), replace(ROWS[2], category="y")])
+    alone, mixed = ran(bench(work=work)), ran(bench(batch_size=3, work=work))
+    assert placed(mixed) == [("", [0, 2, 1])]
+    first, second = (
+        {
+            request.row.index: tokens
+            for run in one.draft.passes
+            for request, tokens in zip(run.group.requests, run.token_ids, strict=True)
+        }
+        for one in (alone, mixed)
+    )
+    assert first == second
+    assert len(set(first.values())) == 3
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
@@ -151,20 +190,20 @@ def timed(draft_seconds, plain_seconds, repeats=1) -> Bench:
 
 
 def test_the_speed_up_is_the_median_over_prompts_of_medians_over_repeats():
-    one = timed([[1, 9, 1], [1, 1, 1], [2, 2, 2]], [[2, 2, 2], [3, 30, 3], [2, 2, 2]])
+    twice, thrice, once = ([1, 9, 1], [2, 2, 2]), ([1, 1, 1], [3, 30, 3]), ([2, 2, 2], [2, 2, 2])
+    one = timed(*zip(*[twice, thrice, twice, thrice, once, once], strict=True))
     decode = one.speedup("decode")
-    assert (decode.median, decode.pairs) == (2.0, 3)
-    assert decode.ci95[0] >= 1.0
-    assert decode.ci95[1] <= 3.0
+    assert (decode.median, decode.ci95, decode.pairs) == (2.0, pytest.approx((1.0, 3.0)), 6)
     assert one.speedup("decode", "x").median == pytest.approx(3.0)
     assert one.speedup("latency").median == pytest.approx(2.1 / 1.1)
 
 
 def test_one_prompt_has_an_interval_over_its_repeats_and_none_without():
-    several = timed([[1, 1, 1, 1]], [[2, 3, 2, 3]]).speedup("decode")
-    assert several.pairs == 4
+    several = timed([[1] * 6], [[2, 3, 2, 3, 2, 3]]).speedup("decode")
+    assert several.pairs == 6
     assert [several.median, *several.ci95] == pytest.approx([2.5, 2.0, 3.0])
     assert timed([[1]], [[2]]).speedup("decode").ci95 is None
+    assert timed([[1] * 9] * 5, [[2] * 9] * 5).speedup("decode").ci95 is None, "repeats of five prompts are five pairs"
 
 
 def test_an_output_that_ends_at_once_has_no_decode_speed():
@@ -179,8 +218,12 @@ def test_an_output_that_ends_at_once_has_no_decode_speed():
 def test_it_says_what_is_sure_and_what_is_not():
     sure = sentences(timed([[1], [1.1], [1]] * 4, [[2], [2.1], [1.9]] * 4))[0]
     assert sure.startswith("Decoding is faster with the draft: 1.9")
-    unsure = sentences(timed([[1], [2], [1.5]], [[1.2], [1.7], [1.5]]))[0]
+    unsure = sentences(timed([[1], [2], [1.5]] * 2, [[1.2], [1.7], [1.5]] * 2))[0]
     assert unsure.startswith("No significant difference")
+    few = sentences(timed([[1], [1], [1]], [[2], [2], [2]]))[0]
+    assert few == (
+        "Decoding is 2.00 times as fast with the draft, from 3 pairs; an interval takes 6: raise --num-prompts."
+    )
     slower = sentences(timed([[2], [2.1], [2]] * 4, [[1], [1.1], [1]] * 4))[0]
     assert slower.startswith("Decoding is slower with the draft: 0.5")
 
@@ -212,12 +255,3 @@ def test_costs_are_those_of_the_counted_steps():
 def test_an_arm_that_took_no_step_has_no_costs():
     assert costs_of(bench()) is None
     assert Track("x").timing().as_dict() == Timing().as_dict()
-
-
-def test_groups_are_of_one_task_unless_tasks_are_mixed():
-    one = bench(batch_size=2)
-    assert [[request.row.index for request in group.requests] for group in one.groups()] == [[0, 2], [1], [3]]
-    one.plan = replace(one.plan, mixes_tasks=True)
-    mixed = one.groups()
-    assert [[request.row.index for request in group.requests] for group in mixed] == [[0, 1], [2, 3]]
-    assert {group.task for group in mixed} == {""}

@@ -6,10 +6,11 @@ import pytest
 from fake_server import Fake, serving
 
 from specdec_cli.errors import UsageError
+from specdec_cli.measure import endpoint_bench
 from specdec_cli.measure.answer import Answer
 from specdec_cli.measure.endpoint import Endpoint, EndpointError, check_key, parse_address
-from specdec_cli.measure.endpoint_bench import request_body, sampling_fields
-from specdec_cli.measure.prompts import PromptRow
+from specdec_cli.measure.endpoint_bench import EndpointBench, Plan, request_body, sampling_fields, warm_up_row
+from specdec_cli.measure.prompts import PromptRow, rows_of
 from specdec_cli.recipe.schema import Sampling
 
 
@@ -88,6 +89,42 @@ def test_one_token_or_none_has_no_time_per_token():
     assert (answer.ttft_s, answer.tpot_s, answer.completion_tokens) == (None, None, 0)
     answer.feed({"choices": [{"text": "a"}], "usage": {"completion_tokens": 1}}, 1.0)
     assert answer.tpot_s is None
+
+
+def test_a_warm_up_shares_no_prefix_with_a_row():
+    usual = warm_up_row(rows_of(["a", "b"])).prompt
+    for rows in (rows_of([usual]), rows_of([f"{usual} more"]), rows_of([usual[:4], f"{len(usual)} {usual}"])):
+        found = warm_up_row(rows).prompt
+        assert not any(row.prompt.startswith(found) or found.startswith(row.prompt) for row in rows)
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_what_is_done_between_requests_is_in_no_time(monkeypatch, concurrency):
+    """A drawing of an hour, on a clock of our own: no stream is open meanwhile, and throughput does not see it."""
+    clock, num_open, idle = [0.0], [0], []
+
+    async def ask(*_):
+        num_open[0] += 1
+        for _ in range(3):
+            clock[0] += 1
+            await asyncio.sleep(0)
+        num_open[0] -= 1
+        return Answer(clock[0], completion_tokens=1)
+
+    def draw():
+        idle.append(num_open[0])
+        clock[0] += 3600
+
+    monkeypatch.setattr(endpoint_bench, "perf_counter", lambda: clock[0])
+    with serving(Fake()) as fake:
+        plan = Plan(parse_address(fake.url), concurrency=concurrency)
+        bench = EndpointBench(plan, rows_of(list("abcdefg")), Sampling())
+        monkeypatch.setattr(Endpoint, "ask", ask)
+        bench.run(lambda: False, draw)
+    assert idle == [0] * (7 if concurrency == 1 else len(idle))
+    assert idle
+    assert bench.num_answered == 7
+    assert bench.seconds == 7 * 3
 
 
 def ask(fake: Fake, key: str | None = None, timeout_s: float = 20) -> Answer:

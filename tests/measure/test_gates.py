@@ -1,23 +1,24 @@
-"""Gates: judged on whole intervals, on paths that exist, and against a baseline; and noise does not flip them."""
-
-import json
-import math
+"""Gates: judged on whole intervals, on paths that exist, of enough pairs; and noise does not flip them."""
 
 import numpy as np
 import pytest
 
 from specdec_cli.errors import ExitCode, GateError, UsageError
+from specdec_cli.measure.baseline import against_baseline
 from specdec_cli.measure.gates import (
-    against_baseline,
+    Pairs,
+    check_measurable,
     check_paths,
     judge,
-    other_recipe,
     raise_if_crossed,
-    read_baseline,
 )
+from specdec_cli.measure.prompts import PromptRow
 from specdec_cli.measure.stats import paired
 from specdec_cli.recipe.gate import parse_gate, parse_percentage
+from specdec_cli.recipe.schema import Gates
 from specdec_cli.report.bench import json_schema
+from specdec_cli.report.compare_drafts import json_schema as compare_schema
+from specdec_cli.report.sweep_k import json_schema as sweep_schema
 
 
 def document(median=1.3, ci95=(1.1, 1.5), **more):
@@ -34,6 +35,9 @@ def test_expressions():
     gate = parse_gate(" by_task.copy-edit.speedup.decode<=1.2 ")
     assert (gate.path, gate.operator, gate.number) == ("by_task.copy-edit.speedup.decode", "<=", 1.2)
     assert str(parse_gate("a.b == 3e2")) == "a.b == 300"
+    named = parse_gate("rows.ngram:max=4,min=2.speedup<=1.2")
+    assert (named.path, named.operator, named.number) == ("rows.ngram:max=4,min=2.speedup", "<=", 1.2)
+    assert (parse_gate("a=b==1").path, parse_gate("a=b==1").operator) == ("a=b", "==")
     for wrong in ("", "speedup.decode", "a = 1", "a < b", "a < nan", "a << 1", "< 1", "a < 1 2"):
         assert parse_gate(wrong) is None
     assert [parse_percentage(text) for text in ("5%", "0 %", "2.5%", "5", "100%", "-1%")] == [
@@ -71,6 +75,36 @@ def test_what_was_not_measured_does_not_pass():
     assert not passes("speedup.decode < 0.1", document(None, None))
     assert not passes("speedup.decode < 0.1", document(1.3, None))
     assert not passes("costs.draft_share > 0.9", document(costs=None))
+
+
+def test_a_figure_without_an_interval_is_said_to_be_one():
+    [judged] = judge([parse_gate("speedup.decode < 0.1")], document(1.3, None))
+    assert (judged.value, judged.ci95, judged.passed) == (1.3, None, False)
+    assert judged.reason == "speedup.decode is 1.3 without an interval to judge by, which takes 6 pairs or more"
+    assert passes("speedup.decode.median < 1.2", document(1.3, None)), "the figure alone can be asked for"
+    pair = {"a": "x", "b": "y", "speedup_ratio": 1.2, "ci95": [1.1, 1.3], "p_a_faster": 1.0}
+    assert not passes("pairwise.0 > 1.0", {"pairwise": [pair]})
+    assert passes("pairwise.0 < 1.2", {"pairwise": [pair]})
+
+
+def row(draft, speedup):
+    return {"draft": draft, "speedup": {"median": speedup, "ci95": [speedup - 0.1, speedup + 0.1], "pairs": 9}}
+
+
+def test_a_draft_is_named_wherever_it_is_ranked():
+    """Two drafts as fast as each other change places by noise; a name does not."""
+    rows = [row("builtin:draft", 1.5), row("ngram:min=1", 0.8), row("./a.b", 1.2), row("./a", 0.9)]
+    for ranked in (rows, rows[::-1]):
+        found = {"rows": ranked}
+        assert passes("rows.builtin:draft.speedup < 1.3", found)
+        assert not passes("rows.ngram:min=1.speedup < 1.0", found)
+        assert passes("rows../a.b.speedup < 1.0", found)
+        assert not passes("rows../a.speedup < 1.1", found)
+    names = {"rows": ["builtin:draft", "./a.b"], "rows../a.b.by_task": ["code"]}
+    schema = compare_schema()
+    check_paths([parse_gate("rows../a.b.by_task.code.speedup < 1"), parse_gate("rows.0.speedup < 1")], schema, names)
+    with pytest.raises(UsageError, match=r"`rows` has no `ngram`, but builtin:draft, \./a\.b, 0, 1"):
+        check_paths([parse_gate("rows.ngram.speedup < 1")], schema, names)
 
 
 def test_lists_and_names_with_dots():
@@ -111,15 +145,53 @@ def test_wrong_paths_are_refused_before_anything_runs(path, said):
         check_paths([parse_gate(f"{path} < 1")], json_schema(), NAMES)
 
 
-def test_a_regression_is_judged_on_the_ratio_of_both_intervals():
-    old = document(1.5, (1.45, 1.55))
-    same, slightly, much = document(1.48, (1.4, 1.56)), document(1.4, (1.35, 1.45)), document(1.2, (1.15, 1.25))
-    results = [[one.passed for one in against_baseline(new, old, "5%")] for new in (same, slightly, much)]
-    assert results == [[True, True], [True, True], [False, False]]
-    judged = against_baseline(much, old, "5%")[0]
-    assert judged.value == pytest.approx(0.8)
-    assert judged.ci95[1] == pytest.approx(0.8 * math.exp(math.hypot(math.log(1.25 / 1.2), math.log(1.5 / 1.45))))
-    assert [one.passed for one in against_baseline(document(None, None), old, "5%")] == [False, False]
+def prompts(num, *tasks):
+    return [PromptRow(i, "", category=tasks[i % len(tasks)]) for i in range(num)]
+
+
+@pytest.mark.parametrize(
+    ("gate", "num", "batch_size", "repeats", "said"),
+    [
+        ("speedup.decode < 1.1", 5, 1, 9, "takes 6 pairs (prompts, or batches of them), and there would be 5"),
+        ("speedup.decode < 1.1", 6, 1, 1, None),
+        ("speedup.decode < 1.1", 12, 4, 2, "there would be 3"),
+        ("speedup.decode < 1.1", 12, 2, 1, None),
+        ("speedup.decode < 1.1", 1, 1, 5, "there would be 5"),
+        ("speedup.decode < 1.1", 1, 1, 6, None),
+        ("by_task.code.speedup.decode < 1", 10, 1, 2, "there would be 5"),
+        ("by_task.code.speedup.decode.median < 1", 10, 1, 2, None),
+        ("by_task.code.speedup.decode < 1", 12, 1, 1, None),
+        ("lossless.mismatches > 0", 1, 1, 1, None),
+        ("efficiency < 0.5", 1, 1, 1, None),
+    ],
+)
+def test_gates_on_figures_that_will_have_no_interval_are_refused(gate, num, batch_size, repeats, said):
+    names, pairs = {"by_task": ["code", "a.b"]}, Pairs.of(prompts(num, "code", "a.b"), batch_size, repeats)
+    if said is None:
+        check_measurable(Gates(fail_if=(gate,)), json_schema(), names, pairs)
+        return
+    with pytest.raises(UsageError) as caught:
+        check_measurable(Gates(fail_if=(gate,)), json_schema(), names, pairs)
+    assert f"`--fail-if '{gate}'` is judged on an interval" in caught.value.message
+    assert said in caught.value.message
+    prompts_wanted = f"{6 * batch_size} prompts or more{' of that task' if 'by_task' in gate else ''}"
+    path = parse_gate(gate).path
+    assert caught.value.hint == f"measure {prompts_wanted}, or judge the figure alone: {path}.median"
+
+
+def test_predictions_rest_on_prompts_however_many_run_together():
+    pairs = Pairs.of(prompts(12, "x"), 4, 1)
+    check_measurable(Gates(fail_if=("rows.0.predicted < 1",)), sweep_schema(), {}, pairs)
+    assert pairs.under("by_task.x.3.acceptance_length") == pairs.under("rows.0.predicted") == 12
+    with pytest.raises(UsageError, match="there would be 3") as caught:
+        check_measurable(Gates(fail_if=("rows.0.measured < 1",)), sweep_schema(), {}, pairs)
+    assert caught.value.hint.endswith("rows.0.measured.speedup")
+
+
+def test_a_baseline_takes_intervals_too():
+    check_measurable(Gates(baseline="b.json"), json_schema(), {}, Pairs.of(prompts(6, "x"), 1, 1))
+    with pytest.raises(UsageError, match=r"`--baseline b\.json` is compared by intervals, which take 6 pairs"):
+        check_measurable(Gates(baseline="b.json"), json_schema(), {}, Pairs.of(prompts(5, "x"), 1, 1))
 
 
 def speedups(rng, true_speedup, num=24):
@@ -138,28 +210,6 @@ def test_noise_flips_no_gate():
         assert not passes("speedup.decode < 1.4", worse)
         assert all(one.passed for one in against_baseline(same, old, "5%"))
         assert not any(one.passed for one in against_baseline(worse, old, "5%"))
-
-
-def test_a_baseline_must_be_one(tmp_path):
-    path = tmp_path / "old.json"
-    path.write_text(json.dumps(document()))
-    assert read_baseline(str(path), "specdec.bench/1")["efficiency"] == 0.5
-    for text, said in (
-        ("{", "no JSON"),
-        ('{"schema": "x"}', "no `specdec.bench/1`"),
-        (json.dumps(document(1.0, None)), "no interval"),
-    ):
-        path.write_text(text)
-        with pytest.raises(UsageError, match=said):
-            read_baseline(str(path), "specdec.bench/1")
-    with pytest.raises(UsageError, match="cannot be read"):
-        read_baseline(str(tmp_path / "none.json"), "specdec.bench/1")
-
-
-def test_an_unlike_baseline_is_said():
-    new, old = ({"recipe": {"target": {"model": name}, "workload": {}, "sampling": {}}} for name in "ab")
-    assert other_recipe(new, old) == "the baseline is of another target: the two are not alike"
-    assert other_recipe(new, new) is None
 
 
 def test_a_crossed_gate_is_exit_code_three():

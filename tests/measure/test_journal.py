@@ -16,10 +16,10 @@ HEAD = {
 }  # fmt: skip
 
 
-def workload(num: int = 3):
-    rows = read_rows("builtin:stories", None, num)
+def workload(num: int = 3, dataset: str = "builtin:stories"):
+    rows = read_rows(dataset, None, num)
     params = SamplingParams(max_new_tokens=8)
-    return tokenize(rows, "builtin:stories", lambda row: LetterTokenizer().encode(row.prompt[:40]), params, 512)
+    return tokenize(rows, dataset, lambda row: LetterTokenizer().encode(row.prompt[:40]), params, 512)
 
 
 def bench(journal, repeats: int = 2) -> Bench:
@@ -41,6 +41,20 @@ def test_a_whole_journal_gives_the_same_figures(tmp_path):
     list(second.run())
     assert second.journal.num_resumed == 12
     assert figures(second) == figures(first)
+
+
+def test_a_batch_of_several_tasks_comes_back_with_every_tasks_acceptance(tmp_path):
+    found = []
+    for resume in (False, True):
+        journal = open_journal(tmp_path / "r.json", HEAD, resume=resume)
+        work = workload(6, "builtin:mini")
+        found.append(Bench(toy_engine(3), work, Plan(3, 4, 1), journal=journal))
+        list(found[-1].run())
+    assert found[1].journal.num_resumed == 4
+    for task in work.tasks:
+        first, second = (one.draft.counts(task).as_dict() for one in found)
+        assert first == second
+        assert first["num_emitted_tokens"] > 0
 
 
 def test_only_what_is_left_is_decoded_and_turns_stay_whole(tmp_path, monkeypatch):

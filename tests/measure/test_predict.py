@@ -19,6 +19,7 @@ from specdec_cli.measure.cost import MAX_REPEATS, MIN_REPEATS, Costs, Load, prof
 from specdec_cli.measure.predict import choose, predict
 from specdec_cli.measure.prompts import PromptRow
 from specdec_cli.measure.replay import Replay, replay
+from specdec_cli.measure.rounds import ENOUGH, Rounds
 from specdec_cli.measure.tracing import trace_draft, trace_target
 from specdec_cli.sampling.params import SamplingParams
 
@@ -89,6 +90,11 @@ def test_a_profile_finds_the_costs_that_were_put_in(clock):
     assert float(costs.target(3, 40)) == pytest.approx(0.023 + 42e-5, abs=2e-4)
     assert engine.target.num_free_blocks == engine.target.num_blocks, "the cache is given back"
     assert not engine.has_work
+    assert len(costs.rounds) == MAX_REPEATS
+    assert np.median(costs.rounds.target, axis=0) == pytest.approx(costs.target_seconds)
+    assert np.median(costs.rounds.overhead, axis=0) == pytest.approx(costs.overhead_seconds, rel=0.2)
+    assert costs.rounds.flat.shape == (MAX_REPEATS, len(costs.flat))
+    assert np.median(costs.drawn(50), axis=0) == pytest.approx(costs.flat, rel=0.2)
 
 
 def test_a_profile_keeps_to_its_time_and_measures_a_few_times_at_least(clock):
@@ -181,8 +187,8 @@ def made_replay(k, survival, num_prompts=8):
         steps_by_asked=by,
         histogram=np.outer(steps, exactly),
         mean_context=np.full(num_prompts, 100.0),
-        drafts_by_position=np.ones(4),
-        accepted_by_position=np.ones(4),
+        drafts_by_position=np.ones((num_prompts, 4)),
+        accepted_by_position=np.ones((num_prompts, 4)),
         first=np.outer(steps, [0.7, 1.0]),
     )
 
@@ -217,6 +223,58 @@ def test_the_formula():
     best_free = max((1 + sum(SURVIVAL[:k])) * 11 / (verify[k] + 1) for k in range(1, 6))
     assert prediction.ceiling == pytest.approx(best_free)
     assert prediction.iid_as_dict()["speedup_by_k"]["1"] == pytest.approx(1.7 / (1 + 2 / 11))
+
+
+def noisy_costs(seed, num_rounds=15, noise=0.06):
+    """Costs as a profile finds them, every figure of every round off by some per cent; the truth is `made_costs`."""
+    truth, generator = made_costs(), np.random.default_rng(seed)
+
+    def taken(seconds):
+        return seconds * np.exp(generator.normal(0, noise, (num_rounds, *seconds.shape)))
+
+    rounds = Rounds(*(taken(one) for one in (truth.target_seconds, truth.draft_seconds, truth.overhead_seconds)))
+    medians = [np.median(one, axis=0) for one in (rounds.target, rounds.draft, rounds.overhead)]
+    names = ("target_seconds", "draft_seconds", "overhead_seconds")
+    return replace(truth, **dict(zip(names, medians, strict=True)), num_repeats=num_rounds, rounds=rounds)
+
+
+@pytest.mark.parametrize("figure", ["speedup", "median_speedup"])
+def test_intervals_hold_the_truth_although_costs_are_uncertain(figure):
+    """All prompts are alike, so that costs alone are uncertain; without their rounds the interval is a point."""
+    one = made_replay(4, SURVIVAL, num_prompts=12)
+    truth = getattr(predict([one], made_costs()).rows[0], figure).median
+    found = [getattr(predict([one], noisy_costs(seed)).rows[0], figure).ci95 for seed in range(60)]
+    assert sum(low <= truth <= high for low, high in found) >= 52
+    assert np.median([high - low for low, high in found]) < 0.3 * truth
+    low, high = getattr(predict([one], replace(noisy_costs(0), rounds=None)).rows[0], figure).ci95
+    assert high - low < 1e-9
+
+
+def test_prompts_and_rounds_are_drawn_together():
+    one = made_replay(4, SURVIVAL, num_prompts=12)
+    factor = np.exp(np.random.default_rng(5).normal(0, 0.15, 12))
+    one.num_emitted = one.num_emitted * factor
+    width = {}
+    for name, replayed in (("costs", made_replay(4, SURVIVAL, num_prompts=12)), ("both", one)):
+        width[name] = np.diff(predict([replayed], noisy_costs(3)).rows[0].median_speedup.ci95)[0]
+    width["prompts"] = np.diff(predict([one], replace(noisy_costs(3), rounds=None)).rows[0].median_speedup.ci95)[0]
+    assert width["both"] > max(width["costs"], width["prompts"])
+    assert width["both"] < width["costs"] + width["prompts"]
+
+
+def test_what_slows_a_whole_round_changes_no_speed_up():
+    costs = noisy_costs(1, noise=0.0)
+    slow = np.random.default_rng(2).uniform(1, 3, len(costs.rounds))
+    parts = (costs.rounds.target, costs.rounds.draft, costs.rounds.overhead)
+    rounds = Rounds(*(part * slow.reshape(-1, *[1] * (part.ndim - 1)) for part in parts))
+    low, high = predict([made_replay(3, SURVIVAL)], replace(costs, rounds=rounds)).rows[0].speedup.ci95
+    assert high - low < 1e-9
+
+
+def test_few_rounds_are_named():
+    assert "were measured in 5 rounds" in noisy_costs(0, num_rounds=ENOUGH - 1).warning
+    assert noisy_costs(0, num_rounds=ENOUGH).warning is None
+    assert replace(noisy_costs(0), rounds=None).warning
 
 
 def test_break_even_and_the_draft_for_twice():
@@ -257,7 +315,9 @@ def test_a_gain_that_is_not_sure_is_no_recommendation():
     assert choose([unsure]).k == 0
     assert "not surely" in choose([unsure]).why
     assert choose([replace(row, speedup=replace(row.speedup, median=1.02, ci95=(1.01, 1.1)))]).k == 2
-    assert choose([replace(row, speedup=replace(row.speedup, median=1.2, ci95=None))]).k == 2
+    few = choose([replace(row, speedup=replace(row.speedup, median=1.2, ci95=None, pairs=3))])
+    assert few.k == 0
+    assert "not surely above 1 (3 prompts are too few to be sure)" in few.why
 
 
 def test_costs_as_json_have_the_contracts_keys():

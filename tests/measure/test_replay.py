@@ -17,7 +17,7 @@ from specdec_cli.lm.door import Row
 from specdec_cli.lm.table import TableLM
 from specdec_cli.measure.arms import Request
 from specdec_cli.measure.prompts import PromptRow
-from specdec_cli.measure.replay import check_knowable, replay, replay_table
+from specdec_cli.measure.replay import by_position, by_task, check_knowable, replay, replay_table
 from specdec_cli.measure.starts import Starts
 from specdec_cli.measure.tracing import trace_draft, trace_target
 from specdec_cli.sampling.params import SamplingParams
@@ -245,7 +245,6 @@ def test_counts_add_up(sampled):
         np.testing.assert_allclose(one.histogram @ np.arange(one.k + 1), one.num_accepted_tokens, atol=1e-9)
         assert one.drafts_by_position.sum() == pytest.approx(one.num_drafts.sum())
         assert one.accepted_by_position.sum() == pytest.approx(one.num_accepted_tokens.sum())
-        assert sum(bin_["num_drafts"] for bin_ in one.by_position()) == pytest.approx(one.num_drafts.sum())
 
 
 def test_a_table_of_k_follows_the_batch():
@@ -261,7 +260,63 @@ def test_a_table_of_k_follows_the_batch():
     options = EngineOptions(num_speculative_tokens=4, max_num_seqs=3, disable_by_batch_size=2)
     counts = count(Engine(target, drafter, None, options), requests, 4)
     assert_equal_counts(replay_table(trace, "draft", "auto", {1: 4, 3: 0}, max_num_seqs=3), counts)
-    assert set(flat.by_task()) == {"a", "b"}
+
+
+def gumbel_places(engine, requests, k):
+    """Where each drafting step of the engine began in its output, and what it accepted."""
+    places, ids = [], [engine.add(request.token_ids, request.params, k, "gumbel") for request in requests]
+    length = dict.fromkeys(ids, 0)
+    while engine.has_work:
+        for event in engine.step():
+            for emitted in event.emitted if isinstance(event, Stepped) else ():
+                if not emitted.from_prefill and emitted.num_drafted:
+                    places.append((length[emitted.sequence_id], emitted.num_accepted))
+                length[emitted.sequence_id] += len(emitted.tokens)
+    return places
+
+
+def test_tasks_and_places_in_the_text_are_the_engines():
+    target, draft = table_pair()
+    drafter = model_drafter(draft)
+    engine = engine_of(target, drafter)
+    params = SamplingParams(max_new_tokens=24, temperature=1.2, frequency_penalty=0.4)
+    requests = requests_of(24, params, task=lambda i: "ab"[i % 3 == 0])
+    trace = trace_target(engine, requests)
+    trace.drafts["draft"] = trace_draft(trace, drafter, 4)
+    replays = replay(trace, "draft", "gumbel", 4)
+    tasks, bins = by_task(replays), by_position(replays)
+    assert list(tasks) == ["b", "a"]
+    for name, rows in tasks.items():
+        own = [request for request in requests if request.row.category == name]
+        for row in rows:
+            counts = count(engine, own, row["k"], "gumbel")
+            assert row["acceptance_length"]["median"] == pytest.approx(counts.acceptance_length)
+            assert row["acceptance_rate"]["median"] == pytest.approx(counts.acceptance_rate)
+            assert row["acceptance_length"]["ci95"][0] < counts.acceptance_length < row["acceptance_length"]["ci95"][1]
+            assert row["acceptance_length"]["pairs"] == len(own)
+    assert (bins[0]["from"], bins[-1]["to"]) == (1, 23)
+    for k in (1, 4):
+        places = gumbel_places(engine, requests, k)
+        assert len({round(one["by_k"][k - 1]["acceptance_length"]["median"], 6) for one in bins}) > 4
+        for one in bins:
+            accepted = [number for begin, number in places if one["from"] <= begin <= one["to"]]
+            found = one["by_k"][k - 1]["acceptance_length"]
+            assert found["median"] == pytest.approx(1 + np.mean(accepted))
+            assert found["ci95"][0] < found["median"] < found["ci95"][1]
+
+
+def test_acceptance_as_json_has_the_counts_and_their_intervals(sampled):
+    _, _, trace, _ = sampled
+    one = replay(trace, "draft", "block", 4)[3]
+    found, counts = one.acceptance(), one.as_dict()
+    for name in ("per_position_acceptance_rates", "conditional_acceptance_rates", "acceptance_histogram"):
+        assert found[name] == pytest.approx(counts[name])
+    for name in ("acceptance_rate", "acceptance_length"):
+        assert found[name]["median"] == pytest.approx(counts[name])
+        assert found[name]["ci95"][0] < counts[name] < found[name]["ci95"][1]
+    for name in ("per_position", "conditional"):
+        for rate, (low, high) in zip(found[f"{name}_acceptance_rates"], found[f"{name}_ci95"], strict=True):
+            assert low < rate < high
 
 
 def test_what_a_trace_cannot_know_is_refused(sampled):

@@ -2,10 +2,14 @@ import numpy as np
 import pytest
 
 from specdec_cli.measure.stats import (
+    MIN_PAIRS,
     Interval,
     bootstrap_median,
+    bootstrap_pooled_median,
     bootstrap_totals,
     interleaved,
+    joint_median,
+    lacks_interval,
     paired,
     ratio_of_totals,
 )
@@ -18,13 +22,49 @@ def test_a_seed_gives_one_interval():
     assert bootstrap_median(values).median == np.median(values)
 
 
-def test_one_pair_has_no_interval():
+def test_too_few_pairs_have_no_interval():
     one = bootstrap_median(np.array([1.5]))
     assert one == Interval(1.5, None, 1)
     assert one.as_dict() == {"median": 1.5, "ci95": None, "pairs": 1}
     assert not one.is_above(1.0)
     assert not one.is_below(2.0)
     assert ratio_of_totals(np.array([3.0]), np.array([2.0])) == Interval(1.5, None, 1)
+    for num, is_known in ((MIN_PAIRS - 1, False), (MIN_PAIRS, True)):
+        values = np.arange(2.0, 2 + num)
+        pair = paired(values, np.ones(num))
+        found = [
+            bootstrap_median(values),
+            ratio_of_totals(values, np.ones(num)),
+            bootstrap_pooled_median(list(values[:, None])),
+            joint_median(values, np.tile(values, (9, 1))),
+            pair.ratio,
+        ]
+        assert [one.is_above(1.0) for one in found] == [one.ci95 is not None for one in found] == [is_known] * 5
+        assert pair.is_significant is is_known
+        assert (pair.p_a_faster is None) is not is_known
+
+
+def test_an_unknown_interval_may_share_a_value_with_any():
+    known, far = (Interval(at, (at, at), 9) for at in (1.0, 7.0))
+    assert not known.overlaps(far)
+    assert known.overlaps(Interval(7.0, None, 3))
+    assert Interval(7.0, None, 3).overlaps(known)
+
+
+def test_a_few_pairs_cover_the_median_as_often_as_they_say():
+    """The bootstrap's own interval of seven values covers it 85 times of 100."""
+    rng = np.random.default_rng(3)
+    for num in (6, 7, 8, 10):
+        intervals = [bootstrap_median(rng.normal(0, 1, num), num_resamples=400).ci95 for _ in range(300)]
+        assert sum(low <= 0 <= high for low, high in intervals) >= 0.92 * 300, num
+
+
+def test_a_figure_without_its_interval_is_found_in_a_document():
+    bare, nothing = {"median": 1.5, "ci95": None, "pairs": 3}, {"median": None, "ci95": None, "pairs": 0}
+    known = {"median": 1.5, "ci95": [1.0, 2.0], "pairs": 9}
+    assert lacks_interval({"by_task": {"code": {"speedup": {"decode": bare}}}})
+    assert lacks_interval({"pairwise": [{"speedup_ratio": 1.2, "ci95": None}]})
+    assert not lacks_interval({"speedup": {"decode": known, "latency": nothing}, "rows": [{"measured": None}]})
 
 
 def test_a_ratio_with_nothing_under_it_is_null():
@@ -51,10 +91,10 @@ def test_ratio_of_totals_weighs_prompts_by_their_size():
 
 
 def test_totals_of_any_statistic():
-    by_prompt = np.arange(12.0).reshape(4, 3)
+    by_prompt = np.arange(18.0).reshape(6, 3)
     found = bootstrap_totals(lambda t: t[:, 0] - t[:, 2], by_prompt)
-    assert found.median == -8
-    assert found.ci95 == (-8, -8), "the difference is the same in every prompt"
+    assert found.median == -12
+    assert found.ci95 == (-12, -12), "the difference is the same in every prompt"
 
 
 def test_paired_sees_what_unpaired_does_not():

@@ -1,6 +1,8 @@
 """The sweep over k: which candidates are measured, and when measuring is at its end."""
 
+from dataclasses import replace
 from itertools import count
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,7 +11,9 @@ from toy_engine import LetterTokenizer, toy_engine
 from specdec_cli.engine.outputs import Timing
 from specdec_cli.measure.bench import EngineArm
 from specdec_cli.measure.passes import Pass
+from specdec_cli.measure.predict import Recommendation
 from specdec_cli.measure.prompts import PromptRow
+from specdec_cli.measure.stats import Interval
 from specdec_cli.measure.sweep import MAX_CANDIDATES, Sweep, candidates
 from specdec_cli.measure.workload import tokenize
 from specdec_cli.sampling.params import SamplingParams
@@ -68,3 +72,25 @@ def test_exhaustive_measures_everything(monkeypatch):
 def test_never_more_candidates_than_the_limit():
     assert candidates([]) == []
     assert MAX_CANDIDATES >= 2, "one candidate alone could not be told from its neighbours"
+
+
+def test_too_few_pairs_recommend_nothing_by_themselves(monkeypatch):
+    one = sweep(monkeypatch, {0: 2.0, 1: 1.5, 2: 1.0})
+    one.bench.workload = replace(one.workload, requests=one.workload.requests[:5])
+    list(one.run())
+    assert one.measured()[2].speedup == Interval(2.0, None, 5)
+    assert one.recommended().k == 0
+    assert "2.00× as fast, not surely above 1 (5 pairs are too few to be sure)" in one.recommended().why
+    predicted = Recommendation(1, Interval(1.4, (1.2, 1.6), 24), "k = 1 gives the largest predicted speed-up")
+    one.prediction = SimpleNamespace(recommended=predicted, rows=[SimpleNamespace(speedup=predicted.speedup)] * 2)
+    assert (one.recommended().k, one.recommended().speedup) == (1, predicted.speedup)
+    assert one.recommended().why.endswith("measured, k = 2 decodes 2.00× as fast, in too few pairs to be sure (5)")
+
+
+def test_a_prediction_is_not_taken_against_what_was_measured(monkeypatch):
+    one = sweep(monkeypatch, {0: 1.0, 1: 1.5, 2: 2.0})
+    one.bench.workload = replace(one.workload, requests=one.workload.requests[:5])
+    list(one.run())
+    predicted = Recommendation(1, Interval(1.4, (1.2, 1.6), 24), "k = 1")
+    one.prediction = SimpleNamespace(recommended=predicted, rows=[SimpleNamespace(speedup=predicted.speedup)] * 2)
+    assert one.recommended().k == 0

@@ -3,17 +3,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from tiny_models import VOCAB, make_tiny
 from toy_engine import LETTERS, LetterTokenizer, TableLM, toy_engine
 
 from specdec_cli.drafters import create
 from specdec_cli.drafters.contract import Resources
+from specdec_cli.engine.engine import Engine, EngineOptions
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.door import Row
+from specdec_cli.lm.load import load_lm
+from specdec_cli.lm.origin import Origin
+from specdec_cli.measure import traced as traced_room
 from specdec_cli.measure import tracing
 from specdec_cli.measure.arms import Request
 from specdec_cli.measure.prompts import PromptRow
 from specdec_cli.measure.replay import replay
 from specdec_cli.measure.trace import GuessTrace, ModelTrace, load
+from specdec_cli.measure.traced import obtain_trace
 from specdec_cli.measure.tracing import trace_draft, trace_target
 from specdec_cli.sampling import noise
 from specdec_cli.sampling.params import SamplingParams
@@ -160,6 +166,9 @@ def test_files_that_are_no_trace_are_refused(trace, tmp_path):
     with pytest.raises(UsageError, match=r"specdec\.trace/9"):
         load(path)
     save_file({"x": np.zeros(2)}, path, metadata={"specdec.trace": '{"format": "specdec.trace/1"}'})
+    with pytest.raises(UsageError, match=r"is `specdec\.trace/1`, this version reads `specdec\.trace/2`"):
+        load(path)
+    save_file({"x": np.zeros(2)}, path, metadata={"specdec.trace": '{"format": "specdec.trace/2"}'})
     with pytest.raises(UsageError, match="damaged"):
         load(path)
     with pytest.raises(RunError, match="cannot be written"):
@@ -183,3 +192,69 @@ def test_a_guess_is_asked_for_every_k(engine):
     trace.drafts["ngram"] = trace_draft(trace, engine.drafter, 2)
     with pytest.raises(UsageError, match="at most `2` tokens, not `3`"):
         replay(trace, "ngram", k_max=3)
+
+
+def checkpoint(folder, seed):
+    """A folder whose last part says little."""
+    return str(make_tiny("llama", folder / "checkpoint-500", seed, num_hidden_layers=1))
+
+
+def loaded(target, draft, draft_dtype="auto"):
+    lm, small = load_lm(target), load_lm(draft, dtype=draft_dtype)
+    drafter = create("model", {"model": draft})
+    drafter.load(Resources(lambda name: small, None, VOCAB))
+    return Engine(lm, drafter, None, EngineOptions(num_speculative_tokens=2))
+
+
+def wanted():
+    params = SamplingParams(max_new_tokens=4)
+    return [Request(PromptRow(i, ""), [i + 1, 5, 6], replace(params, index=i)) for i in range(3)]
+
+
+def test_a_trace_serves_its_own_checkpoints_wherever_they_lie(tmp_path, monkeypatch):
+    path = tmp_path / "text.trace"
+    target, draft, other = (checkpoint(tmp_path / name, seed) for seed, name in enumerate(("a", "b", "c")))
+    first = obtain_trace(loaded(target, draft), wanted(), "draft", 2, path)
+    assert first.origin.weights != first.drafts["draft"].origin.weights
+    moved = str(make_tiny("llama", tmp_path / "elsewhere", 0, num_hidden_layers=1))
+    again = obtain_trace(loaded(moved, draft), wanted(), "draft", 2, path)
+    assert again.origin == first.origin
+    assert not again.notices
+    with pytest.raises(UsageError, match=r"is of target `.*a/checkpoint-500`, not `.*c/checkpoint-500`"):
+        obtain_trace(loaded(other, draft), wanted(), "draft", 2, path)
+    traced = []
+    monkeypatch.setattr(traced_room, "trace_draft", lambda *a, f=traced_room.trace_draft: traced.append(1) or f(*a))
+    obtain_trace(loaded(target, draft), wanted(), "draft", 2, path)
+    assert not traced
+
+
+@pytest.mark.parametrize("change", ["weights", "dtype"])
+def test_a_draft_that_changed_under_its_name_is_traced_again(tmp_path, change):
+    path = tmp_path / "text.trace"
+    target, draft = checkpoint(tmp_path / "a", 0), checkpoint(tmp_path / "b", 1)
+    first = obtain_trace(loaded(target, draft), wanted(), "draft", 2, path)
+    if change == "weights":
+        checkpoint(tmp_path / "b", 0)
+    again = obtain_trace(loaded(target, draft, "bfloat16" if change == "dtype" else "auto"), wanted(), "draft", 2, path)
+    assert any("traced again" in one for one in again.notices)
+    assert again.drafts["draft"].origin != first.drafts["draft"].origin
+    if change == "weights":
+        assert again.drafts["draft"].is_argmax.all(), "the draft is the target now"
+        assert not first.drafts["draft"].is_argmax.all()
+
+
+def test_what_may_differ_between_machines_is_said_and_the_rest_refused(trace):
+    was = Origin("/server/checkpoint-500", None, "bfloat16", "none", "abc")
+    trace.origin = was
+    trace.check_target(was)
+    trace.check_target(replace(was, name="here", revision="main"))
+    assert not trace.notices
+    trace.check_target(replace(was, dtype="float32"))
+    assert "the target in bfloat16, and here it runs in float32" in trace.notices[0]
+    for change, said in (
+        ({"weights": "abd"}, "the weights differ"),
+        ({"weights": None}, "the weights differ"),
+        ({"quantize": "int8"}, "quantize `none`, not `int8`"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            trace.check_target(replace(was, **change))

@@ -58,8 +58,27 @@ def test_unknown_names_are_refused():
         read_rows("builtin:mini", ["codes"], 5)
     with pytest.raises(UsageError, match="no built-in data set `builtin:maxi`"):
         read_rows("builtin:maxi", None, 5)
-    with pytest.raises(UsageError, match=r"no data set `nothing\.jsonl`"):
-        read_dataset("nothing.jsonl")
+    with pytest.raises(UsageError, match="no data set `nothing`"):
+        read_dataset("nothing")
+
+
+@pytest.mark.parametrize("name", ["nothing.jsonl", "data/nothing.JSONL", "data/p.txt", "a/b.csv?column=q"])
+def test_a_mistyped_file_is_no_hub_id(name, monkeypatch):
+    monkeypatch.setattr(datasets, "load_dataset", None)
+    with pytest.raises(UsageError) as caught:
+        read_dataset(name)
+    assert str(caught.value.message) == f"there is no data set `{name}`: no such file"
+
+
+def test_a_part_of_what_is_one_is_refused(tmp_path):
+    table_files(tmp_path)
+    datasets.Dataset.from_list(PAIRS).save_to_disk(tmp_path / "one")
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n')
+    for name in ("t.json?split=train", "t.csv?config=x", "p.jsonl?split=test", "one?split=train", "saved?config=x"):
+        part = name.partition("?")[2]
+        with pytest.raises(UsageError, match=rf"`\?{part}` chooses among several, and `.*` is one"):
+            read_dataset(f"{tmp_path}/{name}")
+    assert len(read_dataset(f"{tmp_path}/saved?split=train")) == 2
 
 
 def test_prompt_files(tmp_path):

@@ -159,6 +159,8 @@ def test_all_errors_at_once_in_order_of_position(recipe):
         ("engine: {kv_cache_memory: 3 apples}", "bytes such as 2GiB"),
         ("engine: {kv_cache_memory: 120%}", "a share such as 90%"),
         ("engine: {kv_block_size: 0}", "at least 1"),
+        ("engine: {compile: maybe}", "must be auto, true or false"),
+        ("engine: {compile: 1}", "must be auto, true or false"),
     ],
 )  # fmt: skip
 def test_refused(recipe, text: str, word: str):
@@ -166,6 +168,16 @@ def test_refused(recipe, text: str, word: str):
     assert len(found) == 1
     assert found[0].startswith("r.yaml:")
     assert word in found[0]
+
+
+def test_a_forward_is_compiled_where_it_is_said(recipe):
+    assert run().recipe.engine.compile == "auto"
+    assert run(recipe("engine: {compile: auto}\n")).recipe.engine.compile == "auto"
+    assert run(recipe("engine: {compile: true}\n")).recipe.engine.compile is True
+    assert run(environment={"SPECDEC_ENGINE_COMPILE": "false"}).recipe.engine.compile is False
+    assert (
+        run(sets=["engine.compile=true"], flags={"engine.compile": (False, "--compile")}).recipe.engine.compile is False
+    )
 
 
 def test_a_file_that_is_wrong_stays_wrong_under_an_override(recipe):

@@ -36,7 +36,9 @@ def head(schema: str) -> dict:
     return {
         "schema": schema, "specdec_version": "0", "created": "2026-01-01T00:00:00Z",
         "environment": {"platform": EVIL, "device": "cpu", "dtype": "float32", "threads": 2, "torch": "2"},
-        "recipe": {"target": {"model": EVIL}, "draft": {"model": EVIL, "method": None}},
+        "recipe": {
+            "target": {"model": EVIL}, "draft": {"model": EVIL, "method": None}, "speculation": {"verify": "auto"},
+        },
         "workload": {"num_prompts": 4, "dataset": EVIL},
         "plan": {"repeats": 2, "batch_size": 1, "order": "A B B A", "passes": 9, "interrupted": True},
         "machine": {"load_before": 0.1, "load_after": 0.2, "num_cores": 2, "busy": EVIL},
@@ -176,6 +178,14 @@ def test_what_is_drawn_is_what_stands_there():
     assert len(tasks.containers) == 3
     pareto = plot.plot(compare()).axes[0]
     assert [tuple(one.get_offsets()[0]) for one in pareto.collections] == [(0.1, 0.8), (0.4, 0.9)]
+
+
+@pytest.mark.parametrize("make", DOCUMENTS)
+def test_a_picture_of_synthetic_acceptance_says_so(make):
+    document = make()
+    assert b"synthetic" not in plot.picture(document, ".svg")
+    document["recipe"]["speculation"]["verify"] = "synthetic"
+    assert b", synthetic acceptance" in plot.picture(document, ".svg")
 
 
 def test_nothing_measured_is_said():

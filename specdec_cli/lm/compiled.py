@@ -1,0 +1,161 @@
+"""A transformers model's body through torch.compile: one graph, in which attention is an operator that we bring.
+
+Embeddings, layers and norms become one graph for any number of tokens from two on; the output layer stays as it is.
+The operator files keys and values into the block cache and attends as the eager forward does (`lm.attention`), so
+masks, blocks and packed rows stay outside the graph: it is handed a layer's number and a mask's, and finds the cache of
+the forward that runs in `_running`. Masks are made between two graphs, at each forward anew.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from specdec_cli.errors import RunError
+from specdec_cli.lm.attention import MaskFunction, RowMasks, attend
+from specdec_cli.lm.cache import BlockCache, Layout
+from specdec_cli.lm.checkpoint import first_line
+
+NAME = "specdec-compiled"
+_HINT = "leave --compile out, or engine.compile at auto"
+# Two graphs around the masks, and what a family's own code adds; beyond it torch would go on without compiling.
+_MOST_GRAPHS = 32
+_NO_MODULE = torch.nn.Identity()
+
+
+@dataclass(eq=False)
+class CompiledCache(BlockCache):
+    """The block cache of a compiled body: the operator files keys and values, and `update` hands them on to it.
+
+    Args:
+        masks: of the forward that runs, in the order in which transformers asked for them.
+    """
+
+    masks: list[RowMasks] = field(default_factory=list)
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Any, Any]:
+        """New keys and values as they are."""
+        return key_states, value_states
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Let the operator find this cache while a forward runs."""
+        token = _running.set(self)
+        self.masks.clear()
+        try:
+            yield
+        finally:
+            _running.reset(token)
+            self.masks.clear()
+
+
+_running: ContextVar[CompiledCache] = ContextVar("the cache of the forward that runs")
+
+
+def compile_body(model: Any) -> None:
+    """Have a model's body compiled when it runs next.
+
+    Raises:
+        RunError: torch finds no C++ compiler.
+    """
+    check_compiler(model.device)
+    _register()
+    model.config.get_text_config()._attn_implementation = NAME
+    model.get_decoder().compile(dynamic=True, isolate_recompiles=True, recompile_limit=_MOST_GRAPHS)
+
+
+def compile_error(name: str, error: Exception) -> RunError:
+    """What torch could not compile, in a sentence."""
+    return RunError(f"the forward of `{name}` does not compile: {first_line(error)}", _HINT)
+
+
+def check_compiler(device: torch.device) -> None:
+    """Refuse to compile for a CPU where torch would find no C++ compiler.
+
+    Raises:
+        RunError: it would not.
+    """
+    usual = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
+    wanted = os.environ.get("CXX", "").strip() or usual
+    if device.type == "cpu" and shutil.which(wanted.split()[0]) is None:
+        raise RunError(
+            f"`engine.compile: true` takes a C++ compiler, and there is no `{wanted}`",
+            "install one (CXX names another), or leave --compile out",
+        )
+
+
+def _register() -> None:
+    """Give torch the operator, and transformers its name; once."""
+    if NAME in AttentionInterface():
+        return
+    torch_library: Any = torch.library
+    library = torch_library.Library("specdec", "DEF")
+    library.define(
+        "attend(Tensor query, Tensor key, Tensor value, SymInt layer, SymInt mask, float? scaling, float? softcap, "
+        "Tensor? s_aux) -> Tensor"
+    )
+    library.impl("attend", _attend, "CompositeExplicitAutograd")
+    torch_library.register_fake("specdec::attend", _shape_of_attend, lib=library)
+    _kept.append(library)
+    AttentionInterface.register(NAME, _attend_in_graph)
+    outside_of_graphs: Any = torch.compiler.disable
+    AttentionMaskInterface.register(NAME, outside_of_graphs(_next_mask))
+
+
+_kept: list[Any] = []  # torch takes an operator back when its library is let go
+
+
+def _attend_in_graph(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: int,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """`attend`, as transformers calls it inside the graph; the mask is its number."""
+    assert position_bias is None, "attention with a position bias is not supported"
+    operator = torch.ops.specdec.attend
+    return operator(query, key, value, module.layer_idx, attention_mask, scaling, softcap, s_aux), None
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    layer: int,
+    mask: int,
+    scaling: float | None,
+    softcap: float | None,
+    s_aux: Tensor | None,
+) -> Tensor:
+    """The operator: [1, n, H, D_v], contiguous."""
+    cache = _running.get()
+    store, _ = BlockCache.update(cache, key, value, layer)
+    return attend(_NO_MODULE, query, store, store, cache.masks[mask], scaling, softcap, s_aux)[0].contiguous()
+
+
+def _shape_of_attend(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> Tensor:
+    return query.new_empty((1, query.shape[2], query.shape[1], value.shape[3]))
+
+
+def _next_mask(*, kv_length: Layout, mask_function: MaskFunction, **_: Any) -> int:
+    """A mask's number among those of the forward that runs."""
+    assert isinstance(kv_length, Layout), "the mask was asked for without the block cache"
+    masks = _running.get().masks
+    masks.append(RowMasks(kv_length, mask_function))
+    return len(masks) - 1

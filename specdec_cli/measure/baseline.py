@@ -1,0 +1,124 @@
+"""A measurement against an earlier one: what is compared, by how much it may be less, and what makes the two unlike."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from specdec_cli.errors import UsageError
+from specdec_cli.measure.gates import Judged, value_at
+from specdec_cli.measure.stats import MIN_PAIRS
+from specdec_cli.recipe.gate import parse_percentage
+
+_RECOMMENDED = "recommended.speedup"
+_MORE_IS_BETTER = ("speedup.decode", "speedup.latency", _RECOMMENDED)
+_LESS_IS_BETTER = ("timing.ttft_s", "timing.tpot_s", "timing.latency_s")
+_COMPARED = (*_MORE_IS_BETTER, *_LESS_IS_BETTER)
+_SAME = ("target", "workload", "sampling")
+_SAME_OF_SERVERS = ("concurrency", "chat", "repeats")
+_OTHERWISE = (
+    *("plan.batch_size", "plan.chat", "environment.cpu", "environment.threads", "machine.num_cores"),
+    *("environment.device", "environment.draft_device", "environment.dtype"),
+    *("environment.decoder", "environment.draft_decoder"),
+    *("environment.specdec", "environment.torch", "environment.transformers", "environment.python"),
+)
+"""What a speed-up depends on beside the recipe, as far as both documents say it."""
+_OTHER_SERVER = ("endpoint.server", "endpoint.version")
+_NOT_COMPARED = f"{{}} has no interval to compare by, which takes {MIN_PAIRS} pairs or more"
+
+
+def read_baseline(path: str, schema_name: str) -> dict[str, Any]:
+    """An earlier document.
+
+    Raises:
+        UsageError: it cannot be read, or is another kind of document.
+    """
+    try:
+        document = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"baseline `{path}` cannot be read: {error.strerror}", "name a result of --output") from error
+    except ValueError as error:
+        raise UsageError(f"baseline `{path}` is no JSON", "name a result of --output") from error
+    if not isinstance(document, dict) or document.get("schema") != schema_name:
+        raise UsageError(f"baseline `{path}` is no `{schema_name}` document", "name a result of the same command")
+    if not any(_interval(document, name) for name in _COMPARED):
+        raise UsageError(f"baseline `{path}` has no interval to compare with", "measure it with more prompts")
+    return document
+
+
+def against_baseline(document: Mapping[str, Any], baseline: Mapping[str, Any], max_regression: str) -> list[Judged]:
+    """Judge a document against an earlier one.
+
+    The ratio's interval adds both intervals in squares on a logarithmic scale, as of independent measurements; the
+    gate fails where all of it lies below the allowed loss, or above it for a server's times.
+    """
+    allowed = parse_percentage(max_regression)
+    assert allowed is not None, "a recipe's percentage was checked when it was read"
+    names = (*_COMPARED, *_more_batch_sizes(document, baseline))
+    return [_regression(name, document, baseline, allowed) for name in names if _interval(baseline, name)]
+
+
+def _more_batch_sizes(document: Mapping[str, Any], baseline: Mapping[str, Any]) -> list[str]:
+    """A sweep's recommendations beyond the smallest batch size, where both have the same batch size."""
+    places = [f"by_batch_size.{place}" for place in range(1, len(document.get("by_batch_size") or ()))]
+    sizes = ([value_at(one, f"{place}.batch_size") for place in places] for one in (document, baseline))
+    return [f"{place}.{_RECOMMENDED}" for place, new, old in zip(places, *sizes, strict=True) if new == old]
+
+
+def _regression(name: str, document: Mapping[str, Any], baseline: Mapping[str, Any], allowed: float) -> Judged:
+    is_time = name in _LESS_IS_BETTER
+    expression = f"{name} / baseline > {1 + allowed:g}" if is_time else f"{name} / baseline < {1 - allowed:g}"
+    new, old = _interval(document, name), _interval(baseline, name)
+    assert old is not None, "only what the baseline has is compared"
+    if new is None:
+        found = value_at(document, name)
+        said = "nothing was measured" if not found or found.get("median") is None else _NOT_COMPARED.format(name)
+        return Judged(expression, None, None, False, said)
+    logs = [[math.log(one) for one in three] for three in (new, old)]
+    (new_log, new_low, new_high), (old_log, old_low, old_high) = logs
+    ratio = math.exp(new_log - old_log)
+    low = ratio * math.exp(-math.hypot(new_log - new_low, old_high - old_log))
+    high = ratio * math.exp(math.hypot(new_high - new_log, old_log - old_low))
+    passed = low <= 1 + allowed if is_time else high >= 1 - allowed
+    said = f"{name} is {new[0]:.4g}, the baseline's {old[0]:.4g}: {ratio:.3g} of it (95 %: {low:.3g} to {high:.3g})"
+    return Judged(expression, ratio, (low, high), passed, said)
+
+
+def _interval(document: Mapping[str, Any], name: str) -> tuple[float, float, float] | None:
+    """Figure, lower and upper end, all above 0; a recommendation not to speculate is exactly as fast as plain."""
+    found = value_at(document, name)
+    if name.endswith(_RECOMMENDED) and value_at(document, f"{name.removesuffix('speedup')}k") == 0:
+        return 1.0, 1.0, 1.0
+    if not isinstance(found, Mapping) or not found.get("median") or not found.get("ci95"):
+        return None
+    low, high = found["ci95"]
+    return (found["median"], low, high) if low > 0 else None
+
+
+def other_recipe(document: Mapping[str, Any], baseline: Mapping[str, Any]) -> str | None:
+    """A sentence where the baseline measured something else, or None."""
+    new, old = document.get("recipe") or {}, baseline.get("recipe") or {}
+    changed = [name for name in _SAME if new.get(name) != old.get(name)]
+    if "endpoint" in document:
+        plan, earlier = document["plan"], baseline.get("plan") or {}
+        changed += [name for name in _SAME_OF_SERVERS if plan[name] != earlier.get(name)]
+    return f"the baseline is of another {' and '.join(changed)}: the two are not alike" if changed else None
+
+
+def other_circumstances(document: Mapping[str, Any], baseline: Mapping[str, Any]) -> str | None:
+    """A sentence where the baseline was measured in another way or on another machine, or None."""
+    paths = _OTHER_SERVER if "endpoint" in document else _OTHERWISE
+    values = [(path, value_at(baseline, path), value_at(document, path)) for path in paths]
+    unlike = [
+        f"{path.partition('.')[2]} {_shown(was)}, here {_shown(now)}"
+        for path, was, now in values
+        if was is not None and now is not None and was != now
+    ]
+    return f"the baseline was measured otherwise: {'; '.join(unlike)}" if unlike else None
+
+
+def _shown(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,166 @@
+"""A measurement in other files: Markdown for a CI job's summary, CSV for tables, JUnit XML for test reports."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
+
+from specdec_cli.measure.workload import task_of
+from specdec_cli.report.bench import LEGEND, lossless_words
+from specdec_cli.report.html import facts, findings, tables
+from specdec_cli.report.plot import heading
+from specdec_cli.text.printable import printable
+
+if TYPE_CHECKING:
+    from specdec_cli.measure.bench import Bench
+
+_BENCH_HEADS = (
+    "task", "arm", "num_passes", "decode_tokens_per_second", "ttft_s", "decode_s", "total_s", "acceptance_rate",
+    "acceptance_length", "speedup_decode", "speedup_decode_low", "speedup_decode_high",
+)  # fmt: skip
+_SWEEP_HEADS = (
+    "batch_size", "k", "acceptance_length", "predicted_speedup", "predicted_low", "predicted_high",
+    "measured_speedup", "measured_low", "measured_high", "recommended",
+)  # fmt: skip
+_COMPARE_HEADS = (
+    "task", "draft", "method", "best_k", "cost_ratio", "memory_bytes", "acceptance_rate", "acceptance_length",
+    "speedup_decode", "speedup_decode_low", "speedup_decode_high",
+)  # fmt: skip
+
+
+def markdown(document: Mapping[str, Any]) -> str:
+    """What was found, the tables, the gates, and what a reader must know beside the figures."""
+    name, recipe = _command(document), document["recipe"]
+    k = f", k = {recipe['speculation']['num_speculative_tokens']}" if name == "bench" else ""
+    lines = [f"## {_cell(heading(document))}{k}", ""]
+    for place, found in enumerate(findings(document)):
+        bold = "**" if place == 0 else ""
+        lines += [f"{bold}{_cell(found)}{bold}", ""]
+    for place, table in enumerate(tables(document)):
+        lines += [f"### {_cell(table.title)}", ""] if place else []
+        lines += _markdown_table(table.heads, table.rows)
+        lines += [LEGEND if name == "bench" else "In brackets: 95 % intervals.", ""] if place == 0 else []
+    lines += [lossless_words(document["lossless"]), ""]
+    busy = document["machine"]["busy"]
+    for notice in [*([busy] if busy else []), *document["notices"]]:
+        lines += [f"Note: {_cell(notice)}", ""]
+    if document["gates"]:
+        rows = [["passed" if g["passed"] else "**failed**", g["expression"], g["reason"]] for g in document["gates"]]
+        lines += _markdown_table(("gate", "fail if", "found"), rows)
+    lines.append("; ".join(f"{title}: {_cell(text)}" for title, text in facts(document)) + ".")
+    return "\n".join(lines) + "\n"
+
+
+def _command(document: Mapping[str, Any]) -> str:
+    """`bench` of `specdec.bench/1`."""
+    return str(document["schema"]).partition("/")[0].removeprefix("specdec.")
+
+
+def _markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return [*(f"| {' | '.join(_cell(cell) for cell in line)} |" for line in lines), ""]
+
+
+def _cell(text: object) -> str:
+    """Text that stays in its cell and is no markup."""
+    safe = printable(str(text)).replace("\n", " ")
+    return safe.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("`", "\\`")
+
+
+def bench_csv(bench: Bench) -> str:
+    """One row per task and arm, and first all tasks together; the draft's speed-up stands beside the arm it is over."""
+    return _csv(_BENCH_HEADS, _bench_rows(bench))
+
+
+def _bench_rows(bench: Bench) -> Iterator[Sequence[object]]:
+    for task in (None, *bench.tasks()):
+        for track in (bench.draft, bench.plain, *bench.against.values()):
+            timing = track.timing(task)
+            counts = track.counts(task) if task is None or task in track.task_counts else None
+            speedup = None if track is bench.draft else bench.speedup("decode", task, track)
+            groups = [one.group.requests for one in track.passes]
+            yield (
+                task or "",
+                track.name,
+                sum(task is None or any(task_of(one.row) == task for one in group) for group in groups),
+                timing.decode_tokens_per_second,
+                timing.ttft_s,
+                timing.decode_s,
+                timing.total_s,
+                counts.acceptance_rate if counts else None,
+                counts.acceptance_length if counts else None,
+                *_three(None if speedup is None else speedup.as_dict()),
+            )
+
+
+def sweep_csv(document: Mapping[str, Any]) -> str:
+    """One row per batch size and k."""
+    rows = (
+        (
+            found["batch_size"],
+            row["k"],
+            row["acceptance_length"],
+            *_three(row["predicted"], "speedup"),
+            *_three(row["measured"], "speedup"),
+            int(row["k"] == found["recommended"]["k"]),
+        )
+        for found in document["by_batch_size"]
+        for row in found["rows"]
+    )
+    return _csv(_SWEEP_HEADS, rows)
+
+
+def compare_csv(document: Mapping[str, Any]) -> str:
+    """One row per draft, and one for each of its tasks."""
+    rows = (
+        (
+            task,
+            *(row[name] for name in ("draft", "method", "best_k", "cost_ratio", "memory_bytes")),
+            found["acceptance_rate"],
+            found["acceptance_length"],
+            *_three(found["speedup"]),
+        )
+        for row in document["rows"]
+        for task, found in {"": row, **row["by_task"]}.items()
+    )
+    return _csv(_COMPARE_HEADS, rows)
+
+
+def _three(found: Mapping[str, Any] | None, key: str = "median") -> tuple[float | None, ...]:
+    """A figure and the ends of its interval."""
+    if found is None:
+        return None, None, None
+    low, high = found["ci95"] or (None, None)
+    return found[key], low, high
+
+
+def _csv(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    file = io.StringIO()
+    csv.writer(file, lineterminator="\n").writerows([heads, *rows])
+    return file.getvalue()
+
+
+def junit(document: Mapping[str, Any]) -> str:
+    """A test case for every gate, and one for the tokens where they were compared."""
+    cases = [(f"fail if {one['expression']}", one["passed"], one["reason"]) for one in document["gates"]]
+    lossless, name = document["lossless"], _command(document)
+    if lossless["checked_tokens"] is not None:
+        cases.append(("lossless", not lossless["mismatches"], lossless_words(lossless)))
+    suite = ElementTree.Element(
+        "testsuite",
+        name=f"specdec {name}",
+        tests=str(len(cases)),
+        failures=str(sum(not passed for _, passed, _ in cases)),
+        timestamp=document["created"],
+    )
+    for case_name, passed, reason in cases:
+        case = ElementTree.SubElement(suite, "testcase", classname=f"specdec.{name}", name=printable(case_name))
+        if passed:
+            ElementTree.SubElement(case, "system-out").text = printable(reason)
+        else:
+            ElementTree.SubElement(case, "failure", message=printable(reason))
+    ElementTree.indent(suite)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(suite, encoding="unicode") + "\n"
