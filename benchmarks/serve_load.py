@@ -131,7 +131,7 @@ def generated_rate(place: int) -> float:
     """The same as `specdec generate` says it."""
     words = [sys.executable, "-m", "specdec_cli", "generate", PROMPTS[place], "-k", "4", "-n", str(NUM_TOKENS)]
     done = subprocess.run([*words, "--ignore-eos", "--json", "--quiet"], stdout=subprocess.PIPE, check=True)
-    return float(json.loads(done.stdout)["timing"]["decode_tokens_per_second"])
+    return float(json.loads(done.stdout)["outputs"][0]["timing"]["decode_tokens_per_second"])
 
 
 def against_generate(served: Served, num_rounds: int) -> dict[str, Any]:
