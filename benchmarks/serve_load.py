@@ -5,8 +5,8 @@
 Endurance: streams one after the other in 16 places. None may fail, memory may grow by less than 2 % after the first
 minute, and every block is free at the end. Throughput: the arms are requests to servers that all run, idle but for one;
 they are measured in turn, forwards and backwards (A B C C B A), and each number is the median over rounds. Generate:
-one stream of the adaptive server and `specdec generate -k 4` in turn, first token to last, as both say it. The clients
-run beside the server on the same cores.
+one stream of each server with a draft and `specdec generate -k 4` in turn, first token to last, as both say it. The
+clients run beside the server on the same cores.
 """
 
 from __future__ import annotations
@@ -134,23 +134,25 @@ def generated_rate(place: int) -> float:
     return float(json.loads(done.stdout)["outputs"][0]["timing"]["decode_tokens_per_second"])
 
 
-def against_generate(served: Served, num_rounds: int) -> dict[str, Any]:
-    """One stream and `specdec generate` on each prompt in turn."""
-    ours: list[float] = []
+def against_generate(servers: dict[str, Served], num_rounds: int) -> dict[str, Any]:
+    """One stream of each server and `specdec generate` on each prompt in turn."""
+    ours: dict[str, list[float]] = {name: [] for name in servers}
     theirs: list[float] = []
     for turn in range(num_rounds + 1):
         for place in range(len(PROMPTS)):
-            streamed = [asyncio.run(decode_rate(served, place)) for _ in range(3)]
+            streamed = {
+                name: [asyncio.run(decode_rate(served, place)) for _ in range(3)] for name, served in servers.items()
+            }
             if turn:
-                ours.append(median(streamed))
                 theirs.append(generated_rate(place))
-    found = bootstrap_median(np.array(ratios(ours, theirs)))
-    return {
-        "stream": round(median(ours), 1),
-        "specdec generate": round(median(theirs), 1),
-        "ratio": round(found.median or 0.0, 3),
-        "ci95": [round(end, 3) for end in found.ci95 or ()],
-    }
+                for name, rates in streamed.items():
+                    ours[name].append(median(rates))
+    found: dict[str, Any] = {"specdec generate": {"tokens_per_second": round(median(theirs), 1)}}
+    for name, rates in ours.items():
+        ratio = bootstrap_median(np.array(ratios(rates, theirs)))
+        ends = [round(end, 3) for end in ratio.ci95 or ()]
+        found[name] = {"tokens_per_second": round(median(rates), 1), "ratio": round(ratio.median, 3), "ci95": ends}
+    return found
 
 
 async def throughput(served: Served, num_places: int) -> float:
@@ -203,8 +205,10 @@ def main() -> None:
         print(record.save("serve_endurance", before, found))
     if options.only in (None, "generate"):
         before = record.machine()
-        with serving(*SERVER, *ARMS["adaptive"]) as served:
-            found = {"server": served.command, **against_generate(served, 2)}
+        with ExitStack() as stack:
+            names = [name for name in ARMS if name != "none"]
+            servers = {name: stack.enter_context(serving(*SERVER, *ARMS[name])) for name in names}
+            found = against_generate(servers, 2)
         print(found)
         print(record.save("serve_against_generate", before, found))
     if options.only in (None, "throughput"):
