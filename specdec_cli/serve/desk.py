@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from specdec_cli.errors import SpecdecError
-from specdec_cli.serve.errors import ApiError, as_api_error, bad_field
+from specdec_cli.serve.errors import ApiError, QueueFull, as_api_error, bad_field
 from specdec_cli.serve.models import Model, Models
 from specdec_cli.serve.prepare import Facts, Prepared
 from specdec_cli.serve.protocol import AnyBody, GenerationBody
@@ -101,6 +101,7 @@ class Desk:
         Raises:
             ApiError: whatever is wrong with it, or 429 and 503 where it finds no place.
         """
+        self._refuse_a_crowd()
         body, headers = await self.read(request, kind)
         began = time.monotonic()
         model = self.models.find(body.model)
@@ -113,6 +114,13 @@ class Desk:
         serve = self.settings.serve
         answer = Answer(prepared, facts, per_token=serve.stream_interval == 1)
         return Reply(tickets, answer, serve, streams=prepared.plan.stream, headers=headers, began=began)
+
+    def _refuse_a_crowd(self) -> None:
+        """Answer 429 before a body is read where it can mean one model only, and that one is full."""
+        model = self.models.all[0]
+        if len(self.models.all) == 1 and model.loaded is not None and model.loaded.is_full:
+            model.metrics.refused(429)
+            raise as_api_error(QueueFull(model.loaded.num_open))
 
     async def _submit(
         self, request: Request, body: GenerationBody, model: Model, prepare: Prepare
