@@ -3,9 +3,9 @@
     python benchmarks/clients.py http://127.0.0.1:8000 --folder T [--without http://127.0.0.1:8001] [--only openai]
 
 Whatever of openai, langchain-openai, litellm, guidellm and lm_eval is installed is tried, the rest is named as missing.
-`--folder` is the target's folder (for guidellm and lm-eval); `--without` a server of the same model with `-k 0`. The tool
-checks need a target whose chat template names the tools (the built-in one knows none: a copy with such a template does).
-Results are kept by model in results/clients.json, one entry for each client.
+`--folder` is the target's folder (for guidellm and lm-eval); `--without` a server of the same model with `-k 0`. The
+tool checks need a target whose chat template names the tools (the built-in one knows none; a copy with one that does is
+enough). Results are kept by model in results/clients.json, one entry for each client.
 """
 
 from __future__ import annotations
