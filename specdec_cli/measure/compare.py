@@ -22,7 +22,7 @@ from specdec_cli.measure.cost import Costs, profile
 from specdec_cli.measure.passes import Differences, Kind, Track
 from specdec_cli.measure.predict import Predicted, Prediction, predict
 from specdec_cli.measure.replay import replay
-from specdec_cli.measure.stats import MIN_PAIRS, FloatArray, Interval, Paired, paired
+from specdec_cli.measure.stats import ENOUGH_PAIRS, MIN_PAIRS, FloatArray, Interval, Paired, paired
 from specdec_cli.measure.tracing import trace_draft, trace_target
 from specdec_cli.measure.workload import Workload
 
@@ -283,7 +283,8 @@ class Comparison:
         known = [(one, speedup) for one, speedup in found if speedup is not None]
         if not known:
             return None, None
-        sure = [pair for pair in known if _is_faster(pair[1])]
+        # A task has few prompts, and with five even their range covers less than 95 %.
+        sure = [pair for pair in known if _is_faster(pair[1]) and pair[1].pairs >= ENOUGH_PAIRS]
         winner, speedup = max(sure or known, key=lambda pair: pair[1].median)
         return (winner if sure else None), speedup
 

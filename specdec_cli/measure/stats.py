@@ -5,8 +5,9 @@ middle 95 % of what comes out is the interval. One seed gives the same draws for
 so that configurations which share prompts are compared on the same resamples.
 
 Few pairs bound a median loosely: whatever the distribution, the smallest and the largest of n values hold it between
-them with chance 1 - 2^(1-n), which reaches 95 % at six. So there is no interval below MIN_PAIRS, and up to _RANGE_PAIRS
-the interval of a median is that range, for no narrower pair of values covers 95 % (the bootstrap's covers 85 % at 7).
+them with chance 1 - 2^(1-n), which reaches 95 % at six. So up to _RANGE_PAIRS the interval of a median is that range,
+for no narrower pair of values covers 95 % (the bootstrap's covers 85 % at 7); below ENOUGH_PAIRS even the range covers
+less, which whoever shows it says (TOO_FEW). One pair has no interval.
 """
 
 from __future__ import annotations
@@ -23,10 +24,14 @@ FloatArray = npt.NDArray[np.float64]
 Statistic = Callable[[FloatArray], FloatArray]
 
 NUM_RESAMPLES = 2000
-MIN_PAIRS = 6
+MIN_PAIRS = 2
+ENOUGH_PAIRS = 6
 FIGURES = ("median", "speedup", "speedup_ratio")
 """What a figure with an interval beside it is called in documents."""
-TOO_FEW = f"figures without an interval rest on fewer than {MIN_PAIRS} pairs, too few for a 95 % interval"
+TOO_FEW = (
+    f"intervals of fewer than {ENOUGH_PAIRS} pairs are their range, which covers less than 95 % (2 pairs: 50 %, "
+    "3 pairs: 75 %); one pair has none"
+)
 _RANGE_PAIRS = 8
 _BLOCK = 1 << 22  # numbers of one block of resamples, so that memory stays small
 
@@ -188,10 +193,11 @@ def interleaved(a_seconds: FloatArray, b_seconds: FloatArray, *, seed: int = 0) 
 
 
 def lacks_interval(document: object) -> bool:
-    """Whether a document, or a part of one, holds a figure without its interval."""
+    """Whether a document, or a part of one, holds a figure whose interval is missing or of fewer than ENOUGH_PAIRS."""
     if isinstance(document, Mapping):
         figure = next((document[key] for key in FIGURES if document.get(key) is not None), None)
-        is_bare = "ci95" in document and document["ci95"] is None and figure is not None
+        is_loose = document.get("ci95") is None or document.get("pairs", ENOUGH_PAIRS) < ENOUGH_PAIRS
+        is_bare = "ci95" in document and is_loose and figure is not None
         return is_bare or any(map(lacks_interval, document.values()))
     return isinstance(document, list) and any(map(lacks_interval, document))
 

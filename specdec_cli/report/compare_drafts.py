@@ -149,10 +149,13 @@ def _task_winner(comparison: Comparison, task: str) -> dict[str, Any]:
 
 
 def _winner(winner: Contender | None, fastest: Interval | None) -> str | None:
-    """A draft's name, or `none` where none is surely faster than plain decoding; None where that is not known."""
+    """A draft's name, or `none` where none is surely faster than plain decoding; None where that is not known.
+
+    A draft whose whole interval is above 1 and that is no winner has too few pairs.
+    """
     if winner is not None:
         return winner.draft
-    return None if fastest is None or fastest.ci95 is None else "none"
+    return None if fastest is None or fastest.ci95 is None or fastest.is_above(1) else "none"
 
 
 def _interval(interval: Interval | None) -> dict[str, Any]:

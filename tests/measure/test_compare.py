@@ -55,10 +55,10 @@ def test_a_winner_takes_enough_pairs():
     winner, speedup = few.task_winner("chat")
     assert (winner, speedup.median, speedup.pairs) == (None, 2.0, 5)
     assert _winner(winner, speedup) is None, "not known, which is not `none`"
-    alone = compared(4, {"good": 0.5, "fair": 0.8})
+    alone = compared(1, {"good": 0.5, "fair": 0.8})
     assert alone.winner() is None
     assert alone.recommendation() == (
-        "Not known: 4 pairs are too few for an interval, which takes 6: raise --num-prompts. "
+        "Not known: 1 pairs are too few for an interval, which takes 2: raise --num-prompts. "
         "The fastest, good (k = 2), is 2.00× as fast as plain decoding."
     )
 

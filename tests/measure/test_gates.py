@@ -80,7 +80,7 @@ def test_what_was_not_measured_does_not_pass():
 def test_a_figure_without_an_interval_is_said_to_be_one():
     [judged] = judge([parse_gate("speedup.decode < 0.1")], document(1.3, None))
     assert (judged.value, judged.ci95, judged.passed) == (1.3, None, False)
-    assert judged.reason == "speedup.decode is 1.3 without an interval to judge by, which takes 6 pairs or more"
+    assert judged.reason == "speedup.decode is 1.3 without an interval to judge by, which takes 2 pairs or more"
     assert passes("speedup.decode.median < 1.2", document(1.3, None)), "the figure alone can be asked for"
     pair = {"a": "x", "b": "y", "speedup_ratio": 1.2, "ci95": [1.1, 1.3], "p_a_faster": 1.0}
     assert not passes("pairwise.0 > 1.0", {"pairwise": [pair]})
@@ -152,15 +152,14 @@ def prompts(num, *tasks):
 @pytest.mark.parametrize(
     ("gate", "num", "batch_size", "repeats", "said"),
     [
-        ("speedup.decode < 1.1", 5, 1, 9, "takes 6 pairs (prompts, or batches of them), and there would be 5"),
-        ("speedup.decode < 1.1", 6, 1, 1, None),
-        ("speedup.decode < 1.1", 12, 4, 2, "there would be 3"),
-        ("speedup.decode < 1.1", 12, 2, 1, None),
-        ("speedup.decode < 1.1", 1, 1, 5, "there would be 5"),
-        ("speedup.decode < 1.1", 1, 1, 6, None),
-        ("by_task.code.speedup.decode < 1", 10, 1, 2, "there would be 5"),
-        ("by_task.code.speedup.decode.median < 1", 10, 1, 2, None),
-        ("by_task.code.speedup.decode < 1", 12, 1, 1, None),
+        ("speedup.decode < 1.1", 1, 1, 1, "takes 2 pairs (prompts, or batches of them), and there would be 1"),
+        ("speedup.decode < 1.1", 2, 1, 1, None),
+        ("speedup.decode < 1.1", 4, 4, 1, "there would be 1"),
+        ("speedup.decode < 1.1", 8, 4, 1, None),
+        ("speedup.decode < 1.1", 1, 1, 2, None),
+        ("by_task.code.speedup.decode < 1", 2, 1, 1, "there would be 1"),
+        ("by_task.code.speedup.decode.median < 1", 2, 1, 1, None),
+        ("by_task.code.speedup.decode < 1", 4, 1, 1, None),
         ("lossless.mismatches > 0", 1, 1, 1, None),
         ("efficiency < 0.5", 1, 1, 1, None),
     ],
@@ -174,24 +173,24 @@ def test_gates_on_figures_that_will_have_no_interval_are_refused(gate, num, batc
         check_measurable(Gates(fail_if=(gate,)), json_schema(), names, pairs)
     assert f"`--fail-if '{gate}'` is judged on an interval" in caught.value.message
     assert said in caught.value.message
-    prompts_wanted = f"{6 * batch_size} prompts or more{' of that task' if 'by_task' in gate else ''}"
+    prompts_wanted = f"{2 * batch_size} prompts or more{' of that task' if 'by_task' in gate else ''}"
     path = parse_gate(gate).path
     assert caught.value.hint == f"measure {prompts_wanted}, or judge the figure alone: {path}.median"
 
 
 def test_predictions_rest_on_prompts_however_many_run_together():
-    pairs = Pairs.of(prompts(12, "x"), 4, 1)
+    pairs = Pairs.of(prompts(12, "x"), 12, 1)
     check_measurable(Gates(fail_if=("rows.0.predicted < 1",)), sweep_schema(), {}, pairs)
     assert pairs.under("by_task.x.3.acceptance_length") == pairs.under("rows.0.predicted") == 12
-    with pytest.raises(UsageError, match="there would be 3") as caught:
+    with pytest.raises(UsageError, match="there would be 1") as caught:
         check_measurable(Gates(fail_if=("rows.0.measured < 1",)), sweep_schema(), {}, pairs)
     assert caught.value.hint.endswith("rows.0.measured.speedup")
 
 
 def test_a_baseline_takes_intervals_too():
-    check_measurable(Gates(baseline="b.json"), json_schema(), {}, Pairs.of(prompts(6, "x"), 1, 1))
-    with pytest.raises(UsageError, match=r"`--baseline b\.json` is compared by intervals, which take 6 pairs"):
-        check_measurable(Gates(baseline="b.json"), json_schema(), {}, Pairs.of(prompts(5, "x"), 1, 1))
+    check_measurable(Gates(baseline="b.json"), json_schema(), {}, Pairs.of(prompts(2, "x"), 1, 1))
+    with pytest.raises(UsageError, match=r"`--baseline b\.json` is compared by intervals, which take 2 pairs"):
+        check_measurable(Gates(baseline="b.json"), json_schema(), {}, Pairs.of(prompts(1, "x"), 1, 1))
 
 
 def speedups(rng, true_speedup, num=24):

@@ -76,20 +76,21 @@ def test_never_more_candidates_than_the_limit():
 
 def test_too_few_pairs_recommend_nothing_by_themselves(monkeypatch):
     one = sweep(monkeypatch, {0: 2.0, 1: 1.5, 2: 1.0})
-    one.bench.workload = replace(one.workload, requests=one.workload.requests[:5])
+    one.repeats, one.bench.plan = 1, replace(one.bench.plan, repeats=1)
+    one.bench.workload = replace(one.workload, requests=one.workload.requests[:1])
     list(one.run())
-    assert one.measured()[2].speedup == Interval(2.0, None, 5)
+    assert one.measured()[2].speedup == Interval(2.0, None, 1)
     assert one.recommended().k == 0
-    assert "2.00× as fast, not surely above 1 (5 pairs are too few to be sure)" in one.recommended().why
+    assert "2.00× as fast, not surely above 1 (1 pairs are too few to be sure)" in one.recommended().why
     predicted = Recommendation(1, Interval(1.4, (1.2, 1.6), 24), "k = 1 gives the largest predicted speed-up")
     one.prediction = SimpleNamespace(recommended=predicted, rows=[SimpleNamespace(speedup=predicted.speedup)] * 2)
     assert (one.recommended().k, one.recommended().speedup) == (1, predicted.speedup)
-    assert one.recommended().why.endswith("measured, k = 2 decodes 2.00× as fast, in too few pairs to be sure (5)")
+    assert one.recommended().why.endswith("measured, k = 2 decodes 2.00× as fast, in too few pairs to be sure (1)")
 
 
 def test_a_prediction_is_not_taken_against_what_was_measured(monkeypatch):
     one = sweep(monkeypatch, {0: 1.0, 1: 1.5, 2: 2.0})
-    one.bench.workload = replace(one.workload, requests=one.workload.requests[:5])
+    one.bench.workload = replace(one.workload, requests=one.workload.requests[:1])
     list(one.run())
     predicted = Recommendation(1, Interval(1.4, (1.2, 1.6), 24), "k = 1")
     one.prediction = SimpleNamespace(recommended=predicted, rows=[SimpleNamespace(speedup=predicted.speedup)] * 2)
