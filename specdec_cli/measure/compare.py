@@ -22,7 +22,7 @@ from specdec_cli.measure.cost import Costs, profile
 from specdec_cli.measure.passes import Differences, Kind, Track
 from specdec_cli.measure.predict import Predicted, Prediction, predict
 from specdec_cli.measure.replay import replay
-from specdec_cli.measure.stats import ENOUGH_PAIRS, MIN_PAIRS, FloatArray, Interval, Paired, paired
+from specdec_cli.measure.stats import ENOUGH_PAIRS, FloatArray, Interval, Paired, paired
 from specdec_cli.measure.tracing import trace_draft, trace_target
 from specdec_cli.measure.workload import Workload
 
@@ -311,7 +311,7 @@ class Comparison:
         if winner is None:
             name = f"{best.draft} (k = {self.best_k(best)})"
             if speedup is not None and speedup.ci95 is None:
-                few = f"{speedup.pairs} pairs are too few for an interval, which takes {MIN_PAIRS}: raise --num-prompts"
+                few = "a single pair has no interval: raise --num-prompts"
                 return f"Not known: {few}. The fastest, {name}, is {said}."
             return f"Do not speculate: no draft is surely faster; the best, {name}, is {said}."
         rest = [one for one in measured if one is not winner]

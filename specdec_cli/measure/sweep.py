@@ -229,7 +229,7 @@ class Sweep:
         return f"{found}, {which}{also}; {guidance(best.k)}"
 
     def _why_not(self, best: Measured) -> str:
-        few = "" if best.speedup.ci95 is not None else f" ({best.speedup.pairs} pairs are too few to be sure)"
+        few = "" if best.speedup.ci95 is not None else " (a single pair is too little to be sure)"
         sure = f", not surely above 1{few}" if best.speedup.median > 1 else ""
         one = self._bench_of(best.k)
         costs = costs_of(one) if one is not None else None

@@ -58,7 +58,7 @@ def test_a_winner_takes_enough_pairs():
     alone = compared(1, {"good": 0.5, "fair": 0.8})
     assert alone.winner() is None
     assert alone.recommendation() == (
-        "Not known: 1 pairs are too few for an interval, which takes 2: raise --num-prompts. "
+        "Not known: a single pair has no interval: raise --num-prompts. "
         "The fastest, good (k = 2), is 2.00× as fast as plain decoding."
     )
 

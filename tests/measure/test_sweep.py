@@ -81,7 +81,7 @@ def test_too_few_pairs_recommend_nothing_by_themselves(monkeypatch):
     list(one.run())
     assert one.measured()[2].speedup == Interval(2.0, None, 1)
     assert one.recommended().k == 0
-    assert "2.00× as fast, not surely above 1 (1 pairs are too few to be sure)" in one.recommended().why
+    assert "2.00× as fast, not surely above 1 (a single pair is too little to be sure)" in one.recommended().why
     predicted = Recommendation(1, Interval(1.4, (1.2, 1.6), 24), "k = 1 gives the largest predicted speed-up")
     one.prediction = SimpleNamespace(recommended=predicted, rows=[SimpleNamespace(speedup=predicted.speedup)] * 2)
     assert (one.recommended().k, one.recommended().speedup) == (1, predicted.speedup)
