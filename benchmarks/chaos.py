@@ -12,7 +12,9 @@ import argparse
 import asyncio
 import json
 import random
+import selectors
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -27,13 +29,18 @@ SERVER = ("--max-num-seqs", "4", "--max-waiting", "4")
 MAX_REFUSAL_SECONDS = 0.05
 
 
-async def ask(served: Served, **fields: object) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Send a request."""
+def request(**fields: object) -> bytes:
+    """A request for text, head and body."""
     body = {"prompt": "Once upon a time", "temperature": 0, "ignore_eos": True, "max_tokens": 300} | fields
     data = json.dumps(body).encode()
     head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
+
+
+async def ask(served: Served, **fields: object) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Send a request."""
     reader, writer = await asyncio.open_connection("127.0.0.1", served.port, limit=2**24)
-    writer.write(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+    writer.write(request(**fields))
     return reader, writer
 
 
@@ -44,6 +51,34 @@ async def answer(served: Served, **fields: object) -> tuple[int, bytes, float]:
     head, _, body = (await reader.read()).partition(b"\r\n\r\n")
     writer.close()
     return int(head.split()[1]), body, time.perf_counter() - begin
+
+
+def burst(served: Served, num: int, **fields: object) -> list[tuple[int, bytes, float]]:
+    """Answers to requests sent in one go on open connections, each with the seconds since it was sent.
+
+    Bare sockets: what a client's own library takes for so many at once is not the server's doing.
+    """
+    waiting, sent, heard = selectors.DefaultSelector(), {}, {}
+    sockets = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(num)]
+    time.sleep(0.2)
+    for one in sockets:
+        sent[one], heard[one] = time.perf_counter(), b""
+        one.sendall(request(**fields))
+        one.setblocking(False)
+        waiting.register(one, selectors.EVENT_READ)
+    answers = []
+    while len(answers) < num:
+        for key, _ in waiting.select():
+            one = key.fileobj
+            assert isinstance(one, socket.socket), "only sockets were registered"
+            piece = one.recv(2**20)
+            heard[one] += piece
+            if not piece:
+                head, _, body = heard[one].partition(b"\r\n\r\n")
+                answers.append((int(head.split()[1]), body, time.perf_counter() - sent[one]))
+                waiting.unregister(one)
+                one.close()
+    return answers
 
 
 def idle(served: Served) -> dict[str, float]:
@@ -78,8 +113,9 @@ async def crowd(served: Served) -> dict[str, Any]:
         paced.append(await answer(served, max_tokens=5))
         await asyncio.sleep(0.005)
     streams = await asyncio.gather(*inside)
-    at_once = await asyncio.gather(*(answer(served, max_tokens=100) for _ in range(10 * CAPACITY)))
+    at_once = burst(served, 10 * CAPACITY, max_tokens=100)
     refused = [seconds for status, _, seconds in paced if status == 429]
+    refused_at_once = [seconds for status, _, seconds in at_once if status == 429]
     return {
         "capacity": CAPACITY,
         "streams_complete": sum(b"data: [DONE]" in body and b'"error"' not in body for _, body, _ in streams),
@@ -91,9 +127,10 @@ async def crowd(served: Served) -> dict[str, Any]:
         },
         "all_at_once": {
             "num_asked": len(at_once),
-            "num_refused": sum(status == 429 for status, _, _ in at_once),
+            "num_refused": len(refused_at_once),
             "num_complete": sum(status == 200 and b'"finish_reason":"length"' in body for status, body, _ in at_once),
-            "slowest_refusal_seconds": round(max(seconds for status, _, seconds in at_once if status == 429), 4),
+            "refusal_seconds_median": round(median(refused_at_once), 4),
+            "refusal_seconds_slowest": round(max(refused_at_once), 4),
         },
     }
 
@@ -145,6 +182,7 @@ def main() -> int:
         crowded["one_by_one"]["num_refused"] == crowded["one_by_one"]["num_asked"],
         crowded["one_by_one"]["refusal_seconds_slowest"] < MAX_REFUSAL_SECONDS,
         crowded["all_at_once"]["num_refused"] + crowded["all_at_once"]["num_complete"] == 10 * CAPACITY,
+        crowded["all_at_once"]["refusal_seconds_slowest"] < MAX_REFUSAL_SECONDS,
     ]
     return 0 if all(fine) else 1
 

@@ -27,7 +27,8 @@ def machine() -> dict[str, Any]:
         platform.processor(),
     )
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    dirty = subprocess.run(["git", "status", "--porcelain"], capture_output=True, text=True, check=False)
+    others = (":(top)", ":(top,exclude)benchmarks/results")  # an earlier script's result changes no code
+    dirty = subprocess.run(["git", "status", "--porcelain", "--", *others], capture_output=True, text=True, check=False)
     return {
         "cpu": cpu,
         "cores": os.cpu_count(),

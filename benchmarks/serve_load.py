@@ -36,6 +36,7 @@ ARMS = {
     "none": ("--draft", "none"),
     "fixed k=4": ("-k", "4"),
     "adaptive": ("-k", "4", "--depth-policy", "adaptive"),
+    "adaptive up to k=8": ("-k", "8", "--depth-policy", "adaptive"),
 }
 PROMPTS = (
     "Once upon a time there was a",

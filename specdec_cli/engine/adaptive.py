@@ -9,8 +9,10 @@ What it decides by is over when it decides: no token of the step, drafted or sam
 differ from run to run, so where text depends on k (sampling in every mode but gumbel) it differs too.
 
 Costs need not be convex in k, so every k has a measurement of its own; what was not measured yet is borrowed from
-another batch size, in proportion, or read off a line between neighbours. Now and then a step is spent on a k that is
-not the best (`exploring`), for at most `EXPLORATION` of all time.
+another batch size, in proportion, or read off a line between neighbours. A machine that others share is faster at one
+time than at another; that is told apart from what a k costs (`_pace`), or a k that was last measured in a good moment
+would seem the better one. Now and then a step is spent on a k that is not the best (`exploring`), for at most
+`EXPLORATION` of all time.
 """
 
 from __future__ import annotations
@@ -29,13 +31,15 @@ _GRACE_STEPS = 2  # exploring may lose this many plain steps before its share of
 _STEPS_BETWEEN = 8  # from one exploring to the next
 _STEPS_BETWEEN_PLAIN = 128  # what plain steps take is never older than this: it is what speculation is held against
 _STEPS_TOGETHER = 3  # a draft has to read first what it did not draft, so its first step after plain ones is no measure
-_MEMORY = 32  # steps that a mean of seconds looks back on
-_TRUSTED = 2  # measurements before a first one that was interrupted no longer counts
+_MEMORY = 64  # steps that a mean of seconds looks back on
+_PACE_MEMORY = 8  # steps in which the machine's pace is followed
+_TRUSTED = 2  # measurements that a cost needs: one alone may have been interrupted
+_INTERRUPTED = 1.5  # a step that takes so many times what was expected is taken for one of these
 
 
 @dataclass(slots=True)
 class _Cost:
-    """A fading mean of seconds; what interrupts the machine now and then moves it little."""
+    """A fading mean of seconds at the usual pace; what interrupts the machine now and then moves it little."""
 
     seconds: float = 0.0
     num: int = 0
@@ -48,7 +52,7 @@ class _Cost:
             self._first.append(seconds)
             self.seconds = sorted(self._first)[self.num // 3]
         else:
-            self.seconds += (min(seconds, 1.5 * self.seconds) - self.seconds) / min(self.num, _MEMORY)
+            self.seconds += (min(seconds, _INTERRUPTED * self.seconds) - self.seconds) / min(self.num, _MEMORY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +105,9 @@ class Adaptive:
     exploring_seconds: float = 0.0
     num_exploring: int = 0
     _now: int = 0
-    _explored: int = 0
+    _looked: int = 0
     _previous_k: int = 0
+    _pace: float = 1.0  # what a step takes now over what it usually takes
     _plan: _Plan | None = None
     _expected: tuple[Sequence[Wish], list[float]] | None = None  # by k, as long as nothing is drafted
     _plain: dict[int, _Cost] = field(default_factory=dict)
@@ -153,12 +158,12 @@ class Adaptive:
                 self._pools[name].add(asked, accepted)
                 self._expected = None
         if plan.is_pure and plan.asked and (plan.k == 0 or self._previous_k > 0):
-            self._cost(plan.company, plan.k).add(seconds, self._now)
+            self._learn(self._cost(plan.company, plan.k), seconds)
         if plan.is_exploring:
             self.num_exploring += 1
             if plan.best_rate is not None:
                 num_tokens = sum(num_accepted.values()) + len(plan.asked)
-                lost = min(seconds, 1.5 * plan.expected_seconds)  # an interruption is not k's fault
+                lost = min(seconds, _INTERRUPTED * plan.expected_seconds)  # an interruption is not k's fault
                 self.exploring_seconds += lost - num_tokens / plan.best_rate
                 self.exploring_seconds = max(self.exploring_seconds, -EXPLORATION * self.seconds)
         self._previous_k = plan.k
@@ -166,6 +171,14 @@ class Adaptive:
     def forget(self, handle: int) -> None:
         """A sequence ended; what its drafter's pool learned of it stays."""
         self._survivals.pop(handle, None)
+
+    def _learn(self, cost: _Cost, seconds: float) -> None:
+        """Where a cost is known already, a step that took longer tells of the machine's pace first."""
+        usual = seconds / self._pace
+        if cost.num >= _TRUSTED:
+            surprise = min(max(usual / cost.seconds, 1 / _INTERRUPTED), _INTERRUPTED)
+            self._pace *= surprise ** (1 / _PACE_MEMORY)
+        cost.add(usual, self._now)
 
     def _cost(self, company: _Company, k: int) -> _Cost:
         costs = self._costs.setdefault(company, {}) if k else self._plain
@@ -192,48 +205,57 @@ class Adaptive:
         return tokens
 
     def _measured(self, company: _Company) -> dict[int, float]:
-        """Seconds by k, of those that were measured."""
-        measured = {k: cost.seconds for k, cost in self._costs.get(company, {}).items()}
+        """Seconds by k at the usual pace, of those that were measured."""
+        costs = self._costs.get(company, {})
+        measured = {k: cost.seconds for k, cost in costs.items() if cost.num >= _TRUSTED}
         if company.num_rows in self._plain:
             measured[0] = self._plain[company.num_rows].seconds
         return measured
 
     def _seconds(self, company: _Company, most: int) -> list[float]:
-        """Seconds of a step, by k = 0 … most: measured, borrowed from the nearest company, or between neighbours."""
+        """Seconds now, by k = 0 … most: measured, borrowed from the nearest company, or between neighbours."""
         known = self._measured(company)
-        if all(k in known for k in range(most + 1)):
-            return [known[k] for k in range(most + 1)]
-        alike = [other for other in self._costs if other.drafters == company.drafters and other != company]
-        for other in sorted(alike, key=company.distance):
-            lent = self._measured(other)
-            shared = known.keys() & lent.keys()
-            if shared:
-                scale = fmean(known[k] / lent[k] for k in shared)
-                known |= {k: seconds * scale for k, seconds in lent.items() if k not in known}
-        return [_on_line(known, k) for k in range(most + 1)]
+        if any(k not in known for k in range(most + 1)):
+            alike = [other for other in self._costs if other.drafters == company.drafters and other != company]
+            for other in sorted(alike, key=company.distance):
+                lent = self._measured(other)
+                shared = known.keys() & lent.keys()
+                if shared:
+                    scale = fmean(known[k] / lent[k] for k in shared)
+                    known |= {k: seconds * scale for k, seconds in lent.items() if k not in known}
+        return [_on_line(known, k) * self._pace for k in range(most + 1)]
 
     def _other(
         self, company: _Company, best: int, again: _Plan | None, tokens: Sequence[float], seconds: Sequence[float]
     ) -> int | None:
         """A k to explore in this step, if its loss is still allowed; each the more often the less it loses."""
-        since = self._now - self._explored
+        since = self._now - self._looked
         if again is not None and again.k not in (0, best) and again.k < len(tokens) and since < _STEPS_TOGETHER:
             return again.k
         if since < _STEPS_BETWEEN:
             return None
+        self._looked = self._now
         plain = self._plain[company.num_rows]
         last = {k: cost.last for k, cost in self._costs.get(company, {}).items()} | {0: plain.last}
         if best and (plain.num < _TRUSTED or self._now - plain.last >= _STEPS_BETWEEN_PLAIN):
-            self._explored = self._now
             return 0
         allowed = EXPLORATION * self.seconds + _GRACE_STEPS * seconds[0] - self.exploring_seconds
         rate = tokens[best] / seconds[best]
-        losses = {k: _STEPS_TOGETHER * (seconds[k] - tokens[k] / rate) for k in range(len(tokens)) if k != best}
+        others = [k for k in range(len(tokens)) if k != best]
+        losses = {k: _STEPS_TOGETHER * (_hoped(seconds, k) - tokens[k] / rate) for k in others}
         affordable = [k for k, loss in losses.items() if loss <= allowed]
-        if not affordable:
-            return None
-        self._explored = self._now
-        return max(affordable, key=lambda k: (self._now - last.get(k, 0)) / max(losses[k], seconds[0] / 8))
+        return (
+            None
+            if not affordable
+            else max(affordable, key=lambda k: (self._now - last.get(k, 0)) / max(losses[k], seconds[0] / 8))
+        )
+
+
+def _hoped(seconds: Sequence[float], k: int) -> float:
+    """Seconds at k, or on a line of other k if that is less: what was measured in a bad moment is measured again."""
+    lower = dict(enumerate(seconds[:k]))
+    others = lower | {other: seconds[other] for other in range(k + 1, len(seconds))}
+    return min([seconds[k], *(_on_line(known, k) for known in (lower, others) if lower)])
 
 
 def _on_line(known: Mapping[int, float], k: int) -> float:

@@ -34,14 +34,18 @@ def simulate(
     steps: int = 2000,
     seed: int = 0,
     length: int = 1 << 30,
+    drift: float = 0.0,
 ) -> tuple[float, list[int]]:
     """Tokens per second, in expectation, of the k that were chosen; and those k. One step in 200 takes ten times.
 
-    Every `length` steps other requests come, of which nothing is known yet.
+    Every `length` steps other requests come, of which nothing is known yet. Every 60 steps or so the machine changes
+    its pace, by as much as `drift`; it begins slowly. Tokens per second are those of the usual pace.
     """
     generator = random.Random(seed)
-    took, given, chosen = 0.0, 0.0, []
+    took, given, chosen, slower = 0.0, 0.0, [], drift
     for step in range(steps):
+        if generator.random() < 1 / 60:
+            slower = drift * generator.random()
         wishes = [Wish(step // length * rows + i, "model", K) for i in range(rows)]
         ks = policy.choose(wishes, True)
         k = max(ks)
@@ -51,7 +55,8 @@ def simulate(
             while accepted[wish.handle] < own and generator.random() < rate:
                 accepted[wish.handle] += 1
         interrupted = 10 if generator.random() < 0.005 else 1
-        policy.observe(seconds(rows, k) * generator.lognormvariate(0, 0.05) * interrupted, accepted)
+        pace = (1 + slower) * generator.lognormvariate(0, 0.05) * interrupted
+        policy.observe(seconds(rows, k) * pace, accepted)
         took += seconds(rows, k)
         given += sum(expected(rate, own) for own in ks)
         chosen.append(k)
@@ -67,6 +72,16 @@ def test_adaptive_is_near_the_best_fixed_k_and_never_much_slower_than_none(curve
     got, _ = simulate(Adaptive(), seconds, rate, rows, seed=rows, length=60)
     assert got >= 0.98 * rates[0], "slower than plain decoding by more than is promised"
     assert got >= 0.94 * max(rates), "far from the best k"
+
+
+@pytest.mark.parametrize("curve", CURVES)
+def test_a_machine_that_changes_its_pace_does_not_mislead(curve):
+    """A k that was last measured in a good moment, or first in a bad one, would look like what it is not."""
+    seconds = CURVES[curve]
+    rates = [expected(0.82, k) / seconds(1, k) for k in range(K + 1)]
+    for seed in range(12):
+        got, _ = simulate(Adaptive(), seconds, 0.82, seed=seed, length=30, drift=1.0)
+        assert got >= 0.95 * max(rates)
 
 
 def test_a_bad_draft_and_a_big_batch_are_not_drafted_for():
