@@ -38,13 +38,13 @@ def figures(document: dict[str, Any]) -> dict[str, Any]:
         name: {
             "tokens_per_second": one["timing"]["decode_tokens_per_second"],
             "draft_over_it": one["speedup"]["decode"],
-            "outputs_that_differ": one["equal"],
+            "equal": one["equal"],
         }
         for name, one in document["against"].items()
     }
     roofs = document["roofline"]
     return {
-        "load_average_1m": document["machine"]["load_average_1m"],
+        "load": [document["machine"]["load_before"], document["machine"]["load_after"]],
         "plain_tokens_per_second": document["plain"]["timing"]["decode_tokens_per_second"],
         "draft_tokens_per_second": document["draft"]["timing"]["decode_tokens_per_second"],
         "acceptance_rate": document["draft"]["speculative"]["acceptance_rate"],
