@@ -61,7 +61,34 @@ def _builtin_row(row: dict[str, Any]) -> list[str]:
     ]
 
 
-TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {"builtin": ("builtin_pair.json", builtin)}
+def peers(document: dict[str, Any]) -> str:
+    """Ours beside transformers at the k that gave most tokens per second."""
+    results = document["results"]
+    best = next(row for row in results["rows"] if row["k"] == results["best_k"])
+    dtype = "its own precision" if results["dtype"] == "auto" else results["dtype"]
+    said = f"`{results['target']}` with `{results['draft']}` in {dtype}, k = {best['k']}, greedy, all in turn: "
+    said += f"{results['num_prompts']} prompts, {results['tokens']} tokens each. {measured_on(document)}.\n\n"
+    others = {"transformers": "transformers", "transformers-assisted": "transformers, assisted by the same draft"}
+    rows = [_peer_row(label, best["against"][name]) for name, label in others.items()]
+    plain = {"tokens_per_second": best["plain_tokens_per_second"], "draft_over_it": best["speedup"]}
+    rows.append(_peer_row("specdec, no draft", plain | {"equal": best["lossless"]}))
+    rows.append(["specdec, with the draft", f"{best['draft_tokens_per_second']:.0f}", "", ""])
+    return said + markdown(["", "tokens/s", "the last row over it [95 % interval]", "same tokens"], rows)
+
+
+def _peer_row(label: str, facts: dict[str, Any]) -> list[str]:
+    """One system: its speed, ours with the draft over it, and whether its tokens were ours."""
+    over, equal = facts["draft_over_it"], facts["equal"]
+    low, high = over["ci95"]
+    same = "yes" if not equal["mismatches"] else f"not in {equal['mismatches']} texts"
+    return [label, f"{facts['tokens_per_second']:.0f}", f"{over['median']:.2f} [{low:.2f}, {high:.2f}]", same]
+
+
+TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
+    "builtin": ("builtin_pair.json", builtin),
+    "peers-builtin": ("peers_builtin.json", peers),
+    "peers-embedded": ("peers_embedded.json", peers),
+}
 
 
 def table(name: str, results: Path = RESULTS) -> str:
