@@ -34,10 +34,10 @@ class _Workspace:
         heads, key_heads, size = shape.num_heads, shape.num_key_heads, shape.head_size
         # Rows behind the last one fill up a product that needs MIN_ROWS; what is in them does not matter.
         padded = num_rows + MIN_ROWS
-        self.hidden = torch.zeros(num_rows, shape.hidden_size, dtype=shape.dtype)
-        self.qkv = torch.zeros(num_rows, (heads + 2 * key_heads) * size, dtype=shape.dtype)
+        self.hidden = torch.zeros(num_rows, shape.hidden_size, dtype=shape.activations)
+        self.qkv = torch.zeros(num_rows, (heads + 2 * key_heads) * size, dtype=shape.activations)
         split = self.qkv.view(num_rows, -1, size)
-        self.is_float = shape.dtype == torch.float32
+        self.is_float = shape.activations == torch.float32
         self.unturned = split[:, : shape.num_turned]
         self.turned = self.unturned if self.is_float else torch.zeros(num_rows, shape.num_turned, size)
         self.complex = torch.view_as_complex(self.turned.view(num_rows, shape.num_turned, size // 2, 2))
@@ -46,12 +46,12 @@ class _Workspace:
         self.key_values = split[:, heads:].transpose(0, 1)[None] if self.is_float else None
         self.queries_in = self.turned[:, :heads]
         # float32 queries of one group, or of one row, can be read where the product left them.
-        self.moves_queries = not self.is_float or (shape.num_groups > 1 and num_rows > 1)
+        self.moves_queries = shape.dtype != torch.float32 or (shape.num_groups > 1 and num_rows > 1)
         moved = torch.zeros(padded, heads, size, dtype=shape.dtype)
         self.queries_out = moved[:num_rows]
         self.queries = moved if self.moves_queries else self.queries_in
         self.attended = torch.zeros(num_rows, heads * size, dtype=shape.dtype)
-        self.gate_up = torch.zeros(num_rows, 2 * shape.mlp_size, dtype=shape.dtype)
+        self.gate_up = torch.zeros(num_rows, 2 * shape.mlp_size, dtype=shape.activations)
         self.gate, self.up = self.gate_up.chunk(2, dim=-1)
 
 
@@ -104,6 +104,8 @@ class LlamaDecoder:
             config.hidden_size,
             config.intermediate_size,
             model.dtype,
+            # int8 products quantise float32; rounding to half precision before would only cost time.
+            torch.float32 if kind == "int8" else model.dtype,
         )
         self._scale = head_size**-0.5
         self._rotary = inner.rotary_emb
@@ -141,12 +143,12 @@ class LlamaDecoder:
             if not wanted:
                 return logits[:0]
             x = _rows_of(x, wanted, len(logits))
-            self._head.into(self._norm.into(x, torch.empty_like(x)), logits)
+            self._head.into(self._norm.into(x, torch.empty_like(x, dtype=self._shape.activations)), logits)
         return logits[: len(wanted)]
 
     def _run(self, tokens: list[int], layout: Layout) -> Tensor:
-        """The residual stream [n, hidden] behind the last layer."""
-        x: Tensor = self._embedding.index_select(0, torch.tensor(tokens))
+        """The residual stream [n, hidden] float32 behind the last layer."""
+        x = self._embedding.index_select(0, torch.tensor(tokens)).float()
         num_rows = len(tokens)
         work = self._workspace(num_rows)
         turns = self._turns_at(layout)
@@ -202,7 +204,7 @@ class LlamaDecoder:
             keys, values = work.keys[:, :, : layout.num_written], work.values[:, :, : layout.num_written]
             return [
                 lambda index: self._keys[index].index_copy_(2, slots, keys.to(self._cache.dtype)),
-                lambda index: self._values[index].index_copy_(2, slots, values),
+                lambda index: self._values[index].index_copy_(2, slots, values.to(self._cache.dtype)),
             ]
         writes = []
         for start, stop, slot in layout.pieces:

@@ -65,7 +65,12 @@ def _unknown_module(model: Any) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Sizes of a decoder, by the letters of this file."""
+    """Sizes of a decoder, by the letters of this file.
+
+    Args:
+        dtype: of keys, values and queries.
+        activations: what products are given and give.
+    """
 
     num_heads: int
     num_key_heads: int
@@ -73,6 +78,7 @@ class Shape:
     hidden_size: int
     mlp_size: int
     dtype: torch.dtype
+    activations: torch.dtype
 
     @property
     def num_groups(self) -> int:
@@ -105,8 +111,8 @@ class Norm:
         return cls(module.weight.detach().float() * size**0.5, floor)
 
     def into(self, x: Tensor, out: Tensor) -> Tensor:
-        """The norm of x [..., d] in `out`."""
-        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+        """The norm of x [..., d] float32 in `out`."""
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         torch.hypot(length, self.floor, out=length)
         if out.dtype == torch.float32:
             return torch.mul(x, self.weight, out=out).div_(length)
