@@ -148,7 +148,7 @@ class LlamaDecoder:
 
     def _run(self, tokens: list[int], layout: Layout) -> Tensor:
         """The residual stream [n, hidden] float32 behind the last layer."""
-        x = self._embedding.index_select(0, torch.tensor(tokens)).float()
+        x: Tensor = self._embedding.index_select(0, torch.tensor(tokens)).float()
         num_rows = len(tokens)
         work = self._workspace(num_rows)
         turns = self._turns_at(layout)
