@@ -86,7 +86,7 @@ def main() -> None:
         order = list(targets) if turn % 2 == 0 else list(targets)[::-1]
         for name in order:
             speeds[name].append(bytes_per_second(moved[name], options.repeats))
-            for n in options.rows:
+            for n in options.rows if turn % 4 < 2 else options.rows[::-1]:
                 seconds[name][n].append(forward_seconds(targets[name], context, n, options.repeats))
     rows: dict[str, Any] = {}
     for name in targets:

@@ -117,6 +117,9 @@ class Adaptive:
 
     def choose(self, wishes: Sequence[Wish], is_pure: bool) -> list[int]:
         """The best k for every row, within its own limit; now and then another one, to measure it."""
+        if self._plan is not None and self._rests(self._plan, wishes):
+            self._plan.is_pure = is_pure
+            return [0] * len(wishes)
         most = max((wish.most for wish in wishes), default=0)
         company = _Company.of(wishes)
         again = self._plan if self._plan is not None and self._plan.is_exploring else None
@@ -163,7 +166,9 @@ class Adaptive:
             self.num_exploring += 1
             if plan.best_rate is not None:
                 num_tokens = sum(num_accepted.values()) + len(plan.asked)
-                lost = min(seconds, _INTERRUPTED * plan.expected_seconds)  # an interruption is not k's fault
+                # What a draft reads first after plain steps is exploring's cost; an interruption is not.
+                reads_first = plan.k > 0 and self._previous_k == 0
+                lost = seconds if reads_first else min(seconds, _INTERRUPTED * plan.expected_seconds)
                 self.exploring_seconds += lost - num_tokens / plan.best_rate
                 self.exploring_seconds = max(self.exploring_seconds, -EXPLORATION * self.seconds)
         self._previous_k = plan.k
@@ -171,6 +176,11 @@ class Adaptive:
     def forget(self, handle: int) -> None:
         """A sequence ended; what its drafter's pool learned of it stays."""
         self._survivals.pop(handle, None)
+
+    def _rests(self, plan: _Plan, wishes: Sequence[Wish]) -> bool:
+        """Whether the step before was plain, and nothing was learned since that could make this one another."""
+        is_plain = plan.k == 0 and not plan.is_exploring and self._now - self._looked < _STEPS_BETWEEN
+        return is_plain and self._expected is not None and self._expected[0] == wishes
 
     def _learn(self, cost: _Cost, seconds: float) -> None:
         """Where a cost is known already, a step that took longer tells of the machine's pace first."""
@@ -244,11 +254,9 @@ class Adaptive:
         others = [k for k in range(len(tokens)) if k != best]
         losses = {k: _STEPS_TOGETHER * (_hoped(seconds, k) - tokens[k] / rate) for k in others}
         affordable = [k for k, loss in losses.items() if loss <= allowed]
-        return (
-            None
-            if not affordable
-            else max(affordable, key=lambda k: (self._now - last.get(k, 0)) / max(losses[k], seconds[0] / 8))
-        )
+        if not affordable:
+            return None
+        return max(affordable, key=lambda k: (self._now - last.get(k, 0)) / max(losses[k], seconds[0] / 8))
 
 
 def _hoped(seconds: Sequence[float], k: int) -> float:
