@@ -107,6 +107,17 @@ def test_what_exploring_costs_is_counted_and_small():
     assert policy.exploring_seconds < 0.02 * policy.seconds
 
 
+def test_what_a_draft_reads_first_after_plain_steps_is_counted_as_exploring():
+    policy, took, plain, previous = Adaptive(), 0.0, 0.0, 0
+    for _ in range(4000):
+        k = policy.choose([Wish(0, "model", K)], True)[0]
+        seconds = 20 + 10 * k + (200 if k and not previous else 0)
+        policy.observe(seconds, {0: 0})
+        took, plain, previous = took + seconds, plain + 20, k
+    assert policy.num_exploring > 0
+    assert took <= 1.02 * plain
+
+
 def test_each_row_keeps_its_own_limit_and_a_step_with_prompts_explores_nothing():
     policy = Adaptive()
     for step in range(400):
