@@ -4,10 +4,13 @@
     python benchmarks/adaptive.py --draft builtin:draft --random-weights --batch 8     # a draft that is never right
     python benchmarks/adaptive.py --draft ngram --batch 1
 
-Story prompts are decoded greedily, `--batch` together, by three engines around one target and one draft, in the order
-none, fixed, adaptive, adaptive, fixed, none; the adaptive one knows nothing before the first prompt. A ratio is plain
-seconds over the arm's, prompts included: `total` of all runs, `median` of the groups with a bootstrap 95 % interval.
-Runs add to `results/adaptive.json`, each replacing an earlier one of the same draft and batch.
+Story prompts are decoded greedily, `--batch` together, by three engines around one target and one draft, each group of
+prompts there and back (none, fixed, adaptive, adaptive, fixed, none), beginning with another arm each time; all arms
+have run before. The adaptive one knows nothing before the first group, with `--cold` before any: each group then tells
+what learning from nothing costs in a run of that length. A ratio is plain seconds over the arm's, prompts included:
+`total` of all runs, `median` of the groups with a bootstrap 95 % interval. `plain_again` is what the same measurement
+says of plain decoding against itself, in a fourth arm: how much of a difference is the machine's noise.
+Runs add to `results/adaptive.json`, each replacing an earlier one of the same draft, batch and kind.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from specdec_cli.engine.build import LoadSettings, ModelSettings, load_engine
 from specdec_cli.measure.stats import bootstrap_median
 
 PROMPTS = Path(specdec_cli.__file__).parent / "measure" / "prompts" / "stories.jsonl"
-ARMS = ("none", "fixed", "adaptive")
+ARMS = ("none", "fixed", "adaptive", "plain_again")
 
 
 def engines(draft: str, random_weights: bool, k: int, batch: int) -> dict[str, Engine]:
@@ -37,15 +40,19 @@ def engines(draft: str, random_weights: bool, k: int, batch: int) -> dict[str, E
     fixed = load_engine(
         "builtin:target", draft, settings=settings, num_speculative_tokens=k, max_num_seqs=batch, max_model_len=512
     )
+    none = alike(fixed, num_speculative_tokens=0)
+    return {"none": none, "fixed": fixed, "adaptive": adaptive(fixed), "plain_again": none}
 
-    def alike(**changes: object) -> Engine:
-        return Engine(
-            fixed.target, fixed.drafter, fixed.tokenizer, replace(fixed.options, **changes), fixed.eos_token_ids
-        )
 
-    none = alike(num_speculative_tokens=0)
-    # It may draft deeper than the fixed one: to choose is its work.
-    return {"none": none, "fixed": fixed, "adaptive": alike(depth_policy="adaptive", num_speculative_tokens=k + 3)}
+def alike(engine: Engine, **changes: object) -> Engine:
+    """An engine around the same models."""
+    options = replace(engine.options, **changes)
+    return Engine(engine.target, engine.drafter, engine.tokenizer, options, engine.eos_token_ids)
+
+
+def adaptive(fixed: Engine) -> Engine:
+    """One that learned nothing yet. It may draft deeper than the fixed one: to choose is its work."""
+    return alike(fixed, depth_policy="adaptive", num_speculative_tokens=fixed.options.num_speculative_tokens + 3)
 
 
 def interval(values: list[float]) -> list[float]:
@@ -61,24 +68,31 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--k", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=96)
-    parser.add_argument("--prompts", type=int, help="24 prompts; 8 where each is decoded alone")
+    parser.add_argument("--groups", type=int, default=12, help="of prompts; there are 36 prompts, then the first again")
+    parser.add_argument("--cold", action="store_true", help="learn anew for each group")
     options = parser.parse_args()
     before = record.machine()
     arms = engines(options.draft, options.random_weights, options.k, options.batch)
     prompts = [json.loads(line)["prompt"] for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
-    prompts = prompts[: options.prompts or (8 if options.batch == 1 else 24)]
     params = SamplingParams(max_new_tokens=options.tokens)
-    for name in ("none", "fixed"):
-        arms[name].generate(prompts[: options.batch], params)
+    for arm in arms.values():
+        arm.generate(prompts[: options.batch], params)
+    arms["adaptive"] = adaptive(arms["fixed"])
     seconds: dict[str, list[float]] = {name: [] for name in ARMS}
     steps = dict.fromkeys(ARMS, 0)
     drafted = dict.fromkeys(ARMS, 0)
-    mismatches = 0
-    for first in range(0, len(prompts), options.batch):
+    mismatches, policies = 0, []
+    for group in range(options.groups):
+        own = [prompts[(group * options.batch + i) % len(prompts)] for i in range(options.batch)]
+        if options.cold:
+            arms["adaptive"] = adaptive(arms["fixed"])
+        if arms["adaptive"].policy not in policies:
+            policies.append(arms["adaptive"].policy)
         took, texts = dict.fromkeys(ARMS, 0.0), []
-        for name in (*ARMS, *reversed(ARMS)):
+        order = [ARMS[(group + i) % len(ARMS)] for i in range(len(ARMS))]
+        for name in (*order, *reversed(order)):
             begin = perf_counter()
-            outputs = arms[name].generate(prompts[first : first + options.batch], params)
+            outputs = arms[name].generate(own, params)
             took[name] += perf_counter() - begin
             texts.append([output.token_ids for output in outputs])
             steps[name] += sum(output.speculative.num_steps for output in outputs)
@@ -86,16 +100,18 @@ def main() -> None:
         mismatches += sum(text != texts[0] for text in texts)
         for name in ARMS:
             seconds[name].append(took[name])
-    policy = arms["adaptive"].policy
+    num_exploring = sum(policy.num_exploring for policy in policies)
+    share = sum(policy.exploring_seconds for policy in policies) / sum(policy.seconds for policy in policies)
     row = {
         "draft": options.draft + (" with random weights" if options.random_weights else ""),
         "batch": options.batch,
+        "cold": options.cold,
         "fixed_k": options.k,
-        "prompts": len(prompts),
+        "groups": options.groups,
         "tokens": options.tokens,
         "plain_seconds": round(sum(seconds["none"]), 3),
         "mismatches": mismatches,
-        "exploring": [policy.num_exploring, round(policy.exploring_seconds / policy.seconds, 4)],
+        "exploring": [num_exploring, round(share, 4)],
     }
     for name in ARMS[1:]:
         ratios = [plain / own for plain, own in zip(seconds["none"], seconds[name], strict=True)]
@@ -108,9 +124,9 @@ def main() -> None:
     print(json.dumps(row, indent=1))
     path = record.RESULTS / "adaptive.json"
     kept = json.loads(path.read_text(encoding="utf-8"))["results"] if path.exists() else []
-    same = ("draft", "batch", "fixed_k")
-    kept = [one for one in kept if any(one[key] != row[key] for key in same)]
-    record.save("adaptive", before, sorted([*kept, row], key=lambda one: (one["draft"], one["batch"])))
+    same = ("draft", "batch", "cold")
+    kept = [one for one in kept if any(one.get(key) != row[key] for key in same)]
+    record.save("adaptive", before, sorted([*kept, row], key=lambda one: (one["draft"], one["cold"], one["batch"])))
 
 
 if __name__ == "__main__":

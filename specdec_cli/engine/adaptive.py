@@ -8,11 +8,12 @@ it gives, and takes the k of the most tokens per second, 0 included:
 What it decides by is over when it decides: no token of the step, drafted or sampled, can change its k. But clocks
 differ from run to run, so where text depends on k (sampling in every mode but gumbel) it differs too.
 
-Costs need not be convex in k, so every k has a measurement of its own; what was not measured yet is borrowed from
-another batch size, in proportion, or read off a line between neighbours. A machine that others share is faster at one
+Costs need not be convex in k, so every k has a measurement of its own, but they do not fall, which tells apart what
+noise makes look better; what was not measured yet is borrowed from another batch size, in proportion, or read off a
+line between neighbours. A machine that others share is faster at one
 time than at another; that is told apart from what a k costs (`_pace`), or a k that was last measured in a good moment
-would seem the better one. Now and then a step is spent on a k that is not the best (`exploring`), for at most
-`EXPLORATION` of all time.
+would seem the better one. Now and then a step is spent on a k that is not the best (exploring), for at most
+`EXPLORATION` of the time that plain decoding would have taken.
 """
 
 from __future__ import annotations
@@ -24,17 +25,19 @@ from statistics import fmean
 from specdec_cli.engine.depth import Wish
 from specdec_cli.engine.survival import Survival
 
-EXPLORATION = 0.005  # share of all time that exploring may lose against the best k known
-_FIRST_K = 3  # the first one measured: what a slow draft costs is found out at little cost
+EXPLORATION = 0.004  # what exploring may lose, of the time that plain decoding would have taken
+_FIRST_K = 1  # the first one measured: what a slow or bad draft costs is found out at little cost
+_PLAIN_FIRST = 3  # plain steps before that: an interrupted one alone would make any draft look good
 _MARGIN = 0.02  # speculation that seems to gain less than this is left alone
-_GRACE_STEPS = 2  # exploring may lose this many plain steps before its share of the time has grown to them
+_GRACE_STEPS = 1  # exploring may lose this many plain steps before its share of the time has grown to them
 _STEPS_BETWEEN = 8  # from one exploring to the next
-_STEPS_BETWEEN_PLAIN = 128  # what plain steps take is never older than this: it is what speculation is held against
+_STEPS_BETWEEN_PLAIN = 128  # at most, first less: it is what speculation is held against
 _STEPS_TOGETHER = 3  # a draft has to read first what it did not draft, so its first step after plain ones is no measure
 _MEMORY = 64  # steps that a mean of seconds looks back on
 _PACE_MEMORY = 8  # steps in which the machine's pace is followed
 _TRUSTED = 2  # measurements that a cost needs: one alone may have been interrupted
 _INTERRUPTED = 1.5  # a step that takes so many times what was expected is taken for one of these
+_SLOWEST = 6  # so many times what a plain step takes, where nothing else is known
 
 
 @dataclass(slots=True)
@@ -86,7 +89,7 @@ class _Plan:
     k: int
     asked: dict[int, int]
     best_rate: float | None
-    expected_seconds: float
+    most_seconds: float  # what takes longer was interrupted
     is_exploring: bool
     is_pure: bool
 
@@ -105,6 +108,7 @@ class Adaptive:
     exploring_seconds: float = 0.0
     num_exploring: int = 0
     _now: int = 0
+    _allowance: float = 0.0  # seconds that exploring may lose
     _looked: int = 0
     _previous_k: int = 0
     _pace: float = 1.0  # what a step takes now over what it usually takes
@@ -123,7 +127,7 @@ class Adaptive:
         most = max((wish.most for wish in wishes), default=0)
         company = _Company.of(wishes)
         again = self._plan if self._plan is not None and self._plan.is_exploring else None
-        k, rate, expected, is_exploring = 0, None, 0.0, False
+        k, rate, longest, is_exploring = 0, None, 0.0, False
         if most and self._is_known(company):
             seconds = self._seconds(company, most)
             if self._expected is None or self._expected[0] != wishes:
@@ -135,12 +139,16 @@ class Adaptive:
             rate = tokens[k] / seconds[k]
             other = self._other(company, k, again, tokens, seconds) if is_pure else None
             k, is_exploring = (k, False) if other is None else (other, True)
-            expected = seconds[k]
-        elif most and company.num_rows in self._plain:
-            k = min(most, _FIRST_K)  # plain steps are known, nothing else
+            longest = _INTERRUPTED * seconds[k]
+        elif most and self._plain.get(company.num_rows, _Cost()).num >= _PLAIN_FIRST:
+            # Plain steps are known, nothing else.
+            plain = self._plain[company.num_rows].seconds * self._pace
+            rate, longest = len(wishes) / plain, _SLOWEST * plain
+            is_exploring = is_pure and self._allowed(plain) > 0
+            k = min(most, _FIRST_K) if is_exploring else 0
         ks = [min(k, wish.most) for wish in wishes]
         asked = {wish.handle: k for wish, k in zip(wishes, ks, strict=True)}
-        self._plan = _Plan(company, k, asked, rate, expected, is_exploring, is_pure)
+        self._plan = _Plan(company, k, asked, rate, longest, is_exploring, is_pure)
         for wish in wishes:
             if wish.handle not in self._survivals:
                 pool = self._pools.setdefault(wish.drafter, Survival())
@@ -153,6 +161,11 @@ class Adaptive:
         assert plan is not None, "a step is chosen before it is observed"
         self._now += 1
         self.seconds += seconds if plan.asked else 0.0
+        num_tokens = sum(num_accepted.values()) + len(plan.asked)
+        plain = self._plain.get(plan.company.num_rows)
+        if plan.asked:
+            as_plain = num_tokens / len(plan.asked) * plain.seconds * self._pace if plain else seconds
+            self._allowance += EXPLORATION * as_plain
         for handle, accepted in num_accepted.items():
             asked = plan.asked.get(handle, 0)
             if asked:
@@ -165,10 +178,9 @@ class Adaptive:
         if plan.is_exploring:
             self.num_exploring += 1
             if plan.best_rate is not None:
-                num_tokens = sum(num_accepted.values()) + len(plan.asked)
                 # What a draft reads first after plain steps is exploring's cost; an interruption is not.
                 reads_first = plan.k > 0 and self._previous_k == 0
-                lost = seconds if reads_first else min(seconds, _INTERRUPTED * plan.expected_seconds)
+                lost = seconds if reads_first else min(seconds, plan.most_seconds)
                 self.exploring_seconds += lost - num_tokens / plan.best_rate
                 self.exploring_seconds = max(self.exploring_seconds, -EXPLORATION * self.seconds)
         self._previous_k = plan.k
@@ -214,26 +226,29 @@ class Adaptive:
                 tokens[j + 1] += total
         return tokens
 
-    def _measured(self, company: _Company) -> dict[int, float]:
-        """Seconds by k at the usual pace, of those that were measured."""
-        costs = self._costs.get(company, {})
-        measured = {k: cost.seconds for k, cost in costs.items() if cost.num >= _TRUSTED}
-        if company.num_rows in self._plain:
-            measured[0] = self._plain[company.num_rows].seconds
-        return measured
+    def _measured(self, company: _Company) -> dict[int, _Cost]:
+        """By k, what was measured often enough."""
+        measured = {k: cost for k, cost in self._costs.get(company, {}).items() if cost.num >= _TRUSTED}
+        plain = self._plain.get(company.num_rows)
+        return measured if plain is None else {0: plain} | measured
 
     def _seconds(self, company: _Company, most: int) -> list[float]:
         """Seconds now, by k = 0 … most: measured, borrowed from the nearest company, or between neighbours."""
-        known = self._measured(company)
+        measured = self._measured(company)
+        known = _not_falling(measured)
         if any(k not in known for k in range(most + 1)):
             alike = [other for other in self._costs if other.drafters == company.drafters and other != company]
             for other in sorted(alike, key=company.distance):
-                lent = self._measured(other)
+                lent = _not_falling(self._measured(other))
                 shared = known.keys() & lent.keys()
                 if shared:
                     scale = fmean(known[k] / lent[k] for k in shared)
                     known |= {k: seconds * scale for k, seconds in lent.items() if k not in known}
         return [_on_line(known, k) * self._pace for k in range(most + 1)]
+
+    def _allowed(self, plain_seconds: float) -> float:
+        """Seconds that exploring may still lose."""
+        return self._allowance + _GRACE_STEPS * plain_seconds - self.exploring_seconds
 
     def _other(
         self, company: _Company, best: int, again: _Plan | None, tokens: Sequence[float], seconds: Sequence[float]
@@ -247,9 +262,9 @@ class Adaptive:
         self._looked = self._now
         plain = self._plain[company.num_rows]
         last = {k: cost.last for k, cost in self._costs.get(company, {}).items()} | {0: plain.last}
-        if best and (plain.num < _TRUSTED or self._now - plain.last >= _STEPS_BETWEEN_PLAIN):
+        if best and self._now - plain.last >= _STEPS_BETWEEN_PLAIN >> max(7 - plain.num, 0):
             return 0
-        allowed = EXPLORATION * self.seconds + _GRACE_STEPS * seconds[0] - self.exploring_seconds
+        allowed = self._allowed(seconds[0])
         rate = tokens[best] / seconds[best]
         others = [k for k in range(len(tokens)) if k != best]
         losses = {k: _STEPS_TOGETHER * (_hoped(seconds, k) - tokens[k] / rate) for k in others}
@@ -257,6 +272,22 @@ class Adaptive:
         if not affordable:
             return None
         return max(affordable, key=lambda k: (self._now - last.get(k, 0)) / max(losses[k], seconds[0] / 8))
+
+
+def _not_falling(costs: Mapping[int, _Cost]) -> dict[int, float]:
+    """Seconds by k; no step takes less than one of smaller k, and where measurements say so, both have their mean.
+
+    Isotonic regression by pooling adjacent violators, weighted by the number of measurements.
+    """
+    pools: list[tuple[float, int, list[int]]] = []  # mean seconds, measurements, the k
+    for k, cost in sorted(costs.items()):
+        seconds, num, ks = cost.seconds, min(cost.num, _MEMORY), [k]
+        while pools and pools[-1][0] > seconds:
+            lower, more, others = pools.pop()
+            seconds = (lower * more + seconds * num) / (more + num)
+            num, ks = num + more, others + ks
+        pools.append((seconds, num, ks))
+    return {k: seconds for seconds, _, ks in pools for k in ks}
 
 
 def _hoped(seconds: Sequence[float], k: int) -> float:
