@@ -262,7 +262,8 @@ class Adaptive:
         self._looked = self._now
         plain = self._plain[company.num_rows]
         last = {k: cost.last for k, cost in self._costs.get(company, {}).items()} | {0: plain.last}
-        if best and self._now - plain.last >= _STEPS_BETWEEN_PLAIN >> max(7 - plain.num, 0):
+        num_plain = sum(cost.num for cost in self._plain.values())
+        if best and (plain.num < _TRUSTED or self._now - plain.last >= _STEPS_BETWEEN_PLAIN >> max(7 - num_plain, 0)):
             return 0
         allowed = self._allowed(seconds[0])
         rate = tokens[best] / seconds[best]
