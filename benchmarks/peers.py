@@ -2,12 +2,14 @@
 
     python benchmarks/peers.py                                             # the built-in pair, against transformers
     python benchmarks/peers.py --name embedded --target E/target --draft E/draft_n0.02 --dtype bfloat16 -k 3 5 7
+    python benchmarks/peers.py ... --openvino E/bin/python      # OpenVINO GenAI, in the environment of openvino_arm.py
     python benchmarks/peers.py ... --endpoint llama.cpp=http://127.0.0.1:8080/v1
 
 Each k is one `specdec bench --against transformers,transformers-assisted`: our arms with and without the draft,
 transformers' plain and assisted generation, interleaved in one process; medians with bootstrap 95 % intervals, and the
-bandwidth measured in the same run. A server of another engine that has the same checkpoint is measured by `specdec
-bench --endpoint` between two k. Kept as results/peers_NAME.json.
+bandwidth measured in the same run. OpenVINO GenAI decodes the same token ids before and after each of them, plain and
+with the draft. A server of another engine that has the same checkpoint is measured by `specdec bench --endpoint`
+between two k. Kept as results/peers_NAME.json.
 """
 
 from __future__ import annotations
@@ -17,9 +19,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import record
+from transformers import AutoTokenizer
+
+from specdec_cli.measure.workload import read_rows
 
 PEERS = ("transformers", "transformers-assisted")
 SERVER_FIGURES = ("endpoint", "machine", "timing", "throughput", "counters")
@@ -59,6 +65,34 @@ def figures(document: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def openvino(python: str, options: argparse.Namespace, k: int) -> dict[str, Any]:
+    """OpenVINO GenAI's arms: median tokens per second of the prompts; how many texts equal its own plain ones."""
+    tokenizer = AutoTokenizer.from_pretrained(options.target)
+    prompts = [tokenizer(row.prompt)["input_ids"] for row in read_rows(options.dataset, None, options.num_prompts)]
+    job = {
+        "target": str(Path(options.target).resolve()),
+        "draft": str(Path(options.draft).resolve()),
+        "folder": str(Path(options.target).resolve().parent),
+        "k": k,
+        "tokens": options.tokens,
+        "prompts": prompts,
+    }
+    command = [python, str(Path(__file__).with_name("openvino_arm.py"))]
+    done = subprocess.run(command, input=json.dumps(job), stdout=subprocess.PIPE, text=True, check=True)
+    document = json.loads(done.stdout.splitlines()[-1])
+    plain, draft = document["arms"]["plain"], document["arms"]["draft"]
+    return {
+        "version": document["version"],
+        **{
+            f"{name}_tokens_per_second": median(one["decode_tokens_per_second"] for one in rows)
+            for name, rows in document["arms"].items()
+        },
+        "texts_equal_to_its_plain": sum(
+            one["token_ids"] == other["token_ids"] for one, other in zip(plain, draft, strict=True)
+        ),
+    }
+
+
 def main() -> None:
     """Measure every k and keep the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -73,6 +107,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("-k", type=int, nargs="+", default=[2, 3, 4, 5])
     parser.add_argument("--without-peers", action="store_true", help="our own arms alone")
+    parser.add_argument("--openvino", metavar="PYTHON", help="an interpreter that has openvino_arm.py's packages")
     parser.add_argument("--endpoint", action="append", default=[], metavar="NAME=URL")
     options = parser.parse_args()
     before = record.machine()
@@ -85,7 +120,11 @@ def main() -> None:
     servers: list[dict[str, Any]] = []
     for k in options.k:
         arguments = (*pair, *workload, "-k", str(k), "--repeats", str(options.repeats), "--against", ",".join(peers))
+        if options.openvino:
+            before_it = openvino(options.openvino, options, k)
         rows.append({"k": k, **figures(bench(*arguments))})
+        if options.openvino:
+            rows[-1]["openvino"] = [before_it, openvino(options.openvino, options, k)]
         print(json.dumps(rows[-1]), flush=True)
         for named in options.endpoint:
             name, _, url = named.partition("=")
@@ -94,7 +133,9 @@ def main() -> None:
             print(json.dumps(servers[-1]), flush=True)
     best = max(rows, key=lambda row: row["draft_tokens_per_second"])
     results = {
-        **{key: value for key, value in vars(options).items() if key not in ("endpoint", "target", "draft")},
+        **{
+            key: value for key, value in vars(options).items() if key not in ("endpoint", "openvino", "target", "draft")
+        },
         "target": Path(options.target).name,
         "draft": Path(options.draft).name,
         "best_k": best["k"],
