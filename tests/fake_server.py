@@ -48,6 +48,7 @@ class Fake:
         key: the one it wants.
         others: tokens that somebody else's requests get in the meantime, for each of ours.
         pause_s: before an answer.
+        most_per_connection: requests that a connection answers; the next one finds it closed.
     """
 
     words: int = 5
@@ -59,6 +60,7 @@ class Fake:
     key: str | None = None
     others: int = 0
     pause_s: float = 0.0
+    most_per_connection: int | None = None
     requests: list[dict[str, Any]] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
     most_at_a_time: int = 0
@@ -78,6 +80,7 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     server_version, sys_version = "fake", ""
+    num_answered = 0
 
     @property
     def fake(self) -> Fake:
@@ -117,6 +120,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        if self.num_answered == self.fake.most_per_connection:
+            self.close_connection = True
+            return
+        self.num_answered += 1
         if not self.allowed():
             return
         with self.fake.lock:

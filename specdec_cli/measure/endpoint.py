@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from time import perf_counter
 from types import TracebackType
@@ -22,7 +22,7 @@ from specdec_cli.measure.answer import Answer
 from specdec_cli.text.printable import printable
 
 if TYPE_CHECKING:
-    from httpx2 import Response
+    from httpx2 import Request, Response
 
 _CONNECT_SECONDS = 10.0
 _MOST_WORDS = 300
@@ -141,7 +141,8 @@ class Endpoint:
         """
         url = f"{self.address.api}/models"
         with self._clear_errors():
-            response = await self._client.get(url)
+            response = await self._send(self._client.build_request("GET", url))
+            await response.aread()
         if response.status_code != 200:
             raise self._refusal(response, url)
         self.server = response.headers.get("server")
@@ -155,7 +156,9 @@ class Endpoint:
         import httpx2
 
         try:
-            response = await self._client.get(self.address.root + path, timeout=_CONNECT_SECONDS)
+            request = self._client.build_request("GET", self.address.root + path, timeout=_CONNECT_SECONDS)
+            response = await self._send(request)
+            await response.aread()
         except (httpx2.HTTPError, httpx2.InvalidURL):
             return None
         return response.text if response.status_code == 200 else None
@@ -186,7 +189,7 @@ class Endpoint:
         answer = Answer(perf_counter())
         is_done = False
         with self._clear_errors():
-            async with self._client.stream("POST", url, json=body) as response:
+            async with aclosing(await self._send(self._client.build_request("POST", url, json=body))) as response:
                 if response.status_code != 200:
                     await response.aread()
                     raise self._refusal(response, url)
@@ -200,6 +203,15 @@ class Endpoint:
         if not is_done and answer.finish_reason is None:
             raise EndpointError("the server ended its stream before the answer was finished", "look into its log")
         return answer
+
+    async def _send(self, request: Request) -> Response:
+        """The answer's head. A server may close a kept connection just when it is used again, so that is tried anew."""
+        import httpx2
+
+        try:
+            return await self._client.send(request, stream=True)
+        except (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError):
+            return await self._client.send(request, stream=True)
 
     def _check_streams(self, response: Response, url: str) -> None:
         kind = response.headers.get("content-type", "").partition(";")[0].strip()

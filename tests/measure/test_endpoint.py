@@ -142,6 +142,21 @@ def test_an_answer():
     assert 0 < answer.ttft_s <= answer.finish_s <= answer.end_s
 
 
+def test_a_server_that_closes_connections_between_requests_is_asked_again():
+    """As llama.cpp's does."""
+
+    async def go(fake):
+        async with Endpoint(parse_address(fake.url)) as endpoint:
+            return [await endpoint.ask("/completions", {"model": "fake", "prompt": str(i)}) for i in range(5)]
+
+    with serving(Fake(most_per_connection=2)) as fake:
+        answers = asyncio.run(go(fake))
+    assert [len(answer.arrivals) for answer in answers] == [5] * 5
+    assert [body["prompt"] for body in fake.requests] == list("01234")
+    with serving(Fake(most_per_connection=0)) as fake, pytest.raises(EndpointError, match="the connection to"):
+        ask(fake)
+
+
 @pytest.mark.parametrize(
     ("fault", "words", "status"),
     [
