@@ -83,6 +83,7 @@ def openvino(python: str, options: argparse.Namespace, k: int) -> dict[str, Any]
     plain, draft = document["arms"]["plain"], document["arms"]["draft"]
     return {
         "version": document["version"],
+        "num_texts": len(prompts),
         **{
             f"{name}_tokens_per_second": median(one["decode_tokens_per_second"] for one in rows)
             for name, rows in document["arms"].items()

@@ -15,6 +15,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -70,6 +71,7 @@ def peers(document: dict[str, Any]) -> str:
     said += f"{results['num_prompts']} prompts, {results['tokens']} tokens each. {measured_on(document)}.\n\n"
     others = {"transformers": "transformers", "transformers-assisted": "transformers, assisted by the same draft"}
     rows = [_peer_row(label, best["against"][name]) for name, label in others.items()]
+    rows += [*_server_rows(results["servers"], best), *_openvino_rows(best)]
     plain = {"tokens_per_second": best["plain_tokens_per_second"], "draft_over_it": best["speedup"]}
     rows.append(_peer_row("specdec, no draft", plain | {"equal": best["lossless"]}))
     rows.append(["specdec, with the draft", f"{best['draft_tokens_per_second']:.0f}", "", ""])
@@ -82,6 +84,32 @@ def _peer_row(label: str, facts: dict[str, Any]) -> list[str]:
     low, high = over["ci95"]
     same = "yes" if not equal["mismatches"] else f"not in {equal['mismatches']} texts"
     return [label, f"{facts['tokens_per_second']:.0f}", f"{over['median']:.2f} [{low:.2f}, {high:.2f}]", same]
+
+
+def _server_rows(servers: Sequence[dict[str, Any]], best: dict[str, Any]) -> list[list[str]]:
+    """Other engines' servers beside the best k; their texts were not compared."""
+    found = [server for server in servers if server["k_before"] == best["k"]]
+    return [_other_row(server["name"], 1 / server["timing"]["tpot_s"]["median"], best, "–") for server in found]
+
+
+def _openvino_rows(best: dict[str, Any]) -> list[list[str]]:
+    """OpenVINO GenAI's runs before and after ours, their mean; whether its draft leaves its own text as it is."""
+    runs = best.get("openvino", [])
+    if not runs:
+        return []
+    name = f"OpenVINO GenAI {'.'.join(runs[0]['version'].split('.')[:2])}"
+    plain, draft = (fmean(run[f"{arm}_tokens_per_second"] for run in runs) for arm in ("plain", "draft"))
+    num, equal = runs[0]["num_texts"], min(run["texts_equal_to_its_plain"] for run in runs)
+    same = "yes" if equal == num else f"its own in {equal} of {num} texts"
+    return [
+        _other_row(f"{name}, no draft", plain, best, "–"),
+        _other_row(f"{name}, with the draft", draft, best, same),
+    ]
+
+
+def _other_row(label: str, speed: float, best: dict[str, Any], same: str) -> list[str]:
+    """One that took its turn in another process: a ratio without an interval."""
+    return [label, f"{speed:.0f}", f"{best['draft_tokens_per_second'] / speed:.2f}", same]
 
 
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {

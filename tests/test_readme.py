@@ -247,6 +247,39 @@ def test_other_tokens_are_not_hidden(results: Path):
     assert "3 prompts gave other tokens." in tables_script().table("builtin", results)
 
 
+def test_other_engines_stand_beside_ours_and_their_other_texts_are_told(tmp_path: Path):
+    def peer(speed: float) -> dict:
+        over = {"median": 100 / speed, "ci95": [1.0, 9.0]}
+        return {"tokens_per_second": speed, "draft_over_it": over, "equal": {"mismatches": 0}}
+
+    versioned = {"version": "2026.4.1.0-1-abc", "num_texts": 12}
+    slow, fast = (
+        versioned | {"plain_tokens_per_second": 40.0, "draft_tokens_per_second": 100.0, "texts_equal_to_its_plain": 12},
+        versioned | {"plain_tokens_per_second": 60.0, "draft_tokens_per_second": 150.0, "texts_equal_to_its_plain": 9},
+    )
+    row = {
+        "k": 5,
+        "against": {"transformers": peer(20), "transformers-assisted": peer(50)},
+        "plain_tokens_per_second": 40.0,
+        "draft_tokens_per_second": 100.0,
+        "speedup": {"median": 2.5, "ci95": [2.0, 3.0]},
+        "lossless": {"mismatches": 0},
+        "openvino": [slow, fast],
+    }
+    results = {"target": "T", "draft": "D", "dtype": "bfloat16", "num_prompts": 12, "tokens": 64, "best_k": 5}
+    servers = [{"name": "llama.cpp", "k_before": 5, "timing": {"tpot_s": {"median": 0.02}}}]
+    document = {"machine": MACHINE, "load_average_after_1m": 1.5, "results": results}
+    document["results"] |= {"rows": [row], "servers": [*servers, servers[0] | {"k_before": 3}]}
+    (tmp_path / "peers_embedded.json").write_text(json.dumps(document))
+    lines = tables_script().table("peers-embedded", tmp_path).splitlines()[4:]
+    assert lines[2:5] == [
+        "| llama.cpp | 50 | 2.00 | – |",
+        "| OpenVINO GenAI 2026.4, no draft | 50 | 2.00 | – |",
+        "| OpenVINO GenAI 2026.4, with the draft | 125 | 0.80 | its own in 9 of 12 texts |",
+    ]
+    assert len(lines) == 7
+
+
 def test_a_table_without_a_result_is_empty_and_an_unknown_one_is_refused(tmp_path: Path):
     tables = tables_script()
     assert tables.table("builtin", tmp_path) == ""
