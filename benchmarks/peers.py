@@ -9,7 +9,8 @@ Each k is one `specdec bench --against transformers,transformers-assisted`: our 
 transformers' plain and assisted generation, interleaved in one process; medians with bootstrap 95 % intervals, and the
 bandwidth measured in the same run. OpenVINO GenAI decodes the same token ids before and after each of them, plain and
 with the draft. A server of another engine that has the same checkpoint is measured by `specdec bench --endpoint`
-between two k. Kept as results/peers_NAME.json.
+between two k, at the k that it was started with (llama.cpp's converter knows pre-tokenizers by a hash and refuses the
+embedded pair's, which is GPT-2's). Kept as results/peers_NAME.json.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ def main() -> None:
                 known = replay_subset(trace, len(few)) if rule == "gumbel" else trace
                 rows += compare(engine, known, few, rule, options.k_max)
     worst = max(rows, key=lambda row: abs(row["difference"]))
-    settings = {name: str(value) for name, value in vars(options).items()}
+    settings = {name: Path(str(value)).name for name, value in vars(options).items()}
     results = {**settings, "traced_tokens": tokens, "worst": worst, "rows": rows}
     print(f"worst difference {worst['difference']:.2%} ({worst['rule']}, k = {worst['k']})")
     print(record.save(options.name, before, results))

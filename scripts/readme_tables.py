@@ -88,8 +88,12 @@ def _peer_row(label: str, facts: dict[str, Any]) -> list[str]:
 
 def _server_rows(servers: Sequence[dict[str, Any]], best: dict[str, Any]) -> list[list[str]]:
     """Other engines' servers beside the best k; their texts were not compared."""
-    found = [server for server in servers if server["k_before"] == best["k"]]
-    return [_other_row(server["name"], 1 / server["timing"]["tpot_s"]["median"], best, "–") for server in found]
+    found = {
+        server["name"]: 1 / server["timing"]["tpot_s"]["median"]
+        for server in servers
+        if server["k_before"] == best["k"]
+    }
+    return [_other_row(name, speed, best, "–") for name, speed in sorted(found.items(), key=lambda item: item[1])]
 
 
 def _openvino_rows(best: dict[str, Any]) -> list[list[str]]:
