@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from statistics import fmean
 
 from specdec_cli.engine.depth import Wish
@@ -37,7 +38,7 @@ _MEMORY = 64  # steps that a mean of seconds looks back on
 _PACE_MEMORY = 8  # steps in which the machine's pace is followed
 _TRUSTED = 2  # measurements that a cost needs: one alone may have been interrupted
 _INTERRUPTED = 1.5  # a step that takes so many times what was expected is taken for one of these
-_SLOWEST = 6  # so many times what a plain step takes, where nothing else is known
+_SLOWEST = 3  # a first look's step counts for so many plain ones at most: a model's first forward of all takes long
 
 
 @dataclass(slots=True)
@@ -89,7 +90,7 @@ class _Plan:
     k: int
     asked: dict[int, int]
     best_rate: float | None
-    most_seconds: float  # what takes longer was interrupted
+    most_seconds: float  # that exploring is charged with
     is_exploring: bool
     is_pure: bool
 
@@ -139,13 +140,13 @@ class Adaptive:
             rate = tokens[k] / seconds[k]
             other = self._other(company, k, again, tokens, seconds) if is_pure else None
             k, is_exploring = (k, False) if other is None else (other, True)
-            longest = _INTERRUPTED * seconds[k]
+            reads_first = k > 0 and self._previous_k == 0  # which is exploring's cost; an interruption is not
+            longest = inf if reads_first else _INTERRUPTED * seconds[k]
         elif most and self._plain.get(company.num_rows, _Cost()).num >= _PLAIN_FIRST:
             # Plain steps are known, nothing else.
             plain = self._plain[company.num_rows].seconds * self._pace
             rate, longest = len(wishes) / plain, _SLOWEST * plain
-            is_exploring = is_pure and self._allowed(plain) > 0
-            k = min(most, _FIRST_K) if is_exploring else 0
+            k, is_exploring = (min(most, _FIRST_K), True) if is_pure else (0, False)
         ks = [min(k, wish.most) for wish in wishes]
         asked = {wish.handle: k for wish, k in zip(wishes, ks, strict=True)}
         self._plan = _Plan(company, k, asked, rate, longest, is_exploring, is_pure)
@@ -178,10 +179,7 @@ class Adaptive:
         if plan.is_exploring:
             self.num_exploring += 1
             if plan.best_rate is not None:
-                # What a draft reads first after plain steps is exploring's cost; an interruption is not.
-                reads_first = plan.k > 0 and self._previous_k == 0
-                lost = seconds if reads_first else min(seconds, plan.most_seconds)
-                self.exploring_seconds += lost - num_tokens / plan.best_rate
+                self.exploring_seconds += min(seconds, plan.most_seconds) - num_tokens / plan.best_rate
                 self.exploring_seconds = max(self.exploring_seconds, -EXPLORATION * self.seconds)
         self._previous_k = plan.k
 

@@ -111,6 +111,18 @@ def test_adaptive_comes_back_when_the_draft_gets_better():
     assert sum(chosen[-300:]) / 300 > 3
 
 
+def test_a_first_forward_that_takes_long_shuts_no_good_draft_out():
+    policy, warm_up, chosen = Adaptive(), 5000.0, []
+    for step in range(300):
+        k = policy.choose([Wish(step // 40, "model", K)], True)[0]
+        seconds = CURVES["memory-bound"](1, k)
+        if k:
+            seconds, warm_up = seconds + warm_up, 0.0
+        policy.observe(seconds, {step // 40: min(k, 4)})
+        chosen.append(k)
+    assert sum(chosen[100:]) / 200 > 3
+
+
 def test_what_exploring_costs_is_counted_and_small():
     policy = Adaptive()
     simulate(policy, CURVES["slow draft"], 0.05, steps=3000)
