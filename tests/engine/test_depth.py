@@ -80,8 +80,8 @@ def test_a_machine_that_changes_its_pace_does_not_mislead(curve):
     seconds = CURVES[curve]
     rates = [expected(0.82, k) / seconds(1, k) for k in range(K + 1)]
     got = [simulate(Adaptive(), seconds, 0.82, seed=seed, length=30, drift=1.0)[0] / max(rates) for seed in range(12)]
-    assert min(got) >= 0.93
-    assert sum(got) / len(got) >= 0.965
+    assert min(got) >= 0.945
+    assert sum(got) / len(got) >= 0.97
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.3])
