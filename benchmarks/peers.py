@@ -109,7 +109,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("-k", type=int, nargs="+", default=[2, 3, 4, 5])
     parser.add_argument("--without-peers", action="store_true", help="our own arms alone")
-    parser.add_argument("--openvino", metavar="PYTHON", help="an interpreter that has openvino_arm.py's packages")
+    parser.add_argument(
+        "--openvino",
+        metavar="PYTHON",
+        help="an interpreter that has openvino_arm.py's packages; converts beside the target",
+    )
     parser.add_argument("--endpoint", action="append", default=[], metavar="NAME=URL")
     options = parser.parse_args()
     before = record.machine()
