@@ -4,12 +4,12 @@
     python benchmarks/adaptive.py --draft builtin:draft --random-weights --batch 8     # a draft that is never right
     python benchmarks/adaptive.py --draft ngram --batch 1
 
-Story prompts are decoded greedily, `--batch` together, by three engines around one target and one draft, each group of
-prompts there and back (none, fixed, adaptive, adaptive, fixed, none), beginning with another arm each time; all arms
-have run before. The adaptive one knows nothing before the first group, with `--cold` before any: each group then tells
-what learning from nothing costs in a run of that length. A ratio is plain seconds over the arm's, prompts included:
-`total` of all runs, `median` of the groups with a bootstrap 95 % interval. `plain_again` is what the same measurement
-says of plain decoding against itself, in a fourth arm: how much of a difference is the machine's noise.
+Story prompts are decoded greedily, `--batch` together, by four engines around one target and one draft that run side by
+side: eight steps of one, eight of the next, in an order drawn by chance each time, so that what the machine does to one
+it does to all. All have run before; the adaptive one knows nothing before the first group of prompts, with `--cold`
+before any: each group then tells what learning from nothing costs in a run of that length. A ratio is plain seconds
+over the arm's, prompts included: `total` of all groups, with a bootstrap 95 % interval over groups. `plain_again` is
+what the same measurement says of plain decoding against itself: how much of a difference is the machine's noise.
 Runs add to `results/adaptive.json`, each replacing an earlier one of the same draft, batch and kind.
 """
 
@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import replace
+import random
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import median
 from time import perf_counter
 
 import numpy as np
@@ -28,9 +28,11 @@ import record
 import specdec_cli
 from specdec_cli import Engine, SamplingParams
 from specdec_cli.engine.build import LoadSettings, ModelSettings, load_engine
-from specdec_cli.measure.stats import bootstrap_median
+from specdec_cli.events import Event, Stepped
+from specdec_cli.measure.stats import ratio_of_totals
 
 PROMPTS = Path(specdec_cli.__file__).parent / "measure" / "prompts" / "stories.jsonl"
+STEPS_IN_TURN = 8
 ARMS = ("none", "fixed", "adaptive", "plain_again")
 
 
@@ -41,7 +43,8 @@ def engines(draft: str, random_weights: bool, k: int, batch: int) -> dict[str, E
         "builtin:target", draft, settings=settings, num_speculative_tokens=k, max_num_seqs=batch, max_model_len=512
     )
     none = alike(fixed, num_speculative_tokens=0)
-    return {"none": none, "fixed": fixed, "adaptive": adaptive(fixed), "plain_again": none}
+    again = alike(fixed, num_speculative_tokens=0)
+    return {"none": none, "fixed": fixed, "adaptive": adaptive(fixed), "plain_again": again}
 
 
 def alike(engine: Engine, **changes: object) -> Engine:
@@ -55,9 +58,43 @@ def adaptive(fixed: Engine) -> Engine:
     return alike(fixed, depth_policy="adaptive", num_speculative_tokens=fixed.options.num_speculative_tokens + 3)
 
 
-def interval(values: list[float]) -> list[float]:
-    """Bootstrap 95 % interval of the median."""
-    return [round(end, 3) for end in bootstrap_median(np.array(values)).ci95 or ()]
+@dataclass
+class Run:
+    """What one engine's decoding of a group took and gave."""
+
+    seconds: float = 0.0
+    texts: dict[int, list[int]] = field(default_factory=dict)
+    num_drafted: int = 0
+    num_steps: int = 0  # of each sequence
+
+    def add(self, events: list[Event]) -> None:
+        """Take in what a step gave."""
+        for event in events:
+            for one in event.emitted if isinstance(event, Stepped) else ():
+                self.texts.setdefault(one.sequence_id, []).extend(one.tokens)
+                self.num_drafted += one.num_drafted
+                self.num_steps += not one.from_prefill
+
+
+def side_by_side(
+    arms: dict[str, Engine], prompts: list[str], params: SamplingParams, chance: random.Random
+) -> dict[str, Run]:
+    """Decode the prompts with every engine, eight steps of one, then eight of another."""
+    runs = {name: Run() for name in arms}
+    for name, engine in arms.items():
+        begin = perf_counter()
+        for prompt in prompts:
+            engine.add(prompt, params)
+        runs[name].seconds = perf_counter() - begin
+    while working := [name for name, engine in arms.items() if engine.has_work]:
+        for name in chance.sample(working, len(working)):
+            events, begin = [], perf_counter()
+            for _ in range(STEPS_IN_TURN):
+                if arms[name].has_work:
+                    events += arms[name].step()
+            runs[name].seconds += perf_counter() - begin
+            runs[name].add(events)
+    return runs
 
 
 def main() -> None:
@@ -78,30 +115,18 @@ def main() -> None:
     for arm in arms.values():
         arm.generate(prompts[: options.batch], params)
     arms["adaptive"] = adaptive(arms["fixed"])
-    seconds: dict[str, list[float]] = {name: [] for name in ARMS}
-    steps = dict.fromkeys(ARMS, 0)
-    drafted = dict.fromkeys(ARMS, 0)
-    mismatches, policies = 0, []
+    runs: list[dict[str, Run]] = []
+    policies, chance = [], random.Random(0)
     for group in range(options.groups):
         own = [prompts[(group * options.batch + i) % len(prompts)] for i in range(options.batch)]
         if options.cold:
             arms["adaptive"] = adaptive(arms["fixed"])
         if arms["adaptive"].policy not in policies:
             policies.append(arms["adaptive"].policy)
-        took, texts = dict.fromkeys(ARMS, 0.0), []
-        order = [ARMS[(group + i) % len(ARMS)] for i in range(len(ARMS))]
-        for name in (*order, *reversed(order)):
-            begin = perf_counter()
-            outputs = arms[name].generate(own, params)
-            took[name] += perf_counter() - begin
-            texts.append([output.token_ids for output in outputs])
-            steps[name] += sum(output.speculative.num_steps for output in outputs)
-            drafted[name] += sum(output.speculative.num_draft_tokens for output in outputs)
-        mismatches += sum(text != texts[0] for text in texts)
-        for name in ARMS:
-            seconds[name].append(took[name])
-    num_exploring = sum(policy.num_exploring for policy in policies)
-    share = sum(policy.exploring_seconds for policy in policies) / sum(policy.seconds for policy in policies)
+        runs.append(side_by_side(arms, own, params, chance))
+    accounts = [policy.account for policy in policies]
+    share = sum(account.exploring_seconds for account in accounts) / sum(account.seconds for account in accounts)
+    plain = np.array([run["none"].seconds for run in runs])
     row = {
         "draft": options.draft + (" with random weights" if options.random_weights else ""),
         "batch": options.batch,
@@ -109,17 +134,20 @@ def main() -> None:
         "fixed_k": options.k,
         "groups": options.groups,
         "tokens": options.tokens,
-        "plain_seconds": round(sum(seconds["none"]), 3),
-        "mismatches": mismatches,
-        "exploring": [num_exploring, round(share, 4)],
+        "plain_seconds": round(float(plain.sum()), 3),
+        "mismatches": sum(
+            list(run[name].texts.values()) != list(run["none"].texts.values()) for run in runs for name in ARMS
+        ),
+        "exploring": [sum(account.num_exploring for account in accounts), round(share, 4)],
     }
     for name in ARMS[1:]:
-        ratios = [plain / own for plain, own in zip(seconds["none"], seconds[name], strict=True)]
+        total = ratio_of_totals(plain, np.array([run[name].seconds for run in runs]))
         row[name] = {
-            "total": round(sum(seconds["none"]) / sum(seconds[name]), 3),
-            "median": round(median(ratios), 3),
-            "ci95": interval(ratios),
-            "drafted_per_step": round(drafted[name] / steps[name], 2),
+            "total": round(total.median, 3),
+            "ci95": [round(end, 3) for end in total.ci95 or ()],
+            "drafted_per_step": round(
+                sum(run[name].num_drafted for run in runs) / sum(run[name].num_steps for run in runs), 2
+            ),
         }
     print(json.dumps(row, indent=1))
     path = record.RESULTS / "adaptive.json"

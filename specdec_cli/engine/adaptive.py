@@ -14,6 +14,9 @@ line between neighbours. A machine that others share is faster at one
 time than at another; that is told apart from what a k costs (`_pace`), or a k that was last measured in a good moment
 would seem the better one. Now and then a step is spent on a k that is not the best (exploring), for at most
 `EXPLORATION` of the time that plain decoding would have taken.
+
+To decide takes Python that a small model's step would feel, so a decision holds for some steps and what they took is
+learned from afterwards.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ _PLAIN_FIRST = 3  # plain steps before that: an interrupted one alone would make
 _MARGIN = 0.02  # speculation that seems to gain less than this is left alone
 _GRACE_STEPS = 1  # exploring may lose this many plain steps before its share of the time has grown to them
 _STEPS_BETWEEN = 8  # from one exploring to the next
+_STEPS_SEEN = 8  # that a decision needs behind it for each step that it holds for
 _STEPS_BETWEEN_PLAIN = 128  # at most, first less: it is what speculation is held against
 _STEPS_TOGETHER = 3  # a draft has to read first what it did not draft, so its first step after plain ones is no measure
 _MEMORY = 64  # steps that a mean of seconds looks back on
@@ -84,20 +88,23 @@ def _bucket(num: int) -> int:
 
 @dataclass(slots=True)
 class _Plan:
-    """The step that runs: what was asked for, and how many tokens a second the best k would give."""
+    """What some steps do, for as long as the same rows want the same; and those that did."""
 
+    wishes: Sequence[Wish]
+    is_pure: bool
     company: _Company
     k: int
-    asked: dict[int, int]
-    best_rate: float | None
-    most_seconds: float  # that exploring is charged with
+    ks: list[int]
+    best_rate: float | None  # tokens a second that the best k would give
+    most_seconds: float  # that exploring is charged with for a step
     is_exploring: bool
-    is_pure: bool
+    num_left: int  # steps that it still holds for
+    steps: list[tuple[float, Mapping[int, int]]] = field(default_factory=list)  # not learned from yet
 
 
-@dataclass(slots=True)
-class Adaptive:
-    """The k of the most tokens per second, one for all rows of a step (each within its own limit).
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What exploring cost.
 
     Attributes:
         seconds: of all steps seen.
@@ -105,94 +112,116 @@ class Adaptive:
         num_exploring: how many steps explored.
     """
 
-    seconds: float = 0.0
-    exploring_seconds: float = 0.0
-    num_exploring: int = 0
+    seconds: float
+    exploring_seconds: float
+    num_exploring: int
+
+
+@dataclass(slots=True)
+class Adaptive:
+    """The k of the most tokens per second, one for all rows of a step (each within its own limit)."""
+
+    _spent: float = 0.0
+    _explored: float = 0.0
+    _num_exploring: int = 0
     _now: int = 0
     _allowance: float = 0.0  # seconds that exploring may lose
     _looked: int = 0
     _previous_k: int = 0
     _pace: float = 1.0  # what a step takes now over what it usually takes
     _plan: _Plan | None = None
-    _expected: tuple[Sequence[Wish], list[float]] | None = None  # by k, as long as nothing is drafted
     _plain: dict[int, _Cost] = field(default_factory=dict)
     _costs: dict[_Company, dict[int, _Cost]] = field(default_factory=dict)
     _pools: dict[str, Survival] = field(default_factory=dict)
     _survivals: dict[int, tuple[str, Survival]] = field(default_factory=dict)
 
+    @property
+    def account(self) -> Account:
+        """What exploring cost so far."""
+        self._learn()
+        return Account(self._spent, self._explored, self._num_exploring)
+
     def choose(self, wishes: Sequence[Wish], is_pure: bool) -> list[int]:
         """The best k for every row, within its own limit; now and then another one, to measure it."""
-        if self._plan is not None and self._rests(self._plan, wishes):
-            self._plan.is_pure = is_pure
-            return [0] * len(wishes)
+        plan = self._plan
+        if plan is None or not plan.num_left or plan.is_pure != is_pure or plan.wishes != wishes:
+            self._learn()
+            plan = self._plan = self._decide(wishes, is_pure)
+        plan.num_left -= 1
+        return plan.ks
+
+    def observe(self, seconds: float, num_accepted: Mapping[int, int]) -> None:
+        """Keep what the step took and gave; it is learned from before the next decision."""
+        assert self._plan is not None, "a step is chosen before it is observed"
+        self._plan.steps.append((seconds, num_accepted))
+
+    def forget(self, handle: int) -> None:
+        """A sequence ended; what its drafter's pool learned of it stays."""
+        self._learn()
+        self._survivals.pop(handle, None)
+
+    def _decide(self, wishes: Sequence[Wish], is_pure: bool) -> _Plan:
         most = max((wish.most for wish in wishes), default=0)
         company = _Company.of(wishes)
-        again = self._plan if self._plan is not None and self._plan.is_exploring else None
-        k, rate, longest, is_exploring = 0, None, 0.0, False
+        k, rate, longest, is_exploring, num_steps = 0, None, 0.0, False, 1
         if most and self._is_known(company):
             seconds = self._seconds(company, most)
-            if self._expected is None or self._expected[0] != wishes:
-                self._expected = wishes, self._tokens(wishes, most)
-            tokens = self._expected[1]
+            tokens = self._tokens(wishes, most)
             k = max(range(most + 1), key=lambda one: tokens[one] / seconds[one])
             if tokens[k] / seconds[k] < (1 + _MARGIN) * tokens[0] / seconds[0]:
                 k = 0
             rate = tokens[k] / seconds[k]
-            other = self._other(company, k, again, tokens, seconds) if is_pure else None
+            other = self._other(company, k, tokens, seconds) if is_pure else None
             k, is_exploring = (k, False) if other is None else (other, True)
+            num_steps = _STEPS_BETWEEN if other is None else _STEPS_TOGETHER if other else 1
+            num_steps = max(min(num_steps - (self._now - self._looked), self._now // _STEPS_SEEN), 1)
             reads_first = k > 0 and self._previous_k == 0  # which is exploring's cost; an interruption is not
             longest = inf if reads_first else _INTERRUPTED * seconds[k]
         elif most and self._plain.get(company.num_rows, _Cost()).num >= _PLAIN_FIRST:
             # Plain steps are known, nothing else.
             plain = self._plain[company.num_rows].seconds * self._pace
             rate, longest = len(wishes) / plain, _SLOWEST * plain
-            k, is_exploring = (min(most, _FIRST_K), True) if is_pure else (0, False)
-        ks = [min(k, wish.most) for wish in wishes]
-        asked = {wish.handle: k for wish, k in zip(wishes, ks, strict=True)}
-        self._plan = _Plan(company, k, asked, rate, longest, is_exploring, is_pure)
+            if is_pure:
+                k, is_exploring, num_steps = min(most, _FIRST_K), True, _STEPS_TOGETHER
         for wish in wishes:
             if wish.handle not in self._survivals:
                 pool = self._pools.setdefault(wish.drafter, Survival())
                 self._survivals[wish.handle] = wish.drafter, Survival(pool)
-        return ks
+        ks = [min(k, wish.most) for wish in wishes]
+        return _Plan(wishes, is_pure, company, k, ks, rate, longest, is_exploring, num_steps)
 
-    def observe(self, seconds: float, num_accepted: Mapping[int, int]) -> None:
-        """Learn what the step took and gave."""
+    def _learn(self) -> None:
+        """Learn from the steps that were not learned from yet."""
         plan = self._plan
-        assert plan is not None, "a step is chosen before it is observed"
-        self._now += 1
-        self.seconds += seconds if plan.asked else 0.0
-        num_tokens = sum(num_accepted.values()) + len(plan.asked)
+        if plan is None:
+            return
+        steps, plan.steps = plan.steps, []
+        for seconds, num_accepted in steps:
+            self._now += 1
+            if plan.wishes:
+                self._learn_from(plan, seconds, num_accepted)
+            self._previous_k = plan.k
+
+    def _learn_from(self, plan: _Plan, seconds: float, num_accepted: Mapping[int, int]) -> None:
+        self._spent += seconds
+        num_tokens = sum(num_accepted.values()) + len(plan.wishes)
         plain = self._plain.get(plan.company.num_rows)
-        if plan.asked:
-            as_plain = num_tokens / len(plan.asked) * plain.seconds * self._pace if plain else seconds
-            self._allowance += EXPLORATION * as_plain
-        for handle, accepted in num_accepted.items():
-            asked = plan.asked.get(handle, 0)
-            if asked:
-                name, survival = self._survivals[handle]
+        as_plain = num_tokens / len(plan.wishes) * plain.seconds * self._pace if plain else seconds
+        self._allowance += EXPLORATION * as_plain
+        for wish, asked in zip(plan.wishes, plan.ks, strict=True):
+            accepted = num_accepted.get(wish.handle)
+            if asked and accepted is not None:
+                name, survival = self._survivals[wish.handle]
                 survival.add(asked, accepted)
                 self._pools[name].add(asked, accepted)
-                self._expected = None
-        if plan.is_pure and plan.asked and (plan.k == 0 or self._previous_k > 0):
-            self._learn(self._cost(plan.company, plan.k), seconds)
-        if plan.is_exploring:
-            self.num_exploring += 1
-            if plan.best_rate is not None:
-                self.exploring_seconds += min(seconds, plan.most_seconds) - num_tokens / plan.best_rate
-                self.exploring_seconds = max(self.exploring_seconds, -EXPLORATION * self.seconds)
-        self._previous_k = plan.k
+        if plan.is_pure and (plan.k == 0 or self._previous_k > 0):
+            self._measured_once(self._cost(plan.company, plan.k), seconds)
+        if plan.is_exploring and plan.best_rate is not None:
+            self._num_exploring += 1
+            self._explored += min(seconds, plan.most_seconds) - num_tokens / plan.best_rate
+            self._explored = max(self._explored, -EXPLORATION * self._spent)
 
-    def forget(self, handle: int) -> None:
-        """A sequence ended; what its drafter's pool learned of it stays."""
-        self._survivals.pop(handle, None)
-
-    def _rests(self, plan: _Plan, wishes: Sequence[Wish]) -> bool:
-        """Whether the step before was plain, and nothing was learned since that could make this one another."""
-        is_plain = plan.k == 0 and not plan.is_exploring and self._now - self._looked < _STEPS_BETWEEN
-        return is_plain and self._expected is not None and self._expected[0] == wishes
-
-    def _learn(self, cost: _Cost, seconds: float) -> None:
+    def _measured_once(self, cost: _Cost, seconds: float) -> None:
         """Where a cost is known already, a step that took longer tells of the machine's pace first."""
         usual = seconds / self._pace
         if cost.num >= _TRUSTED:
@@ -246,15 +275,14 @@ class Adaptive:
 
     def _allowed(self, plain_seconds: float) -> float:
         """Seconds that exploring may still lose."""
-        return self._allowance + _GRACE_STEPS * plain_seconds - self.exploring_seconds
+        return self._allowance + _GRACE_STEPS * plain_seconds - self._explored
 
-    def _other(
-        self, company: _Company, best: int, again: _Plan | None, tokens: Sequence[float], seconds: Sequence[float]
-    ) -> int | None:
+    def _other(self, company: _Company, best: int, tokens: Sequence[float], seconds: Sequence[float]) -> int | None:
         """A k to explore in this step, if its loss is still allowed; each the more often the less it loses."""
-        since = self._now - self._looked
-        if again is not None and again.k not in (0, best) and again.k < len(tokens) and since < _STEPS_TOGETHER:
-            return again.k
+        since, before = self._now - self._looked, self._plan
+        explored = before.k if before is not None and before.is_exploring and since < _STEPS_TOGETHER else 0
+        if explored not in (0, best) and explored < len(tokens):
+            return explored
         if since < _STEPS_BETWEEN:
             return None
         self._looked = self._now

@@ -126,8 +126,8 @@ def test_a_first_forward_that_takes_long_shuts_no_good_draft_out():
 def test_what_exploring_costs_is_counted_and_small():
     policy = Adaptive()
     simulate(policy, CURVES["slow draft"], 0.05, steps=3000)
-    assert 0 < policy.num_exploring < 300
-    assert policy.exploring_seconds < 0.02 * policy.seconds
+    assert 0 < policy.account.num_exploring < 300
+    assert policy.account.exploring_seconds < 0.02 * policy.account.seconds
 
 
 def test_what_a_draft_reads_first_after_plain_steps_is_counted_as_exploring():
@@ -137,7 +137,7 @@ def test_what_a_draft_reads_first_after_plain_steps_is_counted_as_exploring():
         seconds = 20 + 10 * k + (200 if k and not previous else 0)
         policy.observe(seconds, {0: 0})
         took, plain, previous = took + seconds, plain + 20, k
-    assert policy.num_exploring > 0
+    assert policy.account.num_exploring > 0
     assert took <= 1.02 * plain
 
 
@@ -147,12 +147,29 @@ def test_each_row_keeps_its_own_limit_and_a_step_with_prompts_explores_nothing()
         wishes = [Wish(0, "model", 4), Wish(1, "ngram", 1), Wish(2, "none", 0)]
         ks = policy.choose(wishes, step % 2 == 0)
         assert all(k <= wish.most for k, wish in zip(ks, wishes, strict=True))
-        before = policy.num_exploring
+        before = policy.account.num_exploring
         policy.observe(1.0, {0: ks[0], 1: 0, 2: 0})
-        assert step % 2 == 0 or policy.num_exploring == before
+        assert step % 2 == 0 or policy.account.num_exploring == before
     policy.forget(0)
     assert policy.choose([], False) == []
     policy.observe(1.0, {})
+
+
+def test_a_decision_holds_for_some_steps_but_not_for_other_rows_or_steps_with_prompts(monkeypatch):
+    policy, decided = Adaptive(), []
+    decide = Adaptive._decide
+    monkeypatch.setattr(Adaptive, "_decide", lambda *given: decided.append(given) or decide(*given))
+    simulate(policy, CURVES["memory-bound"], 0.9, steps=400)
+    assert 400 / 8 <= len(decided) <= 400 / 3
+    for wishes, is_pure in (
+        ([Wish(5, "model", K)], True),
+        ([Wish(5, "model", 2)], True),
+        ([Wish(5, "model", 2)], False),
+    ):
+        before = len(decided)
+        assert policy.choose(wishes, is_pure)[0] <= wishes[0].most
+        policy.observe(20.0, {5: 0})
+        assert len(decided) == before + 1
 
 
 def test_a_step_that_broke_off_is_not_learned_from():
@@ -160,7 +177,7 @@ def test_a_step_that_broke_off_is_not_learned_from():
     policy.choose([Wish(0, "model", 4)], True)
     assert policy.choose([Wish(1, "model", 4)], True) == [0]
     policy.observe(1.0, {1: 0})
-    assert policy.seconds == 1.0
+    assert policy.account.seconds == 1.0
 
 
 def test_survival_follows_what_is_accepted_and_starts_from_its_prior():
