@@ -107,6 +107,9 @@ class Endpoint:
         key: sent as a bearer token; None sends none.
         timeout_s: longest silence of the server.
         concurrency: most requests at a time.
+
+    Attributes:
+        num_sent_again: requests whose connection broke before the answer's head, and that were sent anew.
     """
 
     def __init__(self, address: Address, key: str | None = None, timeout_s: float = 300, concurrency: int = 1) -> None:
@@ -114,6 +117,7 @@ class Endpoint:
 
         self.address = address
         self.server: str | None = None
+        self.num_sent_again = 0
         self._key, self._timeout_s = key, timeout_s
         self._client = httpx2.AsyncClient(
             headers={"authorization": f"Bearer {key}"} if key else {},
@@ -211,6 +215,7 @@ class Endpoint:
         try:
             return await self._client.send(request, stream=True)
         except (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError):
+            self.num_sent_again += 1
             return await self._client.send(request, stream=True)
 
     def _check_streams(self, response: Response, url: str) -> None:

@@ -141,6 +141,7 @@ class EndpointBench:
     Attributes:
         visits: every request so far, in the order of their ends.
         seconds: how long at least one request was open.
+        num_sent_again: requests whose connection broke before the answer began; their times tell of both.
     """
 
     def __init__(self, plan: Plan, rows: Sequence[PromptRow], sampling: Sampling) -> None:
@@ -152,6 +153,7 @@ class EndpointBench:
         self.counters = Counters(None, {}, ())
         self.visits: list[Visit] = []
         self.seconds = 0.0
+        self.num_sent_again = 0
         self._num_open, self._opened = 0, 0.0
         self._gone: EndpointError | None = None
 
@@ -180,7 +182,9 @@ class EndpointBench:
             await self._introduce(endpoint)
             await endpoint.ask(plan.path, self._body(warm_up_row(self.rows)))
             before = await read_settled(endpoint.text, self.model)
+            sent_before = endpoint.num_sent_again
             await self._measure(endpoint, stopped, when_idle)
+            self.num_sent_again = endpoint.num_sent_again - sent_before
             self._check_answered()
             after = await read_settled(endpoint.text, self.model) if before is not None else None
         tokens = None if self.num_failed else self.num_tokens()

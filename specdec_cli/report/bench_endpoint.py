@@ -69,7 +69,12 @@ def endpoint_body(bench: EndpointBench, dataset: str, machine: Mapping[str, Any]
             "version": bench.version,
         },
         "machine": dict(machine),
-        "requests": {"planned": bench.total, "answered": bench.num_answered, "failed": bench.num_failed},
+        "requests": {
+            "planned": bench.total,
+            "answered": bench.num_answered,
+            "failed": bench.num_failed,
+            "sent_again": bench.num_sent_again,
+        },
         "output": _output(bench),
         "timing": _timing(bench),
         "throughput": {
@@ -129,6 +134,11 @@ def _notices(bench: EndpointBench) -> list[str]:
     notices = []
     if bench.num_failed:
         notices.append(f"{bench.num_failed} of {len(bench.visits)} requests failed; the figures are of the others")
+    if bench.num_sent_again:
+        notices.append(
+            f"the server closed {bench.num_sent_again} connections before it answered; those requests were sent again, "
+            "and their times hold both"
+        )
     if bench.num_tokens() is None:
         notices.append("the server sends no usage with its streams: tokens were not counted, and chunks are not tokens")
     if bench.plan.repeats > 1:

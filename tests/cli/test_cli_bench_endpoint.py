@@ -47,6 +47,14 @@ def test_the_report(capsys):
     assert "\x1b" not in out + err
 
 
+def test_requests_that_were_sent_again_are_counted(capsys):
+    with serving(Fake(most_per_connection=2, metrics=None)) as fake:
+        assert bench(fake, "--json") == 0
+    found = document(capsys)
+    assert found["requests"] == {"planned": 16, "answered": 16, "failed": 0, "sent_again": 8}
+    assert any("closed 8 connections" in notice for notice in found["notices"])
+
+
 def test_the_document(capsys):
     with serving(Fake()) as fake:
         assert bench(fake, "--json", "--repeats", "3") == 0
@@ -54,7 +62,7 @@ def test_the_document(capsys):
     assert found["endpoint"] == {
         "url": fake.url, "model": "fake", "model_from": "/v1/models", "server": "fake", "version": "1.2.3",
     }  # fmt: skip
-    assert found["requests"] == {"planned": 24, "answered": 24, "failed": 0}
+    assert found["requests"] == {"planned": 24, "answered": 24, "failed": 0, "sent_again": 0}
     assert len(fake.requests) == 25, "one to warm up"
     assert found["output"] == {
         "tokens": 24 * 15, "counted_by": "the server's usage", "prompt_tokens": 24 * 7, "chunks": 24 * 5,
@@ -149,7 +157,7 @@ def test_errors_are_counted_with_the_servers_words(capsys):
     with serving(Fake(fault=500, faulty_from=13)) as fake:
         assert bench(fake, "--json", "--fail-if", "requests.failed > 2") == 3
     found = document(capsys)
-    assert found["requests"] == {"planned": 16, "answered": 12, "failed": 4}
+    assert found["requests"] == {"planned": 16, "answered": 12, "failed": 4, "sent_again": 0}
     assert [error["status"] for error in found["errors"]] == [500] * 4
     assert "I say 500" in found["errors"][0]["message"]
     assert "4 of 16 requests failed" in found["notices"][0]
@@ -208,7 +216,7 @@ def test_ctrl_c_leaves_what_was_answered(capsys, monkeypatch):
     out, err = capsys.readouterr()
     found = json.loads(out)
     jsonschema.validate(found, json_schema())
-    assert found["requests"] == {"planned": 16, "answered": 3, "failed": 0}
+    assert found["requests"] == {"planned": 16, "answered": 3, "failed": 0, "sent_again": 0}
     assert found["plan"]["interrupted"] is True
     assert len(fake.requests) == 4
     assert "interrupted: this is what there was" in err
