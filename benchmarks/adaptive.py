@@ -4,9 +4,9 @@
     python benchmarks/adaptive.py --draft builtin:draft --random-weights --batch 8     # a draft that is never right
     python benchmarks/adaptive.py --draft ngram --batch 1
 
-Story prompts are decoded greedily, `--batch` together, by four engines around one target and one draft that run side by
-side: eight steps of one, eight of the next, in an order drawn by chance each time, so that what the machine does to one
-it does to all. All have run before; the adaptive one knows nothing before the first group of prompts, with `--cold`
+Story prompts are decoded greedily, `--batch` together, by four engines of the same target and draft that run side by
+side: sixteen steps of one, sixteen of the next, in an order drawn by chance each time, so that what the machine does to
+one it does to all. All have run before; the adaptive one knows nothing before the first group of prompts, with `--cold`
 before any: each group then tells what learning from nothing costs in a run of that length. A ratio is plain seconds
 over the arm's, prompts included: `total` of all groups, with a bootstrap 95 % interval over groups. `plain_again` is
 what the same measurement says of plain decoding against itself: how much of a difference is the machine's noise.
@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 
@@ -26,36 +26,35 @@ import numpy as np
 import record
 
 import specdec_cli
-from specdec_cli import Engine, SamplingParams
+from specdec_cli import Engine, EngineOptions, SamplingParams
 from specdec_cli.engine.build import LoadSettings, ModelSettings, load_engine
 from specdec_cli.events import Event, Stepped
 from specdec_cli.measure.stats import ratio_of_totals
 
 PROMPTS = Path(specdec_cli.__file__).parent / "measure" / "prompts" / "stories.jsonl"
-STEPS_IN_TURN = 8
+STEPS_IN_TURN = 16
 ARMS = ("none", "fixed", "adaptive", "plain_again")
 
 
 def engines(draft: str, random_weights: bool, k: int, batch: int) -> dict[str, Engine]:
-    """The arms: engines of one target, two of them with the draft."""
+    """The arms, each with models of its own: engines around the same models may not have work at one time."""
     settings = LoadSettings(draft=ModelSettings(load_format="dummy" if random_weights else "auto"))
-    fixed = load_engine(
-        "builtin:target", draft, settings=settings, num_speculative_tokens=k, max_num_seqs=batch, max_model_len=512
-    )
-    none = alike(fixed, num_speculative_tokens=0)
-    again = alike(fixed, num_speculative_tokens=0)
-    return {"none": none, "fixed": fixed, "adaptive": adaptive(fixed), "plain_again": again}
+    # The adaptive one may draft deeper than the fixed one: to choose is its work.
+    options = {
+        "none": EngineOptions(max_num_seqs=batch, num_speculative_tokens=0),
+        "fixed": EngineOptions(max_num_seqs=batch, num_speculative_tokens=k),
+        "adaptive": EngineOptions(max_num_seqs=batch, num_speculative_tokens=k + 3, depth_policy="adaptive"),
+        "plain_again": EngineOptions(max_num_seqs=batch, num_speculative_tokens=0),
+    }
+    return {
+        name: load_engine("builtin:target", draft, options=own, settings=settings, max_model_len=512)
+        for name, own in options.items()
+    }
 
 
-def alike(engine: Engine, **changes: object) -> Engine:
-    """An engine around the same models."""
-    options = replace(engine.options, **changes)
-    return Engine(engine.target, engine.drafter, engine.tokenizer, options, engine.eos_token_ids)
-
-
-def adaptive(fixed: Engine) -> Engine:
-    """One that learned nothing yet. It may draft deeper than the fixed one: to choose is its work."""
-    return alike(fixed, depth_policy="adaptive", num_speculative_tokens=fixed.options.num_speculative_tokens + 3)
+def as_new(engine: Engine) -> Engine:
+    """An engine of the same models that learned nothing yet."""
+    return Engine(engine.target, engine.drafter, engine.tokenizer, engine.options, engine.eos_token_ids)
 
 
 @dataclass
@@ -79,7 +78,7 @@ class Run:
 def side_by_side(
     arms: dict[str, Engine], prompts: list[str], params: SamplingParams, chance: random.Random
 ) -> dict[str, Run]:
-    """Decode the prompts with every engine, eight steps of one, then eight of another."""
+    """Decode the prompts with every engine, some steps of one, then some of another."""
     runs = {name: Run() for name in arms}
     for name, engine in arms.items():
         begin = perf_counter()
@@ -114,13 +113,13 @@ def main() -> None:
     params = SamplingParams(max_new_tokens=options.tokens)
     for arm in arms.values():
         arm.generate(prompts[: options.batch], params)
-    arms["adaptive"] = adaptive(arms["fixed"])
+    arms["adaptive"] = as_new(arms["adaptive"])
     runs: list[dict[str, Run]] = []
     policies, chance = [], random.Random(0)
     for group in range(options.groups):
         own = [prompts[(group * options.batch + i) % len(prompts)] for i in range(options.batch)]
         if options.cold:
-            arms["adaptive"] = adaptive(arms["fixed"])
+            arms["adaptive"] = as_new(arms["adaptive"])
         if arms["adaptive"].policy not in policies:
             policies.append(arms["adaptive"].policy)
         runs.append(side_by_side(arms, own, params, chance))
