@@ -35,6 +35,7 @@ _PLAIN_FIRST = 3  # plain steps before that: an interrupted one alone would make
 _MARGIN = 0.02  # speculation that seems to gain less than this is left alone
 _GRACE_STEPS = 1  # exploring may lose this many plain steps before its share of the time has grown to them
 _STEPS_BETWEEN = 8  # from one exploring to the next
+_STEPS_AT_REST = 32  # the same where no k pays
 _STEPS_SEEN = 8  # that a decision needs behind it for each step that it holds for
 _STEPS_BETWEEN_PLAIN = 128  # at most, first less: it is what speculation is held against
 _STEPS_TOGETHER = 3  # a draft has to read first what it did not draft, so its first step after plain ones is no measure
@@ -172,9 +173,8 @@ class Adaptive:
                 k = 0
             rate = tokens[k] / seconds[k]
             other = self._other(company, k, tokens, seconds) if is_pure else None
+            num_steps = self._num_steps(k, other)
             k, is_exploring = (k, False) if other is None else (other, True)
-            num_steps = _STEPS_BETWEEN if other is None else _STEPS_TOGETHER if other else 1
-            num_steps = max(min(num_steps - (self._now - self._looked), self._now // _STEPS_SEEN), 1)
             reads_first = k > 0 and self._previous_k == 0  # which is exploring's cost; an interruption is not
             longest = inf if reads_first else _INTERRUPTED * seconds[k]
         elif most and self._plain.get(company.num_rows, _Cost()).num >= _PLAIN_FIRST:
@@ -276,6 +276,18 @@ class Adaptive:
     def _allowed(self, plain_seconds: float) -> float:
         """Seconds that exploring may still lose."""
         return self._allowance + _GRACE_STEPS * plain_seconds - self._explored
+
+    def _num_steps(self, best: int, other: int | None) -> int:
+        """For how many steps a decision holds: until the next look, but not for long while little is known.
+
+        Where nothing is drafted, nothing is learned of a draft either: it holds for several looks.
+        """
+        since = self._now - self._looked
+        if other is not None:
+            until = _STEPS_TOGETHER - since if other else 1
+        else:
+            until = (_STEPS_BETWEEN if best else _STEPS_AT_REST) - since
+        return max(min(until, self._now // _STEPS_SEEN), 1)
 
     def _other(self, company: _Company, best: int, tokens: Sequence[float], seconds: Sequence[float]) -> int | None:
         """A k to explore in this step, if its loss is still allowed; each the more often the less it loses."""
