@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from specdec_cli.engine.scoring import score_prompt
 from specdec_cli.errors import UsageError
-from specdec_cli.events import Emitted, Event, Failed, Finished, Noticed, Stepped
+from specdec_cli.events import Emitted, Event, Failed, Finished, Noticed, Stepped, TokenLogprob
 from specdec_cli.lm.threads import adopt_threads
 from specdec_cli.sampling.grammar import GrammarError
 from specdec_cli.serve.errors import QueueFull, Unavailable
@@ -64,6 +64,7 @@ class Bridge:
         self._busy_since: float | None = None
         self._waiting: deque[Ticket] = deque()
         self._running: dict[int, Ticket] = {}
+        self._scored: tuple[object, tuple[TokenLogprob, ...]] = (None, ())
         self._outbox = Outbox()
         self._thread = threading.Thread(target=self._run, name="specdec-engine", daemon=True)
 
@@ -211,11 +212,14 @@ class Bridge:
                 return
 
     def _score(self, ticket: Ticket) -> None:
-        """The log-probabilities of its prompt, where they are asked for."""
+        """The log-probabilities of its prompt, where they are asked for; once for a request's copies of a prompt."""
         job = ticket.job
-        if job.prompt_logprobs is not None:
-            scored = score_prompt(self.engine, job.token_ids, job.prompt_logprobs)
-            self._outbox.post(ticket, Delta(prompt_logprobs=tuple(scored)))
+        if job.prompt_logprobs is None:
+            return
+        asked = (job.request_id, job.token_ids, job.prompt_logprobs)
+        if self._scored[0] != asked:
+            self._scored = asked, tuple(score_prompt(self.engine, job.token_ids, job.prompt_logprobs))
+        self._outbox.post(ticket, Delta(prompt_logprobs=self._scored[1]))
 
     def _add(self, job: Job) -> int:
         return self.engine.add(list(job.token_ids), job.params, **_wishes(job))

@@ -113,7 +113,7 @@ class Reply(Response):
             parts += map(sse, self._answer.opening())
             found = await first
             while found is not None:
-                parts += map(sse, self._answer.chunks(*found))
+                parts += await self._written(*found)
                 if not self._has_more():
                     await self._say(send, b"".join(parts))
                     parts.clear()
@@ -123,6 +123,14 @@ class Reply(Response):
             parts.append(sse(error.body()))
         last = b"".join(parts)
         await self._say(send, last + DONE, is_last=True)
+
+    async def _written(self, place: int, delta: Delta) -> list[bytes]:
+        """A delta's chunks; the words for a long prompt's log-probabilities take a while: not on the event loop."""
+
+        def write() -> list[bytes]:
+            return [sse(chunk) for chunk in self._answer.chunks(place, delta)]
+
+        return await asyncio.to_thread(write) if delta.prompt_logprobs else write()
 
     def _has_more(self) -> bool:
         """Whether another chunk follows at once, so that both may go in one write."""

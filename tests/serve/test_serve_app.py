@@ -1,5 +1,6 @@
 """The routes end to end in this process: texts are the engine's, streamed or not, and what breaks has its status."""
 
+import asyncio
 import json
 
 import pytest
@@ -8,6 +9,7 @@ from toy_server import served_engine, toy_client, toy_models
 
 from specdec_cli.recipe.schema import Serve
 from specdec_cli.sampling.params import SamplingParams
+from specdec_cli.serve.logprobs import CompletionLogprobs
 from specdec_cli.serve.settings import Settings
 
 GREEDY = {"temperature": 0, "max_tokens": 24}
@@ -180,6 +182,21 @@ def test_a_scored_prompt_reaches_the_answer(client):
     assert choice["logprobs"]["token_logprobs"][0] is None
     assert len(choice["logprobs"]["token_logprobs"]) == 5
     assert all(value < 0 for value in choice["logprobs"]["token_logprobs"][1:])
+
+
+def test_a_scored_prompt_is_written_off_the_event_loop_in_a_stream_too(client, monkeypatch):
+    loops, prompt = [], CompletionLogprobs.prompt
+
+    def watched(*given):
+        loops.append(asyncio._get_running_loop())
+        return prompt(*given)
+
+    monkeypatch.setattr(CompletionLogprobs, "prompt", watched)
+    body = {"prompt": "abcab", "max_tokens": 3, "echo": True, "logprobs": 2, "stream": True}
+    answer = client.post("/v1/completions", json=body)
+    assert answer.text.endswith("data: [DONE]\n\n")
+    assert '"token_logprobs":[null,' in answer.text
+    assert loops == [None]
 
 
 def test_a_broken_draft_is_in_the_numbers():

@@ -10,6 +10,7 @@ import pytest
 from toy_engine import TableLM, toy_engine
 
 from specdec_cli.engine.engine import Engine
+from specdec_cli.engine.scoring import score_prompt
 from specdec_cli.events import Failed
 from specdec_cli.sampling.params import SamplingParams
 from specdec_cli.serve.bridge import Bridge
@@ -373,6 +374,26 @@ def test_a_prompt_is_scored_and_decoded_or_not():
     assert scored.prompt_logprobs[1].top[0][1] == pytest.approx(float(first.max()))
     assert (scored.finish_reason, scored.token_ids) == ("length", ())
     assert list(decoded.token_ids) == alone(job(5))
+
+
+def test_a_requests_copies_of_a_prompt_are_scored_once(monkeypatch):
+    asked = []
+
+    def counting(*given):
+        asked.append(given)
+        return score_prompt(*given)
+
+    monkeypatch.setattr("specdec_cli.serve.bridge.score_prompt", counting)
+
+    async def test(bridge: Bridge):
+        copies = [replace(job(5), prompt_logprobs=2) for _ in range(3)]
+        others = [replace(copies[0], request_id="other"), replace(copies[0], prompt_logprobs=1)]
+        return await asyncio.gather(*map(read, bridge.submit_all([*copies, *others])))
+
+    first, *rest = serving(test)
+    assert len(asked) == 3, "another request's is scored again, and so are other alternatives"
+    assert first.prompt_logprobs
+    assert all(one.prompt_logprobs == first.prompt_logprobs for one in rest[:3])
 
 
 def test_many_random_cancels_leave_nothing():
