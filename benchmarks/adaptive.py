@@ -10,7 +10,7 @@ one it does to all. All have run before; the adaptive one knows nothing before t
 before any: each group then tells what learning from nothing costs in a run of that length. A ratio is plain seconds
 over the arm's, prompts included: `total` of all groups, with a bootstrap 95 % interval over groups. `plain_again` is
 what the same measurement says of plain decoding against itself: how much of a difference is the machine's noise.
-Runs add to `results/adaptive.json`, each replacing an earlier one of the same draft, batch and kind.
+Runs add to `results/adaptive.json`, each replacing an earlier one of the same draft, batch, kind and length.
 """
 
 from __future__ import annotations
@@ -151,9 +151,13 @@ def main() -> None:
     print(json.dumps(row, indent=1))
     path = record.RESULTS / "adaptive.json"
     kept = json.loads(path.read_text(encoding="utf-8"))["results"] if path.exists() else []
-    same = ("draft", "batch", "cold")
+    same = ("draft", "batch", "cold", "tokens")
     kept = [one for one in kept if any(one.get(key) != row[key] for key in same)]
-    record.save("adaptive", before, sorted([*kept, row], key=lambda one: (one["draft"], one["cold"], one["batch"])))
+    record.save(
+        "adaptive",
+        before,
+        sorted([*kept, row], key=lambda one: [one[key] for key in ("draft", "cold", "tokens", "batch")]),
+    )
 
 
 if __name__ == "__main__":
