@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 POLICIES = ("fixed", "confidence", "adaptive")
@@ -48,11 +48,19 @@ class KByBatch:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """A row that decodes in a step: its sequence, its drafter, and the most tokens that may be drafted for it."""
+    """A row that decodes in a step.
+
+    Args:
+        handle: its sequence.
+        drafter: by name.
+        most: tokens that may be drafted for it.
+        length: its tokens so far, prompt included; rows that differ in nothing else want the same.
+    """
 
     handle: int
     drafter: str
     most: int
+    length: int = field(compare=False)
 
 
 class DepthPolicy(Protocol):

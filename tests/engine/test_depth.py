@@ -35,18 +35,20 @@ def simulate(
     seed: int = 0,
     length: int = 1 << 30,
     drift: float = 0.0,
+    reading: float = 0.0,
 ) -> tuple[float, list[int]]:
     """Tokens per second, in expectation, of the k that were chosen; and those k. One step in 200 takes ten times.
 
     Every `length` steps other requests come, of which nothing is known yet. Every 60 steps or so the machine changes
-    its pace, by as much as `drift`; it begins slowly. Tokens per second are those of the usual pace.
+    its pace, by as much as `drift`; it begins slowly. Tokens per second are those of the usual pace. After plain steps
+    the draft takes `reading` seconds for each token that it did not draft, 20 of each prompt among them.
     """
     generator = random.Random(seed)
-    took, given, chosen, slower = 0.0, 0.0, [], drift
+    took, given, chosen, slower, read = 0.0, 0.0, [], drift, dict[int, int]()
     for step in range(steps):
         if generator.random() < 1 / 60:
             slower = drift * generator.random()
-        wishes = [Wish(step // length * rows + i, "model", K) for i in range(rows)]
+        wishes = [Wish(step // length * rows + i, "model", K, 20 + step % length) for i in range(rows)]
         ks = policy.choose(wishes, True)
         k = max(ks)
         accepted = {}
@@ -56,8 +58,11 @@ def simulate(
                 accepted[wish.handle] += 1
         interrupted = 10 if generator.random() < 0.005 else 1
         pace = (1 + slower) * generator.lognormvariate(0, 0.05) * interrupted
-        policy.observe(seconds(rows, k) * pace, accepted)
-        took += seconds(rows, k)
+        unread = sum(max(wish.length - read.get(wish.handle, 0) - 1, 0) for wish in wishes) if k else 0
+        read |= {wish.handle: wish.length for wish in wishes if k}
+        usual = seconds(rows, k) + reading * unread
+        policy.observe(usual * pace, accepted)
+        took += usual
         given += sum(expected(rate, own) for own in ks)
         chosen.append(k)
     return given / took, chosen
@@ -95,6 +100,21 @@ def test_what_learning_from_nothing_costs_a_short_run_is_little(curve, rate):
     assert sum(got) / len(got) >= 0.975
 
 
+@pytest.mark.parametrize(("rows", "first_look"), [(1, 0.04), (16, 0.1)])
+def test_a_bad_draft_is_looked_at_again_where_it_has_little_to_read(rows, first_look):
+    """To read 16 stories of 200 tokens would take it as long as 50 plain steps; such as just began, five."""
+    seconds = CURVES["memory-bound"]
+    plain = rows / seconds(rows, 0)
+    for seed in range(6):
+        got, _ = simulate(Adaptive(), seconds, 0.0, rows, seed=seed, steps=120, reading=0.4)
+        assert got >= (1 - first_look) * plain, "more than a first look"
+        got, chosen = simulate(Adaptive(), seconds, 0.0, rows, seed=seed, steps=4000, length=200, reading=0.4)
+        assert got >= 0.985 * plain
+        later = [step % 200 for step in range(200, 4000) if chosen[step] and not chosen[step - 1]]
+        assert later
+        assert sum(place < 50 for place in later) > 0.6 * len(later)
+
+
 def test_a_bad_draft_and_a_big_batch_are_not_drafted_for():
     for curve, rate, rows in (("memory-bound", 0.05, 1), ("compute-bound", 0.6, 16)):
         _, chosen = simulate(Adaptive(), CURVES[curve], rate, rows)
@@ -114,7 +134,7 @@ def test_adaptive_comes_back_when_the_draft_gets_better():
 def test_a_first_forward_that_takes_long_shuts_no_good_draft_out():
     policy, warm_up, chosen = Adaptive(), 5000.0, []
     for step in range(300):
-        k = policy.choose([Wish(step // 40, "model", K)], True)[0]
+        k = policy.choose([Wish(step // 40, "model", K, step)], True)[0]
         seconds = CURVES["memory-bound"](1, k)
         if k:
             seconds, warm_up = seconds + warm_up, 0.0
@@ -132,8 +152,8 @@ def test_what_exploring_costs_is_counted_and_small():
 
 def test_what_a_draft_reads_first_after_plain_steps_is_counted_as_exploring():
     policy, took, plain, previous = Adaptive(), 0.0, 0.0, 0
-    for _ in range(4000):
-        k = policy.choose([Wish(0, "model", K)], True)[0]
+    for step in range(4000):
+        k = policy.choose([Wish(0, "model", K, step)], True)[0]
         seconds = 20 + 10 * k + (200 if k and not previous else 0)
         policy.observe(seconds, {0: 0})
         took, plain, previous = took + seconds, plain + 20, k
@@ -144,7 +164,7 @@ def test_what_a_draft_reads_first_after_plain_steps_is_counted_as_exploring():
 def test_each_row_keeps_its_own_limit_and_a_step_with_prompts_explores_nothing():
     policy = Adaptive()
     for step in range(400):
-        wishes = [Wish(0, "model", 4), Wish(1, "ngram", 1), Wish(2, "none", 0)]
+        wishes = [Wish(0, "model", 4, 9), Wish(1, "ngram", 1, 9), Wish(2, "none", 0, 9)]
         ks = policy.choose(wishes, step % 2 == 0)
         assert all(k <= wish.most for k, wish in zip(ks, wishes, strict=True))
         before = policy.account.num_exploring
@@ -162,9 +182,9 @@ def test_a_decision_holds_for_some_steps_but_not_for_other_rows_or_steps_with_pr
     simulate(policy, CURVES["memory-bound"], 0.9, steps=400)
     assert 400 / 8 <= len(decided) <= 400 / 3
     for wishes, is_pure in (
-        ([Wish(5, "model", K)], True),
-        ([Wish(5, "model", 2)], True),
-        ([Wish(5, "model", 2)], False),
+        ([Wish(5, "model", K, 9)], True),
+        ([Wish(5, "model", 2, 9)], True),
+        ([Wish(5, "model", 2, 9)], False),
     ):
         before = len(decided)
         assert policy.choose(wishes, is_pure)[0] <= wishes[0].most
@@ -174,8 +194,8 @@ def test_a_decision_holds_for_some_steps_but_not_for_other_rows_or_steps_with_pr
 
 def test_a_step_that_broke_off_is_not_learned_from():
     policy = Adaptive()
-    policy.choose([Wish(0, "model", 4)], True)
-    assert policy.choose([Wish(1, "model", 4)], True) == [0]
+    policy.choose([Wish(0, "model", 4, 9)], True)
+    assert policy.choose([Wish(1, "model", 4, 9)], True) == [0]
     policy.observe(1.0, {1: 0})
     assert policy.account.seconds == 1.0
 
@@ -201,4 +221,4 @@ def test_k_by_batch():
     assert KByBatch.of(4, ((1, 5),), None).most == 5
     limited = KByBatch.of(4, ((1, 5), (8, 3)), 2)
     assert [limited.k(num, None) for num in (1, 2, 3, 9)] == [5, 5, 0, 0]
-    assert Fixed().choose([Wish(0, "model", 3)], True) == [3]
+    assert Fixed().choose([Wish(0, "model", 3, 9)], True) == [3]
