@@ -8,9 +8,7 @@ the forward that runs in `_running`. Masks are made between two graphs, at each 
 
 from __future__ import annotations
 
-import os
 import shutil
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -25,6 +23,7 @@ from specdec_cli.errors import RunError
 from specdec_cli.lm.attention import MaskFunction, RowMasks, attend
 from specdec_cli.lm.cache import BlockCache, Layout
 from specdec_cli.lm.checkpoint import first_line
+from specdec_cli.lm.native import compiler
 
 NAME = "specdec-compiled"
 _HINT = "leave --compile out, or engine.compile at auto"
@@ -85,11 +84,10 @@ def check_compiler(device: torch.device) -> None:
     Raises:
         RunError: it would not.
     """
-    usual = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
-    wanted = os.environ.get("CXX", "").strip() or usual
-    if device.type == "cpu" and shutil.which(wanted.split()[0]) is None:
+    wanted = compiler()
+    if device.type == "cpu" and shutil.which(wanted[0]) is None:
         raise RunError(
-            f"`engine.compile: true` takes a C++ compiler, and there is no `{wanted}`",
+            f"`engine.compile: true` takes a C++ compiler, and there is no `{' '.join(wanted)}`",
             "install one (CXX names another), or leave --compile out",
         )
 

@@ -26,7 +26,7 @@ from specdec_cli.lm.checkpoint import (
 )
 from specdec_cli.lm.compiled import check_compiler
 from specdec_cli.lm.linear import kind_for
-from specdec_cli.lm.llama_weights import obstacle
+from specdec_cli.lm.llama_weights import kept_as, obstacle
 from specdec_cli.lm.load import DTYPES, check_compilable, device_named, load_tokenizer
 from specdec_cli.lm.packing import weights_of
 from specdec_cli.lm.traffic import model_traffic
@@ -110,7 +110,8 @@ def describe(
         dtype = _dtype(dtype, config, folder if is_complete else None)
         width = getattr(torch, dtype).itemsize
         model = dummy.on_paper(config, getattr(torch, dtype), trust_remote_code)
-        packed = weights_of(model, kind_for(getattr(torch, dtype), _place(device), quantize))
+        found = COMPILED_OBSTACLE if compiled else obstacle(model, _place(device))
+        packed = weights_of(model, kept_as(kind_for(getattr(torch, dtype), _place(device), quantize), found))
         # The files may hold more than the configuration knows of.
         saved = sum(one.num_bytes for one in weights_of(model, "plain")) - sum(one.num_bytes for one in packed)
         counted = _count_in_headers(folder) if is_complete else dummy.num_parameters(model)
@@ -130,7 +131,7 @@ def describe(
             is_complete=is_complete,
             load_format="dummy" if is_dummy else "auto",
             read_bytes=int(model_traffic(config, packed, kv_bytes_per_token).bytes_moved(1, 0)),
-            decoder=_decoder(COMPILED_OBSTACLE if compiled else obstacle(model, _place(device))),
+            decoder=_decoder(found),
         )
 
 

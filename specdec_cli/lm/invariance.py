@@ -1,7 +1,8 @@
 """Does a row come out with the same bits in any company? What bit-for-bit exactness asks of a machine's kernels.
 
-The same row is computed among different numbers of rows, by the linear layers' kernels (plain, packed, int8) and by
-attention as this package uses it; every answer must equal the first one, bit for bit. `doctor` prints the checks.
+The same row is computed among different numbers of rows, by our own decoder, by the linear layers' kernels that others
+use (plain, packed, int8), and by attention as this package uses it; every answer must equal the first one, bit for bit.
+`doctor` prints the checks.
 """
 
 from __future__ import annotations
@@ -12,11 +13,16 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
 
+from specdec_cli.lm import native
 from specdec_cli.lm.attention import RowMasks, attend, causal
 from specdec_cli.lm.cache import KEY_GRAIN, LayerStore, Layout, Span
-from specdec_cli.lm.linear import kind_for, pack
+from specdec_cli.lm.linear import Kind, kind_for, pack
+from specdec_cli.lm.llama import LlamaDecoder
 
+DECODER = {"vocab_size": 97, "hidden_size": 88, "intermediate_size": 150, "num_hidden_layers": 2}
+DECODER |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 24}
 LINEAR_SHAPES = ((160, 160), (432, 160), (160, 432), (1024, 1024), (1024, 3584), (2048, 2048))
 ATTENTION_SHAPES = ((5, 5, 32), (12, 12, 64), (16, 8, 64), (8, 1, 64))
 CONTEXTS = (20, 63, 200, 511, 700)
@@ -51,7 +57,31 @@ def row_invariance(dtype: torch.dtype = torch.bfloat16) -> list[InvarianceCheck]
     """Check this machine's CPU kernels; takes some seconds."""
     generator = torch.Generator().manual_seed(0)
     with torch.inference_mode():
-        return [*_linear_checks(dtype, generator), *_attention_checks(dtype, generator)]
+        return [*_decoder_checks(dtype), *_linear_checks(dtype, generator), *_attention_checks(dtype, generator)]
+
+
+def _decoder_checks(dtype: torch.dtype) -> Iterator[InvarianceCheck]:
+    """The last rows of a text anew, in our own decoder; a model of random weights."""
+    if native.missing() is not None or dtype == torch.float16:
+        return
+    tokens = [(11 * i * i + 3 * i) % 97 for i in range(max(ROWS))]
+    kinds: dict[str, Kind] = {_name(dtype): "plain", "int8": "int8"}
+    for words, kind in kinds.items():
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            model = LlamaForCausalLM(LlamaConfig(**DECODER)).to(dtype)
+        decoder = LlamaDecoder(model, kind)
+        decoder.allocate(len(tokens))
+
+        def last(num_rows: int, decoder: LlamaDecoder = decoder) -> Tensor:
+            start = len(tokens) - num_rows
+            spans = [Span(0, num_rows, len(tokens), 0, None, start)]
+            layout = Layout(torch.empty(0), spans, [(0, num_rows, start)], num_rows, False)
+            return decoder.forward(tokens[start:], layout, list(range(num_rows)))
+
+        whole = last(len(tokens))
+        differ = tuple(n for n in ROWS if not torch.equal(last(n), whole[-n:]))
+        yield InvarianceCheck(f"own decoder, {words} weights", _name(dtype), ROWS, differ, needed=True)
 
 
 def _linear_checks(dtype: torch.dtype, generator: torch.Generator) -> Iterator[InvarianceCheck]:

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from specdec_cli.lm.linear import Kind
-from specdec_cli.lm.products import Product
+from specdec_cli.lm import native
+from specdec_cli.lm.linear import Kind, quantized
 
 CLASSES = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 # Rotary types whose frequencies do not change with the length.
@@ -42,8 +42,14 @@ def obstacle(model: Any, device: torch.device | None = None) -> str | None:
         "a sliding window": not hasattr(config, "layer_types") and getattr(config, "sliding_window", None) is not None,
         f"layers of `{', '.join(sorted(layer_types))}`": layer_types != {"full_attention"},
         f"device `{(device or model.device).type}`": (device or model.device).type != "cpu",
+        f"dtype `{str(model.dtype).removeprefix('torch.')}`": model.dtype not in (torch.float32, torch.bfloat16),
     }
-    return next((fact for fact, stands in facts.items() if stands), None) or _unknown_module(model)
+    return next((fact for fact, stands in facts.items() if stands), None) or _unknown_module(model) or native.missing()
+
+
+def kept_as(kind: Kind, obstacle: str | None) -> Kind:
+    """What linear layers become in memory: bfloat16 is laid out anew for transformers' forward alone."""
+    return "plain" if obstacle is None and kind == "bf16" else kind
 
 
 def _unknown_module(model: Any) -> str | None:
@@ -65,25 +71,13 @@ def _unknown_module(model: Any) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Sizes of a decoder, by the letters of this file.
-
-    Args:
-        dtype: of keys, values and queries.
-        activations: what products are given and give.
-    """
+    """Sizes of a decoder, by the letters of this file."""
 
     num_heads: int
     num_key_heads: int
     head_size: int
     hidden_size: int
     mlp_size: int
-    dtype: torch.dtype
-    activations: torch.dtype
-
-    @property
-    def num_groups(self) -> int:
-        """G: query heads of one key head."""
-        return self.num_heads // self.num_key_heads
 
     @property
     def num_turned(self) -> int:
@@ -91,55 +85,59 @@ class Shape:
         return self.num_heads + self.num_key_heads
 
 
-@dataclass(slots=True)
-class Norm:
-    """RMS norm: x · weight / sqrt(mean(x²) + eps), as x · (weight √d) / hypot(|x|, √(d eps)): one reduction.
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A linear layer's weight as the compiled decoder reads it.
 
     Args:
-        weight: [d] float32, times √d.
-        floor: √(d eps), a tensor.
+        weight: [out, in], contiguous; float32, bfloat16 or int8.
+        bias: [out] float32, or None.
+        scales: [out] float32 of int8 weights, else None.
+        sums: [out] int32, of each output's int8 weights, else None.
     """
 
     weight: Tensor
-    floor: Tensor
+    bias: Tensor | None = None
+    scales: Tensor | None = None
+    sums: Tensor | None = None
 
     @classmethod
-    def of(cls, module: Any) -> Norm:
-        """A transformers module's."""
-        size = module.weight.shape[-1]
-        floor = torch.tensor((size * module.variance_epsilon) ** 0.5)
-        return cls(module.weight.detach().float() * size**0.5, floor)
-
-    def into(self, x: Tensor, out: Tensor) -> Tensor:
-        """The norm of x [..., d] float32 in `out`."""
-        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        torch.hypot(length, self.floor, out=length)
-        if out.dtype == torch.float32:
-            return torch.mul(x, self.weight, out=out).div_(length)
-        return out.copy_(torch.div(x, length).mul_(self.weight))
+    def of(cls, weight: Tensor, bias: Tensor | None, kind: Kind) -> Matrix:
+        """A weight [out, in] kept as `kind` says; one that is contiguous already and not int8 is not copied."""
+        bias = None if bias is None else bias.detach().float()
+        if kind != "int8":
+            return cls(weight.detach().contiguous(), bias)
+        whole, scales = quantized(weight.detach())
+        return cls(whole, bias, scales, whole.sum(1, dtype=torch.int32))
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Layer:
     """One layer's weights.
 
     Args:
-        input_norm: before attention.
+        input_norm: [hidden] float32, before attention.
         qkv: to queries, keys and values, [H + 2K, D] in all.
-        head_norm: of each query and key head, [H + K, D] (Qwen 3).
+        head_norm: [H + K, D] float32, of each query and key head (Qwen 3), or None.
         out: back to the residual stream.
-        mlp_norm: before the MLP.
+        mlp_norm: [hidden] float32, before the MLP.
         gate_up: to gate and up, [2, I].
         down: back to the residual stream.
     """
 
-    input_norm: Norm
-    qkv: Product
-    head_norm: Norm | None
-    out: Product
-    mlp_norm: Norm
-    gate_up: Product
-    down: Product
+    input_norm: Tensor
+    qkv: Matrix
+    head_norm: Tensor | None
+    out: Matrix
+    mlp_norm: Tensor
+    gate_up: Matrix
+    down: Matrix
+
+
+def norm_weight(module: Any) -> Tensor:
+    """An RMS norm's weight in float32, in memory of its own."""
+    found: Tensor = module.weight.detach().float().clone()
+    return found
 
 
 def take_layer(layer: Any, shape: Shape, kind: Kind) -> Layer:
@@ -149,17 +147,16 @@ def take_layer(layer: Any, shape: Shape, kind: Kind) -> Layer:
     parts = [attention.q_proj, attention.k_proj, attention.v_proj]
     qkv = torch.cat([part.weight for part in parts])[order]
     bias = None if parts[0].bias is None else torch.cat([part.bias for part in parts])[order]
-    head_norm = _head_norm(attention, shape) if hasattr(attention, "q_norm") else None
     grouped = _group_order(shape).repeat_interleave(shape.head_size) * shape.head_size
     columns = grouped + torch.arange(shape.head_size).repeat(shape.num_heads)
     taken = Layer(
-        Norm.of(layer.input_layernorm),
-        Product(qkv, bias, kind),
-        head_norm,
-        Product(attention.o_proj.weight[:, columns], None, kind),
-        Norm.of(layer.post_attention_layernorm),
-        Product(torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)), None, kind),
-        Product(mlp.down_proj.weight.detach(), None, kind),
+        norm_weight(layer.input_layernorm),
+        Matrix.of(qkv, bias, kind),
+        _head_norm(attention, shape) if hasattr(attention, "q_norm") else None,
+        Matrix.of(attention.o_proj.weight[:, columns], None, kind),
+        norm_weight(layer.post_attention_layernorm),
+        Matrix.of(torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)), None, kind),
+        Matrix.of(mlp.down_proj.weight.clone(), None, kind),
     )
     empty(*parts, attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
     return taken
@@ -167,7 +164,7 @@ def take_layer(layer: Any, shape: Shape, kind: Kind) -> Layer:
 
 def _group_order(shape: Shape) -> Tensor:
     """Query heads [H] group by group: the first of every key head, the second of every key head, ..."""
-    return torch.arange(shape.num_heads).view(shape.num_key_heads, shape.num_groups).t().reshape(-1)
+    return torch.arange(shape.num_heads).view(shape.num_key_heads, -1).t().reshape(-1)
 
 
 def _pair_order(head_size: int) -> Tensor:
@@ -184,13 +181,11 @@ def _turning_order(shape: Shape) -> Tensor:
     return torch.cat((turned.reshape(-1), values))
 
 
-def _head_norm(attention: Any, shape: Shape) -> Norm:
+def _head_norm(attention: Any, shape: Shape) -> Tensor:
     """Norms of query and key heads as one, [H + K, D]."""
-    norms = [Norm.of(module) for module in (attention.q_norm, attention.k_norm)]
     order = _pair_order(shape.head_size)
-    counts = (shape.num_heads, shape.num_key_heads)
-    weights = [norm.weight[order].expand(count, -1) for norm, count in zip(norms, counts, strict=True)]
-    return Norm(torch.cat(weights), norms[0].floor)
+    counts = ((attention.q_norm, shape.num_heads), (attention.k_norm, shape.num_key_heads))
+    return torch.cat([norm_weight(module)[order].expand(count, -1) for module, count in counts])
 
 
 def empty(*modules: Any) -> None:

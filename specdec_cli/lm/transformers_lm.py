@@ -21,7 +21,7 @@ from specdec_cli.lm.contexts import Contexts, Feed, Held
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.linear import Kind
 from specdec_cli.lm.llama import LlamaDecoder
-from specdec_cli.lm.llama_weights import obstacle
+from specdec_cli.lm.llama_weights import kept_as, obstacle
 from specdec_cli.lm.origin import Origin
 from specdec_cli.lm.packing import leave_files, pack_model, weights_of
 
@@ -81,7 +81,8 @@ class TransformersLM:
         self.block_size = block_size
         self.dtype: torch.dtype = model.dtype
         self.device: torch.device = model.device
-        self.kind: Kind = kind
+        self.decoder_obstacle = _REASONS.get(decoder) or obstacle(model)
+        self.kind = kind = kept_as(kind, self.decoder_obstacle)
         self.weights = weights_of(model, kind)
         self.weight_bytes = sum(weight.num_bytes for weight in self.weights)
         text_config = model.config.get_text_config()
@@ -89,17 +90,18 @@ class TransformersLM:
         # Long rope has two sets of frequencies and switches at this length (Phi-3); keys of the one are of no use
         # to the other.
         self._short_context = _long_rope_threshold(text_config)
-        self._bitwise = self.device.type == "cpu" and self.dtype != torch.float32
+        # Our own decoder gives a row the same bits in any company as it is; torch's kernels take some care.
+        is_own = self.decoder_obstacle is None
+        self._bitwise = self.device.type == "cpu" and self.dtype != torch.float32 and not is_own
         self._contiguous = text_config._attn_implementation != NAME
         self._packed_bitwise = self._bitwise and not self._contiguous
         # A graph for one token alone would be another one.
         self._has_company = self._bitwise or decoder == COMPILED
         self.compile_seconds: float | None = None
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
-        self.decoder_obstacle = _REASONS.get(decoder) or obstacle(model)
-        if kind != "plain":
+        if kind != "plain" or is_own:
             leave_files(model)
-        self._decoder = LlamaDecoder(model, kind) if self.decoder_obstacle is None else None
+        self._decoder = LlamaDecoder(model, kind) if is_own else None
         if self._decoder is None:
             pack_model(model, kind)
         probe = self._probe()

@@ -11,6 +11,7 @@ import torch
 from specdec_cli.errors import ExitCode, RunError, SpecdecError, UsageError
 from specdec_cli.lm.invariance import InvarianceCheck, row_invariance
 from specdec_cli.lm.linear import kernels
+from specdec_cli.lm.native import missing
 from specdec_cli.measure.machine import Machine, look
 from specdec_cli.measure.preflight import Preflight, preflight
 
@@ -35,7 +36,8 @@ class Diagnosis:
         invariance: the CPU kernels' row-invariance test in bfloat16.
         pair: the preflight; None where no pair was named.
         warnings: sentences about the machine.
-        linear: what bfloat16 and int8 weights are multiplied with.
+        linear: what transformers' forward multiplies bfloat16 and int8 weights with.
+        decoder_obstacle: why our own decoder does not run on this machine; None where it does.
     """
 
     machine: Machine
@@ -43,6 +45,7 @@ class Diagnosis:
     pair: Preflight | None
     warnings: tuple[str, ...]
     linear: Mapping[str, str] = field(default_factory=kernels)
+    decoder_obstacle: str | None = field(default_factory=missing)
 
     @property
     def is_row_invariant(self) -> bool:
@@ -74,6 +77,7 @@ class Diagnosis:
                 "holds": self.is_row_invariant,
                 "checks": [asdict(check) | {"holds": check.holds} for check in self.invariance],
             },
+            "decoder": {"is_compiled": self.decoder_obstacle is None, "obstacle": self.decoder_obstacle},
             "linear": dict(self.linear),
             "not_claimed": list(NOT_CLAIMED),
             "pair": self.pair.as_dict() if self.pair is not None else None,

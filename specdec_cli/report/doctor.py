@@ -37,8 +37,11 @@ def print_doctor(console: Console, diagnosis: Diagnosis, not_claimed: tuple[str,
     """
     console.print(_machine_table(diagnosis.machine))
     console.print(_device_table(diagnosis.machine))
+    obstacle = diagnosis.decoder_obstacle
+    words = "compiled for this processor" if obstacle is None else f"{obstacle}, so transformers' forward runs instead"
+    console.print(Text(f"our own decoder on the CPU: {words}"), soft_wrap=True)
     for dtype, kernel in diagnosis.linear.items():
-        console.print(Text(f"linear layers in {dtype} on the CPU: {kernel}"), soft_wrap=True)
+        console.print(Text(f"transformers' linear layers in {dtype} on the CPU: {kernel}"), soft_wrap=True)
     _print_invariance(console, diagnosis)
     console.print(Text("bit-for-bit equality is not claimed, until tested here, for", style="dim"))
     for sentence in not_claimed:

@@ -136,7 +136,7 @@ def all_hold():
 def test_one_scale_for_all_rows_is_caught(monkeypatch, tmp_path):
     """The planted fault: what a row is rounded to follows from its company."""
     monkeypatch.setattr(invariance, "LINEAR_SHAPES", invariance.LINEAR_SHAPES[:2])
-    target = tiny_lm(tmp_path, dtype="bfloat16", quantize="int8")
+    target = tiny_lm(tmp_path, "mistral", dtype="bfloat16", quantize="int8")
     prompt = [[3, 9, 27, 81, 52, 60, 3, 9, 27]]
     assert all_hold()
     plain = tokens(decode(target, None, 0, prompt))

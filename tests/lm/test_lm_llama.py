@@ -1,12 +1,17 @@
 """Our own decoder: transformers' forward is its oracle, and what it does not know goes through transformers."""
 
+import platform
+from itertools import product
+
 import pytest
 import torch
+from planted import plant
 from tiny_engine import PROMPTS, decode, tokens
 from tiny_models import make_tiny
 
-from specdec_cli.lm import llama, llama_weights
+from specdec_cli.lm import llama, llama_weights, native
 from specdec_cli.lm.door import Row
+from specdec_cli.lm.invariance import row_invariance
 from specdec_cli.lm.load import load_lm
 from specdec_cli.sampling.params import SamplingParams
 
@@ -105,7 +110,7 @@ def test_the_model_is_left_with_shapes_and_no_memory(tmp_path):
 
 
 def test_many_small_writes_and_long_forwards(tmp_path):
-    """More pieces than are copied one by one, and more rows than buffers are kept for."""
+    """More rows than one tile takes, each with pieces of its own."""
     folder = str(make_tiny("llama", tmp_path))
     own, theirs = (load_lm(folder, decoder=decoder, max_num_seqs=12) for decoder in ("auto", "transformers"))
     rows = [Row(i, TEXT[i : i + 3 + i], 2) for i in range(12)]
@@ -125,12 +130,109 @@ def test_callers_may_write_into_logits(tmp_path):
 def test_a_planted_fault_is_caught(tmp_path, monkeypatch, fault):
     folder = str(make_tiny("llama", tmp_path, seed=3))
     right = score(load_lm(folder, decoder="transformers"))
-    if fault == "mask":  # a query sees the token behind it
-        window = llama._Masks.window
-        monkeypatch.setattr(llama._Masks, "window", lambda self, n, position, keys: window(self, n, position + 1, keys))
+    if fault == "mask":
+        plant(monkeypatch, "a query sees the token behind it")
     elif fault == "rotation":
-        turns = llama.LlamaDecoder._turns_at
-        monkeypatch.setattr(llama.LlamaDecoder, "_turns_at", lambda self, layout: turns(self, layout).conj())
+        turn = llama.LlamaDecoder._turn_to
+
+        def turn_back(self, num_positions):
+            turn(self, num_positions)
+            self._turns = self._turns.conj().resolve_conj()
+
+        monkeypatch.setattr(llama.LlamaDecoder, "_turn_to", turn_back)
     else:
         monkeypatch.setattr(llama_weights, "_pair_order", torch.arange)
     assert not torch.allclose(score(load_lm(folder)), right, atol=1e-2)
+
+
+@pytest.mark.parametrize(("dtype", "quantize"), [("float32", "none"), ("bfloat16", "none"), ("bfloat16", "int8")])
+def test_a_row_has_the_same_bits_in_any_company(tmp_path, dtype, quantize):
+    """Sizes that no vector divides, and a part of the outputs for each of three threads."""
+    shape = {"hidden_size": 88, "intermediate_size": 150, "num_attention_heads": 4, "head_dim": 22}
+    lm = load_lm(str(make_tiny("llama", tmp_path, **shape)), dtype=dtype, quantize=quantize)
+    whole = lm.score([Row(0, TEXT[:60], 60)])
+    before = torch.get_num_threads()
+    try:
+        for num_rows, num_threads in product((1, 2, 3, 5, 6, 7, 12, 25), (1, 3)):
+            torch.set_num_threads(num_threads)
+            lm.release(0)
+            lm.score([Row(0, TEXT[: 60 - num_rows], 0)])
+            company = Row(1, [*TEXT[:9], *TEXT[: 3 + num_rows]], 1)
+            found = lm.score([Row(0, TEXT[:60], num_rows), company])
+            assert torch.equal(found[:num_rows], whole[-num_rows:])
+            lm.release(1)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_row_that_follows_its_company_is_caught(monkeypatch):
+    plant(monkeypatch, "a row is another one in company")
+    found = [check for check in row_invariance(torch.float32) if "own decoder" in check.kernel]
+    assert found
+    assert not any(check.holds for check in found)
+
+
+def test_where_there_is_no_compiler_transformers_runs_and_it_is_said(tmp_path, monkeypatch):
+    folder = str(make_tiny("llama", tmp_path, seed=3))
+    right = score(load_lm(folder))
+    monkeypatch.setattr(native, "missing", lambda: "no C++ compiler `g++`")
+    lm = load_lm(folder)
+    assert lm.decoder == "transformers"
+    assert lm.decoder_obstacle == "no C++ compiler `g++`"
+    assert torch.allclose(score(lm), right, atol=2e-4, rtol=1e-4)
+
+
+@pytest.fixture
+def _anew(monkeypatch):
+    """What was built before is not found."""
+    for found in (native.missing, native.library, native._folder):
+        found.cache_clear()
+    yield
+    for found in (native.missing, native.library, native._folder):
+        found.cache_clear()
+
+
+@pytest.mark.usefixtures("_anew")
+class TestBuilding:
+    @pytest.mark.skipif(platform.machine() != "x86_64", reason="the flags are those of such processors")
+    @pytest.mark.parametrize("without", ["-mno-avx512f", "-mno-avx512f -mno-fma", "-mno-avx512bf16 -mno-avx512vnni"])
+    def test_older_processors(self, monkeypatch, tmp_path, without):
+        monkeypatch.setenv("CXX", f"g++ {without}")
+        folder = str(make_tiny("llama", tmp_path, seed=3, hidden_size=88, head_dim=22))
+        for dtype, quantize, tolerance in (
+            ("float32", "none", 2e-4),
+            ("bfloat16", "none", 0.2),
+            ("float32", "int8", 0.2),
+        ):
+            own = load_lm(folder, dtype=dtype, quantize=quantize)
+            theirs = load_lm(folder, dtype=dtype, quantize=quantize, decoder="transformers")
+            assert own.decoder_obstacle is None
+            assert torch.allclose(score(own), score(theirs), atol=tolerance, rtol=tolerance)
+        found = [*row_invariance(torch.float32), *row_invariance(torch.bfloat16)]
+        assert [check.holds for check in found if "own decoder" in check.kernel] == [True] * 4
+
+    def test_what_was_built_is_kept(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        assert native.missing() is None
+        (built,) = (tmp_path / "specdec").iterdir()
+        made = built.stat().st_mtime_ns
+        native.library.cache_clear()
+        native.library()
+        assert built.stat().st_mtime_ns == made
+
+    def test_a_cache_that_cannot_be_written_is_no_obstacle(self, tmp_path, monkeypatch):
+        (tmp_path / "file").write_text("")
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+        assert native.missing() is None
+
+    def test_a_missing_compiler_is_named(self, monkeypatch):
+        monkeypatch.setenv("CXX", "no-such-compiler -O2")
+        assert native.missing() == "no C++ compiler `no-such-compiler`"
+
+    def test_a_source_that_does_not_compile_is_said_with_the_compilers_words(self, monkeypatch, tmp_path):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        source = tmp_path / "broken.cpp"
+        source.write_text("int forward( {")
+        monkeypatch.setattr(native, "SOURCE", source)
+        assert "does not compile" in native.missing()
+        assert "error" in native.missing()

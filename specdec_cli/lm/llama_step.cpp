@@ -1,0 +1,548 @@
+// A forward of the Llama shape in one call: RMS norm, rotary positions, grouped heads, a gated MLP.
+//
+// A row's numbers are computed in one order, whatever rows are beside it, so that it has the same bits in any company.
+// Letters: n rows, H query heads, K key heads, G = H/K, D head size, I MLP width, V vocabulary.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <omp.h>
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+typedef float Floats __attribute__((vector_size(64), aligned(4)));
+typedef int32_t Ints __attribute__((vector_size(64), aligned(4)));
+constexpr long WIDTH = 16;
+constexpr int OUTPUTS = 4;  // weight rows that are multiplied together
+constexpr int ROWS = 6;     // by so many rows at most: 24 sums stay in registers
+
+inline Floats load(const float* from) {
+    Floats found;
+    std::memcpy(&found, from, sizeof found);
+    return found;
+}
+
+// The sums over each of N vectors, always in the same order.
+template <class Vector, class Number, int N>
+inline void sum_each(const Vector (&of)[N], Number (&found)[N]) {
+    for (int n = 0; n < N; n++) {
+        Number halves[WIDTH];
+        std::memcpy(halves, &of[n], sizeof halves);
+        for (long half = WIDTH / 2; half; half /= 2)
+            for (long i = 0; i < half; i++) halves[i] += halves[i + half];
+        found[n] = halves[0];
+    }
+}
+
+#if defined(__AVX512F__)
+inline __m128 quarter_of(Floats v) {
+    const __m512d whole = (__m512d)v;
+    const __m256 half = _mm256_add_ps((__m256)_mm512_castpd512_pd256(whole), (__m256)_mm512_extractf64x4_pd(whole, 1));
+    return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+}
+
+inline __m128i quarter_of(Ints v) {
+    const __m512i whole = (__m512i)v;
+    const __m256i half = _mm256_add_epi32(_mm512_castsi512_si256(whole), _mm512_extracti64x4_epi64(whole, 1));
+    return _mm_add_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+}
+
+inline void sum_each(const Floats (&of)[4], float (&found)[4]) {
+    const __m128 first = _mm_hadd_ps(quarter_of(of[0]), quarter_of(of[1]));
+    _mm_storeu_ps(found, _mm_hadd_ps(first, _mm_hadd_ps(quarter_of(of[2]), quarter_of(of[3]))));
+}
+
+inline void sum_each(const Ints (&of)[4], int32_t (&found)[4]) {
+    const __m128i first = _mm_hadd_epi32(quarter_of(of[0]), quarter_of(of[1]));
+    const __m128i last = _mm_hadd_epi32(quarter_of(of[2]), quarter_of(of[3]));
+    _mm_storeu_si128((__m128i*)found, _mm_hadd_epi32(first, last));
+}
+
+inline void sum_each(const Floats (&of)[1], float (&found)[1]) {
+    const __m128 quarter = quarter_of(of[0]), pairs = _mm_hadd_ps(quarter, quarter);
+    found[0] = _mm_cvtss_f32(_mm_hadd_ps(pairs, pairs));
+}
+#endif
+
+inline float sum_of(Floats v) {
+    const Floats of[1] = {v};
+    float found[1];
+    sum_each(of, found);
+    return found[0];
+}
+
+// w x + sums, rounded once where the machine can; the compiler itself may not join operations (-ffp-contract=off), for
+// it might in one copy of a loop and not in another, and rows would depend on their company.
+inline Floats multiply_add(Floats w, Floats x, Floats sums) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_fmadd_ps((__m512)w, (__m512)x, (__m512)sums);
+#elif defined(__FP_FAST_FMAF)
+    for (long i = 0; i < WIDTH; i++) sums[i] = __builtin_fmaf(w[i], x[i], sums[i]);
+    return sums;
+#else
+    return sums + w * x;
+#endif
+}
+
+inline float float_of(uint16_t bits) {
+    uint32_t wide = uint32_t(bits) << 16;
+    float found;
+    std::memcpy(&found, &wide, 4);
+    return found;
+}
+
+inline uint16_t bf16_of(float value) {  // to the nearest, ties to even
+    uint32_t bits;
+    std::memcpy(&bits, &value, 4);
+    if ((bits & 0x7fffffff) > 0x7f800000) return uint16_t(bits >> 16 | 64);
+    return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+inline Floats floats_of(const uint16_t* from) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from)), 16);
+#else
+    Floats found;
+    for (long i = 0; i < WIDTH; i++) found[i] = float_of(from[i]);
+    return found;
+#endif
+}
+
+inline Floats floats_of(const float* from) { return load(from); }
+inline float float_of(float value) { return value; }
+inline void put(float* to, float value) { *to = value; }
+inline void put(uint16_t* to, float value) { *to = bf16_of(value); }
+
+// e^x, to about one unit in the last place: 2^n times a polynomial of what is left (Cephes' expf).
+inline Floats exponential(Floats x) {
+    const Floats low = Floats{} - 87.3f, high = Floats{} + 88.3f;
+    x = x < low ? low : x;
+    x = x > high ? high : x;
+    Floats shifted = x * 1.44269504088896341f;
+    Ints n = __builtin_convertvector(shifted + (shifted < 0 ? Floats{} - 0.5f : Floats{} + 0.5f), Ints);
+    Floats whole = __builtin_convertvector(n, Floats);
+    x -= whole * 0.693359375f;
+    x -= whole * -2.12194440e-4f;
+    Floats y = Floats{} + 1.9875691500e-4f;
+    for (float c : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
+        y = multiply_add(y, x, Floats{} + c);
+    y = y * x * x + x + 1.0f;
+    Ints scale = (n + 127) << 23;
+    Floats power;
+    std::memcpy(&power, &scale, sizeof power);
+    return y * power;
+}
+
+// Kinds of weights: how a vector of them is multiplied with one of a row's, and how a row is made ready for that.
+struct Float32 {
+    using Weight = float;
+    using Input = float;
+    using Sum = float;
+    static constexpr long STEP = WIDTH;
+    typedef Floats Vector;
+    typedef Floats Sums;
+    static Vector load_weights(const float* from) { return load(from); }
+    static Vector load_inputs(const float* from) { return load(from); }
+    static Sums add(Sums sums, Vector w, Vector x) { return multiply_add(w, x, sums); }
+    static float times(float w, float x) { return w * x; }
+    static float prepare(const float* row, long size, float* out) {
+        std::memcpy(out, row, size * sizeof(float));
+        return 1.0f;
+    }
+};
+
+struct BFloat16 {
+    using Weight = uint16_t;
+    using Input = uint16_t;
+    using Sum = float;
+    static constexpr long STEP = 2 * WIDTH;
+    typedef Floats Sums;
+#if defined(__AVX512BF16__)
+    typedef __m512bh Vector;
+    static Vector load_weights(const uint16_t* from) { return (__m512bh)_mm512_loadu_si512(from); }
+    static Vector load_inputs(const uint16_t* from) { return (__m512bh)_mm512_loadu_si512(from); }
+    static Sums add(Sums sums, Vector w, Vector x) { return (Sums)_mm512_dpbf16_ps((__m512)sums, w, x); }
+#else
+    struct Vector { Floats low, high; };
+    static Vector load_weights(const uint16_t* from) { return {floats_of(from), floats_of(from + WIDTH)}; }
+    static Vector load_inputs(const uint16_t* from) { return load_weights(from); }
+    static Sums add(Sums sums, Vector w, Vector x) { return multiply_add(w.high, x.high, multiply_add(w.low, x.low, sums)); }
+#endif
+    static float times(uint16_t w, uint16_t x) { return float_of(w) * float_of(x); }
+    static float prepare(const float* row, long size, uint16_t* out) {
+        for (long i = 0; i < size; i++) out[i] = bf16_of(row[i]);
+        return 1.0f;
+    }
+};
+
+// Whole numbers; a row's are unsigned with 128 for 0, which the sums of a weight's take off again.
+struct Int8 {
+    using Weight = int8_t;
+    using Input = uint8_t;
+    using Sum = int32_t;
+    static constexpr long STEP = 4 * WIDTH;
+    typedef Ints Sums;
+#if defined(__AVX512VNNI__)
+    typedef __m512i Vector;
+    static Vector load_weights(const int8_t* from) { return _mm512_loadu_si512(from); }
+    static Vector load_inputs(const uint8_t* from) { return _mm512_loadu_si512(from); }
+    static Sums add(Sums sums, Vector w, Vector x) { return (Sums)_mm512_dpbusd_epi32((__m512i)sums, x, w); }
+#else
+    struct Vector { int16_t of[STEP]; };
+    template <class T>
+    static Vector load_any(const T* from) {
+        Vector found;
+        for (long i = 0; i < STEP; i++) found.of[i] = from[i];
+        return found;
+    }
+    static Vector load_weights(const int8_t* from) { return load_any(from); }
+    static Vector load_inputs(const uint8_t* from) { return load_any(from); }
+    static Sums add(Sums sums, const Vector& w, const Vector& x) {
+        for (long i = 0; i < WIDTH; i++)
+            for (long j = 0; j < 4; j++) sums[i] += int32_t(w.of[4 * i + j]) * x.of[4 * i + j];
+        return sums;
+    }
+#endif
+    static int32_t times(int8_t w, uint8_t x) { return int32_t(w) * x; }
+    static float prepare(const float* row, long size, uint8_t* out) {
+        float largest = 0.0f;
+        for (long i = 0; i < size; i++) largest = std::max(largest, std::fabs(row[i]));
+        const float scale = largest > 0.0f ? 127.0f / largest : 0.0f;
+        for (long i = 0; i < size; i++) out[i] = uint8_t(row[i] * scale + 128.5f);
+        return largest;
+    }
+};
+
+}  // namespace
+
+extern "C" {
+
+// Weights [out, in] of a kind; `scales` and `sums` [out] for int8, `bias` [out] where there is one.
+struct Matrix {
+    const void* weight;
+    const float* scales;
+    const int32_t* sums;
+    const float* bias;
+    int64_t out, in;
+};
+
+struct Layer {
+    const float* input_norm;
+    Matrix qkv;
+    const float* head_norm;  // [H + K, D] or none
+    Matrix output;
+    const float* mlp_norm;
+    Matrix gate_up, down;
+};
+
+struct Model {
+    const Layer* layers;
+    const void* embedding;
+    const float* norm;
+    Matrix head;
+    int64_t num_layers, hidden, num_heads, num_key_heads, head_size, mlp;
+    int64_t kind;        // of weights: 0 float32, 1 bfloat16, 2 int8
+    int64_t is_half;     // the embedding and the cache are bfloat16
+    float epsilon, scale;
+};
+
+struct Row {
+    int64_t token, position, slot;  // where its key is written; -1 nowhere
+    int64_t first_slot;             // of its sequence's keys where they lie in one piece
+    const int64_t* slots;           // of each key, where they do not
+};
+
+struct Step {
+    const Row* rows;
+    const int64_t* wanted;
+    int64_t num_rows, num_wanted, num_slots, most_keys, num_threads;
+    void* cache;           // [layers, 2K, slots, D]
+    const float* turns;    // [positions, D/2, 2]
+    float* scratch;        // as many as `scratch_floats` says
+    float* logits;         // [num_wanted, V]
+};
+
+int64_t scratch_floats(const Model* m, const Step* s) {
+    const int64_t heads = m->num_heads + 2 * m->num_key_heads, n = s->num_rows;
+    const int64_t widest = std::max({m->hidden, m->num_heads * m->head_size, m->mlp});
+    const int64_t shared = n * (m->hidden + heads * m->head_size + m->num_heads * m->head_size + 2 * m->mlp);
+    const int64_t own = n * (2 * widest + 32) + m->num_heads / m->num_key_heads * (s->most_keys + 32) + 64;
+    return shared + s->num_threads * own;
+}
+}
+
+namespace {
+
+struct Part { long begin, end; };
+
+Part part_of(long count, long grain, int thread, int threads) {
+    const long grains = (count + grain - 1) / grain;
+    return {std::min(count, grains * thread / threads * grain), std::min(count, grains * (thread + 1) / threads * grain)};
+}
+
+template <class Kind, int R, int O>
+inline void multiply(const typename Kind::Weight* w, const typename Kind::Input* x, long in, long pitch,
+                     typename Kind::Sum (&found)[R][O]) {
+    typename Kind::Sums sums[R][O] = {};
+    long i = 0;
+    for (; i + Kind::STEP <= in; i += Kind::STEP) {
+        typename Kind::Vector weights[O];
+        for (int o = 0; o < O; o++) {
+            weights[o] = Kind::load_weights(w + o * in + i);
+            __builtin_prefetch(w + (o + O) * in + i);
+        }
+        for (int r = 0; r < R; r++) {
+            const auto inputs = Kind::load_inputs(x + r * pitch + i);
+            for (int o = 0; o < O; o++) sums[r][o] = Kind::add(sums[r][o], weights[o], inputs);
+        }
+    }
+    for (int r = 0; r < R; r++) {
+        sum_each(sums[r], found[r]);
+        for (int o = 0; o < O; o++)
+            for (long j = i; j < in; j++) found[r][o] += Kind::times(w[o * in + j], x[r * pitch + j]);
+    }
+}
+
+// x [n, in] times a part of the outputs; what comes out of row r at output o goes to `take(r, o, value)`.
+template <class Kind>
+struct Product {
+    const Matrix& m;
+    const typename Kind::Input* x;
+    const float* largest;
+    long n, pitch;
+
+    template <int R, int O, class Take>
+    void tile(long row, long o, Take take) const {
+        typename Kind::Sum found[R][O];
+        multiply<Kind, R, O>((const typename Kind::Weight*)m.weight + o * m.in, x + row * pitch, m.in, pitch, found);
+        for (int r = 0; r < R; r++)
+            for (int i = 0; i < O; i++) {
+                float value;
+                if constexpr (sizeof(typename Kind::Weight) == 1)
+                    value = float(found[r][i] - 128 * m.sums[o + i]) * m.scales[o + i] * largest[row + r];
+                else
+                    value = found[r][i];
+                take(row + r, o + i, m.bias ? value + m.bias[o + i] : value);
+            }
+    }
+
+    template <int O, class Take>
+    void rows(long o, Take take) const {
+        long row = 0;
+        for (; row + ROWS <= n; row += ROWS) tile<ROWS, O>(row, o, take);
+        switch (n - row) {
+            case 5: return tile<5, O>(row, o, take);
+            case 4: return tile<4, O>(row, o, take);
+            case 3: return tile<3, O>(row, o, take);
+            case 2: return tile<2, O>(row, o, take);
+            case 1: return tile<1, O>(row, o, take);
+        }
+    }
+
+    template <class Take>
+    void outputs(Part part, Take take) const {
+        long o = part.begin;
+        for (; o + OUTPUTS <= part.end; o += OUTPUTS) rows<OUTPUTS>(o, take);
+        for (; o < part.end; o++) rows<1>(o, take);
+    }
+};
+
+// A thread's own inputs of a product.
+template <class Kind>
+struct Inputs {
+    typename Kind::Input* x;
+    float* largest;
+    float* row;
+
+    void prepare(long r, const float* from, long size) { largest[r] = Kind::prepare(from, size, x + r * size); }
+
+    void normed(const float* from, const float* weight, long n, long size, float epsilon) {
+        for (long r = 0; r < n; r++) {
+            norm(from + r * size, weight, size, epsilon, row);
+            prepare(r, row, size);
+        }
+    }
+
+    static void norm(const float* x, const float* weight, long size, float epsilon, float* out) {
+        Floats squares = {};
+        long i = 0;
+        for (; i + WIDTH <= size; i += WIDTH) squares = multiply_add(load(x + i), load(x + i), squares);
+        float total = sum_of(squares);
+        for (; i < size; i++) total += x[i] * x[i];
+        const float by = 1.0f / std::sqrt(total / float(size) + epsilon);
+        for (i = 0; i < size; i++) out[i] = x[i] * by * weight[i];
+    }
+
+    Product<Kind> times(const Matrix& m, long n) const { return {m, x, largest, n, m.in}; }
+};
+
+template <class Number>
+inline float dot(const float* q, const Number* k, long size) {
+    Floats sums = {};
+    long i = 0;
+    for (; i + WIDTH <= size; i += WIDTH) sums = multiply_add(load(q + i), floats_of(k + i), sums);
+    float total = size >= WIDTH ? sum_of(sums) : 0.0f;
+    for (; i < size; i++) total += q[i] * float_of(k[i]);
+    return total;
+}
+
+inline void soften(float* scores, long count) {  // to probabilities
+    float largest = scores[0];
+    for (long i = 1; i < count; i++) largest = std::max(largest, scores[i]);
+    const long padded = (count + WIDTH - 1) / WIDTH * WIDTH;
+    std::fill(scores + count, scores + padded, -INFINITY);
+    Floats sums = {};
+    for (long i = 0; i < padded; i += WIDTH) {
+        Floats e = exponential(load(scores + i) - largest);
+        if (i + WIDTH > count)
+            for (long j = count - i; j < WIDTH; j++) e[j] = 0.0f;
+        std::memcpy(scores + i, &e, sizeof e);
+        sums += e;
+    }
+    const float by = 1.0f / sum_of(sums);
+    for (long i = 0; i < count; i++) scores[i] *= by;
+}
+
+// One row's G queries against the keys of one head, as many as are at or before its position.
+template <class Number>
+void attend(const Row& row, const float* queries, long pitch, long groups, const Number* keys, const Number* values,
+            long size, float scale, float* scores, long score_pitch, float* out) {
+    const long count = row.position + 1;
+    auto slot = [&](long t) { return row.slots ? row.slots[t] : row.first_slot + t; };
+    for (long t = 0; t < count; t++)
+        for (long g = 0; g < groups; g++)
+            scores[g * score_pitch + t] = dot(queries + g * pitch, keys + slot(t) * size, size) * scale;
+    for (long g = 0; g < groups; g++) {
+        float* own = scores + g * score_pitch;
+        soften(own, count);
+        float* to = out + g * pitch;
+        long i = 0;
+        for (; i + 4 * WIDTH <= size; i += 4 * WIDTH) {
+            Floats sums[4] = {};
+            for (long t = 0; t < count; t++)
+                for (int j = 0; j < 4; j++)
+                    sums[j] = multiply_add(Floats{} + own[t], floats_of(values + slot(t) * size + i + j * WIDTH), sums[j]);
+            std::memcpy(to + i, sums, sizeof sums);
+        }
+        for (; i + WIDTH <= size; i += WIDTH) {
+            Floats sums = {};
+            for (long t = 0; t < count; t++)
+                sums = multiply_add(Floats{} + own[t], floats_of(values + slot(t) * size + i), sums);
+            std::memcpy(to + i, &sums, sizeof sums);
+        }
+        for (; i < size; i++) {
+            float sum = 0.0f;
+            for (long t = 0; t < count; t++) sum += own[t] * float_of(values[slot(t) * size + i]);
+            to[i] = sum;
+        }
+    }
+}
+
+template <class Kind, class Number>
+void run(const Model& m, const Step& s) {
+    const long n = s.num_rows, D = m.head_size, H = m.num_heads, K = m.num_key_heads, G = H / K, I = m.mlp;
+    const long heads = H + 2 * K, width = H * D, hidden = m.hidden, widest = std::max({hidden, width, I});
+    float* const x = s.scratch;
+    float* const qkv = x + n * hidden;
+    float* const attended = qkv + n * heads * D;
+    float* const gate_up = attended + n * width;
+    float* const own = gate_up + n * 2 * I;
+    const long score_pitch = (s.most_keys + 31) / WIDTH * WIDTH;
+    const long own_size = n * (2 * widest + 32) + G * (s.most_keys + 32) + 64;
+
+#pragma omp parallel num_threads(int(s.num_threads))
+    {
+        const int thread = omp_get_thread_num(), threads = omp_get_num_threads();
+        float* const mine = own + thread * own_size;
+        Inputs<Kind> inputs{(typename Kind::Input*)mine, mine + n * widest, mine + n * (widest + 1)};
+        float* const scores = mine + n * (2 * widest + 32);
+        {
+            const Part part = part_of(n, 1, thread, threads);
+            for (long r = part.begin; r < part.end; r++)
+                for (long i = 0; i < hidden; i++)
+                    x[r * hidden + i] = float_of(((const Number*)m.embedding)[s.rows[r].token * hidden + i]);
+        }
+#pragma omp barrier
+        for (long l = 0; l < m.num_layers; l++) {
+            const Layer& layer = m.layers[l];
+            Number* const keys = (Number*)s.cache + l * 2 * K * s.num_slots * D;
+            Number* const values = keys + K * s.num_slots * D;
+
+            inputs.normed(x, layer.input_norm, n, hidden, m.epsilon);
+            inputs.times(layer.qkv, n).outputs(part_of(heads * D, OUTPUTS, thread, threads),
+                                               [&](long r, long o, float v) { qkv[r * heads * D + o] = v; });
+#pragma omp barrier
+            const Part turned = part_of(n * (heads - K), 1, thread, threads);  // a row's query and key heads
+            for (long i = turned.begin; i < turned.end; i++) {
+                const long r = i / (heads - K), h = i % (heads - K);
+                float* const head = qkv + (r * heads + h) * D;
+                if (layer.head_norm) inputs.norm(head, layer.head_norm + h * D, D, m.epsilon, head);
+                const float* const turn = s.turns + s.rows[r].position * D;
+                for (long j = 0; j < D; j += 2) {
+                    const float a = head[j], b = head[j + 1], c = turn[j], d = turn[j + 1];
+                    head[j] = a * c - b * d;
+                    head[j + 1] = a * d + b * c;
+                }
+                if (h < H || s.rows[r].slot < 0) continue;
+                const long place = ((h - H) * s.num_slots + s.rows[r].slot) * D;
+                for (long j = 0; j < D; j++) {
+                    put(keys + place + j, head[j]);
+                    put(values + place + j, head[K * D + j]);
+                }
+            }
+#pragma omp barrier
+            const Part tasks = part_of(n * K, 1, thread, threads);
+            for (long i = tasks.begin; i < tasks.end; i++) {
+                const long k = i / n, r = i % n;  // query heads stand group by group: g K + k
+                attend(s.rows[r], qkv + (r * heads + k) * D, K * D, G, keys + k * s.num_slots * D,
+                       values + k * s.num_slots * D, D, m.scale, scores, score_pitch, attended + r * width + k * D);
+            }
+#pragma omp barrier
+            for (long r = 0; r < n; r++) inputs.prepare(r, attended + r * width, width);
+            inputs.times(layer.output, n).outputs(part_of(hidden, OUTPUTS, thread, threads),
+                                                  [&](long r, long o, float v) { x[r * hidden + o] += v; });
+#pragma omp barrier
+            inputs.normed(x, layer.mlp_norm, n, hidden, m.epsilon);
+            const auto gates = inputs.times(layer.gate_up, n);
+            const Part part = part_of(I, WIDTH, thread, threads);
+            const auto take = [&](long r, long o, float v) { gate_up[r * 2 * I + o] = v; };
+            gates.outputs(part, take);
+            gates.outputs({I + part.begin, I + part.end}, take);
+            for (long r = 0; r < n; r++) {
+                float* const gate = gate_up + r * 2 * I;
+                long i = part.begin;
+                for (; i + WIDTH <= part.end; i += WIDTH) {
+                    const Floats g = load(gate + i);
+                    const Floats v = g / (exponential(Floats{} - g) + 1.0f) * load(gate + I + i);
+                    std::memcpy(gate + i, &v, sizeof v);
+                }
+                for (; i < part.end; i++) gate[i] = gate[i] / (std::exp(-gate[i]) + 1.0f) * gate[I + i];
+            }
+#pragma omp barrier
+            for (long r = 0; r < n; r++) inputs.prepare(r, gate_up + r * 2 * I, I);
+            inputs.times(layer.down, n).outputs(part_of(hidden, OUTPUTS, thread, threads),
+                                                [&](long r, long o, float v) { x[r * hidden + o] += v; });
+#pragma omp barrier
+        }
+        for (long i = 0; i < s.num_wanted; i++) {
+            inputs.norm(x + s.wanted[i] * hidden, m.norm, hidden, m.epsilon, inputs.row);
+            inputs.prepare(i, inputs.row, hidden);
+        }
+        const long V = m.head.out;
+        inputs.times(m.head, s.num_wanted).outputs(part_of(V, OUTPUTS, thread, threads),
+                                                   [&](long r, long o, float v) { s.logits[r * V + o] = v; });
+    }
+}
+
+}  // namespace
+
+extern "C" void forward(const Model* m, const Step* s) {
+    if (m->kind == 0) return run<Float32, float>(*m, *s);
+    if (m->kind == 1) return run<BFloat16, uint16_t>(*m, *s);
+    if (m->is_half) return run<Int8, uint16_t>(*m, *s);
+    run<Int8, float>(*m, *s);
+}

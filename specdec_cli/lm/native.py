@@ -1,0 +1,95 @@
+"""The compiled half of our own decoder: built for this machine's processor by its C++ compiler, once, and kept.
+
+It is compiled where it runs and not when the package is made, because a processor's own instructions (AVX-512's
+bfloat16 and whole-number products) are what it is for. That takes some seconds; the result lies in the user's cache,
+under a name that follows from the source, the compiler and the processor.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("llama_step.cpp")
+# Operations may not be joined as the compiler likes: it might join them in one copy of a loop and not in another.
+_FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fopenmp")
+_SECONDS = 300
+
+
+def compiler() -> list[str]:
+    """The command of the C++ compiler: what CXX names, else the system's usual one."""
+    usual = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
+    return (os.environ.get("CXX", "").strip() or usual).split()
+
+
+@functools.cache
+def missing() -> str | None:
+    """Why there is no compiled decoder on this machine; None where it was built and loaded."""
+    try:
+        library()
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"no C++ compiler `{compiler()[0]}`" if shutil.which(compiler()[0]) is None else _reason(error)
+    return None
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The compiled decoder.
+
+    Raises:
+        OSError, subprocess.SubprocessError: it cannot be built or loaded; `missing` says it in words.
+    """
+    return load(SOURCE.read_text(encoding="utf-8"))
+
+
+def load(source: str) -> ctypes.CDLL:
+    """Build a source if that was not done before, and load it; errors as in `library`."""
+    command = [*compiler(), *_FLAGS, "-x", "c++"]
+    # What the compiler defines before it reads a line names itself and the processor's instructions.
+    defined = subprocess.run([*command, "-dM", "-E", os.devnull], capture_output=True, check=True, timeout=_SECONDS)
+    name = hashlib.sha256(defined.stdout + " ".join(command).encode() + source.encode()).hexdigest()[:32]
+    path = _folder() / f"llama-step-{name}.so"
+    if not path.exists():
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            made = Path(folder, path.name)
+            subprocess.run(
+                [*command, "-shared", "-fPIC", "-", "-o", str(made)],
+                input=source.encode(),
+                capture_output=True,
+                check=True,
+                timeout=_SECONDS,
+            )
+            made.replace(path)
+    found = ctypes.CDLL(str(path))
+    found.scratch_floats.restype = ctypes.c_int64
+    found.forward.restype = None
+    return found
+
+
+@functools.cache
+def _folder() -> Path:
+    """The user's cache, or where that cannot be written a folder of this process."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME", "").strip() or Path.home() / ".cache", "specdec")
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return _temporary()
+    return cache if os.access(cache, os.W_OK) else _temporary()
+
+
+def _temporary() -> Path:
+    return Path(tempfile.mkdtemp(prefix="specdec-"))
+
+
+def _reason(error: Exception) -> str:
+    """The compiler's own first complaint, else the error's first line."""
+    said = error.stderr.decode(errors="replace") if isinstance(error, subprocess.CalledProcessError) else str(error)
+    lines = [line.strip() for line in said.splitlines() if line.strip()] or [type(error).__name__]
+    return f"its own does not compile: {next((line for line in lines if 'error' in line), lines[0])}"

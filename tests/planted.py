@@ -1,0 +1,18 @@
+"""Faults planted in the source of our own decoder, which is then compiled with them."""
+
+import pytest
+
+from specdec_cli.lm import native
+
+FAULTS = {
+    "a query sees the token behind it": ("count = row.position + 1", "count = row.position + 2"),
+    "a row is another one in company": ("m.bias ? value", "R > 1 ? value * 1.0001f : m.bias ? value"),
+}
+
+
+def plant(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    """Have every decoder that is made from now on run with a fault."""
+    source = native.SOURCE.read_text()
+    assert source.count(FAULTS[fault][0]) == 1
+    library = native.load(source.replace(*FAULTS[fault]))
+    monkeypatch.setattr(native, "library", lambda: library)
