@@ -57,7 +57,7 @@ class RowMasks:
         # The smallest number instead of -inf: some of these models add masks before they scale.
         lowest = torch.finfo(dtype).min
         num_keys = sum(span.num_keys for span in spans)
-        joined = torch.full((spans[-1].stop, num_keys), lowest, dtype=dtype, device=self.layout.positions.device)
+        joined = torch.full((spans[-1].stop, num_keys), lowest, dtype=dtype, device=self.layout.device)
         column = 0
         for index, span in enumerate(spans):
             block = joined[span.start : span.stop, column : column + span.num_keys]

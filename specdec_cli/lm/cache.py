@@ -47,23 +47,30 @@ class Layout:
     """One forward: n tokens of several sequences.
 
     Args:
-        positions: [1, n] int64, each token's position in its own sequence.
+        places: each token's position in its own sequence.
         spans: the queries, in order; together they cover all n tokens.
         pieces: (start, stop, slot): tokens start..stop-1 are written to slot, slot+1, ...
         num_written: the first so many tokens are written (a padding token is not).
         bitwise: attention must give a row the same bits in whatever company.
+        device: where the forward runs.
     """
 
-    positions: Tensor
+    places: list[int]
     spans: list[Span]
     pieces: list[tuple[int, int, int]]
     num_written: int
     bitwise: bool
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """The places [1, n] int64."""
+        return torch.tensor([self.places], device=self.device)
 
     @cached_property
     def key_positions(self) -> Tensor:
         """Positions of the longest span's keys [T] int64."""
-        return torch.arange(max(span.num_keys for span in self.spans), device=self.positions.device)
+        return torch.arange(max(span.num_keys for span in self.spans), device=self.device)
 
     @cached_property
     def write_slots(self) -> Tensor | None:
@@ -71,7 +78,7 @@ class Layout:
         if len(self.pieces) <= MAX_PIECES:
             return None
         slots = [slot + i for start, stop, slot in self.pieces for i in range(stop - start)]
-        return torch.tensor(slots, device=self.positions.device)
+        return torch.tensor(slots, device=self.device)
 
 
 class LayerStore:

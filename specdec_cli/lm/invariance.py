@@ -76,7 +76,7 @@ def _decoder_checks(dtype: torch.dtype) -> Iterator[InvarianceCheck]:
         def last(num_rows: int, decoder: LlamaDecoder = decoder) -> Tensor:
             start = len(tokens) - num_rows
             spans = [Span(0, num_rows, len(tokens), 0, None, start)]
-            layout = Layout(torch.empty(0), spans, [(0, num_rows, start)], num_rows, False)
+            layout = Layout([], spans, [(0, num_rows, start)], num_rows, False)
             return decoder.forward(tokens[start:], layout, list(range(num_rows)))
 
         whole = last(len(tokens))
@@ -130,14 +130,13 @@ def _attention_checks(dtype: torch.dtype, generator: torch.Generator) -> Iterato
 
 def _attend(store: LayerStore, queries: Tensor, first: int) -> Tensor:
     """Attention as a forward does it, of queries at positions first, first + 1, ..."""
-    positions = torch.arange(first, first + queries.shape[2])
     spans, start = [], 0
     while start < queries.shape[2]:
         num_keys = ((first + start) // KEY_GRAIN + 1) * KEY_GRAIN
         stop = min(queries.shape[2], num_keys - first)
         spans.append(Span(start, stop, num_keys, 0, None))
         start = stop
-    layout = Layout(positions[None], spans, [], 0, store.keys.dtype != torch.float32)
+    layout = Layout(list(range(first, first + queries.shape[2])), spans, [], 0, store.keys.dtype != torch.float32)
     return attend(torch.nn.Identity(), queries, store, store, RowMasks(layout, causal))[0]
 
 

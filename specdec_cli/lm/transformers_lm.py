@@ -230,7 +230,7 @@ class TransformersLM:
             # One row alone takes another kernel than two or more: a copy of it rides along, and is not written.
             tokens, positions = tokens * 2, positions * 2
             spans[0].stop += 1
-        layout = Layout(torch.tensor([positions], device=self.device), spans, pieces, num_written, self._packed_bitwise)
+        layout = Layout(positions, spans, pieces, num_written, self._packed_bitwise, self.device)
         return tokens, layout, wanted
 
     def _spans(self, feed: Feed, start: int) -> Iterator[Span]:
@@ -335,9 +335,8 @@ class TransformersLM:
 
     def _try(self, cache: BlockCache, num_tokens: int) -> Tensor:
         """Logits [num_tokens, V] of a sequence of the first token alone, on a cache of its own."""
-        positions = torch.tensor([list(range(num_tokens))], device=self.device)
         span, piece = Span(0, num_tokens, num_tokens, 0, None), (0, num_tokens, 0)
-        layout = Layout(positions, [span], [piece], num_tokens, False)
+        layout = Layout(list(range(num_tokens)), [span], [piece], num_tokens, False, self.device)
         return self._forward(cache, [0] * num_tokens, layout, list(range(num_tokens)))
 
     def _affordable_blocks(self, max_num_seqs: int, extra_tokens: int, kv_cache_bytes: KVCacheBytes) -> int:

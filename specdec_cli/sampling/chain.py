@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 
 import numpy as np
 import numpy.typing as npt
@@ -123,17 +124,17 @@ def distribution(logits: Tensor, rows: Sequence[ChainRow], num_tokens: int) -> D
     Raises:
         LogitsError: a position's logits are NaN or infinite, or every token is banned there.
     """
-    counts = np.array([len(row.drafted) + 1 for row in rows], dtype=np.int64)
-    assert logits.shape[0] == counts.sum(), "logits have one position for each drafted token and one more per row"
+    lengths = [len(row.drafted) + 1 for row in rows]
+    num_positions = sum(lengths)
+    assert logits.shape[0] == num_positions, "logits have one position for each drafted token and one more per row"
     assert logits.shape[1] >= num_tokens, "logits cover the real vocabulary"
-    starts = np.cumsum(counts) - counts
-    scores = _edit(logits[:, :num_tokens], rows, starts)
-    argmax = _argmax(scores)
-    top = scores.gather(1, argmax[:, None])
-    _check(top, rows, counts)
+    scores = _edit(logits[:, :num_tokens], rows, lengths)
+    argmax, top = _largest(scores)
+    _check(top, rows, lengths)
     params = [row.params for row in rows]
     if not any(one.temperature for one in params):
-        return Distribution(scores, argmax, np.ones(len(scores), dtype=np.bool_), None)
+        return Distribution(scores, argmax, np.ones(num_positions, dtype=np.bool_), None)
+    counts = np.array(lengths, dtype=np.int64)
     temperature = np.repeat(np.array([one.temperature for one in params], dtype=np.float64), counts)
     one_hot: BoolArray = temperature == 0
     probs = _cut(_divide(scores, top, temperature), params, counts, one_hot).softmax(dim=-1)
@@ -143,22 +144,24 @@ def distribution(logits: Tensor, rows: Sequence[ChainRow], num_tokens: int) -> D
     return Distribution(scores, argmax, one_hot, probs)
 
 
-def _argmax(scores: Tensor) -> Tensor:
-    """The first of the largest scores, or of NaNs."""
-    if scores.device.type == "cpu":
-        # numpy's vectorised search takes a tenth of torch's time on a CPU.
-        return torch.from_numpy(np.asarray(scores.detach().numpy().argmax(axis=-1)))
-    return scores.argmax(dim=-1)
+def _largest(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """The first of the largest scores, or of NaNs: its token [n] int64, itself [n, 1]."""
+    if scores.device.type != "cpu":
+        argmax = scores.argmax(dim=-1)
+        return argmax, scores.gather(1, argmax[:, None])
+    # numpy's vectorised search takes a tenth of torch's time on a CPU.
+    values = scores.detach().numpy()
+    best = np.asarray(values.argmax(axis=-1))
+    return torch.from_numpy(best), torch.from_numpy(values[np.arange(len(best)), best, None])
 
 
-def _check(top: Tensor, rows: Sequence[ChainRow], counts: IntArray) -> None:
+def _check(top: Tensor, rows: Sequence[ChainRow], lengths: Sequence[int]) -> None:
     """Refuse positions whose largest score is no finite number."""
-    values = top[:, 0].cpu().numpy()
-    fine = np.isfinite(values)
-    if fine.all():
+    values = top[:, 0].tolist()
+    position = next((i for i, value in enumerate(values) if not isfinite(value)), None)
+    if position is None:
         return
-    position = int(np.flatnonzero(~fine)[0])
-    row = int(np.searchsorted(np.cumsum(counts), position, side="right"))
+    row = int(np.searchsorted(np.cumsum(lengths), position, side="right"))
     if values[position] == NEVER:
         raise LogitsError(
             "every token is banned", row, "lower min_tokens, or relax logit_bias, stop_token_ids or the grammar"
@@ -235,10 +238,12 @@ def _keep_best(scaled: Tensor, threshold: Tensor, keep: Tensor) -> None:
     scaled.masked_fill_(~(above | equal), NEVER)
 
 
-def _edit(scores: Tensor, rows: Sequence[ChainRow], starts: IntArray) -> Tensor:
+def _edit(scores: Tensor, rows: Sequence[ChainRow], lengths: Sequence[int]) -> Tensor:
     """Logit bias, penalties and bans; a copy of scores [n, V] where any row wants one."""
     if not any(map(_is_edited, rows)):
         return scores
+    counts = np.array(lengths, dtype=np.int64)
+    starts = np.cumsum(counts) - counts
     biased = [i for i, row in enumerate(rows) if row.params.logit_bias]
     penalised = [i for i, row in enumerate(rows) if _has_penalty(row.params)]
     banned = [i for i, row in enumerate(rows) if row.stop_ids and _num_emitted(row) < row.params.min_tokens]

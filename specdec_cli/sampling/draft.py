@@ -31,9 +31,9 @@ def draft_tokens(
     Returns:
         One token per row; a one-hot row gives its likeliest token, whatever the mode.
     """
-    tokens = q.argmax.clone()
     if q.probs is None:
-        return tokens.tolist()
+        return q.argmax.tolist()
+    tokens = q.argmax.clone()
     is_gumbel = np.array([mode == "gumbel" for mode in modes], dtype=np.bool_)
     for shared in (True, False):
         rows = np.flatnonzero(~q.one_hot & (is_gumbel == shared)).tolist()
