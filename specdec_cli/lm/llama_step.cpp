@@ -210,7 +210,12 @@ struct Int8 {
     static int32_t times(int8_t w, uint8_t x) { return int32_t(w) * x; }
     static float prepare(const float* row, long size, uint8_t* out) {
         float largest = 0.0f;
-        for (long i = 0; i < size; i++) largest = std::max(largest, std::fabs(row[i]));
+        bool is_number = true;
+        for (long i = 0; i < size; i++) {
+            largest = std::max(largest, std::fabs(row[i]));
+            is_number &= row[i] == row[i];
+        }
+        if (!is_number) largest = NAN;  // which a maximum passes over, and a person has to hear of
         const float scale = largest > 0.0f ? 127.0f / largest : 0.0f;
         for (long i = 0; i < size; i++) out[i] = uint8_t(row[i] * scale + 128.5f);
         return largest;

@@ -165,6 +165,14 @@ def test_a_row_has_the_same_bits_in_any_company(tmp_path, dtype, quantize):
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize(("dtype", "quantize"), [("float32", "none"), ("bfloat16", "none"), ("float32", "int8")])
+def test_what_is_no_number_stays_none(tmp_path, dtype, quantize):
+    lm = load_lm(str(make_tiny("llama", tmp_path)), dtype=dtype, quantize=quantize)
+    lm._decoder._embedding[7, 3] = torch.nan
+    assert not lm.score([Row(0, [7], 1)]).isfinite().any()
+    assert lm.score([Row(1, [8], 1)]).isfinite().all()
+
+
 def test_a_row_that_follows_its_company_is_caught(monkeypatch):
     plant(monkeypatch, "a row is another one in company")
     found = [check for check in row_invariance(torch.float32) if "own decoder" in check.kernel]
