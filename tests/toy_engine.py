@@ -73,6 +73,9 @@ class TableLM:
                 logits.append(self.table[before, row.context[end - 1]])
         return torch.stack(logits) if logits else torch.empty(0, self.vocab_size)
 
+    def guess(self, rows: list[Row], num_tokens: int) -> None:
+        pass
+
     def release(self, handle: int) -> None:
         pass
 

@@ -66,7 +66,9 @@ class Drafter:
             if row.cache_salt is not None and row.handle not in self._num_fed:
                 self._num_fed[row.handle] = self.lm.adopt(row.handle, row.context, row.cache_salt)
         drafts = [_Draft(row, place) for place, row in enumerate(rows)]
-        self._feed_long_contexts([draft for draft in drafts if draft.wants_more(self.lm.max_context)])
+        drafting = [draft for draft in drafts if draft.wants_more(self.lm.max_context)]
+        self._feed_long_contexts(drafting)
+        self._follow_likeliest([draft for draft in drafting if draft.follows_likeliest])
         offset = 0
         while active := [draft for draft in drafts if draft.wants_more(self.lm.max_context)]:
             q = self._score(active)
@@ -92,6 +94,15 @@ class Drafter:
             self.lm.score([Row(row.handle, row.context[: fed[row.handle]], num_logits=0) for row in long])
         for draft in drafts:
             fed[draft.row.handle] = len(draft.row.context)
+
+    def _follow_likeliest(self, drafts: Sequence[_Draft]) -> None:
+        """Guess for rows of likeliest tokens in one call, where the LM has one for it."""
+        from specdec_cli.lm.door import Row
+
+        rows = [Row(d.row.handle, d.row.context, d.most_tokens(self.lm.max_context)) for d in drafts]
+        found = self.lm.guess(rows, self._num_tokens) if rows else None
+        for draft, tokens in zip(drafts, found or (), strict=found is not None):
+            draft.tokens = tokens
 
     def _score(self, drafts: Sequence[_Draft]) -> Distribution:
         """The draft's distribution q after each row's context and its tokens drafted so far."""
@@ -151,10 +162,23 @@ class _Draft:
     def needs_q(self) -> bool:
         return self.row.verify in _MODES_WITH_Q and self.row.params.temperature > 0
 
+    @property
+    def follows_likeliest(self) -> bool:
+        """Whether the row takes the largest logits' tokens as they are, and nothing else can end it."""
+        from specdec_cli.sampling.chain import ChainRow, is_edited
+
+        row = self.row
+        if row.params.temperature > 0 or row.p_min > 0:
+            return False
+        return not is_edited(ChainRow(row.params, row.context, row.num_prompt_tokens, (), row.stop_ids))
+
+    def most_tokens(self, max_context: int) -> int:
+        """How many tokens are wanted in all, each of which the draft model can read all before."""
+        return min(self.row.k, max_context + 1 - len(self.row.context))
+
     def wants_more(self, max_context: int) -> bool:
         """Whether another token is wanted and the draft model can read all that stands before it."""
-        num_context = len(self.row.context) + len(self.tokens)
-        return not self.is_done and len(self.tokens) < self.row.k and num_context <= max_context
+        return not self.is_done and len(self.tokens) < self.most_tokens(max_context)
 
     def guesses(self) -> Guesses:
         """The guess, its q stacked to [len(tokens), V]."""

@@ -47,6 +47,19 @@ class LM(Protocol):
         """Logits [sum of num_logits, V] float32, rows one after another, each row's positions in order."""
         ...
 
+    def guess(self, rows: Sequence[Row], num_tokens: int) -> list[list[int]] | None:
+        """Greedy continuations: each token is the likeliest after all before it.
+
+        Args:
+            rows: sequences; `num_logits` of each, at least 1, says how many tokens are to follow its context.
+            num_tokens: V, the real vocabulary; no token is beyond it.
+
+        Returns:
+            A continuation for each row, shorter where its next largest logit is no finite number; None from an LM that
+            knows no quicker way to them than `score`, token by token.
+        """
+        ...
+
     def adopt(self, handle: int, context: Sequence[int], salt: str) -> int:
         """Begin a new sequence with the longest prefix of its context that the cache still holds under a salt.
 

@@ -10,6 +10,7 @@ where there is no C++ compiler (`native`).
 from __future__ import annotations
 
 import ctypes
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -67,8 +68,8 @@ class _Model(ctypes.Structure):
 
 class _Step(ctypes.Structure):
     _fields_ = (
-        ("rows", ctypes.c_void_p),
-        ("wanted", ctypes.c_void_p),
+        ("rows", ctypes.POINTER(ctypes.c_int64)),
+        ("wanted", ctypes.POINTER(ctypes.c_int64)),
         ("num_rows", ctypes.c_int64),
         ("num_wanted", ctypes.c_int64),
         ("num_slots", ctypes.c_int64),
@@ -146,12 +147,39 @@ class LlamaDecoder:
     def forward(self, tokens: list[int], layout: Layout, wanted: list[int]) -> Tensor:
         """Logits [len(wanted), V] float32 of the tokens at the places `wanted`; keys and values go into the cache."""
         logits = torch.empty(len(wanted), self.vocab_size)
+        self._library.forward(ctypes.byref(self._model), ctypes.byref(self._step(tokens, layout, wanted, logits)))
+        return logits
+
+    def guess(
+        self, tokens: list[int], layout: Layout, wanted: list[int], counts: list[int], num_tokens: int
+    ) -> list[list[int]]:
+        """Greedy continuations of sequences; keys and values of all but their last tokens go into the cache.
+
+        Args:
+            tokens: of each sequence those that the cache lacks, then any in the places of those that are to be found.
+            layout: of all these.
+            wanted: places of the tokens before those that are to be found, sequence by sequence.
+            counts: how many are to be found of each sequence, at least 1.
+            num_tokens: of these first tokens of the vocabulary.
+
+        Returns:
+            A continuation for each; shorter where its largest logit is no finite number.
+        """
+        logits = torch.empty(len(counts), self.vocab_size)
+        step, found = self._step(tokens, layout, wanted, logits), (ctypes.c_int64 * len(wanted))()
+        given = (ctypes.c_int64 * len(counts))(*counts)
+        self._library.guess(ctypes.byref(self._model), ctypes.byref(step), given, len(counts), num_tokens, found)
+        ends = list(accumulate(counts))
+        each = (found[end - count : end] for end, count in zip(ends, counts, strict=True))
+        return [one[: one.index(-1)] if -1 in one else one for one in each]
+
+    def _step(self, tokens: list[int], layout: Layout, wanted: list[int], logits: Tensor) -> _Step:
+        """What a call of the library is given."""
         most_keys = max(span.num_keys for span in layout.spans)
         self._turn_to(most_keys)
-        rows, places = _rows(tokens, layout), (ctypes.c_int64 * len(wanted))(*wanted)
         step = _Step(
-            ctypes.addressof(rows),
-            ctypes.addressof(places),
+            _rows(tokens, layout),
+            (ctypes.c_int64 * len(wanted))(*wanted),
             len(tokens),
             len(wanted),
             self._cache.shape[2],
@@ -162,13 +190,11 @@ class LlamaDecoder:
             None,
             logits.data_ptr(),
         )
-        model, given = ctypes.byref(self._model), ctypes.byref(step)
-        needed = self._library.scratch_floats(model, given)
+        needed = self._library.scratch_floats(ctypes.byref(self._model), ctypes.byref(step))
         if needed > len(self._scratch):
             self._scratch = torch.empty(needed)
         step.scratch = self._scratch.data_ptr()
-        self._library.forward(model, given)
-        return logits
+        return step
 
     def _turn_to(self, num_positions: int) -> None:
         """Rotations [positions, D/2] complex64; the table grows by doubling."""

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 #include <omp.h>
+#include <vector>
 #if defined(__AVX512F__)
 #include <immintrin.h>
 #endif
@@ -270,17 +271,27 @@ struct Step {
     float* scratch;        // as many as `scratch_floats` says
     float* logits;         // [num_wanted, V]
 };
-
-int64_t scratch_floats(const Model* m, const Step* s) {
-    const int64_t heads = m->num_heads + 2 * m->num_key_heads, n = s->num_rows;
-    const int64_t widest = std::max({m->hidden, m->num_heads * m->head_size, m->mlp});
-    const int64_t shared = n * (m->hidden + heads * m->head_size + m->num_heads * m->head_size + 2 * m->mlp);
-    const int64_t own = n * (2 * widest + 32) + m->num_heads / m->num_key_heads * (s->most_keys + 32) + 64;
-    return shared + s->num_threads * own;
-}
 }
 
 namespace {
+
+// What a forward writes on the way: floats that all threads share, and each one's own.
+struct Room {
+    long qkv, attended, gate_up, shared, row, scores, score_pitch, own;
+
+    Room(const Model& m, const Step& s) {
+        const long n = s.num_rows, width = m.num_heads * m.head_size;
+        const long widest = std::max({long(m.hidden), width, long(m.mlp)});
+        qkv = n * m.hidden;
+        attended = qkv + n * (width + 2 * m.num_key_heads * m.head_size);
+        gate_up = attended + n * width;
+        shared = gate_up + n * 2 * m.mlp;
+        row = n * (widest + 1);
+        scores = n * (2 * widest + 32);
+        score_pitch = (s.most_keys + 31) / WIDTH * WIDTH;
+        own = scores + m.num_heads / m.num_key_heads * score_pitch + 64;
+    }
+};
 
 struct Part { long begin, end; };
 
@@ -450,21 +461,19 @@ void attend(const Row& row, const float* queries, long pitch, long groups, const
 template <class Kind, class Number>
 void run(const Model& m, const Step& s) {
     const long n = s.num_rows, D = m.head_size, H = m.num_heads, K = m.num_key_heads, G = H / K, I = m.mlp;
-    const long heads = H + 2 * K, width = H * D, hidden = m.hidden, widest = std::max({hidden, width, I});
+    const long heads = H + 2 * K, width = H * D, hidden = m.hidden;
+    const Room room(m, s);
     float* const x = s.scratch;
-    float* const qkv = x + n * hidden;
-    float* const attended = qkv + n * heads * D;
-    float* const gate_up = attended + n * width;
-    float* const own = gate_up + n * 2 * I;
-    const long score_pitch = (s.most_keys + 31) / WIDTH * WIDTH;
-    const long own_size = n * (2 * widest + 32) + G * (s.most_keys + 32) + 64;
+    float* const qkv = x + room.qkv;
+    float* const attended = x + room.attended;
+    float* const gate_up = x + room.gate_up;
 
 #pragma omp parallel num_threads(int(s.num_threads))
     {
         const int thread = omp_get_thread_num(), threads = omp_get_num_threads();
-        float* const mine = own + thread * own_size;
-        Inputs<Kind> inputs{(typename Kind::Input*)mine, mine + n * widest, mine + n * (widest + 1)};
-        float* const scores = mine + n * (2 * widest + 32);
+        float* const mine = x + room.shared + thread * room.own;
+        Inputs<Kind> inputs{(typename Kind::Input*)mine, mine + room.row - n, mine + room.row};
+        float* const scores = mine + room.scores;
         {
             const Part part = part_of(n, 1, thread, threads);
             for (long r = part.begin; r < part.end; r++)
@@ -504,7 +513,7 @@ void run(const Model& m, const Step& s) {
             for (long i = tasks.begin; i < tasks.end; i++) {
                 const long k = i / n, r = i % n;  // query heads stand group by group: g K + k
                 attend(s.rows[r], qkv + (r * heads + k) * D, K * D, G, keys + k * s.num_slots * D,
-                       values + k * s.num_slots * D, D, m.scale, scores, score_pitch, attended + r * width + k * D);
+                       values + k * s.num_slots * D, D, m.scale, scores, room.score_pitch, attended + r * width + k * D);
             }
 #pragma omp barrier
             for (long r = 0; r < n; r++) inputs.prepare(r, attended + r * width, width);
@@ -543,11 +552,83 @@ void run(const Model& m, const Step& s) {
     }
 }
 
+// The first of the largest of scores [count]; -1 where that is no finite number.
+int64_t likeliest(const float* scores, long count) {
+    Floats most = Floats{} - INFINITY;
+    Ints is_number = Ints{} - 1;
+    long i = 0;
+    for (; i + WIDTH <= count; i += WIDTH) {
+        const Floats some = load(scores + i);
+        most = some > most ? some : most;
+        is_number &= some == some;
+    }
+    float largest = -INFINITY;
+    bool is_any = true;
+    for (long j = 0; j < WIDTH; j++) {
+        largest = std::max(largest, most[j]);
+        is_any &= is_number[j] != 0;
+    }
+    for (; i < count; i++) {
+        largest = std::max(largest, scores[i]);
+        is_any &= scores[i] == scores[i];
+    }
+    if (!is_any || std::isinf(largest)) return -1;
+    return std::find(scores, scores + count, largest) - scores;
+}
+
 }  // namespace
 
-extern "C" void forward(const Model* m, const Step* s) {
+extern "C" {
+
+int64_t scratch_floats(const Model* m, const Step* s) {
+    const Room room(*m, *s);
+    return room.shared + s->num_threads * room.own;
+}
+
+void forward(const Model* m, const Step* s) {
     if (m->kind == 0) return run<Float32, float>(*m, *s);
     if (m->kind == 1) return run<BFloat16, uint16_t>(*m, *s);
     if (m->is_half) return run<Int8, uint16_t>(*m, *s);
     run<Int8, float>(*m, *s);
+}
+
+// Greedy continuations. Of each sequence the rows are what is unseen and then room for what follows; `counts` of its
+// places are wanted, the first of them that of its last known token. `found` [num_wanted] are the tokens after these,
+// the likeliest of the first `num_tokens`; where one is not to be had -1, and nothing behind it is written.
+void guess(const Model* m, const Step* s, const int64_t* counts, int64_t num_sequences, int64_t num_tokens,
+           int64_t* found) {
+    struct Going { long place, end; };  // in `wanted`
+    std::vector<Going> going;
+    std::vector<Row> rows;
+    std::vector<int64_t> wanted;
+    for (long q = 0, place = 0, begin = 0; q < num_sequences; q++) {
+        rows.insert(rows.end(), s->rows + begin, s->rows + s->wanted[place] + 1);
+        wanted.push_back(long(rows.size()) - 1);
+        going.push_back({place, place + counts[q]});
+        place += counts[q];
+        begin = s->wanted[place - 1] + 1;
+    }
+    while (!going.empty()) {
+        Step step = *s;
+        step.rows = rows.data();
+        step.wanted = wanted.data();
+        step.num_rows = long(rows.size());
+        step.num_wanted = long(wanted.size());
+        forward(m, &step);
+        rows.clear();
+        wanted.clear();
+        std::vector<Going> still;
+        for (size_t i = 0; i < going.size(); i++) {
+            auto [place, end] = going[i];
+            const int64_t token = found[place] = likeliest(s->logits + long(i) * m->head.out, num_tokens);
+            if (token < 0 || ++place == end) continue;
+            Row row = s->rows[s->wanted[place]];
+            row.token = token;
+            wanted.push_back(long(rows.size()));
+            rows.push_back(row);
+            still.push_back({place, end});
+        }
+        going.swap(still);
+    }
+}
 }

@@ -68,8 +68,10 @@ def load(source: str) -> ctypes.CDLL:
             )
             made.replace(path)
     found = ctypes.CDLL(str(path))
-    found.scratch_floats.restype = ctypes.c_int64
-    found.forward.restype = None
+    pointer, number = ctypes.c_void_p, ctypes.c_int64
+    found.scratch_floats.argtypes, found.scratch_floats.restype = (pointer, pointer), number
+    found.forward.argtypes, found.forward.restype = (pointer, pointer), None
+    found.guess.argtypes, found.guess.restype = (pointer, pointer, pointer, number, number, pointer), None
     return found
 
 

@@ -175,6 +175,25 @@ class TransformersLM:
             return self._score(rows, is_long=False)
         return self._score_both_sides(rows, threshold)
 
+    def guess(self, rows: Sequence[Row], num_tokens: int) -> list[list[int]] | None:
+        """Greedy continuations of contexts, `num_logits` tokens of each; None without our own decoder.
+
+        Raises:
+            RunError: the cache has too few free blocks.
+        """
+        if self._decoder is None:
+            return None
+        assert num_tokens <= self.vocab_size, "more tokens are to be chosen from than are scored"
+        # What follows a context stands in for itself until it is found.
+        longer = [Row(row.handle, [*row.context, *[0] * (row.num_logits - 1)], row.num_logits) for row in rows]
+        assert all(len(row.context) <= self.max_context for row in longer), "a context is longer than the model takes"
+        feeds = self._contexts.feeds(longer, is_long=False)
+        tokens, layout, wanted = self._lay_out(feeds)
+        found = self._decoder.guess(tokens, layout, wanted, [row.num_logits for row in rows], num_tokens)
+        for feed, row, guessed in zip(feeds, rows, found, strict=True):
+            feed.held.tokens = [*row.context, *guessed[: row.num_logits - 1]]
+        return found
+
     def _score_both_sides(self, rows: Sequence[Row], threshold: int) -> Tensor:
         """Long rope: positions up to the threshold with the short frequencies, later ones with the long."""
         num_short = [max(0, threshold - (len(row.context) - row.num_logits)) for row in rows]

@@ -240,7 +240,7 @@ def _keep_best(scaled: Tensor, threshold: Tensor, keep: Tensor) -> None:
 
 def _edit(scores: Tensor, rows: Sequence[ChainRow], lengths: Sequence[int]) -> Tensor:
     """Logit bias, penalties and bans; a copy of scores [n, V] where any row wants one."""
-    if not any(map(_is_edited, rows)):
+    if not any(map(is_edited, rows)):
         return scores
     counts = np.array(lengths, dtype=np.int64)
     starts = np.cumsum(counts) - counts
@@ -265,7 +265,7 @@ def _edit(scores: Tensor, rows: Sequence[ChainRow], lengths: Sequence[int]) -> T
     return scores
 
 
-def _is_edited(row: ChainRow) -> bool:
+def is_edited(row: ChainRow) -> bool:
     """Whether anything is done to a row's logits before the temperature."""
     params = row.params
     return (

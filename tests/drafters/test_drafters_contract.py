@@ -32,6 +32,9 @@ class TableLM:
                 parts.append(2 * torch.randn(1, self.vocab_size, generator=torch.Generator().manual_seed(seed)))
         return torch.cat(parts)
 
+    def guess(self, rows: Sequence[Row], num_tokens: int) -> None:
+        pass
+
     def release(self, handle: int) -> None:
         pass
 

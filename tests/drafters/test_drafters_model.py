@@ -36,6 +36,9 @@ class Recorder:
         assert all(row.num_logits == 1 for row in wanted)
         return torch.stack([self.table[row.context[-1]] for row in wanted]) if wanted else torch.empty(0, 8)
 
+    def guess(self, rows: Sequence[Row], num_tokens: int) -> None:
+        return None
+
     def release(self, handle: int) -> None:
         self.released.append(handle)
 
@@ -163,6 +166,47 @@ def test_it_drafts_no_further_than_it_can_read() -> None:
 def test_a_draft_with_too_few_tokens_is_refused() -> None:
     with pytest.raises(UsageError, match="scores 5 tokens"):
         load(Recorder(vocab_size=5))
+
+
+class Leaping(Recorder):
+    """It goes on by itself, up to a context that it cannot leave, and writes down what it was asked."""
+
+    def guess(self, rows: Sequence[Row], num_tokens: int) -> list[list[int]]:  # type: ignore[override]
+        self.asked = [(row.handle, list(row.context), row.num_logits) for row in rows]
+        found = []
+        for row in rows:
+            tokens: list[int] = []
+            last = row.context[-1]
+            while len(tokens) < row.num_logits and self.table[last].isfinite().all():
+                last = int(self.table[last, :num_tokens].argmax())
+                tokens.append(last)
+            found.append(tokens)
+        return found
+
+
+def test_rows_of_likeliest_tokens_are_guessed_in_one_call() -> None:
+    batch = [
+        row([1, 2], 4, temperature=0.0),
+        row([3], 2, handle=1),
+        row([4], 3, handle=2, temperature=0.0, p_min=0.01),
+        row([5], 3, handle=3, temperature=0.0, presence_penalty=0.5),
+        row([2], 2, handle=4, temperature=0.0, min_tokens=3),
+        row([1] * 1999, 4, handle=5, temperature=0.0),
+    ]
+    lm, by_scores = Leaping(), Recorder()
+    assert [g.tokens for g in load(lm).propose(batch)] == [g.tokens for g in load(by_scores).propose(batch)]
+    assert lm.asked == [(0, [1, 2], 4), (5, [1] * 1999, 2)]
+    assert {handle for call in lm.calls for handle, _, num in call if num} == {1, 2, 3, 4}
+
+
+def test_a_row_that_cannot_be_guessed_to_its_end_says_why() -> None:
+    lm = Leaping()
+    second = int(lm.table[1, :NUM_TOKENS].argmax())
+    lm.table[second] = float("nan")
+    other = next(token for token in (4, 5) if token != second)
+    with pytest.raises(RunError, match="draft `tiny`") as error:
+        load(lm).propose([row([other], 1, temperature=0.0), row([1], 3, handle=1, temperature=0.0)])
+    assert error.value.row == 1  # type: ignore[attr-defined]
 
 
 def test_broken_logits_name_the_draft_and_the_row() -> None:

@@ -165,6 +165,41 @@ def test_a_row_has_the_same_bits_in_any_company(tmp_path, dtype, quantize):
         torch.set_num_threads(before)
 
 
+def one_by_one(lm, row, num_tokens):
+    found = []
+    for _ in range(row.num_logits):
+        found.append(int(lm.score([Row(row.handle, [*row.context, *found], 1)])[0, :num_tokens].argmax()))
+    return found
+
+
+@pytest.mark.parametrize("num_tokens", [97, 40])
+def test_continuations_are_those_that_scores_give_one_by_one(folder, num_tokens):
+    """New sequences, such as go on after some of a guess stood, and lengths of all kinds beside each other."""
+    lm, other = load_lm(folder, block_size=4), load_lm(folder, block_size=4)
+    contexts = {handle: TEXT[7 * handle : 9 * handle + 5] for handle in range(5)}
+    for counts in ((3, 1, 8, 2, 1), (1, 1, 1, 1, 1), (6, 5, 4, 3, 2)):
+        rows = [Row(handle, contexts[handle], count) for handle, count in enumerate(counts)]
+        found = lm.guess(rows, num_tokens)
+        assert found == [one_by_one(other, row, num_tokens) for row in rows]
+        assert len({token for one in found for token in one}) > 2
+        lm.check_integrity()
+        contexts = {row.handle: [*row.context, *one[: row.handle], 5] for row, one in zip(rows, found, strict=True)}
+
+
+def test_a_continuation_ends_where_the_numbers_do(tmp_path):
+    folder = str(make_tiny("llama", tmp_path))
+    whole = load_lm(folder).guess([Row(0, TEXT[:9], 6), Row(1, TEXT[:4], 6)], 97)
+    lm = load_lm(folder)
+    lm._decoder._embedding[whole[0][2]] = torch.nan
+    first, second = lm.guess([Row(0, TEXT[:9], 6), Row(1, TEXT[:4], 6)], 97)
+    assert whole[0][2] not in whole[1][:5]
+    assert first == whole[0][:3]
+    assert second == whole[1]
+    lm._decoder._embedding[0] = torch.inf
+    assert lm.guess([Row(2, [0], 2)], 97) == [[]]
+    assert load_lm(folder, decoder="transformers").guess([Row(0, TEXT[:9], 6)], 97) is None
+
+
 @pytest.mark.parametrize(("dtype", "quantize"), [("float32", "none"), ("bfloat16", "none"), ("float32", "int8")])
 def test_what_is_no_number_stays_none(tmp_path, dtype, quantize):
     lm = load_lm(str(make_tiny("llama", tmp_path)), dtype=dtype, quantize=quantize)
