@@ -48,13 +48,13 @@ class _Plan:
     is_pure: bool
     company: Company
     k: int
-    ks: list[int]
     best_rate: float | None  # tokens a second that the best k would give
     most_seconds: float  # that exploring is charged with for a step
     is_exploring: bool
     num_left: int  # steps that it still holds for
     num_unread: int  # tokens that its drafters read before they draft
-    steps: list[tuple[float, Mapping[int, int]]] = field(default_factory=list)  # not learned from yet
+    ks: list[int] = field(default_factory=list)  # of the step that is made
+    steps: list[tuple[list[int], float, Mapping[int, int]]] = field(default_factory=list)  # not learned from yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +102,13 @@ class Adaptive:
             self._learn()
             plan = self._plan = self._decide(wishes, is_pure)
         plan.num_left -= 1
+        plan.ks = [min(plan.k, wish.most) for wish in wishes]
         return plan.ks
 
     def observe(self, seconds: float, num_accepted: Mapping[int, int]) -> None:
         """Keep what the step took and gave; it is learned from before the next decision."""
         assert self._plan is not None, "a step is chosen before it is observed"
-        self._plan.steps.append((seconds, num_accepted))
+        self._plan.steps.append((self._plan.ks, seconds, num_accepted))
 
     def forget(self, handle: int) -> None:
         """A sequence ended; what its drafter's pool learned of it stays."""
@@ -145,8 +146,7 @@ class Adaptive:
                 self._survivals[wish.handle] = wish.drafter, Survival(pool)
         if k:
             self._read |= {wish.handle: wish.length for wish in wishes if wish.most}
-        ks = [min(k, wish.most) for wish in wishes]
-        return _Plan(wishes, is_pure, company, k, ks, rate, longest, is_exploring, num_steps, unread if k else 0)
+        return _Plan(wishes, is_pure, company, k, rate, longest, is_exploring, num_steps, unread if k else 0)
 
     def _learn(self) -> None:
         """Learn from the steps that were not learned from yet."""
@@ -156,21 +156,21 @@ class Adaptive:
         steps, plan.steps = plan.steps, []
         num_unread, plan.num_unread = plan.num_unread, 0
         if num_unread and len(steps) > 1:
-            longer = min(steps[0][0], plan.most_seconds) - fmean(seconds for seconds, _ in steps[1:])
+            longer = min(steps[0][1], plan.most_seconds) - fmean(seconds for _, seconds, _ in steps[1:])
             self._costs.add_reading(plan.company, num_unread, longer)
-        for seconds, num_accepted in steps:
+        for ks, seconds, num_accepted in steps:
             self._now += 1
             if plan.wishes:
-                self._learn_from(plan, seconds, num_accepted)
+                self._learn_from(plan, ks, seconds, num_accepted)
             self._previous_k = plan.k
 
-    def _learn_from(self, plan: _Plan, seconds: float, num_accepted: Mapping[int, int]) -> None:
+    def _learn_from(self, plan: _Plan, ks: list[int], seconds: float, num_accepted: Mapping[int, int]) -> None:
         self._spent += seconds
         num_tokens = sum(num_accepted.values()) + len(plan.wishes)
         plain = self._costs.plain(plan.company)
         as_plain = num_tokens / len(plan.wishes) * plain.seconds * self._costs.pace if plain.num else seconds
         self._allowance += EXPLORATION * as_plain
-        for wish, asked in zip(plan.wishes, plan.ks, strict=True):
+        for wish, asked in zip(plan.wishes, ks, strict=True):
             accepted = num_accepted.get(wish.handle)
             if asked and accepted is not None:
                 name, survival = self._survivals[wish.handle]
@@ -190,10 +190,9 @@ class Adaptive:
             found = self._survivals.get(wish.handle)
             survival = found[1] if found else self._pools.setdefault(wish.drafter, Survival())
             total = 0.0
-            curve = survival.curve(wish.most)
-            for j in range(most):
-                total += curve[j] if j < wish.most else 0.0
-                tokens[j + 1] += total
+            for j, alive in enumerate(survival.curve(most), 1):
+                total += alive if j <= wish.most else 0.0
+                tokens[j] += total
         return tokens
 
     def _allowed(self, plain_seconds: float) -> float:

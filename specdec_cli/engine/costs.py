@@ -151,9 +151,12 @@ class Costs:
 
 def hoped(seconds: Sequence[float], k: int) -> float:
     """Seconds at k, or on a line of other k if that is less: what was measured in a bad moment is measured again."""
-    lower = dict(enumerate(seconds[:k]))
-    others = lower | {other: seconds[other] for other in range(k + 1, len(seconds))}
-    return min([seconds[k], *(_on_line(known, k) for known in (lower, others) if lower)])
+    if not k:
+        return seconds[0]
+    before = seconds[k - 1]
+    ahead = before + max(before - seconds[k - 2], 0.0) if k > 1 else before
+    between = (before + seconds[k + 1]) / 2 if k + 1 < len(seconds) else ahead
+    return min(seconds[k], ahead, between)
 
 
 def _not_falling(costs: Mapping[int, Cost]) -> dict[int, float]:

@@ -46,7 +46,7 @@ class KByBatch:
         return held[-1] if wish is None else min(wish, held[-1])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Wish:
     """A row that decodes in a step.
 
@@ -54,12 +54,12 @@ class Wish:
         handle: its sequence.
         drafter: by name.
         most: tokens that may be drafted for it.
-        length: its tokens so far, prompt included; rows that differ in nothing else want the same.
+        length: its tokens so far, prompt included; rows that differ in nothing but these two are the same ones later.
     """
 
     handle: int
     drafter: str
-    most: int
+    most: int = field(compare=False)
     length: int = field(compare=False)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+from operator import mul
+
 _PRIOR_WEIGHT = 4.0  # steps that a prior counts for
 _REQUEST_MEMORY = 64  # steps that a request's acceptance looks back on
 _POOL_MEMORY = 256  # and that of all requests of a drafter
@@ -24,17 +27,21 @@ class Survival:
         self._tried: list[float] = []
         self._accepted: list[float] = []
         self._found: list[float] = []
+        self._num_steps = 0
+        self._curve: list[float] = []
+        self._curve_of = (0, 0, 0)
 
     def curve(self, k: int) -> list[float]:
         """s(1) … s(k)."""
-        curve, alive = [], 1.0
-        for conditional in self._conditionals(k)[:k]:
-            alive *= conditional
-            curve.append(alive)
-        return curve
+        known = (k, self._num_steps, self._prior._num_steps if self._prior else 0)
+        if known != self._curve_of:
+            self._curve_of = known
+            self._curve = list(accumulate(self._conditionals(k)[:k], mul))
+        return self._curve
 
     def add(self, num_asked: int, num_accepted: int) -> None:
         """A step that asked for tokens; one that the drafter did not give is one that was not accepted."""
+        self._num_steps += 1
         self._weight *= self._growth
         if self._weight > _LARGE:
             self._tried = [tried / self._weight for tried in self._tried]

@@ -191,14 +191,14 @@ class LlamaDecoder:
             logits.data_ptr(),
         )
         needed = self._library.scratch_floats(ctypes.byref(self._model), ctypes.byref(step))
-        if needed > len(self._scratch):
+        if needed > self._scratch.shape[0]:
             self._scratch = torch.empty(needed)
         step.scratch = self._scratch.data_ptr()
         return step
 
     def _turn_to(self, num_positions: int) -> None:
         """Rotations [positions, D/2] complex64; the table grows by doubling."""
-        if num_positions > len(self._turns):
+        if num_positions > self._turns.shape[0]:
             positions = torch.arange(max(2 * num_positions, 512))[None]
             cosines, sines = self._rotary(torch.empty(0), positions)
             half = self._shape.head_size // 2

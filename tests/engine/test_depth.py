@@ -183,13 +183,28 @@ def test_a_decision_holds_for_some_steps_but_not_for_other_rows_or_steps_with_pr
     assert 400 / 8 <= len(decided) <= 400 / 3
     for wishes, is_pure in (
         ([Wish(5, "model", K, 9)], True),
-        ([Wish(5, "model", 2, 9)], True),
-        ([Wish(5, "model", 2, 9)], False),
+        ([Wish(6, "model", 2, 9)], True),
+        ([Wish(6, "model", 2, 9)], False),
     ):
         before = len(decided)
         assert policy.choose(wishes, is_pure)[0] <= wishes[0].most
-        policy.observe(20.0, {5: 0})
+        policy.observe(20.0, {wishes[0].handle: 0})
         assert len(decided) == before + 1
+
+
+def test_a_row_that_comes_to_its_end_is_no_new_decision_but_gets_no_more_than_it_may(monkeypatch):
+    policy, decided = Adaptive(), []
+    decide = Adaptive._decide
+    monkeypatch.setattr(Adaptive, "_decide", lambda *given: decided.append(given) or decide(*given))
+    simulate(policy, CURVES["memory-bound"], 0.9, steps=400)
+    asked = []
+    for left in range(40, -1, -1):
+        asked.append(policy.choose([Wish(0, "model", min(K, left), 9)], True)[0])
+        assert asked[-1] <= left
+        policy.observe(20.0, {0: asked[-1]})
+    before = len(decided)
+    assert max(asked) > 2
+    assert before <= 400 / 3 + 41 / 3
 
 
 def test_a_step_that_broke_off_is_not_learned_from():
