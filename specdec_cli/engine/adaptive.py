@@ -1,9 +1,10 @@
 """The adaptive depth: as many drafted tokens as pay, none where none do.
 
-It learns from the engine's own clocks what a step of each k costs, and from each request's accepted tokens what
-it gives, and takes the k of the most tokens per second, 0 included:
+It learns from the engine's own clocks what steps cost, and from each request's accepted tokens what they give, and
+takes the k of the most tokens per second, 0 included:
 
-    (R + Σ_i Σ_{j ≤ k} s_i(j)) / t(k)      R rows, s_i(j) = P(at least j of row i's drafted tokens are accepted)
+    (R + Σ_i Σ_{j ≤ k} s_i(j)) / t(d(k))   R rows, s_i(j) = P(at least j of row i's drafted tokens are accepted),
+                                           d(k) tokens that a row is expected to draft where k are asked for
 
 What it decides by is over when it decides: no token of the step, drafted or sampled, can change its k. But clocks
 differ from run to run, so where text depends on k (sampling in every mode but gumbel) it differs too.
@@ -54,7 +55,9 @@ class _Plan:
     num_left: int  # steps that it still holds for
     num_unread: int  # tokens that its drafters read before they draft
     ks: list[int] = field(default_factory=list)  # of the step that is made
-    steps: list[tuple[list[int], float, Mapping[int, int]]] = field(default_factory=list)  # not learned from yet
+    steps: list[tuple[list[int], float, Mapping[int, tuple[int, int]]]] = field(
+        default_factory=list
+    )  # not learned from yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,7 @@ class Adaptive:
     _plan: _Plan | None = None
     _costs: Costs = field(default_factory=Costs)
     _pools: dict[str, Survival] = field(default_factory=dict)
+    _drafts: dict[str, Survival] = field(default_factory=dict)  # how much of what is asked for a drafter drafts
     _survivals: dict[int, tuple[str, Survival]] = field(default_factory=dict)
     _read: dict[int, int] = field(default_factory=dict)  # tokens of a sequence that its drafter has read
 
@@ -105,10 +109,10 @@ class Adaptive:
         plan.ks = [min(plan.k, wish.most) for wish in wishes]
         return plan.ks
 
-    def observe(self, seconds: float, num_accepted: Mapping[int, int]) -> None:
+    def observe(self, seconds: float, given: Mapping[int, tuple[int, int]]) -> None:
         """Keep what the step took and gave; it is learned from before the next decision."""
         assert self._plan is not None, "a step is chosen before it is observed"
-        self._plan.steps.append((self._plan.ks, seconds, num_accepted))
+        self._plan.steps.append((self._plan.ks, seconds, given))
 
     def forget(self, handle: int) -> None:
         """A sequence ended; what its drafter's pool learned of it stays."""
@@ -122,7 +126,7 @@ class Adaptive:
         k, rate, longest, is_exploring, num_steps = 0, None, 0.0, False, 1
         unread = 0 if self._previous_k else sum(w.length - self._read.get(w.handle, 0) for w in wishes if w.most)
         if most and self._costs.is_known(company):
-            seconds = self._costs.seconds(company, most)
+            seconds = self._costs.seconds(company, self._drafted(wishes, most))
             tokens = self._tokens(wishes, most)
             k = max(range(most + 1), key=lambda one: tokens[one] / seconds[one])
             if tokens[k] / seconds[k] < (1 + _MARGIN) * tokens[0] / seconds[0]:
@@ -144,6 +148,7 @@ class Adaptive:
             if wish.handle not in self._survivals:
                 pool = self._pools.setdefault(wish.drafter, Survival())
                 self._survivals[wish.handle] = wish.drafter, Survival(pool)
+                self._draft(wish.drafter)
         if k:
             self._read |= {wish.handle: wish.length for wish in wishes if wish.most}
         return _Plan(wishes, is_pure, company, k, rate, longest, is_exploring, num_steps, unread if k else 0)
@@ -158,30 +163,50 @@ class Adaptive:
         if num_unread and len(steps) > 1:
             longer = min(steps[0][1], plan.most_seconds) - fmean(seconds for _, seconds, _ in steps[1:])
             self._costs.add_reading(plan.company, num_unread, longer)
-        for ks, seconds, num_accepted in steps:
+        for ks, seconds, given in steps:
             self._now += 1
             if plan.wishes:
-                self._learn_from(plan, ks, seconds, num_accepted)
+                self._learn_from(plan, ks, seconds, given)
             self._previous_k = plan.k
 
-    def _learn_from(self, plan: _Plan, ks: list[int], seconds: float, num_accepted: Mapping[int, int]) -> None:
+    def _learn_from(self, plan: _Plan, ks: list[int], seconds: float, given: Mapping[int, tuple[int, int]]) -> None:
         self._spent += seconds
-        num_tokens = sum(num_accepted.values()) + len(plan.wishes)
+        num_tokens = sum(accepted for _, accepted in given.values()) + len(plan.wishes)
         plain = self._costs.plain(plan.company)
         as_plain = num_tokens / len(plan.wishes) * plain.seconds * self._costs.pace if plain.num else seconds
         self._allowance += EXPLORATION * as_plain
+        num_asked = num_drafted = 0
         for wish, asked in zip(plan.wishes, ks, strict=True):
-            accepted = num_accepted.get(wish.handle)
-            if asked and accepted is not None:
+            if asked and wish.handle in given:
+                drafted, accepted = given[wish.handle]
                 name, survival = self._survivals[wish.handle]
                 survival.add(asked, accepted)
                 self._pools[name].add(asked, accepted)
-        if plan.is_pure and (plan.k == 0 or self._previous_k > 0):
-            self._costs.add(plan.company, plan.k, seconds, self._now)
+                self._drafts[name].add(asked, drafted)
+                num_asked, num_drafted = num_asked + 1, num_drafted + drafted
+        if plan.is_pure and (not plan.k or (self._previous_k > 0 and num_asked)):
+            self._costs.add(plan.company, plan.k, num_drafted / max(num_asked, 1), seconds, self._now)
         if plan.is_exploring and plan.best_rate is not None:
             self._num_exploring += 1
             self._explored += min(seconds, plan.most_seconds) - num_tokens / plan.best_rate
             self._explored = max(self._explored, -EXPLORATION * self._spent)
+
+    def _drafted(self, wishes: Sequence[Wish], most: int) -> list[float]:
+        """Tokens that a row that drafts is expected to draft, by k = 0 … most."""
+        mosts: dict[str, list[int]] = {}
+        for wish in wishes:
+            if wish.most:
+                mosts.setdefault(wish.drafter, []).append(wish.most)
+        drafted = [0.0] * (most + 1)
+        for name, each in mosts.items():
+            total = 0.0
+            for j, drafts in enumerate(self._draft(name).curve(most), 1):
+                total += drafts * sum(own >= j for own in each)
+                drafted[j] += total
+        return [total / sum(map(len, mosts.values())) for total in drafted]
+
+    def _draft(self, name: str) -> Survival:
+        return self._drafts.setdefault(name, Survival(expected=1.0))
 
     def _tokens(self, wishes: Sequence[Wish], most: int) -> list[float]:
         """Tokens expected of a step, by k = 0 … most."""
@@ -224,7 +249,7 @@ class Adaptive:
         self._looked = self._now
         plain, last = self._costs.plain(company), self._costs.last(company)
         rarely = _STEPS_BETWEEN_PLAIN >> max(7 - self._costs.num_plain, 0)
-        if best and (not plain.is_trusted or self._now - plain.last >= rarely):
+        if best and (not plain.is_trusted or self._now - last.get(0, 0) >= rarely):
             return 0
         allowed = self._allowed(seconds[0])
         rate = tokens[best] / seconds[best]

@@ -1,9 +1,10 @@
-"""What steps cost, from the engine's own clocks: by rows, by how many of them draft with what, and by k.
+"""What steps cost, from the engine's own clocks: by rows, by how many of them draft with what, and by what was drafted.
 
-Costs need not be convex in k, so every k has a measurement of its own, but they do not fall, which tells apart what
-noise makes look better; what was not measured yet is borrowed from another batch size, in proportion, or read off a
-line between neighbours. A machine that others share is faster at one time than at another; that is told apart from
-what a k costs (`Costs.pace`), or a k that was last measured in a good moment would seem the better one.
+It is drafted tokens that cost, not k: a drafter that finds nothing (n-grams) costs next to nothing, whatever k was.
+Costs need not be convex in them, so every number has a measurement of its own, but they do not fall, which tells apart
+what noise makes look better; what was not measured yet is borrowed from another batch size, in proportion, or read off
+a line between neighbours. A machine that others share is faster at one time than at another; that is told apart from
+what a number costs (`Costs.pace`), or one that was last measured in a good moment would seem the better one.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ INTERRUPTED = 1.5  # a step that takes so many times what was expected is taken 
 _MEMORY = 64  # steps that a mean of seconds looks back on
 _PACE_MEMORY = 8  # steps in which the machine's pace is followed
 _TRUSTED = 2  # measurements that a cost needs: one alone may have been interrupted
+_STEP = 0.5  # in drafted tokens a row; numbers within half of it share a measurement
 
 
 @dataclass(slots=True)
@@ -27,12 +29,12 @@ class Cost:
     Attributes:
         seconds: the mean.
         num: measurements.
-        last: when the last one was, in steps of all.
+        drafted: tokens of a row that drafts, the mean of all measurements.
     """
 
     seconds: float = 0.0
     num: int = 0
-    last: int = 0
+    drafted: float = 0.0
     _first: list[float] = field(default_factory=list)
 
     @property
@@ -40,9 +42,10 @@ class Cost:
         """Whether it was measured often enough."""
         return self.num >= _TRUSTED
 
-    def add(self, seconds: float, now: int) -> None:
-        """One more measurement, in step `now`."""
-        self.num, self.last = self.num + 1, now
+    def add(self, seconds: float, drafted: float = 0.0) -> None:
+        """One more measurement."""
+        self.num += 1
+        self.drafted += (drafted - self.drafted) / min(self.num, _MEMORY)
         if self.num <= 3:  # the middle one; of two the smaller
             self._first.append(seconds)
             self.seconds = sorted(self._first)[self.num // 3]
@@ -77,7 +80,7 @@ def _bucket(num: int) -> int:
 
 @dataclass(slots=True)
 class Costs:
-    """Seconds of a step by company and k, plain steps by rows alone.
+    """Seconds of a step by company and tokens drafted, plain steps by rows alone.
 
     Attributes:
         pace: what a step takes now over what it usually takes.
@@ -85,7 +88,8 @@ class Costs:
 
     pace: float = 1.0
     _plain: dict[int, Cost] = field(default_factory=dict)
-    _drafting: dict[Company, dict[int, Cost]] = field(default_factory=dict)
+    _drafting: dict[Company, dict[float, Cost]] = field(default_factory=dict)
+    _last: dict[Company | int, dict[int, int]] = field(default_factory=dict)  # plain ones by rows
     _reading: dict[tuple[str, ...], tuple[float, int]] = field(default_factory=dict)  # seconds and tokens
 
     def plain(self, company: Company) -> Cost:
@@ -97,15 +101,28 @@ class Costs:
         """Plain steps measured, of any number of rows."""
         return sum(cost.num for cost in self._plain.values())
 
-    def add(self, company: Company, k: int, seconds: float, now: int) -> None:
-        """A step's seconds; where its cost is known already, they tell of the machine's pace first."""
-        costs = self._drafting.setdefault(company, {}) if k else self._plain
-        cost = costs.setdefault(k or company.num_rows, Cost())
+    def add(self, company: Company, k: int, drafted: float, seconds: float, now: int) -> None:
+        """A step's seconds; where its cost is known already, they tell of the machine's pace first.
+
+        Args:
+            company: its rows.
+            k: most that one of them was to draft; 0 is a plain step.
+            drafted: tokens that a row that was to draft drafted, on average.
+            seconds: what it took.
+            now: its number.
+        """
+        self._last.setdefault(company if k else company.num_rows, {})[k] = now
+        if k and not drafted:
+            return  # plain, but for a search that found nothing
+        if k:
+            cost = self._drafting.setdefault(company, {}).setdefault(_shared(drafted), Cost())
+        else:
+            cost = self._plain.setdefault(company.num_rows, Cost())
         usual = seconds / self.pace
         if cost.is_trusted:
             surprise = min(max(usual / cost.seconds, 1 / INTERRUPTED), INTERRUPTED)
             self.pace *= surprise ** (1 / _PACE_MEMORY)
-        cost.add(usual, now)
+        cost.add(usual, drafted)
 
     def add_reading(self, company: Company, num_tokens: int, seconds: float) -> None:
         """By how much a step took longer, in which its drafters first read tokens that they had not drafted."""
@@ -118,9 +135,8 @@ class Costs:
         return max(seconds, 0.0) / tokens * num_tokens
 
     def last(self, company: Company) -> dict[int, int]:
-        """By k, the step in which it was last measured."""
-        costs = {0: self.plain(company)} | self._drafting.get(company, {})
-        return {k: cost.last for k, cost in costs.items()}
+        """By k, the step in which it was last tried."""
+        return self._last.get(company.num_rows, {}) | self._last.get(company, {})
 
     def is_known(self, company: Company) -> bool:
         """Whether a plain step of this batch size was measured, and any with these drafters at all."""
@@ -129,24 +145,33 @@ class Costs:
             for other, costs in self._drafting.items()
         )
 
-    def seconds(self, company: Company, most: int) -> list[float]:
-        """Seconds now, by k = 0 … most: measured, borrowed from the nearest company, or between neighbours."""
-        known = _not_falling(self._measured(company))
-        if any(k not in known for k in range(most + 1)):
+    def seconds(self, company: Company, drafted: Sequence[float]) -> list[float]:
+        """Seconds now, by tokens that a row drafts: measured, borrowed from the nearest company, or on a line."""
+        costs = self._measured(company)
+        known, at = _not_falling(costs), {shared: cost.drafted for shared, cost in costs.items()}
+        if any(_shared(tokens) not in known for tokens in drafted):
             alike = [other for other in self._drafting if other.drafters == company.drafters and other != company]
             for other in sorted(alike, key=company.distance):
-                lent = _not_falling(self._measured(other))
-                shared = known.keys() & lent.keys()
-                if shared:
-                    scale = fmean(known[k] / lent[k] for k in shared)
-                    known |= {k: seconds * scale for k, seconds in lent.items() if k not in known}
-        return [_on_line(known, k) * self.pace for k in range(most + 1)]
+                costs = self._measured(other)
+                lent = _not_falling(costs)
+                both = known.keys() & lent.keys()
+                if both:
+                    scale = fmean(known[shared] / lent[shared] for shared in both)
+                    at = {shared: cost.drafted for shared, cost in costs.items()} | at
+                    known |= {shared: seconds * scale for shared, seconds in lent.items() if shared not in known}
+        line = {at[shared]: seconds for shared, seconds in known.items()}
+        return [_on_line(line, tokens) * self.pace for tokens in drafted]
 
-    def _measured(self, company: Company) -> dict[int, Cost]:
-        """By k, what was measured often enough."""
-        measured = {k: cost for k, cost in self._drafting.get(company, {}).items() if cost.is_trusted}
+    def _measured(self, company: Company) -> dict[float, Cost]:
+        """By tokens drafted, what was measured often enough."""
+        measured = {shared: cost for shared, cost in self._drafting.get(company, {}).items() if cost.is_trusted}
         plain = self._plain.get(company.num_rows)
-        return measured if plain is None else {0: plain} | measured
+        return measured if plain is None else {0.0: plain} | measured
+
+
+def _shared(drafted: float) -> float:
+    """What numbers of drafted tokens share a measurement: 0 is alone."""
+    return max(round(drafted / _STEP), 1) * _STEP if drafted else 0.0
 
 
 def hoped(seconds: Sequence[float], k: int) -> float:
@@ -159,30 +184,30 @@ def hoped(seconds: Sequence[float], k: int) -> float:
     return min(seconds[k], ahead, between)
 
 
-def _not_falling(costs: Mapping[int, Cost]) -> dict[int, float]:
-    """Seconds by k; no step takes less than one of smaller k, and where measurements say so, both have their mean.
+def _not_falling(costs: Mapping[float, Cost]) -> dict[float, float]:
+    """Seconds; no step takes less than one that drafts less, and where measurements say so, both have their mean.
 
     Isotonic regression by pooling adjacent violators, weighted by the number of measurements.
     """
-    pools: list[tuple[float, int, list[int]]] = []  # mean seconds, measurements, the k
-    for k, cost in sorted(costs.items()):
-        seconds, num, ks = cost.seconds, min(cost.num, _MEMORY), [k]
+    pools: list[tuple[float, int, list[float]]] = []  # mean seconds, measurements, what shares them
+    for shared, cost in sorted(costs.items()):
+        seconds, num, together = cost.seconds, min(cost.num, _MEMORY), [shared]
         while pools and pools[-1][0] > seconds:
             lower, more, others = pools.pop()
             seconds = (lower * more + seconds * num) / (more + num)
-            num, ks = num + more, others + ks
-        pools.append((seconds, num, ks))
-    return {k: seconds for seconds, _, ks in pools for k in ks}
+            num, together = num + more, others + together
+        pools.append((seconds, num, together))
+    return {shared: seconds for seconds, _, together in pools for shared in together}
 
 
-def _on_line(known: Mapping[int, float], k: int) -> float:
-    """Seconds at k: known, or on the line between its neighbours, or on that through the last two, but not falling."""
-    if k in known:
-        return known[k]
-    low = max(i for i in known if i < k)
-    above = [i for i in known if i > k]
+def _on_line(known: Mapping[float, float], drafted: float) -> float:
+    """Seconds: known, or on the line between neighbours, or on that through the last two, but not falling."""
+    if drafted in known:
+        return known[drafted]
+    low = max(i for i in known if i < drafted)
+    above = [i for i in known if i > drafted]
     high = min(above) if above else max((i for i in known if i < low), default=low)
     if low == high:
         return known[low]
-    value = known[low] + (known[high] - known[low]) / (high - low) * (k - low)
+    value = known[low] + (known[high] - known[low]) / (high - low) * (drafted - low)
     return value if above else max(value, known[low])

@@ -70,8 +70,8 @@ class DepthPolicy(Protocol):
         """k for each row, at most its `most`; the step is pure when no prompt is fed in it."""
         ...
 
-    def observe(self, seconds: float, num_accepted: Mapping[int, int]) -> None:
-        """What the step last chosen for took, and the tokens accepted of each sequence that goes on."""
+    def observe(self, seconds: float, given: Mapping[int, tuple[int, int]]) -> None:
+        """What the step last chosen for took, and the tokens drafted and accepted of each sequence that goes on."""
         ...
 
     def forget(self, handle: int) -> None:
@@ -86,7 +86,7 @@ class Fixed:
         """Every row's most."""
         return [wish.most for wish in wishes]
 
-    def observe(self, seconds: float, num_accepted: Mapping[int, int]) -> None:
+    def observe(self, seconds: float, given: Mapping[int, tuple[int, int]]) -> None:
         """Nothing to learn."""
 
     def forget(self, handle: int) -> None:

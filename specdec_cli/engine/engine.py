@@ -225,8 +225,8 @@ class Engine:
         self, batch: list[Scheduled], emitted: tuple[Emitted, ...], draft: float, verify: float, seconds: float
     ) -> Stepped:
         """Report a step of so many seconds, those of its drafting and its forward among them, to the policy too."""
-        going_on = {one.sequence_id: one.num_accepted for one in emitted if one.sequence_id in self._sequences}
-        self.policy.observe(seconds, going_on)
+        going_on = [one for one in emitted if one.sequence_id in self._sequences]
+        self.policy.observe(seconds, {one.sequence_id: (one.num_drafted, one.num_accepted) for one in going_on})
         return Stepped(
             emitted=emitted,
             num_running=len(batch),

@@ -18,10 +18,12 @@ class Survival:
 
     Args:
         prior: of all requests of the drafter; None for that one itself.
+        expected: P(token j, given those before it) as long as nothing was seen.
     """
 
-    def __init__(self, prior: Survival | None = None) -> None:
+    def __init__(self, prior: Survival | None = None, expected: float = 0.7) -> None:
         self._prior = prior
+        self._expected = expected
         self._growth = 1 / (1 - 1 / (_POOL_MEMORY if prior is None else _REQUEST_MEMORY))
         self._weight = 1.0  # what the newest step counts for
         self._tried: list[float] = []
@@ -60,7 +62,7 @@ class Survival:
         if self._prior is None and len(self._found) >= k:
             return self._found
         prior = None if self._prior is None else self._prior._conditionals(k)
-        found, before, prior_weight = [], 0.7, _PRIOR_WEIGHT * self._weight
+        found, before, prior_weight = [], self._expected, _PRIOR_WEIGHT * self._weight
         for j in range(k):
             tried, accepted = (self._tried[j], self._accepted[j]) if j < len(self._tried) else (0.0, 0.0)
             # What was rarely reached in a drafter's steps is taken to be like the position before it.
