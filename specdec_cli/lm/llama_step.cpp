@@ -396,21 +396,30 @@ struct Inputs {
     Product<Kind> times(const Matrix& m, long n) const { return {m, x, largest, n, m.in}; }
 };
 
-template <class Number>
-inline float dot(const float* q, const Number* k, long size) {
-    Floats sums = {};
+// A query with T keys.
+template <int T, class Number>
+inline void dots(const float* q, const Number* const (&keys)[T], long size, float (&found)[T]) {
+    Floats sums[T] = {};
     long i = 0;
-    for (; i + WIDTH <= size; i += WIDTH) sums = multiply_add(load(q + i), floats_of(k + i), sums);
-    float total = size >= WIDTH ? sum_of(sums) : 0.0f;
-    for (; i < size; i++) total += q[i] * float_of(k[i]);
-    return total;
+    for (; i + WIDTH <= size; i += WIDTH) {
+        const Floats part = load(q + i);
+        for (int t = 0; t < T; t++) sums[t] = multiply_add(part, floats_of(keys[t] + i), sums[t]);
+    }
+    sum_each(sums, found);
+    for (; i < size; i++)
+        for (int t = 0; t < T; t++) found[t] += q[i] * float_of(keys[t][i]);
 }
 
 inline void soften(float* scores, long count) {  // to probabilities
-    float largest = scores[0];
-    for (long i = 1; i < count; i++) largest = std::max(largest, scores[i]);
     const long padded = (count + WIDTH - 1) / WIDTH * WIDTH;
     std::fill(scores + count, scores + padded, -INFINITY);
+    Floats most = load(scores);
+    for (long i = WIDTH; i < padded; i += WIDTH) {
+        const Floats some = load(scores + i);
+        most = some > most ? some : most;
+    }
+    float largest = most[0];
+    for (long j = 1; j < WIDTH; j++) largest = std::max(largest, most[j]);
     Floats sums = {};
     for (long i = 0; i < padded; i += WIDTH) {
         Floats e = exponential(load(scores + i) - largest);
@@ -423,36 +432,56 @@ inline void soften(float* scores, long count) {  // to probabilities
     for (long i = 0; i < count; i++) scores[i] *= by;
 }
 
+// The mean of values by their weights, J vectors of it; in four sums at once, which need not wait for each other.
+template <int J, class Number, class At>
+inline void mean(const float* weights, long count, At value_at, float* to) {
+    Floats sums[4][J] = {};
+    const auto add = [&](long t, Floats (&to)[J]) {
+        const Number* const value = value_at(t);
+        for (int j = 0; j < J; j++) to[j] = multiply_add(Floats{} + weights[t], floats_of(value + j * WIDTH), to[j]);
+    };
+    long t = 0;
+    for (; t + 4 <= count; t += 4)
+        for (int u = 0; u < 4; u++) add(t + u, sums[u]);
+    for (; t < count; t++) add(t, sums[0]);
+    for (int j = 0; j < J; j++) {
+        const Floats total = (sums[0][j] + sums[1][j]) + (sums[2][j] + sums[3][j]);
+        std::memcpy(to + j * WIDTH, &total, sizeof total);
+    }
+}
+
 // One row's G queries against the keys of one head, as many as are at or before its position.
 template <class Number>
 void attend(const Row& row, const float* queries, long pitch, long groups, const Number* keys, const Number* values,
             long size, float scale, float* scores, long score_pitch, float* out) {
     const long count = row.position + 1;
-    auto slot = [&](long t) { return row.slots ? row.slots[t] : row.first_slot + t; };
-    for (long t = 0; t < count; t++)
-        for (long g = 0; g < groups; g++)
-            scores[g * score_pitch + t] = dot(queries + g * pitch, keys + slot(t) * size, size) * scale;
+    auto place = [&](long t) { return (row.slots ? row.slots[t] : row.first_slot + t) * size; };
     for (long g = 0; g < groups; g++) {
-        float* own = scores + g * score_pitch;
+        const float* const query = queries + g * pitch;
+        float* const own = scores + g * score_pitch;
+        long t = 0;
+        for (; t + 4 <= count; t += 4) {
+            const Number* const four[4] = {keys + place(t), keys + place(t + 1), keys + place(t + 2), keys + place(t + 3)};
+            float found[4];
+            dots(query, four, size, found);
+            for (int i = 0; i < 4; i++) own[t + i] = found[i] * scale;
+        }
+        for (; t < count; t++) {
+            const Number* const one[1] = {keys + place(t)};
+            float found[1];
+            dots(query, one, size, found);
+            own[t] = found[0] * scale;
+        }
         soften(own, count);
-        float* to = out + g * pitch;
+        float* const to = out + g * pitch;
         long i = 0;
-        for (; i + 4 * WIDTH <= size; i += 4 * WIDTH) {
-            Floats sums[4] = {};
-            for (long t = 0; t < count; t++)
-                for (int j = 0; j < 4; j++)
-                    sums[j] = multiply_add(Floats{} + own[t], floats_of(values + slot(t) * size + i + j * WIDTH), sums[j]);
-            std::memcpy(to + i, sums, sizeof sums);
-        }
-        for (; i + WIDTH <= size; i += WIDTH) {
-            Floats sums = {};
-            for (long t = 0; t < count; t++)
-                sums = multiply_add(Floats{} + own[t], floats_of(values + slot(t) * size + i), sums);
-            std::memcpy(to + i, &sums, sizeof sums);
-        }
+        auto value_at = [&](long t) { return values + place(t) + i; };
+        for (; i + 4 * WIDTH <= size; i += 4 * WIDTH) mean<4, Number>(own, count, value_at, to + i);
+        for (; i + 2 * WIDTH <= size; i += 2 * WIDTH) mean<2, Number>(own, count, value_at, to + i);
+        for (; i + WIDTH <= size; i += WIDTH) mean<1, Number>(own, count, value_at, to + i);
         for (; i < size; i++) {
             float sum = 0.0f;
-            for (long t = 0; t < count; t++) sum += own[t] * float_of(values[slot(t) * size + i]);
+            for (long t = 0; t < count; t++) sum += own[t] * float_of(*value_at(t));
             to[i] = sum;
         }
     }
