@@ -1,10 +1,10 @@
 """The server under load, on the built-in pair: a long run of 16 streams, and tokens per second at 1 to 16 streams.
 
-    python benchmarks/serve_load.py [--minutes 5] [--rounds 4] [--only endurance|throughput|generate]
+    python benchmarks/serve_load.py [--minutes 5] [--rounds 16] [--only endurance|throughput|generate]
 
 Endurance: streams one after the other in 16 places. None may fail, memory may grow by less than 2 % after the first
 minute, and every block is free at the end. Throughput: the arms are requests to servers that all run, idle but for one;
-they are measured in turn, forwards and backwards (A B C C B A), and each number is the median over rounds. Generate:
+they are measured in turn, forwards and backwards (A B C C B A); a ratio is of one round, and the median is kept. Generate:
 one stream of each server with a draft and `specdec generate -k 4` in turn, first token to last, as both say it. The
 clients run beside the server on the same cores.
 """
@@ -177,8 +177,12 @@ def compare(arms: dict[str, Served], num_rounds: int) -> list[dict[str, Any]]:
                 rates[name].append(asyncio.run(throughput(arms[name], num_places)))
         point: dict[str, Any] = {"streams": num_places}
         point |= {name: round(median(each), 1) for name, each in rates.items()}
+        intervals = {}
         for name in list(arms)[1:]:
-            point[f"{name} / none"] = round(median(ratios(rates[name], rates["none"])), 3)
+            ratio = bootstrap_median(np.array(ratios(rates[name], rates["none"])))
+            point[f"{name} / none"] = round(ratio.median, 3)
+            intervals[f"{name} / none"] = [round(end, 3) for end in ratio.ci95 or ()]
+        point["ci95"] = intervals
         print(point, flush=True)
         found.append(point | {"every_round": {name: [round(one, 1) for one in each] for name, each in rates.items()}})
     return found
@@ -194,7 +198,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--streams", type=int, default=16, help="of the endurance run")
-    parser.add_argument("--rounds", type=int, default=6, help="of the throughput")
+    parser.add_argument("--rounds", type=int, default=16, help="of the throughput")
     parser.add_argument("--only", choices=("endurance", "throughput", "generate"))
     options = parser.parse_args()
     if options.only in (None, "endurance"):

@@ -5,6 +5,8 @@ The engine yields events and prints nothing; commands, meters and the server con
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -95,23 +97,19 @@ def _ratio(numerator: float, denominator: float) -> float | None:
 class SpeculativeCounts:
     """Counts over decode steps, from which every acceptance statistic follows (INTERFACE, `stats`).
 
-    `drafted_at_least[i]` counts steps that verified more than i drafted tokens, `accepted_at_least[i]` those that
-    accepted more than i of them, `reached[i]` those that verified more than i and accepted at least i, and
-    `histogram[a]` those that accepted exactly a of at least one drafted token.
+    Args:
+        num_steps: steps that gave tokens.
+        num_emitted_tokens: which they gave.
+        draft_seconds: they spent drafting; likewise the others.
+        outcomes: of the steps that verified drafted tokens, how many there were for each number drafted and accepted.
     """
 
     num_steps: int = 0
-    num_drafts: int = 0
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
     num_emitted_tokens: int = 0
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     overhead_seconds: float = 0.0
-    drafted_at_least: list[int] = field(default_factory=list)
-    accepted_at_least: list[int] = field(default_factory=list)
-    reached: list[int] = field(default_factory=list)
-    histogram: list[int] = field(default_factory=list)
+    outcomes: Counter[tuple[int, int]] = field(default_factory=Counter)
 
     def add(self, emitted: Emitted) -> None:
         """Count what a step gave a sequence; the first token, which prefill gives, belongs to no step."""
@@ -119,30 +117,50 @@ class SpeculativeCounts:
             return
         self.num_steps += 1
         self.num_emitted_tokens += len(emitted.tokens)
-        if not emitted.num_drafted:
-            return
-        self.num_drafts += 1
-        self.num_draft_tokens += emitted.num_drafted
-        self.num_accepted_tokens += emitted.num_accepted
-        missing = emitted.num_drafted - len(self.drafted_at_least)
-        if missing > 0:
-            self.drafted_at_least += [0] * missing
-            self.accepted_at_least += [0] * missing
-            self.reached += [0] * missing
-        self.histogram += [0] * (emitted.num_drafted + 1 - len(self.histogram))
-        for i in range(emitted.num_drafted):
-            self.drafted_at_least[i] += 1
-        for i in range(emitted.num_accepted):
-            self.accepted_at_least[i] += 1
-        for i in range(min(emitted.num_accepted + 1, emitted.num_drafted)):
-            self.reached[i] += 1
-        self.histogram[emitted.num_accepted] += 1
+        if emitted.num_drafted:
+            self.outcomes[emitted.num_drafted, emitted.num_accepted] += 1
 
     def add_seconds(self, stepped: Stepped, share: float = 1.0) -> None:
         """Add a step's time, or a sequence's share of it."""
         self.draft_seconds += stepped.draft_seconds * share
         self.verify_seconds += stepped.verify_seconds * share
         self.overhead_seconds += stepped.overhead_seconds * share
+
+    @property
+    def num_drafts(self) -> int:
+        """Steps that verified drafted tokens."""
+        return self.outcomes.total()
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Drafted tokens that were verified."""
+        return sum(drafted * count for (drafted, _), count in self.outcomes.items())
+
+    @property
+    def num_accepted_tokens(self) -> int:
+        """Drafted tokens that stood."""
+        return sum(accepted * count for (_, accepted), count in self.outcomes.items())
+
+    @property
+    def drafted_at_least(self) -> list[int]:
+        """Steps that verified at least i drafted tokens, i = 1..k."""
+        return self._steps(lambda i, drafted, accepted: drafted >= i)
+
+    @property
+    def accepted_at_least(self) -> list[int]:
+        """Steps that accepted at least i of them, i = 1..k."""
+        return self._steps(lambda i, drafted, accepted: accepted >= i)
+
+    @property
+    def reached(self) -> list[int]:
+        """Steps that verified at least i and accepted all before it, i = 1..k."""
+        return self._steps(lambda i, drafted, accepted: drafted >= i and accepted >= i - 1)
+
+    @property
+    def histogram(self) -> list[int]:
+        """Steps that accepted exactly 0..k of at least one drafted token."""
+        most = max((drafted for drafted, _ in self.outcomes), default=-1)
+        return [sum(n for (_, accepted), n in self.outcomes.items() if accepted == i) for i in range(most + 1)]
 
     @property
     def acceptance_rate(self) -> float | None:
@@ -163,6 +181,11 @@ class SpeculativeCounts:
     def conditional_acceptance_rates(self) -> list[float | None]:
         """P(accepted >= i | accepted >= i-1, drafted >= i) for i = 1..k."""
         return [_ratio(a, r) for a, r in zip(self.accepted_at_least, self.reached, strict=True)]
+
+    def _steps(self, holds: Callable[[int, int, int], bool]) -> list[int]:
+        """Of how many steps something holds, for i = 1..k."""
+        most = max((drafted for drafted, _ in self.outcomes), default=0)
+        return [sum(n for pair, n in self.outcomes.items() if holds(i, *pair)) for i in range(1, most + 1)]
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON form of INTERFACE's `stats`."""

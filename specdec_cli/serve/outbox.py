@@ -1,6 +1,7 @@
 """What the engine's thread has for the event loop: deltas, handed over together where steps are quick.
 
-A word to the event loop costs both threads a switch, so quick steps share one: `HAND_OVER_SECONDS`.
+A word to the event loop costs both threads a switch, so quick steps share one: `HAND_OVER_SECONDS`. What nobody reads
+before its end is kept until then.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class Outbox:
 
     def post(self, ticket: Ticket, delta: Delta) -> None:
         """Add a delta, joined with what this round gave the ticket before."""
-        self._is_urgent |= is_last(delta) or ticket.record.first_token == ticket.record.last_token
+        is_first = ticket.record.first_token == ticket.record.last_token
+        self._is_urgent |= is_last(delta) or (is_first and not ticket.job.whole)
         deltas = self._deltas.setdefault(ticket, [])
         if ticket in self._of_this_round:
             delta = merged([deltas.pop(), delta])
@@ -46,6 +48,8 @@ class Outbox:
             return []
         self._is_urgent, self._handed_over = False, now
         posted, self._deltas = self._deltas, {}
+        for ticket in [one for one, deltas in posted.items() if one.job.whole and not is_last(deltas[-1])]:
+            self._deltas[ticket] = posted.pop(ticket)
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Ticket, Delta]]] = {}
         for ticket, deltas in posted.items():
             by_loop.setdefault(ticket.loop, []).extend((ticket, delta) for delta in deltas)

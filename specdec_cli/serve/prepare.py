@@ -239,6 +239,7 @@ def _jobs(
             prediction=speculation.prediction,
             grammar=grammar,
             cache_salt=salt,
+            whole=request.stream is not True,
         )
         for i in range(len(prompts) * n)
     )

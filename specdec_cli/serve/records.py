@@ -27,6 +27,7 @@ class Job:
         cache_salt: prompts share KV blocks only with those of the same salt.
         prompt_logprobs: alternatives reported beside each prompt token, scored before decoding; None scores nothing.
         decodes: False ends the job after its prompt is scored, with finish reason length (`max_tokens: 0`).
+        whole: nobody reads it before its end.
     """
 
     request_id: str
@@ -39,6 +40,7 @@ class Job:
     cache_salt: str = ""
     prompt_logprobs: int | None = None
     decodes: bool = True
+    whole: bool = False
 
 
 StepCounts = tuple[int, int, int]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -15,6 +16,8 @@ from specdec_cli.serve.guard import log_facts
 from specdec_cli.serve.records import Delta
 from specdec_cli.serve.respond import DONE, Answer, compact, sse
 from specdec_cli.serve.ticket import Ticket, in_chunks, together
+
+Written = TypeVar("Written")
 
 _PING = b": ping\n\n"
 
@@ -77,8 +80,7 @@ class Reply(Response):
     async def _whole(self, send: Send) -> None:
         async for place, delta in together(self._tickets):
             self._answer.observe(place, delta)
-        # Words for the log-probabilities of long prompts take a while: not on the event loop.
-        body = await asyncio.to_thread(lambda: compact(self._answer.document()))
+        body = await self._aside(lambda: compact(self._answer.document()), self._has_logprobs)
         self.headers["content-length"] = str(len(body))
         await self._begin(send)
         await send({"type": "http.response.body", "body": body})
@@ -125,12 +127,18 @@ class Reply(Response):
         await self._say(send, last + DONE, is_last=True)
 
     async def _written(self, place: int, delta: Delta) -> list[bytes]:
-        """A delta's chunks; the words for a long prompt's log-probabilities take a while: not on the event loop."""
+        """A delta's chunks."""
+        chunks = self._answer.chunks
+        return await self._aside(lambda: [sse(one) for one in chunks(place, delta)], bool(delta.prompt_logprobs))
 
-        def write() -> list[bytes]:
-            return [sse(chunk) for chunk in self._answer.chunks(place, delta)]
+    @property
+    def _has_logprobs(self) -> bool:
+        jobs = (ticket.job for ticket in self._tickets)
+        return any(job.prompt_logprobs is not None or job.params.logprobs is not None for job in jobs)
 
-        return await asyncio.to_thread(write) if delta.prompt_logprobs else write()
+    async def _aside(self, write: Callable[[], Written], is_long: bool) -> Written:
+        """What is written; words for many log-probabilities take a while: not on the event loop."""
+        return await asyncio.to_thread(write) if is_long else write()
 
     def _has_more(self) -> bool:
         """Whether another chunk follows at once, so that both may go in one write."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -195,14 +196,8 @@ class Answer:
         """The request's acceptance, in vLLM's words."""
         own = self._choices[0].job.num_speculative_tokens
         k = self._facts.num_speculative_tokens if own is None else own
-        counts = [choice.counts for choice in self._choices]
-        total = SpeculativeCounts(
-            num_drafts=sum(one.num_drafts for one in counts),
-            num_draft_tokens=sum(one.num_draft_tokens for one in counts),
-            num_accepted_tokens=sum(one.num_accepted_tokens for one in counts),
-        )
-        width = max([k + 1, *(len(one.histogram) for one in counts)])
-        histogram = [sum(one.histogram[i] for one in counts if i < len(one.histogram)) for i in range(width)]
+        total = SpeculativeCounts(outcomes=sum((choice.counts.outcomes for choice in self._choices), Counter()))
+        histogram = total.histogram + [0] * (k + 1 - len(total.histogram))
         return {
             "speculative_decoding": {
                 "mean_acceptance_length": total.acceptance_length,

@@ -13,6 +13,7 @@ from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.scoring import score_prompt
 from specdec_cli.events import Failed
 from specdec_cli.sampling.params import SamplingParams
+from specdec_cli.serve import outbox
 from specdec_cli.serve.bridge import Bridge
 from specdec_cli.serve.errors import QueueFull, Unavailable
 from specdec_cli.serve.records import Delta, Job, JobRecord
@@ -104,6 +105,24 @@ def test_tokens_are_the_engines_alone_and_in_company():
     assert record.arrived <= record.scheduled <= record.first_token <= record.last_token <= record.finished
     assert (record.num_prompt_tokens, record.num_output_tokens, record.finish_reason) == (5, 17, "length")
     assert record.speculative.num_emitted_tokens == 16  # the first token belongs to no step
+
+
+def test_what_is_read_whole_is_handed_over_once(monkeypatch):
+    monkeypatch.setattr("specdec_cli.serve.outbox.HAND_OVER_SECONDS", 0.0)
+    received: list[int] = []
+    receive = outbox._receive
+    monkeypatch.setattr(outbox, "_receive", lambda deltas: received.append(len(deltas)) or receive(deltas))
+
+    async def test(bridge: Bridge):
+        whole = await read(bridge.submit(job(40, whole=True)))
+        num_calls = len(received)
+        streamed = await asyncio.gather(read(bridge.submit(job(40))), read(bridge.submit(job(40, whole=True))))
+        return whole, num_calls, streamed
+
+    whole, num_calls, streamed = serving(test)
+    assert num_calls == 1 < len(received) - 1
+    assert {list(one.token_ids) == alone(job(40)) for one in (whole, *streamed)} == {True}
+    assert [one.counts for one in streamed] == [whole.counts] * 2
 
 
 def test_a_step_is_one_delta_with_its_drafts_counted():
