@@ -4,9 +4,9 @@
 
 Endurance: streams one after the other in 16 places. None may fail, memory may grow by less than 2 % after the first
 minute, and every block is free at the end. Throughput: the arms are requests to servers that all run, idle but for one;
-they are measured in turn, forwards and backwards (A B C C B A); a ratio is of one round, and the median is kept. Generate:
-one stream of each server with a draft and `specdec generate -k 4` in turn, first token to last, as both say it. The
-clients run beside the server on the same cores.
+they are measured in turn, forwards and backwards (A B C C B A); a ratio is of one round, and the median is kept.
+Generate: one stream of each server with a draft and `specdec generate -k 4` in turn, first token to last, as both say
+it. The clients run beside the server on the same cores.
 """
 
 from __future__ import annotations

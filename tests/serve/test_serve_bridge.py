@@ -451,7 +451,7 @@ def test_scoring_prompts_stands_in_nobodys_way():
             scored.append(sum(one[0] == "stepped" for one in watcher.told))
 
     async def test(bridge: Bridge):
-        running = bridge.submit(job(60))
+        running = bridge.submit(job(400))
         await anext(running)
         only = [bridge.submit(replace(job(5), prompt_logprobs=1, decodes=False)) for _ in range(4)]
         await asyncio.gather(*map(read, only))
