@@ -10,7 +10,7 @@ What it decides by is over when it decides: no token of the step, drafted or sam
 differ from run to run, so where text depends on k (sampling in every mode but gumbel) it differs too.
 
 Now and then a step is spent on a k that is not the best (exploring), for at most `EXPLORATION` of the time that plain
-decoding would have taken; the first look at a draft alone may take more. A draft has to read first what it did not
+decoding would have taken; the first look at a draft alone may take more, and is for few rows. A draft has to read first what it did not
 draft itself, which is part of what a look costs: where that is much, requests that just began are looked at.
 
 To decide takes Python that a small model's step would feel, so a decision holds for some steps and what they took is
@@ -30,6 +30,7 @@ from specdec_cli.engine.survival import Survival
 
 EXPLORATION = 0.004  # what exploring may lose, of the time that plain decoding would have taken
 _FIRST_K = 1  # the first one measured: what a slow or bad draft costs is found out at little cost
+_FIRST_ROWS = 4  # and for so many rows: to read all prompts of a large batch takes a draft long
 _PLAIN_FIRST = 3  # plain steps before that: an interrupted one alone would make any draft look good
 _MARGIN = 0.02  # speculation that seems to gain less than this is left alone
 _GRACE_STEPS = 1  # exploring may lose this many plain steps before its share of the time has grown to them
@@ -54,6 +55,7 @@ class _Plan:
     is_exploring: bool
     num_left: int  # steps that it still holds for
     num_unread: int  # tokens that its drafters read before they draft
+    drafting: frozenset[int]  # sequences that are drafted for
     ks: list[int] = field(default_factory=list)  # of the step that is made
     steps: list[tuple[list[int], float, Mapping[int, tuple[int, int]]]] = field(
         default_factory=list
@@ -85,7 +87,7 @@ class Adaptive:
     _now: int = 0
     _allowance: float = 0.0  # seconds that exploring may lose
     _looked: int = 0
-    _previous_k: int = 0
+    _drafted_for: frozenset[int] = frozenset()  # sequences, in the last step
     _plan: _Plan | None = None
     _costs: Costs = field(default_factory=Costs)
     _pools: dict[str, Survival] = field(default_factory=dict)
@@ -106,7 +108,7 @@ class Adaptive:
             self._learn()
             plan = self._plan = self._decide(wishes, is_pure)
         plan.num_left -= 1
-        plan.ks = [min(plan.k, wish.most) for wish in wishes]
+        plan.ks = [min(plan.k, wish.most) if wish.handle in plan.drafting else 0 for wish in wishes]
         return plan.ks
 
     def observe(self, seconds: float, given: Mapping[int, tuple[int, int]]) -> None:
@@ -124,7 +126,8 @@ class Adaptive:
         most = max((wish.most for wish in wishes), default=0)
         company = Company.of(wishes)
         k, rate, longest, is_exploring, num_steps = 0, None, 0.0, False, 1
-        unread = 0 if self._previous_k else sum(w.length - self._read.get(w.handle, 0) for w in wishes if w.most)
+        drafting = [wish for wish in wishes if wish.most]
+        unread = self._unread(drafting)
         if most and self._costs.is_known(company):
             seconds = self._costs.seconds(company, self._drafted(wishes, most))
             tokens = self._tokens(wishes, most)
@@ -136,7 +139,7 @@ class Adaptive:
             other = self._other(company, k, tokens, seconds, reading) if is_pure else None
             num_steps = self._num_steps(k, other)
             k, is_exploring = (k, False) if other is None else (other, True)
-            reads_first = k > 0 and self._previous_k == 0  # which is exploring's cost; an interruption is not
+            reads_first = k > 0 and unread > 0  # which is exploring's cost; an interruption is not
             longest = inf if reads_first else INTERRUPTED * seconds[k]
         elif most and self._costs.plain(company).num >= _PLAIN_FIRST:
             # Plain steps are known, nothing else.
@@ -144,14 +147,23 @@ class Adaptive:
             rate, longest = len(wishes) / plain, _SLOWEST * plain
             if is_pure:
                 k, is_exploring, num_steps = min(most, _FIRST_K), True, _STEPS_TOGETHER
+                drafting = sorted(drafting, key=lambda wish: wish.length)[:_FIRST_ROWS]
+                unread = self._unread(drafting)
         for wish in wishes:
             if wish.handle not in self._survivals:
                 pool = self._pools.setdefault(wish.drafter, Survival())
                 self._survivals[wish.handle] = wish.drafter, Survival(pool)
                 self._draft(wish.drafter)
+        handles = frozenset(wish.handle for wish in drafting)
         if k:
-            self._read |= {wish.handle: wish.length for wish in wishes if wish.most}
-        return _Plan(wishes, is_pure, company, k, rate, longest, is_exploring, num_steps, unread if k else 0)
+            self._read |= {wish.handle: wish.length for wish in drafting}
+        unread *= k > 0
+        return _Plan(wishes, is_pure, company, k, rate, longest, is_exploring, num_steps, unread, handles)
+
+    def _unread(self, wishes: Sequence[Wish]) -> int:
+        """Tokens that drafters would have to read before they draft for these rows."""
+        read, drafted_for = self._read, self._drafted_for
+        return sum(wish.length - read.get(wish.handle, 0) for wish in wishes if wish.handle not in drafted_for)
 
     def _learn(self) -> None:
         """Learn from the steps that were not learned from yet."""
@@ -167,7 +179,7 @@ class Adaptive:
             self._now += 1
             if plan.wishes:
                 self._learn_from(plan, ks, seconds, given)
-            self._previous_k = plan.k
+            self._drafted_for = plan.drafting if plan.k else frozenset()
 
     def _learn_from(self, plan: _Plan, ks: list[int], seconds: float, given: Mapping[int, tuple[int, int]]) -> None:
         self._spent += seconds
@@ -175,17 +187,18 @@ class Adaptive:
         plain = self._costs.plain(plan.company)
         as_plain = num_tokens / len(plan.wishes) * plain.seconds * self._costs.pace if plain.num else seconds
         self._allowance += EXPLORATION * as_plain
-        num_asked = num_drafted = 0
+        num_rows = num_drafted = 0
         for wish, asked in zip(plan.wishes, ks, strict=True):
+            num_rows += wish.most > 0 and wish.handle in given
             if asked and wish.handle in given:
                 drafted, accepted = given[wish.handle]
                 name, survival = self._survivals[wish.handle]
                 survival.add(asked, accepted)
                 self._pools[name].add(asked, accepted)
                 self._drafts[name].add(asked, drafted)
-                num_asked, num_drafted = num_asked + 1, num_drafted + drafted
-        if plan.is_pure and (not plan.k or (self._previous_k > 0 and num_asked)):
-            self._costs.add(plan.company, plan.k, num_drafted / max(num_asked, 1), seconds, self._now)
+                num_drafted += drafted
+        if plan.is_pure and (not plan.k or (num_rows and plan.drafting <= self._drafted_for)):
+            self._costs.add(plan.company, plan.k, num_drafted / max(num_rows, 1), seconds, self._now)
         if plan.is_exploring and plan.best_rate is not None:
             self._num_exploring += 1
             self._explored += min(seconds, plan.most_seconds) - num_tokens / plan.best_rate

@@ -29,7 +29,7 @@ class Cost:
     Attributes:
         seconds: the mean.
         num: measurements.
-        drafted: tokens of a row that drafts, the mean of all measurements.
+        drafted: tokens of a row that may draft, the mean of all measurements.
     """
 
     seconds: float = 0.0
@@ -107,7 +107,7 @@ class Costs:
         Args:
             company: its rows.
             k: most that one of them was to draft; 0 is a plain step.
-            drafted: tokens that a row that was to draft drafted, on average.
+            drafted: tokens drafted over the rows that may draft.
             seconds: what it took.
             now: its number.
         """
@@ -146,7 +146,7 @@ class Costs:
         )
 
     def seconds(self, company: Company, drafted: Sequence[float]) -> list[float]:
-        """Seconds now, by tokens that a row drafts: measured, borrowed from the nearest company, or on a line."""
+        """Seconds now, by tokens drafted over the rows: measured, borrowed from the nearest company, or on a line."""
         costs = self._measured(company)
         known, at = _not_falling(costs), {shared: cost.drafted for shared, cost in costs.items()}
         if any(_shared(tokens) not in known for tokens in drafted):
