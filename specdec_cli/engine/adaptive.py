@@ -10,8 +10,9 @@ What it decides by is over when it decides: no token of the step, drafted or sam
 differ from run to run, so where text depends on k (sampling in every mode but gumbel) it differs too.
 
 Now and then a step is spent on a k that is not the best (exploring), for at most `EXPLORATION` of the time that plain
-decoding would have taken; the first look at a draft alone may take more, and is for few rows. A draft has to read first what it did not
-draft itself, which is part of what a look costs: where that is much, requests that just began are looked at.
+decoding would have taken; the first look at a draft alone may take more, and is for some rows of a large batch. A draft
+has to read first what it did not draft itself, which is part of what a look costs: where that is much, requests that
+just began are looked at.
 
 To decide takes Python that a small model's step would feel, so a decision holds for some steps and what they took is
 learned from afterwards.
@@ -30,7 +31,9 @@ from specdec_cli.engine.survival import Survival
 
 EXPLORATION = 0.004  # what exploring may lose, of the time that plain decoding would have taken
 _FIRST_K = 1  # the first one measured: what a slow or bad draft costs is found out at little cost
-_FIRST_ROWS = 4  # and for so many rows: to read all prompts of a large batch takes a draft long
+_FIRST_ROWS = (
+    8  # and for so many rows: to read all prompts of a large batch takes a draft long; of fewer little is seen
+)
 _PLAIN_FIRST = 3  # plain steps before that: an interrupted one alone would make any draft look good
 _MARGIN = 0.02  # speculation that seems to gain less than this is left alone
 _GRACE_STEPS = 1  # exploring may lose this many plain steps before its share of the time has grown to them

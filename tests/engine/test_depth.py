@@ -101,9 +101,9 @@ def test_what_learning_from_nothing_costs_a_short_run_is_little(curve, rate):
     assert sum(got) / len(got) >= 0.975
 
 
-@pytest.mark.parametrize(("rows", "first_look"), [(1, 0.04), (16, 0.06)])
+@pytest.mark.parametrize(("rows", "first_look"), [(1, 0.04), (16, 0.04)])
 def test_a_bad_draft_is_looked_at_again_where_it_has_little_to_read(rows, first_look):
-    """To read 16 stories of 200 tokens would take it as long as 50 plain steps; such as just began, five; four, one."""
+    """To read 16 stories of 200 tokens would take it as long as 50 plain steps; half of such as just began, 2.5."""
     seconds = CURVES["memory-bound"]
     plain = rows / seconds(rows, 0)
     for seed in range(6):
@@ -208,7 +208,7 @@ def test_a_row_that_comes_to_its_end_is_no_new_decision_but_gets_no_more_than_it
     assert before <= 400 / 3 + 41 / 3
 
 
-def test_the_first_look_at_a_draft_is_for_few_rows():
+def test_the_first_look_at_a_draft_is_for_some_rows_of_a_large_batch():
     policy, rows = Adaptive(), 16
     for step in range(12):
         wishes = [Wish(i, "model", K, 20 + step + 10 * (i == 3)) for i in range(rows)]
@@ -216,7 +216,7 @@ def test_the_first_look_at_a_draft_is_for_few_rows():
         if any(ks):
             break
         policy.observe(20.0, dict.fromkeys(range(rows), (0, 0)))
-    assert [i for i, k in enumerate(ks) if k] == [0, 1, 2, 4], "those with the least to read"
+    assert [i for i, k in enumerate(ks) if k] == [0, 1, 2, 4, 5, 6, 7, 8], "those with the least to read"
 
 
 def test_a_step_that_broke_off_is_not_learned_from():
