@@ -31,9 +31,7 @@ from specdec_cli.engine.survival import Survival
 
 EXPLORATION = 0.004  # what exploring may lose, of the time that plain decoding would have taken
 _FIRST_K = 1  # the first one measured: what a slow or bad draft costs is found out at little cost
-_FIRST_ROWS = (
-    8  # and for so many rows: to read all prompts of a large batch takes a draft long; of fewer little is seen
-)
+_FIRST_ROWS = 8  # and for so many: to read a large batch's prompts takes a draft long, and of fewer little is seen
 _PLAIN_FIRST = 3  # plain steps before that: an interrupted one alone would make any draft look good
 _MARGIN = 0.02  # speculation that seems to gain less than this is left alone
 _GRACE_STEPS = 1  # exploring may lose this many plain steps before its share of the time has grown to them
@@ -43,6 +41,10 @@ _STEPS_SEEN = 8  # that a decision needs behind it for each step that it holds f
 _STEPS_BETWEEN_PLAIN = 128  # at most, first less: it is what speculation is held against
 _STEPS_TOGETHER = 3  # a draft has to read first what it did not draft, so its first step after plain ones is no measure
 _SLOWEST = 3  # a first look's step counts for so many plain ones at most: a model's first forward of all takes long
+
+
+_Step = tuple[list[int], float, Mapping[int, tuple[int, int]]]
+"""What a step was asked for, took and gave: k of each row, seconds, tokens drafted and accepted by sequence."""
 
 
 @dataclass(slots=True)
@@ -60,9 +62,7 @@ class _Plan:
     num_unread: int  # tokens that its drafters read before they draft
     drafting: frozenset[int]  # sequences that are drafted for
     ks: list[int] = field(default_factory=list)  # of the step that is made
-    steps: list[tuple[list[int], float, Mapping[int, tuple[int, int]]]] = field(
-        default_factory=list
-    )  # not learned from yet
+    steps: list[_Step] = field(default_factory=list)  # not learned from yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,13 +178,14 @@ class Adaptive:
         if num_unread and len(steps) > 1:
             longer = min(steps[0][1], plan.most_seconds) - fmean(seconds for _, seconds, _ in steps[1:])
             self._costs.add_reading(plan.company, num_unread, longer)
-        for ks, seconds, given in steps:
+        for step in steps:
             self._now += 1
             if plan.wishes:
-                self._learn_from(plan, ks, seconds, given)
+                self._learn_from(plan, step)
             self._drafted_for = plan.drafting if plan.k else frozenset()
 
-    def _learn_from(self, plan: _Plan, ks: list[int], seconds: float, given: Mapping[int, tuple[int, int]]) -> None:
+    def _learn_from(self, plan: _Plan, step: _Step) -> None:
+        ks, seconds, given = step
         self._spent += seconds
         num_tokens = sum(accepted for _, accepted in given.values()) + len(plan.wishes)
         plain = self._costs.plain(plan.company)
