@@ -52,7 +52,8 @@ class Outbox:
             self._deltas[ticket] = posted.pop(ticket)
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Ticket, Delta]]] = {}
         for ticket, deltas in posted.items():
-            by_loop.setdefault(ticket.loop, []).extend((ticket, delta) for delta in deltas)
+            together = [merged(deltas)] if ticket.job.whole else deltas
+            by_loop.setdefault(ticket.loop, []).extend((ticket, delta) for delta in together)
         unread: list[Ticket] = []
         for loop, its_deltas in by_loop.items():
             try:

@@ -121,6 +121,7 @@ def test_what_is_read_whole_is_handed_over_once(monkeypatch):
 
     whole, num_calls, streamed = serving(test)
     assert num_calls == 1 < len(received) - 1
+    assert received[0] == 1, "as one delta, however many steps it was"
     assert {list(one.token_ids) == alone(job(40)) for one in (whole, *streamed)} == {True}
     assert [one.counts for one in streamed] == [whole.counts] * 2
 
