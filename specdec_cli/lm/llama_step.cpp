@@ -592,16 +592,16 @@ int64_t likeliest(const float* scores, long count) {
         is_number &= some == some;
     }
     float largest = -INFINITY;
-    bool is_any = true;
+    bool are_numbers = true;
     for (long j = 0; j < WIDTH; j++) {
         largest = std::max(largest, most[j]);
-        is_any &= is_number[j] != 0;
+        are_numbers &= is_number[j] != 0;
     }
     for (; i < count; i++) {
         largest = std::max(largest, scores[i]);
-        is_any &= scores[i] == scores[i];
+        are_numbers &= scores[i] == scores[i];
     }
-    if (!is_any || std::isinf(largest)) return -1;
+    if (!are_numbers || std::isinf(largest)) return -1;
     return std::find(scores, scores + count, largest) - scores;
 }
 
