@@ -31,6 +31,7 @@ from specdec_cli.engine.survival import Survival
 
 EXPLORATION = 0.004  # what exploring may lose, of the time that plain decoding would have taken
 _FIRST_K = 1  # the first one measured: what a slow or bad draft costs is found out at little cost
+_FARTHER = 2  # times the deepest k tried so far: beyond, a line through what was measured is not believed
 _FIRST_ROWS = 8  # and for so many: to read a large batch's prompts takes a draft long, and of fewer little is seen
 _PLAIN_FIRST = 3  # plain steps before that: an interrupted one alone would make any draft look good
 _MARGIN = 0.02  # speculation that seems to gain less than this is left alone
@@ -134,7 +135,8 @@ class Adaptive:
         if most and self._costs.is_known(company):
             seconds = self._costs.seconds(company, self._drafted(wishes, most))
             tokens = self._tokens(wishes, most)
-            k = max(range(most + 1), key=lambda one: tokens[one] / seconds[one])
+            known = min(most, _FARTHER * max([_FIRST_K, *self._costs.last(company)]))
+            k = max(range(known + 1), key=lambda one: tokens[one] / seconds[one])
             if tokens[k] / seconds[k] < (1 + _MARGIN) * tokens[0] / seconds[0]:
                 k = 0
             rate = tokens[k] / seconds[k]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from statistics import fmean
 
 from specdec_cli.engine.depth import Wish
@@ -179,8 +180,8 @@ def hoped(seconds: Sequence[float], k: int) -> float:
     if not k:
         return seconds[0]
     before = seconds[k - 1]
-    ahead = before + max(before - seconds[k - 2], 0.0) if k > 1 else before
-    between = (before + seconds[k + 1]) / 2 if k + 1 < len(seconds) else ahead
+    ahead = before + max(before - seconds[k - 2], 0.0) if k > 1 else inf
+    between = (before + seconds[k + 1]) / 2 if k + 1 < len(seconds) else inf
     return min(seconds[k], ahead, between)
 
 
