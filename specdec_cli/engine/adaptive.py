@@ -37,7 +37,7 @@ _PLAIN_FIRST = 3  # plain steps before that: an interrupted one alone would make
 _MARGIN = 0.02  # speculation that seems to gain less than this is left alone
 _GRACE_STEPS = 1  # exploring may lose this many plain steps before its share of the time has grown to them
 _STEPS_BETWEEN = 8  # from one exploring to the next
-_STEPS_AT_REST = 16  # for which a decision holds at most where no k pays
+_STEPS_AT_REST = 32  # for which a decision holds at most where no k pays
 _STEPS_SEEN = 8  # that a decision needs behind it for each step that it holds for
 _STEPS_BETWEEN_PLAIN = 128  # at most, first less: it is what speculation is held against
 _STEPS_TOGETHER = 3  # a draft has to read first what it did not draft, so its first step after plain ones is no measure
@@ -146,7 +146,9 @@ class Adaptive:
             k, is_exploring = (k, False) if other is None else (other, True)
             reads_first = k > 0 and unread > 0  # which is exploring's cost; an interruption is not
             longest = inf if reads_first else INTERRUPTED * seconds[k]
-        elif most and self._costs.plain(company).num >= _PLAIN_FIRST:
+        elif most and self._costs.plain(company).num < _PLAIN_FIRST:
+            num_steps = _PLAIN_FIRST - self._costs.plain(company).num
+        elif most:
             # Plain steps are known, nothing else.
             plain = self._costs.plain(company).seconds * self._costs.pace
             rate, longest = len(wishes) / plain, _SLOWEST * plain
@@ -189,12 +191,9 @@ class Adaptive:
     def _learn_from(self, plan: _Plan, step: _Step) -> None:
         ks, seconds, given = step
         self._spent += seconds
-        num_tokens = sum(accepted for _, accepted in given.values()) + len(plan.wishes)
-        plain = self._costs.plain(plan.company)
-        as_plain = num_tokens / len(plan.wishes) * plain.seconds * self._costs.pace if plain.num else seconds
-        self._allowance += EXPLORATION * as_plain
+        num_tokens = len(plan.wishes)
         num_rows = num_drafted = 0
-        for wish, asked in zip(plan.wishes, ks, strict=True):
+        for wish, asked in zip(plan.wishes, ks, strict=True) if plan.k else ():
             num_rows += wish.most > 0 and wish.handle in given
             if asked and wish.handle in given:
                 drafted, accepted = given[wish.handle]
@@ -203,6 +202,10 @@ class Adaptive:
                 self._pools[name].add(asked, accepted)
                 self._drafts[name].add(asked, drafted)
                 num_drafted += drafted
+                num_tokens += accepted
+        plain = self._costs.plain(plan.company)
+        as_plain = num_tokens / len(plan.wishes) * plain.seconds * self._costs.pace if plain.num else seconds
+        self._allowance += EXPLORATION * as_plain
         if plan.is_pure and (not plan.k or (num_rows and plan.drafting <= self._drafted_for)):
             self._costs.add(plan.company, plan.k, num_drafted / max(num_rows, 1), seconds, self._now)
         if plan.is_exploring and plan.best_rate is not None:

@@ -21,7 +21,7 @@ class Survival:
         expected: P(token j, given those before it) as long as nothing was seen.
     """
 
-    def __init__(self, prior: Survival | None = None, expected: float = 0.7) -> None:
+    def __init__(self, prior: Survival | None = None, expected: float = 0.5) -> None:
         self._prior = prior
         self._expected = expected
         self._growth = 1 / (1 - 1 / (_POOL_MEMORY if prior is None else _REQUEST_MEMORY))
