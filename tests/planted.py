@@ -6,7 +6,7 @@ from specdec_cli.lm import native
 
 FAULTS = {
     "a query sees the token behind it": ("count = row.position + 1", "count = row.position + 2"),
-    "a row is another one in company": ("m.bias ? value", "R > 1 ? value * 1.0001f : m.bias ? value"),
+    "a row is another one in company": ("if (m.bias) values", "if (R > 1) values *= 1.0001f; if (m.bias) values"),
 }
 
 

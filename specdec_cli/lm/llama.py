@@ -19,7 +19,8 @@ from torch import Tensor
 from specdec_cli.lm import native
 from specdec_cli.lm.cache import Layout
 from specdec_cli.lm.linear import Kind
-from specdec_cli.lm.llama_weights import Layer, Matrix, Shape, empty, norm_weight, take_layer
+from specdec_cli.lm.llama_weights import Layer, Matrix, Shape, empty, norm_weight, panels, take_layer
+from specdec_cli.lm.memory import Arena
 
 _FLOAT32, _BFLOAT16, _INT8 = range(3)
 
@@ -42,7 +43,8 @@ class _Layer(ctypes.Structure):
         ("head_norm", ctypes.c_void_p),
         ("output", _Matrix),
         ("mlp_norm", ctypes.c_void_p),
-        ("gate_up", _Matrix),
+        ("gate", _Matrix),
+        ("up", _Matrix),
         ("down", _Matrix),
     )
 
@@ -106,17 +108,21 @@ class LlamaDecoder:
         self._dtype: torch.dtype = model.dtype
         self._library = native.library()
         self._rotary = inner.rotary_emb
+        arena = Arena()
         self._turns = torch.empty(0)
         self._scratch = torch.empty(0)
         with torch.inference_mode():
-            self._embedding = inner.embed_tokens.weight.detach()
-            self._layers = [take_layer(layer, self._shape, kind) for layer in inner.layers]
+            self._embedding = arena.keep(panels(inner.embed_tokens.weight.detach()))
+            self._layers = [take_layer(layer, self._shape, kind, arena) for layer in inner.layers]
             self._norm = norm_weight(inner.norm)
             head = model.lm_head.weight
-            self._head = Matrix.of(head if head is inner.embed_tokens.weight else head.clone(), None, kind)
+            if head is inner.embed_tokens.weight and kind != "int8":
+                self._head = Matrix(head.shape[0], head.shape[1], self._embedding)
+            else:
+                self._head = Matrix.of(head, None, kind, arena)
         epsilon = inner.norm.variance_epsilon
         empty(model.lm_head, inner.embed_tokens)
-        self.vocab_size = self._embedding.shape[0]
+        self.vocab_size = self._head.num_outputs
         self.kv_bytes_per_token = (
             2 * len(self._layers) * self._shape.num_key_heads * head_size * self._embedding.element_size()
         )
@@ -225,14 +231,15 @@ def _layer(layer: Layer) -> _Layer:
         _address(layer.head_norm),
         _matrix(layer.out),
         layer.mlp_norm.data_ptr(),
-        _matrix(layer.gate_up),
+        _matrix(layer.gate),
+        _matrix(layer.up),
         _matrix(layer.down),
     )
 
 
 def _matrix(matrix: Matrix) -> _Matrix:
     addresses = [_address(tensor) for tensor in (matrix.weight, matrix.scales, matrix.sums, matrix.bias)]
-    return _Matrix(*addresses, *matrix.weight.shape)
+    return _Matrix(*addresses, matrix.num_outputs, matrix.num_inputs)
 
 
 def _address(tensor: Tensor | None) -> int | None:

@@ -18,8 +18,9 @@ namespace {
 typedef float Floats __attribute__((vector_size(64), aligned(4)));
 typedef int32_t Ints __attribute__((vector_size(64), aligned(4)));
 constexpr long WIDTH = 16;
-constexpr int OUTPUTS = 4;  // weight rows that are multiplied together
-constexpr int ROWS = 6;     // by so many rows at most: 24 sums stay in registers
+constexpr int ROWS = 6;    // that are multiplied together at most, and
+constexpr int CHAINS = 4;  // sums of each that need not wait for one another: 24 stay in registers
+constexpr long AHEAD = 8192;  // bytes that are fetched early: busy with several rows, a processor reads too little ahead
 
 inline Floats load(const float* from) {
     Floats found;
@@ -46,21 +47,9 @@ inline __m128 quarter_of(Floats v) {
     return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
 }
 
-inline __m128i quarter_of(Ints v) {
-    const __m512i whole = (__m512i)v;
-    const __m256i half = _mm256_add_epi32(_mm512_castsi512_si256(whole), _mm512_extracti64x4_epi64(whole, 1));
-    return _mm_add_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
-}
-
 inline void sum_each(const Floats (&of)[4], float (&found)[4]) {
     const __m128 first = _mm_hadd_ps(quarter_of(of[0]), quarter_of(of[1]));
     _mm_storeu_ps(found, _mm_hadd_ps(first, _mm_hadd_ps(quarter_of(of[2]), quarter_of(of[3]))));
-}
-
-inline void sum_each(const Ints (&of)[4], int32_t (&found)[4]) {
-    const __m128i first = _mm_hadd_epi32(quarter_of(of[0]), quarter_of(of[1]));
-    const __m128i last = _mm_hadd_epi32(quarter_of(of[2]), quarter_of(of[3]));
-    _mm_storeu_si128((__m128i*)found, _mm_hadd_epi32(first, last));
 }
 
 inline void sum_each(const Floats (&of)[1], float (&found)[1]) {
@@ -68,6 +57,14 @@ inline void sum_each(const Floats (&of)[1], float (&found)[1]) {
     found[0] = _mm_cvtss_f32(_mm_hadd_ps(pairs, pairs));
 }
 #endif
+
+inline Floats spread(float value) {  // to all of a vector
+#if defined(__AVX512F__)
+    return (Floats)_mm512_set1_ps(value);
+#else
+    return Floats{} + value;
+#endif
+}
 
 inline float sum_of(Floats v) {
     const Floats of[1] = {v};
@@ -138,96 +135,13 @@ inline Floats exponential(Floats x) {
     return y * power;
 }
 
-// Kinds of weights: how a vector of them is multiplied with one of a row's, and how a row is made ready for that.
-struct Float32 {
-    using Weight = float;
-    using Input = float;
-    using Sum = float;
-    static constexpr long STEP = WIDTH;
-    typedef Floats Vector;
-    typedef Floats Sums;
-    static Vector load_weights(const float* from) { return load(from); }
-    static Vector load_inputs(const float* from) { return load(from); }
-    static Sums add(Sums sums, Vector w, Vector x) { return multiply_add(w, x, sums); }
-    static float times(float w, float x) { return w * x; }
-    static float prepare(const float* row, long size, float* out) {
-        std::memcpy(out, row, size * sizeof(float));
-        return 1.0f;
-    }
-};
-
-struct BFloat16 {
-    using Weight = uint16_t;
-    using Input = uint16_t;
-    using Sum = float;
-    static constexpr long STEP = 2 * WIDTH;
-    typedef Floats Sums;
-#if defined(__AVX512BF16__)
-    typedef __m512bh Vector;
-    static Vector load_weights(const uint16_t* from) { return (__m512bh)_mm512_loadu_si512(from); }
-    static Vector load_inputs(const uint16_t* from) { return (__m512bh)_mm512_loadu_si512(from); }
-    static Sums add(Sums sums, Vector w, Vector x) { return (Sums)_mm512_dpbf16_ps((__m512)sums, w, x); }
-#else
-    struct Vector { Floats low, high; };
-    static Vector load_weights(const uint16_t* from) { return {floats_of(from), floats_of(from + WIDTH)}; }
-    static Vector load_inputs(const uint16_t* from) { return load_weights(from); }
-    static Sums add(Sums sums, Vector w, Vector x) { return multiply_add(w.high, x.high, multiply_add(w.low, x.low, sums)); }
-#endif
-    static float times(uint16_t w, uint16_t x) { return float_of(w) * float_of(x); }
-    static float prepare(const float* row, long size, uint16_t* out) {
-        for (long i = 0; i < size; i++) out[i] = bf16_of(row[i]);
-        return 1.0f;
-    }
-};
-
-// Whole numbers; a row's are unsigned with 128 for 0, which the sums of a weight's take off again.
-struct Int8 {
-    using Weight = int8_t;
-    using Input = uint8_t;
-    using Sum = int32_t;
-    static constexpr long STEP = 4 * WIDTH;
-    typedef Ints Sums;
-#if defined(__AVX512VNNI__)
-    typedef __m512i Vector;
-    static Vector load_weights(const int8_t* from) { return _mm512_loadu_si512(from); }
-    static Vector load_inputs(const uint8_t* from) { return _mm512_loadu_si512(from); }
-    static Sums add(Sums sums, Vector w, Vector x) { return (Sums)_mm512_dpbusd_epi32((__m512i)sums, x, w); }
-#else
-    struct Vector { int16_t of[STEP]; };
-    template <class T>
-    static Vector load_any(const T* from) {
-        Vector found;
-        for (long i = 0; i < STEP; i++) found.of[i] = from[i];
-        return found;
-    }
-    static Vector load_weights(const int8_t* from) { return load_any(from); }
-    static Vector load_inputs(const uint8_t* from) { return load_any(from); }
-    static Sums add(Sums sums, const Vector& w, const Vector& x) {
-        for (long i = 0; i < WIDTH; i++)
-            for (long j = 0; j < 4; j++) sums[i] += int32_t(w.of[4 * i + j]) * x.of[4 * i + j];
-        return sums;
-    }
-#endif
-    static int32_t times(int8_t w, uint8_t x) { return int32_t(w) * x; }
-    static float prepare(const float* row, long size, uint8_t* out) {
-        float largest = 0.0f;
-        bool is_number = true;
-        for (long i = 0; i < size; i++) {
-            largest = std::max(largest, std::fabs(row[i]));
-            is_number &= row[i] == row[i];
-        }
-        if (!is_number) largest = NAN;  // which a maximum passes over, and a person has to hear of
-        const float scale = largest > 0.0f ? 127.0f / largest : 0.0f;
-        for (long i = 0; i < size; i++) out[i] = uint8_t(row[i] * scale + 128.5f);
-        return largest;
-    }
-};
-
 }  // namespace
 
 extern "C" {
 
-// Weights [out, in] of a kind; `scales` and `sums` [out] for int8, `bias` [out] where there is one.
+// Weights [out, in] of a kind in panels of WIDTH outputs, [out / WIDTH, in / PACK, WIDTH, PACK]: a product reads them from
+// front to back, as fast as memory gives, and sums nothing across a vector. Outputs and inputs that fill no panel are
+// zeros. `scales` and `sums` are for int8, `bias` where there is one; all of them have an entry for each of a panel's.
 struct Matrix {
     const void* weight;
     const float* scales;
@@ -242,12 +156,12 @@ struct Layer {
     const float* head_norm;  // [H + K, D] or none
     Matrix output;
     const float* mlp_norm;
-    Matrix gate_up, down;
+    Matrix gate, up, down;
 };
 
 struct Model {
     const Layer* layers;
-    const void* embedding;
+    const void* embedding;  // [V, hidden] in panels, as a matrix of its own numbers
     const float* norm;
     Matrix head;
     int64_t num_layers, hidden, num_heads, num_key_heads, head_size, mlp;
@@ -275,6 +189,103 @@ struct Step {
 
 namespace {
 
+// Kinds of weights. PACK of a row's inputs, 32 bits of them, meet as many weights of each of WIDTH outputs at once.
+struct Float32 {
+    using Weight = float;
+    using Input = float;
+    static constexpr long PACK = 1;
+    typedef Floats Vector;
+    typedef Floats Sums;
+    static Vector load_weights(const float* from) { return load(from); }
+    static Sums add(Sums sums, Vector w, const float* x) { return multiply_add(w, spread(*x), sums); }
+    static Floats values(Floats sums, const Matrix&, long, float) { return sums; }
+    static float prepare(const float* row, long size, float* out) {
+        std::memcpy(out, row, size * sizeof(float));
+        return 1.0f;
+    }
+};
+
+struct BFloat16 {
+    using Weight = uint16_t;
+    using Input = uint16_t;
+    static constexpr long PACK = 2;
+    typedef Floats Sums;
+#if defined(__AVX512BF16__)
+    typedef __m512bh Vector;
+    static Vector load_weights(const uint16_t* from) { return (__m512bh)_mm512_loadu_si512(from); }
+    static Sums add(Sums sums, Vector w, const uint16_t* x) {
+        int32_t both;
+        std::memcpy(&both, x, 4);
+        return (Sums)_mm512_dpbf16_ps((__m512)sums, w, (__m512bh)_mm512_set1_epi32(both));
+    }
+#else
+    struct Vector { Floats low, high; };
+    static Vector load_weights(const uint16_t* from) {
+        Vector found;
+        for (long i = 0; i < WIDTH; i++) {
+            found.low[i] = float_of(from[2 * i]);
+            found.high[i] = float_of(from[2 * i + 1]);
+        }
+        return found;
+    }
+    static Sums add(Sums sums, const Vector& w, const uint16_t* x) {
+        return multiply_add(w.high, spread(float_of(x[1])), multiply_add(w.low, spread(float_of(x[0])), sums));
+    }
+#endif
+    static Floats values(Floats sums, const Matrix&, long, float) { return sums; }
+    static float prepare(const float* row, long size, uint16_t* out) {
+        for (long i = 0; i < size; i++) out[i] = bf16_of(row[i]);
+        if (size % PACK) out[size] = 0;
+        return 1.0f;
+    }
+};
+
+// Whole numbers; a row's are unsigned with 128 for 0, which the sums of a weight's take off again.
+struct Int8 {
+    using Weight = int8_t;
+    using Input = uint8_t;
+    static constexpr long PACK = 4;
+    typedef Ints Sums;
+#if defined(__AVX512VNNI__)
+    typedef __m512i Vector;
+    static Vector load_weights(const int8_t* from) { return _mm512_loadu_si512(from); }
+    static Sums add(Sums sums, Vector w, const uint8_t* x) {
+        int32_t all;
+        std::memcpy(&all, x, 4);
+        return (Sums)_mm512_dpbusd_epi32((__m512i)sums, _mm512_set1_epi32(all), w);
+    }
+#else
+    struct Vector { int8_t of[4 * WIDTH]; };
+    static Vector load_weights(const int8_t* from) {
+        Vector found;
+        std::memcpy(found.of, from, sizeof found.of);
+        return found;
+    }
+    static Sums add(Sums sums, const Vector& w, const uint8_t* x) {
+        for (long i = 0; i < WIDTH; i++)
+            for (long j = 0; j < 4; j++) sums[i] += int32_t(w.of[4 * i + j]) * x[j];
+        return sums;
+    }
+#endif
+    static Floats values(Ints sums, const Matrix& m, long o, float largest) {
+        Ints taken;
+        std::memcpy(&taken, m.sums + o, sizeof taken);
+        return __builtin_convertvector(sums - 128 * taken, Floats) * load(m.scales + o) * largest;
+    }
+    static float prepare(const float* row, long size, uint8_t* out) {
+        float largest = 0.0f;
+        bool is_number = true;
+        for (long i = 0; i < size; i++) {
+            largest = std::max(largest, std::fabs(row[i]));
+            is_number &= row[i] == row[i];
+        }
+        if (!is_number) largest = NAN;  // which a maximum passes over, and a person has to hear of
+        const float scale = largest > 0.0f ? 127.0f / largest : 0.0f;
+        for (long i = 0; i < size; i++) out[i] = uint8_t(row[i] * scale + 128.5f);
+        return largest;
+    }
+};
+
 // What a forward writes on the way: floats that all threads share, and each one's own.
 struct Room {
     long qkv, attended, gate_up, shared, row, scores, score_pitch, own;
@@ -300,71 +311,73 @@ Part part_of(long count, long grain, int thread, int threads) {
     return {std::min(count, grains * thread / threads * grain), std::min(count, grains * (thread + 1) / threads * grain)};
 }
 
-template <class Kind, int R, int O>
-inline void multiply(const typename Kind::Weight* w, const typename Kind::Input* x, long in, long pitch,
-                     typename Kind::Sum (&found)[R][O]) {
-    typename Kind::Sums sums[R][O] = {};
+// A panel of weights times R rows of inputs, `in` of them with what fills the last pack.
+template <class Kind, int R>
+inline void multiply(const typename Kind::Weight* w, const typename Kind::Input* x, long in,
+                     typename Kind::Sums (&found)[R]) {
+    constexpr long PACK = Kind::PACK;
+    typename Kind::Sums sums[R][CHAINS] = {};
     long i = 0;
-    for (; i + Kind::STEP <= in; i += Kind::STEP) {
-        typename Kind::Vector weights[O];
-        for (int o = 0; o < O; o++) {
-            weights[o] = Kind::load_weights(w + o * in + i);
-            __builtin_prefetch(w + (o + O) * in + i);
+    for (; i + CHAINS * PACK <= in; i += CHAINS * PACK) {
+        typename Kind::Vector weights[CHAINS];
+        for (int c = 0; c < CHAINS; c++) {
+            const auto* const from = w + (i + c * PACK) * WIDTH;
+            weights[c] = Kind::load_weights(from);
+            if (R > 1) __builtin_prefetch(from + AHEAD / sizeof *from, 0, 1);
         }
-        for (int r = 0; r < R; r++) {
-            const auto inputs = Kind::load_inputs(x + r * pitch + i);
-            for (int o = 0; o < O; o++) sums[r][o] = Kind::add(sums[r][o], weights[o], inputs);
-        }
+        for (int r = 0; r < R; r++)
+            for (int c = 0; c < CHAINS; c++) sums[r][c] = Kind::add(sums[r][c], weights[c], x + r * in + i + c * PACK);
     }
-    for (int r = 0; r < R; r++) {
-        sum_each(sums[r], found[r]);
-        for (int o = 0; o < O; o++)
-            for (long j = i; j < in; j++) found[r][o] += Kind::times(w[o * in + j], x[r * pitch + j]);
+    for (; i < in; i += PACK) {
+        const auto weights = Kind::load_weights(w + i * WIDTH);
+        for (int r = 0; r < R; r++) sums[r][0] = Kind::add(sums[r][0], weights, x + r * in + i);
     }
+    for (int r = 0; r < R; r++) found[r] = (sums[r][0] + sums[r][1]) + (sums[r][2] + sums[r][3]);
 }
 
-// x [n, in] times a part of the outputs; what comes out of row r at output o goes to `take(r, o, value)`.
+// x [n, in] times a matrix, which goes to rows of numbers or is added to them.
 template <class Kind>
 struct Product {
     const Matrix& m;
     const typename Kind::Input* x;
     const float* largest;
-    long n, pitch;
+    long n, in;
 
-    template <int R, int O, class Take>
-    void tile(long row, long o, Take take) const {
-        typename Kind::Sum found[R][O];
-        multiply<Kind, R, O>((const typename Kind::Weight*)m.weight + o * m.in, x + row * pitch, m.in, pitch, found);
-        for (int r = 0; r < R; r++)
-            for (int i = 0; i < O; i++) {
-                float value;
-                if constexpr (sizeof(typename Kind::Weight) == 1)
-                    value = float(found[r][i] - 128 * m.sums[o + i]) * m.scales[o + i] * largest[row + r];
-                else
-                    value = found[r][i];
-                take(row + r, o + i, m.bias ? value + m.bias[o + i] : value);
+    template <int R, bool ADDS>
+    void panel(long row, long o, float* to, long pitch) const {
+        typename Kind::Sums found[R];
+        multiply<Kind, R>((const typename Kind::Weight*)m.weight + o * in, x + row * in, in, found);
+        for (int r = 0; r < R; r++) {
+            Floats values = Kind::values(found[r], m, o, largest[row + r]);
+            if (m.bias) values += load(m.bias + o);
+            float* const at = to + (row + r) * pitch + o;
+            const long count = std::min(WIDTH, m.out - o);
+            if (count == WIDTH) {
+                if (ADDS) values += load(at);
+                std::memcpy(at, &values, sizeof values);
+            } else {
+                for (long i = 0; i < count; i++) at[i] = ADDS ? at[i] + values[i] : values[i];
             }
-    }
-
-    template <int O, class Take>
-    void rows(long o, Take take) const {
-        long row = 0;
-        for (; row + ROWS <= n; row += ROWS) tile<ROWS, O>(row, o, take);
-        switch (n - row) {
-            case 5: return tile<5, O>(row, o, take);
-            case 4: return tile<4, O>(row, o, take);
-            case 3: return tile<3, O>(row, o, take);
-            case 2: return tile<2, O>(row, o, take);
-            case 1: return tile<1, O>(row, o, take);
         }
     }
 
-    template <class Take>
-    void outputs(Part part, Take take) const {
-        long o = part.begin;
-        for (; o + OUTPUTS <= part.end; o += OUTPUTS) rows<OUTPUTS>(o, take);
-        for (; o < part.end; o++) rows<1>(o, take);
+    template <bool ADDS>
+    void go(Part part, float* to, long pitch) const {
+        for (long o = part.begin; o < part.end; o += WIDTH) {
+            long row = 0;
+            for (; row + ROWS <= n; row += ROWS) panel<ROWS, ADDS>(row, o, to, pitch);
+            switch (n - row) {
+                case 5: panel<5, ADDS>(row, o, to, pitch); break;
+                case 4: panel<4, ADDS>(row, o, to, pitch); break;
+                case 3: panel<3, ADDS>(row, o, to, pitch); break;
+                case 2: panel<2, ADDS>(row, o, to, pitch); break;
+                case 1: panel<1, ADDS>(row, o, to, pitch); break;
+            }
+        }
     }
+
+    void into(Part part, float* to, long pitch) const { go<false>(part, to, pitch); }
+    void onto(Part part, float* to, long pitch) const { go<true>(part, to, pitch); }
 };
 
 // A thread's own inputs of a product.
@@ -374,7 +387,7 @@ struct Inputs {
     float* largest;
     float* row;
 
-    void prepare(long r, const float* from, long size) { largest[r] = Kind::prepare(from, size, x + r * size); }
+    void prepare(long r, const float* from, long size) { largest[r] = Kind::prepare(from, size, x + r * padded(size)); }
 
     void normed(const float* from, const float* weight, long n, long size, float epsilon) {
         for (long r = 0; r < n; r++) {
@@ -393,7 +406,9 @@ struct Inputs {
         for (i = 0; i < size; i++) out[i] = x[i] * by * weight[i];
     }
 
-    Product<Kind> times(const Matrix& m, long n) const { return {m, x, largest, n, m.in}; }
+    static long padded(long size) { return (size + Kind::PACK - 1) / Kind::PACK * Kind::PACK; }
+
+    Product<Kind> times(const Matrix& m, long n) const { return {m, x, largest, n, padded(m.in)}; }
 };
 
 // A query with T keys.
@@ -438,7 +453,7 @@ inline void mean(const float* weights, long count, At value_at, float* to) {
     Floats sums[4][J] = {};
     const auto add = [&](long t, Floats (&to)[J]) {
         const Number* const value = value_at(t);
-        for (int j = 0; j < J; j++) to[j] = multiply_add(Floats{} + weights[t], floats_of(value + j * WIDTH), to[j]);
+        for (int j = 0; j < J; j++) to[j] = multiply_add(spread(weights[t]), floats_of(value + j * WIDTH), to[j]);
     };
     long t = 0;
     for (; t + 4 <= count; t += 4)
@@ -487,6 +502,15 @@ void attend(const Row& row, const float* queries, long pitch, long groups, const
     }
 }
 
+// One row of a matrix of `size` inputs in panels.
+template <class Number>
+void embed(const Number* from, long row, long size, float* to) {
+    constexpr long PACK = 4 / sizeof(Number);
+    const long width = (size + PACK - 1) / PACK * PACK, place = row % WIDTH;
+    for (long i = 0; i < size; i++)
+        to[i] = float_of(from[(row - place) * width + (i / PACK * WIDTH + place) * PACK + i % PACK]);
+}
+
 template <class Kind, class Number>
 void run(const Model& m, const Step& s) {
     const long n = s.num_rows, D = m.head_size, H = m.num_heads, K = m.num_key_heads, G = H / K, I = m.mlp;
@@ -506,8 +530,7 @@ void run(const Model& m, const Step& s) {
         {
             const Part part = part_of(n, 1, thread, threads);
             for (long r = part.begin; r < part.end; r++)
-                for (long i = 0; i < hidden; i++)
-                    x[r * hidden + i] = float_of(((const Number*)m.embedding)[s.rows[r].token * hidden + i]);
+                embed((const Number*)m.embedding, s.rows[r].token, hidden, x + r * hidden);
         }
 #pragma omp barrier
         for (long l = 0; l < m.num_layers; l++) {
@@ -516,8 +539,7 @@ void run(const Model& m, const Step& s) {
             Number* const values = keys + K * s.num_slots * D;
 
             inputs.normed(x, layer.input_norm, n, hidden, m.epsilon);
-            inputs.times(layer.qkv, n).outputs(part_of(heads * D, OUTPUTS, thread, threads),
-                                               [&](long r, long o, float v) { qkv[r * heads * D + o] = v; });
+            inputs.times(layer.qkv, n).into(part_of(heads * D, WIDTH, thread, threads), qkv, heads * D);
 #pragma omp barrier
             const Part turned = part_of(n * (heads - K), 1, thread, threads);  // a row's query and key heads
             for (long i = turned.begin; i < turned.end; i++) {
@@ -546,15 +568,12 @@ void run(const Model& m, const Step& s) {
             }
 #pragma omp barrier
             for (long r = 0; r < n; r++) inputs.prepare(r, attended + r * width, width);
-            inputs.times(layer.output, n).outputs(part_of(hidden, OUTPUTS, thread, threads),
-                                                  [&](long r, long o, float v) { x[r * hidden + o] += v; });
+            inputs.times(layer.output, n).onto(part_of(hidden, WIDTH, thread, threads), x, hidden);
 #pragma omp barrier
             inputs.normed(x, layer.mlp_norm, n, hidden, m.epsilon);
-            const auto gates = inputs.times(layer.gate_up, n);
             const Part part = part_of(I, WIDTH, thread, threads);
-            const auto take = [&](long r, long o, float v) { gate_up[r * 2 * I + o] = v; };
-            gates.outputs(part, take);
-            gates.outputs({I + part.begin, I + part.end}, take);
+            inputs.times(layer.gate, n).into(part, gate_up, 2 * I);
+            inputs.times(layer.up, n).into(part, gate_up + I, 2 * I);
             for (long r = 0; r < n; r++) {
                 float* const gate = gate_up + r * 2 * I;
                 long i = part.begin;
@@ -567,8 +586,7 @@ void run(const Model& m, const Step& s) {
             }
 #pragma omp barrier
             for (long r = 0; r < n; r++) inputs.prepare(r, gate_up + r * 2 * I, I);
-            inputs.times(layer.down, n).outputs(part_of(hidden, OUTPUTS, thread, threads),
-                                                [&](long r, long o, float v) { x[r * hidden + o] += v; });
+            inputs.times(layer.down, n).onto(part_of(hidden, WIDTH, thread, threads), x, hidden);
 #pragma omp barrier
         }
         for (long i = 0; i < s.num_wanted; i++) {
@@ -576,8 +594,7 @@ void run(const Model& m, const Step& s) {
             inputs.prepare(i, inputs.row, hidden);
         }
         const long V = m.head.out;
-        inputs.times(m.head, s.num_wanted).outputs(part_of(V, OUTPUTS, thread, threads),
-                                                   [&](long r, long o, float v) { s.logits[r * V + o] = v; });
+        inputs.times(m.head, s.num_wanted).into(part_of(V, WIDTH, thread, threads), s.logits, V);
     }
 }
 

@@ -16,10 +16,13 @@ from torch import Tensor, nn
 
 from specdec_cli.lm import native
 from specdec_cli.lm.linear import Kind, quantized
+from specdec_cli.lm.memory import Arena
 
 CLASSES = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 # Rotary types whose frequencies do not change with the length.
 ROPE_TYPES = {"default", "linear", "llama3", "yarn"}
+_PANEL = 16  # outputs: WIDTH of the compiled decoder
+_PACK_BYTES = 4  # inputs that meet their weights at once
 
 
 def obstacle(model: Any, device: torch.device | None = None) -> str | None:
@@ -87,28 +90,34 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A linear layer's weight as the compiled decoder reads it.
+    """A linear layer's weight as the compiled decoder reads it, entries for what fills the last panel included.
 
     Args:
-        weight: [out, in], contiguous; float32, bfloat16 or int8.
-        bias: [out] float32, or None.
-        scales: [out] float32 of int8 weights, else None.
-        sums: [out] int32, of each output's int8 weights, else None.
+        num_outputs: without what fills the last panel.
+        num_inputs: without what fills the last pack.
+        weight: in `panels`; float32, bfloat16 or int8.
+        bias: float32, or None.
+        scales: float32, of int8 weights, else None.
+        sums: int32, of each output's int8 weights, else None.
     """
 
+    num_outputs: int
+    num_inputs: int
     weight: Tensor
     bias: Tensor | None = None
     scales: Tensor | None = None
     sums: Tensor | None = None
 
     @classmethod
-    def of(cls, weight: Tensor, bias: Tensor | None, kind: Kind) -> Matrix:
-        """A weight [out, in] kept as `kind` says; one that is contiguous already and not int8 is not copied."""
-        bias = None if bias is None else bias.detach().float()
+    def of(cls, weight: Tensor, bias: Tensor | None, kind: Kind, arena: Arena) -> Matrix:
+        """A weight [out, in] kept as `kind` says."""
+        num_outputs, num_inputs = weight.shape
+        bias = None if bias is None else _of_panels(bias.detach().float())
         if kind != "int8":
-            return cls(weight.detach().contiguous(), bias)
+            return cls(num_outputs, num_inputs, arena.keep(panels(weight.detach())), bias)
         whole, scales = quantized(weight.detach())
-        return cls(whole, bias, scales, whole.sum(1, dtype=torch.int32))
+        sums = whole.sum(1, dtype=torch.int32)
+        return cls(num_outputs, num_inputs, arena.keep(panels(whole)), bias, _of_panels(scales), _of_panels(sums))
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +130,8 @@ class Layer:
         head_norm: [H + K, D] float32, of each query and key head (Qwen 3), or None.
         out: back to the residual stream.
         mlp_norm: [hidden] float32, before the MLP.
-        gate_up: to gate and up, [2, I].
+        gate: to the MLP's gate.
+        up: to what it lets through.
         down: back to the residual stream.
     """
 
@@ -130,8 +140,22 @@ class Layer:
     head_norm: Tensor | None
     out: Matrix
     mlp_norm: Tensor
-    gate_up: Matrix
+    gate: Matrix
+    up: Matrix
     down: Matrix
+
+
+def panels(weight: Tensor) -> Tensor:
+    """A matrix [out, in] as the compiled decoder reads it: [out / 16, in / pack, 16, pack], see its `Matrix`."""
+    pack = _PACK_BYTES // weight.element_size()
+    filled = nn.functional.pad(weight, (0, -weight.shape[1] % pack, 0, -weight.shape[0] % _PANEL))
+    num_rows, width = filled.shape
+    return filled.reshape(num_rows // _PANEL, _PANEL, width // pack, pack).transpose(1, 2).contiguous()
+
+
+def _of_panels(values: Tensor) -> Tensor:
+    """One value for each output of the panels, in memory of its own."""
+    return nn.functional.pad(values, (0, -len(values) % _PANEL)).contiguous()
 
 
 def norm_weight(module: Any) -> Tensor:
@@ -140,7 +164,7 @@ def norm_weight(module: Any) -> Tensor:
     return found
 
 
-def take_layer(layer: Any, shape: Shape, kind: Kind) -> Layer:
+def take_layer(layer: Any, shape: Shape, kind: Kind, arena: Arena) -> Layer:
     """A layer's weights in this decoder's layout; the module is left without them."""
     attention, mlp = layer.self_attn, layer.mlp
     order = _turning_order(shape)
@@ -151,12 +175,13 @@ def take_layer(layer: Any, shape: Shape, kind: Kind) -> Layer:
     columns = grouped + torch.arange(shape.head_size).repeat(shape.num_heads)
     taken = Layer(
         norm_weight(layer.input_layernorm),
-        Matrix.of(qkv, bias, kind),
+        Matrix.of(qkv, bias, kind, arena),
         _head_norm(attention, shape) if hasattr(attention, "q_norm") else None,
-        Matrix.of(attention.o_proj.weight[:, columns], None, kind),
+        Matrix.of(attention.o_proj.weight[:, columns], None, kind, arena),
         norm_weight(layer.post_attention_layernorm),
-        Matrix.of(torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)), None, kind),
-        Matrix.of(mlp.down_proj.weight.clone(), None, kind),
+        Matrix.of(mlp.gate_proj.weight, None, kind, arena),
+        Matrix.of(mlp.up_proj.weight, None, kind, arena),
+        Matrix.of(mlp.down_proj.weight, None, kind, arena),
     )
     empty(*parts, attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
     return taken

@@ -1,0 +1,45 @@
+"""Memory for weights that are read from front to back in every step: in huge pages, where the system has them.
+
+A page of 4 KiB has to be looked up every 4 KiB, and in a virtual machine that takes long; one of 2 MiB rarely.
+"""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+_HUGE = 2 << 20
+_CHUNK = 64 << 20
+_ALIGNED = 64  # bytes: one vector, one cache line
+
+
+@dataclass(slots=True)
+class Arena:
+    """Hands out pieces of large mappings; a mapping lives as long as a tensor in it."""
+
+    _chunk: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
+    _begin: int = 0
+
+    def keep(self, tensor: Tensor) -> Tensor:
+        """A copy of a tensor, contiguous, beside what was kept before."""
+        num_bytes = tensor.numel() * tensor.element_size()
+        if self._begin + num_bytes > len(self._chunk):
+            self._chunk, self._begin = _mapped(max(num_bytes, _CHUNK)), 0
+        piece = self._chunk[self._begin : self._begin + num_bytes]
+        self._begin += -(-num_bytes // _ALIGNED) * _ALIGNED
+        return piece.view(tensor.dtype).view(tensor.shape).copy_(tensor)
+
+
+def _mapped(num_bytes: int) -> Tensor:
+    """Zeros [at least num_bytes] uint8 from a huge page's beginning on; memory is taken as it is written."""
+    size = -(-num_bytes // _HUGE) * _HUGE + _HUGE
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        mapping = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+    else:
+        mapping = mmap.mmap(-1, size)
+    whole = torch.frombuffer(mapping, dtype=torch.uint8)
+    return whole[-whole.data_ptr() % _HUGE :]

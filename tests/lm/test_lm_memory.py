@@ -1,0 +1,41 @@
+"""Weights beside each other in large mappings: each is itself, and none overlaps another."""
+
+import mmap
+
+import pytest
+import torch
+
+from specdec_cli.lm import memory
+from specdec_cli.lm.memory import Arena
+
+
+@pytest.mark.parametrize("has_huge_pages", [True, False])
+def test_what_is_kept_stays_what_it_was(monkeypatch, has_huge_pages):
+    if not has_huge_pages:
+        monkeypatch.delattr(mmap, "MADV_HUGEPAGE", raising=False)
+    monkeypatch.setattr(memory, "_CHUNK", 1 << 16)
+    arena = Arena()
+    given = [
+        torch.arange(n * 3, dtype=dtype).view(n, 3)
+        for n, dtype in (
+            (5, torch.float32),
+            (7, torch.bfloat16),
+            (9, torch.int8),
+            (20_000, torch.float32),
+            (4, torch.int8),
+        )
+    ]
+    kept = [arena.keep(one) for one in given]
+    for one, its in zip(given, kept, strict=True):
+        assert torch.equal(one, its)
+        assert its.data_ptr() % 64 == 0
+        assert its.is_contiguous()
+    kept[1].zero_()
+    assert torch.equal(kept[0], given[0])
+    assert torch.equal(kept[2], given[2])
+    assert arena.keep(given[0].t()).tolist() == given[0].t().tolist()
+
+
+def test_a_mapping_begins_where_a_huge_page_does():
+    kept = Arena().keep(torch.ones(3))
+    assert kept.data_ptr() % (2 << 20) == 0
