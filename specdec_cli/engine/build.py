@@ -46,7 +46,7 @@ class LoadSettings:
         max_model_len: a context limit below the target's own; None takes the model's.
         block_size: tokens of a KV block.
         kv_cache_bytes: memory for each KV cache, as TransformersLM takes it; None takes half of what is free.
-        decoder: auto (our own where it knows a model's shape), or transformers.
+        decoder: auto (our own where it knows a model's shape), transformers, or graphs (CUDA graphs of it).
         compile: run transformers' forward, whatever `decoder` says, compiled by torch.
         trust_remote_code: run code that comes with a checkpoint.
         others: drafting methods without a model that requests may name beside the engine's own: ngram, prediction.

@@ -112,7 +112,7 @@ def verify(p: Distribution, rows: Sequence[VerifyRow]) -> list[Verdict]:
     lengths = np.array([len(row.guesses.tokens) for row in rows], dtype=np.int64)
     starts = np.cumsum(lengths + 1) - lengths - 1
     assert p.argmax.shape[0] == (lengths + 1).sum(), "p has a position for each drafted token and one more per row"
-    chosen: list[int] = p.argmax.tolist()
+    chosen = p.likeliest
     verdicts: dict[int, Verdict] = {}
     members: dict[str, list[int]] = {}
     for i, row in enumerate(rows):

@@ -27,7 +27,7 @@ from specdec_cli.lm.checkpoint import (
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.linear import kind_for
 from specdec_cli.lm.origin import Origin, fingerprint
-from specdec_cli.lm.transformers_lm import COMPILED, KVCacheBytes, TransformersLM
+from specdec_cli.lm.transformers_lm import COMPILED, GRAPHS, KVCacheBytes, TransformersLM
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -64,7 +64,8 @@ def load_lm(
         block_size: tokens in a block of KV cache.
         kv_cache_bytes: most memory for the KV cache, as TransformersLM takes it; None is half of what is free.
         extra_tokens: room beyond the context limit for each sequence.
-        decoder: auto (our own where it knows the shape), transformers, or compiled (transformers', for `LM.compile`).
+        decoder: auto (our own where it knows the shape), transformers, compiled (transformers', for `LM.compile`), or
+            graphs (transformers', recorded, on a GPU).
 
     Raises:
         UsageError: a wrong option, or an architecture that cannot be a target or a draft.
@@ -78,6 +79,8 @@ def load_lm(
         check_architecture(name, config, trust_remote_code)
         if decoder == COMPILED:
             check_compilable(name, config, quantize)
+        if decoder == GRAPHS:
+            check_recordable(name, config, target_device)
         if has_weights:
             model = _model(name, folder, config, target_dtype, trust_remote_code)
         else:
@@ -187,6 +190,25 @@ def check_compilable(name: str, config: Any, quantize: str) -> None:
         raise UsageError(
             f"architecture `{config.model_type}` of `{name}` cannot be compiled: its attention is fixed", hint
         )
+
+
+def check_recordable(name: str, config: Any, device: torch.device) -> None:
+    """Refuse what no graph of a GPU can hold.
+
+    Raises:
+        UsageError: another device, a family with an attention of its own, or positions that depend on the length.
+    """
+    hint = "leave --decoder out"
+    if device.type != "cuda":
+        raise UsageError(f"`engine.decoder: graphs` is for a GPU, and `{name}` runs on `{device}`", hint)
+    if _attention(config) != NAME:
+        raise UsageError(
+            f"architecture `{config.model_type}` of `{name}` cannot be recorded: its attention is fixed", hint
+        )
+    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    kinds = {entry.get("rope_type") for entry in (rope, *rope.values()) if isinstance(entry, dict)}
+    if kinds & {"dynamic", "longrope"}:
+        raise UsageError(f"`{name}` cannot be recorded: its rotary positions depend on the context's length", hint)
 
 
 def _model(name: str, folder: Path, config: Any, dtype: torch.dtype | str, trust_remote_code: bool) -> Any:

@@ -19,15 +19,16 @@ from specdec_cli.lm.checkpoint import quiet
 from specdec_cli.lm.compiled import CompiledCache, compile_body, compile_error
 from specdec_cli.lm.contexts import Contexts, Feed, Held
 from specdec_cli.lm.door import Row
+from specdec_cli.lm.graphs import Graphs
 from specdec_cli.lm.linear import Kind
 from specdec_cli.lm.llama import LlamaDecoder
 from specdec_cli.lm.llama_weights import kept_as, obstacle
 from specdec_cli.lm.origin import Origin
 from specdec_cli.lm.packing import leave_files, pack_model, weights_of
 
-DECODERS = (AUTO, TRANSFORMERS, COMPILED) = ("auto", "transformers", "compiled")
+DECODERS = (AUTO, TRANSFORMERS, COMPILED, GRAPHS) = ("auto", "transformers", "compiled", "graphs")
 COMPILED_OBSTACLE = "torch compiles this one, and not our own"
-_REASONS = {TRANSFORMERS: "it is switched off", COMPILED: COMPILED_OBSTACLE}
+_REASONS = {TRANSFORMERS: "it is switched off", COMPILED: COMPILED_OBSTACLE, GRAPHS: "graphs record this one"}
 KVCacheBytes = int | None | Callable[[int, int], int | None]
 
 
@@ -44,8 +45,9 @@ class TransformersLM:
         kv_cache_bytes: most memory for keys and values; None is half of what is free; a function is asked with the
             device's memory (on a CPU: what was free before loading) and the weights' bytes.
         extra_tokens: room beyond the context limit for each sequence, for drafted tokens.
-        decoder: auto (our own where it knows the shape, see lm.llama), transformers (its own forward), or compiled
-            (the same, by torch once `compile` is called; until then it runs as it is).
+        decoder: auto (our own where it knows the shape, see lm.llama), transformers (its own forward), compiled (the
+            same, by torch once `compile` is called; until then it runs as it is), or graphs (the same, on a GPU, in
+            recorded graphs of fixed shapes, see lm.graphs).
         kind: what the linear layers become, from `linear.kind_for`.
 
     Attributes:
@@ -113,13 +115,17 @@ class TransformersLM:
         self._cache = BlockCache(num_slots, self._contiguous)
         if self._decoder is not None:
             self._decoder.allocate(num_slots)
+        sizes = self.num_blocks, block_size, self.max_context
+        self._graphs = Graphs(model, self._cache, *sizes) if decoder == GRAPHS else None
 
     @property
     def decoder(self) -> str:
-        """Whose forward runs: `own`, `transformers`, or `transformers, compiled`."""
+        """Whose forward runs: `own`, `transformers`, `transformers, compiled` or `transformers, graphs`."""
         if self._decoder is not None:
             return "own"
-        return TRANSFORMERS if self.compile_seconds is None else f"{TRANSFORMERS}, compiled"
+        if self._graphs is not None:
+            return f"{TRANSFORMERS}, {GRAPHS}"
+        return TRANSFORMERS if self.compile_seconds is None else f"{TRANSFORMERS}, {COMPILED}"
 
     def compile(self) -> None:
         """Compile transformers' forward and run it, so that no later step waits; a minute or so on a CPU.
@@ -176,20 +182,28 @@ class TransformersLM:
         return self._score_both_sides(rows, threshold)
 
     def guess(self, rows: Sequence[Row], num_tokens: int) -> list[list[int]] | None:
-        """Greedy continuations of contexts, `num_logits` tokens of each; None without our own decoder.
+        """Greedy continuations of contexts, `num_logits` tokens of each; None without our own decoder or graphs.
 
         Raises:
             RunError: the cache has too few free blocks.
         """
-        if self._decoder is None:
+        if self._decoder is None and self._graphs is None:
             return None
         assert num_tokens <= self.vocab_size, "more tokens are to be chosen from than are scored"
         # What follows a context stands in for itself until it is found.
         longer = [Row(row.handle, [*row.context, *[0] * (row.num_logits - 1)], row.num_logits) for row in rows]
         assert all(len(row.context) <= self.max_context for row in longer), "a context is longer than the model takes"
-        feeds = self._contexts.feeds(longer, is_long=False)
-        tokens, layout, wanted = self._lay_out(feeds)
-        found = self._decoder.guess(tokens, layout, wanted, [row.num_logits for row in rows], num_tokens)
+        feeds, counts = self._contexts.feeds(longer, is_long=False), [row.num_logits for row in rows]
+        if self._decoder is not None:
+            found = self._decoder.guess(*self._lay_out(feeds), counts, num_tokens)
+        else:
+            assert self._graphs is not None
+            in_graph = self._graphs.guess(feeds, counts, num_tokens)
+            if in_graph is None:  # what was reserved is given back
+                kept = [Row(row.handle, feed.held.tokens, 0) for row, feed in zip(rows, feeds, strict=True)]
+                self._contexts.feeds(kept, is_long=False)
+                return None
+            found = in_graph
         for feed, row, guessed in zip(feeds, rows, found, strict=True):
             feed.held.tokens = [*row.context, *guessed[: row.num_logits - 1]]
         return found
@@ -219,10 +233,12 @@ class TransformersLM:
 
     def _score(self, rows: Sequence[Row], is_long: bool) -> Tensor:
         feeds = self._contexts.feeds(rows, is_long)
-        tokens, layout, wanted = self._lay_out(feeds)
-        if not tokens:
-            return torch.empty(0, self.vocab_size, device=self.device)
-        logits = self._forward(self._cache, tokens, layout, wanted)
+        logits = self._graphs.score(feeds) if self._graphs is not None else None
+        if logits is None:
+            tokens, layout, wanted = self._lay_out(feeds)
+            if not tokens:
+                return torch.empty(0, self.vocab_size, device=self.device)
+            logits = self._forward(self._cache, tokens, layout, wanted)
         for feed in feeds:
             feed.held.tokens = feed.context
         return logits

@@ -286,8 +286,8 @@ class Engine(Section):
     """Most prompt tokens that are fed in one step."""
     enable_prefix_caching: bool | None = None
     """Feed what prompts begin with alike only once; if not given, serve does and everything else does not."""
-    decoder: Literal["auto", "transformers"] = "auto"
-    """Forward of the models: auto (specdec's own where it knows the shape, it is faster), or transformers'."""
+    decoder: Literal["auto", "transformers", "graphs"] = "auto"
+    """Forward of the models: auto (specdec's own where it knows the shape), transformers', or that in CUDA graphs."""
     compile: Annotated[bool | Literal["auto"], BeforeValidator(_compile)] = "auto"
     """Run transformers' forward for every model, compiled by torch at load, which takes minutes; auto does not."""
 

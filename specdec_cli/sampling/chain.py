@@ -65,12 +65,14 @@ class Distribution:
         argmax: [n] int64, the likeliest token, the first one of equals.
         one_hot: [n] bool on the host, positions whose whole probability is on `argmax` (temperature 0).
         probs: [n, V] float32, or None when every position is one-hot.
+        likeliest: `argmax` on the host.
     """
 
     scores: Tensor
     argmax: Tensor
     one_hot: BoolArray
     probs: Tensor | None
+    likeliest: list[int]
 
     def dense(self) -> Tensor:
         """Probabilities [n, V] float32 of all positions."""
@@ -129,11 +131,11 @@ def distribution(logits: Tensor, rows: Sequence[ChainRow], num_tokens: int) -> D
     assert logits.shape[0] == num_positions, "logits have one position for each drafted token and one more per row"
     assert logits.shape[1] >= num_tokens, "logits cover the real vocabulary"
     scores = _edit(logits[:, :num_tokens], rows, lengths)
-    argmax, top = _largest(scores)
-    _check(top, rows, lengths)
+    argmax, top, likeliest, largest = _largest(scores)
+    _check(largest, rows, lengths)
     params = [row.params for row in rows]
     if not any(one.temperature for one in params):
-        return Distribution(scores, argmax, np.ones(num_positions, dtype=np.bool_), None)
+        return Distribution(scores, argmax, np.ones(num_positions, dtype=np.bool_), None, likeliest)
     counts = np.array(lengths, dtype=np.int64)
     temperature = np.repeat(np.array([one.temperature for one in params], dtype=np.float64), counts)
     one_hot: BoolArray = temperature == 0
@@ -141,23 +143,26 @@ def distribution(logits: Tensor, rows: Sequence[ChainRow], num_tokens: int) -> D
     greedy = torch.from_numpy(np.flatnonzero(one_hot)).to(probs.device)
     probs[greedy] = 0.0
     probs[greedy, argmax[greedy]] = 1.0
-    return Distribution(scores, argmax, one_hot, probs)
+    return Distribution(scores, argmax, one_hot, probs, likeliest)
 
 
-def _largest(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """The first of the largest scores, or of NaNs: its token [n] int64, itself [n, 1]."""
+def _largest(scores: Tensor) -> tuple[Tensor, Tensor, list[int], list[float]]:
+    """The first of the largest scores, or of NaNs: its token [n] int64, itself [n, 1], and both on the host."""
     if scores.device.type != "cpu":
         argmax = scores.argmax(dim=-1)
-        return argmax, scores.gather(1, argmax[:, None])
+        top = scores.gather(1, argmax[:, None])
+        # One copy, so that a GPU is waited for once; a float64 holds any token.
+        tokens, largest = torch.stack((argmax.double(), top[:, 0].double())).tolist()
+        return argmax, top, [int(token) for token in tokens], largest
     # numpy's vectorised search takes a tenth of torch's time on a CPU.
     values = scores.detach().numpy()
     best = np.asarray(values.argmax(axis=-1))
-    return torch.from_numpy(best), torch.from_numpy(values[np.arange(len(best)), best, None])
+    found = values[np.arange(len(best)), best]
+    return torch.from_numpy(best), torch.from_numpy(found[:, None]), best.tolist(), found.tolist()
 
 
-def _check(top: Tensor, rows: Sequence[ChainRow], lengths: Sequence[int]) -> None:
+def _check(values: Sequence[float], rows: Sequence[ChainRow], lengths: Sequence[int]) -> None:
     """Refuse positions whose largest score is no finite number."""
-    values = top[:, 0].tolist()
     position = next((i for i, value in enumerate(values) if not isfinite(value)), None)
     if position is None:
         return

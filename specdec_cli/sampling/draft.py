@@ -32,7 +32,7 @@ def draft_tokens(
         One token per row; a one-hot row gives its likeliest token, whatever the mode.
     """
     if q.probs is None:
-        return q.argmax.tolist()
+        return q.likeliest
     tokens = q.argmax.clone()
     is_gumbel = np.array([mode == "gumbel" for mode in modes], dtype=np.bool_)
     for shared in (True, False):

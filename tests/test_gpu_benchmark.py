@@ -1,0 +1,50 @@
+"""The GPU benchmark tried on a CPU: every part of it runs, nothing is kept, and it says so."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_models import make_tiny
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """Runs the script with these options; its names."""
+
+    def run(*options, name="__main__"):
+        monkeypatch.syspath_prepend(str(BENCHMARKS))
+        monkeypatch.setattr(sys, "argv", ["gpu.py", *options])
+        return runpy.run_path(str(BENCHMARKS / "gpu.py"), run_name=name)
+
+    return run
+
+
+def test_every_part_of_it_runs_without_a_gpu_and_nothing_is_kept(run, tmp_path, capsys, monkeypatch):
+    kept = set((BENCHMARKS / "results").iterdir())
+    target = str(make_tiny("llama", tmp_path / "target", max_position_embeddings=2048))
+    draft = str(make_tiny("llama", tmp_path / "draft", max_position_embeddings=2048, num_hidden_layers=1))
+    options = ["--device", "cpu", "--decoder", "auto", "--dtype", "float32", "--targets", target, "--draft", draft]
+    run(*options, "--rows", "1", "4", "--context", "40", "--tokens", "64", "--repeats", "2", "--acceptance", "0.8")
+    said = capsys.readouterr().out
+    for word in ("share_of_bandwidth", "over_one_row", "round_over_its_graphs", "host_waits_per_step", "speedup"):
+        assert word in said
+    assert said.endswith("this is no GPU: nothing is kept\n")
+    assert set((BENCHMARKS / "results").iterdir()) == kept
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_so(run, capsys):
+    with pytest.raises(SystemExit) as ended:
+        run()
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == "there is no GPU here: nothing was measured\n"
+
+
+def test_waits_are_told_from_calls_that_do_not_wait(run):
+    num_waits = run(name="gpu")["num_waits"]
+    waits = ["cudaStreamSynchronize", "cudaMemcpy", "cudaEventSynchronize", "cudaDeviceSynchronize"]
+    assert num_waits([*waits, "cudaMemcpyAsync", "cudaGraphLaunch", "aten::item", "cudaEventQuery"]) == 4
