@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -109,20 +110,21 @@ def verify(p: Distribution, rows: Sequence[VerifyRow]) -> list[Verdict]:
     Returns:
         One verdict per row; it depends on that row alone.
     """
-    lengths = np.array([len(row.guesses.tokens) for row in rows], dtype=np.int64)
-    starts = np.cumsum(lengths + 1) - lengths - 1
-    assert p.argmax.shape[0] == (lengths + 1).sum(), "p has a position for each drafted token and one more per row"
-    chosen = p.likeliest
+    lengths = [len(row.guesses.tokens) for row in rows]
+    starts = [0, *accumulate(length + 1 for length in lengths)]
+    assert len(p.likeliest) == starts[-1], "p has a position for each drafted token and one more per row"
     verdicts: dict[int, Verdict] = {}
     members: dict[str, list[int]] = {}
     for i, row in enumerate(rows):
         if p.one_hot[starts[i]] and row.mode != SYNTHETIC:
-            verdicts[i] = _follow(row.guesses.tokens, chosen, int(starts[i]))
+            verdicts[i] = _follow(row.guesses.tokens, p.likeliest, starts[i])
         else:
             assert row.mode != "greedy", "greedy verification is for temperature 0"
             members.setdefault(row.mode, []).append(i)
     for mode, places in members.items():
-        num_accepted, own = _RULES[mode](_Group.of(p, [rows[i] for i in places], starts[places], lengths[places]))
+        its = [rows[i] for i in places]
+        group = _Group.of(p, its, [starts[i] for i in places], [lengths[i] for i in places])
+        num_accepted, own = _RULES[mode](group)
         for i, accepted, token in zip(places, num_accepted.tolist(), own.tolist(), strict=True):
             verdicts[i] = Verdict(accepted, token)
     return [verdicts[i] for i in range(len(rows))]
@@ -149,7 +151,8 @@ class _Group:
     is_drafted: BoolArray
 
     @classmethod
-    def of(cls, p: Distribution, rows: list[VerifyRow], starts: IntArray, lengths: IntArray) -> _Group:
+    def of(cls, p: Distribution, rows: list[VerifyRow], first: list[int], num_drafted: list[int]) -> _Group:
+        starts, lengths = (np.array(numbers, dtype=np.int64) for numbers in (first, num_drafted))
         is_drafted = np.arange(lengths.max()) < lengths[:, None]
         tokens = np.zeros(is_drafted.shape, dtype=np.int64)
         tokens[is_drafted] = [token for row in rows for token in row.guesses.tokens]

@@ -62,17 +62,20 @@ class Distribution:
 
     Args:
         scores: [n, V] float32, logits after bias, penalties and bans, before the temperature.
-        argmax: [n] int64, the likeliest token, the first one of equals.
-        one_hot: [n] bool on the host, positions whose whole probability is on `argmax` (temperature 0).
+        likeliest: [n], each position's likeliest token, the first one of equals.
+        one_hot: [n] bool on the host, positions whose whole probability is on the likeliest token (temperature 0).
         probs: [n, V] float32, or None when every position is one-hot.
-        likeliest: `argmax` on the host.
     """
 
     scores: Tensor
-    argmax: Tensor
+    likeliest: list[int]
     one_hot: BoolArray
     probs: Tensor | None
-    likeliest: list[int]
+
+    @property
+    def argmax(self) -> Tensor:
+        """The likeliest tokens [n] int64, where the scores are."""
+        return torch.tensor(self.likeliest, device=self.scores.device)
 
     def dense(self) -> Tensor:
         """Probabilities [n, V] float32 of all positions."""
@@ -131,34 +134,35 @@ def distribution(logits: Tensor, rows: Sequence[ChainRow], num_tokens: int) -> D
     assert logits.shape[0] == num_positions, "logits have one position for each drafted token and one more per row"
     assert logits.shape[1] >= num_tokens, "logits cover the real vocabulary"
     scores = _edit(logits[:, :num_tokens], rows, lengths)
-    argmax, top, likeliest, largest = _largest(scores)
+    likeliest, largest = _largest(scores)
     _check(largest, rows, lengths)
     params = [row.params for row in rows]
     if not any(one.temperature for one in params):
-        return Distribution(scores, argmax, np.ones(num_positions, dtype=np.bool_), None, likeliest)
+        return Distribution(scores, likeliest, np.array([True] * num_positions), None)
     counts = np.array(lengths, dtype=np.int64)
     temperature = np.repeat(np.array([one.temperature for one in params], dtype=np.float64), counts)
     one_hot: BoolArray = temperature == 0
+    top = torch.tensor(largest, dtype=scores.dtype, device=scores.device)[:, None]
     probs = _cut(_divide(scores, top, temperature), params, counts, one_hot).softmax(dim=-1)
+    found = Distribution(scores, likeliest, one_hot, probs)
     greedy = torch.from_numpy(np.flatnonzero(one_hot)).to(probs.device)
     probs[greedy] = 0.0
-    probs[greedy, argmax[greedy]] = 1.0
-    return Distribution(scores, argmax, one_hot, probs, likeliest)
+    probs[greedy, found.argmax[greedy]] = 1.0
+    return found
 
 
-def _largest(scores: Tensor) -> tuple[Tensor, Tensor, list[int], list[float]]:
-    """The first of the largest scores, or of NaNs: its token [n] int64, itself [n, 1], and both on the host."""
+def _largest(scores: Tensor) -> tuple[list[int], list[float]]:
+    """Of each position the first of the largest scores, or of NaNs: its token and itself."""
     if scores.device.type != "cpu":
         argmax = scores.argmax(dim=-1)
-        top = scores.gather(1, argmax[:, None])
+        top = scores.gather(1, argmax[:, None])[:, 0]
         # One copy, so that a GPU is waited for once; a float64 holds any token.
-        tokens, largest = torch.stack((argmax.double(), top[:, 0].double())).tolist()
-        return argmax, top, [int(token) for token in tokens], largest
+        tokens, largest = torch.stack((argmax.double(), top.double())).tolist()
+        return [int(token) for token in tokens], largest
     # numpy's vectorised search takes a tenth of torch's time on a CPU.
     values = scores.detach().numpy()
-    best = np.asarray(values.argmax(axis=-1))
-    found = values[np.arange(len(best)), best]
-    return torch.from_numpy(best), torch.from_numpy(found[:, None]), best.tolist(), found.tolist()
+    best = values.argmax(axis=-1).tolist()
+    return best, [float(row[token]) for row, token in zip(values, best, strict=True)]
 
 
 def _check(values: Sequence[float], rows: Sequence[ChainRow], lengths: Sequence[int]) -> None:
