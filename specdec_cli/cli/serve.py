@@ -72,7 +72,7 @@ def serve(
 def _run(named: Mapping[str, Resolved], settings: Settings, shared: Shared, *, is_repository: bool) -> ExitCode:
     """Listen, load, serve; the port is taken before the first model is looked at."""
     from specdec_cli.serve.logs import configure_logs
-    from specdec_cli.serve.server import Server, listen, when_ready
+    from specdec_cli.serve.server import Server, leave_loaded_alone, listen, when_ready
 
     listener = listen(settings.serve.host, settings.serve.port)
     configure_logs(settings.serve.log_format, shared.quiet)
@@ -81,6 +81,7 @@ def _run(named: Mapping[str, Resolved], settings: Settings, shared: Shared, *, i
     if not is_repository:
         models.all[0].begin_loading()
     screen = open_screen(shared.quiet, streams_text=False)
+    leave_loaded_alone(models)
     when_ready(models, lambda: screen.say(f"serving {', '.join(models.names)} at {server.url}"))
     with _view(models, shared, settings):
         return server.serve_forever()

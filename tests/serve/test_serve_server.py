@@ -1,5 +1,6 @@
 """A real server on a real socket: clients that go away, draining, a port in use, a dead engine."""
 
+import gc
 import http.client
 import json
 import socket
@@ -7,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 from toy_engine import TableLM, toy_engine
@@ -14,7 +16,7 @@ from toy_server import toy_models
 
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.recipe.schema import Serve
-from specdec_cli.serve.server import Server, listen
+from specdec_cli.serve.server import Server, leave_loaded_alone, listen
 from specdec_cli.serve.settings import Settings
 
 LONG = {"prompt": "abcab", "temperature": 0, "max_tokens": 480, "ignore_eos": True, "stream": True}
@@ -180,3 +182,18 @@ def test_a_port_in_use_is_one_sentence():
     again.close()
     with pytest.raises(UsageError):
         listen("no such host", 1)
+
+
+def test_a_full_collection_no_longer_looks_at_what_loading_brought():
+    loaded = SimpleNamespace(settled=threading.Event())
+    before = gc.get_freeze_count()
+    leave_loaded_alone(SimpleNamespace(all=[loaded]))
+    assert gc.get_freeze_count() == before
+    loaded.settled.set()
+    try:
+        deadline = time.monotonic() + 30
+        while gc.get_freeze_count() == before and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert gc.get_freeze_count() > before + 10_000
+    finally:
+        gc.unfreeze()
