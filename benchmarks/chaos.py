@@ -110,7 +110,9 @@ async def crowd(served: Served) -> dict[str, Any]:
     await asyncio.sleep(0.5)
     paced: list[tuple[int, bytes, float]] = []
     while len(paced) < 9 * CAPACITY and not any(task.done() for task in inside):
-        paced.append(await answer(served, max_tokens=5))
+        one = await answer(served, max_tokens=5)
+        if not any(task.done() for task in inside):  # all places were taken until it was answered
+            paced.append(one)
         await asyncio.sleep(0.005)
     streams = await asyncio.gather(*inside)
     at_once = burst(served, 10 * CAPACITY, max_tokens=100)
