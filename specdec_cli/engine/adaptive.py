@@ -112,6 +112,8 @@ class Adaptive:
             self._learn()
             plan = self._plan = self._decide(wishes, is_pure)
         plan.num_left -= 1
+        if not plan.k and plan.ks:
+            return plan.ks
         plan.ks = [min(plan.k, wish.most) if wish.handle in plan.drafting else 0 for wish in wishes]
         return plan.ks
 
@@ -182,11 +184,25 @@ class Adaptive:
         if num_unread and len(steps) > 1:
             longer = min(steps[0][1], plan.most_seconds) - fmean(seconds for _, seconds, _ in steps[1:])
             self._costs.add_reading(plan.company, num_unread, longer)
+        if steps and plan.wishes and not plan.k and not plan.is_exploring:
+            self._learn_from_plain(plan, [seconds for _, seconds, _ in steps])
+            return
         for step in steps:
             self._now += 1
             if plan.wishes:
                 self._learn_from(plan, step)
             self._drafted_for = plan.drafting if plan.k else frozenset()
+
+    def _learn_from_plain(self, plan: _Plan, seconds: Sequence[float]) -> None:
+        """What plain steps tell, all of a decision's at once: at rest nothing else happens, and it must cost little."""
+        self._now += len(seconds)
+        self._spent += sum(seconds)
+        plain = self._costs.plain(plan.company)
+        as_plain = len(seconds) * plain.seconds * self._costs.pace if plain.num else sum(seconds)
+        self._allowance += EXPLORATION * as_plain
+        if plan.is_pure:
+            self._costs.add(plan.company, 0, 0.0, seconds, self._now)
+        self._drafted_for = frozenset()
 
     def _learn_from(self, plan: _Plan, step: _Step) -> None:
         ks, seconds, given = step
@@ -207,7 +223,7 @@ class Adaptive:
         as_plain = num_tokens / len(plan.wishes) * plain.seconds * self._costs.pace if plain.num else seconds
         self._allowance += EXPLORATION * as_plain
         if plan.is_pure and (not plan.k or (num_rows and plan.drafting <= self._drafted_for)):
-            self._costs.add(plan.company, plan.k, num_drafted / max(num_rows, 1), seconds, self._now)
+            self._costs.add(plan.company, plan.k, num_drafted / max(num_rows, 1), [seconds], self._now)
         if plan.is_exploring and plan.best_rate is not None:
             self._num_exploring += 1
             self._explored += min(seconds, plan.most_seconds) - num_tokens / plan.best_rate

@@ -102,15 +102,15 @@ class Costs:
         """Plain steps measured, of any number of rows."""
         return sum(cost.num for cost in self._plain.values())
 
-    def add(self, company: Company, k: int, drafted: float, seconds: float, now: int) -> None:
-        """A step's seconds; where its cost is known already, they tell of the machine's pace first.
+    def add(self, company: Company, k: int, drafted: float, seconds: Sequence[float], now: int) -> None:
+        """Seconds of steps; where their cost is known already, they tell of the machine's pace first.
 
         Args:
-            company: its rows.
+            company: their rows.
             k: most that one of them was to draft; 0 is a plain step.
             drafted: tokens drafted over the rows that may draft.
-            seconds: what it took.
-            now: its number.
+            seconds: what each took.
+            now: the last one's number.
         """
         self._last.setdefault(company if k else company.num_rows, {})[k] = now
         if k and not drafted:
@@ -119,11 +119,12 @@ class Costs:
             cost = self._drafting.setdefault(company, {}).setdefault(_shared(drafted), Cost())
         else:
             cost = self._plain.setdefault(company.num_rows, Cost())
-        usual = seconds / self.pace
-        if cost.is_trusted:
-            surprise = min(max(usual / cost.seconds, 1 / INTERRUPTED), INTERRUPTED)
-            self.pace *= surprise ** (1 / _PACE_MEMORY)
-        cost.add(usual, drafted)
+        for one in seconds:
+            usual = one / self.pace
+            if cost.is_trusted:
+                surprise = min(max(usual / cost.seconds, 1 / INTERRUPTED), INTERRUPTED)
+                self.pace *= surprise ** (1 / _PACE_MEMORY)
+            cost.add(usual, drafted)
 
     def add_reading(self, company: Company, num_tokens: int, seconds: float) -> None:
         """By how much a step took longer, in which its drafters first read tokens that they had not drafted."""
