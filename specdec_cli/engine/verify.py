@@ -276,7 +276,7 @@ def _synthetic(group: _Group) -> Judged:
     stands = (group.uniforms(Purpose.ACCEPT, group.tokens.shape[1]) < rates) & can_occur
     num_accepted = _num_leading(stands)
     places = group.starts + num_accepted
-    own: IntArray = group.p.argmax[group._index(places)].cpu().numpy()
+    own: IntArray = np.array(group.p.likeliest, dtype=np.int64)[places]
     if not group.p.one_hot[places].all():
         own = np.where(group.p.one_hot[places], own, _draw_own(group, num_accepted, group.probs(places)))
     return num_accepted, own
