@@ -5,8 +5,14 @@ import pytest
 from specdec_cli.lm import native
 
 FAULTS = {
-    "a query sees the token behind it": ("count = row.position + 1", "count = row.position + 2"),
-    "a row is another one in company": ("if (m.bias) values", "if (R > 1) values *= 1.0001f; if (m.bias) values"),
+    "a query sees the token behind it": (
+        "count = rows[(first + q) / groups].position + 1",
+        "count = rows[(first + q) / groups].position + 2",
+    ),
+    "a row is another one in company": (
+        "write<ADDS>(Kind::values",
+        "write<ADDS>((R > 1 ? 1.0001f : 1.0f) * Kind::values",
+    ),
 }
 
 

@@ -71,7 +71,7 @@ def _decoder_checks(dtype: torch.dtype) -> Iterator[InvarianceCheck]:
             torch.manual_seed(0)
             model = LlamaForCausalLM(LlamaConfig(**DECODER)).to(dtype)
         decoder = LlamaDecoder(model, kind)
-        decoder.allocate(len(tokens))
+        decoder.allocate(len(tokens), len(tokens))
 
         def last(num_rows: int, decoder: LlamaDecoder = decoder) -> Tensor:
             start = len(tokens) - num_rows

@@ -23,6 +23,7 @@ from specdec_cli.lm.llama_weights import Layer, Matrix, Shape, empty, norm_weigh
 from specdec_cli.lm.memory import Arena
 
 _FLOAT32, _BFLOAT16, _INT8 = range(3)
+_SLOTS_GRAIN = 16  # whose keys the compiled half reads together: its WIDTH
 
 
 class _Matrix(ctypes.Structure):
@@ -75,6 +76,7 @@ class _Step(ctypes.Structure):
         ("num_rows", ctypes.c_int64),
         ("num_wanted", ctypes.c_int64),
         ("num_slots", ctypes.c_int64),
+        ("block", ctypes.c_int64),
         ("most_keys", ctypes.c_int64),
         ("num_threads", ctypes.c_int64),
         ("cache", ctypes.c_void_p),
@@ -143,12 +145,19 @@ class LlamaDecoder:
             epsilon,
             head_size**-0.5,
         )
-        self.allocate(0)
+        self.allocate(0, 1)
 
-    def allocate(self, num_slots: int) -> None:
-        """Make the cache: room for `num_slots` tokens, all layers in one tensor [layers, 2K, slots, D]."""
+    def allocate(self, num_slots: int, block_size: int) -> None:
+        """Make the cache, all layers in one tensor [layers, 2K, slots, D].
+
+        Args:
+            num_slots: tokens there is room for.
+            block_size: how many of a sequence's tokens lie in one piece.
+        """
         heads, size = 2 * self._shape.num_key_heads, self._shape.head_size
-        self._cache = torch.zeros(len(self._layers), heads, num_slots, size, dtype=self._dtype)
+        slots = -(-num_slots // _SLOTS_GRAIN) * _SLOTS_GRAIN
+        self._cache = torch.zeros(len(self._layers), heads, slots, size, dtype=self._dtype)
+        self._block_size = block_size
 
     def forward(self, tokens: list[int], layout: Layout, wanted: list[int]) -> Tensor:
         """Logits [len(wanted), V] float32 of the tokens at the places `wanted`; keys and values go into the cache."""
@@ -189,6 +198,7 @@ class LlamaDecoder:
             len(tokens),
             len(wanted),
             self._cache.shape[2],
+            self._block_size,
             most_keys,
             torch.get_num_threads(),
             self._cache.data_ptr(),

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 #include <omp.h>
+#include <type_traits>
 #include <vector>
 #if defined(__AVX512F__)
 #include <immintrin.h>
@@ -18,8 +19,9 @@ namespace {
 typedef float Floats __attribute__((vector_size(64), aligned(4)));
 typedef int32_t Ints __attribute__((vector_size(64), aligned(4)));
 constexpr long WIDTH = 16;
-constexpr int ROWS = 6;    // that are multiplied together at most, and
-constexpr int CHAINS = 4;  // sums of each that need not wait for one another: 24 stay in registers
+constexpr int ROWS = 6;     // that are multiplied together at most, and
+constexpr int VECTORS = 4;  // of outputs in a panel of weights: 24 sums stay in registers
+constexpr long PANEL = VECTORS * WIDTH;  // outputs
 constexpr long AHEAD = 8192;  // bytes that are fetched early: busy with several rows, a processor reads too little ahead
 
 inline Floats load(const float* from) {
@@ -64,6 +66,13 @@ inline Floats spread(float value) {  // to all of a vector
 #else
     return Floats{} + value;
 #endif
+}
+
+inline Floats kept(Floats v) {  // in a register: compilers read it anew for each of its uses
+#if defined(__AVX512F__)
+    asm("" : "+v"(v));
+#endif
+    return v;
 }
 
 inline float sum_of(Floats v) {
@@ -139,9 +148,10 @@ inline Floats exponential(Floats x) {
 
 extern "C" {
 
-// Weights [out, in] of a kind in panels of WIDTH outputs, [out / WIDTH, in / PACK, WIDTH, PACK]: a product reads them from
-// front to back, as fast as memory gives, and sums nothing across a vector. Outputs and inputs that fill no panel are
-// zeros. `scales` and `sums` are for int8, `bias` where there is one; all of them have an entry for each of a panel's.
+// Weights [out, in] of a kind in panels [in / PACK, outputs, PACK], PANEL outputs in each and at the end half and a quarter
+// as many: a product reads them from front to back, as fast as memory gives, an input meets all of a panel's outputs, and
+// nothing is summed across a vector. Outputs and inputs that fill no vector and no pack are zeros. `scales` and `sums`
+// are for int8, `bias` where there is one; all of them have an entry for each of a panel's.
 struct Matrix {
     const void* weight;
     const float* scales;
@@ -173,14 +183,14 @@ struct Model {
 struct Row {
     int64_t token, position, slot;  // where its key is written; -1 nowhere
     int64_t first_slot;             // of its sequence's keys where they lie in one piece
-    const int64_t* slots;           // of each key, where they do not
+    const int64_t* slots;           // of each key, where only `block` of them together do
 };
 
 struct Step {
     const Row* rows;
     const int64_t* wanted;
-    int64_t num_rows, num_wanted, num_slots, most_keys, num_threads;
-    void* cache;           // [layers, 2K, slots, D]
+    int64_t num_rows, num_wanted, num_slots, block, most_keys, num_threads;
+    void* cache;           // [layers, 2, K, slots * D]: keys in panels of WIDTH slots [D, WIDTH], values as they are
     const float* turns;    // [positions, D/2, 2]
     float* scratch;        // as many as `scratch_floats` says
     float* logits;         // [num_wanted, V]
@@ -189,7 +199,7 @@ struct Step {
 
 namespace {
 
-// Kinds of weights. PACK of a row's inputs, 32 bits of them, meet as many weights of each of WIDTH outputs at once.
+// Kinds of weights. PACK of a row's inputs, 32 bits of them, meet as many weights of each of a vector's outputs at once.
 struct Float32 {
     using Weight = float;
     using Input = float;
@@ -273,18 +283,21 @@ struct Int8 {
         return __builtin_convertvector(sums - 128 * taken, Floats) * load(m.scales + o) * largest;
     }
     static float prepare(const float* row, long size, uint8_t* out) {
-        float largest = 0.0f;
-        bool is_number = true;
+        int32_t bits = 0;  // of sizes, which are ordered as they are; what is no number is the largest, and is heard of
         for (long i = 0; i < size; i++) {
-            largest = std::max(largest, std::fabs(row[i]));
-            is_number &= row[i] == row[i];
+            int32_t some;
+            std::memcpy(&some, row + i, 4);
+            bits = std::max(bits, some & 0x7fffffff);
         }
-        if (!is_number) largest = NAN;  // which a maximum passes over, and a person has to hear of
+        float largest;
+        std::memcpy(&largest, &bits, 4);
         const float scale = largest > 0.0f ? 127.0f / largest : 0.0f;
-        for (long i = 0; i < size; i++) out[i] = uint8_t(row[i] * scale + 128.5f);
+        for (long i = 0; i < size; i++) out[i] = uint8_t(int32_t(row[i] * scale + 128.5f));
         return largest;
     }
 };
+
+constexpr long BLOCK = 8;  // rows of a sequence that read its keys and values together, at most
 
 // What a forward writes on the way: floats that all threads share, and each one's own.
 struct Room {
@@ -300,7 +313,7 @@ struct Room {
         row = n * (widest + 1);
         scores = n * (2 * widest + 32);
         score_pitch = (s.most_keys + 31) / WIDTH * WIDTH;
-        own = scores + m.num_heads / m.num_key_heads * score_pitch + 64;
+        own = scores + BLOCK * m.num_heads / m.num_key_heads * score_pitch + 64;
     }
 };
 
@@ -311,28 +324,29 @@ Part part_of(long count, long grain, int thread, int threads) {
     return {std::min(count, grains * thread / threads * grain), std::min(count, grains * (thread + 1) / threads * grain)};
 }
 
-// A panel of weights times R rows of inputs, `in` of them with what fills the last pack.
-template <class Kind, int R>
+// How many outputs are in the panel that begins with one of `out` outputs.
+inline long panel_at(long o, long out) {
+    long width = PANEL;
+    while (o + width >= out + WIDTH) width /= 2;
+    return width;
+}
+
+// A panel of V vectors of outputs times R rows of inputs, `in` of them with what fills the last pack.
+template <class Kind, int R, int V>
 inline void multiply(const typename Kind::Weight* w, const typename Kind::Input* x, long in,
-                     typename Kind::Sums (&found)[R]) {
-    constexpr long PACK = Kind::PACK;
-    typename Kind::Sums sums[R][CHAINS] = {};
-    long i = 0;
-    for (; i + CHAINS * PACK <= in; i += CHAINS * PACK) {
-        typename Kind::Vector weights[CHAINS];
-        for (int c = 0; c < CHAINS; c++) {
-            const auto* const from = w + (i + c * PACK) * WIDTH;
-            weights[c] = Kind::load_weights(from);
-            if (R > 1) __builtin_prefetch(from + AHEAD / sizeof *from, 0, 1);
+                     typename Kind::Sums (&found)[R][V]) {
+    typename Kind::Sums sums[R][V] = {};
+    for (long i = 0; i < in; i += Kind::PACK) {
+        typename Kind::Vector weights[V];
+        for (int v = 0; v < V; v++) {
+            const auto* const from = w + (i * V + v * Kind::PACK) * WIDTH;
+            weights[v] = Kind::load_weights(from);
+            if (R > 1) __builtin_prefetch(from + AHEAD / sizeof *from);
         }
         for (int r = 0; r < R; r++)
-            for (int c = 0; c < CHAINS; c++) sums[r][c] = Kind::add(sums[r][c], weights[c], x + r * in + i + c * PACK);
+            for (int v = 0; v < V; v++) sums[r][v] = Kind::add(sums[r][v], weights[v], x + r * in + i);
     }
-    for (; i < in; i += PACK) {
-        const auto weights = Kind::load_weights(w + i * WIDTH);
-        for (int r = 0; r < R; r++) sums[r][0] = Kind::add(sums[r][0], weights, x + r * in + i);
-    }
-    for (int r = 0; r < R; r++) found[r] = (sums[r][0] + sums[r][1]) + (sums[r][2] + sums[r][3]);
+    std::memcpy(found, sums, sizeof sums);
 }
 
 // x [n, in] times a matrix, which goes to rows of numbers or is added to them.
@@ -343,35 +357,50 @@ struct Product {
     const float* largest;
     long n, in;
 
-    template <int R, bool ADDS>
+    template <int R, int V, bool ADDS>
     void panel(long row, long o, float* to, long pitch) const {
-        typename Kind::Sums found[R];
-        multiply<Kind, R>((const typename Kind::Weight*)m.weight + o * in, x + row * in, in, found);
-        for (int r = 0; r < R; r++) {
-            Floats values = Kind::values(found[r], m, o, largest[row + r]);
-            if (m.bias) values += load(m.bias + o);
-            float* const at = to + (row + r) * pitch + o;
-            const long count = std::min(WIDTH, m.out - o);
-            if (count == WIDTH) {
-                if (ADDS) values += load(at);
-                std::memcpy(at, &values, sizeof values);
-            } else {
-                for (long i = 0; i < count; i++) at[i] = ADDS ? at[i] + values[i] : values[i];
+        typename Kind::Sums sums[R][V];
+        multiply<Kind, R, V>((const typename Kind::Weight*)m.weight + o * in, x + row * in, in, sums);
+        for (int r = 0; r < R; r++)
+            for (int v = 0; v < V; v++) {
+                const long at = o + v * WIDTH;
+                write<ADDS>(Kind::values(sums[r][v], m, at, largest[row + r]), at, to + (row + r) * pitch + at);
             }
+    }
+
+    template <bool ADDS>
+    void write(Floats values, long o, float* to) const {
+        if (m.bias) values += load(m.bias + o);
+        const long count = std::min(WIDTH, m.out - o);
+        if (count == WIDTH) {
+            if (ADDS) values += load(to);
+            std::memcpy(to, &values, sizeof values);
+        } else {
+            for (long i = 0; i < count; i++) to[i] = ADDS ? to[i] + values[i] : values[i];
+        }
+    }
+
+    template <int V, bool ADDS>
+    void rows(long o, float* to, long pitch) const {
+        long row = 0;
+        for (; row + ROWS <= n; row += ROWS) panel<ROWS, V, ADDS>(row, o, to, pitch);
+        switch (n - row) {
+            case 5: return panel<5, V, ADDS>(row, o, to, pitch);
+            case 4: return panel<4, V, ADDS>(row, o, to, pitch);
+            case 3: return panel<3, V, ADDS>(row, o, to, pitch);
+            case 2: return panel<2, V, ADDS>(row, o, to, pitch);
+            case 1: return panel<1, V, ADDS>(row, o, to, pitch);
         }
     }
 
     template <bool ADDS>
     void go(Part part, float* to, long pitch) const {
-        for (long o = part.begin; o < part.end; o += WIDTH) {
-            long row = 0;
-            for (; row + ROWS <= n; row += ROWS) panel<ROWS, ADDS>(row, o, to, pitch);
-            switch (n - row) {
-                case 5: panel<5, ADDS>(row, o, to, pitch); break;
-                case 4: panel<4, ADDS>(row, o, to, pitch); break;
-                case 3: panel<3, ADDS>(row, o, to, pitch); break;
-                case 2: panel<2, ADDS>(row, o, to, pitch); break;
-                case 1: panel<1, ADDS>(row, o, to, pitch); break;
+        for (long o = part.begin, width; o < part.end; o += width) {
+            width = panel_at(o, m.out);
+            switch (width / WIDTH) {
+                case VECTORS: rows<VECTORS, ADDS>(o, to, pitch); break;
+                case VECTORS / 2: rows<VECTORS / 2, ADDS>(o, to, pitch); break;
+                case VECTORS / 4: rows<VECTORS / 4, ADDS>(o, to, pitch); break;
             }
         }
     }
@@ -411,18 +440,23 @@ struct Inputs {
     Product<Kind> times(const Matrix& m, long n) const { return {m, x, largest, n, padded(m.in)}; }
 };
 
-// A query with T keys.
-template <int T, class Number>
-inline void dots(const float* q, const Number* const (&keys)[T], long size, float (&found)[T]) {
-    Floats sums[T] = {};
-    long i = 0;
-    for (; i + WIDTH <= size; i += WIDTH) {
-        const Floats part = load(q + i);
-        for (int t = 0; t < T; t++) sums[t] = multiply_add(part, floats_of(keys[t] + i), sums[t]);
+constexpr int TOGETHER = 4;  // panels of keys
+
+// Q queries with some panels of keys, to sums [Q, TOGETHER].
+template <int Q, class Number>
+__attribute__((noinline)) void dots(const float* const* queries, const Number* const* panels, long size, float scale,
+                                    Floats* found) {
+    const Number *a = panels[0], *b = panels[1], *c = panels[2], *d = panels[3];
+    const float* each[Q];
+    std::copy(queries, queries + Q, each);
+    Floats sums[Q][TOGETHER] = {};
+    for (long i = 0; i < size; i++, a += WIDTH, b += WIDTH, c += WIDTH, d += WIDTH) {
+        const Floats keys[TOGETHER] = {kept(floats_of(a)), kept(floats_of(b)), kept(floats_of(c)), kept(floats_of(d))};
+        for (int q = 0; q < Q; q++)
+            for (int p = 0; p < TOGETHER; p++) sums[q][p] = multiply_add(spread(each[q][i]), keys[p], sums[q][p]);
     }
-    sum_each(sums, found);
-    for (; i < size; i++)
-        for (int t = 0; t < T; t++) found[t] += q[i] * float_of(keys[t][i]);
+    std::memcpy(found, sums, sizeof sums);
+    for (int i = 0; i < Q * TOGETHER; i++) found[i] *= scale;
 }
 
 inline void soften(float* scores, long count) {  // to probabilities
@@ -434,81 +468,187 @@ inline void soften(float* scores, long count) {  // to probabilities
         most = some > most ? some : most;
     }
     float largest = most[0];
-    for (long j = 1; j < WIDTH; j++) largest = std::max(largest, most[j]);
+    for (long j = 1; j < WIDTH; j++) largest = most[j] > largest ? most[j] : largest;
     Floats sums = {};
     for (long i = 0; i < padded; i += WIDTH) {
-        Floats e = exponential(load(scores + i) - largest);
-        if (i + WIDTH > count)
-            for (long j = count - i; j < WIDTH; j++) e[j] = 0.0f;
+        const Floats some = load(scores + i);
+        const Floats e = some == -INFINITY ? Floats{} : exponential(some - largest);
         std::memcpy(scores + i, &e, sizeof e);
         sums += e;
     }
     const float by = 1.0f / sum_of(sums);
-    for (long i = 0; i < count; i++) scores[i] *= by;
-}
-
-// The mean of values by their weights, J vectors of it; in four sums at once, which need not wait for each other.
-template <int J, class Number, class At>
-inline void mean(const float* weights, long count, At value_at, float* to) {
-    Floats sums[4][J] = {};
-    const auto add = [&](long t, Floats (&to)[J]) {
-        const Number* const value = value_at(t);
-        for (int j = 0; j < J; j++) to[j] = multiply_add(spread(weights[t]), floats_of(value + j * WIDTH), to[j]);
-    };
-    long t = 0;
-    for (; t + 4 <= count; t += 4)
-        for (int u = 0; u < 4; u++) add(t + u, sums[u]);
-    for (; t < count; t++) add(t, sums[0]);
-    for (int j = 0; j < J; j++) {
-        const Floats total = (sums[0][j] + sums[1][j]) + (sums[2][j] + sums[3][j]);
-        std::memcpy(to + j * WIDTH, &total, sizeof total);
+    for (long i = 0; i < padded; i += WIDTH) {
+        const Floats some = load(scores + i) * by;
+        std::memcpy(scores + i, &some, sizeof some);
     }
 }
 
-// One row's G queries against the keys of one head, as many as are at or before its position.
+// Means of values by Q queries' weights, J vectors of each; in four sums at once, which need not wait for each other.
+template <int Q, int J, class Number, class At>
+inline void mean(const float* const (&weights)[Q], const long (&counts)[Q], At value_at, float* const (&to)[Q]) {
+    Floats sums[Q][4][J] = {};
+    long together = 0;
+    for (; together + 4 <= counts[0]; together += 4)
+        for (int u = 0; u < 4; u++) {
+            const Number* const value = value_at(together + u);
+            for (int j = 0; j < J; j++) {
+                const Floats some = kept(floats_of(value + j * WIDTH));
+                for (int q = 0; q < Q; q++)
+                    sums[q][u][j] = multiply_add(spread(weights[q][together + u]), some, sums[q][u][j]);
+            }
+        }
+    Floats left[Q][4][J];
+    std::memcpy(left, sums, sizeof left);
+    for (int q = 0; q < Q; q++)
+        for (int j = 0; j < J; j++) {
+            for (long t = together; t < counts[q]; t++) {
+                Floats& sum = left[q][t < counts[q] / 4 * 4 ? t % 4 : 0][j];
+                sum = multiply_add(spread(weights[q][t]), floats_of(value_at(t) + j * WIDTH), sum);
+            }
+            const Floats total = (left[q][0][j] + left[q][1][j]) + (left[q][2][j] + left[q][3][j]);
+            std::memcpy(to[q] + j * WIDTH, &total, sizeof total);
+        }
+}
+
+// Pairs of numbers as complex ones, by complex ones.
+inline void rotate(float* pairs, const float* by, long size) {
+    long j = 0;
+#if defined(__AVX512F__)
+    for (; j + WIDTH <= size; j += WIDTH) {
+        const __m512 some = _mm512_loadu_ps(pairs + j), turn = _mm512_loadu_ps(by + j);
+        const __m512 along = _mm512_mul_ps(some, _mm512_moveldup_ps(turn));
+        const __m512 across = _mm512_mul_ps(_mm512_permute_ps(some, 0xb1), _mm512_movehdup_ps(turn));
+        const __m512 turned = _mm512_mask_sub_ps(_mm512_add_ps(along, across), 0x5555, along, across);
+        _mm512_storeu_ps(pairs + j, turned);
+    }
+#endif
+    for (; j < size; j += 2) {
+        const float a = pairs[j], b = pairs[j + 1], c = by[j], d = by[j + 1];
+        pairs[j] = a * c - b * d;
+        pairs[j + 1] = a * d + b * c;
+    }
+}
+
+// Neighbouring rows of a sequence, `most` of them at most.
+std::vector<Part> blocks_of(const Step& s, long most) {
+    std::vector<Part> found;
+    for (long r = 0; r < s.num_rows; r++) {
+        const bool goes_on = r && found.back().end - found.back().begin < most && s.rows[r].slots == s.rows[r - 1].slots &&
+                             s.rows[r].first_slot == s.rows[r - 1].first_slot &&
+                             s.rows[r].position == s.rows[r - 1].position + 1;
+        if (goes_on) found.back().end++;
+        else found.push_back({r, r + 1});
+    }
+    return found;
+}
+
+// A block's queries, G of each row, against the keys of one head. `slots` of them lie in one piece in the cache, or all.
 template <class Number>
-void attend(const Row& row, const float* queries, long pitch, long groups, const Number* keys, const Number* values,
-            long size, float scale, float* scores, long score_pitch, float* out) {
-    const long count = row.position + 1;
-    auto place = [&](long t) { return (row.slots ? row.slots[t] : row.first_slot + t) * size; };
-    for (long g = 0; g < groups; g++) {
-        const float* const query = queries + g * pitch;
-        float* const own = scores + g * score_pitch;
-        long t = 0;
-        for (; t + 4 <= count; t += 4) {
-            const Number* const four[4] = {keys + place(t), keys + place(t + 1), keys + place(t + 2), keys + place(t + 3)};
-            float found[4];
-            dots(query, four, size, found);
-            for (int i = 0; i < 4; i++) own[t + i] = found[i] * scale;
+struct Attention {
+    const Row* rows;
+    long num_rows, groups, size, slots;
+    const Number *keys, *values;
+    float scale;
+    float* scores;  // [rows, G, pitch]
+    long pitch;
+
+    long slot(long t) const { return rows->slots ? rows->slots[t] : rows->first_slot + t; }
+    long run(long t) const { return rows->slots ? slots - t % slots : WIDTH; }  // how many follow in one piece
+
+    // Queries [rows, G, D] with a pitch for each; as many keys as the last row sees.
+    void score(const float* queries, long row_pitch, long group_pitch) const {
+        const long count = rows[num_rows - 1].position + 1;
+        const auto at_query = [=](long q) { return queries + q / groups * row_pitch + q % groups * group_pitch; };
+        for (long t = 0; t < count;) {
+            const Number* panels[TOGETHER];
+            long lanes[TOGETHER], starts[TOGETHER + 1] = {t};
+            for (int p = 0; p < TOGETHER; p++) {
+                const long at = slot(std::min(t, count - 1));
+                lanes[p] = at % WIDTH;
+                panels[p] = keys + (at - lanes[p]) * size;
+                t += std::min({run(t), WIDTH - lanes[p], count - t});
+                starts[p + 1] = t;
+            }
+            long q = 0;
+            for (; q + 3 <= num_rows * groups; q += 3) write<3>(q, at_query, panels, lanes, starts);
+            for (; q + 2 <= num_rows * groups; q += 2) write<2>(q, at_query, panels, lanes, starts);
+            for (; q < num_rows * groups; q++) write<1>(q, at_query, panels, lanes, starts);
         }
-        for (; t < count; t++) {
-            const Number* const one[1] = {keys + place(t)};
-            float found[1];
-            dots(query, one, size, found);
-            own[t] = found[0] * scale;
+    }
+
+    template <int Q, class At>
+    void write(long first, At at_query, const Number* const* panels, const long* lanes, const long* starts) const {
+        const float* each[Q];
+        for (int q = 0; q < Q; q++) each[q] = at_query(first + q);
+        Floats found[Q][TOGETHER];
+        dots<Q>(each, panels, size, scale, found[0]);
+        for (int q = 0; q < Q; q++)
+            for (int p = 0; p < TOGETHER; p++) {
+                float* const to = scores + (first + q) * pitch + starts[p];
+                const long taken = starts[p + 1] - starts[p];
+                if (taken == WIDTH) std::memcpy(to, &found[q][p], sizeof found[q][p]);
+                else for (long j = 0; j < taken; j++) to[j] = found[q][p][lanes[p] + j];
+            }
+    }
+
+    // What the queries find, [rows, G, D] with a pitch for each; a row sees what is at or before its position.
+    void find(float* out, long row_pitch, long group_pitch) const {
+        const auto to = [=](long q) { return out + q / groups * row_pitch + q % groups * group_pitch; };
+        long q = 0;
+        for (; q + 2 <= num_rows * groups; q += 2) soften_and_find<2>(q, to);
+        if (q < num_rows * groups) soften_and_find<1>(q, to);
+    }
+
+    template <int Q, class To>
+    void soften_and_find(long first, To at_out) const {
+        const float* own[Q];
+        long counts[Q];
+        float* to[Q];
+        for (int q = 0; q < Q; q++) {
+            float* const each = scores + (first + q) * pitch;
+            const long count = rows[(first + q) / groups].position + 1;
+            soften(each, count);
+            own[q] = each;
+            counts[q] = count;
+            to[q] = at_out(first + q);
         }
-        soften(own, count);
-        float* const to = out + g * pitch;
+        const int64_t* const slots = rows->slots;
+        const Number* const from = values + rows->first_slot * size;
+        if (slots) means<Q>(own, counts, [=](long t) { return values + slots[t] * size; }, to);
+        else means<Q>(own, counts, [=](long t) { return from + t * size; }, to);
+    }
+
+    template <int Q, class At>
+    void means(const float* const (&own)[Q], const long (&counts)[Q], At value_at, float* (&to)[Q]) const {
         long i = 0;
-        auto value_at = [&](long t) { return values + place(t) + i; };
-        for (; i + 4 * WIDTH <= size; i += 4 * WIDTH) mean<4, Number>(own, count, value_at, to + i);
-        for (; i + 2 * WIDTH <= size; i += 2 * WIDTH) mean<2, Number>(own, count, value_at, to + i);
-        for (; i + WIDTH <= size; i += WIDTH) mean<1, Number>(own, count, value_at, to + i);
-        for (; i < size; i++) {
-            float sum = 0.0f;
-            for (long t = 0; t < count; t++) sum += own[t] * float_of(*value_at(t));
-            to[i] = sum;
-        }
+        const auto part_at = [&](long t) { return value_at(t) + i; };
+        const auto go = [&](auto width) {
+            constexpr int J = decltype(width)::value;
+            for (; i + J * WIDTH <= size; i += J * WIDTH) {
+                mean<Q, J, Number>(own, counts, part_at, to);
+                for (float*& each : to) each += J * WIDTH;
+            }
+        };
+        go(std::integral_constant<int, 4 / Q>());
+        go(std::integral_constant<int, 2 / Q>());
+        go(std::integral_constant<int, 1>());
+        for (; i < size; i++)
+            for (int q = 0; q < Q; q++) {
+                float sum = 0.0f;
+                for (long t = 0; t < counts[q]; t++) sum += own[q][t] * float_of(*part_at(t));
+                *to[q]++ = sum;
+            }
     }
-}
+};
 
-// One row of a matrix of `size` inputs in panels.
+// One row of a matrix [out, size] in panels.
 template <class Number>
-void embed(const Number* from, long row, long size, float* to) {
+void embed(const Number* from, long out, long row, long size, float* to) {
     constexpr long PACK = 4 / sizeof(Number);
-    const long width = (size + PACK - 1) / PACK * PACK, place = row % WIDTH;
-    for (long i = 0; i < size; i++)
-        to[i] = float_of(from[(row - place) * width + (i / PACK * WIDTH + place) * PACK + i % PACK]);
+    long begin = row / PANEL * PANEL, width = panel_at(begin, out);
+    for (; begin + width <= row; width = panel_at(begin, out)) begin += width;
+    from += begin * ((size + PACK - 1) / PACK * PACK);
+    for (long i = 0; i < size; i++) to[i] = float_of(from[(i / PACK * width + row - begin) * PACK + i % PACK]);
 }
 
 template <class Kind, class Number>
@@ -520,6 +660,7 @@ void run(const Model& m, const Step& s) {
     float* const qkv = x + room.qkv;
     float* const attended = x + room.attended;
     float* const gate_up = x + room.gate_up;
+    const std::vector<Part> blocks = blocks_of(s, std::clamp(n * K / long(s.num_threads), 1l, BLOCK));
 
 #pragma omp parallel num_threads(int(s.num_threads))
     {
@@ -530,7 +671,7 @@ void run(const Model& m, const Step& s) {
         {
             const Part part = part_of(n, 1, thread, threads);
             for (long r = part.begin; r < part.end; r++)
-                embed((const Number*)m.embedding, s.rows[r].token, hidden, x + r * hidden);
+                embed((const Number*)m.embedding, m.head.out, s.rows[r].token, hidden, x + r * hidden);
         }
 #pragma omp barrier
         for (long l = 0; l < m.num_layers; l++) {
@@ -539,7 +680,7 @@ void run(const Model& m, const Step& s) {
             Number* const values = keys + K * s.num_slots * D;
 
             inputs.normed(x, layer.input_norm, n, hidden, m.epsilon);
-            inputs.times(layer.qkv, n).into(part_of(heads * D, WIDTH, thread, threads), qkv, heads * D);
+            inputs.times(layer.qkv, n).into(part_of(heads * D, PANEL, thread, threads), qkv, heads * D);
 #pragma omp barrier
             const Part turned = part_of(n * (heads - K), 1, thread, threads);  // a row's query and key heads
             for (long i = turned.begin; i < turned.end; i++) {
@@ -547,31 +688,32 @@ void run(const Model& m, const Step& s) {
                 float* const head = qkv + (r * heads + h) * D;
                 if (layer.head_norm) inputs.norm(head, layer.head_norm + h * D, D, m.epsilon, head);
                 const float* const turn = s.turns + s.rows[r].position * D;
-                for (long j = 0; j < D; j += 2) {
-                    const float a = head[j], b = head[j + 1], c = turn[j], d = turn[j + 1];
-                    head[j] = a * c - b * d;
-                    head[j + 1] = a * d + b * c;
-                }
+                rotate(head, turn, D);
                 if (h < H || s.rows[r].slot < 0) continue;
-                const long place = ((h - H) * s.num_slots + s.rows[r].slot) * D;
+                const long slot = (h - H) * s.num_slots + s.rows[r].slot, lane = slot % WIDTH;
                 for (long j = 0; j < D; j++) {
-                    put(keys + place + j, head[j]);
-                    put(values + place + j, head[K * D + j]);
+                    put(keys + (slot - lane) * D + j * WIDTH + lane, head[j]);
+                    put(values + slot * D + j, head[K * D + j]);
                 }
             }
 #pragma omp barrier
-            const Part tasks = part_of(n * K, 1, thread, threads);
+            const long num_blocks = long(blocks.size());
+            const Part tasks = part_of(num_blocks * K, 1, thread, threads);
             for (long i = tasks.begin; i < tasks.end; i++) {
-                const long k = i / n, r = i % n;  // query heads stand group by group: g K + k
-                attend(s.rows[r], qkv + (r * heads + k) * D, K * D, G, keys + k * s.num_slots * D,
-                       values + k * s.num_slots * D, D, m.scale, scores, room.score_pitch, attended + r * width + k * D);
+                const long k = i / num_blocks;  // query heads stand group by group: g K + k
+                const Part block = blocks[i % num_blocks];
+                const Attention<Number> attention{
+                    s.rows + block.begin, block.end - block.begin, G, D, s.block,
+                    keys + k * s.num_slots * D, values + k * s.num_slots * D, m.scale, scores, room.score_pitch};
+                attention.score(qkv + (block.begin * heads + k) * D, heads * D, K * D);
+                attention.find(attended + block.begin * width + k * D, width, K * D);
             }
 #pragma omp barrier
             for (long r = 0; r < n; r++) inputs.prepare(r, attended + r * width, width);
-            inputs.times(layer.output, n).onto(part_of(hidden, WIDTH, thread, threads), x, hidden);
+            inputs.times(layer.output, n).onto(part_of(hidden, PANEL, thread, threads), x, hidden);
 #pragma omp barrier
             inputs.normed(x, layer.mlp_norm, n, hidden, m.epsilon);
-            const Part part = part_of(I, WIDTH, thread, threads);
+            const Part part = part_of(I, PANEL, thread, threads);
             inputs.times(layer.gate, n).into(part, gate_up, 2 * I);
             inputs.times(layer.up, n).into(part, gate_up + I, 2 * I);
             for (long r = 0; r < n; r++) {
@@ -586,7 +728,7 @@ void run(const Model& m, const Step& s) {
             }
 #pragma omp barrier
             for (long r = 0; r < n; r++) inputs.prepare(r, gate_up + r * 2 * I, I);
-            inputs.times(layer.down, n).onto(part_of(hidden, WIDTH, thread, threads), x, hidden);
+            inputs.times(layer.down, n).onto(part_of(hidden, PANEL, thread, threads), x, hidden);
 #pragma omp barrier
         }
         for (long i = 0; i < s.num_wanted; i++) {
@@ -594,7 +736,7 @@ void run(const Model& m, const Step& s) {
             inputs.prepare(i, inputs.row, hidden);
         }
         const long V = m.head.out;
-        inputs.times(m.head, s.num_wanted).into(part_of(V, WIDTH, thread, threads), s.logits, V);
+        inputs.times(m.head, s.num_wanted).into(part_of(V, PANEL, thread, threads), s.logits, V);
     }
 }
 

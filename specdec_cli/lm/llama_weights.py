@@ -21,7 +21,7 @@ from specdec_cli.lm.memory import Arena
 CLASSES = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 # Rotary types whose frequencies do not change with the length.
 ROPE_TYPES = {"default", "linear", "llama3", "yarn"}
-_PANEL = 16  # outputs: WIDTH of the compiled decoder
+_PANELS = 64, 32, 16  # outputs: those of the compiled decoder
 _PACK_BYTES = 4  # inputs that meet their weights at once
 
 
@@ -146,16 +146,21 @@ class Layer:
 
 
 def panels(weight: Tensor) -> Tensor:
-    """A matrix [out, in] as the compiled decoder reads it: [out / 16, in / pack, 16, pack], see its `Matrix`."""
+    """A matrix [out, in] as the compiled decoder reads it, in one piece: see its `Matrix`."""
     pack = _PACK_BYTES // weight.element_size()
-    filled = nn.functional.pad(weight, (0, -weight.shape[1] % pack, 0, -weight.shape[0] % _PANEL))
-    num_rows, width = filled.shape
-    return filled.reshape(num_rows // _PANEL, _PANEL, width // pack, pack).transpose(1, 2).contiguous()
+    filled = nn.functional.pad(weight, (0, -weight.shape[1] % pack, 0, -weight.shape[0] % _PANELS[-1]))
+    found, start = torch.empty(filled.numel(), dtype=weight.dtype), 0
+    for outputs in _PANELS:
+        stop = start + (len(filled) - start) // outputs * outputs
+        panel = filled[start:stop].view(-1, outputs, filled.shape[1] // pack, pack).transpose(1, 2)
+        found[start * filled.shape[1] : stop * filled.shape[1]].view(panel.shape).copy_(panel)
+        start = stop
+    return found
 
 
 def _of_panels(values: Tensor) -> Tensor:
     """One value for each output of the panels, in memory of its own."""
-    return nn.functional.pad(values, (0, -len(values) % _PANEL)).contiguous()
+    return nn.functional.pad(values, (0, -len(values) % _PANELS[-1])).contiguous()
 
 
 def norm_weight(module: Any) -> Tensor:

@@ -114,7 +114,7 @@ class TransformersLM:
         num_slots = self.num_blocks * block_size + KEY_GRAIN
         self._cache = BlockCache(num_slots, self._contiguous)
         if self._decoder is not None:
-            self._decoder.allocate(num_slots)
+            self._decoder.allocate(num_slots, block_size)
         sizes = self.num_blocks, block_size, self.max_context
         self._graphs = Graphs(model, self._cache, *sizes) if decoder == GRAPHS else None
 
