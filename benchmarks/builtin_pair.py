@@ -18,7 +18,8 @@ import numpy as np
 import record
 
 import specdec_cli
-from specdec_cli import Engine, SamplingParams
+from specdec_cli import SamplingParams
+from specdec_cli.engine.build import LoadSettings, ModelSettings, load_engine
 from specdec_cli.measure.stats import bootstrap_median
 
 PROMPTS = Path(specdec_cli.__file__).parent / "measure" / "prompts" / "stories.jsonl"
@@ -36,9 +37,11 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--target", default="builtin:target")
     parser.add_argument("--draft", default="builtin:draft")
+    parser.add_argument("--draft-quantize", default="none")
     options = parser.parse_args()
     before = record.machine()
-    engine = Engine.load(options.target, options.draft)
+    settings = LoadSettings(draft=ModelSettings(quantize=options.draft_quantize))
+    engine = load_engine(options.target, options.draft, settings=settings)
     prompts = [json.loads(line)["prompt"] for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
     params = SamplingParams(max_new_tokens=options.tokens)
     engine.generate(prompts[0], params)
@@ -67,8 +70,13 @@ def main() -> None:
             }
         )
         print(json.dumps(rows[-1]))
-    settings = {"target": options.target, "draft": options.draft, "max_new_tokens": options.tokens}
-    print(record.save("builtin_pair", before, {**settings, "prompts": len(prompts), "rows": rows}))
+    named = {
+        "target": options.target,
+        "draft": options.draft,
+        "draft_quantize": options.draft_quantize,
+        "max_new_tokens": options.tokens,
+    }
+    print(record.save("builtin_pair", before, {**named, "prompts": len(prompts), "rows": rows}))
 
 
 if __name__ == "__main__":

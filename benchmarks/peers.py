@@ -103,6 +103,7 @@ def main() -> None:
     parser.add_argument("--draft", default="builtin:draft")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--quantize", default="none")
+    parser.add_argument("--draft-quantize", default="none")
     parser.add_argument("--dataset", default="builtin:stories")
     parser.add_argument("--num-prompts", type=int, default=12)
     parser.add_argument("--tokens", type=int, default=64)
@@ -121,6 +122,8 @@ def main() -> None:
     pair = ["--target", options.target, "--draft", options.draft, "--dtype", options.dtype]
     if options.quantize != "none":
         pair += ["--quantize", options.quantize]
+    if options.draft_quantize != "none":
+        pair += ["--draft-quantize", options.draft_quantize]
     peers = ["none"] if options.without_peers else ["none", *PEERS]
     rows: list[dict[str, Any]] = []
     servers: list[dict[str, Any]] = []

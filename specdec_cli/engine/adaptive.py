@@ -37,7 +37,8 @@ _PLAIN_FIRST = 3  # plain steps before that: an interrupted one alone would make
 _MARGIN = 0.02  # speculation that seems to gain less than this is left alone
 _GRACE_STEPS = 1  # exploring may lose this many plain steps before its share of the time has grown to them
 _STEPS_BETWEEN = 8  # from one exploring to the next
-_STEPS_AT_REST = 16  # for which a decision holds at most where no k pays
+_STEPS_AT_REST = 16  # for which a decision holds where no k pays, or until another look is allowed, but
+_LONGEST_REST = 128  # for no more
 _STEPS_SEEN = 8  # that a decision needs behind it for each step that it holds for
 _STEPS_BETWEEN_PLAIN = 128  # at most, first less: it is what speculation is held against
 _STEPS_TOGETHER = 3  # a draft has to read first what it did not draft, so its first step after plain ones is no measure
@@ -90,6 +91,7 @@ class Adaptive:
     _num_exploring: int = 0
     _now: int = 0
     _allowance: float = 0.0  # seconds that exploring may lose
+    _lacking: float = 0.0  # seconds of it that the last look considered would have needed
     _looked: int = 0
     _drafted_for: frozenset[int] = frozenset()  # sequences, in the last step
     _plan: _Plan | None = None
@@ -144,7 +146,7 @@ class Adaptive:
             rate = tokens[k] / seconds[k]
             reading = self._costs.reading(company, unread)
             other = self._other(company, k, tokens, seconds, reading) if is_pure else None
-            num_steps = self._num_steps(k, other)
+            num_steps = self._num_steps(k, other, seconds[0])
             k, is_exploring = (k, False) if other is None else (other, True)
             reads_first = k > 0 and unread > 0  # which is exploring's cost; an interruption is not
             longest = inf if reads_first else INTERRUPTED * seconds[k]
@@ -262,16 +264,17 @@ class Adaptive:
         """Seconds that exploring may still lose."""
         return self._allowance + _GRACE_STEPS * plain_seconds - self._explored
 
-    def _num_steps(self, best: int, other: int | None) -> int:
+    def _num_steps(self, best: int, other: int | None, plain_seconds: float) -> int:
         """For how many steps a decision holds: until the next look, but not for long while little is known.
 
-        Where nothing is drafted, nothing is learned of a draft either: it holds for several looks.
+        Where nothing is drafted, nothing is learned of a draft either: it holds until a look is allowed.
         """
         since = self._now - self._looked
         if other is not None:
             return _STEPS_TOGETHER - since if other else 1
         if not best:
-            return max(_STEPS_AT_REST - since, 1)
+            until_allowed = 0 if since else int(self._lacking / (EXPLORATION * plain_seconds))
+            return max(_STEPS_AT_REST - since, min(until_allowed, _LONGEST_REST), 1)
         return max(min(_STEPS_BETWEEN - since, self._now // _STEPS_SEEN), 1)
 
     def _other(
@@ -294,6 +297,7 @@ class Adaptive:
         others = [k for k in range(len(tokens)) if k != best]
         losses = {k: _STEPS_TOGETHER * (hoped(seconds, k) - tokens[k] / rate) + reading * (k > 0) for k in others}
         affordable = [k for k, loss in losses.items() if loss <= allowed]
+        self._lacking = max(min(losses.values()) - allowed, 0.0)
         if not affordable:
             return None
         return max(affordable, key=lambda k: (self._now - last.get(k, 0)) / max(losses[k], seconds[0] / 8))
