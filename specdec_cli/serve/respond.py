@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from specdec_cli.serve.records import Delta
 
 DONE = b"data: [DONE]\n\n"
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 class Answer:
@@ -243,7 +244,7 @@ def joined_choice(first: dict[str, Any] | None, second: dict[str, Any]) -> dict[
 
 def compact(document: Mapping[str, Any]) -> bytes:
     """JSON without needless whitespace, UTF-8."""
-    return json.dumps(document, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode("utf-8", "replace")
+    return _ENCODER.encode(document).encode("utf-8", "replace")
 
 
 def sse(document: Mapping[str, Any]) -> bytes:
