@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import partial
 from typing import TypeVar
 
 from starlette.responses import Response
@@ -13,9 +14,8 @@ from starlette.types import Receive, Scope, Send
 from specdec_cli.recipe.schema import Serve
 from specdec_cli.serve.errors import ApiError
 from specdec_cli.serve.guard import log_facts
-from specdec_cli.serve.records import Delta
 from specdec_cli.serve.respond import DONE, Answer, compact, sse
-from specdec_cli.serve.ticket import Ticket, in_chunks, together
+from specdec_cli.serve.ticket import Placed, Ticket, in_chunks, together
 
 Written = TypeVar("Written")
 
@@ -78,8 +78,9 @@ class Reply(Response):
             log_facts(scope, **self._facts())
 
     async def _whole(self, send: Send) -> None:
-        async for place, delta in together(self._tickets):
-            self._answer.observe(place, delta)
+        async for batch in together(self._tickets):
+            for place, delta in batch:
+                self._answer.observe(place, delta)
         body = await self._aside(lambda: compact(self._answer.document()), self._has_logprobs)
         self.headers["content-length"] = str(len(body))
         await self._begin(send)
@@ -87,18 +88,18 @@ class Reply(Response):
 
     async def _stream(self, send: Send) -> None:
         """Headers wait for the first token, or for the first ping, so that an early error still has its status."""
-        deltas = together(self._tickets)
+        batches = together(self._tickets)
         if self._serve.stream_interval is not None and self._serve.stream_interval > 1:
-            deltas = in_chunks(deltas, self._serve.stream_interval)
-        first = asyncio.ensure_future(anext(deltas, None))
+            batches = in_chunks(batches, self._serve.stream_interval)
+        first = asyncio.ensure_future(anext(batches, None))
         pings: asyncio.Task[None] | None = None
         try:
             await asyncio.wait({first}, timeout=self._serve.ping_interval_seconds)
-            if first.done() and (early := first.result()) is not None and early[1].error is not None:
-                raise self._answer.refusal(early[1].error)
+            if first.done() and (early := first.result()) is not None and (error := early[0][1].error) is not None:
+                raise self._answer.refusal(error)
             await self._begin(send)
             pings = asyncio.create_task(self._ping(send))
-            await self._send_chunks(send, first, deltas)
+            await self._send_chunks(send, first, batches)
         finally:
             first.cancel()
             if pings is not None:
@@ -107,29 +108,31 @@ class Reply(Response):
     async def _send_chunks(
         self,
         send: Send,
-        first: asyncio.Future[tuple[int, Delta] | None],
-        deltas: AsyncIterator[tuple[int, Delta]],
+        first: asyncio.Future[list[Placed] | None],
+        batches: AsyncIterator[list[Placed]],
     ) -> None:
+        """What is here at a time goes in one write."""
         parts: list[bytes] = []
         try:
             parts += map(sse, self._answer.opening())
-            found = await first
-            while found is not None:
-                parts += await self._written(*found)
-                if not self._has_more():
+            batch = await first
+            while batch is not None:
+                is_long = any(delta.prompt_logprobs for _, delta in batch)
+                await self._aside(partial(self._write, batch, parts), is_long)
+                if not self._answer.is_done:
                     await self._say(send, b"".join(parts))
                     parts.clear()
-                found = await anext(deltas, None)
+                batch = await anext(batches, None)
             parts += map(sse, self._answer.closing())
         except ApiError as error:
             parts.append(sse(error.body()))
         last = b"".join(parts)
         await self._say(send, last + DONE, is_last=True)
 
-    async def _written(self, place: int, delta: Delta) -> list[bytes]:
-        """A delta's chunks."""
-        chunks = self._answer.chunks
-        return await self._aside(lambda: [sse(one) for one in chunks(place, delta)], bool(delta.prompt_logprobs))
+    def _write(self, batch: Sequence[Placed], parts: list[bytes]) -> None:
+        """Chunks of deltas, up to one that carries an error."""
+        for place, delta in batch:
+            parts += map(sse, self._answer.chunks(place, delta))
 
     @property
     def _has_logprobs(self) -> bool:
@@ -139,10 +142,6 @@ class Reply(Response):
     async def _aside(self, write: Callable[[], Written], is_long: bool) -> Written:
         """What is written; words for many log-probabilities take a while: not on the event loop."""
         return await asyncio.to_thread(write) if is_long else write()
-
-    def _has_more(self) -> bool:
-        """Whether another chunk follows at once, so that both may go in one write."""
-        return (self._serve.stream_interval or 1) == 1 and any(ticket.has_more for ticket in self._tickets)
 
     async def _begin(self, send: Send) -> None:
         self._has_begun = True

@@ -76,31 +76,42 @@ class Ticket:
         return self._pending.popleft()
 
 
-async def together(tickets: Sequence[Ticket]) -> AsyncIterator[tuple[int, Delta]]:
-    """The deltas of several tickets as they come, each with its ticket's place; ends with the last of them."""
+Placed = tuple[int, Delta]
+"""A delta with the place of its ticket."""
+
+
+async def together(tickets: Sequence[Ticket]) -> AsyncIterator[list[Placed]]:
+    """The deltas of several tickets as they come, all that are here at a time; ends with the last of them."""
     wake = asyncio.Event()
     for ticket in tickets:
         ticket.wake = wake
     unfinished = dict(enumerate(tickets))
     while unfinished:
         wake.clear()
+        found: list[Placed] = []
         for place, ticket in list(unfinished.items()):
             while (delta := ticket.take()) is not None:
-                yield place, delta
+                found.append((place, delta))
             if ticket.is_done:
                 del unfinished[place]
-        if unfinished:
+        if found:
+            yield found
+        elif unfinished:
             await wake.wait()
 
 
-async def in_chunks(deltas: AsyncIterator[tuple[int, Delta]], num_tokens: int) -> AsyncIterator[tuple[int, Delta]]:
+async def in_chunks(batches: AsyncIterator[list[Placed]], num_tokens: int) -> AsyncIterator[list[Placed]]:
     """The same deltas with at least so many tokens in each, but for a place's last one."""
     held: dict[int, list[Delta]] = {}
-    async for place, delta in deltas:
-        parts = held.setdefault(place, [])
-        parts.append(delta)
-        if is_last(delta) or sum(len(part.token_ids) for part in parts) >= num_tokens:
-            yield place, merged(held.pop(place))
+    async for batch in batches:
+        found: list[Placed] = []
+        for place, delta in batch:
+            parts = held.setdefault(place, [])
+            parts.append(delta)
+            if is_last(delta) or sum(len(part.token_ids) for part in parts) >= num_tokens:
+                found.append((place, merged(held.pop(place))))
+        if found:
+            yield found
 
 
 def is_last(delta: Delta) -> bool:

@@ -161,7 +161,7 @@ def test_a_requests_own_k_is_its_own():
 def test_choices_are_read_together():
     async def test(bridge: Bridge):
         tickets = bridge.submit_all([job(9), job(3), job(14)])
-        return [pair async for pair in together(tickets)]
+        return [pair async for batch in together(tickets) for pair in batch]
 
     pairs = serving(test)
     lengths = [sum(len(delta.token_ids) for place, delta in pairs if place == one) for one in range(3)]
@@ -170,7 +170,7 @@ def test_choices_are_read_together():
 
 def test_chunks_hold_as_many_tokens_as_wanted():
     async def test(bridge: Bridge):
-        return [delta async for _, delta in in_chunks(together([bridge.submit(job(25))]), 6)]
+        return [delta async for batch in in_chunks(together([bridge.submit(job(25))]), 6) for _, delta in batch]
 
     chunks = serving(test)
     assert all(len(chunk.token_ids) >= 6 for chunk in chunks[:-1])
