@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from specdec_cli.serve.records import Delta
 from specdec_cli.serve.ticket import Ticket, is_last, merged
 
-HAND_OVER_SECONDS = 0.02
+HAND_OVER_SECONDS = 0.03
 """Steps that follow each other quicker than this hand their deltas over together; first and last ones never wait."""
 
 
