@@ -29,10 +29,13 @@ class GatedLM(TableLM):
         super().__init__()
         self.gate = threading.Event()
         self.gate.set()
+        self.is_turnstile = False  # lets one step through each time
         self.faults: list[BaseException] = []
 
     def score(self, rows):
         assert self.gate.wait(SECONDS), "a test left the gate shut"
+        if self.is_turnstile:
+            self.gate.clear()
         if self.faults:
             raise self.faults.pop()
         return super().score(rows)
@@ -178,13 +181,17 @@ def test_chunks_hold_as_many_tokens_as_wanted():
 
 
 def test_cancel_frees_the_place_within_a_step():
-    engine = toy_engine(max_num_seqs=1)
+    target = GatedLM()
+    target.is_turnstile = True
+    engine = toy_engine(max_num_seqs=1, target=target)
 
     async def test(bridge: Bridge):
         first, second = bridge.submit(job(400)), bridge.submit(job(3))
         await anext(first)
-        calls = engine.target.num_calls
+        calls = target.num_calls
         first.cancel()
+        target.is_turnstile = False
+        target.gate.set()
         assert (await read(first)).finish_reason == "abort"
         assert (await read(second)).finish_reason == "length"
         assert engine.target.num_calls - calls < 20, "the cancelled job went on"
