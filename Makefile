@@ -7,7 +7,7 @@ SETUP = $(VENV)/.installed
 .PHONY: demo test clean
 
 demo: $(SETUP)
-	$(BIN)/specdec generate "Once upon a time, there was a little rabbit who" -k 4 -n 160 --compare
+	$(BIN)/specdec generate "Once upon a time, there was a little rabbit who" --draft-quantize int8 -k 5 -n 160 --compare
 
 test: $(SETUP)
 	PATH="$(abspath $(BIN)):$$PATH" scripts/check

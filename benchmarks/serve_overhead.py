@@ -4,7 +4,8 @@
 
 One process has two engines alike, one of them behind the server; a client in a second process reads to the end. Engine,
 stream and whole answer are measured in turn, forwards and backwards; a ratio is of one round, and the median is kept.
-The first time to everything is left out.
+The first time to everything is left out. Seconds are those of a request, from its connection to its last byte; of a
+stream and of the engine also those of decoding, from the first token to the last.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 import record
 
 from specdec_cli.engine.engine import Engine
+from specdec_cli.events import Stepped
 from specdec_cli.recipe.schema import Serve
 from specdec_cli.sampling.params import SamplingParams
 from specdec_cli.serve.models import Model, Models
@@ -37,10 +39,12 @@ for line in sys.stdin:
     with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as raw:
         head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         raw.sendall(f"{head}Connection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
-        answer = b""
+        answer, first = b"", 0.0
         while part := raw.recv(65536):
             answer += part
-    print(time.perf_counter() - begin, answer.count(b'"text"'), answer.count(b" 200 OK"), flush=True)
+            first = first or (time.perf_counter() if b'"text"' in answer else 0.0)
+    end = time.perf_counter()
+    print(end - begin, end - first, answer.count(b'"text"'), answer.count(b" 200 OK"), flush=True)
 """
 
 
@@ -55,38 +59,43 @@ class Client:
         words = [sys.executable, "-c", CLIENT, str(port)]
         self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    def ask(self, stream: bool) -> float:
-        """Seconds from the connection to the last byte."""
+    def ask(self, stream: bool) -> tuple[float, list[float]]:
+        """Seconds from the connection to the last byte, and of a stream from the first token on."""
         body = {"prompt": PROMPT, "max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True, "stream": stream}
         assert self._process.stdin is not None, "its input is a pipe"
         assert self._process.stdout is not None, "its output is a pipe"
         print(json.dumps(body), file=self._process.stdin, flush=True)
-        seconds, _, is_fine = self._process.stdout.readline().split()
+        seconds, decoding, _, is_fine = self._process.stdout.readline().split()
         assert is_fine == "1", "the request failed"
-        return float(seconds)
+        return float(seconds), [float(decoding)] * stream
 
     def close(self) -> None:
         """End the process."""
         self._process.communicate()
 
 
-def timed(function: Callable[[], Any]) -> float:
-    """Seconds that something takes."""
-    begin = time.perf_counter()
-    function()
-    return time.perf_counter() - begin
+def decode(engine: Engine, params: SamplingParams) -> tuple[float, list[float]]:
+    """Seconds of a text, and from its first token on."""
+    begin, first = time.perf_counter(), 0.0
+    for event in engine.stream(PROMPT, params):
+        if isinstance(event, Stepped) and event.emitted:
+            first = first or time.perf_counter()
+    end = time.perf_counter()
+    return end - begin, [end - first]
 
 
-def measure(arms: dict[str, Callable[[], float]], num_rounds: int) -> dict[str, Any]:
+def measure(arms: dict[str, Callable[[], tuple[float, list[float]]]], num_rounds: int) -> dict[str, Any]:
     """Tokens per second of each arm, and against the first one's."""
     seconds: dict[str, list[float]] = {name: [] for name in arms}
+    decoding: dict[str, list[float]] = {name: [] for name in arms}
     cpu: dict[str, list[float]] = {name: [] for name in arms}
     for turn in range(-2, num_rounds):
         for name in list(arms) if turn % 2 == 0 else list(reversed(arms)):
             used = time.process_time()
-            found = arms[name]()
+            found, of_decoding = arms[name]()
             if turn >= 0:
                 seconds[name].append(found)
+                decoding[name] += of_decoding
                 cpu[name].append(time.process_time() - used)
     first = next(iter(arms))
     return {
@@ -95,10 +104,16 @@ def measure(arms: dict[str, Callable[[], float]], num_rounds: int) -> dict[str, 
             "best_tokens_per_second": round(NUM_TOKENS / min(each), 1),
             "of_the_engine": round(median(a / b for a, b in zip(seconds[first], each, strict=True)), 3),
             "of_the_engine_best": round(min(seconds[first]) / min(each), 3),
+            **_of_decoding(decoding[first], decoding[name]),
             "of_the_engine_in_cpu_seconds": round(median(a / b for a, b in zip(cpu[first], cpu[name], strict=True)), 3),
         }
         for name, each in seconds.items()
     }
+
+
+def _of_decoding(engine: list[float], own: list[float]) -> dict[str, float]:
+    """The share of the engine's speed, first token to last, where both are known."""
+    return {"decoding_of_the_engine": round(median(a / b for a, b in zip(engine, own, strict=True)), 3)} if own else {}
 
 
 def main() -> None:
@@ -116,7 +131,7 @@ def main() -> None:
     thread.start()
     client = Client(server.listener.getsockname()[1])
     arms = {
-        "engine": lambda: timed(lambda: list(engine.stream(PROMPT, params))),
+        "engine": lambda: decode(engine, params),
         "stream": lambda: client.ask(stream=True),
         "whole answer": lambda: client.ask(stream=False),
     }
@@ -125,7 +140,8 @@ def main() -> None:
     server.should_exit = True
     thread.join()
     for name, one in found.items():
-        print(f"{name:14}{one['tokens_per_second']:8} tokens/s   {one['of_the_engine']} of the engine's own")
+        decoding = one.get("decoding_of_the_engine", "")
+        print(f"{name:14}{one['tokens_per_second']:8} tokens/s   {one['of_the_engine']} of the engine's own {decoding}")
     print(record.save("serve_overhead", before, {"tokens": NUM_TOKENS, "rounds": options.rounds, "arms": found}))
 
 

@@ -29,6 +29,7 @@ class ReadyLM:
     """Logits by position from a table; draft and target share it, so every greedy draft is accepted."""
 
     name, vocab_size, max_context, num_blocks, block_size, num_free_blocks = "ready", V, 100_000, 10_000, 16, 10_000
+    device = torch.device("cpu")
 
     def __init__(self, table: torch.Tensor) -> None:
         self.table = table

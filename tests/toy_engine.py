@@ -53,7 +53,7 @@ class TableLM:
     max_context = 512
     block_size = 16
     num_blocks = 1024
-    device = "cpu"
+    device = torch.device("cpu")
     dtype = torch.float32
 
     def __init__(self, seed: int = 0) -> None:

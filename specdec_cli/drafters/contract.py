@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from specdec_cli.lm.door import LM
+    from specdec_cli.lm.unread import Unread
     from specdec_cli.sampling.params import SamplingParams
 
 
@@ -47,10 +48,16 @@ class Guesses:
     """Drafted tokens of one sequence; `q` [len(tokens), V] float32 is what they were sampled from.
 
     `q` is None for a draft without chance (n-gram, an argmax): one-hot, or where the mode does not look at q.
+    Of `unread` tokens the device alone knows which they are: stand-ins are in their places.
     """
 
     tokens: list[int]
     q: Tensor | None = None
+    unread: Unread | None = None
+
+    def read(self) -> Guesses:
+        """The same with the tokens themselves; the host may wait for them."""
+        return self if self.unread is None else Guesses(self.unread.known(self.tokens), self.q)
 
 
 @dataclass(slots=True)

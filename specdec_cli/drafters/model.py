@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from specdec_cli.drafters.contract import DraftRow, Guesses, Resources
-from specdec_cli.errors import UsageError
+from specdec_cli.errors import RunError, UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from specdec_cli.lm.door import LM
+    from specdec_cli.lm.unread import Unread
     from specdec_cli.sampling.chain import Distribution
 
 _CHUNK = 512  # tokens of an unseen context per forward, so that a long prompt's activations stay small
@@ -36,6 +37,7 @@ class Drafter:
         self._loaded: LM | None = None
         self._num_tokens = 0
         self._num_fed: dict[int, int] = {}
+        self._unread: Unread | None = None
 
     @property
     def lm(self) -> LM:
@@ -61,7 +63,12 @@ class Drafter:
             raise UsageError(message, "choose a draft with the target's tokenizer")
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Guesses]:
-        """Up to k tokens per row: round j scores one position of every row that still drafts."""
+        """Up to k tokens per row: round j scores one position of every row that still drafts.
+
+        Raises:
+            RunError: what it guessed before, unread, was no token.
+        """
+        self._check_last_guess()
         for row in rows:
             if row.cache_salt is not None and row.handle not in self._num_fed:
                 self._num_fed[row.handle] = self.lm.adopt(row.handle, row.context, row.cache_salt)
@@ -83,6 +90,15 @@ class Drafter:
         if self._loaded is not None:
             self._loaded.release(handle)
 
+    def _check_last_guess(self) -> None:
+        """A guess that was not read when it was made is known by now."""
+        unread, self._unread = self._unread, None
+        if unread is not None and unread.is_read and not unread.is_whole:
+            raise RunError(
+                f"the draft `{self.model}` gave no finite number as its largest logit",
+                "try --draft-dtype float32; a checkpoint that does so in float32 is broken",
+            )
+
     def _feed_long_contexts(self, drafts: Sequence[_Draft]) -> None:
         """Fill the cache chunk by chunk until at most one chunk of each context is unseen."""
         from specdec_cli.lm.door import Row
@@ -101,8 +117,10 @@ class Drafter:
 
         rows = [Row(d.row.handle, d.row.context, d.most_tokens(self.lm.max_context)) for d in drafts]
         found = self.lm.guess(rows, self._num_tokens) if rows else None
-        for draft, tokens in zip(drafts, found or (), strict=found is not None):
-            draft.tokens = tokens
+        if found is not None:
+            self._unread = found.unread
+            for draft, tokens in zip(drafts, found.tokens, strict=True):
+                draft.tokens, draft.unread = tokens, found.unread
 
     def _score(self, drafts: Sequence[_Draft]) -> Distribution:
         """The draft's distribution q after each row's context and its tokens drafted so far."""
@@ -156,6 +174,7 @@ class _Draft:
     place: int
     tokens: list[int] = field(default_factory=list)
     q: list[Tensor] = field(default_factory=list)
+    unread: Unread | None = None
     is_done: bool = False
 
     @property
@@ -184,4 +203,4 @@ class _Draft:
         """The guess, its q stacked to [len(tokens), V]."""
         import torch
 
-        return Guesses(self.tokens, torch.stack(self.q) if self.q else None)
+        return Guesses(self.tokens, torch.stack(self.q) if self.q else None, self.unread)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Items
 from contextlib import contextmanager
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from specdec_cli.drafters.contract import Drafter, DraftRow, Guesses
 from specdec_cli.engine import requests, run
+from specdec_cli.engine.clock import Clock
 from specdec_cli.engine.drafting import NONE, Drafters
 from specdec_cli.engine.fit import fit
 from specdec_cli.engine.judging import Judge, Part
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
     from specdec_cli.recipe.schema import Recipe
     from specdec_cli.sampling.grammar import Grammar
     from specdec_cli.text.tokenizer import Tokenizer
-
-Argument = TypeVar("Argument")
-Result = TypeVar("Result")
 
 
 class Engine:
@@ -58,6 +56,7 @@ class Engine:
         others: Mapping[str, Drafter] | None = None,
     ) -> None:
         self.target = target
+        self._clock = Clock(target.device)
         self.drafter = drafter
         self.tokenizer = tokenizer
         self.options = options or EngineOptions()
@@ -210,14 +209,19 @@ class Engine:
         A request whose own part fails ends with `Failed`, and the others go on. Where the forward itself fails, the
         error is raised, nobody has got a token, and the next step computes again what was in the cache.
         """
-        begin = perf_counter()
+        begin, mark = perf_counter(), self._clock.mark
         batch = self._scheduler.next()
         assert batch, "a step needs a sequence that can run; look at has_work first"
-        guesses, draft_seconds = _timed(self._propose, batch)
+        marks = [mark()]
+        guesses = self._propose(batch)
+        marks.append(mark())
         parts = self._fit(batch, guesses)
-        logits, verify_seconds = _timed(self._score, parts)
+        marks.append(mark())
+        logits = self._score(parts)
+        marks.append(mark())
         emitted = self._judge.decide([part for part in parts if part[0].is_decided], logits, self._fence)
         finished = [self._finish(row.sequence) for row, _ in parts if row.sequence.finish_reason is not None]
+        draft_seconds, verify_seconds = (self._clock.seconds(*marks[i : i + 2]) for i in (0, 2))
         stepped = self._stepped(batch, emitted, draft_seconds, verify_seconds, perf_counter() - begin)
         return [stepped, *self._take_news(), *finished]
 
@@ -234,7 +238,7 @@ class Engine:
             num_prefill_tokens=sum(row.num_prefill_tokens for row in batch),
             draft_seconds=draft,
             verify_seconds=verify,
-            overhead_seconds=seconds - draft - verify,
+            overhead_seconds=max(seconds - draft - verify, 0.0),
             num_blocks_used=self.target.num_blocks - self.target.num_free_blocks,
             num_blocks=self.target.num_blocks,
             num_preemptions=self._scheduler.take_preemptions(),
@@ -296,7 +300,7 @@ class Engine:
             with self._fence(row.sequence):
                 matcher, fitting = row.sequence.matcher, guess
                 if matcher is not None and row.is_decided:
-                    fitting, row.allowed = fit(guess, matcher, i)
+                    fitting, row.allowed = fit(guess.read(), matcher, i)
                 parts.append((row, fitting))
         return parts
 
@@ -306,13 +310,11 @@ class Engine:
         for row, guess in parts:
             tokens = row.sequence.tokens
             if row.is_decided:
-                rows.append(Row(row.sequence.id, tokens + guess.tokens, len(guess.tokens) + 1))
+                rows.append(Row(row.sequence.id, tokens + guess.tokens, len(guess.tokens) + 1, guess.unread))
             else:
                 rows.append(Row(row.sequence.id, tokens[: row.num_fed], 0))
         try:
             logits = self.target.score(rows)
-            if logits.is_cuda:
-                torch.cuda.synchronize(logits.device)
         except BaseException:
             for row, _ in parts:  # what a forward that broke off has written is not known
                 self.target.release(row.sequence.id)
@@ -364,10 +366,3 @@ class Engine:
             self._notices.append(
                 Noticed(sequence.id, f"past the draft's context of {limit} tokens: decoding on without a draft")
             )
-
-
-def _timed(function: Callable[[Argument], Result], argument: Argument) -> tuple[Result, float]:
-    """What a function gives, and the seconds that it took."""
-    begin = perf_counter()
-    result = function(argument)
-    return result, perf_counter() - begin

@@ -87,7 +87,8 @@ class Judge:
             ChainRow(s.params, s.tokens, s.num_prompt_tokens, guess.tokens, s.stop_ids, row.allowed)
             for s, row, guess in ((row.sequence, row, guess) for row, guess in decided)
         ]
-        p = distribution(logits, chain, self.num_tokens)
+        p = distribution(logits, chain, self.num_tokens)  # a device is waited for here, and has its guesses sent before
+        decided = [(row, guess.read()) for row, guess in decided]
         verdicts = verify(
             p,
             [

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from specdec_cli.errors import RunError
 from specdec_cli.lm.blocks import BlockPool
 from specdec_cli.lm.door import Row
+from specdec_cli.lm.unread import Unread
 
 
 @dataclass(slots=True)
@@ -28,6 +29,7 @@ class Held:
         is_long: whether keys were turned by long rope's long frequencies.
         salt: shares blocks with sequences of the same salt; None with nobody.
         keys: of its first whole blocks, those that were published.
+        unread: tokens that stand-ins among them stand for.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -36,6 +38,16 @@ class Held:
     is_long: bool = False
     salt: str | None = None
     keys: list[bytes] = field(default_factory=list)
+    unread: Unread | None = None
+
+    def hold(self, tokens: list[int], unread: Unread | None) -> None:
+        """Take note of what is cached now."""
+        self.tokens, self.unread = tokens, unread
+
+    def settle(self) -> None:
+        """Put the tokens themselves in the place of what stands for them."""
+        if self.unread is not None:
+            self.tokens, self.unread = self.unread.known(self.tokens), None
 
     def common_prefix(self, context: list[int], limit: int) -> int:
         """How many first tokens of the context are cached, at most `limit`."""
@@ -53,6 +65,12 @@ class Feed:
     context: list[int]
     keep: int
     num_logits: int
+    unread: Unread | None = None
+
+    def settle(self) -> None:
+        """Put the tokens themselves in the place of what stands for them."""
+        if self.unread is not None:
+            self.context, self.unread = self.unread.known(self.context), None
 
 
 class Contexts:
@@ -99,10 +117,11 @@ class Contexts:
         feeds = []
         for row in rows:
             held = self.held.setdefault(row.handle, Held())
+            held.settle()
             context = list(row.context)
             keep = held.common_prefix(context, len(context) - row.num_logits) if held.is_long == is_long else 0
             held.is_long = is_long
-            feeds.append(Feed(held, context, self._cut(held, keep), row.num_logits))
+            feeds.append(Feed(held, context, self._cut(held, keep), row.num_logits, row.unread))
         missing = [-(-len(feed.context) // self._block_size) - len(feed.held.blocks) for feed in feeds]
         if sum(missing) > self.pool.num_free:
             raise RunError(
@@ -120,6 +139,7 @@ class Contexts:
         """Forget a sequence and give its blocks back; unknown handles are fine."""
         held = self.held.pop(handle, None)
         if held is not None:
+            held.settle()
             self._publish(held, len(held.tokens))
             self.pool.free(held.blocks)
 

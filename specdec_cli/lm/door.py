@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
+
+    from specdec_cli.lm.unread import Unread
 
 
 @dataclass(slots=True)
@@ -19,11 +22,26 @@ class Row:
         context: every token so far, drafted ones included. The LM keeps the common prefix that it holds for the
             handle, discards the rest and feeds what is missing.
         num_logits: logits are wanted for the last `num_logits` positions; 0 only fills the cache (a prompt's chunk).
+        unread: tokens that stand-ins in the context stand for.
     """
 
     handle: int
     context: Sequence[int]
     num_logits: int
+    unread: Unread | None = None
+
+
+@dataclass(slots=True)
+class Continuations:
+    """What follows some contexts.
+
+    Args:
+        tokens: of each; stand-ins where they are unread.
+        unread: tokens that the device alone knows yet.
+    """
+
+    tokens: list[list[int]]
+    unread: Unread | None = None
 
 
 class LM(Protocol):
@@ -35,6 +53,7 @@ class LM(Protocol):
         max_context: most tokens of context that it takes.
         num_blocks: blocks of KV cache in all.
         block_size: tokens in a block.
+        device: where it runs.
     """
 
     name: str
@@ -42,12 +61,13 @@ class LM(Protocol):
     max_context: int
     num_blocks: int
     block_size: int
+    device: torch.device
 
     def score(self, rows: Sequence[Row]) -> Tensor:
         """Logits [sum of num_logits, V] float32, rows one after another, each row's positions in order."""
         ...
 
-    def guess(self, rows: Sequence[Row], num_tokens: int) -> list[list[int]] | None:
+    def guess(self, rows: Sequence[Row], num_tokens: int) -> Continuations | None:
         """Greedy continuations: each token is the likeliest after all before it.
 
         Args:
@@ -55,8 +75,8 @@ class LM(Protocol):
             num_tokens: V, the real vocabulary; no token is beyond it.
 
         Returns:
-            A continuation for each row, shorter where its next largest logit is no finite number; None from an LM that
-            knows no quicker way to them than `score`, token by token.
+            A continuation for each row, shorter where its next largest logit is no finite number, unless it is unread;
+            None from an LM that knows no quicker way to them than `score`, token by token.
         """
         ...
 

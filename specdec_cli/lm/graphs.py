@@ -3,14 +3,16 @@
 A step's rows are padded to a `Bucket`: so many sequences, so many tokens of each, so many blocks of each one's cache.
 All that differs between two steps of a bucket is a vector of integers (tokens, positions, block tables), which goes to
 the device in one copy that nothing waits for; slots and masks follow from it on the device. The forward is the model's
-own, with our attention and our cache. A draft's whole guess, token by token, is one graph, too. What fits no bucket
-(a prompt's chunk, hundreds of tokens) runs as it always does.
+own, with our attention and our cache. A draft's whole guess, token by token, is one graph, too, and the target's graph
+takes it from where it is (`unread`): a greedy step waits for the device once. What fits no bucket (a prompt's chunk,
+hundreds of tokens) runs as it always does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -21,6 +23,8 @@ from specdec_cli.errors import RunError
 from specdec_cli.lm.cache import BlockCache, Layout, Span
 from specdec_cli.lm.checkpoint import first_line
 from specdec_cli.lm.contexts import Feed
+from specdec_cli.lm.door import Continuations
+from specdec_cli.lm.unread import Unread, put_in
 
 _TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 24, 32, 48, 64, 65)
 _FEWEST_BLOCKS = 16
@@ -60,11 +64,18 @@ class _Graph:
     """A recorded forward: what it reads, how it runs, what it leaves."""
 
     inputs: Tensor
+    drafted: Tensor  # [B·R] int64, tokens that the host has not read
     replay: Replay
     output: Tensor
 
-    def run(self, values: list[int]) -> Tensor:
+    def takes(self, unread: Unread | None) -> bool:
+        """Whether there is room for these tokens."""
+        return unread is None or unread.tokens.numel() <= len(self.drafted)
+
+    def run(self, values: list[int], unread: Unread | None = None) -> Tensor:
         """Replay it on other inputs; the output is overwritten by the next run."""
+        if unread is not None:
+            self.drafted[: unread.tokens.numel()].copy_(unread.tokens.flatten())
         pinned = torch.tensor(values, dtype=torch.int64, pin_memory=self.inputs.is_cuda)
         self.inputs.copy_(pinned, non_blocking=True)
         self.replay()
@@ -109,7 +120,12 @@ class Graphs:
             return None
         graph = self._scores.get(bucket)
         if graph is None:
-            graph = self._scores[bucket] = self._recorded(lambda inputs: self._score(bucket, inputs), bucket)
+            graph = self._scores[bucket] = self._recorded(partial(self._score, bucket), bucket)
+        unread = feeds[0].unread
+        if any(feed.unread is not unread for feed in feeds) or not graph.takes(unread):
+            unread = None
+            for feed in feeds:
+                feed.settle()
         each = bucket.num_tokens
         wanted = [
             row * each + place
@@ -118,10 +134,10 @@ class Graphs:
         ]
         fed = [(feed.context[feed.keep :], feed.keep) for feed in feeds]
         filling = [0] * (bucket.num_rows * each - len(wanted))
-        logits = graph.run([*self._inputs(bucket, feeds, fed), *wanted, *filling])[: len(wanted)]
+        logits = graph.run([*self._inputs(bucket, feeds, fed), *wanted, *filling], unread)[: len(wanted)]
         return logits.clone()
 
-    def guess(self, feeds: Sequence[Feed], counts: Sequence[int], num_tokens: int) -> list[list[int]] | None:
+    def guess(self, feeds: Sequence[Feed], counts: Sequence[int], num_tokens: int) -> Continuations | None:
         """Greedy continuations, as `LM.guess` gives them; None where no graph is made for what is fed first.
 
         Args:
@@ -143,12 +159,11 @@ class Graphs:
         key = bucket, max(counts), num_tokens
         graph = self._guesses.get(key)
         if graph is None:
-            graph = self._guesses[key] = self._recorded(lambda inputs: self._guess(*key, inputs), bucket)
+            graph = self._guesses[key] = self._recorded(partial(self._guess, *key), bucket)
         last = [len(tokens) - 1 for tokens, _ in fed]
         filling = [0] * (bucket.num_rows * bucket.num_tokens - len(last))
-        found = graph.run([*self._inputs(bucket, feeds, fed), *last, *filling])[: len(feeds)].tolist()
-        each = (row[:n] for row, n in zip(found, counts, strict=True))
-        return [row[: row.index(_NOTHING)] if _NOTHING in row else row for row in each]
+        unread = Unread(graph.run([*self._inputs(bucket, feeds, fed), *last, *filling])[: len(feeds)].clone())
+        return Continuations([unread.stand_ins(row, n) for row, n in enumerate(counts)], unread)
 
     def _inputs(self, bucket: Bucket, feeds: Sequence[Feed], fed: Sequence[tuple[list[int], int]]) -> list[int]:
         """Tokens [B, R], their positions [B, R] and block tables [B, N], one after another."""
@@ -166,13 +181,17 @@ class Graphs:
         tables += [_NOTHING] * (rows * bucket.num_blocks)
         return [*tokens, *positions, *tables]
 
-    def _recorded(self, forward: Callable[[Tensor], Tensor], bucket: Bucket) -> _Graph:
-        """Record a forward that reads a vector of a bucket's inputs and one more number for each of its tokens."""
+    def _recorded(self, forward: Callable[[Tensor, Tensor], Tensor], bucket: Bucket) -> _Graph:
+        """Record a forward that reads a vector of a bucket's inputs and one more number for each of its tokens.
+
+        Beside it stand drafted tokens that the host has not read, at most as many as the bucket's.
+        """
         num_tokens = bucket.num_rows * bucket.num_tokens
         nothing = [_NOTHING] * (num_tokens + bucket.num_rows * bucket.num_blocks)
         inputs = torch.tensor([*[0] * num_tokens, *nothing, *[0] * num_tokens], device=self._device)
+        drafted = torch.zeros(num_tokens, dtype=torch.int64, device=self._device)
         try:
-            replay, output = record(lambda: forward(inputs), self._device, self._pool)
+            replay, output = record(lambda: forward(inputs, drafted), self._device, self._pool)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
@@ -180,14 +199,14 @@ class Graphs:
             raise RunError(
                 f"a forward of `{name}` cannot be recorded: {first_line(error)}", "leave --decoder out"
             ) from error
-        return _Graph(inputs, replay, output)
+        return _Graph(inputs, drafted, replay, output)
 
-    def _score(self, bucket: Bucket, inputs: Tensor) -> Tensor:
+    def _score(self, bucket: Bucket, inputs: Tensor, drafted: Tensor) -> Tensor:
         """The logits [B·R, V] float32 that are wanted, and behind them any."""
         tokens, positions, tables, wanted = self._views(bucket, inputs)
-        return self._forward(tokens, positions, self._slots(tables))[wanted].float()
+        return self._forward(put_in(tokens, drafted), positions, self._slots(tables))[wanted].float()
 
-    def _guess(self, bucket: Bucket, most: int, num_tokens: int, inputs: Tensor) -> Tensor:
+    def _guess(self, bucket: Bucket, most: int, num_tokens: int, inputs: Tensor, _drafted: Tensor) -> Tensor:
         """Continuations [B, most]; `_NOTHING` where no largest logit is a finite number."""
         tokens, positions, tables, last = self._views(bucket, inputs)
         slots = self._slots(tables)

@@ -682,9 +682,9 @@ void run(const Model& m, const Step& s) {
             inputs.normed(x, layer.input_norm, n, hidden, m.epsilon);
             inputs.times(layer.qkv, n).into(part_of(heads * D, PANEL, thread, threads), qkv, heads * D);
 #pragma omp barrier
-            const Part turned = part_of(n * (heads - K), 1, thread, threads);  // a row's query and key heads
+            const Part turned = part_of(n * (heads - K), 1, thread, threads);  // a query or key head of each row
             for (long i = turned.begin; i < turned.end; i++) {
-                const long r = i / (heads - K), h = i % (heads - K);
+                const long h = i / n, r = i % n;
                 float* const head = qkv + (r * heads + h) * D;
                 if (layer.head_norm) inputs.norm(head, layer.head_norm + h * D, D, m.epsilon, head);
                 const float* const turn = s.turns + s.rows[r].position * D;

@@ -43,6 +43,7 @@ class TableLM:
         self.max_context = max_context
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.device = torch.device("cpu")
         self._function = function
         self._order = order
         self._places: dict[tuple[int, ...], int] = {}

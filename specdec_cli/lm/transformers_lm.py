@@ -18,7 +18,7 @@ from specdec_cli.lm.cache import KEY_GRAIN, BlockCache, Layout, Span
 from specdec_cli.lm.checkpoint import quiet
 from specdec_cli.lm.compiled import CompiledCache, compile_body, compile_error
 from specdec_cli.lm.contexts import Contexts, Feed, Held
-from specdec_cli.lm.door import Row
+from specdec_cli.lm.door import Continuations, Row
 from specdec_cli.lm.graphs import Graphs
 from specdec_cli.lm.linear import Kind
 from specdec_cli.lm.llama import LlamaDecoder
@@ -181,7 +181,7 @@ class TransformersLM:
             return self._score(rows, is_long=False)
         return self._score_both_sides(rows, threshold)
 
-    def guess(self, rows: Sequence[Row], num_tokens: int) -> list[list[int]] | None:
+    def guess(self, rows: Sequence[Row], num_tokens: int) -> Continuations | None:
         """Greedy continuations of contexts, `num_logits` tokens of each; None without our own decoder or graphs.
 
         Raises:
@@ -195,7 +195,7 @@ class TransformersLM:
         assert all(len(row.context) <= self.max_context for row in longer), "a context is longer than the model takes"
         feeds, counts = self._contexts.feeds(longer, is_long=False), [row.num_logits for row in rows]
         if self._decoder is not None:
-            found = self._decoder.guess(*self._lay_out(feeds), counts, num_tokens)
+            found = Continuations(self._decoder.guess(*self._lay_out(feeds), counts, num_tokens))
         else:
             assert self._graphs is not None
             in_graph = self._graphs.guess(feeds, counts, num_tokens)
@@ -204,8 +204,8 @@ class TransformersLM:
                 self._contexts.feeds(kept, is_long=False)
                 return None
             found = in_graph
-        for feed, row, guessed in zip(feeds, rows, found, strict=True):
-            feed.held.tokens = [*row.context, *guessed[: row.num_logits - 1]]
+        for feed, row, guessed in zip(feeds, rows, found.tokens, strict=True):
+            feed.held.hold([*row.context, *guessed[: row.num_logits - 1]], found.unread)
         return found
 
     def _score_both_sides(self, rows: Sequence[Row], threshold: int) -> Tensor:
@@ -235,12 +235,14 @@ class TransformersLM:
         feeds = self._contexts.feeds(rows, is_long)
         logits = self._graphs.score(feeds) if self._graphs is not None else None
         if logits is None:
+            for feed in feeds:
+                feed.settle()
             tokens, layout, wanted = self._lay_out(feeds)
             if not tokens:
                 return torch.empty(0, self.vocab_size, device=self.device)
             logits = self._forward(self._cache, tokens, layout, wanted)
         for feed in feeds:
-            feed.held.tokens = feed.context
+            feed.held.hold(feed.context, feed.unread)
         return logits
 
     def _lay_out(self, feeds: Sequence[Feed]) -> tuple[list[int], Layout, list[int]]:

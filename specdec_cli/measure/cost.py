@@ -308,7 +308,7 @@ class _Bench:
         begin = perf_counter()
         if k:
             guesses = [
-                guess.tokens for guess in self.engine.drafter.propose(list(self._draft_rows(place, contexts, k)))
+                guess.read().tokens for guess in self.engine.drafter.propose(list(self._draft_rows(place, contexts, k)))
             ]
         drafted = perf_counter()
         self._add("draft", place, k, drafted - begin if k else 0.0)

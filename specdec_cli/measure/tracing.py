@@ -261,7 +261,7 @@ def _trace_guesses(trace: Trace, drafter: Drafter, k_max: int, watch: Watch) -> 
 
 
 def _ask(drafter: Drafter, row: DraftRow) -> list[int]:
-    guesses = drafter.propose([row])[0]
+    guesses = drafter.propose([row])[0].read()
     if guesses.q is not None:
         raise UsageError(
             f"the draft `{type(drafter).__module__.rpartition('.')[2]}` samples and is no language model of its own",

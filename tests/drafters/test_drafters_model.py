@@ -11,7 +11,7 @@ import torch
 from specdec_cli.drafters import create
 from specdec_cli.drafters.contract import Drafter, DraftRow, Resources
 from specdec_cli.errors import RunError, UsageError
-from specdec_cli.lm.door import Row
+from specdec_cli.lm.door import Continuations, Row
 from specdec_cli.sampling.chain import ChainRow, distribution
 from specdec_cli.sampling.params import SamplingParams
 
@@ -171,7 +171,7 @@ def test_a_draft_with_too_few_tokens_is_refused() -> None:
 class Leaping(Recorder):
     """It goes on by itself, up to a context that it cannot leave, and writes down what it was asked."""
 
-    def guess(self, rows: Sequence[Row], num_tokens: int) -> list[list[int]]:  # type: ignore[override]
+    def guess(self, rows: Sequence[Row], num_tokens: int) -> Continuations:  # type: ignore[override]
         self.asked = [(row.handle, list(row.context), row.num_logits) for row in rows]
         found = []
         for row in rows:
@@ -181,7 +181,7 @@ class Leaping(Recorder):
                 last = int(self.table[last, :num_tokens].argmax())
                 tokens.append(last)
             found.append(tokens)
-        return found
+        return Continuations(found)
 
 
 def test_rows_of_likeliest_tokens_are_guessed_in_one_call() -> None:

@@ -6,7 +6,7 @@ same output. On a GPU the same tests take CUDA's graphs.
 
 import pytest
 import torch
-from tiny_engine import PROMPTS, decode, ngram, tokens
+from tiny_engine import PROMPTS, decode, ngram, tiny_engine, tokens
 from tiny_models import VOCAB, make_tiny
 
 from specdec_cli.errors import RunError, UsageError
@@ -14,6 +14,7 @@ from specdec_cli.lm import graphs, load
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.graphs import Bucket
 from specdec_cli.lm.load import load_lm
+from specdec_cli.lm.unread import Unread
 from specdec_cli.sampling.params import SamplingParams
 
 FAMILIES = ["llama", "mistral", "qwen3", "gemma2", "gemma3_text", "gpt2", "olmo2"]
@@ -120,8 +121,10 @@ def test_a_guess_in_one_graph_is_the_likeliest_tokens_one_by_one(both):
     contexts = {0: TEXT[:9], 1: TEXT[20:23], 2: TEXT[40:71]}
     for counts in ([4, 1, 3], [2, 5, 4]):
         rows = [Row(handle, context, n) for (handle, context), n in zip(contexts.items(), counts, strict=True)]
-        guesses = recorded.guess(rows, VOCAB - 20)
+        found = recorded.guess(rows, VOCAB - 20)
         recorded.check_integrity()
+        assert not found.unread.is_read
+        guesses = [found.unread.known(one) for one in found.tokens]
         for (handle, context), n, guess in zip(contexts.items(), counts, guesses, strict=True):
             for _ in range(n):
                 logits = recorded.score([Row(10 + handle, context, 1)])[0, : VOCAB - 20]
@@ -135,13 +138,89 @@ def test_a_guess_in_one_graph_is_the_likeliest_tokens_one_by_one(both):
             contexts[handle] = context[:-1]
 
 
-def test_a_guess_ends_where_no_largest_logit_is_a_number(both):
+def test_a_guess_says_where_no_largest_logit_is_a_number(both):
     _, recorded = both()
-    clean = recorded.guess([Row(0, TEXT[:9], 4)], VOCAB)[0]
+    found = recorded.guess([Row(0, TEXT[:9], 4)], VOCAB)
+    clean = found.unread.known(found.tokens[0])
     assert len(clean) == 4
+    assert found.unread.is_whole
     with torch.no_grad():
         recorded.model.get_input_embeddings().weight[clean[1]] = torch.nan
-    assert recorded.guess([Row(1, TEXT[:9], 4)], VOCAB) == [clean[: clean.index(clean[1]) + 1]]
+    found = recorded.guess([Row(1, TEXT[:9], 4)], VOCAB)
+    assert not found.unread.is_whole
+    num = clean.index(clean[1]) + 1
+    assert found.unread.known(found.tokens[0]) == clean[:num] + [0] * (4 - num)
+
+
+def test_stand_ins_are_the_tokens_that_they_stand_for(both):
+    (plain, target), (_, draft) = both(), both(seed=1)
+    contexts = [TEXT[:9], TEXT[20:23], TEXT[40:47]]
+    rows = [Row(handle, context, 3 + handle) for handle, context in enumerate(contexts)]
+    together = draft.guess(rows, VOCAB)
+    each = [draft.guess([Row(10 + row.handle, row.context, row.num_logits)], VOCAB) for row in rows]
+
+    def longer(tokens, unreads):
+        return [
+            Row(i, [*context, *more], len(more) + 1, unread)
+            for i, (context, more, unread) in enumerate(zip(contexts, tokens, unreads, strict=True))
+        ]
+
+    unread = target.score(longer(together.tokens, [together.unread] * 3))
+    assert not together.unread.is_read
+    for lm in (plain, target):
+        lm.release(0)
+    some_left = target.score(longer(together.tokens, [together.unread] * 3)[:1])
+    of_each = target.score(longer([one.tokens[0] for one in each], [one.unread for one in each]))
+    known = [together.unread.known(one) for one in together.tokens]
+    expected = plain.score(longer(known, [None] * 3))
+    assert torch.allclose(unread, expected, atol=2e-4)
+    assert torch.allclose(some_left, expected[:4], atol=2e-4)
+    assert torch.allclose(of_each, expected, atol=2e-4)
+
+
+def test_a_prefix_that_nobody_read_is_found_again(both):
+    _, recorded = both()
+    recorded.adopt(0, TEXT[:7], "salt")
+    found = recorded.guess([Row(0, TEXT[:7], 6)], VOCAB)
+    recorded.release(0)
+    whole = [*TEXT[:7], *found.unread.known(found.tokens[0])]
+    assert recorded.adopt(1, whole, "salt") == 12
+    recorded.check_integrity()
+
+
+def test_the_target_reads_a_guess_before_the_host_does(both, monkeypatch):
+    """One wait in a step: by the time the host reads what was drafted, the target has judged it."""
+    (_, target), (_, draft) = both(), both(seed=1)
+    told = []
+    score, known = target.score, Unread.known
+
+    def scored(rows):
+        told.append(("score", [row.unread is not None and not row.unread.is_read for row in rows]))
+        return score(rows)
+
+    def read(self, context):
+        if not self.is_read:
+            told.append(("read", None))
+        return known(self, context)
+
+    monkeypatch.setattr(target, "score", scored)
+    monkeypatch.setattr(Unread, "known", read)
+    decode(target, draft, 3, PROMPTS[:2], SamplingParams(max_new_tokens=12, ignore_eos=True))
+    steps = [one for one in told if one != ("score", [False, False])]
+    assert len(steps) >= 6
+    assert {what for what, _ in steps[::2]} == {"score"}
+    assert {what for what, _ in steps[1::2]} == {"read"}
+
+
+def test_a_draft_whose_logits_are_no_numbers_is_noticed_after_the_step(both, monkeypatch):
+    (_, target), (_, draft) = both(), both(seed=1)
+    params = SamplingParams(max_new_tokens=16, ignore_eos=True)
+    right = tokens(decode(target, ngram(), 3, PROMPTS, params))
+    with torch.no_grad():
+        draft.model.get_input_embeddings().weight.fill_(torch.nan)
+    engine = tiny_engine(target, draft, 3)
+    assert [output.token_ids for output in engine.generate(PROMPTS, params)] == right
+    assert engine.drafters.num_failures["model"] >= 1
 
 
 def test_what_fits_no_graph_runs_as_it_does_without(both, recorder):

@@ -179,7 +179,7 @@ def test_continuations_are_those_that_scores_give_one_by_one(folder, num_tokens)
     contexts = {handle: TEXT[7 * handle : 9 * handle + 5] for handle in range(5)}
     for counts in ((3, 1, 8, 2, 1), (1, 1, 1, 1, 1), (6, 5, 4, 3, 2)):
         rows = [Row(handle, contexts[handle], count) for handle, count in enumerate(counts)]
-        found = lm.guess(rows, num_tokens)
+        found = lm.guess(rows, num_tokens).tokens
         assert found == [one_by_one(other, row, num_tokens) for row in rows]
         assert len({token for one in found for token in one}) > 2
         lm.check_integrity()
@@ -195,15 +195,15 @@ def set_embedding(lm, token, value):
 
 def test_a_continuation_ends_where_the_numbers_do(tmp_path):
     folder = str(make_tiny("llama", tmp_path))
-    whole = load_lm(folder).guess([Row(0, TEXT[:9], 6), Row(1, TEXT[:4], 6)], 97)
+    whole = load_lm(folder).guess([Row(0, TEXT[:9], 6), Row(1, TEXT[:4], 6)], 97).tokens
     lm = load_lm(folder)
     set_embedding(lm, whole[0][2], torch.nan)
-    first, second = lm.guess([Row(0, TEXT[:9], 6), Row(1, TEXT[:4], 6)], 97)
+    first, second = lm.guess([Row(0, TEXT[:9], 6), Row(1, TEXT[:4], 6)], 97).tokens
     assert whole[0][2] not in whole[1][:5]
     assert first == whole[0][:3]
     assert second == whole[1]
     set_embedding(lm, 0, torch.inf)
-    assert lm.guess([Row(2, [0], 2)], 97) == [[]]
+    assert lm.guess([Row(2, [0], 2)], 97).tokens == [[]]
     assert load_lm(folder, decoder="transformers").guess([Row(0, TEXT[:9], 6)], 97) is None
 
 

@@ -52,7 +52,7 @@ class TimedLM(TableLM):
 @pytest.fixture
 def clock(monkeypatch):
     made = Clock()
-    for room in ("measure.cost", "engine.engine"):
+    for room in ("measure.cost", "engine.engine", "engine.clock"):
         monkeypatch.setattr(f"specdec_cli.{room}.perf_counter", made)
     return made
 
