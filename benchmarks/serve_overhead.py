@@ -2,10 +2,11 @@
 
     python benchmarks/serve_overhead.py [--rounds 10]
 
-One process has two engines alike, one of them behind the server; a client in a second process reads to the end. Engine,
-stream and whole answer are measured in turn, forwards and backwards; a ratio is of one round, and the median is kept.
-The first time to everything is left out. Seconds are those of a request, from its connection to its last byte; of a
-stream and of the engine also those of decoding, from the first token to the last.
+One process has two engines around the same models (where weights lie in memory makes some per cent), one of them behind
+the server, never both at work; a client in a second process reads to the end. Engine, stream and whole answer are
+measured in turn, forwards and backwards; a ratio is of one round, and the median is kept. The first time to everything
+is left out. Seconds are those of a request, from its connection to its last byte; of a stream and of the engine also
+those of decoding, from the first token to the last.
 """
 
 from __future__ import annotations
@@ -125,7 +126,8 @@ def main() -> None:
     settings = Settings(Serve(port=0))
     models = Models([Model("builtin", Engine.load, settings)])
     models.all[0].load()
-    engine, params = Engine.load(), SamplingParams(max_new_tokens=NUM_TOKENS, ignore_eos=True)
+    served, params = models.all[0].bridge.engine, SamplingParams(max_new_tokens=NUM_TOKENS, ignore_eos=True)
+    engine = Engine(served.target, served.drafter, served.tokenizer, served.options, served.eos_token_ids)
     server = Server(models, settings, listen("127.0.0.1", 0))
     thread = threading.Thread(target=server.serve_forever)
     thread.start()

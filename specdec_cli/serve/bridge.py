@@ -1,6 +1,7 @@
 """The bridge between the event loop and the engine: one thread that owns torch, a bounded queue, deltas handed back.
 
-The thread's loop is: take commands, admit, one step, hand its deltas over. It sleeps while there is nothing to do.
+The thread's loop is: take commands, admit, one step, hand its deltas over. It sleeps while there is nothing to do. What
+quick steps gave is turned into deltas when it is handed over, many steps at once.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ class Bridge:
         self._running: dict[int, Ticket] = {}
         self._scored: tuple[object, tuple[TokenLogprob, ...]] = (None, ())
         self._outbox = Outbox()
+        self._held: list[tuple[float, Sequence[Event]]] = []  # steps' events that are not dispatched yet, and when
         self._thread = threading.Thread(target=self._run, name="specdec-engine", daemon=True)
 
     def start(self) -> None:
@@ -157,7 +159,8 @@ class Bridge:
                 self._admit()
                 if self._running:
                     self._step()
-                self._hand_over()
+                if not self._held:
+                    self._hand_over()
         except BaseException as caught:
             error = caught
         self._end(error)
@@ -174,6 +177,8 @@ class Bridge:
         for ticket in arrived:
             self._waiting.append(ticket)
             self._observe("queued", len(self._waiting))
+        if cancelled:
+            self._dispatch_held()
         for ticket in cancelled:
             self._abort(ticket)
         return True
@@ -198,6 +203,7 @@ class Bridge:
             job = self._waiting[0].job
             if job.prompt_logprobs is not None and self._running and not self.engine.has_room(len(job.token_ids)):
                 return
+            self._dispatch_held()
             ticket = self._waiting.popleft()
             ticket.record.scheduled = time.monotonic()
             try:
@@ -232,32 +238,41 @@ class Bridge:
             return
         running = next((known for known, one in self._running.items() if one is ticket), None)
         if running is not None:
-            self._dispatch(self.engine.abort(running))
+            self._dispatch(self.engine.abort(running), time.monotonic())
 
     def _step(self) -> None:
         """One step of the engine; an exception that it could not pin on a request ends the newest one."""
         try:
             events = self.engine.step()
         except Exception as error:
+            self._dispatch_held()
             logger.exception("a step of the engine failed; the newest request ends by it")
             self._fail(max(self._running), error)
             if not self.engine.has_work:
                 for sequence_id in list(self._running):
                     self._fail(sequence_id, error)
         else:
-            self._dispatch(events)
+            self._held.append((time.monotonic(), events))
+            if not (self._outbox.may_wait and _is_quick(events)):
+                self._dispatch_held()
 
     def _fail(self, sequence_id: int, error: BaseException) -> None:
         self.engine.abort(sequence_id)
         self._close_failed(self._running.pop(sequence_id), error)
 
-    def _dispatch(self, events: Sequence[Event]) -> None:
-        """Turn the engine's events into deltas, records and what observers see."""
+    def _dispatch_held(self) -> None:
+        held, self._held = self._held, []
+        for now, events in held:
+            self._dispatch(events, now)
+            self._outbox.end_step()
+
+    def _dispatch(self, events: Sequence[Event], now: float) -> None:
+        """Turn the engine's events of a moment into deltas, records and what observers see."""
         for event in events:
             if isinstance(event, Stepped):
                 self._observe("stepped", event, len(self._waiting))
                 for emitted in event.emitted:
-                    self._emit(emitted, event, 1 / len(event.emitted))
+                    self._emit(emitted, event, 1 / len(event.emitted), now)
             elif isinstance(event, Finished):
                 last = Delta(text=event.text, finish_reason=event.finish_reason, stop_reason=event.stop_reason)
                 self._close(self._running.pop(event.sequence_id), last)
@@ -269,9 +284,9 @@ class Bridge:
             elif isinstance(event, Noticed):
                 logger.warning(event.message)
 
-    def _emit(self, emitted: Emitted, event: Stepped, share: float) -> None:
+    def _emit(self, emitted: Emitted, event: Stepped, share: float, now: float) -> None:
         ticket = self._running[emitted.sequence_id]
-        record, now = ticket.record, time.monotonic()
+        record = ticket.record
         since = None if record.last_token is None else now - record.last_token
         record.first_token = record.first_token or now
         record.last_token = now
@@ -327,6 +342,7 @@ class Bridge:
 
     def _end(self, error: BaseException | None) -> None:
         """Fail what is left when the thread ends, whoever ended it."""
+        self._dispatch_held()
         self._busy_since = None
         with self._condition:
             self.death = error
@@ -345,6 +361,11 @@ class Bridge:
             logger.critical("the engine's thread ended by an error", exc_info=error)
             if self._on_death is not None:
                 self._on_death(error)
+
+
+def _is_quick(events: Sequence[Event]) -> bool:
+    """Whether a step gave tokens that follow others, and nothing else happened."""
+    return all(isinstance(event, Stepped) and not any(one.from_prefill for one in event.emitted) for event in events)
 
 
 def _stopping() -> Unavailable:

@@ -22,19 +22,28 @@ class Outbox:
 
     def __init__(self) -> None:
         self._deltas: dict[Ticket, list[Delta]] = {}
-        self._of_this_round: set[Ticket] = set()
+        self._of_this_step: set[Ticket] = set()
         self._is_urgent = False
         self._handed_over = 0.0
 
+    @property
+    def may_wait(self) -> bool:
+        """Whether what is not urgent would not be handed over yet."""
+        return time.monotonic() - self._handed_over < HAND_OVER_SECONDS
+
     def post(self, ticket: Ticket, delta: Delta) -> None:
-        """Add a delta, joined with what this round gave the ticket before."""
+        """Add a delta, joined with what this step gave the ticket before."""
         is_first = ticket.record.first_token == ticket.record.last_token
         self._is_urgent |= is_last(delta) or (is_first and not ticket.job.whole)
         deltas = self._deltas.setdefault(ticket, [])
-        if ticket in self._of_this_round:
+        if ticket in self._of_this_step:
             delta = merged([deltas.pop(), delta])
         deltas.append(delta)
-        self._of_this_round.add(ticket)
+        self._of_this_step.add(ticket)
+
+    def end_step(self) -> None:
+        """What comes from now on is of another step."""
+        self._of_this_step.clear()
 
     def end_round(self) -> list[Ticket]:
         """Give the deltas to the event loops that read them, in one call each, if it is time for that.
@@ -42,9 +51,9 @@ class Outbox:
         Returns:
             Tickets whose loop is closed: their readers are gone.
         """
-        self._of_this_round.clear()
+        self.end_step()
         now = time.monotonic()
-        if not self._is_urgent and now - self._handed_over < HAND_OVER_SECONDS:
+        if not self._is_urgent and self.may_wait:
             return []
         self._is_urgent, self._handed_over = False, now
         posted, self._deltas = self._deltas, {}
