@@ -106,20 +106,23 @@ async def disconnect(served: Served, num: int) -> dict[str, Any]:
 
 async def crowd(served: Served) -> dict[str, Any]:
     """Ten times as many as there are places: one after the other while all places are taken, then all at once."""
-    inside = [asyncio.create_task(answer(served, stream=True, max_tokens=400)) for _ in range(CAPACITY)]
-    await asyncio.sleep(0.5)
     paced: list[tuple[int, bytes, float]] = []
-    while len(paced) < 9 * CAPACITY and not any(task.done() for task in inside):
-        one = await answer(served, max_tokens=5)
-        if not any(task.done() for task in inside):  # all places were taken until it was answered
-            paced.append(one)
-        await asyncio.sleep(0.005)
-    streams = await asyncio.gather(*inside)
+    streams: list[tuple[int, bytes, float]] = []
+    while len(paced) < 9 * CAPACITY:
+        inside = [asyncio.create_task(answer(served, stream=True, max_tokens=400)) for _ in range(CAPACITY)]
+        await asyncio.sleep(0.1)
+        while len(paced) < 9 * CAPACITY and not any(task.done() for task in inside):
+            one = await answer(served, max_tokens=5)
+            if not any(task.done() for task in inside):  # all places were taken until it was answered
+                paced.append(one)
+            await asyncio.sleep(0.005)
+        streams += await asyncio.gather(*inside)
     at_once = burst(served, 10 * CAPACITY, max_tokens=100)
     refused = [seconds for status, _, seconds in paced if status == 429]
     refused_at_once = [seconds for status, _, seconds in at_once if status == 429]
     return {
         "capacity": CAPACITY,
+        "streams": len(streams),
         "streams_complete": sum(b"data: [DONE]" in body and b'"error"' not in body for _, body, _ in streams),
         "one_by_one": {
             "num_asked": len(paced),

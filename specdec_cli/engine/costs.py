@@ -1,6 +1,6 @@
 """What steps cost, from the engine's own clocks: by rows, by how many of them draft with what, and by what was drafted.
 
-It is drafted tokens that cost, not k: a drafter that finds nothing (n-grams) costs next to nothing, whatever k was.
+It is drafted tokens that cost, not k: where a drafter finds nothing (n-grams), its search is all that is paid for.
 Costs need not be convex in them, so every number has a measurement of its own, but they do not fall, which tells apart
 what noise makes look better; what was not measured yet is borrowed from another batch size, in proportion, or read off
 a line between neighbours. A machine that others share is faster at one time than at another; that is told apart from
@@ -21,6 +21,7 @@ _MEMORY = 64  # steps that a mean of seconds looks back on
 _PACE_MEMORY = 8  # steps in which the machine's pace is followed
 _TRUSTED = 2  # measurements that a cost needs: one alone may have been interrupted
 _STEP = 0.5  # in drafted tokens a row; numbers within half of it share a measurement
+_PLAIN = -1e-6  # where a plain step stands among them: below one whose drafters looked and found nothing
 
 
 @dataclass(slots=True)
@@ -113,12 +114,10 @@ class Costs:
             now: the last one's number.
         """
         self._last.setdefault(company if k else company.num_rows, {})[k] = now
-        if k and not drafted:
-            return  # plain, but for a search that found nothing
         if k:
             cost = self._drafting.setdefault(company, {}).setdefault(_shared(drafted), Cost())
         else:
-            cost = self._plain.setdefault(company.num_rows, Cost())
+            cost, drafted = self._plain.setdefault(company.num_rows, Cost()), _PLAIN
         for one in seconds:
             usual = one / self.pace
             if cost.is_trusted:
@@ -148,10 +147,13 @@ class Costs:
         )
 
     def seconds(self, company: Company, drafted: Sequence[float]) -> list[float]:
-        """Seconds now, by tokens drafted over the rows: measured, borrowed from the nearest company, or on a line."""
+        """Seconds now, by tokens drafted over the rows: measured, borrowed from the nearest company, or on a line.
+
+        The first one is of a plain step.
+        """
         costs = self._measured(company)
         known, at = _not_falling(costs), {shared: cost.drafted for shared, cost in costs.items()}
-        if any(_shared(tokens) not in known for tokens in drafted):
+        if any(_shared(tokens) not in known for tokens in drafted[1:]):
             alike = [other for other in self._drafting if other.drafters == company.drafters and other != company]
             for other in sorted(alike, key=company.distance):
                 costs = self._measured(other)
@@ -162,17 +164,17 @@ class Costs:
                     at = {shared: cost.drafted for shared, cost in costs.items()} | at
                     known |= {shared: seconds * scale for shared, seconds in lent.items() if shared not in known}
         line = {at[shared]: seconds for shared, seconds in known.items()}
-        return [_on_line(line, tokens) * self.pace for tokens in drafted]
+        return [_on_line(line, tokens) * self.pace for tokens in (_PLAIN, *drafted[1:])]
 
     def _measured(self, company: Company) -> dict[float, Cost]:
         """By tokens drafted, what was measured often enough."""
         measured = {shared: cost for shared, cost in self._drafting.get(company, {}).items() if cost.is_trusted}
         plain = self._plain.get(company.num_rows)
-        return measured if plain is None else {0.0: plain} | measured
+        return measured if plain is None else {_PLAIN: plain} | measured
 
 
 def _shared(drafted: float) -> float:
-    """What numbers of drafted tokens share a measurement: 0 is alone."""
+    """What numbers of drafted tokens share a measurement: 0, a search that found nothing, is alone."""
     return max(round(drafted / _STEP), 1) * _STEP if drafted else 0.0
 
 
@@ -208,7 +210,7 @@ def _on_line(known: Mapping[float, float], drafted: float) -> float:
         return known[drafted]
     low = max(i for i in known if i < drafted)
     above = [i for i in known if i > drafted]
-    high = min(above) if above else max((i for i in known if i < low), default=low)
+    high = min(above) if above else max((i for i in known if i <= low - _STEP / 2), default=low)
     if low == high:
         return known[low]
     value = known[low] + (known[high] - known[low]) / (high - low) * (drafted - low)
