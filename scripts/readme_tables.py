@@ -42,8 +42,8 @@ def builtin(document: dict[str, Any]) -> str:
     """The built-in pair by k: what is accepted and what it gains over the same engine without a draft."""
     results = document["results"]
     wrong = max(row["prompts_with_other_tokens"] for row in results["rows"])
-    said = f"{results['prompts']} story prompts, one at a time, greedy, {results['max_new_tokens']} tokens each, "
-    said += f"the draft's weights {_weights(results)}; "
+    said = f"{results['prompts']} story prompts, one at a time, greedy, {results['max_new_tokens']} tokens each"
+    said += f"{_weights(results)}; "
     said += (
         "the tokens are the same with and without the draft. " if not wrong else f"{wrong} prompts gave other tokens. "
     )
@@ -52,9 +52,9 @@ def builtin(document: dict[str, Any]) -> str:
 
 
 def _weights(results: dict[str, Any]) -> str:
-    """How the draft's weights were kept."""
+    """How our draft's weights were kept, where not as they are."""
     kept = results.get("draft_quantize", "none")
-    return "as they are" if kept == "none" else str(kept)
+    return "" if kept == "none" else f", the draft's weights in our runs {kept}"
 
 
 def _builtin_row(row: dict[str, Any]) -> list[str]:
@@ -74,8 +74,7 @@ def peers(document: dict[str, Any]) -> str:
     results = document["results"]
     best = next(row for row in results["rows"] if row["k"] == results["best_k"])
     dtype = "its own precision" if results["dtype"] == "auto" else results["dtype"]
-    said = f"`{results['target']}` with `{results['draft']}` in {dtype}, k = {best['k']}, greedy, all in turn"
-    said += f", ours with the draft's weights {_weights(results)}: "
+    said = f"`{results['target']}` with `{results['draft']}` in {dtype}, k = {best['k']}, greedy, all in turn{_weights(results)}: "
     said += f"{results['num_prompts']} prompts, {results['tokens']} tokens each. {measured_on(document)}.\n\n"
     others = {"transformers": "transformers", "transformers-assisted": "transformers, assisted by the same draft"}
     rows = [_peer_row(label, best["against"][name]) for name, label in others.items()]

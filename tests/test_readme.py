@@ -247,6 +247,13 @@ def test_other_tokens_are_not_hidden(results: Path):
     assert "3 prompts gave other tokens." in tables_script().table("builtin", results)
 
 
+def test_a_draft_whose_weights_are_int8_is_said_to_be(results: Path):
+    document = json.loads((results / "builtin_pair.json").read_text())
+    document["results"]["draft_quantize"] = "int8"
+    (results / "builtin_pair.json").write_text(json.dumps(document))
+    assert "the draft's weights in our runs int8; " in tables_script().table("builtin", results)
+
+
 def test_other_engines_stand_beside_ours_and_their_other_texts_are_told(tmp_path: Path):
     def peer(speed: float) -> dict:
         over = {"median": 100 / speed, "ci95": [1.0, 9.0]}
