@@ -75,7 +75,8 @@ def peers(document: dict[str, Any]) -> str:
     best = next(row for row in results["rows"] if row["k"] == results["best_k"])
     dtype = "its own precision" if results["dtype"] == "auto" else results["dtype"]
     said = f"`{results['target']}` with `{results['draft']}` in {dtype}, k = {best['k']}, greedy, all in turn"
-    said += f"{_weights(results)}: {results['num_prompts']} prompts, {results['tokens']} tokens each. {measured_on(document)}.\n\n"
+    said += f"{_weights(results)}: {results['num_prompts']} prompts, {results['tokens']} tokens each. "
+    said += f"{measured_on(document)}.\n\n"
     others = {"transformers": "transformers", "transformers-assisted": "transformers, assisted by the same draft"}
     rows = [_peer_row(label, best["against"][name]) for name, label in others.items()]
     rows += [*_server_rows(results["servers"], best), *_openvino_rows(best)]
