@@ -6,9 +6,9 @@ import os
 
 import torch
 
-# Measured on the built-in pair (benchmarks/results/threads.json): a model whose weights fit the cache is bound by
-# dispatch, not bytes. On a quiet machine a second thread gains the target 7 % at most and the draft 13 %; on a busy
-# one it costs a scheduler quantum per product.
+# A second thread halves the time of the built-in target's forward on a quiet machine (benchmarks/results/threads.json).
+# On a busy one, and a server's own event loop makes it one, threads wait for each other at every product, and a small
+# model's forward takes longer than on one: it has the cores only for who asks for them.
 SMALL_WEIGHTS_BYTES = 32 * 2**20
 
 
