@@ -4,8 +4,8 @@ A step's rows are padded to a `Bucket`: so many sequences, so many tokens of eac
 All that differs between two steps of a bucket is a vector of integers (tokens, positions, block tables), which goes to
 the device in one copy that nothing waits for; slots and masks follow from it on the device. The forward is the model's
 own, with our attention and our cache. A draft's whole guess, token by token, is one graph, too, and the target's graph
-takes it from where it is (`unread`): a greedy step needs one wait for the device. What fits no bucket (a prompt's chunk,
-hundreds of tokens) runs as it always does.
+takes it from where it is (`unread`): a greedy step needs one wait for the device. What fits no bucket (a prompt's
+chunk, hundreds of tokens) runs as it always does.
 """
 
 from __future__ import annotations
