@@ -10,25 +10,30 @@
 #include <omp.h>
 #include <type_traits>
 #include <vector>
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
 namespace {
 
-typedef float Floats __attribute__((vector_size(64), aligned(4)));
-typedef int32_t Ints __attribute__((vector_size(64), aligned(4)));
-constexpr long WIDTH = 16;
-constexpr int ROWS = 6;     // that are multiplied together at most, and
-constexpr int VECTORS = 4;  // of outputs in a panel of weights: 24 sums stay in registers
-constexpr long PANEL = VECTORS * WIDTH;  // outputs
+// What a processor's registers hold: the sums of a product, queries that meet keys together, and a mean's vectors. With
+// few of them a product goes through its weights in narrow panels, several side by side where there are few rows.
+#if defined(__AVX512F__)
+constexpr long WIDTH = 16, PANEL = 64;
+constexpr int SUMS = 24, QUERIES = 3, MEANS = 4;
+#else
+constexpr long WIDTH = 8, PANEL = 16;
+constexpr int SUMS = 12, QUERIES = 2, MEANS = 2;
+#endif
+typedef float Floats __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
+typedef int32_t Ints __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
+typedef int16_t Shorts __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
+constexpr int ROWS = 6;   // that are multiplied together at most
+constexpr long TILE = 64;  // outputs, likewise, and
+constexpr long LEAST = 16;  // at a matrix' end
 constexpr long AHEAD = 8192;  // bytes that are fetched early: busy with several rows, a processor reads too little ahead
 
-inline Floats load(const float* from) {
-    Floats found;
-    std::memcpy(&found, from, sizeof found);
-    return found;
-}
+inline Floats load(const float* from) { return *(const Floats*)from; }
 
 // The sums over each of N vectors, always in the same order.
 template <class Vector, class Number, int N>
@@ -63,13 +68,17 @@ inline void sum_each(const Floats (&of)[1], float (&found)[1]) {
 inline Floats spread(float value) {  // to all of a vector
 #if defined(__AVX512F__)
     return (Floats)_mm512_set1_ps(value);
+#elif defined(__AVX2__)
+    return (Floats)_mm256_set1_ps(value);
 #else
-    return Floats{} + value;
+    Floats found;
+    for (long i = 0; i < WIDTH; i++) found[i] = value;
+    return found;
 #endif
 }
 
 inline Floats kept(Floats v) {  // in a register: compilers read it anew for each of its uses
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
     asm("" : "+v"(v));
 #endif
     return v;
@@ -87,6 +96,8 @@ inline float sum_of(Floats v) {
 inline Floats multiply_add(Floats w, Floats x, Floats sums) {
 #if defined(__AVX512F__)
     return (Floats)_mm512_fmadd_ps((__m512)w, (__m512)x, (__m512)sums);
+#elif defined(__FMA__)
+    return (Floats)_mm256_fmadd_ps((__m256)w, (__m256)x, (__m256)sums);
 #elif defined(__FP_FAST_FMAF)
     for (long i = 0; i < WIDTH; i++) sums[i] = __builtin_fmaf(w[i], x[i], sums[i]);
     return sums;
@@ -112,6 +123,8 @@ inline uint16_t bf16_of(float value) {  // to the nearest, ties to even
 inline Floats floats_of(const uint16_t* from) {
 #if defined(__AVX512F__)
     return (Floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from)), 16);
+#elif defined(__AVX2__)
+    return (Floats)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)from)), 16);
 #else
     Floats found;
     for (long i = 0; i < WIDTH; i++) found[i] = float_of(from[i]);
@@ -149,8 +162,8 @@ inline Floats exponential(Floats x) {
 extern "C" {
 
 // Weights [out, in] of a kind in panels [in / PACK, outputs, PACK], PANEL outputs in each and at the end half and a quarter
-// as many: a product reads them from front to back, as fast as memory gives, an input meets all of a panel's outputs, and
-// nothing is summed across a vector. Outputs and inputs that fill no vector and no pack are zeros. `scales` and `sums`
+// as many, but not fewer than LEAST: a product reads them from front to back, as fast as memory gives, an input meets all
+// of a panel's outputs, and nothing is summed across a vector. Outputs and inputs that fill no vector and no pack are zeros. `scales` and `sums`
 // are for int8, `bias` where there is one; all of them have an entry for each of a panel's.
 struct Matrix {
     const void* weight;
@@ -217,10 +230,10 @@ struct Float32 {
 
 struct BFloat16 {
     using Weight = uint16_t;
-    using Input = uint16_t;
     static constexpr long PACK = 2;
     typedef Floats Sums;
 #if defined(__AVX512BF16__)
+    using Input = uint16_t;
     typedef __m512bh Vector;
     static Vector load_weights(const uint16_t* from) { return (__m512bh)_mm512_loadu_si512(from); }
     static Sums add(Sums sums, Vector w, const uint16_t* x) {
@@ -229,22 +242,19 @@ struct BFloat16 {
         return (Sums)_mm512_dpbf16_ps((__m512)sums, w, (__m512bh)_mm512_set1_epi32(both));
     }
 #else
+    using Input = float;
     struct Vector { Floats low, high; };
     static Vector load_weights(const uint16_t* from) {
-        Vector found;
-        for (long i = 0; i < WIDTH; i++) {
-            found.low[i] = float_of(from[2 * i]);
-            found.high[i] = float_of(from[2 * i + 1]);
-        }
-        return found;
+        const Ints both = *(const Ints*)from;
+        return {(Floats)(both << 16), (Floats)(both & int32_t(0xffff0000))};
     }
-    static Sums add(Sums sums, const Vector& w, const uint16_t* x) {
-        return multiply_add(w.high, spread(float_of(x[1])), multiply_add(w.low, spread(float_of(x[0])), sums));
+    static Sums add(Sums sums, const Vector& w, const float* x) {
+        return multiply_add(w.high, spread(x[1]), multiply_add(w.low, spread(x[0]), sums));
     }
 #endif
     static Floats values(Floats sums, const Matrix&, long, float) { return sums; }
-    static float prepare(const float* row, long size, uint16_t* out) {
-        for (long i = 0; i < size; i++) out[i] = bf16_of(row[i]);
+    static float prepare(const float* row, long size, Input* out) {
+        for (long i = 0; i < size; i++) put(out + i, float_of(bf16_of(row[i])));
         if (size % PACK) out[size] = 0;
         return 1.0f;
     }
@@ -253,10 +263,11 @@ struct BFloat16 {
 // Whole numbers; a row's are unsigned with 128 for 0, which the sums of a weight's take off again.
 struct Int8 {
     using Weight = int8_t;
-    using Input = uint8_t;
     static constexpr long PACK = 4;
     typedef Ints Sums;
 #if defined(__AVX512VNNI__)
+    using Input = uint8_t;
+    static constexpr long ORDER[PACK] = {0, 1, 2, 3};  // of a pack's inputs
     typedef __m512i Vector;
     static Vector load_weights(const int8_t* from) { return _mm512_loadu_si512(from); }
     static Sums add(Sums sums, Vector w, const uint8_t* x) {
@@ -265,16 +276,27 @@ struct Int8 {
         return (Sums)_mm512_dpbusd_epi32((__m512i)sums, _mm512_set1_epi32(all), w);
     }
 #else
-    struct Vector { int8_t of[4 * WIDTH]; };
+    using Input = int16_t;
+    static constexpr long ORDER[PACK] = {0, 2, 1, 3};
+    struct Vector { Ints even, odd; };  // a pack's weights, pairs of 16 bits
     static Vector load_weights(const int8_t* from) {
-        Vector found;
-        std::memcpy(found.of, from, sizeof found.of);
-        return found;
+        const Shorts all = *(const Shorts*)from;
+        return {(Ints)(all << 8 >> 8), (Ints)(all >> 8)};
     }
-    static Sums add(Sums sums, const Vector& w, const uint8_t* x) {
-        for (long i = 0; i < WIDTH; i++)
-            for (long j = 0; j < 4; j++) sums[i] += int32_t(w.of[4 * i + j]) * x[j];
-        return sums;
+    static Sums add(Sums sums, const Vector& w, const int16_t* x) {
+        int32_t even, odd;
+        std::memcpy(&even, x, 4);
+        std::memcpy(&odd, x + 2, 4);
+        return sums + pairs(w.even, even) + pairs(w.odd, odd);
+    }
+    static Ints pairs(Ints w, int32_t x) {  // their sums of products
+#if defined(__AVX512BW__)
+        return (Ints)_mm512_madd_epi16((__m512i)w, _mm512_set1_epi32(x));
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+        return (Ints)_mm256_madd_epi16((__m256i)w, _mm256_set1_epi32(x));
+#else
+        return (w << 16 >> 16) * int32_t(int16_t(x)) + (w >> 16) * (x >> 16);
+#endif
     }
 #endif
     static Floats values(Ints sums, const Matrix& m, long o, float largest) {
@@ -282,7 +304,7 @@ struct Int8 {
         std::memcpy(&taken, m.sums + o, sizeof taken);
         return __builtin_convertvector(sums - 128 * taken, Floats) * load(m.scales + o) * largest;
     }
-    static float prepare(const float* row, long size, uint8_t* out) {
+    static float prepare(const float* row, long size, Input* out) {
         int32_t bits = 0;  // of sizes, which are ordered as they are; what is no number is the largest, and is heard of
         for (long i = 0; i < size; i++) {
             int32_t some;
@@ -292,7 +314,12 @@ struct Int8 {
         float largest;
         std::memcpy(&largest, &bits, 4);
         const float scale = largest > 0.0f ? 127.0f / largest : 0.0f;
-        for (long i = 0; i < size; i++) out[i] = uint8_t(int32_t(row[i] * scale + 128.5f));
+        const auto whole = [=](long i) { return Input(int32_t(row[i] * scale + 128.5f)); };
+        long i = 0;
+        for (; i + PACK <= size; i += PACK)
+            for (long j = 0; j < PACK; j++) out[i + j] = whole(i + ORDER[j]);
+        for (long j = 0; j < PACK; j++)
+            if (i < size) out[i + j] = whole(std::min(i + ORDER[j], size - 1));  // times weights of 0
         return largest;
     }
 };
@@ -324,26 +351,30 @@ Part part_of(long count, long grain, int thread, int threads) {
     return {std::min(count, grains * thread / threads * grain), std::min(count, grains * (thread + 1) / threads * grain)};
 }
 
-// How many outputs are in the panel that begins with one of `out` outputs.
-inline long panel_at(long o, long out) {
-    long width = PANEL;
-    while (o + width >= out + WIDTH) width /= 2;
+// How many of `out` outputs are multiplied together from one of them on; as many panels are side by side as they fill.
+inline long tile_at(long o, long out) {
+    long width = TILE;
+    while (o + width >= out + LEAST) width /= 2;
     return width;
 }
 
-// A panel of V vectors of outputs times R rows of inputs, `in` of them with what fills the last pack.
-template <class Kind, int R, int V>
+// V vectors of outputs, W together, times R rows of inputs, `in` of them with what fills the last pack.
+template <class Kind, int R, int V, long W>
 inline void multiply(const typename Kind::Weight* w, const typename Kind::Input* x, long in,
                      typename Kind::Sums (&found)[R][V]) {
     typename Kind::Sums sums[R][V] = {};
     for (long i = 0; i < in; i += Kind::PACK) {
         typename Kind::Vector weights[V];
+#pragma GCC unroll 8
         for (int v = 0; v < V; v++) {
-            const auto* const from = w + (i * V + v * Kind::PACK) * WIDTH;
+            constexpr long S = std::min(W, PANEL);
+            const auto* const from = w + v * WIDTH / S * S * in + i * S + v * WIDTH % S * Kind::PACK;
             weights[v] = Kind::load_weights(from);
             if (R > 1) __builtin_prefetch(from + AHEAD / sizeof *from);
         }
+#pragma GCC unroll 8
         for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
             for (int v = 0; v < V; v++) sums[r][v] = Kind::add(sums[r][v], weights[v], x + r * in + i);
     }
     std::memcpy(found, sums, sizeof sums);
@@ -357,15 +388,21 @@ struct Product {
     const float* largest;
     long n, in;
 
-    template <int R, int V, bool ADDS>
+    // R rows with the W outputs from o on.
+    template <int R, long W, bool ADDS>
     void panel(long row, long o, float* to, long pitch) const {
-        typename Kind::Sums sums[R][V];
-        multiply<Kind, R, V>((const typename Kind::Weight*)m.weight + o * in, x + row * in, in, sums);
-        for (int r = 0; r < R; r++)
-            for (int v = 0; v < V; v++) {
-                const long at = o + v * WIDTH;
-                write<ADDS>(Kind::values(sums[r][v], m, at, largest[row + r]), at, to + (row + r) * pitch + at);
-            }
+        constexpr long MOST = SUMS / R < 4 ? 2 : SUMS / R < 8 ? 4 : 8, V = std::min(MOST, W / WIDTH), S = std::min(W, PANEL);
+        const auto* const weights = (const typename Kind::Weight*)m.weight + o * in;
+        for (long first = 0; first < W; first += V * WIDTH) {
+            typename Kind::Sums sums[R][V];
+            const auto* const from = weights + first / S * S * in + first % S * Kind::PACK;
+            multiply<Kind, R, V, W>(from, x + row * in, in, sums);
+            for (int r = 0; r < R; r++)
+                for (int v = 0; v < V; v++) {
+                    const long at = o + first + v * WIDTH;
+                    write<ADDS>(Kind::values(sums[r][v], m, at, largest[row + r]), at, to + (row + r) * pitch + at);
+                }
+        }
     }
 
     template <bool ADDS>
@@ -380,27 +417,27 @@ struct Product {
         }
     }
 
-    template <int V, bool ADDS>
+    template <long W, bool ADDS>
     void rows(long o, float* to, long pitch) const {
         long row = 0;
-        for (; row + ROWS <= n; row += ROWS) panel<ROWS, V, ADDS>(row, o, to, pitch);
+        for (; row + ROWS <= n; row += ROWS) panel<ROWS, W, ADDS>(row, o, to, pitch);
         switch (n - row) {
-            case 5: return panel<5, V, ADDS>(row, o, to, pitch);
-            case 4: return panel<4, V, ADDS>(row, o, to, pitch);
-            case 3: return panel<3, V, ADDS>(row, o, to, pitch);
-            case 2: return panel<2, V, ADDS>(row, o, to, pitch);
-            case 1: return panel<1, V, ADDS>(row, o, to, pitch);
+            case 5: return panel<5, W, ADDS>(row, o, to, pitch);
+            case 4: return panel<4, W, ADDS>(row, o, to, pitch);
+            case 3: return panel<3, W, ADDS>(row, o, to, pitch);
+            case 2: return panel<2, W, ADDS>(row, o, to, pitch);
+            case 1: return panel<1, W, ADDS>(row, o, to, pitch);
         }
     }
 
     template <bool ADDS>
     void go(Part part, float* to, long pitch) const {
         for (long o = part.begin, width; o < part.end; o += width) {
-            width = panel_at(o, m.out);
-            switch (width / WIDTH) {
-                case VECTORS: rows<VECTORS, ADDS>(o, to, pitch); break;
-                case VECTORS / 2: rows<VECTORS / 2, ADDS>(o, to, pitch); break;
-                case VECTORS / 4: rows<VECTORS / 4, ADDS>(o, to, pitch); break;
+            width = tile_at(o, m.out);
+            switch (width) {
+                case TILE: rows<TILE, ADDS>(o, to, pitch); break;
+                case TILE / 2: rows<TILE / 2, ADDS>(o, to, pitch); break;
+                case LEAST: rows<LEAST, ADDS>(o, to, pitch); break;
             }
         }
     }
@@ -521,6 +558,13 @@ inline void rotate(float* pairs, const float* by, long size) {
         const __m512 turned = _mm512_mask_sub_ps(_mm512_add_ps(along, across), 0x5555, along, across);
         _mm512_storeu_ps(pairs + j, turned);
     }
+#elif defined(__AVX2__)
+    for (; j + WIDTH <= size; j += WIDTH) {
+        const __m256 some = _mm256_loadu_ps(pairs + j), turn = _mm256_loadu_ps(by + j);
+        const __m256 along = _mm256_mul_ps(some, _mm256_moveldup_ps(turn));
+        const __m256 across = _mm256_mul_ps(_mm256_permute_ps(some, 0xb1), _mm256_movehdup_ps(turn));
+        _mm256_storeu_ps(pairs + j, _mm256_addsub_ps(along, across));
+    }
 #endif
     for (; j < size; j += 2) {
         const float a = pairs[j], b = pairs[j + 1], c = by[j], d = by[j + 1];
@@ -570,7 +614,7 @@ struct Attention {
                 starts[p + 1] = t;
             }
             long q = 0;
-            for (; q + 3 <= num_rows * groups; q += 3) write<3>(q, at_query, panels, lanes, starts);
+            for (; q + QUERIES <= num_rows * groups; q += QUERIES) write<QUERIES>(q, at_query, panels, lanes, starts);
             for (; q + 2 <= num_rows * groups; q += 2) write<2>(q, at_query, panels, lanes, starts);
             for (; q < num_rows * groups; q++) write<1>(q, at_query, panels, lanes, starts);
         }
@@ -629,7 +673,7 @@ struct Attention {
                 for (float*& each : to) each += J * WIDTH;
             }
         };
-        go(std::integral_constant<int, 4 / Q>());
+        go(std::integral_constant<int, MEANS / Q>());
         go(std::integral_constant<int, 2 / Q>());
         go(std::integral_constant<int, 1>());
         for (; i < size; i++)
@@ -645,8 +689,8 @@ struct Attention {
 template <class Number>
 void embed(const Number* from, long out, long row, long size, float* to) {
     constexpr long PACK = 4 / sizeof(Number);
-    long begin = row / PANEL * PANEL, width = panel_at(begin, out);
-    for (; begin + width <= row; width = panel_at(begin, out)) begin += width;
+    long begin = row / TILE * TILE, width = std::min(PANEL, tile_at(begin, out));
+    for (; begin + width <= row; width = std::min(PANEL, tile_at(begin, out))) begin += width;
     from += begin * ((size + PACK - 1) / PACK * PACK);
     for (long i = 0; i < size; i++) to[i] = float_of(from[(i / PACK * width + row - begin) * PACK + i % PACK]);
 }
@@ -680,7 +724,7 @@ void run(const Model& m, const Step& s) {
             Number* const values = keys + K * s.num_slots * D;
 
             inputs.normed(x, layer.input_norm, n, hidden, m.epsilon);
-            inputs.times(layer.qkv, n).into(part_of(heads * D, PANEL, thread, threads), qkv, heads * D);
+            inputs.times(layer.qkv, n).into(part_of(heads * D, TILE, thread, threads), qkv, heads * D);
 #pragma omp barrier
             const Part turned = part_of(n * (heads - K), 1, thread, threads);  // a query or key head of each row
             for (long i = turned.begin; i < turned.end; i++) {
@@ -710,10 +754,10 @@ void run(const Model& m, const Step& s) {
             }
 #pragma omp barrier
             for (long r = 0; r < n; r++) inputs.prepare(r, attended + r * width, width);
-            inputs.times(layer.output, n).onto(part_of(hidden, PANEL, thread, threads), x, hidden);
+            inputs.times(layer.output, n).onto(part_of(hidden, TILE, thread, threads), x, hidden);
 #pragma omp barrier
             inputs.normed(x, layer.mlp_norm, n, hidden, m.epsilon);
-            const Part part = part_of(I, PANEL, thread, threads);
+            const Part part = part_of(I, TILE, thread, threads);
             inputs.times(layer.gate, n).into(part, gate_up, 2 * I);
             inputs.times(layer.up, n).into(part, gate_up + I, 2 * I);
             for (long r = 0; r < n; r++) {
@@ -728,7 +772,7 @@ void run(const Model& m, const Step& s) {
             }
 #pragma omp barrier
             for (long r = 0; r < n; r++) inputs.prepare(r, gate_up + r * 2 * I, I);
-            inputs.times(layer.down, n).onto(part_of(hidden, PANEL, thread, threads), x, hidden);
+            inputs.times(layer.down, n).onto(part_of(hidden, TILE, thread, threads), x, hidden);
 #pragma omp barrier
         }
         for (long i = 0; i < s.num_wanted; i++) {
@@ -736,7 +780,7 @@ void run(const Model& m, const Step& s) {
             inputs.prepare(i, inputs.row, hidden);
         }
         const long V = m.head.out;
-        inputs.times(m.head, s.num_wanted).into(part_of(V, PANEL, thread, threads), s.logits, V);
+        inputs.times(m.head, s.num_wanted).into(part_of(V, TILE, thread, threads), s.logits, V);
     }
 }
 
@@ -767,6 +811,8 @@ int64_t likeliest(const float* scores, long count) {
 }  // namespace
 
 extern "C" {
+
+int64_t panel_outputs() { return PANEL; }
 
 int64_t scratch_floats(const Model* m, const Step* s) {
     const Room room(*m, *s);

@@ -21,7 +21,7 @@ from specdec_cli.lm.memory import Arena
 CLASSES = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 # Rotary types whose frequencies do not change with the length.
 ROPE_TYPES = {"default", "linear", "llama3", "yarn"}
-_PANELS = 64, 32, 16  # outputs: those of the compiled decoder
+_PANELS = 64, 32, 16  # outputs in a panel: those of the compiled decoder, as many as its processor likes and fewer
 _PACK_BYTES = 4  # inputs that meet their weights at once
 
 
@@ -150,7 +150,8 @@ def panels(weight: Tensor) -> Tensor:
     pack = _PACK_BYTES // weight.element_size()
     filled = nn.functional.pad(weight, (0, -weight.shape[1] % pack, 0, -weight.shape[0] % _PANELS[-1]))
     found, start = torch.empty(filled.numel(), dtype=weight.dtype), 0
-    for outputs in _PANELS:
+    most = native.library().panel_outputs()
+    for outputs in (size for size in _PANELS if size <= most):
         stop = start + (len(filled) - start) // outputs * outputs
         panel = filled[start:stop].view(-1, outputs, filled.shape[1] // pack, pack).transpose(1, 2)
         found[start * filled.shape[1] : stop * filled.shape[1]].view(panel.shape).copy_(panel)

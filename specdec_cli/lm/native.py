@@ -70,6 +70,7 @@ def load(source: str) -> ctypes.CDLL:
     found = ctypes.CDLL(str(path))
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     found.scratch_floats.argtypes, found.scratch_floats.restype = (pointer, pointer), number
+    found.panel_outputs.argtypes, found.panel_outputs.restype = (), number
     found.forward.argtypes, found.forward.restype = (pointer, pointer), None
     found.guess.argtypes, found.guess.restype = (pointer, pointer, pointer, number, number, pointer), None
     return found
