@@ -37,8 +37,9 @@ _PLAIN_FIRST = 3  # plain steps before that: an interrupted one alone would make
 _MARGIN = 0.02  # speculation that seems to gain less than this is left alone
 _GRACE_STEPS = 1  # exploring may lose this many plain steps before its share of the time has grown to them
 _STEPS_BETWEEN = 8  # from one exploring to the next
-_STEPS_AT_REST = 16  # for which a decision holds where no k pays, or until another look is allowed, but
-_LONGEST_REST = 128  # for no more
+# For how many steps a decision holds: at least, and at most until another look is allowed.
+_HELD = 8, 16
+_HELD_AT_REST = 16, 128  # where no k pays
 _STEPS_SEEN = 8  # that a decision needs behind it for each step that it holds for
 _STEPS_BETWEEN_PLAIN = 128  # at most, first less: it is what speculation is held against
 _STEPS_TOGETHER = 3  # a draft has to read first what it did not draft, so its first step after plain ones is no measure
@@ -272,10 +273,10 @@ class Adaptive:
         since = self._now - self._looked
         if other is not None:
             return _STEPS_TOGETHER - since if other else 1
-        if not best:
-            until_allowed = 0 if since else int(self._lacking / (EXPLORATION * plain_seconds))
-            return max(_STEPS_AT_REST - since, min(until_allowed, _LONGEST_REST), 1)
-        return max(min(_STEPS_BETWEEN - since, self._now // _STEPS_SEEN), 1)
+        until_allowed = 0 if since else int(self._lacking / (EXPLORATION * plain_seconds))
+        least, most = _HELD if best else _HELD_AT_REST
+        held = max(least - since, min(until_allowed, most), 1)
+        return held if not best else max(min(held, self._now // _STEPS_SEEN), 1)
 
     def _other(
         self, company: Company, best: int, tokens: Sequence[float], seconds: Sequence[float], reading: float

@@ -26,8 +26,8 @@ class Survival:
         self._expected = expected
         self._growth = 1 / (1 - 1 / (_POOL_MEMORY if prior is None else _REQUEST_MEMORY))
         self._weight = 1.0  # what the newest step counts for
-        self._tried: list[float] = []
-        self._accepted: list[float] = []
+        self._refused: list[float] = []  # steps by how many tokens were accepted before one was refused
+        self._whole: list[float] = []  # and by how many were asked for where all were accepted
         self._found: list[float] = []
         self._num_steps = 0
         self._curve: list[float] = []
@@ -46,15 +46,13 @@ class Survival:
         self._num_steps += 1
         self._weight *= self._growth
         if self._weight > _LARGE:
-            self._tried = [tried / self._weight for tried in self._tried]
-            self._accepted = [accepted / self._weight for accepted in self._accepted]
+            self._refused = [weight / self._weight for weight in self._refused]
+            self._whole = [weight / self._weight for weight in self._whole]
             self._weight = 1.0
-        missing = [0.0] * (num_asked - len(self._tried))
-        self._tried += missing
-        self._accepted += missing
-        for j in range(min(num_accepted + 1, num_asked)):
-            self._tried[j] += self._weight
-            self._accepted[j] += self._weight * (j < num_accepted)
+        missing = [0.0] * (num_asked + 1 - len(self._whole))
+        self._refused += missing
+        self._whole += missing
+        (self._refused if num_accepted < num_asked else self._whole)[num_accepted] += self._weight
         self._found = []
 
     def _conditionals(self, k: int) -> list[float]:
@@ -62,9 +60,13 @@ class Survival:
         if self._prior is None and len(self._found) >= k:
             return self._found
         prior = None if self._prior is None else self._prior._conditionals(k)
+        ended = [refused + whole for refused, whole in zip(self._refused, self._whole, strict=True)]
+        went_on = list(accumulate(reversed(ended)))[::-1]
+        went_on += [0.0] * (k + 1 - len(went_on))
         found, before, prior_weight = [], self._expected, _PRIOR_WEIGHT * self._weight
         for j in range(k):
-            tried, accepted = (self._tried[j], self._accepted[j]) if j < len(self._tried) else (0.0, 0.0)
+            accepted = went_on[j + 1]
+            tried = accepted + (self._refused[j] if j < len(self._refused) else 0.0)
             # What was rarely reached in a drafter's steps is taken to be like the position before it.
             expected = before if prior is None else prior[j]
             before = (accepted + prior_weight * expected) / (tried + prior_weight)
