@@ -31,6 +31,7 @@ def machine() -> dict[str, Any]:
     dirty = subprocess.run(["git", "status", "--porcelain", "--", *others], capture_output=True, text=True, check=False)
     return {
         "cpu": cpu,
+        "instructions": torch.backends.cpu.get_cpu_capability(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "load_average_1m": round(os.getloadavg()[0], 2),

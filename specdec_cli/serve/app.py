@@ -16,10 +16,10 @@ from starlette.responses import Response
 from specdec_cli import __version__
 from specdec_cli.serve.desk import Desk
 from specdec_cli.serve.errors import ApiError
-from specdec_cli.serve.guard import BodyLimit, Hosts, Keys, RequestIds, error_response
+from specdec_cli.serve.guard import BodyLimit, Crowds, Hosts, Keys, RequestIds, error_response
 from specdec_cli.serve.models import Models
 from specdec_cli.serve.openapi import describe
-from specdec_cli.serve.routes import router
+from specdec_cli.serve.routes import GENERATING, router
 from specdec_cli.serve.settings import Settings
 
 
@@ -44,7 +44,7 @@ def create_app(models: Models, settings: Settings) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
         lifespan=lifespan,
-        middleware=_guards(settings),
+        middleware=_guards(settings, desk),
         exception_handlers={ApiError: _answer_api_error, HTTPException: _answer_http_error},
     )
     app.state.desk = desk
@@ -53,8 +53,8 @@ def create_app(models: Models, settings: Settings) -> FastAPI:
     return app
 
 
-def _guards(settings: Settings) -> list[Middleware]:
-    """From the outside in: a preflight has no key, and whoever has no key sends no body."""
+def _guards(settings: Settings, desk: Desk) -> list[Middleware]:
+    """From the outside in: a preflight has no key, and whoever has no key sends no body and learns of no crowd."""
     guards = [Middleware(RequestIds), Middleware(Hosts, names=settings.hosts)]
     if settings.serve.cors_origins:
         guards.append(
@@ -68,6 +68,7 @@ def _guards(settings: Settings) -> list[Middleware]:
         )
     guards.append(Middleware(Keys, keys=settings.api_keys))
     guards.append(Middleware(BodyLimit, max_bytes=settings.serve.max_body_bytes))
+    guards.append(Middleware(Crowds, paths=GENERATING, refusal=desk.refusal))
     return guards
 
 

@@ -80,11 +80,6 @@ class Bridge:
         return self._num_open
 
     @property
-    def is_full(self) -> bool:
-        """Whether one more job would be refused."""
-        return self._num_open >= self.capacity
-
-    @property
     def is_alive(self) -> bool:
         """Whether the engine's thread runs."""
         return self._thread.is_alive()

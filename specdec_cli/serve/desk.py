@@ -101,7 +101,6 @@ class Desk:
         Raises:
             ApiError: whatever is wrong with it, or 429 and 503 where it finds no place.
         """
-        self._refuse_a_crowd()
         body, headers = await self.read(request, kind)
         began = time.monotonic()
         model = self.models.find(body.model)
@@ -115,12 +114,17 @@ class Desk:
         answer = Answer(prepared, facts, per_token=serve.stream_interval == 1)
         return Reply(tickets, answer, serve, streams=prepared.plan.stream, headers=headers, began=began)
 
-    def _refuse_a_crowd(self) -> None:
-        """Answer 429 before a body is read where it can mean one model only, and that one is full."""
+    def refusal(self) -> ApiError | None:
+        """A 429 for a request for text that was not read yet: where it can mean one model only, and that one is full.
+
+        Requests that are being prepared have places too: of a crowd that comes at once few bodies are read.
+        """
         model = self.models.all[0]
-        if len(self.models.all) == 1 and model.loaded is not None and model.loaded.is_full:
-            model.metrics.refused(429)
-            raise as_api_error(QueueFull(model.loaded.num_open))
+        bridge = model.loaded
+        if len(self.models.all) > 1 or bridge is None or bridge.num_open + model.num_preparing < bridge.capacity:
+            return None
+        model.metrics.refused(429)
+        return as_api_error(QueueFull(bridge.num_open))
 
     async def _submit(
         self, request: Request, body: GenerationBody, model: Model, prepare: Prepare

@@ -10,7 +10,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -154,6 +154,27 @@ class BodyLimit:
 
     def _error(self) -> ApiError:
         return ApiError(413, f"the body is longer than `{self.max_bytes}` bytes", code="body_too_large")
+
+
+class Crowds:
+    """Refuses requests for text while there is no place for another, before they are routed and their bodies read.
+
+    Args:
+        app: what comes next.
+        paths: under which text is asked for.
+        refusal: the answer; None while there is a place, or where only the body can tell.
+    """
+
+    def __init__(self, app: ASGIApp, paths: frozenset[str], refusal: Callable[[], ApiError | None]) -> None:
+        self.app = app
+        self.paths = paths
+        self.refusal = refusal
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        asks = scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in self.paths
+        refused = self.refusal() if asks else None
+        await (self.app if refused is None else error_response(refused))(scope, receive, send)
 
 
 def _request_id(headers: Headers) -> str:

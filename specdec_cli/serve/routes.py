@@ -18,15 +18,17 @@ from specdec_cli.serve.protocol import ChatCompletionRequest, CompletionRequest,
 from specdec_cli.serve.tokens import detokenize, tokenize, tokenizer_info
 
 router = APIRouter()
+_CHAT, _COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+GENERATING = frozenset({_CHAT, _COMPLETIONS})  # paths under which text is asked for
 
 
-@router.post("/v1/chat/completions", openapi_extra=body_of(ChatCompletionRequest), responses=responses(generates=True))
+@router.post(_CHAT, openapi_extra=body_of(ChatCompletionRequest), responses=responses(generates=True))
 async def chat_completions(request: Request) -> Response:
     """The next message of a conversation."""
     return await desk_of(request).answer(request, ChatCompletionRequest, prepare_chat)
 
 
-@router.post("/v1/completions", openapi_extra=body_of(CompletionRequest), responses=responses(generates=True))
+@router.post(_COMPLETIONS, openapi_extra=body_of(CompletionRequest), responses=responses(generates=True))
 async def completions(request: Request) -> Response:
     """The continuation of a text."""
     return await desk_of(request).answer(request, CompletionRequest, prepare_completion)
