@@ -28,8 +28,8 @@ constexpr int SUMS = 12, QUERIES = 2, MEANS = 2;
 typedef float Floats __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
 typedef int32_t Ints __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
 typedef int16_t Shorts __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
-constexpr int ROWS = 6;   // that are multiplied together at most
-constexpr long TILE = 64;  // outputs, likewise, and
+constexpr int ROWS = 6;     // that are multiplied together at most, with
+constexpr long TILE = 64;   // outputs, and
 constexpr long LEAST = 16;  // at a matrix' end
 constexpr long AHEAD = 8192;  // bytes that are fetched early: busy with several rows, a processor reads too little ahead
 
@@ -163,8 +163,8 @@ extern "C" {
 
 // Weights [out, in] of a kind in panels [in / PACK, outputs, PACK], PANEL outputs in each and at the end half and a quarter
 // as many, but not fewer than LEAST: a product reads them from front to back, as fast as memory gives, an input meets all
-// of a panel's outputs, and nothing is summed across a vector. Outputs and inputs that fill no vector and no pack are zeros. `scales` and `sums`
-// are for int8, `bias` where there is one; all of them have an entry for each of a panel's.
+// of a panel's outputs, and nothing is summed across a vector. Outputs and inputs that fill no vector and no pack are
+// zeros. `scales` and `sums` are for int8, `bias` where there is one; all of them have an entry for each of a panel's.
 struct Matrix {
     const void* weight;
     const float* scales;
@@ -253,8 +253,10 @@ struct BFloat16 {
     }
 #endif
     static Floats values(Floats sums, const Matrix&, long, float) { return sums; }
+    static void keep(uint16_t* to, uint16_t bits) { *to = bits; }
+    static void keep(float* to, uint16_t bits) { *to = float_of(bits); }
     static float prepare(const float* row, long size, Input* out) {
-        for (long i = 0; i < size; i++) put(out + i, float_of(bf16_of(row[i])));
+        for (long i = 0; i < size; i++) keep(out + i, bf16_of(row[i]));
         if (size % PACK) out[size] = 0;
         return 1.0f;
     }
@@ -267,7 +269,7 @@ struct Int8 {
     typedef Ints Sums;
 #if defined(__AVX512VNNI__)
     using Input = uint8_t;
-    static constexpr long ORDER[PACK] = {0, 1, 2, 3};  // of a pack's inputs
+    static constexpr bool IS_PAIRED = false;
     typedef __m512i Vector;
     static Vector load_weights(const int8_t* from) { return _mm512_loadu_si512(from); }
     static Sums add(Sums sums, Vector w, const uint8_t* x) {
@@ -277,7 +279,7 @@ struct Int8 {
     }
 #else
     using Input = int16_t;
-    static constexpr long ORDER[PACK] = {0, 2, 1, 3};
+    static constexpr bool IS_PAIRED = true;  // even inputs of a pack come before the odd ones
     struct Vector { Ints even, odd; };  // a pack's weights, pairs of 16 bits
     static Vector load_weights(const int8_t* from) {
         const Shorts all = *(const Shorts*)from;
@@ -314,12 +316,9 @@ struct Int8 {
         float largest;
         std::memcpy(&largest, &bits, 4);
         const float scale = largest > 0.0f ? 127.0f / largest : 0.0f;
-        const auto whole = [=](long i) { return Input(int32_t(row[i] * scale + 128.5f)); };
-        long i = 0;
-        for (; i + PACK <= size; i += PACK)
-            for (long j = 0; j < PACK; j++) out[i + j] = whole(i + ORDER[j]);
-        for (long j = 0; j < PACK; j++)
-            if (i < size) out[i + j] = whole(std::min(i + ORDER[j], size - 1));  // times weights of 0
+        for (long i = 0; i < size; i++) out[i] = Input(int32_t(row[i] * scale + 128.5f));
+        for (long i = size; i % PACK; i++) out[i] = 0;
+        for (long i = 0; IS_PAIRED && i < size; i += PACK) std::swap(out[i + 1], out[i + 2]);
         return largest;
     }
 };
@@ -391,7 +390,8 @@ struct Product {
     // R rows with the W outputs from o on.
     template <int R, long W, bool ADDS>
     void panel(long row, long o, float* to, long pitch) const {
-        constexpr long MOST = SUMS / R < 4 ? 2 : SUMS / R < 8 ? 4 : 8, V = std::min(MOST, W / WIDTH), S = std::min(W, PANEL);
+        constexpr long MOST = SUMS / R < 4 ? 2 : SUMS / R < 8 ? 4 : 8, V = std::min(MOST, W / WIDTH);
+        constexpr long S = std::min(W, PANEL);
         const auto* const weights = (const typename Kind::Weight*)m.weight + o * in;
         for (long first = 0; first < W; first += V * WIDTH) {
             typename Kind::Sums sums[R][V];
