@@ -96,7 +96,7 @@ inline float sum_of(Floats v) {
 inline Floats multiply_add(Floats w, Floats x, Floats sums) {
 #if defined(__AVX512F__)
     return (Floats)_mm512_fmadd_ps((__m512)w, (__m512)x, (__m512)sums);
-#elif defined(__FMA__)
+#elif defined(__AVX2__) && defined(__FMA__)
     return (Floats)_mm256_fmadd_ps((__m256)w, (__m256)x, (__m256)sums);
 #elif defined(__FP_FAST_FMAF)
     for (long i = 0; i < WIDTH; i++) sums[i] = __builtin_fmaf(w[i], x[i], sums[i]);
@@ -336,7 +336,7 @@ struct Room {
         attended = qkv + n * (width + 2 * m.num_key_heads * m.head_size);
         gate_up = attended + n * width;
         shared = gate_up + n * 2 * m.mlp;
-        row = n * (widest + 1);
+        row = n * (widest + 2);  // with what fills a pack, and the largest
         scores = n * (2 * widest + 32);
         score_pitch = (s.most_keys + 31) / WIDTH * WIDTH;
         own = scores + BLOCK * m.num_heads / m.num_key_heads * score_pitch + 64;
