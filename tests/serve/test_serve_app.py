@@ -138,6 +138,14 @@ def test_a_full_queue_is_a_429(client):
         assert small.models.all[0].metrics.num_refused[429] == 1
 
 
+def test_requests_that_are_being_prepared_have_places_and_bodies_of_others_are_not_read():
+    with toy_client(toy_engine(max_num_seqs=1), max_waiting=0) as small:
+        small.models.all[0].num_preparing += 1
+        assert small.post("/v1/completions", content=b"no JSON").status_code == 429
+        small.models.all[0].num_preparing -= 1
+        assert small.post("/v1/completions", content=b"no JSON").status_code == 415
+
+
 def test_loading_and_draining_are_503():
     settings = Settings(Serve())
     models = toy_models(settings, load=False)
