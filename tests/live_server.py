@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -73,6 +74,21 @@ def live(engine: Engine, keys: tuple[str, ...] = (), **serve: object) -> Iterato
         server.should_exit = True
         thread.join(SECONDS)
         assert not thread.is_alive(), "the server does not end"
+
+
+def send(server: LiveServer, *parts: bytes, silence: float = 0.1) -> tuple[int, bytes]:
+    """The status of the first answer, and all that came until the server closed the connection or fell silent."""
+    with socket.create_connection(server.listener.getsockname()[:2], timeout=5) as raw:
+        for part in parts:
+            raw.sendall(part)
+        found = b""
+        try:
+            while more := raw.recv(65536):
+                found += more
+                raw.settimeout(silence)
+        except (TimeoutError, ConnectionResetError):
+            pass
+    return (int(found.split(b" ", 2)[1]) if found else 0), found
 
 
 def until(condition: Callable[[], bool], seconds: float = SECONDS) -> None:

@@ -23,7 +23,6 @@ from specdec_cli.serve.settings import Settings
 logger = logging.getLogger(__name__)
 
 _BACKLOG = 2048
-_MAX_HEADER_BYTES = 64 * 2**10
 _KEEP_ALIVE_SECONDS = 30
 _CLOSING_SECONDS = 5
 
@@ -67,6 +66,7 @@ class Server(uvicorn.Server):
             uvicorn.Config(
                 create_app(models, settings),
                 http=Connection,
+                loop="asyncio",
                 ws="none",
                 lifespan="on",
                 log_config=None,
@@ -76,7 +76,6 @@ class Server(uvicorn.Server):
                 backlog=_BACKLOG,
                 timeout_keep_alive=_KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=_CLOSING_SECONDS,
-                h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
             )
         )
         self.models = models
