@@ -31,6 +31,7 @@ from specdec_cli.measure.stats import bootstrap_median
 
 STREAMS = (1, 4, 8, 16)
 NUM_TOKENS = 128
+NUM_LONG = 400  # of one stream and one `generate`: what a new process is slow with at first weighs less
 SERVER = ("--max-num-seqs", "16")
 ARMS = {
     "none": ("--draft", "none"),
@@ -114,7 +115,7 @@ async def endure(served: Served, num_places: int, seconds: float) -> dict[str, A
 
 async def decode_rate(served: Served, place: int) -> float:
     """Tokens per second of one stream from its first text to its end, as a client hears it."""
-    body = {"prompt": PROMPTS[place], "max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True, "stream": True}
+    body = {"prompt": PROMPTS[place], "max_tokens": NUM_LONG, "temperature": 0, "ignore_eos": True, "stream": True}
     data = json.dumps(body).encode()
     head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n"
     reader, writer = await asyncio.open_connection("127.0.0.1", served.port, limit=2**24)
@@ -125,12 +126,12 @@ async def decode_rate(served: Served, place: int) -> float:
     await reader.read()
     seconds = time.perf_counter() - begin
     writer.close()
-    return (NUM_TOKENS - 1) / seconds
+    return (NUM_LONG - 1) / seconds
 
 
 def generated_rate(place: int) -> float:
     """The same as `specdec generate` says it."""
-    words = [sys.executable, "-m", "specdec_cli", "generate", PROMPTS[place], "-k", "4", "-n", str(NUM_TOKENS)]
+    words = [sys.executable, "-m", "specdec_cli", "generate", PROMPTS[place], "-k", "4", "-n", str(NUM_LONG)]
     done = subprocess.run([*words, "--ignore-eos", "--json", "--quiet"], stdout=subprocess.PIPE, check=True)
     return float(json.loads(done.stdout)["outputs"][0]["timing"]["decode_tokens_per_second"])
 
