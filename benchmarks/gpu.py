@@ -7,7 +7,8 @@ Weights are random: what is measured is time. For each target: the median of a f
 tokens, beside what reading its weights costs at the bandwidth measured in the same run. Then the last target with
 `--draft`, whose tokens are accepted by chance (`--acceptance`): tokens per second with and without, and a round beside
 the two graphs in it (one guess, one verification), and how often the host waits for the device in a round, counted by
-torch's profiler. Kept as results/gpu.json; elsewhere than on a GPU the script can be tried, and nothing is kept.
+torch's profiler. Kept as results/gpu.json, or gpu_int8.json; elsewhere than on a GPU the script can be tried, and
+nothing is kept.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -141,6 +143,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--decoder", default="graphs")
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--quantize", default="none", help="the targets' linear layers: none or int8")
     parser.add_argument("--targets", nargs="+", default=["shape:llama-3-8b", "shape:llama-2-13b"])
     parser.add_argument("--draft", default="shape:tinyllama-1.1b")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 5, 8, 16, 32, 64])
@@ -154,12 +157,13 @@ def main() -> None:
         parser.exit(1, "there is no GPU here: nothing was measured\n")
     device, before = torch.device(options.device), record.machine()
     speed = bytes_per_second(device, (4 << 30) if device.type == "cuda" else (64 << 20), options.repeats)
-    found: dict[str, Any] = {"read_gb_per_second": round(speed / 1e9, 1), "context": options.context, "forwards": {}}
+    found: dict[str, Any] = {"read_gb_per_second": round(speed / 1e9, 1), "context": options.context}
+    found |= {"quantize": options.quantize, "forwards": {}}
     room = max(1024, 2 * options.context + options.tokens)
     for target in options.targets:
         lm = load_lm(
             target, dtype=options.dtype, device=options.device, load_format="dummy", max_num_seqs=1,
-            max_model_len=room, decoder=options.decoder,
+            max_model_len=room, decoder=options.decoder, quantize=options.quantize,
         )  # fmt: skip
         seconds = forwards(lm, options.context, options.rows, options.repeats)
         one = seconds[min(seconds)]
@@ -173,11 +177,12 @@ def main() -> None:
         print(target, json.dumps(found["forwards"][target]))
         del lm
     model = ModelSettings(dtype=options.dtype, device=options.device, load_format="dummy")
-    settings = LoadSettings(target=model, draft=model, decoder=options.decoder, max_model_len=room)
+    quantized = replace(model, quantize=options.quantize)
+    settings = LoadSettings(target=quantized, draft=model, decoder=options.decoder, max_model_len=room)
     found["rounds"] = rounds(options, settings, options.targets[-1])
     if device.type == "cuda":
         found["gpu"] = torch.cuda.get_device_name(device)
-        print(record.save("gpu", before, found))
+        print(record.save("gpu" if options.quantize == "none" else f"gpu_{options.quantize}", before, found))
     else:
         print("this is no GPU: nothing is kept")
 

@@ -18,8 +18,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specdec_cli.errors import UsageError
-
 Kind = Literal["plain", "bf16", "int8"]
 
 # Activations are unsigned for VNNI: 0 becomes 128, and the kernel takes it off again. 128.5, because a cast cuts down.
@@ -88,16 +86,16 @@ class Int8Linear(PackedLinear):
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         num_outputs, num_inputs = weight.shape
         super().__init__(num_inputs, num_outputs, num_inputs * num_outputs + 4 * num_outputs, bias)
-        self._integers = (_vnni_product if missing("int8") is None else _plain_integer_product)(
-            *quantized(weight.detach())
-        )
+        is_fast = weight.device.type == "cpu" and missing("int8") is None
+        self._integers = (_vnni_product if is_fast else _plain_integer_product)(*quantized(weight.detach()))
+        self._middle = _MIDDLE.to(weight.device)
 
     def forward(self, x: Tensor) -> Tensor:
         """The product."""
         rows = x.reshape(-1, self.num_inputs).float()
         largest = row_scales(rows)
         # A row of zeros divides 0 by 0; whatever that becomes as a whole number, its scale of 0 makes it 0 again.
-        found = self._integers(torch.addcdiv(_MIDDLE, rows, largest, value=_LARGEST).to(torch.uint8)).mul_(largest)
+        found = self._integers(torch.addcdiv(self._middle, rows, largest, value=_LARGEST).to(torch.uint8)).mul_(largest)
         if self.bias is not None:
             found.add_(self.bias)
         return found.to(x.dtype).view(*x.shape[:-1], self.num_outputs)
@@ -139,9 +137,22 @@ def _zeros(count: int) -> Tensor:
 
 
 def _plain_integer_product(weight: Tensor, scales: Tensor) -> Callable[[Tensor], Tensor]:
-    """torch's: the same numbers."""
-    columns = weight.t()
-    return lambda rows: torch._int_mm(rows.sub(_ZERO_POINT).view(torch.int8), columns) * scales
+    """torch's: the same numbers. What it takes no less of on a device is filled up with zeros."""
+    num_outputs, num_inputs = weight.shape
+    least_rows, multiple = _smallest(weight.device)
+    columns = F.pad(weight, (0, -num_inputs % multiple, 0, -num_outputs % multiple)).t()
+
+    def multiply(rows: Tensor) -> Tensor:
+        whole = rows.sub(_ZERO_POINT).view(torch.int8)
+        padded = F.pad(whole, (0, -num_inputs % multiple, 0, max(least_rows - len(rows), 0)))
+        return torch._int_mm(padded, columns)[: len(rows), :num_outputs] * scales
+
+    return multiply
+
+
+def _smallest(device: torch.device) -> tuple[int, int]:
+    """Rows that torch's integer product takes at least, and what its sides are multiples of: more with CUDA."""
+    return (17, 8) if device.type == "cuda" else (1, 1)
 
 
 def pack(weight: Tensor, bias: Tensor | None, kind: Kind) -> PackedLinear:
@@ -165,15 +176,8 @@ def kind_for(dtype: torch.dtype, device: torch.device, quantize: str = "none") -
         dtype: of its weights.
         device: where it runs.
         quantize: none or int8, as recipes say.
-
-    Raises:
-        UsageError: int8 elsewhere than on a CPU.
     """
     if quantize == "int8":
-        if device.type != "cpu":
-            raise UsageError(
-                f"`int8` weights run on a CPU, not on `{device}`", "use --device cpu, or leave --quantize out"
-            )
         return "int8"
     return "bf16" if device.type == "cpu" and dtype == torch.bfloat16 and missing("bf16") is None else "plain"
 

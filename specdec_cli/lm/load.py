@@ -58,7 +58,7 @@ def load_lm(
         trust_remote_code: run Python code that comes with the model.
         load_format: auto (weights from the model's files), or dummy (random ones; no file is read, and nothing ends
             a text).
-        quantize: none, or int8 (linear layers, on a CPU).
+        quantize: none, or int8 (linear layers).
         max_num_seqs: sequences that the KV cache should have room for.
         max_model_len: a shorter context limit than the model's own, in tokens.
         block_size: tokens in a block of KV cache.

@@ -155,7 +155,7 @@ class Target(Section):
     dtype: Dtype = "auto"
     """Number format of the weights: auto (the checkpoint's own), float32, bfloat16 or float16."""
     quantize: Quantize = "none"
-    """Weights of linear layers: none (as they are), or int8 (one scale per output channel; on a CPU)."""
+    """Weights of linear layers: none (as they are), or int8 (one scale per output channel)."""
     device: Device = "auto"
     """Where the model runs: auto, cpu, cuda or cuda:N."""
     tensor_parallel_size: TensorParallelSize = 1
@@ -178,7 +178,7 @@ class Draft(Section):
     dtype: Dtype = "auto"
     """Number format of the draft's weights: auto (the checkpoint's own), float32, bfloat16 or float16."""
     quantize: Quantize = "none"
-    """Weights of the draft's linear layers: none, or int8 (on a CPU)."""
+    """Weights of the draft's linear layers: none, or int8."""
     device: Device = "auto"
     """Where the draft runs: auto, cpu, cuda or cuda:N."""
     tensor_parallel_size: TensorParallelSize = 1

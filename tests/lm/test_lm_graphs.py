@@ -70,9 +70,10 @@ def recorder(device, monkeypatch):
 def both(tmp_path, device, recorder):
     """Makes a model's forward twice: as it is, and in graphs. Blocks have four tokens: contexts grow into more."""
 
-    def made(family="llama", seed=0, **shape):
+    def made(family="llama", seed=0, quantize="none", **shape):
         folder = str(make_tiny(family, tmp_path / f"{family}{seed}", seed, **shape))
-        return [load_lm(folder, decoder=name, device=device, block_size=4) for name in ("transformers", "graphs")]
+        how = {"device": device, "quantize": quantize, "block_size": 4}
+        return [load_lm(folder, decoder=name, **how) for name in ("transformers", "graphs")]
 
     return made
 
@@ -100,6 +101,16 @@ def test_rows_of_any_lengths_have_the_logits_of_the_forward_as_it_is(family, bot
     rows = [Row(3, TEXT[60:67], 7), Row(2, TEXT[50:60], 2)]
     assert torch.allclose(plain.score(rows), recorded.score(rows), atol=2e-4)
     assert recorder.num_recorded == before, "a shape that was recorded is recorded again"
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_int8_weights_are_recorded_too(family, both, recorder):
+    plain, recorded = both(family, quantize="int8")
+    for rows in ([Row(0, TEXT[:9], 1)], [Row(0, TEXT[:12], 3), Row(1, TEXT[30:37], 7)]):
+        expected, found = plain.score(rows), recorded.score(rows)
+        # A number at the border between two whole ones may round either way.
+        assert float((expected - found).norm() / expected.norm()) < 0.02
+    assert recorder.num_recorded == 2
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gpt2"])

@@ -6,7 +6,6 @@ import torch.nn.functional as F
 from tiny_engine import decode, ngram, tiny_lm, tokens
 from tiny_models import make_tiny
 
-from specdec_cli.errors import UsageError
 from specdec_cli.lm import invariance, linear
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.facts import describe
@@ -71,6 +70,26 @@ def test_int8_without_its_kernel_gives_the_same_numbers(monkeypatch):
     assert kernels()["bfloat16"] == "torch's plain product: it was taken away"
 
 
+def test_what_a_gpu_s_integer_product_is_filled_up_with_changes_nothing(monkeypatch):
+    """On a GPU it takes more than 16 rows and multiples of 8; here it is asked for the same."""
+    weight, rows = matrix(50, 13), matrix(3, 13, 1)
+    monkeypatch.setattr(linear, "missing", lambda kind: "it was taken away")
+    whole = pack(weight, None, "int8")(rows)
+    monkeypatch.setattr(linear, "_smallest", lambda device: (17, 8))
+    asked, real = [], torch._int_mm
+    monkeypatch.setattr(torch, "_int_mm", lambda a, b: asked.append((a.shape, b.shape)) or real(a, b))
+    assert torch.equal(pack(weight, None, "int8")(rows), whole)
+    assert asked == [((17, 16), (16, 56))]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_a_gpu_s_int8_product_is_the_cpu_s():
+    weight, rows = matrix(50, 13), matrix(3, 13, 1)
+    found = pack(weight.cuda(), None, "int8")(rows.cuda()).cpu()
+    assert torch.allclose(found, pack(weight, None, "int8")(rows), rtol=1e-5)
+
+
 def test_an_operator_that_is_wrong_is_not_used(monkeypatch):
     monkeypatch.setattr(linear, "_vnni_product", lambda weight, scales: lambda rows: torch.zeros(4, 96))
     assert linear._try_vnni() == "its operator computes something else"
@@ -86,8 +105,7 @@ def test_kinds():
     assert kind_for(torch.float32, CPU) == "plain"
     assert kind_for(torch.float32, CPU, "int8") == "int8"
     assert kind_for(torch.bfloat16, torch.device("cuda")) == "plain"
-    with pytest.raises(UsageError, match="int8"):
-        kind_for(torch.bfloat16, torch.device("cuda"), "int8")
+    assert kind_for(torch.bfloat16, torch.device("cuda"), "int8") == "int8"
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "gpt_neox"])

@@ -1,0 +1,83 @@
+"""Our own decoder's paths for processors that this one is not: the numbers are this one's, and rows keep their bits.
+
+AVX-512's operations are emulated where there is AVX2; a processor without either has everything taken away.
+"""
+
+import platform
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_models import make_tiny
+
+from specdec_cli.lm import native
+from specdec_cli.lm.door import Row
+from specdec_cli.lm.load import load_lm
+
+EMULATED = Path(__file__).with_name("emulated_avx512.h").read_text(encoding="utf-8")
+AVX512 = ("F", "BW", "VNNI", "BF16")
+AVX2 = "".join(f"#undef __AVX512{name}__\n" for name in AVX512)
+PROCESSORS = {
+    "no vectors": AVX2 + "#undef __AVX2__\n#undef __FMA__\n#undef __FP_FAST_FMAF\n",
+    "AVX2 without FMA": AVX2 + "#undef __FMA__\n#undef __FP_FAST_FMAF\n",
+    "AVX2": AVX2,
+    "AVX-512 alone": AVX2 + EMULATED,
+    "AVX-512 with BW": AVX2 + EMULATED + "#define __AVX512BW__ 1\n",
+    "AVX-512 of a Zen 4": AVX2 + EMULATED + "".join(f"#define __AVX512{name}__ 1\n" for name in AVX512[1:]),
+}
+SHAPE = {"hidden_size": 88, "intermediate_size": 151, "num_attention_heads": 4, "head_dim": 22, "num_hidden_layers": 2}
+TEXT = [(11 * i * i + 3 * i) % 97 for i in range(100)]
+
+
+def has_avx2() -> bool:
+    """Whether the compiler makes AVX2 of it here."""
+    return native.missing() is None and platform.machine() in ("x86_64", "AMD64") and "avx2" in _flags()
+
+
+def _flags() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    return cpuinfo.read_text(encoding="utf-8") if cpuinfo.exists() else ""
+
+
+pytestmark = pytest.mark.skipif(not has_avx2(), reason="no compiler, or no AVX2 to emulate others with")
+
+
+@pytest.fixture(params=PROCESSORS)
+def other(request, monkeypatch):
+    """The decoder as another processor's compiler would make it."""
+    quick = [flag.replace("-O3", "-O1") for flag in native._FLAGS]
+    monkeypatch.setattr(native, "_FLAGS", quick)  # emulated operations take the compiler long
+    library = native.load(PROCESSORS[request.param] + native.SOURCE.read_text(encoding="utf-8"))
+    return lambda: monkeypatch.setattr(native, "library", lambda: library)
+
+
+def scores(lm):
+    """Logits of a prompt, of rows by the number that are multiplied together, alone and in company."""
+    whole = lm.score([Row(0, TEXT[:60], 60)])
+    for num in (1, 2, 3, 5, 6, 7, 12, 25):
+        lm.release(0)
+        lm.score([Row(0, TEXT[: 60 - num], 0)])
+        found = lm.score([Row(0, TEXT[:60], num), Row(1, [*TEXT[:9], *TEXT[: 3 + num]], 1)])
+        assert torch.equal(found[:num], whole[-num:])
+        lm.release(1)
+    return whole
+
+
+@pytest.mark.parametrize(
+    ("dtype", "quantize", "near"), [("float32", "none", 1e-5), ("bfloat16", "none", 0.02), ("bfloat16", "int8", 0.03)]
+)
+def test_another_processor_s_paths_give_the_same_numbers(other, dtype, quantize, near, tmp_path):
+    folder = str(make_tiny("llama", tmp_path, seed=3, **SHAPE))
+    contexts = [Row(3, TEXT[:20], 6), Row(4, TEXT[:7], 3)]
+    expected = scores(load_lm(folder, dtype=dtype, quantize=quantize))
+    other()
+    lm = load_lm(folder, dtype=dtype, quantize=quantize)
+    found = scores(lm)
+    assert float((found - expected).norm() / expected.norm()) < near
+    guess = lm.guess(contexts, 97).tokens
+    for row, tokens in zip(contexts, guess, strict=True):
+        text = list(row.context)
+        for token in tokens:
+            assert int(lm.score([Row(9, text, 1)])[0].argmax()) == token
+            text.append(token)
+        lm.release(9)
