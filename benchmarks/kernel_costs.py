@@ -4,7 +4,7 @@
 
 Matrices of the 356 M and the 15 M embedded pair, and one of a 7 B model. As many of each stand in rotation as do not
 fit the caches. The kernels take turns (A B B A); medians over repeats, and the fastest, which a busy machine disturbs
-less. Beside them: what reading the same bytes costs.
+less. Beside them: what reading the same bytes costs. A kernel that this machine does not have is left out.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec_cli.lm.linear import kernels, pack
+from specdec_cli.lm.linear import Kind, kernels, missing, pack
 
 SHAPES = {"2048x1024": (2048, 1024), "7168x1024": (7168, 1024), "1024x3584": (1024, 3584), "4096x4096": (4096, 4096)}
 ROWS, REPEATS, ROTATION_BYTES = (1, 2, 3, 4, 5, 6, 8, 12, 16), 8, 96 * 2**20
@@ -28,11 +28,9 @@ def products(shape: tuple[int, int], count: int) -> dict[str, list[Callable[[Ten
     """`count` products of each kernel, with weights of their own."""
     generator = torch.Generator().manual_seed(0)
     weights = [(torch.randn(shape, generator=generator) * shape[1] ** -0.5).bfloat16() for _ in range(count)]
-    return {
-        "F.linear": [lambda x, weight=weight: F.linear(x, weight) for weight in weights],  # type: ignore[misc]
-        "bf16": [pack(weight, None, "bf16") for weight in weights],
-        "int8": [pack(weight, None, "int8") for weight in weights],
-    }
+    plain = {"F.linear": [lambda x, weight=weight: F.linear(x, weight) for weight in weights]}  # type: ignore[misc]
+    packed: list[Kind] = [kind for kind in ("bf16", "int8") if missing(kind) is None]
+    return plain | {kind: [pack(weight, None, kind) for weight in weights] for kind in packed}
 
 
 def milliseconds(rotation: list[Callable[[Tensor], Tensor]], rows: Tensor) -> float:

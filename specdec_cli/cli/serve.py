@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from specdec_cli.serve.parameters import Defaults
     from specdec_cli.serve.settings import Settings
 
-_PACKAGES = ("fastapi", "uvicorn")
+_PACKAGES = ("fastapi", "uvicorn", "httptools")
 _OTHERS = ("ngram", "prediction")
 """Drafters that a request may name beside the server's own."""
 _OF_A_MODEL = "serve.tool_call_parser"

@@ -50,10 +50,13 @@ def test_a_port_in_use_is_known_before_a_model_is(capsys, monkeypatch):
     taken.close()
 
 
-def test_a_missing_extra_says_how_to_get_it(capsys, monkeypatch):
-    monkeypatch.setattr(command, "find_spec", lambda name: None)
+@pytest.mark.parametrize("package", ["fastapi", "uvicorn", "httptools"])
+def test_a_missing_extra_says_how_to_get_it(package, capsys, monkeypatch):
+    monkeypatch.setattr(command, "find_spec", lambda name: None if name == package else name)
     assert run(["serve"]) == 2
-    assert "pip install 'specdec-cli[serve]'" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"`{package}`" in said
+    assert "pip install 'specdec-cli[serve]'" in said
 
 
 def test_sampling_that_nobody_named_is_openais():
