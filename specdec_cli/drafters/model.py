@@ -12,7 +12,7 @@ from specdec_cli.errors import RunError, UsageError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from specdec_cli.lm.door import LM
+    from specdec_cli.lm.door import LM, Draw
     from specdec_cli.lm.unread import Unread
     from specdec_cli.sampling.chain import Distribution
 
@@ -75,7 +75,7 @@ class Drafter:
         drafts = [_Draft(row, place) for place, row in enumerate(rows)]
         drafting = [draft for draft in drafts if draft.wants_more(self.lm.max_context)]
         self._feed_long_contexts(drafting)
-        self._follow_likeliest([draft for draft in drafting if draft.follows_likeliest])
+        self._guess([draft for draft in drafting if draft.is_plain])
         offset = 0
         while active := [draft for draft in drafts if draft.wants_more(self.lm.max_context)]:
             q = self._score(active)
@@ -111,16 +111,19 @@ class Drafter:
         for draft in drafts:
             fed[draft.row.handle] = len(draft.row.context)
 
-    def _follow_likeliest(self, drafts: Sequence[_Draft]) -> None:
-        """Guess for rows of likeliest tokens in one call, where the LM has one for it."""
+    def _guess(self, drafts: Sequence[_Draft]) -> None:
+        """Guess for plain rows in one call, where the LM has one for it."""
         from specdec_cli.lm.door import Row
 
-        rows = [Row(d.row.handle, d.row.context, d.most_tokens(self.lm.max_context)) for d in drafts]
+        most = self.lm.max_context
+        rows = [Row(d.row.handle, d.row.context, d.most_tokens(most), draw=d.draw(most)) for d in drafts]
         found = self.lm.guess(rows, self._num_tokens) if rows else None
         if found is not None:
             self._unread = found.unread
-            for draft, tokens in zip(drafts, found.tokens, strict=True):
+            for i, (draft, tokens) in enumerate(zip(drafts, found.tokens, strict=True)):
                 draft.tokens, draft.unread = tokens, found.unread
+                if draft.needs_q:
+                    draft.q.append(found.q[i])
 
     def _score(self, drafts: Sequence[_Draft]) -> Distribution:
         """The draft's distribution q after each row's context and its tokens drafted so far."""
@@ -156,7 +159,7 @@ class Drafter:
             if not draft.is_done:
                 draft.tokens.append(token)
                 if draft.needs_q:
-                    draft.q.append(q.dense()[i])
+                    draft.q.append(q.dense()[i : i + 1])
 
 
 def _stop_unsure(drafts: Sequence[_Draft], q: Distribution) -> None:
@@ -168,7 +171,7 @@ def _stop_unsure(drafts: Sequence[_Draft], q: Distribution) -> None:
 
 @dataclass(slots=True)
 class _Draft:
-    """One row's guess as it grows; `q` holds one [V] float32 per token where verification looks at it."""
+    """One row's guess as it grows; `q` holds [tokens, V] float32 in parts where verification looks at it."""
 
     row: DraftRow
     place: int
@@ -182,14 +185,27 @@ class _Draft:
         return self.row.verify in _MODES_WITH_Q and self.row.params.temperature > 0
 
     @property
-    def follows_likeliest(self) -> bool:
-        """Whether the row takes the largest logits' tokens as they are, and nothing else can end it."""
+    def is_plain(self) -> bool:
+        """Whether the draft's own scores alone say how the row goes on: with what is likeliest, or by a draw."""
         from specdec_cli.sampling.chain import ChainRow, is_edited
 
         row = self.row
-        if row.params.temperature > 0 or row.p_min > 0:
+        if row.p_min > 0 or (
+            row.params.temperature > 0 and row.verify == "gumbel"
+        ):  # its noise has a vocabulary's width
             return False
         return not is_edited(ChainRow(row.params, row.context, row.num_prompt_tokens, (), row.stop_ids))
+
+    def draw(self, max_context: int) -> Draw | None:
+        """How a plain row's tokens are drawn; None where the likeliest are taken."""
+        from specdec_cli.lm.door import Draw
+        from specdec_cli.sampling import noise
+
+        params, num = self.row.params, self.most_tokens(max_context)
+        if params.temperature == 0:
+            return None
+        uniforms = noise.uniforms(params.seed, params.index, len(self.row.context), noise.Purpose.DRAFT, num)
+        return Draw(params.temperature, params.top_k, params.top_p, params.min_p, uniforms.tolist())
 
     def most_tokens(self, max_context: int) -> int:
         """How many tokens are wanted in all, each of which the draft model can read all before."""
@@ -203,4 +219,4 @@ class _Draft:
         """The guess, its q stacked to [len(tokens), V]."""
         import torch
 
-        return Guesses(self.tokens, torch.stack(self.q) if self.q else None, self.unread)
+        return Guesses(self.tokens, torch.cat(self.q) if self.q else None, self.unread)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -11,6 +11,25 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from specdec_cli.lm.unread import Unread
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """How a continuation is drawn by chance: by the inverse of each token's cumulative probabilities.
+
+    Args:
+        temperature: above 0.
+        top_k: as in SamplingParams; None leaves all.
+        top_p: likewise; 1 leaves all.
+        min_p: likewise; 0 leaves all.
+        uniforms: numbers in [0, 1), one for each token.
+    """
+
+    temperature: float
+    top_k: int | None
+    top_p: float
+    min_p: float
+    uniforms: Sequence[float]
 
 
 @dataclass(slots=True)
@@ -23,12 +42,14 @@ class Row:
             handle, discards the rest and feeds what is missing.
         num_logits: logits are wanted for the last `num_logits` positions; 0 only fills the cache (a prompt's chunk).
         unread: tokens that stand-ins in the context stand for.
+        draw: of a row that is to be continued; None takes the likeliest tokens.
     """
 
     handle: int
     context: Sequence[int]
     num_logits: int
     unread: Unread | None = None
+    draw: Draw | None = None
 
 
 @dataclass(slots=True)
@@ -38,10 +59,12 @@ class Continuations:
     Args:
         tokens: of each; stand-ins where they are unread.
         unread: tokens that the device alone knows yet.
+        q: what those of drawn rows were drawn from, [len(tokens), num_tokens] float32 by the row's place.
     """
 
     tokens: list[list[int]]
     unread: Unread | None = None
+    q: Mapping[int, Tensor] = field(default_factory=dict)
 
 
 class LM(Protocol):
@@ -68,7 +91,7 @@ class LM(Protocol):
         ...
 
     def guess(self, rows: Sequence[Row], num_tokens: int) -> Continuations | None:
-        """Greedy continuations: each token is the likeliest after all before it.
+        """Continuations: each token is the likeliest after all before it, or drawn as its row's `draw` says.
 
         Args:
             rows: sequences; `num_logits` of each, at least 1, says how many tokens are to follow its context.
@@ -76,7 +99,7 @@ class LM(Protocol):
 
         Returns:
             A continuation for each row, shorter where its next largest logit is no finite number, unless it is unread;
-            None from an LM that knows no quicker way to them than `score`, token by token.
+            None from an LM that knows no quicker way to them than `score`, token by token, or not to drawn ones.
         """
         ...
 

@@ -10,7 +10,7 @@ where there is no C++ compiler (`native`).
 from __future__ import annotations
 
 import ctypes
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from specdec_cli.lm import native
 from specdec_cli.lm.cache import Layout
+from specdec_cli.lm.door import Continuations, Draw
 from specdec_cli.lm.linear import Kind
 from specdec_cli.lm.llama_weights import Layer, Matrix, Shape, empty, norm_weight, panels, take_layer
 from specdec_cli.lm.memory import Arena
@@ -83,6 +84,15 @@ class _Step(ctypes.Structure):
         ("turns", ctypes.c_void_p),
         ("scratch", ctypes.c_void_p),
         ("logits", ctypes.c_void_p),
+    )
+
+
+class _Chance(ctypes.Structure):
+    _fields_ = (
+        ("temperature", ctypes.c_double),
+        ("top_p", ctypes.c_double),
+        ("min_p", ctypes.c_double),
+        ("top_k", ctypes.c_int64),
     )
 
 
@@ -166,27 +176,53 @@ class LlamaDecoder:
         return logits
 
     def guess(
-        self, tokens: list[int], layout: Layout, wanted: list[int], counts: list[int], num_tokens: int
-    ) -> list[list[int]]:
-        """Greedy continuations of sequences; keys and values of all but their last tokens go into the cache.
+        self,
+        tokens: list[int],
+        layout: Layout,
+        wanted: list[int],
+        counts: list[int],
+        draws: list[Draw | None],
+        num_tokens: int,
+    ) -> Continuations:
+        """Continuations of sequences; keys and values of all but their last tokens go into the cache.
 
         Args:
             tokens: of each sequence those that the cache lacks, then any in the places of those that are to be found.
             layout: of all these.
             wanted: places of the tokens before those that are to be found, sequence by sequence.
             counts: how many are to be found of each sequence, at least 1.
+            draws: how those of each sequence are drawn; None takes the likeliest.
             num_tokens: of these first tokens of the vocabulary.
 
         Returns:
             A continuation for each; shorter where its largest logit is no finite number.
         """
+        by_chance = any(draw is not None for draw in draws)
         logits = torch.empty(len(counts), self.vocab_size)
+        q = torch.empty(len(wanted) if by_chance else 0, num_tokens)
         step, found = self._step(tokens, layout, wanted, logits), (ctypes.c_int64 * len(wanted))()
-        given = (ctypes.c_int64 * len(counts))(*counts)
-        self._library.guess(ctypes.byref(self._model), ctypes.byref(step), given, len(counts), num_tokens, found)
+        uniforms = [draw.uniforms if draw else [0.0] * count for draw, count in zip(draws, counts, strict=True)]
+        self._library.guess(
+            ctypes.byref(self._model),
+            ctypes.byref(step),
+            (ctypes.c_int64 * len(counts))(*counts),
+            len(counts),
+            num_tokens,
+            (_Chance * len(draws))(*map(_chance, draws)),
+            (ctypes.c_double * len(wanted))(*chain.from_iterable(uniforms)),
+            q.data_ptr(),
+            found,
+        )
         ends = list(accumulate(counts))
         each = (found[end - count : end] for end, count in zip(ends, counts, strict=True))
-        return [one[: one.index(-1)] if -1 in one else one for one in each]
+        whole = [one[: one.index(-1)] if -1 in one else one for one in each]
+        begins = [end - count for end, count in zip(ends, counts, strict=True)]
+        drawn = {
+            place: q[begin : begin + len(one)]
+            for place, (begin, one, draw) in enumerate(zip(begins, whole, draws, strict=True))
+            if draw is not None
+        }
+        return Continuations(whole, q=drawn)
 
     def _step(self, tokens: list[int], layout: Layout, wanted: list[int], logits: Tensor) -> _Step:
         """What a call of the library is given."""
@@ -245,6 +281,12 @@ def _layer(layer: Layer) -> _Layer:
         _matrix(layer.up),
         _matrix(layer.down),
     )
+
+
+def _chance(draw: Draw | None) -> _Chance:
+    if draw is None:
+        return _Chance(0.0, 1.0, 0.0, 0)
+    return _Chance(max(draw.temperature, torch.finfo(torch.float32).tiny), draw.top_p, draw.min_p, draw.top_k or 0)
 
 
 def _matrix(matrix: Matrix) -> _Matrix:

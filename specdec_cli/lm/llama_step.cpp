@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <numeric>
 #include <omp.h>
 #include <type_traits>
 #include <vector>
@@ -207,6 +208,12 @@ struct Step {
     const float* turns;    // [positions, D/2, 2]
     float* scratch;        // as many as `scratch_floats` says
     float* logits;         // [num_wanted, V]
+};
+
+struct Chance {            // how a sequence's continuation is drawn
+    double temperature;    // 0 takes the likeliest tokens
+    double top_p, min_p;   // 1 and 0 leave all
+    int64_t top_k;         // 0 leaves all
 };
 }
 
@@ -808,6 +815,62 @@ int64_t likeliest(const float* scores, long count) {
     return std::find(scores, scores + count, largest) - scores;
 }
 
+// How many of the best of weights [count] top-k, top-p and min-p leave, in this order; they are the first of `order`.
+// Equals stand in their numbers' order. Weights are those of e^(x - largest), so that the largest is 1.
+long cut(const float* weights, long count, const Chance& chance, std::vector<int32_t>& order) {
+    order.resize(count);
+    std::iota(order.begin(), order.end(), 0);
+    const auto before = [&](int32_t a, int32_t b) { return weights[a] != weights[b] ? weights[a] > weights[b] : a < b; };
+    const auto first = order.begin();
+    const long most = chance.top_k > 0 ? std::min(chance.top_k, int64_t(count)) : count;
+    if (most < count) std::nth_element(first, first + most, order.end(), before);
+    double total = 0, held = 0;
+    for (long i = 0; i < most; i++) total += weights[order[i]];
+    const double enough = chance.top_p < 1 ? chance.top_p * total : INFINITY;
+    long kept = 0;
+    for (long sorted = 0; kept < most; kept++) {
+        if (kept == sorted) {  // few are left as a rule, so few are sorted at a time
+            sorted = std::min(most, std::max(64l, 4 * sorted));
+            std::partial_sort(first + kept, first + sorted, first + most, before);
+        }
+        const float weight = weights[order[kept]];
+        if (kept && (held >= enough || weight < chance.min_p)) break;
+        held += weight;
+    }
+    return kept;
+}
+
+// A token drawn from scores [count] by the inverse of its cumulative probabilities q [count], which are written; -1
+// where the largest score is no finite number.
+int64_t drawn(const float* scores, long count, const Chance& chance, double uniform, float* q) {
+    const int64_t best = likeliest(scores, count);
+    if (best < 0) return -1;
+    const float largest = scores[best], temperature = float(chance.temperature);
+    long i = 0;
+    for (; i + WIDTH <= count; i += WIDTH) {
+        const Floats x = (load(scores + i) - largest) / temperature;
+        const Floats e = x < Floats{} - 87.0f ? Floats{} : exponential(x);  // below it a quotient may be 0
+        std::memcpy(q + i, &e, sizeof e);
+    }
+    for (; i < count; i++) {
+        const float x = (scores[i] - largest) / temperature;
+        q[i] = x < -87.0f ? 0 : std::exp(x);
+    }
+    if (chance.top_k > 0 || chance.top_p < 1 || chance.min_p > 0) {
+        std::vector<int32_t> order;
+        for (long k = cut(q, count, chance, order); k < count; k++) q[order[k]] = 0;
+    }
+    double total = 0, until = 0;
+    for (i = 0; i < count; i++) total += q[i];
+    int64_t token = best;
+    for (i = 0; i < count && until <= uniform * total; i++) {
+        if (q[i] > 0) token = i;
+        until += q[i];
+    }
+    for (i = 0; i < count; i++) q[i] = float(q[i] / total);
+    return token;
+}
+
 }  // namespace
 
 extern "C" {
@@ -826,20 +889,21 @@ void forward(const Model* m, const Step* s) {
     run<Int8, float>(*m, *s);
 }
 
-// Greedy continuations. Of each sequence the rows are what is unseen and then room for what follows; `counts` of its
-// places are wanted, the first of them that of its last known token. `found` [num_wanted] are the tokens after these,
-// the likeliest of the first `num_tokens`; where one is not to be had -1, and nothing behind it is written.
+// Continuations. Of each sequence the rows are what is unseen and then room for what follows; `counts` of its places are
+// wanted, the first of them that of its last known token. `found` [num_wanted] are the tokens after these, of the first
+// `num_tokens`: the likeliest where the sequence's temperature is 0, else drawn with `uniforms` [num_wanted] from `q`
+// [num_wanted, num_tokens], which is written. Where one is not to be had it is -1, and nothing behind it is written.
 void guess(const Model* m, const Step* s, const int64_t* counts, int64_t num_sequences, int64_t num_tokens,
-           int64_t* found) {
-    struct Going { long place, end; };  // in `wanted`
+           const Chance* chances, const double* uniforms, float* q, int64_t* found) {
+    struct Going { long sequence, place, end; };  // the latter in `wanted`
     std::vector<Going> going;
     std::vector<Row> rows;
     std::vector<int64_t> wanted;
-    for (long q = 0, place = 0, begin = 0; q < num_sequences; q++) {
+    for (long one = 0, place = 0, begin = 0; one < num_sequences; one++) {
         rows.insert(rows.end(), s->rows + begin, s->rows + s->wanted[place] + 1);
         wanted.push_back(long(rows.size()) - 1);
-        going.push_back({place, place + counts[q]});
-        place += counts[q];
+        going.push_back({one, place, place + counts[one]});
+        place += counts[one];
         begin = s->wanted[place - 1] + 1;
     }
     while (!going.empty()) {
@@ -853,14 +917,17 @@ void guess(const Model* m, const Step* s, const int64_t* counts, int64_t num_seq
         wanted.clear();
         std::vector<Going> still;
         for (size_t i = 0; i < going.size(); i++) {
-            auto [place, end] = going[i];
-            const int64_t token = found[place] = likeliest(s->logits + long(i) * m->head.out, num_tokens);
+            auto [one, place, end] = going[i];
+            const float* const scores = s->logits + long(i) * m->head.out;
+            const int64_t token = found[place] = chances[one].temperature > 0
+                ? drawn(scores, num_tokens, chances[one], uniforms[place], q + place * num_tokens)
+                : likeliest(scores, num_tokens);
             if (token < 0 || ++place == end) continue;
             Row row = s->rows[s->wanted[place]];
             row.token = token;
             wanted.push_back(long(rows.size()));
             rows.push_back(row);
-            still.push_back({place, end});
+            still.push_back({one, place, end});
         }
         going.swap(still);
     }

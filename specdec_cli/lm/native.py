@@ -72,7 +72,8 @@ def load(source: str) -> ctypes.CDLL:
     found.scratch_floats.argtypes, found.scratch_floats.restype = (pointer, pointer), number
     found.panel_outputs.argtypes, found.panel_outputs.restype = (), number
     found.forward.argtypes, found.forward.restype = (pointer, pointer), None
-    found.guess.argtypes, found.guess.restype = (pointer, pointer, pointer, number, number, pointer), None
+    found.guess.argtypes = (pointer, pointer, pointer, number, number, pointer, pointer, pointer, pointer)
+    found.guess.restype = None
     return found
 
 

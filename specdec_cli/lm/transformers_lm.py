@@ -182,12 +182,15 @@ class TransformersLM:
         return self._score_both_sides(rows, threshold)
 
     def guess(self, rows: Sequence[Row], num_tokens: int) -> Continuations | None:
-        """Greedy continuations of contexts, `num_logits` tokens of each; None without our own decoder or graphs.
+        """Continuations of contexts, `num_logits` tokens of each; None without our own decoder or graphs.
+
+        Graphs know no drawn ones.
 
         Raises:
             RunError: the cache has too few free blocks.
         """
-        if self._decoder is None and self._graphs is None:
+        draws = [row.draw for row in rows]
+        if self._decoder is None and (self._graphs is None or any(draws)):
             return None
         assert num_tokens <= self.vocab_size, "more tokens are to be chosen from than are scored"
         # What follows a context stands in for itself until it is found.
@@ -195,7 +198,7 @@ class TransformersLM:
         assert all(len(row.context) <= self.max_context for row in longer), "a context is longer than the model takes"
         feeds, counts = self._contexts.feeds(longer, is_long=False), [row.num_logits for row in rows]
         if self._decoder is not None:
-            found = Continuations(self._decoder.guess(*self._lay_out(feeds), counts, num_tokens))
+            found = self._decoder.guess(*self._lay_out(feeds), counts, draws, num_tokens)
         else:
             assert self._graphs is not None
             in_graph = self._graphs.guess(feeds, counts, num_tokens)

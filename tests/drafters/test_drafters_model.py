@@ -12,6 +12,7 @@ from specdec_cli.drafters import create
 from specdec_cli.drafters.contract import Drafter, DraftRow, Resources
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.door import Continuations, Row
+from specdec_cli.sampling import noise
 from specdec_cli.sampling.chain import ChainRow, distribution
 from specdec_cli.sampling.params import SamplingParams
 
@@ -169,34 +170,62 @@ def test_a_draft_with_too_few_tokens_is_refused() -> None:
 
 
 class Leaping(Recorder):
-    """It goes on by itself, up to a context that it cannot leave, and writes down what it was asked."""
+    """It goes on by itself, up to a context that it cannot leave, and writes down what it was asked.
+
+    What it is to draw is drawn as a plain softmax at the row's temperature says.
+    """
 
     def guess(self, rows: Sequence[Row], num_tokens: int) -> Continuations:  # type: ignore[override]
         self.asked = [(row.handle, list(row.context), row.num_logits) for row in rows]
-        found = []
-        for row in rows:
+        self.draws = {row.handle: row.draw for row in rows}
+        found, q = [], {}
+        for place, row in enumerate(rows):
             tokens: list[int] = []
-            last = row.context[-1]
+            last, drawn_from = row.context[-1], []
             while len(tokens) < row.num_logits and self.table[last].isfinite().all():
-                last = int(self.table[last, :num_tokens].argmax())
+                scores = self.table[last, :num_tokens]
+                last = int(scores.argmax())
+                if row.draw is not None:
+                    drawn_from.append((scores / row.draw.temperature).softmax(dim=-1))
+                    last = int((drawn_from[-1].double().cumsum(0) > row.draw.uniforms[len(tokens)]).nonzero()[0])
                 tokens.append(last)
             found.append(tokens)
-        return Continuations(found)
+            if row.draw is not None:
+                q[place] = torch.stack(drawn_from)
+        return Continuations(found, q=q)
 
 
-def test_rows_of_likeliest_tokens_are_guessed_in_one_call() -> None:
+def test_plain_rows_are_guessed_in_one_call() -> None:
     batch = [
         row([1, 2], 4, temperature=0.0),
-        row([3], 2, handle=1),
+        row([3], 2, handle=1, verify="gumbel"),
         row([4], 3, handle=2, temperature=0.0, p_min=0.01),
         row([5], 3, handle=3, temperature=0.0, presence_penalty=0.5),
         row([2], 2, handle=4, temperature=0.0, min_tokens=3),
         row([1] * 1999, 4, handle=5, temperature=0.0),
+        row([5, 1], 5, handle=6, temperature=0.7, seed=3, index=2),
+        row([4], 3, handle=7, verify="exact-match"),
+        row([3, 2], 3, handle=8, p_min=0.01),
     ]
     lm, by_scores = Leaping(), Recorder()
-    assert [g.tokens for g in load(lm).propose(batch)] == [g.tokens for g in load(by_scores).propose(batch)]
-    assert lm.asked == [(0, [1, 2], 4), (5, [1] * 1999, 2)]
-    assert {handle for call in lm.calls for handle, _, num in call if num} == {1, 2, 3, 4}
+    found, expected = load(lm).propose(batch), load(by_scores).propose(batch)
+    assert [guesses.tokens for guesses in found] == [guesses.tokens for guesses in expected]
+    for one, other in zip(found, expected, strict=True):
+        assert (one.q is None) == (other.q is None)
+        assert one.q is None or torch.allclose(one.q, other.q)
+    assert lm.asked == [(0, [1, 2], 4), (5, [1] * 1999, 2), (6, [5, 1], 5), (7, [4], 3)]
+    assert {handle for call in lm.calls for handle, _, num in call if num} == {1, 2, 3, 4, 8}
+
+
+def test_a_draw_carries_what_shapes_its_row_s_distribution() -> None:
+    lm = Leaping()
+    load(lm).propose(
+        [row([1], 2, temperature=0.7, top_k=3, top_p=0.9, min_p=0.1, seed=5, index=1), row([2], 1, handle=1)]
+    )
+    first, second = lm.draws[0], lm.draws[1]
+    assert (first.temperature, first.top_k, first.top_p, first.min_p) == (0.7, 3, 0.9, 0.1)
+    assert first.uniforms == noise.uniforms(5, 1, 1, noise.Purpose.DRAFT, 2).tolist()
+    assert (second.temperature, second.top_k, second.top_p, second.min_p) == (0.9, None, 1.0, 0.0)
 
 
 def test_a_row_that_cannot_be_guessed_to_its_end_says_why() -> None:

@@ -10,9 +10,10 @@ from tiny_engine import PROMPTS, decode, tokens
 from tiny_models import make_tiny
 
 from specdec_cli.lm import llama, llama_weights, native
-from specdec_cli.lm.door import Row
+from specdec_cli.lm.door import Draw, Row
 from specdec_cli.lm.invariance import row_invariance
 from specdec_cli.lm.load import load_lm
+from specdec_cli.sampling.chain import ChainRow, distribution
 from specdec_cli.sampling.params import SamplingParams
 
 TEXT = [(11 * i * i + 3 * i) % 97 for i in range(100)]
@@ -186,6 +187,64 @@ def test_continuations_are_those_that_scores_give_one_by_one(folder, num_tokens)
         contexts = {row.handle: [*row.context, *one[: row.handle], 5] for row, one in zip(rows, found, strict=True)}
 
 
+def drawn_one_by_one(lm, row, num_tokens):
+    """The same row's tokens by the sampling chain from scores, and what they were drawn from."""
+    draw, found, q = row.draw, [], []
+    params = SamplingParams(temperature=draw.temperature, top_k=draw.top_k, top_p=draw.top_p, min_p=draw.min_p)
+    for uniform in draw.uniforms:
+        context = [*row.context, *found]
+        logits = lm.score([Row(row.handle, context, 1)])
+        p = distribution(logits, [ChainRow(params, context, len(context), (), frozenset())], num_tokens)
+        found.append(int(p.sample(torch.tensor([uniform], dtype=torch.float64))))
+        q.append(p.dense())
+    return found, torch.cat(q)
+
+
+CUTS = {
+    "nothing cut": (0.05, None, 1.0, 0.0),
+    "top-k": (0.2, 7, 1.0, 0.0),
+    "top-k of all": (0.05, 97, 1.0, 0.0),
+    "top-p of few": (0.02, None, 0.8, 0.0),
+    "top-p of many": (1.0, None, 0.95, 0.0),
+    "top-p within top-k": (0.5, 20, 0.7, 0.0),
+    "min-p": (0.1, None, 1.0, 0.3),
+    "all of them": (0.2, 12, 0.9, 0.2),
+    "one is left": (1.0, None, 1e-9, 0.0),
+    "hardly any temperature": (1e-45, None, 1.0, 0.0),
+}
+
+
+@pytest.mark.parametrize("num_tokens", [97, 40])
+@pytest.mark.parametrize("cut", CUTS)
+def test_drawn_continuations_are_those_of_the_sampling_chain(folder, cut, num_tokens):
+    """Beside one of likeliest tokens, and one that is drawn otherwise."""
+    noise = torch.rand(3, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(4)).tolist()
+    noise[0][:3] = 2.0**-53, 1 - 2.0**-53, 0.5
+    draws = [Draw(*CUTS[cut], noise[0]), None, Draw(*CUTS[cut], noise[1]), Draw(0.05, None, 1.0, 0.0, noise[2][:2])]
+    rows = [Row(i, TEXT[7 * i : 9 * i + 5], 2 if i == 3 else 8, draw=draw) for i, draw in enumerate(draws)]
+    other = load_lm(folder)
+    found = load_lm(folder).guess(rows, num_tokens)
+    assert found.q.keys() == {0, 2, 3}
+    for place, row in enumerate(rows):
+        if row.draw is None:
+            assert found.tokens[place] == one_by_one(other, row, num_tokens)
+            continue
+        tokens, q = drawn_one_by_one(other, row, num_tokens)
+        assert found.tokens[place] == tokens
+        assert torch.equal(found.q[place] > 1e-36, q > 1e-36)
+        torch.testing.assert_close(found.q[place], q, rtol=2e-5, atol=1e-9)
+
+
+def test_a_drawn_token_has_a_probability(folder):
+    """Even by the smallest number, where the first tokens of the vocabulary have next to none."""
+    rows = [Row(0, TEXT[:5], 4, draw=Draw(0.01, None, 1.0, 0.0, [0.0] * 4))]
+    found = load_lm(folder).guess(rows, 97)
+    q = found.q[0]
+    assert (q == 0).any()
+    assert (q[range(4), found.tokens[0]] > 0).all()
+    torch.testing.assert_close(q.sum(dim=-1), torch.ones(4))
+
+
 def set_embedding(lm, token, value):
     """Make a token's embedding something else, in our own decoder's panels."""
     tokens = torch.arange(97, dtype=lm.dtype)[:, None].expand(-1, lm.config.hidden_size)
@@ -202,6 +261,9 @@ def test_a_continuation_ends_where_the_numbers_do(tmp_path):
     assert whole[0][2] not in whole[1][:5]
     assert first == whole[0][:3]
     assert second == whole[1]
+    drawn = lm.guess([Row(3, TEXT[:9], 6, draw=Draw(1e-3, None, 1.0, 0.0, [0.5] * 6))], 97)
+    assert drawn.tokens == [whole[0][:3]]
+    assert drawn.q[0].shape == (3, 97)
     set_embedding(lm, 0, torch.inf)
     assert lm.guess([Row(2, [0], 2)], 97).tokens == [[]]
     assert load_lm(folder, decoder="transformers").guess([Row(0, TEXT[:9], 6)], 97) is None

@@ -11,7 +11,7 @@ import torch
 from tiny_models import make_tiny
 
 from specdec_cli.lm import native
-from specdec_cli.lm.door import Row
+from specdec_cli.lm.door import Draw, Row
 from specdec_cli.lm.load import load_lm
 
 EMULATED = Path(__file__).with_name("emulated_avx512.h").read_text(encoding="utf-8")
@@ -69,7 +69,10 @@ def scores(lm):
 def test_another_processor_s_paths_give_the_same_numbers(other, dtype, quantize, near, tmp_path):
     folder = str(make_tiny("llama", tmp_path, seed=3, **SHAPE))
     contexts = [Row(3, TEXT[:20], 6), Row(4, TEXT[:7], 3)]
-    expected = scores(load_lm(folder, dtype=dtype, quantize=quantize))
+    oracle = load_lm(folder, dtype=dtype, quantize=quantize)
+    expected = scores(oracle)
+    draw = Row(5, TEXT[:9], 4, draw=Draw(0.05, 60, 0.9, 0.0, [0.3, 0.8, 0.1, 0.6]))
+    expected_draw = oracle.guess([draw], 97)
     other()
     lm = load_lm(folder, dtype=dtype, quantize=quantize)
     found = scores(lm)
@@ -81,3 +84,6 @@ def test_another_processor_s_paths_give_the_same_numbers(other, dtype, quantize,
             assert int(lm.score([Row(9, text, 1)])[0].argmax()) == token
             text.append(token)
         lm.release(9)
+    drawn = lm.guess([draw], 97)
+    assert drawn.tokens == expected_draw.tokens
+    torch.testing.assert_close(drawn.q[0], expected_draw.q[0], rtol=1.0, atol=near)
