@@ -17,17 +17,16 @@ After full acceptance the own token comes from p at the last position. At temper
 greedy: with a one-hot p each of these rules accepts x = argmax p alone and adds argmax p. Noise is keyed by the
 position at which the step began and the offset in it, gumbel's by the absolute position.
 
-Letters: B rows, K the longest row's drafted tokens, n positions of all rows, V vocabulary.
+Letters: B rows, n positions of rows, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain, islice, takewhile
+from math import exp, isfinite
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -37,10 +36,6 @@ from specdec_cli.sampling import noise
 from specdec_cli.sampling.chain import Distribution, inverse_cdf
 from specdec_cli.sampling.noise import Purpose
 from specdec_cli.sampling.params import SamplingParams
-
-IntArray = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
-FloatArray = npt.NDArray[np.float64]
 
 MODES = ("greedy", "rejection", "block", "gumbel", "exact-match", "typical")
 LOSSLESS = frozenset(MODES) - {"typical"}
@@ -110,8 +105,7 @@ def verify(p: Distribution, rows: Sequence[VerifyRow]) -> list[Verdict]:
     Returns:
         One verdict per row; it depends on that row alone.
     """
-    lengths = [len(row.guesses.tokens) for row in rows]
-    starts = [0, *accumulate(length + 1 for length in lengths)]
+    starts = [0, *accumulate(len(row.guesses.tokens) + 1 for row in rows)]
     assert len(p.likeliest) == starts[-1], "p has a position for each drafted token and one more per row"
     verdicts: dict[int, Verdict] = {}
     members: dict[str, list[int]] = {}
@@ -122,115 +116,113 @@ def verify(p: Distribution, rows: Sequence[VerifyRow]) -> list[Verdict]:
             assert row.mode != "greedy", "greedy verification is for temperature 0"
             members.setdefault(row.mode, []).append(i)
     for mode, places in members.items():
-        its = [rows[i] for i in places]
-        group = _Group.of(p, its, [starts[i] for i in places], [lengths[i] for i in places])
-        num_accepted, own = _RULES[mode](group)
-        for i, accepted, token in zip(places, num_accepted.tolist(), own.tolist(), strict=True):
-            verdicts[i] = Verdict(accepted, token)
+        group = _Group(p, [rows[i] for i in places], [starts[i] for i in places])
+        verdicts.update(zip(places, _RULES[mode](group), strict=True))
     return [verdicts[i] for i in range(len(rows))]
 
 
 @dataclass(slots=True)
 class _Group:
-    """The rows of one mode. Small things [B, K] live on the host, what has a vocabulary's width on p's device.
+    """The rows of one mode. What has a vocabulary's width lives on p's device, all else on the host, row by row.
 
     Args:
         p: the distribution of all rows of the call.
         rows: this mode's rows.
-        starts: [B] each row's first position in p.
-        lengths: [B] each row's number of drafted tokens.
-        tokens: [B, K] int64 drafted tokens, 0 behind a row's end.
-        is_drafted: [B, K] bool, False behind a row's end.
+        starts: each row's first position in p.
     """
 
     p: Distribution
     rows: list[VerifyRow]
-    starts: IntArray
-    lengths: IntArray
-    tokens: IntArray
-    is_drafted: BoolArray
+    starts: list[int]
 
-    @classmethod
-    def of(cls, p: Distribution, rows: list[VerifyRow], first: list[int], num_drafted: list[int]) -> _Group:
-        starts, lengths = (np.array(numbers, dtype=np.int64) for numbers in (first, num_drafted))
-        is_drafted = np.arange(lengths.max()) < lengths[:, None]
-        tokens = np.zeros(is_drafted.shape, dtype=np.int64)
-        tokens[is_drafted] = [token for row in rows for token in row.guesses.tokens]
-        return cls(p, rows, starts, lengths, tokens, is_drafted)
+    @property
+    def tokens(self) -> list[list[int]]:
+        """Each row's drafted tokens."""
+        return [row.guesses.tokens for row in self.rows]
 
-    def positions(self) -> IntArray:
-        """Places [n] in p of all positions of these rows."""
-        ends = np.cumsum(self.lengths + 1)
-        return np.arange(ends[-1]) + np.repeat(self.starts - ends + self.lengths + 1, self.lengths + 1)
+    def positions(self, more: int = 0) -> list[int]:
+        """Places in p of each row's drafted tokens, and of so many behind them."""
+        return [
+            start + j for start, tokens in zip(self.starts, self.tokens, strict=True) for j in range(len(tokens) + more)
+        ]
 
-    def drafted_positions(self) -> IntArray:
-        """Places [sum of lengths] in p at which the drafted tokens stand."""
-        return (self.starts[:, None] + np.arange(self.is_drafted.shape[1]))[self.is_drafted]
-
-    def probs(self, places: IntArray) -> Tensor:
-        """Rows [len(places), V] of p."""
+    def probs(self, places: Sequence[int]) -> Tensor:
+        """Rows [len(places), V] of p, to be read only."""
         assert self.p.probs is not None, "rows that sample have a dense p"
-        if len(places) == self.p.probs.shape[0] and bool((np.diff(places) == 1).all()):
-            return self.p.probs
-        return self.p.probs[self._index(places)]
+        if places and places[-1] - places[0] == len(places) - 1:  # they ascend, so nothing stands between
+            return self.p.probs[places[0] : places[-1] + 1]
+        return self.p.probs[self._tensor(places)]
 
-    def p_of_drafted(self) -> FloatArray:
-        """p(x) [B, K], 0 behind a row's end."""
+    def of_drafted(self, values: Tensor) -> list[list[float]]:
+        """What values [n, V], of the same positions as p, say of each row's drafted tokens."""
+        width = values.shape[1]
+        flat = [
+            place * width + token
+            for place, token in zip(self.positions(), chain.from_iterable(self.tokens), strict=True)
+        ]
+        return self.by_row(values.take(self._tensor(flat)).tolist() if flat else [])
+
+    def p_of_drafted(self) -> list[list[float]]:
+        """Each row's p(x)."""
         assert self.p.probs is not None, "rows that sample have a dense p"
-        at = self._index(self.drafted_positions())
-        return self._spread(self.p.probs[at, self._index(self.tokens[self.is_drafted])])
+        return self.of_drafted(self.p.probs)
 
-    def q(self) -> tuple[BoolArray, Tensor | None]:
-        """Which drafted tokens [B, K] were sampled, and what from, [their number, V]; None when none was."""
-        has_q = np.array([row.guesses.q is not None for row in self.rows], dtype=np.bool_)
-        is_sampled = self.is_drafted & has_q[:, None]
-        if not is_sampled.any():
-            return is_sampled, None
-        parts = [row.guesses.q for row in self.rows if row.guesses.q is not None and row.guesses.tokens]
-        q = (parts[0] if len(parts) == 1 else torch.cat(parts)).to(self.p.scores.device)
-        assert q.shape == (is_sampled.sum(), self.p.scores.shape[1]), "q has a row for each drafted token, as wide as p"
-        return is_sampled, q
+    def by_row(self, values: Iterable[float]) -> list[list[float]]:
+        """Values of all rows' drafted tokens, row by row."""
+        rest = iter(values)
+        return [list(islice(rest, len(tokens))) for tokens in self.tokens]
 
-    def q_of_drafted(self, is_sampled: BoolArray, q: Tensor | None) -> FloatArray:
-        """q(x) [B, K], 1 for a token drafted without chance and behind a row's end."""
-        values = np.ones(self.tokens.shape)
-        if q is not None:
-            tokens = self._index(self.tokens[is_sampled])
-            values[is_sampled] = q.gather(1, tokens[:, None])[:, 0].double().cpu().numpy()
-            assert (values > 0).all(), "a drafted token has a probability under the q that it was sampled from"
-        return values
+    def q_of_drafted(self) -> list[list[float]]:
+        """Each row's q(x), 1 where it was drafted without chance."""
+        drawn = [row.guesses for row in self.rows if row.guesses.q is not None and row.guesses.tokens]
+        values: Iterator[float] = iter(())
+        if drawn:
+            q = _together([guesses.q for guesses in drawn if guesses.q is not None])
+            tokens = torch.tensor([token for guesses in drawn for token in guesses.tokens], device=q.device)
+            shape = len(tokens), self.p.scores.shape[1]
+            assert q.shape == shape, "q has a row for each drafted token, as wide as p"
+            found = q.gather(1, tokens[:, None])[:, 0].tolist()
+            assert all(found), "a drafted token has a probability under the q that it was sampled from"
+            values = iter(found)
+        return [
+            [1.0] * len(row.guesses.tokens) if row.guesses.q is None else list(islice(values, len(row.guesses.tokens)))
+            for row in self.rows
+        ]
 
-    def uniforms(self, purpose: Purpose, n: int) -> FloatArray:
-        """Uniform numbers [B, n] keyed by the position at which the step began; column j is offset j."""
-        return noise.uniforms_many(*self._keys(), [row.position for row in self.rows], purpose, n)
+    def uniforms(self, purpose: Purpose, n: int) -> list[list[float]]:
+        """Each row's first n uniform numbers, keyed by the position at which the step began; the j-th is offset j."""
+        keys = [row.params.seed for row in self.rows], [row.params.index for row in self.rows]
+        found: list[list[float]] = noise.uniforms_many(*keys, [row.position for row in self.rows], purpose, n).tolist()
+        return found
 
-    def gumbel_tokens(self) -> Tensor:
-        """argmax(log p + g) [n] at all positions of these rows."""
-        seeds, indices = (
-            [key for key, k in zip(keys, self.lengths, strict=True) for _ in range(k + 1)] for keys in self._keys()
-        )
-        absolute = [row.position + j for row, k in zip(self.rows, self.lengths, strict=True) for j in range(k + 1)]
-        return noise.gumbel_argmax(self.probs(self.positions()), seeds, indices, absolute)
+    def acceptance_uniforms(self) -> list[list[float]]:
+        """Uniform numbers of each row's drafted tokens."""
+        most = max(map(len, self.tokens))
+        drawn = self.uniforms(Purpose.ACCEPT, most) if most else [[] for _ in self.rows]
+        return [row[: len(tokens)] for row, tokens in zip(drawn, self.tokens, strict=True)]
 
-    def _keys(self) -> tuple[list[int], list[int]]:
-        return [row.params.seed for row in self.rows], [row.params.index for row in self.rows]
+    def gumbel_tokens(self) -> list[int]:
+        """argmax(log p + g) at all positions of these rows."""
+        keys = [
+            (row.params.seed, row.params.index, row.position + j)
+            for row in self.rows
+            for j in range(len(row.guesses.tokens) + 1)
+        ]
+        tokens: list[int] = noise.gumbel_argmax(self.probs(self.positions(1)), *zip(*keys, strict=True)).tolist()
+        return tokens
 
-    def _index(self, values: IntArray | FloatArray) -> Tensor:
-        return torch.from_numpy(values).to(self.p.scores.device)
-
-    def _spread(self, values: Tensor) -> FloatArray:
-        spread = np.zeros(self.tokens.shape)
-        spread[self.is_drafted] = values.double().cpu().numpy()
-        return spread
-
-
-Judged = tuple[IntArray, IntArray]
+    def _tensor(self, values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self.p.scores.device)
 
 
-def _num_leading(accepted: BoolArray) -> IntArray:
-    """Length [B] of the accepted prefix of accepted [B, K]."""
-    leading: IntArray = np.cumprod(accepted, axis=1, dtype=np.int64).sum(axis=1)
-    return leading
+def _together(parts: Sequence[Tensor]) -> Tensor:
+    """Parts [n_i, V] one after another; one alone is not copied."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+def _num_leading(stands: Iterable[bool]) -> int:
+    """How many stand before the first that does not."""
+    return sum(1 for _ in takewhile(bool, stands))
 
 
 def _follow(tokens: Sequence[int], chosen: Sequence[int], start: int) -> Verdict:
@@ -239,135 +231,156 @@ def _follow(tokens: Sequence[int], chosen: Sequence[int], start: int) -> Verdict
     return Verdict(accepted, chosen[start + accepted])
 
 
-def _follow_all(group: _Group, chosen: list[int]) -> Judged:
-    """The same of all rows, chosen [n] at all their positions."""
-    starts = np.cumsum(group.lengths + 1) - group.lengths - 1
-    pairs = zip(group.rows, starts.tolist(), strict=True)
-    verdicts = [_follow(row.guesses.tokens, chosen, start) for row, start in pairs]
-    return np.array([one.num_accepted for one in verdicts]), np.array([one.own for one in verdicts])
+def _follow_all(group: _Group, chosen: list[int]) -> list[Verdict]:
+    """The same of all rows, chosen at all their positions."""
+    starts = accumulate((len(tokens) + 1 for tokens in group.tokens), initial=0)
+    return [_follow(tokens, chosen, start) for tokens, start in zip(group.tokens, starts, strict=False)]
 
 
-def _gumbel(group: _Group) -> Judged:
-    return _follow_all(group, group.gumbel_tokens().tolist())
+def _gumbel(group: _Group) -> list[Verdict]:
+    return _follow_all(group, group.gumbel_tokens())
 
 
-def _exact_match(group: _Group) -> Judged:
-    uniforms = group.uniforms(Purpose.OWN, group.tokens.shape[1] + 1)
-    used = np.arange(uniforms.shape[1]) <= group.lengths[:, None]
-    return _follow_all(group, inverse_cdf(group.probs(group.positions()), uniforms[used]).tolist())
+def _exact_match(group: _Group) -> list[Verdict]:
+    uniforms = group.uniforms(Purpose.OWN, max(map(len, group.tokens)) + 1)
+    used = [u for row, tokens in zip(uniforms, group.tokens, strict=True) for u in row[: len(tokens) + 1]]
+    return _follow_all(group, inverse_cdf(group.probs(group.positions(1)), used).tolist())
 
 
-def _typical(group: _Group) -> Judged:
-    p = group.probs(group.drafted_positions())
-    entropy = group._spread(torch.special.entr(p).sum(dim=-1, dtype=torch.float64))
-    threshold = np.minimum(TYPICAL_EPSILON, TYPICAL_DELTA * np.exp(-entropy))
-    num_accepted = _num_leading((group.p_of_drafted() > threshold) & group.is_drafted)
-    return num_accepted, _draw_own(group, num_accepted, group.probs(group.starts + num_accepted))
+def _typical(group: _Group) -> list[Verdict]:
+    p = group.probs(group.positions())
+    entropy = group.by_row(torch.special.entr(p).sum(dim=-1, dtype=torch.float64).tolist())
+    num_accepted = [
+        _num_leading(one > min(TYPICAL_EPSILON, TYPICAL_DELTA * exp(-h)) for one, h in zip(p_x, entropies, strict=True))
+        for p_x, entropies in zip(group.p_of_drafted(), entropy, strict=True)
+    ]
+    return _with_own(group, num_accepted, _p_behind(group, num_accepted))
 
 
-def _synthetic(group: _Group) -> Judged:
+def _synthetic(group: _Group) -> list[Verdict]:
     """Chance alone decides, but a token that cannot occur (banned, or against a grammar) never stands."""
-    rates = np.zeros(group.tokens.shape)
-    for row, rate in zip(group.rows, rates, strict=True):
-        num = min(len(rate), len(row.rates))
-        rate[:num] = row.rates[:num]
-    at, tokens = group._index(group.drafted_positions()), group._index(group.tokens[group.is_drafted])
-    can_occur = group._spread(group.p.scores[at, tokens].isfinite()) > 0
-    stands = (group.uniforms(Purpose.ACCEPT, group.tokens.shape[1]) < rates) & can_occur
-    num_accepted = _num_leading(stands)
-    places = group.starts + num_accepted
-    own: IntArray = np.array(group.p.likeliest, dtype=np.int64)[places]
+    num_accepted = []
+    scores = group.of_drafted(group.p.scores)
+    for row, uniforms, its in zip(group.rows, group.acceptance_uniforms(), scores, strict=True):
+        chances = zip(uniforms, its, row.rates, strict=False)  # one without a rate never stands
+        num_accepted.append(_num_leading(u < rate and isfinite(score) for u, score, rate in chances))
+    places = [start + accepted for start, accepted in zip(group.starts, num_accepted, strict=True)]
+    own = [group.p.likeliest[place] for place in places]
     if not group.p.one_hot[places].all():
-        own = np.where(group.p.one_hot[places], own, _draw_own(group, num_accepted, group.probs(places)))
-    return num_accepted, own
+        drawn = _draw_own(group, num_accepted, group.probs(places))
+        own = [one if group.p.one_hot[place] else other for place, one, other in zip(places, own, drawn, strict=True)]
+    return [Verdict(*pair) for pair in zip(num_accepted, own, strict=True)]
 
 
-def _rejection(group: _Group) -> Judged:
-    is_sampled, q = group.q()
-    uniforms = group.uniforms(Purpose.ACCEPT, group.tokens.shape[1])
-    stands = uniforms * group.q_of_drafted(is_sampled, q) < group.p_of_drafted()
-    num_accepted = _num_leading(stands & group.is_drafted)
-    weights = _residual(group, num_accepted, np.ones(len(group.rows)), is_sampled, q)
-    return num_accepted, _draw_own(group, num_accepted, weights)
+def _rejection(group: _Group) -> list[Verdict]:
+    num_accepted = [
+        _num_leading(u * q < p for u, q, p in zip(uniforms, q_x, p_x, strict=True))
+        for uniforms, q_x, p_x in zip(
+            group.acceptance_uniforms(), group.q_of_drafted(), group.p_of_drafted(), strict=True
+        )
+    ]
+    return _with_own(group, num_accepted, _residual(group, num_accepted, [1.0] * len(num_accepted)))
 
 
-def _block(group: _Group) -> Judged:
-    is_sampled, q = group.q()
+def _block(group: _Group) -> list[Verdict]:
     p_drafted = group.p_of_drafted()
-    kept = _kept_mass(p_drafted / group.q_of_drafted(is_sampled, q))
-    uniforms = group.uniforms(Purpose.ACCEPT, group.tokens.shape[1])
-    stands = (uniforms < _block_acceptance(group, kept, p_drafted, is_sampled, q)) & group.is_drafted
-    num_accepted = (stands * np.arange(1, stands.shape[1] + 1)).max(axis=1, initial=0)
-    scale = np.take_along_axis(kept, num_accepted[:, None], axis=1)[:, 0]
-    return num_accepted, _draw_own(group, num_accepted, _residual(group, num_accepted, scale, is_sampled, q))
+    kept = [_kept_mass(p_x, q_x) for p_x, q_x in zip(p_drafted, group.q_of_drafted(), strict=True)]
+    gains = _gains(group, kept, p_drafted)
+    num_accepted = [_longest_block(*row) for row in zip(group.acceptance_uniforms(), kept, gains, strict=True)]
+    scale = [mass[accepted] for mass, accepted in zip(kept, num_accepted, strict=True)]
+    return _with_own(group, num_accepted, _residual(group, num_accepted, scale))
 
 
-def _kept_mass(ratio: FloatArray) -> FloatArray:
-    """P [B, K+1]: P_0 = 1, P_i = min(1, P_{i-1} p(x_i)/q(x_i)), from ratio [B, K]."""
-    kept = np.ones((ratio.shape[0], ratio.shape[1] + 1))
-    for i in range(ratio.shape[1]):
-        kept[:, i + 1] = np.minimum(1.0, kept[:, i] * ratio[:, i])
-    return kept
+def _kept_mass(p_x: Sequence[float], q_x: Sequence[float]) -> list[float]:
+    """P_0 … P_k of a row: P_0 = 1, P_i = min(1, P_{i-1} p(x_i)/q(x_i))."""
+    return list(accumulate(zip(p_x, q_x, strict=True), lambda mass, x: min(1.0, mass * x[0] / x[1]), initial=1.0))
 
 
-def _block_acceptance(
-    group: _Group, kept: FloatArray, p_drafted: FloatArray, is_sampled: BoolArray, q: Tensor | None
-) -> FloatArray:
-    """The h [B, K] of i tokens in column i-1: S_i/(S_i + 1 - P_i) with S_i = Σ(P_i p - q)+, and P_k for all k."""
-    before = kept[:, :-1]
+def _longest_block(uniforms: Sequence[float], kept: Sequence[float], gains: Sequence[float]) -> int:
+    """The most tokens i with u_i < h_i, where h_i = S_i/(S_i + 1 - P_i) with S_i = Σ(P_i p - q)+, and h_k = P_k.
+
+    Args:
+        uniforms: u_1 … u_k.
+        kept: P_0 … P_k.
+        gains: S_1 … S_{k-1}.
+    """
+    for i in range(len(uniforms), 0, -1):
+        chance = kept[i]
+        if i < len(uniforms):
+            total = gains[i - 1] + 1.0 - kept[i]
+            chance = gains[i - 1] / total if total > 0 else 1.0
+        if uniforms[i - 1] < chance:
+            return i
+    return 0
+
+
+def _gains(group: _Group, kept: Sequence[Sequence[float]], p_drafted: Sequence[Sequence[float]]) -> list[list[float]]:
+    """S_1 … S_{k-1} of each row: Σ(P_i p - q)+ behind i of its tokens."""
     # Without chance q is one-hot at x, so (P p - q)+ is P p everywhere but at x.
-    gain = before * (1.0 - p_drafted)
-    if q is not None:
-        has_q = is_sampled[group.is_drafted]
-        p = group.probs(group.drafted_positions()[has_q])
-        scale = group._index(before[is_sampled]).float()
-        gain[is_sampled] = _excess(p, q, scale).sum(dim=-1, dtype=torch.float64).cpu().numpy()
-    # Column i of `gain` and `before` belongs to the prefix of i tokens, whose h stands in column i-1.
-    gain, mass = gain[:, 1:], kept[:, 1:-1]
-    h = kept[:, 1:].copy()
-    total = gain + 1.0 - mass
-    inner = np.divide(gain, total, out=np.ones_like(gain), where=total > 0)
-    is_inner = group.is_drafted[:, 1:]
-    h[:, :-1][is_inner] = inner[is_inner]
-    return h
+    gains = [
+        [mass * (1.0 - one) for mass, one in zip(masses[1:-1], p_x[1:], strict=True)]
+        for masses, p_x in zip(kept, p_drafted, strict=True)
+    ]
+    drawn = [i for i, row in enumerate(group.rows) if row.guesses.q is not None and gains[i]]
+    if drawn:
+        places = [group.starts[i] + j for i in drawn for j in range(1, len(kept[i]) - 1)]
+        q = [row.guesses.q[1:] for row in (group.rows[i] for i in drawn) if row.guesses.q is not None]
+        p = group.probs(places)
+        scale = [mass for i in drawn for mass in kept[i][1:-1]]
+        excess = _excess(p, _together(q).to(p.device), scale)
+        sums = iter(excess.sum(dim=-1, dtype=torch.float64).tolist())
+        for i in drawn:
+            gains[i] = list(islice(sums, len(gains[i])))
+    return gains
 
 
-def _excess(p: Tensor, q: Tensor, scale: Tensor) -> Tensor:
+def _excess(p: Tensor, q: Tensor, scale: Sequence[float]) -> Tensor:
     """(scale p - q)+ [n, V] from p, q [n, V] float32 and scale [n]."""
-    return (p * scale[:, None]).sub_(q).clamp_(min=0)
+    if len(scale) == 1:
+        return (p * scale[0]).sub_(q).clamp_(min=0)
+    return (p * torch.tensor(scale, device=p.device)[:, None]).sub_(q).clamp_(min=0)
 
 
-def _residual(
-    group: _Group, num_accepted: IntArray, scale: FloatArray, is_sampled: BoolArray, q: Tensor | None
-) -> Tensor:
+def _p_behind(group: _Group, num_accepted: Sequence[int]) -> Tensor:
+    """Each row's p [B, V] behind the tokens that stand."""
+    return group.probs([start + accepted for start, accepted in zip(group.starts, num_accepted, strict=True)])
+
+
+def _residual(group: _Group, num_accepted: Sequence[int], scale: Sequence[float]) -> Tensor:
     """What own tokens are drawn from, [B, V] of any sum: (scale p - q)+ after a refusal, p after full acceptance."""
-    p = group.probs(group.starts + num_accepted)
-    refused = np.flatnonzero(num_accepted < group.lengths)
-    if not len(refused):
+    p = _p_behind(group, num_accepted)
+    refused = [i for i, tokens in enumerate(group.tokens) if num_accepted[i] < len(tokens)]
+    if not refused:
         return p
-    weights = p.clone()
-    by_chance = is_sampled[refused, num_accepted[refused]]
-    certain = refused[~by_chance]
-    weights[group._index(certain), group._index(group.tokens[certain, num_accepted[certain]])] = 0.0
-    if q is not None and by_chance.any():
-        sampled = refused[by_chance]
-        row_of_q = np.cumsum(is_sampled).reshape(is_sampled.shape) - 1
-        q_refused = q[group._index(row_of_q[sampled, num_accepted[sampled]])]
-        at = group._index(sampled)
-        weights[at] = _excess(p[at], q_refused, group._index(scale[sampled]).float())
+    drawn = {i: q[num_accepted[i]] for i in refused if (q := group.rows[i].guesses.q) is not None}
+    if drawn:
+        nothing = torch.zeros(p.shape[1])
+        q = torch.stack([drawn.get(i, nothing) for i in range(len(group.rows))]).to(p.device)
+        weights = _excess(p, q, [one if i in drawn else 1.0 for i, one in enumerate(scale)])
+    else:
+        weights = p.clone()
+    for i in refused:
+        if i not in drawn:  # without chance q is one-hot at the refused token
+            weights[i, group.tokens[i][num_accepted[i]]] = 0.0
     # Where p equals q a refusal comes from the last bits alone, and nothing is left over: draw from p.
     empty = weights.sum(dim=-1, keepdim=True) <= 0
     return torch.where(empty, p, weights)
 
 
-def _draw_own(group: _Group, num_accepted: IntArray, weights: Tensor) -> IntArray:
-    """Own tokens [B] drawn from weights [B, V]."""
-    uniforms = group.uniforms(Purpose.OWN, group.tokens.shape[1] + 1)
-    drawn: IntArray = inverse_cdf(weights, uniforms[np.arange(len(uniforms)), num_accepted]).cpu().numpy()
+def _with_own(group: _Group, num_accepted: Sequence[int], weights: Tensor) -> list[Verdict]:
+    """Verdicts with own tokens drawn from weights [B, V]."""
+    own = _draw_own(group, num_accepted, weights)
+    return [Verdict(*pair) for pair in zip(num_accepted, own, strict=True)]
+
+
+def _draw_own(group: _Group, num_accepted: Sequence[int], weights: Tensor) -> list[int]:
+    """Own tokens drawn from weights [B, V]."""
+    uniforms = group.uniforms(Purpose.OWN, max(num_accepted) + 1)
+    drawn: list[int] = inverse_cdf(weights, [u[i] for u, i in zip(uniforms, num_accepted, strict=True)]).tolist()
     return drawn
 
 
-_RULES: dict[str, Callable[[_Group], Judged]] = {
+_RULES: dict[str, Callable[[_Group], list[Verdict]]] = {
     "rejection": _rejection,
     "block": _block,
     "gumbel": _gumbel,

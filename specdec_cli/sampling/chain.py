@@ -108,7 +108,7 @@ class Distribution:
         return TokenLogprob(token, float(logprobs[token]), tuple((i, value) for i, value in pairs if value > NEVER))
 
 
-def inverse_cdf(weights: Tensor, uniforms: Tensor | npt.NDArray[np.float64]) -> Tensor:
+def inverse_cdf(weights: Tensor, uniforms: Tensor | npt.NDArray[np.float64] | Sequence[float]) -> Tensor:
     """Tokens [n] int64 drawn in proportion to weights [n, V] >= 0 (of any sum) by uniform numbers [n] in [0, 1)."""
     cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
     point = torch.as_tensor(uniforms, dtype=torch.float64, device=weights.device)[:, None] * cumulative[:, -1:]
@@ -139,15 +139,14 @@ def distribution(logits: Tensor, rows: Sequence[ChainRow], num_tokens: int) -> D
     params = [row.params for row in rows]
     if not any(one.temperature for one in params):
         return Distribution(scores, likeliest, np.array([True] * num_positions), None)
-    counts = np.array(lengths, dtype=np.int64)
-    temperature = np.repeat(np.array([one.temperature for one in params], dtype=np.float64), counts)
-    one_hot: BoolArray = temperature == 0
-    top = torch.tensor(largest, dtype=scores.dtype, device=scores.device)[:, None]
-    probs = _cut(_divide(scores, top, temperature), params, counts, one_hot).softmax(dim=-1)
+    of_position = [one for one, length in zip(params, lengths, strict=True) for _ in range(length)]
+    one_hot: BoolArray = np.array([one.temperature == 0 for one in of_position])
+    probs = _cut(_divide(scores, largest, of_position), of_position).softmax(dim=-1)
     found = Distribution(scores, likeliest, one_hot, probs)
-    greedy = torch.from_numpy(np.flatnonzero(one_hot)).to(probs.device)
-    probs[greedy] = 0.0
-    probs[greedy, found.argmax[greedy]] = 1.0
+    if one_hot.any():
+        greedy = torch.from_numpy(np.flatnonzero(one_hot)).to(probs.device)
+        probs[greedy] = 0.0
+        probs[greedy, found.argmax[greedy]] = 1.0
     return found
 
 
@@ -182,37 +181,46 @@ def _check(values: Sequence[float], rows: Sequence[ChainRow], lengths: Sequence[
     )
 
 
-def _divide(scores: Tensor, top: Tensor, temperature: npt.NDArray[np.float64]) -> Tensor:
-    """(scores - top) / temperature [n, V]; the largest becomes 0, so that no temperature is too small."""
+def _divide(scores: Tensor, largest: Sequence[float], params: Sequence[SamplingParams]) -> Tensor:
+    """(scores - largest) / temperature [n, V]; the largest becomes 0, so that no temperature is too small."""
     smallest = torch.finfo(torch.float32).tiny
-    safe = np.where(temperature == 0, 1.0, np.maximum(temperature, smallest)).astype(np.float32)
-    return (scores - top).div_(torch.from_numpy(safe).to(scores.device)[:, None])
+    safe = [max(one.temperature, smallest) if one.temperature else 1.0 for one in params]
+    top, temperature = (torch.tensor(values, dtype=scores.dtype, device=scores.device) for values in (largest, safe))
+    return (scores - top[:, None]).div_(temperature[:, None])
 
 
-def _cut(scaled: Tensor, params: Sequence[SamplingParams], counts: IntArray, one_hot: BoolArray) -> Tensor:
+def _cut(scaled: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     """Apply top-k, top-p and min-p in place to scaled [n, V], whose largest is 0 in every row.
 
     Each keeps a prefix of the tokens in descending order, equals in their ids' order, so the shortest one decides.
     """
-    num_tokens = scaled.shape[1]
-    top_k = np.repeat(np.array([min(one.top_k or num_tokens, num_tokens) for one in params], dtype=np.int64), counts)
-    top_p = np.repeat(np.array([one.top_p for one in params], dtype=np.float64), counts)
-    min_p = np.repeat(np.array([one.min_p for one in params], dtype=np.float64), counts)
-    wanted = np.flatnonzero(((top_k < num_tokens) | (top_p < 1) | (min_p > 0)) & ~one_hot)
-    if not len(wanted):
+    num_tokens, device = scaled.shape[1], scaled.device
+    wanted = [i for i, one in enumerate(params) if one.temperature and _is_cut(one, num_tokens)]
+    if not wanted:
         return scaled
-    every = len(wanted) == len(one_hot)
-    device = scaled.device
-    index = torch.from_numpy(wanted).to(device)
+    every = len(wanted) == len(params)
+    index = torch.tensor(wanted, device=device)
     some = scaled if every else scaled[index]
-    ordered = _descending(some, int(top_k[wanted].max()))
+    top_k = [min(params[i].top_k or num_tokens, num_tokens) for i in wanted]
+    ordered = _descending(some, max(top_k))
+    columns = (top_k, *([getattr(params[i], name) for i in wanted] for name in ("top_p", "min_p")))
+    dtypes = torch.int64, torch.float64, torch.float64
     keep = _num_kept(
-        ordered, *(torch.from_numpy(values[wanted]).to(device)[:, None] for values in (top_k, top_p, min_p))
+        ordered,
+        *(
+            torch.tensor(column, dtype=dtype, device=device)[:, None]
+            for column, dtype in zip(columns, dtypes, strict=True)
+        ),
     )
     _keep_best(some, ordered.gather(1, keep - 1), keep)
     if not every:
         scaled[index] = some
     return scaled
+
+
+def _is_cut(params: SamplingParams, num_tokens: int) -> bool:
+    """Whether any of a vocabulary's tokens may be cut off."""
+    return (params.top_k or num_tokens) < num_tokens or params.top_p < 1 or params.min_p > 0
 
 
 def _descending(scaled: Tensor, num: int) -> Tensor:

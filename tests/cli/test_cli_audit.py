@@ -82,7 +82,9 @@ def test_a_planted_bug_exits_with_3_after_the_document_is_written(models, capsys
 
 
 def test_a_wrong_distribution_exits_with_3(models, capsys, monkeypatch):
-    monkeypatch.setattr(verify_module, "_residual", lambda group, accepted, *_: group.probs(group.starts + accepted))
+    monkeypatch.setattr(
+        verify_module, "_residual", lambda group, accepted, *_: verify_module._p_behind(group, accepted)
+    )
     arguments = ["--mode", "sampled", "--verify", "rejection", "--time-limit", "4", "--json", "--quiet"]
     assert audit(models, *arguments) == 3
     out, err = capsys.readouterr()

@@ -39,14 +39,15 @@ class StopsBeforeADoubtfulDraw(Loop):
 
 
 def missing_residual(group, num_accepted, *_):
-    return group.probs(group.starts + num_accepted)
+    return verify_module._p_behind(group, num_accepted)
 
 
 def off_by_one_bonus(residual):
     def patched(group, num_accepted, *rest):
         weights = residual(group, num_accepted, *rest)
-        full = torch.from_numpy((num_accepted == group.lengths) & (num_accepted > 0))[:, None]
-        return torch.where(full, group.probs(group.starts + np.maximum(num_accepted - 1, 0)), weights)
+        is_full = [0 < accepted == len(tokens) for accepted, tokens in zip(num_accepted, group.tokens, strict=True)]
+        before = verify_module._p_behind(group, [max(accepted - 1, 0) for accepted in num_accepted])
+        return torch.where(torch.tensor(is_full)[:, None], before, weights)
 
     return patched
 

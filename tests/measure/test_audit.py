@@ -195,7 +195,9 @@ def test_a_missing_residual_is_found(monkeypatch, mode):
         return check("table", draws, toy.joint(3), toy.NUM_TOKENS)
 
     assert checked().is_fine
-    monkeypatch.setattr(verify_module, "_residual", lambda group, accepted, *_: group.probs(group.starts + accepted))
+    monkeypatch.setattr(
+        verify_module, "_residual", lambda group, accepted, *_: verify_module._p_behind(group, accepted)
+    )
     assert not checked().is_fine
 
 
