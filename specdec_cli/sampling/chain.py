@@ -227,32 +227,35 @@ def _descending(scaled: Tensor, num: int) -> Tensor:
     """The `num` largest values of each row in descending order, [n, num]."""
     if scaled.device.type == "cpu":
         # numpy sorts plain float32 with vector instructions, 30 times faster than torch's sort with indices.
-        negated = np.sort(-scaled.numpy(), axis=-1)[:, :num]
-        return torch.from_numpy(negated).neg()
+        negated = -scaled.numpy()
+        if num < scaled.shape[1]:
+            negated = np.partition(negated, num - 1, axis=-1)[:, :num]
+        return torch.from_numpy(np.sort(negated, axis=-1)).neg()
     return scaled.sort(dim=-1, descending=True).values[:, :num]
 
 
 def _num_kept(ordered: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
     """How many of ordered [n, V'] stay, [n, 1]: at most top_k, of them the fewest that hold top_p, of them min_p's."""
-    rank = torch.arange(ordered.shape[1], device=ordered.device)
-    weight = torch.where(rank < top_k, ordered.exp(), 0.0).double()
-    keep = torch.minimum(top_k, (weight >= min_p * weight[:, :1]).sum(dim=-1, keepdim=True))
+    keep, weight = top_k, ordered.exp()
     if bool((top_p < 1).any()):
-        held = weight.cumsum(dim=-1)
-        before = held - weight
-        nucleus = (before < top_p * held[:, -1:]).sum(dim=-1, keepdim=True)
-        keep = torch.minimum(keep, torch.where(top_p < 1, nucleus, keep))
-    return keep.clamp_(min=1)
+        held = weight.cumsum(dim=-1, dtype=torch.float64)
+        nucleus = torch.searchsorted(held, top_p * held.gather(1, top_k - 1)) + 1
+        keep = torch.where(top_p < 1, torch.minimum(keep, nucleus), keep)
+    if bool((min_p > 0).any()):
+        likely = weight.double() >= min_p * weight[:, :1]
+        keep = torch.minimum(keep, likely.sum(dim=-1, keepdim=True))
+    return keep.clamp(min=1)
 
 
 def _keep_best(scaled: Tensor, threshold: Tensor, keep: Tensor) -> None:
     """Ban, in place, all but the `keep` [n, 1] best of scaled [n, V]; threshold [n, 1] is the last kept value."""
-    above = scaled > threshold
-    equal = scaled == threshold
-    room = keep - above.sum(dim=-1, keepdim=True)
-    if bool((equal.sum(dim=-1, keepdim=True) > room).any()):
-        equal &= equal.cumsum(dim=-1) <= room
-    scaled.masked_fill_(~(above | equal), NEVER)
+    banned = scaled < threshold
+    surplus = (scaled.shape[1] - keep) - banned.sum(dim=-1, keepdim=True)
+    if bool((surplus > 0).any()):
+        equal = scaled == threshold
+        room = equal.sum(dim=-1, keepdim=True) - surplus
+        banned |= equal & (equal.cumsum(dim=-1) > room)
+    scaled.masked_fill_(banned, NEVER)
 
 
 def _edit(scores: Tensor, rows: Sequence[ChainRow], lengths: Sequence[int]) -> Tensor:
