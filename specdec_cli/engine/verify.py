@@ -182,7 +182,7 @@ class _Group:
             shape = len(tokens), self.p.scores.shape[1]
             assert q.shape == shape, "q has a row for each drafted token, as wide as p"
             found = q.gather(1, tokens[:, None])[:, 0].tolist()
-            assert all(found), "a drafted token has a probability under the q that it was sampled from"
+            assert min(found) > 0, "a drafted token has a probability under the q that it was sampled from"
             values = iter(found)
         return [
             [1.0] * len(row.guesses.tokens) if row.guesses.q is None else list(islice(values, len(row.guesses.tokens)))
