@@ -11,7 +11,7 @@ from tiny_models import VOCAB, make_tiny
 
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm import graphs, load
-from specdec_cli.lm.door import Row
+from specdec_cli.lm.door import Draw, Row
 from specdec_cli.lm.graphs import Bucket
 from specdec_cli.lm.load import load_lm
 from specdec_cli.lm.unread import Unread
@@ -147,6 +147,13 @@ def test_a_guess_in_one_graph_is_the_likeliest_tokens_one_by_one(both):
             recorded.release(10 + handle)
             recorded.release(20 + handle)
             contexts[handle] = context[:-1]
+
+
+def test_a_guess_by_chance_is_left_to_scores(both):
+    _, recorded = both()
+    rows = [Row(0, TEXT[:9], 2), Row(1, TEXT[:4], 2, draw=Draw(1.0, None, 1.0, 0.0, [0.5, 0.5]))]
+    assert recorded.guess(rows, VOCAB) is None
+    assert recorded.guess(rows[:1], VOCAB) is not None
 
 
 def test_a_guess_says_where_no_largest_logit_is_a_number(both):
