@@ -84,7 +84,13 @@ def _run(named: Mapping[str, Resolved], settings: Settings, shared: Shared, *, i
     leave_loaded_alone(models)
     when_ready(models, lambda: screen.say(f"serving {', '.join(models.names)} at {server.url}"))
     with _view(models, shared, settings):
-        return server.serve_forever()
+        code = server.serve_forever()
+    if models.is_loading:
+        # Its thread cannot be stopped, and torch's code aborts the process when the interpreter ends around it.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
 
 
 def _view(models: Models, shared: Shared, settings: Settings) -> AbstractContextManager[Any]:

@@ -184,6 +184,11 @@ class Models:
         """Of the models that are loaded."""
         return [model.loaded for model in self.all if model.loaded is not None]
 
+    @property
+    def is_loading(self) -> bool:
+        """Whether any of them is being loaded now."""
+        return any(model.state == "loading" for model in self.all)
+
     def find(self, name: str | None) -> Model:
         """The model that a request means.
 

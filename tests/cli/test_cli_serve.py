@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import urllib.request
 from pathlib import Path
 
@@ -14,9 +15,11 @@ import pytest
 from specdec_cli.cli import serve as command
 from specdec_cli.cli.main import run
 from specdec_cli.cli.options import draft_methods
+from specdec_cli.errors import ExitCode
 from specdec_cli.recipe import resolve
+from specdec_cli.serve.models import Model, Models
 from specdec_cli.serve.parameters import Defaults
-from specdec_cli.serve.server import listen
+from specdec_cli.serve.server import Server, listen
 
 SEED = [
     "serve", "--model", "builtin:target", "--speculative-model", "builtin:draft", "--num-speculative-tokens", "3",
@@ -130,3 +133,24 @@ def test_a_repositorys_recipe_says_nothing_about_the_server(tmp_path: Path, caps
 def test_an_empty_key_is_no_key(capsys):
     assert run(["serve", "--api-key", "", "--dry-run"]) == 2
     assert "`--api-key` is empty" in capsys.readouterr().err
+
+
+def test_an_end_while_a_model_loads_does_not_wait_for_the_interpreters(monkeypatch):
+    begun, goes_on, codes = threading.Event(), threading.Event(), []
+
+    def load():
+        begun.set()
+        goes_on.wait()
+        raise RuntimeError("it was waited for")
+
+    def interrupted(server):
+        assert begun.wait(20)
+        server.listener.close()
+        return ExitCode.INTERRUPTED
+
+    monkeypatch.setattr(command, "_models", lambda named, settings, shared: Models([Model("toy", load, settings)]))
+    monkeypatch.setattr(Server, "serve_forever", interrupted)
+    monkeypatch.setattr(os, "_exit", codes.append)
+    assert run(["serve", "--port", "0", "--quiet"]) == ExitCode.INTERRUPTED
+    assert codes == [ExitCode.INTERRUPTED]
+    goes_on.set()
