@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import inf, isfinite
 
 import numpy as np
 import numpy.typing as npt
@@ -203,15 +203,7 @@ def _cut(scaled: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     some = scaled if every else scaled[index]
     top_k = [min(params[i].top_k or num_tokens, num_tokens) for i in wanted]
     ordered = _descending(some, max(top_k))
-    columns = (top_k, *([getattr(params[i], name) for i in wanted] for name in ("top_p", "min_p")))
-    dtypes = torch.int64, torch.float64, torch.float64
-    keep = _num_kept(
-        ordered,
-        *(
-            torch.tensor(column, dtype=dtype, device=device)[:, None]
-            for column, dtype in zip(columns, dtypes, strict=True)
-        ),
-    )
+    keep = _num_kept(ordered, top_k, [params[i].top_p for i in wanted], [params[i].min_p for i in wanted])
     _keep_best(some, ordered.gather(1, keep - 1), keep)
     if not every:
         scaled[index] = some
@@ -234,15 +226,19 @@ def _descending(scaled: Tensor, num: int) -> Tensor:
     return scaled.sort(dim=-1, descending=True).values[:, :num]
 
 
-def _num_kept(ordered: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+def _num_kept(ordered: Tensor, top_k: Sequence[int], top_p: Sequence[float], min_p: Sequence[float]) -> Tensor:
     """How many of ordered [n, V'] stay, [n, 1]: at most top_k, of them the fewest that hold top_p, of them min_p's."""
-    keep, weight = top_k, ordered.exp()
-    if bool((top_p < 1).any()):
+
+    def column(values: Sequence[float], dtype: torch.dtype = torch.float64) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=ordered.device)[:, None]
+
+    weight, keep = ordered.exp(), column(top_k, torch.int64)
+    if min(top_p) < 1:
         held = weight.cumsum(dim=-1, dtype=torch.float64)
-        nucleus = torch.searchsorted(held, top_p * held.gather(1, top_k - 1)) + 1
-        keep = torch.where(top_p < 1, torch.minimum(keep, nucleus), keep)
-    if bool((min_p > 0).any()):
-        likely = weight.double() >= min_p * weight[:, :1]
+        enough = column([share if share < 1 else inf for share in top_p]) * held.gather(1, keep - 1)
+        keep = torch.minimum(keep, torch.searchsorted(held, enough) + 1)
+    if max(min_p) > 0:
+        likely = weight.double() >= column(min_p) * weight[:, :1]
         keep = torch.minimum(keep, likely.sum(dim=-1, keepdim=True))
     return keep.clamp(min=1)
 
