@@ -22,7 +22,7 @@ _MODES_WITH_Q = ("rejection", "block")
 
 @dataclass
 class Drafter:
-    """Guesses with a smaller language model, round by round over all rows.
+    """Guesses with a smaller language model: in one call where it has one for that, else round by round over all rows.
 
     Args:
         model: hub id, folder or built-in name of the draft.
@@ -63,7 +63,7 @@ class Drafter:
             raise UsageError(message, "choose a draft with the target's tokenizer")
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Guesses]:
-        """Up to k tokens per row: round j scores one position of every row that still drafts.
+        """Up to k tokens per row. Of rows that are not guessed in one call, round j scores one position each.
 
         Raises:
             RunError: what it guessed before, unread, was no token.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -64,7 +64,7 @@ class Continuations:
 
     tokens: list[list[int]]
     unread: Unread | None = None
-    q: Mapping[int, Tensor] = field(default_factory=dict)
+    q: dict[int, Tensor] = field(default_factory=dict)
 
 
 class LM(Protocol):

@@ -213,16 +213,14 @@ class LlamaDecoder:
             q.data_ptr(),
             found,
         )
-        ends = list(accumulate(counts))
-        each = (found[end - count : end] for end, count in zip(ends, counts, strict=True))
-        whole = [one[: one.index(-1)] if -1 in one else one for one in each]
-        begins = [end - count for end, count in zip(ends, counts, strict=True)]
-        drawn = {
-            place: q[begin : begin + len(one)]
-            for place, (begin, one, draw) in enumerate(zip(begins, whole, draws, strict=True))
-            if draw is not None
-        }
-        return Continuations(whole, q=drawn)
+        continuations = Continuations([])
+        for begin, count, draw in zip(accumulate(counts, initial=0), counts, draws, strict=False):
+            one = found[begin : begin + count]
+            one = one[: one.index(-1)] if -1 in one else one
+            if draw is not None:
+                continuations.q[len(continuations.tokens)] = q[begin : begin + len(one)]
+            continuations.tokens.append(one)
+        return continuations
 
     def _step(self, tokens: list[int], layout: Layout, wanted: list[int], logits: Tensor) -> _Step:
         """What a call of the library is given."""
