@@ -141,7 +141,8 @@ def replay_subset(trace: Trace, num: int) -> Trace:
         return trace
     size = sum(len(prompt.output) for prompt in trace.prompts[:num])
     draft = trace.drafts["draft"]
-    arrays = {n: getattr(draft, n)[:size] for n in type(draft).__slots__ if n != "max_context"}
+    fields = {name: getattr(draft, name) for name in type(draft).__slots__}
+    arrays = {name: values[:size] for name, values in fields.items() if isinstance(values, np.ndarray)}
     cut = replace(trace, prompts=trace.prompts[:num], log_p=trace.log_p[:size], drafts={})
     cut.drafts["draft"] = replace(draft, **arrays)
     return cut
