@@ -190,9 +190,8 @@ class _Draft:
         from specdec_cli.sampling.chain import ChainRow, is_edited
 
         row = self.row
-        if row.p_min > 0 or (
-            row.params.temperature > 0 and row.verify == "gumbel"
-        ):  # its noise has a vocabulary's width
+        needs_wide_noise = row.params.temperature > 0 and row.verify == "gumbel"
+        if row.p_min > 0 or needs_wide_noise:
             return False
         return not is_edited(ChainRow(row.params, row.context, row.num_prompt_tokens, (), row.stop_ids))
 

@@ -336,8 +336,6 @@ def _gains(group: _Group, kept: Sequence[Sequence[float]], p_drafted: Sequence[S
 
 def _excess(p: Tensor, q: Tensor, scale: Sequence[float]) -> Tensor:
     """(scale p - q)+ [n, V] from p, q [n, V] float32 and scale [n]."""
-    if len(scale) == 1:
-        return (p * scale[0]).sub_(q).clamp_(min=0)
     return (p * torch.tensor(scale, device=p.device)[:, None]).sub_(q).clamp_(min=0)
 
 
@@ -354,8 +352,8 @@ def _residual(group: _Group, num_accepted: Sequence[int], scale: Sequence[float]
         return p
     drawn = {i: q[num_accepted[i]] for i in refused if (q := group.rows[i].guesses.q) is not None}
     if drawn:
-        nothing = torch.zeros(p.shape[1])
-        q = torch.stack([drawn.get(i, nothing) for i in range(len(group.rows))]).to(p.device)
+        nothing = torch.zeros(p.shape[1], device=p.device)
+        q = torch.stack([drawn[i].to(p.device) if i in drawn else nothing for i in range(len(group.rows))])
         weights = _excess(p, q, [one if i in drawn else 1.0 for i, one in enumerate(scale)])
     else:
         weights = p.clone()

@@ -815,7 +815,8 @@ int64_t likeliest(const float* scores, long count) {
     return std::find(scores, scores + count, largest) - scores;
 }
 
-// How many of the best of weights [count] top-k, top-p and min-p leave, in this order; they are the first of `order`.
+// How many of the best of weights [count] top-k, top-p and min-p leave, in this order; they are the first of `order`. It
+// is what `sampling/chain.py` does for whole batches, and a test holds the two together.
 // Equals stand in their numbers' order. Weights are those of e^(x - largest), so that the largest is 1.
 long cut(const float* weights, long count, const Chance& chance, std::vector<int32_t>& order) {
     order.resize(count);

@@ -192,7 +192,8 @@ def _divide(scores: Tensor, largest: Sequence[float], params: Sequence[SamplingP
 def _cut(scaled: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     """Apply top-k, top-p and min-p in place to scaled [n, V], whose largest is 0 in every row.
 
-    Each keeps a prefix of the tokens in descending order, equals in their ids' order, so the shortest one decides.
+    Each keeps a prefix of the tokens in descending order, equals in their ids' order, so the shortest one decides. A
+    draft's compiled guess does the same token by token (`lm/llama_step.cpp`).
     """
     num_tokens, device = scaled.shape[1], scaled.device
     wanted = [i for i, one in enumerate(params) if one.temperature and _is_cut(one, num_tokens)]
