@@ -5,8 +5,8 @@
 Endurance: streams one after the other in 16 places. None may fail, memory may grow by less than 2 % after the first
 minute, and every block is free at the end. Throughput: the arms are requests to servers that all run, idle but for one;
 they are measured in turn, forwards and backwards (A B C C B A); a ratio is of one round, and the median is kept.
-Generate: one stream of each server with a draft and `specdec generate -k 4` in turn, first token to last, as both say
-it. The clients run beside the server on the same cores.
+Generate: one stream of each server with a draft, `specdec generate` with the same options and `specdec generate -k 4`
+in turn, first token to last, as both say it. The clients run beside the server on the same cores.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ STREAMS = (1, 4, 8, 16)
 NUM_TOKENS = 128
 NUM_LONG = 400  # of one stream and one `generate`: what a new process is slow with at first weighs less
 SERVER = ("--max-num-seqs", "16")
+FIXED = "fixed k=4"
 ARMS = {
     "none": ("--draft", "none"),
-    "fixed k=4": ("-k", "4"),
+    FIXED: ("-k", "4"),
     "adaptive": ("-k", "4", "--depth-policy", "adaptive"),
     "adaptive up to k=8": ("-k", "8", "--depth-policy", "adaptive"),
 }
@@ -129,32 +130,39 @@ async def decode_rate(served: Served, place: int) -> float:
     return (NUM_LONG - 1) / seconds
 
 
-def generated_rate(place: int) -> float:
+def generated_rate(place: int, options: Sequence[str]) -> float:
     """The same as `specdec generate` says it."""
-    words = [sys.executable, "-m", "specdec_cli", "generate", PROMPTS[place], "-k", "4", "-n", str(NUM_LONG)]
+    words = [sys.executable, "-m", "specdec_cli", "generate", PROMPTS[place], *options, "-n", str(NUM_LONG)]
     done = subprocess.run([*words, "--ignore-eos", "--json", "--quiet"], stdout=subprocess.PIPE, check=True)
     return float(json.loads(done.stdout)["outputs"][0]["timing"]["decode_tokens_per_second"])
 
 
 def against_generate(servers: dict[str, Served], num_rounds: int) -> dict[str, Any]:
-    """One stream of each server and `specdec generate` on each prompt in turn."""
+    """One stream of each server and `specdec generate` with its options on each prompt in turn."""
     ours: dict[str, list[float]] = {name: [] for name in servers}
-    theirs: list[float] = []
+    theirs: dict[str, list[float]] = {name: [] for name in servers}
     for turn in range(num_rounds + 1):
         for place in range(len(PROMPTS)):
-            streamed = {
-                name: [asyncio.run(decode_rate(served, place)) for _ in range(3)] for name, served in servers.items()
-            }
-            if turn:
-                theirs.append(generated_rate(place))
-                for name, rates in streamed.items():
-                    ours[name].append(median(rates))
-    found: dict[str, Any] = {"specdec generate": {"tokens_per_second": round(median(theirs), 1)}}
-    for name, rates in ours.items():
-        ratio = bootstrap_median(np.array(ratios(rates, theirs)))
-        ends = [round(end, 3) for end in ratio.ci95 or ()]
-        found[name] = {"tokens_per_second": round(median(rates), 1), "ratio": round(ratio.median, 3), "ci95": ends}
-    return found
+            for name, served in servers.items():
+                streamed = median(asyncio.run(decode_rate(served, place)) for _ in range(3))
+                if turn:
+                    ours[name].append(streamed)
+                    theirs[name].append(generated_rate(place, ARMS[name]))
+    return {
+        name: {
+            "tokens_per_second": round(median(rates), 1),
+            "generate with the same options": beside(rates, theirs[name]),
+            f"generate with a {FIXED}": beside(rates, theirs[FIXED]),
+        }
+        for name, rates in ours.items()
+    }
+
+
+def beside(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, Any]:
+    """The others' rates, and ours over theirs."""
+    ratio = bootstrap_median(np.array(ratios(ours, theirs)))
+    ends = [round(end, 3) for end in ratio.ci95 or ()]
+    return {"tokens_per_second": round(median(theirs), 1), "ratio": round(ratio.median, 3), "ci95": ends}
 
 
 async def throughput(served: Served, num_places: int) -> float:
@@ -215,7 +223,7 @@ def main() -> None:
             names = [name for name in ARMS if name != "none"]
             servers = {name: stack.enter_context(serving(*SERVER, *ARMS[name])) for name in names}
             found = against_generate(servers, 2)
-        print(found)
+        print(json.dumps(found, indent=1))
         print(record.save("serve_against_generate", before, found))
     if options.only in (None, "throughput"):
         before = record.machine()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from specdec_cli.errors import RunError
 from specdec_cli.lm.blocks import BlockPool
@@ -66,6 +66,20 @@ class Feed:
     keep: int
     num_logits: int
     unread: Unread | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """How many are fed."""
+        return len(self.context) - self.keep
+
+    def cut(self, num_tokens: int) -> list[Feed]:
+        """So many tokens and, if there are more, the rest."""
+        if self.num_tokens <= num_tokens:
+            return [self]
+        stop = self.keep + num_tokens
+        later = min(self.num_logits, len(self.context) - stop)
+        first = replace(self, context=self.context[:stop], num_logits=self.num_logits - later)
+        return [first, replace(self, keep=stop, num_logits=later)]
 
     def settle(self) -> None:
         """Put the tokens themselves in the place of what stands for them."""

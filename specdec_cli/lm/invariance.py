@@ -2,16 +2,17 @@
 
 The same row is computed among different numbers of rows, by our own decoder, by the linear layers' kernels that others
 use (plain, packed, int8), and by attention as this package uses it; every answer must equal the first one, bit for bit.
-`doctor` prints the checks.
+`doctor` prints the checks. Where products keep a row's bits among fewer rows only (AMX: up to 32), a forward is made in
+turns of so many.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -27,6 +28,7 @@ LINEAR_SHAPES = ((160, 160), (432, 160), (160, 432), (1024, 1024), (1024, 3584),
 ATTENTION_SHAPES = ((5, 5, 32), (12, 12, 64), (16, 8, 64), (8, 1, 64))
 CONTEXTS = (20, 63, 200, 511, 700)
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 32, 33, 48, 64)
+MOST_ROWS = max(ROWS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +62,37 @@ def row_invariance(dtype: torch.dtype = torch.bfloat16) -> list[InvarianceCheck]
         return [*_decoder_checks(dtype), *_linear_checks(dtype, generator), *_attention_checks(dtype, generator)]
 
 
+@functools.cache
+def rows_together(dtype: torch.dtype, kind: Kind) -> int:
+    """Up to how many rows, of `MOST_ROWS`, a product gives each of them the same bits in any number from two on.
+
+    `MOST_ROWS` where that holds for no number at all, which `doctor` then finds.
+
+    Args:
+        dtype: of the rows.
+        kind: of the weights.
+    """
+    generator = torch.Generator().manual_seed(0)
+    rows, weight = (torch.randn(n, 2048, generator=generator).to(dtype) for n in (MOST_ROWS, 2048))
+    with torch.inference_mode():
+        product = pack(weight, None, kind)
+        found = {n: product(rows[:n]) for n in ROWS[1:]}
+    for most in (MOST_ROWS, 32, 16):
+        if all(torch.equal(found[n], found[most][:n]) for n in found if n <= most):
+            return most
+    return MOST_ROWS
+
+
+def _in_turns(product: Callable[[Tensor], Tensor], most: int, rows: Tensor) -> Tensor:
+    """A product of rows [n, in] as forwards make it, `most` at a time."""
+    return torch.cat([product(some) for some in rows.chunk(-(-len(rows) // most))])
+
+
 def _decoder_checks(dtype: torch.dtype) -> Iterator[InvarianceCheck]:
     """The last rows of a text anew, in our own decoder; a model of random weights."""
     if native.missing() is not None or dtype == torch.float16:
         return
-    tokens = [(11 * i * i + 3 * i) % 97 for i in range(max(ROWS))]
+    tokens = [(11 * i * i + 3 * i) % 97 for i in range(MOST_ROWS)]
     kinds: dict[str, Kind] = {_name(dtype): "plain", "int8": "int8"}
     for words, kind in kinds.items():
         with torch.random.fork_rng():
@@ -87,8 +115,9 @@ def _decoder_checks(dtype: torch.dtype) -> Iterator[InvarianceCheck]:
 def _linear_checks(dtype: torch.dtype, generator: torch.Generator) -> Iterator[InvarianceCheck]:
     for num_outputs, num_inputs in LINEAR_SHAPES:
         weight = (torch.randn(num_outputs, num_inputs, generator=generator) * num_inputs**-0.5).to(dtype)
-        rows = torch.randn(max(ROWS), num_inputs, generator=generator).to(dtype)
-        for form, product in _products(weight).items():
+        rows = torch.randn(MOST_ROWS, num_inputs, generator=generator).to(dtype)
+        for form, kind in _forms(weight).items():
+            product = functools.partial(_in_turns, pack(weight, None, kind), rows_together(dtype, kind))
             reference = product(rows)
             differ = [n for n in ROWS if not torch.equal(product(rows[:n]), reference[:n])]
             name = f"{form} {num_inputs}→{num_outputs}"
@@ -99,12 +128,11 @@ def _linear_checks(dtype: torch.dtype, generator: torch.Generator) -> Iterator[I
             )
 
 
-def _products(weight: Tensor) -> dict[str, Callable[[Tensor], Tensor]]:
-    """Every form in which a model's linear layers run here; a mixture's experts stay plain beside packed layers."""
-    forms: dict[str, Callable[[Tensor], Tensor]] = {"linear": lambda rows: F.linear(rows, weight)}
-    if kind_for(weight.dtype, weight.device) == "bf16":
-        forms["packed linear"] = pack(weight, None, "bf16")
-    forms["int8 linear"] = pack(weight, None, "int8")
+def _forms(weight: Tensor) -> dict[str, Kind]:
+    """Every form in which a model's linear layers run here; layers of a class of their own stay plain beside packed."""
+    forms: dict[str, Kind] = {"linear": "plain", "int8 linear": "int8"}
+    if (kind := kind_for(weight.dtype, weight.device)) == "bf16":
+        forms["packed linear"] = kind
     return forms
 
 

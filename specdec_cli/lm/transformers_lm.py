@@ -20,6 +20,7 @@ from specdec_cli.lm.compiled import CompiledCache, compile_body, compile_error
 from specdec_cli.lm.contexts import Contexts, Feed, Held
 from specdec_cli.lm.door import Continuations, Row
 from specdec_cli.lm.graphs import Graphs
+from specdec_cli.lm.invariance import MOST_ROWS, rows_together
 from specdec_cli.lm.linear import Kind
 from specdec_cli.lm.llama import LlamaDecoder
 from specdec_cli.lm.llama_weights import kept_as, obstacle
@@ -97,6 +98,8 @@ class TransformersLM:
         self._bitwise = self.device.type == "cpu" and self.dtype != torch.float32 and not is_own
         self._contiguous = text_config._attn_implementation != NAME
         self._packed_bitwise = self._bitwise and not self._contiguous
+        is_bfloat16 = self._bitwise and self.dtype == torch.bfloat16
+        self._rows_together = rows_together(self.dtype, kind) if is_bfloat16 else MOST_ROWS
         # A graph for one token alone would be another one.
         self._has_company = self._bitwise or decoder == COMPILED
         self.compile_seconds: float | None = None
@@ -240,13 +243,29 @@ class TransformersLM:
         if logits is None:
             for feed in feeds:
                 feed.settle()
-            tokens, layout, wanted = self._lay_out(feeds)
-            if not tokens:
+            parts = [self._forward(self._cache, *self._lay_out(turn)) for turn in self._turns(feeds)]
+            if not parts:
                 return torch.empty(0, self.vocab_size, device=self.device)
-            logits = self._forward(self._cache, tokens, layout, wanted)
+            logits = parts[0] if len(parts) == 1 else torch.cat(parts)
         for feed in feeds:
             feed.held.hold(feed.context, feed.unread)
         return logits
+
+    def _turns(self, feeds: Sequence[Feed]) -> Iterator[list[Feed]]:
+        """What is fed, in as many forwards as keep every row's bits; in one where none is promised."""
+        left = [feed for feed in feeds if feed.num_tokens]
+        total = sum(feed.num_tokens for feed in left)
+        most = total
+        if self._rows_together < total <= MOST_ROWS:
+            most = -(-total // -(-total // self._rows_together))
+        while left:
+            turn, room = [], most
+            while left and room:
+                first, *rest = left.pop(0).cut(room)
+                turn.append(first)
+                room -= first.num_tokens
+                left[:0] = rest
+            yield turn
 
     def _lay_out(self, feeds: Sequence[Feed]) -> tuple[list[int], Layout, list[int]]:
         """Tokens of the forward, their layout, and the places among them whose logits are wanted."""
@@ -257,8 +276,6 @@ class TransformersLM:
         pieces: list[tuple[int, int, int]] = []
         for feed in feeds:
             length = len(feed.context)
-            if feed.keep == length:
-                continue
             start = len(tokens)
             tokens += feed.context[feed.keep :]
             positions += range(feed.keep, length)

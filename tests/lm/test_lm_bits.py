@@ -60,6 +60,64 @@ def test_a_batch_equals_decoding_alone(lm):
         lm.release(handle)
 
 
+def test_many_rows_equal_decoding_alone(lm):
+    """As many as the row-invariance test tries: some kernels keep bits among fewer only, and take turns."""
+    plain = one_by_one(lm, 61, 73)
+    for handle in range(5):
+        lm.score([Row(handle, TEXT[: 61 - handle], 0)])
+    logits = lm.score([Row(handle, TEXT[: 73 - handle], 12) for handle in range(5)])
+    for handle in range(5):
+        assert torch.equal(logits[12 * handle + handle : 12 * handle + 12], plain[: 12 - handle])
+        lm.release(handle)
+
+
+def test_turns_give_every_row_its_logits(monkeypatch, tmp_path):
+    lm = load_lm(str(make_tiny("mistral", tmp_path)), dtype="float32")
+    rows = [Row(0, TEXT[:9], 3), Row(1, TEXT[5:8], 0), Row(2, TEXT[3:23], 12), Row(3, TEXT[:1], 1), Row(4, TEXT[:2], 2)]
+    whole = lm.score(rows)
+    for row in rows:
+        lm.release(row.handle)
+    sizes = []
+    forward = lm._forward
+    monkeypatch.setattr(lm, "_forward", lambda cache, *of: sizes.append(len(of[0])) or forward(cache, *of))
+    monkeypatch.setattr(lm, "_rows_together", 6)
+    torch.testing.assert_close(lm.score(rows), whole, rtol=1e-3, atol=1e-4)
+    assert sizes == [6, 6, 6, 6, 6, 5]
+    lm.check_integrity()
+    longer = [Row(row.handle, [*row.context, 7], 1) for row in rows]
+    found = lm.score(longer)
+    assert sizes[6:] == [5]
+    for row in rows:
+        lm.release(row.handle)
+    monkeypatch.setattr(lm, "_rows_together", 64)
+    torch.testing.assert_close(found, lm.score(longer), rtol=1e-3, atol=1e-4)
+    for row in rows:
+        lm.release(row.handle)
+    assert lm.score([Row(0, TEXT[:80], 1), Row(1, TEXT[:3], 1)]).shape == (2, 97)
+    assert sizes[-1] == 83, "more than the promise covers go together"
+
+
+def test_fewer_rows_are_taken_together_where_products_ask_for_it(monkeypatch):
+    from specdec_cli.lm import invariance
+
+    class Tiled:
+        """As AMX has it: another order of sums beyond 32 rows."""
+
+        def __init__(self, weight, *_):
+            self.weight = weight
+
+        def __call__(self, rows):
+            return rows.flip(0) if len(rows) > 32 else rows
+
+    alone = invariance.rows_together.__wrapped__
+    monkeypatch.setattr(invariance, "pack", Tiled)
+    assert alone(torch.bfloat16, "bf16") == 32
+    monkeypatch.setattr(Tiled, "__call__", lambda _, rows: rows)
+    assert alone(torch.bfloat16, "bf16") == 64
+    monkeypatch.setattr(Tiled, "__call__", lambda _, rows: rows * len(rows))
+    assert alone(torch.bfloat16, "bf16") == 64, "turns would not mend it; doctor finds it"
+
+
 def test_rejected_drafts_leave_no_trace(lm):
     plain = one_by_one(lm, 58, 68)
     lm.score([Row(0, TEXT[:58], 0)])
