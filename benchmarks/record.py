@@ -18,20 +18,15 @@ RESULTS = Path(__file__).parent / "results"
 
 def machine() -> dict[str, Any]:
     """What the numbers were measured on, the load average at this moment included."""
-    cpu = next(
-        (
-            line.split(":", 1)[1].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if "model name" in line
-        ),
-        platform.processor(),
-    )
+    words = dict(line.split(":", 1) for line in Path("/proc/cpuinfo").read_text().splitlines() if ":" in line)
+    about = {name.strip(): value.strip() for name, value in words.items()}
+    tiles = " AMX" if "amx_tile" in about.get("flags", "").split() else ""
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     others = (":(top)", ":(top,exclude)benchmarks/results")  # an earlier script's result changes no code
     dirty = subprocess.run(["git", "status", "--porcelain", "--", *others], capture_output=True, text=True, check=False)
     return {
-        "cpu": cpu,
-        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "cpu": about.get("model name", platform.processor()),
+        "instructions": torch.backends.cpu.get_cpu_capability() + tiles,
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "load_average_1m": round(os.getloadavg()[0], 2),

@@ -11,7 +11,7 @@ FAULTS = {
     ),
     "a row is another one in company": (
         "write<ADDS>(Kind::values",
-        "write<ADDS>((R > 1 ? 1.0001f : 1.0f) * Kind::values",
+        "write<ADDS>((n > 1 ? 1.0001f : 1.0f) * Kind::values",
     ),
 }
 

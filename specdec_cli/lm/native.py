@@ -11,6 +11,7 @@ import ctypes
 import functools
 import hashlib
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,8 @@ SOURCE = Path(__file__).with_name("llama_step.cpp")
 # Operations may not be joined as the compiler likes: it might join them in one copy of a loop and not in another.
 _FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fopenmp")
 _SECONDS = 300
+# Linux lets a process use a processor's tiles (AMX) once it has asked: arch_prctl(ARCH_REQ_XCOMP_PERM, XTILEDATA).
+_ARCH_PRCTL, _ASK, _TILES = 158, 0x1023, 18
 
 
 def compiler() -> list[str]:
@@ -51,7 +54,7 @@ def library() -> ctypes.CDLL:
 
 def load(source: str) -> ctypes.CDLL:
     """Build a source if that was not done before, and load it; errors as in `library`."""
-    command = [*compiler(), *_FLAGS, "-x", "c++"]
+    command = [*compiler(), *_FLAGS, *_without_tiles(), "-x", "c++"]
     # What the compiler defines before it reads a line names itself and the processor's instructions.
     defined = subprocess.run([*command, "-dM", "-E", os.devnull], capture_output=True, check=True, timeout=_SECONDS)
     name = hashlib.sha256(defined.stdout + " ".join(command).encode() + source.encode()).hexdigest()[:32]
@@ -75,6 +78,14 @@ def load(source: str) -> ctypes.CDLL:
     found.guess.argtypes = (pointer, pointer, pointer, number, number, pointer, pointer, pointer, pointer)
     found.guess.restype = None
     return found
+
+
+@functools.cache
+def _without_tiles() -> tuple[str, ...]:
+    """What keeps the decoder from tiles where the system does not grant them."""
+    is_linux = sys.platform == "linux" and platform.machine() == "x86_64"
+    is_granted = is_linux and ctypes.CDLL(None).syscall(_ARCH_PRCTL, _ASK, _TILES) == 0
+    return () if is_granted else ("-U__AMX_TILE__",)
 
 
 @functools.cache

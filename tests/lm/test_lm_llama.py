@@ -307,7 +307,9 @@ def _anew(monkeypatch):
 @pytest.mark.usefixtures("_anew")
 class TestBuilding:
     @pytest.mark.skipif(platform.machine() != "x86_64", reason="the flags are those of such processors")
-    @pytest.mark.parametrize("without", ["-mno-avx512f", "-mno-avx512f -mno-fma", "-mno-avx512bf16 -mno-avx512vnni"])
+    @pytest.mark.parametrize(
+        "without", ["-mno-avx512f", "-mno-avx512f -mno-fma", "-mno-avx512bf16 -mno-avx512vnni", "-U__AMX_TILE__"]
+    )
     def test_older_processors(self, monkeypatch, tmp_path, without):
         monkeypatch.setenv("CXX", f"g++ {without}")
         folder = str(make_tiny("llama", tmp_path, seed=3, hidden_size=88, head_dim=22))
