@@ -33,8 +33,9 @@ EXPLORATION = 0.004  # what exploring may lose, of the time that plain decoding 
 _FIRST_K = 1  # the first one measured: what a slow or bad draft costs is found out at little cost
 _FARTHER = 2  # times the deepest k tried so far: beyond, a line through what was measured is not believed
 _FIRST_ROWS = 8  # and for so many: to read a large batch's prompts takes a draft long, and of fewer little is seen
-_PLAIN_FIRST = 3  # plain steps before that: an interrupted one alone would make any draft look good
+_PLAIN_FIRST = 3  # plain steps measured before that: an interrupted one alone would make any draft look good
 _MARGIN = 0.02  # speculation that seems to gain less than this is left alone
+_REPAID_IN = 32  # steps, what a draft has to read before it drafts; else it is left alone
 _GRACE_STEPS = 1  # exploring may lose this many plain steps before its share of the time has grown to them
 _STEPS_BETWEEN = 8  # from one exploring to the next
 # For how many steps a decision holds: at least, and at most until another look is allowed.
@@ -43,6 +44,9 @@ _HELD_AT_REST = 16, 128  # where no k pays
 _STEPS_SEEN = 8  # that a decision needs behind it for each step that it holds for
 _STEPS_BETWEEN_PLAIN = 128  # at most, first less: it is what speculation is held against
 _STEPS_TOGETHER = 3  # a draft has to read first what it did not draft, so its first step after plain ones is no measure
+# Steps of a look at plain decoding, the most that are affordable. After a draft's steps or a prompt it takes some until
+# a processor's caches are the target's again, so those of the first half are no measure.
+_PLAIN_TOGETHER = (8, 3, 1)
 _SLOWEST = 3  # a first look's step counts for so many plain ones at most: a model's first forward of all takes long
 
 
@@ -64,6 +68,7 @@ class _Plan:
     num_left: int  # steps that it still holds for
     num_unread: int  # tokens that its drafters read before they draft
     drafting: frozenset[int]  # sequences that are drafted for
+    context: int  # tokens of all rows' contexts
     ks: list[int] = field(default_factory=list)  # of the step that is made
     steps: list[_Step] = field(default_factory=list)  # not learned from yet
 
@@ -95,6 +100,7 @@ class Adaptive:
     _lacking: float = 0.0  # seconds of it that the last look considered would have needed
     _looked: int = 0
     _drafted_for: frozenset[int] = frozenset()  # sequences, in the last step
+    _was_plain: bool = False  # whether the last step learned from was one of plain decoding alone
     _plan: _Plan | None = None
     _costs: Costs = field(default_factory=Costs)
     _pools: dict[str, Survival] = field(default_factory=dict)
@@ -133,29 +139,32 @@ class Adaptive:
 
     def _decide(self, wishes: Sequence[Wish], is_pure: bool) -> _Plan:
         most = max((wish.most for wish in wishes), default=0)
-        company = Company.of(wishes)
+        company, context = Company.of(wishes), sum(wish.length for wish in wishes)
         k, rate, longest, is_exploring, num_steps = 0, None, 0.0, False, 1
         drafting = [wish for wish in wishes if wish.most]
         unread = self._unread(drafting)
         if most and self._costs.is_known(company):
-            seconds = self._costs.seconds(company, self._drafted(wishes, most))
+            seconds = self._costs.seconds(company, self._drafted(wishes, most), context)
             tokens = self._tokens(wishes, most)
             known = min(most, _FARTHER * max([_FIRST_K, *self._costs.last(company)]))
             k = max(range(known + 1), key=lambda one: tokens[one] / seconds[one])
             if tokens[k] / seconds[k] < (1 + _MARGIN) * tokens[0] / seconds[0]:
                 k = 0
-            rate = tokens[k] / seconds[k]
             reading = self._costs.reading(company, unread)
-            other = self._other(company, k, tokens, seconds, reading) if is_pure else None
-            num_steps = self._num_steps(k, other, seconds[0])
-            k, is_exploring = (k, False) if other is None else (other, True)
+            # What a step of k saves: plain decoding's time for its tokens, less its own.
+            if k and reading > _REPAID_IN * (seconds[0] * tokens[k] / tokens[0] - seconds[k]):
+                k = 0
+            rate = tokens[k] / seconds[k]
+            look = self._look(company, k, tokens, seconds, reading) if is_pure else None
+            num_steps = self._num_steps(k, seconds[0]) if look is None else look[1]
+            k, is_exploring = (k, False) if look is None else (look[0], True)
             reads_first = k > 0 and unread > 0  # which is exploring's cost; an interruption is not
             longest = inf if reads_first else INTERRUPTED * seconds[k]
         elif most and self._costs.plain(company).num < _PLAIN_FIRST:
-            num_steps = _PLAIN_FIRST - self._costs.plain(company).num
+            num_steps = 2 * (_PLAIN_FIRST - self._costs.plain(company).num)
         elif most:
             # Plain steps are known, nothing else.
-            plain = self._costs.plain(company).seconds * self._costs.pace
+            plain = self._costs.plain_seconds(company, context)
             rate, longest = len(wishes) / plain, _SLOWEST * plain
             if is_pure:
                 k, is_exploring, num_steps = min(most, _FIRST_K), True, _STEPS_TOGETHER
@@ -170,7 +179,7 @@ class Adaptive:
         if k:
             self._read |= {wish.handle: wish.length for wish in drafting}
         unread *= k > 0
-        return _Plan(wishes, is_pure, company, k, rate, longest, is_exploring, num_steps, unread, handles)
+        return _Plan(wishes, is_pure, company, k, rate, longest, is_exploring, num_steps, unread, handles, context)
 
     def _unread(self, wishes: Sequence[Wish]) -> int:
         """Tokens that drafters would have to read before they draft for these rows."""
@@ -190,24 +199,30 @@ class Adaptive:
         if steps and plan.wishes and not plan.k and not plan.is_exploring:
             self._learn_from_plain(plan, [seconds for _, seconds, _ in steps])
             return
-        for step in steps:
+        for i, step in enumerate(steps):
             self._now += 1
             if plan.wishes:
-                self._learn_from(plan, step)
+                self._learn_from(plan, step, is_settled=self._was_plain or i >= len(steps) // 2)
             self._drafted_for = plan.drafting if plan.k else frozenset()
+        if steps:
+            self._was_plain = plan.is_pure and not plan.k
 
     def _learn_from_plain(self, plan: _Plan, seconds: Sequence[float]) -> None:
         """What plain steps tell, all of a decision's at once: at rest nothing else happens, and it must cost little."""
         self._now += len(seconds)
         self._spent += sum(seconds)
         plain = self._costs.plain(plan.company)
-        as_plain = len(seconds) * plain.seconds * self._costs.pace if plain.num else sum(seconds)
+        contexts = [plan.context + i * len(plan.wishes) for i in range(len(seconds))]
+        plan.context += len(seconds) * len(plan.wishes)
+        usual = self._costs.plain_seconds(plan.company, contexts[0])
+        as_plain = len(seconds) * usual if plain.num else sum(seconds)
         self._allowance += EXPLORATION * as_plain
         if plan.is_pure:
-            self._costs.add(plan.company, 0, 0.0, seconds, self._now)
-        self._drafted_for = frozenset()
+            first = 0 if self._was_plain else len(seconds) // 2
+            self._costs.add(plan.company, 0, 0.0, seconds[first:], self._now, contexts[first:])
+        self._drafted_for, self._was_plain = frozenset(), plan.is_pure
 
-    def _learn_from(self, plan: _Plan, step: _Step) -> None:
+    def _learn_from(self, plan: _Plan, step: _Step, is_settled: bool) -> None:
         ks, seconds, given = step
         self._spent += seconds
         num_tokens = len(plan.wishes)
@@ -223,10 +238,14 @@ class Adaptive:
                 num_drafted += drafted
                 num_tokens += accepted
         plain = self._costs.plain(plan.company)
-        as_plain = num_tokens / len(plan.wishes) * plain.seconds * self._costs.pace if plain.num else seconds
+        usual = self._costs.plain_seconds(plan.company, plan.context)
+        as_plain = num_tokens / len(plan.wishes) * usual if plain.num else seconds
         self._allowance += EXPLORATION * as_plain
-        if plan.is_pure and (not plan.k or (num_rows and plan.drafting <= self._drafted_for)):
-            self._costs.add(plan.company, plan.k, num_drafted / max(num_rows, 1), [seconds], self._now)
+        is_measure = num_rows > 0 and plan.drafting <= self._drafted_for if plan.k else is_settled
+        if plan.is_pure and is_measure:
+            each = num_drafted / max(num_rows, 1)
+            self._costs.add(plan.company, plan.k, each, [seconds], self._now, [plan.context])
+        plan.context += num_tokens
         if plan.is_exploring and plan.best_rate is not None:
             self._num_exploring += 1
             self._explored += min(seconds, plan.most_seconds) - num_tokens / plan.best_rate
@@ -265,40 +284,39 @@ class Adaptive:
         """Seconds that exploring may still lose."""
         return self._allowance + _GRACE_STEPS * plain_seconds - self._explored
 
-    def _num_steps(self, best: int, other: int | None, plain_seconds: float) -> int:
+    def _num_steps(self, best: int, plain_seconds: float) -> int:
         """For how many steps a decision holds: until the next look, but not for long while little is known.
 
         Where nothing is drafted, nothing is learned of a draft either: it holds until a look is allowed.
         """
         since = self._now - self._looked
-        if other is not None:
-            return _STEPS_TOGETHER - since if other else 1
         until_allowed = 0 if since else int(self._lacking / (EXPLORATION * plain_seconds))
         least, most = _HELD if best else _HELD_AT_REST
         held = max(least - since, min(until_allowed, most), 1)
         return held if not best else max(min(held, self._now // _STEPS_SEEN), 1)
 
-    def _other(
+    def _look(
         self, company: Company, best: int, tokens: Sequence[float], seconds: Sequence[float], reading: float
-    ) -> int | None:
-        """A k to explore in this step, if its loss is still allowed; each the more often the less it loses."""
+    ) -> tuple[int, int] | None:
+        """A k to explore, and for how many steps, if its loss is still allowed; the more often the less it loses."""
         since, before = self._now - self._looked, self._plan
-        explored = before.k if before is not None and before.is_exploring and since < _STEPS_TOGETHER else 0
-        if explored not in (0, best) and explored < len(tokens):
-            return explored
+        is_begun = before is not None and before.is_exploring and since < _STEPS_TOGETHER
+        if before is not None and is_begun and before.k not in (0, best) and before.k < len(tokens):
+            return before.k, _STEPS_TOGETHER - since
         if since < _STEPS_BETWEEN:
             return None
         self._looked = self._now
         plain, last = self._costs.plain(company), self._costs.last(company)
         rarely = _STEPS_BETWEEN_PLAIN >> max(7 - self._costs.num_plain, 0)
-        if best and (not plain.is_trusted or self._now - last.get(0, 0) >= rarely):
-            return 0
         allowed = self._allowed(seconds[0])
         rate = tokens[best] / seconds[best]
         others = [k for k in range(len(tokens)) if k != best]
         losses = {k: _STEPS_TOGETHER * (hoped(seconds, k) - tokens[k] / rate) + reading * (k > 0) for k in others}
+        if best and (not plain.is_trusted or self._now - last.get(0, 0) >= rarely):
+            return 0, next((n for n in _PLAIN_TOGETHER if n * losses[0] / _STEPS_TOGETHER <= allowed), 1)
         affordable = [k for k, loss in losses.items() if loss <= allowed]
         self._lacking = max(min(losses.values()) - allowed, 0.0)
         if not affordable:
             return None
-        return max(affordable, key=lambda k: (self._now - last.get(k, 0)) / max(losses[k], seconds[0] / 8))
+        k = max(affordable, key=lambda k: (self._now - last.get(k, 0)) / max(losses[k], seconds[0] / 8))
+        return k, _STEPS_TOGETHER

@@ -5,6 +5,8 @@ Costs need not be convex in them, so every number has a measurement of its own, 
 what noise makes look better; what was not measured yet is borrowed from another batch size, in proportion, or read off
 a line between neighbours. A machine that others share is faster at one time than at another; that is told apart from
 what a number costs (`Costs.pace`), or one that was last measured in a good moment would seem the better one.
+So is what the rows' contexts add, whose keys and values every step reads (`Slope`): as they grow, a plain step may take
+twice as long, and what was measured before would be compared with what is measured then.
 """
 
 from __future__ import annotations
@@ -18,9 +20,14 @@ from specdec_cli.engine.depth import Wish
 
 INTERRUPTED = 1.5  # a step that takes so many times what was expected is taken for an interrupted one
 _MEMORY = 64  # steps that a mean of seconds looks back on
+_OLD = 32  # steps without a measurement, after which a mean counts for so many of them at most:
+_MEMORY_IF_OLD = 8
 _PACE_MEMORY = 8  # steps in which the machine's pace is followed
 _TRUSTED = 2  # measurements that a cost needs: one alone may have been interrupted
 _STEP = 0.5  # in drafted tokens a row; numbers within half of it share a measurement
+_SLOPE_MEMORY = 512  # steps that the slope looks back on
+_DOUBT = 1024.0  # tokens; half of a slope is believed once squares of what contexts differ by sum up to its square
+_LEAST = 4  # no context makes a step so many times faster
 _PLAIN = -1e-6  # where a plain step stands among them: below one whose drafters looked and found nothing
 
 
@@ -32,11 +39,17 @@ class Cost:
         seconds: the mean.
         num: measurements.
         drafted: tokens of a row that may draft, the mean of all measurements.
+        context: tokens of all rows' contexts, their mean.
+        clocked: the mean of seconds at whatever pace there was.
+        seen: the number of the last step measured.
     """
 
     seconds: float = 0.0
     num: int = 0
     drafted: float = 0.0
+    context: float = 0.0
+    clocked: float = 0.0
+    seen: int = 0
     _first: list[float] = field(default_factory=list)
 
     @property
@@ -44,15 +57,41 @@ class Cost:
         """Whether it was measured often enough."""
         return self.num >= _TRUSTED
 
-    def add(self, seconds: float, drafted: float = 0.0) -> None:
+    def at(self, context: float, slope: float) -> float:
+        """Seconds where the contexts have so many tokens, each of which costs `slope` seconds."""
+        return max(self.seconds + slope * (context - self.context), self.seconds / _LEAST)
+
+    def add(self, seconds: float, drafted: float, context: float, clocked: float) -> None:
         """One more measurement."""
         self.num += 1
         self.drafted += (drafted - self.drafted) / min(self.num, _MEMORY)
+        self.context += (context - self.context) / min(self.num, _MEMORY)
+        self.clocked += (clocked - self.clocked) / min(self.num, _MEMORY)
         if self.num <= 3:  # the middle one; of two the smaller
             self._first.append(seconds)
             self.seconds = sorted(self._first)[self.num // 3]
         else:
             self.seconds += (min(seconds, INTERRUPTED * self.seconds) - self.seconds) / min(self.num, _MEMORY)
+
+
+@dataclass(slots=True)
+class Slope:
+    """Seconds that a token of the contexts adds to a step, whose keys and values are read; 0 until it is seen."""
+
+    _covariance: float = 0.0  # of seconds and contexts' tokens within each kind of step, a sum over all
+    _variance: float = 0.0  # of contexts' tokens
+
+    @property
+    def seconds(self) -> float:
+        """For one token."""
+        return max(self._covariance, 0.0) / (self._variance + _DOUBT**2)
+
+    def add(self, cost: Cost, clocked: float, context: float) -> None:
+        """How a step differs from others of its kind, by the clock: a pace that is followed would hide it."""
+        longer = context - cost.context
+        more = min(clocked, INTERRUPTED * cost.clocked) - cost.clocked
+        self._covariance += more * longer - self._covariance / _SLOPE_MEMORY
+        self._variance += longer**2 - self._variance / _SLOPE_MEMORY
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +128,8 @@ class Costs:
     """
 
     pace: float = 1.0
+    _plain_slope: Slope = field(default_factory=Slope)
+    _slope: Slope = field(default_factory=Slope)  # of steps that draft: drafts read their contexts, too
     _plain: dict[int, Cost] = field(default_factory=dict)
     _drafting: dict[Company, dict[float, Cost]] = field(default_factory=dict)
     _last: dict[Company | int, dict[int, int]] = field(default_factory=dict)  # plain ones by rows
@@ -103,7 +144,9 @@ class Costs:
         """Plain steps measured, of any number of rows."""
         return sum(cost.num for cost in self._plain.values())
 
-    def add(self, company: Company, k: int, drafted: float, seconds: Sequence[float], now: int) -> None:
+    def add(
+        self, company: Company, k: int, drafted: float, seconds: Sequence[float], now: int, contexts: Sequence[float]
+    ) -> None:
         """Seconds of steps; where their cost is known already, they tell of the machine's pace first.
 
         Args:
@@ -112,18 +155,24 @@ class Costs:
             drafted: tokens drafted over the rows that may draft.
             seconds: what each took.
             now: the last one's number.
+            contexts: tokens of all rows' contexts at each.
         """
         self._last.setdefault(company if k else company.num_rows, {})[k] = now
         if k:
             cost = self._drafting.setdefault(company, {}).setdefault(_shared(drafted), Cost())
         else:
             cost, drafted = self._plain.setdefault(company.num_rows, Cost()), _PLAIN
-        for one in seconds:
+        of_kind = self._slope if k else self._plain_slope
+        if now - len(seconds) - cost.seen > _OLD:
+            cost.num = min(cost.num, _MEMORY_IF_OLD)
+        cost.seen = now
+        for one, context in zip(seconds, contexts, strict=True):
             usual = one / self.pace
             if cost.is_trusted:
-                surprise = min(max(usual / cost.seconds, 1 / INTERRUPTED), INTERRUPTED)
+                surprise = min(max(usual / cost.at(context, self._slope_of(k > 0)), 1 / INTERRUPTED), INTERRUPTED)
                 self.pace *= surprise ** (1 / _PACE_MEMORY)
-            cost.add(usual, drafted)
+                of_kind.add(cost, one, context)
+            cost.add(usual, drafted, context, one)
 
     def add_reading(self, company: Company, num_tokens: int, seconds: float) -> None:
         """By how much a step took longer, in which its drafters first read tokens that they had not drafted."""
@@ -146,18 +195,27 @@ class Costs:
             for other, costs in self._drafting.items()
         )
 
-    def seconds(self, company: Company, drafted: Sequence[float]) -> list[float]:
+    def _slope_of(self, drafts: bool) -> float:
+        """Seconds for a token of the contexts; a step that drafts reads them for the target, too."""
+        plain = self._plain_slope.seconds
+        return max(plain, self._slope.seconds) if drafts else plain
+
+    def plain_seconds(self, company: Company, context: float) -> float:
+        """Seconds now of a step in which none of these rows drafts, at contexts of so many tokens."""
+        return self.plain(company).at(context, self._slope_of(False)) * self.pace
+
+    def seconds(self, company: Company, drafted: Sequence[float], context: float) -> list[float]:
         """Seconds now, by tokens drafted over the rows: measured, borrowed from the nearest company, or on a line.
 
-        The first one is of a plain step.
+        The first one is of a plain step. `context` is the number of tokens of all rows' contexts.
         """
         costs = self._measured(company)
-        known, at = _not_falling(costs), {shared: cost.drafted for shared, cost in costs.items()}
+        known, at = self._not_falling(costs, context), {shared: cost.drafted for shared, cost in costs.items()}
         if any(_shared(tokens) not in known for tokens in drafted[1:]):
             alike = [other for other in self._drafting if other.drafters == company.drafters and other != company]
             for other in sorted(alike, key=company.distance):
                 costs = self._measured(other)
-                lent = _not_falling(costs)
+                lent = self._not_falling(costs, context)
                 both = known.keys() & lent.keys()
                 if both:
                     scale = fmean(known[shared] / lent[shared] for shared in both)
@@ -171,6 +229,22 @@ class Costs:
         measured = {shared: cost for shared, cost in self._drafting.get(company, {}).items() if cost.is_trusted}
         plain = self._plain.get(company.num_rows)
         return measured if plain is None else {_PLAIN: plain} | measured
+
+    def _not_falling(self, costs: Mapping[float, Cost], context: float) -> dict[float, float]:
+        """Seconds; no step takes less than one that drafts less, and where measurements say so, both have their mean.
+
+        Isotonic regression by pooling adjacent violators, weighted by the number of measurements.
+        """
+        pools: list[tuple[float, int, list[float]]] = []  # mean seconds, measurements, what shares them
+        for shared, cost in sorted(costs.items()):
+            slope = self._slope_of(shared != _PLAIN)
+            seconds, num, together = cost.at(context, slope), min(cost.num, _MEMORY), [shared]
+            while pools and pools[-1][0] > seconds:
+                lower, more, others = pools.pop()
+                seconds = (lower * more + seconds * num) / (more + num)
+                num, together = num + more, others + together
+            pools.append((seconds, num, together))
+        return {shared: seconds for seconds, _, together in pools for shared in together}
 
 
 def _shared(drafted: float) -> float:
@@ -186,22 +260,6 @@ def hoped(seconds: Sequence[float], k: int) -> float:
     ahead = before + max(before - seconds[k - 2], 0.0) if k > 1 else inf
     between = (before + seconds[k + 1]) / 2 if k + 1 < len(seconds) else inf
     return min(seconds[k], ahead, between)
-
-
-def _not_falling(costs: Mapping[float, Cost]) -> dict[float, float]:
-    """Seconds; no step takes less than one that drafts less, and where measurements say so, both have their mean.
-
-    Isotonic regression by pooling adjacent violators, weighted by the number of measurements.
-    """
-    pools: list[tuple[float, int, list[float]]] = []  # mean seconds, measurements, what shares them
-    for shared, cost in sorted(costs.items()):
-        seconds, num, together = cost.seconds, min(cost.num, _MEMORY), [shared]
-        while pools and pools[-1][0] > seconds:
-            lower, more, others = pools.pop()
-            seconds = (lower * more + seconds * num) / (more + num)
-            num, together = num + more, others + together
-        pools.append((seconds, num, together))
-    return {shared: seconds for seconds, _, together in pools for shared in together}
 
 
 def _on_line(known: Mapping[float, float], drafted: float) -> float:
