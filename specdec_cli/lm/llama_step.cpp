@@ -443,6 +443,14 @@ inline void fetch_tiles(const void* tiles) {
     }
 }
 
+inline void begin_sums() {
+    std::atomic_signal_fence(std::memory_order_seq_cst);  // inputs are written: compilers do not see tiles read them
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+}
+
 #define SPECDEC_TILED(sums, rows, weights) \
     if constexpr (sizeof(*w) == 2) _tile_dpbf16ps(sums, rows, weights); \
     else _tile_dpbusd(sums, rows, weights)
@@ -452,11 +460,7 @@ template <int V, long W, class Weight, class Input>
 inline void multiply_group(const Weight* w, const Input* x, long in, long packs, void* sums) {
     constexpr long PACK = 4 / sizeof(Weight), PITCH = 4 * W;
     constexpr long NEXT = TILE_ROWS * PACK;
-    std::atomic_signal_fence(std::memory_order_seq_cst);  // inputs are written: compilers do not see tiles read them
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
+    begin_sums();
     for (long p = 0; p + TILE_PACKS <= packs; p += TILE_PACKS) {
         const Weight* const from = w + p * W * PACK;
         fetch_tiles<V, W>(from);
@@ -487,11 +491,7 @@ inline void multiply_group(const Weight* w, const Input* x, long in, long packs,
 template <int V, long W, class Weight, class Input>
 inline void multiply_groups(const Weight* w, const Input* x, long size, long in, long packs, void* sums) {
     constexpr long PACK = 4 / sizeof(Weight), PITCH = 4 * W;
-    std::atomic_signal_fence(std::memory_order_seq_cst);
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
+    begin_sums();
     for (long p = 0; p + TILE_PACKS <= packs; p += TILE_PACKS) {
         const Weight* const from = w + p * W * PACK;
         fetch_tiles<V, W>(from);
