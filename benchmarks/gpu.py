@@ -4,17 +4,18 @@
     python benchmarks/gpu.py --device cpu --decoder auto --targets FOLDER --draft FOLDER --rows 1 4 --context 32
 
 Weights are random: what is measured is time. For each target: the median of a forward by rows behind `--context`
-tokens, beside what reading its weights costs at the bandwidth measured in the same run. Then the last target with
-`--draft`, whose tokens are accepted by chance (`--acceptance`): tokens per second with and without, and a round beside
-the two graphs in it (one guess, one verification), and how often the host waits for the device in a round, counted by
-torch's profiler. Kept as results/gpu.json, or gpu_int8.json; elsewhere than on a GPU the script can be tried, and
-nothing is kept.
+tokens, beside what reading its weights and the context's keys and values costs at the bandwidth measured in the same
+run. Then the last target with `--draft`, whose tokens are accepted by chance (`--acceptance`): tokens per second with
+and without, and a round beside the graphs in it, replayed alone (one guess, one verification), and how often the host
+waits for the device in a round, counted by torch's profiler. Kept as results/gpu.json, or gpu_int8.json; elsewhere
+than on a GPU the script can be tried, and nothing is kept.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from statistics import median
@@ -25,10 +26,11 @@ import record
 import torch
 
 from specdec_cli import Engine, EngineOptions, SamplingParams
-from specdec_cli.engine.build import LoadSettings, ModelSettings, load_engines
+from specdec_cli.engine.build import LoadSettings, ModelSettings, load_engine, load_engines
+from specdec_cli.engine.clock import Clock
 from specdec_cli.events import Event, Stepped
+from specdec_cli.lm import graphs
 from specdec_cli.lm.door import Row
-from specdec_cli.lm.load import load_lm
 from specdec_cli.lm.transformers_lm import TransformersLM
 
 WAITS = ("StreamSynchronize", "EventSynchronize", "DeviceSynchronize", "cudaMemcpy")
@@ -59,14 +61,48 @@ def bytes_per_second(device: torch.device, num_bytes: int, repeats: int) -> floa
     return num_bytes / seconds_of(device, repeats, numbers.sum)
 
 
-def forwards(lm: TransformersLM, context: int, rows: Iterable[int], repeats: int) -> dict[int, float]:
-    """Seconds of a forward by rows behind so many tokens."""
+def forwards(lm: TransformersLM, context: int, rows: Iterable[int], repeats: int) -> tuple[dict[int, float], list[int]]:
+    """Seconds of a forward by rows behind so many tokens; and the rows with which the first one gets other bits."""
     tokens = [5 + i % 97 for i in range(context + max(rows))]
-    found = {}
+    found, first = {}, {}
     for num in rows:
-        found[num] = seconds_of(lm.device, repeats, lm.score, [Row(0, tokens[: context + num], num)])
+        fed = [Row(0, tokens[: context + num], num)]
+        found[num] = seconds_of(lm.device, repeats, lm.score, fed)
+        first[num] = lm.score(fed)[0]
     lm.release(0)
-    return found
+    alone = first[min(first)]
+    return found, [num for num, logits in first.items() if not torch.equal(logits, alone)]
+
+
+class Recorder:
+    """Records graphs as `lm.graphs` does, and remembers how often each was replayed."""
+
+    def __init__(self) -> None:
+        self.times: Counter[graphs.Replay] = Counter()
+        self._record = graphs.record
+
+    def __call__(self, run: Callable[[], Any], device: torch.device, pool: Any) -> tuple[graphs.Replay, Any]:
+        """As `graphs.record`."""
+        replay, output = self._record(run, device, pool)
+
+        def counted() -> None:
+            self.times[replay] += 1
+            replay()
+
+        return counted, output
+
+    def seconds(self, device: torch.device, repeats: int, num: int) -> float:
+        """Of one replay of each of the graphs that were replayed most often, by the device's own clock."""
+        total = 0.0
+        for replay, _ in self.times.most_common(num):
+            clock, times = Clock(device), []
+            for _ in range(repeats + 3):
+                wait(device)
+                begin = clock.mark()
+                replay()
+                times.append(clock.seconds(begin, clock.mark()))
+            total += median(times[3:])
+        return total
 
 
 def num_waits(names: Iterable[str]) -> int:
@@ -79,19 +115,22 @@ def num_emitted(events: Iterable[Event]) -> int:
     return sum(len(one.tokens) for event in events if isinstance(event, Stepped) for one in event.emitted)
 
 
-def decoded(engine: Engine, context: int, num_tokens: int) -> dict[str, Any]:
+def decoded(engine: Engine, context: int, num_tokens: int, k: int) -> dict[str, Any]:
     """Seconds of a decoding step and tokens per second, of one sequence; and waits in a step."""
-    device = engine.target.device  # type: ignore[attr-defined]
-    engine.add([5 + i % 97 for i in range(context)], SamplingParams(max_new_tokens=num_tokens, ignore_eos=True))
+    device = engine.target.device
+    params = SamplingParams(max_new_tokens=num_tokens, ignore_eos=True)
+    engine.add([5 + i % 97 for i in range(context)], params, num_speculative_tokens=k)
     while not num_emitted(engine.step()):
         pass
     activities = [torch.profiler.ProfilerActivity.CPU]
     activities += [torch.profiler.ProfilerActivity.CUDA] * (device.type == "cuda")
     times, sizes = [], []
-    with torch.profiler.profile(activities=activities) as profile:
-        for _ in range(8):
-            engine.step()
-    waits = num_waits(event.name for event in profile.events() or ()) / 8
+    waits = []
+    for num_steps in (0, 8):  # to end a profile is a wait, too
+        with torch.profiler.profile(activities=activities) as profile:
+            for _ in range(num_steps):
+                engine.step()
+        waits.append(num_waits(event.name for event in profile.events() or ()))
     while engine.has_work:
         began = perf_counter()
         events = engine.step()
@@ -101,39 +140,33 @@ def decoded(engine: Engine, context: int, num_tokens: int) -> dict[str, Any]:
         "ms_per_step": round(median(times) * 1e3, 3),
         "tokens_per_second": round(sum(sizes) / sum(times), 1),
         "tokens_per_step": round(sum(sizes) / len(sizes), 3),
-        "host_waits_per_step": waits,
+        "host_waits_per_step": (waits[1] - waits[0]) / 8,
     }
 
 
 def rounds(options: argparse.Namespace, settings: LoadSettings, target: str) -> dict[str, Any]:
     """A target with a draft that is right by chance, against itself alone."""
-    found: dict[str, Any] = {"target": target, "draft": options.draft}
+    found: dict[str, Any] = {"target": target, "draft": options.draft, "k": options.k}
+    recorder = Recorder()
+    graphs.record = recorder
+    spec = EngineOptions(num_speculative_tokens=options.k, max_num_seqs=1)
+    loaded = load_engines(target, [options.draft], options=spec, settings=settings)[0]
     for acceptance in (None, *options.acceptance):
         k = 0 if acceptance is None else options.k
-        rates = None if acceptance is None else tuple(acceptance**i for i in range(1, k + 1))
-        spec = EngineOptions(
-            num_speculative_tokens=k, verify="synthetic" if rates else "auto", synthetic_acceptance_rates=rates,
-            max_num_seqs=1,
-        )  # fmt: skip
-        engine = load_engines(target, [options.draft if k else None], options=spec, settings=settings)[0]
-        name = "none" if acceptance is None else f"{acceptance:g}"
-        decoded(engine, options.context, 16 + 8 * options.k)  # graphs are recorded in this one
-        found[name] = decoded(engine, options.context, options.tokens)
+        rates = tuple((acceptance or 0.0) ** i for i in range(1, options.k + 1))
+        chance = replace(spec, verify="synthetic", synthetic_acceptance_rates=rates) if k else spec
+        engine = Engine(loaded.target, loaded.drafter, loaded.tokenizer, chance)
+        decoded(engine, options.context, 16 + 8 * options.k, k)  # graphs are recorded in this one
+        recorder.times.clear()
+        its = decoded(engine, options.context, options.tokens, k)
+        if recorder.times:
+            parts = recorder.seconds(engine.target.device, options.repeats, 2 if k else 1)
+            its |= {"graphs_ms": round(parts * 1e3, 3), "over_its_graphs": round(its["ms_per_step"] / 1e3 / parts, 3)}
         if k:
-            tokens = [5 + i % 97 for i in range(options.context)]
-            draft, lm = engine.drafter.lm, engine.target  # type: ignore[attr-defined]
-            for model in (draft, lm):
-                model.score([Row(7, tokens, 1)])
-            read, repeats = [*tokens, *tokens[:k]], options.repeats
-            guess = seconds_of(lm.device, repeats, draft.guess, [Row(7, tokens, k)], engine.num_tokens)
-            verify = seconds_of(lm.device, repeats, lm.score, [Row(7, read, k + 1)])
-            found[name] |= {
-                "guess_ms": round(guess * 1e3, 3),
-                "verify_ms": round(verify * 1e3, 3),
-                "round_over_its_graphs": round(found[name]["ms_per_step"] / 1e3 / (guess + verify), 3),
-                "speedup": round(found[name]["tokens_per_second"] / found["none"]["tokens_per_second"], 3),
-            }
-        print(name, json.dumps(found[name]))
+            its["speedup"] = round(its["tokens_per_second"] / found["none"]["tokens_per_second"], 3)
+        name = "none" if acceptance is None else f"{acceptance:g}"
+        found[name] = its
+        print(name, json.dumps(its))
     return found
 
 
@@ -142,6 +175,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--decoder", default="graphs")
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True, help="the layers, by torch")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--quantize", default="none", help="the targets' linear layers: none or int8")
     parser.add_argument("--targets", nargs="+", default=["shape:llama-3-8b", "shape:llama-2-13b"])
@@ -160,25 +194,28 @@ def main() -> None:
     found: dict[str, Any] = {"read_gb_per_second": round(speed / 1e9, 1), "context": options.context}
     found |= {"quantize": options.quantize, "forwards": {}}
     room = max(1024, 2 * options.context + options.tokens)
+    model = ModelSettings(dtype=options.dtype, device=options.device, load_format="dummy")
+    settings = LoadSettings(
+        target=replace(model, quantize=options.quantize), draft=model, decoder=options.decoder, max_model_len=room,
+        compile=options.compile,
+    )  # fmt: skip
     for target in options.targets:
-        lm = load_lm(
-            target, dtype=options.dtype, device=options.device, load_format="dummy", max_num_seqs=1,
-            max_model_len=room, decoder=options.decoder, quantize=options.quantize,
-        )  # fmt: skip
-        seconds = forwards(lm, options.context, options.rows, options.repeats)
+        lm = load_engine(target, None, options=EngineOptions(max_num_seqs=1), settings=settings).target
+        seconds, others = forwards(lm, options.context, options.rows, options.repeats)
         one = seconds[min(seconds)]
+        read = sum(weight.num_bytes for weight in lm.weights if not weight.is_looked_up)
+        read += options.context * lm.kv_bytes_per_token
         found["forwards"][target] = {
             "decoder": lm.decoder,
-            "weight_gb": round(lm.weight_bytes / 1e9, 2),
+            "compile_seconds": lm.compile_seconds and round(lm.compile_seconds, 1),
+            "read_gb": round(read / 1e9, 2),
             "ms_by_rows": {num: round(value * 1e3, 3) for num, value in seconds.items()},
             "over_one_row": {num: round(value / one, 3) for num, value in seconds.items()},
-            "share_of_bandwidth": round(lm.weight_bytes / speed / one, 3),
+            "rows_with_other_bits": others,
+            "share_of_bandwidth": round(read / speed / one, 3),
         }
         print(target, json.dumps(found["forwards"][target]))
         del lm
-    model = ModelSettings(dtype=options.dtype, device=options.device, load_format="dummy")
-    quantized = replace(model, quantize=options.quantize)
-    settings = LoadSettings(target=quantized, draft=model, decoder=options.decoder, max_model_len=room)
     found["rounds"] = rounds(options, settings, options.targets[-1])
     if device.type == "cuda":
         found["gpu"] = torch.cuda.get_device_name(device)

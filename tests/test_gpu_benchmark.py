@@ -3,10 +3,13 @@
 import runpy
 import sys
 from pathlib import Path
+from time import sleep
 
 import pytest
 import torch
 from tiny_models import make_tiny
+
+from specdec_cli.lm import graphs
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
@@ -28,10 +31,10 @@ def test_every_part_of_it_runs_without_a_gpu_and_nothing_is_kept(run, tmp_path, 
     target = str(make_tiny("llama", tmp_path / "target", max_position_embeddings=2048))
     draft = str(make_tiny("llama", tmp_path / "draft", max_position_embeddings=2048, num_hidden_layers=1))
     options = ["--device", "cpu", "--decoder", "auto", "--dtype", "float32", "--targets", target, "--draft", draft]
-    options += ["--quantize", "int8"]
+    options += ["--quantize", "int8", "--no-compile"]
     run(*options, "--rows", "1", "4", "--context", "40", "--tokens", "64", "--repeats", "2", "--acceptance", "0.8")
     said = capsys.readouterr().out
-    for word in ("share_of_bandwidth", "over_one_row", "round_over_its_graphs", "host_waits_per_step", "speedup"):
+    for word in ("share_of_bandwidth", "over_one_row", "rows_with_other_bits", "host_waits_per_step", "speedup"):
         assert word in said
     assert said.endswith("this is no GPU: nothing is kept\n")
     assert set((BENCHMARKS / "results").iterdir()) == kept
@@ -43,6 +46,17 @@ def test_without_a_gpu_it_says_so(run, capsys):
         run()
     assert ended.value.code == 1
     assert capsys.readouterr().err == "there is no GPU here: nothing was measured\n"
+
+
+def test_the_graphs_of_a_round_are_those_replayed_most(run, monkeypatch):
+    names = run(name="gpu")
+    monkeypatch.setattr(graphs, "record", lambda run, device, pool: (lambda: sleep(run()), None))
+    recorder, cpu = names["Recorder"](), torch.device("cpu")
+    replays = [recorder(lambda seconds=seconds: seconds, cpu, None)[0] for seconds in (0.02, 0.0, 0.05)]
+    for replay in [*replays[:2] * 2, replays[2]]:
+        replay()
+    assert 0.02 <= recorder.seconds(cpu, 1, 2) < 0.04
+    assert recorder.seconds(cpu, 1, 3) >= 0.07
 
 
 def test_waits_are_told_from_calls_that_do_not_wait(run):

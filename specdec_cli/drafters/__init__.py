@@ -97,7 +97,7 @@ def parse_spec(spec: str) -> dict[str, Any]:
     name, colon, rest = spec.partition(":")
     if name in known:
         return {"method": name, **(_parse_options(name, rest) if colon else {})}
-    if os.path.exists(os.path.expanduser(spec)) or spec.startswith((".", "/", "~")) or name == "builtin":
+    if os.path.exists(os.path.expanduser(spec)) or spec.startswith((".", "/", "~")) or name in ("builtin", "shape"):
         return {"model": spec}
     if _is_unbuilt(spec):
         raise UsageError(

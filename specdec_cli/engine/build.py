@@ -16,7 +16,7 @@ from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.dummy import StandIn
 from specdec_cli.lm.load import load_lm, load_tokenizer
 from specdec_cli.lm.threads import choose_threads
-from specdec_cli.lm.transformers_lm import COMPILED, KVCacheBytes, TransformersLM
+from specdec_cli.lm.transformers_lm import COMPILED, COMPILED_GRAPHS, GRAPHS, KVCacheBytes, TransformersLM
 from specdec_cli.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class LoadSettings:
         block_size: tokens of a KV block.
         kv_cache_bytes: memory for each KV cache, as TransformersLM takes it; None takes half of what is free.
         decoder: auto (our own where it knows a model's shape), transformers, or graphs (CUDA graphs of it).
-        compile: run transformers' forward, whatever `decoder` says, compiled by torch.
+        compile: run transformers' forward, in graphs or not, compiled by torch.
         trust_remote_code: run code that comes with a checkpoint.
         others: drafting methods without a model that requests may name beside the engine's own: ngram, prediction.
         progress: told in words what is being loaded.
@@ -259,12 +259,12 @@ def _load(name: str, model: ModelSettings, settings: LoadSettings, options: Engi
         extra_tokens=options.depths().most,
         max_model_len=settings.max_model_len,
         kv_cache_bytes=settings.kv_cache_bytes,
-        decoder=COMPILED if settings.compile else settings.decoder,
+        decoder={GRAPHS: COMPILED_GRAPHS}.get(settings.decoder, COMPILED) if settings.compile else settings.decoder,
     )
 
 
 def _compile(lm: TransformersLM, role: str, say: Progress) -> None:
-    say(f"compiling {role} {lm.name}: a minute or more")
+    say(f"compiling {role} {lm.name}: half a minute or so")
     lm.compile()
     say(f"compiled {role} {lm.name} in {lm.compile_seconds:.1f} s")
 

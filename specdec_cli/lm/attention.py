@@ -31,6 +31,7 @@ class RowMasks:
         self.layout = layout
         self._allowed = allowed
         self._masks: dict[tuple[int, int, torch.dtype], Tensor] = {}
+        self._all: Tensor | None = None
 
     def bias(self, index: int, num_groups: int, dtype: torch.dtype) -> Tensor:
         """Mask of a span, [num_groups × queries, T] with 0 where a query may look and -inf elsewhere."""
@@ -39,6 +40,14 @@ class RowMasks:
             mask = self._build(self.layout.spans[index], num_groups, dtype)
             self._masks[index, num_groups, dtype] = mask
         return mask
+
+    def allowed(self) -> Tensor:
+        """Whether each query may look at each position [n, T] bool, for kernels that take all sequences at once."""
+        if self._all is None:
+            assert self.layout.slots is not None, "kernels are given slots"
+            keys = torch.arange(self.layout.slots.shape[1], device=self.layout.device)
+            self._all = self._allowed(keys[0], keys[0], self.layout.positions[0, :, None], keys[None, :])
+        return self._all
 
     def _build(self, span: Span, num_groups: int, dtype: torch.dtype) -> Tensor:
         positions = self.layout.positions[0, span.start : span.stop]
@@ -106,6 +115,10 @@ def attend(
     assert position_bias is None, "attention with a position bias is not supported"
     plain = softcap is None and s_aux is None
     layout = attention_mask.layout
+    if layout.kernels is not None:
+        scale = query.shape[3] ** -0.5 if scaling is None else scaling
+        stored = key.keys, key.values, layout.slots
+        return layout.kernels.attend(query, *stored, attention_mask.allowed(), scale, softcap, s_aux), None
     num_heads, num_groups = query.shape[1], query.shape[1] // key.keys.shape[1]
     outputs = []
     for index, span in enumerate(layout.spans):

@@ -6,6 +6,8 @@ are written and which keys each span of queries reads. transformers' moving cach
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -53,6 +55,8 @@ class Layout:
         num_written: the first so many tokens are written (a padding token is not).
         bitwise: attention must give a row the same bits in whatever company.
         device: where the forward runs.
+        kernels: what attends all sequences at once (`lm.split_attention`); None where spans are taken one by one.
+        slots: for it, those of the keys at every position of every sequence [B, T] int64.
     """
 
     places: list[int]
@@ -61,6 +65,8 @@ class Layout:
     num_written: int
     bitwise: bool
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    kernels: Any = None
+    slots: Tensor | None = None
 
     @cached_property
     def positions(self) -> Tensor:
@@ -100,6 +106,9 @@ class LayerStore:
     def write(self, key: Tensor, value: Tensor, layout: Layout) -> None:
         """Store new keys and values [1, heads, n, dim]."""
         slots = layout.write_slots
+        if layout.kernels is not None:
+            layout.kernels.write(key, value, self.keys, self.values, slots)
+            return
         if slots is not None:
             self.keys.index_copy_(2, slots, key.narrow(2, 0, layout.num_written))
             self.values.index_copy_(2, slots, value.narrow(2, 0, layout.num_written))
@@ -134,6 +143,15 @@ class BlockCache(Cache):  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         super().__init__(layers=[])
+
+    @contextmanager
+    def running(self, layout: Layout) -> Iterator[None]:
+        """File what a forward brings under a layout."""
+        self.layout = layout
+        try:
+            yield
+        finally:
+            self.layout = None
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Any, Any]:
         """Store a layer's new keys and values; return what its attention reads."""

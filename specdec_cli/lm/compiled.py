@@ -1,18 +1,20 @@
-"""A transformers model's body through torch.compile: one graph, in which attention is an operator that we bring.
+"""A transformers model's layers through torch.compile: one graph for all, in which attention is our own operator.
 
-Embeddings, layers and norms become one graph for any number of tokens from two on; the output layer stays as it is.
-The operator files keys and values into the block cache and attends as the eager forward does (`lm.attention`), so
-masks, blocks and packed rows stay outside the graph: it is handed a layer's number and a mask's, and finds the cache of
-the forward that runs in `_running`. Masks are made between two graphs, at each forward anew.
+A layer becomes a graph for any number of tokens from two on, and every layer of its kind runs the same one; what
+stands before the layers and behind them stays as it is. The operator files keys and values into the block cache and
+attends as the eager forward does (`lm.attention`), so masks, blocks and packed rows stay outside the graph: it is
+handed a layer's number and a mask's, and finds the cache of the forward that runs in `_running`.
 """
 
 from __future__ import annotations
 
+import inspect
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,14 +29,14 @@ from specdec_cli.lm.native import compiler
 
 NAME = "specdec-compiled"
 _HINT = "leave --compile out, or engine.compile at auto"
-# Two graphs around the masks, and what a family's own code adds; beyond it torch would go on without compiling.
+# One for each kind of layer and of mask; beyond it torch would go on without compiling.
 _MOST_GRAPHS = 32
 _NO_MODULE = torch.nn.Identity()
 
 
 @dataclass(eq=False)
 class CompiledCache(BlockCache):
-    """The block cache of a compiled body: the operator files keys and values, and `update` hands them on to it.
+    """The block cache of compiled layers: the operator files keys and values, and `update` hands them on to it.
 
     Args:
         masks: of the forward that runs, in the order in which transformers asked for them.
@@ -47,12 +49,13 @@ class CompiledCache(BlockCache):
         return key_states, value_states
 
     @contextmanager
-    def running(self) -> Iterator[None]:
+    def running(self, layout: Layout) -> Iterator[None]:
         """Let the operator find this cache while a forward runs."""
         token = _running.set(self)
         self.masks.clear()
         try:
-            yield
+            with super().running(layout):
+                yield
         finally:
             _running.reset(token)
             self.masks.clear()
@@ -61,8 +64,8 @@ class CompiledCache(BlockCache):
 _running: ContextVar[CompiledCache] = ContextVar("the cache of the forward that runs")
 
 
-def compile_body(model: Any) -> None:
-    """Have a model's body compiled when it runs next.
+def compile_layers(model: Any) -> None:
+    """Have a model's layers compiled when they run next.
 
     Raises:
         RunError: torch finds no C++ compiler.
@@ -70,7 +73,30 @@ def compile_body(model: Any) -> None:
     check_compiler(model.device)
     _register()
     model.config.get_text_config()._attn_implementation = NAME
-    model.get_decoder().compile(dynamic=True, isolate_recompiles=True, recompile_limit=_MOST_GRAPHS)
+    layers = max((one for one in model.get_decoder().children() if isinstance(one, torch.nn.ModuleList)), key=len)
+    run = _compiled(lambda layer, *given, **named: type(layer).forward(layer, *given, **named), model.device)
+    for layer in layers:
+        layer.forward = partial(run, layer)
+
+
+def _compiled(run: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
+    """A function that torch compiles for each kind of arguments; their layers' numbers and sizes are no such kind."""
+    dynamo: Any = torch._dynamo
+    dynamo.config.allow_unspec_int_on_nn_module = True
+    options: dict[str, Any] = {"isolate_recompiles": True, "recompile_limit": _MOST_GRAPHS}
+    if "isolate_recompiles" not in inspect.signature(torch.compile).parameters:  # before torch 2.13
+        dynamo.config.recompile_limit = max(_MOST_GRAPHS, dynamo.config.recompile_limit)
+        options = {}
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0):
+        # Kernels begin while the one before them ends, as ours do (`few_rows.early`).
+        options["options"] = {"triton.enable_pdl": True} if "triton.enable_pdl" in _inductor_options() else {}
+    compiled: Callable[..., Any] = torch.compile(run, dynamic=True, **options)
+    return compiled
+
+
+def _inductor_options() -> Collection[str]:
+    names: Any = torch._inductor
+    return set(names.list_options())
 
 
 def compile_error(name: str, error: Exception) -> RunError:
@@ -106,8 +132,7 @@ def _register() -> None:
     torch_library.register_fake("specdec::attend", _shape_of_attend, lib=library)
     _kept.append(library)
     AttentionInterface.register(NAME, _attend_in_graph)
-    outside_of_graphs: Any = torch.compiler.disable
-    AttentionMaskInterface.register(NAME, outside_of_graphs(_next_mask))
+    AttentionMaskInterface.register(NAME, _next_mask)
 
 
 _kept: list[Any] = []  # torch takes an operator back when its library is let go

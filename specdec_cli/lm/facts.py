@@ -30,7 +30,7 @@ from specdec_cli.lm.llama_weights import kept_as, obstacle
 from specdec_cli.lm.load import DTYPES, check_compilable, device_named, load_tokenizer
 from specdec_cli.lm.packing import weights_of
 from specdec_cli.lm.traffic import model_traffic
-from specdec_cli.lm.transformers_lm import COMPILED_OBSTACLE, _max_context
+from specdec_cli.lm.transformers_lm import COMPILED, OBSTACLES, _max_context
 
 _SMALL_FILES = ["*.json", "*.model", "*.txt", "*.jinja"]
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
@@ -110,7 +110,7 @@ def describe(
         dtype = _dtype(dtype, config, folder if is_complete else None)
         width = getattr(torch, dtype).itemsize
         model = dummy.on_paper(config, getattr(torch, dtype), trust_remote_code)
-        found = COMPILED_OBSTACLE if compiled else obstacle(model, _place(device))
+        found = OBSTACLES[COMPILED] if compiled else obstacle(model, _place(device))
         packed = weights_of(model, kept_as(kind_for(getattr(torch, dtype), _place(device), quantize), found))
         # The files may hold more than the configuration knows of.
         saved = sum(one.num_bytes for one in weights_of(model, "plain")) - sum(one.num_bytes for one in packed)

@@ -24,6 +24,7 @@ from specdec_cli.lm.cache import BlockCache, Layout, Span
 from specdec_cli.lm.checkpoint import first_line
 from specdec_cli.lm.contexts import Feed
 from specdec_cli.lm.door import Continuations
+from specdec_cli.lm.linear import has_triton
 from specdec_cli.lm.unread import Unread, put_in
 
 _TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 24, 32, 48, 64, 65)
@@ -54,6 +55,8 @@ class Bucket:
         each = next((size for size in _TOKENS if size >= num_tokens), None)
         if each is None:
             return None
+        if num_rows * each == 1:
+            each = 2  # a token alone would be another compiled forward, and other bits
         sizes = (size << i for i in count() for size in (_FEWEST_BLOCKS, _FEWEST_BLOCKS * 3 // 2))
         blocks = next(size for size in sizes if size >= num_blocks)
         return cls(1 << (num_rows - 1).bit_length(), each, blocks)
@@ -100,6 +103,7 @@ class Graphs:
         self._nowhere = num_blocks * block_size  # the slot that takes what only fills the shape
         self._max_context = max_context
         self._device: torch.device = model.device
+        self._kernels = kernels_for(self._device)
         cuda: Any = torch.cuda
         # One for all: an output is read before another graph is replayed.
         self._pool = cuda.graph_pool_handle() if self._device.type == "cuda" else None
@@ -243,16 +247,25 @@ class Graphs:
         spans = [Span(row * each, (row + 1) * each, num_keys, 0, slots[row]) for row in range(num_rows)]
         layout = Layout([], spans, [], num_rows * each, False, self._device)
         layout.positions = positions.view(1, -1)
+        layout.kernels, layout.slots = self._kernels, slots
         layout.write_slots = torch.where(is_written, slots.gather(1, positions), self._nowhere).view(-1)
-        self._cache.layout = layout
-        logits: Tensor = self._model(
-            input_ids=tokens.view(1, -1),
-            position_ids=layout.positions,
-            past_key_values=self._cache,
-            use_cache=True,
-        ).logits[0]
-        self._cache.layout = None
+        with self._cache.running(layout):
+            logits: Tensor = self._model(
+                input_ids=tokens.view(1, -1),
+                position_ids=layout.positions,
+                past_key_values=self._cache,
+                use_cache=True,
+            ).logits[0]
         return logits
+
+
+def kernels_for(device: torch.device) -> Any:
+    """Attention for all sequences at once (`lm.split_attention`); None where there is no GPU or no Triton."""
+    if device.type != "cuda" or not has_triton():
+        return None
+    from specdec_cli.lm import split_attention
+
+    return split_attention
 
 
 def record(run: Callable[[], Tensor], device: torch.device, pool: Any) -> tuple[Replay, Tensor]:

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Kind = Literal["plain", "bf16", "int8"]
+Kind = Literal["plain", "bf16", "int8", "few rows"]
 
 # Activations are unsigned for VNNI: 0 becomes 128, and the kernel takes it off again. 128.5, because a cast cuts down.
 _ZERO_POINT = 128
@@ -164,9 +165,18 @@ def pack(weight: Tensor, bias: Tensor | None, kind: Kind) -> PackedLinear:
         kind: from `kind_for`.
     """
     assert kind != "bf16" or weight.dtype == torch.bfloat16, f"{weight.dtype} is not packed as {kind}"
-    form = {"plain": PlainLinear, "bf16": OneDnnLinear, "int8": Int8Linear}[kind]
+    forms: dict[Kind, Callable[[Tensor, Tensor | None], PackedLinear]]
+    forms = {"plain": PlainLinear, "bf16": OneDnnLinear, "int8": Int8Linear, "few rows": _few_rows}
+    form = forms[kind]
     with torch.no_grad():
         return form(weight, bias)
+
+
+def _few_rows(weight: Tensor, bias: Tensor | None) -> PackedLinear:
+    """Where there is Triton."""
+    from specdec_cli.lm.few_rows import FewRowsLinear
+
+    return FewRowsLinear(weight, bias)
 
 
 def kind_for(dtype: torch.dtype, device: torch.device, quantize: str = "none") -> Kind:
@@ -179,7 +189,15 @@ def kind_for(dtype: torch.dtype, device: torch.device, quantize: str = "none") -
     """
     if quantize == "int8":
         return "int8"
-    return "bf16" if device.type == "cpu" and dtype == torch.bfloat16 and missing("bf16") is None else "plain"
+    if device.type == "cuda":
+        return "few rows" if dtype.itemsize == 2 and has_triton() else "plain"
+    return "bf16" if dtype == torch.bfloat16 and missing("bf16") is None else "plain"
+
+
+@functools.cache
+def has_triton() -> bool:
+    """Whether kernels for a GPU can be written in Triton here, which comes with torch for CUDA."""
+    return torch.cuda.is_available() and find_spec("triton") is not None
 
 
 def kernels() -> dict[str, str]:
@@ -200,7 +218,7 @@ def missing(kind: Kind) -> str | None:
         return "this torch has no oneDNN"
     try:
         with torch.no_grad():
-            tries = {"plain": _never, "bf16": _try_bfloat16, "int8": _try_vnni}
+            tries = {"plain": _never, "few rows": _never, "bf16": _try_bfloat16, "int8": _try_vnni}
             return tries[kind]()
     except (AttributeError, RuntimeError, TypeError, NotImplementedError) as error:
         return f"its operator failed: {str(error).strip().splitlines()[0]}"

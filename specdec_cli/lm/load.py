@@ -27,7 +27,7 @@ from specdec_cli.lm.checkpoint import (
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.linear import kind_for
 from specdec_cli.lm.origin import Origin, fingerprint
-from specdec_cli.lm.transformers_lm import COMPILED, GRAPHS, KVCacheBytes, TransformersLM
+from specdec_cli.lm.transformers_lm import COMPILED, COMPILED_GRAPHS, RECORDED, KVCacheBytes, TransformersLM
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -64,8 +64,8 @@ def load_lm(
         block_size: tokens in a block of KV cache.
         kv_cache_bytes: most memory for the KV cache, as TransformersLM takes it; None is half of what is free.
         extra_tokens: room beyond the context limit for each sequence.
-        decoder: auto (our own where it knows the shape), transformers, compiled (transformers', for `LM.compile`), or
-            graphs (transformers', recorded, on a GPU).
+        decoder: auto (our own where it knows the shape), transformers, compiled (transformers', for `LM.compile`),
+            graphs (transformers', recorded, on a GPU), or compiled graphs.
 
     Raises:
         UsageError: a wrong option, or an architecture that cannot be a target or a draft.
@@ -77,9 +77,9 @@ def load_lm(
     with quiet(), clear_errors(name):
         config = read_config(name, folder, trust_remote_code)
         check_architecture(name, config, trust_remote_code)
-        if decoder == COMPILED:
+        if decoder in (COMPILED, COMPILED_GRAPHS):
             check_compilable(name, config, quantize)
-        if decoder == GRAPHS:
+        if decoder in RECORDED:
             check_recordable(name, config, target_device)
         if has_weights:
             model = _model(name, folder, config, target_dtype, trust_remote_code)

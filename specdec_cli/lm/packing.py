@@ -41,10 +41,11 @@ def weights_of(model: Any, kind: Kind) -> list[Weight]:
     A tied embedding is one weight in the plain form. Packed it is two: the table that is looked up, and the output
     layer's matrix, whose layout gives no row back.
     """
-    linear = {f"{name}.weight" for name, module in model.named_modules() if kind != "plain" and is_linear(module)}
+    is_packed_anew = kind in ("bf16", "int8")
+    linear = {f"{name}.weight" for name, module in model.named_modules() if is_packed_anew and is_linear(module)}
     inputs, outputs = model.get_input_embeddings(), model.get_output_embeddings()
     embeddings = {id(p) for p in inputs.parameters()}
-    is_apart = outputs is None or (kind != "plain" and is_linear(outputs))
+    is_apart = outputs is None or (is_packed_anew and is_linear(outputs))
     read_through = set() if is_apart else {id(p) for p in outputs.parameters()}
     found, seen = [], set()
     for name, parameter in model.named_parameters(remove_duplicate=False):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from time import perf_counter
 from typing import Any
 
@@ -16,7 +15,7 @@ from specdec_cli.errors import RunError, SpecdecError, UsageError
 from specdec_cli.lm.attention import NAME, RowMasks, causal
 from specdec_cli.lm.cache import KEY_GRAIN, BlockCache, Layout, Span
 from specdec_cli.lm.checkpoint import quiet
-from specdec_cli.lm.compiled import CompiledCache, compile_body, compile_error
+from specdec_cli.lm.compiled import CompiledCache, compile_error, compile_layers
 from specdec_cli.lm.contexts import Contexts, Feed, Held
 from specdec_cli.lm.door import Continuations, Row
 from specdec_cli.lm.graphs import Graphs
@@ -27,9 +26,16 @@ from specdec_cli.lm.llama_weights import kept_as, obstacle
 from specdec_cli.lm.origin import Origin
 from specdec_cli.lm.packing import leave_files, pack_model, weights_of
 
-DECODERS = (AUTO, TRANSFORMERS, COMPILED, GRAPHS) = ("auto", "transformers", "compiled", "graphs")
-COMPILED_OBSTACLE = "torch compiles this one, and not our own"
-_REASONS = {TRANSFORMERS: "it is switched off", COMPILED: COMPILED_OBSTACLE, GRAPHS: "graphs record this one"}
+DECODERS = (AUTO, TRANSFORMERS, COMPILED, GRAPHS, COMPILED_GRAPHS) = (
+    "auto", "transformers", "compiled", "graphs", "compiled graphs",
+)  # fmt: skip
+RECORDED = (GRAPHS, COMPILED_GRAPHS)
+OBSTACLES = {
+    TRANSFORMERS: "it is switched off",
+    COMPILED: "torch compiles this one, and not our own",
+    GRAPHS: "graphs record this one",
+    COMPILED_GRAPHS: "torch compiles this one for graphs",
+}
 KVCacheBytes = int | None | Callable[[int, int], int | None]
 
 
@@ -47,8 +53,8 @@ class TransformersLM:
             device's memory (on a CPU: what was free before loading) and the weights' bytes.
         extra_tokens: room beyond the context limit for each sequence, for drafted tokens.
         decoder: auto (our own where it knows the shape, see lm.llama), transformers (its own forward), compiled (the
-            same, by torch once `compile` is called; until then it runs as it is), or graphs (the same, on a GPU, in
-            recorded graphs of fixed shapes, see lm.graphs).
+            same, by torch once `compile` is called; until then it runs as it is), graphs (the same, on a GPU, in
+            recorded graphs of fixed shapes, see lm.graphs), or compiled graphs.
         kind: what the linear layers become, from `linear.kind_for`.
 
     Attributes:
@@ -84,7 +90,7 @@ class TransformersLM:
         self.block_size = block_size
         self.dtype: torch.dtype = model.dtype
         self.device: torch.device = model.device
-        self.decoder_obstacle = _REASONS.get(decoder) or obstacle(model)
+        self.decoder_obstacle = OBSTACLES.get(decoder) or obstacle(model)
         self.kind = kind = kept_as(kind, self.decoder_obstacle)
         self.weights = weights_of(model, kind)
         self.weight_bytes = sum(weight.num_bytes for weight in self.weights)
@@ -118,17 +124,16 @@ class TransformersLM:
         self._cache = BlockCache(num_slots, self._contiguous)
         if self._decoder is not None:
             self._decoder.allocate(num_slots, block_size)
-        sizes = self.num_blocks, block_size, self.max_context
-        self._graphs = Graphs(model, self._cache, *sizes) if decoder == GRAPHS else None
+        self._is_to_compile = decoder in (COMPILED, COMPILED_GRAPHS)
+        self._graphs = self._new_graphs() if decoder in RECORDED else None
 
     @property
     def decoder(self) -> str:
-        """Whose forward runs: `own`, `transformers`, `transformers, compiled` or `transformers, graphs`."""
+        """Whose forward runs: `own`, or `transformers`, and behind it `compiled`, `graphs` or both."""
         if self._decoder is not None:
             return "own"
-        if self._graphs is not None:
-            return f"{TRANSFORMERS}, {GRAPHS}"
-        return TRANSFORMERS if self.compile_seconds is None else f"{TRANSFORMERS}, {COMPILED}"
+        done = {COMPILED: self.compile_seconds is not None, GRAPHS: self._graphs is not None}
+        return ", ".join([TRANSFORMERS, *(name for name, is_done in done.items() if is_done)])
 
     def compile(self) -> None:
         """Compile transformers' forward and run it, so that no later step waits; a minute or so on a CPU.
@@ -138,19 +143,24 @@ class TransformersLM:
         Raises:
             RunError: there is no C++ compiler, or torch cannot compile this forward.
         """
-        assert self.decoder_obstacle == COMPILED_OBSTACLE, "what is to be compiled is loaded for it"
+        assert self._is_to_compile, "what is to be compiled is loaded for it"
         began = perf_counter()
-        compile_body(self.model)
+        compile_layers(self.model)
         self._cache = CompiledCache(self._cache.num_slots)
+        if self._graphs is not None:
+            self._graphs = self._new_graphs()
         try:
             with quiet():
-                for num_tokens in (2, 5):
+                for num_tokens in (2, 5) if self._has_company else (1, 2, 5):
                     self._try(CompiledCache(num_tokens + KEY_GRAIN), num_tokens)
         except (SpecdecError, torch.OutOfMemoryError):
             raise
         except Exception as error:
             raise compile_error(self.name, error) from error
         self.compile_seconds = perf_counter() - began
+
+    def _new_graphs(self) -> Graphs:
+        return Graphs(self.model, self._cache, self.num_blocks, self.block_size, self.max_context)
 
     @property
     def num_free_blocks(self) -> int:
@@ -329,11 +339,10 @@ class TransformersLM:
         """One forward; logits [len(wanted), V] float32."""
         if self._decoder is not None:
             return self._decoder.forward(tokens, layout, wanted)
-        cache.layout = layout
         num_wanted = len(wanted)
         keep, rows = self._logits_to_keep(len(tokens), wanted)
         options: dict[str, Any] = {"logits_to_keep": keep} if self._keeps_logits else {}
-        with torch.inference_mode(), cache.running() if isinstance(cache, CompiledCache) else nullcontext():
+        with torch.inference_mode(), cache.running(layout):
             mask = RowMasks(layout, causal).block_diagonal(self.dtype) if self._contiguous else None
             logits: Tensor = self.model(
                 input_ids=torch.tensor([tokens], device=self.device),
@@ -347,7 +356,6 @@ class TransformersLM:
                 logits = logits[wanted]
             elif rows is not None:
                 logits = logits[rows]
-        cache.layout = None
         logits = logits[:num_wanted].float()
         # Callers may write into what they get, outside inference mode too.
         return logits.clone() if logits.is_inference() and not torch.is_inference_mode_enabled() else logits

@@ -289,7 +289,7 @@ class Engine(Section):
     decoder: Literal["auto", "transformers", "graphs"] = "auto"
     """Forward of the models: auto (specdec's own where it knows the shape), transformers', or that in CUDA graphs."""
     compile: Annotated[bool | Literal["auto"], BeforeValidator(_compile)] = "auto"
-    """Run transformers' forward for every model, compiled by torch at load, which takes minutes; auto does not."""
+    """Run transformers' forward for every model, compiled by torch at load, half a minute or so each; auto does not."""
 
     def memory_share(self) -> float | None:
         """Share of the device's memory (on a CPU: of the free RAM) for weights and KV cache, or None if not a share."""

@@ -267,7 +267,13 @@ def test_what_fills_a_shape_is_written_nowhere(both):
 
 @pytest.mark.parametrize(
     ("wanted", "bucket"),
-    [((1, 1, 1), (1, 1, 16)), ((3, 10, 17), (4, 12, 24)), ((8, 9, 33), (8, 9, 48)), ((5, 65, 64), (8, 65, 64))],
+    [
+        ((1, 1, 1), (1, 2, 16)),
+        ((2, 1, 1), (2, 1, 16)),
+        ((3, 10, 17), (4, 12, 24)),
+        ((8, 9, 33), (8, 9, 48)),
+        ((5, 65, 64), (8, 65, 64)),
+    ],
 )
 def test_buckets_hold_what_is_asked_for_and_little_more(wanted, bucket):
     assert Bucket.around(*wanted) == Bucket(*bucket)

@@ -1,0 +1,113 @@
+"""Products of a few rows with a weight on a GPU, in Triton: as fast as the weight is read, and the same in any company.
+
+Libraries choose another kernel, and another order of summing, for every number of rows. Here a program reads some of
+the weight's rows and multiplies them with all rows of activations, from the first number of the inner dimension to the
+last: what a row gets does not depend on how many others there are. More rows than `MOST_ROWS` are torch's product's.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from specdec_cli.lm.linear import PackedLinear
+
+MOST_ROWS = 64
+_LEAST_ROWS = 16  # of a tensor core's product
+_MANY_OUTPUTS = 16384
+_FEW_OUTPUTS, _MANY_INPUTS = 4608, 8192
+
+
+@triton.jit
+def _kernel(
+    x, weight, bias, output, num_rows, num_outputs, num_inputs,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, STAGES: tl.constexpr, HAS_BIAS: tl.constexpr,
+    EARLY: tl.constexpr,
+):  # fmt: skip
+    """Some outputs of all rows: x [n, in] · weight [out, in]ᵀ + bias [out]; `in` is a multiple of INPUTS."""
+    out = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    row, inner = tl.arange(0, ROWS), tl.arange(0, INPUTS)
+    is_row, is_out = row < num_rows, out < num_outputs
+    of_weight = weight + out.to(tl.int64)[:, None] * num_inputs + inner[None, :]
+    of_x = x + row[:, None] * num_inputs + inner[None, :]
+    left = tl.load(of_weight, is_out[:, None], 0.0)  # nobody writes weights: they are read while others still compute
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    total = tl.dot(left, tl.trans(tl.load(of_x, is_row[:, None], 0.0)))
+    for first in tl.range(INPUTS, num_inputs, INPUTS, num_stages=STAGES):
+        left = tl.load(of_weight + first, is_out[:, None], 0.0)
+        right = tl.load(of_x + first, is_row[:, None], 0.0)
+        total = tl.dot(left, tl.trans(right), total)
+    if HAS_BIAS:
+        total += tl.load(bias + out, is_out, 0.0).to(tl.float32)[:, None]
+    to = output + row[None, :] * num_outputs + out[:, None]
+    tl.store(to, total.to(output.dtype.element_ty), is_row[None, :] & is_out[:, None])
+
+
+class FewRowsLinear(PackedLinear):
+    """The product with a weight [out, in] of 16 bits as it is."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__(weight.shape[1], weight.shape[0], weight.numel() * weight.element_size(), bias)
+        self._weight = weight.detach()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The product."""
+        found: Tensor = _multiply(x, self._weight, self.bias)
+        return found
+
+
+def multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x [..., in] · weight [out, in]ᵀ + bias [out]: [..., out]."""
+    num_outputs, num_inputs = weight.shape
+    rows = x.reshape(-1, num_inputs)
+    if len(rows) > MOST_ROWS or not fits(weight):
+        return F.linear(x, weight, bias)
+    output = x.new_empty((*x.shape[:-1], num_outputs))
+    outputs, inputs, warps, stages = shape_of_program(num_outputs, num_inputs)
+    kernel: Any = _kernel
+    kernel[(triton.cdiv(num_outputs, outputs),)](
+        rows.contiguous(), weight, bias, output, len(rows), num_outputs, num_inputs,
+        ROWS=max(_LEAST_ROWS, triton.next_power_of_2(len(rows))), OUTPUTS=outputs, INPUTS=inputs, STAGES=stages,
+        HAS_BIAS=bias is not None, num_warps=warps, **early(x.device),
+    )  # fmt: skip
+    return output
+
+
+@functools.cache
+def early(device: torch.device) -> dict[str, bool]:
+    """How kernels are launched that begin while the one before them ends, and wait for it themselves: from Hopper on.
+
+    CUDA calls it programmatic dependent launch.
+    """
+    can = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    return {"EARLY": True, "launch_pdl": True} if can else {"EARLY": False}
+
+
+def fits(weight: Tensor) -> bool:
+    """Whether a weight's rows are whole numbers of the pieces that a program reads."""
+    return weight.shape[1] % 128 == 0 and weight.is_contiguous()
+
+
+def shape_of_program(num_outputs: int, num_inputs: int) -> tuple[int, int, int, int]:
+    """Outputs and inputs that a program takes at once, its warps and stages: the best of 18 measured on an H100."""
+    if num_outputs >= _MANY_OUTPUTS:
+        return 128, 128, 8, 3
+    if num_outputs < _FEW_OUTPUTS and num_inputs > _MANY_INPUTS and num_inputs % 256 == 0:
+        return 32, 256, 4, 4
+    return 64, 128, 4, 5
+
+
+_multiply: Any = torch.library.custom_op("specdec::multiply", multiply, mutates_args=())
+
+
+@_multiply.register_fake
+def _shape_of_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return x.new_empty((*x.shape[:-1], weight.shape[0]))
