@@ -5,10 +5,11 @@
 
 Weights are random: what is measured is time. For each target: the median of a forward by rows behind `--context`
 tokens, beside what reading its weights and the context's keys and values costs at the bandwidth measured in the same
-run. Then the last target with `--draft`, whose tokens are accepted by chance (`--acceptance`): tokens per second with
-and without, and a round beside the graphs in it, replayed alone (one guess, one verification), and how often the host
-waits for the device in a round, counted by torch's profiler. Kept as results/gpu.json, or gpu_int8.json; elsewhere
-than on a GPU the script can be tried, and nothing is kept.
+run, and the numbers of rows with which the first row's logits have other bits. Then the last target with `--draft`,
+whose tokens stand by chance (`--acceptance`) or by what they are (`greedy`; random weights hardly ever agree): tokens
+per second with and without, a round beside the graphs in it, replayed alone (one guess, one verification), and how
+often the host waits for the device in a round, counted by torch's profiler. Kept as results/gpu.json, or gpu_int8.json;
+elsewhere than on a GPU the script can be tried, and nothing is kept.
 """
 
 from __future__ import annotations
@@ -151,10 +152,13 @@ def rounds(options: argparse.Namespace, settings: LoadSettings, target: str) -> 
     graphs.record = recorder
     spec = EngineOptions(num_speculative_tokens=options.k, max_num_seqs=1)
     loaded = load_engines(target, [options.draft], options=spec, settings=settings)[0]
-    for acceptance in (None, *options.acceptance):
-        k = 0 if acceptance is None else options.k
-        rates = tuple((acceptance or 0.0) ** i for i in range(1, options.k + 1))
-        chance = replace(spec, verify="synthetic", synthetic_acceptance_rates=rates) if k else spec
+    arms: dict[str, float | None] = {"none": None, "greedy": None, **{f"{one:g}": one for one in options.acceptance}}
+    for name, acceptance in arms.items():
+        k = 0 if name == "none" else options.k
+        chance = spec
+        if acceptance is not None:
+            rates = tuple(acceptance**i for i in range(1, k + 1))
+            chance = replace(spec, verify="synthetic", synthetic_acceptance_rates=rates)
         engine = Engine(loaded.target, loaded.drafter, loaded.tokenizer, chance)
         decoded(engine, options.context, 16 + 8 * options.k, k)  # graphs are recorded in this one
         recorder.times.clear()
@@ -164,7 +168,6 @@ def rounds(options: argparse.Namespace, settings: LoadSettings, target: str) -> 
             its |= {"graphs_ms": round(parts * 1e3, 3), "over_its_graphs": round(its["ms_per_step"] / 1e3 / parts, 3)}
         if k:
             its["speedup"] = round(its["tokens_per_second"] / found["none"]["tokens_per_second"], 3)
-        name = "none" if acceptance is None else f"{acceptance:g}"
         found[name] = its
         print(name, json.dumps(its))
     return found

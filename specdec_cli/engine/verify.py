@@ -260,7 +260,8 @@ def _typical(group: _Group) -> list[Verdict]:
 def _synthetic(group: _Group) -> list[Verdict]:
     """Chance alone decides, but a token that cannot occur (banned, or against a grammar) never stands."""
     num_accepted = []
-    scores = group.of_drafted(group.p.scores)
+    # Where nothing is banned, nothing is looked up: on a GPU that would be two more waits.
+    scores = group.of_drafted(group.p.scores) if group.p.may_ban else [[0.0] * len(row) for row in group.tokens]
     for row, uniforms, its in zip(group.rows, group.acceptance_uniforms(), scores, strict=True):
         chances = zip(uniforms, its, row.rates, strict=False)  # one without a rate never stands
         num_accepted.append(_num_leading(u < rate and isfinite(score) for u, score, rate in chances))

@@ -102,7 +102,7 @@ def describe(
         config = read_config(name, folder, trust_remote_code)
         check_architecture(name, config, trust_remote_code)
         if compiled:
-            check_compilable(name, config, quantize)
+            check_compilable(name, config, _place(device), quantize)
             check_compiler(_place(device))
         is_dummy = dummy.is_dummy(name, load_format)
         is_complete = not is_dummy and _has_weights(name, folder)

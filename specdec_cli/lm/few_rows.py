@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec_cli.lm.linear import PackedLinear
+from specdec_cli.lm.linear import PackedLinear, plain_integer_product
 
 MOST_ROWS = 64
 _LEAST_ROWS = 16  # of a tensor core's product
@@ -26,11 +26,11 @@ _FEW_OUTPUTS, _MANY_INPUTS = 4608, 8192
 
 @triton.jit
 def _kernel(
-    x, weight, bias, output, num_rows, num_outputs, num_inputs,
+    x, weight, bias, scales, output, num_rows, num_outputs, num_inputs,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, STAGES: tl.constexpr, HAS_BIAS: tl.constexpr,
-    EARLY: tl.constexpr,
+    HAS_SCALES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Some outputs of all rows: x [n, in] · weight [out, in]ᵀ + bias [out]; `in` is a multiple of INPUTS."""
+    """Some outputs of all rows: x [n, in] · weight [out, in]ᵀ · scales [out] + bias [out]; INPUTS divides `in`."""
     out = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     row, inner = tl.arange(0, ROWS), tl.arange(0, INPUTS)
     is_row, is_out = row < num_rows, out < num_outputs
@@ -45,6 +45,8 @@ def _kernel(
         left = tl.load(of_weight + first, is_out[:, None], 0.0)
         right = tl.load(of_x + first, is_row[:, None], 0.0)
         total = tl.dot(left, tl.trans(right), total)
+    if HAS_SCALES:
+        total = total.to(tl.float32) * tl.load(scales + out, is_out, 0.0)[:, None]
     if HAS_BIAS:
         total += tl.load(bias + out, is_out, 0.0).to(tl.float32)[:, None]
     to = output + row[None, :] * num_outputs + out[:, None]
@@ -66,17 +68,29 @@ class FewRowsLinear(PackedLinear):
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x [..., in] · weight [out, in]ᵀ + bias [out]: [..., out]."""
-    num_outputs, num_inputs = weight.shape
-    rows = x.reshape(-1, num_inputs)
+    rows = x.reshape(-1, weight.shape[1])
     if len(rows) > MOST_ROWS or not fits(weight):
         return F.linear(x, weight, bias)
-    output = x.new_empty((*x.shape[:-1], num_outputs))
+    return _run(rows, weight, bias, None, x.dtype).view(*x.shape[:-1], len(weight))
+
+
+def multiply_whole(rows: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
+    """Whole numbers: rows [n, in] int8 · weight [out, in]ᵀ int8 · scales [out] float32: [n, out] float32."""
+    if len(rows) > MOST_ROWS or not fits(weight):
+        return plain_integer_product(rows, weight, scales)
+    return _run(rows, weight, None, scales, torch.float32)
+
+
+def _run(rows: Tensor, weight: Tensor, bias: Tensor | None, scales: Tensor | None, dtype: torch.dtype) -> Tensor:
+    num_outputs, num_inputs = weight.shape
+    output = rows.new_empty((len(rows), num_outputs), dtype=dtype)
     outputs, inputs, warps, stages = shape_of_program(num_outputs, num_inputs)
     kernel: Any = _kernel
     kernel[(triton.cdiv(num_outputs, outputs),)](
-        rows.contiguous(), weight, bias, output, len(rows), num_outputs, num_inputs,
-        ROWS=max(_LEAST_ROWS, triton.next_power_of_2(len(rows))), OUTPUTS=outputs, INPUTS=inputs, STAGES=stages,
-        HAS_BIAS=bias is not None, num_warps=warps, **early(x.device),
+        rows.contiguous(), weight, bias, scales, output, len(rows), num_outputs, num_inputs,
+        ROWS=max(_LEAST_ROWS, triton.next_power_of_2(len(rows))), OUTPUTS=outputs,
+        INPUTS=inputs * 2 // weight.element_size(), STAGES=stages,
+        HAS_BIAS=bias is not None, HAS_SCALES=scales is not None, num_warps=warps, **early(rows.device),
     )  # fmt: skip
     return output
 
@@ -92,15 +106,16 @@ def early(device: torch.device) -> dict[str, bool]:
 
 
 def fits(weight: Tensor) -> bool:
-    """Whether a weight's rows are whole numbers of the pieces that a program reads."""
-    return weight.shape[1] % 128 == 0 and weight.is_contiguous()
+    """Whether a weight's rows are multiples of the 256 bytes that a program reads; float32 is none of its dtypes."""
+    size = weight.element_size()
+    return size <= 2 and weight.shape[1] * size % 256 == 0 and weight.is_contiguous()
 
 
 def shape_of_program(num_outputs: int, num_inputs: int) -> tuple[int, int, int, int]:
-    """Outputs and inputs that a program takes at once, its warps and stages: the best of 18 measured on an H100."""
+    """Outputs and inputs of 16 bits that a program takes at once, its warps and stages: the best of 18 on an H100."""
     if num_outputs >= _MANY_OUTPUTS:
         return 128, 128, 8, 3
-    if num_outputs < _FEW_OUTPUTS and num_inputs > _MANY_INPUTS and num_inputs % 256 == 0:
+    if num_outputs < _FEW_OUTPUTS and num_inputs > _MANY_INPUTS and num_inputs % 512 == 0:
         return 32, 256, 4, 4
     return 64, 128, 4, 5
 
@@ -111,3 +126,11 @@ _multiply: Any = torch.library.custom_op("specdec::multiply", multiply, mutates_
 @_multiply.register_fake
 def _shape_of_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+integer_product: Any = torch.library.custom_op("specdec::multiply_whole", multiply_whole, mutates_args=())
+
+
+@integer_product.register_fake
+def _shape_of_whole_product(rows: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
+    return rows.new_empty((len(rows), len(weight)), dtype=torch.float32)

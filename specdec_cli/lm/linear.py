@@ -88,7 +88,7 @@ class Int8Linear(PackedLinear):
         num_outputs, num_inputs = weight.shape
         super().__init__(num_inputs, num_outputs, num_inputs * num_outputs + 4 * num_outputs, bias)
         is_fast = weight.device.type == "cpu" and missing("int8") is None
-        self._integers = (_vnni_product if is_fast else _plain_integer_product)(*quantized(weight.detach()))
+        self._integers = (_vnni_product if is_fast else _signed_product)(*quantized(weight.detach()))
         self._middle = _MIDDLE.to(weight.device)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -137,18 +137,31 @@ def _zeros(count: int) -> Tensor:
     return torch.zeros(count, dtype=torch.int64)
 
 
-def _plain_integer_product(weight: Tensor, scales: Tensor) -> Callable[[Tensor], Tensor]:
-    """torch's: the same numbers. What it takes no less of on a device is filled up with zeros."""
-    num_outputs, num_inputs = weight.shape
+def _signed_product(weight: Tensor, scales: Tensor) -> Callable[[Tensor], Tensor]:
+    """The same numbers, by a product that takes signed rows: on a GPU with Triton our own, else torch's."""
+    multiply: Callable[[Tensor, Tensor, Tensor], Tensor] = plain_integer_product
+    if weight.device.type == "cuda" and has_triton():
+        from specdec_cli.lm.few_rows import integer_product
+
+        multiply = integer_product
+    return lambda rows: multiply(rows.sub(_ZERO_POINT).view(torch.int8), weight, scales)
+
+
+def plain_integer_product(rows: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
+    """torch's: rows [n, in] int8 times weight [out, in] int8, times scales [out]: float32 [n, out].
+
+    What it takes no less of on a device is filled up with zeros.
+    """
+    (num_rows, num_inputs), num_outputs = rows.shape, len(weight)
     least_rows, multiple = _smallest(weight.device)
-    columns = F.pad(weight, (0, -num_inputs % multiple, 0, -num_outputs % multiple)).t()
+    columns = _filled(weight, -num_outputs % multiple, -num_inputs % multiple).t()
+    padded = _filled(rows, max(least_rows - num_rows, 0), -num_inputs % multiple)
+    return torch._int_mm(padded, columns)[:num_rows, :num_outputs] * scales
 
-    def multiply(rows: Tensor) -> Tensor:
-        whole = rows.sub(_ZERO_POINT).view(torch.int8)
-        padded = F.pad(whole, (0, -num_inputs % multiple, 0, max(least_rows - len(rows), 0)))
-        return torch._int_mm(padded, columns)[: len(rows), :num_outputs] * scales
 
-    return multiply
+def _filled(matrix: Tensor, num_rows: int, num_columns: int) -> Tensor:
+    """A matrix with so many more rows and columns of zeros; the same one where it needs none."""
+    return F.pad(matrix, (0, num_columns, 0, num_rows)) if num_rows or num_columns else matrix
 
 
 def _smallest(device: torch.device) -> tuple[int, int]:

@@ -78,7 +78,7 @@ def load_lm(
         config = read_config(name, folder, trust_remote_code)
         check_architecture(name, config, trust_remote_code)
         if decoder in (COMPILED, COMPILED_GRAPHS):
-            check_compilable(name, config, quantize)
+            check_compilable(name, config, target_device, quantize)
         if decoder in RECORDED:
             check_recordable(name, config, target_device)
         if has_weights:
@@ -86,6 +86,7 @@ def load_lm(
         else:
             attention = _attention(config)
             model = dummy.build(name, config, target_dtype, target_device, attention, trust_remote_code)
+        is_plain = decoder == COMPILED and target_device.type == "cpu"  # torch packs what it compiles for a CPU
         lm = TransformersLM(
             model.to(target_device).eval(),
             name,
@@ -96,7 +97,7 @@ def load_lm(
             kv_cache_bytes=kv_cache_bytes,
             extra_tokens=extra_tokens,
             decoder=decoder,
-            kind="plain" if decoder == COMPILED else kind_for(model.dtype, target_device, quantize),
+            kind="plain" if is_plain else kind_for(model.dtype, target_device, quantize),
         )
         weights = fingerprint(folder, weights_files(name, folder)) if has_weights else None
         lm.origin = Origin(name, revision, str(lm.dtype).removeprefix("torch."), quantize, weights)
@@ -177,14 +178,14 @@ def _attention(config: Any) -> str:
     return "sdpa" if model_class._supports_sdpa else "eager"
 
 
-def check_compilable(name: str, config: Any, quantize: str) -> None:
+def check_compilable(name: str, config: Any, device: torch.device, quantize: str) -> None:
     """Refuse what torch's compiler does not see through.
 
     Raises:
-        UsageError: int8 weights, or a family with an attention of its own.
+        UsageError: int8 weights on a CPU, or a family with an attention of its own.
     """
     hint = "leave --compile out"
-    if quantize != "none":
+    if quantize != "none" and device.type == "cpu":
         raise UsageError(f"`{quantize}` weights cannot be compiled: their products are torch's own operators", hint)
     if _attention(config) != NAME:
         raise UsageError(

@@ -65,12 +65,14 @@ class Distribution:
         likeliest: [n], each position's likeliest token, the first one of equals.
         one_hot: [n] bool on the host, positions whose whole probability is on the likeliest token (temperature 0).
         probs: [n, V] float32, or None when every position is one-hot.
+        may_ban: whether any score may be infinite, that of a token that cannot occur; False where none is.
     """
 
     scores: Tensor
     likeliest: list[int]
     one_hot: BoolArray
     probs: Tensor | None
+    may_ban: bool = True
 
     @property
     def argmax(self) -> Tensor:
@@ -134,15 +136,15 @@ def distribution(logits: Tensor, rows: Sequence[ChainRow], num_tokens: int) -> D
     assert logits.shape[0] == num_positions, "logits have one position for each drafted token and one more per row"
     assert logits.shape[1] >= num_tokens, "logits cover the real vocabulary"
     scores = _edit(logits[:, :num_tokens], rows, lengths)
-    likeliest, largest = _largest(scores)
+    likeliest, largest, may_ban = _largest(scores)
     _check(largest, rows, lengths)
     params = [row.params for row in rows]
     if not any(one.temperature for one in params):
-        return Distribution(scores, likeliest, np.array([True] * num_positions), None)
+        return Distribution(scores, likeliest, np.array([True] * num_positions), None, may_ban)
     of_position = [one for one, length in zip(params, lengths, strict=True) for _ in range(length)]
     one_hot: BoolArray = np.array([one.temperature == 0 for one in of_position])
     probs = _cut(_divide(scores, largest, of_position), of_position).softmax(dim=-1)
-    found = Distribution(scores, likeliest, one_hot, probs)
+    found = Distribution(scores, likeliest, one_hot, probs, may_ban)
     if one_hot.any():
         greedy = torch.from_numpy(np.flatnonzero(one_hot)).to(probs.device)
         probs[greedy] = 0.0
@@ -150,18 +152,19 @@ def distribution(logits: Tensor, rows: Sequence[ChainRow], num_tokens: int) -> D
     return found
 
 
-def _largest(scores: Tensor) -> tuple[list[int], list[float]]:
-    """Of each position the first of the largest scores, or of NaNs: its token and itself."""
+def _largest(scores: Tensor) -> tuple[list[int], list[float], bool]:
+    """Of each position the first of the largest scores, or of NaNs: its token and itself; and `may_ban`."""
     if scores.device.type != "cpu":
         argmax = scores.argmax(dim=-1)
         top = scores.gather(1, argmax[:, None])[:, 0]
+        smallest = scores.amin(dim=-1)
         # One copy, so that a GPU is waited for once; a float64 holds any token.
-        tokens, largest = torch.stack((argmax.double(), top.double())).tolist()
-        return [int(token) for token in tokens], largest
+        tokens, largest, least = torch.stack((argmax.double(), top.double(), smallest.double())).tolist()
+        return [int(token) for token in tokens], largest, not all(map(isfinite, least))
     # numpy's vectorised search takes a tenth of torch's time on a CPU.
     values = scores.detach().numpy()
     best = values.argmax(axis=-1).tolist()
-    return best, [float(row[token]) for row, token in zip(values, best, strict=True)]
+    return best, [float(row[token]) for row, token in zip(values, best, strict=True)], True
 
 
 def _check(values: Sequence[float], rows: Sequence[ChainRow], lengths: Sequence[int]) -> None:

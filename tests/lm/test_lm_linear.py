@@ -9,7 +9,7 @@ from tiny_models import make_tiny
 from specdec_cli.lm import invariance, linear
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.facts import describe
-from specdec_cli.lm.linear import kernels, kind_for, missing, pack
+from specdec_cli.lm.linear import has_triton, kernels, kind_for, missing, pack
 from specdec_cli.lm.load import load_lm
 from specdec_cli.lm.packing import Part, packed_layers
 from specdec_cli.lm.traffic import traffic_of
@@ -104,7 +104,8 @@ def test_kinds():
     assert kind_for(torch.bfloat16, CPU) == fast
     assert kind_for(torch.float32, CPU) == "plain"
     assert kind_for(torch.float32, CPU, "int8") == "int8"
-    assert kind_for(torch.bfloat16, torch.device("cuda")) == "plain"
+    assert kind_for(torch.bfloat16, torch.device("cuda")) == ("few rows" if has_triton() else "plain")
+    assert kind_for(torch.float32, torch.device("cuda")) == "plain"
     assert kind_for(torch.bfloat16, torch.device("cuda"), "int8") == "int8"
 
 
@@ -125,7 +126,7 @@ def test_siblings_share_one_product(tmp_path):
     layer.self_attn.q_proj.product.linear.register_forward_hook(lambda *_: calls.append(1))
     lm.score([Row(0, TEXT, 1)])
     assert calls == [1]
-    rows, others = matrix(3, 32), matrix(3, 32, 1)
+    rows, others = matrix(3, 32).to(lm.device), matrix(3, 32, 1).to(lm.device)
     alone = [part(rows).clone() for part in reversed(parts)]
     mixed = [part(x).clone() for part in parts for x in (others, rows, rows)][2::3]
     assert all(torch.equal(one, other) for one, other in zip(alone, reversed(mixed), strict=True))

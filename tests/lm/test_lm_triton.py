@@ -88,12 +88,25 @@ def test_a_product_of_any_number_of_rows(num_rows, num_outputs, num_inputs, has_
     assert float((found - expected).norm() / expected.norm()) < 1e-3
 
 
+@pytest.mark.parametrize("num_rows", [1, 17, 64, 65])
+@pytest.mark.parametrize(("num_outputs", "num_inputs"), [(72, 256), (136, 512), (64, 96)])
+def test_a_product_of_whole_numbers_is_exact(num_rows, num_outputs, num_inputs):
+    chance = torch.Generator().manual_seed(0)
+    rows, weight = (
+        torch.randint(-127, 128, (num, num_inputs), dtype=torch.int8, generator=chance).to(DEVICE)
+        for num in (num_rows, num_outputs)
+    )
+    scales = drawn(num_outputs).abs()
+    found = few_rows.integer_product(rows, weight, scales)
+    assert torch.equal(found, (rows.double() @ weight.double().t()).float() * scales)
+
+
 @pytest.mark.parametrize("shape", [(128256, 4096), (4096, 14336), (4096, 4096), (5120, 13824), (2048, 5632), (70, 128)])
 def test_a_program_reads_whole_pieces_of_a_weight_that_fits(shape):
     _, inputs, _, _ = few_rows.shape_of_program(*shape)
     assert shape[1] % inputs == 0
-    assert few_rows.fits(torch.empty(shape, device="meta"))
-    assert not few_rows.fits(torch.empty((4, 100), device="meta"))
+    assert few_rows.fits(torch.empty(shape, device="meta", dtype=torch.bfloat16))
+    assert not few_rows.fits(torch.empty((4, 100), device="meta", dtype=torch.bfloat16))
 
 
 @pytest.fixture
@@ -111,7 +124,8 @@ def recorded(tmp_path, monkeypatch):
     return made
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss"])
+# A mixture's experts are chosen by the host, which no graph of a GPU holds.
+@pytest.mark.parametrize("family", ["llama", "gemma2", *["gpt_oss"] * (DEVICE == "cpu")])
 def test_graphs_attend_by_the_kernels_as_without(family, recorded):
     plain, ours = recorded(family)
     steps = [
@@ -127,25 +141,27 @@ def test_graphs_attend_by_the_kernels_as_without(family, recorded):
 def test_a_model_of_such_products_computes_what_it_did(tmp_path):
     shape = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2}
     plain, packed = (
-        load_lm(str(make_tiny("qwen2", tmp_path, **shape)), decoder="transformers", device=DEVICE) for _ in "ab"
+        load_lm(str(make_tiny("qwen2", tmp_path, **shape)), decoder="transformers", device=DEVICE, dtype="float16")
+        for _ in "ab"
     )
     pack_model(packed.model, "few rows")
     assert sum(isinstance(module, Part) for module in packed.model.modules()) == 2 * 5
     rows = [Row(0, TEXT[:9], 2), Row(1, TEXT[20:25], 1)]
-    assert torch.allclose(plain.score(rows), packed.score(rows), atol=1e-3 if DEVICE == "cpu" else 3e-2)
+    assert torch.allclose(plain.score(rows), packed.score(rows), atol=5e-3)
 
 
-def bfloat16(tmp_path, seed=0):
+def on_gpu(tmp_path, quantize, seed=0):
     shape = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3}
     folder = str(make_tiny("llama", tmp_path / str(seed), seed, **shape))
-    lm = load_lm(folder, decoder="compiled graphs", device="cuda", dtype="bfloat16", block_size=4)
+    how = {"device": "cuda", "dtype": "bfloat16", "quantize": quantize, "block_size": 4}
+    lm = load_lm(folder, decoder="compiled graphs", **how)
     lm.compile()
     return lm
 
 
-@pytest.mark.parametrize("_", [pytest.param(0, marks=needs_gpu)])
-def test_a_gpu_gives_a_row_the_same_bits_in_any_company(_, tmp_path):
-    lm = bfloat16(tmp_path)
+@pytest.mark.parametrize("quantize", [pytest.param(how, marks=needs_gpu) for how in ("none", "int8")])
+def test_a_gpu_gives_a_row_the_same_bits_in_any_company(quantize, tmp_path):
+    lm = on_gpu(tmp_path, quantize)
     alone = [lm.score([Row(0, TEXT[:n], 1)])[0] for n in range(40, 48)]
     for num in (2, 5, 8):
         lm.release(0)
@@ -158,9 +174,9 @@ def test_a_gpu_gives_a_row_the_same_bits_in_any_company(_, tmp_path):
     assert torch.equal(together[4:7], torch.stack(alone[:3]))
 
 
-@pytest.mark.parametrize("_", [pytest.param(0, marks=needs_gpu)])
-def test_a_gpu_decodes_the_same_text_with_any_draft_bit_for_bit(_, tmp_path):
-    target, draft = bfloat16(tmp_path), bfloat16(tmp_path, seed=1)
+@pytest.mark.parametrize("quantize", [pytest.param(how, marks=needs_gpu) for how in ("none", "int8")])
+def test_a_gpu_decodes_the_same_text_with_any_draft_bit_for_bit(quantize, tmp_path):
+    target, draft = on_gpu(tmp_path, quantize), on_gpu(tmp_path, quantize, seed=1)
     params = SamplingParams(max_new_tokens=60, ignore_eos=True)
     plain = [tokens(decode(target, None, 0, [prompt], params)) for prompt in PROMPTS[:2]]
     for drafter, k in ((draft, 3), (draft, 7), (ngram(), 4)):
