@@ -44,7 +44,7 @@ def _kernel(
     for first in tl.range(INPUTS, num_inputs, INPUTS, num_stages=STAGES):
         left = tl.load(of_weight + first, is_out[:, None], 0.0)
         right = tl.load(of_x + first, is_row[:, None], 0.0)
-        total = tl.dot(left, tl.trans(right), total)
+        total = tl.dot(left, tl.trans(right), total, out_dtype=total.dtype)
     if HAS_SCALES:
         total = total.to(tl.float32) * tl.load(scales + out, is_out, 0.0)[:, None]
     if HAS_BIAS:
@@ -133,4 +133,4 @@ integer_product: Any = torch.library.custom_op("specdec::multiply_whole", multip
 
 @integer_product.register_fake
 def _shape_of_whole_product(rows: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
-    return rows.new_empty((len(rows), len(weight)), dtype=torch.float32)
+    return rows.new_empty((rows.shape[0], weight.shape[0]), dtype=torch.float32)  # `len` would fix the number

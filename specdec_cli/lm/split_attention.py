@@ -22,6 +22,7 @@ from specdec_cli.lm.few_rows import early
 _ROWS = 16  # queries of all heads that share a key head
 _KEYS = 64
 _PIECES_AT_ONCE = 16
+_WARPS = 2
 
 
 @triton.jit
@@ -179,7 +180,7 @@ def attend(
         query, keys, values, slots, allowed.view(torch.uint8), part, most, total,
         scale, softcap or 1.0, keys.shape[2], num_queries, num_keys, query.stride(2), query.stride(1),
         GROUPS=groups, D=size, PADDED=padded, ROWS=_ROWS, KEYS=_KEYS,
-        HAS_CAP=softcap is not None, num_warps=4, **early(query.device),
+        HAS_CAP=softcap is not None, num_warps=_WARPS, **early(query.device),
     )  # fmt: skip
     output = query.new_empty((1, num_places, num_heads, size))
     join: Any = _join_kernel

@@ -4,8 +4,11 @@ On a CPU nothing can be recorded; there what would be recorded runs anew at each
 same output. On a GPU the same tests take CUDA's graphs.
 """
 
+import shutil
+
 import pytest
 import torch
+from test_lm_compiled import num_graphs
 from tiny_engine import PROMPTS, decode, ngram, tiny_engine, tokens
 from tiny_models import VOCAB, make_tiny
 
@@ -101,6 +104,23 @@ def test_rows_of_any_lengths_have_the_logits_of_the_forward_as_it_is(family, bot
     rows = [Row(3, TEXT[60:67], 7), Row(2, TEXT[50:60], 2)]
     assert torch.allclose(plain.score(rows), recorded.score(rows), atol=2e-4)
     assert recorder.num_recorded == before, "a shape that was recorded is recorded again"
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles with a C++ compiler: no `g++`")
+def test_layers_are_compiled_once_for_all_graphs(tmp_path, device, recorder):
+    folder = str(make_tiny("gemma2", tmp_path))
+    plain, ours = (load_lm(folder, decoder=name, device=device) for name in ("transformers", "compiled graphs"))
+    assert ours.decoder == "transformers, graphs"
+    ours.compile()
+    assert ours.decoder == "transformers, compiled, graphs"
+    before = num_graphs()
+    for rows in ([Row(0, TEXT[:9], 1)], [Row(0, TEXT[:12], 3), Row(1, TEXT[30:37], 7)], [Row(1, TEXT[30:80], 2)]):
+        expected, found = plain.score(rows), ours.score(rows)
+        assert torch.allclose(expected, found, atol=2e-4), (expected - found).abs().max()
+    found = ours.guess([Row(2, TEXT[:9], 3)], VOCAB)
+    assert found.unread.is_whole
+    assert recorder.num_recorded == 4
+    assert num_graphs() == before, "a step waited for another graph"
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])

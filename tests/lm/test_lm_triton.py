@@ -7,6 +7,7 @@ from tiny_models import make_tiny
 
 pytest.importorskip("triton", reason="Triton's kernels take Triton, which is for Linux")
 
+from test_lm_compiled import num_graphs
 from test_lm_graphs import GPU, TEXT, Recorder
 
 from specdec_cli.lm import few_rows, graphs, load, split_attention
@@ -162,6 +163,7 @@ def on_gpu(tmp_path, quantize, seed=0):
 @pytest.mark.parametrize("quantize", [pytest.param(how, marks=needs_gpu) for how in ("none", "int8")])
 def test_a_gpu_gives_a_row_the_same_bits_in_any_company(quantize, tmp_path):
     lm = on_gpu(tmp_path, quantize)
+    before = num_graphs()
     alone = [lm.score([Row(0, TEXT[:n], 1)])[0] for n in range(40, 48)]
     for num in (2, 5, 8):
         lm.release(0)
@@ -172,6 +174,7 @@ def test_a_gpu_gives_a_row_the_same_bits_in_any_company(quantize, tmp_path):
     lm.score([Row(0, TEXT[:39], 1)])
     together = lm.score([Row(1, TEXT[50:74], 4), Row(0, TEXT[:42], 3), Row(2, TEXT[20:91], 1)])
     assert torch.equal(together[4:7], torch.stack(alone[:3]))
+    assert num_graphs() == before, "a step waited for another graph"
 
 
 @pytest.mark.parametrize("quantize", [pytest.param(how, marks=needs_gpu) for how in ("none", "int8")])
