@@ -136,7 +136,7 @@ def load_engines(
             _check_tokenizers(tokenizer, target, fields["model"], its)
     say(f"loading target {target}")
     lm = _load(target, settings.target, settings, options)
-    if lm.device.type == "cpu":
+    if lm.device.type == "cpu" and lm.decoder_obstacle is not None:
         choose_threads(lm.weight_bytes)
     if settings.compile:
         _compile(lm, "target", say)

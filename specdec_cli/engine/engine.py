@@ -68,6 +68,7 @@ class Engine:
         self._failed: list[Failed] = []
         self._sequences: dict[int, Sequence] = {}
         self._next_id = 0
+        self._left_at: float | None = None
         self._judge = Judge(self.num_tokens, conditional(self.options.synthetic_acceptance_rates or ()))
         self._notices: list[Noticed] = []
         self._scheduler = Scheduler(
@@ -210,6 +211,7 @@ class Engine:
         error is raised, nobody has got a token, and the next step computes again what was in the cache.
         """
         begin, mark = perf_counter(), self._clock.mark
+        left_at, self._left_at = self._left_at, None
         batch = self._scheduler.next()
         assert batch, "a step needs a sequence that can run; look at has_work first"
         marks = [mark()]
@@ -222,15 +224,16 @@ class Engine:
         emitted = self._judge.decide([part for part in parts if part[0].is_decided], logits, self._fence)
         finished = [self._finish(row.sequence) for row, _ in parts if row.sequence.finish_reason is not None]
         draft_seconds, verify_seconds = (self._clock.seconds(*marks[i : i + 2]) for i in (0, 2))
-        stepped = self._stepped(batch, emitted, draft_seconds, verify_seconds, perf_counter() - begin)
+        end = perf_counter()
+        stepped = self._stepped(batch, emitted, draft_seconds, verify_seconds, end - begin)
+        self._tell_policy(emitted, end - (begin if left_at is None else left_at))
+        self._left_at = end if self.has_work else None
         return [stepped, *self._take_news(), *finished]
 
     def _stepped(
         self, batch: list[Scheduled], emitted: tuple[Emitted, ...], draft: float, verify: float, seconds: float
     ) -> Stepped:
-        """Report a step of so many seconds, those of its drafting and its forward among them, to the policy too."""
-        going_on = [one for one in emitted if one.sequence_id in self._sequences]
-        self.policy.observe(seconds, {one.sequence_id: (one.num_drafted, one.num_accepted) for one in going_on})
+        """Report a step of so many seconds, those of its drafting and its forward among them."""
         return Stepped(
             emitted=emitted,
             num_running=len(batch),
@@ -243,6 +246,11 @@ class Engine:
             num_blocks=self.target.num_blocks,
             num_preemptions=self._scheduler.take_preemptions(),
         )
+
+    def _tell_policy(self, emitted: tuple[Emitted, ...], seconds: float) -> None:
+        """What a step cost, what was done between it and the one before too: more steps cost more of that."""
+        going_on = [one for one in emitted if one.sequence_id in self._sequences]
+        self.policy.observe(seconds, {one.sequence_id: (one.num_drafted, one.num_accepted) for one in going_on})
 
     def _take_news(self) -> list[Event]:
         """Notices and failures that were not told yet."""

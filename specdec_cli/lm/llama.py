@@ -10,7 +10,9 @@ where there is no C++ compiler (`native`).
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from itertools import accumulate, chain
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -22,6 +24,7 @@ from specdec_cli.lm.door import Continuations, Draw
 from specdec_cli.lm.linear import Kind
 from specdec_cli.lm.llama_weights import Layer, Matrix, Shape, empty, norm_weight, panels, take_layer
 from specdec_cli.lm.memory import Arena
+from specdec_cli.lm.threads import Crew
 
 _FLOAT32, _BFLOAT16, _INT8 = range(3)
 _SLOTS_GRAIN = 16  # whose keys the compiled half reads together: its WIDTH
@@ -84,6 +87,7 @@ class _Step(ctypes.Structure):
         ("turns", ctypes.c_void_p),
         ("scratch", ctypes.c_void_p),
         ("logits", ctypes.c_void_p),
+        ("waited", ctypes.POINTER(ctypes.c_double)),
     )
 
 
@@ -121,6 +125,7 @@ class LlamaDecoder:
         self._library = native.library()
         self._rotary = inner.rotary_emb
         arena = Arena()
+        self._crew = Crew()
         self._turns = torch.empty(0)
         self._scratch = torch.empty(0)
         with torch.inference_mode():
@@ -172,7 +177,7 @@ class LlamaDecoder:
     def forward(self, tokens: list[int], layout: Layout, wanted: list[int]) -> Tensor:
         """Logits [len(wanted), V] float32 of the tokens at the places `wanted`; keys and values go into the cache."""
         logits = torch.empty(len(wanted), self.vocab_size)
-        self._library.forward(ctypes.byref(self._model), ctypes.byref(self._step(tokens, layout, wanted, logits)))
+        self._run(self._library.forward, self._step(tokens, layout, wanted, logits))
         return logits
 
     def guess(
@@ -202,9 +207,9 @@ class LlamaDecoder:
         q = torch.empty(len(wanted) if by_chance else 0, num_tokens)
         step, found = self._step(tokens, layout, wanted, logits), (ctypes.c_int64 * len(wanted))()
         uniforms = [draw.uniforms if draw else [0.0] * count for draw, count in zip(draws, counts, strict=True)]
-        self._library.guess(
-            ctypes.byref(self._model),
-            ctypes.byref(step),
+        self._run(
+            self._library.guess,
+            step,
             (ctypes.c_int64 * len(counts))(*counts),
             len(counts),
             num_tokens,
@@ -222,6 +227,14 @@ class LlamaDecoder:
             continuations.tokens.append(one)
         return continuations
 
+    def _run(self, call: Callable[..., None], step: _Step, *others: Any) -> None:
+        """Call the library for a step, and tell the crew what its threads lost."""
+        waited = ctypes.c_double(0.0)
+        step.waited = ctypes.pointer(waited)
+        begin = perf_counter()
+        call(ctypes.byref(self._model), ctypes.byref(step), *others)
+        self._crew.learn(step.num_threads, perf_counter() - begin, waited.value)
+
     def _step(self, tokens: list[int], layout: Layout, wanted: list[int], logits: Tensor) -> _Step:
         """What a call of the library is given."""
         most_keys = max(span.num_keys for span in layout.spans)
@@ -234,7 +247,7 @@ class LlamaDecoder:
             self._cache.shape[2],
             self._block_size,
             most_keys,
-            torch.get_num_threads(),
+            self._crew.size(torch.get_num_threads()),
             self._cache.data_ptr(),
             self._turns.data_ptr(),
             None,

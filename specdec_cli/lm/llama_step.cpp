@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <ctime>
 #include <numeric>
 #include <omp.h>
 #include <type_traits>
@@ -224,6 +225,7 @@ struct Step {
     const float* turns;    // [positions, D/2, 2]
     float* scratch;        // as many as `scratch_floats` says
     float* logits;         // [num_wanted, V]
+    double* waited;        // adds the seconds that the one of several threads that waited most did for the others
 };
 
 struct Chance {            // how a sequence's continuation is drawn
@@ -878,6 +880,12 @@ void embed(const Number* from, long out, long row, long size, float* to) {
     for (long i = 0; i < size; i++) to[i] = float_of(from[(i / PACK * width + row - begin) * PACK + i % PACK]);
 }
 
+double clock_seconds() {
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return double(now.tv_sec) + 1e-9 * double(now.tv_nsec);
+}
+
 template <class Kind, class Number>
 void run(const Model& m, const Step& s) {
     const long n = s.num_rows, D = m.head_size, H = m.num_heads, K = m.num_key_heads, G = H / K, I = m.mlp;
@@ -888,10 +896,18 @@ void run(const Model& m, const Step& s) {
     float* const attended = x + room.attended;
     float* const gate_up = x + room.gate_up;
     const std::vector<Part> blocks = blocks_of(s, std::clamp(n * K / long(s.num_threads), 1l, BLOCK));
+    double waited = 0;
 
-#pragma omp parallel num_threads(int(s.num_threads))
+#pragma omp parallel num_threads(int(s.num_threads)) reduction(max : waited)
     {
         const int thread = omp_get_thread_num(), threads = omp_get_num_threads();
+        waited = 0;
+        const auto meet = [&] {
+            if (threads == 1) return;
+            const double begin = clock_seconds();
+#pragma omp barrier
+            waited += clock_seconds() - begin;
+        };
         float* const mine = x + room.shared + thread * room.own;
         Tiles tiles;
         if (n >= Kind::TILES_FROM) tiles.shape(group_size(n));
@@ -902,7 +918,7 @@ void run(const Model& m, const Step& s) {
             for (long r = part.begin; r < part.end; r++)
                 embed((const Number*)m.embedding, m.head.out, s.rows[r].token, hidden, x + r * hidden);
         }
-#pragma omp barrier
+        meet();
         for (long l = 0; l < m.num_layers; l++) {
             const Layer& layer = m.layers[l];
             Number* const keys = (Number*)s.cache + l * 2 * K * s.num_slots * D;
@@ -910,7 +926,7 @@ void run(const Model& m, const Step& s) {
 
             inputs.normed(x, layer.input_norm, n, hidden, m.epsilon);
             inputs.times(layer.qkv, n).into(part_of(heads * D, TILE, thread, threads), qkv, heads * D);
-#pragma omp barrier
+            meet();
             const Part turned = part_of(n * (heads - K), 1, thread, threads);  // a query or key head of each row
             for (long i = turned.begin; i < turned.end; i++) {
                 const long h = i / n, r = i % n;
@@ -925,7 +941,7 @@ void run(const Model& m, const Step& s) {
                     put(values + slot * D + j, head[K * D + j]);
                 }
             }
-#pragma omp barrier
+            meet();
             const long num_blocks = long(blocks.size());
             const Part tasks = part_of(num_blocks * K, 1, thread, threads);
             for (long i = tasks.begin; i < tasks.end; i++) {
@@ -937,10 +953,10 @@ void run(const Model& m, const Step& s) {
                 attention.score(qkv + (block.begin * heads + k) * D, heads * D, K * D);
                 attention.find(attended + block.begin * width + k * D, width, K * D);
             }
-#pragma omp barrier
+            meet();
             for (long r = 0; r < n; r++) inputs.prepare(r, attended + r * width, width);
             inputs.times(layer.output, n).onto(part_of(hidden, TILE, thread, threads), x, hidden);
-#pragma omp barrier
+            meet();
             inputs.normed(x, layer.mlp_norm, n, hidden, m.epsilon);
             const Part part = part_of(I, TILE, thread, threads);
             inputs.times(layer.gate, n).into(part, gate_up, 2 * I);
@@ -955,10 +971,10 @@ void run(const Model& m, const Step& s) {
                 }
                 for (; i < part.end; i++) gate[i] = gate[i] / (std::exp(-gate[i]) + 1.0f) * gate[I + i];
             }
-#pragma omp barrier
+            meet();
             for (long r = 0; r < n; r++) inputs.prepare(r, gate_up + r * 2 * I, I);
             inputs.times(layer.down, n).onto(part_of(hidden, TILE, thread, threads), x, hidden);
-#pragma omp barrier
+            meet();
         }
         for (long i = 0; i < s.num_wanted; i++) {
             inputs.norm(x + s.wanted[i] * hidden, m.norm, hidden, m.epsilon, inputs.row);
@@ -967,7 +983,9 @@ void run(const Model& m, const Step& s) {
         if (s.num_wanted >= Kind::TILES_FROM) tiles.shape(group_size(s.num_wanted));
         const long V = m.head.out;
         inputs.times(m.head, s.num_wanted).into(part_of(V, TILE, thread, threads), s.logits, V);
+        meet();
     }
+    *s.waited += waited;
 }
 
 // The first of the largest of scores [count]; -1 where that is no finite number.

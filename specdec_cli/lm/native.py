@@ -16,12 +16,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("llama_step.cpp")
 # Operations may not be joined as the compiler likes: it might join them in one copy of a loop and not in another.
 _FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fopenmp")
 _SECONDS = 300
+_SPINS = "5000"  # some 0.2 ms, as long as what lies between two forwards of a small model
 # Linux lets a process use a processor's tiles (AMX) once it has asked: arch_prctl(ARCH_REQ_XCOMP_PERM, XTILEDATA).
 _ARCH_PRCTL, _ASK, _TILES = 158, 0x1023, 18
 
@@ -70,7 +73,8 @@ def load(source: str) -> ctypes.CDLL:
                 timeout=_SECONDS,
             )
             made.replace(path)
-    found = ctypes.CDLL(str(path))
+    with _short_spins():
+        found = ctypes.CDLL(str(path))
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     found.scratch_floats.argtypes, found.scratch_floats.restype = (pointer, pointer), number
     found.panel_outputs.argtypes, found.panel_outputs.restype = (), number
@@ -78,6 +82,22 @@ def load(source: str) -> ctypes.CDLL:
     found.guess.argtypes = (pointer, pointer, pointer, number, number, pointer, pointer, pointer, pointer)
     found.guess.restype = None
     return found
+
+
+@contextmanager
+def _short_spins() -> Iterator[None]:
+    """Have threads that wait for each other sleep soon: GNU's OpenMP asks for it when it is loaded.
+
+    By itself it lets them spin for so many milliseconds that beside busy processes most of a forward is spinning.
+    """
+    name = "GOMP_SPINCOUNT"
+    is_set = name in os.environ
+    os.environ.setdefault(name, _SPINS)
+    try:
+        yield
+    finally:
+        if not is_set:
+            del os.environ[name]
 
 
 @functools.cache

@@ -1,19 +1,24 @@
-"""How many threads torch uses on a CPU."""
+"""How many threads a CPU's forwards run on."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from time import perf_counter
 
 import torch
 
-# A second thread halves the time of the built-in target's forward on a quiet machine (benchmarks/results/threads.json).
-# On a busy one, and a server's own event loop makes it one, threads wait for each other at every product, and a small
-# model's forward takes longer than on one: it has the cores only for who asks for them.
+# transformers' forward of a small model is many short operators. On a busy machine, and a server's own event loop makes
+# it one, threads wait for each other in each of them, and it takes longer than on one thread.
 SMALL_WEIGHTS_BYTES = 32 * 2**20
+
+_MEMORY = 8  # forwards that a share looks back on
+_CALM = 2 * _MEMORY  # forwards without trouble, after which the next one is met with a short rest again
+_REST, _LONGEST_REST = 4, 128  # times what was lost: so long a thread is left out, twice as long each time
 
 
 def choose_threads(weight_bytes: int) -> int:
-    """Set torch to one thread for a small target and leave its own choice otherwise; OMP_NUM_THREADS always wins.
+    """Set torch to one thread for a small target that transformers computes; OMP_NUM_THREADS always wins.
 
     Args:
         weight_bytes: of the target.
@@ -33,3 +38,55 @@ def adopt_threads() -> int:
         The number of threads in force.
     """
     return torch.get_num_threads()
+
+
+class Crew:
+    """The threads of forwards whose threads meet again and again: all, or fewer while others take their cores.
+
+    A thread that does not run keeps all others waiting, some fifty times in a forward: beside one busy process on two
+    cores two threads take several times as long as one. So what forwards lose to waiting is watched. Where that is much
+    more than a thread's share of the work, one is left out for some times as long as was lost, and then tried again.
+
+    Args:
+        clock: seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
+        self._clock = clock
+        self._left_out = 0
+        self._until = 0.0
+        self._rest = _REST
+        self._seconds = self._waited = 0.0
+        self._num_calm = 0
+
+    def size(self, most: int) -> int:
+        """Threads of the next forward, of `most` at most."""
+        if self._left_out and self._clock() >= self._until:
+            self._left_out -= 1
+            self._forget()
+        return max(most - self._left_out, 1)
+
+    def learn(self, size: int, seconds: float, waited: float) -> None:
+        """Learn from a forward.
+
+        Args:
+            size: threads that it had.
+            seconds: it took.
+            waited: seconds that one of them waited for others, the one that waited most.
+        """
+        if size == 1:
+            return
+        self._seconds += seconds - self._seconds / _MEMORY
+        self._waited += waited - self._waited / _MEMORY
+        self._num_calm += 1
+        if self._waited * (size + 1) > 2 * self._seconds:
+            self._left_out += 1
+            self._until = self._clock() + self._rest * self._waited
+            self._rest = min(2 * self._rest, _LONGEST_REST)
+            self._forget()
+        elif self._num_calm >= _CALM:
+            self._rest = _REST
+
+    def _forget(self) -> None:
+        self._seconds = self._waited = 0.0
+        self._num_calm = 0

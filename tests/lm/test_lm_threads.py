@@ -1,0 +1,122 @@
+"""Threads that meet in a forward: all of them, fewer while others have their cores."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from specdec_cli.engine.build import load_engine
+from specdec_cli.lm import native
+from specdec_cli.lm.threads import Crew
+
+FORWARD = 0.001
+TWO_ON_ONE_CORE = """
+import os
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+import torch
+from specdec_cli.lm.door import Row
+from specdec_cli.lm.load import load_lm
+from specdec_cli.lm.threads import Crew
+
+learned, learn = [], Crew.learn
+
+def watch(crew, *what):
+    learned.append(what)
+    learn(crew, *what)
+
+Crew.learn = watch
+lm = load_lm("builtin:target")
+torch.set_num_threads(2)
+for i in range(20):
+    lm.score([Row(0, [*range(10, 90), 200 + i], 1)])
+together = [what for what in learned if what[0] == 2]
+assert together and all(0 < waited <= 1.01 * seconds for _, seconds, waited in together), learned
+assert sum(waited for *_, waited in together) > 0.3 * sum(seconds for _, seconds, _ in together), learned
+assert any(size == 1 for size, *_ in learned), learned
+"""
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def work(crew, clock, num, lost=0.0, most=2):
+    """So many forwards, each of whose threads but one loses so much where there are several; their sizes."""
+    sizes = []
+    for _ in range(num):
+        sizes.append(crew.size(most))
+        seconds = FORWARD + (lost if sizes[-1] > 1 else 0.0)
+        clock.now += seconds
+        crew.learn(sizes[-1], seconds, lost if sizes[-1] > 1 else 0.0)
+    return sizes
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def test_undisturbed_all_work(clock):
+    assert work(Crew(clock), clock, 100, lost=0.2 * FORWARD) == [2] * 100
+
+
+def test_beside_a_busy_process_one_works_alone_almost_always(clock):
+    crew = Crew(clock)
+    sizes = work(crew, clock, 5000, lost=9 * FORWARD)
+    assert sizes[:2] == [2, 1]
+    assert 2 < sizes.count(2) < 20
+    lost = 9 * FORWARD * sizes.count(2)
+    assert lost < 0.02 * clock.now
+
+
+def test_once_the_other_is_gone_all_work_again_and_the_next_one_costs_a_short_rest(clock):
+    crew = Crew(clock)
+    work(crew, clock, 500, lost=9 * FORWARD)
+    work(crew, clock, 10_000)
+    assert work(crew, clock, 50) == [2] * 50
+    assert work(crew, clock, 2, lost=20 * FORWARD) == [2, 1]
+    assert work(crew, clock, 150)[-1] == 2
+
+
+def test_of_many_one_after_the_other_is_left_out(clock):
+    crew = Crew(clock)
+    sizes = work(crew, clock, 3, lost=9 * FORWARD, most=8)
+    assert sizes == [8, 7, 6]
+    assert crew.size(1) == 1
+
+
+def test_one_alone_is_never_left_out(clock):
+    crew = Crew(clock)
+    assert work(crew, clock, 50, lost=9 * FORWARD, most=1) == [1] * 50
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores are chosen on Linux alone")
+def test_two_threads_on_one_core_keep_each_other_waiting():
+    """What the compiled half measures, and what follows from it."""
+    if native.missing() is not None:
+        pytest.skip("no compiled decoder")
+    subprocess.run([sys.executable, "-c", TWO_ON_ONE_CORE], check=True, timeout=120)
+
+
+def test_how_long_threads_spin_is_asked_of_nobody_else(monkeypatch):
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    if native.missing() is not None:
+        pytest.skip("no compiled decoder")
+    native.load(native.SOURCE.read_text(encoding="utf-8"))
+    assert "GOMP_SPINCOUNT" not in os.environ
+
+
+def test_a_small_target_of_our_own_decoder_leaves_torch_its_threads():
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        engine = load_engine("builtin:target", "none")
+        expected = 2 if engine.target.decoder == "own" or "OMP_NUM_THREADS" in os.environ else 1
+        assert torch.get_num_threads() == expected
+    finally:
+        torch.set_num_threads(before)
