@@ -41,6 +41,7 @@ _STEPS_BETWEEN = 8  # from one exploring to the next
 # For how many steps a decision holds: at least, and at most until another look is allowed.
 _HELD = 8, 16
 _HELD_AT_REST = 16, 128  # where no k pays
+_LEARNED_AT_REST = 32  # of a decision's steps the last ones: to learn from each takes time, too
 _STEPS_SEEN = 8  # that a decision needs behind it for each step that it holds for
 _STEPS_BETWEEN_PLAIN = 128  # at most, first less: it is what speculation is held against
 _STEPS_TOGETHER = 3  # a draft has to read first what it did not draft, so its first step after plain ones is no measure
@@ -218,7 +219,7 @@ class Adaptive:
         as_plain = len(seconds) * usual if plain.num else sum(seconds)
         self._allowance += EXPLORATION * as_plain
         if plan.is_pure:
-            first = 0 if self._was_plain else len(seconds) // 2
+            first = max(0 if self._was_plain else len(seconds) // 2, len(seconds) - _LEARNED_AT_REST)
             self._costs.add(plan.company, 0, 0.0, seconds[first:], self._now, contexts[first:])
         self._drafted_for, self._was_plain = frozenset(), plan.is_pure
 

@@ -226,7 +226,7 @@ class Engine:
         draft_seconds, verify_seconds = (self._clock.seconds(*marks[i : i + 2]) for i in (0, 2))
         end = perf_counter()
         stepped = self._stepped(batch, emitted, draft_seconds, verify_seconds, end - begin)
-        self._tell_policy(emitted, end - (begin if left_at is None else left_at))
+        self._tell_policy(emitted, end - begin, 0.0 if left_at is None else begin - left_at)
         self._left_at = end if self.has_work else None
         return [stepped, *self._take_news(), *finished]
 
@@ -247,10 +247,14 @@ class Engine:
             num_preemptions=self._scheduler.take_preemptions(),
         )
 
-    def _tell_policy(self, emitted: tuple[Emitted, ...], seconds: float) -> None:
-        """What a step cost, what was done between it and the one before too: more steps cost more of that."""
+    def _tell_policy(self, emitted: tuple[Emitted, ...], seconds: float, before: float) -> None:
+        """What a step cost, and with it what was done since the one before: more steps cost more of that.
+
+        Where that took longer than the step itself it was something else, done now and then.
+        """
         going_on = [one for one in emitted if one.sequence_id in self._sequences]
-        self.policy.observe(seconds, {one.sequence_id: (one.num_drafted, one.num_accepted) for one in going_on})
+        given = {one.sequence_id: (one.num_drafted, one.num_accepted) for one in going_on}
+        self.policy.observe(seconds + before if before < seconds else seconds, given)
 
     def _take_news(self) -> list[Event]:
         """Notices and failures that were not told yet."""
