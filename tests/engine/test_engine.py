@@ -6,6 +6,7 @@ import pytest
 from tiny_engine import PROMPTS, Checked, decode, drafter, ngram, tiny_engine, tiny_lm, tokens, transformers_greedy
 from tiny_models import VOCAB
 
+from specdec_cli.engine import engine as engine_module
 from specdec_cli.engine.engine import EngineOptions
 from specdec_cli.errors import UsageError
 from specdec_cli.events import Finished, Noticed, SpeculativeCounts, Stepped
@@ -301,3 +302,17 @@ def test_one_set_of_parameters_counts_its_index_up_from_its_own(target):
     assert len({tuple(text) for text in texts}) == 3
     assert tokens(engine.generate([PROMPTS[0]] * 2, replace(params, index=1))) == texts[1:]
     assert {output.lossless for output in engine.generate(PROMPTS, params)} == {True}
+
+
+def test_the_policy_is_told_of_what_lies_between_steps_unless_it_is_longer_than_the_step(target, monkeypatch):
+    """Begin and end of steps: the third begins long after the second, the fourth is another request's first."""
+    moments = iter([0.0, 10.0, 14.0, 24.0, 100.0, 110.0, 111.0, 121.0])
+    monkeypatch.setattr(engine_module, "perf_counter", lambda: next(moments))
+    engine, told = tiny_engine(target, drafter("none"), 0), []
+    monkeypatch.setattr(engine.policy, "observe", lambda seconds, given: told.append(seconds))
+    engine.add([5, 6, 7], SamplingParams(max_new_tokens=3, ignore_eos=True))
+    while engine.has_work:
+        engine.step()
+    engine.add([5, 6, 7], SamplingParams(max_new_tokens=1, ignore_eos=True))
+    engine.step()
+    assert told == [10.0, 14.0, 10.0, 10.0]

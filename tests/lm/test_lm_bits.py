@@ -6,8 +6,10 @@ import pytest
 import torch
 from tiny_models import make_tiny
 
+from specdec_cli.lm import invariance
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.invariance import row_invariance
+from specdec_cli.lm.linear import kind_for
 from specdec_cli.lm.load import load_lm
 
 FAMILIES = ["llama", "llama by transformers", "mistral", "gemma2", "gpt2", "qwen2", "qwen3", "qwen3 by transformers"]
@@ -154,10 +156,16 @@ def test_invariance_finds_what_differs():
     assert all(check.holds == (not check.rows_that_differ) for check in checks)
 
 
+def test_the_plain_product_is_needed_where_no_packed_one_takes_its_place(monkeypatch):
+    for kind in {"plain", kind_for(torch.bfloat16, torch.device("cpu"))}:
+        monkeypatch.setattr(invariance, "kind_for", lambda *_, kind=kind: kind)
+        checks = [check for check in row_invariance(torch.bfloat16) if check.kernel.startswith("linear")]
+        together = [check.needed for check in checks if "alone" not in check.kernel]
+        assert together == [kind == "plain"] * len(invariance.LINEAR_SHAPES)
+
+
 def test_attention_without_the_key_grain_is_caught(monkeypatch):
     """The planted fault: keys read up to the last query, so that a position's sum depends on its company."""
-    from specdec_cli.lm import invariance
-
     if not holds(torch.bfloat16):
         pytest.skip("this machine's bfloat16 kernels are not row-invariant")
     monkeypatch.setattr(invariance, "KEY_GRAIN", 1 << 10)
