@@ -14,6 +14,7 @@ SMALL_WEIGHTS_BYTES = 32 * 2**20
 
 _MEMORY = 8  # forwards that a share looks back on
 _CALM = 2 * _MEMORY  # forwards without trouble, after which the next one is met with a short rest again
+_TOO_LONG = 0.5  # of the time; of two threads one gains by being alone once it waits two thirds
 _REST, _LONGEST_REST = 4, 128  # times what was lost: so long a thread is left out, twice as long each time
 
 
@@ -44,8 +45,8 @@ class Crew:
     """The threads of forwards whose threads meet again and again: all, or fewer while others take their cores.
 
     A thread that does not run keeps all others waiting, some fifty times in a forward: beside one busy process on two
-    cores two threads take several times as long as one. So what forwards lose to waiting is watched. Where that is much
-    more than a thread's share of the work, one is left out for some times as long as was lost, and then tried again.
+    cores two threads take several times as long as one. So what forwards lose to waiting is watched. Where that is more
+    than a thread is worth, one is left out for some times as long as was lost, and then tried again.
 
     Args:
         clock: seconds.
@@ -79,7 +80,7 @@ class Crew:
         self._seconds += seconds - self._seconds / _MEMORY
         self._waited += waited - self._waited / _MEMORY
         self._num_calm += 1
-        if self._waited * (size + 1) > 2 * self._seconds:
+        if self._waited > max(2 / (size + 1), _TOO_LONG) * self._seconds:
             self._left_out += 1
             self._until = self._clock() + self._rest * self._waited
             self._rest = min(2 * self._rest, _LONGEST_REST)

@@ -90,6 +90,10 @@ def test_of_many_one_after_the_other_is_left_out(clock):
     assert crew.size(1) == 1
 
 
+def test_many_that_wait_for_each_other_as_many_do_all_work(clock):
+    assert work(Crew(clock), clock, 100, lost=0.7 * FORWARD, most=16) == [16] * 100
+
+
 def test_one_alone_is_never_left_out(clock):
     crew = Crew(clock)
     assert work(crew, clock, 50, lost=9 * FORWARD, most=1) == [1] * 50
