@@ -34,7 +34,6 @@ for i in range(20):
 together = [what for what in learned if what[0] == 2]
 assert together and all(0 < waited <= 1.01 * seconds for _, seconds, waited in together), learned
 assert sum(waited for *_, waited in together) > 0.3 * sum(seconds for _, seconds, _ in together), learned
-assert any(size == 1 for size, *_ in learned), learned
 """
 
 
@@ -101,7 +100,7 @@ def test_one_alone_is_never_left_out(clock):
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores are chosen on Linux alone")
 def test_two_threads_on_one_core_keep_each_other_waiting():
-    """What the compiled half measures, and what follows from it."""
+    """What the compiled half measures; it costs little here, where OpenMP sees one core and nobody spins."""
     if native.missing() is not None:
         pytest.skip("no compiled decoder")
     subprocess.run([sys.executable, "-c", TWO_ON_ONE_CORE], check=True, timeout=120)
