@@ -24,7 +24,7 @@ SOURCE = Path(__file__).with_name("llama_step.cpp")
 # Operations may not be joined as the compiler likes: it might join them in one copy of a loop and not in another.
 _FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fopenmp")
 _SECONDS = 300
-_SPINS = "5000"  # some 0.2 ms, as long as what lies between two forwards of a small model
+_SPINS = "5000"  # looks at what is waited for: by the processor a fraction of a millisecond
 # Linux lets a process use a processor's tiles (AMX) once it has asked: arch_prctl(ARCH_REQ_XCOMP_PERM, XTILEDATA).
 _ARCH_PRCTL, _ASK, _TILES = 158, 0x1023, 18
 
