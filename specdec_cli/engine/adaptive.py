@@ -9,10 +9,10 @@ takes the k of the most tokens per second, 0 included:
 What it decides by is over when it decides: no token of the step, drafted or sampled, can change its k. But clocks
 differ from run to run, so where text depends on k (sampling in every mode but gumbel) it differs too.
 
-Now and then a step is spent on a k that is not the best (exploring), for at most `EXPLORATION` of the time that plain
-decoding would have taken; the first look at a draft alone may take more, and is for some rows of a large batch. A draft
-has to read first what it did not draft itself, which is part of what a look costs: where that is much, requests that
-just began are looked at.
+Now and then a step is spent on a k that is not the best (exploring), for at most `EXPLORATION` of the time, and of the
+time that plain decoding would have taken; the first look at a draft alone may take more, and is for some rows of a
+large batch. A draft has to read first what it did not draft itself, which is part of what a look costs: where that is
+much, requests that just began are looked at. What soon ends is not read.
 
 To decide takes Python that a small model's step would feel, so a decision holds for some steps and what they took is
 learned from afterwards.
@@ -20,30 +20,33 @@ learned from afterwards.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf
+from itertools import accumulate
 from statistics import fmean
 
 from specdec_cli.engine.costs import INTERRUPTED, Company, Costs, hoped
 from specdec_cli.engine.depth import Wish
 from specdec_cli.engine.survival import Survival
 
-EXPLORATION = 0.004  # what exploring may lose, of the time that plain decoding would have taken
+EXPLORATION = 0.004  # what exploring may lose, of the time
 _FIRST_K = 1  # the first one measured: what a slow or bad draft costs is found out at little cost
 _FARTHER = 2  # times the deepest k tried so far: beyond, a line through what was measured is not believed
 _FIRST_ROWS = 8  # and for so many: to read a large batch's prompts takes a draft long, and of fewer little is seen
 _PLAIN_FIRST = 3  # plain steps measured before that: an interrupted one alone would make any draft look good
-_MARGIN = 0.02  # speculation that seems to gain less than this is left alone
-_REPAID_IN = 32  # steps, what a draft has to read before it drafts; else it is left alone
+_MARGIN = 0.04, 0.02  # speculation that seems to gain less than this is not begun, or not kept on
+_REPAID_IN = 32  # steps at most, what a draft has to read before it drafts; else it is left alone
 _GRACE_STEPS = 1  # exploring may lose this many plain steps before its share of the time has grown to them
 _STEPS_BETWEEN = 8  # from one exploring to the next
 # For how many steps a decision holds: at least, and at most until another look is allowed.
 _HELD = 8, 16
 _HELD_AT_REST = 16, 128  # where no k pays
-_LEARNED_AT_REST = 32  # of a decision's steps the last ones: to learn from each takes time, too
+_LEARNED = 32  # of a decision's steps the last ones tell what they cost: to learn from each takes time, too
 _STEPS_SEEN = 8  # that a decision needs behind it for each step that it holds for
-_STEPS_BETWEEN_PLAIN = 128  # at most, first less: it is what speculation is held against
+# Between looks at plain decoding, which speculation is held against: first less, and more where a look costs much.
+_STEPS_BETWEEN_PLAIN = 128
+_PLAIN_KNOWN = 7  # plain steps measured, by then
 _STEPS_TOGETHER = 3  # a draft has to read first what it did not draft, so its first step after plain ones is no measure
 # Steps of a look at plain decoding, the most that are affordable. After a draft's steps or a prompt it takes some until
 # a processor's caches are the target's again, so those of the first half are no measure.
@@ -149,18 +152,22 @@ class Adaptive:
             tokens = self._tokens(wishes, most)
             known = min(most, _FARTHER * max([_FIRST_K, *self._costs.last(company)]))
             k = max(range(known + 1), key=lambda one: tokens[one] / seconds[one])
-            if tokens[k] / seconds[k] < (1 + _MARGIN) * tokens[0] / seconds[0]:
+            margin = _MARGIN[bool(self._drafted_for)]
+            if tokens[k] / seconds[k] < (1 + margin) * tokens[0] / seconds[0]:
                 k = 0
             reading = self._costs.reading(company, unread)
             # What a step of k saves: plain decoding's time for its tokens, less its own.
-            if k and reading > _REPAID_IN * (seconds[0] * tokens[k] / tokens[0] - seconds[k]):
+            num_left = sum(wish.left for wish in drafting) / (len(drafting) * tokens[k] / tokens[0])
+            if k and reading > min(_REPAID_IN, num_left) * (seconds[0] * tokens[k] / tokens[0] - seconds[k]):
                 k = 0
             rate = tokens[k] / seconds[k]
             look = self._look(company, k, tokens, seconds, reading) if is_pure else None
             num_steps = self._num_steps(k, seconds[0]) if look is None else look[1]
             k, is_exploring = (k, False) if look is None else (look[0], True)
-            reads_first = k > 0 and unread > 0  # which is exploring's cost; an interruption is not
-            longest = inf if reads_first else INTERRUPTED * seconds[k]
+            longest = INTERRUPTED * seconds[k]
+            if k and unread:  # which is exploring's cost, too; an interruption is not
+                usual = seconds[k] + reading
+                longest = _SLOWEST * usual if self._costs.knows_reading(company) else _REPAID_IN * usual
         elif most and self._costs.plain(company).num < _PLAIN_FIRST:
             num_steps = 2 * (_PLAIN_FIRST - self._costs.plain(company).num)
         elif most:
@@ -188,68 +195,78 @@ class Adaptive:
         return sum(wish.length - read.get(wish.handle, 0) for wish in wishes if wish.handle not in drafted_for)
 
     def _learn(self) -> None:
-        """Learn from the steps that were not learned from yet."""
+        """Learn from the steps of a decision that were not learned from yet, all at once: it must cost little."""
         plan = self._plan
-        if plan is None:
+        if plan is None or not plan.steps:
             return
         steps, plan.steps = plan.steps, []
         num_unread, plan.num_unread = plan.num_unread, 0
-        if num_unread and len(steps) > 1:
-            longer = min(steps[0][1], plan.most_seconds) - fmean(seconds for _, seconds, _ in steps[1:])
-            self._costs.add_reading(plan.company, num_unread, longer)
-        if steps and plan.wishes and not plan.k and not plan.is_exploring:
-            self._learn_from_plain(plan, [seconds for _, seconds, _ in steps])
-            return
-        for i, step in enumerate(steps):
-            self._now += 1
-            if plan.wishes:
-                self._learn_from(plan, step, is_settled=self._was_plain or i >= len(steps) // 2)
-            self._drafted_for = plan.drafting if plan.k else frozenset()
-        if steps:
-            self._was_plain = plan.is_pure and not plan.k
-
-    def _learn_from_plain(self, plan: _Plan, seconds: Sequence[float]) -> None:
-        """What plain steps tell, all of a decision's at once: at rest nothing else happens, and it must cost little."""
-        self._now += len(seconds)
+        seconds = [one for _, one, _ in steps]
+        numbers = range(self._now + 1, self._now + len(steps) + 1)
+        self._now += len(steps)
         self._spent += sum(seconds)
-        plain = self._costs.plain(plan.company)
-        contexts = [plan.context + i * len(plan.wishes) for i in range(len(seconds))]
-        plan.context += len(seconds) * len(plan.wishes)
-        usual = self._costs.plain_seconds(plan.company, contexts[0])
-        as_plain = len(seconds) * usual if plain.num else sum(seconds)
-        self._allowance += EXPLORATION * as_plain
-        if plan.is_pure:
-            first = max(0 if self._was_plain else len(seconds) // 2, len(seconds) - _LEARNED_AT_REST)
-            self._costs.add(plan.company, 0, 0.0, seconds[first:], self._now, contexts[first:])
-        self._drafted_for, self._was_plain = frozenset(), plan.is_pure
+        if num_unread and len(steps) > 1:
+            longer = min(seconds[0], plan.most_seconds) - fmean(seconds[1:])
+            self._costs.add_reading(plan.company, num_unread, longer)
+        if plan.wishes:
+            drafted, tokens = self._learn_acceptance(plan, steps)
+            contexts = list(accumulate(tokens, initial=plan.context))
+            self._account(plan, seconds, contexts[-1] - contexts[0])
+            plan.context = contexts[-1]
+            is_like_before = plan.drafting <= self._drafted_for if plan.k else self._was_plain
+            first = 0 if is_like_before else 1 if plan.k else len(steps) // 2
+            latest = list(zip(drafted, seconds, contexts[:-1], strict=True))[max(first, len(steps) - _LEARNED) :]
+            measured = [(each, took, context) for each, took, context in latest if each is not None]
+            if plan.is_pure and measured:
+                self._costs.add(plan.company, plan.k, measured, numbers)
+        self._drafted_for = plan.drafting if plan.k else frozenset()
+        self._was_plain = plan.is_pure and not plan.k
 
-    def _learn_from(self, plan: _Plan, step: _Step, is_settled: bool) -> None:
-        ks, seconds, given = step
-        self._spent += seconds
-        num_tokens = len(plan.wishes)
-        num_rows = num_drafted = 0
-        for wish, asked in zip(plan.wishes, ks, strict=True) if plan.k else ():
-            num_rows += wish.most > 0 and wish.handle in given
-            if asked and wish.handle in given:
-                drafted, accepted = given[wish.handle]
-                name, survival = self._survivals[wish.handle]
-                survival.add(asked, accepted)
-                self._pools[name].add(asked, accepted)
-                self._drafts[name].add(asked, drafted)
-                num_drafted += drafted
-                num_tokens += accepted
-        plain = self._costs.plain(plan.company)
-        usual = self._costs.plain_seconds(plan.company, plan.context)
-        as_plain = num_tokens / len(plan.wishes) * usual if plain.num else seconds
-        self._allowance += EXPLORATION * as_plain
-        is_measure = num_rows > 0 and plan.drafting <= self._drafted_for if plan.k else is_settled
-        if plan.is_pure and is_measure:
-            each = num_drafted / max(num_rows, 1)
-            self._costs.add(plan.company, plan.k, each, [seconds], self._now, [plan.context])
-        plan.context += num_tokens
+    def _learn_acceptance(self, plan: _Plan, steps: Sequence[_Step]) -> tuple[list[float | None], list[int]]:
+        """What became of drafts.
+
+        Returns:
+            By step, tokens drafted over the rows that may draft, None where all of those ended; and all rows' tokens.
+        """
+        num_rows = len(plan.wishes)
+        if not plan.k:
+            return [0.0] * len(steps), [num_rows] * len(steps)
+        drafted: list[float | None] = []
+        tokens = []
+        outcomes: Counter[tuple[int, int, int, int]] = Counter()
+        for ks, _, given in steps:
+            num_drafting = num_drafted = 0
+            num_tokens = num_rows
+            for wish, asked in zip(plan.wishes, ks, strict=True):
+                handle = wish.handle
+                if handle in given:
+                    num_drafting += wish.most > 0
+                    if asked:
+                        found, accepted = given[handle]
+                        outcomes[handle, asked, found, accepted] += 1
+                        num_drafted += found
+                        num_tokens += accepted
+            drafted.append(num_drafted / num_drafting if num_drafting else None)
+            tokens.append(num_tokens)
+        of_drafters: Counter[tuple[str, int, int, int]] = Counter()
+        for (handle, asked, found, accepted), num in outcomes.items():
+            name, survival = self._survivals[handle]
+            survival.add(asked, accepted, num)
+            of_drafters[name, asked, found, accepted] += num
+        for (name, asked, found, accepted), num in of_drafters.items():
+            self._pools[name].add(asked, accepted, num)
+            self._drafts[name].add(asked, found, num)
+        return drafted, tokens
+
+    def _account(self, plan: _Plan, seconds: Sequence[float], num_tokens: int) -> None:
+        """What exploring may lose grows with the time, plain decoding's where that would have taken less."""
+        total = as_plain = sum(seconds)
+        if self._costs.plain(plan.company).num:
+            as_plain = num_tokens / len(plan.wishes) * self._costs.plain_seconds(plan.company, plan.context)
+        self._allowance += EXPLORATION * min(total, as_plain)
         if plan.is_exploring and plan.best_rate is not None:
-            self._num_exploring += 1
-            self._explored += min(seconds, plan.most_seconds) - num_tokens / plan.best_rate
+            self._num_exploring += len(seconds)
+            self._explored += sum(min(one, plan.most_seconds) for one in seconds) - num_tokens / plan.best_rate
             self._explored = max(self._explored, -EXPLORATION * self._spent)
 
     def _drafted(self, wishes: Sequence[Wish], most: int) -> list[float]:
@@ -308,9 +325,13 @@ class Adaptive:
             return None
         self._looked = self._now
         plain, last = self._costs.plain(company), self._costs.last(company)
-        rarely = _STEPS_BETWEEN_PLAIN >> max(7 - self._costs.num_plain, 0)
-        allowed = self._allowed(seconds[0])
         rate = tokens[best] / seconds[best]
+        num_unknown = max(_PLAIN_KNOWN - self._costs.num_plain, 0)
+        rarely: float = _STEPS_BETWEEN_PLAIN >> num_unknown
+        if not num_unknown:
+            loss = _PLAIN_TOGETHER[0] * (seconds[0] - tokens[0] / rate)
+            rarely = max(rarely, loss / (EXPLORATION * seconds[best]))
+        allowed = self._allowed(seconds[0])
         others = [k for k in range(len(tokens)) if k != best]
         losses = {k: _STEPS_TOGETHER * (hoped(seconds, k) - tokens[k] / rate) + reading * (k > 0) for k in others}
         if best and (not plain.is_trusted or self._now - last.get(0, 0) >= rarely):

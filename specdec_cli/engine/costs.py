@@ -133,7 +133,7 @@ class Costs:
     _plain: dict[int, Cost] = field(default_factory=dict)
     _drafting: dict[Company, dict[float, Cost]] = field(default_factory=dict)
     _last: dict[Company | int, dict[int, int]] = field(default_factory=dict)  # plain ones by rows
-    _reading: dict[tuple[str, ...], tuple[float, int]] = field(default_factory=dict)  # seconds and tokens
+    _reading: dict[tuple[str, ...], tuple[float, int, int]] = field(default_factory=dict)  # seconds, tokens, times
 
     def plain(self, company: Company) -> Cost:
         """Of a step in which none of these rows drafts."""
@@ -144,45 +144,46 @@ class Costs:
         """Plain steps measured, of any number of rows."""
         return sum(cost.num for cost in self._plain.values())
 
-    def add(
-        self, company: Company, k: int, drafted: float, seconds: Sequence[float], now: int, contexts: Sequence[float]
-    ) -> None:
-        """Seconds of steps; where their cost is known already, they tell of the machine's pace first.
+    def add(self, company: Company, k: int, steps: Sequence[tuple[float, float, float]], numbers: range) -> None:
+        """What steps cost; where that is known already, they tell of the machine's pace first.
 
         Args:
             company: their rows.
             k: most that one of them was to draft; 0 is a plain step.
-            drafted: tokens drafted over the rows that may draft.
-            seconds: what each took.
-            now: the last one's number.
-            contexts: tokens of all rows' contexts at each.
+            steps: of each, tokens drafted over the rows that may draft, seconds, tokens of all rows' contexts.
+            numbers: of the steps in a row that these are some of.
         """
-        self._last.setdefault(company if k else company.num_rows, {})[k] = now
-        if k:
-            cost = self._drafting.setdefault(company, {}).setdefault(_shared(drafted), Cost())
-        else:
-            cost, drafted = self._plain.setdefault(company.num_rows, Cost()), _PLAIN
+        self._last.setdefault(company if k else company.num_rows, {})[k] = numbers[-1]
+        drafting = self._drafting.setdefault(company, {}) if k else {}
         of_kind = self._slope if k else self._plain_slope
-        if now - len(seconds) - cost.seen > _OLD:
-            cost.num = min(cost.num, _MEMORY_IF_OLD)
-        cost.seen = now
-        for one, context in zip(seconds, contexts, strict=True):
-            usual = one / self.pace
+        for drafted, seconds, context in steps:
+            if k:
+                cost = drafting.setdefault(_shared(drafted), Cost())
+            else:
+                cost, drafted = self._plain.setdefault(company.num_rows, Cost()), _PLAIN
+            if numbers[0] - 1 - cost.seen > _OLD:
+                cost.num = min(cost.num, _MEMORY_IF_OLD)
+            cost.seen = numbers[-1]
+            usual = seconds / self.pace
             if cost.is_trusted:
                 surprise = min(max(usual / cost.at(context, self._slope_of(k > 0)), 1 / INTERRUPTED), INTERRUPTED)
                 self.pace *= surprise ** (1 / _PACE_MEMORY)
-                of_kind.add(cost, one, context)
-            cost.add(usual, drafted, context, one)
+                of_kind.add(cost, seconds, context)
+            cost.add(usual, drafted, context, seconds)
 
     def add_reading(self, company: Company, num_tokens: int, seconds: float) -> None:
         """By how much a step took longer, in which its drafters first read tokens that they had not drafted."""
-        more, tokens = self._reading.get(company.drafters, (0.0, 0))
-        self._reading[company.drafters] = more + seconds, tokens + num_tokens
+        more, tokens, times = self._reading.get(company.drafters, (0.0, 0, 0))
+        self._reading[company.drafters] = more + seconds, tokens + num_tokens, times + 1
 
     def reading(self, company: Company, num_tokens: int) -> float:
         """Seconds for its drafters to read so many tokens; 0 where that was not seen yet."""
-        seconds, tokens = self._reading.get(company.drafters, (0.0, 1))
+        seconds, tokens, _ = self._reading.get(company.drafters, (0.0, 1, 0))
         return max(seconds, 0.0) / tokens * num_tokens
+
+    def knows_reading(self, company: Company) -> bool:
+        """Whether `reading` was seen often enough; the first time is a model's first forward."""
+        return self._reading.get(company.drafters, (0.0, 1, 0))[2] >= _TRUSTED
 
     def last(self, company: Company) -> dict[int, int]:
         """By k, the step in which it was last tried."""

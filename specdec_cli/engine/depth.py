@@ -54,13 +54,17 @@ class Wish:
         handle: its sequence.
         drafter: by name.
         most: tokens that may be drafted for it.
-        length: its tokens so far, prompt included; rows that differ in nothing but these two are the same ones later.
+        length: its tokens so far, prompt included.
+        left: tokens that it may still emit.
+
+    Rows that differ in nothing but the last three are the same ones later.
     """
 
     handle: int
     drafter: str
     most: int = field(compare=False)
     length: int = field(compare=False)
+    left: int = field(compare=False, default=1 << 30)
 
 
 class DepthPolicy(Protocol):

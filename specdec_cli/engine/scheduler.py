@@ -113,7 +113,7 @@ class Scheduler:
     def _choose(self, rows: list[Scheduled]) -> None:
         """Have the policy choose k for the rows that decode."""
         decoding = [row for row in rows if not row.num_prefill_tokens]
-        wishes = [Wish(row.sequence.id, row.sequence.draft, row.k, len(row.sequence.tokens)) for row in decoding]
+        wishes = [_wish(row.sequence, row.k) for row in decoding]
         for row, k in zip(decoding, self.policy.choose(wishes, len(decoding) == len(rows)), strict=True):
             assert 0 <= k <= row.k, "a policy never drafts more than a row may"
             row.k = k
@@ -187,3 +187,7 @@ class Scheduler:
             budget -= step
             is_first = False
         return fed
+
+
+def _wish(sequence: Sequence, most: int) -> Wish:
+    return Wish(sequence.id, sequence.draft, most, len(sequence.tokens), sequence.room)

@@ -41,10 +41,10 @@ class Survival:
             self._curve = list(accumulate(self._conditionals(k)[:k], mul))
         return self._curve
 
-    def add(self, num_asked: int, num_accepted: int) -> None:
-        """A step that asked for tokens; one that the drafter did not give is one that was not accepted."""
-        self._num_steps += 1
-        self._weight *= self._growth
+    def add(self, num_asked: int, num_accepted: int, num_steps: int = 1) -> None:
+        """Steps that asked for tokens; one that the drafter did not give is one that was not accepted."""
+        self._num_steps += num_steps
+        self._weight *= self._growth**num_steps
         if self._weight > _LARGE:
             self._refused = [weight / self._weight for weight in self._refused]
             self._whole = [weight / self._weight for weight in self._whole]
@@ -52,7 +52,7 @@ class Survival:
         missing = [0.0] * (num_asked + 1 - len(self._whole))
         self._refused += missing
         self._whole += missing
-        (self._refused if num_accepted < num_asked else self._whole)[num_accepted] += self._weight
+        (self._refused if num_accepted < num_asked else self._whole)[num_accepted] += num_steps * self._weight
         self._found = []
 
     def _conditionals(self, k: int) -> list[float]:

@@ -132,10 +132,10 @@ def test_costs_follow_the_contexts():
     company, costs, now = Company.of(wishes), Costs(), 0
     for context in (500, 520):
         now += 1
-        costs.add(company, 1, 1.0, [0.005], now, [context])
+        costs.add(company, 1, [(1.0, 0.005, context)], range(now, now + 1))
     for context in range(500, 2500, 20):
         now += 1
-        costs.add(company, 0, 0.0, [0.002 + 1e-6 * context], now, [context])
+        costs.add(company, 0, [(0.0, 0.002 + 1e-6 * context, context)], range(now, now + 1))
     for context in (600, 2400, 4000):
         plain, drafting = costs.seconds(company, [0.0, 1.0], context)
         assert plain == pytest.approx(0.002 + 1e-6 * context, rel=0.1)
@@ -196,6 +196,30 @@ def test_a_first_forward_that_takes_long_shuts_no_good_draft_out():
         policy.observe(seconds, {step // 40: (k, min(k, 4))})
         chosen.append(k)
     assert sum(chosen[100:]) / 200 > 3
+
+
+def test_a_machine_that_stops_for_a_while_in_a_look_shuts_no_draft_out():
+    """What a draft has to read first is paid for by exploring, but a pause of 2,000 steps is not its fault."""
+    policy, generator, chosen, paused_at = Adaptive(), random.Random(1), [0], None
+    for step in range(2300):
+        wish = Wish(step // 100, "model", K, 20 + step % 100)
+        k = policy.choose([wish], True)[0]
+        rate = 0.05 if step < 800 else 0.95
+        accepted = sum(generator.random() < rate**j for j in range(1, k + 1))
+        is_paused = 300 < step < 800 and k > 0 and not chosen[-1] and paused_at is None
+        paused_at = step if is_paused else paused_at
+        policy.observe(CURVES["memory-bound"](1, k) + 40_000.0 * is_paused, {wish.handle: (k, accepted)})
+        chosen.append(k)
+    assert paused_at is not None
+    assert sum(chosen[-300:]) / 300 > 3
+
+
+def test_a_draft_does_not_begin_to_read_what_soon_ends():
+    policy = Adaptive()
+    simulate(policy, CURVES["memory-bound"], 0.8, steps=1500, length=100, reading=0.4)
+    assert policy.choose([Wish(7000, "model", K, 400, left=400)], True)[0] > 0
+    policy.forget(7000)
+    assert policy.choose([Wish(7001, "model", K, 400, left=6)], True)[0] == 0
 
 
 def test_what_exploring_costs_is_counted_and_small():
