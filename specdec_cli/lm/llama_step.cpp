@@ -434,13 +434,14 @@ public:
     }
 };
 
-// V tiles of a panel of W outputs, early: near ones, without which a processor waits for most of them, and what is farther
-// to a larger cache.
-template <int V, long W>
-inline void fetch_tiles(const void* tiles) {
-    for (long line = 0; line < TILE_PACKS * V; line++) {
+// One of V tiles of a panel of W outputs, early: near lines, without which a processor waits for most of them, and what is
+// farther to a larger cache. Called between the tiles that are loaded, and not unrolled: many in one go wait for each other.
+template <int V, long W, int TILE_OF_V>
+inline void fetch_tile(const void* tiles) {
+#pragma GCC unroll 1
+    for (long line = TILE_OF_V * TILE_PACKS; line < (TILE_OF_V + 1) * TILE_PACKS; line++) {
         const char* const from = (const char*)tiles + line / V * 4 * W + line % V * 64;
-        __builtin_prefetch(from + AHEAD / 2);
+        __builtin_prefetch(from + AHEAD);
         __builtin_prefetch(from + 4 * AHEAD, 0, 2);
     }
 }
@@ -465,17 +466,20 @@ inline void multiply_group(const Weight* w, const Input* x, long in, long packs,
     begin_sums();
     for (long p = 0; p + TILE_PACKS <= packs; p += TILE_PACKS) {
         const Weight* const from = w + p * W * PACK;
-        fetch_tiles<V, W>(from);
         _tile_loadd(4, x + p * PACK, in * sizeof(Input));
+        fetch_tile<V, W, 0>(from);
         _tile_loadd(6, from, PITCH);
         SPECDEC_TILED(0, 4, 6);
         if constexpr (V > 1) {
+            fetch_tile<V, W, 1>(from);
             _tile_loadd(7, from + NEXT, PITCH);
             SPECDEC_TILED(1, 4, 7);
         }
         if constexpr (V > 2) {
+            fetch_tile<V, W, 2>(from);
             _tile_loadd(6, from + 2 * NEXT, PITCH);
             SPECDEC_TILED(2, 4, 6);
+            fetch_tile<V, W, 3>(from);
             _tile_loadd(7, from + 3 * NEXT, PITCH);
             SPECDEC_TILED(3, 4, 7);
         }
@@ -496,13 +500,14 @@ inline void multiply_groups(const Weight* w, const Input* x, long size, long in,
     begin_sums();
     for (long p = 0; p + TILE_PACKS <= packs; p += TILE_PACKS) {
         const Weight* const from = w + p * W * PACK;
-        fetch_tiles<V, W>(from);
-        _tile_loadd(6, from, PITCH);
         _tile_loadd(4, x + p * PACK, in * sizeof(Input));
         _tile_loadd(5, x + size * in + p * PACK, in * sizeof(Input));
+        fetch_tile<V, W, 0>(from);
+        _tile_loadd(6, from, PITCH);
         SPECDEC_TILED(0, 4, 6);
         SPECDEC_TILED(2, 5, 6);
         if constexpr (V > 1) {
+            fetch_tile<V, W, 1>(from);
             _tile_loadd(7, from + TILE_ROWS * PACK, PITCH);
             SPECDEC_TILED(1, 4, 7);
             SPECDEC_TILED(3, 5, 7);
