@@ -184,11 +184,17 @@ def compare(arms: dict[str, Served], num_rounds: int) -> list[dict[str, Any]]:
         rates: dict[str, list[float]] = {name: [] for name in arms}
         for served in arms.values():
             asyncio.run(throughput(served, num_places))
+        before = {name: served.metric("spec_decode_num_draft_tokens_total") for name, served in arms.items()}
         for _ in range(num_rounds):
             for name in chance.sample(list(arms), len(arms)):
                 rates[name].append(asyncio.run(throughput(arms[name], num_places)))
         point: dict[str, Any] = {"streams": num_places}
         point |= {name: round(median(each), 1) for name, each in rates.items()}
+        num_tokens = num_rounds * num_places * NUM_TOKENS
+        point["drafted a token"] = {
+            name: round((served.metric("spec_decode_num_draft_tokens_total") - before[name]) / num_tokens, 2)
+            for name, served in arms.items()
+        }
         intervals = {}
         for name in list(arms)[1:]:
             ratio = bootstrap_median(np.array(ratios(rates[name], rates["none"])))

@@ -144,7 +144,8 @@ class Adaptive:
     def _decide(self, wishes: Sequence[Wish], is_pure: bool) -> _Plan:
         most = max((wish.most for wish in wishes), default=0)
         company, context = Company.of(wishes), sum(wish.length for wish in wishes)
-        k, rate, longest, is_exploring, num_steps = 0, None, 0.0, False, 1
+        k, rate, longest, is_exploring = 0, None, 0.0, False
+        num_steps = 1 if most else _HELD_AT_REST[1]
         drafting = [wish for wish in wishes if wish.most]
         unread = self._unread(drafting)
         if most and self._costs.is_known(company):

@@ -271,6 +271,16 @@ def test_a_decision_holds_for_some_steps_but_not_for_other_rows_or_steps_with_pr
         assert len(decided) == before + 1
 
 
+def test_rows_that_may_not_draft_are_decided_for_seldom(monkeypatch):
+    policy, decided = Adaptive(), []
+    decide = Adaptive._decide
+    monkeypatch.setattr(Adaptive, "_decide", lambda *given: decided.append(given) or decide(*given))
+    for step in range(256):
+        assert policy.choose([Wish(0, "model", 0, 20 + step), Wish(1, "none", 0, 20 + step)], True) == [0, 0]
+        policy.observe(20.0, {0: (0, 0), 1: (0, 0)})
+    assert len(decided) <= 2
+
+
 def test_a_row_that_comes_to_its_end_is_no_new_decision_but_gets_no_more_than_it_may(monkeypatch):
     policy, decided = Adaptive(), []
     decide = Adaptive._decide
