@@ -229,6 +229,14 @@ def test_what_exploring_costs_is_counted_and_small():
     assert policy.account.exploring_seconds < 0.02 * policy.account.seconds
 
 
+def test_exploring_is_a_share_of_the_time_that_is_taken_where_drafting_pays():
+    for seed in range(4):
+        policy = Adaptive()
+        simulate(policy, CURVES["memory-bound"], 0.95, steps=6000, seed=seed)
+        assert policy.account.num_exploring > 20
+        assert policy.account.exploring_seconds < 0.006 * policy.account.seconds
+
+
 def test_what_a_draft_reads_first_after_plain_steps_is_counted_as_exploring():
     policy, took, plain, previous = Adaptive(), 0.0, 0.0, 0
     for step in range(4000):
