@@ -1,13 +1,16 @@
 """The server under load, on the built-in pair: a long run of 16 streams, and tokens per second at 1 to 16 streams.
 
-    python benchmarks/serve_load.py [--minutes 5] [--rounds 48] [--only endurance|throughput|generate]
+    python benchmarks/serve_load.py [--minutes 5] [--starts 6] [--rounds 6] [--only endurance|throughput|generate]
 
 Endurance: streams one after the other in 16 places. None may fail, memory may grow by less than 2 % after the first
-minute, and every block is free at the end. Throughput: the arms are requests to servers that all run, idle but for one;
-they are measured in turn, in an order drawn by chance each time; a ratio is of one round, and the median is kept. A
-second server without a draft tells how much of a ratio is the machine's noise.
+minute, and every block is free at the end. Throughput: the arms are servers that all run, idle but for one; for a
+second streams follow each other in so many places, on one server after the other in an order drawn by chance each time;
+a ratio is of one round, and the median is kept. A second server without a draft tells how much of a ratio is the
+machine's noise.
 Generate: one stream of each server with a draft, `specdec generate` with the same options and `specdec generate -k 4`
-in turn, first token to last, as both say it. The clients run beside the server on the same cores.
+in turn, first token to last, as both say it. The clients run beside the server on the same cores. A process is faster
+or slower than the next by some per cent for as long as it runs, so these two start their servers several times, and
+intervals are over starts.
 """
 
 from __future__ import annotations
@@ -19,8 +22,8 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -29,10 +32,10 @@ import numpy as np
 import record
 from served import Served, serving
 
-from specdec_cli.measure.stats import bootstrap_median
+from specdec_cli.measure.stats import bootstrap_pooled_median
 
 STREAMS = (1, 4, 8, 16)
-NUM_TOKENS = 128
+SECONDS_TO_SETTLE, SECONDS = 0.2, 1.0  # of a throughput
 NUM_LONG = 400  # of one stream and one `generate`: what a new process is slow with at first weighs less
 SERVER = ("--max-num-seqs", "16")
 FIXED = "fixed k=4"
@@ -43,6 +46,8 @@ ARMS = {
     "adaptive up to k=8": ("-k", "8", "--depth-policy", "adaptive"),
 }
 AGAIN = "none again"
+Rates = list[list[float]]
+"""Of each start, tokens per second of its rounds."""
 PROMPTS = (
     "Once upon a time there was a",
     "Tom had a red ball. One day",
@@ -80,16 +85,18 @@ async def stream_one(served: Served, place: int, num_tokens: int, heard: Heard) 
     heard.num_failed += emitted != num_tokens or b"data: [DONE]" not in answer
 
 
+async def keep_busy(served: Served, place: int, deadline: float, heard: Heard) -> None:
+    """Streams of several lengths one after the other, until it is late."""
+    for turn in range(10**9):
+        if time.monotonic() >= deadline:
+            return
+        await stream_one(served, place + turn, 32 + 37 * (place + turn) % 160, heard)
+
+
 async def endure(served: Served, num_places: int, seconds: float) -> dict[str, Any]:
     """Keep so many places busy for a while; memory is read every second."""
     heard, deadline = Heard(), time.monotonic() + seconds
     memory: list[int] = []
-
-    async def one_place(place: int) -> None:
-        for turn in range(10**9):
-            if time.monotonic() >= deadline:
-                return
-            await stream_one(served, place, 32 + 37 * (place + turn) % 160, heard)
 
     async def watch() -> None:
         while True:
@@ -98,7 +105,7 @@ async def endure(served: Served, num_places: int, seconds: float) -> dict[str, A
 
     watching = asyncio.create_task(watch())
     begin = time.monotonic()
-    await asyncio.gather(*(one_place(place) for place in range(num_places)))
+    await asyncio.gather(*(keep_busy(served, place, deadline, heard) for place in range(num_places)))
     lasted = time.monotonic() - begin
     watching.cancel()
     await asyncio.sleep(1)
@@ -140,20 +147,25 @@ def generated_rate(place: int, options: Sequence[str]) -> float:
     return float(json.loads(done.stdout)["outputs"][0]["timing"]["decode_tokens_per_second"])
 
 
-def against_generate(servers: dict[str, Served], num_rounds: int) -> dict[str, Any]:
+def against_generate(num_starts: int) -> dict[str, Any]:
     """One stream of each server and `specdec generate` with its options on each prompt in turn."""
-    ours: dict[str, list[float]] = {name: [] for name in servers}
-    theirs: dict[str, list[float]] = {name: [] for name in servers}
-    for turn in range(num_rounds + 1):
-        for place in range(len(PROMPTS)):
+    speculating = {name: words for name, words in ARMS.items() if name != "none"}
+    ours: dict[str, Rates] = {name: [] for name in speculating}
+    theirs: dict[str, Rates] = {name: [] for name in speculating}
+    for _ in range(num_starts):
+        with started(speculating) as servers:
             for name, served in servers.items():
-                streamed = median(asyncio.run(decode_rate(served, place)) for _ in range(3))
-                if turn:
-                    ours[name].append(streamed)
-                    theirs[name].append(generated_rate(place, ARMS[name]))
+                for place in range(len(PROMPTS)):  # to warm it
+                    asyncio.run(decode_rate(served, place))
+                ours[name].append([])
+                theirs[name].append([])
+            for place in range(len(PROMPTS)):
+                for name, served in servers.items():
+                    ours[name][-1].append(median(asyncio.run(decode_rate(served, place)) for _ in range(3)))
+                    theirs[name][-1].append(generated_rate(place, ARMS[name]))
     return {
         name: {
-            "tokens_per_second": round(median(rates), 1),
+            "tokens_per_second": middle(rates),
             "generate with the same options": beside(rates, theirs[name]),
             f"generate with a {FIXED}": beside(rates, theirs[FIXED]),
         }
@@ -161,54 +173,98 @@ def against_generate(servers: dict[str, Served], num_rounds: int) -> dict[str, A
     }
 
 
-def beside(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, Any]:
-    """The others' rates, and ours over theirs."""
-    ratio = bootstrap_median(np.array(ratios(ours, theirs)))
-    ends = [round(end, 3) for end in ratio.ci95 or ()]
-    return {"tokens_per_second": round(median(theirs), 1), "ratio": round(ratio.median, 3), "ci95": ends}
+def beside(ours: Rates, theirs: Rates) -> dict[str, Any]:
+    """The others' rates, and ours over theirs, each pair's and of each start the median."""
+    ratio, ends, of_starts = compared(ours, theirs)
+    return {"tokens_per_second": middle(theirs), "ratio": ratio, "ci95": ends, "of_starts": of_starts}
 
 
 async def throughput(served: Served, num_places: int) -> float:
-    """Tokens per second of streams that begin together."""
-    heard, begin = Heard(), time.perf_counter()
-    await asyncio.gather(*(stream_one(served, place, NUM_TOKENS, heard) for place in range(num_places)))
-    seconds = time.perf_counter() - begin
+    """Tokens per second while so many streams run, each followed by the next: the server counts them."""
+    heard, deadline = Heard(), time.monotonic() + SECONDS_TO_SETTLE + SECONDS
+    streams = [asyncio.create_task(keep_busy(served, place, deadline, heard)) for place in range(num_places)]
+    await asyncio.sleep(SECONDS_TO_SETTLE)
+    counts = [await counted(served)]
+    await asyncio.sleep(deadline - time.monotonic())
+    counts.append(await counted(served))
+    await asyncio.gather(*streams)
     assert not heard.num_failed, "a stream failed"
-    return heard.num_tokens / seconds
+    (begin, num_before), (end, num_after) = counts
+    return (num_after - num_before) / (end - begin)
 
 
-def compare(arms: dict[str, Served], num_rounds: int) -> list[dict[str, Any]]:
+def tokens(served: Served) -> tuple[float, float]:
+    """Tokens drafted and emitted so far."""
+    return served.metric("spec_decode_num_draft_tokens_total"), served.metric("generation_tokens_total")
+
+
+def drafted_a_token(counts: Sequence[tuple[float, float]]) -> float:
+    """Tokens drafted for one emitted, from counts before and after some rounds, of one start after the other."""
+    drafted, emitted = (sum(each[1::2]) - sum(each[::2]) for each in zip(*counts, strict=True))
+    return round(drafted / emitted, 2)
+
+
+async def counted(served: Served) -> tuple[float, float]:
+    """A moment, and the tokens that were emitted by then."""
+    num = await asyncio.to_thread(served.metric, "generation_tokens_total")
+    return time.monotonic(), num
+
+
+def compare(words_of: Mapping[str, Sequence[str]], num_starts: int, num_rounds: int) -> list[dict[str, Any]]:
     """Each arm at each number of streams, in turn."""
-    found, chance = [], random.Random(0)
-    for num_places in STREAMS:
-        rates: dict[str, list[float]] = {name: [] for name in arms}
-        for served in arms.values():
-            asyncio.run(throughput(served, num_places))
-        before = {name: served.metric("spec_decode_num_draft_tokens_total") for name, served in arms.items()}
-        for _ in range(num_rounds):
-            for name in chance.sample(list(arms), len(arms)):
-                rates[name].append(asyncio.run(throughput(arms[name], num_places)))
+    chance = random.Random(0)
+    rates: dict[int, dict[str, Rates]] = {num: {name: [] for name in words_of} for num in STREAMS}
+    counts: dict[tuple[int, str], list[tuple[float, float]]] = {}  # before and after, by streams and arm
+    for _ in range(num_starts):
+        with started(words_of) as arms:
+            for num_places in STREAMS:
+                for name, served in arms.items():
+                    asyncio.run(throughput(served, num_places))
+                    counts.setdefault((num_places, name), []).append(tokens(served))
+                    rates[num_places][name].append([])
+                for _ in range(num_rounds):
+                    for name in chance.sample(list(arms), len(arms)):
+                        rates[num_places][name][-1].append(asyncio.run(throughput(arms[name], num_places)))
+                for name, served in arms.items():
+                    counts[num_places, name].append(tokens(served))
+    points = []
+    for num_places, of_arms in rates.items():
         point: dict[str, Any] = {"streams": num_places}
-        point |= {name: round(median(each), 1) for name, each in rates.items()}
-        num_tokens = num_rounds * num_places * NUM_TOKENS
-        point["drafted a token"] = {
-            name: round((served.metric("spec_decode_num_draft_tokens_total") - before[name]) / num_tokens, 2)
-            for name, served in arms.items()
-        }
-        intervals = {}
-        for name in list(arms)[1:]:
-            ratio = bootstrap_median(np.array(ratios(rates[name], rates["none"])))
-            point[f"{name} / none"] = round(ratio.median, 3)
-            intervals[f"{name} / none"] = [round(end, 3) for end in ratio.ci95 or ()]
-        point["ci95"] = intervals
+        point |= {name: middle(each) for name, each in of_arms.items()}
+        point["drafted a token"] = {name: drafted_a_token(counts[num_places, name]) for name in of_arms}
+        intervals, of_starts = {}, {}
+        for name in list(of_arms)[1:]:
+            ratio = f"{name} / none"
+            point[ratio], intervals[ratio], of_starts[ratio] = compared(of_arms[name], of_arms["none"])
+        point |= {"ci95": intervals, "of_starts": of_starts}
         print(point, flush=True)
-        found.append(point | {"every_round": {name: [round(one, 1) for one in each] for name, each in rates.items()}})
-    return found
+        points.append(point | {"every_round": rounded(of_arms)})
+    return points
 
 
-def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
-    """Of rates measured in the same round."""
-    return [one / other for one, other in zip(ours, theirs, strict=True)]
+@contextmanager
+def started(words_of: Mapping[str, Sequence[str]]) -> Iterator[dict[str, Served]]:
+    """A server for each of these options."""
+    with ExitStack() as stack:
+        yield {name: stack.enter_context(serving(*SERVER, *words)) for name, words in words_of.items()}
+
+
+def compared(ours: Rates, theirs: Rates) -> tuple[float, list[float], list[float]]:
+    """The median ratio of rates measured in the same round, its interval over starts, and each start's median."""
+    ratios = [np.array(mine) / np.array(others) for mine, others in zip(ours, theirs, strict=True)]
+    found = bootstrap_pooled_median(ratios)
+    ends = [round(end, 3) for end in found.ci95 or ()]
+    return round(found.median, 3), ends, [round(float(np.median(each)), 3) for each in ratios]
+
+
+def middle(rates: Rates) -> float:
+    """The median of all starts' rates."""
+    return round(median(one for each in rates for one in each), 1)
+
+
+def rounded(of_arms: Mapping[str, Rates]) -> dict[str, Rates]:
+    """Rates as they are kept."""
+    return {name: [[round(one, 1) for one in each] for each in rates] for name, rates in of_arms.items()}
 
 
 def main() -> None:
@@ -216,7 +272,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--streams", type=int, default=16, help="of the endurance run")
-    parser.add_argument("--rounds", type=int, default=48, help="of the throughput")
+    parser.add_argument("--starts", type=int, default=6, help="of the servers, for throughput and generate")
+    parser.add_argument("--rounds", type=int, default=6, help="of each start, for throughput")
     parser.add_argument("--only", choices=("endurance", "throughput", "generate"))
     options = parser.parse_args()
     if options.only in (None, "endurance"):
@@ -228,19 +285,14 @@ def main() -> None:
         print(record.save("serve_endurance", before, found))
     if options.only in (None, "generate"):
         before = record.machine()
-        with ExitStack() as stack:
-            names = [name for name in ARMS if name != "none"]
-            servers = {name: stack.enter_context(serving(*SERVER, *ARMS[name])) for name in names}
-            found = against_generate(servers, 2)
+        found = against_generate(options.starts)
         print(json.dumps(found, indent=1))
         print(record.save("serve_against_generate", before, found))
     if options.only in (None, "throughput"):
         before, words_of = record.machine(), ARMS | {AGAIN: ARMS["none"]}
-        with ExitStack() as stack:
-            arms = {name: stack.enter_context(serving(*SERVER, *words)) for name, words in words_of.items()}
-            commands = {name: served.command for name, served in arms.items()}
-            points = compare(arms, options.rounds)
-        print(record.save("serve_load", before, {"servers": commands, "tokens_a_stream": NUM_TOKENS, "points": points}))
+        points = compare(words_of, options.starts, options.rounds)
+        commands = {name: " ".join(["specdec", "serve", *SERVER, *words]) for name, words in words_of.items()}
+        print(record.save("serve_load", before, {"servers": commands, "points": points}))
 
 
 if __name__ == "__main__":
