@@ -333,8 +333,11 @@ class Adaptive:
             loss = _PLAIN_TOGETHER[0] * (seconds[0] - tokens[0] / rate)
             rarely = max(rarely, loss / (EXPLORATION * seconds[best]))
         allowed = self._allowed(seconds[0])
-        others = [k for k in range(len(tokens)) if k != best]
-        losses = {k: _STEPS_TOGETHER * (hoped(seconds, k) - tokens[k] / rate) + reading * (k > 0) for k in others}
+        deepest = self._costs.deepest(company)
+        others = [k for k in range(min(len(tokens), _FARTHER * deepest + 1)) if k != best]
+        losses = {
+            k: _STEPS_TOGETHER * (hoped(seconds, k, deepest) - tokens[k] / rate) + reading * (k > 0) for k in others
+        }
         if best and (not plain.is_trusted or self._now - last.get(0, 0) >= rarely):
             return 0, next((n for n in _PLAIN_TOGETHER if n * losses[0] / _STEPS_TOGETHER <= allowed), 1)
         affordable = [k for k, loss in losses.items() if loss <= allowed]

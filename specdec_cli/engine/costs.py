@@ -189,6 +189,11 @@ class Costs:
         """By k, the step in which it was last tried."""
         return self._last.get(company.num_rows, {}) | self._last.get(company, {})
 
+    def deepest(self, company: Company) -> int:
+        """The largest k tried with these drafters, in any company; 0 if none was."""
+        alike = [tried for other, tried in self._last.items() if getattr(other, "drafters", None) == company.drafters]
+        return max((k for tried in alike for k in tried), default=0)
+
     def is_known(self, company: Company) -> bool:
         """Whether a plain step of this batch size was measured, and any with these drafters at all."""
         return company.num_rows in self._plain and any(
@@ -253,10 +258,16 @@ def _shared(drafted: float) -> float:
     return max(round(drafted / _STEP), 1) * _STEP if drafted else 0.0
 
 
-def hoped(seconds: Sequence[float], k: int) -> float:
-    """Seconds at k, or on a line of other k if that is less: what was measured in a bad moment is measured again."""
+def hoped(seconds: Sequence[float], k: int, deepest: int) -> float:
+    """Seconds at k, or on a line of other k if that is less: what was measured in a bad moment is measured again.
+
+    Where only k = 1 was tried so far, further tokens are hoped to cost nothing: a line through it and a plain step
+    would have each of them pay once more for what drafting at all costs.
+    """
     if not k:
         return seconds[0]
+    if k > deepest == 1:
+        return seconds[1]
     before = seconds[k - 1]
     ahead = before + max(before - seconds[k - 2], 0.0) if k > 1 else inf
     between = (before + seconds[k + 1]) / 2 if k + 1 < len(seconds) else inf

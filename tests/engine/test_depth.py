@@ -19,6 +19,7 @@ CURVES: dict[str, Callable[[int, float], float]] = {
     "slow draft": lambda rows, k: 20 + 0.3 * rows * (k + 1) + 15 * k,
     "no draft model": lambda rows, k: 20 + 0.8 * rows * (k + 1),
     "very slow draft": lambda rows, k: 20 + 0.3 * rows * (k + 1) + 30 * k,
+    "a draft's first token costs most": lambda rows, k: 40 + rows * k + 26 * (k > 0) + 8 * k,
     "stairs": lambda rows, k: 20 + 8 * (rows * (k + 1) > 4) + 12 * (rows * (k + 1) > 16) + 2 * k,
 }
 
