@@ -50,6 +50,11 @@ constexpr int ROWS = 6;     // that are multiplied together at most, with
 constexpr long TILE = 64;   // outputs, and
 constexpr long LEAST = 16;  // at a matrix' end
 constexpr long AHEAD = 8192;  // bytes that are fetched early: busy with several rows, a processor reads too little ahead
+#if defined(__AVX512F__) && (defined(__znver3__) || defined(__znver4__))
+constexpr bool FETCHES = false;  // but Zen 4, which older compilers take for Zen 3: fetching costs it a tenth of its time
+#else
+constexpr bool FETCHES = true;
+#endif
 
 inline Floats load(const float* from) { return *(const Floats*)from; }
 
@@ -397,7 +402,7 @@ inline void multiply(const typename Kind::Weight* w, const typename Kind::Input*
             constexpr long S = std::min(W, PANEL);
             const auto* const from = w + v * WIDTH / S * S * in + i * S + v * WIDTH % S * Kind::PACK;
             weights[v] = Kind::load_weights(from);
-            if (R > 1) __builtin_prefetch(from + AHEAD / sizeof *from);
+            if (FETCHES && R > 1) __builtin_prefetch(from + AHEAD / sizeof *from);
         }
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++)
