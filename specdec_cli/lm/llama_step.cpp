@@ -50,8 +50,8 @@ constexpr int ROWS = 6;     // that are multiplied together at most, with
 constexpr long TILE = 64;   // outputs, and
 constexpr long LEAST = 16;  // at a matrix' end
 constexpr long AHEAD = 8192;  // bytes that are fetched early: busy with several rows, a processor reads too little ahead
-#if defined(__AVX512F__) && (defined(__znver3__) || defined(__znver4__))
-constexpr bool FETCHES = false;  // but Zen 4, which older compilers take for Zen 3: fetching costs it a tenth of its time
+#if (defined(__znver3__) && defined(__AVX512F__) || defined(__znver4__)) && !defined(__AVX512VP2INTERSECT__)
+constexpr bool FETCHES = false;  // but Zen 4, whom it costs a tenth of its time. Older compilers take it and Zen 5 for Zen 3
 #else
 constexpr bool FETCHES = true;
 #endif
