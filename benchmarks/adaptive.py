@@ -4,12 +4,12 @@
     python benchmarks/adaptive.py --draft builtin:draft --random-weights --batch 8     # a draft that is never right
     python benchmarks/adaptive.py --draft ngram --batch 1
 
-Story prompts are decoded greedily, `--batch` together, by four engines of the same target and draft that run side by
-side: sixteen steps of one, sixteen of the next, in an order drawn by chance each time, so that what the machine does to
-one it does to all. All have run before; the adaptive one knows nothing before the first group of prompts, with `--cold`
-before any: each group then tells what learning from nothing costs in a run of that length. A ratio is plain seconds
-over the arm's, prompts included: `total` of all groups, with a bootstrap 95 % interval over groups. `plain_again` is
-what the same measurement says of plain decoding against itself: how much of a difference is the machine's noise.
+Story prompts are decoded greedily, `--batch` together, by four engines around the same target and draft (where weights
+lie in memory makes some per cent), one after the other in an order drawn by chance for each group of prompts. All have
+run before; the adaptive one knows nothing before the first group, with `--cold` before any: each group then tells what
+learning from nothing costs in a run of that length. A ratio is plain seconds over the arm's, prompts included: `total`
+of all groups, with a bootstrap 95 % interval over groups. `plain_again` is what the same measurement says of plain
+decoding against itself: how much of a difference is the machine's noise.
 Runs add to `results/adaptive.json`, each replacing an earlier one of the same draft, batch, kind and length.
 """
 
@@ -32,12 +32,11 @@ from specdec_cli.events import Event, Stepped
 from specdec_cli.measure.stats import ratio_of_totals
 
 PROMPTS = Path(specdec_cli.__file__).parent / "measure" / "prompts" / "stories.jsonl"
-STEPS_IN_TURN = 16
 ARMS = ("none", "fixed", "adaptive", "plain_again")
 
 
 def engines(draft: str, random_weights: bool, k: int, batch: int) -> dict[str, Engine]:
-    """The arms, each with models of its own: engines around the same models may not have work at one time."""
+    """The arms, around the same models: never two of them have work at one time."""
     settings = LoadSettings(draft=ModelSettings(load_format="dummy" if random_weights else "auto"))
     # The adaptive one may draft deeper than the fixed one: to choose is its work.
     options = {
@@ -46,15 +45,14 @@ def engines(draft: str, random_weights: bool, k: int, batch: int) -> dict[str, E
         "adaptive": EngineOptions(max_num_seqs=batch, num_speculative_tokens=k + 3, depth_policy="adaptive"),
         "plain_again": EngineOptions(max_num_seqs=batch, num_speculative_tokens=0),
     }
-    return {
-        name: load_engine("builtin:target", draft, options=own, settings=settings, max_model_len=512)
-        for name, own in options.items()
-    }
+    # Blocks for the deepest of them.
+    loaded = load_engine("builtin:target", draft, options=options["adaptive"], settings=settings, max_model_len=512)
+    return {name: as_new(loaded, own) for name, own in options.items()}
 
 
-def as_new(engine: Engine) -> Engine:
+def as_new(engine: Engine, options: EngineOptions) -> Engine:
     """An engine of the same models that learned nothing yet."""
-    return Engine(engine.target, engine.drafter, engine.tokenizer, engine.options, engine.eos_token_ids)
+    return Engine(engine.target, engine.drafter, engine.tokenizer, options, engine.eos_token_ids)
 
 
 @dataclass
@@ -75,24 +73,19 @@ class Run:
                 self.num_steps += not one.from_prefill
 
 
-def side_by_side(
+def in_turn(
     arms: dict[str, Engine], prompts: list[str], params: SamplingParams, chance: random.Random
 ) -> dict[str, Run]:
-    """Decode the prompts with every engine, some steps of one, then some of another."""
+    """Decode the prompts with every engine, in an order drawn by chance."""
     runs = {name: Run() for name in arms}
-    for name, engine in arms.items():
-        begin = perf_counter()
+    for name in chance.sample(list(arms), len(arms)):
+        engine, events, begin = arms[name], [], perf_counter()
         for prompt in prompts:
             engine.add(prompt, params)
+        while engine.has_work:
+            events += engine.step()
         runs[name].seconds = perf_counter() - begin
-    while working := [name for name, engine in arms.items() if engine.has_work]:
-        for name in chance.sample(working, len(working)):
-            events, begin = [], perf_counter()
-            for _ in range(STEPS_IN_TURN):
-                if arms[name].has_work:
-                    events += arms[name].step()
-            runs[name].seconds += perf_counter() - begin
-            runs[name].add(events)
+        runs[name].add(events)
     return runs
 
 
@@ -104,7 +97,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--k", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=96)
-    parser.add_argument("--groups", type=int, default=12, help="of prompts; there are 36 prompts, then the first again")
+    parser.add_argument("--groups", type=int, default=36, help="of prompts; there are 36 prompts, then the first again")
     parser.add_argument("--cold", action="store_true", help="learn anew for each group")
     options = parser.parse_args()
     before = record.machine()
@@ -113,16 +106,16 @@ def main() -> None:
     params = SamplingParams(max_new_tokens=options.tokens)
     for arm in arms.values():
         arm.generate(prompts[: options.batch], params)
-    arms["adaptive"] = as_new(arms["adaptive"])
+    arms["adaptive"] = as_new(arms["adaptive"], arms["adaptive"].options)
     runs: list[dict[str, Run]] = []
     policies, chance = [], random.Random(0)
     for group in range(options.groups):
         own = [prompts[(group * options.batch + i) % len(prompts)] for i in range(options.batch)]
         if options.cold:
-            arms["adaptive"] = as_new(arms["adaptive"])
+            arms["adaptive"] = as_new(arms["adaptive"], arms["adaptive"].options)
         if arms["adaptive"].policy not in policies:
             policies.append(arms["adaptive"].policy)
-        runs.append(side_by_side(arms, own, params, chance))
+        runs.append(in_turn(arms, own, params, chance))
     accounts = [policy.account for policy in policies]
     share = sum(account.exploring_seconds for account in accounts) / sum(account.seconds for account in accounts)
     plain = np.array([run["none"].seconds for run in runs])
