@@ -3,8 +3,9 @@
 Every figure is the median of repeats that take turns with all others, forwards and backwards by turns, so that a
 machine's drift meets them alike. Curves are raw: they need not be monotone, and nothing is smoothed.
 
-Draft and target run as in a step, one after the other through the LM's door: the sequences are scored again and again
-from the same contexts, and their caches cut themselves back.
+Draft and target run as in a step, one after the other through the LM's door, and what they give is verified before the
+next one, which takes caches from it: the sequences are scored again and again from the same contexts, and their caches
+cut themselves back.
 """
 
 from __future__ import annotations
@@ -17,14 +18,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import psutil
 import torch
+from torch import Tensor
 
-from specdec_cli.drafters.contract import DraftRow
-from specdec_cli.engine.verify import resolve_mode
+from specdec_cli.drafters.contract import DraftRow, Guesses
+from specdec_cli.engine.synthetic import conditional
+from specdec_cli.engine.verify import VerifyRow, resolve_mode, verify
 from specdec_cli.errors import UsageError
 from specdec_cli.events import Failed, Stepped
 from specdec_cli.lm.door import Row
 from specdec_cli.measure.rounds import ENOUGH, Rounds
 from specdec_cli.measure.stats import NUM_RESAMPLES, FloatArray
+from specdec_cli.sampling.chain import ChainRow, distribution
 from specdec_cli.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -34,9 +38,9 @@ Watch = Callable[[float], None]
 
 CONTEXT_LENGTHS = (32, 128, 256)
 MIN_REPEATS, MAX_REPEATS = 3, 15
-_NUM_OVERHEAD_STEPS = 4  # of which the first is a warm-up
-_VISIT_SECONDS = 0.01  # for so long steps of a kind follow each other, but
+_VISIT_SECONDS = 0.01  # for so long steps of a kind follow each other, of which the first third is a warm-up, but
 _MOST_STEPS = 12  # for no more of them
+_LEAST_REAL_STEPS = 4  # of those that tell the engine's own work
 _ROUNDS_PER_OVERHEAD = 3  # the engine's own work is a few per cent of a step: fewer samples do
 _BUSY_SHARE = 0.25
 
@@ -240,6 +244,7 @@ class _Bench:
         self.verify = resolve_mode(
             engine.options.verify if self.params.temperature else "auto", self.params.temperature
         )
+        self.rates = conditional(engine.options.synthetic_acceptance_rates or ())
         enough = max(lengths) + k_max + batch_size
         self.text = [token for _ in range(-(-enough // len(text))) for token in text]
         self.seconds: dict[tuple[str, int, int], list[float]] = {}
@@ -261,6 +266,11 @@ class _Bench:
         tasks = [(place, k) for place in range(len(self.lengths)) for k in range(self.k_max + 1)]
         for place, k in tasks if is_forth else tasks[::-1]:
             self._forward(place, k)
+
+    @staticmethod
+    def _is_enough(num_steps: int, seconds: float) -> bool:
+        """Whether so many real steps tell the engine's own work."""
+        return num_steps >= _LEAST_REAL_STEPS and (num_steps >= _MOST_STEPS or seconds >= _VISIT_SECONDS)
 
     def overheads(self, is_forth: bool) -> None:
         """A few real steps with every k, forth or back."""
@@ -318,22 +328,32 @@ class _Bench:
         """Seconds of one step's draft and target: k tokens guessed, k+1 rows scored whatever was guessed."""
         length = self.lengths[place]
         contexts = [self.text[b : b + length] for b in range(self.batch_size)]
-        guesses: list[list[int]] = [[] for _ in contexts]
+        guesses = [Guesses([]) for _ in contexts]
         begin = perf_counter()
         if k:
-            guesses = [
-                guess.read().tokens for guess in self.engine.drafter.propose(list(self._draft_rows(place, contexts, k)))
-            ]
+            proposed = self.engine.drafter.propose(list(self._draft_rows(place, contexts, k)))
+            guesses = [guess.read() for guess in proposed]
         drafted = perf_counter() - begin if k else 0.0
         rows = []
         for b, (context, guess) in enumerate(zip(contexts, guesses, strict=True)):
-            tokens = [*guess, *self.text[b + length + len(guess) : b + length + k]]
+            tokens = [*guess.tokens, *self.text[b + length + len(guess.tokens) : b + length + k]]
             rows.append(Row(self._handle(place, b), context + tokens, k + 1))
         begin = perf_counter()
         logits = self.engine.target.score(rows)
         if logits.is_cuda:
             torch.cuda.synchronize(logits.device)
-        return drafted, perf_counter() - begin
+        scored = perf_counter() - begin
+        self._verify(contexts, guesses, logits)
+        return drafted, scored
+
+    def _verify(self, contexts: Sequence[list[int]], guesses: Sequence[Guesses], logits: Tensor) -> None:
+        """Do with logits [B (k+1), V] what a step does before the next one begins."""
+        own = zip(logits.chunk(len(contexts)), guesses, strict=True)
+        taken = torch.cat([rows[: len(guess.tokens) + 1] for rows, guess in own])
+        each = [(replace(self.params, index=b), *one) for b, one in enumerate(zip(contexts, guesses, strict=True))]
+        chain = [ChainRow(params, context, 0, guess.tokens, frozenset()) for params, context, guess in each]
+        p = distribution(taken, chain, self.engine.num_tokens)
+        verify(p, [VerifyRow(self.verify, params, len(context), guess, self.rates) for params, context, guess in each])
 
     def _draft_rows(self, place: int, contexts: Sequence[list[int]], k: int) -> Iterator[DraftRow]:
         for b, context in enumerate(contexts):
@@ -341,21 +361,21 @@ class _Bench:
             yield DraftRow(self._handle(place, b), context, len(context), k, params, frozenset(), self.verify, 0.0)
 
     def _overhead(self, k: int) -> None:
-        """A few real steps; what they spend outside draft and target."""
+        """Some real steps; what they spend outside draft and target."""
         prompt = self.text[: min(8, self.lengths[-1])]
-        few = min((k + 1) * _NUM_OVERHEAD_STEPS + 2, self.engine.target.max_context - len(prompt))
+        few = min((k + 1) * _MOST_STEPS + 2, self.engine.target.max_context - len(prompt))
         ids = []
         for b in range(self.batch_size):
             params = replace(self.params, max_new_tokens=few, min_tokens=0, ignore_eos=True, stop_token_ids=(), index=b)
             ids.append(self.engine.add(prompt, params, k))
-        seen = 0
-        while self.engine.has_work and seen < _NUM_OVERHEAD_STEPS:
+        begin, spent = perf_counter(), list[float]()
+        while self.engine.has_work and not self._is_enough(len(spent), perf_counter() - begin):
             for event in self.engine.step():
                 if isinstance(event, Stepped) and event.emitted and not event.emitted[0].from_prefill:
-                    seen += 1
-                    if seen > 1:
-                        self._add("overhead", 0, k, event.overhead_seconds)
+                    spent.append(event.overhead_seconds)
                 elif isinstance(event, Failed):
                     raise event.error
+        for seconds in spent[len(spent) // 3 :]:
+            self._add("overhead", 0, k, seconds)
         for sequence_id in ids:
             self.engine.abort(sequence_id)

@@ -11,6 +11,7 @@ from specdec_cli.drafters import create
 from specdec_cli.drafters.contract import Resources
 from specdec_cli.engine.engine import Engine, EngineOptions
 from specdec_cli.engine.synthetic import iid_length
+from specdec_cli.engine.verify import verify
 from specdec_cli.errors import UsageError
 from specdec_cli.events import Stepped
 from specdec_cli.lm.table import TableLM
@@ -95,6 +96,39 @@ def test_a_profile_finds_the_costs_that_were_put_in(clock):
     assert np.median(costs.rounds.overhead, axis=0) == pytest.approx(costs.overhead_seconds, rel=0.2)
     assert costs.rounds.flat.shape == (MAX_REPEATS, len(costs.flat))
     assert np.median(costs.drawn(50), axis=0) == pytest.approx(costs.flat, rel=0.2)
+
+
+def test_what_verification_does_to_the_next_forward_is_in_the_profile(clock, monkeypatch):
+    """It takes caches and cores from it, more so when sampling; here a forward behind it takes half as long again."""
+    engine, verified = timed_engine(clock), []
+
+    def verify_and_empty_caches(p, rows):
+        verified.append([(len(row.guesses.tokens), row.guesses.q is not None) for row in rows])
+        engine.target.fixed = 0.03
+        return verify(p, rows)
+
+    monkeypatch.setattr("specdec_cli.measure.cost.verify", verify_and_empty_caches)
+    costs = profile(engine, 2, (16,), time_limit_seconds=0.0, params=SamplingParams(temperature=1.0), batch_size=2)
+    assert costs.target_seconds[0] == pytest.approx([0.03 + 0.002 * rows + 16e-5 for rows in (1, 2, 3)], abs=5e-4)
+    assert {(2, True), (1, True), (0, False)} == {one for rows in verified for one in rows}
+
+
+def test_the_engines_own_work_is_that_of_steps_that_have_settled(clock, monkeypatch):
+    """What ran before has pushed it out of the caches: the first steps of a kind take longer than those in a row."""
+    engine, step, begun = timed_engine(clock), Engine.step, []
+
+    def slow_at_first(self):
+        events = step(self)
+        if events[0].num_prefill_tokens:
+            begun.clear()
+            return events
+        begun.append(1)
+        return [replace(events[0], overhead_seconds=9e-4 if len(begun) < 4 else 1e-4), *events[1:]]
+
+    monkeypatch.setattr(Engine, "step", slow_at_first)
+    engine.target.fixed = engine.target.per_row = engine.drafter.lm.fixed = 0.0
+    costs = profile(engine, 2, (16,), time_limit_seconds=0.0)
+    assert costs.overhead_seconds == pytest.approx([1e-4] * 3)
 
 
 def test_a_profile_keeps_to_its_time_and_measures_a_few_times_at_least(clock):
