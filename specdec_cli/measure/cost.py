@@ -267,11 +267,6 @@ class _Bench:
         for place, k in tasks if is_forth else tasks[::-1]:
             self._forward(place, k)
 
-    @staticmethod
-    def _is_enough(num_steps: int, seconds: float) -> bool:
-        """Whether so many real steps tell the engine's own work."""
-        return num_steps >= _LEAST_REAL_STEPS and (num_steps >= _MOST_STEPS or seconds >= _VISIT_SECONDS)
-
     def overheads(self, is_forth: bool) -> None:
         """A few real steps with every k, forth or back."""
         ks = range(self.k_max + 1)
@@ -363,7 +358,12 @@ class _Bench:
     def _overhead(self, k: int) -> None:
         """Some real steps; what they spend outside draft and target."""
         prompt = self.text[: min(8, self.lengths[-1])]
-        few = min((k + 1) * _MOST_STEPS + 2, self.engine.target.max_context - len(prompt))
+        target = self.engine.target
+        # The contexts of the forwards keep their blocks: a few steps fit beside them, more where there is room.
+        room = target.num_free_blocks // self.batch_size * target.block_size - len(prompt) - k
+        few = min(
+            (k + 1) * _MOST_STEPS + 2, max(room, (k + 1) * _LEAST_REAL_STEPS + 2), target.max_context - len(prompt)
+        )
         ids = []
         for b in range(self.batch_size):
             params = replace(self.params, max_new_tokens=few, min_tokens=0, ignore_eos=True, stop_token_ids=(), index=b)
@@ -379,3 +379,8 @@ class _Bench:
             self._add("overhead", 0, k, seconds)
         for sequence_id in ids:
             self.engine.abort(sequence_id)
+
+    @staticmethod
+    def _is_enough(num_steps: int, seconds: float) -> bool:
+        """Whether so many real steps tell the engine's own work."""
+        return num_steps >= _LEAST_REAL_STEPS and (num_steps >= _MOST_STEPS or seconds >= _VISIT_SECONDS)
