@@ -24,7 +24,7 @@ SOURCE = Path(__file__).with_name("llama_step.cpp")
 # Operations may not be joined as the compiler likes: it might join them in one copy of a loop and not in another.
 _FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fopenmp")
 _SECONDS = 300
-# Looks at what is waited for, a fraction of a millisecond: on a Zen 5 one takes 23 ns, on Intel's processors longer.
+# Looks at what is waited for, a fraction of a millisecond: AMD's processors take less for one than Intel's.
 _SPINS, _SPINS_OF_ZEN = "5000", "20000"
 # Linux lets a process use a processor's tiles (AMX) once it has asked: arch_prctl(ARCH_REQ_XCOMP_PERM, XTILEDATA).
 _ARCH_PRCTL, _ASK, _TILES = 158, 0x1023, 18

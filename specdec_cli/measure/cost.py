@@ -313,7 +313,7 @@ class _Bench:
         Small models' weights stay in caches from step to step, and what ran before has pushed them out.
         """
         begin, steps = perf_counter(), list[tuple[float, float]]()
-        while not steps or (len(steps) < _MOST_STEPS and perf_counter() - begin < _VISIT_SECONDS):
+        while not _are_enough(len(steps), perf_counter() - begin):
             steps.append(self._step(place, k))
         drafted, scored = np.median(steps[len(steps) // 3 :], axis=0)
         self._add("draft", place, k, drafted)
@@ -369,7 +369,7 @@ class _Bench:
             params = replace(self.params, max_new_tokens=few, min_tokens=0, ignore_eos=True, stop_token_ids=(), index=b)
             ids.append(self.engine.add(prompt, params, k))
         begin, spent = perf_counter(), list[float]()
-        while self.engine.has_work and not self._is_enough(len(spent), perf_counter() - begin):
+        while self.engine.has_work and not _are_enough(len(spent), perf_counter() - begin, _LEAST_REAL_STEPS):
             for event in self.engine.step():
                 if isinstance(event, Stepped) and event.emitted and not event.emitted[0].from_prefill:
                     spent.append(event.overhead_seconds)
@@ -380,7 +380,7 @@ class _Bench:
         for sequence_id in ids:
             self.engine.abort(sequence_id)
 
-    @staticmethod
-    def _is_enough(num_steps: int, seconds: float) -> bool:
-        """Whether so many real steps tell the engine's own work."""
-        return num_steps >= _LEAST_REAL_STEPS and (num_steps >= _MOST_STEPS or seconds >= _VISIT_SECONDS)
+
+def _are_enough(num_steps: int, seconds: float, least: int = 1) -> bool:
+    """Whether so many steps of a kind, which took so long, tell what one costs."""
+    return num_steps >= least and (num_steps >= _MOST_STEPS or seconds >= _VISIT_SECONDS)
