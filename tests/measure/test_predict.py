@@ -151,6 +151,17 @@ def test_contexts_that_do_not_fit_are_shortened_or_refused(clock):
         profile(engine, 4, (16, 36))
 
 
+def test_real_steps_keep_to_the_blocks_that_the_contexts_leave(clock):
+    """Contexts of 16 + 4 tokens hold two blocks each; quick steps that accept all would need five for each, too."""
+    engine = timed_engine(clock)
+    engine.drafter.lm._function = engine.target._function
+    engine.target.fixed = engine.target.per_row = engine.drafter.lm.fixed = 0.0
+    engine.target.num_blocks = 10
+    costs = profile(engine, 4, (16,), time_limit_seconds=0.0, batch_size=2)
+    assert (costs.overhead_seconds > 0).all()
+    assert engine.target.num_free_blocks == 10
+
+
 def test_a_curve_that_is_not_monotone_stays_so(clock):
     engine = timed_engine(clock)
     score = engine.target.score
