@@ -3,8 +3,8 @@
 It learns from the engine's own clocks what steps cost, and from each request's accepted tokens what they give, and
 takes the k of the most tokens per second, 0 included:
 
-    (R + Σ_i Σ_{j ≤ k} s_i(j)) / t(d(k))   R rows, s_i(j) = P(at least j of row i's drafted tokens are accepted),
-                                           d(k) tokens that a row is expected to draft where k are asked for
+    (R + Σ_i Σ_{j ≤ k} s_i(j)) / t(k)   R rows, s_i(j) = P(at least j of row i's drafted tokens are accepted),
+                                        t(k) seconds of a step in which k are asked for
 
 What it decides by is over when it decides: no token of the step, drafted or sampled, can change its k. But clocks
 differ from run to run, so where text depends on k (sampling in every mode but gumbel) it differs too.
@@ -15,18 +15,20 @@ large batch. A draft has to read first what it did not draft itself, which is pa
 much, requests that just began are looked at. What soon ends is not read.
 
 To decide takes Python that a small model's step would feel, so a decision holds for some steps and what they took is
-learned from afterwards.
+learned from afterwards; one to draft nothing outlives the rows that it was made for. What deciding takes is no part of
+a step's cost, for it falls into one of many; exploring is charged with it.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
-from statistics import fmean
+from itertools import accumulate, groupby
+from operator import attrgetter, itemgetter
+from time import perf_counter
 
-from specdec_cli.engine.costs import INTERRUPTED, Company, Costs, hoped
+from specdec_cli.engine.costs import INTERRUPTED, Company, Cost, Costs, Sample, hoped
 from specdec_cli.engine.depth import Wish
 from specdec_cli.engine.survival import Survival
 
@@ -37,11 +39,12 @@ _FIRST_ROWS = 8  # and for so many: to read a large batch's prompts takes a draf
 _PLAIN_FIRST = 3  # plain steps measured before that: an interrupted one alone would make any draft look good
 _MARGIN = 0.04, 0.02  # speculation that seems to gain less than this is not begun but for a look, or not kept on
 _REPAID_IN = 32  # steps at most, what a draft has to read before it drafts; else it is left alone
+_HOPELESS = 0.8  # of plain decoding's tokens per second; a draft that gives no more is not tried for each new request
 _GRACE_STEPS = 1  # exploring may lose this many plain steps before its share of the time has grown to them
 _STEPS_BETWEEN = 8  # from one exploring to the next
 # For how many steps a decision holds: at least, and at most until another look is allowed.
-_HELD = 8, 16
-_HELD_AT_REST = 16, 128  # where no k pays
+_HELD = 8, 24
+_HELD_AT_REST = 16, 2048
 _LEARNED = 32  # of a decision's steps the last ones tell what they cost: to learn from each takes time, too
 _STEPS_SEEN = 8  # that a decision needs behind it for each step that it holds for
 # Between looks at plain decoding, which speculation is held against: first less, and more where a look costs much.
@@ -49,32 +52,45 @@ _STEPS_BETWEEN_PLAIN = 128
 _PLAIN_KNOWN = 7  # plain steps measured, by then
 _STEPS_TOGETHER = 3  # a draft has to read first what it did not draft, so its first step after plain ones is no measure
 # Steps of a look at plain decoding, the most that are affordable. After a draft's steps or a prompt it takes some until
-# a processor's caches are the target's again, so those of the first half are no measure.
+# a processor's caches are the target's again, so those of the first half are no measure, or of many the first ones.
 _PLAIN_TOGETHER = (8, 3, 1)
+_SETTLED = 8
 _SLOWEST = 3  # a first look's step counts for so many plain ones at most: a model's first forward of all takes long
 
 
-_Step = tuple[list[int], float, Mapping[int, tuple[int, int]]]
-"""What a step was asked for, took and gave: k of each row, seconds, tokens drafted and accepted by sequence."""
+_Outcome = tuple[Sequence[Wish], list[int], Mapping[int, tuple[int, int]]]
+"""What a step was asked for and gave: rows, k of each, tokens drafted and accepted by sequence."""
+_Step = tuple[Company, int, float, int, _Outcome | None]
+"""Its rows' company, tokens of their contexts, seconds, undisturbed steps of its kind before it, None if it was plain.
+
+What disturbs is another kind of step, and a prompt; a step in which one is fed has -1.
+"""
 
 
 @dataclass(slots=True)
 class _Plan:
     """What some steps do, for as long as the same rows want the same; and those that did."""
 
-    wishes: Sequence[Wish]
+    rows: list[int]  # sequences
     is_pure: bool
     company: Company
-    k: int
-    best_rate: float | None  # tokens a second that the best k would give
-    most_seconds: float  # that exploring is charged with for a step
-    is_exploring: bool
-    num_left: int  # steps that it still holds for
-    num_unread: int  # tokens that its drafters read before they draft
-    drafting: frozenset[int]  # sequences that are drafted for
-    context: int  # tokens of all rows' contexts
-    ks: list[int] = field(default_factory=list)  # of the step that is made
-    steps: list[_Step] = field(default_factory=list)  # not learned from yet
+    num_left: int = 1  # steps that it still holds for
+    k: int = 0
+    drafting: Sequence[Wish] = ()  # rows that may be drafted for
+    drafted_for: frozenset[int] = frozenset()  # sequences that are
+    num_unread: int = 0  # tokens that its drafters read before they draft
+    best_rate: float | None = None  # tokens a second and row that the best k would give
+    is_exploring: bool = False
+    most_seconds: float = 0.0  # that exploring is charged with for a step
+    outlives: bool = False  # whether nothing would be drafted for requests of which nothing is known either
+    reading_first: float = 0.0  # seconds that drafters would read before a look, which had to wait for that, too
+    earned: float = 1.0  # seconds that exploring may lose more with each step
+    wishes: Sequence[Wish] = ()  # of the step that is made
+    ks: list[int] = field(default_factory=list)
+    # Of steps not learned from yet:
+    num_steps: int = 0
+    seconds: float = 0.0
+    steps: deque[_Step] = field(default_factory=deque)  # all, or of plain ones the last
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +120,16 @@ class Adaptive:
     _lacking: float = 0.0  # seconds of it that the last look considered would have needed
     _looked: int = 0
     _drafted_for: frozenset[int] = frozenset()  # sequences, in the last step
-    _was_plain: bool = False  # whether the last step learned from was one of plain decoding alone
+    _num_alike: int = 0  # steps since the last one of another kind or with a prompt
+    _own_seconds: float = 0.0  # that this took, of the step that is made
+    _deciding: Cost = field(default_factory=Cost)  # seconds of a decision, learning what was before it included
     _plan: _Plan | None = None
     _costs: Costs = field(default_factory=Costs)
     _pools: dict[str, Survival] = field(default_factory=dict)
     _drafts: dict[str, Survival] = field(default_factory=dict)  # how much of what is asked for a drafter drafts
     _survivals: dict[int, tuple[str, Survival]] = field(default_factory=dict)
     _read: dict[int, int] = field(default_factory=dict)  # tokens of a sequence that its drafter has read
+    _ended: list[int] = field(default_factory=list)  # sequences of which nothing more will be learned soon
 
     @property
     def account(self) -> Account:
@@ -120,75 +139,129 @@ class Adaptive:
 
     def choose(self, wishes: Sequence[Wish], is_pure: bool) -> list[int]:
         """The best k for every row, within its own limit; now and then another one, to measure it."""
-        plan = self._plan
-        if plan is None or not plan.num_left or plan.is_pure != is_pure or plan.wishes != wishes:
-            self._learn()
-            plan = self._plan = self._decide(wishes, is_pure)
+        plan, self._own_seconds = self._plan, 0.0
+        rows = list(map(_HANDLE, wishes))
+        if plan is None or not plan.num_left or plan.is_pure != is_pure or plan.rows != rows:
+            begin = perf_counter()
+            if plan is None or not self._outlives(plan, rows, wishes, is_pure):
+                self._learn()
+                plan = self._plan = self._decide(wishes, is_pure)
+                self._deciding.add(perf_counter() - begin, 0.0, 0.0, 0.0)
+            elif rows:
+                plan.company = Company.of(wishes)
+            plan.rows, plan.is_pure, plan.ks = rows, is_pure, [0] * len(rows)
+            self._own_seconds = perf_counter() - begin
         plan.num_left -= 1
-        if not plan.k and plan.ks:
-            return plan.ks
-        plan.ks = [min(plan.k, wish.most) if wish.handle in plan.drafting else 0 for wish in wishes]
+        plan.wishes = wishes
+        if plan.k:
+            plan.ks = [min(plan.k, wish.most) if wish.handle in plan.drafted_for else 0 for wish in wishes]
         return plan.ks
 
     def observe(self, seconds: float, given: Mapping[int, tuple[int, int]]) -> None:
         """Keep what the step took and gave; it is learned from before the next decision."""
-        assert self._plan is not None, "a step is chosen before it is observed"
-        self._plan.steps.append((self._plan.ks, seconds, given))
+        plan = self._plan
+        assert plan is not None, "a step is chosen before it is observed"
+        self._spent += seconds
+        if not plan.rows:
+            self._num_alike = 0
+            return
+        seconds -= self._own_seconds
+        num_alike = self._num_alike if plan.is_pure else -1
+        outcome = (plan.wishes, plan.ks, given) if plan.k else None
+        plan.steps.append((plan.company, _context(plan.wishes), seconds, num_alike, outcome))
+        plan.num_steps += 1
+        plan.seconds += seconds
+        self._num_alike = num_alike + 1
 
     def forget(self, handle: int) -> None:
         """A sequence ended; what its drafter's pool learned of it stays."""
-        self._learn()
-        self._survivals.pop(handle, None)
-        self._read.pop(handle, None)
+        self._ended.append(handle)
+
+    def _outlives(self, plan: _Plan, rows: Sequence[int], wishes: Sequence[Wish], is_pure: bool) -> bool:
+        """Whether a decision holds for these rows, too.
+
+        It does where some ended; one to draft nothing also where there are as many and no look at them is due.
+        """
+        if not plan.num_left:
+            return False
+        if not rows:  # prompts alone are fed
+            return True
+        if plan.is_exploring and not is_pure:
+            return False
+        if set(plan.rows).issuperset(rows):
+            if len(rows) < len(plan.rows):
+                plan.num_left = min(plan.num_left, _HELD[1])
+            return True
+        if plan.k or not plan.outlives or Company.of(wishes) != plan.company:
+            return False
+        reading = self._costs.reading(plan.company, self._unread([wish for wish in wishes if wish.most]))
+        if reading < plan.reading_first:  # it need not wait for what it was to read of others
+            plan.num_left = max(plan.num_left - int((plan.reading_first - reading) / plan.earned), 0)
+            plan.reading_first = reading
+        return plan.num_left > 0
 
     def _decide(self, wishes: Sequence[Wish], is_pure: bool) -> _Plan:
-        most = max((wish.most for wish in wishes), default=0)
-        company, context = Company.of(wishes), sum(wish.length for wish in wishes)
-        k, rate, longest, is_exploring = 0, None, 0.0, False
-        num_steps = 1 if most else _HELD_AT_REST[1]
-        drafting = [wish for wish in wishes if wish.most]
-        unread = self._unread(drafting)
-        if most and self._costs.is_known(company):
-            seconds = self._costs.seconds(company, self._drafted(wishes, most), context)
-            tokens = self._tokens(wishes, most)
-            known = min(most, _FARTHER * max([_FIRST_K, *self._costs.last(company)]))
-            k = max(range(known + 1), key=lambda one: tokens[one] / seconds[one])
-            margin = _MARGIN[bool(self._drafted_for)]
-            if tokens[k] / seconds[k] < (1 + margin) * tokens[0] / seconds[0]:
-                k = 0
-            reading = self._costs.reading(company, unread)
-            # What a step of k saves: plain decoding's time for its tokens, less its own.
-            num_left = sum(wish.left for wish in drafting) / (len(drafting) * tokens[k] / tokens[0])
-            if k and reading > min(_REPAID_IN, num_left) * (seconds[0] * tokens[k] / tokens[0] - seconds[k]):
-                k = 0
-            rate = tokens[k] / seconds[k]
-            look = self._look(company, k, tokens, seconds, reading) if is_pure else None
-            num_steps = self._num_steps(k, seconds[0]) if look is None else look[1]
-            k, is_exploring = (k, False) if look is None else (look[0], True)
-            longest = INTERRUPTED * seconds[k]
-            if k and unread:  # which is exploring's cost, too; an interruption is not
-                usual = seconds[k] + reading
-                longest = _SLOWEST * usual if self._costs.knows_reading(company) else _REPAID_IN * usual
-        elif most and self._costs.plain(company).num < _PLAIN_FIRST:
-            num_steps = 2 * (_PLAIN_FIRST - self._costs.plain(company).num)
-        elif most:
-            # Plain steps are known, nothing else.
-            plain = self._costs.plain_seconds(company, context)
-            rate, longest = len(wishes) / plain, _SLOWEST * plain
-            if is_pure:
-                k, is_exploring, num_steps = min(most, _FIRST_K), True, _STEPS_TOGETHER
-                drafting = sorted(drafting, key=lambda wish: wish.length)[:_FIRST_ROWS]
-                unread = self._unread(drafting)
+        plan = _Plan(list(map(_HANDLE, wishes)), is_pure, Company.of(wishes))
+        plan.drafting = [wish for wish in wishes if wish.most]
+        num_plain = self._costs.plain(plan.company).num
+        if not plan.drafting:
+            plan.num_left, plan.outlives = _HELD_AT_REST[1], True
+        elif self._costs.is_known(plan.company):
+            self._choose_best(plan, wishes)
+        elif num_plain < _PLAIN_FIRST:
+            plan.num_left = 2 * (_PLAIN_FIRST - num_plain)
+        else:
+            self._look_first(plan, wishes)
         for wish in wishes:
             if wish.handle not in self._survivals:
                 pool = self._pools.setdefault(wish.drafter, Survival())
                 self._survivals[wish.handle] = wish.drafter, Survival(pool)
                 self._draft(wish.drafter)
-        handles = frozenset(wish.handle for wish in drafting)
-        if k:
-            self._read |= {wish.handle: wish.length for wish in drafting}
-        unread *= k > 0
-        return _Plan(wishes, is_pure, company, k, rate, longest, is_exploring, num_steps, unread, handles, context)
+        if plan.k:
+            plan.drafted_for = frozenset(map(_HANDLE, plan.drafting))
+            plan.num_unread = self._unread(plan.drafting)
+            self._read |= {wish.handle: wish.length for wish in plan.drafting}
+        else:
+            plan.steps = deque(maxlen=_LEARNED)
+        if bool(plan.k) != bool(self._drafted_for) or not plan.drafted_for <= self._drafted_for:
+            self._num_alike = 0
+        if plan.is_exploring:
+            self._explored += self._deciding_to_look
+        return plan
+
+    def _choose_best(self, plan: _Plan, wishes: Sequence[Wish]) -> None:
+        """The k of the most tokens a second, or one to explore, where it is known what steps cost."""
+        most, unread = max(map(_MOST, wishes)), self._unread(plan.drafting)
+        seconds = self._costs.seconds(plan.company, self._drafting(plan.drafting, most), _context(wishes))
+        tokens = self._tokens(wishes, most)
+        known = min(most, _FARTHER * max([_FIRST_K, *self._costs.last(plan.company)]))
+        k = max(range(known + 1), key=lambda one: tokens[one] / seconds[one])
+        margin = _MARGIN[bool(self._drafted_for)]
+        if tokens[k] / seconds[k] < (1 + margin) * tokens[0] / seconds[0]:
+            k = 0
+        reading = self._costs.reading(plan.company, unread)
+        # What a step of k saves: plain decoding's time for its tokens, less its own.
+        num_left = sum(wish.left for wish in plan.drafting) / (len(plan.drafting) * tokens[k] / tokens[0])
+        if k and reading > min(_REPAID_IN, num_left) * (seconds[0] * tokens[k] / tokens[0] - seconds[k]):
+            k = 0
+        plan.best_rate = tokens[k] / seconds[k] / len(wishes)
+        look = self._look(plan.company, k, tokens, seconds, reading) if plan.is_pure else None
+        plan.num_left = self._num_steps(k, seconds[0]) if look is None else look[1]
+        plan.outlives = not k and _is_hopeless(self._tokens(wishes, most, is_new=True), seconds)
+        plan.reading_first, plan.earned = reading, EXPLORATION * seconds[0]
+        plan.k, plan.is_exploring = (k, False) if look is None else (look[0], True)
+        plan.most_seconds = INTERRUPTED * seconds[plan.k]
+        if plan.k and unread:  # which is exploring's cost, too; an interruption is not
+            usual = seconds[plan.k] + reading
+            plan.most_seconds = (_SLOWEST if self._costs.knows_reading(plan.company) else _REPAID_IN) * usual
+
+    def _look_first(self, plan: _Plan, wishes: Sequence[Wish]) -> None:
+        """A first look at a draft, where plain steps are known and nothing else."""
+        seconds = self._costs.plain_seconds(plan.company, _context(wishes))
+        plan.best_rate, plan.most_seconds = 1 / seconds, _SLOWEST * seconds
+        if plan.is_pure:
+            plan.drafting = sorted(plan.drafting, key=_LENGTH)[:_FIRST_ROWS]
+            plan.k, plan.is_exploring, plan.num_left = min(max(map(_MOST, wishes)), _FIRST_K), True, _STEPS_TOGETHER
 
     def _unread(self, wishes: Sequence[Wish]) -> int:
         """Tokens that drafters would have to read before they draft for these rows."""
@@ -198,47 +271,57 @@ class Adaptive:
     def _learn(self) -> None:
         """Learn from the steps of a decision that were not learned from yet, all at once: it must cost little."""
         plan = self._plan
-        if plan is None or not plan.steps:
-            return
-        steps, plan.steps = plan.steps, []
-        num_unread, plan.num_unread = plan.num_unread, 0
-        seconds = [one for _, one, _ in steps]
-        numbers = range(self._now + 1, self._now + len(steps) + 1)
-        self._now += len(steps)
-        self._spent += sum(seconds)
-        if num_unread and len(steps) > 1:
-            longer = min(seconds[0], plan.most_seconds) - fmean(seconds[1:])
-            self._costs.add_reading(plan.company, num_unread, longer)
-        if plan.wishes:
-            drafted, tokens = self._learn_acceptance(plan, steps)
-            contexts = list(accumulate(tokens, initial=plan.context))
-            self._account(plan, seconds, contexts[-1] - contexts[0])
-            plan.context = contexts[-1]
-            is_like_before = plan.drafting <= self._drafted_for if plan.k else self._was_plain
-            first = 0 if is_like_before else 1 if plan.k else len(steps) // 2
-            latest = list(zip(drafted, seconds, contexts[:-1], strict=True))[max(first, len(steps) - _LEARNED) :]
-            measured = [(each, took, context) for each, took, context in latest if each is not None]
-            if plan.is_pure and measured:
-                self._costs.add(plan.company, plan.k, measured, numbers)
-        self._drafted_for = plan.drafting if plan.k else frozenset()
-        self._was_plain = plan.is_pure and not plan.k
+        if plan is not None and plan.steps:
+            self._learn_from(plan)
+        for handle in self._ended:
+            self._survivals.pop(handle, None)
+            self._read.pop(handle, None)
+        self._ended.clear()
 
-    def _learn_acceptance(self, plan: _Plan, steps: Sequence[_Step]) -> tuple[list[float | None], list[int]]:
+    def _learn_from(self, plan: _Plan) -> None:
+        self._now += plan.num_steps
+        numbers = range(self._now - plan.num_steps + 1, self._now + 1)
+        _, _, first, _, _ = plan.steps[0]
+        if plan.num_unread and plan.num_steps > 1:
+            longer = min(first, plan.most_seconds) - (plan.seconds - first) / (plan.num_steps - 1)
+            self._costs.add_reading(plan.company, plan.num_unread, longer)
+        drafted, num_tokens = self._learn_acceptance(plan)
+        self._account(plan, num_tokens)
+        for company, group in groupby(self._settled(plan, drafted), itemgetter(0)):
+            self._costs.add(company, plan.k, [step for _, step in group], numbers)
+        self._drafted_for = plan.drafted_for
+        plan.num_steps = plan.num_unread = 0
+        plan.seconds = 0.0
+        plan.steps.clear()
+
+    def _settled(self, plan: _Plan, drafted: Sequence[float | None]) -> list[tuple[Company, Sample]]:
+        """The latest steps that tell what one costs, by company."""
+        settled: list[tuple[Company, Sample]] = []
+        num_together = 0
+        for num, (company, context, seconds, num_alike, _) in zip(reversed(drafted), reversed(plan.steps), strict=True):
+            num_together = max(num_together, num_alike + 1)
+            if num is not None and num_alike >= (1 if plan.k else min(_SETTLED, num_together // 2)):
+                settled.append((company, (num, seconds, context)))
+            num_together *= num_alike > 0
+        return settled[_LEARNED - 1 :: -1]
+
+    def _learn_acceptance(self, plan: _Plan) -> tuple[list[float | None], float]:
         """What became of drafts.
 
         Returns:
-            By step, tokens drafted over the rows that may draft, None where all of those ended; and all rows' tokens.
+            By step, tokens drafted over the rows that may draft, None where all of those ended; and a row's tokens in
+            all steps, in the mean over rows.
         """
-        num_rows = len(plan.wishes)
         if not plan.k:
-            return [0.0] * len(steps), [num_rows] * len(steps)
+            return [0.0] * len(plan.steps), plan.num_steps
         drafted: list[float | None] = []
-        tokens = []
+        num_tokens = 0.0
         outcomes: Counter[tuple[int, int, int, int]] = Counter()
-        for ks, _, given in steps:
-            num_drafting = num_drafted = 0
-            num_tokens = num_rows
-            for wish, asked in zip(plan.wishes, ks, strict=True):
+        for _, _, _, _, outcome in plan.steps:
+            assert outcome is not None, "steps of a decision to draft have one"
+            wishes, ks, given = outcome
+            num_drafting = num_drafted = num_accepted = 0
+            for wish, asked in zip(wishes, ks, strict=True):
                 handle = wish.handle
                 if handle in given:
                     num_drafting += wish.most > 0
@@ -246,9 +329,9 @@ class Adaptive:
                         found, accepted = given[handle]
                         outcomes[handle, asked, found, accepted] += 1
                         num_drafted += found
-                        num_tokens += accepted
+                        num_accepted += accepted
             drafted.append(num_drafted / num_drafting if num_drafting else None)
-            tokens.append(num_tokens)
+            num_tokens += 1 + num_accepted / len(wishes)
         of_drafters: Counter[tuple[str, int, int, int]] = Counter()
         for (handle, asked, found, accepted), num in outcomes.items():
             name, survival = self._survivals[handle]
@@ -257,47 +340,48 @@ class Adaptive:
         for (name, asked, found, accepted), num in of_drafters.items():
             self._pools[name].add(asked, accepted, num)
             self._drafts[name].add(asked, found, num)
-        return drafted, tokens
+        return drafted, num_tokens
 
-    def _account(self, plan: _Plan, seconds: Sequence[float], num_tokens: int) -> None:
+    def _account(self, plan: _Plan, num_tokens: float) -> None:
         """What exploring may lose grows with the time, plain decoding's where that would have taken less."""
-        total = as_plain = sum(seconds)
+        as_plain = plan.seconds
         if self._costs.plain(plan.company).num:
-            as_plain = num_tokens / len(plan.wishes) * self._costs.plain_seconds(plan.company, plan.context)
-        self._allowance += EXPLORATION * min(total, as_plain)
+            as_plain = num_tokens * self._costs.plain_seconds(plan.company, plan.steps[0][1])
+        self._allowance += EXPLORATION * min(plan.seconds, as_plain)
         if plan.is_exploring and plan.best_rate is not None:
-            self._num_exploring += len(seconds)
-            self._explored += sum(min(one, plan.most_seconds) for one in seconds) - num_tokens / plan.best_rate
+            self._num_exploring += plan.num_steps
+            took = sum(min(seconds, plan.most_seconds) for _, _, seconds, _, _ in plan.steps)
+            self._explored += took - num_tokens / plan.best_rate
             self._explored = max(self._explored, -EXPLORATION * self._spent)
 
-    def _drafted(self, wishes: Sequence[Wish], most: int) -> list[float]:
-        """Tokens that a row that drafts is expected to draft, by k = 0 … most."""
+    def _drafting(self, wishes: Sequence[Wish], most: int) -> list[float]:
+        """P(at least j tokens are drafted for a row that may draft), j = 1 … most, in the mean over these rows."""
         mosts: dict[str, list[int]] = {}
         for wish in wishes:
-            if wish.most:
-                mosts.setdefault(wish.drafter, []).append(wish.most)
-        drafted = [0.0] * (most + 1)
+            mosts.setdefault(wish.drafter, []).append(wish.most)
+        shares = [0.0] * most
         for name, each in mosts.items():
-            total = 0.0
-            for j, drafts in enumerate(self._draft(name).curve(most), 1):
-                total += drafts * sum(own >= j for own in each)
-                drafted[j] += total
-        return [total / sum(map(len, mosts.values())) for total in drafted]
+            for j, drafts in enumerate(self._draft(name).curve(most)):
+                num = len(each) if j < min(each) else sum(own > j for own in each)
+                shares[j] += drafts * num / len(wishes)
+        return shares
 
     def _draft(self, name: str) -> Survival:
         return self._drafts.setdefault(name, Survival(expected=1.0))
 
-    def _tokens(self, wishes: Sequence[Wish], most: int) -> list[float]:
-        """Tokens expected of a step, by k = 0 … most."""
-        tokens = [float(len(wishes))] * (most + 1)
-        for wish in wishes:
-            found = self._survivals.get(wish.handle)
-            survival = found[1] if found else self._pools.setdefault(wish.drafter, Survival())
-            total = 0.0
-            for j, alive in enumerate(survival.curve(most), 1):
-                total += alive if j <= wish.most else 0.0
-                tokens[j] += total
-        return tokens
+    def _tokens(self, wishes: Sequence[Wish], most: int, is_new: bool = False) -> list[float]:
+        """Tokens expected of a step, by k = 0 … most; `is_new`: if these requests had only begun."""
+        alive = (self._survival(wish, is_new).curve(wish.most) + [0.0] * (most - wish.most) for wish in wishes)
+        return list(accumulate(map(sum, zip(*alive, strict=True)), initial=float(len(wishes))))
+
+    def _survival(self, wish: Wish, is_new: bool) -> Survival:
+        own = None if is_new else self._survivals.get(wish.handle)
+        return own[1] if own else self._pools.setdefault(wish.drafter, Survival())
+
+    @property
+    def _deciding_to_look(self) -> float:
+        """Seconds of two decisions: the one that begins a look and the one after it."""
+        return 2 * self._deciding.seconds
 
     def _allowed(self, plain_seconds: float) -> float:
         """Seconds that exploring may still lose."""
@@ -327,22 +411,37 @@ class Adaptive:
         self._looked = self._now
         plain, last = self._costs.plain(company), self._costs.last(company)
         rate = tokens[best] / seconds[best]
+        deepest = self._costs.deepest(company)
+
+        def loss(k: int, num_steps: int = _STEPS_TOGETHER) -> float:
+            usual = num_steps * (hoped(seconds, k, deepest) - tokens[k] / rate)
+            return usual + reading * (k > 0) + self._deciding_to_look
+
         num_unknown = max(_PLAIN_KNOWN - self._costs.num_plain, 0)
         rarely: float = _STEPS_BETWEEN_PLAIN >> num_unknown
         if not num_unknown:
-            loss = _PLAIN_TOGETHER[0] * (seconds[0] - tokens[0] / rate)
-            rarely = max(rarely, loss / (EXPLORATION * seconds[best]))
+            rarely = max(rarely, loss(0, _PLAIN_TOGETHER[0]) / (EXPLORATION * seconds[best]))
         allowed = self._allowed(seconds[0])
-        deepest = self._costs.deepest(company)
-        others = [k for k in range(min(len(tokens), _FARTHER * deepest + 1)) if k != best]
-        losses = {
-            k: _STEPS_TOGETHER * (hoped(seconds, k, deepest) - tokens[k] / rate) + reading * (k > 0) for k in others
-        }
         if best and (not plain.is_trusted or self._now - last.get(0, 0) >= rarely):
-            return 0, next((n for n in _PLAIN_TOGETHER if n * losses[0] / _STEPS_TOGETHER <= allowed), 1)
-        affordable = [k for k, loss in losses.items() if loss <= allowed]
+            return 0, next((num for num in _PLAIN_TOGETHER if loss(0, num) <= allowed), 1)
+        losses = {k: loss(k) for k in range(min(len(tokens), _FARTHER * deepest + 1)) if k != best}
         self._lacking = max(min(losses.values()) - allowed, 0.0)
+        affordable = [k for k, each in losses.items() if each <= allowed]
         if not affordable:
             return None
         k = max(affordable, key=lambda k: (self._now - last.get(k, 0)) / max(losses[k], seconds[0] / 8))
         return k, _STEPS_TOGETHER
+
+
+_HANDLE, _MOST, _LENGTH = attrgetter("handle"), attrgetter("most"), attrgetter("length")
+
+
+def _context(wishes: Sequence[Wish]) -> int:
+    """Tokens of all rows' contexts."""
+    return sum(map(_LENGTH, wishes))
+
+
+def _is_hopeless(tokens: Sequence[float], seconds: Sequence[float]) -> bool:
+    """Whether drafting is far from paying at every k."""
+    most = _HOPELESS * tokens[0] / seconds[0]
+    return all(one < most * took for one, took in zip(tokens[1:], seconds[1:], strict=True))

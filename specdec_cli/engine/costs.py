@@ -11,9 +11,12 @@ twice as long, and what was measured before would be compared with what is measu
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from math import inf
+from operator import mul, sub
 from statistics import fmean
 
 from specdec_cli.engine.depth import Wish
@@ -29,6 +32,10 @@ _SLOPE_MEMORY = 512  # steps that the slope looks back on
 _DOUBT = 1024.0  # tokens; half of a slope is believed once squares of what contexts differ by sum up to its square
 _LEAST = 4  # no context makes a step so many times faster
 _PLAIN = -1e-6  # where a plain step stands among them: below one whose drafters looked and found nothing
+
+
+Sample = tuple[float, float, float]
+"""Of a step, tokens drafted over the rows that may draft, seconds, tokens of all rows' contexts."""
 
 
 @dataclass(slots=True)
@@ -144,32 +151,34 @@ class Costs:
         """Plain steps measured, of any number of rows."""
         return sum(cost.num for cost in self._plain.values())
 
-    def add(self, company: Company, k: int, steps: Sequence[tuple[float, float, float]], numbers: range) -> None:
+    def add(self, company: Company, k: int, steps: Sequence[Sample], numbers: range) -> None:
         """What steps cost; where that is known already, they tell of the machine's pace first.
 
         Args:
             company: their rows.
             k: most that one of them was to draft; 0 is a plain step.
-            steps: of each, tokens drafted over the rows that may draft, seconds, tokens of all rows' contexts.
+            steps: what each took.
             numbers: of the steps in a row that these are some of.
         """
         self._last.setdefault(company if k else company.num_rows, {})[k] = numbers[-1]
-        drafting = self._drafting.setdefault(company, {}) if k else {}
-        of_kind = self._slope if k else self._plain_slope
+        if k:
+            costs, of_kind = self._drafting.setdefault(company, {}), self._slope
+        else:
+            costs, of_kind = {_PLAIN: self._plain.setdefault(company.num_rows, Cost())}, self._plain_slope
         for drafted, seconds, context in steps:
-            if k:
-                cost = drafting.setdefault(_shared(drafted), Cost())
-            else:
-                cost, drafted = self._plain.setdefault(company.num_rows, Cost()), _PLAIN
+            shared = _shared(drafted) if k else _PLAIN
+            cost = costs.get(shared)
+            if cost is None:
+                cost = costs[shared] = Cost()
             if numbers[0] - 1 - cost.seen > _OLD:
                 cost.num = min(cost.num, _MEMORY_IF_OLD)
             cost.seen = numbers[-1]
             usual = seconds / self.pace
-            if cost.is_trusted:
-                surprise = min(max(usual / cost.at(context, self._slope_of(k > 0)), 1 / INTERRUPTED), INTERRUPTED)
-                self.pace *= surprise ** (1 / _PACE_MEMORY)
+            if cost.num >= _TRUSTED:
+                surprise = usual / cost.at(context, self._slope_of(k > 0))
+                self.pace *= min(max(surprise, 1 / INTERRUPTED), INTERRUPTED) ** (1 / _PACE_MEMORY)
                 of_kind.add(cost, seconds, context)
-            cost.add(usual, drafted, context, seconds)
+            cost.add(usual, drafted if k else _PLAIN, context, seconds)
 
     def add_reading(self, company: Company, num_tokens: int, seconds: float) -> None:
         """By how much a step took longer, in which its drafters first read tokens that they had not drafted."""
@@ -210,14 +219,23 @@ class Costs:
         """Seconds now of a step in which none of these rows drafts, at contexts of so many tokens."""
         return self.plain(company).at(context, self._slope_of(False)) * self.pace
 
-    def seconds(self, company: Company, drafted: Sequence[float], context: float) -> list[float]:
-        """Seconds now, by tokens drafted over the rows: measured, borrowed from the nearest company, or on a line.
+    def seconds(self, company: Company, drafting: Sequence[float], context: float) -> list[float]:
+        """Seconds now, by k = 0, 1, …: measured, borrowed from the nearest company, or on a line.
 
-        The first one is of a plain step. `context` is the number of tokens of all rows' contexts.
+        Where rows draft less than k now and then, what they draft together spreads about its mean, the less the more
+        they are: E[t(mean of n)] = t(mean) + (E[t(one)] - t(mean)) / n, up to t's second derivative.
+
+        Args:
+            company: the rows.
+            drafting: P(at least j tokens are drafted for one of those that may draft), j = 1, 2, …
+            context: tokens of all rows' contexts.
         """
+        means = list(accumulate(drafting))
+        is_sure = all(share >= 1 for share in drafting)
+        wanted = means if is_sure else [0.0, *means, *range(1, len(drafting) + 1)]
         costs = self._measured(company)
         known, at = self._not_falling(costs, context), {shared: cost.drafted for shared, cost in costs.items()}
-        if any(_shared(tokens) not in known for tokens in drafted[1:]):
+        if any(_shared(tokens) not in known for tokens in wanted):
             alike = [other for other in self._drafting if other.drafters == company.drafters and other != company]
             for other in sorted(alike, key=company.distance):
                 costs = self._measured(other)
@@ -227,8 +245,14 @@ class Costs:
                     scale = fmean(known[shared] / lent[shared] for shared in both)
                     at = {shared: cost.drafted for shared, cost in costs.items()} | at
                     known |= {shared: seconds * scale for shared, seconds in lent.items() if shared not in known}
-        line = {at[shared]: seconds for shared, seconds in known.items()}
-        return [_on_line(line, tokens) * self.pace for tokens in (_PLAIN, *drafted[1:])]
+        line = sorted((at[shared], seconds * self.pace) for shared, seconds in known.items())
+        plain, usual = line[0][1], [_on_line(line, tokens) for tokens in means]
+        if is_sure:
+            return [plain, *usual]
+        alone = [_on_line(line, tokens) for tokens in range(len(drafting) + 1)]
+        spread = accumulate(map(mul, drafting, map(sub, alone[1:], alone)), initial=alone[0])
+        next(spread)
+        return [plain, *(mean + (one - mean) / company.num_drafting for mean, one in zip(usual, spread, strict=True))]
 
     def _measured(self, company: Company) -> dict[float, Cost]:
         """By tokens drafted, what was measured often enough."""
@@ -274,14 +298,20 @@ def hoped(seconds: Sequence[float], k: int, deepest: int) -> float:
     return min(seconds[k], ahead, between)
 
 
-def _on_line(known: Mapping[float, float], drafted: float) -> float:
-    """Seconds: known, or on the line between neighbours, or on that through the last two, but not falling."""
-    if drafted in known:
-        return known[drafted]
-    low = max(i for i in known if i < drafted)
-    above = [i for i in known if i > drafted]
-    high = min(above) if above else max((i for i in known if i <= low - _STEP / 2), default=low)
-    if low == high:
-        return known[low]
-    value = known[low] + (known[high] - known[low]) / (high - low) * (drafted - low)
-    return value if above else max(value, known[low])
+def _on_line(known: Sequence[tuple[float, float]], drafted: float) -> float:
+    """Seconds: known, or on the line between neighbours, or on that through the last two, but not falling.
+
+    `known` are tokens drafted and seconds, ascending.
+    """
+    above = bisect_left(known, (drafted,))
+    if above < len(known):
+        high, most = known[above]
+        if not above or high == drafted:
+            return most
+        low, least = known[above - 1]
+        return least + (most - least) / (high - low) * (drafted - low)
+    low, least = known[-1]
+    before = next((one for one in reversed(known) if one[0] <= low - _STEP / 2), None)
+    if before is None:
+        return least
+    return max(least + (least - before[1]) / (low - before[0]) * (drafted - low), least)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from specdec_cli.engine import adaptive
 from specdec_cli.engine.adaptive import Adaptive
 from specdec_cli.engine.costs import Company, Costs
 from specdec_cli.engine.depth import Fixed, KByBatch, Wish
@@ -138,7 +139,7 @@ def test_costs_follow_the_contexts():
         now += 1
         costs.add(company, 0, [(0.0, 0.002 + 1e-6 * context, context)], range(now, now + 1))
     for context in (600, 2400, 4000):
-        plain, drafting = costs.seconds(company, [0.0, 1.0], context)
+        plain, drafting = costs.seconds(company, [1.0], context)
         assert plain == pytest.approx(0.002 + 1e-6 * context, rel=0.1)
         assert drafting == pytest.approx(0.0045 + 1e-6 * context, rel=0.15), (
             "what is read for the target is read here, too"
@@ -263,21 +264,50 @@ def test_each_row_keeps_its_own_limit_and_a_step_with_prompts_explores_nothing()
     policy.observe(1.0, {})
 
 
-def test_a_decision_holds_for_some_steps_but_not_for_other_rows_or_steps_with_prompts(monkeypatch):
+def test_a_decision_holds_for_some_steps_but_not_for_other_rows(monkeypatch):
     policy, decided = Adaptive(), []
     decide = Adaptive._decide
     monkeypatch.setattr(Adaptive, "_decide", lambda *given: decided.append(given) or decide(*given))
     simulate(policy, CURVES["memory-bound"], 0.9, steps=400)
     assert 400 / 8 <= len(decided) <= 400 / 3
-    for wishes, is_pure in (
-        ([Wish(5, "model", K, 9)], True),
-        ([Wish(6, "model", 2, 9)], True),
-        ([Wish(6, "model", 2, 9)], False),
+    for wishes in (
+        [Wish(5, "model", K, 9)],
+        [Wish(6, "model", 2, 9)],
+        [Wish(6, "model", 2, 9), Wish(7, "model", K, 9)],
     ):
         before = len(decided)
-        assert policy.choose(wishes, is_pure)[0] <= wishes[0].most
-        policy.observe(20.0, {wishes[0].handle: (0, 0)})
+        assert policy.choose(wishes, True)[0] <= wishes[0].most
+        policy.observe(20.0, {wish.handle: (0, 0) for wish in wishes})
         assert len(decided) == before + 1
+
+
+def test_a_decision_outlives_rows_that_end(monkeypatch):
+    policy, decided = Adaptive(), []
+    simulate(policy, CURVES["memory-bound"], 0.9, rows=8, steps=400)
+    decide = Adaptive._decide
+    monkeypatch.setattr(Adaptive, "_decide", lambda *given: decided.append(given) or decide(*given))
+    for num_rows in range(8, 0, -1):
+        for _ in range(2):
+            wishes = [Wish(900 + i, "model", K, 50) for i in range(num_rows)]
+            assert len(policy.choose(wishes, True)) == num_rows
+            policy.observe(20.0, {wish.handle: (3, 3) for wish in wishes})
+        policy.forget(900 + num_rows - 1)
+    assert len(decided) <= 4
+
+
+def test_to_draft_nothing_holds_for_other_requests_where_no_draft_is_near_to_paying(monkeypatch):
+    policy, decided = Adaptive(), []
+    simulate(policy, CURVES["slow draft"], 0.05, steps=2000, length=96)
+    decide = Adaptive._decide
+    monkeypatch.setattr(Adaptive, "_decide", lambda *given: decided.append(given) or decide(*given))
+    for text in range(20):
+        assert policy.choose([], False) == []
+        policy.observe(20.0, {})
+        for step in range(96):
+            k = policy.choose([Wish(900 + text, "model", K, 20 + step)], True)[0]
+            policy.observe(CURVES["slow draft"](1, k), {900 + text: (k, 0)})
+        policy.forget(900 + text)
+    assert len(decided) < 20, "less than one for each"
 
 
 def test_rows_that_may_not_draft_are_decided_for_seldom(monkeypatch):
@@ -373,3 +403,40 @@ def test_a_drafter_that_now_and_then_finds_something_is_never_much_slower_than_n
         got.append(given / took / (rows / (100 + 14 * rows)))
     assert min(got) >= 0.96
     assert sum(got) / len(got) >= 0.985
+
+
+def test_what_deciding_takes_is_no_part_of_a_steps_cost(monkeypatch):
+    """It falls into one step of some: plain steps, of which few are measured where drafting pays, would seem slow."""
+    clock, decide, told = [0.0], Adaptive._decide, []
+
+    def slowly(policy, wishes, is_pure):
+        clock[0] += 15.0
+        return decide(policy, wishes, is_pure)
+
+    monkeypatch.setattr(adaptive, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(Adaptive, "_decide", slowly)
+    monkeypatch.setattr(Costs, "add", lambda costs, company, k, steps, numbers: told.extend((k, one) for one in steps))
+    policy = Adaptive()
+    for step in range(200):
+        before = clock[0]
+        k = policy.choose([Wish(step // 3, "model", K, 20 + step % 3)], True)[0]
+        policy.observe(20.0 + 10 * k + clock[0] - before, {step // 3: (k, 0)})
+    assert clock[0] > 15.0 * 20
+    assert len(told) > 40
+    assert all(seconds == pytest.approx(20.0 + 10 * k) for k, (_, seconds, _) in told)
+
+
+@pytest.mark.parametrize(("rows", "expected_seconds"), [(1, 0.8 * 0.010 + 0.2 * 0.026), (2, None), (64, 0.0108)])
+def test_what_a_drafter_that_seldom_finds_something_costs(rows, expected_seconds):
+    """One row has all or nothing, and many have about as much as they are expected to."""
+    wishes, costs = [Wish(i, "ngram", 4, 9) for i in range(rows)], Costs()
+    company = Company.of(wishes)
+    for drafted, seconds in ((0.0, 0.010), (1.0, 0.011), (4.0, 0.026)):
+        costs.add(company, 4, [(drafted, seconds, 100.0)] * 3, range(1, 4))
+    costs.add(company, 0, [(0.0, 0.009, 100.0)] * 3, range(4, 7))
+    plain, *_, deepest = costs.seconds(company, [0.2] * 4, 100.0)
+    assert plain == pytest.approx(0.009)
+    if expected_seconds is None:
+        one, many = 0.8 * 0.010 + 0.2 * 0.026, 0.0108
+        expected_seconds = (one + many) / 2
+    assert deepest == pytest.approx(expected_seconds, rel=0.01)
