@@ -10,7 +10,7 @@ machine's noise.
 Generate: one stream of each server with a draft, `specdec generate` with the same options and `specdec generate -k 4`
 in turn, first token to last, as both say it. The clients run beside the server on the same cores. A process is faster
 or slower than the next by some per cent for as long as it runs, so these two start their servers several times, and
-intervals are over starts.
+intervals are over starts; for throughput in an order drawn by chance, for one that starts later may be the faster one.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ def compare(words_of: Mapping[str, Sequence[str]], num_starts: int, num_rounds: 
     rates: dict[int, dict[str, Rates]] = {num: {name: [] for name in words_of} for num in STREAMS}
     counts: dict[tuple[int, str], list[tuple[float, float]]] = {}  # before and after, by streams and arm
     for _ in range(num_starts):
-        with started(words_of) as arms:
+        with started(dict(chance.sample(list(words_of.items()), len(words_of)))) as arms:
             for num_places in STREAMS:
                 for name, served in arms.items():
                     asyncio.run(throughput(served, num_places))
