@@ -26,6 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, groupby
 from operator import attrgetter, itemgetter
+from statistics import fmean
 from time import perf_counter
 
 from specdec_cli.engine.costs import INTERRUPTED, Company, Cost, Costs, Sample, hoped
@@ -43,14 +44,17 @@ _HOPELESS = 0.8  # of plain decoding's tokens per second; a draft that gives no 
 _GRACE_STEPS = 1  # exploring may lose this many plain steps before its share of the time has grown to them
 _STEPS_BETWEEN = 8  # from one exploring to the next
 # For how many steps a decision holds: at least, and at most until another look is allowed.
-_HELD = 8, 24
-_HELD_AT_REST = 16, 2048
+_HELD = 8, 24  # to draft, and any where rows ended
+_HELD_AT_REST = 16, 2048  # to draft nothing
+_HELD_WHERE_NONE_MAY = 128  # for they may again
 _LEARNED = 32  # of a decision's steps the last ones tell what they cost: to learn from each takes time, too
 _STEPS_SEEN = 8  # that a decision needs behind it for each step that it holds for
 # Between looks at plain decoding, which speculation is held against: first less, and more where a look costs much.
 _STEPS_BETWEEN_PLAIN = 128
 _PLAIN_KNOWN = 7  # plain steps measured, by then
-_STEPS_TOGETHER = 3  # a draft has to read first what it did not draft, so its first step after plain ones is no measure
+# Steps of a look: a draft has to read first what it did not draft, so its first step after plain ones is no measure.
+# More where they lose less than deciding to does.
+_STEPS_TOGETHER = 3, 8
 # Steps of a look at plain decoding, the most that are affordable. After a draft's steps or a prompt it takes some until
 # a processor's caches are the target's again, so those of the first half are no measure, or of many the first ones.
 _PLAIN_TOGETHER = (8, 3, 1)
@@ -69,12 +73,14 @@ What disturbs is another kind of step, and a prompt; a step in which one is fed 
 
 @dataclass(slots=True)
 class _Plan:
-    """What some steps do, for as long as the same rows want the same; and those that did."""
+    """What some steps do, mostly of the same rows; and those that did."""
 
+    decided_for: Company
+    company: Company  # this and the next two: of the step that is made
     rows: list[int]  # sequences
     is_pure: bool
-    company: Company
     num_left: int = 1  # steps that it still holds for
+    num_held_back: int = 0  # steps more, once there are as many rows again as it was decided for
     k: int = 0
     drafting: Sequence[Wish] = ()  # rows that may be drafted for
     drafted_for: frozenset[int] = frozenset()  # sequences that are
@@ -99,7 +105,8 @@ class Account:
 
     Attributes:
         seconds: of all steps seen.
-        exploring_seconds: what the steps that explored lost against the best k; negative where they won.
+        exploring_seconds: what the steps that explored lost against the best k, and what deciding to took; negative
+            where they won.
         num_exploring: how many steps explored.
     """
 
@@ -119,7 +126,7 @@ class Adaptive:
     _allowance: float = 0.0  # seconds that exploring may lose
     _lacking: float = 0.0  # seconds of it that the last look considered would have needed
     _looked: int = 0
-    _drafted_for: frozenset[int] = frozenset()  # sequences, in the last step
+    _drafted_for: frozenset[int] = frozenset()  # sequences, in the last step learned from
     _num_alike: int = 0  # steps since the last one of another kind or with a prompt
     _own_seconds: float = 0.0  # that this took, of the step that is made
     _deciding: Cost = field(default_factory=Cost)  # seconds of a decision, learning what was before it included
@@ -129,7 +136,7 @@ class Adaptive:
     _drafts: dict[str, Survival] = field(default_factory=dict)  # how much of what is asked for a drafter drafts
     _survivals: dict[int, tuple[str, Survival]] = field(default_factory=dict)
     _read: dict[int, int] = field(default_factory=dict)  # tokens of a sequence that its drafter has read
-    _ended: list[int] = field(default_factory=list)  # sequences of which nothing more will be learned soon
+    _ended: list[int] = field(default_factory=list)  # sequences to be dropped once their last steps are learned from
 
     @property
     def account(self) -> Account:
@@ -178,22 +185,27 @@ class Adaptive:
         self._ended.append(handle)
 
     def _outlives(self, plan: _Plan, rows: Sequence[int], wishes: Sequence[Wish], is_pure: bool) -> bool:
-        """Whether a decision holds for these rows, too.
+        """Whether a decision holds for these rows, too; and for how long, which it sets.
 
-        It does where some ended; one to draft nothing also where there are as many and no look at them is due.
+        It does where some ended, for a while; one to draft nothing also where there are about as many and no look at
+        them is due.
         """
-        if not plan.num_left:
+        if not plan.num_left or (plan.is_exploring and not is_pure):
             return False
         if not rows:  # prompts alone are fed
             return True
-        if plan.is_exploring and not is_pure:
+        if not plan.drafting and any(map(_MOST, wishes)):
             return False
+        company = Company.of(wishes)
         if set(plan.rows).issuperset(rows):
-            if len(rows) < len(plan.rows):
-                plan.num_left = min(plan.num_left, _HELD[1])
+            if company != plan.decided_for:
+                held_back = max(plan.num_left - _HELD[1], 0)
+                plan.num_left -= held_back
+                plan.num_held_back += held_back
             return True
-        if plan.k or not plan.outlives or Company.of(wishes) != plan.company:
+        if plan.k or not plan.outlives or company != plan.decided_for:
             return False
+        plan.num_left, plan.num_held_back = plan.num_left + plan.num_held_back, 0
         reading = self._costs.reading(plan.company, self._unread([wish for wish in wishes if wish.most]))
         if reading < plan.reading_first:  # it need not wait for what it was to read of others
             plan.num_left = max(plan.num_left - int((plan.reading_first - reading) / plan.earned), 0)
@@ -201,11 +213,12 @@ class Adaptive:
         return plan.num_left > 0
 
     def _decide(self, wishes: Sequence[Wish], is_pure: bool) -> _Plan:
-        plan = _Plan(list(map(_HANDLE, wishes)), is_pure, Company.of(wishes))
+        company = Company.of(wishes)
+        plan = _Plan(company, company, list(map(_HANDLE, wishes)), is_pure)
         plan.drafting = [wish for wish in wishes if wish.most]
         num_plain = self._costs.plain(plan.company).num
         if not plan.drafting:
-            plan.num_left, plan.outlives = _HELD_AT_REST[1], True
+            plan.num_left, plan.outlives = _HELD_WHERE_NONE_MAY, True
         elif self._costs.is_known(plan.company):
             self._choose_best(plan, wishes)
         elif num_plain < _PLAIN_FIRST:
@@ -225,8 +238,6 @@ class Adaptive:
             plan.steps = deque(maxlen=_LEARNED)
         if bool(plan.k) != bool(self._drafted_for) or not plan.drafted_for <= self._drafted_for:
             self._num_alike = 0
-        if plan.is_exploring:
-            self._explored += self._deciding_to_look
         return plan
 
     def _choose_best(self, plan: _Plan, wishes: Sequence[Wish]) -> None:
@@ -260,8 +271,9 @@ class Adaptive:
         seconds = self._costs.plain_seconds(plan.company, _context(wishes))
         plan.best_rate, plan.most_seconds = 1 / seconds, _SLOWEST * seconds
         if plan.is_pure:
+            self._explored += self._deciding_to_look
             plan.drafting = sorted(plan.drafting, key=_LENGTH)[:_FIRST_ROWS]
-            plan.k, plan.is_exploring, plan.num_left = min(max(map(_MOST, wishes)), _FIRST_K), True, _STEPS_TOGETHER
+            plan.k, plan.is_exploring, plan.num_left = min(max(map(_MOST, wishes)), _FIRST_K), True, _STEPS_TOGETHER[0]
 
     def _unread(self, wishes: Sequence[Wish]) -> int:
         """Tokens that drafters would have to read before they draft for these rows."""
@@ -281,18 +293,27 @@ class Adaptive:
     def _learn_from(self, plan: _Plan) -> None:
         self._now += plan.num_steps
         numbers = range(self._now - plan.num_steps + 1, self._now + 1)
-        _, _, first, _, _ = plan.steps[0]
-        if plan.num_unread and plan.num_steps > 1:
-            longer = min(first, plan.most_seconds) - (plan.seconds - first) / (plan.num_steps - 1)
-            self._costs.add_reading(plan.company, plan.num_unread, longer)
+        self._learn_reading(plan)
         drafted, num_tokens = self._learn_acceptance(plan)
         self._account(plan, num_tokens)
         for company, group in groupby(self._settled(plan, drafted), itemgetter(0)):
             self._costs.add(company, plan.k, [step for _, step in group], numbers)
-        self._drafted_for = plan.drafted_for
         plan.num_steps = plan.num_unread = 0
         plan.seconds = 0.0
         plan.steps.clear()
+
+    def _learn_reading(self, plan: _Plan) -> None:
+        """How long drafters read what they had not drafted, which a first step waits for; and how far they are."""
+        _, _, first, num_alike, _ = plan.steps[0]
+        later = [seconds for _, _, seconds, num_before, _ in plan.steps if num_before > 0]
+        if plan.num_unread and not num_alike and later:
+            longer = min(first, plan.most_seconds) - fmean(later)
+            self._costs.add_reading(plan.decided_for, plan.num_unread, longer)
+        *_, outcome = plan.steps[-1]
+        wishes = outcome[0] if outcome else ()
+        read = {wish.handle: wish.length for wish in wishes if wish.handle in plan.drafted_for}
+        self._read |= read
+        self._drafted_for = frozenset(read)
 
     def _settled(self, plan: _Plan, drafted: Sequence[float | None]) -> list[tuple[Company, Sample]]:
         """The latest steps that tell what one costs, by company."""
@@ -345,8 +366,8 @@ class Adaptive:
     def _account(self, plan: _Plan, num_tokens: float) -> None:
         """What exploring may lose grows with the time, plain decoding's where that would have taken less."""
         as_plain = plan.seconds
-        if self._costs.plain(plan.company).num:
-            as_plain = num_tokens * self._costs.plain_seconds(plan.company, plan.steps[0][1])
+        if self._costs.plain(plan.decided_for).num:
+            as_plain = num_tokens * self._costs.plain_seconds(plan.decided_for, plan.steps[0][1])
         self._allowance += EXPLORATION * min(plan.seconds, as_plain)
         if plan.is_exploring and plan.best_rate is not None:
             self._num_exploring += plan.num_steps
@@ -403,9 +424,8 @@ class Adaptive:
     ) -> tuple[int, int] | None:
         """A k to explore, and for how many steps, if its loss is still allowed; the more often the less it loses."""
         since, before = self._now - self._looked, self._plan
-        is_begun = before is not None and before.is_exploring and since < _STEPS_TOGETHER
-        if before is not None and is_begun and before.k not in (0, best) and before.k < len(tokens):
-            return before.k, _STEPS_TOGETHER - since
+        if before is not None and before.is_exploring and before.num_left and best != before.k < len(tokens):
+            return before.k, before.num_left
         if since < _STEPS_BETWEEN:
             return None
         self._looked = self._now
@@ -413,24 +433,31 @@ class Adaptive:
         rate = tokens[best] / seconds[best]
         deepest = self._costs.deepest(company)
 
-        def loss(k: int, num_steps: int = _STEPS_TOGETHER) -> float:
-            usual = num_steps * (hoped(seconds, k, deepest) - tokens[k] / rate)
-            return usual + reading * (k > 0) + self._deciding_to_look
+        def lost(k: int) -> float:  # in a step
+            return hoped(seconds, k, deepest) - tokens[k] / rate
+
+        def beside(k: int) -> float:  # whatever the number of steps
+            return reading * (k > 0) + self._deciding_to_look
 
         num_unknown = max(_PLAIN_KNOWN - self._costs.num_plain, 0)
         rarely: float = _STEPS_BETWEEN_PLAIN >> num_unknown
         if not num_unknown:
-            rarely = max(rarely, loss(0, _PLAIN_TOGETHER[0]) / (EXPLORATION * seconds[best]))
+            rarely = max(rarely, (_PLAIN_TOGETHER[0] * lost(0) + beside(0)) / (EXPLORATION * seconds[best]))
         allowed = self._allowed(seconds[0])
         if best and (not plain.is_trusted or self._now - last.get(0, 0) >= rarely):
-            return 0, next((num for num in _PLAIN_TOGETHER if loss(0, num) <= allowed), 1)
-        losses = {k: loss(k) for k in range(min(len(tokens), _FARTHER * deepest + 1)) if k != best}
+            self._explored += self._deciding_to_look
+            return 0, next((num for num in _PLAIN_TOGETHER if num * lost(0) + beside(0) <= allowed), 1)
+        others = [k for k in range(min(len(tokens), _FARTHER * deepest + 1)) if k != best]
+        nums = {k: _look_steps(lost(k), self._deciding_to_look) for k in others}
+        losses = {k: nums[k] * lost(k) + beside(k) for k in others}
         self._lacking = max(min(losses.values()) - allowed, 0.0)
         affordable = [k for k, each in losses.items() if each <= allowed]
         if not affordable:
             return None
         k = max(affordable, key=lambda k: (self._now - last.get(k, 0)) / max(losses[k], seconds[0] / 8))
-        return k, _STEPS_TOGETHER
+        self._explored += self._deciding_to_look
+        self._looked += nums[k] - _STEPS_TOGETHER[0]  # what is longer is no reason to look again sooner
+        return k, nums[k]
 
 
 _HANDLE, _MOST, _LENGTH = attrgetter("handle"), attrgetter("most"), attrgetter("length")
@@ -445,3 +472,9 @@ def _is_hopeless(tokens: Sequence[float], seconds: Sequence[float]) -> bool:
     """Whether drafting is far from paying at every k."""
     most = _HOPELESS * tokens[0] / seconds[0]
     return all(one < most * took for one, took in zip(tokens[1:], seconds[1:], strict=True))
+
+
+def _look_steps(lost: float, deciding: float) -> int:
+    """For how many steps to look where each loses some seconds, and deciding to some more."""
+    least, most = _STEPS_TOGETHER
+    return most if deciding >= most * lost else max(int(deciding / lost), least)

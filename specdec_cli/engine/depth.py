@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 POLICIES = ("fixed", "confidence", "adaptive")
@@ -56,15 +56,13 @@ class Wish:
         most: tokens that may be drafted for it.
         length: its tokens so far, prompt included.
         left: tokens that it may still emit.
-
-    Rows that differ in nothing but the last three are the same ones later.
     """
 
     handle: int
     drafter: str
-    most: int = field(compare=False)
-    length: int = field(compare=False)
-    left: int = field(compare=False, default=1 << 30)
+    most: int
+    length: int
+    left: int = 1 << 30
 
 
 class DepthPolicy(Protocol):
