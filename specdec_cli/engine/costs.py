@@ -174,7 +174,7 @@ class Costs:
                 cost.num = min(cost.num, _MEMORY_IF_OLD)
             cost.seen = numbers[-1]
             usual = seconds / self.pace
-            if cost.num >= _TRUSTED:
+            if cost.is_trusted:
                 surprise = usual / cost.at(context, self._slope_of(k > 0))
                 self.pace *= min(max(surprise, 1 / INTERRUPTED), INTERRUPTED) ** (1 / _PACE_MEMORY)
                 of_kind.add(cost, seconds, context)
