@@ -6,9 +6,11 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <condition_variable>
 #include <cstdint>
 #include <cstring>
 #include <ctime>
+#include <mutex>
 #include <numeric>
 #include <omp.h>
 #include <type_traits>
@@ -768,6 +770,13 @@ inline void rotate(float* pairs, const float* by, long size) {
     }
 }
 
+// How many rows of n to put into a block, so that threads have equally many of each head's blocks.
+long block_size(long n, long num_heads, long threads) {
+    const long multiple = threads / std::gcd(num_heads, threads);
+    const long num_blocks = ((n + BLOCK - 1) / BLOCK + multiple - 1) / multiple * multiple;
+    return (n + num_blocks - 1) / num_blocks;
+}
+
 // Neighbouring rows of a sequence, `most` of them at most.
 std::vector<Part> blocks_of(const Step& s, long most) {
     std::vector<Part> found;
@@ -896,8 +905,80 @@ double clock_seconds() {
     return double(now.tv_sec) + 1e-9 * double(now.tv_nsec);
 }
 
+inline void pause() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+// Where the threads of a forward wait for each other, five times in a layer: they look for the last one, and then sleep.
+// OpenMP's own barrier asks the system to wake sleepers whether there are any or not: a tenth of a small model's forward.
+class Meeting {
+    static constexpr long SHORT = 64, LOOKS = 4096;  // before the time is taken, and before a thread sleeps
+    alignas(64) std::atomic<long> here{0};
+    alignas(64) std::atomic<long> number{0};
+    std::atomic<long> sleepers{0};
+    std::mutex mutex;
+    std::condition_variable awake;
+
+public:
+    // How many seconds this one of some threads waited, 0 if that was short.
+    double wait(long threads) {
+        const long now = number.load(std::memory_order_relaxed);
+        if (here.fetch_add(1, std::memory_order_acq_rel) + 1 == threads) {
+            here.store(0, std::memory_order_relaxed);
+            number.store(now + 1);
+            if (sleepers.load()) {
+                const std::lock_guard<std::mutex> lock(mutex);
+                awake.notify_all();
+            }
+            return 0;
+        }
+        const auto look = [&](long times) {
+            for (; times && number.load(std::memory_order_acquire) == now; times--) pause();
+            return times > 0;
+        };
+        if (look(SHORT)) return 0;
+        const double begin = clock_seconds();
+        if (!look(LOOKS)) {
+            std::unique_lock<std::mutex> lock(mutex);
+            sleepers++;
+            awake.wait(lock, [&] { return number.load() != now; });
+            sleepers--;
+        }
+        return clock_seconds() - begin;
+    }
+};
+
+// One of the threads of a call.
+struct Member {
+    const int thread, threads;
+    Meeting& meeting;
+    double waited;
+
+    void meet() { waited += meeting.wait(threads); }
+};
+
+// Does a call's work on all of its threads.
+template <class Work>
+void together(const Step& s, Work work) {
+    Meeting meeting;
+    double waited = 0;
+#pragma omp parallel num_threads(int(s.num_threads)) reduction(max : waited)
+    {
+        Member member{omp_get_thread_num(), omp_get_num_threads(), meeting, 0};
+        work(member);
+        waited = member.waited;
+    }
+    *s.waited += waited;
+}
+
+// A thread's part of a forward; the others may still be busy with their logits.
 template <class Kind, class Number>
-void run(const Model& m, const Step& s) {
+void run(const Model& m, const Step& s, Member& member) {
+    const int thread = member.thread, threads = member.threads;
     const long n = s.num_rows, D = m.head_size, H = m.num_heads, K = m.num_key_heads, G = H / K, I = m.mlp;
     const long heads = H + 2 * K, width = H * D, hidden = m.hidden;
     const Room room(m, s);
@@ -905,97 +986,87 @@ void run(const Model& m, const Step& s) {
     float* const qkv = x + room.qkv;
     float* const attended = x + room.attended;
     float* const gate_up = x + room.gate_up;
-    const std::vector<Part> blocks = blocks_of(s, std::clamp(n * K / long(s.num_threads), 1l, BLOCK));
-    double waited = 0;
-
-#pragma omp parallel num_threads(int(s.num_threads)) reduction(max : waited)
+    const std::vector<Part> blocks = blocks_of(s, block_size(n, K, s.num_threads));
+    float* const mine = x + room.shared + thread * room.own;
+    Tiles tiles;
+    if (n >= Kind::TILES_FROM) tiles.shape(group_size(n));
+    Inputs<Kind> inputs{(typename Kind::Input*)mine, mine + room.row - n, mine + room.row};
+    float* const scores = mine + room.scores;
     {
-        const int thread = omp_get_thread_num(), threads = omp_get_num_threads();
-        waited = 0;
-        const auto meet = [&] {
-            if (threads == 1) return;
-            const double begin = clock_seconds();
-#pragma omp barrier
-            waited += clock_seconds() - begin;
-        };
-        float* const mine = x + room.shared + thread * room.own;
-        Tiles tiles;
-        if (n >= Kind::TILES_FROM) tiles.shape(group_size(n));
-        Inputs<Kind> inputs{(typename Kind::Input*)mine, mine + room.row - n, mine + room.row};
-        float* const scores = mine + room.scores;
-        {
-            const Part part = part_of(n, 1, thread, threads);
-            for (long r = part.begin; r < part.end; r++)
-                embed((const Number*)m.embedding, m.head.out, s.rows[r].token, hidden, x + r * hidden);
-        }
-        meet();
-        for (long l = 0; l < m.num_layers; l++) {
-            const Layer& layer = m.layers[l];
-            Number* const keys = (Number*)s.cache + l * 2 * K * s.num_slots * D;
-            Number* const values = keys + K * s.num_slots * D;
-
-            inputs.normed(x, layer.input_norm, n, hidden, m.epsilon);
-            inputs.times(layer.qkv, n).into(part_of(heads * D, TILE, thread, threads), qkv, heads * D);
-            meet();
-            const Part turned = part_of(n * (heads - K), 1, thread, threads);  // a query or key head of each row
-            for (long i = turned.begin; i < turned.end; i++) {
-                const long h = i / n, r = i % n;
-                float* const head = qkv + (r * heads + h) * D;
-                if (layer.head_norm) inputs.norm(head, layer.head_norm + h * D, D, m.epsilon, head);
-                const float* const turn = s.turns + s.rows[r].position * D;
-                rotate(head, turn, D);
-                if (h < H || s.rows[r].slot < 0) continue;
-                const long slot = (h - H) * s.num_slots + s.rows[r].slot, lane = slot % WIDTH;
-                for (long j = 0; j < D; j++) {
-                    put(keys + (slot - lane) * D + j * WIDTH + lane, head[j]);
-                    put(values + slot * D + j, head[K * D + j]);
-                }
-            }
-            meet();
-            const long num_blocks = long(blocks.size());
-            const Part tasks = part_of(num_blocks * K, 1, thread, threads);
-            for (long i = tasks.begin; i < tasks.end; i++) {
-                const long k = i / num_blocks;  // query heads stand group by group: g K + k
-                const Part block = blocks[i % num_blocks];
-                const Attention<Number> attention{
-                    s.rows + block.begin, block.end - block.begin, G, D, s.block,
-                    keys + k * s.num_slots * D, values + k * s.num_slots * D, m.scale, scores, room.score_pitch};
-                attention.score(qkv + (block.begin * heads + k) * D, heads * D, K * D);
-                attention.find(attended + block.begin * width + k * D, width, K * D);
-            }
-            meet();
-            for (long r = 0; r < n; r++) inputs.prepare(r, attended + r * width, width);
-            inputs.times(layer.output, n).onto(part_of(hidden, TILE, thread, threads), x, hidden);
-            meet();
-            inputs.normed(x, layer.mlp_norm, n, hidden, m.epsilon);
-            const Part part = part_of(I, TILE, thread, threads);
-            inputs.times(layer.gate, n).into(part, gate_up, 2 * I);
-            inputs.times(layer.up, n).into(part, gate_up + I, 2 * I);
-            for (long r = 0; r < n; r++) {
-                float* const gate = gate_up + r * 2 * I;
-                long i = part.begin;
-                for (; i + WIDTH <= part.end; i += WIDTH) {
-                    const Floats g = load(gate + i);
-                    const Floats v = g / (exponential(Floats{} - g) + 1.0f) * load(gate + I + i);
-                    std::memcpy(gate + i, &v, sizeof v);
-                }
-                for (; i < part.end; i++) gate[i] = gate[i] / (std::exp(-gate[i]) + 1.0f) * gate[I + i];
-            }
-            meet();
-            for (long r = 0; r < n; r++) inputs.prepare(r, gate_up + r * 2 * I, I);
-            inputs.times(layer.down, n).onto(part_of(hidden, TILE, thread, threads), x, hidden);
-            meet();
-        }
-        for (long i = 0; i < s.num_wanted; i++) {
-            inputs.norm(x + s.wanted[i] * hidden, m.norm, hidden, m.epsilon, inputs.row);
-            inputs.prepare(i, inputs.row, hidden);
-        }
-        if (s.num_wanted >= Kind::TILES_FROM) tiles.shape(group_size(s.num_wanted));
-        const long V = m.head.out;
-        inputs.times(m.head, s.num_wanted).into(part_of(V, TILE, thread, threads), s.logits, V);
-        meet();
+        const Part part = part_of(n, 1, thread, threads);
+        for (long r = part.begin; r < part.end; r++)
+            embed((const Number*)m.embedding, m.head.out, s.rows[r].token, hidden, x + r * hidden);
     }
-    *s.waited += waited;
+    member.meet();
+    for (long l = 0; l < m.num_layers; l++) {
+        const Layer& layer = m.layers[l];
+        Number* const keys = (Number*)s.cache + l * 2 * K * s.num_slots * D;
+        Number* const values = keys + K * s.num_slots * D;
+
+        inputs.normed(x, layer.input_norm, n, hidden, m.epsilon);
+        const Part own = part_of(heads * D, std::lcm(TILE, D), thread, threads);
+        inputs.times(layer.qkv, n).into(own, qkv, heads * D);
+        for (long i = own.begin / D * n; i < own.end / D * n; i++) {  // a head of each row
+            const long h = i / n, r = i % n;
+            float* const head = qkv + (r * heads + h) * D;
+            if (h < H + K) {
+                if (layer.head_norm) inputs.norm(head, layer.head_norm + h * D, D, m.epsilon, head);
+                rotate(head, s.turns + s.rows[r].position * D, D);
+            }
+            if (h < H || s.rows[r].slot < 0) continue;
+            const long slot = (h - H) % K * s.num_slots + s.rows[r].slot, lane = slot % WIDTH;
+            if (h < H + K) for (long j = 0; j < D; j++) put(keys + (slot - lane) * D + j * WIDTH + lane, head[j]);
+            else for (long j = 0; j < D; j++) put(values + slot * D + j, head[j]);
+        }
+        member.meet();
+        const long num_blocks = long(blocks.size());
+        const Part tasks = part_of(num_blocks * K, 1, thread, threads);
+        for (long i = tasks.begin; i < tasks.end; i++) {
+            const long k = i / num_blocks;  // query heads stand group by group: g K + k
+            const Part block = blocks[i % num_blocks];
+            const Attention<Number> attention{
+                s.rows + block.begin, block.end - block.begin, G, D, s.block,
+                keys + k * s.num_slots * D, values + k * s.num_slots * D, m.scale, scores, room.score_pitch};
+            attention.score(qkv + (block.begin * heads + k) * D, heads * D, K * D);
+            attention.find(attended + block.begin * width + k * D, width, K * D);
+        }
+        member.meet();
+        for (long r = 0; r < n; r++) inputs.prepare(r, attended + r * width, width);
+        inputs.times(layer.output, n).onto(part_of(hidden, TILE, thread, threads), x, hidden);
+        member.meet();
+        inputs.normed(x, layer.mlp_norm, n, hidden, m.epsilon);
+        const Part part = part_of(I, TILE, thread, threads);
+        inputs.times(layer.gate, n).into(part, gate_up, 2 * I);
+        inputs.times(layer.up, n).into(part, gate_up + I, 2 * I);
+        for (long r = 0; r < n; r++) {
+            float* const gate = gate_up + r * 2 * I;
+            long i = part.begin;
+            for (; i + WIDTH <= part.end; i += WIDTH) {
+                const Floats g = load(gate + i);
+                const Floats v = g / (exponential(Floats{} - g) + 1.0f) * load(gate + I + i);
+                std::memcpy(gate + i, &v, sizeof v);
+            }
+            for (; i < part.end; i++) gate[i] = gate[i] / (std::exp(-gate[i]) + 1.0f) * gate[I + i];
+        }
+        member.meet();
+        for (long r = 0; r < n; r++) inputs.prepare(r, gate_up + r * 2 * I, I);
+        inputs.times(layer.down, n).onto(part_of(hidden, TILE, thread, threads), x, hidden);
+        member.meet();
+    }
+    for (long i = 0; i < s.num_wanted; i++) {
+        inputs.norm(x + s.wanted[i] * hidden, m.norm, hidden, m.epsilon, inputs.row);
+        inputs.prepare(i, inputs.row, hidden);
+    }
+    if (s.num_wanted >= Kind::TILES_FROM) tiles.shape(group_size(s.num_wanted));
+    const long V = m.head.out;
+    inputs.times(m.head, s.num_wanted).into(part_of(V, TILE, thread, threads), s.logits, V);
+}
+
+void run(const Model& m, const Step& s, Member& member) {
+    if (m.kind == 0) run<Float32, float>(m, s, member);
+    else if (m.kind == 1) run<BFloat16, uint16_t>(m, s, member);
+    else if (m.is_half) run<Int8, uint16_t>(m, s, member);
+    else run<Int8, float>(m, s, member);
 }
 
 // The first of the largest of scores [count]; -1 where that is no finite number.
@@ -1091,10 +1162,7 @@ int64_t scratch_floats(const Model* m, const Step* s) {
 }
 
 void forward(const Model* m, const Step* s) {
-    if (m->kind == 0) return run<Float32, float>(*m, *s);
-    if (m->kind == 1) return run<BFloat16, uint16_t>(*m, *s);
-    if (m->is_half) return run<Int8, uint16_t>(*m, *s);
-    run<Int8, float>(*m, *s);
+    together(*s, [=](Member& member) { run(*m, *s, member); });
 }
 
 // Continuations. Of each sequence the rows are what is unseen and then room for what follows; `counts` of its places are
@@ -1114,13 +1182,15 @@ void guess(const Model* m, const Step* s, const int64_t* counts, int64_t num_seq
         place += counts[one];
         begin = s->wanted[place - 1] + 1;
     }
-    while (!going.empty()) {
-        Step step = *s;
+    Step step;
+    const auto begin_forward = [&] {
+        step = *s;
         step.rows = rows.data();
         step.wanted = wanted.data();
         step.num_rows = long(rows.size());
         step.num_wanted = long(wanted.size());
-        forward(m, &step);
+    };
+    const auto take = [&] {
         rows.clear();
         wanted.clear();
         std::vector<Going> still;
@@ -1138,6 +1208,18 @@ void guess(const Model* m, const Step* s, const int64_t* counts, int64_t num_seq
             still.push_back({one, place, end});
         }
         going.swap(still);
-    }
+    };
+    begin_forward();
+    together(*s, [&](Member& member) {
+        while (!going.empty()) {
+            run(*m, step, member);
+            member.meet();
+            if (member.thread == 0) {
+                take();
+                begin_forward();
+            }
+            member.meet();
+        }
+    });
 }
 }
