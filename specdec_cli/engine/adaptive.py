@@ -181,7 +181,7 @@ class Adaptive:
         self._num_alike = num_alike + 1
 
     def forget(self, handle: int) -> None:
-        """A sequence ended; what its drafter's pool learned of it stays."""
+        """A sequence ended or is read anew; what its drafter's pool learned of it stays."""
         self._ended.append(handle)
 
     def _outlives(self, plan: _Plan, rows: Sequence[int], wishes: Sequence[Wish], is_pure: bool) -> bool:

@@ -77,7 +77,7 @@ class DepthPolicy(Protocol):
         ...
 
     def forget(self, handle: int) -> None:
-        """A sequence ended."""
+        """A sequence ended, or was preempted: its drafts read it anew."""
         ...
 
 

@@ -345,7 +345,6 @@ class Engine:
         self._scheduler.remove(sequence)
         del self._sequences[sequence.id]
         self._stop(sequence)
-        self.policy.forget(sequence.id)
 
     @contextmanager
     def _fence(self, sequence: Sequence) -> Iterator[None]:
@@ -367,9 +366,10 @@ class Engine:
         return num_cached
 
     def _stop(self, sequence: Sequence) -> None:
-        """Give a sequence's blocks back, of the target and of the drafts."""
+        """Give a sequence's blocks back, of the target and of the drafts, which read it anew if it goes on."""
         self.target.release(sequence.id)
         self.drafters.release(sequence.id)
+        self.policy.forget(sequence.id)
 
     def _notice_draft_limit(self, sequence: Sequence) -> None:
         if not sequence.warned_of_draft_limit and self._scheduler.is_past_draft(sequence):

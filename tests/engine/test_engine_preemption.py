@@ -89,3 +89,15 @@ def test_an_abort_while_preempted_leaves_nothing(checkpoint):
         engine.abort(sequence_id)
     assert not engine.has_work
     check_books(engine)
+
+
+def test_a_policy_hears_of_what_its_drafts_have_to_read_anew(checkpoint):
+    engine = Checked(lm_of(checkpoint, FEW), drafter(lm_of(checkpoint, FEW)), None, EngineOptions(max_num_seqs=4))
+    forgotten: list[int] = []
+    engine.policy.forget = forgotten.append
+    ids = [engine.add(prompt, SamplingParams(max_new_tokens=24)) for prompt in PROMPTS]
+    num_preemptions = 0
+    while engine.has_work:
+        num_preemptions += engine.step()[0].num_preemptions
+    assert num_preemptions > 0
+    assert len(forgotten) == len(ids) + num_preemptions
