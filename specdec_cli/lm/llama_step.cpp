@@ -913,31 +913,35 @@ inline void pause() {
 #endif
 }
 
-// Where the threads of a forward wait for each other, five times in a layer: they look for the last one, and then sleep.
-// OpenMP's own barrier asks the system to wake sleepers whether there are any or not: a tenth of a small model's forward.
+// Where the threads of a call wait for each other, five times in a layer: each says in a line of its own that it is there and
+// looks for the others, for a while before it sleeps. OpenMP's own barrier asks the system to wake sleepers whether there
+// are any or not: a tenth of a small model's forward.
 class Meeting {
     static constexpr long SHORT = 64, LOOKS = 4096;  // before the time is taken, and before a thread sleeps
-    alignas(64) std::atomic<long> here{0};
-    alignas(64) std::atomic<long> number{0};
-    std::atomic<long> sleepers{0};
+    struct alignas(64) Place { std::atomic<long> times{0}; };
+    std::vector<Place> places;
+    alignas(64) std::atomic<long> sleepers{0};
     std::mutex mutex;
     std::condition_variable awake;
 
 public:
+    explicit Meeting(long most) : places(most) {}
+
     // How many seconds this one of some threads waited, 0 if that was short.
-    double wait(long threads) {
-        const long now = number.load(std::memory_order_relaxed);
-        if (here.fetch_add(1, std::memory_order_acq_rel) + 1 == threads) {
-            here.store(0, std::memory_order_relaxed);
-            number.store(now + 1);
-            if (sleepers.load()) {
-                const std::lock_guard<std::mutex> lock(mutex);
-                awake.notify_all();
-            }
-            return 0;
+    double wait(long thread, long threads) {
+        const long now = places[thread].times.load(std::memory_order_relaxed) + 1;
+        places[thread].times.store(now);
+        if (sleepers.load()) {
+            const std::lock_guard<std::mutex> lock(mutex);
+            awake.notify_all();
         }
+        long here = 0;  // of the first ones it is known
+        const auto are_here = [&] {
+            while (here < threads && places[here].times.load() >= now) here++;
+            return here == threads;
+        };
         const auto look = [&](long times) {
-            for (; times && number.load(std::memory_order_acquire) == now; times--) pause();
+            for (; times && !are_here(); times--) pause();
             return times > 0;
         };
         if (look(SHORT)) return 0;
@@ -945,7 +949,7 @@ public:
         if (!look(LOOKS)) {
             std::unique_lock<std::mutex> lock(mutex);
             sleepers++;
-            awake.wait(lock, [&] { return number.load() != now; });
+            awake.wait(lock, are_here);
             sleepers--;
         }
         return clock_seconds() - begin;
@@ -958,13 +962,13 @@ struct Member {
     Meeting& meeting;
     double waited;
 
-    void meet() { waited += meeting.wait(threads); }
+    void meet() { waited += meeting.wait(thread, threads); }
 };
 
 // Does a call's work on all of its threads.
 template <class Work>
 void together(const Step& s, Work work) {
-    Meeting meeting;
+    Meeting meeting(s.num_threads);
     double waited = 0;
 #pragma omp parallel num_threads(int(s.num_threads)) reduction(max : waited)
     {
