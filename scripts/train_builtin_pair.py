@@ -38,6 +38,8 @@ from transformers import (
 )
 from transformers.trainer_utils import get_last_checkpoint
 
+from specdec_cli import Engine, EngineOptions, SamplingParams
+
 VOCABULARY = 2048
 CONTEXT = 512
 NUM_HELD_OUT_STORIES = 300
@@ -49,7 +51,7 @@ CHAT_TEMPLATE = (
 )
 SHAPES = {
     "target": {"hidden_size": 160, "num_hidden_layers": 14, "num_attention_heads": 5, "intermediate_size": 432},
-    "draft": {"hidden_size": 160, "num_hidden_layers": 2, "num_attention_heads": 5, "intermediate_size": 432},
+    "draft": {"hidden_size": 160, "num_hidden_layers": 3, "num_attention_heads": 5, "intermediate_size": 432},
 }
 REQUESTS = [
     "Tell me a story about {}.",
@@ -113,33 +115,29 @@ def as_chat(story: str, counts: Counter[str], rng: random.Random) -> str:
     return f"<|user|>{rng.choice(REQUESTS).format(topic)}<|assistant|>{story}"
 
 
-def write_continuations(stories: list[str], work: Path, num_texts: int, batch_size: int = 64) -> None:
-    """The target's own greedy texts from beginnings of training stories: what a draft meets when it decodes.
+def write_continuations(stories: list[str], work: Path, num_texts: int, together: int = 64) -> None:
+    """The target's own texts from beginnings of training stories: what a draft meets when it decodes.
 
-    Adds to `continuations.jsonl` batch by batch, so that a stopped run goes on where it was.
+    Two of three are greedy, one is drawn at temperature 1. Adds to `continuations.jsonl`, `together` at a time, so that
+    a stopped run goes on where it was.
     """
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(work / "tokenizer", padding_side="left", pad_token="</s>")
-    target = AutoModelForCausalLM.from_pretrained(work / "target", dtype=torch.float32).eval()
+    engine = Engine.load(str(work / "target"), "none", options=EngineOptions(max_num_seqs=together))
     path, counts = work / "continuations.jsonl", story_words(stories)
     done = sum(1 for _ in path.open(encoding="utf-8")) if path.exists() else 0
-    for first in range(done, num_texts, batch_size):
+    for first in range(done, num_texts, together):
         rng = random.Random(first)
-        prompts = []
-        for story in stories[first : first + batch_size]:
+        prompts, params = [], []
+        for number in range(first, min(first + together, num_texts)):
+            story = stories[number % len(stories)]
             if rng.random() < 0.15:
-                prompts.append(
-                    tokenizer.encode(as_chat(story, counts, rng).split("<|assistant|>")[0] + "<|assistant|>")
-                )
+                prompts.append(engine.encode(as_chat(story, counts, rng).split("<|assistant|>")[0] + "<|assistant|>"))
             else:
-                prompts.append(tokenizer.encode(story)[: rng.randrange(4, 40)])
-        batch = tokenizer.pad({"input_ids": prompts}, return_tensors="pt")
-        with torch.inference_mode():
-            rows = target.generate(**batch, do_sample=False, max_new_tokens=180, pad_token_id=2, use_cache=True)
+                prompts.append(engine.encode(story)[: rng.randrange(4, 40)])
+            params.append(SamplingParams(max_new_tokens=180, temperature=float(number % 3 == 2), seed=number))
+        outputs = engine.generate(prompts, params)
         with path.open("a", encoding="utf-8") as file:
-            for row, prompt in zip(rows.tolist(), prompts, strict=True):
-                new = row[batch["input_ids"].shape[1] :]
-                new = new[: new.index(2) + 1] if 2 in new else new
-                file.write(json.dumps(prompt + new) + "\n")
+            for prompt, output in zip(prompts, outputs, strict=True):
+                file.write(json.dumps([*prompt, *output.token_ids]) + "\n")
 
 
 class Packed(torch.utils.data.Dataset):  # type: ignore[type-arg]
@@ -283,7 +281,7 @@ def train(stage: str, stories: list[str], work: Path, max_steps: int, initial: P
     own_texts: list[list[int]] = []
     if stage == "polish":
         own_texts = [json.loads(line) for line in (work / "continuations.jsonl").open(encoding="utf-8")]
-        rest = rest[len(own_texts) : len(own_texts) + len(own_texts) // 4]
+        rest = rest[: len(own_texts) // 4]
     common: dict[str, Any] = {
         "model": model,
         "train_dataset": Packed(rest, tokenizer, 0.2, own_texts),
@@ -334,7 +332,7 @@ that every command of specdec works without a model hub. Trained from scratch fo
   {held_out} were held out. One story in five was shown behind a request in the chat template
   (`<|user|>…<|assistant|>…`), which is all the chat that the models know. The text itself is not part of this package.
 - **Training**: AdamW, cosine schedule, bf16 autocast on two CPU cores. The draft was distilled from the target
-  (0.9 KL + 0.1 cross entropy), first on the stories, then on the target's own greedy texts as well.{note}
+  (0.9 KL + 0.1 cross entropy), first on the stories, then on the target's own texts as well.{note}
 - **Use**: trying specdec, tests, demonstrations. The models know nothing but small stories, may repeat themselves, and
   have had no safety training.
 - **Licence**: the weights and the tokenizer are Apache-2.0, like the package.
