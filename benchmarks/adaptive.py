@@ -28,6 +28,7 @@ import record
 import specdec_cli
 from specdec_cli import Engine, EngineOptions, SamplingParams
 from specdec_cli.engine.build import LoadSettings, ModelSettings, load_engine
+from specdec_cli.engine.garbage import leave_alone
 from specdec_cli.events import Event, Stepped
 from specdec_cli.measure.stats import ratio_of_totals
 
@@ -98,6 +99,7 @@ def main() -> None:
     parser.add_argument("--k", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--groups", type=int, default=36, help="of prompts; there are 36 prompts, then the first again")
+    parser.add_argument("--turns", type=int, default=1, help="prompts of a group, in batches: others begin as some end")
     parser.add_argument("--cold", action="store_true", help="learn anew for each group")
     options = parser.parse_args()
     before = record.machine()
@@ -107,10 +109,12 @@ def main() -> None:
     for arm in arms.values():
         arm.generate(prompts[: options.batch], params)
     arms["adaptive"] = as_new(arms["adaptive"], arms["adaptive"].options)
+    leave_alone()
     runs: list[dict[str, Run]] = []
     policies, chance = [], random.Random(0)
     for group in range(options.groups):
-        own = [prompts[(group * options.batch + i) % len(prompts)] for i in range(options.batch)]
+        size = options.batch * options.turns
+        own = [prompts[(group * size + i) % len(prompts)] for i in range(size)]
         if options.cold:
             arms["adaptive"] = as_new(arms["adaptive"], arms["adaptive"].options)
         if arms["adaptive"].policy not in policies:
@@ -122,6 +126,7 @@ def main() -> None:
     row = {
         "draft": options.draft + (" with random weights" if options.random_weights else ""),
         "batch": options.batch,
+        "turns": options.turns,
         "cold": options.cold,
         "fixed_k": options.k,
         "groups": options.groups,
@@ -144,12 +149,15 @@ def main() -> None:
     print(json.dumps(row, indent=1))
     path = record.RESULTS / "adaptive.json"
     kept = json.loads(path.read_text(encoding="utf-8"))["results"] if path.exists() else []
-    same = ("draft", "batch", "cold", "tokens")
-    kept = [one for one in kept if any(one.get(key) != row[key] for key in same)]
+    same = ("draft", "batch", "turns", "cold", "tokens")
+    kept = [one for one in kept if any(one.get(key, 1) != row[key] for key in same)]
     record.save(
         "adaptive",
         before,
-        sorted([*kept, row], key=lambda one: [one[key] for key in ("draft", "cold", "tokens", "batch")]),
+        sorted(
+            [*kept, row],
+            key=lambda one: [one[key] for key in ("draft", "cold", "tokens", "batch")] + [one.get("turns", 1)],
+        ),
     )
 
 

@@ -198,10 +198,13 @@ class Measurement(ABC, Generic[Study]):
     def _load(self, say: Callable[[str], None]) -> tuple[Machine, Engine, Workload]:
         """The machine before we keep it busy, the models and the workload."""
         say("starting torch and transformers")
+        from specdec_cli.engine.garbage import leave_alone
         from specdec_cli.measure.machine import look
 
         machine = look()
-        return machine, *self.load(say)
+        loaded = self.load(say)
+        leave_alone()
+        return machine, *loaded
 
     def _open_journal(self, engine: Engine, workload: Workload) -> None:
         """With --output, every pass is kept beside it as soon as it is finished."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import signal
@@ -14,6 +13,7 @@ from types import FrameType
 
 import uvicorn
 
+from specdec_cli.engine.garbage import leave_alone
 from specdec_cli.errors import ExitCode, RunError, SpecdecError, UsageError
 from specdec_cli.serve.app import create_app
 from specdec_cli.serve.connection import Connection
@@ -162,15 +162,11 @@ def when_ready(models: Models, tell: Callable[[], None]) -> None:
 
 
 def leave_loaded_alone(models: Models) -> None:
-    """Have the garbage collector never look again at what a model's loading brought.
-
-    A full collection goes through all of torch and transformers, some 0.3 s in which no request is answered.
-    """
+    """Once a model is loaded, no request waits for a full collection."""
 
     def wait(model: Model) -> None:
         model.settled.wait()
-        gc.collect()
-        gc.freeze()
+        leave_alone()
 
     for model in models.all:
         threading.Thread(target=wait, args=(model,), daemon=True).start()
