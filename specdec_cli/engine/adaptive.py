@@ -288,6 +288,7 @@ class Adaptive:
         for handle in self._ended:
             self._survivals.pop(handle, None)
             self._read.pop(handle, None)
+        self._drafted_for = self._drafted_for.difference(self._ended)
         self._ended.clear()
 
     def _learn_from(self, plan: _Plan) -> None:

@@ -931,15 +931,18 @@ public:
     double wait(long thread, long threads) {
         const long now = places[thread].times.load(std::memory_order_relaxed) + 1;
         places[thread].times.store(now);
-        if (sleepers.load()) {
-            const std::lock_guard<std::mutex> lock(mutex);
-            awake.notify_all();
-        }
         long here = 0;  // of the first ones it is known
         const auto are_here = [&] {
             while (here < threads && places[here].times.load() >= now) here++;
             return here == threads;
         };
+        if (are_here()) {
+            if (sleepers.load()) {
+                const std::lock_guard<std::mutex> lock(mutex);
+                awake.notify_all();
+            }
+            return 0;
+        }
         const auto look = [&](long times) {
             for (; times && !are_here(); times--) pause();
             return times > 0;
@@ -1222,7 +1225,7 @@ void guess(const Model* m, const Step* s, const int64_t* counts, int64_t num_seq
                 take();
                 begin_forward();
             }
-            member.meet();
+            member.meeting.wait(member.thread, member.threads);  // not for a thread that was kept from running
         }
     });
 }

@@ -100,7 +100,7 @@ def test_one_alone_is_never_left_out(clock):
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores are chosen on Linux alone")
 def test_two_threads_on_one_core_keep_each_other_waiting():
-    """What the compiled half measures; it costs little here, where OpenMP sees one core and nobody spins."""
+    """What the compiled half measures."""
     if native.missing() is not None:
         pytest.skip("no compiled decoder")
     subprocess.run([sys.executable, "-c", TWO_ON_ONE_CORE], check=True, timeout=120)
