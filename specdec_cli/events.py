@@ -113,12 +113,15 @@ class SpeculativeCounts:
 
     def add(self, emitted: Emitted) -> None:
         """Count what a step gave a sequence; the first token, which prefill gives, belongs to no step."""
-        if emitted.from_prefill:
-            return
+        if not emitted.from_prefill:
+            self.add_step(len(emitted.tokens), emitted.num_drafted, emitted.num_accepted)
+
+    def add_step(self, num_tokens: int, num_drafted: int, num_accepted: int) -> None:
+        """Count a step that gave so many tokens."""
         self.num_steps += 1
-        self.num_emitted_tokens += len(emitted.tokens)
-        if emitted.num_drafted:
-            self.outcomes[emitted.num_drafted, emitted.num_accepted] += 1
+        self.num_emitted_tokens += num_tokens
+        if num_drafted:
+            self.outcomes[num_drafted, num_accepted] += 1
 
     def add_seconds(self, stepped: Stepped, share: float = 1.0) -> None:
         """Add a step's time, or a sequence's share of it."""

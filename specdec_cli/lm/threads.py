@@ -46,7 +46,8 @@ class Crew:
 
     A thread that does not run keeps all others waiting, some fifty times in a forward: beside one busy process on two
     cores two threads take several times as long as one. So what forwards lose to waiting is watched. Where that is more
-    than a thread is worth, one is left out for some times as long as was lost, and then tried again.
+    than a thread is worth, one is left out for some times as long as was lost, and then tried again. The first time it
+    may have been an interruption that is over, so it takes a second one within that time.
 
     Args:
         clock: seconds.
@@ -56,6 +57,7 @@ class Crew:
         self._clock = clock
         self._left_out = 0
         self._until = 0.0
+        self._suspected_until = 0.0
         self._rest = _REST
         self._seconds = self._waited = 0.0
         self._num_calm = 0
@@ -81,9 +83,13 @@ class Crew:
         self._waited += waited - self._waited / _MEMORY
         self._num_calm += 1
         if self._waited > max(2 / (size + 1), _TOO_LONG) * self._seconds:
-            self._left_out += 1
-            self._until = self._clock() + self._rest * self._waited
-            self._rest = min(2 * self._rest, _LONGEST_REST)
+            now, rest = self._clock(), self._rest * self._waited
+            if self._rest > _REST or now < self._suspected_until:
+                self._left_out += 1
+                self._until = now + rest
+                self._rest = min(2 * self._rest, _LONGEST_REST)
+            else:
+                self._suspected_until = now + rest
             self._forget()
         elif self._num_calm >= _CALM:
             self._rest = _REST

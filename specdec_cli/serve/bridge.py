@@ -54,7 +54,7 @@ class Bridge:
         self.capacity = engine.options.max_num_seqs + max_waiting
         self.death: BaseException | None = None
         self.is_draining = False
-        self._observers = list(observers)
+        self._observers = tuple(observers)
         self._max_queue_delay_seconds = max_queue_delay_seconds
         self._on_death = on_death
         self._condition = threading.Condition()
@@ -328,12 +328,12 @@ class Bridge:
 
     def _observe(self, what: str, *facts: Any) -> None:
         """Tell the observers; one that raises is not asked again."""
-        for observer in list(self._observers):
+        for observer in self._observers:
             try:
                 getattr(observer, what)(*facts)
             except Exception:
                 logger.exception("an observer failed and is left out from now on")
-                self._observers.remove(observer)
+                self._observers = tuple(one for one in self._observers if one is not observer)
 
     def _end(self, error: BaseException | None) -> None:
         """Fail what is left when the thread ends, whoever ended it."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from specdec_cli.events import Emitted, SpeculativeCounts
+from specdec_cli.events import SpeculativeCounts
 from specdec_cli.serve.logprobs import CompletionLogprobs, TokenWords, joined
 from specdec_cli.serve.tools import ToolDelta
 
@@ -49,10 +49,9 @@ class Choice:
         """Count what a step gave; of each delta once, before it is taken apart."""
         begin = 0
         for num_tokens, num_drafted, num_accepted in delta.counts:
-            tokens = delta.token_ids[begin : begin + num_tokens]
-            from_prefill = not self.token_ids and not num_drafted
-            self.counts.add(Emitted(0, tokens, "", num_drafted, num_accepted, from_prefill=from_prefill))
-            self.token_ids += tokens
+            if self.token_ids or num_drafted:  # the first token, which a prompt's forward gives, belongs to no step
+                self.counts.add_step(num_tokens, num_drafted, num_accepted)
+            self.token_ids += delta.token_ids[begin : begin + num_tokens]
             begin += num_tokens
         if delta.num_cached_tokens is not None:
             self.num_cached_tokens = delta.num_cached_tokens

@@ -64,10 +64,17 @@ def test_undisturbed_all_work(clock):
     assert work(Crew(clock), clock, 100, lost=0.2 * FORWARD) == [2] * 100
 
 
+def test_an_interruption_that_is_over_leaves_nobody_out(clock):
+    crew = Crew(clock)
+    for _ in range(5):
+        work(crew, clock, 1, lost=16 * FORWARD)
+        assert work(crew, clock, 200) == [2] * 200
+
+
 def test_beside_a_busy_process_one_works_alone_almost_always(clock):
     crew = Crew(clock)
     sizes = work(crew, clock, 5000, lost=9 * FORWARD)
-    assert sizes[:2] == [2, 1]
+    assert sizes[:3] == [2, 2, 1]
     assert 2 < sizes.count(2) < 20
     lost = 9 * FORWARD * sizes.count(2)
     assert lost < 0.02 * clock.now
@@ -78,14 +85,14 @@ def test_once_the_other_is_gone_all_work_again_and_the_next_one_costs_a_short_re
     work(crew, clock, 500, lost=9 * FORWARD)
     work(crew, clock, 10_000)
     assert work(crew, clock, 50) == [2] * 50
-    assert work(crew, clock, 2, lost=20 * FORWARD) == [2, 1]
+    assert work(crew, clock, 3, lost=20 * FORWARD) == [2, 2, 1]
     assert work(crew, clock, 150)[-1] == 2
 
 
 def test_of_many_one_after_the_other_is_left_out(clock):
     crew = Crew(clock)
-    sizes = work(crew, clock, 3, lost=9 * FORWARD, most=8)
-    assert sizes == [8, 7, 6]
+    sizes = work(crew, clock, 4, lost=9 * FORWARD, most=8)
+    assert sizes == [8, 8, 7, 6]
     assert crew.size(1) == 1
 
 
