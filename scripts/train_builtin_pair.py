@@ -6,12 +6,12 @@ run again, and goes on from its last checkpoint:
     python scripts/train_builtin_pair.py tokenizer --text STORIES.txt --work WORK
     python scripts/train_builtin_pair.py target    --text STORIES.txt --work WORK --max-steps 4000
     python scripts/train_builtin_pair.py draft     --text STORIES.txt --work WORK --max-steps 1000
-    python scripts/train_builtin_pair.py continue  --text STORIES.txt --work WORK --num-texts 4000
-    python scripts/train_builtin_pair.py polish    --text STORIES.txt --work WORK --max-steps 1000
+    python scripts/train_builtin_pair.py continue  --text STORIES.txt --work WORK --num-texts 12288
+    python scripts/train_builtin_pair.py polish    --text STORIES.txt --work WORK --max-steps 3200
     python scripts/train_builtin_pair.py pack      --work WORK --out specdec_cli/builtin
 
 STORIES.txt holds stories separated by a line `<|endoftext|>`. Needs the extra `train`. On two CPU cores the target
-takes about an hour and a half, the draft half an hour.
+takes about an hour and a half, the draft an hour.
 """
 
 from __future__ import annotations
@@ -377,7 +377,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True, help="folder for checkpoints")
     parser.add_argument("--out", type=Path, default=Path("specdec_cli/builtin"))
     parser.add_argument("--max-steps", type=int, default=4000)
-    parser.add_argument("--num-texts", type=int, default=4000, help="texts that `continue` writes")
+    parser.add_argument("--num-texts", type=int, default=12288, help="texts that `continue` writes")
     parser.add_argument("--initial", type=Path, help="start from these weights instead of random ones")
     parser.add_argument("--note", default="", help="a sentence for the model card")
     parser.add_argument("--threads", type=int, default=2)
