@@ -21,17 +21,17 @@ a step's cost, for it falls into one of many; exploring is charged with it.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, groupby
+from itertools import groupby
 from operator import attrgetter, itemgetter
 from statistics import fmean
 from time import perf_counter
 
+from specdec_cli.engine.acceptance import Acceptance, Outcome
 from specdec_cli.engine.costs import INTERRUPTED, Company, Cost, Costs, Sample, hoped
 from specdec_cli.engine.depth import Wish
-from specdec_cli.engine.survival import Survival
 
 EXPLORATION = 0.004  # what exploring may lose, of the time
 _FIRST_K = 1  # the first one measured: what a slow or bad draft costs is found out at little cost
@@ -62,9 +62,7 @@ _SETTLED = 8
 _SLOWEST = 3  # a first look's step counts for so many plain ones at most: a model's first forward of all takes long
 
 
-_Outcome = tuple[Sequence[Wish], list[int], Mapping[int, tuple[int, int]]]
-"""What a step was asked for and gave: rows, k of each, tokens drafted and accepted by sequence."""
-_Step = tuple[Company, int, float, int, _Outcome | None]
+_Step = tuple[Company, int, float, int, Outcome | None]
 """Its rows' company, tokens of their contexts, seconds, undisturbed steps of its kind before it, None if it was plain.
 
 What disturbs is another kind of step, and a prompt; a step in which one is fed has -1.
@@ -132,9 +130,7 @@ class Adaptive:
     _deciding: Cost = field(default_factory=Cost)  # seconds of a decision, learning what was before it included
     _plan: _Plan | None = None
     _costs: Costs = field(default_factory=Costs)
-    _pools: dict[str, Survival] = field(default_factory=dict)
-    _drafts: dict[str, Survival] = field(default_factory=dict)  # how much of what is asked for a drafter drafts
-    _survivals: dict[int, tuple[str, Survival]] = field(default_factory=dict)
+    _acceptance: Acceptance = field(default_factory=Acceptance)
     _read: dict[int, int] = field(default_factory=dict)  # tokens of a sequence that its drafter has read
     _ended: list[int] = field(default_factory=list)  # sequences to be dropped once their last steps are learned from
 
@@ -225,11 +221,7 @@ class Adaptive:
             plan.num_left = 2 * (_PLAIN_FIRST - num_plain)
         else:
             self._look_first(plan, wishes)
-        for wish in wishes:
-            if wish.handle not in self._survivals:
-                pool = self._pools.setdefault(wish.drafter, Survival())
-                self._survivals[wish.handle] = wish.drafter, Survival(pool)
-                self._draft(wish.drafter)
+        self._acceptance.meet(wishes)
         if plan.k:
             plan.drafted_for = frozenset(map(_HANDLE, plan.drafting))
             plan.num_unread = self._unread(plan.drafting)
@@ -243,8 +235,8 @@ class Adaptive:
     def _choose_best(self, plan: _Plan, wishes: Sequence[Wish]) -> None:
         """The k of the most tokens a second, or one to explore, where it is known what steps cost."""
         most, unread = max(map(_MOST, wishes)), self._unread(plan.drafting)
-        seconds = self._costs.seconds(plan.company, self._drafting(plan.drafting, most), _context(wishes))
-        tokens = self._tokens(wishes, most)
+        seconds = self._costs.seconds(plan.company, self._acceptance.drafting(plan.drafting, most), _context(wishes))
+        tokens = self._acceptance.tokens(wishes, most)
         known = min(most, _FARTHER * max([_FIRST_K, *self._costs.last(plan.company)]))
         k = max(range(known + 1), key=lambda one: tokens[one] / seconds[one])
         margin = _MARGIN[bool(self._drafted_for)]
@@ -258,7 +250,7 @@ class Adaptive:
         plan.best_rate = tokens[k] / seconds[k] / len(wishes)
         look = self._look(plan.company, k, tokens, seconds, reading) if plan.is_pure else None
         plan.num_left = self._num_steps(k, seconds[0]) if look is None else look[1]
-        plan.outlives = not k and _is_hopeless(self._tokens(wishes, most, is_new=True), seconds)
+        plan.outlives = not k and _is_hopeless(self._acceptance.tokens(wishes, most, is_new=True), seconds)
         plan.reading_first, plan.earned = reading, EXPLORATION * seconds[0]
         plan.k, plan.is_exploring = (k, False) if look is None else (look[0], True)
         plan.most_seconds = INTERRUPTED * seconds[plan.k]
@@ -286,7 +278,7 @@ class Adaptive:
         if plan is not None and plan.steps:
             self._learn_from(plan)
         for handle in self._ended:
-            self._survivals.pop(handle, None)
+            self._acceptance.forget(handle)
             self._read.pop(handle, None)
         self._drafted_for = self._drafted_for.difference(self._ended)
         self._ended.clear()
@@ -295,7 +287,10 @@ class Adaptive:
         self._now += plan.num_steps
         numbers = range(self._now - plan.num_steps + 1, self._now + 1)
         self._learn_reading(plan)
-        drafted, num_tokens = self._learn_acceptance(plan)
+        drafted: list[float | None] = [0.0] * len(plan.steps)
+        num_tokens: float = plan.num_steps
+        if plan.k:
+            drafted, num_tokens = self._acceptance.learn([outcome for *_, outcome in plan.steps if outcome])
         self._account(plan, num_tokens)
         for company, group in groupby(self._settled(plan, drafted), itemgetter(0)):
             self._costs.add(company, plan.k, [step for _, step in group], numbers)
@@ -327,43 +322,6 @@ class Adaptive:
             num_together *= num_alike > 0
         return settled[_LEARNED - 1 :: -1]
 
-    def _learn_acceptance(self, plan: _Plan) -> tuple[list[float | None], float]:
-        """What became of drafts.
-
-        Returns:
-            By step, tokens drafted over the rows that may draft, None where all of those ended; and a row's tokens in
-            all steps, in the mean over rows.
-        """
-        if not plan.k:
-            return [0.0] * len(plan.steps), plan.num_steps
-        drafted: list[float | None] = []
-        num_tokens = 0.0
-        outcomes: Counter[tuple[int, int, int, int]] = Counter()
-        for _, _, _, _, outcome in plan.steps:
-            assert outcome is not None, "steps of a decision to draft have one"
-            wishes, ks, given = outcome
-            num_drafting = num_drafted = num_accepted = 0
-            for wish, asked in zip(wishes, ks, strict=True):
-                handle = wish.handle
-                if handle in given:
-                    num_drafting += wish.most > 0
-                    if asked:
-                        found, accepted = given[handle]
-                        outcomes[handle, asked, found, accepted] += 1
-                        num_drafted += found
-                        num_accepted += accepted
-            drafted.append(num_drafted / num_drafting if num_drafting else None)
-            num_tokens += 1 + num_accepted / len(wishes)
-        of_drafters: Counter[tuple[str, int, int, int]] = Counter()
-        for (handle, asked, found, accepted), num in outcomes.items():
-            name, survival = self._survivals[handle]
-            survival.add(asked, accepted, num)
-            of_drafters[name, asked, found, accepted] += num
-        for (name, asked, found, accepted), num in of_drafters.items():
-            self._pools[name].add(asked, accepted, num)
-            self._drafts[name].add(asked, found, num)
-        return drafted, num_tokens
-
     def _account(self, plan: _Plan, num_tokens: float) -> None:
         """What exploring may lose grows with the time, plain decoding's where that would have taken less."""
         as_plain = plan.seconds
@@ -375,30 +333,6 @@ class Adaptive:
             took = sum(min(seconds, plan.most_seconds) for _, _, seconds, _, _ in plan.steps)
             self._explored += took - num_tokens / plan.best_rate
             self._explored = max(self._explored, -EXPLORATION * self._spent)
-
-    def _drafting(self, wishes: Sequence[Wish], most: int) -> list[float]:
-        """P(at least j tokens are drafted for a row that may draft), j = 1 … most, in the mean over these rows."""
-        mosts: dict[str, list[int]] = {}
-        for wish in wishes:
-            mosts.setdefault(wish.drafter, []).append(wish.most)
-        shares = [0.0] * most
-        for name, each in mosts.items():
-            for j, drafts in enumerate(self._draft(name).curve(most)):
-                num = len(each) if j < min(each) else sum(own > j for own in each)
-                shares[j] += drafts * num / len(wishes)
-        return shares
-
-    def _draft(self, name: str) -> Survival:
-        return self._drafts.setdefault(name, Survival(expected=1.0))
-
-    def _tokens(self, wishes: Sequence[Wish], most: int, is_new: bool = False) -> list[float]:
-        """Tokens expected of a step, by k = 0 … most; `is_new`: if these requests had only begun."""
-        alive = (self._survival(wish, is_new).curve(wish.most) + [0.0] * (most - wish.most) for wish in wishes)
-        return list(accumulate(map(sum, zip(*alive, strict=True)), initial=float(len(wishes))))
-
-    def _survival(self, wish: Wish, is_new: bool) -> Survival:
-        own = None if is_new else self._survivals.get(wish.handle)
-        return own[1] if own else self._pools.setdefault(wish.drafter, Survival())
 
     @property
     def _deciding_to_look(self) -> float:

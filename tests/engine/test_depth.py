@@ -427,19 +427,6 @@ def test_what_deciding_takes_is_no_part_of_a_steps_cost(monkeypatch):
     assert all(seconds == pytest.approx(20.0 + 10 * k) for k, (_, seconds, _) in told)
 
 
-@pytest.mark.parametrize(("rows", "expected_seconds"), [(1, 0.8 * 0.010 + 0.2 * 0.026), (2, 0.0120), (64, 0.0108)])
-def test_what_a_drafter_that_seldom_finds_something_costs(rows, expected_seconds):
-    """One row has all or nothing, and many have about as much as they are expected to."""
-    wishes, costs = [Wish(i, "ngram", 4, 9) for i in range(rows)], Costs()
-    company = Company.of(wishes)
-    for drafted, seconds in ((0.0, 0.010), (1.0, 0.011), (4.0, 0.026)):
-        costs.add(company, 4, [(drafted, seconds, 100.0)] * 3, range(1, 4))
-    costs.add(company, 0, [(0.0, 0.009, 100.0)] * 3, range(4, 7))
-    plain, *_, deepest = costs.seconds(company, [0.2] * 4, 100.0)
-    assert plain == pytest.approx(0.009)
-    assert deepest == pytest.approx(expected_seconds, rel=0.01)
-
-
 def test_to_draft_nothing_holds_for_a_batch_in_which_requests_are_replaced(monkeypatch):
     policy, rows = Adaptive(), 16
     simulate(policy, CURVES["compute-bound"], 0.05, rows, steps=2000, length=96)
@@ -479,6 +466,26 @@ def test_what_a_draft_reads_is_not_measured_against_steps_with_prompts(monkeypat
             policy.observe(seconds, {text: (k, k)})
     assert len(told) > 4
     assert all(one == (100, pytest.approx(40.0, abs=4.0)) for one in told)
+
+
+def test_a_preempted_request_is_read_anew_though_it_was_drafted_for(monkeypatch):
+    policy, told = Adaptive(), []
+    simulate(policy, CURVES["memory-bound"], 0.95, steps=600)
+    monkeypatch.setattr(Costs, "add_reading", lambda *given: told.append(given[2]))
+
+    def steps(length, num):
+        for step in range(num):
+            k = policy.choose([Wish(900, "model", K, length + 5 * step, left=400)], True)[0]
+            assert k > 0
+            policy.observe(CURVES["memory-bound"](1, k), {900: (k, k)})
+
+    steps(100, 30)
+    policy.forget(900)
+    assert policy.choose([], False) == []
+    policy.observe(50.0, {})
+    told.clear()
+    steps(260, 30)
+    assert told == [260]
 
 
 def test_a_look_ends_where_other_requests_prompts_are_fed():
