@@ -99,7 +99,6 @@ def main() -> None:
     parser.add_argument("--k", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--groups", type=int, default=36, help="of prompts; there are 36 prompts, then the first again")
-    parser.add_argument("--turns", type=int, default=1, help="prompts of a group, in batches: others begin as some end")
     parser.add_argument("--cold", action="store_true", help="learn anew for each group")
     options = parser.parse_args()
     before = record.machine()
@@ -113,8 +112,7 @@ def main() -> None:
     runs: list[dict[str, Run]] = []
     policies, chance = [], random.Random(0)
     for group in range(options.groups):
-        size = options.batch * options.turns
-        own = [prompts[(group * size + i) % len(prompts)] for i in range(size)]
+        own = [prompts[(group * options.batch + i) % len(prompts)] for i in range(options.batch)]
         if options.cold:
             arms["adaptive"] = as_new(arms["adaptive"], arms["adaptive"].options)
         if arms["adaptive"].policy not in policies:
@@ -126,7 +124,6 @@ def main() -> None:
     row = {
         "draft": options.draft + (" with random weights" if options.random_weights else ""),
         "batch": options.batch,
-        "turns": options.turns,
         "cold": options.cold,
         "fixed_k": options.k,
         "groups": options.groups,
@@ -149,15 +146,12 @@ def main() -> None:
     print(json.dumps(row, indent=1))
     path = record.RESULTS / "adaptive.json"
     kept = json.loads(path.read_text(encoding="utf-8"))["results"] if path.exists() else []
-    same = ("draft", "batch", "turns", "cold", "tokens")
-    kept = [one for one in kept if any(one.get(key, 1) != row[key] for key in same)]
+    same = ("draft", "batch", "cold", "tokens")
+    kept = [one for one in kept if any(one.get(key) != row[key] for key in same)]
     record.save(
         "adaptive",
         before,
-        sorted(
-            [*kept, row],
-            key=lambda one: [one[key] for key in ("draft", "cold", "tokens", "batch")] + [one.get("turns", 1)],
-        ),
+        sorted([*kept, row], key=lambda one: [one[key] for key in ("draft", "cold", "tokens", "batch")]),
     )
 
 

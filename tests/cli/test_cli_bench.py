@@ -1,6 +1,7 @@
 """`bench` as a person meets it: the report, the document and the other files, gates and their exit code, refusals."""
 
 import csv
+import gc
 import json
 import signal
 from xml.etree import ElementTree
@@ -105,6 +106,12 @@ def test_nothing_is_drawn_while_a_clock_runs(loaded, capsys, monkeypatch):
     assert bench("--quiet") == 0
     assert len(steps_seen) == 2 + 32 + 1
     assert not any(steps_seen)
+
+
+def test_collections_leave_out_what_loading_brought(loaded, capsys):
+    gc.unfreeze()
+    assert bench() == 0
+    assert gc.get_freeze_count() > 10_000
 
 
 def test_the_other_files(loaded, capsys, tmp_path):
