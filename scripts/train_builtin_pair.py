@@ -1,7 +1,8 @@
 """Train the built-in pair: one tokenizer, a deep narrow target and a shallow draft distilled from it.
 
-The weights inside `specdec_cli/builtin/` came from this file. Run the stages in order; each one can be stopped and
-run again, and goes on from its last checkpoint:
+The weights inside `specdec_cli/builtin/` came from this file (how the draft that is there began, which is not as here,
+is in its model card). Run the stages in order; each one can be stopped and run again, and goes on from its last
+checkpoint:
 
     python scripts/train_builtin_pair.py tokenizer --text STORIES.txt --work WORK
     python scripts/train_builtin_pair.py target    --text STORIES.txt --work WORK --max-steps 4000

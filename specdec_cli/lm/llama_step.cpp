@@ -915,7 +915,7 @@ inline void pause() {
 
 // Where the threads of a call wait for each other, five times in a layer: each says in a line of its own that it is there and
 // looks for the others, for a while before it sleeps. OpenMP's own barrier asks the system to wake sleepers whether there
-// are any or not: a tenth of a small model's forward.
+// are any or not, which a small model's forward feels.
 class Meeting {
     static constexpr long SHORT = 64, LOOKS = 4096;  // before the time is taken, and before a thread sleeps
     struct alignas(64) Place { std::atomic<long> times{0}; };
