@@ -451,7 +451,7 @@ def test_what_was_cached_is_said_once_even_behind_a_scored_prompt():
 
 def test_scoring_prompts_stands_in_nobodys_way():
     """Between two prompts that are only scored, those that run take a step."""
-    watcher, engine = Watcher(), toy_engine()
+    watcher, target = Watcher(), GatedLM()
     scored: list[int] = []
 
     class Counting(Watcher):
@@ -459,13 +459,16 @@ def test_scoring_prompts_stands_in_nobodys_way():
             scored.append(sum(one[0] == "stepped" for one in watcher.told))
 
     async def test(bridge: Bridge):
+        target.is_turnstile = True
         running = bridge.submit(job(400))
         await anext(running)
         only = [bridge.submit(replace(job(5), prompt_logprobs=1, decodes=False)) for _ in range(4)]
+        target.is_turnstile = False
+        target.gate.set()
         await asyncio.gather(*map(read, only))
         running.cancel()
 
-    serving(test, engine, observers=[watcher, Counting()])
+    serving(test, toy_engine(target=target), observers=[watcher, Counting()])
     assert len(set(scored[:4])) == 4
 
 
