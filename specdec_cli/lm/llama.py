@@ -126,8 +126,10 @@ class LlamaDecoder:
         self._rotary = inner.rotary_emb
         arena = Arena()
         self._crew = Crew()
-        self._turns = torch.empty(0)
-        self._scratch = torch.empty(0)
+        self._num_turns = 0
+        self._scratch, self._guess_logits = _Floats(), _Floats()
+        self._waited = ctypes.c_double()
+        self._step = _Step(waited=ctypes.pointer(self._waited))
         with torch.inference_mode():
             self._embedding = arena.keep(panels(inner.embed_tokens.weight.detach()))
             self._layers = [take_layer(layer, self._shape, kind, arena) for layer in inner.layers]
@@ -172,12 +174,13 @@ class LlamaDecoder:
         heads, size = 2 * self._shape.num_key_heads, self._shape.head_size
         slots = -(-num_slots // _SLOTS_GRAIN) * _SLOTS_GRAIN
         self._cache = torch.zeros(len(self._layers), heads, slots, size, dtype=self._dtype)
-        self._block_size = block_size
+        self._step.num_slots, self._step.block, self._step.cache = slots, block_size, self._cache.data_ptr()
 
     def forward(self, tokens: list[int], layout: Layout, wanted: list[int]) -> Tensor:
         """Logits [len(wanted), V] float32 of the tokens at the places `wanted`; keys and values go into the cache."""
         logits = torch.empty(len(wanted), self.vocab_size)
-        self._run(self._library.forward, self._step(tokens, layout, wanted, logits))
+        self._prepare(tokens, layout, wanted, logits.data_ptr())
+        self._run(self._library.forward)
         return logits
 
     def guess(
@@ -202,70 +205,70 @@ class LlamaDecoder:
         Returns:
             A continuation for each; shorter where its largest logit is no finite number.
         """
-        by_chance = any(draw is not None for draw in draws)
-        logits = torch.empty(len(counts), self.vocab_size)
-        q = torch.empty(len(wanted) if by_chance else 0, num_tokens)
-        step, found = self._step(tokens, layout, wanted, logits), (ctypes.c_int64 * len(wanted))()
+        q = torch.empty(len(wanted), num_tokens) if any(draws) else None
+        self._prepare(tokens, layout, wanted, self._guess_logits.at_least(len(counts) * self.vocab_size))
+        found = (ctypes.c_int64 * len(wanted))()
         uniforms = [draw.uniforms if draw else [0.0] * count for draw, count in zip(draws, counts, strict=True)]
         self._run(
             self._library.guess,
-            step,
             (ctypes.c_int64 * len(counts))(*counts),
             len(counts),
             num_tokens,
             (_Chance * len(draws))(*map(_chance, draws)),
             (ctypes.c_double * len(wanted))(*chain.from_iterable(uniforms)),
-            q.data_ptr(),
+            _address(q),
             found,
         )
         continuations = Continuations([])
         for begin, count, draw in zip(accumulate(counts, initial=0), counts, draws, strict=False):
             one = found[begin : begin + count]
             one = one[: one.index(-1)] if -1 in one else one
-            if draw is not None:
+            if draw is not None and q is not None:
                 continuations.q[len(continuations.tokens)] = q[begin : begin + len(one)]
             continuations.tokens.append(one)
         return continuations
 
-    def _run(self, call: Callable[..., None], step: _Step, *others: Any) -> None:
-        """Call the library for a step, and tell the crew what its threads lost."""
-        waited = ctypes.c_double(0.0)
-        step.waited = ctypes.pointer(waited)
+    def _run(self, call: Callable[..., None], *others: Any) -> None:
+        """Call the library for the step that was prepared, and tell the crew what its threads lost."""
+        self._waited.value = 0.0
         begin = perf_counter()
-        call(ctypes.byref(self._model), ctypes.byref(step), *others)
-        self._crew.learn(step.num_threads, perf_counter() - begin, waited.value)
+        call(ctypes.byref(self._model), ctypes.byref(self._step), *others)
+        self._crew.learn(self._step.num_threads, perf_counter() - begin, self._waited.value)
 
-    def _step(self, tokens: list[int], layout: Layout, wanted: list[int], logits: Tensor) -> _Step:
-        """What a call of the library is given."""
-        most_keys = max(span.num_keys for span in layout.spans)
+    def _prepare(self, tokens: list[int], layout: Layout, wanted: list[int], logits: int) -> None:
+        """Say in the step what this call is to do; `logits` is the address where they go."""
+        step, most_keys = self._step, max(span.num_keys for span in layout.spans)
         self._turn_to(most_keys)
-        step = _Step(
-            _rows(tokens, layout),
-            (ctypes.c_int64 * len(wanted))(*wanted),
-            len(tokens),
-            len(wanted),
-            self._cache.shape[2],
-            self._block_size,
-            most_keys,
-            self._crew.size(torch.get_num_threads()),
-            self._cache.data_ptr(),
-            self._turns.data_ptr(),
-            None,
-            logits.data_ptr(),
+        step.rows, step.wanted = _rows(tokens, layout), (ctypes.c_int64 * len(wanted))(*wanted)
+        step.num_rows, step.num_wanted, step.most_keys = len(tokens), len(wanted), most_keys
+        step.num_threads, step.logits = self._crew.size(torch.get_num_threads()), logits
+        step.scratch = self._scratch.at_least(
+            self._library.scratch_floats(ctypes.byref(self._model), ctypes.byref(step))
         )
-        needed = self._library.scratch_floats(ctypes.byref(self._model), ctypes.byref(step))
-        if needed > self._scratch.shape[0]:
-            self._scratch = torch.empty(needed)
-        step.scratch = self._scratch.data_ptr()
-        return step
 
     def _turn_to(self, num_positions: int) -> None:
         """Rotations [positions, D/2] complex64; the table grows by doubling."""
-        if num_positions > self._turns.shape[0]:
-            positions = torch.arange(max(2 * num_positions, 512))[None]
-            cosines, sines = self._rotary(torch.empty(0), positions)
+        if num_positions > self._num_turns:
+            num = max(2 * num_positions, 512)
+            cosines, sines = self._rotary(torch.empty(0), torch.arange(num)[None])
             half = self._shape.head_size // 2
             self._turns = torch.complex(cosines[0, :, :half], sines[0, :, :half])
+            self._num_turns, self._step.turns = num, self._turns.data_ptr()
+
+
+class _Floats:
+    """Room for numbers, float32, that grows; what is in it is lost then."""
+
+    def __init__(self) -> None:
+        self._room = torch.empty(0)
+        self._size = self._address = 0
+
+    def at_least(self, size: int) -> int:
+        """The address of so many."""
+        if size > self._size:
+            self._room, self._size = torch.empty(size), size
+            self._address = self._room.data_ptr()
+        return self._address
 
 
 def _rows(tokens: list[int], layout: Layout) -> Any:

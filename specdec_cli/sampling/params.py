@@ -11,6 +11,7 @@ from specdec_cli.errors import UsageError
 
 MAX_LOGIT_BIAS = 1e9
 """Larger ones would drown float32 logits."""
+_NUMBER = float, int, Real  # the usual ones first: to ask the last takes twenty times as long
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ class SamplingParams:
         finite = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
         for name in finite:
             value = getattr(self, name)
-            if not isinstance(value, Real) or not math.isfinite(value):
+            if not isinstance(value, _NUMBER) or not math.isfinite(value):
                 raise UsageError(f"{name} must be a finite number, not `{value}`")
         for name in ("max_new_tokens", "min_tokens", "seed", "index", "top_k", "logprobs"):
             value = getattr(self, name)

@@ -124,12 +124,13 @@ def prepare_completion(request: CompletionRequest, facts: Facts, request_id: str
     room = _room(prompts, request.max_tokens, "max_tokens", "prompt", facts)
     length = facts.sampling.length(COMPLETION_TOKENS) if request.max_tokens is None else request.max_tokens or 1
     params = _bounded(params, length, room)
-    echoed = echo(request, prompts, facts) if request.echo else ()
     jobs = _jobs(request, facts, request_id, cache_salt, prompts, params, constraint)
+    plan = _plan(request, facts, "completion", prompts, constraint)
     if request.echo:
         scored = request.logprobs
         jobs = tuple(replace(job, prompt_logprobs=scored, decodes=request.max_tokens != 0) for job in jobs)
-    return Prepared(jobs, replace(_plan(request, facts, "completion", prompts, constraint), echoed=echoed))
+        plan = replace(plan, echoed=echo(request, prompts, facts))
+    return Prepared(jobs, plan)
 
 
 def prepare_chat(request: ChatCompletionRequest, facts: Facts, request_id: str, cache_salt: str = "") -> Prepared:
@@ -210,7 +211,7 @@ def _bounded(params: SamplingParams, max_tokens: int, room: int) -> SamplingPara
     most = max(min(max(max_tokens, params.min_tokens), room), 1)
     if params.min_tokens > most:
         raise bad_field("min_tokens", f"must be at most {most} after this prompt, not `{params.min_tokens}`")
-    return replace(params, max_new_tokens=most)
+    return params if most == params.max_new_tokens else replace(params, max_new_tokens=most)
 
 
 def _jobs(
@@ -233,7 +234,7 @@ def _jobs(
         Job(
             request_id=request_id,
             token_ids=prompts[i // n],
-            params=replace(params, index=i),
+            params=replace(params, index=i) if i else params,
             num_speculative_tokens=speculation.num_speculative_tokens,
             draft=speculation.draft,
             prediction=speculation.prediction,

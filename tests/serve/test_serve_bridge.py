@@ -325,6 +325,7 @@ def test_drain_gives_up_in_time_and_stop_fails_what_is_left():
         ticket = bridge.submit(job(100))
         assert not await bridge.drain(0.05)
         stopping = asyncio.get_running_loop().run_in_executor(None, bridge.stop)
+        await until(lambda: bridge._is_stopping)  # or the job may end before it
         target.gate.set()
         assert await stopping
         return await read(ticket)
