@@ -44,7 +44,8 @@ _HOPELESS = 0.8  # of plain decoding's tokens per second; a draft that gives no 
 _GRACE_STEPS = 1  # exploring may lose this many plain steps before its share of the time has grown to them
 _STEPS_BETWEEN = 8  # from one exploring to the next
 # For how many steps a decision holds: at least, and at most until another look is allowed.
-_HELD = 8, 24  # to draft, and any where rows ended
+_HELD = 8, 96  # to draft
+_HELD_AT_MOST_WHERE_ROWS_ENDED = 24
 _HELD_AT_REST = 16, 2048  # to draft nothing
 _HELD_WHERE_NONE_MAY = 128  # for they may again
 _LEARNED = 32  # of a decision's steps the last ones tell what they cost: to learn from each takes time, too
@@ -62,8 +63,8 @@ _SETTLED = 8
 _SLOWEST = 3  # a first look's step counts for so many plain ones at most: a model's first forward of all takes long
 
 
-_Step = tuple[Company, int, float, int, Outcome | None]
-"""Its rows' company, tokens of their contexts, seconds, undisturbed steps of its kind before it, None if it was plain.
+_Step = tuple[Company, Sequence[Wish], float, int, Outcome | None]
+"""Its rows' company, its rows, seconds, undisturbed steps of its kind before it, None if it was plain.
 
 What disturbs is another kind of step, and a prompt; a step in which one is fed has -1.
 """
@@ -171,7 +172,7 @@ class Adaptive:
         seconds -= self._own_seconds
         num_alike = self._num_alike if plan.is_pure else -1
         outcome = (plan.wishes, plan.ks, given) if plan.k else None
-        plan.steps.append((plan.company, _context(plan.wishes), seconds, num_alike, outcome))
+        plan.steps.append((plan.company, plan.wishes, seconds, num_alike, outcome))
         plan.num_steps += 1
         plan.seconds += seconds
         self._num_alike = num_alike + 1
@@ -195,7 +196,7 @@ class Adaptive:
         company = Company.of(wishes)
         if set(plan.rows).issuperset(rows):
             if company != plan.decided_for:
-                held_back = max(plan.num_left - _HELD[1], 0)
+                held_back = max(plan.num_left - _HELD_AT_MOST_WHERE_ROWS_ENDED, 0)
                 plan.num_left -= held_back
                 plan.num_held_back += held_back
             return True
@@ -315,10 +316,10 @@ class Adaptive:
         """The latest steps that tell what one costs, by company."""
         settled: list[tuple[Company, Sample]] = []
         num_together = 0
-        for num, (company, context, seconds, num_alike, _) in zip(reversed(drafted), reversed(plan.steps), strict=True):
+        for num, (company, wishes, seconds, num_alike, _) in zip(reversed(drafted), reversed(plan.steps), strict=True):
             num_together = max(num_together, num_alike + 1)
             if num is not None and num_alike >= (1 if plan.k else min(_SETTLED, num_together // 2)):
-                settled.append((company, (num, seconds, context)))
+                settled.append((company, (num, seconds, _context(wishes))))
             num_together *= num_alike > 0
         return settled[_LEARNED - 1 :: -1]
 
@@ -326,7 +327,7 @@ class Adaptive:
         """What exploring may lose grows with the time, plain decoding's where that would have taken less."""
         as_plain = plan.seconds
         if self._costs.plain(plan.decided_for).num:
-            as_plain = num_tokens * self._costs.plain_seconds(plan.decided_for, plan.steps[0][1])
+            as_plain = num_tokens * self._costs.plain_seconds(plan.decided_for, _context(plan.steps[0][1]))
         self._allowance += EXPLORATION * min(plan.seconds, as_plain)
         if plan.is_exploring and plan.best_rate is not None:
             self._num_exploring += plan.num_steps

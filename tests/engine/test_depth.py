@@ -475,16 +475,16 @@ def test_a_preempted_request_is_read_anew_though_it_was_drafted_for(monkeypatch)
 
     def steps(length, num):
         for step in range(num):
-            k = policy.choose([Wish(900, "model", K, length + 5 * step, left=400)], True)[0]
+            k = policy.choose([Wish(900, "model", K, length + 5 * step, left=2000)], True)[0]
             assert k > 0
             policy.observe(CURVES["memory-bound"](1, k), {900: (k, k)})
 
-    steps(100, 30)
+    steps(100, 120)
     policy.forget(900)
     assert policy.choose([], False) == []
     policy.observe(50.0, {})
     told.clear()
-    steps(260, 30)
+    steps(260, 120)
     assert told == [260]
 
 
