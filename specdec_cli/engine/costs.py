@@ -12,7 +12,7 @@ twice as long, and what was measured before would be compared with what is measu
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from math import inf
@@ -27,6 +27,7 @@ _OLD = 32  # steps without a measurement, after which a mean counts for so many 
 _MEMORY_IF_OLD = 8
 _PACE_MEMORY = 8  # steps in which the machine's pace is followed
 _TRUSTED = 2  # measurements that a cost needs: one alone may have been interrupted
+_ALIKE = 2  # times as many rows, or as few: of others nothing is borrowed before a look
 _STEP = 0.5  # in drafted tokens a row; numbers within half of it share a measurement
 _SLOPE_MEMORY = 512  # steps that the slope looks back on
 _DOUBT = 1024.0  # tokens; half of a slope is believed once squares of what contexts differ by sum up to its square
@@ -204,9 +205,15 @@ class Costs:
         return max((k for tried in alike for k in tried), default=0)
 
     def is_known(self, company: Company) -> bool:
-        """Whether a plain step of this batch size was measured, and any with these drafters at all."""
+        """Whether a plain step of this batch size was measured, and any with these drafters of about as many rows.
+
+        What drafts cost many rows, in proportion, says little of what they cost one.
+        """
         return company.num_rows in self._plain and any(
-            other.drafters == company.drafters and any(cost.is_trusted for cost in costs.values())
+            other.drafters == company.drafters
+            and company.num_rows <= _ALIKE * other.num_rows
+            and other.num_rows <= _ALIKE * company.num_rows
+            and any(cost.is_trusted for cost in costs.values())
             for other, costs in self._drafting.items()
         )
 
@@ -217,7 +224,7 @@ class Costs:
 
     def plain_seconds(self, company: Company, context: float) -> float:
         """Seconds now of a step in which none of these rows drafts, at contexts of so many tokens."""
-        return self.plain(company).at(context, self._slope_of(False)) * self.pace
+        return self._plain_at(company.num_rows, context) * self.pace
 
     def seconds(self, company: Company, drafting: Sequence[float], context: float) -> list[float]:
         """Seconds now, by k = 0, 1, …: measured, borrowed from the nearest company, or on a line.
@@ -234,12 +241,12 @@ class Costs:
         is_sure = all(share >= 1 for share in drafting)
         wanted = means if is_sure else [0.0, *means, *range(1, len(drafting) + 1)]
         costs = self._measured(company)
-        known, at = self._not_falling(costs, context), {shared: cost.drafted for shared, cost in costs.items()}
+        known, at = self._not_falling(company, context), {shared: cost.drafted for shared, cost in costs.items()}
         if any(_shared(tokens) not in known for tokens in wanted):
             alike = [other for other in self._drafting if other.drafters == company.drafters and other != company]
             for other in sorted(alike, key=company.distance):
                 costs = self._measured(other)
-                lent = self._not_falling(costs, context)
+                lent = self._not_falling(other, context)
                 both = known.keys() & lent.keys()
                 if both:
                     scale = fmean(known[shared] / lent[shared] for shared in both)
@@ -254,21 +261,33 @@ class Costs:
         next(spread)
         return [plain, *(mean + (one - mean) / company.num_drafting for mean, one in zip(usual, spread, strict=True))]
 
+    def _plain_at(self, num_rows: int, context: float) -> float:
+        """Seconds of a plain step at the usual pace: not more than one of more rows takes that was measured as often.
+
+        A number of rows that seldom stays for long, as where one ended and the next is still read, is measured in bad
+        moments alone, and any draft would look good beside it.
+        """
+        own, slope = self._plain.get(num_rows, Cost()), self._slope_of(False)
+        known = (cost for rows, cost in self._plain.items() if rows >= num_rows and cost.num >= own.num)
+        return min((cost.at(context, slope) for cost in known), default=0.0)
+
     def _measured(self, company: Company) -> dict[float, Cost]:
         """By tokens drafted, what was measured often enough."""
         measured = {shared: cost for shared, cost in self._drafting.get(company, {}).items() if cost.is_trusted}
         plain = self._plain.get(company.num_rows)
         return measured if plain is None else {_PLAIN: plain} | measured
 
-    def _not_falling(self, costs: Mapping[float, Cost], context: float) -> dict[float, float]:
+    def _not_falling(self, company: Company, context: float) -> dict[float, float]:
         """Seconds; no step takes less than one that drafts less, and where measurements say so, both have their mean.
 
         Isotonic regression by pooling adjacent violators, weighted by the number of measurements.
         """
         pools: list[tuple[float, int, list[float]]] = []  # mean seconds, measurements, what shares them
-        for shared, cost in sorted(costs.items()):
-            slope = self._slope_of(shared != _PLAIN)
-            seconds, num, together = cost.at(context, slope), min(cost.num, _MEMORY), [shared]
+        slope = self._slope_of(True)
+        for shared, cost in sorted(self._measured(company).items()):
+            is_plain = shared == _PLAIN
+            seconds = self._plain_at(company.num_rows, context) if is_plain else cost.at(context, slope)
+            num, together = min(cost.num, _MEMORY), [shared]
             while pools and pools[-1][0] > seconds:
                 lower, more, others = pools.pop()
                 seconds = (lower * more + seconds * num) / (more + num)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from specdec_cli.serve.records import Delta
 from specdec_cli.serve.ticket import Ticket, is_last, merged
@@ -59,20 +59,19 @@ class Outbox:
         posted, self._deltas = self._deltas, {}
         for ticket in [one for one, deltas in posted.items() if one.job.whole and not is_last(deltas[-1])]:
             self._deltas[ticket] = posted.pop(ticket)
-        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Ticket, Delta]]] = {}
+        by_loop: dict[asyncio.AbstractEventLoop, dict[Ticket, list[Delta]]] = {}
         for ticket, deltas in posted.items():
-            together = [merged(deltas)] if ticket.job.whole else deltas
-            by_loop.setdefault(ticket.loop, []).extend((ticket, delta) for delta in together)
+            by_loop.setdefault(ticket.loop, {})[ticket] = [merged(deltas)] if ticket.job.whole else deltas
         unread: list[Ticket] = []
         for loop, its_deltas in by_loop.items():
             try:
                 loop.call_soon_threadsafe(_receive, its_deltas)
             except RuntimeError:
-                unread += dict.fromkeys(ticket for ticket, _ in its_deltas)
+                unread += its_deltas
         return unread
 
 
-def _receive(deltas: Sequence[tuple[Ticket, Delta]]) -> None:
-    """On the event loop: put each delta where its reader looks."""
-    for ticket, delta in deltas:
-        ticket.push(delta)
+def _receive(posted: Mapping[Ticket, Sequence[Delta]]) -> None:
+    """On the event loop: put each ticket's deltas where its reader looks."""
+    for ticket, deltas in posted.items():
+        ticket.push(deltas)

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from specdec_cli.serve.records import Delta, Job, JobRecord
 
 MAX_BEHIND = 64
-"""Deltas that wait for a slow reader before they are merged into one."""
+"""Deltas that a slow reader has left; where more are left when others come, they are merged into one."""
 
 
 class Ticket:
@@ -36,27 +36,23 @@ class Ticket:
         self._all_is_here = False
 
     @property
-    def has_more(self) -> bool:
-        """Whether a delta is here already."""
-        return bool(self._pending)
-
-    @property
     def is_done(self) -> bool:
         """Whether its last delta was taken."""
         return self._all_is_here and not self._pending
 
-    def push(self, delta: Delta) -> None:
-        """Receive a delta; those of a reader who is far behind become one."""
+    def push(self, deltas: Sequence[Delta]) -> None:
+        """Receive the next deltas, one at least; what a reader who is far behind has left becomes one."""
         assert not self._all_is_here, "nothing follows a job's last delta"
-        self._pending.append(delta)
-        self._all_is_here = is_last(delta)
         if len(self._pending) > MAX_BEHIND:
             self._pending = deque([merged(self._pending)])
+        self._pending += deltas
+        self._all_is_here = is_last(deltas[-1])
         self.wake.set()
 
-    def take(self) -> Delta | None:
-        """The next delta if it is here already."""
-        return self._pending.popleft() if self._pending else None
+    def take(self) -> Sequence[Delta]:
+        """The deltas that are here."""
+        taken, self._pending = self._pending, deque()
+        return taken
 
     def cancel(self) -> None:
         """Give the job up; its blocks are free within a step. A job that ended is left as it is."""
@@ -90,8 +86,7 @@ async def together(tickets: Sequence[Ticket]) -> AsyncIterator[list[Placed]]:
         wake.clear()
         found: list[Placed] = []
         for place, ticket in list(unfinished.items()):
-            while (delta := ticket.take()) is not None:
-                found.append((place, delta))
+            found += [(place, delta) for delta in ticket.take()]
             if ticket.is_done:
                 del unfinished[place]
         if found:

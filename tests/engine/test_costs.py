@@ -17,3 +17,15 @@ def test_what_a_drafter_that_seldom_finds_something_costs(rows, expected_seconds
     plain, *_, deepest = costs.seconds(company, [0.2] * 4, 100.0)
     assert plain == pytest.approx(0.009)
     assert deepest == pytest.approx(expected_seconds, rel=0.01)
+
+
+def test_a_plain_step_takes_no_longer_than_one_of_more_rows_that_is_known_better():
+    """As where a server's streams end one by one: 15 of them for a step or two, which is slow."""
+    costs, of = Costs(), {rows: Company.of([Wish(i, "model", 4, 9) for i in range(rows)]) for rows in (15, 16)}
+    costs.add(of[16], 0, [(0.0, 0.0024, 100.0)] * 30, range(1, 31))
+    costs.add(of[15], 0, [(0.0, 0.0045, 100.0)] * 3, range(31, 34))
+    costs.add(of[15], 4, [(4.0, 0.0060, 100.0)] * 3, range(34, 37))
+    assert costs.plain_seconds(of[15], 100.0) == costs.plain_seconds(of[16], 100.0)
+    assert costs.seconds(of[15], [1.0] * 4, 100.0)[0] == costs.plain_seconds(of[16], 100.0)
+    costs.add(of[15], 0, [(0.0, 0.0045, 100.0)] * 40, range(37, 77))
+    assert costs.plain_seconds(of[15], 100.0) > 1.2 * costs.plain_seconds(of[16], 100.0)

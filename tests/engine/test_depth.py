@@ -197,6 +197,21 @@ def test_adaptive_comes_back_when_the_draft_gets_better():
     assert sum(chosen[-300:]) / 300 > 3
 
 
+def test_what_a_draft_costs_many_rows_shuts_it_not_out_for_one():
+    """As where a server's streams end but for one: of many rows a draft's first token took twice a plain step."""
+
+    def seconds(rows: int, k: float) -> float:
+        return 20 + rows * (1.5 * (k > 0) + 0.3 * k) + 1.5 * k
+
+    policy = Adaptive()
+    _, chosen = simulate(policy, seconds, 0.7, rows=16, steps=3000, length=60)
+    assert chosen.count(0) > 2800
+    for handle in range(3000 // 60 * 16):
+        policy.forget(handle)
+    got, _ = simulate(policy, seconds, 0.7, steps=400, length=60)
+    assert got >= 0.94 * max(expected(0.7, k) / seconds(1, k) for k in range(K + 1))
+
+
 def test_a_first_forward_that_takes_long_shuts_no_good_draft_out():
     policy, warm_up, chosen = Adaptive(), 5000.0, []
     for step in range(300):
