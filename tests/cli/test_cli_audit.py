@@ -85,7 +85,8 @@ def test_a_wrong_distribution_exits_with_3(models, capsys, monkeypatch):
     monkeypatch.setattr(
         verify_module, "_residual", lambda group, accepted, *_: verify_module._p_behind(group, accepted)
     )
-    arguments = ["--mode", "sampled", "--verify", "rejection", "--time-limit", "4", "--json", "--quiet"]
+    monkeypatch.setattr("specdec_cli.measure.draws.MIN_DRAWS", 2000)
+    arguments = ["--mode", "sampled", "--verify", "rejection", "--time-limit", "0.1", "--json", "--quiet"]
     assert audit(models, *arguments) == 3
     out, err = capsys.readouterr()
     document = json.loads(out)

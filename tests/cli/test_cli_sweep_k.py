@@ -475,7 +475,7 @@ def test_an_interruption_leaves_what_is_whole_and_exit_code_130(loaded, capsys, 
             yield lambda: next(asked) > after
 
         monkeypatch.setattr(measurement, "interruptible", interrupted)
-        assert sweep_k("--json", "--repeats", "2", "--write-recipe", str(path)) == 130
+        assert sweep_k("--json", "--repeats", "2", "--exhaustive", "--write-recipe", str(path)) == 130
         out, err = capsys.readouterr()
         document = checked(out)
         assert document["plan"]["interrupted"]

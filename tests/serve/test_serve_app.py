@@ -9,6 +9,7 @@ from toy_server import served_engine, toy_client, toy_models
 
 from specdec_cli.recipe.schema import Serve
 from specdec_cli.sampling.params import SamplingParams
+from specdec_cli.serve.bridge import Bridge
 from specdec_cli.serve.logprobs import CompletionLogprobs
 from specdec_cli.serve.settings import Settings
 
@@ -171,12 +172,11 @@ def test_a_model_that_does_not_load_says_why():
         assert "division by zero" in client.post("/v1/completions", json={"prompt": "a"}).json()["error"]["message"]
 
 
-def test_a_stuck_or_dead_engine_shows():
+def test_a_stuck_or_dead_engine_shows(monkeypatch):
     with toy_client() as client:
         bridge = client.models.all[0].bridge
-        bridge._busy_since = 0.0
+        monkeypatch.setattr(Bridge, "busy_seconds", 1000.0)
         assert client.get("/health").json() == {"status": "stuck"}
-        bridge._busy_since = None
         bridge.stop()
         assert client.get("/health").json() == {"status": "dead"}
 

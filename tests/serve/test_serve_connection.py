@@ -24,7 +24,9 @@ def answer_of(raw: socket.socket) -> bytes:
     """The first line of an error's or of /health's answer, which is read to its end."""
     found = b""
     while not found.endswith(b"}"):
-        found += raw.recv(65536)
+        more = raw.recv(65536)
+        assert more, "the connection was closed"
+        found += more
     return found.splitlines()[0]
 
 
@@ -89,11 +91,12 @@ def test_nobody_reads_on_after_an_early_answer(server, monkeypatch):
                 break
             time.sleep(0.01)
         assert ended
+    monkeypatch.setattr(connection, "LINGER_SECONDS", 1.0)
     with socket.create_connection(server.listener.getsockname()[:2], timeout=5) as raw:
         raw.sendall(head)
         assert b" 401 " in answer_of(raw)
         raw.sendall(b"1\r\na\r\n0\r\n\r\n")
-        time.sleep(0.4)
+        time.sleep(1.2)
         raw.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert b" 200 " in answer_of(raw)
 
@@ -122,8 +125,9 @@ def test_an_offer_to_speak_another_protocol_is_passed_over_and_its_body_read(ser
         b"POST /tokenize HTTP/1.1\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA\r\n"
         b"Content-Type: application/json\r\nContent-Length: %d\r\n" % len(body)
     )
-    parts = [head + AUTHORIZED + b"\r\n", body, b"GET /health HTTP/1.1\r\n" + AUTHORIZED + b"\r\n"]
-    _, found = send(server, *([b"".join(parts)] if in_one_piece else parts), silence=1)
+    last = b"GET /health HTTP/1.1\r\nConnection: close\r\n" + AUTHORIZED + b"\r\n"
+    parts = [head + AUTHORIZED + b"\r\n", body, last]
+    _, found = send(server, *([b"".join(parts)] if in_one_piece else parts), silence=5)
     assert re.findall(rb"HTTP/1.1 (\d+)", found) == [b"200", b"200"]
     assert b'"tokens":' in found
 
@@ -148,9 +152,9 @@ def test_what_is_no_body_has_an_end(server, endless):
 
 
 def test_empty_lines_between_requests_hold_no_connection(server, monkeypatch):
-    monkeypatch.setattr(connection, "HEAD_SECONDS", 0.3)
     with socket.create_connection(server.listener.getsockname()[:2], timeout=5) as raw:
         raw.sendall(b"\r\n\r\nGET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        monkeypatch.setattr(connection, "HEAD_SECONDS", 0.3)
         assert b" 200 " in answer_of(raw)
         raw.sendall(b"\r\n")
         assert b" 408 " in answer_of(raw)
@@ -173,5 +177,6 @@ def test_the_first_of_several_requests_learns_that_its_client_is_gone(caplog):
         with socket.create_connection(server.listener.getsockname()[:2], timeout=5) as raw:
             raw.sendall(streaming(max_tokens=400) * 2)
             until(lambda: server.bridge.num_open == 1)
-        until(lambda: not server.bridge.num_open, 2)
+        until(lambda: server.models.all[0].metrics.num_finished["abort"])
+        until(lambda: not server.bridge.num_open)
     assert not [record for record in caplog.records if record.levelname == "ERROR"]

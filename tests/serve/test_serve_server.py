@@ -94,7 +94,8 @@ def status(server: Server, path: str = "/health") -> int:
 def test_a_client_that_goes_away_ends_its_request_streaming_or_not():
     with running() as (server, _):
         bridge = server.models.all[0].bridge
-        for body in (LONG, LONG | {"stream": False}):
+        num_aborted = server.models.all[0].metrics.num_finished
+        for place, body in enumerate((LONG, LONG | {"stream": False}), start=1):
             connection = post(server, body)
             response = answer(connection) if body["stream"] else None
             assert response is None or response.read(20)
@@ -102,9 +103,9 @@ def test_a_client_that_goes_away_ends_its_request_streaming_or_not():
             connection.close()
             if response is not None:
                 response.close()
-            until(lambda: bridge.num_open == 0, 2.0)
+            until(lambda place=place: num_aborted["abort"] == place)
+        assert bridge.num_open == 0
         assert not bridge.engine.has_work
-        assert server.models.all[0].metrics.num_finished["abort"] == 2
 
 
 def test_draining_finishes_what_runs_and_refuses_what_comes():
