@@ -52,6 +52,7 @@ constexpr int ROWS = 6;     // that are multiplied together at most, with
 constexpr long TILE = 64;   // outputs, and
 constexpr long LEAST = 16;  // at a matrix' end
 constexpr long AHEAD = 8192;  // bytes that are fetched early: busy with several rows, a processor reads too little ahead
+constexpr long VALUES_AHEAD = 4096;  // likewise, of a head's values; of its keys the next panels are
 #if (defined(__znver3__) && defined(__AVX512F__) || defined(__znver4__)) && !defined(__AVX512VP2INTERSECT__)
 constexpr bool FETCHES = false;  // but Zen 4, whom it costs a tenth of its time. Older compilers take it and Zen 5 for Zen 3
 #else
@@ -686,6 +687,8 @@ __attribute__((noinline)) void dots(const float* const* queries, const Number* c
     Floats sums[Q][TOGETHER] = {};
     for (long i = 0; i < size; i++, a += WIDTH, b += WIDTH, c += WIDTH, d += WIDTH) {
         const Floats keys[TOGETHER] = {kept(floats_of(a)), kept(floats_of(b)), kept(floats_of(c)), kept(floats_of(d))};
+        if (FETCHES)
+            for (const Number* panel : {a, b, c, d}) __builtin_prefetch(panel + TOGETHER * WIDTH * size);
         for (int q = 0; q < Q; q++)
             for (int p = 0; p < TOGETHER; p++) sums[q][p] = multiply_add(spread(each[q][i]), keys[p], sums[q][p]);
     }
@@ -725,6 +728,7 @@ inline void mean(const float* const (&weights)[Q], const long (&counts)[Q], At v
     for (; together + 4 <= counts[0]; together += 4)
         for (int u = 0; u < 4; u++) {
             const Number* const value = value_at(together + u);
+            if (FETCHES) __builtin_prefetch(value + VALUES_AHEAD / sizeof(Number));
             for (int j = 0; j < J; j++) {
                 const Floats some = kept(floats_of(value + j * WIDTH));
                 for (int q = 0; q < Q; q++)
