@@ -135,7 +135,7 @@ def distribution(logits: Tensor, rows: Sequence[ChainRow], num_tokens: int) -> D
     num_positions = sum(lengths)
     assert logits.shape[0] == num_positions, "logits have one position for each drafted token and one more per row"
     assert logits.shape[1] >= num_tokens, "logits cover the real vocabulary"
-    # A call into torch that cuts nothing off takes 15 µs behind a forward, whose weights have filled the caches.
+    # A call into torch that cuts nothing off is felt behind a small model: its weights have filled the caches.
     scores = _edit(logits if logits.shape[1] == num_tokens else logits[:, :num_tokens], rows, lengths)
     likeliest, largest, may_ban = _largest(scores)
     _check(largest, rows, lengths)

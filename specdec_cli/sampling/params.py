@@ -11,7 +11,7 @@ from specdec_cli.errors import UsageError
 
 MAX_LOGIT_BIAS = 1e9
 """Larger ones would drown float32 logits."""
-_NUMBER = float, int, Real  # the usual ones first: to ask the last takes twenty times as long
+_NUMBER = float, int, Real  # the usual ones first: the last is an abstract class, which takes longer to ask
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from specdec_cli.serve.records import Delta, Job, JobRecord
 
 MAX_BEHIND = 64
-"""Deltas that a slow reader has left; where more are left when others come, they are merged into one."""
+"""Deltas that a slow reader has left when others come; where there are so many, they are merged into one."""
 
 
 class Ticket:
@@ -43,7 +43,7 @@ class Ticket:
     def push(self, deltas: Sequence[Delta]) -> None:
         """Receive the next deltas, one at least; what a reader who is far behind has left becomes one."""
         assert not self._all_is_here, "nothing follows a job's last delta"
-        if len(self._pending) > MAX_BEHIND:
+        if len(self._pending) >= MAX_BEHIND:
             self._pending = deque([merged(self._pending)])
         self._pending += deltas
         self._all_is_here = is_last(deltas[-1])

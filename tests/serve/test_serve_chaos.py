@@ -23,9 +23,9 @@ PROMPTS = ["abcab", "hgfed", "ab.ab", "cafe "]
 VICTIM = "hhhh"
 
 
-def idle(server: LiveServer) -> None:
-    """Nothing is left after a while: no job, no sequence, no block."""
-    until(lambda: not server.bridge.num_open)
+def idle(server: LiveServer, seconds: float = 1.0) -> None:
+    """Nothing is left within a second: no job, no sequence, no block."""
+    until(lambda: not server.bridge.num_open, seconds)
     engine = server.bridge.engine
     assert not engine.has_work
     assert engine.target.num_free_blocks == engine.target.num_blocks
