@@ -22,8 +22,8 @@ from specdec_cli.lm import native
 from specdec_cli.lm.cache import Layout
 from specdec_cli.lm.door import Continuations, Draw
 from specdec_cli.lm.linear import Kind
-from specdec_cli.lm.llama_weights import Layer, Matrix, Shape, empty, norm_weight, panels, take_layer
-from specdec_cli.lm.memory import Arena
+from specdec_cli.lm.llama_weights import Layer, Matrix, Shape, empty, half_of, norm_weight, panels, take_layer
+from specdec_cli.lm.memory import Arena, zeros
 from specdec_cli.lm.threads import Crew
 
 _FLOAT32, _BFLOAT16, _INT8 = range(3)
@@ -38,6 +38,7 @@ class _Matrix(ctypes.Structure):
         ("bias", ctypes.c_void_p),
         ("out", ctypes.c_int64),
         ("in", ctypes.c_int64),
+        ("half", ctypes.c_int64),
     )
 
 
@@ -131,12 +132,14 @@ class LlamaDecoder:
         self._waited = ctypes.c_double()
         self._step = _Step(waited=ctypes.pointer(self._waited))
         with torch.inference_mode():
-            self._embedding = arena.keep(panels(inner.embed_tokens.weight.detach()))
+            embedding = inner.embed_tokens.weight.detach()
+            half = half_of(len(embedding))
+            self._embedding = arena.keep(panels(embedding, half))
             self._layers = [take_layer(layer, self._shape, kind, arena) for layer in inner.layers]
             self._norm = norm_weight(inner.norm)
             head = model.lm_head.weight
             if head is inner.embed_tokens.weight and kind != "int8":
-                self._head = Matrix(head.shape[0], head.shape[1], self._embedding)
+                self._head = Matrix(head.shape[0], head.shape[1], half, self._embedding)
             else:
                 self._head = Matrix.of(head, None, kind, arena)
         epsilon = inner.norm.variance_epsilon
@@ -173,7 +176,7 @@ class LlamaDecoder:
         """
         heads, size = 2 * self._shape.num_key_heads, self._shape.head_size
         slots = -(-num_slots // _SLOTS_GRAIN) * _SLOTS_GRAIN
-        self._cache = torch.zeros(len(self._layers), heads, slots, size, dtype=self._dtype)
+        self._cache = zeros((len(self._layers), heads, slots, size), self._dtype)
         self._step.num_slots, self._step.block, self._step.cache = slots, block_size, self._cache.data_ptr()
 
     def forward(self, tokens: list[int], layout: Layout, wanted: list[int]) -> Tensor:
@@ -305,7 +308,7 @@ def _chance(draw: Draw | None) -> _Chance:
 
 def _matrix(matrix: Matrix) -> _Matrix:
     addresses = [_address(tensor) for tensor in (matrix.weight, matrix.scales, matrix.sums, matrix.bias)]
-    return _Matrix(*addresses, matrix.num_outputs, matrix.num_inputs)
+    return _Matrix(*addresses, matrix.num_outputs, matrix.num_inputs, matrix.half)
 
 
 def _address(tensor: Tensor | None) -> int | None:

@@ -40,10 +40,10 @@ constexpr long INT8_TILES = NEVER;
 // few of them a product goes through its weights in narrow panels, several side by side where there are few rows.
 #if defined(__AVX512F__)
 constexpr long WIDTH = 16, PANEL = 64;
-constexpr int SUMS = 24, QUERIES = 3, MEANS = 4;
+constexpr int REGISTERS = 32, SUMS = 24, QUERIES = 3, MEANS = 4;
 #else
 constexpr long WIDTH = 8, PANEL = 16;
-constexpr int SUMS = 12, QUERIES = 2, MEANS = 2;
+constexpr int REGISTERS = 16, SUMS = 12, QUERIES = 2, MEANS = 2;
 #endif
 typedef float Floats __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
 typedef int32_t Ints __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
@@ -103,9 +103,22 @@ inline Floats spread(float value) {  // to all of a vector
 #endif
 }
 
-inline Floats kept(Floats v) {  // in a register: compilers read it anew for each of its uses
+inline Ints spread_bits(const void* from) {  // 32 of them
+    int32_t bits;
+    std::memcpy(&bits, from, sizeof bits);
+#if defined(__AVX512F__)
+    return (Ints)_mm512_set1_epi32(bits);
+#elif defined(__AVX2__)
+    return (Ints)_mm256_set1_epi32(bits);
+#else
+    return Ints{} + bits;
+#endif
+}
+
+template <class Vector>
+inline Vector kept(Vector v) {  // in a register: compilers read it anew for each of its uses
 #if defined(__AVX2__)
-    asm("" : "+v"(v));
+    if constexpr (sizeof v == sizeof(Floats)) asm("" : "+v"(v));
 #endif
     return v;
 }
@@ -190,13 +203,14 @@ extern "C" {
 // Weights [out, in] of a kind in panels [in / PACK, outputs, PACK], PANEL outputs in each and at the end half and a quarter
 // as many, but not fewer than LEAST: a product reads them from front to back, as fast as memory gives, an input meets all
 // of a panel's outputs, and nothing is summed across a vector. Outputs and inputs that fill no vector and no pack are
-// zeros. `scales` and `sums` are for int8, `bias` where there is one; all of them have an entry for each of a panel's.
+// zeros. The outputs before `half` and the others have panels, and ends, of their own, so that two threads have equally
+// many. `scales` and `sums` are for int8, `bias` where there is one; all of them have an entry for each of a panel's.
 struct Matrix {
     const void* weight;
     const float* scales;
     const int32_t* sums;
     const float* bias;
-    int64_t out, in;
+    int64_t out, in, half;
 };
 
 struct Layer {
@@ -254,7 +268,8 @@ struct Float32 {
     typedef Floats Vector;
     typedef Floats Sums;
     static Vector load_weights(const float* from) { return load(from); }
-    static Sums add(Sums sums, Vector w, const float* x) { return multiply_add(w, spread(*x), sums); }
+    static Vector pack_of(const float* x) { return spread(*x); }
+    static Sums add(Sums sums, Vector w, Vector x) { return multiply_add(w, x, sums); }
     static Floats values(Floats sums, const Matrix&, long, float) { return sums; }
     static float prepare(const float* row, long size, float* out) {
         std::memcpy(out, row, size * sizeof(float));
@@ -271,11 +286,8 @@ struct BFloat16 {
     using Input = uint16_t;
     typedef __m512bh Vector;
     static Vector load_weights(const uint16_t* from) { return (__m512bh)_mm512_loadu_si512(from); }
-    static Sums add(Sums sums, Vector w, const uint16_t* x) {
-        int32_t both;
-        std::memcpy(&both, x, 4);
-        return (Sums)_mm512_dpbf16_ps((__m512)sums, w, (__m512bh)_mm512_set1_epi32(both));
-    }
+    static Vector pack_of(const uint16_t* x) { return (__m512bh)spread_bits(x); }
+    static Sums add(Sums sums, Vector w, Vector x) { return (Sums)_mm512_dpbf16_ps((__m512)sums, w, x); }
 #else
     using Input = float;
     struct Vector { Floats low, high; };
@@ -283,8 +295,9 @@ struct BFloat16 {
         const Ints both = *(const Ints*)from;
         return {(Floats)(both << 16), (Floats)(both & int32_t(0xffff0000))};
     }
-    static Sums add(Sums sums, const Vector& w, const float* x) {
-        return multiply_add(w.high, spread(x[1]), multiply_add(w.low, spread(x[0]), sums));
+    static Vector pack_of(const float* x) { return {spread(x[0]), spread(x[1])}; }
+    static Sums add(Sums sums, const Vector& w, const Vector& x) {
+        return multiply_add(w.high, x.high, multiply_add(w.low, x.low, sums));
     }
 #endif
     static Floats values(Floats sums, const Matrix&, long, float) { return sums; }
@@ -308,11 +321,8 @@ struct Int8 {
     static constexpr bool IS_PAIRED = false;
     typedef __m512i Vector;
     static Vector load_weights(const int8_t* from) { return _mm512_loadu_si512(from); }
-    static Sums add(Sums sums, Vector w, const uint8_t* x) {
-        int32_t all;
-        std::memcpy(&all, x, 4);
-        return (Sums)_mm512_dpbusd_epi32((__m512i)sums, _mm512_set1_epi32(all), w);
-    }
+    static Vector pack_of(const uint8_t* x) { return (__m512i)spread_bits(x); }
+    static Sums add(Sums sums, Vector w, Vector x) { return (Sums)_mm512_dpbusd_epi32((__m512i)sums, x, w); }
 #else
     using Input = int16_t;
     static constexpr bool IS_PAIRED = true;  // even inputs of a pack come before the odd ones
@@ -321,19 +331,17 @@ struct Int8 {
         const Shorts all = *(const Shorts*)from;
         return {(Ints)(all << 8 >> 8), (Ints)(all >> 8)};
     }
-    static Sums add(Sums sums, const Vector& w, const int16_t* x) {
-        int32_t even, odd;
-        std::memcpy(&even, x, 4);
-        std::memcpy(&odd, x + 2, 4);
-        return sums + pairs(w.even, even) + pairs(w.odd, odd);
+    static Vector pack_of(const int16_t* x) { return {spread_bits(x), spread_bits(x + 2)}; }
+    static Sums add(Sums sums, const Vector& w, const Vector& x) {
+        return sums + pairs(w.even, x.even) + pairs(w.odd, x.odd);
     }
-    static Ints pairs(Ints w, int32_t x) {  // their sums of products
+    static Ints pairs(Ints w, Ints x) {  // their sums of products
 #if defined(__AVX512BW__)
-        return (Ints)_mm512_madd_epi16((__m512i)w, _mm512_set1_epi32(x));
+        return (Ints)_mm512_madd_epi16((__m512i)w, (__m512i)x);
 #elif defined(__AVX2__) && !defined(__AVX512F__)
-        return (Ints)_mm256_madd_epi16((__m256i)w, _mm256_set1_epi32(x));
+        return (Ints)_mm256_madd_epi16((__m256i)w, (__m256i)x);
 #else
-        return (w << 16 >> 16) * int32_t(int16_t(x)) + (w >> 16) * (x >> 16);
+        return (w << 16 >> 16) * (x << 16 >> 16) + (w >> 16) * (x >> 16);
 #endif
     }
 #endif
@@ -381,22 +389,39 @@ struct Room {
 
 struct Part { long begin, end; };
 
-Part part_of(long count, long grain, int thread, int threads) {
-    const long grains = (count + grain - 1) / grain;
-    return {std::min(count, grains * thread / threads * grain), std::min(count, grains * (thread + 1) / threads * grain)};
+Part part_of(long count, int thread, int threads) { return {count * thread / threads, count * (thread + 1) / threads}; }
+
+// How many outputs there are together, `most` or half or a quarter of them, from one on before an end.
+inline long width_at(long o, long end, long most) {
+    while (o + most >= end + LEAST) most /= 2;
+    return most;
 }
 
-// How many of `out` outputs are multiplied together from one of them on; as many panels are side by side as they fill.
-inline long tile_at(long o, long out) {
-    long width = TILE;
-    while (o + width >= out + LEAST) width /= 2;
-    return width;
+// The panel where an output is.
+struct Panel {
+    long begin, width;
+
+    Panel(const Matrix& m, long o) {
+        const long first = o < m.half ? 0 : m.half, end = o < m.half ? m.half : m.out;
+        begin = first + (o - first) / PANEL * PANEL;
+        while (begin + (width = width_at(begin, end, PANEL)) <= o) begin += width;
+    }
+};
+
+// A thread's part of a matrix' outputs: whole panels, and whole units of several if they are parted by these.
+Part part_of(const Matrix& m, int thread, int threads, long unit = PANEL) {
+    const auto begin = [&](long t) {
+        const long o = m.out * t / threads, first = o < m.half ? 0 : m.half;
+        return t < threads ? first + (o - first) / unit * unit : long(m.out);
+    };
+    return {begin(thread), begin(thread + 1)};
 }
 
 // V vectors of outputs, W together, times R rows of inputs, `in` of them with what fills the last pack.
 template <class Kind, int R, int V, long W>
 inline void multiply(const typename Kind::Weight* w, const typename Kind::Input* x, long in,
                      typename Kind::Sums (&found)[R][V]) {
+    constexpr bool KEEPS = R > 1 && R * V + V + 1 <= REGISTERS;
     typename Kind::Sums sums[R][V] = {};
     for (long i = 0; i < in; i += Kind::PACK) {
         typename Kind::Vector weights[V];
@@ -405,12 +430,15 @@ inline void multiply(const typename Kind::Weight* w, const typename Kind::Input*
             constexpr long S = std::min(W, PANEL);
             const auto* const from = w + v * WIDTH / S * S * in + i * S + v * WIDTH % S * Kind::PACK;
             weights[v] = Kind::load_weights(from);
+            if (KEEPS) weights[v] = kept(weights[v]);
             if (FETCHES && R > 1) __builtin_prefetch(from + AHEAD / sizeof *from);
         }
 #pragma GCC unroll 8
-        for (int r = 0; r < R; r++)
+        for (int r = 0; r < R; r++) {
+            const auto pack = kept(Kind::pack_of(x + r * in + i));
 #pragma GCC unroll 8
-            for (int v = 0; v < V; v++) sums[r][v] = Kind::add(sums[r][v], weights[v], x + r * in + i);
+            for (int v = 0; v < V; v++) sums[r][v] = Kind::add(sums[r][v], weights[v], pack);
+        }
     }
     std::memcpy(found, sums, sizeof sums);
 }
@@ -605,7 +633,7 @@ struct Product {
         for (int v = 0; v < V; v++) {
             typename Kind::Sums all = sums[v];
             for (long i = packs / TILE_PACKS * TILE_PACKS * Kind::PACK; i < in; i += Kind::PACK)
-                all = Kind::add(all, Kind::load_weights(weights + i * W + v * WIDTH * Kind::PACK), x + row * in + i);
+                all = Kind::add(all, Kind::load_weights(weights + i * W + v * WIDTH * Kind::PACK), Kind::pack_of(x + row * in + i));
             put<ADDS>(all, row, o + first + v * WIDTH, to, pitch);
         }
     }
@@ -631,7 +659,7 @@ struct Product {
     template <bool ADDS>
     void go(Part part, float* to, long pitch) const {
         for (long o = part.begin, width; o < part.end; o += width) {
-            width = tile_at(o, m.out);
+            width = PANEL > LEAST ? Panel(m, o).width : width_at(o, part.end, TILE);  // several of narrow panels
             switch (width) {
                 case TILE: rows<TILE, ADDS>(o, to, pitch); break;
                 case TILE / 2: rows<TILE / 2, ADDS>(o, to, pitch); break;
@@ -895,12 +923,10 @@ struct Attention {
 
 // One row of a matrix [out, size] in panels.
 template <class Number>
-void embed(const Number* from, long out, long row, long size, float* to) {
+void embed(const Number* from, Panel panel, long row, long size, float* to) {
     constexpr long PACK = 4 / sizeof(Number);
-    long begin = row / TILE * TILE, width = std::min(PANEL, tile_at(begin, out));
-    for (; begin + width <= row; width = std::min(PANEL, tile_at(begin, out))) begin += width;
-    from += begin * ((size + PACK - 1) / PACK * PACK);
-    for (long i = 0; i < size; i++) to[i] = float_of(from[(i / PACK * width + row - begin) * PACK + i % PACK]);
+    from += panel.begin * ((size + PACK - 1) / PACK * PACK);
+    for (long i = 0; i < size; i++) to[i] = float_of(from[(i / PACK * panel.width + row - panel.begin) * PACK + i % PACK]);
 }
 
 double clock_seconds() {
@@ -1004,9 +1030,9 @@ void run(const Model& m, const Step& s, Member& member) {
     Inputs<Kind> inputs{(typename Kind::Input*)mine, mine + room.row - n, mine + room.row};
     float* const scores = mine + room.scores;
     {
-        const Part part = part_of(n, 1, thread, threads);
+        const Part part = part_of(n, thread, threads);
         for (long r = part.begin; r < part.end; r++)
-            embed((const Number*)m.embedding, m.head.out, s.rows[r].token, hidden, x + r * hidden);
+            embed((const Number*)m.embedding, Panel(m.head, s.rows[r].token), s.rows[r].token, hidden, x + r * hidden);
     }
     member.meet();
     for (long l = 0; l < m.num_layers; l++) {
@@ -1015,7 +1041,7 @@ void run(const Model& m, const Step& s, Member& member) {
         Number* const values = keys + K * s.num_slots * D;
 
         inputs.normed(x, layer.input_norm, n, hidden, m.epsilon);
-        const Part own = part_of(heads * D, std::lcm(TILE, D), thread, threads);
+        const Part own = part_of(layer.qkv, thread, threads, std::lcm(PANEL, D));
         inputs.times(layer.qkv, n).into(own, qkv, heads * D);
         for (long i = own.begin / D * n; i < own.end / D * n; i++) {  // a head of each row
             const long h = i / n, r = i % n;
@@ -1031,7 +1057,7 @@ void run(const Model& m, const Step& s, Member& member) {
         }
         member.meet();
         const long num_blocks = long(blocks.size());
-        const Part tasks = part_of(num_blocks * K, 1, thread, threads);
+        const Part tasks = part_of(num_blocks * K, thread, threads);
         for (long i = tasks.begin; i < tasks.end; i++) {
             const long k = i / num_blocks;  // query heads stand group by group: g K + k
             const Part block = blocks[i % num_blocks];
@@ -1043,10 +1069,10 @@ void run(const Model& m, const Step& s, Member& member) {
         }
         member.meet();
         for (long r = 0; r < n; r++) inputs.prepare(r, attended + r * width, width);
-        inputs.times(layer.output, n).onto(part_of(hidden, TILE, thread, threads), x, hidden);
+        inputs.times(layer.output, n).onto(part_of(layer.output, thread, threads), x, hidden);
         member.meet();
         inputs.normed(x, layer.mlp_norm, n, hidden, m.epsilon);
-        const Part part = part_of(I, TILE, thread, threads);
+        const Part part = part_of(layer.gate, thread, threads);
         inputs.times(layer.gate, n).into(part, gate_up, 2 * I);
         inputs.times(layer.up, n).into(part, gate_up + I, 2 * I);
         for (long r = 0; r < n; r++) {
@@ -1061,7 +1087,7 @@ void run(const Model& m, const Step& s, Member& member) {
         }
         member.meet();
         for (long r = 0; r < n; r++) inputs.prepare(r, gate_up + r * 2 * I, I);
-        inputs.times(layer.down, n).onto(part_of(hidden, TILE, thread, threads), x, hidden);
+        inputs.times(layer.down, n).onto(part_of(layer.down, thread, threads), x, hidden);
         member.meet();
     }
     for (long i = 0; i < s.num_wanted; i++) {
@@ -1070,7 +1096,7 @@ void run(const Model& m, const Step& s, Member& member) {
     }
     if (s.num_wanted >= Kind::TILES_FROM) tiles.shape(group_size(s.num_wanted));
     const long V = m.head.out;
-    inputs.times(m.head, s.num_wanted).into(part_of(V, TILE, thread, threads), s.logits, V);
+    inputs.times(m.head, s.num_wanted).into(part_of(m.head, thread, threads), s.logits, V);
 }
 
 void run(const Model& m, const Step& s, Member& member) {

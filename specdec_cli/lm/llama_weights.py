@@ -8,6 +8,8 @@ Letters: H query heads, K key heads, G = H/K, D head size, I MLP width.
 
 from __future__ import annotations
 
+import itertools
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +25,7 @@ CLASSES = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3F
 ROPE_TYPES = {"default", "linear", "llama3", "yarn"}
 _PANELS = 64, 32, 16  # outputs in a panel: those of the compiled decoder, as many as its processor likes and fewer
 _PACK_BYTES = 4  # inputs that meet their weights at once
+_LEAST = _PANELS[-1]
 
 
 def obstacle(model: Any, device: torch.device | None = None) -> str | None:
@@ -95,6 +98,7 @@ class Matrix:
     Args:
         num_outputs: without what fills the last panel.
         num_inputs: without what fills the last pack.
+        half: outputs in the first half of them.
         weight: in `panels`; float32, bfloat16 or int8.
         bias: float32, or None.
         scales: float32, of int8 weights, else None.
@@ -103,21 +107,23 @@ class Matrix:
 
     num_outputs: int
     num_inputs: int
+    half: int
     weight: Tensor
     bias: Tensor | None = None
     scales: Tensor | None = None
     sums: Tensor | None = None
 
     @classmethod
-    def of(cls, weight: Tensor, bias: Tensor | None, kind: Kind, arena: Arena) -> Matrix:
-        """A weight [out, in] kept as `kind` says."""
+    def of(cls, weight: Tensor, bias: Tensor | None, kind: Kind, arena: Arena, unit: int = 1) -> Matrix:
+        """A weight [out, in] kept as `kind` says; threads do not part a unit of its outputs."""
         num_outputs, num_inputs = weight.shape
+        half = half_of(num_outputs, unit)
         bias = None if bias is None else _of_panels(bias.detach().float())
         if kind != "int8":
-            return cls(num_outputs, num_inputs, arena.keep(panels(weight.detach())), bias)
+            return cls(num_outputs, num_inputs, half, arena.keep(panels(weight.detach(), half)), bias)
         whole, scales = quantized(weight.detach())
-        sums = whole.sum(1, dtype=torch.int32)
-        return cls(num_outputs, num_inputs, arena.keep(panels(whole)), bias, _of_panels(scales), _of_panels(sums))
+        sums = _of_panels(whole.sum(1, dtype=torch.int32))
+        return cls(num_outputs, num_inputs, half, arena.keep(panels(whole, half)), bias, _of_panels(scales), sums)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,14 +151,20 @@ class Layer:
     down: Matrix
 
 
-def panels(weight: Tensor) -> Tensor:
+def half_of(num_outputs: int, unit: int = 1) -> int:
+    """How many of a matrix' outputs are its first half: whole units, and whole panels of the smallest kind."""
+    grain = math.lcm(_LEAST, unit)
+    return num_outputs // 2 // grain * grain
+
+
+def panels(weight: Tensor, half: int) -> Tensor:
     """A matrix [out, in] as the compiled decoder reads it, in one piece: see its `Matrix`."""
     pack = _PACK_BYTES // weight.element_size()
-    filled = nn.functional.pad(weight, (0, -weight.shape[1] % pack, 0, -weight.shape[0] % _PANELS[-1]))
+    filled = nn.functional.pad(weight, (0, -weight.shape[1] % pack, 0, -weight.shape[0] % _LEAST))
     found, start = torch.empty(filled.numel(), dtype=weight.dtype), 0
     most = native.library().panel_outputs()
-    for outputs in (size for size in _PANELS if size <= most):
-        stop = start + (len(filled) - start) // outputs * outputs
+    for end, outputs in itertools.product((half, len(filled)), (size for size in _PANELS if size <= most)):
+        stop = start + (end - start) // outputs * outputs
         panel = filled[start:stop].view(-1, outputs, filled.shape[1] // pack, pack).transpose(1, 2)
         found[start * filled.shape[1] : stop * filled.shape[1]].view(panel.shape).copy_(panel)
         start = stop
@@ -161,7 +173,7 @@ def panels(weight: Tensor) -> Tensor:
 
 def _of_panels(values: Tensor) -> Tensor:
     """One value for each output of the panels, in memory of its own."""
-    return nn.functional.pad(values, (0, -len(values) % _PANELS[-1])).contiguous()
+    return nn.functional.pad(values, (0, -len(values) % _LEAST)).contiguous()
 
 
 def norm_weight(module: Any) -> Tensor:
@@ -181,7 +193,7 @@ def take_layer(layer: Any, shape: Shape, kind: Kind, arena: Arena) -> Layer:
     columns = grouped + torch.arange(shape.head_size).repeat(shape.num_heads)
     taken = Layer(
         norm_weight(layer.input_layernorm),
-        Matrix.of(qkv, bias, kind, arena),
+        Matrix.of(qkv, bias, kind, arena, shape.head_size),
         _head_norm(attention, shape) if hasattr(attention, "q_norm") else None,
         Matrix.of(attention.o_proj.weight[:, columns], None, kind, arena),
         norm_weight(layer.post_attention_layernorm),

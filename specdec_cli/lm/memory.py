@@ -1,10 +1,11 @@
-"""Memory for weights that are read from front to back in every step: in huge pages, where the system has them.
+"""Memory for weights, and for keys and values, that every step reads: in huge pages, where the system has them.
 
 A page of 4 KiB has to be looked up every 4 KiB, and in a virtual machine that takes long; one of 2 MiB rarely.
 """
 
 from __future__ import annotations
 
+import math
 import mmap
 from dataclasses import dataclass, field
 
@@ -31,6 +32,12 @@ class Arena:
         piece = self._chunk[self._begin : self._begin + num_bytes]
         self._begin += -(-num_bytes // _ALIGNED) * _ALIGNED
         return piece.view(tensor.dtype).view(tensor.shape).copy_(tensor)
+
+
+def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros; memory is taken as it is written."""
+    num_bytes = math.prod(shape) * dtype.itemsize
+    return _mapped(num_bytes)[:num_bytes].view(dtype).view(shape)
 
 
 def _mapped(num_bytes: int) -> Tensor:
