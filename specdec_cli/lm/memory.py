@@ -1,4 +1,4 @@
-"""Memory for weights, and for keys and values, that every step reads: in huge pages, where the system has them.
+"""Memory for what every step reads, weights and a small cache: in huge pages, where the system has them.
 
 A page of 4 KiB has to be looked up every 4 KiB, and in a virtual machine that takes long; one of 2 MiB rarely.
 """
@@ -35,8 +35,10 @@ class Arena:
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros; memory is taken as it is written."""
+    """Zeros; memory is taken as it is written, of many in small pages: they may never be all used."""
     num_bytes = math.prod(shape) * dtype.itemsize
+    if num_bytes > _CHUNK:
+        return torch.zeros(shape, dtype=dtype)
     return _mapped(num_bytes)[:num_bytes].view(dtype).view(shape)
 
 
