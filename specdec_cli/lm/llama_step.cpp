@@ -36,14 +36,15 @@ constexpr long INT8_TILES = 7;
 constexpr long INT8_TILES = NEVER;
 #endif
 
-// What a processor's registers hold: the sums of a product, queries that meet keys together, and a mean's vectors. With
-// few of them a product goes through its weights in narrow panels, several side by side where there are few rows.
+// What a processor's registers hold: the sums of a product, queries that meet keys together (more where these have to be
+// widened first), those whose means are taken together, and a mean's vectors. With few registers a product goes through
+// its weights in narrow panels, several side by side where there are few rows.
 #if defined(__AVX512F__)
 constexpr long WIDTH = 16, PANEL = 64;
-constexpr int REGISTERS = 32, SUMS = 24, QUERIES = 3, MEANS = 4;
+constexpr int REGISTERS = 32, SUMS = 24, QUERIES = 3, QUERIES_OF_HALVES = 5, WEIGHED = 3, MEANS = 4;
 #else
 constexpr long WIDTH = 8, PANEL = 16;
-constexpr int REGISTERS = 16, SUMS = 12, QUERIES = 2, MEANS = 2;
+constexpr int REGISTERS = 16, SUMS = 12, QUERIES = 2, QUERIES_OF_HALVES = 2, WEIGHED = 2, MEANS = 2;
 #endif
 typedef float Floats __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
 typedef int32_t Ints __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
@@ -850,6 +851,8 @@ struct Attention {
                 starts[p + 1] = t;
             }
             long q = 0;
+            constexpr int MOST = sizeof(Number) < sizeof(float) ? QUERIES_OF_HALVES : QUERIES;
+            for (; q + MOST <= num_rows * groups; q += MOST) write<MOST>(q, at_query, panels, lanes, starts);
             for (; q + QUERIES <= num_rows * groups; q += QUERIES) write<QUERIES>(q, at_query, panels, lanes, starts);
             for (; q + 2 <= num_rows * groups; q += 2) write<2>(q, at_query, panels, lanes, starts);
             for (; q < num_rows * groups; q++) write<1>(q, at_query, panels, lanes, starts);
@@ -875,6 +878,7 @@ struct Attention {
     void find(float* out, long row_pitch, long group_pitch) const {
         const auto to = [=](long q) { return out + q / groups * row_pitch + q % groups * group_pitch; };
         long q = 0;
+        for (; q + WEIGHED <= num_rows * groups; q += WEIGHED) soften_and_find<WEIGHED>(q, to);
         for (; q + 2 <= num_rows * groups; q += 2) soften_and_find<2>(q, to);
         if (q < num_rows * groups) soften_and_find<1>(q, to);
     }
@@ -909,8 +913,8 @@ struct Attention {
                 for (float*& each : to) each += J * WIDTH;
             }
         };
-        go(std::integral_constant<int, MEANS / Q>());
-        go(std::integral_constant<int, 2 / Q>());
+        go(std::integral_constant<int, (MEANS + Q - 1) / Q>());
+        go(std::integral_constant<int, (2 + Q - 1) / Q>());
         go(std::integral_constant<int, 1>());
         for (; i < size; i++)
             for (int q = 0; q < Q; q++) {
