@@ -66,7 +66,7 @@ class Server(uvicorn.Server):
             uvicorn.Config(
                 create_app(models, settings),
                 http=Connection,
-                loop="asyncio",
+                loop="auto",  # uvloop, where there is one
                 ws="none",
                 lifespan="on",
                 log_config=None,
