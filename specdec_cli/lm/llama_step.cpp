@@ -409,11 +409,12 @@ struct Panel {
     }
 };
 
-// A thread's part of a matrix' outputs: whole panels, and whole units of several if they are parted by these.
+// A thread's part of a matrix' outputs: whole panels, and whole units of several if they are parted by these; it begins
+// where the nearest of them does.
 Part part_of(const Matrix& m, int thread, int threads, long unit = PANEL) {
     const auto begin = [&](long t) {
-        const long o = m.out * t / threads, first = o < m.half ? 0 : m.half;
-        return t < threads ? first + (o - first) / unit * unit : long(m.out);
+        const long o = m.out * t / threads, first = o < m.half ? 0 : m.half, end = o < m.half ? m.half : m.out;
+        return t < threads ? std::min(end, first + (o - first + unit / 2) / unit * unit) : end;
     };
     return {begin(thread), begin(thread + 1)};
 }

@@ -143,13 +143,13 @@ def test_a_planted_fault_is_caught(tmp_path, monkeypatch, fault):
 
 @pytest.mark.parametrize(("dtype", "quantize"), [("float32", "none"), ("bfloat16", "none"), ("bfloat16", "int8")])
 def test_a_row_has_the_same_bits_in_any_company(tmp_path, dtype, quantize):
-    """Sizes that no vector divides, and a part of the outputs for each of two and three threads."""
+    """Sizes that no vector divides, and a part of the outputs for each of two to four threads."""
     shape = {"hidden_size": 88, "intermediate_size": 150, "num_attention_heads": 4, "head_dim": 22}
     lm = load_lm(str(make_tiny("llama", tmp_path, **shape)), dtype=dtype, quantize=quantize)
     whole = lm.score([Row(0, TEXT[:60], 60)])
     before = torch.get_num_threads()
     try:
-        for num_rows, num_threads in product((1, 2, 3, 5, 6, 7, 12, 25), (1, 2, 3)):
+        for num_rows, num_threads in product((1, 2, 3, 5, 6, 7, 12, 25), (1, 2, 3, 4)):
             torch.set_num_threads(num_threads)
             lm.release(0)
             lm.score([Row(0, TEXT[: 60 - num_rows], 0)])
@@ -345,3 +345,15 @@ class TestBuilding:
         monkeypatch.setattr(native, "SOURCE", source)
         assert "does not compile" in native.missing()
         assert "error" in native.missing()
+
+
+@pytest.mark.parametrize(
+    ("num_outputs", "unit", "half"),
+    [(160, 1, 80), (432, 1, 208), (480, 32, 224), (97, 1, 48), (2048, 128, 1024), (30, 1, 0)],
+)
+def test_two_threads_have_equally_many_outputs(num_outputs, unit, half):
+    """To a narrow panel or a head; each half has panels of its own."""
+    assert llama_weights.half_of(num_outputs, unit) == half
+    weight = torch.arange(num_outputs, dtype=torch.float32)[:, None]
+    laid_out = llama_weights.panels(weight, half).flatten()
+    assert laid_out[:half].sort().values.equal(weight[:half, 0])

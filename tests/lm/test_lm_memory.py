@@ -1,12 +1,17 @@
 """Weights beside each other in large mappings: each is itself, and none overlaps another."""
 
 import mmap
+from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
 from specdec_cli.lm import memory
-from specdec_cli.lm.memory import Arena
+from specdec_cli.lm.memory import Arena, zeros
+
+HUGE = 2 << 20
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 @pytest.mark.parametrize("has_huge_pages", [True, False])
@@ -37,5 +42,23 @@ def test_what_is_kept_stays_what_it_was(monkeypatch, has_huge_pages):
 
 
 def test_a_mapping_begins_where_a_huge_page_does():
-    kept = Arena().keep(torch.ones(3))
-    assert kept.data_ptr() % (2 << 20) == 0
+    assert Arena().keep(torch.ones(3)).data_ptr() % HUGE == 0
+    assert zeros((2, 3), torch.bfloat16).data_ptr() % HUGE == 0
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (3, 5), (1 << 9, 1 << 16)])
+def test_zeros_are_zeros(shape):
+    found = zeros(shape, torch.bfloat16)
+    assert found.shape == shape
+    assert found.dtype == torch.bfloat16
+    assert not found.any()
+
+
+@pytest.mark.skipif(
+    not HUGE_PAGES.exists() or "[madvise]" not in HUGE_PAGES.read_text(), reason="huge pages are not for who asks"
+)
+def test_many_zeros_take_memory_as_they_are_used():
+    """A long text's cache that holds the beginning of one, a little in each of its parts."""
+    found, before = zeros((64, HUGE), torch.int8), psutil.Process().memory_info().rss
+    found[:, :64] = 1
+    assert psutil.Process().memory_info().rss - before < len(found) * HUGE / 4
