@@ -59,13 +59,12 @@ def _weights(results: dict[str, Any]) -> str:
 
 def _builtin_row(row: dict[str, Any]) -> list[str]:
     speedup = row["speedup_decode"]
-    low, high = speedup["ci95"]
     return [
         str(row["k"]),
         f"{row['acceptance_rate']:.3f}",
         f"{row['acceptance_length']:.2f}",
         f"{row['plain_tokens_per_second']:.1f}",
-        f"{speedup['median']:.2f} [{low:.2f}, {high:.2f}]",
+        _interval(speedup["median"], speedup["ci95"]),
     ]
 
 
@@ -89,9 +88,8 @@ def peers(document: dict[str, Any]) -> str:
 def _peer_row(label: str, facts: dict[str, Any]) -> list[str]:
     """One system: its speed, ours with the draft over it, and whether its tokens were ours."""
     over, equal = facts["draft_over_it"], facts["equal"]
-    low, high = over["ci95"]
     same = "yes" if not equal["mismatches"] else f"not in {equal['mismatches']} texts"
-    return [label, f"{facts['tokens_per_second']:.0f}", f"{over['median']:.2f} [{low:.2f}, {high:.2f}]", same]
+    return [label, f"{facts['tokens_per_second']:.0f}", _interval(over["median"], over["ci95"]), same]
 
 
 def _server_rows(servers: Sequence[dict[str, Any]], best: dict[str, Any]) -> list[list[str]]:
@@ -124,8 +122,48 @@ def _other_row(label: str, speed: float, best: dict[str, Any], same: str) -> lis
     return [label, f"{speed:.0f}", f"{best['draft_tokens_per_second'] / speed:.2f}", same]
 
 
+def adaptive(document: dict[str, Any]) -> str:
+    """The adaptive depth and a fixed k over plain decoding, by draft and by how many sequences run together."""
+    rows = document["results"]
+    sizes = sorted({row["batch"] for row in rows})
+    kinds = list(dict.fromkeys((row["draft"], row["cold"]) for row in rows))
+    head = ["times as fast as no draft: adaptive (fixed k)", *(f"{size} together" for size in sizes)]
+    lines = []
+    for draft, cold in kinds:
+        of_size = {row["batch"]: row for row in rows if (row["draft"], row["cold"]) == (draft, cold)}
+        lines.append([f"{draft}{', first texts' * cold}", *(_adaptive_cell(of_size.get(size)) for size in sizes)])
+    return f"{measured_on(document)}.\n\n" + markdown(head, lines)
+
+
+def _adaptive_cell(row: dict[str, Any] | None) -> str:
+    if row is None:
+        return ""
+    return f"{_interval(row['adaptive']['total'], row['adaptive']['ci95'])} ({row['fixed']['total']:.2f})"
+
+
+def streams(document: dict[str, Any]) -> str:
+    """The server's speed with drafts over that without, by how many streams there are."""
+    points = document["results"]["points"]
+    arms = [name.removesuffix(" / none") for name in points[0]["ci95"]]
+    head = [
+        "times as fast as no draft",
+        *(f"{point['streams']} stream{'s' * (point['streams'] > 1)}" for point in points),
+    ]
+    lines = [
+        [arm, *(_interval(point[f"{arm} / none"], point["ci95"][f"{arm} / none"]) for point in points)] for arm in arms
+    ]
+    lines.append(["tokens/s without a draft", *(f"{point['none']:.0f}" for point in points)])
+    return f"{measured_on(document)}.\n\n" + markdown(head, lines)
+
+
+def _interval(value: float, ends: Sequence[float]) -> str:
+    return f"{value:.2f} [{ends[0]:.2f}, {ends[1]:.2f}]"
+
+
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "builtin": ("builtin_pair.json", builtin),
+    "adaptive": ("adaptive.json", adaptive),
+    "streams": ("serve_load.json", streams),
     "peers-builtin": ("peers_builtin.json", peers),
     "peers-embedded": ("peers_embedded.json", peers),
 }

@@ -254,6 +254,36 @@ def test_a_draft_whose_weights_are_int8_is_said_to_be(results: Path):
     assert "the draft's weights in our runs int8; " in tables_script().table("builtin", results)
 
 
+def test_adaptive_stands_by_draft_and_by_how_many_run_together(tmp_path: Path):
+    def row(draft: str, batch: int, cold: bool, total: float) -> dict:
+        figures = {"adaptive": {"total": total, "ci95": [total - 0.1, total + 0.1]}, "fixed": {"total": 0.5}}
+        return {"draft": draft, "batch": batch, "cold": cold, **figures}
+
+    rows = [row("D", 4, False, 1.2), row("D", 1, False, 1.5), row("D", 1, True, 1.1), row("ngram", 4, False, 0.99)]
+    document = {"machine": MACHINE, "load_average_after_1m": 1.5, "results": rows}
+    (tmp_path / "adaptive.json").write_text(json.dumps(document))
+    assert tables_script().table("adaptive", tmp_path).splitlines()[2:] == [
+        "| times as fast as no draft: adaptive (fixed k) | 1 together | 4 together |",
+        "| --- | ---: | ---: |",
+        "| D | 1.50 [1.40, 1.60] (0.50) | 1.20 [1.10, 1.30] (0.50) |",
+        "| D, first texts | 1.10 [1.00, 1.20] (0.50) |  |",
+        "| ngram |  | 0.99 [0.89, 1.09] (0.50) |",
+    ]
+
+
+def test_streams_stand_by_policy(tmp_path: Path):
+    point = {"streams": 1, "none": 800.4, "adaptive / none": 1.8, "ci95": {"adaptive / none": [1.7, 1.9]}}
+    points = [point, point | {"streams": 4, "none": 2000.0, "adaptive / none": 1.01}]
+    document = {"machine": MACHINE, "load_average_after_1m": 1.5, "results": {"points": points}}
+    (tmp_path / "serve_load.json").write_text(json.dumps(document))
+    assert tables_script().table("streams", tmp_path).splitlines()[2:] == [
+        "| times as fast as no draft | 1 stream | 4 streams |",
+        "| --- | ---: | ---: |",
+        "| adaptive | 1.80 [1.70, 1.90] | 1.01 [1.70, 1.90] |",
+        "| tokens/s without a draft | 800 | 2000 |",
+    ]
+
+
 def test_other_engines_stand_beside_ours_and_their_other_texts_are_told(tmp_path: Path):
     def peer(speed: float) -> dict:
         over = {"median": 100 / speed, "ci95": [1.0, 9.0]}
