@@ -127,7 +127,10 @@ def adaptive(document: dict[str, Any]) -> str:
     rows = document["results"]
     sizes = sorted({row["batch"] for row in rows})
     kinds = list(dict.fromkeys((row["draft"], row["cold"]) for row in rows))
-    head = ["times as fast as no draft: adaptive (fixed k)", *(f"{size} together" for size in sizes)]
+    head = [
+        f"times as fast as no draft: adaptive (fixed k = {rows[0]['fixed_k']})",
+        *(f"{size} together" for size in sizes),
+    ]
     lines = []
     for draft, cold in kinds:
         of_size = {row["batch"]: row for row in rows if (row["draft"], row["cold"]) == (draft, cold)}

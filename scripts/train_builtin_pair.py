@@ -387,7 +387,7 @@ def pack(work: Path, out: Path, note: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for file in sorted((work / name).iterdir()):
             if file.suffix == ".safetensors":
-                weights = {name: weight.bfloat16() for name, weight in load_file(file).items()}
+                weights = {key: weight.bfloat16() for key, weight in load_file(file).items()}
                 save_file(weights, folder / file.name, {"format": "pt"})
             elif file.name != "training.json" and file.suffix in {".json", ".jinja"}:
                 shutil.copyfile(file, folder / file.name)
@@ -421,6 +421,8 @@ def main() -> None:
     parser.add_argument("--note", default="", help="a sentence for the model card")
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
+    if options.stage == "widen" and options.initial is None:
+        parser.error("widen needs --initial, the narrower target")
     torch.set_num_threads(options.threads)
     if options.stage == "pack":
         pack(options.work, options.out, options.note)

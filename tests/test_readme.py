@@ -219,11 +219,13 @@ ROW = {
 }
 
 
+def keep(file: Path, found: dict | list) -> None:
+    file.write_text(json.dumps({"machine": MACHINE, "load_average_after_1m": 1.5, "results": found}))
+
+
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
-    found = {"prompts": 12, "max_new_tokens": 128, "rows": [ROW]}
-    document = {"machine": MACHINE, "load_average_after_1m": 1.5, "results": found}
-    (tmp_path / "builtin_pair.json").write_text(json.dumps(document))
+    keep(tmp_path / "builtin_pair.json", {"prompts": 12, "max_new_tokens": 128, "rows": [ROW]})
     return tmp_path
 
 
@@ -257,13 +259,12 @@ def test_a_draft_whose_weights_are_int8_is_said_to_be(results: Path):
 def test_adaptive_stands_by_draft_and_by_how_many_run_together(tmp_path: Path):
     def row(draft: str, batch: int, cold: bool, total: float) -> dict:
         figures = {"adaptive": {"total": total, "ci95": [total - 0.1, total + 0.1]}, "fixed": {"total": 0.5}}
-        return {"draft": draft, "batch": batch, "cold": cold, **figures}
+        return {"draft": draft, "batch": batch, "cold": cold, "fixed_k": 3, **figures}
 
     rows = [row("D", 4, False, 1.2), row("D", 1, False, 1.5), row("D", 1, True, 1.1), row("ngram", 4, False, 0.99)]
-    document = {"machine": MACHINE, "load_average_after_1m": 1.5, "results": rows}
-    (tmp_path / "adaptive.json").write_text(json.dumps(document))
+    keep(tmp_path / "adaptive.json", rows)
     assert tables_script().table("adaptive", tmp_path).splitlines()[2:] == [
-        "| times as fast as no draft: adaptive (fixed k) | 1 together | 4 together |",
+        "| times as fast as no draft: adaptive (fixed k = 3) | 1 together | 4 together |",
         "| --- | ---: | ---: |",
         "| D | 1.50 [1.40, 1.60] (0.50) | 1.20 [1.10, 1.30] (0.50) |",
         "| D, first texts | 1.10 [1.00, 1.20] (0.50) |  |",
@@ -274,8 +275,7 @@ def test_adaptive_stands_by_draft_and_by_how_many_run_together(tmp_path: Path):
 def test_streams_stand_by_policy(tmp_path: Path):
     point = {"streams": 1, "none": 800.4, "adaptive / none": 1.8, "ci95": {"adaptive / none": [1.7, 1.9]}}
     points = [point, point | {"streams": 4, "none": 2000.0, "adaptive / none": 1.01}]
-    document = {"machine": MACHINE, "load_average_after_1m": 1.5, "results": {"points": points}}
-    (tmp_path / "serve_load.json").write_text(json.dumps(document))
+    keep(tmp_path / "serve_load.json", {"points": points})
     assert tables_script().table("streams", tmp_path).splitlines()[2:] == [
         "| times as fast as no draft | 1 stream | 4 streams |",
         "| --- | ---: | ---: |",
@@ -305,9 +305,8 @@ def test_other_engines_stand_beside_ours_and_their_other_texts_are_told(tmp_path
     }
     results = {"target": "T", "draft": "D", "dtype": "bfloat16", "num_prompts": 12, "tokens": 64, "best_k": 5}
     servers = [{"name": "llama.cpp", "k_before": 5, "timing": {"tpot_s": {"median": 0.02}}}]
-    document = {"machine": MACHINE, "load_average_after_1m": 1.5, "results": results}
-    document["results"] |= {"rows": [row], "servers": [*servers, servers[0] | {"k_before": 3}]}
-    (tmp_path / "peers_embedded.json").write_text(json.dumps(document))
+    results |= {"rows": [row], "servers": [*servers, servers[0] | {"k_before": 3}]}
+    keep(tmp_path / "peers_embedded.json", results)
     lines = tables_script().table("peers-embedded", tmp_path).splitlines()[4:]
     assert lines[2:5] == [
         "| llama.cpp | 50 | 2.00 | – |",

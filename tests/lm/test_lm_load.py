@@ -8,12 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny
 from tokenizers import Tokenizer, models
 
+import specdec_cli
 from specdec_cli.errors import ExitCode, RunError, SpecdecError, UsageError
 from specdec_cli.lm.door import Row
+from specdec_cli.lm.facts import describe
 from specdec_cli.lm.load import load_lm, load_tokenizer
 
 CHECKPOINTS = Path(__file__).parents[3] / "shared" / "data" / "checkpoints"
@@ -272,3 +275,12 @@ def test_real_checkpoints_load():
         lm = load_lm(str(CHECKPOINTS / name))
         assert (lm.vocab_size, lm.max_context, lm.eos_token_ids) == (512, 512, (1, 2))
         assert len(load_tokenizer(str(CHECKPOINTS / name))) == 512
+
+
+@pytest.mark.parametrize("name", ["builtin:target", "builtin:draft"])
+def test_the_built_in_pair_lies_in_halves_and_computes_in_float32(name):
+    folder = Path(specdec_cli.__file__).parent / "builtin" / name.removeprefix("builtin:")
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        assert {file.get_slice(key).get_dtype() for key in file.keys()} == {"BF16"}  # noqa: SIM118
+    assert describe(name).dtype == "float32"
+    assert load_lm(name, max_num_seqs=1).dtype == torch.float32
