@@ -6,10 +6,10 @@
 
 Story prompts are decoded greedily, `--batch` together, by four engines around the same target and draft (where weights
 lie in memory makes some per cent), one after the other in an order drawn by chance for each group of prompts. All have
-run before; the adaptive one knows nothing before the first group, with `--cold` before any: each group then tells what
-learning from nothing costs in a run of that length. A ratio is plain seconds over the arm's, prompts included: `total`
-of all groups, with a bootstrap 95 % interval over groups. `plain_again` is what the same measurement says of plain
-decoding against itself: how much of a difference is the machine's noise.
+run before; the adaptive one knows nothing before the first group, with `--cold` before any, where all are made anew:
+each group then tells what learning from nothing costs in a run of that length. A ratio is plain seconds over the arm's,
+prompts included: `total` of all groups, with a bootstrap 95 % interval over groups. `plain_again` is what the same
+measurement says of plain decoding against itself: how much of a difference is the machine's noise.
 Runs add to `results/adaptive.json`, each replacing an earlier one of the same draft, batch, kind and length.
 """
 
@@ -114,7 +114,7 @@ def main() -> None:
     for group in range(options.groups):
         own = [prompts[(group * options.batch + i) % len(prompts)] for i in range(options.batch)]
         if options.cold:
-            arms["adaptive"] = as_new(arms["adaptive"], arms["adaptive"].options)
+            arms = {name: as_new(arm, arm.options) for name, arm in arms.items()}
         if arms["adaptive"].policy not in policies:
             policies.append(arms["adaptive"].policy)
         runs.append(in_turn(arms, own, params, chance))

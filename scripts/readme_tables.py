@@ -126,15 +126,16 @@ def adaptive(document: dict[str, Any]) -> str:
     """The adaptive depth and a fixed k over plain decoding, by draft and by how many sequences run together."""
     rows = document["results"]
     sizes = sorted({row["batch"] for row in rows})
-    kinds = list(dict.fromkeys((row["draft"], row["cold"]) for row in rows))
+    kinds = list(dict.fromkeys((row["draft"], row["cold"] and row["tokens"]) for row in rows))
     head = [
         f"times as fast as no draft: adaptive (fixed k = {rows[0]['fixed_k']})",
         *(f"{size} together" for size in sizes),
     ]
     lines = []
-    for draft, cold in kinds:
-        of_size = {row["batch"]: row for row in rows if (row["draft"], row["cold"]) == (draft, cold)}
-        lines.append([f"{draft}{', first texts' * cold}", *(_adaptive_cell(of_size.get(size)) for size in sizes)])
+    for draft, first in kinds:  # tokens of a process' first texts, or False
+        of_size = {row["batch"]: row for row in rows if (row["draft"], row["cold"] and row["tokens"]) == (draft, first)}
+        label = f"{draft}, first {first} tokens" if first else draft
+        lines.append([label, *(_adaptive_cell(of_size.get(size)) for size in sizes)])
     return f"{measured_on(document)}.\n\n" + markdown(head, lines)
 
 

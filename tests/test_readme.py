@@ -259,7 +259,7 @@ def test_a_draft_whose_weights_are_int8_is_said_to_be(results: Path):
 def test_adaptive_stands_by_draft_and_by_how_many_run_together(tmp_path: Path):
     def row(draft: str, batch: int, cold: bool, total: float) -> dict:
         figures = {"adaptive": {"total": total, "ci95": [total - 0.1, total + 0.1]}, "fixed": {"total": 0.5}}
-        return {"draft": draft, "batch": batch, "cold": cold, "fixed_k": 3, **figures}
+        return {"draft": draft, "batch": batch, "cold": cold, "tokens": 96 + 32 * cold, "fixed_k": 3, **figures}
 
     rows = [row("D", 4, False, 1.2), row("D", 1, False, 1.5), row("D", 1, True, 1.1), row("ngram", 4, False, 0.99)]
     keep(tmp_path / "adaptive.json", rows)
@@ -267,7 +267,7 @@ def test_adaptive_stands_by_draft_and_by_how_many_run_together(tmp_path: Path):
         "| times as fast as no draft: adaptive (fixed k = 3) | 1 together | 4 together |",
         "| --- | ---: | ---: |",
         "| D | 1.50 [1.40, 1.60] (0.50) | 1.20 [1.10, 1.30] (0.50) |",
-        "| D, first texts | 1.10 [1.00, 1.20] (0.50) |  |",
+        "| D, first 128 tokens | 1.10 [1.00, 1.20] (0.50) |  |",
         "| ngram |  | 0.99 [0.89, 1.09] (0.50) |",
     ]
 

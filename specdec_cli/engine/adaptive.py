@@ -11,8 +11,9 @@ differ from run to run, so where text depends on k (sampling in every mode but g
 
 Now and then a step is spent on a k that is not the best (exploring), for at most `EXPLORATION` of the time, and of the
 time that plain decoding would have taken; the first look at a draft alone may take more, and is for some rows of a
-large batch. A draft has to read first what it did not draft itself, which is part of what a look costs: where that is
-much, requests that just began are looked at. What soon ends is not read.
+large batch. It waits until the time seen and the tokens still asked for are enough that it will have been little. A
+draft has to read first what it did not draft itself, which is part of what a look costs: where that is much, requests
+that just began are looked at. What soon ends is not read.
 
 To decide takes Python that a small model's step would feel, so a decision holds for some steps and what they took is
 learned from afterwards; one to draft nothing outlives the rows that it was made for. What deciding takes is no part of
@@ -37,6 +38,8 @@ EXPLORATION = 0.004  # what exploring may lose, of the time
 _FIRST_K = 1  # the first one measured: what a slow or bad draft costs is found out at little cost
 _FARTHER = 2  # times the deepest k tried so far: beyond, a line through what was measured is not believed
 _FIRST_ROWS = 8  # and for so many: to read a large batch's prompts takes a draft long, and of fewer little is seen
+# It costs about so many plain steps, beside what deciding to takes, which may be so much of the time there is for it.
+_FIRST_COSTS, _FIRST_SHARE = 2, 0.02
 _PLAIN_FIRST = 3  # plain steps measured before that: an interrupted one alone would make any draft look good
 _MARGIN = 0.04, 0.02  # speculation that seems to gain less than this is not begun but for a look, or not kept on
 _REPAID_IN = 32  # steps at most, what a draft has to read before it drafts; else it is left alone
@@ -263,7 +266,10 @@ class Adaptive:
         """A first look at a draft, where plain steps are known and nothing else."""
         seconds = self._costs.plain_seconds(plan.company, _context(wishes))
         plan.best_rate, plan.most_seconds = 1 / seconds, _SLOWEST * seconds
-        if plan.is_pure:
+        left = sum(wish.left for wish in plan.drafting) / len(plan.drafting)
+        if _FIRST_COSTS * seconds + self._deciding_to_look > _FIRST_SHARE * (self._spent + left * seconds):
+            plan.num_left = max(int(left), 1)
+        elif plan.is_pure:
             self._explored += self._deciding_to_look
             plan.drafting = sorted(plan.drafting, key=_LENGTH)[:_FIRST_ROWS]
             plan.k, plan.is_exploring, plan.num_left = min(max(map(_MOST, wishes)), _FIRST_K), True, _STEPS_TOGETHER[0]

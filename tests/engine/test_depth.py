@@ -362,6 +362,29 @@ def test_the_first_look_at_a_draft_is_for_some_rows_of_a_large_batch():
     assert [i for i, k in enumerate(ks) if k] == [0, 1, 2, 4, 5, 6, 7, 8], "those with the least to read"
 
 
+@pytest.mark.parametrize("num_tokens", [8, 32, 90])
+def test_a_first_look_waits_until_the_time_seen_and_asked_for_is_enough_for_it(num_tokens):
+    seconds, policy, took, plain, looked = CURVES["slow draft"], Adaptive(), 0.0, 0.0, False
+    for text in range(200 // num_tokens + 1):
+        for step in range(num_tokens):
+            left = num_tokens - step
+            k = policy.choose([Wish(text, "model", min(K, left), 20 + step, left)], True)[0]
+            policy.observe(seconds(1, k), {text: (k, 0)})
+            took, plain, looked = took + seconds(1, k), plain + seconds(1, 0), looked or k > 0
+        policy.forget(text)
+        assert took <= 1.025 * plain, "a first look costs little more than what is meant for it"
+    assert looked
+
+
+def test_a_first_look_does_not_wait_where_much_is_asked_for():
+    policy = Adaptive()
+    for step in range(20):
+        if policy.choose([Wish(0, "model", K, 20 + step, 128 - step)], True)[0]:
+            return
+        policy.observe(20.0, {0: (0, 0)})
+    pytest.fail("no look in 20 steps")
+
+
 def test_a_step_that_broke_off_is_not_learned_from():
     policy = Adaptive()
     policy.choose([Wish(0, "model", 4, 9)], True)
