@@ -13,6 +13,10 @@ from typing import Any, Literal
 FinishReason = Literal["stop", "length", "abort"]
 
 
+IMPOSSIBLE = -9999.0
+"""What stands in documents, as in OpenAI's, for the logarithm of zero, which JSON has no number for."""
+
+
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
     """Log-probability (nats) of an emitted token under the target, and of the best alternatives."""

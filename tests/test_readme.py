@@ -36,7 +36,7 @@ SHORT = {
 }
 ALIASES = shlex.split("""
 --model --speculative-model --speculative-draft-tensor-parallel-size --speculative-disable-by-batch-size --max-num-seqs
---max-model-len --gpu-memory-utilization
+--max-model-len --gpu-memory-utilization --served-model-name
 """)
 # What has no meaning for a command that decodes: an audit looks at tokens and at batch sizes of its own.
 LEFT_OUT = {

@@ -111,6 +111,9 @@ def _words(error: Exception) -> tuple[str, str | None, ExitCode]:
         subject = f"`{error.filename}`: " if error.filename else "the system refused: "
         return f"{subject}{error.strerror}", None, ExitCode.COULD_NOT_RUN
     said = str(error).strip().split("\n")[0]
+    if type(error).__name__ in ("OutOfMemoryError", "MemoryError") or "can't allocate memory" in said:
+        hint = "decode fewer sequences at a time, or lower kv_cache_memory or max_model_len"
+        return f"not enough memory{f': {said}' if said else ''}", hint, ExitCode.COULD_NOT_RUN
     message = f"unexpected {type(error).__name__}{f': {said}' if said else ''}"
     return message, _DEBUG_HINT, ExitCode.COULD_NOT_RUN
 

@@ -256,7 +256,6 @@ class Measurement(ABC, Generic[Study]):
             )
         document = envelope(self.schema, self.document_recipe(), body, **machine_of(engine))
         document["notices"] = [*caveats(self.recipe, engine), *self._changes(), *document["notices"]]
-        document["environment"]["cpu"] = machine.devices[0].model
         document["notices"] += [TOO_FEW] if lacks_interval(body) else []
         self._judged = judge(parse_all(self.recipe.gates.fail_if), document)
         if self._baseline is not None:

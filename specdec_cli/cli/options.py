@@ -263,6 +263,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("engine.decoder", str, ("--decoder",), ENGINE, metavar="NAME"),
     Option("engine.compile", bool, ("--compile/--no-compile",), ENGINE),
     Option("engine.max_num_seqs", int, ("--max-num-seqs",), ENGINE, only_with_aliases=True),
+    Option("serve.served_model_name", str, ("--served-model-name",), SERVER, only_with_aliases=True, metavar="NAME"),
     Option("engine.max_model_len", int, ("--max-model-len",), ENGINE, only_with_aliases=True),
     Option(
         "engine.enable_prefix_caching",
@@ -322,7 +323,6 @@ GATE_OPTIONS: tuple[Option, ...] = (
 SERVE_OPTIONS: tuple[Option, ...] = (
     Option("serve.host", str, ("--host",), SERVER, metavar="ADDRESS"),
     Option("serve.port", int, ("--port",), SERVER),
-    Option("serve.served_model_name", str, ("--served-model-name",), SERVER, metavar="NAME"),
     Option("serve.api_key_env", str, ("--api-key-env",), SERVER, metavar="VARIABLE"),
     Option("serve.max_waiting", int, ("--max-waiting",), SERVER),
     Option("serve.max_queue_delay_microseconds", int, ("--max-queue-delay-microseconds",), SERVER),

@@ -36,8 +36,13 @@ def environment(
     dtype: str | None = None,
     decoder: str | None = None,
     draft_decoder: str | None = None,
+    cpu: str | None = None,
+    gpu: str | None = None,
 ) -> dict[str, object]:
-    """Versions, device, threads, dtype, whose forward runs; from packages' metadata, so nothing heavy is imported."""
+    """Versions, device, threads, dtype, whose forward runs; from packages' metadata, so nothing heavy is imported.
+
+    `cpu` and `gpu` are models, the latter of the target's device, or else of the draft's.
+    """
     torch: Any = sys.modules.get("torch")
     return {
         "python": platform.python_version(),
@@ -51,6 +56,8 @@ def environment(
         "dtype": dtype,
         "decoder": decoder,
         "draft_decoder": draft_decoder,
+        "cpu": cpu,
+        "gpu": gpu,
     }
 
 
@@ -84,8 +91,13 @@ def envelope(
 
 def machine_of(engine: Engine) -> dict[str, str | None]:
     """Where an engine's models run, in which number format and by whose forward, for `envelope`."""
+    from specdec_cli.measure.machine import cpu_model, gpu_model
+
     draft = getattr(engine.drafter, "lm", None)
+    devices = [getattr(lm, "device", None) for lm in (engine.target, draft)]
     found = {
+        "cpu": cpu_model(),
+        "gpu": next((gpu_model(device) for device in devices if device is not None and device.type == "cuda"), None),
         "device": getattr(engine.target, "device", None),
         "draft_device": getattr(draft, "device", None),
         "dtype": getattr(engine.target, "dtype", None),
@@ -159,10 +171,9 @@ def write_file(path: Path, content: str | bytes, force: bool = False) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, 0o666 & ~_umask())
-        if force:
-            os.replace(temporary, final)
-        else:
-            os.link(temporary, final)
+        if not force:
+            os.close(os.open(final, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+        os.replace(temporary, final)
     except FileExistsError:
         raise RunError(f"`{path}` exists already", "name another file, or overwrite it with --force") from None
     except OSError as error:

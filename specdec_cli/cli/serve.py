@@ -131,11 +131,18 @@ def _loader(resolved: Resolved, shared: Shared) -> Callable[[], Any]:
         import logging
 
         from specdec_cli.engine.build import engine_from_recipe
+        from specdec_cli.engine.caveats import caveats
+        from specdec_cli.engine.verify import TYPICAL
 
-        say = logging.getLogger("specdec_cli.serve").info
+        log = logging.getLogger("specdec_cli.serve")
         trusted = shared.trust_remote_code
         recipe = _sharing_prefixes(resolved.recipe)
-        return engine_from_recipe(recipe, trust_remote_code=trusted, others=_OTHERS, progress=say)
+        engine = engine_from_recipe(recipe, trust_remote_code=trusted, others=_OTHERS, progress=log.info)
+        for caveat in caveats(recipe, engine):
+            log.warning(caveat)
+        if recipe.speculation.verify == TYPICAL:
+            log.warning("verification mode `typical` is lossy: sampled text has not the target's distribution")
+        return engine
 
     return load
 
@@ -153,7 +160,9 @@ def default_sampling(resolved: Resolved) -> Defaults:
 
     values = resolved.recipe.sampling.model_dump()
     named = {key: value for key, value in values.items() if resolved.origins[f"sampling.{key}"] != "default"}
-    return Defaults(SamplingParams(**({"temperature": 1.0} | named)), frozenset(named))
+    is_greedy = resolved.recipe.speculation.verify == "greedy"
+    params = SamplingParams(**({"temperature": 0.0 if is_greedy else 1.0} | named))
+    return Defaults(params, frozenset(named), is_greedy)
 
 
 def _model_name(resolved: Resolved) -> str:

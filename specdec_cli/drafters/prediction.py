@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from specdec_cli.drafters.contract import DraftRow, Guesses, Resources
 from specdec_cli.errors import UsageError
@@ -79,15 +80,20 @@ class Drafter:
 
 
 class _Text:
-    """A predicted text's tokens, and where each of its n-grams ends."""
+    """A predicted text's tokens, and where each of its n-grams ends, once that is asked for."""
 
     def __init__(self, tokens: Sequence[int], shortest: int, longest: int) -> None:
         self.tokens = list(tokens)
         self.lengths = range(longest, shortest - 1, -1)
-        self.places: dict[tuple[int, ...], list[int]] = {}
+
+    @cached_property
+    def places(self) -> dict[tuple[int, ...], list[int]]:
+        found: dict[tuple[int, ...], list[int]] = {}
         for end in range(1, len(self.tokens) + 1):
-            for length in range(shortest, min(longest, end) + 1):
-                self.places.setdefault(tuple(self.tokens[end - length : end]), []).append(end)
+            for length in self.lengths:
+                if length <= end:
+                    found.setdefault(tuple(self.tokens[end - length : end]), []).append(end)
+        return found
 
 
 @dataclass

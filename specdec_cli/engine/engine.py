@@ -108,6 +108,12 @@ class Engine:
         """Whether any request is running or waiting."""
         return bool(self._sequences)
 
+    @property
+    def newest_running(self) -> int | None:
+        """The sequence that was admitted last of those that run, and holds blocks; None where none does."""
+        running = self._scheduler.running
+        return running[-1].id if running else None
+
     def has_room(self, num_tokens: int) -> bool:
         """Whether a context of so many tokens fits into the cache beside the running requests'."""
         return self._scheduler.has_room(num_tokens)

@@ -6,7 +6,16 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from specdec_cli.events import Event, Failed, Finished, FinishReason, SpeculativeCounts, Stepped, TokenLogprob
+from specdec_cli.events import (
+    IMPOSSIBLE,
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    SpeculativeCounts,
+    Stepped,
+    TokenLogprob,
+)
 
 if TYPE_CHECKING:
     from specdec_cli.engine.engine import Engine
@@ -62,7 +71,11 @@ class Output:
         }
         if self.logprobs is not None:
             document["logprobs"] = [
-                {"token_id": one.token_id, "logprob": one.logprob, "top": [list(pair) for pair in one.top]}
+                {
+                    "token_id": one.token_id,
+                    "logprob": max(one.logprob, IMPOSSIBLE),
+                    "top": [[token, max(logprob, IMPOSSIBLE)] for token, logprob in one.top],
+                }
                 for one in self.logprobs
             ]
         return document

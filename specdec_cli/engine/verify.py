@@ -37,8 +37,10 @@ from specdec_cli.sampling.chain import Distribution, inverse_cdf
 from specdec_cli.sampling.noise import Purpose
 from specdec_cli.sampling.params import SamplingParams
 
-MODES = ("greedy", "rejection", "block", "gumbel", "exact-match", "typical")
-LOSSLESS = frozenset(MODES) - {"typical"}
+TYPICAL = "typical"
+"""The mode that changes the distribution."""
+MODES = ("greedy", "rejection", "block", "gumbel", "exact-match", TYPICAL)
+LOSSLESS = frozenset(MODES) - {TYPICAL}
 SYNTHETIC = "synthetic"
 """The mode that verifies nothing; it needs rates."""
 TYPICAL_EPSILON = 0.09
@@ -384,6 +386,6 @@ _RULES: dict[str, Callable[[_Group], list[Verdict]]] = {
     "block": _block,
     "gumbel": _gumbel,
     "exact-match": _exact_match,
-    "typical": _typical,
+    TYPICAL: _typical,
     SYNTHETIC: _synthetic,
 }

@@ -177,24 +177,20 @@ inline float float_of(float value) { return value; }
 inline void put(float* to, float value) { *to = value; }
 inline void put(uint16_t* to, float value) { *to = bf16_of(value); }
 
-// e^x, to about one unit in the last place: 2^n times a polynomial of what is left (Cephes' expf).
+// e^x, to about one unit in the last place: 2^n times a polynomial of what is left (Cephes' expf). What is added and taken
+// off again leaves a whole number, whose bits are the last ones of the sum: these go to the exponent.
 inline Floats exponential(Floats x) {
-    const Floats low = Floats{} - 87.3f, high = Floats{} + 88.3f;
+    const Floats low = Floats{} - 87.3f, high = Floats{} + 88.3f, whole = Floats{} + 12582912.0f;  // 1.5 * 2^23
     x = x < low ? low : x;
     x = x > high ? high : x;
-    Floats shifted = x * 1.44269504088896341f;
-    Ints n = __builtin_convertvector(shifted + (shifted < 0 ? Floats{} - 0.5f : Floats{} + 0.5f), Ints);
-    Floats whole = __builtin_convertvector(n, Floats);
-    x -= whole * 0.693359375f;
-    x -= whole * -2.12194440e-4f;
+    const Floats sum = multiply_add(x, Floats{} + 1.44269504088896341f, whole), n = sum - whole;
+    x = multiply_add(n, Floats{} - 0.693359375f, x);
+    x = multiply_add(n, Floats{} + 2.12194440e-4f, x);
     Floats y = Floats{} + 1.9875691500e-4f;
     for (float c : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
         y = multiply_add(y, x, Floats{} + c);
-    y = y * x * x + x + 1.0f;
-    Ints scale = (n + 127) << 23;
-    Floats power;
-    std::memcpy(&power, &scale, sizeof power);
-    return y * power;
+    y = multiply_add(y, x * x, x) + 1.0f;
+    return (Floats)((Ints)y + ((Ints)sum << 23));
 }
 
 }  // namespace

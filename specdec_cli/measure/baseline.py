@@ -20,7 +20,7 @@ _COMPARED = (*_MORE_IS_BETTER, *_LESS_IS_BETTER)
 _SAME = ("target", "workload", "sampling")
 _SAME_OF_SERVERS = ("concurrency", "chat", "repeats")
 _OTHERWISE = (
-    *("plan.batch_size", "plan.chat", "environment.cpu", "environment.threads", "machine.num_cores"),
+    *("plan.batch_size", "plan.chat", "environment.cpu", "environment.gpu", "environment.threads", "machine.num_cores"),
     *("environment.device", "environment.draft_device", "environment.dtype"),
     *("environment.decoder", "environment.draft_decoder"),
     *("environment.specdec", "environment.torch", "environment.transformers", "environment.python"),

@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ class Counters:
             "engine": self.page.engine,
             "source": self.page.path,
             "speculative": statistics(self.added),
-            "gauges": {self.page.prefix + name: value for name, value in self.page.gauges.items()},
+            "gauges": {self.page.prefix + name: _number(value) for name, value in self.page.gauges.items()},
             "raw": {self.page.prefix + name: value for name, value in self.added.items()},
         }
 
@@ -132,6 +133,11 @@ def parse(text: str, path: str, model: str) -> Page | None:
     for kind, sample in ours:
         _keep(page, kind, sample, [other for _, other in ours if other.name == sample.name])
     return page
+
+
+def _number(value: float) -> float | None:
+    """A gauge's value; a server that counted nothing yet may say NaN."""
+    return value if isfinite(value) else None
 
 
 def _keep(page: Page, kind: str, sample: Sample, alike: Sequence[Sample]) -> None:

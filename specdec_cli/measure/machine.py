@@ -159,8 +159,17 @@ def _cpu(flags: tuple[str, ...]) -> Device:
         "bfloat16": "native" if native_bf16 else "emulated",
         "float16": "native" if is_apple or "avx512_fp16" in flags else "emulated",
     }
-    model = _cpu_info("model name") or platform.processor() or platform.machine()
-    return Device("cpu", model, memory.total, memory.available, dtypes)
+    return Device("cpu", cpu_model(), memory.total, memory.available, dtypes)
+
+
+def cpu_model() -> str:
+    """The processor's name."""
+    return _cpu_info("model name") or platform.processor() or platform.machine()
+
+
+def gpu_model(device: torch.device) -> str:
+    """A CUDA device's name."""
+    return torch.cuda.get_device_name(device)
 
 
 def _gpus() -> list[Device]:

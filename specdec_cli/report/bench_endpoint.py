@@ -250,6 +250,8 @@ def _counter_lines(counters: Mapping[str, Any] | None) -> list[str]:
             f"length {number(found['acceptance_length'])}{by_position}."
         )
     if counters["gauges"]:
-        shown = ", ".join(f"{name} {value:g}" for name, value in counters["gauges"].items())
+        shown = ", ".join(
+            f"{name} {'–' if value is None else format(value, 'g')}" for name, value in counters["gauges"].items()
+        )
         lines.append(f"Gauges of {head}, of its last moments: {shown}.")
     return lines

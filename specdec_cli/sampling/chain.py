@@ -35,6 +35,10 @@ class LogitsError(RunError):
         self.row = row
 
 
+class NoTokenLeftError(LogitsError):
+    """What a request asks for bans every token."""
+
+
 @dataclass(slots=True)
 class ChainRow:
     """One request's part of a call: len(drafted) + 1 next-token positions.
@@ -175,7 +179,7 @@ def _check(values: Sequence[float], rows: Sequence[ChainRow], lengths: Sequence[
         return
     row = int(np.searchsorted(np.cumsum(lengths), position, side="right"))
     if values[position] == NEVER:
-        raise LogitsError(
+        raise NoTokenLeftError(
             "every token is banned", row, "lower min_tokens, or relax logit_bias, stop_token_ids or the grammar"
         )
     raise LogitsError(

@@ -15,11 +15,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from specdec_cli.engine.scoring import score_prompt
-from specdec_cli.errors import UsageError
 from specdec_cli.events import Emitted, Event, Failed, Finished, Noticed, Stepped, TokenLogprob
 from specdec_cli.lm.threads import adopt_threads
-from specdec_cli.sampling.grammar import GrammarError
-from specdec_cli.serve.errors import QueueFull, Unavailable
+from specdec_cli.serve.errors import OWN_FAULTS, QueueFull, Unavailable
 from specdec_cli.serve.outbox import Outbox
 from specdec_cli.serve.records import Delta, Job, JobRecord, Observer
 from specdec_cli.serve.ticket import Ticket
@@ -109,6 +107,11 @@ class Bridge:
             self._arrived += tickets
             self._condition.notify()
         return tickets
+
+    @property
+    def is_taking(self) -> bool:
+        """Whether it takes jobs at all: it does not drain or stop, and its thread lives."""
+        return self.death is None and not (self.is_draining or self._is_stopping)
 
     def check_room(self, num_jobs: int) -> None:
         """Refuse what `submit_all` would refuse now, before work is done for it.
@@ -236,13 +239,14 @@ class Bridge:
             self._dispatch(self.engine.abort(running), time.monotonic())
 
     def _step(self) -> None:
-        """One step of the engine; an exception that it could not pin on a request ends the newest one."""
+        """One step of the engine; an exception that it could not pin on a request ends the newest one that ran."""
         try:
             events = self.engine.step()
         except Exception as error:
             self._dispatch_held()
             logger.exception("a step of the engine failed; the newest request ends by it")
-            self._fail(max(self._running), error)
+            newest = self.engine.newest_running
+            self._fail(max(self._running) if newest is None else newest, error)
             if not self.engine.has_work:
                 for sequence_id in list(self._running):
                     self._fail(sequence_id, error)
@@ -307,7 +311,7 @@ class Bridge:
 
     def _close_failed(self, ticket: Ticket, error: BaseException) -> None:
         """End a job by an error; one that is not the request's own fault is logged whole."""
-        if not isinstance(error, (UsageError, GrammarError)):
+        if not isinstance(error, OWN_FAULTS):
             said = {"request_id": ticket.job.request_id}
             logger.error("a request failed", exc_info=error, extra=said)
         self._close(ticket, Delta(error=error))

@@ -105,11 +105,18 @@ def _turn(message: Message, where: str, template: str) -> dict[str, Any]:
         content = message.refusal or ""
     role = "system" if message.role == "developer" and "developer" not in template else message.role
     turn: dict[str, Any] = {"role": role, "content": content}
+    reasoning_field = "reasoning" if message.reasoning_content is None else "reasoning_content"
+    reasoning = message.reasoning_content or message.reasoning
+    for field, given, read in (
+        ("tool_calls", message.tool_calls, "tool_calls"),
+        (reasoning_field, reasoning, "reasoning_content"),
+    ):
+        if given and read not in template:
+            raise bad_field(f"{where}.{field}", "is not read by the model's chat template")
     if message.tool_calls:
         turn["tool_calls"] = [
             _call(call, f"{where}.tool_calls[{i}].function.arguments") for i, call in enumerate(message.tool_calls)
         ]
-    reasoning = message.reasoning_content or message.reasoning
     known = {"name": message.name, "tool_call_id": message.tool_call_id, "reasoning_content": reasoning}
     return turn | {name: value for name, value in known.items() if value is not None}
 

@@ -121,7 +121,9 @@ class Desk:
         """
         model = self.models.all[0]
         bridge = model.loaded
-        if len(self.models.all) > 1 or bridge is None or bridge.num_open + model.num_preparing < bridge.capacity:
+        if len(self.models.all) > 1 or bridge is None or not bridge.is_taking:  # what it says then is no 429
+            return None
+        if bridge.num_open + model.num_preparing < bridge.capacity:
             return None
         model.metrics.refused(429)
         return as_api_error(QueueFull(bridge.num_open))

@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any, Final
 
 from specdec_cli.errors import SpecdecError, UsageError
+from specdec_cli.sampling.chain import NoTokenLeftError
 from specdec_cli.sampling.grammar import GrammarError
 
+OWN_FAULTS = (UsageError, GrammarError, NoTokenLeftError)
+"""What a request brings about by what it asks for."""
 INVALID: Final = "invalid_request_error"
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
@@ -89,7 +92,7 @@ def as_api_error(error: BaseException, param: str | None = None) -> ApiError:
         status, code = (429, "queue_full") if isinstance(error, QueueFull) else (503, error.code)
         retry = {"Retry-After": str(error.retry_after_seconds)}
         return ApiError(status, _sentence(error), code=code, headers=retry)
-    if isinstance(error, UsageError | GrammarError):
+    if isinstance(error, OWN_FAULTS):
         return ApiError(400, _sentence(error), param=param)
     if isinstance(error, SpecdecError):
         return ApiError(500, _sentence(error), code="run_error")

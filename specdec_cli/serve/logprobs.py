@@ -6,13 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from specdec_cli.events import TokenLogprob
+from specdec_cli.events import IMPOSSIBLE, TokenLogprob
 
 if TYPE_CHECKING:
     from specdec_cli.text.tokenizer import Tokenizer
-
-_IMPOSSIBLE = -9999.0
-"""What OpenAI writes for the logarithm of zero."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +47,13 @@ class TokenWords:
     def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
         known = self.tokenizer
         said = None if known is None else list(known.piece_bytes(token_id))
-        return {"token": self.token(token_id), "logprob": max(logprob, _IMPOSSIBLE), "bytes": said}
+        return {"token": self.token(token_id), "logprob": max(logprob, IMPOSSIBLE), "bytes": said}
 
     def best(self, one: TokenLogprob) -> dict[str, float]:
         """A completion token's `top_logprobs`: the best first; of two that read alike the better; the chosen always."""
         found: dict[str, float] = {}
         for token, value in (*one.top, (one.token_id, one.logprob)):
-            found.setdefault(self.token(token), max(value, _IMPOSSIBLE))
+            found.setdefault(self.token(token), max(value, IMPOSSIBLE))
         return found
 
 
@@ -88,7 +85,7 @@ class CompletionLogprobs:
     def _columns(self, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
         return {
             "tokens": [self.words.token(one.token_id) for one in logprobs],
-            "token_logprobs": [max(one.logprob, _IMPOSSIBLE) for one in logprobs],
+            "token_logprobs": [max(one.logprob, IMPOSSIBLE) for one in logprobs],
             "top_logprobs": [self.words.best(one) for one in logprobs],
         }
 

@@ -137,7 +137,7 @@ class Model:
         return Facts(
             tokenizer=engine.tokenizer,
             num_tokens=engine.num_tokens,
-            max_context=_longest_context(engine),
+            max_context=_longest_context(engine, self._settings.limits.max_speculative_tokens),
             names=(self.name,),
             sampling=self._sampling,
             num_speculative_tokens=engine.options.num_speculative_tokens,
@@ -152,10 +152,15 @@ class Model:
             self.on_failure(self, error)
 
 
-def _longest_context(engine: Engine) -> int:
-    """Most tokens of one sequence: the target's context, or what its KV cache holds beside the drafted ones."""
+def _longest_context(engine: Engine, most_drafted: int) -> int:
+    """Most tokens of one sequence: the target's context, or what its KV cache holds beside the drafted ones.
+
+    Args:
+        engine: loaded.
+        most_drafted: the largest k that a request may ask for.
+    """
     target = engine.target
-    num_drafted = engine.options.depths().most
+    num_drafted = max(engine.options.depths().most, most_drafted)
     held = target.num_blocks * target.block_size
     return target.max_context if held >= target.max_context else max(held - num_drafted, 1)
 

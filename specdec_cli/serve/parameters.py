@@ -35,10 +35,12 @@ class Defaults:
     Args:
         params: their values; temperature 1 where nobody named one, as OpenAI has it.
         named: names of parameters that somebody set for this server; a seed and a length count only among them.
+        is_greedy: whether the server verifies in mode `greedy`, which takes temperature 0 alone.
     """
 
     params: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=1.0))
     named: frozenset[str] = frozenset()
+    is_greedy: bool = False
 
     def length(self, otherwise: int) -> int:
         """Most tokens of a request that does not say."""
@@ -107,9 +109,13 @@ def sampling_params(
         "min_tokens": min(at_least, max(wanted.max_tokens or 2**31, 1)),
     }
     try:
-        return replace(defaults.params, **given)
+        params = replace(defaults.params, **given)
     except UsageError as error:
         raise as_api_error(error) from error
+    if defaults.is_greedy and params.temperature > 0:
+        said = f"must be 0, not `{params.temperature:g}`: this server verifies in mode `greedy`"
+        raise bad_field("temperature", said)
+    return params
 
 
 def _logit_bias(given: dict[str, float], num_tokens: int, limits: RequestLimits) -> dict[int, float]:

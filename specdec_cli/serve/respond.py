@@ -44,6 +44,7 @@ class Answer:
         self._facts = facts
         self._per_token = per_token
         self._deltas: list[list[Delta]] = [[] for _ in prepared.jobs]
+        self._told_prompts: set[int] = set()  # completions' choices whose prompt's token ids are out
         n = plan.num_choices_per_prompt
         self._choices = [
             Choice(job, plan.echoed[i // n] if plan.echoed else None, plan, facts.tokenizer)
@@ -76,7 +77,13 @@ class Answer:
         """The whole answer; every choice must have ended."""
         assert self.is_done, "an answer is whole when every choice has ended"
         choices = [self._whole(index) for index in range(len(self._choices))]
-        return {**self._head, "choices": choices, "usage": self._usage(), "metrics": self._metrics()}
+        return {
+            **self._head,
+            **self._prompt_ids(),
+            "choices": choices,
+            "usage": self._usage(),
+            "metrics": self._metrics(),
+        }
 
     def opening(self) -> list[dict[str, Any]]:
         """Chunks before any delta: a chat's role."""
@@ -84,7 +91,7 @@ class Answer:
             return []
         first = {"role": "assistant", "content": ""}
         return [
-            self._chunk({"index": i, "delta": first, "logprobs": None, "finish_reason": None})
+            self._chunk({"index": i, "delta": first, "logprobs": None, "finish_reason": None}) | self._prompt_ids()
             for i in range(len(self._choices))
         ]
 
@@ -160,9 +167,16 @@ class Answer:
     def _token_ids(self, index: int, token_ids: Iterable[int]) -> dict[str, Any]:
         if not self._plan.return_token_ids:
             return {}
+        if self._plan.kind == "chat" or index in self._told_prompts:
+            return {"token_ids": list(token_ids)}
+        self._told_prompts.add(index)
         prompt = self._plan.prompts[index // self._plan.num_choices_per_prompt]
-        known = {} if self._plan.stream else {"prompt_token_ids": list(prompt)}
-        return {"token_ids": list(token_ids), **known}
+        return {"token_ids": list(token_ids), "prompt_token_ids": list(prompt)}
+
+    def _prompt_ids(self) -> dict[str, Any]:
+        """A conversation's token ids, beside all choices; a completion's stand with its first token ids."""
+        is_asked = self._plan.return_token_ids and self._plan.kind == "chat"
+        return {"prompt_token_ids": list(self._plan.prompts[0])} if is_asked else {}
 
     def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
         chunk = {**self._head, "choices": [choice]}

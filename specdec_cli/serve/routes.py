@@ -64,10 +64,10 @@ async def detokenize_ids(request: Request) -> Response:
 
 
 @router.get("/tokenizer_info", responses=responses(503))
-async def show_tokenizer(request: Request) -> Response:
-    """The tokenizer of the first model."""
+async def show_tokenizer(request: Request, model: str | None = None) -> Response:
+    """A model's tokenizer, or the first one's."""
     desk = desk_of(request)
-    return JSONResponse(await desk.aside(tokenizer_info, desk.facts(None)))
+    return JSONResponse(await desk.aside(tokenizer_info, desk.facts(model)))
 
 
 @router.get("/health", responses=responses(503))

@@ -38,8 +38,9 @@ def find_speculation(request: GenerationBody, facts: Facts) -> Speculation:
     if own.enabled is False:
         return Speculation(0, None, None)
     prediction = _prediction(request, own, facts)
-    name = own.draft or ("prediction" if prediction is not None else facts.drafters[0] if facts.drafters else "none")
-    if name == "prediction" and prediction is None:
+    servers = facts.drafters[0] if facts.drafters else "none"
+    name = own.draft or (servers if prediction is None else "prediction")
+    if name == "prediction" != servers and prediction is None:
         raise bad_field("speculative.draft", "`prediction` needs the field `prediction`")
     effective = 0 if name == "none" else facts.num_speculative_tokens if k is None else k
     _check_speculates(request, own, prediction, effective)
@@ -91,4 +92,8 @@ def _prediction(request: GenerationBody, own: Speculative, facts: Facts) -> tupl
         raise bad_field("prediction", f"cannot go with the draft `{own.draft}`")
     if facts.tokenizer is None:
         raise bad_field("prediction", "needs a tokenizer, and the model has none")
-    return tuple(facts.tokenizer.encode(text, add_special_tokens=False))
+    tokens = tuple(facts.tokenizer.encode(text, add_special_tokens=False))
+    if len(tokens) > facts.max_context:
+        said = f"has {len(tokens)} tokens, and prompt and output have at most {facts.max_context} together"
+        raise bad_field("prediction", said)
+    return tokens

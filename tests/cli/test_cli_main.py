@@ -78,6 +78,9 @@ def raises(error: BaseException):
     return command
 
 
+MEMORY = "decode fewer sequences at a time, or lower kv_cache_memory or max_model_len"
+
+
 @pytest.mark.parametrize(
     ("error", "code", "text"),
     [
@@ -86,6 +89,12 @@ def raises(error: BaseException):
         (RunError("evil \x1b[31m"), 1, "error: evil �[31m\n"),
         (ValueError("boom\nmore"), 1, f"error: unexpected ValueError: boom\n\nhint: {main._DEBUG_HINT}\n"),
         (OSError(28, "No space left on device"), 1, "error: the system refused: No space left on device\n"),
+        (MemoryError(), 1, f"error: not enough memory\n\nhint: {MEMORY}\n"),
+        (
+            RuntimeError("can't allocate memory: 9 bytes"),
+            1,
+            f"error: not enough memory: can't allocate memory: 9 bytes\n\nhint: {MEMORY}\n",
+        ),
         (KeyboardInterrupt(), 130, ""),
         (typer.Exit(3), 3, ""),
         (BrokenPipeError(), 0, ""),

@@ -70,6 +70,11 @@ def test_sampling_that_nobody_named_is_openais():
     assert (named.params.temperature, named.params.top_k, named.named) == (0, 5, {"temperature", "top_k"})
 
 
+def test_where_the_server_verifies_greedily_a_silent_request_is_greedy():
+    greedy = command.default_sampling(resolve(sets=["speculation.verify=greedy"], methods=draft_methods()))
+    assert (greedy.params.temperature, greedy.named, greedy.is_greedy) == (0, frozenset(), True)
+
+
 def test_a_repository_names_its_own_models(tmp_path: Path, capsys):
     (tmp_path / "mine.yaml").write_text("speculation: {num_speculative_tokens: 2}\n")
     file = tmp_path / "models.yaml"

@@ -56,6 +56,13 @@ def test_generate_says_what_its_text_is(pair, capsys):
     assert "DIFFER" not in err
 
 
+def test_what_stands_by_chance_though_it_cannot_occur_has_a_logprob(pair, capsys):
+    cut = ["--temperature", "1", "--top-k", "1", "--logprobs", "1", "-n", "60", "--json", "--quiet"]
+    assert run(["generate", "Hello", *pair, "-k", "3", "--synthetic-acceptance-length", "3.5", *cut]) == 0
+    (output,) = json.loads(capsys.readouterr().out)["outputs"]
+    assert min(one["logprob"] for one in output["logprobs"]) == -9999
+
+
 def test_a_sweep_measures_every_depth_or_refuses(pair, capsys):
     swept = ["sweep-k", *pair, "--synthetic-acceptance-length", "2.5", "--k-max", "2", "--num-prompts", "2", "-n", "40"]
     assert run([*swept, "--quiet"]) == 2

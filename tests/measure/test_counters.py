@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from specdec_cli.measure.counters import Page, difference, parse, read_settled, statistics
+from specdec_cli.measure.counters import Counters, Page, difference, parse, read_settled, statistics
 
 VLLM = """\
 # HELP vllm:spec_decode_num_drafts_total Number of spec decoding drafts.
@@ -146,6 +146,11 @@ def test_gauges_are_shown_as_gauges_and_never_become_statistics():
         'sglang:spec_accept_rate{model_name="m",tp_rank="1"}': 0.31,
     }
     assert "gauges of speculation alone" in found.notices[0]
+
+
+def test_a_gauge_that_is_no_number_yet_is_null():
+    found = Counters(page({}, spec_accept_length=float("nan"), spec_accept_rate=0.5), {}, ())
+    assert found.as_dict()["gauges"] == {"vllm:spec_accept_length": None, "vllm:spec_accept_rate": 0.5}
 
 
 def test_reading_waits_until_the_page_stands_still(monkeypatch):

@@ -147,6 +147,32 @@ def test_requests_that_are_being_prepared_have_places_and_bodies_of_others_are_n
         assert small.post("/v1/completions", content=b"no JSON").status_code == 415
 
 
+def test_a_full_server_that_is_going_away_says_that():
+    with toy_client(toy_engine(max_num_seqs=1), max_waiting=0) as small:
+        bridge = small.models.all[0].bridge
+        bridge._num_open += 1
+        bridge.is_draining = True
+        refused = small.post("/v1/completions", json={"prompt": "abc"})
+        bridge._num_open -= 1
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
+
+
+def test_a_request_that_leaves_no_token_is_its_own_fault(client):
+    refused = client.post("/v1/completions", json={"prompt": "abc", "min_tokens": 4, "stop_token_ids": [*range(12)]})
+    assert refused.status_code == 400
+    assert "every token is banned" in refused.json()["error"]["message"]
+
+
+def test_what_the_page_asks_for_works_where_there_is_no_draft():
+    with toy_client(toy_engine(k=0)) as draftless:
+        body = {"prompt": "abc", "stream": True, "speculative": {"details": True}, **GREEDY}
+        assert draftless.post("/v1/completions", json=body).status_code == 200
+
+
+def test_the_tokenizer_of_each_model(client):
+    assert client.get("/tokenizer_info", params={"model": "none such"}).status_code == 404
+
+
 def test_loading_and_draining_are_503():
     settings = Settings(Serve())
     models = toy_models(settings, load=False)

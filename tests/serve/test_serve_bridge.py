@@ -285,6 +285,23 @@ def test_a_fault_in_a_step_ends_one_request_and_the_rest_goes_on():
     assert all(one.error is not None or one.finish_reason == "length" for one in found)
 
 
+def test_a_fault_in_a_step_does_not_end_a_request_that_waits_for_blocks():
+    target = GatedLM()
+    target.num_blocks = 4  # for two of three
+
+    async def test(bridge: Bridge):
+        target.gate.clear()
+        tickets = bridge.submit_all([job(40), job(40, "hg"), job(3, "abc")])
+        await until(lambda: bridge.busy_seconds > 0)
+        target.faults.append(MemoryError("no memory in this step"))
+        target.gate.set()
+        return await asyncio.gather(*map(read, tickets))
+
+    found = serving(test, toy_engine(target=target))
+    assert [one.error is not None for one in found] == [False, True, False]
+    assert [found[0].finish_reason, found[2].finish_reason] == ["length"] * 2
+
+
 def test_a_request_the_engine_refuses_fails_alone():
     async def test(bridge: Bridge):
         return await asyncio.gather(read(bridge.submit(job(4, "a" * 600))), read(bridge.submit(job(4))))

@@ -114,11 +114,29 @@ def test_a_chat_by_keyboard_with_tokens_told_apart_and_charts(browser: Chromium)
         browser.wait("document.getElementById('requests-now').textContent === '2 · 1'")
         browser.wait("document.getElementById('cache-now').textContent === '40 %'")
     first, second = server.bodies
-    assert first["speculative"] == {"details": True, "enabled": True}
+    assert first["speculative"] == {"details": True}, "a server without a draft would refuse `enabled: true`"
     assert first["stream_options"] == {"include_usage": True}
     assert [message["role"] for message in second["messages"]] == ["user", "assistant", "user"]
     assert second["messages"][1]["content"] == "Once upon a time <b>there was."
     assert server.num_disconnected == 1
+
+
+@needs_chromium
+def test_a_conversation_that_is_cleared_while_it_streams_is_gone(browser: Chromium):
+    server = PageServer()
+    with server as url:
+        browser.open(url)
+        browser.wait("document.getElementById('served').textContent === 'toy'")
+        browser.type("and on, forever")
+        browser.press("Enter")
+        browser.wait("document.querySelectorAll('#log .text').length === 2")
+        browser.wait("document.querySelectorAll('#log .text')[1].textContent !== ''")
+        browser.value("document.getElementById('clear').click()")
+        browser.wait(status("Stopped."))
+        browser.type("Once")
+        browser.press("Enter")
+        browser.wait(status("Done."))
+    assert [message["content"] for message in server.bodies[-1]["messages"]] == ["Once"]
 
 
 @needs_chromium
@@ -142,7 +160,7 @@ def test_without_a_chat_template_it_completes_with_the_controls_values(browser: 
     (body,) = server.bodies
     assert (body["prompt"], body["temperature"], body["top_p"]) == ("Once", 0.7, 0.9)
     assert (body["max_tokens"], body["seed"]) == (5, 3)
-    assert body["speculative"] == {"details": True, "enabled": True, "num_speculative_tokens": 2}
+    assert body["speculative"] == {"details": True, "num_speculative_tokens": 2}
 
 
 @needs_chromium

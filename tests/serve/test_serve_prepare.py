@@ -182,6 +182,41 @@ def test_speculation_that_would_not_take_place_is_refused(server: dict, fields: 
     assert (refused.value.status, refused.value.param) == (400, field)
 
 
+def test_a_server_that_reads_a_text_of_its_own_drafts_for_requests_without_one():
+    server = facts(drafters=("prediction", "none", "ngram"))
+    assert completion(over=server).jobs[0].draft is None
+    assert completion(over=server, speculative={"draft": "prediction"}).jobs[0].draft == "prediction"
+
+
+def test_a_prediction_is_no_longer_than_a_context():
+    given = {"type": "content", "content": "hello " * 600}
+    with pytest.raises(ApiError) as refused:
+        completion(prediction=given)
+    assert (refused.value.status, refused.value.param) == (400, "prediction")
+
+
+def test_where_the_server_verifies_greedily_a_request_does_not_sample():
+    server = facts(sampling=Defaults(SamplingParams(), is_greedy=True))
+    assert completion(over=server).jobs[0].params.temperature == 0
+    with pytest.raises(ApiError) as refused:
+        completion(over=server, temperature=0.7)
+    assert (refused.value.status, refused.value.param) == (400, "temperature")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("tool_calls", [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]),
+        ("reasoning_content", "because"),
+        ("reasoning", "because"),
+    ],
+)
+def test_what_of_a_turn_the_template_does_not_read_is_refused(field: str, value: object):
+    with pytest.raises(ApiError) as refused:
+        chat(messages=[*USER, {"role": "assistant", "content": "a", field: value}, *USER])
+    assert (refused.value.status, refused.value.param) == (400, f"messages[1].{field}")
+
+
 def test_another_draft_stands_in_where_the_server_has_none():
     job = completion(over=facts(**DRAFTLESS), speculative={"enabled": True, "draft": "ngram"}).jobs[0]
     assert (job.num_speculative_tokens, job.draft) == (None, "ngram")

@@ -165,6 +165,19 @@ def test_the_stop_string_is_in_the_text_only_if_asked_for():
 def test_token_ids_on_request():
     choice = whole(completion(return_token_ids=True, prompt=[5, 6]), deltas())["choices"][0]
     assert (choice["token_ids"], choice["prompt_token_ids"]) == (WORDS, [5, 6])
+    chunks = streamed(completion(return_token_ids=True, prompt=[5, 6], stream=True), deltas())
+    choices = [chunk["choices"][0] for chunk in chunks]
+    assert [one.get("prompt_token_ids") for one in choices] == [[5, 6], None, None]
+    assert [token for one in choices for token in one["token_ids"]] == WORDS
+
+
+def test_a_chats_prompt_stands_beside_its_choices():
+    prepared = chat(return_token_ids=True)
+    document = whole(prepared, deltas())
+    assert document["prompt_token_ids"] == list(prepared.jobs[0].token_ids)
+    assert document["choices"][0]["token_ids"] == WORDS
+    chunks = streamed(chat(return_token_ids=True, stream=True), deltas())
+    assert [chunk.get("prompt_token_ids") for chunk in chunks] == [document["prompt_token_ids"], None, None, None]
 
 
 def test_an_error_ends_the_answer():

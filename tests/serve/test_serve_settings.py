@@ -40,8 +40,9 @@ def test_limits_follow_the_recipe():
 
 def test_a_small_cache_bounds_what_a_request_may_ask_for():
     engine = toy_engine()
-    assert _longest_context(engine) == engine.target.max_context
+    assert _longest_context(engine, 4) == engine.target.max_context
     engine.target.num_blocks = 4
-    longest = _longest_context(engine)
-    engine.add([1] * (longest - 5), SamplingParams(max_new_tokens=5))
+    longest = _longest_context(engine, 9)
+    for k in (None, 9):
+        engine.add([1] * (longest - 5), SamplingParams(max_new_tokens=5), k)
     assert 0 < longest < engine.target.max_context
