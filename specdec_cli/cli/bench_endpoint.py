@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from specdec_cli.measure.prompts import PromptRow
     from specdec_cli.recipe import Recipe, Resolved
 
-_KEY_VARIABLES = ("SPECDEC_API_KEY", "OPENAI_API_KEY")
+_OWN_VARIABLE = "SPECDEC_API_KEY"
+_KEY_VARIABLES = (_OWN_VARIABLE, "OPENAI_API_KEY")
 _OWN = {"endpoint", "concurrency", "endpoint_model", "endpoint_timeout", "api_key", "repeats", "chat", "dry_run"}
 _PATHS = {"recipe", "sets", "json", "output", "force", "quiet", "target.model"}
 _SECTIONS = ("sampling.", "workload.", "gates.")
@@ -90,9 +91,16 @@ def _refuse_others(context: typer.Context) -> None:
             )
 
 
+def _key_in(variable: str) -> str | None:
+    """A variable's key; of several, which `serve` takes in its own, the first."""
+    value = os.environ.get(variable, "")
+    keys = value.split(",") if variable == _OWN_VARIABLE else [value]
+    return next(filter(None, map(str.strip, keys)), None)
+
+
 def _plan(resolved: Resolved, wish: EndpointWish, repeats: int, chat: bool) -> Plan:
     assert wish.url is not None, "without a server there is nothing to measure"
-    key = next((value for value in (wish.key, *map(os.environ.get, _KEY_VARIABLES)) if value), None)
+    key = next((value for value in (wish.key, *map(_key_in, _KEY_VARIABLES)) if value), None)
     named = None if resolved.built_in_pair else resolved.recipe.target.model
     return Plan(
         address=parse_address(wish.url),

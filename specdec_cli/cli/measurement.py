@@ -21,7 +21,7 @@ from specdec_cli.cli.output import (
     write_file,
 )
 from specdec_cli.cli.screen import interruptible, progress
-from specdec_cli.errors import ExitCode
+from specdec_cli.errors import ExitCode, RunError
 from specdec_cli.report.generate import Promise
 from specdec_cli.report.html import html
 from specdec_cli.report.plot import picture
@@ -141,12 +141,15 @@ class Measurement(ABC, Generic[Study]):
         study = self.study(engine, workload)
         with interruptible() as stopped:
             self.measure(study, stopped)
+            was_stopped = stopped()  # what comes later stops nothing: all is measured
             if not self.is_measured(study):
+                if not was_stopped:
+                    raise RunError("no prompt decoded a second token, so nothing was measured", "raise -n")
                 self.screen.say(f"interrupted before anything was measured{self._how_to_go_on()}", "yellow")
                 return ExitCode.INTERRUPTED
-            document = self._document(machine, engine, study, stopped())
-            self._write(study, document, stopped())
-            if stopped():
+            document = self._document(machine, engine, study, was_stopped)
+            self._write(study, document, was_stopped)
+            if was_stopped:
                 self.screen.say(f"interrupted: this is what there was{self._how_to_go_on()}", "yellow")
                 return ExitCode.INTERRUPTED
         if self.journal is not None:

@@ -79,6 +79,8 @@ class Drafter:
         offset = 0
         while active := [draft for draft in drafts if draft.wants_more(self.lm.max_context)]:
             q = self._score(active)
+            if q is None:
+                continue
             _stop_unsure(active, q)
             self._sample(active, q, offset)
             offset += 1
@@ -125,8 +127,14 @@ class Drafter:
                 if draft.needs_q:
                     draft.q.append(found.q[i])
 
-    def _score(self, drafts: Sequence[_Draft]) -> Distribution:
-        """The draft's distribution q after each row's context and its tokens drafted so far."""
+    def _score(self, drafts: Sequence[_Draft]) -> Distribution | None:
+        """The draft's distribution q after each row's context and its tokens drafted so far.
+
+        None where one of them has none: that row ends with what it has, whatever that is, as it decides nothing.
+
+        Raises:
+            LogitsError: a row has none at its first token.
+        """
         from specdec_cli.lm.door import Row
         from specdec_cli.sampling.chain import ChainRow, LogitsError, distribution
 
@@ -139,6 +147,9 @@ class Drafter:
         try:
             return distribution(logits, chain, self._num_tokens)
         except LogitsError as error:
+            if drafts[error.row].tokens:
+                drafts[error.row].is_done = True
+                return None
             message = f"the draft `{self.model}`: {error.message}"
             raise LogitsError(message, drafts[error.row].place, error.hint) from error
 

@@ -15,6 +15,7 @@ from specdec_cli.sampling.chain import LogitsError
 
 NONE, PREDICTION = "none", "prediction"
 _MOST_FAILURES = 3
+_BUILT_IN = "specdec_cli.drafters"
 
 
 class Drafters:
@@ -34,7 +35,7 @@ class Drafters:
     """
 
     def __init__(self, own: Drafter, others: Mapping[str, Drafter], num_tokens: int) -> None:
-        self.own_name = type(own).__module__.rpartition(".")[2]
+        self.own_name = type(own).__module__.removeprefix(f"{_BUILT_IN}.")
         assert not {self.own_name, NONE} & others.keys(), "each drafter has a name of its own"
         self.by_name: dict[str, Drafter] = {self.own_name: own, **others}
         self.num_failures = dict.fromkeys(self.by_name, 0)
@@ -83,10 +84,15 @@ class Drafters:
         try:
             guesses = self.by_name[name].propose(rows)
             self._check(rows, guesses)
+        except LogitsError as error:  # one row's own trouble: the others are guessed for as without it
+            self._failed(name, error, in_a_row=len(rows) == 1)
+            its, others = rows[error.row].handle, [row for i, row in enumerate(rows) if i != error.row]
+            self._left_out.add(its)
+            self._release(name, its)
+            found = self._ask(name, others) if others else []
+            return [*found[: error.row], Guesses([]), *found[error.row :]]
         except Exception as error:
             self._failed(name, error)
-            if isinstance(error, LogitsError):  # one row's own trouble: the others need not share it again
-                self._left_out.add(rows[error.row].handle)
             for row in rows:
                 self._release(name, row.handle)
             return [Guesses([]) for _ in rows]
@@ -103,9 +109,9 @@ class Drafters:
             if guess.unread is None and not all(0 <= token < self._num_tokens for token in guess.tokens):
                 raise RunError("it guessed a token that does not exist")
 
-    def _failed(self, name: str, error: Exception) -> None:
+    def _failed(self, name: str, error: Exception, in_a_row: bool = True) -> None:
         self.num_failures[name] += 1
-        self._in_a_row[name] += 1
+        self._in_a_row[name] += in_a_row
         said = f"{type(error).__name__}: {error}".split("\n")[0]
         if (name, type(error)) not in self._said:
             self._said.add((name, type(error)))

@@ -323,7 +323,9 @@ class Engine:
         return parts
 
     def _score(self, parts: list[Part]) -> torch.Tensor:
-        """One forward over all rows: prompts' chunks and k+1 verify rows together."""
+        """One forward over all rows: prompts' chunks and k+1 verify rows together; none where all rows have ended."""
+        if not parts:
+            return torch.empty(0, self.target.vocab_size)
         rows = []
         for row, guess in parts:
             tokens = row.sequence.tokens
@@ -367,7 +369,7 @@ class Engine:
         if sequence.cache_salt is None:
             return 0
         num_cached = self.target.adopt(sequence.id, sequence.tokens, sequence.cache_salt)
-        if sequence.is_prefilling:
+        if sequence.num_cached_tokens is None:
             sequence.num_cached_tokens = num_cached
         return num_cached
 

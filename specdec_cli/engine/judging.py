@@ -32,8 +32,16 @@ class _Judged:
     verdict: Verdict
 
     def take(self) -> Emitted:
-        """Give the sequence its accepted tokens and the target's own one."""
+        """Give the sequence its accepted tokens and the target's own one.
+
+        Raises:
+            LogitsError: the target had no distribution at a position that the output reached.
+        """
         (row, guess), verdict = self.part, self.verdict
+        if self.p.broken:
+            reached = range(self.first, self.first + verdict.num_accepted + 1)
+            for error in (self.p.broken[position] for position in reached if position in self.p.broken):
+                raise error
         kept = [*guess.tokens[: verdict.num_accepted], verdict.own]
         return row.sequence.extend(guess.tokens, verdict.num_accepted, verdict.own, self._logprobs(kept))
 

@@ -32,7 +32,7 @@ def stream(
             ids.append(engine.add(prompt, one, num_speculative_tokens))
         while engine.has_work:
             for event in engine.step():
-                if isinstance(event, Failed):
+                if isinstance(event, Failed) and event.sequence_id in ids:
                     raise event.error
                 yield event
     finally:

@@ -36,7 +36,7 @@ class Sequence:
         prediction: tokens that its output is expected to follow; None without any.
         cache_salt: shares cached prefixes with sequences of the same salt; None with nobody.
         num_computed: how many of its tokens are in the cache.
-        num_cached_tokens: how many of its prompt's were there when it began.
+        num_cached_tokens: how many of its prompt's were there when it began; None before.
     """
 
     id: int
@@ -55,7 +55,7 @@ class Sequence:
     prediction: list[int] | None = None
     cache_salt: str | None = None
     num_computed: int = 0
-    num_cached_tokens: int = 0
+    num_cached_tokens: int | None = None
     warned_of_draft_limit: bool = False
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
@@ -107,7 +107,7 @@ class Sequence:
             num_accepted=min(num_accepted, len(tokens)),
             from_prefill=from_prefill,
             logprobs=tuple(logprobs[: len(tokens)]),
-            num_cached_tokens=self.num_cached_tokens if from_prefill else 0,
+            num_cached_tokens=(self.num_cached_tokens or 0) if from_prefill else 0,
         )
 
     def _cut_at_token(self, tokens: list[int]) -> list[int]:

@@ -75,7 +75,8 @@ class Distribution:
         median: of all values.
         p95: likewise.
         p99: likewise.
-        ci95: of the median, by bootstrap over prompts; None where they are too few.
+        ci95: of the median, by bootstrap over prompts, their range where they are few; None of one prompt.
+        pairs: prompts that it rests on.
         values: how many there are.
     """
 
@@ -83,12 +84,14 @@ class Distribution:
     p95: float | None
     p99: float | None
     ci95: tuple[float, float] | None
+    pairs: int
     values: int
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON form."""
         ends = None if self.ci95 is None else list(self.ci95)
-        return {"median": self.median, "p95": self.p95, "p99": self.p99, "ci95": ends, "values": self.values}
+        known = {"median": self.median, "p95": self.p95, "p99": self.p99, "ci95": ends}
+        return known | {"pairs": self.pairs, "values": self.values}
 
 
 def sampling_fields(sampling: Sampling) -> dict[str, Any]:
@@ -299,11 +302,11 @@ class EndpointBench:
             by_row.setdefault(row.index, []).extend(_values(answer, figure))
         groups = [np.array(values) for values in by_row.values() if values]
         if not groups:
-            return Distribution(None, None, None, None, 0)
+            return Distribution(None, None, None, None, 0, 0)
         interval = bootstrap_pooled_median(groups)
         values = np.concatenate(groups)
         p95, p99 = (float(one) for one in np.quantile(values, (0.95, 0.99)))
-        return Distribution(interval.median, p95, p99, interval.ci95, len(values))
+        return Distribution(interval.median, p95, p99, interval.ci95, interval.pairs, len(values))
 
 
 def _values(answer: Answer, figure: Figure) -> list[float]:

@@ -129,6 +129,9 @@ def bootstrap_pooled_median(
     assert len(values), "a median needs a value"
     if len(groups) < MIN_PAIRS:
         return _interval(float(np.median(values)), [], len(groups))
+    if len(groups) <= _RANGE_PAIRS:
+        each = np.array([np.median(group) for group in groups])
+        return _interval(float(np.median(values)), [each], len(groups), ends=(0.0, 1.0))
     order = np.argsort(values, kind="stable")
     owners = np.repeat(np.arange(len(groups)), [len(group) for group in groups])[order]
     weights = (row[owners] for block in _counts(len(groups), num_resamples, seed) for row in block)

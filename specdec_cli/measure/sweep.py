@@ -70,6 +70,12 @@ def candidates(rows: Sequence[Predicted]) -> list[int]:
     return [row.k for row in near[:MAX_CANDIDATES]]
 
 
+def _is_looked_at(num_groups: int) -> bool:
+    """Whether measuring may end here: after _MIN_GROUPS, then after twice as many each time."""
+    times, rest = divmod(num_groups, _MIN_GROUPS)
+    return not rest and times > 0 and times.bit_count() == 1
+
+
 def _is_clearly_slower(row: Predicted, best: Predicted) -> bool:
     return paired(best.speedup_by_prompt, row.speedup_by_prompt).ratio.is_above(_CLEARLY)
 
@@ -158,10 +164,15 @@ class Sweep:
             yield at
 
     def _is_settled(self) -> bool:
-        """Whether more passes would not change the choice: the leader and whether it pays are both known."""
-        if self.is_exhaustive or self.bench is None or len(self.bench.plain.passes) < _MIN_GROUPS:
+        """Whether more passes would not change the choice: the leader and whether it pays are both known.
+
+        Asked seldom: who looks at an interval often enough finds one that leaves out what is true.
+        """
+        if self.is_exhaustive or self.bench is None or not _is_looked_at(len(self.bench.plain.passes)):
             return False
         measured = self.measured()
+        if not measured:
+            return False
         leader = max(measured.values(), key=lambda one: (one.speedup.median, -one.k))
         if not (leader.speedup.is_above(1.0) or leader.speedup.is_below(1.0)):
             return False

@@ -42,7 +42,7 @@ def resolve_drafts(
     listed = _listed(document)
     given, flag = flags.pop(_DRAFT, ([], ""))
     if given and listed:
-        _resolve_all([(one, {}, {}) for one in listed], (), methods)  # an override never hides a mistake
+        _resolve_all([(one, (), {}, {}) for one in listed], methods)  # an override never hides a mistake
         document, listed = _without_draft(document), []
     drafts: list[tuple[Document | None, Mapping[str, Any]]] = [(one, _value(one)) for one in listed]
     if given:
@@ -52,12 +52,13 @@ def resolve_drafts(
     some_load = any(_is_model(draft) for _, draft in drafts)
     runs = []
     for one, draft in drafts:
-        own_flags, variables = flags, environment
+        own_flags, variables, own_sets = flags, environment, sets
         if some_load and not _is_model(draft):
             own_flags = {path: value for path, value in flags.items() if path not in _LOADING}
             variables = {key: value for key, value in environment.items() if key not in _VARIABLES}
-        runs.append((one, variables, own_flags | ({_DRAFT: (draft, flag)} if given else {})))
-    return _resolve_all(runs, sets, methods)
+            own_sets = [text for text in sets if text.partition("=")[0].strip() not in _LOADING]
+        runs.append((one, own_sets, variables, own_flags | ({_DRAFT: (draft, flag)} if given else {})))
+    return _resolve_all(runs, methods)
 
 
 _LOADING = {f"{_DRAFT}.{key}" for key in MODEL_KEYS}
@@ -65,13 +66,12 @@ _VARIABLES = {f"{PREFIX}{_DRAFT}_{key}".upper() for key in MODEL_KEYS}
 
 
 def _resolve_all(
-    runs: Sequence[tuple[Document | None, Mapping[str, str], Mapping[str, tuple[Any, str]]]],
-    sets: Sequence[str],
+    runs: Sequence[tuple[Document | None, Sequence[str], Mapping[str, str], Mapping[str, tuple[Any, str]]]],
     methods: DraftMethods | None,
 ) -> list[Resolved]:
     """Resolve each; what is wrong outside the draft is said once."""
     found, problems = [], []
-    for document, environment, flags in runs:
+    for document, sets, environment, flags in runs:
         try:
             found.append(resolve_document(document, sets, environment, flags, methods))
         except RecipeError as error:

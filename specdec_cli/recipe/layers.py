@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from specdec_cli.recipe.document import Document, plain_value, read_document
 from specdec_cli.recipe.problems import Path, Problem, RecipeError, did_you_mean
@@ -216,7 +217,7 @@ def _parts(path: Path, value: Any, origin: Origin) -> list[Assignment]:
 
 def _typed(path: Path, text: str, origin: Origin) -> Any:
     """A value from the environment or `--set`: a YAML scalar, or a list or mapping in brackets."""
-    if text[:1] in ("[", "{", '"', "'"):
+    if text[:1] in ("'", '"') or (text[:1] in ("[", "{") and not _is_text(path)):
         subject = origin.subject or ""
         try:
             document = read_document(f"value: {text}".encode(), subject)
@@ -234,8 +235,16 @@ def _is_text(path: Path) -> bool:
     """Whether a key takes text and no number, so that `123` needs no quotes in a variable."""
     owner = section_class(str(path[0])) if len(path) == 2 else None
     found = owner.model_fields.get(str(path[1])) if owner else None
-    kinds = get_args(found.annotation) or (found.annotation,) if found else ()
-    return str in kinds and not {int, float, bool} & set(kinds)
+    kinds = _kinds(found.annotation) if found else set()
+    return str in kinds and kinds <= {str, NoneType}
+
+
+def _kinds(annotation: Any) -> set[Any]:
+    """The types that a key takes; what is said of them beside left out."""
+    if get_origin(annotation) is Annotated:
+        return _kinds(get_args(annotation)[0])
+    parts = get_args(annotation)
+    return set().union(*map(_kinds, parts)) if parts and get_origin(annotation) in (Union, UnionType) else {annotation}
 
 
 def lay_over(tree: Tree, assignments: Sequence[Assignment]) -> None:

@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.text import Text
 
 from specdec_cli.recipe.present import to_yaml
-from specdec_cli.recipe.schema import Draft
+from specdec_cli.recipe.schema import Draft, Gates
 from specdec_cli.report.bench import interval_words, lossless_words, print_notes_and_gates
 from specdec_cli.report.generate import Promise
 from specdec_cli.report.generate import json_schema as generate_schema
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 SCHEMA = "specdec.sweep-k/1"
 _NO_DRAFT: Mapping[str, Any] = {
     "num_speculative_tokens": 0,
+    "depth_policy": "fixed",
     "synthetic_acceptance_length": None,
     "synthetic_acceptance_rates": None,
 }
@@ -336,6 +337,7 @@ def tuned_recipe(resolved: Resolved, document: Mapping[str, Any]) -> str:
     ks, sizes = [found["recommended"]["k"] for found in by_size], [found["batch_size"] for found in by_size]
     num_seqs = max(recipe.engine.max_num_seqs, by_size[-1]["batch_size"])
     update: dict[str, Any] = {"engine": recipe.engine.model_copy(update={"max_num_seqs": num_seqs})}
+    update["gates"] = Gates()  # a sweep's own are of no other command's document
     if any(ks):
         update["speculation"] = _at_depths(recipe.speculation, dict(zip(sizes, ks, strict=True)))
     else:

@@ -9,8 +9,8 @@ Letters: B rows (requests), n positions over all rows, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from math import inf, isfinite
 
 import numpy as np
@@ -70,6 +70,8 @@ class Distribution:
         one_hot: [n] bool on the host, positions whose whole probability is on the likeliest token (temperature 0).
         probs: [n, V] float32, or None when every position is one-hot.
         may_ban: whether any score may be infinite, that of a token that cannot occur; False where none is.
+        broken: positions behind drafted tokens that have no distribution; what stands there means nothing, and is
+            needed only where the output gets so far.
     """
 
     scores: Tensor
@@ -77,6 +79,7 @@ class Distribution:
     one_hot: BoolArray
     probs: Tensor | None
     may_ban: bool = True
+    broken: Mapping[int, LogitsError] = field(default_factory=dict)
 
     @property
     def argmax(self) -> Tensor:
@@ -133,7 +136,7 @@ def distribution(logits: Tensor, rows: Sequence[ChainRow], num_tokens: int) -> D
         The distribution at n positions.
 
     Raises:
-        LogitsError: a position's logits are NaN or infinite, or every token is banned there.
+        LogitsError: a row's first position has logits that are NaN or infinite, or every token is banned there.
     """
     lengths = [len(row.drafted) + 1 for row in rows]
     num_positions = sum(lengths)
@@ -142,14 +145,18 @@ def distribution(logits: Tensor, rows: Sequence[ChainRow], num_tokens: int) -> D
     # A call into torch that cuts nothing off is felt behind a small model: its weights have filled the caches.
     scores = _edit(logits if logits.shape[1] == num_tokens else logits[:, :num_tokens], rows, lengths)
     likeliest, largest, may_ban = _largest(scores)
-    _check(largest, rows, lengths)
+    broken = _check(largest, rows, lengths)
+    if broken:
+        scores = scores.clone()
+        scores[[*broken]] = 0.0
+        likeliest, largest, may_ban = _largest(scores)
     params = [row.params for row in rows]
     if not any(one.temperature for one in params):
-        return Distribution(scores, likeliest, np.array([True] * num_positions), None, may_ban)
+        return Distribution(scores, likeliest, np.array([True] * num_positions), None, may_ban, broken)
     of_position = [one for one, length in zip(params, lengths, strict=True) for _ in range(length)]
     one_hot: BoolArray = np.array([one.temperature == 0 for one in of_position])
     probs = _cut(_divide(scores, largest, of_position), of_position).softmax(dim=-1)
-    found = Distribution(scores, likeliest, one_hot, probs, may_ban)
+    found = Distribution(scores, likeliest, one_hot, probs, may_ban, broken)
     if one_hot.any():
         greedy = torch.from_numpy(np.flatnonzero(one_hot)).to(probs.device)
         probs[greedy] = 0.0
@@ -172,18 +179,31 @@ def _largest(scores: Tensor) -> tuple[list[int], list[float], bool]:
     return best, [float(row[token]) for row, token in zip(values, best, strict=True)], True
 
 
-def _check(values: Sequence[float], rows: Sequence[ChainRow], lengths: Sequence[int]) -> None:
-    """Refuse positions whose largest score is no finite number."""
-    position = next((i for i, value in enumerate(values) if not isfinite(value)), None)
-    if position is None:
-        return
-    row = int(np.searchsorted(np.cumsum(lengths), position, side="right"))
-    if values[position] == NEVER:
-        raise NoTokenLeftError(
+def _check(values: Sequence[float], rows: Sequence[ChainRow], lengths: Sequence[int]) -> dict[int, LogitsError]:
+    """What is wrong with positions whose largest score is no finite number; raised where it is a row's first one."""
+    found: dict[int, LogitsError] = {}
+    if all(map(isfinite, values)):
+        return found
+    ends = np.cumsum(lengths)
+    for position, value in enumerate(values):
+        if isfinite(value):
+            continue
+        row = int(np.searchsorted(ends, position, side="right"))
+        offset = position - int(ends[row]) + lengths[row]
+        found[position] = _error(value, row, len(rows[row].context) + offset)
+        if not offset:
+            raise found[position]
+    return found
+
+
+def _error(value: float, row: int, num_before: int) -> LogitsError:
+    """What to say of a position's largest score; `num_before` tokens stand before it."""
+    if value == NEVER:
+        return NoTokenLeftError(
             "every token is banned", row, "lower min_tokens, or relax logit_bias, stop_token_ids or the grammar"
         )
-    raise LogitsError(
-        f"the model gave `{values[position]}` as its largest logit after `{len(rows[row].context)}` tokens",
+    return LogitsError(
+        f"the model gave `{value}` as its largest logit after `{num_before}` tokens",
         row,
         "try --dtype float32; a checkpoint that does so in float32 is broken",
     )

@@ -385,6 +385,30 @@ def test_an_interruption_leaves_a_document_and_exit_code_130(loaded, capsys, mon
         assert not passes or checked(out)["plan"]["interrupted"]
 
 
+def test_an_interruption_after_the_last_pass_changes_nothing(loaded, capsys, monkeypatch, tmp_path):
+    from contextlib import contextmanager
+
+    from specdec_cli.cli import measurement
+
+    is_done = [False]
+    document = measurement.Measurement._document
+
+    def late(*given):
+        is_done[0] = True
+        return document(*given)
+
+    @contextmanager
+    def interrupted():
+        yield lambda: is_done[0]
+
+    monkeypatch.setattr(measurement.Measurement, "_document", late)
+    monkeypatch.setattr(measurement, "interruptible", interrupted)
+    path = tmp_path / "r.json"
+    assert bench("--output", str(path), "--fail-if", "speedup.decode < 1000") == 3
+    assert "interrupted" not in capsys.readouterr().err
+    assert [one.name for one in tmp_path.iterdir()] == ["r.json"], "no journal is left"
+
+
 def test_a_picture_and_a_page(loaded, capsys, tmp_path):
     pytest.importorskip("matplotlib")
     plot, html = tmp_path / "r.svg", tmp_path / "r.html"

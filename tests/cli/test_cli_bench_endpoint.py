@@ -150,6 +150,8 @@ def test_the_key_goes_into_the_header_alone(capsys, monkeypatch, tmp_path):
         assert bench(fake, "--output", str(path)) == 0
         monkeypatch.setenv("SPECDEC_API_KEY", "sk-wrong")
         assert bench(fake) == 1
+        monkeypatch.setenv("SPECDEC_API_KEY", ", sk-hidden,sk-wrong")
+        assert bench(fake) == 0
     assert "sk-" not in path.read_text() + "".join(capsys.readouterr())
 
 

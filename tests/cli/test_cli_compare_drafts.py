@@ -227,6 +227,8 @@ def test_the_recipes_list(loaded, capsys, tmp_path):
     document = checked(capsys.readouterr().out)
     assert {row["draft"] for row in document["rows"]} == {"good", "ngram:min=1"}
     assert [recipe.draft.dtype for recipe in loaded[0]] == ["bfloat16", "auto"]
+    assert compared("-r", str(path), "--dry-run", "--set", "draft.dtype=bfloat16") == 0
+    capsys.readouterr()
     assert [recipe.target.model for recipe in loaded[0]] == ["t", "t"]
     assert compared("-r", str(path), *given("bad", "none"), "--dry-run", "--json") == 0
     document = json.loads(capsys.readouterr().out)

@@ -346,7 +346,11 @@ def test_a_bad_draft_is_advised_against(loaded, capsys, monkeypatch, tmp_path):
     assert "gate crossed: `recommended.k < 1`" in err
     recipe = resolve(path).recipe
     assert (recipe.draft.method, recipe.draft.model, recipe.speculation.num_speculative_tokens) == ("none", None, 0)
+    assert recipe.gates.fail_if == (), "of a sweep's document"
     assert int(run(["recipe", "validate", str(path)])) == 0
+    confident = [*words, "--exhaustive", "--depth-policy", "confidence", "--write-recipe", str(path), "--force"]
+    assert int(run(confident)) == 0
+    assert resolve(path).recipe.speculation.depth_policy == "fixed"
 
 
 def test_a_trace_is_written_read_and_predicts_the_same(loaded, capsys, monkeypatch, tmp_path):

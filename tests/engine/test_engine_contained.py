@@ -167,6 +167,67 @@ def test_logits_that_are_no_numbers_end_their_request_alone(temperature):
     assert {event.sequence_id for event in events if isinstance(event, Finished)} == {0, 2}
 
 
+class BrokenBehind(TableLM):
+    """A target that has no logits behind three letters `a`, which no text here has."""
+
+    def score(self, rows):
+        logits = super().score(rows)
+        ends = [(row, end) for row in rows for end in range(len(row.context) - row.num_logits, len(row.context))]
+        for place, (row, end) in enumerate(ends):
+            if row.context[max(end - 2, 0) : end + 1] == [1, 1, 1]:
+                logits[place] = float("nan")
+        return logits
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_logits_behind_a_refused_token_are_nobody_s_fault(temperature):
+    params = SamplingParams(max_new_tokens=20, temperature=temperature, seed=3)
+    engine = table_engine(BrokenBehind(), own=Broken())
+    expected = table_engine(BrokenBehind(), own=Broken())
+    for prompt in ("abc", "fed"):
+        engine.add(prompt, params, verify="gumbel")
+        expected.add(prompt, params, 0, verify="gumbel")
+    tokens, events = run(engine)
+    assert tokens == run(expected)[0]
+    assert not [event for event in events if isinstance(event, Failed)]
+    assert sum(event.emitted[0].num_drafted for event in events if isinstance(event, Stepped) and event.emitted) > 8
+
+
+def test_one_row_s_trouble_in_a_draft_leaves_the_others_their_guesses():
+    class OneBreaks(Broken):
+        def propose(self, rows: Sequence[DraftRow]) -> list[Guesses]:
+            place = next((i for i, row in enumerate(rows) if row.handle == 1), None)
+            if place is not None:
+                raise LogitsError("no number", place)
+            return super().propose(rows)
+
+    engine = table_engine(own=OneBreaks())
+    for prompt in ("abc", "fed", "gab"):
+        engine.add(prompt, GREEDY)
+    tokens, events = run(engine)
+    assert tokens == plain(["abc", "fed", "gab"])
+    first = next(event for event in events if isinstance(event, Stepped) and event.num_prefill_tokens == 0)
+    assert [one.num_drafted > 0 for one in first.emitted] == [True, False, True]
+    assert not engine.drafters.switched_off
+    assert len(notices(events)) == 1
+
+
+def test_what_a_request_has_computed_itself_is_not_counted_as_cached():
+    target, held = Failing(raises=[0]), iter([0, 2])
+    target.adopt = lambda handle, tokens, salt: next(held)  # type: ignore[attr-defined]
+    engine = Engine(target, Broken(), LetterTokenizer(), EngineOptions(prefix_caching=True), (END,))  # type: ignore[arg-type]
+    engine.add("abcd", GREEDY)
+    _, events = run(engine, retry=True)
+    emitted = [one for event in events if isinstance(event, Stepped) for one in event.emitted]
+    assert (emitted[0].from_prefill, emitted[0].num_cached_tokens) == (True, 0)
+    assert next(held, None) is None, "it was taken up twice"
+
+
+def test_a_drafter_of_another_package_has_its_whole_name():
+    engine = table_engine(own=type("Drafter", (Broken,), {"__module__": "mine.ngram"})(), ngram=toy_ngram())
+    assert list(engine.drafters.by_name) == ["mine.ngram", "ngram"]
+
+
 def test_text_that_cannot_be_decoded_ends_its_request_alone(monkeypatch):
     engine = table_engine()
     ids = [engine.add(prompt, GREEDY) for prompt in ("abc", "fed")]

@@ -44,6 +44,11 @@ def test_too_few_pairs_have_no_interval():
         assert (pair.p_a_faster is None) is not is_known
 
 
+def test_of_few_prompts_a_pooled_median_lies_in_the_range_of_theirs():
+    groups = [np.array([1.0, 2.0, 9.0]), np.array([4.0]), np.array([3.0, 3.0])]
+    assert bootstrap_pooled_median(groups) == Interval(3.0, (2.0, 4.0), 3)
+
+
 def test_an_unknown_interval_may_share_a_value_with_any():
     known, far = (Interval(at, (at, at), 9) for at in (1.0, 7.0))
     assert not known.overlaps(far)

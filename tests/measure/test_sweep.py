@@ -14,7 +14,7 @@ from specdec_cli.measure.passes import Pass
 from specdec_cli.measure.predict import Recommendation
 from specdec_cli.measure.prompts import PromptRow
 from specdec_cli.measure.stats import Interval
-from specdec_cli.measure.sweep import MAX_CANDIDATES, Sweep, candidates
+from specdec_cli.measure.sweep import MAX_CANDIDATES, Sweep, _is_looked_at, candidates
 from specdec_cli.measure.workload import tokenize
 from specdec_cli.sampling.params import SamplingParams
 
@@ -48,6 +48,16 @@ def test_measuring_ends_when_the_choice_is_known(monkeypatch):
     one = sweep(monkeypatch, {0: 2.0, 1: 1.5, 2: 1.0})
     assert num_passes(one) == one.settled_after == 8
     assert one.recommended().k == 2
+
+
+def test_it_is_asked_seldom_whether_the_choice_is_known():
+    assert [num for num in range(70) if _is_looked_at(num)] == [8, 16, 32, 64]
+
+
+def test_prompts_that_end_at_once_leave_the_choice_open(monkeypatch):
+    one = sweep(monkeypatch, {0: 2.0, 1: 1.5, 2: 1.0})
+    monkeypatch.setattr(Sweep, "measured", lambda _: {})
+    assert num_passes(one) == 2 * NUM_PROMPTS
 
 
 def test_as_good_as_equal_candidates_end_it_too(monkeypatch):

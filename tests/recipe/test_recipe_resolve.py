@@ -192,6 +192,11 @@ def test_p_min_of_a_recipe_gives_way_to_a_policy_named_above(recipe):
 
 
 class TestDraft:
+    @pytest.mark.parametrize("text", ["[0-9]{3}", "123", "{2}", "true"])
+    def test_a_key_for_text_takes_it_as_it_is(self, text: str):
+        for given in ({"sets": [f"structured.regex={text}"]}, {"environment": {"SPECDEC_STRUCTURED_REGEX": text}}):
+            assert run(**given).recipe.structured.regex == text
+
     def test_method_options_and_their_defaults(self, recipe):
         resolved = run(recipe("draft: {method: ngram, max: 6}\n"))
         assert resolved.recipe.draft_fields() == {"method": "ngram", "max": 6, "min": 2}

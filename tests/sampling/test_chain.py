@@ -200,7 +200,7 @@ def test_stop_ids_are_banned_until_enough_tokens_are_emitted_drafted_ones_counte
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_broken_logits_are_an_error_that_names_the_row(value, temperature):
     logits = logits_of(5)
-    logits[3, 7] = value
+    logits[2, 7] = value
     params = SamplingParams(temperature=temperature)
     with pytest.raises(LogitsError) as caught:
         distribution(logits, [row(params, [1]), row(params, [2, 3])], V)
@@ -217,6 +217,18 @@ def test_all_tokens_banned_is_an_error_of_that_row(temperature):
     with pytest.raises(LogitsError, match="every token is banned") as caught:
         distribution(logits_of(2), rows, V)
     assert caught.value.row == 1
+
+
+def test_a_position_behind_a_drafted_token_is_told_of_and_no_error():
+    logits = logits_of(5)
+    logits[3] = float("nan")
+    untouched = logits.clone()
+    rows = [row(SamplingParams(temperature=1.0), [1]), row(SamplingParams(temperature=1.0), [4, 5])]
+    p = distribution(logits, rows, V)
+    assert list(p.broken) == [3]
+    assert "after `9` tokens" in p.broken[3].message
+    assert p.probs.isfinite().all()
+    assert torch.equal(logits.nan_to_num(), untouched.nan_to_num())
 
 
 def test_tokens_beyond_the_vocabulary_in_a_prompt_are_no_concern_of_penalties():
