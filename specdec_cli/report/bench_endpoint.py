@@ -251,7 +251,7 @@ def _counter_lines(counters: Mapping[str, Any] | None) -> list[str]:
         )
     if counters["gauges"]:
         shown = ", ".join(
-            f"{name} {'–' if value is None else format(value, 'g')}" for name, value in counters["gauges"].items()
+            f"{name} {NOTHING if value is None else format(value, 'g')}" for name, value in counters["gauges"].items()
         )
         lines.append(f"Gauges of {head}, of its last moments: {shown}.")
     return lines

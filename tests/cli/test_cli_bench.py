@@ -8,12 +8,15 @@ from xml.etree import ElementTree
 
 import jsonschema
 import pytest
+import torch
 from tiny_engine import letter_tokenizer
 from tiny_models import make_tiny
 from toy_engine import TableLM, toy_engine
 
 from specdec_cli.cli.main import run
+from specdec_cli.cli.output import machine_of
 from specdec_cli.engine import build
+from specdec_cli.measure import machine
 from specdec_cli.measure.stats import TOO_FEW
 from specdec_cli.report.bench import json_schema
 
@@ -447,6 +450,14 @@ def test_without_matplotlib_nothing_is_loaded(loaded, capsys, monkeypatch):
     assert not loaded
 
 
+def test_a_document_names_the_gpu_of_either_model(monkeypatch):
+    monkeypatch.setattr(machine, "gpu_model", lambda device: f"GPU {device.index}")
+    engine = toy_engine()
+    assert machine_of(engine)["gpu"] is None
+    engine.target.device = torch.device("cuda:1")
+    assert machine_of(engine)["gpu"] == "GPU 1"
+
+
 def test_an_interrupted_run_is_resumed(loaded, capsys, monkeypatch, tmp_path):
     from specdec_cli.measure.passes import Track
 
@@ -469,6 +480,10 @@ def test_an_interrupted_run_is_resumed(loaded, capsys, monkeypatch, tmp_path):
     csv_path.unlink()
     assert bench(*words) == 2
     assert "r.json.partial` holds what an interrupted run finished" in capsys.readouterr().err
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(machine, "cpu_model", lambda: "another processor")
+        assert bench(*words, "--resume") == 2
+        assert "r.json.partial` is of another machine or other libraries" in capsys.readouterr().err
     assert bench(*words, "--resume", "--repeats", "3") == 2
     assert "r.json.partial` is of another plan" in capsys.readouterr().err
     assert bench(*words, "--resume", "-n", "11") == 2

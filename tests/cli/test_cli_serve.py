@@ -11,10 +11,11 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from toy_engine import toy_engine
 
 from specdec_cli.cli import serve as command
 from specdec_cli.cli.main import run
-from specdec_cli.cli.options import draft_methods
+from specdec_cli.cli.options import Shared, draft_methods
 from specdec_cli.errors import ExitCode
 from specdec_cli.recipe import resolve
 from specdec_cli.serve.models import Model, Models
@@ -73,6 +74,17 @@ def test_sampling_that_nobody_named_is_openais():
 def test_where_the_server_verifies_greedily_a_silent_request_is_greedy():
     greedy = command.default_sampling(resolve(sets=["speculation.verify=greedy"], methods=draft_methods()))
     assert (greedy.params.temperature, greedy.named, greedy.is_greedy) == (0, frozenset(), True)
+
+
+def test_what_a_text_must_not_be_taken_for_is_said_when_a_model_is_ready(monkeypatch, caplog):
+    from specdec_cli.engine import build
+
+    monkeypatch.setattr(build, "engine_from_recipe", lambda *_, **__: toy_engine())
+    sets = ["speculation.verify=typical", "draft.load_format=dummy"]
+    command._loader(resolve(sets=sets, methods=draft_methods()), Shared())()
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert any("random weights" in text for text in said)
+    assert any("`typical` is lossy" in text for text in said)
 
 
 def test_a_repository_names_its_own_models(tmp_path: Path, capsys):

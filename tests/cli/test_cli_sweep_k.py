@@ -333,6 +333,11 @@ def bad_engine(k: int) -> Engine:
     return Engine(TableLM(), drafter, LetterTokenizer(), EngineOptions(num_speculative_tokens=k), eos_token_ids=(0,))
 
 
+def test_prompts_without_a_second_token_are_no_interruption(loaded, capsys):
+    assert sweep_k("--exhaustive", "--temperature", "1", "--verify", "typical", "-n", "1") == 1
+    assert "no prompt decoded a second token" in capsys.readouterr().err
+
+
 def test_a_bad_draft_is_advised_against(loaded, capsys, monkeypatch, tmp_path):
     slow_target(monkeypatch, 0.001)
     monkeypatch.setattr(build, "engine_from_recipe", lambda recipe, **_: bad_engine(4))

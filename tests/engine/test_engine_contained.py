@@ -223,6 +223,12 @@ def test_what_a_request_has_computed_itself_is_not_counted_as_cached():
     assert next(held, None) is None, "it was taken up twice"
 
 
+def test_a_step_whose_rows_have_all_ended_asks_the_target_nothing():
+    target = TableLM()
+    assert table_engine(target)._score([]).shape == (0, target.vocab_size)
+    assert target.num_calls == 0
+
+
 def test_a_drafter_of_another_package_has_its_whole_name():
     engine = table_engine(own=type("Drafter", (Broken,), {"__module__": "mine.ngram"})(), ngram=toy_ngram())
     assert list(engine.drafters.by_name) == ["mine.ngram", "ngram"]
