@@ -12,7 +12,8 @@ demo: $(SETUP)
 test: $(SETUP)
 	PATH="$(abspath $(BIN)):$$PATH" scripts/check
 
-# The pinned torch goes first: an open range would fetch several GB of CUDA packages.
+# The pinned torch goes first, so that no other package chooses its version. Where pip's index has CPU builds of it that is
+# a small one; the usual index gives Linux the one with CUDA, several GB.
 $(SETUP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch

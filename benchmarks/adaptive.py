@@ -10,7 +10,8 @@ run before; the adaptive one knows nothing before the first group, with `--cold`
 each group then tells what learning from nothing costs in a run of that length. A ratio is plain seconds over the arm's,
 prompts included: `total` of all groups, with a bootstrap 95 % interval over groups. `plain_again` is what the same
 measurement says of plain decoding against itself: how much of a difference is the machine's noise.
-Runs add to `results/adaptive.json`, each replacing an earlier one of the same draft, batch, kind and length.
+Runs add to `results/adaptive.json`, each replacing an earlier one of the same draft, batch, kind and length; each row
+names its own commit and load.
 """
 
 from __future__ import annotations
@@ -133,6 +134,7 @@ def main() -> None:
             list(run[name].texts.values()) != list(run["none"].texts.values()) for run in runs for name in ARMS
         ),
         "exploring": [sum(account.num_exploring for account in accounts), round(share, 4)],
+        "measured_on": record.brief(before),
     }
     for name in ARMS[1:]:
         total = ratio_of_totals(plain, np.array([run[name].seconds for run in runs]))
@@ -146,7 +148,7 @@ def main() -> None:
     print(json.dumps(row, indent=1))
     path = record.RESULTS / "adaptive.json"
     kept = json.loads(path.read_text(encoding="utf-8"))["results"] if path.exists() else []
-    same = ("draft", "batch", "cold", "tokens")
+    same = ("draft", "batch", "cold", "tokens", "fixed_k")
     kept = [one for one in kept if any(one.get(key) != row[key] for key in same)]
     record.save(
         "adaptive",

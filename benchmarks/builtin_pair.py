@@ -2,23 +2,25 @@
 
     python benchmarks/builtin_pair.py [--k 1 2 3 4 5] [--tokens 128] [--draft builtin:draft]
 
-Every prompt is decoded alone, without a draft (A) and with it (B) in the order A B B A; the speed-up of a prompt is
-the ratio of its decode times (both arms emit the same tokens), reported as the median over prompts with a bootstrap
-95 % interval. Prompts: specdec_cli/measure/prompts/stories.jsonl, written for this project.
+Every prompt is decoded alone, at every k in turn, without a draft (A) and with it (B) in the order A B B A; a prompt's
+speed-up is the ratio of its decode times (both arms emit the same tokens), reported as the median over prompts with a
+bootstrap 95 % interval. Prompts: specdec_cli/measure/prompts/stories.jsonl, written for this project.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import record
 
 import specdec_cli
-from specdec_cli import SamplingParams
+from specdec_cli import Output, SamplingParams
 from specdec_cli.engine.build import LoadSettings, ModelSettings, load_engine
 from specdec_cli.measure.stats import bootstrap_median
 
@@ -28,6 +30,42 @@ PROMPTS = Path(specdec_cli.__file__).parent / "measure" / "prompts" / "stories.j
 def interval(values: list[float]) -> list[float]:
     """Bootstrap 95 % interval of the median."""
     return [round(end, 3) for end in bootstrap_median(np.array(values)).ci95 or ()]
+
+
+@dataclass
+class Row:
+    """What one k took and gave on the prompts so far."""
+
+    ratios: list[float] = field(default_factory=list)
+    plain_rates: list[float] = field(default_factory=list)
+    num_drafts: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
+    mismatches: int = 0
+
+    def add(self, runs: list[Output]) -> None:
+        """Take in a prompt, decoded A B B A."""
+        plain, draft = (runs[0], runs[3]), (runs[1], runs[2])
+        self.mismatches += runs[0].token_ids != runs[1].token_ids
+        seconds = [sum(run.timing.decode_s or 0.0 for run in arm) for arm in (plain, draft)]
+        self.ratios.append(seconds[0] / seconds[1])
+        self.plain_rates.append(plain[0].timing.decode_tokens_per_second or 0.0)
+        counts = draft[0].speculative
+        self.num_drafts += counts.num_drafts
+        self.num_drafted += counts.num_draft_tokens
+        self.num_accepted += counts.num_accepted_tokens
+
+    def as_dict(self, k: int) -> dict[str, Any]:
+        """What is kept of it."""
+        speedup = {"median": round(median(self.ratios), 3), "ci95": interval(self.ratios), "pairs": len(self.ratios)}
+        return {
+            "k": k,
+            "acceptance_rate": round(self.num_accepted / self.num_drafted, 4),
+            "acceptance_length": round(1 + self.num_accepted / self.num_drafts, 3),
+            "speedup_decode": speedup,
+            "plain_tokens_per_second": round(median(self.plain_rates), 1),
+            "prompts_with_other_tokens": self.mismatches,
+        }
 
 
 def main() -> None:
@@ -46,30 +84,13 @@ def main() -> None:
     params = SamplingParams(max_new_tokens=options.tokens)
     engine.generate(prompts[0], params)
     engine.generate(prompts[0], params, 0)
-    rows = []
-    for k in options.k:
-        ratios, drafted, accepted, drafts, mismatches, plain_rate = [], 0, 0, 0, 0, []
-        for prompt in prompts:
-            runs = [engine.generate(prompt, params, depth)[0] for depth in (0, k, k, 0)]
-            plain, draft = (runs[0], runs[3]), (runs[1], runs[2])
-            mismatches += runs[0].token_ids != runs[1].token_ids
-            seconds = [sum(run.timing.decode_s or 0.0 for run in arm) for arm in (plain, draft)]
-            ratios.append(seconds[0] / seconds[1])
-            plain_rate.append(plain[0].timing.decode_tokens_per_second or 0.0)
-            counts = draft[0].speculative
-            drafted, accepted = drafted + counts.num_draft_tokens, accepted + counts.num_accepted_tokens
-            drafts += counts.num_drafts
-        rows.append(
-            {
-                "k": k,
-                "acceptance_rate": round(accepted / drafted, 4),
-                "acceptance_length": round(1 + accepted / drafts, 3),
-                "speedup_decode": {"median": round(median(ratios), 3), "ci95": interval(ratios), "pairs": len(ratios)},
-                "plain_tokens_per_second": round(median(plain_rate), 1),
-                "prompts_with_other_tokens": mismatches,
-            }
-        )
-        print(json.dumps(rows[-1]))
+    by_k = {k: Row() for k in options.k}
+    for prompt in prompts:
+        for k, row in by_k.items():
+            row.add([engine.generate(prompt, params, depth)[0] for depth in (0, k, k, 0)])
+    rows = [row.as_dict(k) for k, row in by_k.items()]
+    for found in rows:
+        print(json.dumps(found))
     named = {
         "target": options.target,
         "draft": options.draft,

@@ -84,8 +84,6 @@ def try_client(name: str, place: Place, options: argparse.Namespace) -> Iterator
     """Everything of one client."""
     if name in LIBRARIES:
         yield from try_library(name, place)
-    elif options.folder is None:
-        yield {"what": name, "result": "not tried: needs --folder"}
     elif name == "guidellm":
         yield from try_guidellm(place, options.folder)
     else:
@@ -120,11 +118,14 @@ def main() -> None:
         if find_spec(CLIENTS[name]) is None:
             print(f"{name}: not installed")
             continue
+        if name not in LIBRARIES and options.folder is None:
+            print(f"{name}: not tried, for it needs --folder")
+            continue
         tried = []
         for row in try_client(name, place, options):
             print(f"{name}: {row}", flush=True)
             tried.append(row)
-        mine[name] = {"version": _version(name), "tried": tried}
+        mine[name] = {"version": _version(name), "measured_on": record.brief(before), "tried": tried}
         print(record.save("clients", before, results))
 
 

@@ -35,12 +35,12 @@ def compare(options: argparse.Namespace, *more: str) -> tuple[dict[str, Any], fl
     return json.loads(done.stdout), perf_counter() - begin
 
 
-def ranking(document: dict[str, Any]) -> dict[tuple[str, str], float]:
-    """For each pair of drafts: above 1 where the first is surely faster, below 1 the second; 1 where neither is."""
+def faster(document: dict[str, Any]) -> dict[frozenset[str], str | None]:
+    """For each pair of drafts the one that is surely faster, or None."""
     found = {}
-    for pair in document["pairwise"]:
+    for pair in document["pairwise"]:  # by speed, so that two documents need not name a pair alike
         low, high = pair["ci95"] or (0.0, 2.0)
-        found[pair["a"], pair["b"]] = pair["speedup_ratio"] if low > 1 or high < 1 else 1.0
+        found[frozenset((pair["a"], pair["b"]))] = pair["a"] if low > 1 else pair["b"] if high < 1 else None
     return found
 
 
@@ -81,8 +81,9 @@ def main() -> None:
     before = record.machine()
     quick, quick_seconds = compare(options)
     full, full_seconds = compare(options, "--exhaustive")
-    ours, theirs = ranking(quick), ranking(full)
-    against = [[Path(a).name, Path(b).name] for (a, b) in ours if (ours[a, b] - 1) * (theirs.get((a, b), 1.0) - 1) < 0]
+    ours, theirs = faster(quick), faster(full)
+    both = [pair for pair in ours if ours[pair] and theirs[pair]]
+    against = [sorted(Path(name).name for name in pair) for pair in both if ours[pair] != theirs[pair]]
     settings = {
         "target": Path(options.target).name,
         "prompts": options.prompts.name,
@@ -93,7 +94,7 @@ def main() -> None:
         "tokens": options.tokens,
         "k_max": options.k_max,
         "pairs": len(list(combinations(options.draft, 2))),
-        "pairs_ranked_by_both": sum(ours[pair] != 1 and theirs.get(pair, 1.0) != 1 for pair in ours),
+        "pairs_ranked_by_both": len(both),
         "pairs_that_disagree": against,
         "same_winner": quick["winner"] == full["winner"],
         "same_order": [row["draft"] for row in order(quick)] == [row["draft"] for row in order(full)],
@@ -102,7 +103,7 @@ def main() -> None:
         "exhaustive": order(full),
     }
     print(json.dumps(results, indent=1))
-    print(record.save("compare_against_exhaustive", before, results))
+    print(record.save("compare_against_exhaustive", before, results, quick["environment"]["threads"]))
 
 
 if __name__ == "__main__":

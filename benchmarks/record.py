@@ -24,8 +24,9 @@ def machine() -> dict[str, Any]:
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     others = (":(top)", ":(top,exclude)benchmarks/results")  # an earlier script's result changes no code
     dirty = subprocess.run(["git", "status", "--porcelain", "--", *others], capture_output=True, text=True, check=False)
+    kind = f"family {about['cpu family']}, model {about['model']}" if "cpu family" in about else platform.machine()
     return {
-        "cpu": about.get("model name", platform.processor()),
+        "cpu": f"{about.get('model name', platform.processor())} ({kind})",
         "instructions": torch.backends.cpu.get_cpu_capability() + tiles,
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
@@ -38,11 +39,23 @@ def machine() -> dict[str, Any]:
     }
 
 
-def save(name: str, before: dict[str, Any], results: Any) -> Path:
-    """Write `results/NAME.json` with the machine as it was before and the load after."""
+def brief(before: dict[str, Any]) -> dict[str, Any]:
+    """What one of several results in a file says of its own run."""
+    return {key: before[key] for key in ("cpu", "load_average_1m", "commit", "measured")}
+
+
+def save(name: str, before: dict[str, Any], results: Any, threads: int | None = None) -> Path:
+    """Write `results/NAME.json` with the machine as it was before and the load after.
+
+    Args:
+        name: of the file.
+        before: `machine()` before the run.
+        results: what was found.
+        threads: of the process that was measured, where that was another.
+    """
     path = RESULTS / f"{name}.json"
     # Loading a small target sets one thread, so the number in force is known only now.
-    before["threads"] = torch.get_num_threads()
+    before["threads"] = torch.get_num_threads() if threads is None else threads
     document = {"machine": before, "load_average_after_1m": round(os.getloadavg()[0], 2), "results": results}
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return path

@@ -21,6 +21,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 RESULTS = ROOT / "benchmarks" / "results"
+ENOUGH_STARTS = 6  # the range of fewer covers less than 95 %
 MARKED = re.compile(r"(<!-- table:([\w-]+) -->\n)(.*?)(<!-- /table -->)", re.DOTALL)
 
 
@@ -32,10 +33,13 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def measured_on(document: dict[str, Any]) -> str:
     """The machine, its load before and after, commit and date of a result."""
-    machine = document["machine"]
-    threads = f"{machine['threads']} of {machine['cores']} cores"
+    machine, threads = document["machine"], _threads(document)
     load = f"load {machine['load_average_1m']:.1f} before and {document['load_average_after_1m']:.1f} after"
     return f"{machine['cpu']}, {threads}, {load}, commit {machine['commit']}, {machine['measured'][:10]}"
+
+
+def _threads(document: dict[str, Any]) -> str:
+    return f"{document['machine']['threads']} of {document['machine']['cores']} cores"
 
 
 def builtin(document: dict[str, Any]) -> str:
@@ -74,6 +78,7 @@ def peers(document: dict[str, Any]) -> str:
     best = next(row for row in results["rows"] if row["k"] == results["best_k"])
     dtype = "its own precision" if results["dtype"] == "auto" else results["dtype"]
     said = f"`{results['target']}` with `{results['draft']}` in {dtype}, k = {best['k']}, greedy, all in turn"
+    said += " (OpenVINO before and after)" * bool(best.get("openvino"))
     said += f"{_weights(results)}: {results['num_prompts']} prompts, {results['tokens']} tokens each. "
     said += f"{measured_on(document)}.\n\n"
     others = {"transformers": "transformers", "transformers-assisted": "transformers, assisted by the same draft"}
@@ -123,7 +128,10 @@ def _other_row(label: str, speed: float, best: dict[str, Any], same: str) -> lis
 
 
 def adaptive(document: dict[str, Any]) -> str:
-    """The adaptive depth and a fixed k over plain decoding, by draft and by how many sequences run together."""
+    """The adaptive depth and a fixed k over plain decoding, by draft and by how many sequences run together.
+
+    The runs are many: their loads and commits are told, and what the same measurement says of plain decoding twice.
+    """
     rows = document["results"]
     sizes = sorted({row["batch"] for row in rows})
     kinds = list(dict.fromkeys((row["draft"], row["cold"] and row["tokens"]) for row in rows))
@@ -136,7 +144,17 @@ def adaptive(document: dict[str, Any]) -> str:
         of_size = {row["batch"]: row for row in rows if (row["draft"], row["cold"] and row["tokens"]) == (draft, first)}
         label = f"{draft}, first {first} tokens" if first else draft
         lines.append([label, *(_adaptive_cell(of_size.get(size)) for size in sizes)])
-    return f"{measured_on(document)}.\n\n" + markdown(head, lines)
+    runs = [row.get("measured_on", document["machine"]) for row in rows]
+    loads = [run["load_average_1m"] for run in runs]
+    same = [row["plain_again"]["total"] for row in rows]
+    said = f"{_each(runs, 'cpu')}, {_threads(document)}, load {min(loads):.1f} to {max(loads):.1f} before each run, "
+    said += f"commit {_each(runs, 'commit')}, {document['machine']['measured'][:10]}. "
+    said += f"Plain decoding beside plain decoding, in the same runs: {min(same):.2f} to {max(same):.2f}."
+    return f"{said}\n\n" + markdown(head, lines)
+
+
+def _each(runs: Sequence[dict[str, Any]], key: str) -> str:
+    return ", ".join(sorted({run[key] for run in runs}))
 
 
 def _adaptive_cell(row: dict[str, Any] | None) -> str:
@@ -157,7 +175,10 @@ def streams(document: dict[str, Any]) -> str:
         [arm, *(_interval(point[f"{arm} / none"], point["ci95"][f"{arm} / none"]) for point in points)] for arm in arms
     ]
     lines.append(["tokens/s without a draft", *(f"{point['none']:.0f}" for point in points)])
-    return f"{measured_on(document)}.\n\n" + markdown(head, lines)
+    num_starts = min(len(each) for point in points for each in point["of_starts"].values())
+    said = f"Every server was started {num_starts} times; in brackets "
+    said += "the 95 % interval over starts" if num_starts >= ENOUGH_STARTS else "the range of the starts' medians"
+    return f"{said}. {measured_on(document)}.\n\n" + markdown(head, lines)
 
 
 def _interval(value: float, ends: Sequence[float]) -> str:

@@ -29,8 +29,8 @@ def test_the_wheel_brings_the_recipes():
 
 def test_the_source_archive_brings_what_the_tests_need():
     included = set(PROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["include"])
-    needed = {"specdec_cli", "recipes", "tests", "scripts", "README.md", "LICENSE", "Makefile", "constraints.txt"}
-    assert needed <= included
+    needed = {"specdec_cli", "recipes", "tests", "scripts", "benchmarks", "README.md", "CONTRIBUTING.md", "LICENSE"}
+    assert needed | {"CHANGELOG.md", "Makefile", "constraints.txt"} <= included
 
 
 def test_the_script_and_the_extras():

@@ -44,7 +44,7 @@ LEFT_OUT = {
     "audit": {"--logprobs", "--disable-by-batch-size"},
     "bench": {"--logprobs"},
     "compare-drafts": {"--logprobs", "--num-speculative-tokens"},
-    "serve": {"--json", "--output", "--logprobs"},  # it prints no document, and requests ask for logprobs
+    "serve": {"--logprobs"},  # which requests ask for
     "sweep-k": {"--logprobs", "--disable-by-batch-size", "--num-speculative-tokens"},
 }
 STRUCTURED = {"--json-schema", "--regex", "--choice"}
@@ -259,11 +259,18 @@ def test_a_draft_whose_weights_are_int8_is_said_to_be(results: Path):
 def test_adaptive_stands_by_draft_and_by_how_many_run_together(tmp_path: Path):
     def row(draft: str, batch: int, cold: bool, total: float) -> dict:
         figures = {"adaptive": {"total": total, "ci95": [total - 0.1, total + 0.1]}, "fixed": {"total": 0.5}}
+        figures |= {"plain_again": {"total": total - 0.3}}
+        figures |= {"measured_on": {"cpu": "A CPU", "load_average_1m": total, "commit": f"c{batch}"}}
         return {"draft": draft, "batch": batch, "cold": cold, "tokens": 96 + 32 * cold, "fixed_k": 3, **figures}
 
     rows = [row("D", 4, False, 1.2), row("D", 1, False, 1.5), row("D", 1, True, 1.1), row("ngram", 4, False, 0.99)]
     keep(tmp_path / "adaptive.json", rows)
-    assert tables_script().table("adaptive", tmp_path).splitlines()[2:] == [
+    said, *lines = tables_script().table("adaptive", tmp_path).splitlines()
+    assert said == (
+        "A CPU, 1 of 2 cores, load 1.0 to 1.5 before each run, commit c1, c4, 2026-01-02. "
+        "Plain decoding beside plain decoding, in the same runs: 0.69 to 1.20."
+    )
+    assert lines[1:] == [
         "| times as fast as no draft: adaptive (fixed k = 3) | 1 together | 4 together |",
         "| --- | ---: | ---: |",
         "| D | 1.50 [1.40, 1.60] (0.50) | 1.20 [1.10, 1.30] (0.50) |",
@@ -274,9 +281,12 @@ def test_adaptive_stands_by_draft_and_by_how_many_run_together(tmp_path: Path):
 
 def test_streams_stand_by_policy(tmp_path: Path):
     point = {"streams": 1, "none": 800.4, "adaptive / none": 1.8, "ci95": {"adaptive / none": [1.7, 1.9]}}
+    point["of_starts"] = {"adaptive / none": [1.7, 1.9]}
     points = [point, point | {"streams": 4, "none": 2000.0, "adaptive / none": 1.01}]
     keep(tmp_path / "serve_load.json", {"points": points})
-    assert tables_script().table("streams", tmp_path).splitlines()[2:] == [
+    said, *lines = tables_script().table("streams", tmp_path).splitlines()
+    assert said.startswith("Every server was started 2 times; in brackets the range of the starts' medians. A CPU, ")
+    assert lines[1:] == [
         "| times as fast as no draft | 1 stream | 4 streams |",
         "| --- | ---: | ---: |",
         "| adaptive | 1.80 [1.70, 1.90] | 1.01 [1.70, 1.90] |",

@@ -183,7 +183,7 @@ class _Run(Measurement["Bench"]):
         from specdec_cli.measure.against import unequal_precision
         from specdec_cli.measure.bench import Bench, Plan
 
-        plan = Plan(self.recipe.speculation.num_speculative_tokens, self.asked.batch_size, self.asked.repeats)
+        plan = Plan(None, self.asked.batch_size, self.asked.repeats)
         found = Bench(engine, workload, plan, self._peers, journal=self.journal)
         if unequal := unequal_precision(self.asked.peers, self.recipe):
             found.notices.append(unequal)

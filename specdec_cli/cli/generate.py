@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,6 +20,7 @@ from specdec_cli.measure.arms import Arm, Comparison, Request, decode
 from specdec_cli.measure.prompts import PromptRow
 from specdec_cli.recipe.present import to_yaml
 from specdec_cli.report.generate import SCHEMA, Promise, generate_body
+from specdec_cli.report.pieces import TokenPieces
 from specdec_cli.report.view import RunView, Screen
 from specdec_cli.sampling.params import SamplingParams
 
@@ -96,9 +98,12 @@ def generate(
 
 
 def _predict(shared: Shared, text: str) -> None:
-    """Make `--prediction` the draft's text."""
+    """Make `--prediction` the draft's text; a recipe's draft of that method keeps its other options."""
     if not text.strip():
         raise UsageError("`--prediction` is empty", "give the text that the output is expected to follow")
+    if "draft" not in shared.flags and shared.resolve().recipe.draft.method == "prediction":
+        shared.flags["draft.text"] = (text, "--prediction")
+        return
     draft, flag = shared.flags.get("draft", ({"method": "prediction"}, "--prediction"))
     if draft.get("method") != "prediction":
         raise UsageError("`--prediction` is read by the draft `prediction` alone", "leave --draft out")
@@ -238,11 +243,25 @@ class _Run:
         if comparison is not None:
             arms, ks = [*arms, comparison.plain], [*ks, 0]
         places = [request.row.index for request in requests]
-        tokenizer = engine.tokenizer if self.wish.show_drafts else None
-        view = RunView(self.screen, arms, ks, places, streams_text=not self.shared.json, tokenizer=tokenizer)
+        pieces = partial(_token_pieces, engine, self.recipe.sampling.skip_special_tokens)
+        view = RunView(
+            self.screen,
+            arms,
+            ks,
+            places,
+            streams_text=not self.shared.json,
+            token_pieces=pieces if self.wish.show_drafts else None,
+            goes_on=self.shared.output is not None,
+        )
         with view:
             if comparison is not None:
                 comparison.run(engine, requests, view.watch, stopped)
             else:
                 decode(engine, arm, requests, view.watch, stopped)
         return view
+
+
+def _token_pieces(engine: Engine, skip_special_tokens: bool) -> TokenPieces:
+    """Cuts an output's text into tokens."""
+    assert engine.tokenizer is not None, "engines of recipes have a tokenizer"
+    return TokenPieces(engine.tokenizer.detokenizer(skip_special_tokens))

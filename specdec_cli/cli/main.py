@@ -22,6 +22,7 @@ from specdec_cli.cli import audit, bench, compare_drafts, doctor, generate, reci
 from specdec_cli.cli.output import colourful
 from specdec_cli.errors import ExitCode, SpecdecError
 from specdec_cli.recipe.problems import did_you_mean
+from specdec_cli.report.page import to_nowhere
 
 _UsageProblem: Any = typer.BadParameter.__mro__[1]  # typer's or click's UsageError, whichever this typer raises
 _DEBUG_HINT = "--debug shows the traceback; please report it as an issue"
@@ -70,6 +71,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
         arguments: without the program's name; None takes the process's own.
     """
     given, debug = _take_debug(list(sys.argv[1:] if arguments is None else arguments))
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # whoever started the process has closed it
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     code = _guarded(given, debug)
@@ -187,17 +191,11 @@ def _flush(stream: IO[str], code: int) -> int:
     try:
         stream.flush()
     except BrokenPipeError:
-        _to_nowhere(stream)
+        to_nowhere(stream)
     except OSError as error:
-        _to_nowhere(stream)
+        to_nowhere(stream)
         return _complain(f"the output cannot be written: {error.strerror}", None, ExitCode.COULD_NOT_RUN)
     return code
-
-
-def _to_nowhere(stream: IO[str]) -> None:
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)
 
 
 if __name__ == "__main__":

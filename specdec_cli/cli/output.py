@@ -16,6 +16,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from specdec_cli import __version__
 from specdec_cli.errors import RunError, UsageError
+from specdec_cli.report.page import open_page, to_nowhere
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -132,6 +133,8 @@ def check_destination(path: Path | None, force: bool, flag: str = "--output") ->
 def deliver(document: Mapping[str, Any], *, to_stdout: bool, path: Path | None = None, force: bool = False) -> None:
     """Write a document where it is wanted: to a file all at once, to stdout as the only thing there.
 
+    Nobody may read stdout any more: the command goes on, whose exit code says more than that.
+
     Raises:
         RunError: the file cannot be written, or appeared while the work was done.
     """
@@ -139,7 +142,12 @@ def deliver(document: Mapping[str, Any], *, to_stdout: bool, path: Path | None =
     if path is not None:
         write_file(path, text, force)
     if to_stdout:
-        sys.stdout.write(text if _is_unicode(sys.stdout) else json.dumps(document, indent=2, allow_nan=False) + "\n")
+        is_unicode = _is_unicode(sys.stdout)
+        try:
+            sys.stdout.write(text if is_unicode else json.dumps(document, indent=2, allow_nan=False) + "\n")
+            sys.stdout.flush()
+        except BrokenPipeError:
+            to_nowhere(sys.stdout)
 
 
 def _is_unicode(stream: IO[str]) -> bool:
@@ -198,8 +206,6 @@ def deliver_with_report(document: Mapping[str, Any], shared: Shared, draw: Calla
         shared: the command's shared options.
         draw: prints the report on the page that it is given.
     """
-    from specdec_cli.report.page import open_page
-
     if shared.json or shared.output is not None:
         deliver(document, to_stdout=shared.json, path=shared.output, force=shared.force)
     if not (shared.json and shared.quiet):

@@ -36,7 +36,7 @@ def list_(json: Json = False, output: Output = None, force: Force = False) -> No
 
 
 @app.command()
-@with_shared_options(aliases=True, without=["quiet", "trust_remote_code"], beside=STRUCTURED_OPTIONS)
+@with_shared_options(aliases=True, without=["trust_remote_code"], beside=STRUCTURED_OPTIONS)
 def show(
     name: Annotated[
         str | None, typer.Argument(help="A shipped recipe's name or a YAML file.", metavar="NAME|FILE")

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 
 from specdec_cli.cli.output import colourful
+from specdec_cli.report.page import Page
 from specdec_cli.report.view import Screen
 
 _PLAIN_WIDTH = 100
@@ -32,7 +32,7 @@ def open_screen(is_quiet: bool, streams_text: bool) -> Screen:
     return Screen(
         stdout=sys.stdout,
         stdout_colour=colourful(sys.stdout),
-        console=Console(stderr=True, highlight=False, **_console_options()),
+        console=Page(stderr=True, highlight=False, **_console_options()),
         is_live=may_draw and not (streams_text and _is_pipe()),
         is_shared=sys.stdout.isatty(),
         is_quiet=is_quiet,

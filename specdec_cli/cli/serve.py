@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specdec_cli.cli.options import SERVE_OPTIONS, SERVER, Shared, with_shared_options
+from specdec_cli.cli.output import deliver, envelope
 from specdec_cli.cli.screen import open_screen
 from specdec_cli.errors import ExitCode, UsageError
 from specdec_cli.recipe.present import to_yaml
@@ -34,7 +35,7 @@ _OF_A_MODEL = "serve.tool_call_parser"
 _REPOSITORY_HELP = "YAML file `name: recipe` for each of several models, loaded when they are first asked for."
 
 
-@with_shared_options(aliases=True, without=("json", "output", "force", "sampling.logprobs"), beside=SERVE_OPTIONS)
+@with_shared_options(aliases=True, without=("sampling.logprobs",), beside=SERVE_OPTIONS)
 def serve(
     api_key: Annotated[
         list[str] | None,
@@ -54,6 +55,8 @@ def serve(
     shared: Shared,
 ) -> ExitCode | None:
     """Serve a model over HTTP as OpenAI's API, with continuous batching and speculation."""
+    if not dry_run and (shared.json or shared.output is not None):
+        raise UsageError("a server ends with no document: `--json` and `--output` are for --dry-run", "leave them out")
     resolved = shared.resolve()
     named = {_model_name(resolved): resolved} if model_repository is None else _read(model_repository, shared)
     _check_packages()
@@ -63,10 +66,21 @@ def serve(
     settings = Settings(section, read_keys(api_key or (), os.environ.get(section.api_key_env, "")))
     settings.check_exposure(insecure_no_auth)
     if dry_run:
-        for name, one in named.items():
-            sys.stdout.write(f"# would serve {name}\n{to_yaml(one, origins=True)}")
+        _show_plan(named, shared)
         return None
     return _run(named, settings, shared, is_repository=model_repository is not None)
+
+
+def _show_plan(named: Mapping[str, Resolved], shared: Shared) -> None:
+    """What would be served, and where every value came from."""
+    if shared.json or shared.output is not None:
+        models = [{"name": name, "recipe": one.recipe.as_dict(), "origins": one.origins} for name, one in named.items()]
+        recipe = next(iter(named.values())).recipe.as_dict() if len(named) == 1 else None
+        document = envelope("specdec.serve-plan/1", recipe, {"models": models})
+        deliver(document, to_stdout=shared.json, path=shared.output, force=shared.force)
+    if not shared.json:
+        for name, one in named.items():
+            sys.stdout.write(f"# would serve {name}\n{to_yaml(one, origins=True)}")
 
 
 def _run(named: Mapping[str, Resolved], settings: Settings, shared: Shared, *, is_repository: bool) -> ExitCode:

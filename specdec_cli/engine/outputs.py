@@ -67,7 +67,6 @@ class Output:
             "stop_reason": self.stop_reason,
             "speculative": self.speculative.as_dict(),
             "timing": self.timing.as_dict(),
-            "lossless": self.lossless,
         }
         if self.logprobs is not None:
             document["logprobs"] = [

@@ -16,6 +16,7 @@ from specdec_cli.measure.equality import Compared, EqualityCheck, variant
 if TYPE_CHECKING:
     from specdec_cli.drafters.contract import Drafter
     from specdec_cli.engine.engine import Engine
+    from specdec_cli.engine.options import EngineOptions
     from specdec_cli.lm.door import LM
     from specdec_cli.measure.arms import Request
 
@@ -185,6 +186,16 @@ def audit(pair: Pair | None, requests: Sequence[Request], plan: Plan, watch: Wat
     return _Audit(pair, requests, plan, watch, AuditResult(plan)).run()
 
 
+def _chooses_k(options: EngineOptions) -> list[str]:
+    """The options by which an engine would draft less than it is asked for."""
+    chooses = {
+        "depth_policy": options.depth_policy != "fixed",
+        "k_by_batch": bool(options.k_by_batch),
+        "disable_by_batch_size": options.disable_by_batch_size is not None,
+    }
+    return [name for name, is_chosen in chooses.items() if is_chosen]
+
+
 @dataclass(slots=True)
 class _Audit:
     """An audit while it runs."""
@@ -197,8 +208,8 @@ class _Audit:
     _begin: float = field(default_factory=perf_counter)
 
     def run(self) -> AuditResult:
-        if self.pair is not None and self.pair.engine.options.disable_by_batch_size is not None:
-            self._say("drafts are checked at every batch size: disable_by_batch_size is left out")
+        if self.pair is not None and (left_out := _chooses_k(self.pair.engine.options)):
+            self._say(f"drafts are checked at each k at every batch size: {', '.join(left_out)} is left out")
         stages: list[tuple[str, Callable[[_Deadline], None]]] = []
         if self.pair is not None and "greedy" in self.plan.modes:
             stages.append(("greedy", self._greedy))

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from specdec_cli.errors import UsageError
-from specdec_cli.measure.gates import Judged, value_at
+from specdec_cli.measure.gates import RECOMMENDED, Judged, figure_at, value_at
 from specdec_cli.measure.stats import MIN_PAIRS
 from specdec_cli.recipe.gate import parse_percentage
 
-_RECOMMENDED = "recommended.speedup"
-_MORE_IS_BETTER = ("speedup.decode", "speedup.latency", _RECOMMENDED)
+_MORE_IS_BETTER = ("speedup.decode", "speedup.latency", RECOMMENDED)
 _LESS_IS_BETTER = ("timing.ttft_s", "timing.tpot_s", "timing.latency_s")
 _COMPARED = (*_MORE_IS_BETTER, *_LESS_IS_BETTER)
 _SAME = ("target", "workload", "sampling")
@@ -65,7 +64,7 @@ def _more_batch_sizes(document: Mapping[str, Any], baseline: Mapping[str, Any]) 
     """A sweep's recommendations beyond the smallest batch size, where both have the same batch size."""
     places = [f"by_batch_size.{place}" for place in range(1, len(document.get("by_batch_size") or ()))]
     sizes = ([value_at(one, f"{place}.batch_size") for place in places] for one in (document, baseline))
-    return [f"{place}.{_RECOMMENDED}" for place, new, old in zip(places, *sizes, strict=True) if new == old]
+    return [f"{place}.{RECOMMENDED}" for place, new, old in zip(places, *sizes, strict=True) if new == old]
 
 
 def _regression(name: str, document: Mapping[str, Any], baseline: Mapping[str, Any], allowed: float) -> Judged:
@@ -88,9 +87,9 @@ def _regression(name: str, document: Mapping[str, Any], baseline: Mapping[str, A
 
 
 def _interval(document: Mapping[str, Any], name: str) -> tuple[float, float, float] | None:
-    """Figure, lower and upper end, all above 0; a recommendation not to speculate is exactly as fast as plain."""
-    found = value_at(document, name)
-    if name.endswith(_RECOMMENDED) and value_at(document, f"{name.removesuffix('speedup')}k") == 0:
+    """Figure, lower and upper end, all above 0."""
+    found = figure_at(document, name)
+    if found == 1.0:
         return 1.0, 1.0, 1.0
     if not isinstance(found, Mapping) or not found.get("median") or not found.get("ci95"):
         return None

@@ -44,11 +44,11 @@ class Arm(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EngineArm:
-    """Our engine at a k of its own; 0 is plain decoding."""
+    """Our engine at a k of its own; 0 is plain decoding, None whatever the engine's options say."""
 
     name: str
     engine: Engine
-    num_speculative_tokens: int
+    num_speculative_tokens: int | None
 
     def decode(self, group: Group, repeat: int, stopped: Callable[[], bool]) -> Pass | None:
         """Decode a group; None when it was stopped before the end."""
@@ -67,12 +67,12 @@ class Plan:
     """How it is measured.
 
     Args:
-        num_speculative_tokens: k of the arm with the draft.
+        num_speculative_tokens: k of the arm with the draft; None takes the engine's, its table of k included.
         batch_size: requests that are decoded together, of whatever tasks; those left over make a smaller group.
         repeats: how often every arm decodes every group.
     """
 
-    num_speculative_tokens: int
+    num_speculative_tokens: int | None
     batch_size: int = 1
     repeats: int = 2
 

@@ -64,7 +64,7 @@ class Contender:
     def predicted_best(self) -> Predicted | None:
         """The k of the largest predicted speed-up, the smaller of equals, be it worth while or not."""
         rows = [] if self.prediction is None else self.prediction.rows
-        return max(rows, key=lambda row: (np.nan_to_num(row.speedup.median), -row.k), default=None)
+        return max(rows, key=lambda row: (np.nan_to_num(row.median_speedup.median), -row.k), default=None)
 
     @property
     def cost_ratio(self) -> float | None:
@@ -196,20 +196,20 @@ class Comparison:
             stopped: asked between steps and passes; what is whole by then is kept.
         """
         arms = [
-            (contender, EngineArm(f"{contender.draft} k={k}", contender.engine, k))
+            (contender, k, EngineArm(f"{contender.draft} k={k}", contender.engine, k))
             for contender in self.contenders
             if contender.drafts
             for k in self._depths(contender)
         ]
-        (first, arm), others = arms[0], [other for _, other in arms[1:]]
-        plan = Plan(arm.num_speculative_tokens, self.batch_size, self.repeats)
+        (first, k, arm), others = arms[0], [other for *_, other in arms[1:]]
+        plan = Plan(k, self.batch_size, self.repeats)
         self._bench = bench = Bench(
             first.engine, self.workload, plan, others, Track(arm.name), notices=self.notices, journal=self.journal
         )
         running = bench.run(stopped)
         for progress in running:
-            for contender, one in arms:  # the tracks are there from the first turn on
-                contender.tracks[one.num_speculative_tokens] = bench.against.get(one.name, bench.draft)
+            for contender, k, one in arms:  # the tracks are there from the first turn on
+                contender.tracks[k] = bench.against.get(one.name, bench.draft)
             for contender in self.contenders:
                 if not contender.drafts:
                     contender.tracks[0] = bench.plain

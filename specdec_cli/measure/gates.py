@@ -17,6 +17,9 @@ from specdec_cli.recipe.schema import Gates
 _BY_TASK = ("by_task.", "task_winners.")
 
 
+RECOMMENDED = "recommended.speedup"
+
+
 @dataclass(frozen=True, slots=True)
 class Judged:
     """A gate and what became of it.
@@ -171,7 +174,15 @@ def _types(node: Mapping[str, Any]) -> list[str]:
 
 def judge(gates: Sequence[GateExpression], document: Mapping[str, Any]) -> list[Judged]:
     """Judge a document; a gate fails where the whole interval lies on its failing side, or where there is no figure."""
-    return [_judge(gate, value_at(document, gate.path)) for gate in gates]
+    return [_judge(gate, figure_at(document, gate.path)) for gate in gates]
+
+
+def figure_at(document: Mapping[str, Any], path: str) -> Any:
+    """The value at a path; where a sweep recommends not to speculate, that is exactly as fast as plain decoding."""
+    found, name = value_at(document, path), path.removesuffix(".median")
+    if found is None and name.endswith(RECOMMENDED) and value_at(document, f"{name.removesuffix('speedup')}k") == 0:
+        return 1.0
+    return found
 
 
 def _judge(gate: GateExpression, found: Any) -> Judged:

@@ -64,11 +64,11 @@ class Predicted:
         decodes = self.plain_seconds > 0
         return self.plain_seconds[decodes] / self.seconds[decodes]
 
-    def shares(self) -> dict[str, float]:
-        """Where a step's time goes."""
+    def shares(self) -> dict[str, float] | None:
+        """Where a step's time goes; None where there is no step."""
         total = self.seconds.sum()
         parts = {"draft": self.draft_seconds, "verify": self.verify_seconds, "overhead": self.overhead_seconds}
-        return {name: float(part.sum() / total) if total else 0.0 for name, part in parts.items()}
+        return {name: float(part.sum() / total) for name, part in parts.items()} if total else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +206,7 @@ def _why_not(best: Predicted) -> str:
     if not np.isfinite(best.speedup.median):
         return "nothing was decoded after the first tokens, so there is nothing to speed up"
     shares = best.shares()
+    assert shares is not None, "what has a speed-up has steps"
     length = best.acceptance_length.median
     reason = (
         f"the draft takes {shares['draft']:.0%} of a step"

@@ -251,8 +251,8 @@ def lay_over(tree: Tree, assignments: Sequence[Assignment]) -> None:
     """Lay one layer over what lies below.
 
     Who names a model anew means none of the old one's revision; who names a draft anew means none of the old method
-    and its options, and with a method nothing of how the old model was loaded. Who gives synthetic acceptance or
-    structured output in one form means none of the others.
+    and its options, and with a method nothing of how the old model was loaded. Who gives k means no table of k from
+    below. Who gives synthetic acceptance or structured output in one form means none of the others.
     """
     named = {assignment.path for assignment in assignments}
     if ("target", "model") in named:
@@ -262,6 +262,9 @@ def lay_over(tree: Tree, assignments: Sequence[Assignment]) -> None:
         kept = set(MODEL_KEYS) - {"revision"} if ("draft", "model") in names else set()
         for key in [key for key in section if key not in kept] if isinstance(section, dict) else ():
             tree.drop(("draft", key))
+    k, table = (("speculation", key) for key in ("num_speculative_tokens", "k_by_batch"))
+    if k in named and table not in named:
+        tree.drop(table)
     length, rates = (("speculation", f"synthetic_acceptance_{form}") for form in ("length", "rates"))
     for given, other in ((length, rates), (rates, length)):
         if given in named and other not in named:

@@ -17,8 +17,9 @@ _NAMES = {bool: "boolean", int: "integer", float: "number", str: "string"}
 
 def to_yaml(resolved: Resolved, origins: bool = False) -> str:
     """A resolved recipe as YAML, with the origin of every value as a comment if wanted."""
-    lines = []
-    for section, keys in resolved.recipe.as_dict().items():
+    lines, document = [], resolved.recipe.as_dict()
+    document["sampling"]["logit_bias"] = resolved.recipe.sampling.logit_bias  # whole numbers, which are no JSON's keys
+    for section, keys in document.items():
         lines.append(f"{section}:")
         rows = [(f"  {key}: {yaml_value(value)}", f"{section}.{key}") for key, value in keys.items()]
         width = min(max(len(text) for text, _ in rows), 44)
@@ -39,7 +40,7 @@ def yaml_value(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(yaml_value, value))}]"
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{key}: {yaml_value(item)}' for key, item in value.items())}}}"
+        return f"{{{', '.join(f'{yaml_value(key)}: {yaml_value(item)}' for key, item in value.items())}}}"
     return json.dumps(value, allow_nan=False)
 
 

@@ -92,7 +92,7 @@ def sentence(error: Mapping[str, Any], subject: str, known: Sequence[str]) -> st
         key = error["loc"][-1]
         return f"unknown key `{key}` in {subject}{did_you_mean(key, known)}"
     if error["loc"][-1] == "[key]":
-        return f"{subject} must have a whole number as its key"
+        return f"{subject} must have {'text' if kind == 'string_type' else 'a whole number'} as its key"
     if kind == "literal_error":
         choices = context["expected"].replace("'", "").replace(" or ", ", ")
         return f"{subject} must be one of {choices}, not {shown(value)}{did_you_mean(value, choices.split(', '))}"

@@ -202,6 +202,7 @@ def _cross_problems(recipe: Recipe, tree: Tree) -> list[Problem]:
     """Keys that contradict each other."""
     return [
         *_unused_p_min(recipe, tree),
+        *_no_draft_but_a_table(recipe, tree),
         *_greedy_that_samples(recipe, tree),
         *_more_than_all(recipe, tree),
         *_sure_of_everything(recipe, tree),
@@ -217,6 +218,15 @@ def _unused_p_min(recipe: Recipe, tree: Tree) -> list[Problem]:
         hint = "set depth_policy to confidence (--depth-policy confidence), or leave p_min out"
         return [tree.problem(given, f"has no effect with depth_policy `{said}`", hint)]
     return []
+
+
+def _no_draft_but_a_table(recipe: Recipe, tree: Tree) -> list[Problem]:
+    speculation = recipe.speculation
+    drafting = next((k for _, k in speculation.k_by_batch or () if k), 0)
+    if speculation.num_speculative_tokens or not drafting:
+        return []
+    said = f"drafts `{drafting}` tokens, and num_speculative_tokens `0` decodes without a draft"
+    return [tree.problem(("speculation", "k_by_batch"), said, "leave one of them out")]
 
 
 def _greedy_that_samples(recipe: Recipe, tree: Tree) -> list[Problem]:

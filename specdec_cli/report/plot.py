@@ -297,7 +297,7 @@ def _sweep_positions(axes: Axes, document: Document) -> None:
 
 
 def _sweep_split(axes: Axes, document: Document) -> None:
-    rows = [row for row in document["rows"] if row["predicted"] is not None]
+    rows = [row for row in document["rows"] if row["predicted"] and row["predicted"]["shares"]]
     shares = [{name: 100 * row["predicted"]["shares"][name] for name, _ in _PARTS} for row in rows]
     at = f" at batch size {document['by_batch_size'][0]['batch_size']}" if len(document["by_batch_size"]) > 1 else ""
     _time_split(axes, [f"k = {row['k']}" for row in rows], shares, f"predicted share of a step{at}, %")

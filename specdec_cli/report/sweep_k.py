@@ -214,7 +214,7 @@ def sweep_table(sweep: Sweep, recommended: int | None, title: str | None = None)
         row = None if sweep.prediction is None else sweep.prediction.rows[k - 1]
         one = measured.get(k)
         counted = None if one is None else one.track.counts().acceptance_length
-        shares = {} if row is None else row.shares()
+        shares = {} if row is None else row.shares() or {}
         cells = [
             str(k),
             number(counted if row is None else _known(row.acceptance_length.median)),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol, TextIO
 
 from rich.color import ColorSystem
 from rich.style import Style
 
+from specdec_cli.report.page import to_nowhere
 from specdec_cli.report.pieces import STYLES, Piece, marked
 
 
@@ -25,14 +27,34 @@ class Writer:
     Args:
         stream: standard output.
         colour: whether kinds are told by colour; else accepted tokens stand in brackets.
+        goes_on: whether there is more to be done than to write, so that a reader who goes away ends nothing.
     """
 
-    def __init__(self, stream: TextIO, colour: bool) -> None:
+    def __init__(self, stream: TextIO, colour: bool, goes_on: bool = False) -> None:
         self.stream = stream
         self.colour = colour
+        self._goes_on = goes_on
 
     def put(self, piece: Piece) -> None:
         """Write one piece; `flush` shows it."""
+        with self._reader_may_go():
+            self._put(piece)
+
+    def flush(self) -> None:
+        """Show what was written."""
+        with self._reader_may_go():
+            self.stream.flush()
+
+    @contextmanager
+    def _reader_may_go(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            if not self._goes_on:
+                raise
+            to_nowhere(self.stream)
+
+    def _put(self, piece: Piece) -> None:
         if not self.colour:
             self.stream.write(marked(piece))
         elif STYLES[piece.kind]:
@@ -40,10 +62,6 @@ class Writer:
             self.stream.write(style.render(piece.text, color_system=ColorSystem.STANDARD))
         else:
             self.stream.write(piece.text)
-
-    def flush(self) -> None:
-        """Show what was written."""
-        self.stream.flush()
 
 
 class Texts:

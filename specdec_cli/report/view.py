@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
@@ -19,7 +19,6 @@ from specdec_cli.report.texts import Sink, Texts, Writer
 if TYPE_CHECKING:
     from specdec_cli.measure.arms import Arm, Comparison
     from specdec_cli.report.generate import Promise
-    from specdec_cli.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,8 @@ class RunView:
         ks: k of each arm.
         places: the rows' places, in order.
         streams_text: whether text goes to standard output (not with `--json`).
-        tokenizer: cuts text into tokens for `--show-drafts`; None shows text as it is released.
+        token_pieces: cuts one output's text into tokens for `--show-drafts`; None shows text as it is released.
+        goes_on: whether what is left to be done is done where nobody reads the text any more.
     """
 
     def __init__(
@@ -67,12 +67,13 @@ class RunView:
         ks: Sequence[int],
         places: Sequence[int],
         streams_text: bool,
-        tokenizer: Tokenizer | None = None,
+        token_pieces: Callable[[], TokenPieces] | None = None,
+        goes_on: bool = False,
     ) -> None:
         self.screen = screen
         self._arms, self._ks, self._places = list(arms), list(ks), list(places)
-        self._tokenizer = tokenizer
-        self._writer = Writer(screen.stdout, screen.stdout_colour) if streams_text else None
+        self._new_pieces = token_pieces
+        self._writer = Writer(screen.stdout, screen.stdout_colour, goes_on) if streams_text else None
         self._area: LiveArea | None = None
         self._texts: Texts | None = None
         self._token_pieces: dict[int, TokenPieces] = {}
@@ -81,7 +82,7 @@ class RunView:
 
     def __enter__(self) -> RunView:
         """Open the live area, if there is one, and the first text."""
-        if self._tokenizer is not None:
+        if self._new_pieces is not None:
             self._show_legend()
         if self.screen.is_live:
             area = LiveArea(self.screen.console, self._content, self._writer, self.screen.is_shared)
@@ -124,10 +125,12 @@ class RunView:
         by_id = arm.passes[-1].by_id
         if isinstance(event, Stepped):
             for emitted in event.emitted:
-                if self._tokenizer is None:
+                if self._new_pieces is None:
                     pieces = plain_pieces(emitted.text)
                 else:
-                    pieces = self._pieces_of(emitted.sequence_id, self._tokenizer).feed(emitted)
+                    if emitted.sequence_id not in self._token_pieces:
+                        self._token_pieces[emitted.sequence_id] = self._new_pieces()
+                    pieces = self._token_pieces[emitted.sequence_id].feed(emitted)
                 texts.feed(by_id[emitted.sequence_id].index, pieces)
         elif isinstance(event, Finished):
             tail = self._token_pieces.pop(event.sequence_id, None)
@@ -135,11 +138,6 @@ class RunView:
             place = by_id[event.sequence_id].index
             texts.feed(place, pieces)
             texts.end(place)
-
-    def _pieces_of(self, sequence_id: int, tokenizer: Tokenizer) -> TokenPieces:
-        if sequence_id not in self._token_pieces:
-            self._token_pieces[sequence_id] = TokenPieces(tokenizer.detokenizer())
-        return self._token_pieces[sequence_id]
 
     def _notice(self, message: str) -> None:
         """Say it once: now, or after the live area has gone."""

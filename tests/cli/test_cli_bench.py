@@ -3,7 +3,9 @@
 import csv
 import gc
 import json
+import os
 import signal
+import sys
 from xml.etree import ElementTree
 
 import jsonschema
@@ -46,6 +48,19 @@ def checked(text: str) -> dict:
     document = json.loads(text)
     jsonschema.validate(document, json_schema(), format_checker=jsonschema.FormatChecker())
     return document
+
+
+@pytest.mark.parametrize("shown", [[], ["--json"]])
+def test_a_reader_that_goes_away_takes_no_exit_code_along(loaded, monkeypatch, tmp_path, shown):
+    reader, writer = os.pipe()
+    os.close(reader)
+    path = tmp_path / "r.json"
+    with os.fdopen(writer, "w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        assert bench("--fail-if", "lossless.mismatches < 1", "--output", str(path), *shown) == 3
+        monkeypatch.undo()
+    assert checked(path.read_text())["gates"]
+    assert list(tmp_path.iterdir()) == [path], "the journal of what is whole is gone"
 
 
 def test_the_report_goes_to_stdout(loaded, capsys):

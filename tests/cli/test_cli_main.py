@@ -156,3 +156,11 @@ def test_a_full_disk_is_said():
     assert "No space left on device" in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stderr.count("error:") == 1
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-"])
+def test_a_closed_standard_stream_is_no_error_of_its_own(closed: str):
+    done = subprocess.run(
+        f"{sys.executable} -m specdec_cli.cli.main recipe list {closed}", shell=True, capture_output=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, b"")

@@ -37,6 +37,18 @@ def test_the_seed_cases_command_line(capsys):
     assert re.search(r"port: 9999 +# flag --port", shown)
 
 
+def test_a_plan_as_a_document(capsys):
+    assert run([*SEED, "--dry-run", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema"] == "specdec.serve-plan/1"
+    [model] = document["models"]
+    assert model["name"] == "test_server_demo"
+    assert model["recipe"] == document["recipe"]
+    assert model["origins"]["speculation.num_speculative_tokens"] == "flag --num-speculative-tokens"
+    assert run([*SEED, "--json"]) == 2
+    assert "`--json` and `--output` are for --dry-run" in capsys.readouterr().err
+
+
 def test_other_machines_need_a_key(capsys, monkeypatch):
     monkeypatch.delenv("SPECDEC_API_KEY", raising=False)
     assert run(["serve", "--host", "0.0.0.0", "--dry-run"]) == 2

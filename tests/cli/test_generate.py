@@ -126,7 +126,7 @@ def test_typical_says_that_it_is_lossy(loaded, capsys):
     assert generate("ab ab", "-n", "5", "--json", "--verify", "typical", "--temperature", "1") == 0
     document = document_of(capsys.readouterr().out)
     assert document["lossless"]["promised"] is False
-    assert [output["lossless"] for output in document["outputs"]] == [False]
+    assert all("lossless" not in output for output in document["outputs"]), "it is an object, and the document's"
 
 
 def test_typical_says_so_on_stderr_too(loaded, capsys):
@@ -341,6 +341,34 @@ def test_a_reader_that_goes_away_makes_no_noise(loaded, capfd, monkeypatch):
         assert generate("ab", "-n", "50") == 0
         monkeypatch.undo()
     assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_document_is_written_where_nobody_reads_the_text(loaded, monkeypatch, tmp_path):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        assert generate("ab", "cd", "-n", "50", "--output", str(tmp_path / "out.json")) == 0
+        monkeypatch.undo()
+    document = document_of((tmp_path / "out.json").read_text())
+    assert [output["completion_tokens"] for output in document["outputs"]] == [50, 50]
+
+
+def test_special_tokens_that_are_shown_are_cut_as_they_are_shown(loaded, monkeypatch, capsys):
+    asked = []
+    real = LetterTokenizer.detokenizer
+    monkeypatch.setattr(LetterTokenizer, "detokenizer", lambda self, skip=True: asked.append(skip) or real(self))
+    for skips in (True, False):
+        assert generate("ab", "-n", "5", "--show-drafts", "--set", f"sampling.skip_special_tokens={skips}".lower()) == 0
+    assert asked == [True, False]
+
+
+def test_a_prediction_leaves_the_recipe_s_other_options(tmp_path, capsys):
+    path = tmp_path / "r.yaml"
+    path.write_text("draft: {method: prediction, max: 8, min: 3, text: old}\n")
+    assert int(run(["generate", "ab", "-r", str(path), "--prediction", "cd", "--dry-run", "--json"])) == 0
+    draft = json.loads(capsys.readouterr().out)["recipe"]["draft"]
+    assert (draft["text"], draft["max"], draft["min"]) == ("cd", 8, 3)
 
 
 def test_a_plan_imports_neither_torch_nor_transformers():

@@ -93,9 +93,14 @@ def test_a_gpu_s_int8_product_is_the_cpu_s():
 def test_an_operator_that_is_wrong_is_not_used(monkeypatch):
     monkeypatch.setattr(linear, "_vnni_product", lambda weight, scales: lambda rows: torch.zeros(4, 96))
     assert linear._try_vnni() == "its operator computes something else"
+
+
+def test_an_operator_that_fails_is_not_used(monkeypatch):
+    if missing("bf16") is not None:
+        pytest.skip("this machine has no packed bfloat16 product")
     missing.cache_clear()
     monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", None)
-    assert str(missing("bf16")).startswith("its operator failed") or missing("bf16") is not None
+    assert str(missing("bf16")).startswith("its operator failed")
     missing.cache_clear()
 
 
@@ -128,9 +133,9 @@ def test_siblings_share_one_product(tmp_path):
     assert calls == [1]
     rows, others = matrix(3, 32).to(lm.device), matrix(3, 32, 1).to(lm.device)
     alone = [part(rows).clone() for part in reversed(parts)]
+    assert len(calls) == 2, "one product for all three, in any order"
     mixed = [part(x).clone() for part in parts for x in (others, rows, rows)][2::3]
     assert all(torch.equal(one, other) for one, other in zip(alone, reversed(mixed), strict=True))
-    assert parts[0].product._input is not None or len(calls) > 2
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from specdec_cli.engine.build import load_engine
+from specdec_cli.engine.build import LoadSettings, load_engine
 from specdec_cli.lm import native
 from specdec_cli.lm.threads import Crew
 
@@ -121,12 +121,15 @@ def test_how_long_threads_spin_is_asked_of_nobody_else(monkeypatch):
     assert "GOMP_SPINCOUNT" not in os.environ
 
 
-def test_a_small_target_of_our_own_decoder_leaves_torch_its_threads():
+@pytest.mark.parametrize(("decoder", "num_threads"), [("auto", 2), ("transformers", 1)])
+def test_a_small_target_takes_one_thread_where_transformers_computes_it(monkeypatch, decoder, num_threads):
+    if decoder == "auto" and native.missing() is not None:
+        pytest.skip("no compiled decoder")
+    monkeypatch.delenv("OMP_NUM_THREADS")
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
-        engine = load_engine("builtin:target", "none")
-        expected = 2 if engine.target.decoder == "own" or "OMP_NUM_THREADS" in os.environ else 1
-        assert torch.get_num_threads() == expected
+        load_engine("builtin:draft", "none", settings=LoadSettings(decoder=decoder))
+        assert torch.get_num_threads() == num_threads
     finally:
         torch.set_num_threads(before)

@@ -23,6 +23,7 @@ from specdec_cli.measure.arms import Request
 from specdec_cli.measure.audit import AuditResult, Pair, Plan, audit
 from specdec_cli.measure.divergence import Judge, tolerance_of
 from specdec_cli.measure.draws import Draws, ask_pair, check, full_power_draws
+from specdec_cli.measure.equality import variant
 from specdec_cli.measure.prompts import PromptRow
 from specdec_cli.sampling.params import SamplingParams
 
@@ -292,4 +293,7 @@ def test_leaving_out_the_batch_size_limit_is_said():
     limited = Engine(what.engine.target, what.engine.drafter, options=EngineOptions(disable_by_batch_size=1))
     result = run(Pair(limited, "table"), ("greedy",), requests(2, length=3), time_limit_seconds=9)
     assert "disable_by_batch_size is left out" in result.notices[0]
+    adaptive = EngineOptions(depth_policy="adaptive", k_by_batch=((1, 2),))
+    result = run(Pair(variant(what.engine, what.engine.drafter, adaptive), "table"), ("greedy",), requests(2, length=3))
+    assert "depth_policy, k_by_batch is left out" in result.notices[0]
     assert result.compared["greedy"].num_draft_tokens > 0

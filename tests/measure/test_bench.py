@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from toy_engine import END, LetterTokenizer, TableLM, toy_engine
 
+from specdec_cli.engine.engine import Engine, EngineOptions
 from specdec_cli.engine.outputs import Timing
 from specdec_cli.measure.bench import Bench, EngineArm, Plan
 from specdec_cli.measure.passes import Group, Pass, Track
@@ -31,6 +32,16 @@ def bench(engine=None, repeats=1, batch_size=1, **more) -> Bench:
         Plan(4, batch_size, repeats),
         **more,
     )
+
+
+def test_a_table_of_k_decides_what_the_draft_s_arm_drafts():
+    engine = toy_engine(k=2)
+    engine = Engine(
+        engine.target, engine.drafter, LetterTokenizer(), EngineOptions(num_speculative_tokens=2, k_by_batch=((1, 5),))
+    )
+    one = Bench(engine, workload(), Plan(None))
+    list(one.run())
+    assert len(one.draft.counts().per_position_acceptance_rates) == 5
 
 
 def ran(one: Bench) -> Bench:

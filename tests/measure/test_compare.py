@@ -1,5 +1,7 @@
 """Drafts against each other: what is known of their size, and who wins where there are enough pairs to tell."""
 
+from types import SimpleNamespace
+
 import pytest
 from tiny_engine import drafter
 from tiny_models import make_tiny
@@ -13,6 +15,7 @@ from specdec_cli.measure.bench import Bench, Plan
 from specdec_cli.measure.compare import Comparison, Contender
 from specdec_cli.measure.passes import Group, Pass, Track
 from specdec_cli.measure.prompts import PromptRow
+from specdec_cli.measure.stats import Interval
 from specdec_cli.measure.workload import tokenize
 from specdec_cli.report.compare_drafts import _winner
 from specdec_cli.sampling.params import SamplingParams
@@ -46,6 +49,17 @@ def compared(num_prompts, seconds) -> Comparison:
     found = Comparison(drafts, work, 2)
     found._bench = Bench(engine, work, Plan(2), draft=drafts[0].tracks[2], plain=track("none", 1.0))
     return found
+
+
+def test_the_best_k_is_the_median_prompt_s_as_it_is_reported():
+    """One long prompt decides totals, and says little of the others."""
+    totals, prompts = (Interval(speedup, None, 3) for speedup in (1.9, 1.2))
+    rows = [
+        SimpleNamespace(k=k, speedup=total, median_speedup=median)
+        for k, total, median in ((2, prompts, totals), (5, totals, prompts))
+    ]
+    contender = Contender("d", "model", toy_engine(), prediction=SimpleNamespace(rows=rows))
+    assert contender.predicted_best().k == 2
 
 
 def test_a_winner_takes_enough_pairs():

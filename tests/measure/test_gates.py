@@ -77,6 +77,14 @@ def test_what_was_not_measured_does_not_pass():
     assert not passes("costs.draft_share > 0.9", document(costs=None))
 
 
+def test_not_to_speculate_is_exactly_as_fast_as_plain_decoding():
+    found = {"recommended": {"k": 0, "speedup": None}}
+    assert passes("recommended.speedup < 0.9", found)
+    assert not passes("recommended.speedup < 1.1", found)
+    assert not passes("recommended.speedup.median < 1.1", found)
+    assert not passes("recommended.speedup < 0.9", {"recommended": {"k": 3, "speedup": None}}), "it was not measured"
+
+
 def test_a_figure_without_an_interval_is_said_to_be_one():
     [judged] = judge([parse_gate("speedup.decode < 0.1")], document(1.3, None))
     assert (judged.value, judged.ci95, judged.passed) == (1.3, None, False)

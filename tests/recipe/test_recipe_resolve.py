@@ -129,6 +129,7 @@ def test_all_errors_at_once_in_order_of_position(recipe):
         ("sampling: {temperature: .inf}", "finite"),
         ("sampling: {logit_bias: {1: .nan}}", "finite"),
         ("sampling: {logit_bias: {a: 1}}", "whole number as its key"),
+        ("speculation: {num_speculative_tokens: 0, k_by_batch: '1:0,2:5'}", "drafts `5` tokens"),
         ("sampling: {stop: x}", "must be a list"),
         ("sampling: {stop: ['']}", "must not be empty"),
         ("sampling: {stop: [1]}", "put it in quotes"),
@@ -311,15 +312,30 @@ def test_yaml_values_read_back(recipe, text: str):
     assert run(name).recipe.target.model == (text or "x")
 
 
+def test_a_number_is_no_key_of_a_schema(recipe):
+    assert "must have text as its key" in messages(recipe("structured: {json_schema: {1: {}}}\n"))[0]
+
+
 def test_what_show_prints_reads_back_as_itself(recipe):
     sets = [
         "sampling={stop: [a, '1'], logit_bias: {3: 0.5}, temperature: 0.7}",
         "draft.method=ngram",
         "engine.kv_cache_memory=1GB",
+        "structured.json_schema={type: object, patternProperties: {'^[a-z]+$': {type: string}, '1': {}}}",
     ]
     resolved = run(sets=sets)
     again = run(recipe(to_yaml(resolved, origins=True)))
     assert again.recipe == resolved.recipe
+
+
+def test_who_gives_k_means_no_table_of_k_from_below(recipe):
+    path = recipe("speculation: {num_speculative_tokens: 5, k_by_batch: '1:5,4:3'}\n")
+    assert run(path).recipe.speculation.k_by_batch == ((1, 5), (4, 3))
+    for k in (0, 2):
+        found = run(path, flags={"speculation.num_speculative_tokens": (k, "-k")}).recipe.speculation
+        assert (found.num_speculative_tokens, found.k_by_batch) == (k, None)
+    both = {"speculation.num_speculative_tokens": (2, "-k"), "speculation.k_by_batch": ("2:1", "--k-by-batch")}
+    assert run(path, flags=both).recipe.speculation.k_by_batch == ((2, 1),)
 
 
 def test_schema_is_strict_and_described():

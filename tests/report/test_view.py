@@ -10,6 +10,7 @@ from specdec_cli.events import Noticed, Stepped
 from specdec_cli.measure.arms import Arm, Comparison, Request, decode
 from specdec_cli.measure.prompts import rows_of
 from specdec_cli.report.generate import Promise
+from specdec_cli.report.pieces import TokenPieces
 from specdec_cli.report.view import RunView, Screen
 from specdec_cli.sampling.params import SamplingParams
 
@@ -61,8 +62,8 @@ def test_a_notice_waits_for_the_live_area_to_go():
 def test_quiet_says_nothing():
     stream, out, arm = io.StringIO(), io.StringIO(), Arm("with ngram")
     quiet = terminal(stream, is_live=False, is_quiet=True)
-    screen = Screen(out, False, quiet.console, False, False, True)
-    view = RunView(screen, [arm], [4], [0], streams_text=True, tokenizer=LetterTokenizer())
+    screen, tokenizer = Screen(out, False, quiet.console, False, False, True), LetterTokenizer()
+    view = RunView(screen, [arm], [4], [0], True, token_pieces=lambda: TokenPieces(tokenizer.detokenizer()))
     with view:
         view.watch(arm, Noticed(0, "hush"))
         decode(toy_engine(), arm, requests("ab"), view.watch, lambda: False)
