@@ -175,6 +175,9 @@ def check_architecture(name: str, config: Any, trust_remote_code: bool) -> None:
         raise UsageError(
             f"architecture `{kind}` of `{name}` reads text in both directions, it is not a causal LM", hint
         )
+    if getattr(text_config, "kv_lora_rank", None):
+        said = "keeps keys and values compressed (MLA), which is not supported"
+        raise UsageError(f"architecture `{kind}` of `{name}` {said}", hint)
     if getattr(text_config, "alibi", False) or kind in ("bloom", "mpt"):
         raise UsageError(f"architecture `{kind}` of `{name}` has ALiBi attention, which is not supported", hint)
 

@@ -25,7 +25,7 @@ from specdec_cli.lm.checkpoint import (
     read_config,
 )
 from specdec_cli.lm.compiled import check_compiler
-from specdec_cli.lm.linear import kind_for
+from specdec_cli.lm.linear import kind_when
 from specdec_cli.lm.llama_weights import kept_as, obstacle
 from specdec_cli.lm.load import DTYPES, check_compilable, device_named, load_tokenizer
 from specdec_cli.lm.packing import weights_of
@@ -111,7 +111,8 @@ def describe(
         width = getattr(torch, dtype).itemsize
         model = dummy.on_paper(config, getattr(torch, dtype), trust_remote_code)
         found = OBSTACLES[COMPILED] if compiled else obstacle(model, _place(device))
-        packed = weights_of(model, kept_as(kind_for(getattr(torch, dtype), _place(device), quantize), found))
+        kind = kind_when(compiled, getattr(torch, dtype), _place(device), quantize)
+        packed = weights_of(model, kept_as(kind, found))
         # The files may hold more than the configuration knows of.
         saved = sum(one.num_bytes for one in weights_of(model, "plain")) - sum(one.num_bytes for one in packed)
         counted = _count_in_headers(folder) if is_complete else dummy.num_parameters(model)
@@ -234,9 +235,6 @@ def _place(device: str) -> torch.device:
 def _kv_numbers_per_token(config: Any) -> int:
     """Numbers that all layers keep for a token: keys and values of every key head."""
     num_heads = config.num_attention_heads
-    latent = getattr(config, "qk_rope_head_dim", None)
-    if latent and getattr(config, "v_head_dim", None):
-        return int(config.num_hidden_layers * num_heads * (config.qk_nope_head_dim + latent + config.v_head_dim))
     # A configuration keeps any key that its file has; only one that its class knows means something.
     is_grouped = hasattr(type(config)(), "num_key_value_heads")
     num_key_heads = (config.num_key_value_heads or num_heads) if is_grouped else num_heads

@@ -19,6 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from specdec_cli.lm.checkpoint import first_line
+
 Kind = Literal["plain", "bf16", "int8", "few rows"]
 
 # Activations are unsigned for VNNI: 0 becomes 128, and the kernel takes it off again. 128.5, because a cast cuts down.
@@ -207,38 +209,60 @@ def kind_for(dtype: torch.dtype, device: torch.device, quantize: str = "none") -
     return "bf16" if dtype == torch.bfloat16 and missing("bf16") is None else "plain"
 
 
+def kind_when(compiled: bool, dtype: torch.dtype, device: torch.device, quantize: str = "none") -> Kind:
+    """As `kind_for`; what torch compiles for a CPU takes no packed layers, whose products it cannot look into."""
+    return "plain" if compiled and device.type == "cpu" else kind_for(dtype, device, quantize)
+
+
 @functools.cache
 def has_triton() -> bool:
-    """Whether kernels for a GPU can be written in Triton here, which comes with torch for CUDA."""
-    return torch.cuda.is_available() and find_spec("triton") is not None
+    """Whether our kernels for a GPU, in Triton, which comes with torch for CUDA, run here and are right."""
+    return torch.cuda.is_available() and missing("few rows") is None
 
 
 def kernels() -> dict[str, str]:
-    """What transformers' forward multiplies bfloat16 and int8 weights with on this machine's CPU, in words."""
+    """What transformers' forward multiplies weights with here, in words: bfloat16 and int8 on the CPU, any on a GPU."""
     plain = {"bf16": "torch's plain product", "int8": "torch's plain integer product, slow"}
     fast = {"bf16": "packed for oneDNN", "int8": "packed for oneDNN (VNNI)"}
     reasons: dict[str, str | None] = {"bf16": missing("bf16"), "int8": missing("int8")}
     names = {"bf16": "bfloat16", "int8": "int8"}
-    return {
+    found = {
         names[kind]: fast[kind] if reason is None else f"{plain[kind]}: {reason}" for kind, reason in reasons.items()
     }
+    if torch.cuda.is_available():
+        reason = missing("few rows")
+        found["on the GPU"] = "our own, in Triton" if reason is None else f"torch's plain products: {reason}"
+    return found
 
 
 @functools.cache
 def missing(kind: Kind) -> str | None:
     """Why a kind's fast kernel is not used on this machine; None where it was tried and is right."""
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+    if kind in ("bf16", "int8") and not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return "this torch has no oneDNN"
     try:
         with torch.no_grad():
-            tries = {"plain": _never, "few rows": _never, "bf16": _try_bfloat16, "int8": _try_vnni}
+            tries = {"plain": _never, "few rows": _try_triton, "bf16": _try_bfloat16, "int8": _try_vnni}
             return tries[kind]()
-    except (AttributeError, RuntimeError, TypeError, NotImplementedError) as error:
-        return f"its operator failed: {str(error).strip().splitlines()[0]}"
+    except Exception as error:  # Triton compiles with the system's compiler, which fails in many ways
+        return f"its operator failed: {first_line(error)}"
 
 
 def _never() -> None:
     """The plain product is always there."""
+
+
+def _try_triton() -> str | None:
+    """On the GPU that is there, else in Triton's interpreter where that is asked for."""
+    if find_spec("triton") is None:
+        return "there is no Triton"
+    from specdec_cli.lm.few_rows import multiply
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    rows, weight = (torch.linspace(-1, 1, n * 256, device=device).sin().view(n, 256).half() for n in (5, 96))
+    found, right = multiply(rows, weight, None), rows.float() @ weight.float().t()
+    is_close = found.shape == right.shape and torch.allclose(found.float(), right, rtol=2e-2, atol=2e-2)
+    return None if is_close else "its kernel computes something else"
 
 
 def _try_bfloat16() -> str | None:

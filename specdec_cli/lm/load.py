@@ -25,7 +25,7 @@ from specdec_cli.lm.checkpoint import (
     weights_files,
 )
 from specdec_cli.lm.door import Row
-from specdec_cli.lm.linear import kind_for
+from specdec_cli.lm.linear import kind_when
 from specdec_cli.lm.origin import Origin, fingerprint
 from specdec_cli.lm.transformers_lm import COMPILED, COMPILED_GRAPHS, RECORDED, KVCacheBytes, TransformersLM
 
@@ -86,7 +86,6 @@ def load_lm(
         else:
             attention = _attention(config)
             model = dummy.build(name, config, target_dtype, target_device, attention, trust_remote_code)
-        is_plain = decoder == COMPILED and target_device.type == "cpu"  # torch packs what it compiles for a CPU
         lm = TransformersLM(
             model.to(target_device).eval(),
             name,
@@ -97,7 +96,7 @@ def load_lm(
             kv_cache_bytes=kv_cache_bytes,
             extra_tokens=extra_tokens,
             decoder=decoder,
-            kind="plain" if is_plain else kind_for(model.dtype, target_device, quantize),
+            kind=kind_when(decoder == COMPILED, model.dtype, target_device, quantize),
         )
         weights = fingerprint(folder, weights_files(name, folder)) if has_weights else None
         lm.origin = Origin(name, revision, str(lm.dtype).removeprefix("torch."), quantize, weights)
@@ -206,7 +205,11 @@ def check_recordable(name: str, config: Any, device: torch.device) -> None:
         raise UsageError(
             f"architecture `{config.model_type}` of `{name}` cannot be recorded: its attention is fixed", hint
         )
-    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    text_config = config.get_text_config()
+    values = getattr(text_config, "v_head_dim", None)
+    if values not in (None, getattr(text_config, "head_dim", values)):
+        raise UsageError(f"`{name}` cannot be recorded: its values are not as wide as its keys", hint)
+    rope = getattr(text_config, "rope_parameters", None) or {}
     kinds = {entry.get("rope_type") for entry in (rope, *rope.values()) if isinstance(entry, dict)}
     if kinds & {"dynamic", "longrope"}:
         raise UsageError(f"`{name}` cannot be recorded: its rotary positions depend on the context's length", hint)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import mmap
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
@@ -47,7 +48,8 @@ def _mapped(num_bytes: int) -> Tensor:
     size = -(-num_bytes // _HUGE) * _HUGE + _HUGE
     if hasattr(mmap, "MADV_HUGEPAGE"):
         mapping = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        mapping.madvise(mmap.MADV_HUGEPAGE)
+        with suppress(OSError):  # this Python knows of them, and the system does not
+            mapping.madvise(mmap.MADV_HUGEPAGE)
     else:
         mapping = mmap.mmap(-1, size)
     whole = torch.frombuffer(mapping, dtype=torch.uint8)

@@ -112,10 +112,10 @@ def _without_tiles() -> tuple[str, ...]:
 @functools.cache
 def _folder() -> Path:
     """The user's cache, or where that cannot be written a folder of this process."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME", "").strip() or Path.home() / ".cache", "specdec")
     try:
+        cache = Path(os.environ.get("XDG_CACHE_HOME", "").strip() or Path.home() / ".cache", "specdec")
         cache.mkdir(parents=True, exist_ok=True)
-    except OSError:
+    except (OSError, RuntimeError):  # the latter where there is no home
         return _temporary()
     return cache if os.access(cache, os.W_OK) else _temporary()
 

@@ -85,7 +85,7 @@ def _part_kernel(
     weights = tl.exp(scores - tl.where(largest == float("-inf"), 0.0, largest)[:, None])
     found = tl.dot(weights.to(v.dtype), v, input_precision="ieee")
     num_places = tl.num_programs(0) // tiles * num_queries
-    out = (piece * num_places + place) * (num_heads * GROUPS) + own_head
+    out = (piece.to(tl.int64) * num_places + place) * (num_heads * GROUPS) + own_head
     tl.store(part + out[:, None] * D + column[None, :], found, is_row[:, None] & is_in[None, :])
     tl.store(most + out, largest, is_row)
     tl.store(total + out, tl.sum(weights, 1), is_row)
@@ -110,7 +110,7 @@ def _join_kernel(
     found = tl.zeros([PADDED], tl.float32)
     for first in range(0, num_pieces, PIECES):
         piece = first + tl.arange(0, PIECES)
-        at = piece * num_rows + row
+        at = piece.to(tl.int64) * num_rows + row
         largest = tl.load(most + at, piece < num_pieces, float("-inf"))
         better = tl.maximum(best, tl.max(largest, 0))
         known = tl.where(better == float("-inf"), 0.0, better)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
+from functools import wraps
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar, cast
+from weakref import WeakSet
 
 import psutil
 import torch
@@ -14,7 +16,7 @@ from torch import Tensor
 from specdec_cli.errors import RunError, SpecdecError, UsageError
 from specdec_cli.lm.attention import NAME, RowMasks, causal
 from specdec_cli.lm.cache import KEY_GRAIN, BlockCache, Layout, Span
-from specdec_cli.lm.checkpoint import quiet
+from specdec_cli.lm.checkpoint import first_line, quiet
 from specdec_cli.lm.compiled import CompiledCache, compile_error, compile_layers
 from specdec_cli.lm.contexts import Contexts, Feed, Held
 from specdec_cli.lm.door import Continuations, Row
@@ -37,6 +39,20 @@ OBSTACLES = {
     COMPILED_GRAPHS: "torch compiles this one for graphs",
 }
 KVCacheBytes = int | None | Callable[[int, int], int | None]
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def _on_its_device(method: _Method) -> _Method:
+    """A method that may launch Triton's kernels or record events, which belong to whatever GPU is the current one."""
+
+    @wraps(method)
+    def run(self: Any, *arguments: Any, **named: Any) -> Any:
+        if self.device.type != "cuda":
+            return method(self, *arguments, **named)
+        with torch.cuda.device(self.device):
+            return method(self, *arguments, **named)
+
+    return cast("_Method", run)
 
 
 class TransformersLM:
@@ -119,6 +135,7 @@ class TransformersLM:
         self.vocab_size: int = probe[1]
         self.kv_bytes_per_token: int = probe[0]
         self.num_blocks = self._affordable_blocks(max_num_seqs, extra_tokens, kv_cache_bytes)
+        _LOADED.add(self)
         self._contexts = Contexts(name, self.num_blocks, block_size)
         num_slots = self.num_blocks * block_size + KEY_GRAIN
         self._cache = BlockCache(num_slots, self._contiguous)
@@ -163,6 +180,12 @@ class TransformersLM:
         return Graphs(self.model, self._cache, self.num_blocks, self.block_size, self.max_context)
 
     @property
+    def promised_bytes(self) -> int:
+        """Memory of a GPU that its cache takes in its first forward; on a CPU it is taken as it is written."""
+        is_to_come = self.device.type == "cuda" and not self._cache.stores
+        return self.num_blocks * self.block_size * self.kv_bytes_per_token if is_to_come else 0
+
+    @property
     def num_free_blocks(self) -> int:
         """Blocks that no sequence holds, those of cached prefixes among them."""
         return self._contexts.pool.num_free
@@ -179,6 +202,7 @@ class TransformersLM:
         """Assert that blocks free + used = total, and that each sequence holds what it needs."""
         self._contexts.check()
 
+    @_on_its_device
     def score(self, rows: Sequence[Row]) -> Tensor:
         """Logits [sum of num_logits, V] float32, rows one after another, each row's positions in order.
 
@@ -194,6 +218,7 @@ class TransformersLM:
             return self._score(rows, is_long=False)
         return self._score_both_sides(rows, threshold)
 
+    @_on_its_device
     def guess(self, rows: Sequence[Row], num_tokens: int) -> Continuations | None:
         """Continuations of contexts, `num_logits` tokens of each; None without our own decoder or graphs.
 
@@ -382,22 +407,27 @@ class TransformersLM:
             return self._decoder.kv_bytes_per_token, self._decoder.vocab_size
         cache = BlockCache(2 + KEY_GRAIN, self._contiguous)
         kind = self.config.model_type
-        refusal = UsageError(
-            f"architecture `{kind}` of `{self.name}` is not supported: it does not run on a cache of keys and values",
-            "choose a model of another family (Llama, Qwen, Mistral, Gemma, Phi-3, GPT-2, GPT-NeoX, Falcon, ...)",
-        )
+
+        def refusal(why: str = "") -> UsageError:
+            said = "is not supported: it does not run on a cache of keys and values"
+            return UsageError(
+                f"architecture `{kind}` of `{self.name}` {said}{why}",
+                "choose a model of another family (Llama, Qwen, Mistral, Gemma, Phi-3, GPT-2, GPT-NeoX, Falcon, ...)",
+            )
+
         if "position_ids" not in inspect.signature(self.model.forward).parameters:
-            raise refusal
+            raise refusal()
         try:
             logits = self._try(cache, 2)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            raise refusal from error
+            raise refusal(f" ({first_line(error)})") from error
         if not cache.stores:
-            raise refusal
+            raise refusal()
         return sum(store.bytes_per_token for store in cache.stores.values()), logits.shape[1]
 
+    @_on_its_device
     def _try(self, cache: BlockCache, num_tokens: int) -> Tensor:
         """Logits [num_tokens, V] of a sequence of the first token alone, on a cache of its own."""
         span, piece = Span(0, num_tokens, num_tokens, 0, None), (0, num_tokens, 0)
@@ -410,6 +440,7 @@ class TransformersLM:
         memory = free + self.weight_bytes
         if self.device.type == "cuda":
             free, memory = torch.cuda.mem_get_info(self.device)
+        free = max(free - sum(lm.promised_bytes for lm in _LOADED if lm.device == self.device), 0)
         if callable(kv_cache_bytes):
             share = kv_cache_bytes(memory, self.weight_bytes)
             # A share of the whole machine knows nothing of the other model, which may hold some of it already.
@@ -443,3 +474,6 @@ def _long_rope_threshold(config: Any) -> int | None:
         if isinstance(entry, dict) and entry.get("rope_type") == "longrope":
             return int(entry["original_max_position_embeddings"])
     return None
+
+
+_LOADED: WeakSet[TransformersLM] = WeakSet()  # models whose caches may still have to take their memory

@@ -30,7 +30,7 @@ class Unread:
         cuda: Any = torch.cuda
         self._arrival = cuda.Event() if tokens.is_cuda else None
         if self._arrival is not None:
-            self._arrival.record()
+            self._arrival.record(cuda.current_stream(tokens.device))
         self._values: list[int] | None = None
 
     @property

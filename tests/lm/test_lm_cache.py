@@ -1,5 +1,7 @@
 """The cache is a function of the context: prefixes kept, rejected tokens given back, blocks counted."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from tiny_models import make_tiny
@@ -8,6 +10,7 @@ from specdec_cli.errors import RunError
 from specdec_cli.lm.blocks import BlockPool
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.load import load_lm
+from specdec_cli.lm.transformers_lm import _on_its_device
 
 
 @pytest.fixture(scope="module")
@@ -173,3 +176,35 @@ def test_pool_notices_what_is_wrong():
     pool.free(blocks)
     with pytest.raises(AssertionError, match="given back twice"):
         pool.free(blocks[:1])
+
+
+def test_memory_of_a_gpu_is_promised_once(folder, monkeypatch):
+    """A cache takes its memory in the first forward, and another model may be loaded before that."""
+    first, second = (load_lm(folder, decoder="transformers") for _ in range(2))
+    assert first.promised_bytes == 0, "a CPU's is taken as it is written"
+    first.device = second.device = torch.device("cuda")
+    second.num_blocks = 0
+    promised = first.num_blocks * first.block_size * first.kv_bytes_per_token
+    assert first.promised_bytes == promised
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (promised * 2, promised * 2))
+    most = 1 << 20
+    assert second._affordable_blocks(1, most, None) == first.num_blocks // 2
+    assert second._affordable_blocks(1, most, lambda *_: promised * 9) == first.num_blocks
+    first.device = torch.device("cpu")
+    assert second._affordable_blocks(1, most, None) == first.num_blocks
+
+
+def test_a_forward_runs_with_its_own_gpu_as_the_current_one(monkeypatch):
+    """Triton launches on the current one, whatever the tensors' is."""
+    entered = []
+    monkeypatch.setattr(torch.cuda, "device", lambda device: entered.append(device) or nullcontext())
+
+    class Somewhere:
+        device = torch.device("cuda:1")
+
+        @_on_its_device
+        def forward(self, rows, *, more):
+            return rows + more
+
+    assert Somewhere().forward(1, more=2) == 3
+    assert entered == [torch.device("cuda:1")]

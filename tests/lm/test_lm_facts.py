@@ -4,9 +4,11 @@ import json
 
 import pytest
 from tiny_models import make_tiny
+from transformers import DeepseekV3Config
 
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm import facts
+from specdec_cli.lm.checkpoint import check_architecture
 from specdec_cli.lm.facts import describe, small_files
 from specdec_cli.lm.load import load_lm
 
@@ -65,3 +67,9 @@ def test_what_cannot_be_cut_back_is_refused_by_name(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba", "architectures": ["MambaForCausalLM"]}))
     with pytest.raises(UsageError, match="mamba"):
         describe(str(tmp_path))
+
+
+def test_compressed_keys_and_values_are_refused_by_name():
+    config = DeepseekV3Config(num_hidden_layers=2, hidden_size=32)
+    with pytest.raises(UsageError, match="architecture `deepseek_v3` of `d` keeps keys and values compressed"):
+        check_architecture("d", config, False)

@@ -308,6 +308,7 @@ def test_who_cannot_be_recorded_is_told_so(tmp_path):
         return caught.value.message
 
     assert "is for a GPU, and" in refused("llama", "cpu")
+    assert "not as wide as its keys" in refused("llama", v_head_dim=4)
     assert "`falcon` of" in refused("falcon")
     assert "depend on the context's length" in refused("phi3", rope_parameters=LONG_ROPE)
 

@@ -30,8 +30,10 @@ KNOWN = {
     "head norms": ("qwen3", {}),
     "mistral": ("mistral", {"sliding_window": None}),
 }
+FULL = ["full_attention"] * 2
 UNKNOWN = {
     "sliding window": ("mistral", {}, "a sliding window"),
+    "sliding window beside a key without meaning": ("mistral", {"layer_types": FULL}, "a sliding window"),
     "sliding layers": ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}, "layers of"),
     "activation": ("llama", {"hidden_act": "gelu"}, "activation `gelu`"),
     "biases": ("llama", {"attention_bias": True}, "a bias"),
@@ -332,6 +334,14 @@ class TestBuilding:
     def test_a_cache_that_cannot_be_written_is_no_obstacle(self, tmp_path, monkeypatch):
         (tmp_path / "file").write_text("")
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+        assert native.missing() is None
+
+    def test_no_home_is_no_obstacle(self, monkeypatch):
+        def home():
+            raise RuntimeError("Could not determine home directory.")
+
+        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+        monkeypatch.setattr(native.Path, "home", home)
         assert native.missing() is None
 
     def test_a_missing_compiler_is_named(self, monkeypatch):

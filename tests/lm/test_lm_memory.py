@@ -1,5 +1,6 @@
 """Weights beside each other in large mappings: each is itself, and none overlaps another."""
 
+import errno
 import mmap
 from pathlib import Path
 
@@ -14,10 +15,19 @@ HUGE = 2 << 20
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
-@pytest.mark.parametrize("has_huge_pages", [True, False])
-def test_what_is_kept_stays_what_it_was(monkeypatch, has_huge_pages):
-    if not has_huge_pages:
+class Refusing(mmap.mmap):
+    """What a kernel without huge pages says."""
+
+    def madvise(self, *_):
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+
+@pytest.mark.parametrize("huge_pages", ["here", "unknown to Python", "unknown to the kernel"])
+def test_what_is_kept_stays_what_it_was(monkeypatch, huge_pages):
+    if huge_pages == "unknown to Python":
         monkeypatch.delattr(mmap, "MADV_HUGEPAGE", raising=False)
+    elif huge_pages == "unknown to the kernel":
+        monkeypatch.setattr(mmap, "mmap", Refusing)
     monkeypatch.setattr(memory, "_CHUNK", 1 << 16)
     arena = Arena()
     given = [

@@ -10,7 +10,7 @@ pytest.importorskip("triton", reason="Triton's kernels take Triton, which is for
 from test_lm_compiled import num_graphs
 from test_lm_graphs import GPU, TEXT, Recorder
 
-from specdec_cli.lm import few_rows, graphs, load, split_attention
+from specdec_cli.lm import few_rows, graphs, linear, load, split_attention
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.load import load_lm
 from specdec_cli.lm.packing import Part, pack_model
@@ -184,3 +184,23 @@ def test_a_gpu_decodes_the_same_text_with_any_draft_bit_for_bit(quantize, tmp_pa
     plain = [tokens(decode(target, None, 0, [prompt], params)) for prompt in PROMPTS[:2]]
     for drafter, k in ((draft, 3), (draft, 7), (ngram(), 4)):
         assert [tokens(decode(target, drafter, k, [prompt], params)) for prompt in PROMPTS[:2]] == plain
+
+
+def wrong(rows, weight, bias):
+    return torch.zeros(len(rows), len(weight))
+
+
+def broken(rows, weight, bias):
+    raise RuntimeError("Failed to find C compiler.")
+
+
+def test_kernels_are_tried_before_they_are_used(monkeypatch):
+    assert linear._try_triton() is None
+    for product, said in (
+        (wrong, "its kernel computes something else"),
+        (broken, "its operator failed: Failed to find"),
+    ):
+        monkeypatch.setattr(few_rows, "multiply", product)
+        linear.missing.cache_clear()
+        assert str(linear.missing("few rows")).startswith(said)
+    linear.missing.cache_clear()
