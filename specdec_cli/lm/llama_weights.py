@@ -40,14 +40,12 @@ def obstacle(model: Any, device: torch.device | None = None) -> str | None:
     if name not in CLASSES or not type(model).__module__.startswith("transformers.models."):
         return f"architecture `{name}`"
     rope = getattr(config, "rope_parameters", None) or {}
-    # A configuration keeps any key that its file has; only one that its class knows means something.
-    knows_types = hasattr(type(config)(), "layer_types")
-    layer_types = set((knows_types and config.layer_types) or ("full_attention",))
+    layer_types = set(getattr(config, "layer_types", None) or ("full_attention",))
     facts = {
         f"activation `{config.hidden_act}`": config.hidden_act not in ("silu", "swish"),
         f"rotary type `{rope.get('rope_type')}`": rope.get("rope_type") not in ROPE_TYPES,
         "partial rotary": rope.get("partial_rotary_factor", 1.0) != 1.0,
-        "a sliding window": not knows_types and getattr(config, "sliding_window", None) is not None,
+        "a sliding window": not hasattr(config, "layer_types") and getattr(config, "sliding_window", None) is not None,
         f"layers of `{', '.join(sorted(layer_types))}`": layer_types != {"full_attention"},
         f"device `{(device or model.device).type}`": (device or model.device).type != "cpu",
         f"dtype `{str(model.dtype).removeprefix('torch.')}`": model.dtype not in (torch.float32, torch.bfloat16),

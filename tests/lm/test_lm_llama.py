@@ -30,10 +30,8 @@ KNOWN = {
     "head norms": ("qwen3", {}),
     "mistral": ("mistral", {"sliding_window": None}),
 }
-FULL = ["full_attention"] * 2
 UNKNOWN = {
     "sliding window": ("mistral", {}, "a sliding window"),
-    "sliding window beside a key without meaning": ("mistral", {"layer_types": FULL}, "a sliding window"),
     "sliding layers": ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}, "layers of"),
     "activation": ("llama", {"hidden_act": "gelu"}, "activation `gelu`"),
     "biases": ("llama", {"attention_bias": True}, "a bias"),
