@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from specdec_cli.lm.memory import zeros
+
 # Attention reads keys in multiples of this many where bits matter: a query's key count then follows from its position
 # alone, and a sum over more masked keys need not round alike.
 KEY_GRAIN = 64
@@ -94,9 +96,7 @@ class LayerStore:
     """
 
     def __init__(self, key: Tensor, value: Tensor, num_slots: int) -> None:
-        # Zeros, because masked keys are read too, and nothing times NaN is NaN.
-        self.keys = key.new_zeros((1, key.shape[1], num_slots, key.shape[3]))
-        self.values = value.new_zeros((1, value.shape[1], num_slots, value.shape[3]))
+        self.keys, self.values = (_room_for(states, num_slots) for states in (key, value))
 
     @property
     def bytes_per_token(self) -> int:
@@ -125,6 +125,13 @@ class LayerStore:
             return self.keys.index_select(2, span.slots), self.values.index_select(2, span.slots)
         first, count = span.first_slot, span.num_keys
         return self.keys.narrow(2, first, count), self.values.narrow(2, first, count)
+
+
+def _room_for(states: Tensor, num_slots: int) -> Tensor:
+    """Zeros for so many tokens' states, because masked keys are read too, and nothing times NaN is NaN."""
+    shape = (1, states.shape[1], num_slots, states.shape[3])
+    is_on_cpu = states.device.type == "cpu"
+    return zeros(shape, states.dtype, in_huge_pages=False) if is_on_cpu else states.new_zeros(shape)
 
 
 @dataclass(eq=False)

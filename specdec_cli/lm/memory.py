@@ -35,21 +35,22 @@ class Arena:
         return piece.view(tensor.dtype).view(tensor.shape).copy_(tensor)
 
 
-def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros; memory is taken as it is written, of many in small pages: they may never be all used."""
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, in_huge_pages: bool = True) -> Tensor:
+    """Zeros; memory is taken as it is written, of many in small pages: they may never be all used.
+
+    torch's own zeros are written at once.
+    """
     num_bytes = math.prod(shape) * dtype.itemsize
-    if num_bytes > _CHUNK:
-        return torch.zeros(shape, dtype=dtype)
-    return _mapped(num_bytes)[:num_bytes].view(dtype).view(shape)
+    return _mapped(num_bytes, in_huge_pages and num_bytes <= _CHUNK)[:num_bytes].view(dtype).view(shape)
 
 
-def _mapped(num_bytes: int) -> Tensor:
+def _mapped(num_bytes: int, in_huge_pages: bool = True) -> Tensor:
     """Zeros [at least num_bytes] uint8 from a huge page's beginning on; memory is taken as it is written."""
     size = -(-num_bytes // _HUGE) * _HUGE + _HUGE
     if hasattr(mmap, "MADV_HUGEPAGE"):
         mapping = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         with suppress(OSError):  # this Python knows of them, and the system does not
-            mapping.madvise(mmap.MADV_HUGEPAGE)
+            mapping.madvise(mmap.MADV_HUGEPAGE if in_huge_pages else mmap.MADV_NOHUGEPAGE)
     else:
         mapping = mmap.mmap(-1, size)
     whole = torch.frombuffer(mapping, dtype=torch.uint8)

@@ -181,9 +181,9 @@ class TransformersLM:
 
     @property
     def promised_bytes(self) -> int:
-        """Memory of a GPU that its cache takes in its first forward; on a CPU it is taken as it is written."""
-        is_to_come = self.device.type == "cuda" and not self._cache.stores
-        return self.num_blocks * self.block_size * self.kv_bytes_per_token if is_to_come else 0
+        """Memory that its cache has still to take: of a GPU in its first forward; of a CPU as it is written, or all."""
+        is_taken = self.device.type == "cuda" and bool(self._cache.stores)
+        return 0 if is_taken else self.num_blocks * self.block_size * self.kv_bytes_per_token
 
     @property
     def num_free_blocks(self) -> int:
@@ -440,13 +440,13 @@ class TransformersLM:
         memory = free + self.weight_bytes
         if self.device.type == "cuda":
             free, memory = torch.cuda.mem_get_info(self.device)
-        free = max(free - sum(lm.promised_bytes for lm in _LOADED if lm.device == self.device), 0)
+        left = max(free - sum(lm.promised_bytes for lm in _LOADED if lm.device == self.device), 0)
         if callable(kv_cache_bytes):
             share = kv_cache_bytes(memory, self.weight_bytes)
             # A share of the whole machine knows nothing of the other model, which may hold some of it already.
-            kv_cache_bytes = None if share is None else min(share, int(free))
-        if kv_cache_bytes is None:
-            kv_cache_bytes = free // 2
+            kv_cache_bytes = None if share is None else min(share, int(left))
+        if kv_cache_bytes is None:  # two halves of a CPU's are what is free, if they are ever full
+            kv_cache_bytes = (left if self.device.type == "cuda" else free) // 2
         affordable = kv_cache_bytes // (self.kv_bytes_per_token * self.block_size)
         if affordable < max_num_seqs:
             raise RunError(

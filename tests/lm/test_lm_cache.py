@@ -181,7 +181,6 @@ def test_pool_notices_what_is_wrong():
 def test_memory_of_a_gpu_is_promised_once(folder, monkeypatch):
     """A cache takes its memory in the first forward, and another model may be loaded before that."""
     first, second = (load_lm(folder, decoder="transformers") for _ in range(2))
-    assert first.promised_bytes == 0, "a CPU's is taken as it is written"
     first.device = second.device = torch.device("cuda")
     second.num_blocks = 0
     promised = first.num_blocks * first.block_size * first.kv_bytes_per_token

@@ -69,6 +69,7 @@ def test_zeros_are_zeros(shape):
 )
 def test_many_zeros_take_memory_as_they_are_used():
     """A long text's cache that holds the beginning of one, a little in each of its parts."""
-    found, before = zeros((64, HUGE), torch.int8), psutil.Process().memory_info().rss
+    before = psutil.Process().memory_info().rss
+    found = zeros((64, HUGE), torch.int8)
     found[:, :64] = 1
     assert psutil.Process().memory_info().rss - before < len(found) * HUGE / 4
