@@ -119,6 +119,12 @@ class LayerStore:
             self.keys.narrow(2, slot, count).copy_(key if whole else key.narrow(2, start, count))
             self.values.narrow(2, slot, count).copy_(value if whole else value.narrow(2, start, count))
 
+    def wipe(self, slot: int, count: int) -> None:
+        """Put zeros into some slots."""
+        with torch.inference_mode():
+            for kept in (self.keys, self.values):
+                kept.narrow(2, slot, count).zero_()
+
     def read(self, span: Span) -> tuple[Tensor, Tensor]:
         """Keys and values [1, heads, T, dim] that a span's queries see; views where they lie in one piece."""
         if span.slots is not None:

@@ -157,6 +157,13 @@ class Contexts:
             self._publish(held, len(held.tokens))
             self.pool.free(held.blocks)
 
+    def spoil(self, held: Held) -> list[int]:
+        """Forget what is held of a sequence, whose keys or values are no numbers; blocks that nobody else holds."""
+        alone = [block for block in held.blocks if self.pool.withdraw(block)]
+        self.pool.free(held.blocks)
+        held.tokens, held.blocks, held.keys, held.in_one_piece = [], [], [], True
+        return alone
+
     def check(self) -> None:
         """Assert that the pool's books and the sequences' agree, and that each holds the blocks that it needs."""
         self.pool.check([block for held in self.held.values() for block in held.blocks])

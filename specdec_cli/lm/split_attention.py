@@ -77,6 +77,8 @@ def _part_kernel(
         is_row[:, None] & is_in[None, :], 0.0,
     )  # fmt: skip
     may = tl.load(allowed + place[:, None] * num_keys + at[None, :], is_row[:, None] & is_key[None, :], 0)
+    is_seen = tl.max(may.to(tl.int32), 0) != 0
+    v = tl.where(is_seen[:, None], v, tl.zeros_like(v))  # others' may be no numbers, and nothing times NaN is NaN
     scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
     if HAS_CAP:
         scores = softcap * (2 / (1 + tl.exp(-2 * scores / softcap)) - 1)

@@ -284,7 +284,19 @@ class TransformersLM:
             logits = parts[0] if len(parts) == 1 else torch.cat(parts)
         for feed in feeds:
             feed.held.hold(feed.context, feed.unread)
+        if self._bitwise:
+            self._leave_no_nan(feeds, logits)
         return logits
+
+    def _leave_no_nan(self, feeds: Sequence[Feed], logits: Tensor) -> None:
+        """Wipe what rows without a distribution have filed: others read it, masked, and nothing times NaN is NaN."""
+        largest = logits.amax(1)
+        if largest.isfinite().all():
+            return
+        for feed, its in zip(feeds, torch.split(largest, [feed.num_logits for feed in feeds]), strict=True):
+            for block in () if its.isfinite().all() else self._contexts.spoil(feed.held):
+                for store in self._cache.stores.values():
+                    store.wipe(block * self.block_size, self.block_size)
 
     def _turns(self, feeds: Sequence[Feed]) -> Iterator[list[Feed]]:
         """What is fed, in as many forwards as keep every row's bits; in one where none is promised."""

@@ -207,3 +207,26 @@ def test_a_forward_runs_with_its_own_gpu_as_the_current_one(monkeypatch):
 
     assert Somewhere().forward(1, more=2) == 3
     assert entered == [torch.device("cuda:1")]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_what_is_no_number_stays_with_its_own_sequence(folder, dtype):
+    """In 16 bits transformers' attention reads whole grains of keys, masked, whoever filed them."""
+    four_blocks = {"max_num_seqs": 4, "kv_cache_bytes": 4 * 16 * 128}
+    right = load_lm(folder, dtype=dtype, decoder="transformers").score([Row(0, [5, 6, 7], 1)])
+    lm = load_lm(folder, dtype=dtype, decoder="transformers", **four_blocks)
+    with torch.no_grad():
+        lm.model.get_input_embeddings().weight[9] = torch.nan
+    text = [5, 6, 7] * 16
+    assert lm.adopt(0, text, "salt") == 0
+    assert not lm.score([Row(0, text, 1)]).isnan().any()
+    lm.release(0)
+    assert lm.adopt(1, [*text, 9], "salt") == lm.adopt(2, [*text, 8], "salt") == 48
+    assert lm.score([Row(1, [*text, 5, 6, 7, 5, 9], 1)]).isnan().all()
+    lm.check_integrity()
+    lm.release(1)
+    assert torch.equal(lm.score([Row(3, [5, 6, 7], 1)]), right)
+    lm.release(3)
+    assert not lm.score([Row(2, [*text, 8], 1)]).isnan().any(), "what they share is left alone"
+    lm.release(2)
+    lm.check_integrity()

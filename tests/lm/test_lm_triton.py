@@ -44,7 +44,11 @@ def test_attention_is_the_softmax_of_what_a_query_may_see(shape, softcap, has_si
     places = torch.arange(num_keys, device=DEVICE)
     allowed = (places <= last[:, None]) & (places > last[:, None] - 90)
     sinks = drawn(heads, seed=4) if has_sinks else None
-    found = split_attention.attend(query, keys, values, slots, allowed, size**-0.5, softcap, sinks)
+    unseen = slots[~allowed.view(sequences, each, num_keys).any(1)]
+    spoiled = [kept.clone() for kept in (keys, values)]
+    for kept in spoiled:
+        kept[0, :, unseen] = torch.nan  # of others, or of those that have been there
+    found = split_attention.attend(query, *spoiled, slots, allowed, size**-0.5, softcap, sinks)
     its_keys, its_values = (
         kept[0][:, slots].repeat_interleave(groups, 0).repeat_interleave(each, 1) for kept in (keys, values)
     )
