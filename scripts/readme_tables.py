@@ -144,7 +144,7 @@ def adaptive(document: dict[str, Any]) -> str:
         of_size = {row["batch"]: row for row in rows if (row["draft"], row["cold"] and row["tokens"]) == (draft, first)}
         label = f"{draft}, first {first} tokens" if first else draft
         lines.append([label, *(_adaptive_cell(of_size.get(size)) for size in sizes)])
-    runs = [row.get("measured_on", document["machine"]) for row in rows]
+    runs = [row["measured_on"] for row in rows]
     loads = [run["load_average_1m"] for run in runs]
     same = [row["plain_again"]["total"] for row in rows]
     said = f"{_each(runs, 'cpu')}, {_threads(document)}, load {min(loads):.1f} to {max(loads):.1f} before each run, "
