@@ -108,8 +108,7 @@ def test_the_json_form(outputs):
     outputs.observe(Finished(12, "abort", None))
     plain, with_logprobs = (json.loads(json.dumps(output.as_dict())) for output in outputs.finished())
     names = ["index", "prompt", "text", "token_ids", "prompt_tokens", "completion_tokens", "finish_reason"]
-    assert list(plain) == [*names, "stop_reason", "speculative", "timing", "lossless"]
-    assert plain["lossless"] is False
+    assert list(plain) == [*names, "stop_reason", "speculative", "timing"]
     assert plain["prompt_tokens"] == 2
     assert plain["speculative"]["acceptance_rate"] is None
     assert with_logprobs["completion_tokens"] == 2
