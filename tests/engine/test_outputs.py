@@ -106,7 +106,9 @@ def test_the_json_form(outputs):
     outputs.observe(stepped(first(12, 6)))
     outputs.observe(stepped(Emitted(12, (8,), "e", 2, 0, False, (TokenLogprob(8, -0.5, ((8, -0.5), (1, -2.0))),))))
     outputs.observe(Finished(12, "abort", None))
-    plain, with_logprobs = (json.loads(json.dumps(output.as_dict())) for output in outputs.finished())
+    finished = outputs.finished()
+    assert not any(output.lossless for output in finished)
+    plain, with_logprobs = (json.loads(json.dumps(output.as_dict())) for output in finished)
     names = ["index", "prompt", "text", "token_ids", "prompt_tokens", "completion_tokens", "finish_reason"]
     assert list(plain) == [*names, "stop_reason", "speculative", "timing"]
     assert plain["prompt_tokens"] == 2
