@@ -15,8 +15,6 @@ from specdec_cli.recipe.gate import GateExpression, parse_gate
 from specdec_cli.recipe.schema import Gates
 
 _BY_TASK = ("by_task.", "task_winners.")
-
-
 RECOMMENDED = "recommended.speedup"
 
 
@@ -181,7 +179,7 @@ def figure_at(document: Mapping[str, Any], path: str) -> Any:
     """The value at a path; where a sweep recommends not to speculate, that is exactly as fast as plain decoding."""
     found, name = value_at(document, path), path.removesuffix(".median")
     if found is None and name.endswith(RECOMMENDED) and value_at(document, f"{name.removesuffix('speedup')}k") == 0:
-        return 1.0
+        return {"median": 1.0, "ci95": [1.0, 1.0]} if path == name else 1.0
     return found
 
 

@@ -338,6 +338,11 @@ def test_prompts_without_a_second_token_are_no_interruption(loaded, capsys):
     assert "no prompt decoded a second token" in capsys.readouterr().err
 
 
+def test_shares_of_no_step_are_null(loaded, capsys):
+    assert sweep_k("-n", "1", "--json", "--quiet") == 0
+    assert [row["predicted"]["shares"] for row in checked(capsys.readouterr().out)["rows"]] == [None] * 4
+
+
 def test_a_bad_draft_is_advised_against(loaded, capsys, monkeypatch, tmp_path):
     slow_target(monkeypatch, 0.001)
     monkeypatch.setattr(build, "engine_from_recipe", lambda recipe, **_: bad_engine(4))
