@@ -73,3 +73,9 @@ def test_compressed_keys_and_values_are_refused_by_name():
     config = DeepseekV3Config(num_hidden_layers=2, hidden_size=32)
     with pytest.raises(UsageError, match="architecture `deepseek_v3` of `d` keeps keys and values compressed"):
         check_architecture("d", config, False)
+
+
+def test_what_is_compiled_on_a_cpu_is_counted_as_it_is_kept(tmp_path):
+    folder = str(make_tiny("gemma2", tmp_path))
+    loaded = load_lm(folder, dtype="bfloat16", decoder="compiled")
+    assert describe(folder, dtype="bfloat16", compiled=True).weights_bytes == loaded.weight_bytes
