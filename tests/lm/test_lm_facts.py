@@ -76,6 +76,6 @@ def test_compressed_keys_and_values_are_refused_by_name():
 
 
 def test_what_is_compiled_on_a_cpu_is_counted_as_it_is_kept(tmp_path):
-    folder = str(make_tiny("gemma2", tmp_path))
+    folder = str(make_tiny("gemma2", tmp_path, tie_word_embeddings=True))
     loaded = load_lm(folder, dtype="bfloat16", decoder="compiled")
     assert describe(folder, dtype="bfloat16", compiled=True).weights_bytes == loaded.weight_bytes
