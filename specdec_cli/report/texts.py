@@ -115,7 +115,8 @@ class Texts:
             self._put(Piece(f"{gap}### {place + 1}", "heading"))
             self._put(Piece("\n"))
             self._ends_line = False
-        for piece in self._waiting.pop(place):
+        waiting, self._waiting[place] = self._waiting[place], []
+        for piece in waiting:
             self._put(piece)
 
     def _put(self, piece: Piece) -> None:

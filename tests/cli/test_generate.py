@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from itertools import permutations
 
 import jsonschema
 import pytest
@@ -99,6 +100,38 @@ def test_several_prompts_come_in_order_under_their_numbers(loaded, capsys):
     assert [line for line in out.split("\n") if line.startswith("###")] == ["### 1", "### 2", "### 3"]
     for place, prompt in enumerate(["ab", "cd", "e"], start=1):
         assert f"### {place}\n{expected(prompt, 12)}" in out
+
+
+@pytest.mark.parametrize("lengths", sorted(permutations((1, 5, 30))), ids=str)
+@pytest.mark.parametrize(
+    "form",
+    [(), ("--show-drafts",), ("--quiet",), ("--compare",), ("--compare", "--max-num-seqs", "2"), ("--json",)],
+    ids=" ".join,
+)
+def test_prompts_that_end_in_any_order_are_shown_in_theirs(loaded, capsys, tmp_path, lengths, form):
+    path = tmp_path / "prompts.jsonl"
+    prompts = ["ab ab", "cd", "ab ab ab"]
+    rows = [{"prompt": text, "max_new_tokens": num} for text, num in zip(prompts, lengths, strict=True)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    assert generate("--prompt-file", str(path), *form) == 0
+    out = capsys.readouterr().out
+    texts = [expected(*row.values()) for row in rows]
+    if "--json" in form:
+        assert [output["text"] for output in document_of(out)["outputs"]] == texts
+        return
+    if "--show-drafts" in form:
+        out = out.replace("[", "").replace("]", "")
+    whole = [f"### {place}\n{text}" for place, text in enumerate(texts, start=1)]
+    assert out == "\n".join(text if text.endswith("\n") else text + "\n" for text in whole)
+
+
+@pytest.mark.parametrize("length", [1, 12])
+def test_prompts_that_end_together_are_shown(loaded, capsys, piped, length):
+    piped(b"ab\ncd\ne\n")
+    assert generate("--prompt-file", "-", "-n", str(length)) == 0
+    out = capsys.readouterr().out
+    for place, prompt in enumerate(["ab", "cd", "e"], start=1):
+        assert f"### {place}\n{expected(prompt, length)}" in out
 
 
 def test_the_document_is_the_only_thing_on_stdout(loaded, capsys):

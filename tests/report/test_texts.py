@@ -1,6 +1,9 @@
 """Texts keep their order, whatever order their pieces come in."""
 
 import io
+from collections.abc import Iterator
+
+import pytest
 
 from specdec_cli.report.pieces import Piece
 from specdec_cli.report.texts import Texts, Writer
@@ -53,6 +56,50 @@ def test_later_texts_wait_for_their_turn():
     texts.feed(1, pieces("B"))
     texts.end(1)
     assert stream.getvalue() == "### 1\na\n\n### 2\nbB\n\n### 3\nc\n"
+
+
+def orders(num_events: dict[int, int]) -> Iterator[tuple[int, ...]]:
+    """Every order in which places with so many events each can have them."""
+    if not any(num_events.values()):
+        yield ()
+    for place, num in num_events.items():
+        if num:
+            for rest in orders(num_events | {place: num - 1}):
+                yield (place, *rest)
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        (["a", "A"], ["b", "B"], ["c", "C"]),
+        (["a", ""], [], ["c\n"]),
+        ([], [], []),
+        ([""], ["b\n", ""], []),
+        (["a"], ["b"], ["c"], ["d"]),
+    ],
+    ids=["of two steps", "one ends at once", "all end at once", "empty steps", "four"],
+)
+def test_texts_may_end_in_any_order(chunks):
+    """`generate "A dog" "A cat"` where the cat's text ends while the dog's is on display, and every other order."""
+    places = [3 * place for place in range(len(chunks))]
+    ends = ["".join(some) if some and "".join(some).endswith("\n") else "".join(some) + "\n" for some in chunks]
+    whole = "\n".join(f"### {place + 1}\n{text}" for place, text in zip(places, ends, strict=True))
+    for order in orders({place: len(some) + 1 for place, some in enumerate(chunks)}):
+        stream, sink = writer()
+        texts, left = Texts(places, sink), [list(some) for some in chunks]
+        ended: set[int] = set()
+        for place in order:
+            if left[place]:
+                texts.feed(places[place], pieces(left[place].pop(0)))
+            else:
+                texts.end(places[place])
+                ended.add(place)
+            assert whole.startswith(stream.getvalue()), order
+            first = next((place for place in range(len(chunks)) if place not in ended), None)
+            if first is not None:
+                given = "".join(chunks[first][: len(chunks[first]) - len(left[first])])
+                assert stream.getvalue().endswith(given), f"{order}: text waits although its turn has come"
+        assert stream.getvalue() == whole, order
 
 
 def test_without_colour_accepted_tokens_stand_in_brackets():

@@ -2,7 +2,9 @@
 
 import io
 from dataclasses import replace
+from itertools import permutations
 
+import pytest
 from rich.console import Console
 from toy_engine import LetterTokenizer, toy_engine
 
@@ -38,6 +40,32 @@ def test_a_live_run_leaves_the_whole_text_and_one_table():
     view.summary(GREEDY)
     assert stream.getvalue().count("acceptance rate") == 1
     assert "2 of 2 finished" not in stream.getvalue()
+
+
+@pytest.mark.parametrize("lengths", sorted(permutations((1, 4, 30))), ids=str)
+@pytest.mark.parametrize(("is_live", "is_shared"), [(True, True), (True, False), (False, False)])
+def test_prompts_that_end_in_any_order_leave_their_texts(lengths, is_live, is_shared):
+    stream, out, arm = io.StringIO(), io.StringIO(), Arm("with ngram")
+    screen = replace(terminal(stream, is_live=is_live), stdout=out, is_shared=is_shared)
+    given = [
+        replace(request, params=SamplingParams(num))
+        for request, num in zip(requests("ab", "cd", "ab ab"), lengths, strict=True)
+    ]
+    view = RunView(screen, [arm], [4], [0, 1, 2], streams_text=True)
+    with view:
+        decode(toy_engine(), arm, given, view.watch, lambda: False)
+    texts = [output.text.removesuffix("\n") for output in arm.outputs()]
+    assert out.getvalue() == "\n".join(f"### {place}\n{text}\n" for place, text in enumerate(texts, start=1))
+
+
+def test_an_interrupted_run_leaves_the_texts_that_there_are():
+    stream, out, arm = io.StringIO(), io.StringIO(), Arm("with ngram")
+    given = [replace(one, params=SamplingParams(num)) for one, num in zip(requests("ab", "cd"), (60, 3), strict=True)]
+    view = RunView(replace(terminal(stream), stdout=out), [arm], [4], [0, 1], streams_text=True)
+    with view:
+        decode(toy_engine(), arm, given, view.watch, lambda: bool(arm.meter.num_finished))
+    first, second = (output.text.removesuffix("\n") for output in arm.outputs())
+    assert out.getvalue() == f"### 1\n{first}\n\n### 2\n{second}\n"
 
 
 def test_json_streams_no_text():
