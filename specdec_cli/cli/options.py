@@ -12,7 +12,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -20,9 +20,12 @@ import typer
 
 from specdec_cli import drafters
 from specdec_cli.cli.output import check_destination, is_interrupted
+from specdec_cli.cli.screen import open_screen
 from specdec_cli.errors import UsageError
 from specdec_cli.recipe import DraftMethods, Resolved, resolve, resolve_drafts
+from specdec_cli.recipe.layers import unread_variables
 from specdec_cli.recipe.schema import describe
+from specdec_cli.sampling.params import random_seed
 
 Result = TypeVar("Result")
 
@@ -61,6 +64,8 @@ class Shared:
         trust_remote_code: run code that comes with a checkpoint.
         resume: continue an interrupted measurement.
         takes_structured: whether the command's outputs can follow a grammar.
+        drawn_seed: what a negative seed becomes, the same in everything that this command line decodes.
+        tells_variables: whether variables without a meaning are yet to be reported.
     """
 
     recipe: str | None = None
@@ -73,14 +78,19 @@ class Shared:
     trust_remote_code: bool = False
     resume: bool = False
     takes_structured: bool = False
+    drawn_seed: int = field(default_factory=random_seed, compare=False)
+    tells_variables: bool = field(default=True, compare=False)
 
-    def resolve(self) -> Resolved:
+    def resolve(self, *, draws_seed: bool = True) -> Resolved:
         """The checked recipe: flag > `--set` > environment > recipe > default.
+
+        Args:
+            draws_seed: put a random seed in place of a negative one.
 
         Raises:
             UsageError: everything that is wrong with it.
         """
-        return self._checked(resolve(self.recipe, self.sets, os.environ, self.flags, draft_methods()))
+        return self._checked(resolve(self.recipe, self.sets, os.environ, self.flags, draft_methods()), draws_seed)
 
     def resolve_drafts(self) -> list[Resolved]:
         """The checked recipe once for each of several drafts.
@@ -93,15 +103,27 @@ class Shared:
             for one in resolve_drafts(self.recipe, self.sets, os.environ, self.flags, draft_methods())
         ]
 
-    def _checked(self, resolved: Resolved) -> Resolved:
-        """Refuse structured output by name where it would be ignored."""
+    def _checked(self, resolved: Resolved, draws_seed: bool = True) -> Resolved:
+        """Refuse structured output by name where it would be ignored; draw the seed that is wanted at random."""
         given = resolved.recipe.structured.given
         if given and not self.takes_structured:
             raise UsageError(
                 f"`structured.{next(iter(given))}` is of no use to this command, whose outputs are free text",
                 "leave it out of the recipe; `generate` has structured output, and so have requests to `serve`",
             )
+        self._report_variables(resolved)
+        if draws_seed and resolved.recipe.sampling.seed < 0:
+            sampling = resolved.recipe.sampling.model_copy(update={"seed": self.drawn_seed})
+            return replace(resolved, recipe=resolved.recipe.model_copy(update={"sampling": sampling}))
         return resolved
+
+    def _report_variables(self, resolved: Resolved) -> None:
+        """Name the `SPECDEC_` variables that nothing reads, once."""
+        if self.quiet or not self.tells_variables:
+            return
+        self.tells_variables = False
+        for said in unread_variables(os.environ, read=(resolved.recipe.serve.api_key_env,)):
+            open_screen(self.quiet, streams_text=False).say(f"note: {said}", "yellow")
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +285,9 @@ OPTIONS: tuple[Option, ...] = (
     Option("engine.decoder", str, ("--decoder",), ENGINE, metavar="NAME"),
     Option("engine.compile", bool, ("--compile/--no-compile",), ENGINE),
     Option("engine.max_num_seqs", int, ("--max-num-seqs",), ENGINE, only_with_aliases=True),
-    Option("serve.served_model_name", str, ("--served-model-name",), SERVER, only_with_aliases=True, metavar="NAME"),
+    Option(
+        "serve.served_model_name", list[str], ("--served-model-name",), SERVER, only_with_aliases=True, metavar="NAME"
+    ),
     Option("engine.max_model_len", int, ("--max-model-len",), ENGINE, only_with_aliases=True),
     Option(
         "engine.enable_prefix_caching",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from importlib.util import find_spec
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from specdec_cli.serve.parameters import Defaults
     from specdec_cli.serve.settings import Settings
 
+Names = tuple[str, ...]
+"""The names of one model; the first stands in answers."""
 _PACKAGES = ("fastapi", "uvicorn", "httptools")
 _OTHERS = ("ngram", "prediction")
 """Drafters that a request may name beside the server's own."""
@@ -37,6 +39,9 @@ _REPOSITORY_HELP = "YAML file `name: recipe` for each of several models, loaded 
 
 @with_shared_options(aliases=True, without=("sampling.logprobs",), beside=SERVE_OPTIONS)
 def serve(
+    model: Annotated[
+        list[str] | None, typer.Argument(help="The model that is served, as --target names it.", metavar="MODEL")
+    ] = None,
     api_key: Annotated[
         list[str] | None,
         typer.Option(help="A key that requests must bring (repeatable).", metavar="KEY", rich_help_panel=SERVER),
@@ -57,12 +62,14 @@ def serve(
     """Serve a model over HTTP as OpenAI's API, with continuous batching and speculation."""
     if not dry_run and (shared.json or shared.output is not None):
         raise UsageError("a server ends with no document: `--json` and `--output` are for --dry-run", "leave them out")
-    resolved = shared.resolve()
-    named = {_model_name(resolved): resolved} if model_repository is None else _read(model_repository, shared)
+    _take_model(model or [], shared)
+    resolved = shared.resolve(draws_seed=False)
+    named = {_model_names(resolved): resolved} if model_repository is None else _read(model_repository, shared)
     _check_packages()
     from specdec_cli.serve.settings import Settings, read_keys
 
     section = resolved.recipe.serve
+    _check_key_variable(resolved)
     settings = Settings(section, read_keys(api_key or (), os.environ.get(section.api_key_env, "")))
     settings.check_exposure(insecure_no_auth)
     if dry_run:
@@ -71,19 +78,42 @@ def serve(
     return _run(named, settings, shared, is_repository=model_repository is not None)
 
 
-def _show_plan(named: Mapping[str, Resolved], shared: Shared) -> None:
+def _take_model(given: Sequence[str], shared: Shared) -> None:
+    """Let the argument name the target."""
+    if len(given) > 1:
+        hint = "several names of one model: repeat --served-model-name; several models: --model-repository FILE"
+        raise UsageError(f"`serve` takes one model, not {', '.join(f'`{one}`' for one in given)}", hint)
+    if given and "target.model" in shared.flags:
+        other = shared.flags["target.model"][0]
+        raise UsageError(f"two models are named: `{given[0]}` and `--target {other}`", "name one of them")
+    if given:
+        shared.flags["target.model"] = given[0], "MODEL"
+
+
+def _check_key_variable(resolved: Resolved) -> None:
+    """Refuse a variable for the API keys that somebody named and nobody set: the server would ask for no key."""
+    name = resolved.recipe.serve.api_key_env
+    if resolved.origins["serve.api_key_env"] != "default" and not os.environ.get(name, "").strip():
+        said = f"`serve.api_key_env` names the environment variable `{name}`, which is not set"
+        raise UsageError(said, f"set {name} to the keys, with commas between them, or leave api_key_env out")
+
+
+def _show_plan(named: Mapping[Names, Resolved], shared: Shared) -> None:
     """What would be served, and where every value came from."""
     if shared.json or shared.output is not None:
-        models = [{"name": name, "recipe": one.recipe.as_dict(), "origins": one.origins} for name, one in named.items()]
+        models = [
+            {"name": names[0], "names": list(names), "recipe": one.recipe.as_dict(), "origins": one.origins}
+            for names, one in named.items()
+        ]
         recipe = next(iter(named.values())).recipe.as_dict() if len(named) == 1 else None
         document = envelope("specdec.serve-plan/1", recipe, {"models": models})
         deliver(document, to_stdout=shared.json, path=shared.output, force=shared.force)
     if not shared.json:
-        for name, one in named.items():
-            sys.stdout.write(f"# would serve {name}\n{to_yaml(one, origins=True)}")
+        for names, one in named.items():
+            sys.stdout.write(f"# would serve {', '.join(names)}\n{to_yaml(one, origins=True)}")
 
 
-def _run(named: Mapping[str, Resolved], settings: Settings, shared: Shared, *, is_repository: bool) -> ExitCode:
+def _run(named: Mapping[Names, Resolved], settings: Settings, shared: Shared, *, is_repository: bool) -> ExitCode:
     """Listen, load, serve; the port is taken before the first model is looked at."""
     from specdec_cli.serve.logs import configure_logs
     from specdec_cli.serve.server import Server, leave_loaded_alone, listen, when_ready
@@ -119,21 +149,22 @@ def _view(models: Models, shared: Shared, settings: Settings) -> AbstractContext
     return ServeView(models.snapshot, log=None if shared.quiet else logging.getLogger("specdec_cli.serve").info)
 
 
-def _models(named: Mapping[str, Resolved], settings: Settings, shared: Shared) -> Models:
+def _models(named: Mapping[Names, Resolved], settings: Settings, shared: Shared) -> Models:
     from specdec_cli.serve.models import Models
 
-    models = [_model(name, resolved, settings, shared) for name, resolved in named.items()]
+    models = [_model(names, resolved, settings, shared) for names, resolved in named.items()]
     return Models(models, settings.serve.hang_timeout_seconds)
 
 
-def _model(name: str, resolved: Resolved, settings: Settings, shared: Shared) -> Model:
+def _model(names: Names, resolved: Resolved, settings: Settings, shared: Shared) -> Model:
     from specdec_cli.serve.models import Model
 
     recipe = resolved.recipe
     return Model(
-        name,
+        names[0],
         _loader(resolved, shared),
         settings,
+        aliases=names[1:],
         root=recipe.target.model,
         sampling=default_sampling(resolved),
         tool_format=recipe.serve.tool_call_parser,
@@ -174,16 +205,19 @@ def default_sampling(resolved: Resolved) -> Defaults:
 
     values = resolved.recipe.sampling.model_dump()
     named = {key: value for key, value in values.items() if resolved.origins[f"sampling.{key}"] != "default"}
+    if named.get("seed", 0) < 0:
+        del named["seed"]  # each request draws its own
     is_greedy = resolved.recipe.speculation.verify == "greedy"
     params = SamplingParams(**({"temperature": 0.0 if is_greedy else 1.0} | named))
     return Defaults(params, frozenset(named), is_greedy)
 
 
-def _model_name(resolved: Resolved) -> str:
-    return resolved.recipe.serve.served_model_name or resolved.recipe.target.model
+def _model_names(resolved: Resolved) -> tuple[str, ...]:
+    """The names that the model answers to, the one in answers first."""
+    return tuple(dict.fromkeys(resolved.recipe.serve.served_model_name)) or (resolved.recipe.target.model,)
 
 
-def _read(path: Path, shared: Shared) -> dict[str, Resolved]:
+def _read(path: Path, shared: Shared) -> dict[Names, Resolved]:
     """The models of a repository: what the command line says holds for each, but for what tells them apart."""
     for key in ("target.model", "draft", "serve.served_model_name"):
         if key in shared.flags:
@@ -193,8 +227,11 @@ def _read(path: Path, shared: Shared) -> dict[str, Resolved]:
         raise UsageError("`--recipe` names one model, and --model-repository names its own", "leave out --recipe")
     from specdec_cli.recipe.repository import read_repository
 
-    found = {name: replace(shared, recipe=recipe).resolve() for name, recipe in read_repository(path).items()}
-    for name, resolved in found.items():
+    found = {
+        (name,): replace(shared, recipe=recipe).resolve(draws_seed=False)
+        for name, recipe in read_repository(path).items()
+    }
+    for (name, *_), resolved in found.items():
         _check_own_settings(name, resolved)
     return found
 

@@ -14,7 +14,7 @@ from specdec_cli.engine.options import EngineOptions
 from specdec_cli.engine.synthetic import synthetic_rates
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.dummy import StandIn
-from specdec_cli.lm.load import load_lm, load_tokenizer
+from specdec_cli.lm.load import check_context, load_lm, load_tokenizer
 from specdec_cli.lm.threads import choose_threads
 from specdec_cli.lm.transformers_lm import COMPILED, COMPILED_GRAPHS, GRAPHS, KVCacheBytes, TransformersLM
 from specdec_cli.text.tokenizer import Tokenizer
@@ -43,7 +43,7 @@ class LoadSettings:
     """Everything about loading that target and draft share.
 
     Args:
-        max_model_len: a context limit below the target's own; None takes the model's.
+        max_model_len: a context limit, at most the target's own; None takes the model's.
         block_size: tokens of a KV block.
         kv_cache_bytes: memory for each KV cache, as TransformersLM takes it; None takes half of what is free.
         decoder: auto (our own where it knows a model's shape), transformers, or graphs (CUDA graphs of it).
@@ -122,6 +122,13 @@ def load_engines(
     given = [_draft_fields(draft) for draft in drafts]
     own = [replace(settings, draft=one) for one in draft_models] if draft_models else [settings] * len(given)
     say = settings.progress or (lambda _: None)
+    check_context(
+        target,
+        settings.max_model_len,
+        revision=settings.target.revision,
+        trust_remote_code=settings.trust_remote_code,
+        load_format=settings.target.load_format,
+    )
     say(f"loading tokenizer of {target}")
     tokenizer = Tokenizer(
         load_tokenizer(

@@ -27,7 +27,14 @@ from specdec_cli.lm.checkpoint import (
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.linear import kind_when
 from specdec_cli.lm.origin import Origin, fingerprint
-from specdec_cli.lm.transformers_lm import COMPILED, COMPILED_GRAPHS, RECORDED, KVCacheBytes, TransformersLM
+from specdec_cli.lm.transformers_lm import (
+    COMPILED,
+    COMPILED_GRAPHS,
+    RECORDED,
+    KVCacheBytes,
+    TransformersLM,
+    own_context,
+)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -103,6 +110,32 @@ def load_lm(
     if model.config.get_text_config()._attn_implementation != NAME:
         _check_packing(lm)
     return lm
+
+
+def check_context(
+    name: str,
+    max_model_len: int | None,
+    *,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    load_format: str = "auto",
+) -> None:
+    """Refuse a context limit that is longer than a target's own, before its weights are read.
+
+    Raises:
+        UsageError: it is longer.
+        RunError: the model's configuration cannot be read.
+    """
+    if max_model_len is None:
+        return
+    folder = model_folder(name, revision, trust_remote_code, not dummy.is_dummy(name, load_format))
+    with quiet(), clear_errors(name):
+        own = own_context(read_config(name, folder, trust_remote_code).get_text_config())
+    if own is not None and max_model_len > own:
+        raise UsageError(
+            f"max_model_len is `{max_model_len}`, and `{name}` reads `{own}` tokens at most",
+            f"lower --max-model-len (engine.max_model_len) to {own}, or leave it out",
+        )
 
 
 def load_tokenizer(

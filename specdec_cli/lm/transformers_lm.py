@@ -471,12 +471,17 @@ class TransformersLM:
 
 def _max_context(config: Any, max_model_len: int | None) -> int:
     """The context limit: the smaller of the configuration's and the caller's."""
-    names = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
-    limits = [getattr(config, name, None) for name in names]
-    limit = next((int(limit) for limit in limits if limit), None)
+    limit = own_context(config)
     if limit is None:
         limit = max_model_len or 2048
     return min(limit, max_model_len or limit)
+
+
+def own_context(config: Any) -> int | None:
+    """The context limit that a configuration names, in tokens; None where it names none."""
+    names = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
+    limits = [getattr(config, name, None) for name in names]
+    return next((int(limit) for limit in limits if limit), None)
 
 
 def _long_rope_threshold(config: Any) -> int | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from specdec_cli.errors import ExitCode, SpecdecError
 from specdec_cli.lm.dummy import StandIn
 from specdec_cli.lm.facts import ModelFacts, describe, describe_tokenizer
+from specdec_cli.lm.load import check_context
 from specdec_cli.measure.outlook import Outlook, outlook
 from specdec_cli.text.overlap import Overlap
 from specdec_cli.text.tokenizer import Tokenizer
@@ -141,7 +142,7 @@ def preflight(recipe: Recipe, machine: Machine, *, trust_remote_code: bool = Fal
     found.target = _describe(found, recipe.target, trust_remote_code, is_compiled)
     found.draft = _describe(found, recipe.draft, trust_remote_code, is_compiled) if "draft" in models else None
     _compare_tokenizers(found, models, trust_remote_code)
-    _limit_contexts(found, recipe)
+    _limit_contexts(found, recipe, trust_remote_code)
     _estimate_memory(found, recipe, machine)
     if found.target is not None and found.draft is not None:
         found.outlook = outlook(found.target, found.draft, recipe)
@@ -240,16 +241,21 @@ def _compare(found: Preflight, target: Tokenizer, draft: Tokenizer) -> None:
         found.problems.append(Problem("warning", message))
 
 
-def _limit_contexts(found: Preflight, recipe: Recipe) -> None:
+def _limit_contexts(found: Preflight, recipe: Recipe, trust_remote_code: bool) -> None:
     if found.target is None:
         return
     limit = recipe.engine.max_model_len
     found.max_context = min(found.target.max_context, limit or found.target.max_context)
-    if limit is not None and limit > found.target.max_context:
-        message = (
-            f"max_model_len is `{limit}`, and the target reads `{found.target.max_context}` tokens: those are the limit"
+    try:
+        check_context(
+            found.target.name,
+            limit,
+            revision=recipe.target.revision,
+            trust_remote_code=trust_remote_code,
+            load_format=recipe.target.load_format,
         )
-        found.problems.append(Problem("warning", message))
+    except SpecdecError as error:
+        found.problems.append(_as_problem(error))
     if found.draft is None:
         return
     found.draft_max_context = min(found.draft.max_context, found.max_context)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec_cli.errors import UsageError
+from specdec_cli.sampling.params import settled_seed
 
 _JSONL_SUFFIXES = (".jsonl", ".ndjson")
 
@@ -23,7 +24,7 @@ class PromptRow:
         id: the row's own name, if it has one.
         category: the row's kind, if it says.
         max_new_tokens: its own length, or None for the run's.
-        seed: its own seed (its noise index is then 0), or None for the run's.
+        seed: its own seed (its noise index is then 0; a negative one is drawn), or None for the run's.
     """
 
     index: int
@@ -119,13 +120,14 @@ def _parse_row(line: str, where: str, index: int) -> PromptRow:
             f"{where}: not a JSON object but {_kind(row)}", 'write rows such as {"prompt": "Once upon a time"}'
         )
     prompt = _prompt_of(row, where)
+    seed = _field(row, "seed", where, "an integer below 2^63", lambda v: _is_int(v) and abs(v) < 2**63)
     return PromptRow(
         index,
         prompt,
         id=_field(row, "id", where, "a string or an integer", lambda v: isinstance(v, str) or _is_int(v)),
         category=_field(row, "category", where, "a string", lambda v: isinstance(v, str)),
         max_new_tokens=_field(row, "max_new_tokens", where, "an integer of at least 1", lambda v: _is_int(v) and v > 0),
-        seed=_field(row, "seed", where, "an integer from 0 to 2^63 - 1", lambda v: _is_int(v) and 0 <= v < 2**63),
+        seed=None if seed is None else settled_seed(seed),
     )
 
 

@@ -171,6 +171,22 @@ def _unknown_variable(name: str, known: Mapping[str, Path], origin: Origin) -> P
     return problem_at(origin, message, f"`unset {name}`, or correct its name")
 
 
+def unread_variables(environment: Mapping[str, str], read: Iterable[str] = ()) -> list[str]:
+    """A sentence for each `SPECDEC_` variable that nothing reads and that `from_environment` lets pass.
+
+    Args:
+        environment: the process's variables.
+        read: names of variables that something else reads.
+    """
+    known = _variables(())
+    names = sorted(set(environment) - _OTHERS - set(read))
+    return [
+        f"environment variable `{name}` is not read: it names no key of a recipe, which are `{PREFIX}SECTION_KEY`"
+        for name in names
+        if name.startswith(PREFIX) and environment[name] and name not in known and not _is_meant(name, known)
+    ]
+
+
 def never_trusted(subject: str, origin: Origin | None) -> Problem:
     """Code from a checkpoint runs only when the person at the terminal says so."""
     message = f"{subject} is refused: trust_remote_code is never taken from a recipe"
@@ -201,7 +217,8 @@ def from_flags(flags: Mapping[str, tuple[Any, str]]) -> list[Assignment]:
     assignments = []
     for name, (value, flag) in flags.items():
         path: Path = tuple(name.split("."))
-        origin = Origin(OVERRIDE, f"flag {flag}", f"`{flag}`", order=(1 << 30, 3))
+        kind = "flag" if flag.startswith("-") else "argument"
+        origin = Origin(OVERRIDE, f"{kind} {flag}", f"`{flag}`", order=(1 << 30, 3))
         assignments += _parts(path, value, origin)
     return assignments
 

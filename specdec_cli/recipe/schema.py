@@ -46,6 +46,11 @@ def _tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
+def _names(value: Any) -> Any:
+    """One name, several, or null for none."""
+    return () if value is None else (value,) if isinstance(value, str) else _tuple(value)
+
+
 def _tasks(value: Any) -> Any:
     if value == []:
         raise PydanticCustomError("tasks", "must name a task, or be null for all of them")
@@ -244,8 +249,8 @@ class Sampling(Section):
     """Nothing ends an output before this many tokens."""
     skip_special_tokens: bool = True
     """Leave special tokens such as <|im_end|> out of the text."""
-    seed: int = Field(0, ge=0, le=2**63 - 1)
-    """Seed of every random choice."""
+    seed: int = Field(0, ge=-(2**63), le=2**63 - 1)
+    """Seed of every random choice; a negative one, such as -1, is drawn at random."""
     logprobs: int | None = Field(None, ge=0, le=100)
     """Report the emitted tokens' log-probabilities and those of this many alternatives, from the target's p."""
 
@@ -277,7 +282,7 @@ class Engine(Section):
     max_num_seqs: int = Field(8, ge=1, le=4096)
     """Most sequences that run together."""
     max_model_len: int | None = Field(None, ge=2, le=2**24)
-    """Context limit; the target's own if not given."""
+    """Context limit, at most the target's own, which it is if not given."""
     kv_block_size: int = Field(16, ge=1, le=1024)
     """Tokens in one block of KV cache."""
     kv_cache_memory: Memory = "auto"
@@ -345,6 +350,11 @@ class Gates(Section):
     """How far below the baseline's interval a whole interval may lie; above it for a server's times."""
 
 
+Names = Annotated[
+    tuple[Annotated[str, Field(min_length=1)], ...],
+    BeforeValidator(_names),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}, {"type": "null"}]}),
+]
 Texts = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_tuple)]
 Seconds = Annotated[float, Field(gt=0, le=10**6)]
 
@@ -358,8 +368,8 @@ class Serve(Section):
     """Port to listen on; 0 takes a free one."""
     api_key_env: str = Field("SPECDEC_API_KEY", min_length=1)
     """Environment variable that holds the API keys, separated by commas."""
-    served_model_name: str | None = Field(None, min_length=1)
-    """The model's name in requests and answers; the target's if not given."""
+    served_model_name: Names = ()
+    """The model's names: requests may use any, answers have the first; the target's if not given."""
     max_waiting: int = Field(256, ge=0, le=2**20)
     """Most requests that wait beside those that run; one more is refused with 429."""
     max_queue_delay_microseconds: int = Field(0, ge=0, le=10**7)

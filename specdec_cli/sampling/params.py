@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from numbers import Real
@@ -11,7 +12,18 @@ from specdec_cli.errors import UsageError
 
 MAX_LOGIT_BIAS = 1e9
 """Larger ones would drown float32 logits."""
+_SEEDS = 2**63
 _NUMBER = float, int, Real  # the usual ones first: the last is an abstract class, which takes longer to ask
+
+
+def random_seed() -> int:
+    """A seed drawn at random."""
+    return secrets.randbelow(_SEEDS)
+
+
+def settled_seed(seed: int) -> int:
+    """The seed itself, or a random one for a negative number, as vLLM and llama.cpp read -1."""
+    return random_seed() if seed < 0 else seed
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +90,7 @@ class SamplingParams:
             "min_p": 0 <= self.min_p <= 1,
             "repetition_penalty": self.repetition_penalty > 0,
             "min_tokens": self.min_tokens >= 0,
-            "seed": 0 <= self.seed < 2**63,
+            "seed": 0 <= self.seed < _SEEDS,
             "logprobs": self.logprobs is None or 0 <= self.logprobs <= 100,
         }
         for name, fine in ranges.items():

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from specdec_cli import __version__
 from specdec_cli.serve.desk import Desk
 from specdec_cli.serve.errors import ApiError
-from specdec_cli.serve.guard import BodyLimit, Crowds, Hosts, Keys, RequestIds, error_response
+from specdec_cli.serve.guard import BodyLimit, Crowds, Heads, Hosts, Keys, RequestIds, error_response
 from specdec_cli.serve.models import Models
 from specdec_cli.serve.openapi import describe
 from specdec_cli.serve.routes import GENERATING, router
@@ -61,7 +61,7 @@ def _guards(settings: Settings, desk: Desk) -> list[Middleware]:
             Middleware(
                 CORSMiddleware,
                 allow_origins=list(settings.serve.cors_origins),
-                allow_methods=["GET", "POST"],
+                allow_methods=["GET", "HEAD", "POST"],
                 allow_headers=["*"],
                 expose_headers=["x-request-id", "x-specdec-ignored", "retry-after"],
             )
@@ -69,6 +69,7 @@ def _guards(settings: Settings, desk: Desk) -> list[Middleware]:
     guards.append(Middleware(Keys, keys=settings.api_keys))
     guards.append(Middleware(BodyLimit, max_bytes=settings.serve.max_body_bytes))
     guards.append(Middleware(Crowds, paths=GENERATING, refusal=desk.refusal))
+    guards.append(Middleware(Heads))
     return guards
 
 

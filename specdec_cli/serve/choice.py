@@ -81,7 +81,7 @@ class Choice:
             return None if self.job.params.logprobs is None else self._words.chat(delta.logprobs)
         found: dict[str, Any] | None = None
         if self._echoed is not None and self.job.prompt_logprobs is not None:
-            found = self._logprobs.prompt(self.job.token_ids, delta.prompt_logprobs)
+            found = self._logprobs.prompt(self.job.token_ids, delta.prompt_logprobs, self._echoed)
             self._logprobs.offset = len(self._echoed)
         elif self._echoed is not None:
             self._logprobs.offset = len(self._echoed)

@@ -156,6 +156,26 @@ class BodyLimit:
         return ApiError(413, f"the body is longer than `{self.max_bytes}` bytes", code="body_too_large")
 
 
+class Heads:
+    """Answers HEAD as GET is answered, without the body."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self.app(scope, receive, send)
+            return
+
+        async def without_body(message: Message) -> None:
+            if message["type"] == "http.response.body":
+                message = {**message, "body": b""}
+            await send(message)
+
+        await self.app({**scope, "method": "GET"}, receive, without_body)
+
+
 class Crowds:
     """Refuses requests for text while there is no place for another, before they are routed and their bodies read.
 

@@ -70,12 +70,11 @@ class CompletionLogprobs:
     offset: int = 0
     _pushed: Any = field(default=None, repr=False)
 
-    def prompt(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
-        """Of an echoed prompt: nothing predicts its first token."""
+    def prompt(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob], echoed: str) -> dict[str, Any]:
+        """Of an echoed prompt, whose text is `echoed`: nothing predicts its first token."""
         first = {"tokens": [self.words.token(token_ids[0])], "token_logprobs": [None], "top_logprobs": [None]}
         rest = self._columns(logprobs)
-        offsets = self._offsets(token_ids)
-        self._pushed = None
+        offsets = self._offsets_in(token_ids, echoed)
         return {name: first[name] + rest[name] for name in first} | {"text_offset": offsets}
 
     def output(self, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
@@ -100,6 +99,25 @@ class CompletionLogprobs:
         for token in token_ids:
             found.append(self.offset)
             self.offset += len(self._pushed.push(token))
+        return found
+
+    def _offsets_in(self, token_ids: Sequence[int], echoed: str) -> list[int]:
+        """Where each token of an echoed prompt begins; a special one has room only where the text spells it out."""
+        tokenizer = self.words.tokenizer
+        if tokenizer is None:
+            return [0] * len(token_ids)
+        found, offset, plain = [], 0, tokenizer.detokenizer()
+        for token in token_ids:
+            if token in tokenizer.special_ids:
+                offset, plain = offset + len(plain.flush()), tokenizer.detokenizer()
+                name = tokenizer.text_of(token)
+                found.append(min(offset, len(echoed)))
+                offset += len(name) if echoed.startswith(name, offset) else 0
+            else:
+                found.append(min(offset, len(echoed)))
+                piece = plain.push(token)
+                has_space = not echoed.startswith(piece, offset) and echoed.startswith(f" {piece}", offset)
+                offset += len(piece) + has_space  # decoders of sentencepiece put one after a special token
         return found
 
 

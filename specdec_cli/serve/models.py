@@ -31,6 +31,7 @@ class Model:
 
     Args:
         name: in requests and answers.
+        aliases: more names that requests may use.
         load: loads its engine; called on a thread of its own.
         settings: of the server.
         root: what is loaded under that name, for `/v1/models`.
@@ -44,11 +45,13 @@ class Model:
         load: Callable[[], Engine],
         settings: Settings,
         *,
+        aliases: Sequence[str] = (),
         root: str | None = None,
         sampling: Defaults | None = None,
         tool_format: Format | None = None,
     ) -> None:
         self.name = name
+        self.names = (name, *aliases)
         self.root = root or name
         self.created = int(time.time())
         self.metrics = Metrics(name, settings.serve.metrics_prefix)
@@ -134,11 +137,15 @@ class Model:
         return None if self._facts is None else self._facts.max_context
 
     def _describe(self, engine: Engine) -> Facts:
+        longest, own = _longest_context(engine, self._settings.limits.max_speculative_tokens), engine.target.max_context
+        if longest < own:
+            said = "the KV cache holds `%d` tokens of one sequence, fewer than the context of `%d`: that is the limit"
+            logger.warning(said, longest, own, extra={"model": self.name})
         return Facts(
             tokenizer=engine.tokenizer,
             num_tokens=engine.num_tokens,
-            max_context=_longest_context(engine, self._settings.limits.max_speculative_tokens),
-            names=(self.name,),
+            max_context=longest,
+            names=self.names,
             sampling=self._sampling,
             num_speculative_tokens=engine.options.num_speculative_tokens,
             drafters=tuple(engine.drafters.by_name),
@@ -176,7 +183,7 @@ class Models:
     def __init__(self, models: Iterable[Model], hang_timeout_seconds: float = 120.0) -> None:
         self.all = list(models)
         self.is_draining = False
-        self._by_name = {model.name: model for model in self.all}
+        self._by_name = {name: model for model in self.all for name in model.names}
         self._hang_timeout_seconds = hang_timeout_seconds
 
     @property

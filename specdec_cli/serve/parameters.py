@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from specdec_cli.errors import UsageError
-from specdec_cli.sampling.params import SamplingParams
+from specdec_cli.sampling.params import SamplingParams, random_seed, settled_seed
 from specdec_cli.serve.errors import as_api_error, bad_field
 from specdec_cli.serve.limits import RequestLimits
 
@@ -25,7 +24,6 @@ _SAME_NAME = (
     "skip_special_tokens",
 )
 _MAX_BIAS = 100
-_SEEDS = 2**63
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +46,7 @@ class Defaults:
 
     def seed(self) -> int:
         """Seed of a request that brings none: a drawn one, unless somebody set one."""
-        return self.params.seed if "seed" in self.named else secrets.randbelow(_SEEDS)
+        return self.params.seed if "seed" in self.named else random_seed()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +100,7 @@ def sampling_params(
         given["stop_token_ids"] = _stop_token_ids(request.stop_token_ids, num_tokens, limits)
     at_least = defaults.params.min_tokens if request.min_tokens is None else request.min_tokens
     given |= {
-        "seed": defaults.seed() if request.seed is None else request.seed % _SEEDS,
+        "seed": defaults.seed() if request.seed is None else settled_seed(request.seed),
         "logprobs": wanted.logprobs,
         "index": 0,
         "max_new_tokens": max(wanted.max_tokens or 0, at_least, 1),

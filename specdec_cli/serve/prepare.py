@@ -261,7 +261,7 @@ def _plan(
         raise bad_field("speculative.details", "needs `stream: true`")
     return Plan(
         kind=kind,
-        model=request.model or facts.names[0],
+        model=facts.names[0],
         num_choices_per_prompt=request.n or 1,
         prompts=prompts,
         stream=request.stream is True,

@@ -65,10 +65,11 @@ def truncated(tokens: Sequence[int], request: GenerationBody) -> tuple[int, ...]
 
 
 def echo(request: CompletionRequest, prompts: Prompts, facts: Facts) -> tuple[str, ...]:
-    """Each prompt as text: as it was given, or as its tokens say it."""
+    """Each prompt as text: as it was given, or as its tokens say it, special ones where `skip_special_tokens` is false."""
     given: Any = [request.prompt] if isinstance(request.prompt, str) else request.prompt
     if isinstance(given[0], str) and request.truncate_prompt_tokens is None:
         return tuple(given)
     if facts.tokenizer is None:
         return ("",) * len(prompts)
-    return tuple(map(facts.tokenizer.decode, prompts))
+    skips_special = request.skip_special_tokens is not False
+    return tuple(facts.tokenizer.decode(prompt, skips_special) for prompt in prompts)

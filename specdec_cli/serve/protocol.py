@@ -159,7 +159,7 @@ class GenerationBody(Body):
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     logit_bias: dict[str, float] | None = None
-    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63, description="a negative one is drawn at random")
     n: int | None = Field(None, ge=1)
     # Ends
     max_tokens: int | None = Field(None, ge=0)

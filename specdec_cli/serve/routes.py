@@ -37,14 +37,14 @@ async def completions(request: Request) -> Response:
 @router.get("/v1/models", responses=responses())
 async def list_models(request: Request) -> Response:
     """Every model that is served."""
-    data = [_described(model) for model in desk_of(request).models.all]
+    data = [_described(model, name) for model in desk_of(request).models.all for name in model.names]
     return JSONResponse({"object": "list", "data": data})
 
 
 @router.get("/v1/models/{name:path}", responses=responses(404))
 async def show_model(request: Request, name: str) -> Response:
     """One of the models."""
-    return JSONResponse(_described(desk_of(request).models.find(name)))
+    return JSONResponse(_described(desk_of(request).models.find(name), name))
 
 
 @router.post("/tokenize", openapi_extra=body_of(TokenizeRequest), responses=responses(takes_body=True))
@@ -99,9 +99,9 @@ async def page() -> Response:
     return Response(found.body, media_type="text/html; charset=utf-8", headers=headers)
 
 
-def _described(model: Model) -> dict[str, Any]:
+def _described(model: Model, name: str) -> dict[str, Any]:
     return {
-        "id": model.name,
+        "id": name,
         "object": "model",
         "created": model.created,
         "owned_by": "specdec",

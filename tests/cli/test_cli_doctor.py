@@ -181,3 +181,10 @@ def test_the_hub_is_read_from_the_environment_alone(monkeypatch):
 def test_a_flag_without_a_named_pair_is_looked_at_with_the_built_in_one(capsys):
     assert run(["doctor", "--dtype", "bfloat16", "--json", "--quiet"]) == 0
     assert json.loads(capsys.readouterr().out)["recipe"]["target"]["dtype"] == "bfloat16"
+
+
+def test_a_context_limit_above_the_targets_own_is_incompatible(capsys, models):
+    document, err = doctor(capsys, "-t", models / "target", "-d", "ngram", "--max-model-len", 4096, code=2)
+    assert document["verdict"] == "incompatible"
+    assert "max_model_len is `4096`" in err
+    assert "reads `128` tokens at most" in err

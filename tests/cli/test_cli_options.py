@@ -103,7 +103,7 @@ def test_aliases_are_not_everywhere():
         ["-d", ""], ["-d", "ngram:max=x"], ["-d", "ngram:mx=3"], ["-d", "self-int8"], ["-t", ""],
         ["--gpu-memory-utilization", "0"], ["--gpu-memory-utilization", "nan"], ["--gpu-memory-utilization", "1.5"],
         ["-k", "-1"], ["-k", "65"], ["--temperature", "nan"], ["--temperature", "-1"], ["--top-p", "0"],
-        ["--seed", "-1"],
+        ["--seed", "9223372036854775808"],
         ["--quantize", "int5"], ["--tensor-parallel-size", "2"], ["--device", "gpu"], ["--dtype", "fp16"],
         ["--depth-policy", "heuristic"], ["--k-by-batch", "8:3,1:5"], ["--k-by-batch", "8"],
         ["--p-min", "0.5"], ["--stop", ""], ["--verify", "bloc"], ["--force"],
@@ -125,3 +125,26 @@ def test_output_is_refused_before_the_command_runs(tmp_path: Path):
             parse("--output", str(path))
     assert there.read_text() == "mine"
     assert parse("--output", str(there), "--force").output == there
+
+
+def test_a_negative_seed_is_drawn_once_for_a_command_line():
+    shared = Shared(flags={"sampling.seed": (-1, "--seed")})
+    seeds = {shared.resolve().recipe.sampling.seed for _ in range(3)}
+    assert len(seeds) == 1
+    assert min(seeds) >= 0
+    assert shared.resolve(draws_seed=False).recipe.sampling.seed == -1
+    assert Shared(flags=shared.flags).resolve().recipe.sampling.seed not in seeds
+    assert {one.recipe.sampling.seed for one in shared.resolve_drafts()} == seeds
+
+
+@pytest.mark.parametrize("name", ["SPECDEC_HOME", "SPECDEC_MAX_TOKENS", "SPECDEC_"])
+def test_a_variable_that_nothing_reads_is_reported_once(name: str, monkeypatch, capsys):
+    monkeypatch.setenv(name, "1")
+    shared = Shared()
+    shared.resolve()
+    shared.resolve()
+    assert capsys.readouterr().err.count(f"`{name}` is not read") == 1
+    Shared(quiet=True).resolve()
+    monkeypatch.setenv(name, "")
+    Shared().resolve()
+    assert capsys.readouterr().err == ""

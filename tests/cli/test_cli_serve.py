@@ -183,3 +183,49 @@ def test_an_end_while_a_model_loads_does_not_wait_for_the_interpreters(monkeypat
     assert run(["serve", "--port", "0", "--quiet"]) == ExitCode.INTERRUPTED
     assert codes == [ExitCode.INTERRUPTED]
     goes_on.set()
+
+
+def test_several_served_names_are_all_kept(tmp_path: Path, capsys):
+    words = ["serve", "builtin:target", "--served-model-name", "a", "--served-model-name", "b", "--dry-run"]
+    assert run(words) == 0
+    assert "would serve a, b\n" in capsys.readouterr().out
+    assert run([*words, "--json"]) == 0
+    [model] = json.loads(capsys.readouterr().out)["models"]
+    assert (model["name"], model["names"]) == ("a", ["a", "b"])
+    assert model["recipe"]["serve"]["served_model_name"] == ["a", "b"]
+    assert model["origins"]["target.model"] == "argument MODEL"
+    for said, names in [("served_model_name: a", "a"), ("served_model_name: [b, a]", "b, a")]:
+        (tmp_path / "r.yaml").write_text(f"serve: {{{said}}}\n")
+        assert run(["serve", "-r", str(tmp_path / "r.yaml"), "--dry-run"]) == 0
+        assert f"would serve {names}\n" in capsys.readouterr().out
+    assert run(["serve", "--served-model-name", "", "--dry-run"]) == 2
+
+
+def test_a_positional_model_is_the_target(capsys):
+    assert run(["serve", "builtin:draft", "-d", "none", "--dry-run"]) == 0
+    assert "would serve builtin:draft" in capsys.readouterr().out
+    for words, said in [
+        (["x", "--model", "y"], "two models are named: `x` and `--target y`"),
+        (["x", "--served-model-name", "a", "b"], "`serve` takes one model, not `x`, `b`"),
+        (["x", "--model-repository", "f"], "leave out MODEL"),
+    ]:
+        assert run(["serve", *words, "--dry-run"]) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_a_key_variable_that_is_named_must_be_set(capsys, monkeypatch, tmp_path: Path):
+    monkeypatch.delenv("SPECDEC_KEYS", raising=False)
+    (tmp_path / "r.yaml").write_text("serve: {api_key_env: SPECDEC_KEYS}\n")
+    for words in (["--api-key-env", "SPECDEC_KEYS"], ["-r", str(tmp_path / "r.yaml")]):
+        assert run(["serve", *words, "--dry-run"]) == 2
+        assert "`SPECDEC_KEYS`, which is not set" in capsys.readouterr().err
+        monkeypatch.setenv("SPECDEC_KEYS", "k")
+        assert run(["serve", *words, "--dry-run"]) == 0
+        assert "SPECDEC_KEYS" not in capsys.readouterr().err
+        monkeypatch.delenv("SPECDEC_KEYS")
+
+
+def test_each_silent_request_of_a_server_with_a_negative_seed_draws_its_own():
+    found = command.default_sampling(resolve(sets=["sampling.seed=-1"], methods=draft_methods()))
+    assert found.named == frozenset()
+    assert found.seed() != found.seed()

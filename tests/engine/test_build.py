@@ -169,3 +169,13 @@ def test_settings_by_keyword_reach_loading_and_unknown_ones_are_named(pair):
     assert Engine.load(*pair, max_model_len=32, num_speculative_tokens=2).target.max_context == 32
     with pytest.raises(UsageError, match="`dtyp` is no setting"):
         Engine.load(*pair, dtyp="float32")
+
+
+def test_a_context_limit_above_the_targets_own_is_refused_before_it_is_loaded(pair, monkeypatch):
+    from specdec_cli.engine import build
+
+    own = Engine.load(*pair).target.max_context
+    assert Engine.load(*pair, max_model_len=own).target.max_context == own
+    monkeypatch.setattr(build, "load_lm", lambda *_, **__: pytest.fail("a model was loaded"))
+    with pytest.raises(UsageError, match=f"max_model_len is `{own + 1}`, and `.*` reads `{own}` tokens at most"):
+        Engine.load(*pair, max_model_len=own + 1)

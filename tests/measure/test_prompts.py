@@ -58,7 +58,7 @@ def test_jsonl_rows_bring_their_own_values(tmp_path):
         ('{"turns": [null]}', "must be a string, not null"),
         ('{"prompt": "a", "max_new_tokens": 0}', "`max_new_tokens` must be an integer of at least 1, not `0`"),
         ('{"prompt": "a", "max_new_tokens": true}', "`max_new_tokens`"),
-        ('{"prompt": "a", "seed": -1}', "`seed`"),
+        ('{"prompt": "a", "seed": -9223372036854775808}', "`seed`"),
         ('{"prompt": "a", "seed": 9223372036854775808}', "`seed`"),
         ('{"prompt": "a", "id": [1]}', "`id`"),
         ('{"prompt": "a", "category": 1}', "`category`"),
@@ -111,3 +111,10 @@ def test_a_file_of_objects_is_jsonl_whatever_its_name(tmp_path):
     path = tmp_path / "prompts.txt"
     path.write_text('{"prompt": "Once", "category": "story"}\n')
     assert [(row.prompt, row.category) for row in read_prompt_file(path)] == [("Once", "story")]
+
+
+def test_a_negative_seed_of_a_row_is_drawn(tmp_path: Path):
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a", "seed": -1}\n' * 3)
+    seeds = {row.seed for row in read_prompt_file(tmp_path / "p.jsonl")}
+    assert len(seeds) == 3
+    assert min(seeds) >= 0

@@ -1,0 +1,135 @@
+"""What clients of other servers take for granted: random seeds, offsets, HEAD, several names of one model."""
+
+from __future__ import annotations
+
+import http.client
+
+import pytest
+from live_server import live
+from requests_for_tests import completion, facts, tokenizer
+from toy_engine import toy_engine
+from toy_server import served_engine, toy_client
+
+from specdec_cli.recipe.schema import Serve
+from specdec_cli.serve.models import Model, Models
+from specdec_cli.serve.parameters import Defaults
+from specdec_cli.serve.settings import Settings
+
+SAMPLED = {"prompt": "abc", "max_tokens": 24, "temperature": 1.5}
+
+
+@pytest.mark.parametrize("seed", [-1, -7, -(2**63)])
+def test_a_negative_seed_is_a_random_one(seed: int):
+    drawn = {completion(seed=seed).jobs[0].params.seed for _ in range(4)}
+    assert len(drawn) == 4
+    assert min(drawn) >= 0
+    of_server = Defaults(named=frozenset({"seed"}))
+    assert completion(over=facts(sampling=of_server)).jobs[0].params.seed == of_server.params.seed
+    assert completion(over=facts(sampling=of_server), seed=seed).jobs[0].params.seed != of_server.params.seed
+
+
+def test_texts_of_a_negative_seed_differ_and_those_of_a_seed_agree():
+    with toy_client() as client:
+
+        def texts(seed: int) -> set[str]:
+            bodies = [SAMPLED | {"seed": seed} for _ in range(3)]
+            return {client.post("/v1/completions", json=body).json()["choices"][0]["text"] for body in bodies}
+
+        assert len(texts(-1)) > 1
+        assert len(texts(5)) == 1
+
+
+def offsets(**fields: object) -> tuple[str, list[int], list[str]]:
+    """The echoed text, where its tokens are said to begin, and the tokens."""
+    from specdec_cli.serve.respond import Answer
+    from specdec_cli.serve.records import Delta
+    from specdec_cli.events import TokenLogprob
+
+    prepared = completion(echo=True, max_tokens=0, logprobs=1, **fields)
+    prompt = prepared.jobs[0].token_ids
+    answer = Answer(prepared, facts())
+    scored = tuple(TokenLogprob(token, -1.0, ()) for token in prompt[1:])
+    answer.observe(0, Delta(finish_reason="length", prompt_logprobs=scored))
+    choice = answer.document()["choices"][0]
+    return choice["text"], choice["logprobs"]["text_offset"], choice["logprobs"]["tokens"]
+
+
+@pytest.mark.parametrize("skips", [True, False, None])
+@pytest.mark.parametrize(
+    "prompt", ["the cat sat", "</s>the cat", "the</s> cat </s>sat", [1, *tokenizer().encode("a dog", False), 2, 2]]
+)
+def test_the_offset_of_an_echoed_prompt_is_where_its_token_stands(skips: bool | None, prompt: str | list[int]):
+    special = {tokenizer().piece(token) for token in tokenizer().special_ids}
+    text, found, tokens = offsets(prompt=prompt, skip_special_tokens=skips)
+    assert len(found) == len(tokens)
+    assert found == sorted(found)
+    for offset, token in zip(found, tokens, strict=True):
+        assert text.startswith(token, offset) or token in special, (text, offset, token)
+    ends = [*found[1:], len(text)]
+    assert "".join(text[begin:end] for begin, end in zip(found, ends, strict=True)) == text
+    if isinstance(prompt, list):
+        assert ("</s>" in text) is (skips is False), "ids are echoed as `skip_special_tokens` has it"
+
+
+GET_ROUTES = [
+    "/",
+    "/health",
+    "/version",
+    "/metrics",
+    "/v1/models",
+    "/v1/models/toy",
+    "/tokenizer_info",
+    "/openapi.json",
+]
+
+
+@pytest.mark.parametrize("path", GET_ROUTES)
+def test_head_answers_as_get_does_without_a_body(path: str):
+    with toy_client() as client:
+        whole, head = client.get(path), client.head(path)
+        assert (head.status_code, head.content) == (whole.status_code, b"")
+        assert head.headers["content-type"] == whole.headers["content-type"]
+        assert "content-length" in head.headers
+        assert client.head("/nowhere").status_code == 404
+        assert client.head("/v1/completions").status_code == 405
+
+
+def test_head_on_a_socket_leaves_the_connection_usable():
+    with live(served_engine(toy_engine()), keys=("secret",)) as server:
+        connection: http.client.HTTPConnection = server.connect()
+        for path, status in [("/health", 200), ("/v1/models", 401), ("/health", 200)]:
+            connection.request("HEAD", path)
+            response = connection.getresponse()
+            assert (response.status, response.read()) == (status, b"")
+        connection.close()
+
+
+def test_every_name_of_a_model_answers_and_the_first_is_reported():
+    models = Models([Model("a", lambda: served_engine(toy_engine()), Settings(Serve()), aliases=("b", "org/c"))])
+    models.all[0].load()
+    with toy_client(models=models) as client:
+        listed = client.get("/v1/models").json()["data"]
+        assert [one["id"] for one in listed] == ["a", "b", "org/c"]
+        assert client.get("/v1/models/org/c").json() == listed[2]
+        for name in ("a", "b", "org/c", None):
+            answer = client.post("/v1/completions", json=SAMPLED | {"model": name}).json()
+            assert answer["model"] == "a"
+            assert client.post("/tokenize", json={"prompt": "abc", "model": name}).status_code == 200
+        refused = client.post("/v1/completions", json=SAMPLED | {"model": "d"})
+        assert refused.status_code == 404
+        assert "`a`, `b`, `org/c`" in refused.json()["error"]["message"]
+        assert 'model_name="a"' in client.get("/metrics").text
+
+
+def test_a_context_that_the_kv_cache_does_not_hold_is_reported(caplog):
+    import logging
+
+    engine = served_engine(toy_engine())
+    engine.target.num_blocks = 8
+    logging.getLogger("specdec_cli").propagate = True
+    with caplog.at_level(logging.WARNING, "specdec_cli"):
+        model = Model("toy", lambda: engine, Settings(Serve()))
+        model.load()
+    assert Models([model]).stop()
+    assert model.max_model_len < engine.target.max_context
+    assert f"fewer than the context of `{engine.target.max_context}`" in caplog.text
