@@ -11,12 +11,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.initialization import no_init_weights
 
-from specdec_cli.errors import RunError, UsageError
+from specdec_cli.errors import UsageError
+from specdec_cli.lm.device_memory import check_room
 
 PREFIX = "shape:"
 _FOLDER = Path(__file__).parent / "shapes"
@@ -93,7 +93,9 @@ def build(
         RunError: there is no memory for the weights.
     """
     kind = _dtype(dtype, config)
-    _check_memory(name, on_paper(config, kind, trust_remote_code), kind, device)
+    weight_bytes = num_parameters(on_paper(config, kind, trust_remote_code)) * kind.itemsize
+    hint = f"choose a smaller model or dtype, or fewer layers: `{PREFIX}llama-2-70b?layers=2`"
+    check_room(name, weight_bytes, str(kind).removeprefix("torch."), device, hint)
     with no_init_weights(), device:
         model = AutoModelForCausalLM.from_config(
             config, dtype=kind, attn_implementation=attention, trust_remote_code=trust_remote_code
@@ -109,17 +111,6 @@ def _dtype(dtype: torch.dtype | str, config: Any) -> torch.dtype:
     given = getattr(config, "dtype", None) or getattr(config.get_text_config(), "dtype", None) or torch.float32
     found: torch.dtype = getattr(torch, given) if isinstance(given, str) else given
     return found
-
-
-def _check_memory(name: str, model: Any, dtype: torch.dtype, device: torch.device) -> None:
-    needed = num_parameters(model) * dtype.itemsize
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
-    if needed > free:
-        raise RunError(
-            f"`{name}` in {str(dtype).removeprefix('torch.')} needs {needed / 1e9:.1f} GB for its weights, and "
-            f"`{free / 1e9:.1f}` GB of {device.type} memory are free",
-            f"choose a smaller model or dtype, or fewer layers: `{PREFIX}llama-2-70b?layers=2`",
-        )
 
 
 @torch.no_grad()

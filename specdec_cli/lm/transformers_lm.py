@@ -9,7 +9,6 @@ from time import perf_counter
 from typing import Any, TypeVar, cast
 from weakref import WeakSet
 
-import psutil
 import torch
 from torch import Tensor
 
@@ -19,6 +18,7 @@ from specdec_cli.lm.cache import KEY_GRAIN, BlockCache, Layout, Span
 from specdec_cli.lm.checkpoint import first_line, quiet
 from specdec_cli.lm.compiled import CompiledCache, compile_error, compile_layers
 from specdec_cli.lm.contexts import Contexts, Feed, Held
+from specdec_cli.lm.device_memory import device_memory
 from specdec_cli.lm.door import Continuations, Row
 from specdec_cli.lm.graphs import Graphs
 from specdec_cli.lm.invariance import MOST_ROWS, rows_together
@@ -448,10 +448,9 @@ class TransformersLM:
 
     def _affordable_blocks(self, max_num_seqs: int, extra_tokens: int, kv_cache_bytes: KVCacheBytes) -> int:
         wanted = max_num_seqs * -(-(self.max_context + extra_tokens) // self.block_size)
-        free = psutil.virtual_memory().available
-        memory = free + self.weight_bytes
-        if self.device.type == "cuda":
-            free, memory = torch.cuda.mem_get_info(self.device)
+        found = device_memory(self.device)
+        free = found.free_bytes
+        memory = found.total_bytes if self.device.type == "cuda" else free + self.weight_bytes
         left = max(free - sum(lm.promised_bytes for lm in _LOADED if lm.device == self.device), 0)
         if callable(kv_cache_bytes):
             share = kv_cache_bytes(memory, self.weight_bytes)

@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import torch
 
+from specdec_cli.lm.device_memory import device_memory
 from specdec_cli.measure.load import Load, num_cores
 
 PACKAGES = ("specdec-cli", "torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "numpy")
@@ -45,8 +46,8 @@ class Device:
     Args:
         name: as `--device` takes it.
         model: its maker's name.
-        memory_bytes: in all.
-        free_bytes: now.
+        memory_bytes: in all, or the limit that this process is under.
+        free_bytes: what this process can still take.
         dtypes: number format to `native`, `emulated` (correct and slow) or `no`.
     """
 
@@ -69,7 +70,8 @@ class Machine:
         num_threads: torch's threads.
         load_average: runnable processes in the last 1, 5 and 15 minutes.
         devices: the CPU first.
-        memory_limit_bytes: of this process's container, or None.
+        memory_limit_bytes: of this process's container or shell, where one is set below the machine's memory.
+        memory_limited_by: who sets it.
         extras: specdec's optional extras to whether all they need is installed.
         hub: what the environment says about the Hugging Face hub.
     """
@@ -82,6 +84,7 @@ class Machine:
     load_average: tuple[float, float, float]
     devices: tuple[Device, ...]
     memory_limit_bytes: int | None
+    memory_limited_by: str | None
     extras: dict[str, bool]
     hub: dict[str, str | bool]
 
@@ -109,6 +112,7 @@ class Machine:
 def look() -> Machine:
     """Describe this machine."""
     flags = _cpu_flags()
+    limit = device_memory(torch.device("cpu")).limit
     versions: dict[str, str | None] = {"python": platform.python_version()}
     versions.update({package: _version(package) for package in PACKAGES})
     return Machine(
@@ -119,7 +123,8 @@ def look() -> Machine:
         num_threads=torch.get_num_threads(),
         load_average=psutil.getloadavg(),
         devices=(_cpu(flags), *_gpus()),
-        memory_limit_bytes=_memory_limit(),
+        memory_limit_bytes=None if limit is None else limit.limit_bytes,
+        memory_limited_by=None if limit is None else limit.name,
         extras={name: all(map(_is_installed, modules)) for name, modules in EXTRAS.items()},
         hub=_hub(),
     )
@@ -151,7 +156,7 @@ def _cpu_flags() -> tuple[str, ...]:
 
 
 def _cpu(flags: tuple[str, ...]) -> Device:
-    memory = psutil.virtual_memory()
+    memory = device_memory(torch.device("cpu"))
     is_apple = sys.platform == "darwin" and platform.machine() == "arm64"
     native_bf16 = is_apple or bool({"avx512_bf16", "amx_bf16"} & set(flags))
     dtypes = {
@@ -159,7 +164,7 @@ def _cpu(flags: tuple[str, ...]) -> Device:
         "bfloat16": "native" if native_bf16 else "emulated",
         "float16": "native" if is_apple or "avx512_fp16" in flags else "emulated",
     }
-    return Device("cpu", cpu_model(), memory.total, memory.available, dtypes)
+    return Device("cpu", cpu_model(), memory.total_bytes, memory.free_bytes, dtypes)
 
 
 def cpu_model() -> str:
@@ -175,21 +180,12 @@ def gpu_model(device: torch.device) -> str:
 def _gpus() -> list[Device]:
     devices = []
     for index in range(torch.cuda.device_count()):
-        free, total = torch.cuda.mem_get_info(index)
+        memory = device_memory(torch.device("cuda", index))
         has_bf16 = torch.cuda.get_device_capability(index) >= (8, 0)
         dtypes = {"float32": "native", "bfloat16": "native" if has_bf16 else "emulated", "float16": "native"}
-        devices.append(Device(f"cuda:{index}", torch.cuda.get_device_name(index), total, free, dtypes))
+        model = torch.cuda.get_device_name(index)
+        devices.append(Device(f"cuda:{index}", model, memory.total_bytes, memory.free_bytes, dtypes))
     return devices
-
-
-def _memory_limit() -> int | None:
-    """A container's limit, where one is set below the machine's memory."""
-    for path in (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")):
-        if path.is_file():
-            text = path.read_text(encoding="ascii").strip()
-            limit = int(text) if text.isdigit() else None
-            return limit if limit is not None and limit < psutil.virtual_memory().total else None
-    return None
 
 
 def _hub() -> dict[str, str | bool]:

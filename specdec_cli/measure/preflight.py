@@ -299,8 +299,6 @@ def _check_fit(found: Preflight, machine: Machine) -> None:
         device = machine.device(name)
         assert device is not None, "memory was estimated on devices that are here"
         free = device.free_bytes
-        if name == "cpu" and machine.memory_limit_bytes is not None:
-            free = min(free, machine.memory_limit_bytes)
         least = sum(memory.least for memory in parts.values())
         wanted = sum(memory.kv_wanted for memory in parts.values())
         if least > free:

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import torch
+
+from specdec_cli.lm.device_memory import device_memory
 
 if TYPE_CHECKING:
     from specdec_cli.lm.traffic import Traffic
@@ -56,8 +57,7 @@ def measure_speed(device: torch.device, dtype: torch.dtype, num_bytes: float) ->
         dtype: of the product.
         num_bytes: what a step moves; between 1 MiB and 1 GiB, or an eighth of the free memory, of it is read.
     """
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
-    size = int(max(_SMALLEST, min(num_bytes, _LARGEST, free // 8)))
+    size = int(max(_SMALLEST, min(num_bytes, _LARGEST, device_memory(device).free_bytes // 8)))
     buffer = torch.ones(size // 4, dtype=torch.float32, device=device)
     reading = _best(lambda: buffer.sum(), device)
     side = 4096 if device.type == "cuda" else 1024

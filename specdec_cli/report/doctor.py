@@ -71,7 +71,7 @@ def _machine_table(machine: Machine) -> Table:
         "hub": ", ".join(hub),
     }
     if machine.memory_limit_bytes is not None:
-        rows["memory limit of this container"] = gigabytes(machine.memory_limit_bytes)
+        rows["memory limit"] = f"{gigabytes(machine.memory_limit_bytes)} ({machine.memory_limited_by})"
     for name, value in rows.items():
         table.add_row(name, Text(value))
     return table
