@@ -227,7 +227,7 @@ def _read(path: Path, shared: Shared) -> dict[Names, Resolved]:
         raise UsageError("`--recipe` names one model, and --model-repository names its own", "leave out --recipe")
     from specdec_cli.recipe.repository import read_repository
 
-    found = {
+    found: dict[Names, Resolved] = {
         (name,): replace(shared, recipe=recipe).resolve(draws_seed=False)
         for name, recipe in read_repository(path).items()
     }

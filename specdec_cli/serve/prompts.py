@@ -65,7 +65,7 @@ def truncated(tokens: Sequence[int], request: GenerationBody) -> tuple[int, ...]
 
 
 def echo(request: CompletionRequest, prompts: Prompts, facts: Facts) -> tuple[str, ...]:
-    """Each prompt as text: as it was given, or as its tokens say it, special ones where `skip_special_tokens` is false."""
+    """Each prompt as it was given, or as its tokens say it: special ones too where `skip_special_tokens` is false."""
     given: Any = [request.prompt] if isinstance(request.prompt, str) else request.prompt
     if isinstance(given[0], str) and request.truncate_prompt_tokens is None:
         return tuple(given)

@@ -10,9 +10,12 @@ from requests_for_tests import completion, facts, tokenizer
 from toy_engine import toy_engine
 from toy_server import served_engine, toy_client
 
+from specdec_cli.events import TokenLogprob
 from specdec_cli.recipe.schema import Serve
 from specdec_cli.serve.models import Model, Models
 from specdec_cli.serve.parameters import Defaults
+from specdec_cli.serve.records import Delta
+from specdec_cli.serve.respond import Answer
 from specdec_cli.serve.settings import Settings
 
 SAMPLED = {"prompt": "abc", "max_tokens": 24, "temperature": 1.5}
@@ -41,10 +44,6 @@ def test_texts_of_a_negative_seed_differ_and_those_of_a_seed_agree():
 
 def offsets(**fields: object) -> tuple[str, list[int], list[str]]:
     """The echoed text, where its tokens are said to begin, and the tokens."""
-    from specdec_cli.serve.respond import Answer
-    from specdec_cli.serve.records import Delta
-    from specdec_cli.events import TokenLogprob
-
     prepared = completion(echo=True, max_tokens=0, logprobs=1, **fields)
     prompt = prepared.jobs[0].token_ids
     answer = Answer(prepared, facts())
