@@ -21,7 +21,7 @@ from specdec_cli.cli.options import GATE_OPTIONS, OPTIONS, WORKLOAD_OPTIONS, Sha
 from specdec_cli.cli.output import deliver_with_report, envelope
 from specdec_cli.cli.screen import interruptible, open_screen
 from specdec_cli.errors import ExitCode, UsageError
-from specdec_cli.measure.endpoint import check_key, parse_address
+from specdec_cli.measure.address import check_key, parse_address
 from specdec_cli.measure.endpoint_bench import EndpointBench, Plan, sampling_fields
 from specdec_cli.measure.load import look_at_load
 from specdec_cli.measure.workload import task_of

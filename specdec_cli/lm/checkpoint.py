@@ -25,6 +25,7 @@ from transformers.utils import logging as transformers_logging
 
 from specdec_cli.errors import RunError, SpecdecError, UsageError
 from specdec_cli.lm import dummy
+from specdec_cli.proxy import exempt_this_machine, proxy_of
 
 BUILTIN = ("builtin:target", "builtin:draft")
 LAYER_TYPES = {"full_attention", "sliding_attention"}
@@ -71,6 +72,7 @@ def _fetch(name: str, revision: str | None, trust_remote_code: bool, has_weights
     """Download a hub model's safetensors, if it has any, and small files, or find them in the local cache."""
     patterns = ["*.json", "*.model", "*.txt", "*.jinja", *(["*.py"] if trust_remote_code else [])]
     patterns += ["*.safetensors"] if has_weights else []
+    exempt_this_machine(constants.ENDPOINT)
     try:
         return Path(
             snapshot_download(
@@ -100,7 +102,13 @@ def _fetch_error(name: str, revision: str | None, error: Exception) -> RunError:
             what = "is neither a folder nor in the local hub cache"
         case _:
             what = f"could not be fetched: {first_line(error)}"
-    return RunError(f"model `{name}` {what}", "if no hub can be reached, give a local folder")
+    return RunError(f"model `{name}` {what}", f"{hub_proxy_words()}if no hub can be reached, give a local folder")
+
+
+def hub_proxy_words() -> str:
+    """What a hint begins with where the hub is asked through a proxy."""
+    proxy = None if constants.HF_HUB_OFFLINE else proxy_of(constants.ENDPOINT)
+    return "" if proxy is None else f"the hub is asked through the {proxy}; "
 
 
 def read_config(name: str, folder: Path, trust_remote_code: bool) -> Any:

@@ -20,6 +20,7 @@ from specdec_cli.lm.checkpoint import (
     check_weights,
     clear_errors,
     first_line,
+    hub_proxy_words,
     model_folder,
     quiet,
     read_config,
@@ -31,6 +32,7 @@ from specdec_cli.lm.load import DTYPES, check_compilable, device_named, load_tok
 from specdec_cli.lm.packing import weights_of
 from specdec_cli.lm.traffic import model_traffic
 from specdec_cli.lm.transformers_lm import COMPILED, OBSTACLES, _max_context
+from specdec_cli.proxy import exempt_this_machine
 
 _SMALL_FILES = ["*.json", "*.model", "*.txt", "*.jinja"]
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
@@ -159,6 +161,7 @@ def small_files(name: str, revision: str | None, trust_remote_code: bool) -> Pat
     if not is_hub_id:
         return model_folder(name, revision, trust_remote_code)
     patterns = [*_SMALL_FILES, *(["*.py"] if trust_remote_code else [])]
+    exempt_this_machine(constants.ENDPOINT)
     try:
         return Path(
             snapshot_download(
@@ -174,7 +177,7 @@ def small_files(name: str, revision: str | None, trust_remote_code: bool) -> Pat
         raise RunError(
             f"model `{name}` is neither a folder nor in the local hub cache, and no hub could be asked: "
             f"{first_line(error)}",
-            "give a local folder, or download the model first",
+            f"{hub_proxy_words()}give a local folder, or download the model first",
         ) from error
 
 

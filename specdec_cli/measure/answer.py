@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+_TEXT = ("content", "reasoning_content", "reasoning", "thinking", "refusal")
+_CALLS = ("tool_calls", "function_call")
+_BROKEN_OFF = ("error", "abort", "aborted", "cancelled", "canceled")
+
 
 @dataclass(slots=True)
 class Answer:
@@ -12,12 +16,15 @@ class Answer:
 
     Args:
         sent: the clock's reading then.
-        arrivals: when each chunk with text in it came.
+        arrivals: when each chunk with output in it came: text, reasoning or tool calls.
         end_s: when the stream ended.
         finish_s: when the server said why it finished; None where it did not say.
         finish_reason: in its words.
         completion_tokens: as the server's `usage` counts them; None where it sends none. Chunks are not tokens.
         prompt_tokens: likewise.
+        is_done: whether the server marked the stream's end.
+        opened_connection: whether the request had to open one, which its times hold.
+        calls_tools: whether it holds a tool call.
     """
 
     sent: float
@@ -27,46 +34,78 @@ class Answer:
     finish_reason: str | None = None
     completion_tokens: int | None = None
     prompt_tokens: int | None = None
+    is_done: bool = False
+    opened_connection: bool = False
+    calls_tools: bool = False
+    _parts: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """The answer's text, without its reasoning."""
+        return "".join(self._parts)
+
+    @property
+    def num_tokens(self) -> int | None:
+        """Output tokens by the server's usage; None where it counts none although there is output."""
+        return None if self.completion_tokens == 0 and self.arrivals else self.completion_tokens
 
     @property
     def ttft_s(self) -> float | None:
-        """Seconds to the first text; None for an answer without any."""
+        """Seconds to the first output; None for an answer without any."""
         return self.arrivals[0] if self.arrivals else None
 
     @property
     def tpot_s(self) -> float | None:
-        """Seconds for each output token after the first; None without a count of at least two."""
-        if not self.arrivals or self.completion_tokens is None or self.completion_tokens < 2:
+        """Seconds for each output token after the first; None of a single chunk, or without a count of at least two."""
+        tokens = self.num_tokens
+        if len(self.arrivals) < 2 or tokens is None or tokens < 2:
             return None
         end = self.arrivals[-1] if self.finish_s is None else self.finish_s
-        return (end - self.arrivals[0]) / (self.completion_tokens - 1)
+        return (max(end, self.arrivals[-1]) - self.arrivals[0]) / (tokens - 1)
 
     @property
     def gaps_s(self) -> list[float]:
-        """Seconds between one chunk with text and the next."""
+        """Seconds between one chunk with output and the next."""
         return [later - earlier for earlier, later in zip(self.arrivals, self.arrivals[1:], strict=False)]
+
+    @property
+    def fault(self) -> str | None:
+        """Why a stream that has ended is no whole answer, or None."""
+        if not self.is_done and self.finish_reason is None:
+            return "the server ended its stream before the answer was finished"
+        if self.finish_reason in _BROKEN_OFF:
+            return f"the server broke off its answer: its finish_reason is `{self.finish_reason}`"
+        if self.finish_reason is None and not self.arrivals and self.completion_tokens is None:
+            return "the server's stream holds no answer: no text, no finish_reason, no usage"
+        return None
 
     def feed(self, chunk: dict[str, Any], now: float) -> None:
         """Take one chunk of the stream that came at `now` on the clock."""
         usage = chunk.get("usage")
         if isinstance(usage, dict):
-            self.completion_tokens = _whole(usage.get("completion_tokens"))
-            self.prompt_tokens = _whole(usage.get("prompt_tokens"))
+            self.completion_tokens = _whole(usage.get("completion_tokens"), self.completion_tokens)
+            self.prompt_tokens = _whole(usage.get("prompt_tokens"), self.prompt_tokens)
         choices = chunk.get("choices")
         choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
-        if _text_of(choice):
+        if self._keep(choice):
             self.arrivals.append(now - self.sent)
         if choice.get("finish_reason"):
             self.finish_reason, self.finish_s = str(choice["finish_reason"]), now - self.sent
 
+    def _keep(self, choice: dict[str, Any]) -> bool:
+        """Whether a chunk's choice carries output; its text is kept."""
+        delta = choice.get("delta")
+        parts = delta if isinstance(delta, dict) else {}
+        text = choice.get("text") or parts.get("content")
+        if isinstance(text, str):
+            self._parts.append(text)
+        has_calls = any(parts.get(key) for key in _CALLS)
+        self.calls_tools = self.calls_tools or has_calls
+        return has_calls or bool(text) or any(isinstance(parts.get(key), str) and parts[key] for key in _TEXT)
 
-def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
-
-def _text_of(choice: dict[str, Any]) -> bool:
-    """Whether a chunk's choice carries output: text, or a message's content, reasoning or tool calls."""
-    delta = choice.get("delta")
-    parts = delta if isinstance(delta, dict) else {}
-    said = (choice.get("text"), *(parts.get(key) for key in ("content", "reasoning_content", "reasoning")))
-    return any(isinstance(text, str) and text for text in said) or bool(parts.get("tool_calls"))
+def _whole(value: object, known: int | None) -> int | None:
+    """A count of tokens; what was known before where there is none."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else known

@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl
 
 from specdec_cli.errors import RunError, SpecdecError, UsageError
 from specdec_cli.measure.prompts import PromptRow, decode_text, parse_prompts, read_prompt_file
+from specdec_cli.proxy import exempt_this_machine, proxy_of
 
 PROMPT_COLUMNS = ("prompt", "turns", "question", "instruction", "text")
 _ID_COLUMNS = ("id", "question_id", "prompt_id", "task_id")
@@ -115,8 +116,10 @@ def _fetched(name: str) -> list[PromptRow]:
         with urlopen(address, timeout=_FETCH_SECONDS) as answer:
             data: bytes = answer.read()
     except OSError as error:
+        between = proxy_of(address)
+        through = "" if between is None else f"; asked through the {between}"
         raise RunError(
-            f"the data set `{name}` could not be fetched from {address}: {error}",
+            f"the data set `{name}` could not be fetched from {address}: {error}{through}",
             f"download it elsewhere and give --dataset {name}:FILE",
         ) from error
     return parse_prompts(decode_text(data, address), address, is_jsonl=True)
@@ -248,7 +251,11 @@ def _text(value: Any, only_first: bool) -> str:
 def _clear_errors(name: str) -> Iterator[None]:
     """Turn whatever `datasets` raises into one sentence, and keep its bars and warnings off the terminal."""
     import datasets
+    from huggingface_hub import constants
 
+    between = exempt_this_machine(constants.ENDPOINT)
+    is_remote = not constants.HF_HUB_OFFLINE and not Path(name.partition("?")[0]).exists() and ":" not in name
+    through = f"the hub is asked through the {between}; " if is_remote and between is not None else ""
     loggers = [logging.getLogger(room) for room in ("datasets", "huggingface_hub", "fsspec")]
     levels = [logger.level for logger in loggers]
     had_bars = datasets.utils.is_progress_bar_enabled()
@@ -263,7 +270,7 @@ def _clear_errors(name: str) -> Iterator[None]:
         said = (str(error).strip().splitlines() or [type(error).__name__])[0].strip().rstrip(".:")
         raise RunError(
             f"the data set `{name}` could not be read: {said}",
-            "without a hub give a file: --dataset FILE, or PRESET:FILE for a preset's rows",
+            f"{through}without a hub give a file: --dataset FILE, or PRESET:FILE for a preset's rows",
         ) from error
     finally:
         for logger, level in zip(loggers, levels, strict=True):

@@ -15,11 +15,14 @@ from time import perf_counter
 from typing import Any, Literal
 
 from specdec_cli.errors import RunError
+from specdec_cli.measure.address import Address
 from specdec_cli.measure.answer import Answer
 from specdec_cli.measure.counters import Counters, difference, read_settled
-from specdec_cli.measure.endpoint import Address, Endpoint, EndpointError
+from specdec_cli.measure.endpoint import Endpoint
 from specdec_cli.measure.prompts import PromptRow
+from specdec_cli.measure.refusal import EndpointError
 from specdec_cli.measure.workload import task_of
+from specdec_cli.proxy import Proxy
 from specdec_cli.recipe.schema import Sampling
 
 Figure = Literal["ttft_s", "tpot_s", "itl_s", "latency_s"]
@@ -153,6 +156,7 @@ class EndpointBench:
         self.model = plan.model or ""
         self.server: str | None = None
         self.version: str | None = None
+        self.proxy: Proxy | None = None
         self.counters = Counters(None, {}, ())
         self.visits: list[Visit] = []
         self.seconds = 0.0
@@ -182,6 +186,7 @@ class EndpointBench:
     async def _run(self, stopped: Callable[[], bool], when_idle: Callable[[], None]) -> None:
         plan = self.plan
         async with Endpoint(plan.address, plan.key, plan.timeout_s, plan.concurrency) as endpoint:
+            self.proxy = endpoint.proxy
             await self._introduce(endpoint)
             await endpoint.ask(plan.path, self._body(warm_up_row(self.rows)))
             before = await read_settled(endpoint.text, self.model)

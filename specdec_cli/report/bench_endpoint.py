@@ -67,6 +67,7 @@ def endpoint_body(bench: EndpointBench, dataset: str, machine: Mapping[str, Any]
             "model_from": plan.model_from,
             "server": bench.server,
             "version": bench.version,
+            "proxy": None if bench.proxy is None else str(bench.proxy),
         },
         "machine": dict(machine),
         "requests": {
@@ -132,6 +133,8 @@ def _errors(bench: EndpointBench) -> list[dict[str, Any]]:
 
 def _notices(bench: EndpointBench) -> list[str]:
     notices = []
+    if bench.proxy is not None:
+        notices.append(f"every request went through the {bench.proxy}, and its time is in the figures")
     if bench.num_failed:
         notices.append(f"{bench.num_failed} of {len(bench.visits)} requests failed; the figures are of the others")
     if bench.num_sent_again:

@@ -7,6 +7,7 @@ import sys
 
 import jsonschema
 import pytest
+from fake_proxy import proxying
 from fake_server import Fake, serving
 
 from specdec_cli.cli.main import run
@@ -61,6 +62,7 @@ def test_the_document(capsys):
     found = document(capsys)
     assert found["endpoint"] == {
         "url": fake.url, "model": "fake", "model_from": "/v1/models", "server": "fake", "version": "1.2.3",
+        "proxy": None,
     }  # fmt: skip
     assert found["requests"] == {"planned": 24, "answered": 24, "failed": 0, "sent_again": 0}
     assert len(fake.requests) == 25, "one to warm up"
@@ -328,3 +330,22 @@ def test_a_dry_run_asks_nobody(capsys):
         found = json.loads(capsys.readouterr().out)
     assert found["fields"] == {"max_tokens": 15, "temperature": 0.0}
     assert fake.requests == []
+
+
+def test_13_a_proxy_is_named_in_the_document_and_in_errors(capsys, monkeypatch):
+    for name in ("no_proxy", "NO_PROXY", "http_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with serving(Fake()) as fake, proxying(fake.url) as between:
+        monkeypatch.setenv("HTTP_PROXY", between.url)
+        own, far = fake.url.replace("127.0.0.1", "0.0.0.0"), Fake(url="http://far.test:8000")
+        assert bench(Fake(url=own), "--json") == 0
+        assert document(capsys)["endpoint"]["proxy"] is None
+        assert between.asked == []
+        assert bench(far, "--json") == 0
+        found = document(capsys)
+    assert found["endpoint"]["proxy"] == f"proxy `{between.url}` (HTTP_PROXY)"
+    assert any(f"went through the proxy `{between.url}`" in notice for notice in found["notices"])
+    assert bench(far) == 1
+    err = capsys.readouterr().err
+    assert f"connection refused; asked through the proxy `{between.url}` (HTTP_PROXY)" in err
+    assert "NO_PROXY=far.test asks without the proxy" in err

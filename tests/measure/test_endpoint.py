@@ -7,10 +7,12 @@ from fake_server import Fake, serving
 
 from specdec_cli.errors import UsageError
 from specdec_cli.measure import endpoint_bench
+from specdec_cli.measure.address import check_key, parse_address
 from specdec_cli.measure.answer import Answer
-from specdec_cli.measure.endpoint import Endpoint, EndpointError, check_key, parse_address
+from specdec_cli.measure.endpoint import Endpoint
 from specdec_cli.measure.endpoint_bench import EndpointBench, Plan, request_body, sampling_fields, warm_up_row
 from specdec_cli.measure.prompts import PromptRow, rows_of
+from specdec_cli.measure.refusal import EndpointError
 from specdec_cli.recipe.schema import Sampling
 
 

@@ -1,0 +1,103 @@
+"""What went wrong between this client and a server, in a sentence with the server's words and the proxy's name."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import ssl
+from dataclasses import dataclass, field
+
+from specdec_cli.errors import RunError
+from specdec_cli.proxy import Proxy
+from specdec_cli.text.printable import printable
+
+_MOST_WORDS = 300
+_OTHER_FIELD = "max_completion_tokens"
+
+
+class EndpointError(RunError):
+    """A request that failed, and how.
+
+    Args:
+        message: one sentence, with the server's words.
+        hint: what to do about it.
+        status: of the HTTP answer, or None.
+        is_gone: whether nothing answers at the address.
+    """
+
+    def __init__(
+        self, message: str, hint: str | None = None, *, status: int | None = None, is_gone: bool = False
+    ) -> None:
+        super().__init__(message, hint)
+        self.status = status
+        self.is_gone = is_gone
+
+
+@dataclass(frozen=True, slots=True)
+class Reporter:
+    """Writes the errors of one server: without its key, and with the proxy between.
+
+    Args:
+        key: the API key, which no sentence may hold.
+        proxy: what stands between, or None.
+    """
+
+    key: str | None = field(default=None, repr=False)
+    proxy: Proxy | None = None
+
+    def error(
+        self, message: str, hint: str | None = None, *, status: int | None = None, is_gone: bool = False
+    ) -> EndpointError:
+        """The error of a sentence; it names the proxy, where one might be the cause."""
+        if self.proxy is not None:
+            message = f"{message}; asked through the {self.proxy}"
+            hint = f"{hint}; {self.proxy.hint}" if hint else self.proxy.hint
+        return EndpointError(message, hint, status=status, is_gone=is_gone)
+
+    def refusal(self, url: str, status: int, text: str, location: str | None) -> EndpointError:
+        """The error that an HTTP status and the server's words make."""
+        said = self.words(text)
+        told = f" ({status}): {said}" if said else f" ({status})"
+        if status in (401, 403):
+            hint = "give the key with --api-key, SPECDEC_API_KEY or OPENAI_API_KEY"
+            refused = "the key" if self.key else "to be asked without a key"
+            return self.error(f"`{url}` refuses {refused}{told}", hint, status=status)
+        if 300 <= status < 400:
+            where = self.clean(location or "elsewhere")
+            return self.error(f"`{url}` sends on to `{where}` ({status})", "give that as --endpoint", status=status)
+        hints = {404: "check --endpoint and --endpoint-model", 429: "ask fewer at a time: --concurrency"}
+        if status in (400, 422) and _OTHER_FIELD in said:
+            hints[status] = f"--max-tokens-field {_OTHER_FIELD} sends the same number under that name"
+        return self.error(f"`{url}` refused the request{told}", hints.get(status), status=status)
+
+    def words(self, text: str) -> str:
+        """The server's message, out of an OpenAI-shaped error or as it stands."""
+        try:
+            said = json.loads(text)
+        except (ValueError, RecursionError):
+            return self.clean(re.sub(r"<[^>]*>", " ", text))
+        error = said.get("error") or said if isinstance(said, dict) else said
+        if isinstance(error, dict):
+            error = error.get("message") or error.get("detail") or error
+        return self.clean(error if isinstance(error, str) else json.dumps(error, ensure_ascii=False))
+
+    def clean(self, text: str) -> str:
+        """A server's text on one short line, without control characters and without the key."""
+        shown = text.replace(self.key, "***") if self.key else text
+        shown = " ".join(printable(shown).split())
+        return shown if len(shown) <= _MOST_WORDS else f"{shown[:_MOST_WORDS]}…"
+
+
+def system_words(error: BaseException | None) -> str | None:
+    """What the operating system said, `connection refused` for example, below the libraries' own words."""
+    while error is not None:
+        if isinstance(error, ssl.SSLError):
+            why = getattr(error, "verify_message", None) or (error.reason or "it failed").replace("_", " ").lower()
+            return f"no secure connection: {why}"
+        if isinstance(error, OSError) and error.errno:
+            said = os.strerror(error.errno) if error.errno > 0 else str(error.strerror)
+            return said[:1].lower() + said[1:]
+        inner = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else None
+        error = inner or error.__cause__ or error.__context__
+    return None
