@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -48,6 +48,7 @@ class Fake:
         key: the one it wants.
         others: tokens that somebody else's requests get in the meantime, for each of ours.
         pause_s: before an answer.
+        script: events to stream in place of words, or what makes them of a request: strings as they are, numbers wait.
         most_per_connection: requests that a connection answers; the next one finds it closed.
     """
 
@@ -61,6 +62,7 @@ class Fake:
     others: int = 0
     pause_s: float = 0.0
     most_per_connection: int | None = None
+    script: list[Any] | Callable[[dict[str, Any]], list[Any]] | None = None
     requests: list[dict[str, Any]] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
     most_at_a_time: int = 0
@@ -137,6 +139,8 @@ class Handler(BaseHTTPRequestHandler):
         if isinstance(fault, int):
             words = {"error": {"message": f"I say {fault} \x1b[31m to key {self.fake.key}"}}
             self.plain(fault, json.dumps(words))
+        elif fault == "error body":
+            self.plain(200, '{"error": {"message": "no such model"}}')
         elif fault == "no stream":
             self.plain(200, '{"choices": []}')
         elif fault == "leaves":
@@ -144,7 +148,7 @@ class Handler(BaseHTTPRequestHandler):
             self.server.server_close()
             self.close_connection = True
         else:
-            self.stream(str(fault))
+            self.stream(str(fault), body)
         with self.fake.lock:
             self.fake.at_work -= 1
 
@@ -153,11 +157,26 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(f"{len(text):x}\r\n".encode() + text + b"\r\n")
         self.wfile.flush()
 
-    def stream(self, fault: str) -> None:
+    def play(self, events: list[Any]) -> None:
+        """Stream a script; a string that begins with a colon or names a field is written as it stands."""
+        for event in events:
+            if isinstance(event, int | float):
+                time.sleep(event)
+            elif isinstance(event, str) and event.startswith((":", "event:", "data:")):
+                text = f"{event}\n\n".encode()
+                self.wfile.write(f"{len(text):x}\r\n".encode() + text + b"\r\n")
+            else:
+                self.event(event)
+        self.wfile.write(b"0\r\n\r\n")
+
+    def stream(self, fault: str, body: dict[str, Any]) -> None:
         self.send_response(200)
         self.send_header("content-type", "text/event-stream; charset=utf-8")
         self.send_header("transfer-encoding", "chunked")
         self.end_headers()
+        if self.fake.script is not None:
+            self.play(self.fake.script(body) if callable(self.fake.script) else self.fake.script)
+            return
         is_chat = "chat" in self.path
         if is_chat:
             self.event({"choices": [{"delta": {"role": "assistant", "content": ""}}]})

@@ -93,7 +93,8 @@ def system_words(error: BaseException | None) -> str | None:
     """What the operating system said, `connection refused` for example, below the libraries' own words."""
     while error is not None:
         if isinstance(error, ssl.SSLError):
-            why = getattr(error, "verify_message", None) or (error.reason or "it failed").replace("_", " ").lower()
+            reason = getattr(error, "reason", None) or "it failed"
+            why = getattr(error, "verify_message", None) or reason.replace("_", " ").lower()
             return f"no secure connection: {why}"
         if isinstance(error, OSError) and error.errno:
             said = os.strerror(error.errno) if error.errno > 0 else str(error.strerror)

@@ -1,6 +1,7 @@
 """The client of a server: addresses, what is sent, what a stream's clock says, and one sentence for every fault."""
 
 import asyncio
+import ssl
 
 import pytest
 from fake_server import Fake, serving
@@ -12,7 +13,7 @@ from specdec_cli.measure.answer import Answer
 from specdec_cli.measure.endpoint import Endpoint
 from specdec_cli.measure.endpoint_bench import EndpointBench, Plan, request_body, sampling_fields, warm_up_row
 from specdec_cli.measure.prompts import PromptRow, rows_of
-from specdec_cli.measure.refusal import EndpointError
+from specdec_cli.measure.refusal import EndpointError, system_words
 from specdec_cli.recipe.schema import Sampling
 
 
@@ -168,6 +169,7 @@ def test_a_server_that_closes_connections_between_requests_is_asked_again():
         (307, "sends on to `http://elsewhere/`", 307),
         ("no stream", "answers with `application/json`, not with a stream", None),
         ("garbage", "is no JSON: `{nonsense`", None),
+        ("error body", "`application/json`, not with a stream of events: no such model", None),
         ("error", "broke off its answer: the engine died", None),
         ("dies", "the connection to", None),
     ],
@@ -189,6 +191,104 @@ def test_a_stream_without_an_end_is_no_answer():
         pytest.raises(EndpointError, match="before the answer"),
     ):
         ask(fake)
+
+
+def text(words: str = " a", reason: str | None = None) -> dict:
+    return {"choices": [{"text": words, "finish_reason": reason}]}
+
+
+def usage(**counts: object) -> dict:
+    return {"choices": [], "usage": counts}
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ([text(), {"error": {"message": "out of memory"}}, "[DONE]"], "broke off its answer: out of memory"),
+        ([text(), {"error": "out of memory", "error_type": "generation"}], "broke off its answer: out of memory"),
+        (
+            [text(), {"object": "error", "message": "no memory", "code": 500}, "[DONE]"],
+            "broke off its answer: no memory",
+        ),
+        ([text(), 'event: error\ndata: {"message": "no memory"}', "[DONE]"], "broke off its answer: no memory"),
+        ([text(), "event: error\ndata: no memory"], "broke off its answer: no memory"),
+        ([text(), {"detail": "no memory"}, "[DONE]"], "streams something else than chunks"),
+        ([text(), [1], "[DONE]"], "streams something else than chunks"),
+        ([text(), text("", "error"), "[DONE]"], "its finish_reason is `error`"),
+        ([text(), text("", "abort"), usage(completion_tokens=9), "[DONE]"], "its finish_reason is `abort`"),
+        ([text(), text()], "ended its stream before the answer was finished"),
+        ([text(), usage(completion_tokens=2)], "ended its stream before the answer was finished"),
+        (["[DONE]"], "holds no answer"),
+        ([], "ended its stream before"),
+        ([": ping", ": ping"], "ended its stream before"),
+    ],
+)
+def test_15_what_is_no_whole_answer(script, words):
+    with serving(Fake(script=script)) as fake, pytest.raises(EndpointError) as caught:
+        ask(fake)
+    assert words in caught.value.message
+
+
+def test_15_what_servers_send_beside_chunks():
+    script = [
+        ": PROCESSING", 'event: ping\ndata: {"type": "ping"}', {"choices": [], "prompt_filter_results": []}, text(" a"),
+        text(" b"), text("", "stop"), {"usage": {"completion_tokens": 2.0, "prompt_tokens": 1}},
+        {"choices": [], "usage": None},
+        usage(prompt_tokens=1), "[DONE]", 'data: {"error": {"message": "too late"}}',
+    ]  # fmt: skip
+    with serving(Fake(script=script)) as fake:
+        answer = ask(fake)
+    assert (answer.text, answer.completion_tokens, answer.prompt_tokens) == (" a b", 2, 1)
+    assert (answer.finish_reason, answer.is_done) == ("stop", True)
+
+
+@pytest.mark.parametrize("key", ["content", "reasoning_content", "reasoning", "thinking", "refusal"])
+def test_15_the_first_output_of_any_kind_ends_the_time_to_it(key):
+    role = {"choices": [{"delta": {"role": "assistant", "content": ""}}]}
+    first, later = {"choices": [{"delta": {key: "hm"}}]}, {"choices": [{"delta": {"content": "so"}}]}
+    with serving(Fake(script=[role, 0.02, first, 0.2, later, text("", "stop"), "[DONE]"])) as fake:
+        answer = ask(fake)
+    assert 0.02 <= answer.ttft_s < 0.2
+    assert len(answer.arrivals) == 2
+    assert answer.text == ("hmso" if key == "content" else "so")
+
+
+def test_15_tool_calls_are_output():
+    call = {"choices": [{"delta": {"tool_calls": [{"index": 0, "function": {"name": "f"}}]}}]}
+    with serving(Fake(script=[call, text("", "tool_calls"), "[DONE]"])) as fake:
+        answer = ask(fake)
+    assert answer.calls_tools
+    assert len(answer.arrivals) == 1
+
+
+def test_15_a_usage_that_cannot_be_right_counts_nothing():
+    for wrong in (0, -1, 2.5, True, "3", None):
+        with serving(Fake(script=[text(), text("", "stop"), usage(completion_tokens=wrong), "[DONE]"])) as fake:
+            assert ask(fake).num_tokens is None
+    with serving(Fake(script=[text("", "stop"), usage(completion_tokens=0), "[DONE]"])) as fake:
+        assert ask(fake).num_tokens == 0
+
+
+def test_15_one_chunk_has_no_time_per_token():
+    """A server or a proxy that holds its stream back sends everything at once."""
+    with serving(Fake(script=[text(" a b c d", "length"), usage(completion_tokens=4), "[DONE]"])) as fake:
+        answer = ask(fake)
+    assert (answer.tpot_s, answer.num_tokens) == (None, 4)
+
+
+def test_15_only_a_kept_connection_is_tried_again():
+    with serving(Fake(most_per_connection=0)) as fake, pytest.raises(EndpointError, match="the connection to"):
+        ask(fake)
+    assert fake.requests == []
+    with serving(Fake()) as fake:
+        assert ask(fake).opened_connection
+
+
+def test_15_a_certificate_that_is_not_trusted_is_named():
+    error = ssl.SSLCertVerificationError(1, "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed")
+    error.verify_message = "self-signed certificate"
+    assert system_words(error) == "no secure connection: self-signed certificate"
+    assert system_words(ssl.SSLError(1, "wrong version number")) == "no secure connection: it failed"
 
 
 def test_silence():
