@@ -21,6 +21,7 @@ import typer
 from specdec_cli import drafters
 from specdec_cli.cli.output import check_destination, is_interrupted
 from specdec_cli.cli.screen import open_screen
+from specdec_cli.cli.speculative_config import FLAG, read_speculative_config
 from specdec_cli.errors import UsageError
 from specdec_cli.recipe import DraftMethods, Resolved, resolve, resolve_drafts
 from specdec_cli.recipe.layers import unread_variables
@@ -140,6 +141,7 @@ class Option:
         metavar: what stands for the value in `--help`.
         only_with_aliases: whether it is there only for those people.
         convert: turns the value given into the recipe's.
+        expand: turns it into several of the recipe's values instead, by their paths.
     """
 
     path: str
@@ -151,6 +153,7 @@ class Option:
     metavar: str | None = None
     only_with_aliases: bool = False
     convert: Callable[[Any], Any] | None = None
+    expand: Callable[[Any], Mapping[str, tuple[Any, str]]] | None = None
 
     @property
     def flag(self) -> str:
@@ -309,6 +312,18 @@ OPTIONS: tuple[Option, ...] = (
 )
 
 
+SPECULATIVE_CONFIG = Option(
+    "speculative_config",
+    str,
+    (FLAG,),
+    SPECULATION,
+    help="vLLM's JSON: model or method, num_speculative_tokens, prompt_lookup_max/min, disable_by_batch_size, ...",
+    metavar="JSON",
+    only_with_aliases=True,
+    expand=read_speculative_config,
+)
+
+
 def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
@@ -360,6 +375,14 @@ SERVE_OPTIONS: tuple[Option, ...] = (
     Option("serve.max_body_bytes", int, ("--max-body-bytes",), SERVER),
     Option("serve.max_choices", int, ("--max-choices",), SERVER),
     Option("serve.max_logprobs", int, ("--max-logprobs",), SERVER),
+    Option("serve.max_stop", int, ("--max-stop",), SERVER),
+    Option("serve.max_stop_chars", int, ("--max-stop-chars",), SERVER),
+    Option("serve.max_logit_bias", int, ("--max-logit-bias",), SERVER),
+    Option("serve.max_messages", int, ("--max-messages",), SERVER),
+    Option("serve.max_tools", int, ("--max-tools",), SERVER),
+    Option("serve.max_grammar_bytes", int, ("--max-grammar-bytes",), SERVER),
+    Option("serve.max_json_depth", int, ("--max-json-depth",), SERVER),
+    Option("serve.max_speculative_tokens", int, ("--max-speculative-tokens",), SERVER),
     Option("serve.tool_call_parser", str, ("--tool-call-parser",), SERVER, metavar="FORMAT"),
     Option("serve.metrics_prefix", str, ("--metrics-prefix",), SERVER, metavar="WORD"),
     Option("serve.log_format", str, ("--log-format",), SERVER, metavar="text|json"),
@@ -379,7 +402,8 @@ def with_shared_options(
     """
     left_out = set(without)
     assert left_out <= {option.path for option in OPTIONS}, "only shared options can be left out"
-    options = [o for o in OPTIONS if o.path not in left_out and (aliases or not o.only_with_aliases)]
+    every = (*OPTIONS, SPECULATIVE_CONFIG)
+    options = [o for o in every if o.path not in left_out and (aliases or not o.only_with_aliases)]
     options += beside
 
     def decorate(command: Callable[..., Result]) -> Callable[..., Result]:
@@ -419,8 +443,18 @@ def _gather(options: Iterable[Option], values: Mapping[str, Any]) -> Shared:
         value = values[option.path]
         if value is None or value == []:
             continue
-        if option.path in _FIELDS:
+        if option.expand is not None:
+            _expand(shared.flags, option.flag, option.expand(value))
+        elif option.path in _FIELDS:
             setattr(shared, option.path, tuple(value) if isinstance(value, list) else value)
         else:
             shared.flags[option.path] = (option.convert(value) if option.convert else value, option.flag)
     return shared
+
+
+def _expand(flags: dict[str, tuple[Any, str]], name: str, given: Mapping[str, tuple[Any, str]]) -> None:
+    """Add what one option says of several keys; what another option says too is refused."""
+    for path, value in given.items():
+        if path in flags:
+            raise UsageError(f"`{flags[path][1]}` and `{name}` say the same in two ways", "leave one of them out")
+        flags[path] = value

@@ -394,6 +394,22 @@ class Serve(Section):
     """Most choices of one request: prompts times n."""
     max_logprobs: int = Field(20, ge=0, le=100)
     """Most alternatives beside each token that a request may ask for."""
+    max_stop: int = Field(16, ge=0, le=4096)
+    """Most stop strings of a request, and most stop token ids."""
+    max_stop_chars: int = Field(1024, ge=1, le=2**20)
+    """Longest stop string of a request, in characters."""
+    max_logit_bias: int = Field(1024, ge=0, le=2**20)
+    """Most entries of a request's logit_bias."""
+    max_messages: int = Field(4096, ge=1, le=2**20)
+    """Most turns of a conversation."""
+    max_tools: int = Field(128, ge=0, le=4096)
+    """Most tools of a request."""
+    max_grammar_bytes: int = Field(64 * 2**10, ge=1, le=2**24)
+    """Longest JSON Schema, regular expression, grammar or list of choices of a request."""
+    max_json_depth: int = Field(64, ge=8, le=200)
+    """Most objects and lists inside each other in the body of a request."""
+    max_speculative_tokens: int = Field(32, ge=0, le=64)
+    """Largest k that a request may ask for."""
     tool_call_parser: Literal["hermes", "llama3", "mistral"] | None = None
     """How the model writes tool calls; null looks at its chat template."""
     metrics_prefix: str = Field("specdec", pattern="^[a-zA-Z_][a-zA-Z0-9_]*$")

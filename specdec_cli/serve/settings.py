@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from specdec_cli.errors import UsageError
 from specdec_cli.recipe.schema import Serve
@@ -28,11 +28,7 @@ class Settings:
     @property
     def limits(self) -> RequestLimits:
         """How much one request may ask for."""
-        return RequestLimits(
-            max_body_bytes=self.serve.max_body_bytes,
-            max_choices=self.serve.max_choices,
-            max_logprobs=self.serve.max_logprobs,
-        )
+        return RequestLimits(**{field.name: getattr(self.serve, field.name) for field in fields(RequestLimits)})
 
     @property
     def hosts(self) -> frozenset[str] | None:

@@ -1,11 +1,15 @@
 """Who may reach the server, and with which keys."""
 
+import json
+
 import pytest
 from toy_engine import toy_engine
+from toy_server import toy_client
 
 from specdec_cli.errors import UsageError
 from specdec_cli.recipe.schema import Serve
 from specdec_cli.sampling.params import SamplingParams
+from specdec_cli.serve.limits import RequestLimits
 from specdec_cli.serve.models import _longest_context
 from specdec_cli.serve.settings import Settings, is_loopback, read_keys
 
@@ -36,6 +40,48 @@ def test_keys_are_split_and_checked():
 def test_limits_follow_the_recipe():
     limits = Settings(Serve(max_body_bytes=5000, max_choices=3, max_logprobs=2)).limits
     assert (limits.max_body_bytes, limits.max_choices, limits.max_logprobs) == (5000, 3, 2)
+    assert Settings(Serve()).limits == RequestLimits()
+
+
+_CHAT, _COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+_USER = {"role": "user", "content": "a"}
+_TOOLS = [{"type": "function", "function": {"name": f"f{i}"}} for i in range(3)]
+
+
+@pytest.mark.parametrize(("limit", "path", "fields", "param"), [
+    ({"max_stop": 2}, _COMPLETIONS, {"stop": ["x", "y", "z"]}, "stop"),
+    ({"max_stop": 2}, _COMPLETIONS, {"stop_token_ids": [1, 2, 3]}, "stop_token_ids"),
+    ({"max_stop_chars": 3}, _COMPLETIONS, {"stop": ["abcd"]}, "stop[0]"),
+    ({"max_logit_bias": 1}, _COMPLETIONS, {"logit_bias": {"1": 1, "2": 1}}, "logit_bias"),
+    ({"max_messages": 2}, _CHAT, {"messages": [_USER] * 3}, "messages"),
+    ({"max_tools": 2}, _CHAT, {"messages": [_USER], "tools": _TOOLS, "tool_choice": "none"}, "tools"),
+    ({"max_grammar_bytes": 10}, _COMPLETIONS, {"structured_outputs": {"regex": "[a-c]{1,20}"}},
+     "structured_outputs.regex"),
+    ({"max_json_depth": 8}, _COMPLETIONS, {"metadata": {"a": [[[[[[[[1]]]]]]]]}}, "metadata"),
+    ({"max_speculative_tokens": 2}, _COMPLETIONS, {"speculative": {"num_speculative_tokens": 3}},
+     "speculative.num_speculative_tokens"),
+])  # fmt: skip
+def test_every_limit_of_a_request_can_be_set(limit: dict, path: str, fields: dict, param: str):
+    """Refused by the lower limit by name; taken where the limit is not in the way."""
+    body = {"max_tokens": 2, **({"prompt": "abc"} if path == _COMPLETIONS else {}), **fields}
+    with toy_client(**limit) as client:
+        refused = client.post(path, json=body)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+    raised = {"max_json_depth": 200} if "max_json_depth" in limit else {}
+    with toy_client(**raised) as client:
+        assert client.post(path, json=body).status_code == 200 or param in (
+            "tools",
+            "speculative.num_speculative_tokens",
+        )
+
+
+def test_the_highest_depth_of_json_is_read():
+    deep = json.loads("[" * 198 + "]" * 198)
+    with toy_client(max_json_depth=200) as client:
+        assert (
+            client.post(_COMPLETIONS, json={"prompt": "abc", "max_tokens": 2, "metadata": {"a": deep}}).status_code
+            == 200
+        )
 
 
 def test_a_small_cache_bounds_what_a_request_may_ask_for():
