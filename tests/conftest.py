@@ -8,7 +8,18 @@ import os
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
+import pytest
 import torch
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+@pytest.fixture(autouse=True)
+def quiet_machine(monkeypatch):
+    """A machine on which nothing else runs: what a measuring command finds depends on no load."""
+    from specdec_cli.measure import interruption
+    from specdec_cli.measure.interruption import Usage
+
+    monkeypatch.setattr(interruption, "look_at_usage", lambda: Usage(0.0, 0.0, 0.0, 0))
+    monkeypatch.setattr("psutil.getloadavg", lambda: (0.0, 0.0, 0.0))

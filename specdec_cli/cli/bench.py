@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from specdec_cli.engine.engine import Engine
     from specdec_cli.measure.against import PeerArm
     from specdec_cli.measure.bench import Bench
+    from specdec_cli.measure.passes import Pass
     from specdec_cli.measure.workload import Workload
     from specdec_cli.recipe import Recipe, Resolved
 
@@ -204,6 +205,10 @@ class _Run(Measurement["Bench"]):
     def is_measured(self, study: Bench) -> bool:
         """Whether both arms decoded."""
         return bool(study.draft.passes and study.plain.passes)
+
+    def passes(self, study: Bench) -> list[Pass]:
+        """Those that count, of all arms."""
+        return study.passes
 
     def body(
         self, study: Bench, promise: Promise, must_agree: bool, machine: dict[str, Any], interrupted: bool

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
     from specdec_cli.engine.engine import Engine
     from specdec_cli.measure.compare import Comparison, Contender
+    from specdec_cli.measure.passes import Pass
     from specdec_cli.measure.trace import Trace
     from specdec_cli.measure.workload import Workload
     from specdec_cli.recipe import Recipe, Resolved
@@ -275,6 +276,10 @@ class _Run(Measurement["Comparison"]):
     def is_measured(self, study: Comparison) -> bool:
         """Whether there is a draft and a plain arm to compare."""
         return study.is_measured
+
+    def passes(self, study: Comparison) -> list[Pass]:
+        """Those that count, of all arms."""
+        return study.bench.passes
 
     def body(
         self, study: Comparison, promise: Promise, must_agree: bool, machine: dict[str, Any], interrupted: bool

@@ -36,7 +36,9 @@ if TYPE_CHECKING:
     from specdec_cli.engine.engine import Engine
     from specdec_cli.measure.gates import Judged
     from specdec_cli.measure.journal import Journal
+    from specdec_cli.measure.load import Load
     from specdec_cli.measure.machine import Machine
+    from specdec_cli.measure.passes import Pass
     from specdec_cli.measure.prompts import PromptRow
     from specdec_cli.measure.workload import Workload
     from specdec_cli.recipe import Recipe, Resolved
@@ -67,6 +69,7 @@ class Measurement(ABC, Generic[Study]):
     _judged: list[Judged] = field(init=False, default_factory=list)
     _baseline: dict[str, Any] | None = field(init=False, default=None)
     journal: Journal | None = field(init=False, default=None)
+    load_before: Load = field(init=False)
 
     @property
     def recipe(self) -> Recipe:
@@ -98,6 +101,10 @@ class Measurement(ABC, Generic[Study]):
         """Whether there is anything to report."""
 
     @abstractmethod
+    def passes(self, study: Study) -> list[Pass]:
+        """Those that count, of all arms."""
+
+    @abstractmethod
     def body(
         self, study: Study, promise: Promise, must_agree: bool, machine: dict[str, Any], interrupted: bool
     ) -> dict[str, Any]:
@@ -107,7 +114,7 @@ class Measurement(ABC, Generic[Study]):
             study: after it was measured.
             promise: of the verification mode.
             must_agree: whether tokens with and without a draft are promised to be the same.
-            machine: its load before and after.
+            machine: how busy it was before, meanwhile and after.
             interrupted: whether it was ended early.
         """
 
@@ -135,6 +142,7 @@ class Measurement(ABC, Generic[Study]):
             self.screen.say(f"no target named: {self.doing} the built-in {self.recipe.target.model}")
         with progress(self.screen) as say:
             machine, engine, workload = self._load(say)
+        self.load_before = machine.load
         if workload.notice:
             self.screen.say(f"note: {workload.notice}", "yellow")
         self._open_journal(engine, workload)
@@ -147,7 +155,7 @@ class Measurement(ABC, Generic[Study]):
                     raise RunError("no prompt decoded a second token, so nothing was measured", "raise -n")
                 self.screen.say(f"interrupted before anything was measured{self._how_to_go_on()}", "yellow")
                 return ExitCode.INTERRUPTED
-            document = self._document(machine, engine, study, was_stopped)
+            document = self._document(engine, study, was_stopped)
             self._write(study, document, was_stopped)
             if was_stopped:
                 self.screen.say(f"interrupted: this is what there was{self._how_to_go_on()}", "yellow")
@@ -239,18 +247,20 @@ class Measurement(ABC, Generic[Study]):
     def _how_to_go_on(self) -> str:
         return "" if self.journal is None else "; --resume continues it"
 
-    def _document(self, machine: Machine, engine: Engine, study: Study, interrupted: bool) -> dict[str, Any]:
+    def _document(self, engine: Engine, study: Study, interrupted: bool) -> dict[str, Any]:
         from specdec_cli.engine.caveats import caveats
         from specdec_cli.engine.verify import is_lossless, resolve_mode
         from specdec_cli.measure.baseline import against_baseline, other_circumstances, other_recipe
         from specdec_cli.measure.gates import judge, parse_all
+        from specdec_cli.measure.load import Conditions
         from specdec_cli.measure.stats import TOO_FEW, lacks_interval
 
         temperature = self.recipe.sampling.temperature
         mode = resolve_mode(self.recipe.speculation.verify, temperature)
         promise = Promise(mode, is_lossless(mode))
         must_agree = promise.is_lossless and (mode == "gumbel" or temperature == 0)
-        body = self.body(study, promise, must_agree, machine.load_since(), interrupted)
+        conditions = Conditions.of(self.load_before, self.passes(study))
+        body = self.body(study, promise, must_agree, conditions.as_dict(), interrupted)
         num_resumed = 0 if self.journal is None else self.journal.num_resumed
         body["plan"] |= {"chat": self.asked.chat, "resumed": num_resumed}
         if num_resumed:
@@ -259,6 +269,7 @@ class Measurement(ABC, Generic[Study]):
             )
         document = envelope(self.schema, self.document_recipe(), body, **machine_of(engine))
         document["notices"] = [*caveats(self.recipe, engine), *self._changes(), *document["notices"]]
+        document["notices"] += [conditions.discarded] if conditions.discarded else []
         document["notices"] += [TOO_FEW] if lacks_interval(body) else []
         self._judged = judge(parse_all(self.recipe.gates.fail_if), document)
         if self._baseline is not None:

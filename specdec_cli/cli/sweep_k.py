@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
     from specdec_cli.engine.engine import Engine
     from specdec_cli.measure.cost import Costs
+    from specdec_cli.measure.passes import Pass
     from specdec_cli.measure.sweeps import Sweeps
     from specdec_cli.measure.traced import Traced
     from specdec_cli.measure.workload import Workload
@@ -272,6 +273,10 @@ class _Run(Measurement["Sweeps"]):
     def is_measured(self, study: Sweeps) -> bool:
         """Whether a prediction or a measurement can be reported."""
         return bool(study.known())
+
+    def passes(self, study: Sweeps) -> list[Pass]:
+        """Those that count, of all arms and batch sizes."""
+        return [one for track in study.tracks() for one in track.passes]
 
     def body(
         self, study: Sweeps, promise: Promise, must_agree: bool, machine: dict[str, Any], interrupted: bool

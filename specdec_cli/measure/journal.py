@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from specdec_cli.measure.arms import Request
     from specdec_cli.measure.cost import Costs
 
-FORMAT = "specdec.journal/2"
+FORMAT = "specdec.journal/3"
 _OTHER = {
     "format": "another format",
     "specdec_version": "another version of specdec",
@@ -190,6 +190,8 @@ def _kept(one: Pass) -> dict[str, Any]:
         "tokens": one.token_ids,
         "timing": [timing.ttft_s, timing.decode_s, timing.total_s, timing.decode_tokens_per_second],
         "num_first_tokens": one.num_first_tokens,
+        "lost_share": one.lost_share,
+        "num_discarded": one.num_discarded,
         "steps": steps,
         "notices": [event.message for event in one.events if isinstance(event, Noticed)],
     }
@@ -205,8 +207,17 @@ def _restored(group: Group, repeat: int, line: Mapping[str, Any]) -> Pass:
         )
         events.append(Stepped(emitted, len(rows), 0, 0, draft, verify, overhead, 0, 0))
     tokens = tuple(map(tuple, line["tokens"]))
-    timing, num_first = Timing(*line["timing"]), line["num_first_tokens"]
-    return Pass(group, repeat, tokens, timing, num_first, tuple(events), tuple(range(len(tokens))))
+    return Pass(
+        group,
+        repeat,
+        tokens,
+        Timing(*line["timing"]),
+        line["num_first_tokens"],
+        tuple(events),
+        tuple(range(len(tokens))),
+        line["lost_share"],
+        line["num_discarded"],
+    )
 
 
 _ARRAYS = ("target_seconds", "draft_seconds", "overhead_seconds")

@@ -88,14 +88,15 @@ class Machine:
     extras: dict[str, bool]
     hub: dict[str, str | bool]
 
-    def load_since(self) -> dict[str, float | int | str | None]:
-        """How busy the machine was when this was written down, and now; for a measurement's document."""
-        return Load(self.load_average[0], self.num_cores).since()
+    @property
+    def load(self) -> Load:
+        """Runnable processes when this was written down."""
+        return Load(self.load_average[0], self.num_cores)
 
     @property
     def busy(self) -> str | None:
         """A sentence when something else is running."""
-        return Load(self.load_average[0], self.num_cores).busy
+        return self.load.busy
 
     def device(self, name: str) -> Device | None:
         """The device that `--device NAME` means, or None."""

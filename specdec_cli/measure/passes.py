@@ -10,6 +10,7 @@ from typing import Any, Literal
 from specdec_cli.engine.outputs import Timing
 from specdec_cli.events import Event, SpeculativeCounts, Stepped
 from specdec_cli.measure.arms import Request
+from specdec_cli.measure.interruption import INTERRUPTED_SHARE
 from specdec_cli.measure.meter import Meter
 from specdec_cli.measure.workload import task_of
 
@@ -38,6 +39,8 @@ class Pass:
         num_first_tokens: tokens that were there when the decode clock began.
         events: what an engine of ours said, until they are counted; empty for others.
         sequence_ids: by which the events name the group's requests, in their order; empty for others.
+        lost_share: share of its time that other processes cost; None where that is not known.
+        num_discarded: interrupted attempts before it.
     """
 
     group: Group
@@ -47,6 +50,13 @@ class Pass:
     num_first_tokens: int
     events: tuple[Event, ...] = ()
     sequence_ids: tuple[int, ...] = ()
+    lost_share: float | None = None
+    num_discarded: int = 0
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether other processes cost it more time than a measurement bears."""
+        return self.lost_share is not None and self.lost_share > INTERRUPTED_SHARE
 
     @property
     def num_tokens(self) -> int:

@@ -34,10 +34,10 @@ _FIGURES = {
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON Schema of the whole document; machine and gates are `bench`'s."""
+    """The JSON Schema of the whole document; gates are `bench`'s."""
     bench = bench_schema()
     schema = read_schema("bench-endpoint", bench)
-    schema["properties"] |= {name: bench["properties"][name] for name in ("machine", "gates")}
+    schema["properties"]["gates"] = bench["properties"]["gates"]
     return schema
 
 

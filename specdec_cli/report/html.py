@@ -86,12 +86,18 @@ def facts(document: Document) -> list[tuple[str, str]]:
         ("workload", f"{workload['num_prompts']} prompts of {workload['dataset']}"),
         ("plan", f"{passes}{', interrupted' if plan['interrupted'] else ''}"),
         ("machine", ", ".join(f"{name} {environment[name]}" for name in named if environment.get(name) is not None)),
-        (
-            "load",
-            f"{machine['load_before']:.1f} before, {machine['load_after']:.1f} after, {machine['num_cores']} cores",
-        ),
+        ("load", _load(machine)),
         ("made", f"{document['created']} by specdec {document['specdec_version']}"),
     ]
+
+
+def _load(machine: Mapping[str, Any]) -> str:
+    """The load before and after, and what other processes did to the passes."""
+    found = f"{machine['load_before']:.1f} before, {machine['load_after']:.1f} after, {machine['num_cores']} cores"
+    if machine.get("lost_share") is None:
+        return found
+    interrupted = f"{machine['num_interrupted_passes']} interrupted, {machine['num_discarded_passes']} discarded"
+    return f"{found}; passes: {interrupted}, {machine['lost_share']:.1%} of their time lost to other processes"
 
 
 def _interval(found: Mapping[str, Any] | None, key: str = "median") -> str:
