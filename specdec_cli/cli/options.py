@@ -291,6 +291,14 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "serve.served_model_name", list[str], ("--served-model-name",), SERVER, only_with_aliases=True, metavar="NAME"
     ),
+    Option(
+        "target.generation_config",
+        str,
+        ("--generation-config",),
+        MODELS,
+        only_with_aliases=True,
+        metavar="auto|none|DIR",
+    ),
     Option("engine.max_model_len", int, ("--max-model-len",), ENGINE, only_with_aliases=True),
     Option(
         "engine.enable_prefix_caching",

@@ -126,7 +126,7 @@ def _run(named: Mapping[Names, Resolved], settings: Settings, shared: Shared, *,
         models.all[0].begin_loading()
     screen = open_screen(shared.quiet, streams_text=False)
     leave_loaded_alone(models)
-    when_ready(models, lambda: screen.say(f"serving {', '.join(models.names)} at {server.url}"))
+    when_ready(models, lambda: screen.say(f"serving {_served(models)} at {server.url}"))
     with _view(models, shared, settings):
         code = server.serve_forever()
     if models.is_loading:
@@ -135,6 +135,13 @@ def _run(named: Mapping[Names, Resolved], settings: Settings, shared: Shared, *,
         sys.stderr.flush()
         os._exit(code)
     return code
+
+
+def _served(models: Models) -> str:
+    """The models' names, and what their generation configurations set where a request is silent."""
+    applies = [one.suggested if len(models.all) == 1 else f"{one.name}: {one.suggested}" for one in models.all]
+    known = [words for words, one in zip(applies, models.all, strict=True) if one.suggested]
+    return ", ".join(models.names) + (f" (generation config: {'; '.join(known)})" if known else "")
 
 
 def _view(models: Models, shared: Shared, settings: Settings) -> AbstractContextManager[Any]:

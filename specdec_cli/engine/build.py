@@ -14,6 +14,7 @@ from specdec_cli.engine.options import EngineOptions
 from specdec_cli.engine.synthetic import synthetic_rates
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.dummy import StandIn
+from specdec_cli.lm.generation import AUTO, NONE
 from specdec_cli.lm.load import check_context, load_lm, load_tokenizer
 from specdec_cli.lm.threads import choose_threads
 from specdec_cli.lm.transformers_lm import COMPILED, COMPILED_GRAPHS, GRAPHS, KVCacheBytes, TransformersLM
@@ -48,6 +49,7 @@ class LoadSettings:
         kv_cache_bytes: memory for each KV cache, as TransformersLM takes it; None takes half of what is free.
         decoder: auto (our own where it knows a model's shape), transformers, or graphs (CUDA graphs of it).
         compile: run transformers' forward, in graphs or not, compiled by torch.
+        generation_config: the target's, as `read_generation` takes it.
         trust_remote_code: run code that comes with a checkpoint.
         others: drafting methods without a model that requests may name beside the engine's own: ngram, prediction.
         progress: told in words what is being loaded.
@@ -60,6 +62,7 @@ class LoadSettings:
     kv_cache_bytes: KVCacheBytes = None
     decoder: str = "auto"
     compile: bool = False
+    generation_config: str = AUTO
     trust_remote_code: bool = False
     others: tuple[str, ...] = ()
     progress: Progress | None = None
@@ -142,14 +145,17 @@ def load_engines(
         if "model" in fields:
             _check_tokenizers(tokenizer, target, fields["model"], its)
     say(f"loading target {target}")
-    lm = _load(target, settings.target, settings, options)
+    lm = _load(target, settings.target, settings, options, settings.generation_config)
     if lm.device.type == "cpu" and lm.decoder_obstacle is not None:
         choose_threads(lm.weight_bytes)
     if settings.compile:
         _compile(lm, "target", say)
     loaded = [load_drafter(fields, lm, tokenizer, options, its) for fields, its in zip(given, own, strict=True)]
     return [
-        Engine(lm, drafter, tokenizer, options, lm.eos_token_ids, _others(fields, lm, tokenizer, options, its))
+        Engine(
+            *(lm, drafter, tokenizer, options, lm.eos_token_ids, _others(fields, lm, tokenizer, options, its)),
+            generation=lm.generation,
+        )
         for drafter, fields, its in zip(loaded, given, own, strict=True)
     ]
 
@@ -219,6 +225,7 @@ def engines_from_recipes(
             kv_cache_bytes=_kv_cache_bytes(recipe.engine),
             decoder=recipe.engine.decoder,
             compile=recipe.engine.compile is True,
+            generation_config=recipe.target.generation_config,
             trust_remote_code=trust_remote_code,
             others=others,
             progress=progress,
@@ -252,7 +259,9 @@ def _check_tokenizers(tokenizer: Tokenizer, target: str, draft: str, settings: L
         )
 
 
-def _load(name: str, model: ModelSettings, settings: LoadSettings, options: EngineOptions) -> TransformersLM:
+def _load(
+    name: str, model: ModelSettings, settings: LoadSettings, options: EngineOptions, generation_config: str = NONE
+) -> TransformersLM:
     return load_lm(
         name,
         revision=model.revision,
@@ -267,6 +276,7 @@ def _load(name: str, model: ModelSettings, settings: LoadSettings, options: Engi
         max_model_len=settings.max_model_len,
         kv_cache_bytes=settings.kv_cache_bytes,
         decoder={GRAPHS: COMPILED_GRAPHS}.get(settings.decoder, COMPILED) if settings.compile else settings.decoder,
+        generation_config=generation_config,
     )
 
 

@@ -26,6 +26,7 @@ from specdec_cli.engine.verify import SYNTHETIC, resolve_mode
 from specdec_cli.errors import UsageError
 from specdec_cli.events import Emitted, Event, Failed, Finished, Noticed, Stepped
 from specdec_cli.lm.door import LM, Row
+from specdec_cli.lm.generation import Generation
 from specdec_cli.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class Engine:
         tokenizer: text to tokens and back; without one prompts are token ids and outputs have no text.
         options: see EngineOptions.
         eos_token_ids: the model's own end tokens.
+        generation: how the target's checkpoint likes to be sampled; nothing here follows it.
     """
 
     def __init__(
@@ -54,8 +56,10 @@ class Engine:
         options: EngineOptions | None = None,
         eos_token_ids: Items[int] = (),
         others: Mapping[str, Drafter] | None = None,
+        generation: Generation | None = None,
     ) -> None:
         self.target = target
+        self.generation = generation or Generation()
         self._clock = Clock(target.device)
         self.drafter = drafter
         self.tokenizer = tokenizer

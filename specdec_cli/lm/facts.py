@@ -26,6 +26,7 @@ from specdec_cli.lm.checkpoint import (
     read_config,
 )
 from specdec_cli.lm.compiled import check_compiler
+from specdec_cli.lm.generation import NONE, read_generation
 from specdec_cli.lm.linear import kind_when
 from specdec_cli.lm.llama_weights import kept_as, obstacle
 from specdec_cli.lm.load import DTYPES, check_compilable, device_named, load_tokenizer
@@ -249,9 +250,12 @@ def _kv_numbers_per_token(config: Any) -> int:
 
 def _eos_token_ids(folder: Path, config: Any) -> tuple[int, ...]:
     """Tokens that end a text, by the generation configuration, else by the model's."""
-    path = folder / "generation_config.json"
-    given = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id") if path.is_file() else None
-    for eos in (given, getattr(config, "eos_token_id", None), getattr(config.get_text_config(), "eos_token_id", None)):
+    given = read_generation(folder, NONE).eos_token_ids
+    for eos in (
+        given or None,
+        getattr(config, "eos_token_id", None),
+        getattr(config.get_text_config(), "eos_token_id", None),
+    ):
         if eos is not None:
             return tuple(eos) if isinstance(eos, list | tuple) else (int(eos),)
     return ()

@@ -20,11 +20,11 @@ from specdec_cli.lm.checkpoint import (
     model_folder,
     quiet,
     read_config,
-    read_object,
     remote_code_error,
     weights_files,
 )
 from specdec_cli.lm.door import Row
+from specdec_cli.lm.generation import AUTO, Generation, read_generation
 from specdec_cli.lm.linear import kind_when
 from specdec_cli.lm.origin import Origin, fingerprint
 from specdec_cli.lm.transformers_lm import (
@@ -54,6 +54,7 @@ def load_lm(
     kv_cache_bytes: KVCacheBytes = None,
     extra_tokens: int = 16,
     decoder: str = "auto",
+    generation_config: str = AUTO,
 ) -> TransformersLM:
     """Load a causal LM.
 
@@ -73,6 +74,7 @@ def load_lm(
         extra_tokens: room beyond the context limit for each sequence.
         decoder: auto (our own where it knows the shape), transformers, compiled (transformers', for `LM.compile`),
             graphs (transformers', recorded, on a GPU), or compiled graphs.
+        generation_config: auto (the model's own), none (only its end tokens), or a folder with another.
 
     Raises:
         UsageError: a wrong option, or an architecture that cannot be a target or a draft.
@@ -88,6 +90,7 @@ def load_lm(
             check_compilable(name, config, target_device, quantize)
         if decoder in RECORDED:
             check_recordable(name, config, target_device)
+        generation = read_generation(folder, generation_config) if has_weights else Generation()
         if has_weights:
             model = _model(name, folder, config, target_dtype, trust_remote_code)
         else:
@@ -96,7 +99,7 @@ def load_lm(
         lm = TransformersLM(
             model.to(target_device).eval(),
             name,
-            eos_token_ids=_eos_token_ids(model) if has_weights else (),
+            eos_token_ids=(generation.eos_token_ids or _eos_token_ids(model)) if has_weights else (),
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,
             block_size=block_size,
@@ -106,6 +109,7 @@ def load_lm(
             kind=kind_when(decoder == COMPILED, model.dtype, target_device, quantize),
         )
         weights = fingerprint(folder, weights_files(name, folder)) if has_weights else None
+        lm.generation = generation
         lm.origin = Origin(name, revision, str(lm.dtype).removeprefix("torch."), quantize, weights)
     if model.config.get_text_config()._attn_implementation != NAME:
         _check_packing(lm)
@@ -251,8 +255,6 @@ def check_recordable(name: str, config: Any, device: torch.device) -> None:
 def _model(name: str, folder: Path, config: Any, dtype: torch.dtype | str, trust_remote_code: bool) -> Any:
     """The transformers model, every weight of which came from the files."""
     check_weights(name, folder)
-    if (folder / "generation_config.json").is_file():  # transformers goes on without one that is broken
-        read_object(folder / "generation_config.json")
     model, report = AutoModelForCausalLM.from_pretrained(
         folder,
         config=config,

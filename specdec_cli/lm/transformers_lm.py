@@ -20,6 +20,7 @@ from specdec_cli.lm.compiled import CompiledCache, compile_error, compile_layers
 from specdec_cli.lm.contexts import Contexts, Feed, Held
 from specdec_cli.lm.device_memory import device_memory
 from specdec_cli.lm.door import Continuations, Row
+from specdec_cli.lm.generation import Generation
 from specdec_cli.lm.graphs import Graphs
 from specdec_cli.lm.invariance import MOST_ROWS, rows_together
 from specdec_cli.lm.linear import Kind
@@ -78,6 +79,7 @@ class TransformersLM:
         decoder_obstacle: why transformers' forward runs; None when our own decoder does.
         compile_seconds: what `compile` took; None where it was not called.
         origin: where the weights are from, as `load_lm` found them.
+        generation: how the checkpoint likes to be sampled, likewise.
 
     Raises:
         UsageError: the architecture cannot run on a block cache.
@@ -100,6 +102,7 @@ class TransformersLM:
     ) -> None:
         self.name = name
         self.origin = Origin(name)
+        self.generation = Generation()
         self.model = model
         self.config = model.config
         self.eos_token_ids = eos_token_ids

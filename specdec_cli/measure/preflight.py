@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from specdec_cli.errors import ExitCode, SpecdecError
 from specdec_cli.lm.dummy import StandIn
-from specdec_cli.lm.facts import ModelFacts, describe, describe_tokenizer
+from specdec_cli.lm.facts import ModelFacts, describe, describe_tokenizer, small_files
+from specdec_cli.lm.generation import Generation, read_generation
 from specdec_cli.lm.load import check_context
 from specdec_cli.measure.outlook import Outlook, outlook
 from specdec_cli.text.overlap import Overlap
@@ -90,6 +91,7 @@ class Preflight:
         max_context: the longest context that the engine will decode; None without a target.
         draft_max_context: past which it decodes on without the draft; None without a limit.
         memory: by role.
+        generation: what the target's generation configuration asks for; None without a target.
         outlook: what the pair can give at best; None without a draft model.
         problems: errors first.
     """
@@ -102,6 +104,7 @@ class Preflight:
     max_context: int | None = None
     draft_max_context: int | None = None
     memory: dict[str, Memory] = field(default_factory=dict)
+    generation: Generation | None = None
     outlook: Outlook | None = None
     problems: list[Problem] = field(default_factory=list)
 
@@ -121,6 +124,7 @@ class Preflight:
             "max_context": self.max_context,
             "draft_max_context": self.draft_max_context,
             "memory": {role: asdict(memory) for role, memory in self.memory.items()},
+            "generation": self.generation.as_dict() if self.generation else None,
             "outlook": self.outlook.as_dict() if self.outlook else None,
             "problems": [problem.as_dict() for problem in self.problems],
         }
@@ -141,6 +145,7 @@ def preflight(recipe: Recipe, machine: Machine, *, trust_remote_code: bool = Fal
     is_compiled = recipe.engine.compile is True
     found.target = _describe(found, recipe.target, trust_remote_code, is_compiled)
     found.draft = _describe(found, recipe.draft, trust_remote_code, is_compiled) if "draft" in models else None
+    _read_generation(found, recipe, trust_remote_code)
     _compare_tokenizers(found, models, trust_remote_code)
     _limit_contexts(found, recipe, trust_remote_code)
     _estimate_memory(found, recipe, machine)
@@ -170,6 +175,24 @@ def _describe(found: Preflight, model: Target | Draft, trust_remote_code: bool, 
 
 def _as_problem(error: SpecdecError) -> Problem:
     return Problem("error", error.message, error.hint, error.exit_code)
+
+
+def _read_generation(found: Preflight, recipe: Recipe, trust_remote_code: bool) -> None:
+    """What the target's generation configuration asks for, its end tokens before the configuration's."""
+    target = found.target
+    if target is None or target.load_format == "dummy":
+        return
+    try:
+        folder = small_files(target.name, recipe.target.revision, trust_remote_code)
+        found.generation = read_generation(folder, recipe.target.generation_config)
+    except SpecdecError as error:
+        found.problems.append(_as_problem(error))
+        return
+    if found.generation.eos_token_ids:
+        found.target = replace(target, eos_token_ids=found.generation.eos_token_ids)
+    for key, value in found.generation.unused.items():
+        message = f"`{found.generation.source}` asks for `{key}: {value}`, which is not applied"
+        found.problems.append(Problem("warning", message))
 
 
 def _compare_tokenizers(found: Preflight, models: Mapping[str, Target | Draft], trust_remote_code: bool) -> None:

@@ -165,6 +165,8 @@ class Target(Section):
     """Where the model runs: auto, cpu, cuda or cuda:N."""
     tensor_parallel_size: TensorParallelSize = 1
     """Devices that share the model; 1 until tensor parallelism is built."""
+    generation_config: str = Field("auto", min_length=1)
+    """End tokens, and what requests to serve take where they are silent: auto (the model's file), none, or a folder."""
 
 
 class Draft(Section):

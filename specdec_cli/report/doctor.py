@@ -160,6 +160,8 @@ def _pair_rows(pair: Preflight) -> list[tuple[str, str, str]]:
     columns = [_facts_column(one) for one in facts.values()]
     if pair.draft is None and pair.draft_method != "model":
         columns[1]["name"] = f"method {pair.draft_method}"
+    if pair.generation is not None and pair.generation.words:
+        columns[0]["for silent requests to serve"] = pair.generation.words
     for column, role in zip(columns, facts, strict=True):
         tokenizer, memory = pair.tokenizers.get(role), pair.memory.get(role)
         if tokenizer is not None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Literal
 
+from specdec_cli.lm.generation import Generation
 from specdec_cli.report.serve import Snapshot
 from specdec_cli.serve.bridge import Bridge
 from specdec_cli.serve.errors import Unavailable, unknown_model
@@ -60,6 +61,7 @@ class Model:
         self.on_failure: Callable[[Model, BaseException], None] | None = None
         self.settled = threading.Event()
         self.num_preparing = 0
+        self.suggested = ""
         self._load = load
         self._settings = settings
         self._sampling = sampling or Defaults()
@@ -87,11 +89,14 @@ class Model:
             self._fail(error)
         else:
             self._serve(engine)
-            logger.info("model is ready", extra={"model": self.name, "seconds": time.monotonic() - begin})
+            facts = {"model": self.name, "seconds": time.monotonic() - begin}
+            applies = {"generation_config": self.suggested} if self.suggested else {}
+            logger.info("model is ready", extra=facts | applies)
         self.settled.set()
 
     def _serve(self, engine: Engine) -> None:
         serve = self._settings.serve
+        self.suggested = self._suggested(engine)
         self._facts = self._describe(engine)
         self.metrics.draft_failures = lambda: engine.drafters.num_failures
         self._bridge = Bridge(
@@ -146,12 +151,24 @@ class Model:
             num_tokens=engine.num_tokens,
             max_context=longest,
             names=self.names,
-            sampling=self._sampling,
+            sampling=self._sampling.over(engine.generation),
             num_speculative_tokens=engine.options.num_speculative_tokens,
             drafters=tuple(engine.drafters.by_name),
             tool_format=self._tool_format,
             limits=self._settings.limits,
         )
+
+    def _suggested(self, engine: Engine) -> str:
+        """What of the checkpoint's generation configuration holds, in words; empty without one."""
+        generation = engine.generation
+        for key, value in generation.unused.items():
+            said = "`%s` asks for `%s: %s`, which is not applied"
+            logger.warning(said, generation.source, key, value, extra={"model": self.name})
+        if generation.source is None:
+            return ""
+        ends = [f"end tokens {' '.join(map(str, engine.eos_token_ids))}"] if engine.eos_token_ids else []
+        words = Generation(self._sampling.taken(generation)).words
+        return "; ".join([words, *ends] if words else ends)
 
     def _fail(self, error: BaseException) -> None:
         self.failure = error

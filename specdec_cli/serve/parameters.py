@@ -11,6 +11,7 @@ from specdec_cli.serve.errors import as_api_error, bad_field
 from specdec_cli.serve.limits import RequestLimits
 
 if TYPE_CHECKING:
+    from specdec_cli.lm.generation import Generation
     from specdec_cli.serve.protocol import GenerationBody
 
 _SAME_NAME = (
@@ -39,6 +40,18 @@ class Defaults:
     params: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=1.0))
     named: frozenset[str] = frozenset()
     is_greedy: bool = False
+
+    def over(self, generation: Generation) -> Defaults:
+        """These over what a model's checkpoint asks for."""
+        taken = self.taken(generation)
+        return Defaults(replace(self.params, **taken), self.named | set(taken), self.is_greedy)
+
+    def taken(self, generation: Generation) -> dict[str, Any]:
+        """What of a checkpoint's wishes holds: nothing that was set for this server, nothing that contradicts that."""
+        kept = set(self.named) | ({"temperature"} if self.is_greedy else set())
+        if self.params.min_tokens > generation.sampling.get("max_new_tokens", 2**31):
+            kept.add("max_new_tokens")
+        return {name: value for name, value in generation.sampling.items() if name not in kept}
 
     def length(self, otherwise: int) -> int:
         """Most tokens of a request that does not say."""
