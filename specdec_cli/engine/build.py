@@ -17,7 +17,7 @@ from specdec_cli.lm.dummy import StandIn
 from specdec_cli.lm.generation import AUTO, NONE
 from specdec_cli.lm.load import check_context, load_lm, load_tokenizer
 from specdec_cli.lm.threads import choose_threads
-from specdec_cli.lm.transformers_lm import COMPILED, COMPILED_GRAPHS, GRAPHS, KVCacheBytes, TransformersLM
+from specdec_cli.lm.transformers_lm import KVCacheBytes, TransformersLM, decoder_when
 from specdec_cli.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -275,7 +275,7 @@ def _load(
         extra_tokens=options.depths().most,
         max_model_len=settings.max_model_len,
         kv_cache_bytes=settings.kv_cache_bytes,
-        decoder={GRAPHS: COMPILED_GRAPHS}.get(settings.decoder, COMPILED) if settings.compile else settings.decoder,
+        decoder=decoder_when(settings.decoder, settings.compile),
         generation_config=generation_config,
     )
 

@@ -139,7 +139,8 @@ def attend(
             output = output.reshape(1, num_heads, num_queries, values.shape[3])
         output = output.transpose(1, 2)
         outputs.append(output[:, : num_queries - missing] if missing else output)
-    return (outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)), None
+    # In one piece, as transformers' own attention functions return it: some families view it (AFMoE).
+    return (outputs[0].contiguous() if len(outputs) == 1 else torch.cat(outputs, 1)), None
 
 
 def _attend_by_hand(

@@ -20,7 +20,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from safetensors import SafetensorError, safe_open
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
+from transformers import AutoConfig
 from transformers.utils import logging as transformers_logging
 
 from specdec_cli.errors import RunError, SpecdecError, UsageError
@@ -28,10 +28,8 @@ from specdec_cli.lm import dummy
 from specdec_cli.proxy import exempt_this_machine, proxy_of
 
 BUILTIN = ("builtin:target", "builtin:draft")
-LAYER_TYPES = {"full_attention", "sliding_attention"}
-# Families of encoders that transformers lists among the causal LMs; only `is_decoder` makes one of them causal.
-ENCODERS = {"bert", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert", "rembert", "roberta"}
-ENCODERS |= {"roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl", "xmod"}
+FAMILIES = "Llama, Qwen, Mistral, Gemma, Phi-3, GPT-2, GPT-NeoX, Falcon, ..."
+_FLOATS = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
@@ -153,43 +151,6 @@ def read_object(path: Path) -> dict[str, Any]:
     return content
 
 
-def check_architecture(name: str, config: Any, trust_remote_code: bool) -> None:
-    """Refuse what cannot be a target or a draft, by name, before any weight is read.
-
-    Raises:
-        UsageError: it is no causal LM, or one that this engine cannot run.
-    """
-    kind = config.model_type
-    hint = "choose a decoder-only model whose layers all have attention (Llama, Qwen, Mistral, Gemma, GPT-2, ...)"
-    if getattr(config, "is_encoder_decoder", False):
-        raise UsageError(f"architecture `{kind}` of `{name}` is an encoder-decoder, not a causal LM", hint)
-    remote = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        if remote and trust_remote_code:
-            return
-        raise UsageError(f"architecture `{kind}` of `{name}` is not a causal LM", hint)
-    model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    text_config = config.get_text_config()
-    layer_types = set(getattr(text_config, "layer_types", None) or ())
-    if getattr(model_class, "_is_stateful", False) or layer_types - LAYER_TYPES:
-        raise UsageError(
-            f"architecture `{kind}` of `{name}` keeps a state that cannot be cut back after a rejected draft", hint
-        )
-    heads = ("CausalLM", "LMHeadModel", "LMHead", "ForConditionalGeneration")
-    written_for = getattr(config, "architectures", None) or [model_class.__name__]
-    if not any(architecture.endswith(heads) for architecture in written_for):
-        raise UsageError(f"`{name}` is a `{written_for[0]}`, not a causal LM", hint)
-    if kind in ENCODERS and not getattr(config, "is_decoder", False):
-        raise UsageError(
-            f"architecture `{kind}` of `{name}` reads text in both directions, it is not a causal LM", hint
-        )
-    if getattr(text_config, "kv_lora_rank", None):
-        said = "keeps keys and values compressed (MLA), which is not supported"
-        raise UsageError(f"architecture `{kind}` of `{name}` {said}", hint)
-    if getattr(text_config, "alibi", False) or kind in ("bloom", "mpt"):
-        raise UsageError(f"architecture `{kind}` of `{name}` has ALiBi attention, which is not supported", hint)
-
-
 def weights_files(name: str, folder: Path) -> list[str]:
     """The safetensors files that the model needs, by name, in order.
 
@@ -229,6 +190,17 @@ def check_weights(name: str, folder: Path) -> None:
         except (SafetensorError, OSError) as error:
             said = first_line(error).removeprefix("Error while deserializing header: ")
             raise RunError(f"`{folder / file}` is not a whole safetensors file: {said}", hint) from error
+
+
+def first_dtype(files: list[Path]) -> str | None:
+    """The name of the first floating-point dtype in safetensors files; None where there is none."""
+    for path in files:
+        with safe_open(path, framework="pt") as file:
+            for key in file.keys():  # noqa: SIM118 (no mapping)
+                name = str(file.get_slice(key).get_dtype())
+                if "F" in name:
+                    return _FLOATS.get(name, name)
+    return None
 
 
 @contextmanager

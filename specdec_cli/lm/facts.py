@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,12 +9,11 @@ from typing import Any
 
 import torch
 from huggingface_hub import constants, snapshot_download
-from safetensors import safe_open
 
-from specdec_cli.errors import RunError, SpecdecError
+from specdec_cli.errors import RunError, SpecdecError, UsageError
 from specdec_cli.lm import dummy
+from specdec_cli.lm.architecture import check_architecture
 from specdec_cli.lm.checkpoint import (
-    check_architecture,
     check_weights,
     clear_errors,
     first_line,
@@ -26,17 +23,25 @@ from specdec_cli.lm.checkpoint import (
     read_config,
 )
 from specdec_cli.lm.compiled import check_compiler
+from specdec_cli.lm.forward import CacheShape, PackedForward
 from specdec_cli.lm.generation import NONE, read_generation
 from specdec_cli.lm.linear import kind_when
 from specdec_cli.lm.llama_weights import kept_as, obstacle
-from specdec_cli.lm.load import DTYPES, check_compilable, device_named, load_tokenizer
+from specdec_cli.lm.load import (
+    check_compilable,
+    check_recordable,
+    device_named,
+    load_tokenizer,
+    model_on_paper,
+    resolve_dtype,
+)
 from specdec_cli.lm.packing import weights_of
-from specdec_cli.lm.traffic import model_traffic
-from specdec_cli.lm.transformers_lm import COMPILED, OBSTACLES, _max_context
+from specdec_cli.lm.paper import NEEDS_NUMBERS, on_paper
+from specdec_cli.lm.traffic import model_traffic, num_experts
+from specdec_cli.lm.transformers_lm import COMPILED, COMPILED_GRAPHS, OBSTACLES, RECORDED, _max_context
 from specdec_cli.proxy import exempt_this_machine
 
 _SMALL_FILES = ["*.json", "*.model", "*.txt", "*.jinja"]
-_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,8 @@ class ModelFacts:
         num_parameters: weights, each counted once as the files or the configuration have them.
         weights_bytes: memory for them in `dtype`, or as `--quantize` packs them.
         weights_counted_in: `safetensors headers`, or `configuration` where the weights are not here.
-        kv_bytes_per_token: keys and values of one token in all layers.
+        kv_bytes_per_token: keys and values of one token, as the engine's cache holds them; None where the forward
+            goes by the numbers that it computes, so that only loading tells.
         eos_token_ids: tokens that end a text.
         is_mixture_of_experts: whether tokens take different weights.
         is_complete: whether the weights are on this machine.
@@ -70,7 +76,7 @@ class ModelFacts:
     num_parameters: int
     weights_bytes: int
     weights_counted_in: str
-    kv_bytes_per_token: int
+    kv_bytes_per_token: int | None
     eos_token_ids: tuple[int, ...]
     is_mixture_of_experts: bool
     is_complete: bool
@@ -92,51 +98,77 @@ def describe(
     load_format: str = "auto",
     quantize: str = "none",
     device: str = "auto",
-    compiled: bool = False,
+    decoder: str = "auto",
 ) -> ModelFacts:
     """Read a model's configuration and headers, and refuse it by name if the engine would.
 
+    The engine's own checks, loader and probe run, on paper (`lm.paper`): what they raise, loading raises.
+
+    Args:
+        name: a local folder, a hub id, a built-in name or a shape.
+        revision: branch, tag or commit of a hub id.
+        dtype: auto, or a dtype's name.
+        trust_remote_code: run Python code that comes with the model.
+        load_format: auto, or dummy.
+        quantize: none, or int8.
+        device: where it would run, whether that is here or not.
+        decoder: as `load_lm` takes it.
+
     Raises:
         UsageError: an architecture that cannot be a target or a draft, or not compiled; int8 on a GPU.
-        RunError: no such model, files that are broken, or no compiler.
+        RunError: no such model, files that are broken or do not belong together, or no compiler.
     """
     folder = small_files(name, revision, trust_remote_code)
+    place = _place(device)
     with quiet(), clear_errors(name):
         config = read_config(name, folder, trust_remote_code)
         check_architecture(name, config, trust_remote_code)
-        if compiled:
-            check_compilable(name, config, _place(device), quantize)
-            check_compiler(_place(device))
+        if decoder in (COMPILED, COMPILED_GRAPHS):
+            check_compilable(name, config, place, quantize)
+            check_compiler(place)
+        if decoder in RECORDED:
+            check_recordable(name, config, place)
         is_dummy = dummy.is_dummy(name, load_format)
         is_complete = not is_dummy and _has_weights(name, folder)
-        text = config.get_text_config()
-        dtype = _dtype(dtype, config, folder if is_complete else None)
-        width = getattr(torch, dtype).itemsize
-        model = dummy.on_paper(config, getattr(torch, dtype), trust_remote_code)
-        found = OBSTACLES[COMPILED] if compiled else obstacle(model, _place(device))
-        kind = kind_when(compiled, getattr(torch, dtype), _place(device), quantize)
-        packed = weights_of(model, kept_as(kind, found))
-        # The files may hold more than the configuration knows of.
-        saved = sum(one.num_bytes for one in weights_of(model, "plain")) - sum(one.num_bytes for one in packed)
-        counted = _count_in_headers(folder) if is_complete else dummy.num_parameters(model)
-        kv_bytes_per_token = _kv_numbers_per_token(text) * width
+        kind = resolve_dtype(name, dtype, config, folder if is_complete else None)
+        with on_paper():
+            source = folder if is_complete else None
+            model = model_on_paper(name, source, config, kind, trust_remote_code)
+            kept = _probe(name, model)
+            found = OBSTACLES.get(decoder) or obstacle(model, place)
+        packed = weights_of(model, kept_as(kind_when(decoder == COMPILED, kind, place, quantize), found))
+        text = model.config.get_text_config()
         return ModelFacts(
             name=name,
             architecture=config.model_type,
-            dtype=dtype,
+            dtype=str(kind).removeprefix("torch."),
             max_context=_max_context(text, None),
-            embedding_size=int(text.vocab_size),
-            num_parameters=counted,
-            weights_bytes=counted * width - saved,
+            embedding_size=int(text.vocab_size) if kept is None else kept.vocab_size,
+            num_parameters=dummy.num_parameters(model),
+            weights_bytes=sum(weight.num_bytes for weight in packed),
             weights_counted_in="safetensors headers" if is_complete else "configuration",
-            kv_bytes_per_token=kv_bytes_per_token,
+            kv_bytes_per_token=None if kept is None else kept.kv_bytes_per_token,
             eos_token_ids=() if is_dummy else _eos_token_ids(folder, config),
-            is_mixture_of_experts=any((getattr(text, key, None) or 0) > 1 for key in _EXPERTS),
+            is_mixture_of_experts=num_experts(text) > 1,
             is_complete=is_complete,
             load_format="dummy" if is_dummy else "auto",
-            read_bytes=int(model_traffic(config, packed, kv_bytes_per_token).bytes_moved(1, 0)),
+            read_bytes=int(model_traffic(config, packed, 0).bytes_moved(1, 0)),
             decoder=_decoder(found),
         )
+
+
+def _probe(name: str, model: Any) -> CacheShape | None:
+    """What the model keeps of a token; None where its forward goes by numbers, which paper has none of.
+
+    Raises:
+        UsageError: it does not run on a block cache.
+    """
+    try:
+        return PackedForward(model).probe(name)
+    except UsageError as error:
+        if isinstance(error.__cause__, NEEDS_NUMBERS):
+            return None
+        raise
 
 
 def describe_tokenizer(
@@ -197,36 +229,6 @@ def _has_weights(name: str, folder: Path) -> bool:
     return True
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    if (folder / "model.safetensors").is_file():
-        return [folder / "model.safetensors"]
-    index = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))
-    return [folder / file for file in sorted(set(index["weight_map"].values()))]
-
-
-def _count_in_headers(folder: Path) -> int:
-    """Numbers in the safetensors files, from their headers alone."""
-    total = 0
-    for path in _weight_files(folder):
-        with safe_open(path, framework="pt") as file:
-            total += sum(math.prod(file.get_slice(key).get_shape()) for key in file.keys())  # noqa: SIM118 (no mapping)
-    return total
-
-
-def _dtype(wanted: str, config: Any, folder: Path | None) -> str:
-    """The dtype it would run in; `auto` is the configuration's, else that of the first weights, else float32."""
-    if wanted != "auto":
-        return wanted
-    given = getattr(config, "dtype", None) or getattr(config.get_text_config(), "dtype", None)
-    if given is None and folder is not None:
-        with safe_open(_weight_files(folder)[0], framework="pt") as file:
-            given = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}.get(
-                file.get_slice(next(iter(file.keys()))).get_dtype()
-            )
-    name = str(given or "float32").removeprefix("torch.")
-    return name if name in DTYPES else "float32"
-
-
 def _decoder(obstacle: str | None) -> str:
     return "own" if obstacle is None else f"transformers ({obstacle})"
 
@@ -234,18 +236,6 @@ def _decoder(obstacle: str | None) -> str:
 def _place(device: str) -> torch.device:
     """The device by its name, whether it is here or not."""
     return device_named(device) if device == "auto" else torch.device(device)
-
-
-def _kv_numbers_per_token(config: Any) -> int:
-    """Numbers that all layers keep for a token: keys and values of every key head."""
-    num_heads = config.num_attention_heads
-    # A configuration keeps any key that its file has; only one that its class knows means something.
-    is_grouped = hasattr(type(config)(), "num_key_value_heads")
-    num_key_heads = (config.num_key_value_heads or num_heads) if is_grouped else num_heads
-    if getattr(config, "multi_query", False) and not getattr(config, "new_decoder_architecture", False):
-        num_key_heads = 1
-    head_size = getattr(config, "head_dim", None) or config.hidden_size // num_heads
-    return int(config.num_hidden_layers * 2 * num_key_heads * head_size)
 
 
 def _eos_token_ids(folder: Path, config: Any) -> tuple[int, ...]:

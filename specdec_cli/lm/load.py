@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,12 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, Auto
 
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm import dummy
+from specdec_cli.lm.architecture import check_architecture
 from specdec_cli.lm.attention import NAME
 from specdec_cli.lm.checkpoint import (
-    check_architecture,
     check_weights,
     clear_errors,
+    first_dtype,
     first_line,
     model_folder,
     quiet,
@@ -27,6 +29,7 @@ from specdec_cli.lm.door import Row
 from specdec_cli.lm.generation import AUTO, Generation, read_generation
 from specdec_cli.lm.linear import kind_when
 from specdec_cli.lm.origin import Origin, fingerprint
+from specdec_cli.lm.paper import read_headers
 from specdec_cli.lm.transformers_lm import (
     COMPILED,
     COMPILED_GRAPHS,
@@ -36,6 +39,7 @@ from specdec_cli.lm.transformers_lm import (
     own_context,
 )
 
+ON_PAPER = "batched_mm"  # experts in one product each, with no branch on what a router chose
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -81,7 +85,7 @@ def load_lm(
         RunError: the model does not load.
     """
     has_weights = not dummy.is_dummy(name, load_format)
-    target_device, target_dtype = device_named(device), dtype_named(dtype)
+    target_device, wanted_dtype = device_named(device), dtype_named(dtype)
     folder = model_folder(name, revision, trust_remote_code, has_weights)
     with quiet(), clear_errors(name):
         config = read_config(name, folder, trust_remote_code)
@@ -92,10 +96,10 @@ def load_lm(
             check_recordable(name, config, target_device)
         generation = read_generation(folder, generation_config) if has_weights else Generation()
         if has_weights:
-            model = _model(name, folder, config, target_dtype, trust_remote_code)
+            model = _model(name, folder, config, resolve_dtype(name, dtype, config, folder), trust_remote_code)
         else:
-            attention = _attention(config)
-            model = dummy.build(name, config, target_dtype, target_device, attention, trust_remote_code)
+            attention = attention_of(config)
+            model = dummy.build(name, config, wanted_dtype, target_device, attention, trust_remote_code)
         lm = TransformersLM(
             model.to(target_device).eval(),
             name,
@@ -206,7 +210,7 @@ def dtype_named(dtype: str) -> torch.dtype | str:
     return DTYPES.get(dtype, "auto")
 
 
-def _attention(config: Any) -> str:
+def attention_of(config: Any) -> str:
     """The attention that a family takes: ours where it can be replaced."""
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if model_class is None or model_class._can_set_attn_implementation():
@@ -223,7 +227,7 @@ def check_compilable(name: str, config: Any, device: torch.device, quantize: str
     hint = "leave --compile out"
     if quantize != "none" and device.type == "cpu":
         raise UsageError(f"`{quantize}` weights cannot be compiled: their products are torch's own operators", hint)
-    if _attention(config) != NAME:
+    if attention_of(config) != NAME:
         raise UsageError(
             f"architecture `{config.model_type}` of `{name}` cannot be compiled: its attention is fixed", hint
         )
@@ -238,7 +242,7 @@ def check_recordable(name: str, config: Any, device: torch.device) -> None:
     hint = "leave --decoder out"
     if device.type != "cuda":
         raise UsageError(f"`engine.decoder: graphs` is for a GPU, and `{name}` runs on `{device}`", hint)
-    if _attention(config) != NAME:
+    if attention_of(config) != NAME:
         raise UsageError(
             f"architecture `{config.model_type}` of `{name}` cannot be recorded: its attention is fixed", hint
         )
@@ -252,20 +256,77 @@ def check_recordable(name: str, config: Any, device: torch.device) -> None:
         raise UsageError(f"`{name}` cannot be recorded: its rotary positions depend on the context's length", hint)
 
 
-def _model(name: str, folder: Path, config: Any, dtype: torch.dtype | str, trust_remote_code: bool) -> Any:
-    """The transformers model, every weight of which came from the files."""
+def resolve_dtype(name: str, dtype: str, config: Any, folder: Path | None) -> torch.dtype:
+    """The dtype that a model runs in; `auto` is the configuration's, else that of the first weights, else float32.
+
+    Args:
+        name: for messages.
+        dtype: auto, or a dtype's name.
+        config: of the model.
+        folder: with its weights; None where they are not here.
+
+    Raises:
+        UsageError: another name, or a checkpoint's own dtype that this engine does not compute in.
+    """
+    named = dtype_named(dtype)
+    if isinstance(named, torch.dtype):
+        return named
+    given = getattr(config, "dtype", None) or getattr(config.get_text_config(), "dtype", None)
+    if given is None and folder is not None:
+        given = first_dtype([folder / file for file in weights_files(name, folder)])
+    found = str(given or "float32").removeprefix("torch.")
+    if found not in DTYPES:
+        raise UsageError(
+            f"`{name}` is in `{found}`, which the engine does not compute in", f"use --dtype with {', '.join(DTYPES)}"
+        )
+    return DTYPES[found]
+
+
+def model_on_paper(name: str, folder: Path | None, config: Any, dtype: torch.dtype, trust_remote_code: bool) -> Any:
+    """The model that `load_lm` would decode with, as its checks see it; asked within `paper.on_paper`.
+
+    Args:
+        name: for messages.
+        folder: with the weights, of which headers are read; None where there are none.
+        config: of the model.
+        dtype: of the weights.
+        trust_remote_code: run Python code that comes with the model.
+
+    Raises:
+        RunError: the files do not hold the model that the configuration describes.
+    """
+    if folder is not None:
+        model = _model(name, folder, config, dtype, trust_remote_code, is_on_paper=True)
+    else:
+        model = AutoModelForCausalLM.from_config(
+            copy.deepcopy(config),
+            dtype=dtype,
+            attn_implementation=attention_of(config),
+            experts_implementation=ON_PAPER,
+            trust_remote_code=trust_remote_code,
+        )
+    return model.eval()
+
+
+def _model(
+    name: str, folder: Path, config: Any, dtype: torch.dtype, trust_remote_code: bool, is_on_paper: bool = False
+) -> Any:
+    """The transformers model, every weight of which came from the files, or from their headers (`lm.paper`)."""
     check_weights(name, folder)
-    model, report = AutoModelForCausalLM.from_pretrained(
-        folder,
-        config=config,
-        dtype=dtype,
-        use_safetensors=True,
-        attn_implementation=_attention(config),
-        output_loading_info=True,
-        ignore_mismatched_sizes=True,  # they are refused below, by name
-        trust_remote_code=trust_remote_code,
-        local_files_only=True,
-    )
+    how = {
+        "dtype": dtype,
+        "attn_implementation": attention_of(config),
+        "output_loading_info": True,
+        "ignore_mismatched_sizes": True,  # they are refused below, by name
+    }
+    if is_on_paper:
+        outline = dummy.on_paper(config, dtype, trust_remote_code)
+        headers = read_headers([folder / file for file in weights_files(name, folder)])
+        how |= {"config": outline.config, "experts_implementation": ON_PAPER}
+        model, report = type(outline).from_pretrained(None, state_dict=headers, **how)
+    else:
+        how |= {"trust_remote_code": trust_remote_code, "local_files_only": True, "use_safetensors": True}
+        model, report = AutoModelForCausalLM.from_pretrained(folder, config=config, **how)
     missing, mismatched = sorted(report["missing_keys"]), sorted(report["mismatched_keys"])
     if missing or mismatched:
         what = f"`{missing[0]}` is missing" if missing else f"`{mismatched[0][0]}` has another shape"

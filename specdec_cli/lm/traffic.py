@@ -6,11 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from specdec_cli.errors import RunError
+from specdec_cli.lm.architecture import setting
+
 if TYPE_CHECKING:
     from specdec_cli.lm.packing import Weight
     from specdec_cli.lm.transformers_lm import TransformersLM
 
-_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+_TAKEN = ("num_experts_per_tok", "top_k_experts", "moe_topk", "moe_k", "moe_top_k")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +28,7 @@ class Traffic:
         expert_parameters: numbers in them.
         expert_share: share of the experts that one token takes.
         kv_bytes_per_token: keys and values of one token in all layers.
-        attention_width: heads × head size × layers.
+        attention_width: heads × head size, summed over the layers; None where the configuration does not say.
     """
 
     dense_bytes: int
@@ -33,7 +37,7 @@ class Traffic:
     expert_parameters: int
     expert_share: float
     kv_bytes_per_token: int
-    attention_width: int
+    attention_width: int | None
 
     def bytes_moved(self, num_tokens: float, num_cached: float) -> float:
         """Bytes that a forward reads.
@@ -51,7 +55,12 @@ class Traffic:
         Args:
             num_tokens: tokens fed.
             context: mean context of a token.
+
+        Raises:
+            RunError: the configuration does not say how wide attention is.
         """
+        if self.attention_width is None:
+            raise RunError("the model's configuration does not say how wide its attention is")
         per_token = 2 * (self.dense_parameters + self.expert_parameters * self.expert_share)
         return num_tokens * (per_token + 4 * self.attention_width * context)
 
@@ -73,8 +82,35 @@ def model_traffic(config: Any, weights: Sequence[Weight], kv_bytes_per_token: in
         else:
             dense_bytes += weight.num_bytes
             dense += weight.num_numbers if weight.is_matrix else 0
-    num_experts = next((found for key in _EXPERTS if (found := getattr(text, key, None))), 0)
-    share = min(1.0, getattr(text, "num_experts_per_tok", num_experts) / num_experts) if num_experts else 1.0
-    head_size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    width = text.num_attention_heads * head_size * text.num_hidden_layers
-    return Traffic(dense_bytes, dense, expert_bytes, expert, share, kv_bytes_per_token, width)
+    return Traffic(
+        dense_bytes, dense, expert_bytes, expert, _expert_share(text), kv_bytes_per_token, _attention_width(text)
+    )
+
+
+def num_experts(text_config: Any) -> int:
+    """Experts of a layer; 0 without a mixture."""
+    return next((int(found) for key in _EXPERTS if (found := setting(text_config, key))), 0)
+
+
+def _expert_share(text_config: Any) -> float:
+    """The share of a layer's experts that a token takes."""
+    total = num_experts(text_config)
+    taken = next((found for key in _TAKEN if (found := setting(text_config, key))), total)
+    return min(1.0, taken / total) if total else 1.0
+
+
+def _attention_width(text_config: Any) -> int | None:
+    """Heads × head size, summed over the layers, which may differ; None where the configuration does not say."""
+    num_layers = getattr(text_config, "num_hidden_layers", 0)
+    is_one_for_all = not getattr(text_config, "is_heterogeneous", False)
+    layers = [text_config] * num_layers if is_one_for_all else list(text_config.per_layer_config)
+    widths = [_width(layer) for layer in layers]
+    return None if not widths or None in widths else sum(width for width in widths if width is not None)
+
+
+def _width(config: Any) -> int | None:
+    num_heads, head_size = getattr(config, "num_attention_heads", None), getattr(config, "head_dim", None)
+    if num_heads is None:
+        return None
+    size = getattr(config, "hidden_size", None)
+    return int(num_heads * head_size) if head_size else None if size is None else int(size // num_heads * num_heads)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
 from time import perf_counter
@@ -12,14 +11,14 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-from specdec_cli.errors import RunError, SpecdecError, UsageError
-from specdec_cli.lm.attention import NAME, RowMasks, causal
+from specdec_cli.errors import RunError, SpecdecError
 from specdec_cli.lm.cache import KEY_GRAIN, BlockCache, Layout, Span
-from specdec_cli.lm.checkpoint import first_line, quiet
+from specdec_cli.lm.checkpoint import quiet
 from specdec_cli.lm.compiled import CompiledCache, compile_error, compile_layers
 from specdec_cli.lm.contexts import Contexts, Feed, Held
 from specdec_cli.lm.device_memory import device_memory
 from specdec_cli.lm.door import Continuations, Row
+from specdec_cli.lm.forward import CacheShape, PackedForward
 from specdec_cli.lm.generation import Generation
 from specdec_cli.lm.graphs import Graphs
 from specdec_cli.lm.invariance import MOST_ROWS, rows_together
@@ -39,6 +38,13 @@ OBSTACLES = {
     GRAPHS: "graphs record this one",
     COMPILED_GRAPHS: "torch compiles this one for graphs",
 }
+
+
+def decoder_when(decoder: str, is_compiled: bool) -> str:
+    """What of DECODERS a recipe asks for that names one and says whether it is compiled."""
+    return {GRAPHS: COMPILED_GRAPHS}.get(decoder, COMPILED) if is_compiled else decoder
+
+
 KVCacheBytes = int | None | Callable[[int, int], int | None]
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -121,27 +127,26 @@ class TransformersLM:
         # Our own decoder gives a row the same bits in any company as it is; torch's kernels take some care.
         is_own = self.decoder_obstacle is None
         self._bitwise = self.device.type == "cpu" and self.dtype != torch.float32 and not is_own
-        self._contiguous = text_config._attn_implementation != NAME
-        self._packed_bitwise = self._bitwise and not self._contiguous
+        self._packed = PackedForward(model, self._bitwise)
+        self._packed_bitwise = self._bitwise and not self._packed.has_joined_keys
         is_bfloat16 = self._bitwise and self.dtype == torch.bfloat16
         self._rows_together = rows_together(self.dtype, kind) if is_bfloat16 else MOST_ROWS
         # A graph for one token alone would be another one.
         self._has_company = self._bitwise or decoder == COMPILED
         self.compile_seconds: float | None = None
-        self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         if kind != "plain" or is_own:
             leave_files(model)
         self._decoder = LlamaDecoder(model, kind) if is_own else None
         if self._decoder is None:
             pack_model(model, kind)
-        probe = self._probe()
-        self.vocab_size: int = probe[1]
-        self.kv_bytes_per_token: int = probe[0]
+        kept = self._probe()
+        self.vocab_size: int = kept.vocab_size
+        self.kv_bytes_per_token: int = kept.kv_bytes_per_token
         self.num_blocks = self._affordable_blocks(max_num_seqs, extra_tokens, kv_cache_bytes)
         _LOADED.add(self)
         self._contexts = Contexts(name, self.num_blocks, block_size)
         num_slots = self.num_blocks * block_size + KEY_GRAIN
-        self._cache = BlockCache(num_slots, self._contiguous)
+        self._cache = BlockCache(num_slots, self._packed.has_joined_keys)
         if self._decoder is not None:
             self._decoder.allocate(num_slots, block_size)
         self._is_to_compile = decoder in (COMPILED, COMPILED_GRAPHS)
@@ -172,7 +177,7 @@ class TransformersLM:
         try:
             with quiet():
                 for num_tokens in (2, 5) if self._has_company else (1, 2, 5):
-                    self._try(CompiledCache(num_tokens + KEY_GRAIN), num_tokens)
+                    self._packed.attempt(CompiledCache(num_tokens + KEY_GRAIN), num_tokens)
         except (SpecdecError, torch.OutOfMemoryError):
             raise
         except Exception as error:
@@ -379,75 +384,18 @@ class TransformersLM:
         """One forward; logits [len(wanted), V] float32."""
         if self._decoder is not None:
             return self._decoder.forward(tokens, layout, wanted)
-        num_wanted = len(wanted)
-        keep, rows = self._logits_to_keep(len(tokens), wanted)
-        options: dict[str, Any] = {"logits_to_keep": keep} if self._keeps_logits else {}
-        with torch.inference_mode(), cache.running(layout):
-            mask = RowMasks(layout, causal).block_diagonal(self.dtype) if self._contiguous else None
-            logits: Tensor = self.model(
-                input_ids=torch.tensor([tokens], device=self.device),
-                attention_mask=mask,
-                position_ids=layout.positions,
-                past_key_values=cache,
-                use_cache=True,
-                **options,
-            ).logits[0]
-            if not self._keeps_logits:
-                logits = logits[wanted]
-            elif rows is not None:
-                logits = logits[rows]
-        logits = logits[:num_wanted].float()
-        # Callers may write into what they get, outside inference mode too.
-        return logits.clone() if logits.is_inference() and not torch.is_inference_mode_enabled() else logits
+        return self._packed.run(cache, tokens, layout, wanted)
 
-    def _logits_to_keep(self, num_tokens: int, wanted: list[int]) -> tuple[int | Tensor, list[int] | None]:
-        """What transformers calls `logits_to_keep`, and which rows of its answer are wanted (None: the first ones)."""
-        if not wanted:
-            return 1, None
-        if self._bitwise and len(wanted) == 1:
-            # The output layer is a product too, and must not see one row alone.
-            wanted = wanted * 2
-            return (0, None) if num_tokens == 2 and wanted[0] == 0 else (torch.tensor(wanted, device=self.device), None)
-        if wanted[0] == num_tokens - len(wanted):
-            return (0 if wanted[0] == 0 else len(wanted)), None
-        return torch.tensor(wanted, device=self.device), None
-
-    def _probe(self) -> tuple[int, int]:
-        """Run two tokens: bytes of keys and values per token, and the width of the logits.
+    @_on_its_device
+    def _probe(self) -> CacheShape:
+        """What the model keeps of a token, tried with two.
 
         Raises:
             UsageError: the forward does not run on a block cache, or leaves it untouched.
         """
         if self._decoder is not None:
-            return self._decoder.kv_bytes_per_token, self._decoder.vocab_size
-        cache = BlockCache(2 + KEY_GRAIN, self._contiguous)
-        kind = self.config.model_type
-
-        def refusal(why: str = "") -> UsageError:
-            said = "is not supported: it does not run on a cache of keys and values"
-            return UsageError(
-                f"architecture `{kind}` of `{self.name}` {said}{why}",
-                "choose a model of another family (Llama, Qwen, Mistral, Gemma, Phi-3, GPT-2, GPT-NeoX, Falcon, ...)",
-            )
-
-        if "position_ids" not in inspect.signature(self.model.forward).parameters:
-            raise refusal()
-        try:
-            logits = self._try(cache, 2)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:
-            raise refusal(f" ({first_line(error)})") from error
-        if not cache.stores:
-            raise refusal()
-        return sum(store.bytes_per_token for store in cache.stores.values()), logits.shape[1]
-
-    @_on_its_device
-    def _try(self, cache: BlockCache, num_tokens: int) -> Tensor:
-        """Logits [num_tokens, V] of a sequence of the first token alone, on a cache of its own."""
-        span, piece = Span(0, num_tokens, num_tokens, 0, None), (0, num_tokens, 0)
-        layout = Layout(list(range(num_tokens)), [span], [piece], num_tokens, False, self.device)
-        return self._forward(cache, [0] * num_tokens, layout, list(range(num_tokens)))
+            return CacheShape(self._decoder.kv_bytes_per_token, self._decoder.vocab_size)
+        return self._packed.probe(self.name)
 
     def _affordable_blocks(self, max_num_seqs: int, extra_tokens: int, kv_cache_bytes: KVCacheBytes) -> int:
         wanted = max_num_seqs * -(-(self.max_context + extra_tokens) // self.block_size)

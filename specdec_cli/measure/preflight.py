@@ -11,6 +11,7 @@ from specdec_cli.lm.dummy import StandIn
 from specdec_cli.lm.facts import ModelFacts, describe, describe_tokenizer, small_files
 from specdec_cli.lm.generation import Generation, read_generation
 from specdec_cli.lm.load import check_context
+from specdec_cli.lm.transformers_lm import decoder_when
 from specdec_cli.measure.outlook import Outlook, outlook
 from specdec_cli.text.overlap import Overlap
 from specdec_cli.text.tokenizer import Tokenizer
@@ -61,15 +62,15 @@ class Memory:
     Args:
         device: where it would run.
         weights: of the model.
-        kv_per_token: keys and values of one token.
-        kv_wanted: for max_num_seqs sequences of the whole context.
+        kv_per_token: keys and values of one token; None where only loading tells.
+        kv_wanted: for max_num_seqs sequences of the whole context; None likewise.
         logits: float32 logits of one step: max_num_seqs × (k+1) × V for a target, max_num_seqs × k × V for a draft.
     """
 
     device: str
     weights: int
-    kv_per_token: int
-    kv_wanted: int
+    kv_per_token: int | None
+    kv_wanted: int | None
     logits: int
 
     @property
@@ -142,9 +143,9 @@ def preflight(recipe: Recipe, machine: Machine, *, trust_remote_code: bool = Fal
     models: dict[str, Target | Draft] = {"target": recipe.target}
     if recipe.draft.model is not None:
         models["draft"] = recipe.draft
-    is_compiled = recipe.engine.compile is True
-    found.target = _describe(found, recipe.target, trust_remote_code, is_compiled)
-    found.draft = _describe(found, recipe.draft, trust_remote_code, is_compiled) if "draft" in models else None
+    decoder = decoder_when(recipe.engine.decoder, recipe.engine.compile is True)
+    found.target = _describe(found, recipe.target, trust_remote_code, decoder)
+    found.draft = _describe(found, recipe.draft, trust_remote_code, decoder) if "draft" in models else None
     _read_generation(found, recipe, trust_remote_code)
     _compare_tokenizers(found, models, trust_remote_code)
     _limit_contexts(found, recipe, trust_remote_code)
@@ -155,10 +156,10 @@ def preflight(recipe: Recipe, machine: Machine, *, trust_remote_code: bool = Fal
     return found
 
 
-def _describe(found: Preflight, model: Target | Draft, trust_remote_code: bool, is_compiled: bool) -> ModelFacts | None:
+def _describe(found: Preflight, model: Target | Draft, trust_remote_code: bool, decoder: str) -> ModelFacts | None:
     assert model.model is not None, "only a named model is described"
     try:
-        return describe(
+        facts = describe(
             model.model,
             revision=model.revision,
             dtype=model.dtype,
@@ -166,11 +167,18 @@ def _describe(found: Preflight, model: Target | Draft, trust_remote_code: bool, 
             load_format=model.load_format,
             quantize=model.quantize,
             device=model.device,
-            compiled=is_compiled,
+            decoder=decoder,
         )
     except SpecdecError as error:
         found.problems.append(_as_problem(error))
         return None
+    if facts.kv_bytes_per_token is None:
+        message = (
+            f"architecture `{facts.architecture}` of `{facts.name}` goes by the numbers that it computes, and could "
+            "not be tried without its weights: its KV cache is not known before it is loaded"
+        )
+        found.problems.append(Problem("warning", message))
+    return facts
 
 
 def _as_problem(error: SpecdecError) -> Problem:
@@ -307,7 +315,7 @@ def _estimate_memory(found: Preflight, recipe: Recipe, machine: Machine) -> None
             device=device.name,
             weights=facts.weights_bytes,
             kv_per_token=facts.kv_bytes_per_token,
-            kv_wanted=tokens * facts.kv_bytes_per_token,
+            kv_wanted=None if facts.kv_bytes_per_token is None else tokens * facts.kv_bytes_per_token,
             logits=num_seqs * rows[role] * facts.embedding_size * _FLOAT32_BYTES,
         )
         if device.dtypes[facts.dtype] == "emulated":
@@ -323,7 +331,7 @@ def _check_fit(found: Preflight, machine: Machine) -> None:
         assert device is not None, "memory was estimated on devices that are here"
         free = device.free_bytes
         least = sum(memory.least for memory in parts.values())
-        wanted = sum(memory.kv_wanted for memory in parts.values())
+        wanted = sum(memory.kv_wanted or 0 for memory in parts.values())
         if least > free:
             message = f"weights and logits take {_gigabytes(least)} of `{name}`, and {_gigabytes(free)} are free"
             hint = "choose a smaller model, a smaller dtype or another device"

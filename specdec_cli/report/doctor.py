@@ -171,8 +171,10 @@ def _pair_rows(pair: Preflight) -> list[tuple[str, str, str]]:
         if memory is not None:
             column["device"] = memory.device
             column["weights"] = gigabytes(memory.weights)
-            column["KV per token"] = f"{memory.kv_per_token / 1e3:.1f} kB"
-            column["KV, every sequence at full context"] = gigabytes(memory.kv_wanted)
+            column["KV per token"] = _NOTHING if memory.kv_per_token is None else f"{memory.kv_per_token / 1e3:.1f} kB"
+            column["KV, every sequence at full context"] = (
+                _NOTHING if memory.kv_wanted is None else gigabytes(memory.kv_wanted)
+            )
             column["logits of a step"] = gigabytes(memory.logits)
     names = list(columns[0] | columns[1])
     return [(name, columns[0].get(name, _NOTHING), columns[1].get(name, _NOTHING)) for name in names]

@@ -39,7 +39,7 @@ def quiet_environment(monkeypatch):
     def loads(*_, **__):
         raise AssertionError("doctor loads no weights")
 
-    monkeypatch.setattr(load, "_model", loads)
+    monkeypatch.setattr(load.AutoModelForCausalLM, "from_pretrained", loads)
 
 
 def doctor(capsys, *arguments, code=0):

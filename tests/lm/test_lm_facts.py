@@ -8,7 +8,7 @@ from transformers import DeepseekV3Config
 
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm import facts
-from specdec_cli.lm.checkpoint import check_architecture
+from specdec_cli.lm.architecture import check_architecture
 from specdec_cli.lm.facts import describe, small_files
 from specdec_cli.lm.load import load_lm
 
@@ -71,11 +71,11 @@ def test_what_cannot_be_cut_back_is_refused_by_name(tmp_path):
 
 def test_compressed_keys_and_values_are_refused_by_name():
     config = DeepseekV3Config(num_hidden_layers=2, hidden_size=32)
-    with pytest.raises(UsageError, match="architecture `deepseek_v3` of `d` keeps keys and values compressed"):
+    with pytest.raises(UsageError, match="`deepseek_v3` of `d` is not supported: it keeps keys and values compressed"):
         check_architecture("d", config, False)
 
 
 def test_what_is_compiled_on_a_cpu_is_counted_as_it_is_kept(tmp_path):
     folder = str(make_tiny("gemma2", tmp_path, tie_word_embeddings=True))
     loaded = load_lm(folder, dtype="bfloat16", decoder="compiled")
-    assert describe(folder, dtype="bfloat16", compiled=True).weights_bytes == loaded.weight_bytes
+    assert describe(folder, dtype="bfloat16", decoder="compiled").weights_bytes == loaded.weight_bytes

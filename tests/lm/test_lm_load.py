@@ -197,24 +197,46 @@ def save(config, folder):
     return folder
 
 
+_STATE = "cannot be cut back"
+
+
 @pytest.mark.parametrize(
-    "config",
+    ("config", "said"),
     [
-        transformers.MambaConfig(),
-        transformers.Mamba2Config(),
-        transformers.RwkvConfig(),
-        transformers.RecurrentGemmaConfig(),
-        transformers.JambaConfig(),
-        transformers.Lfm2Config(num_hidden_layers=2, layer_types=["conv", "full_attention"]),
-        transformers.Qwen3NextConfig(),
+        (transformers.MambaConfig(), _STATE),
+        (transformers.Mamba2Config(), _STATE),
+        (transformers.RwkvConfig(), _STATE),
+        (transformers.RecurrentGemmaConfig(), _STATE),
+        (transformers.JambaConfig(), _STATE),
+        (transformers.Qwen3NextConfig(), _STATE),
+        (transformers.ZambaConfig(), _STATE),
+        (transformers.Lfm2Config(num_hidden_layers=2, layer_types=["conv", "full_attention"]), "short convolutions"),
+        (transformers.Llama4TextConfig(), "chunked attention"),
+        (transformers.DeepseekV32Config(), "with an indexer"),
+        (transformers.GlmMoeDsaConfig(), "with an indexer"),
+        (transformers.DeepseekV4Config(), "compressed blocks of keys"),
+        (transformers.DeepseekV3Config(), "multi-head latent attention"),
+        (transformers.OpenAIGPTConfig(), "without a cache"),
+        (transformers.ReformerConfig(is_decoder=True), "buckets"),
+        (transformers.BltConfig(), "bytes in patches"),
+        (transformers.GitConfig(), "captions images"),
     ],
-    ids=lambda config: config.model_type,
+    ids=lambda value: getattr(value, "model_type", ""),
 )
-def test_a_state_that_cannot_be_cut_back(config, tmp_path):
+def test_each_refusal_says_what_the_architecture_does(config, said, tmp_path):
     config.architectures = None
     error = refusal(save(config, tmp_path), UsageError)
     assert f"architecture `{config.model_type}`" in error.message
-    assert "cannot be cut back" in error.message
+    assert said in error.message
+
+
+@pytest.mark.parametrize(
+    "config", [transformers.LlavaConfig(), transformers.Qwen2VLConfig()], ids=["llava", "qwen2_vl"]
+)
+def test_a_multimodal_wrapper_is_named_as_one(config, tmp_path):
+    error = refusal(save(config, tmp_path), UsageError)
+    assert "is a multimodal model" in error.message
+    assert "decoder-only" not in error.hint
 
 
 def test_encoder_decoders_and_masked_models(tmp_path):

@@ -1,0 +1,116 @@
+"""A tiny random checkpoint of every model type that transformers lists among the causal LMs."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from specdec_cli.lm.architecture import ENCODERS
+
+TYPES = tuple(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
+MOST_PARAMETERS = 20_000_000
+VOCAB = 97
+
+_SIZES = {
+    32: "hidden_size n_embd d_model dim embed_dim word_embed_proj_dim emb_dim embedding_size lru_width",
+    48: "intermediate_size ffn_dim d_inner n_inner encoder_ffn_dim decoder_ffn_dim ffn_hidden_size dff dim_feedforward",
+    4: "num_hidden_layers n_layer n_layers num_layers num_blocks num_attention_heads n_head n_heads num_heads "
+    "encoder_attention_heads decoder_attention_heads num_encoder_attention_heads num_decoder_attention_heads "
+    "num_experts num_local_experts n_routed_experts moe_num_experts mamba_n_heads linear_num_value_heads",
+    2: "encoder_layers decoder_layers num_encoder_layers num_decoder_layers num_key_value_heads n_head_kv num_kv_heads "
+    "num_experts_per_tok moe_topk top_k_experts moe_k linear_num_key_heads eos_token_id",
+    8: "head_dim kv_channels d_kv qk_nope_head_dim qk_rope_head_dim v_head_dim mamba_d_state state_size "
+    "linear_key_head_dim linear_value_head_dim global_head_dim hidden_size_per_layer_input rotary_dim",
+    128: "max_position_embeddings n_positions n_ctx max_seq_len seq_length",
+    11: "sliding_window window_size local_attention attention_window_size",
+    24: "moe_intermediate_size shared_expert_intermediate_size expert_ffn_hidden_size",
+    16: "q_lora_rank kv_lora_rank mamba_d_head",
+    1: "n_group topk_group mamba_n_groups bos_token_id",
+    0: "pad_token_id num_kv_shared_layers",
+    VOCAB: "vocab_size vocab_size_per_layer_input",
+}
+SMALL = {name: size for size, names in _SIZES.items() for name in names.split()}
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+_HYBRID = ["mamba", "mamba", "hybrid"] * 2
+_INDEXER = {"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 64}
+OWN: dict[str, dict[str, Any]] = {
+    "cohere_compass_text": {
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "rope_parameters": {"sliding_attention": _ROPE, "full_attention": _ROPE},
+    },
+    "dbrx": {
+        "rope_parameters": _ROPE,
+        "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0},
+        "ffn_config": {"ffn_hidden_size": 24, "moe_num_experts": 4, "moe_top_k": 2},
+    },
+    "dots1": {"n_shared_experts": 1, "first_k_dense_replace": 1, "num_experts_per_tok": 2},
+    "dots3_note_text": {"num_key_value_heads": 4},
+    "falcon_h1": {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8},
+    "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 1, "state_size": 8},
+    "qwen4_exp_text": {**_INDEXER, "indexer_compress_ratio": 16, "ngram_vocab_size_base": 1000, "hc_lowrank": 8},
+    "reformer": {"is_decoder": True, "axial_pos_shape": [8, 16], "axial_pos_embds_dim": [16, 16]},
+    "zamba": {"num_hidden_layers": 6},
+    "zamba2": {"num_hidden_layers": 6, "layers_block_type": _HYBRID},
+    "zaya": {"num_experts_per_tok": 1},
+}
+
+
+def tiny_config(model_type: str, **changes: Any) -> Any:
+    """A small configuration of a type, its parts small as well."""
+    return _small(CONFIG_MAPPING[model_type], OWN.get(model_type, {}) | changes)
+
+
+def _small(config_class: Any, changes: dict[str, Any]) -> Any:
+    known = set(inspect.signature(config_class.__init__).parameters)
+    if dataclasses.is_dataclass(config_class):
+        known |= {field.name for field in dataclasses.fields(config_class)}
+    given = {name: size for name, size in SMALL.items() if name in known} | changes
+    for name, part in (getattr(config_class, "sub_configs", None) or {}).items():
+        if name in changes:
+            continue
+        if part.__name__ == "AutoConfig":
+            default = getattr(config_class(), name, None)
+            part = None if default is None else type(default)
+        if part is not None:
+            given[name] = _small(part, OWN.get(part.model_type, {}))
+    return config_class(**given)
+
+
+def save_tiny(model_type: str, folder: Path, **changes: Any) -> Path:
+    """Save a random checkpoint; of a type that cannot be made here (it is refused anyway), the configuration alone."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        config = tiny_config(model_type, **changes)
+    except Exception:
+        config = CONFIG_MAPPING[model_type]()
+    if model_type in ENCODERS:
+        config.is_decoder = True
+    config.save_pretrained(folder)
+    try:
+        with torch.device("meta"):
+            outline = AutoModelForCausalLM.from_config(config)
+        if sum(parameter.numel() for parameter in outline.parameters()) > MOST_PARAMETERS:
+            return folder
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    except Exception:
+        return folder
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, 1.0 if "embed" in name or "wte" in name else 2.5 * parameter.shape[-1] ** -0.5)
+    model.generation_config.eos_token_id = None
+    model.save_pretrained(folder)
+    if type(model.config) is not type(config):  # a text model out of a multimodal one
+        config.architectures = None
+        config.save_pretrained(folder)
+    return folder
