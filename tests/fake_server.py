@@ -47,6 +47,7 @@ class Fake:
         faulty_from: the first request (the warm-up is 0) that it happens to.
         key: the one it wants.
         others: tokens that somebody else's requests get in the meantime, for each of ours.
+        refusal: its words when it refuses, or None for some of its own.
         pause_s: before an answer.
         script: events to stream in place of words, or what makes them of a request: strings as they are, numbers wait.
         most_per_connection: requests that a connection answers; the next one finds it closed.
@@ -60,6 +61,7 @@ class Fake:
     faulty_from: int = 0
     key: str | None = None
     others: int = 0
+    refusal: str | None = None
     pause_s: float = 0.0
     most_per_connection: int | None = None
     script: list[Any] | Callable[[dict[str, Any]], list[Any]] | None = None
@@ -137,7 +139,8 @@ class Handler(BaseHTTPRequestHandler):
         time.sleep(self.fake.pause_s)
         fault = self.fake.fault if place >= self.fake.faulty_from else None
         if isinstance(fault, int):
-            words = {"error": {"message": f"I say {fault} \x1b[31m to key {self.fake.key}"}}
+            said = self.fake.refusal or f"I say {fault} \x1b[31m to key {self.fake.key}"
+            words = {"error": {"message": said}}
             self.plain(fault, json.dumps(words))
         elif fault == "error body":
             self.plain(200, '{"error": {"message": "no such model"}}')

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specdec_cli.cli.endpoint_options import ApiKey, Concurrency, EndpointModel, EndpointTimeout, EndpointWish, Url
+from specdec_cli.cli.endpoint_options import (
+    ApiKey,
+    Concurrency,
+    EndpointModel,
+    EndpointTimeout,
+    EndpointWish,
+    ExtraBody,
+    MaxTokens,
+    RequestRate,
+    Url,
+)
 from specdec_cli.cli.measurement import Measurement
 from specdec_cli.cli.measurement_options import (
     HOW,
@@ -86,6 +96,9 @@ def bench(
     concurrency: Concurrency = None,
     endpoint_model: EndpointModel = None,
     endpoint_timeout: EndpointTimeout = None,
+    request_rate: RequestRate = None,
+    extra_body: ExtraBody = None,
+    max_tokens_field: MaxTokens = None,
     api_key: ApiKey = None,
     plot: Plot = None,
     html: Html = None,
@@ -93,7 +106,16 @@ def bench(
     shared: Shared,
 ) -> ExitCode | None:
     """Measure what a draft gains, against the same engine without one. Exit code 3 if a gate is crossed."""
-    asked = EndpointWish(endpoint, concurrency, endpoint_model, endpoint_timeout, api_key)
+    asked = EndpointWish(
+        endpoint,
+        concurrency,
+        endpoint_model,
+        endpoint_timeout,
+        request_rate,
+        extra_body,
+        max_tokens_field,
+        api_key,
+    )
     asked.check_alone()
     if endpoint is not None:
         from specdec_cli.cli.bench_endpoint import run_endpoint

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -22,8 +23,11 @@ from specdec_cli.cli.output import deliver_with_report, envelope
 from specdec_cli.cli.screen import interruptible, open_screen
 from specdec_cli.errors import ExitCode, UsageError
 from specdec_cli.measure.address import check_key, parse_address
-from specdec_cli.measure.endpoint_bench import EndpointBench, Plan, sampling_fields
+from specdec_cli.measure.arrivals import parse_rate
+from specdec_cli.measure.endpoint_bench import EndpointBench
+from specdec_cli.measure.endpoint_plan import EndpointPlan, pace_words
 from specdec_cli.measure.load import look_at_load
+from specdec_cli.measure.request_fields import check_max_tokens_field, parse_extra_body, sampling_fields
 from specdec_cli.measure.workload import task_of
 from specdec_cli.recipe.present import to_yaml
 from specdec_cli.report.bench import BenchView
@@ -38,7 +42,10 @@ if TYPE_CHECKING:
 
 _OWN_VARIABLE = "SPECDEC_API_KEY"
 _KEY_VARIABLES = (_OWN_VARIABLE, "OPENAI_API_KEY")
-_OWN = {"endpoint", "concurrency", "endpoint_model", "endpoint_timeout", "api_key", "repeats", "chat", "dry_run"}
+_OWN = {
+    *("endpoint", "concurrency", "endpoint_model", "endpoint_timeout", "api_key", "repeats", "chat", "dry_run"),
+    *("request_rate", "extra_body", "max_tokens_field"),
+}
 _PATHS = {"recipe", "sets", "json", "output", "force", "quiet", "target.model"}
 _SECTIONS = ("sampling.", "workload.", "gates.")
 
@@ -66,7 +73,7 @@ def run_endpoint(
     recipe = resolved.recipe
     check_regression(recipe, shared)
     plan = _plan(resolved, wish, repeats or 1, chat)
-    _check_gates(recipe)
+    _check_gates(recipe, plan.has_arrivals)
     if dry_run:
         _show(resolved, shared, plan)
         return None
@@ -98,27 +105,34 @@ def _key_in(variable: str) -> str | None:
     return next(filter(None, map(str.strip, keys)), None)
 
 
-def _plan(resolved: Resolved, wish: EndpointWish, repeats: int, chat: bool) -> Plan:
+def _plan(resolved: Resolved, wish: EndpointWish, repeats: int, chat: bool) -> EndpointPlan:
     assert wish.url is not None, "without a server there is nothing to measure"
     key = next((value for value in (wish.key, *map(_key_in, _KEY_VARIABLES)) if value), None)
     named = None if resolved.built_in_pair else resolved.recipe.target.model
-    return Plan(
+    rate = parse_rate(wish.request_rate)
+    max_tokens_field = wish.max_tokens_field or "max_tokens"
+    check_max_tokens_field(max_tokens_field, chat)
+    return EndpointPlan(
         address=parse_address(wish.url),
         key=check_key(key),
         model=wish.model or named,
         model_from="--endpoint-model" if wish.model else "the recipe's target" if named else "/v1/models",
         chat=chat,
-        concurrency=wish.concurrency or 1,
+        concurrency=wish.concurrency or (1 if rate == inf else None),
+        request_rate=rate,
+        seed=resolved.recipe.sampling.seed,
+        extra_body=parse_extra_body(wish.extra_body),
+        max_tokens_field=max_tokens_field,
         repeats=repeats,
         **({} if wish.timeout_s is None else {"timeout_s": wish.timeout_s}),
     )
 
 
-def _check_gates(recipe: Recipe, rows: Sequence[PromptRow] | None = None) -> None:
+def _check_gates(recipe: Recipe, has_arrivals: bool, rows: Sequence[PromptRow] | None = None) -> None:
     """Refuse gates that could not be judged, before anybody is asked; tasks are checked once the rows are read."""
     from specdec_cli.measure.gates import Pairs, check_measurable, check_paths, parse_all
 
-    gates, schema = parse_all(recipe.gates.fail_if), json_schema()
+    gates, schema = parse_all(recipe.gates.fail_if), json_schema(has_arrivals)
     if rows is None:
         gates = [gate for gate in gates if not gate.path.startswith("by_task.")]
     names = {"by_task": list(dict.fromkeys(map(task_of, rows or ())))}
@@ -127,14 +141,14 @@ def _check_gates(recipe: Recipe, rows: Sequence[PromptRow] | None = None) -> Non
         check_measurable(recipe.gates, schema, names, Pairs.of(rows, batch_size=1, repeats=1))
 
 
-def _document_recipe(resolved: Resolved, plan: Plan) -> dict[str, Any]:
+def _document_recipe(resolved: Resolved, plan: EndpointPlan) -> dict[str, Any]:
     """What of the recipe has a meaning here."""
     whole = resolved.recipe.as_dict()
     target = {"target": {"model": plan.model}} if plan.model_from == "the recipe's target" else {}
     return target | {name: whole[name] for name in ("sampling", "workload", "gates")}
 
 
-def _show(resolved: Resolved, shared: Shared, plan: Plan) -> None:
+def _show(resolved: Resolved, shared: Shared, plan: EndpointPlan) -> None:
     """What would be sent, and where the recipe's values came from; nobody is asked."""
     recipe = resolved.recipe
     num = num_at_hand(recipe.workload)
@@ -143,14 +157,16 @@ def _show(resolved: Resolved, shared: Shared, plan: Plan) -> None:
         "origins": {key: origin for key, origin in resolved.origins.items() if key.partition(".")[0] in kept},
         "num_prompts": num,
         "endpoint": {"url": plan.address.root, "path": plan.path, "model": plan.model, "model_from": plan.model_from},
-        "fields": sampling_fields(recipe.sampling),
+        "fields": sampling_fields(recipe.sampling, plan.max_tokens_field),
+        "extra_body": dict(plan.extra_body),
         "concurrency": plan.concurrency,
+        "request_rate": plan.request_rate if plan.has_arrivals else None,
         "repeats": plan.repeats,
     }
     model = f"`{plan.model}`" if plan.model else "the first model that it lists"
     prompts = num_prompts_words(recipe.workload, num)
     head = (
-        f"# would send {prompts}, {plan.repeats} times, {plan.concurrency} at a time, "
+        f"# would send {prompts}, {plan.repeats} times, {pace_words(plan.concurrency, plan.request_rate)}, "
         f"to {plan.address.api}{plan.path} for {model}"
     )
     show_plan(kept, body, shared, f"{head}\n{to_yaml(resolved, origins=True)}")
@@ -162,7 +178,7 @@ class _Run:
 
     resolved: Resolved
     shared: Shared
-    plan: Plan
+    plan: EndpointPlan
     rows: Sequence[PromptRow]
     screen: Screen
 
@@ -172,7 +188,7 @@ class _Run:
         from specdec_cli.measure.gates import raise_if_crossed
 
         recipe = self.resolved.recipe
-        _check_gates(recipe, self.rows)
+        _check_gates(recipe, self.plan.has_arrivals, self.rows)
         earlier = None if recipe.gates.baseline is None else read_baseline(recipe.gates.baseline, SCHEMA)
         load = look_at_load()
         bench = EndpointBench(self.plan, self.rows, recipe.sampling)
@@ -212,10 +228,11 @@ class _Run:
         self.screen.say(f"asking {self.plan.address.root}; the first answer is not counted")
 
         def line() -> str:
-            return f"{len(bench.visits)} of {bench.total} requests, {self.plan.concurrency} at a time"
+            pace = pace_words(self.plan.concurrency, self.plan.request_rate)
+            return f"{len(bench.visits)} of {bench.total} requests, {pace}"
 
         console, is_live = self.screen.console, self.screen.is_live
-        if self.plan.concurrency > 1:
+        if self.plan.concurrency != 1 or self.plan.has_arrivals:
             with CountingLine(console.file, line, is_live):
                 bench.run(stopped, lambda: None)
             return

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from specdec_cli.errors import UsageError
+from specdec_cli.measure.request_fields import MaxTokensField
 
 _PANEL = "A server"
 
@@ -49,6 +50,33 @@ EndpointTimeout = Annotated[
         rich_help_panel=_PANEL,
     ),
 ]
+RequestRate = Annotated[
+    float | None,
+    typer.Option(
+        "--request-rate",
+        help="Requests that arrive per second, at random (Poisson, by --seed), whether the server keeps up or not; "
+        "--concurrency then limits how many are open. inf, if not given: the next is sent when one has ended.",
+        metavar="R",
+        rich_help_panel=_PANEL,
+    ),
+]
+ExtraBody = Annotated[
+    str | None,
+    typer.Option(
+        "--extra-body",
+        help="Fields to add to every request; those that the benchmark sets itself are refused.",
+        metavar="JSON",
+        rich_help_panel=_PANEL,
+    ),
+]
+MaxTokens = Annotated[
+    MaxTokensField | None,
+    typer.Option(
+        "--max-tokens-field",
+        help="The field that holds -n/--max-new-tokens: max_tokens if not given.",
+        rich_help_panel=_PANEL,
+    ),
+]
 ApiKey = Annotated[
     str | None,
     typer.Option(
@@ -69,6 +97,9 @@ class EndpointWish:
         concurrency: requests at a time.
         model: the name to ask for.
         timeout_s: longest silence of the server.
+        request_rate: requests that arrive per second.
+        extra_body: fields to add to every request, as JSON.
+        max_tokens_field: the field that holds the most tokens of an answer.
         key: its API key.
     """
 
@@ -76,6 +107,9 @@ class EndpointWish:
     concurrency: int | None
     model: str | None
     timeout_s: float | None
+    request_rate: float | None
+    extra_body: str | None
+    max_tokens_field: MaxTokensField | None
     key: str | None = field(repr=False)
 
     def check_alone(self) -> None:
@@ -88,6 +122,9 @@ class EndpointWish:
             "--concurrency": self.concurrency,
             "--endpoint-model": self.model,
             "--endpoint-timeout": self.timeout_s,
+            "--request-rate": self.request_rate,
+            "--extra-body": self.extra_body,
+            "--max-tokens-field": self.max_tokens_field,
             "--api-key": self.key,
         }
         given = next((name for name, value in options.items() if value is not None), None)

@@ -8,6 +8,8 @@ from urllib.parse import urlsplit
 
 from specdec_cli.errors import UsageError
 
+_WILDCARDS = {"0.0.0.0": "127.0.0.1", "0": "127.0.0.1", "::": "[::1]"}
+
 
 @dataclass(frozen=True, slots=True)
 class Address:
@@ -40,8 +42,17 @@ def parse_address(url: str) -> Address:
         raise UsageError("`--endpoint` must hold no user, password or query", "give a key with --api-key")
     path = parts.path.rstrip("/")
     version = re.search(r"/v\d+$", path)
-    root = f"{parts.scheme}://{parts.netloc}{path[: version.start()] if version else path}"
+    place = _reachable(parts.hostname or "", parts.netloc)
+    root = f"{parts.scheme}://{place}{path[: version.start()] if version else path}"
     return Address(root, root + (version[0] if version else "/v1"))
+
+
+def _reachable(host: str, place: str) -> str:
+    """Host and port to ask at: a wildcard address, which a server listens on, stands for this machine."""
+    if host not in _WILDCARDS:
+        return place
+    port = place.rpartition("]")[2].rpartition(":")[2] if place.rpartition("]")[2].count(":") else ""
+    return f"{_WILDCARDS[host]}{port and f':{port}'}"
 
 
 def check_key(key: str | None) -> str | None:

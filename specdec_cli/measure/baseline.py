@@ -14,10 +14,13 @@ from specdec_cli.measure.stats import MIN_PAIRS
 from specdec_cli.recipe.gate import parse_percentage
 
 _MORE_IS_BETTER = ("speedup.decode", "speedup.latency", RECOMMENDED)
-_LESS_IS_BETTER = ("timing.ttft_s", "timing.tpot_s", "timing.latency_s")
+_LESS_IS_BETTER = (
+    *("timing.ttft_s", "timing.tpot_s", "timing.latency_s"),
+    *("timing.arrival_ttft_s", "timing.arrival_latency_s"),
+)
 _COMPARED = (*_MORE_IS_BETTER, *_LESS_IS_BETTER)
 _SAME = ("target", "workload", "sampling")
-_SAME_OF_SERVERS = ("concurrency", "chat", "repeats")
+_SAME_OF_SERVERS = ("concurrency", "request_rate", "chat", "repeats", "extra_body")
 _OTHERWISE = (
     *("plan.batch_size", "plan.chat", "environment.cpu", "environment.gpu", "environment.threads", "machine.num_cores"),
     *("environment.device", "environment.draft_device", "environment.dtype"),
@@ -101,7 +104,7 @@ def other_recipe(document: Mapping[str, Any], baseline: Mapping[str, Any]) -> st
     changed = [name for name in _SAME if new.get(name) != old.get(name)]
     if "endpoint" in document:
         plan, earlier = document["plan"], baseline.get("plan") or {}
-        changed += [name for name in _SAME_OF_SERVERS if plan[name] != earlier.get(name)]
+        changed += [name for name in _SAME_OF_SERVERS if (plan[name] or None) != (earlier.get(name) or None)]
     return f"the baseline is of another {' and '.join(changed)}: the two are not alike" if changed else None
 
 

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from specdec_cli.errors import UsageError
 from specdec_cli.measure.address import Address
 from specdec_cli.measure.answer import Answer
-from specdec_cli.measure.refusal import EndpointError, Reporter, system_words
+from specdec_cli.measure.refusal import TOO_MANY_FILES, EndpointError, Reporter, system_words
 from specdec_cli.proxy import Proxy, proxy_of
 from specdec_cli.text.printable import printable
 
@@ -223,6 +223,9 @@ class Endpoint:
             yield
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
             said = system_words(error) or self._say.clean(str(error)) or "it does not answer"
+            if said == TOO_MANY_FILES:
+                hint = "limit the open requests with --concurrency, or raise ulimit -n"
+                raise self._say.error(f"no connection to `{root}`: {said}", hint) from error
             hint = "start the server, or check host and port"
             raise self._say.error(f"no server at `{root}`: {said}", hint, is_gone=True) from error
         except httpx2.TimeoutException as error:

@@ -1,73 +1,33 @@
-"""The benchmark of a server: the workload's prompts, so many at a time, so many times, and what came back when.
+"""The benchmark of a server: the workload's prompts, so many at a time or at a rate, and what came back when.
 
 One request, whose prompt is no row's, is sent before anything counts. The server's own counters are read after it and
-after the last answer, so that their difference is this run's. Workers take the next prompt as soon as their last answer
-is complete. The time of a run is that in which at least one request was open: what is done while none is costs nothing.
+after the last answer, so that their difference is this run's.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from time import perf_counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from specdec_cli.errors import RunError
-from specdec_cli.measure.address import Address
 from specdec_cli.measure.answer import Answer
 from specdec_cli.measure.counters import Counters, difference, read_settled
 from specdec_cli.measure.endpoint import Endpoint
+from specdec_cli.measure.endpoint_plan import EndpointPlan, Visit
 from specdec_cli.measure.prompts import PromptRow
 from specdec_cli.measure.refusal import EndpointError
+from specdec_cli.measure.request_fields import request_body, sampling_fields, warm_up_row
+from specdec_cli.measure.sending import Sender
 from specdec_cli.measure.workload import task_of
 from specdec_cli.proxy import Proxy
 from specdec_cli.recipe.schema import Sampling
 
-Figure = Literal["ttft_s", "tpot_s", "itl_s", "latency_s"]
+Figure = Literal["ttft_s", "tpot_s", "itl_s", "latency_s", "queue_s", "arrival_ttft_s", "arrival_latency_s"]
 FIGURES: tuple[Figure, ...] = ("ttft_s", "tpot_s", "itl_s", "latency_s")
-_WARM_UP = "Before the runners start, they"
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """How a server is asked.
-
-    Args:
-        address: where it is.
-        key: its API key, or None.
-        model: the name to ask for; None takes the first that the server lists.
-        model_from: who said so, in words.
-        chat: prompts are messages.
-        concurrency: requests at a time.
-        repeats: how often every prompt is sent.
-        timeout_s: longest silence of the server.
-    """
-
-    address: Address
-    key: str | None = field(default=None, repr=False)
-    model: str | None = None
-    model_from: str = "/v1/models"
-    chat: bool = False
-    concurrency: int = 1
-    repeats: int = 1
-    timeout_s: float = 300.0
-
-    @property
-    def path(self) -> str:
-        """Where requests go, below the API's address."""
-        return "/chat/completions" if self.chat else "/completions"
-
-
-@dataclass(frozen=True, slots=True)
-class Visit:
-    """One request and what became of it: an answer, or an error."""
-
-    row: PromptRow
-    repeat: int
-    answer: Answer | None = None
-    error: EndpointError | None = None
+ARRIVAL_FIGURES: tuple[Figure, ...] = ("queue_s", "arrival_ttft_s", "arrival_latency_s")
+"""Of an open loop alone: from a request's arrival, whenever it was sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,45 +57,6 @@ class Distribution:
         return known | {"pairs": self.pairs, "values": self.values}
 
 
-def sampling_fields(sampling: Sampling) -> dict[str, Any]:
-    """The request's fields that say how to sample: OpenAI's, and vLLM's extras where they are set.
-
-    Length and temperature are always said, for servers have defaults of their own; a seed where chance is involved.
-    """
-    given: dict[str, Any] = {"max_tokens": sampling.max_new_tokens, "temperature": sampling.temperature}
-    if sampling.temperature > 0 or sampling.seed:
-        given["seed"] = sampling.seed
-    neutral = Sampling()
-    for name in (
-        *("top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
-        *("ignore_eos", "min_tokens"),
-    ):
-        if getattr(sampling, name) != getattr(neutral, name):
-            given[name] = getattr(sampling, name)
-    if sampling.logit_bias:
-        given["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
-    lists = {"stop": sampling.stop, "stop_token_ids": sampling.stop_token_ids}
-    return given | {name: list(values) for name, values in lists.items() if values}
-
-
-def request_body(row: PromptRow, model: str, chat: bool, fields: dict[str, Any]) -> dict[str, Any]:
-    """What is sent for one prompt; its own length and seed go before the run's."""
-    own = {"max_tokens": row.max_new_tokens, "seed": row.seed}
-    asked = {"messages": [{"role": "user", "content": row.prompt}]} if chat else {"prompt": row.prompt}
-    stream = {"stream": True, "stream_options": {"include_usage": True}}
-    return (
-        {"model": model} | asked | fields | {name: value for name, value in own.items() if value is not None} | stream
-    )
-
-
-def warm_up_row(rows: Sequence[PromptRow]) -> PromptRow:
-    """A prompt that no row begins with, nor it with a row: a server's cached prefixes are of no use to the rows."""
-    text = _WARM_UP
-    while any(row.prompt.startswith(text) or text.startswith(row.prompt) for row in rows):
-        text = f"{len(text)} {text}"
-    return PromptRow(-1, text)
-
-
 class EndpointBench:
     """A run against a server, and its figures.
 
@@ -145,29 +66,40 @@ class EndpointBench:
         sampling: of every request.
 
     Attributes:
-        visits: every request so far, in the order of their ends.
-        seconds: how long at least one request was open.
-        num_sent_again: requests whose connection broke before the answer began; their times tell of both.
+        sender: what sent the requests, with their clock.
+        num_sent_again: requests that found their kept connection closed; their times tell of both.
     """
 
-    def __init__(self, plan: Plan, rows: Sequence[PromptRow], sampling: Sampling) -> None:
+    def __init__(self, plan: EndpointPlan, rows: Sequence[PromptRow], sampling: Sampling) -> None:
         self.plan, self.rows = plan, list(rows)
-        self.fields = sampling_fields(sampling)
+        self.fields = sampling_fields(sampling, plan.max_tokens_field)
         self.model = plan.model or ""
         self.server: str | None = None
         self.version: str | None = None
         self.proxy: Proxy | None = None
         self.counters = Counters(None, {}, ())
-        self.visits: list[Visit] = []
-        self.seconds = 0.0
+        self.sender = Sender(plan, self._body, lambda: False, lambda: None)
         self.num_sent_again = 0
-        self._num_open, self._opened = 0, 0.0
-        self._gone: EndpointError | None = None
+
+    @property
+    def visits(self) -> list[Visit]:
+        """Every request so far, in the order of their ends."""
+        return self.sender.visits
+
+    @property
+    def seconds(self) -> float:
+        """How long the requests took together."""
+        return self.sender.seconds
 
     @property
     def total(self) -> int:
         """Requests to send."""
         return len(self.rows) * self.plan.repeats
+
+    @property
+    def figures(self) -> tuple[Figure, ...]:
+        """Those that this run has."""
+        return (*FIGURES, *ARRIVAL_FIGURES) if self.plan.has_arrivals else FIGURES
 
     def run(self, stopped: Callable[[], bool], when_idle: Callable[[], None]) -> None:
         """Measure; what was measured is in `visits`.
@@ -179,19 +111,21 @@ class EndpointBench:
 
         Raises:
             EndpointError: nothing can be measured: no server, no such model, a key that is refused.
-            RunError: the server went away, or no request was answered.
+            RunError: the server went away, or no request was answered, or none with any output.
         """
-        asyncio.run(self._run(stopped, when_idle))
+        self.sender = Sender(self.plan, self._body, stopped, when_idle)
+        asyncio.run(self._run())
 
-    async def _run(self, stopped: Callable[[], bool], when_idle: Callable[[], None]) -> None:
+    async def _run(self) -> None:
         plan = self.plan
-        async with Endpoint(plan.address, plan.key, plan.timeout_s, plan.concurrency) as endpoint:
+        most = self.total if plan.concurrency is None else plan.concurrency
+        async with Endpoint(plan.address, plan.key, plan.timeout_s, most) as endpoint:
             self.proxy = endpoint.proxy
             await self._introduce(endpoint)
             await endpoint.ask(plan.path, self._body(warm_up_row(self.rows)))
             before = await read_settled(endpoint.text, self.model)
             sent_before = endpoint.num_sent_again
-            await self._measure(endpoint, stopped, when_idle)
+            await self.sender.send(endpoint, self.rows)
             self.num_sent_again = endpoint.num_sent_again - sent_before
             self._check_answered()
             after = await read_settled(endpoint.text, self.model) if before is not None else None
@@ -199,7 +133,8 @@ class EndpointBench:
         self.counters = difference(before, after, tokens)
 
     def _body(self, row: PromptRow) -> dict[str, Any]:
-        return request_body(row, self.model, self.plan.chat, self.fields)
+        plan = self.plan
+        return request_body(row, self.model, plan.chat, self.fields, plan.extra_body, plan.max_tokens_field)
 
     async def _introduce(self, endpoint: Endpoint) -> None:
         """Learn who is there, and choose the model."""
@@ -215,55 +150,20 @@ class EndpointBench:
             self.model = offered[0]
         self.server, self.version = endpoint.server, await endpoint.version()
 
-    async def _measure(self, endpoint: Endpoint, stopped: Callable[[], bool], when_idle: Callable[[], None]) -> None:
-        """Send every prompt as often as planned; ends early when the server is gone."""
-        jobs = iter([(row, repeat) for repeat in range(self.plan.repeats) for row in self.rows])
-        workers = [self._work(endpoint, jobs, stopped, when_idle) for _ in range(self.plan.concurrency)]
-        await asyncio.gather(*workers)
-
-    async def _work(
-        self,
-        endpoint: Endpoint,
-        jobs: Iterator[tuple[PromptRow, int]],
-        stopped: Callable[[], bool],
-        when_idle: Callable[[], None],
-    ) -> None:
-        for row, repeat in jobs:
-            if stopped() or self._gone is not None:
-                return
-            body = self._body(row)
-            try:
-                with self._open():
-                    answer = await endpoint.ask(self.plan.path, body)
-                visit = Visit(row, repeat, answer)
-            except EndpointError as error:
-                visit = Visit(row, repeat, error=error)
-                self._gone = error if error.is_gone else self._gone
-            self.visits.append(visit)
-            if not self._num_open:
-                when_idle()
-
-    @contextmanager
-    def _open(self) -> Iterator[None]:
-        """One request: the clock of the run goes on while any is open."""
-        if not self._num_open:
-            self._opened = perf_counter()
-        self._num_open += 1
-        try:
-            yield
-        finally:
-            self._num_open -= 1
-            if not self._num_open:
-                self.seconds += perf_counter() - self._opened
-
     def _check_answered(self) -> None:
         """Refuse to report on a server that went away, or that answered nothing."""
-        if self._gone is not None:
+        gone = self.sender.gone
+        if gone is not None:
             after = f"after {self.num_answered} of {self.total} answers"
-            raise RunError(f"the server went away {after}: {self._gone.message}", "look into its log")
+            raise RunError(f"the server went away {after}: {gone.message}", "look into its log")
         if self.visits and not self.num_answered:
             first = next(visit.error for visit in self.visits if visit.error is not None)
             raise RunError(f"none of {len(self.visits)} requests was answered: {first.message}", first.hint)
+        if self.visits and not any(answer.arrivals for _, answer in self.answers()):
+            raise RunError(
+                f"all of {self.num_answered} answers are empty: there is nothing to time",
+                "look at what the server answers, and whether it needs --chat",
+            )
 
     @property
     def num_answered(self) -> int:
@@ -275,17 +175,21 @@ class EndpointBench:
         """Requests that failed."""
         return len(self.visits) - self.num_answered
 
-    def answers(self, task: str | None = None) -> list[tuple[PromptRow, Answer]]:
-        """Whole answers, of one task or of all."""
+    def answered(self, task: str | None = None) -> list[tuple[Visit, Answer]]:
+        """Requests with whole answers, of one task or of all."""
         return [
-            (visit.row, visit.answer)
+            (visit, visit.answer)
             for visit in self.visits
             if visit.answer is not None and (task is None or task_of(visit.row) == task)
         ]
 
+    def answers(self, task: str | None = None) -> list[tuple[PromptRow, Answer]]:
+        """Whole answers and their prompts."""
+        return [(visit.row, answer) for visit, answer in self.answered(task)]
+
     def num_tokens(self, task: str | None = None) -> int | None:
         """Output tokens as the server's usage counts them; None where one answer came without a count."""
-        counts = [answer.completion_tokens for _, answer in self.answers(task)]
+        counts = [answer.num_tokens for _, answer in self.answers(task)]
         return None if None in counts else sum(count for count in counts if count is not None)
 
     @property
@@ -303,8 +207,8 @@ class EndpointBench:
         from specdec_cli.measure.stats import bootstrap_pooled_median
 
         by_row: dict[int, list[float]] = {}
-        for row, answer in self.answers(task):
-            by_row.setdefault(row.index, []).extend(_values(answer, figure))
+        for visit, answer in self.answered(task):
+            by_row.setdefault(visit.row.index, []).extend(_values(visit, answer, figure))
         groups = [np.array(values) for values in by_row.values() if values]
         if not groups:
             return Distribution(None, None, None, None, 0, 0)
@@ -314,10 +218,16 @@ class EndpointBench:
         return Distribution(interval.median, p95, p99, interval.ci95, interval.pairs, len(values))
 
 
-def _values(answer: Answer, figure: Figure) -> list[float]:
+def _values(visit: Visit, answer: Answer, figure: Figure) -> list[float]:
     """What one answer adds to a figure."""
-    one: float | None
     if figure == "itl_s":
         return answer.gaps_s
-    one = {"ttft_s": answer.ttft_s, "tpot_s": answer.tpot_s, "latency_s": answer.end_s}[figure]
+    one = {
+        "ttft_s": answer.ttft_s,
+        "tpot_s": answer.tpot_s,
+        "latency_s": answer.end_s,
+        "queue_s": visit.wait_s,
+        "arrival_ttft_s": None if answer.ttft_s is None else visit.wait_s + answer.ttft_s,
+        "arrival_latency_s": visit.wait_s + answer.end_s,
+    }[figure]
     return [] if one is None else [one]

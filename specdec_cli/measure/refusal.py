@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -12,6 +13,7 @@ from specdec_cli.errors import RunError
 from specdec_cli.proxy import Proxy
 from specdec_cli.text.printable import printable
 
+TOO_MANY_FILES = os.strerror(errno.EMFILE).lower()
 _MOST_WORDS = 300
 _OTHER_FIELD = "max_completion_tokens"
 

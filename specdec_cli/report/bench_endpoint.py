@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console, RenderableType
 from rich.text import Text
 
+from specdec_cli.measure.endpoint_bench import ARRIVAL_FIGURES
+from specdec_cli.measure.endpoint_doubts import doubts
+from specdec_cli.measure.endpoint_plan import pace_words
 from specdec_cli.report.bench import json_schema as bench_schema
 from specdec_cli.report.bench import print_notes_and_gates
 from specdec_cli.report.page import grid
@@ -30,14 +33,25 @@ _FIGURES = {
     "tpot_s": "per token after it",
     "itl_s": "between chunks",
     "latency_s": "whole answer",
+    "queue_s": "arrival to sending",
+    "arrival_ttft_s": "arrival to first text",
+    "arrival_latency_s": "arrival to whole answer",
 }
 
 
-def json_schema() -> dict[str, Any]:
-    """The JSON Schema of the whole document; gates are `bench`'s."""
+def json_schema(has_arrivals: bool = True) -> dict[str, Any]:
+    """The JSON Schema of the whole document; gates are `bench`'s.
+
+    Args:
+        has_arrivals: whether requests arrive at a rate, without which times from their arrival are not measured.
+    """
     bench = bench_schema()
     schema = read_schema("bench-endpoint", bench)
     schema["properties"]["gates"] = bench["properties"]["gates"]
+    timing = schema["$defs"]["timing"]["properties"]
+    schema["$defs"]["timing"]["properties"] = {
+        name: found for name, found in timing.items() if has_arrivals or name not in ARRIVAL_FIGURES
+    }
     return schema
 
 
@@ -55,9 +69,13 @@ def endpoint_body(bench: EndpointBench, dataset: str, machine: Mapping[str, Any]
         "workload": {"dataset": dataset, "num_prompts": len(bench.rows), "tasks": bench.tasks},
         "plan": {
             "concurrency": plan.concurrency,
+            "request_rate": plan.request_rate if plan.has_arrivals else None,
+            "arrival_seed": plan.seed if plan.has_arrivals else None,
             "repeats": plan.repeats,
             "chat": plan.chat,
             "fields": bench.fields,
+            "extra_body": dict(plan.extra_body),
+            "max_tokens_field": plan.max_tokens_field,
             "timeout_s": plan.timeout_s,
             "interrupted": interrupted,
         },
@@ -75,6 +93,8 @@ def endpoint_body(bench: EndpointBench, dataset: str, machine: Mapping[str, Any]
             "answered": bench.num_answered,
             "failed": bench.num_failed,
             "sent_again": bench.num_sent_again,
+            "most_at_a_time": bench.sender.most_open,
+            "most_waiting": bench.sender.most_waiting,
         },
         "output": _output(bench),
         "timing": _timing(bench),
@@ -82,6 +102,7 @@ def endpoint_body(bench: EndpointBench, dataset: str, machine: Mapping[str, Any]
             "seconds": bench.seconds,
             "output_tokens_per_second": _rate(tokens, bench.seconds),
             "requests_per_second": _rate(bench.num_answered, bench.seconds),
+            "client_cpu_share": bench.sender.cpu_seconds / bench.seconds if bench.seconds > 0 else None,
         },
         "by_task": {
             task: {"num_prompts": num, "output_tokens": bench.num_tokens(task), "timing": _timing(bench, task)}
@@ -99,9 +120,7 @@ def _rate(count: int | None, seconds: float) -> float | None:
 
 
 def _timing(bench: EndpointBench, task: str | None = None) -> dict[str, Any]:
-    from specdec_cli.measure.endpoint_bench import FIGURES
-
-    return {figure: bench.distribution(figure, task).as_dict() for figure in FIGURES}
+    return {figure: bench.distribution(figure, task).as_dict() for figure in bench.figures}
 
 
 def _output(bench: EndpointBench) -> dict[str, Any]:
@@ -142,13 +161,11 @@ def _notices(bench: EndpointBench) -> list[str]:
             f"the server closed {bench.num_sent_again} connections before it answered; those requests were sent again, "
             "and their times hold both"
         )
-    if bench.num_tokens() is None:
-        notices.append("the server sends no usage with its streams: tokens were not counted, and chunks are not tokens")
     if bench.plan.repeats > 1:
         notices.append(
             "every prompt was sent several times: a server that keeps prefixes answers sooner after the first"
         )
-    return [*notices, *bench.counters.notices]
+    return [*notices, *doubts(bench), *bench.counters.notices]
 
 
 def live_table(bench: EndpointBench) -> RenderableType:
@@ -192,15 +209,18 @@ def _head(body: Mapping[str, Any]) -> str:
     endpoint, plan, requests = body["endpoint"], body["plan"], body["requests"]
     told = " ".join(word for word in (endpoint["server"], endpoint["version"]) if word)
     name = f"`{printable(endpoint['model'])}` (from {endpoint['model_from']})"
+    pace = pace_words(plan["concurrency"], plan["request_rate"])
     return (
         f"{name} at {endpoint['url']}{f', {printable(told)}' if told else ''}: "
-        f"{requests['answered']} of {requests['planned']} requests answered, {plan['concurrency']} at a time"
+        f"{requests['answered']} of {requests['planned']} requests answered, {pace}"
     )
 
 
 def _figures_table(timing: Mapping[str, Any]) -> RenderableType:
     table = grid("", "median (95 %)", "p95", "p99")
     for figure, name in _FIGURES.items():
+        if figure not in timing:
+            continue
         found = timing[figure]
         ends = found["ci95"]
         interval = f" ({_milliseconds(ends[0])}–{_milliseconds(ends[1])})" if ends else ""

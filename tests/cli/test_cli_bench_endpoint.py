@@ -25,6 +25,11 @@ def bench(fake: Fake, *more: str) -> int:
     return int(run(["bench", "--endpoint", fake.url, "--num-prompts", "8", "-n", "15", "--repeats", "2", *more]))
 
 
+def counted(found: dict) -> dict:
+    """What became of the requests, without how many were open at a time."""
+    return {key: num for key, num in found["requests"].items() if not key.startswith("most_")}
+
+
 def document(capsys) -> dict:
     found = json.loads(capsys.readouterr().out)
     jsonschema.validate(found, json_schema(), format_checker=jsonschema.FormatChecker())
@@ -52,7 +57,7 @@ def test_requests_that_were_sent_again_are_counted(capsys):
     with serving(Fake(most_per_connection=2, metrics=None)) as fake:
         assert bench(fake, "--json") == 0
     found = document(capsys)
-    assert found["requests"] == {"planned": 16, "answered": 16, "failed": 0, "sent_again": 8}
+    assert counted(found) == {"planned": 16, "answered": 16, "failed": 0, "sent_again": 8}
     assert any("closed 8 connections" in notice for notice in found["notices"])
 
 
@@ -64,7 +69,7 @@ def test_the_document(capsys):
         "url": fake.url, "model": "fake", "model_from": "/v1/models", "server": "fake", "version": "1.2.3",
         "proxy": None,
     }  # fmt: skip
-    assert found["requests"] == {"planned": 24, "answered": 24, "failed": 0, "sent_again": 0}
+    assert counted(found) == {"planned": 24, "answered": 24, "failed": 0, "sent_again": 0}
     assert len(fake.requests) == 25, "one to warm up"
     assert found["output"] == {
         "tokens": 24 * 15, "counted_by": "the server's usage", "prompt_tokens": 24 * 7, "chunks": 24 * 5,
@@ -161,7 +166,7 @@ def test_errors_are_counted_with_the_servers_words(capsys):
     with serving(Fake(fault=500, faulty_from=13)) as fake:
         assert bench(fake, "--json", "--fail-if", "requests.failed > 2") == 3
     found = document(capsys)
-    assert found["requests"] == {"planned": 16, "answered": 12, "failed": 4, "sent_again": 0}
+    assert counted(found) == {"planned": 16, "answered": 12, "failed": 4, "sent_again": 0}
     assert [error["status"] for error in found["errors"]] == [500] * 4
     assert "I say 500" in found["errors"][0]["message"]
     assert "4 of 16 requests failed" in found["notices"][0]
@@ -220,7 +225,7 @@ def test_ctrl_c_leaves_what_was_answered(capsys, monkeypatch):
     out, err = capsys.readouterr()
     found = json.loads(out)
     jsonschema.validate(found, json_schema())
-    assert found["requests"] == {"planned": 16, "answered": 3, "failed": 0, "sent_again": 0}
+    assert counted(found) == {"planned": 16, "answered": 3, "failed": 0, "sent_again": 0}
     assert found["plan"]["interrupted"] is True
     assert len(fake.requests) == 4
     assert "interrupted: this is what there was" in err
@@ -313,7 +318,13 @@ def test_what_says_nothing_to_a_server_is_refused_by_name(capsys, given):
     assert f"`{flag}` has no effect with --endpoint" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("given", [["--concurrency", "2"], ["--api-key", "x"], ["--endpoint-model", "m"]])
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["--concurrency", "2"], ["--api-key", "x"], ["--endpoint-model", "m"], ["--request-rate", "2"],
+        ["--extra-body", "{}"], ["--max-tokens-field", "max_tokens"],
+    ],
+)  # fmt: skip
 def test_a_servers_options_need_a_server(capsys, given):
     assert run(["bench", *given]) == 2
     assert f"`{given[0]}` has no effect without --endpoint" in capsys.readouterr().err
@@ -349,3 +360,153 @@ def test_13_a_proxy_is_named_in_the_document_and_in_errors(capsys, monkeypatch):
     err = capsys.readouterr().err
     assert f"connection refused; asked through the proxy `{between.url}` (HTTP_PROXY)" in err
     assert "NO_PROXY=far.test asks without the proxy" in err
+
+
+def chunk(text: str = " a", reason: str | None = None) -> dict:
+    return {"choices": [{"text": text, "finish_reason": reason}]}
+
+
+def usage(tokens: object) -> dict:
+    return {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": tokens}}
+
+
+@pytest.mark.parametrize(
+    ("script", "words", "tokens"),
+    [
+        ([chunk(), chunk("", "stop"), usage(0), "[DONE]"], "have output, but no token by the server's usage", None),
+        ([chunk()] * 5 + [chunk("", "stop"), usage(2), "[DONE]"], "more chunks than they have tokens", 32),
+        ([chunk(), chunk("", "length"), usage(99), "[DONE]"], "more tokens than `max_tokens` allows", 16 * 99),
+        ([chunk(), chunk("", "length"), usage(9), "[DONE]"], "were cut before `max_tokens` tokens", 16 * 9),
+        ([chunk(), usage(9), "[DONE]"], "have no finish_reason", 16 * 9),
+        ([0.05, *[chunk()] * 9, chunk("", "stop"), usage(9), "[DONE]"], "came all at once", 16 * 9),
+    ],
+)
+def test_15_a_figure_that_is_not_what_it_seems_is_doubted(capsys, script, words, tokens):
+    with serving(Fake(script=script, metrics=None)) as fake:
+        assert bench(fake, "--json") == 0
+    found = document(capsys)
+    assert any(words in notice for notice in found["notices"]), found["notices"]
+    assert found["output"]["tokens"] == tokens
+    assert (found["throughput"]["output_tokens_per_second"] is None) is (tokens is None)
+
+
+def test_15_nothing_is_doubted_of_a_good_server(capsys):
+    with serving(Fake(script=[chunk(), 0.01, chunk("", "stop"), usage(2), "[DONE]"])) as fake:
+        assert bench(fake, "--json", "--repeats", "1") == 0
+    notices = document(capsys)["notices"]
+    assert [notice for notice in notices if "answers" in notice and "counted" not in notice] == []
+
+
+def test_15_usage_that_only_some_answers_have(capsys):
+    def script(body):
+        counted = [] if body["prompt"].startswith("Before") or len(body["prompt"]) % 2 else [usage(2)]
+        return [chunk(), chunk(" b", "stop"), *counted, "[DONE]"]
+
+    with serving(Fake(script=script, metrics=None)) as fake:
+        assert bench(fake, "--json", "--repeats", "1") == 0
+    found = document(capsys)
+    assert found["output"]["tokens"] is None
+    assert any("came without usage" in notice for notice in found["notices"])
+    assert not any("sends no usage" in notice for notice in found["notices"])
+
+
+def test_15_a_server_that_answers_nothing_is_an_error(capsys):
+    with serving(Fake(script=[chunk("", "stop"), usage(0), "[DONE]"])) as fake:
+        assert bench(fake) == 1
+    assert "all of 16 answers are empty: there is nothing to time" in capsys.readouterr().err
+
+
+def test_15_some_empty_answers_are_told(capsys):
+    def script(body):
+        return [chunk("" if "x" in body["prompt"] else " a", "stop"), usage(1), "[DONE]"]
+
+    with serving(Fake(script=script)) as fake:
+        assert bench(fake, "--json") == 0
+    found = document(capsys)
+    assert any("answers are empty: they have no time to first text" in notice for notice in found["notices"])
+    assert found["timing"]["ttft_s"]["values"] < found["timing"]["latency_s"]["values"] == 16
+
+
+def test_15_an_ignored_ignore_eos_is_told(capsys):
+    with serving(Fake(script=[chunk(), chunk("", "stop"), usage(2), "[DONE]"])) as fake:
+        assert bench(fake, "--json", "--ignore-eos") == 0
+    assert any("although `ignore_eos` was sent" in notice for notice in document(capsys)["notices"])
+
+
+def test_15_more_places_than_requests_are_told(capsys):
+    with serving(Fake(pause_s=0.05)) as fake:
+        assert bench(fake, "--json", "--repeats", "1", "--concurrency", "64") == 0
+    found = document(capsys)
+    assert found["requests"]["most_at_a_time"] == 8
+    assert any("never more than 8 requests were open at a time" in notice for notice in found["notices"])
+
+
+def test_15_extra_body(capsys):
+    extra = {"chat_template_kwargs": {"enable_thinking": False}, "priority": 2}
+    with serving(Fake()) as fake:
+        assert bench(fake, "--extra-body", json.dumps(extra), "--chat", "--json") == 0
+        assert document(capsys)["plan"]["extra_body"] == extra
+        assert all(request["priority"] == 2 for request in fake.requests), "the warm-up's, too"
+        assert all(request["chat_template_kwargs"] == {"enable_thinking": False} for request in fake.requests)
+        asked = len(fake.requests)
+        assert bench(fake, "--extra-body", '{"stream": false}') == 2
+        assert "`--extra-body` must not hold `stream`" in capsys.readouterr().err
+        assert bench(fake, "--extra-body", '{"top_p": 0.5}') == 2
+        assert "give --top-p" in capsys.readouterr().err
+        assert bench(fake, "--extra-body", "{}}") == 2
+        assert len(fake.requests) == asked
+
+
+def test_15_max_tokens_field(capsys):
+    with serving(Fake()) as fake:
+        assert bench(fake, "--chat", "--max-tokens-field", "max_completion_tokens", "--json") == 0
+        assert document(capsys)["plan"]["fields"] == {"max_completion_tokens": 15, "temperature": 0.0}
+        assert all("max_tokens" not in body and body["max_completion_tokens"] == 15 for body in fake.requests)
+        assert bench(fake, "--max-tokens-field", "max_completion_tokens") == 2
+        assert "add --chat" in capsys.readouterr().err
+        assert bench(fake, "--max-tokens-field", "max_new_tokens") == 2
+
+
+def test_15_a_server_that_wants_the_other_field_is_an_error_that_says_so(capsys):
+    refused = "'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
+    with serving(Fake(fault=400, refusal=refused)) as fake:
+        assert bench(fake, "--chat") == 1
+    err = capsys.readouterr().err
+    assert refused in err
+    assert "--max-tokens-field max_completion_tokens sends the same number under that name" in err
+    assert len(fake.requests) == 1
+
+
+def test_15_request_rate(capsys):
+    with serving(Fake(pause_s=0.02)) as fake:
+        assert bench(fake, "--request-rate", "100", "--seed", "5", "--json") == 0
+        found = document(capsys)
+        assert bench(fake, "--request-rate", "100", "--concurrency", "2") == 0
+        out = capsys.readouterr().out
+    assert (found["plan"]["request_rate"], found["plan"]["arrival_seed"]) == (100, 5)
+    assert found["plan"]["concurrency"] is None
+    assert found["timing"]["arrival_latency_s"]["median"] >= found["timing"]["latency_s"]["median"]
+    assert found["throughput"]["requests_per_second"] < 110, "not faster than they arrive"
+    assert "100 arriving per second, at most 2 at a time" in out
+    assert "arrival to whole answer" in out
+
+
+def test_15_gates_and_baselines_of_a_rate(capsys, tmp_path):
+    path = tmp_path / "r.json"
+    with serving(Fake()) as fake:
+        gate = "timing.arrival_latency_s > 9"
+        assert bench(fake, "--request-rate", "200", "--fail-if", gate, "--output", str(path)) == 0
+        assert bench(fake, "--request-rate", "200", "--fail-if", "timing.arrival_ttft_s.p99 > 0.0000001") == 3
+        capsys.readouterr()
+        asked = len(fake.requests)
+        assert bench(fake, "--fail-if", "timing.arrival_latency_s > 9") == 2
+        assert "has no `arrival_latency_s`" in capsys.readouterr().err
+        assert bench(fake, "--request-rate", "0") == 2
+        assert bench(fake, "--request-rate", "nan") == 2
+        assert len(fake.requests) == asked
+        assert bench(fake, "--request-rate", "inf", "--json") == 0
+        assert document(capsys)["plan"]["concurrency"] == 1
+        assert bench(fake, "--request-rate", "400", "--baseline", scaled(path, 100), "--json") == 0
+        found = document(capsys)
+    assert "the baseline is of another request_rate: the two are not alike" in found["notices"]
+    assert "timing.arrival_latency_s / baseline > 1.05" in [gate["expression"] for gate in found["gates"]]

@@ -7,12 +7,13 @@ import pytest
 from fake_server import Fake, serving
 
 from specdec_cli.errors import UsageError
-from specdec_cli.measure import endpoint_bench
+from specdec_cli.measure import sending
 from specdec_cli.measure.address import check_key, parse_address
 from specdec_cli.measure.answer import Answer
 from specdec_cli.measure.endpoint import Endpoint
-from specdec_cli.measure.endpoint_bench import EndpointBench, Plan, request_body, sampling_fields, warm_up_row
-from specdec_cli.measure.prompts import PromptRow, rows_of
+from specdec_cli.measure.endpoint_bench import EndpointBench
+from specdec_cli.measure.endpoint_plan import EndpointPlan
+from specdec_cli.measure.prompts import rows_of
 from specdec_cli.measure.refusal import EndpointError, system_words
 from specdec_cli.recipe.schema import Sampling
 
@@ -24,6 +25,9 @@ from specdec_cli.recipe.schema import Sampling
         ("http://h:8000/", "http://h:8000", "http://h:8000/v1"),
         ("https://h/v1/", "https://h", "https://h/v1"),
         ("https://h/openai/v3", "https://h/openai", "https://h/openai/v3"),
+        ("http://0.0.0.0:8000", "http://127.0.0.1:8000", "http://127.0.0.1:8000/v1"),
+        ("http://[::]:8000/v1", "http://[::1]:8000", "http://[::1]:8000/v1"),
+        ("http://[::]", "http://[::1]", "http://[::1]/v1"),
     ],
 )
 def test_addresses(url, root, api):
@@ -52,27 +56,6 @@ def test_keys():
     assert "evil" not in caught.value.message
 
 
-def test_only_what_is_set_is_sent():
-    assert sampling_fields(Sampling()) == {"max_tokens": 128, "temperature": 0.0}
-    given = Sampling(
-        temperature=1.0, top_p=0.9, top_k=5, stop=("x",), logit_bias={7: -1.0}, ignore_eos=True, min_tokens=2
-    )
-    assert sampling_fields(given) == {
-        "max_tokens": 128, "temperature": 1.0, "seed": 0, "top_p": 0.9, "top_k": 5, "ignore_eos": True,
-        "min_tokens": 2, "logit_bias": {"7": -1.0}, "stop": ["x"],
-    }  # fmt: skip
-
-
-def test_a_row_has_its_own_length_and_seed():
-    row = PromptRow(0, "hi", max_new_tokens=3, seed=9)
-    body = request_body(row, "m", False, sampling_fields(Sampling(seed=4)))
-    assert body == {
-        "model": "m", "prompt": "hi", "max_tokens": 3, "temperature": 0.0, "seed": 9,
-        "stream": True, "stream_options": {"include_usage": True},
-    }  # fmt: skip
-    assert request_body(row, "m", True, {})["messages"] == [{"role": "user", "content": "hi"}]
-
-
 def test_the_clock_of_an_answer():
     answer = Answer(sent=10.0)
     answer.feed({"choices": [{"delta": {"role": "assistant", "content": ""}}]}, 10.5)
@@ -94,13 +77,6 @@ def test_one_token_or_none_has_no_time_per_token():
     assert answer.tpot_s is None
 
 
-def test_a_warm_up_shares_no_prefix_with_a_row():
-    usual = warm_up_row(rows_of(["a", "b"])).prompt
-    for rows in (rows_of([usual]), rows_of([f"{usual} more"]), rows_of([usual[:4], f"{len(usual)} {usual}"])):
-        found = warm_up_row(rows).prompt
-        assert not any(row.prompt.startswith(found) or found.startswith(row.prompt) for row in rows)
-
-
 @pytest.mark.parametrize("concurrency", [1, 3])
 def test_what_is_done_between_requests_is_in_no_time(monkeypatch, concurrency):
     """A drawing of an hour, on a clock of our own: no stream is open meanwhile, and throughput does not see it."""
@@ -112,15 +88,15 @@ def test_what_is_done_between_requests_is_in_no_time(monkeypatch, concurrency):
             clock[0] += 1
             await asyncio.sleep(0)
         num_open[0] -= 1
-        return Answer(clock[0], completion_tokens=1)
+        return Answer(clock[0], arrivals=[1.0], completion_tokens=1)
 
     def draw():
         idle.append(num_open[0])
         clock[0] += 3600
 
-    monkeypatch.setattr(endpoint_bench, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(sending, "perf_counter", lambda: clock[0])
     with serving(Fake()) as fake:
-        plan = Plan(parse_address(fake.url), concurrency=concurrency)
+        plan = EndpointPlan(parse_address(fake.url), concurrency=concurrency)
         bench = EndpointBench(plan, rows_of(list("abcdefg")), Sampling())
         monkeypatch.setattr(Endpoint, "ask", ask)
         bench.run(lambda: False, draw)
