@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specdec_cli.errors import UsageError
 from specdec_cli.text.detokenize import ByteLevelDetokenizer, Detokenizer, WindowDetokenizer, byte_level_bytes
 from specdec_cli.text.overlap import Overlap, overlap
 from specdec_cli.text.stream import TextStream
+
+if TYPE_CHECKING:
+    from specdec_cli.text.template import TemplateReads
+
+_TEMPLATE_ERRORS = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
+"""What a chat template raises over messages that it was not made for, beside jinja2's own errors."""
 
 
 class Tokenizer:
@@ -90,6 +96,25 @@ class Tokenizer:
         Raises:
             UsageError: the tokenizer has no chat template, or the template refuses the messages.
         """
+        text = self.render_chat(
+            messages,
+            add_generation_prompt,
+            tools=tools,
+            continue_final_message=continue_final_message,
+            variables=variables,
+        )
+        return self.encode(text, add_special_tokens=False)
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Text of a conversation by the chat template; arguments and errors as `chat`."""
         import jinja2
 
         if not getattr(self.hf, "chat_template", None):
@@ -98,7 +123,7 @@ class Tokenizer:
                 "leave out --chat and --system, or use a chat model",
             )
         try:
-            text = self.hf.apply_chat_template(
+            text: str = self.hf.apply_chat_template(
                 list(messages),
                 tools=None if tools is None else list(tools),
                 tokenize=False,
@@ -107,21 +132,49 @@ class Tokenizer:
                 **(variables or {}),
             )
         except jinja2.TemplateSyntaxError as error:
-            raise UsageError(
-                f"the chat template of `{self.name}` is broken: {error.message}",
-                "leave out --chat and --system, or copy the model again",
-            ) from error
-        except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:
+            raise self._broken_template(error) from error
+        except (jinja2.TemplateError, *_TEMPLATE_ERRORS) as error:
             raise UsageError(
                 f"the chat template of `{self.name}` refuses these messages: {error}", _chat_hint(messages)
             ) from error
-        return self.encode(text, add_special_tokens=False)
+        return text
 
     @property
     def chat_template(self) -> str:
-        """The chat template's text, of all its variants; empty where there is none."""
+        """The chat template's text, of a conversation without tools; empty where there is none."""
+        return self._template(has_tools=False)
+
+    def template_reads(self, has_tools: bool = False) -> TemplateReads:
+        """What the chat template of a conversation reads; nothing where there is none.
+
+        Args:
+            has_tools: a conversation with tools may have a template of its own.
+
+        Raises:
+            UsageError: the template is broken.
+        """
+        import jinja2
+
+        from specdec_cli.text.template import read_template
+
+        try:
+            return read_template(self._template(has_tools))
+        except jinja2.TemplateSyntaxError as error:
+            raise self._broken_template(error) from error
+
+    def _template(self, has_tools: bool) -> str:
         template = getattr(self.hf, "chat_template", None) or ""
-        return "".join(map(str, template.values())) if isinstance(template, Mapping) else str(template)
+        if not isinstance(template, Mapping):
+            return str(template)
+        preferred = ("tool_use", "default") if has_tools else ("default",)
+        name = next((name for name in preferred if name in template), None)
+        return "" if name is None else str(template[name])
+
+    def _broken_template(self, error: Exception) -> UsageError:
+        return UsageError(
+            f"the chat template of `{self.name}` is broken: {error}",
+            "leave out --chat and --system, or copy the model again",
+        )
 
     @property
     def name(self) -> str:
