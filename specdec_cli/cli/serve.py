@@ -174,7 +174,7 @@ def _model(names: Names, resolved: Resolved, settings: Settings, shared: Shared)
         aliases=names[1:],
         root=recipe.target.model,
         sampling=default_sampling(resolved),
-        tool_format=recipe.serve.tool_call_parser,
+        tool_call_parser=recipe.serve.tool_call_parser,
     )
 
 

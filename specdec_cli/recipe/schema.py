@@ -19,6 +19,28 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Verify = Literal["auto", "greedy", "rejection", "block", "gumbel", "exact-match", "typical", "synthetic"]
 LoadFormat = Literal["auto", "dummy"]
 Quantize = Literal["none", "int8"]
+ToolCallParser = Literal[
+    "hermes",
+    "qwen3_coder",
+    "qwen3_xml",
+    "glm45",
+    "glm47",
+    "deepseek_v3",
+    "deepseek_v31",
+    "llama3_json",
+    "llama4_json",
+    "llama3",
+    "pythonic",
+    "llama4_pythonic",
+    "olmo3",
+    "mistral",
+    "kimi_k2",
+    "minimax_m2",
+    "seed_oss",
+    "granite",
+    "jamba",
+    "phi4_mini_json",
+]
 
 MODEL_KEYS = ("revision", "load_format", "dtype", "quantize", "device", "tensor_parallel_size")
 """Keys that say how a model is loaded; without meaning where a draft is no model."""
@@ -412,8 +434,8 @@ class Serve(Section):
     """Most objects and lists inside each other in the body of a request."""
     max_speculative_tokens: int = Field(32, ge=0, le=64)
     """Largest k that a request may ask for."""
-    tool_call_parser: Literal["hermes", "llama3", "mistral"] | None = None
-    """How the model writes tool calls; null looks at its chat template."""
+    tool_call_parser: ToolCallParser | None = None
+    """Format of the model's tool calls, under vLLM's names; null takes the one that its chat template writes."""
     metrics_prefix: str = Field("specdec", pattern="^[a-zA-Z_][a-zA-Z0-9_]*$")
     """What /metrics puts before the names of its series; vllm for stock dashboards."""
     log_format: Literal["text", "json"] = "text"

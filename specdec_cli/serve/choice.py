@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from specdec_cli.events import SpeculativeCounts
+from specdec_cli.serve.calls import ToolDelta
 from specdec_cli.serve.logprobs import CompletionLogprobs, TokenWords, joined
-from specdec_cli.serve.tools import ToolDelta
 
 if TYPE_CHECKING:
     from specdec_cli.serve.prepare import Plan
@@ -159,7 +159,7 @@ class Choice:
         tools = self._plan.tools
         # Mistral's templates take ids of nine letters and digits only.
         self._call_ids[one.index] = call_id = (
-            uuid4().hex[:9] if tools is not None and tools.form == "mistral" else f"call_{uuid4().hex}"
+            uuid4().hex[:9] if tools is not None and tools.has_short_ids else f"call_{uuid4().hex}"
         )
         call = {"index": one.index, "id": call_id, "type": "function", "function": {"name": one.name, **function}}
         return {"tool_calls": [call]}

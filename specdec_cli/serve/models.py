@@ -20,7 +20,7 @@ from specdec_cli.serve.settings import Settings
 
 if TYPE_CHECKING:
     from specdec_cli.engine.engine import Engine
-    from specdec_cli.serve.tools import Format
+    from specdec_cli.recipe.schema import ToolCallParser
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class Model:
         settings: of the server.
         root: what is loaded under that name, for `/v1/models`.
         sampling: what absent sampling fields of a request take.
-        tool_format: name of the tool-call format; None takes the chat template's own.
+        tool_call_parser: name of the tool-call format; None takes the chat template's own.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Model:
         aliases: Sequence[str] = (),
         root: str | None = None,
         sampling: Defaults | None = None,
-        tool_format: Format | None = None,
+        tool_call_parser: ToolCallParser | None = None,
     ) -> None:
         self.name = name
         self.names = (name, *aliases)
@@ -65,7 +65,7 @@ class Model:
         self._load = load
         self._settings = settings
         self._sampling = sampling or Defaults()
-        self._tool_format = tool_format
+        self._tool_call_parser = tool_call_parser
         self._bridge: Bridge | None = None
         self._facts: Facts | None = None
         self._lock = threading.Lock()
@@ -154,7 +154,7 @@ class Model:
             sampling=self._sampling.over(engine.generation),
             num_speculative_tokens=engine.options.num_speculative_tokens,
             drafters=tuple(engine.drafters.by_name),
-            tool_format=self._tool_format,
+            tool_call_parser=self._tool_call_parser,
             limits=self._settings.limits,
         )
 

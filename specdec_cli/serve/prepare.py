@@ -18,7 +18,8 @@ from specdec_cli.serve.speculation import find_speculation
 from specdec_cli.serve.toolbox import choose_tools
 
 if TYPE_CHECKING:
-    from specdec_cli.serve.tools import Format, ToolPlan
+    from specdec_cli.recipe.schema import ToolCallParser
+    from specdec_cli.serve.tools import ToolPlan
     from specdec_cli.text.tokenizer import Tokenizer
 
 COMPLETION_TOKENS = 16
@@ -37,7 +38,7 @@ class Facts:
         sampling: what absent sampling fields take.
         num_speculative_tokens: the server's k, as `num_spec_tokens` in answers.
         drafters: names that `speculative.draft` may have.
-        tool_format: name of the tool-call format; None takes the chat template's own.
+        tool_call_parser: name of the tool-call format; None takes the chat template's own.
         limits: how much a request may ask for.
     """
 
@@ -48,7 +49,7 @@ class Facts:
     sampling: Defaults = field(default_factory=Defaults)
     num_speculative_tokens: int = 0
     drafters: tuple[str, ...] = ()
-    tool_format: Format | None = None
+    tool_call_parser: ToolCallParser | None = None
     limits: RequestLimits = field(default_factory=RequestLimits)
 
 
@@ -143,7 +144,7 @@ def prepare_chat(request: ChatCompletionRequest, facts: Facts, request_id: str, 
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
     wanted = Wanted(max_tokens, bound, logprobs, "top_logprobs")
     params = sampling_params(request, wanted, facts.sampling, facts.num_tokens, facts.limits)
-    tools, forced = choose_tools(request, facts.tool_format, facts.tokenizer, facts.limits)
+    tools, forced = choose_tools(request, facts.tool_call_parser, facts.tokenizer, facts.limits)
     constraint = find_constraint(request, forced)
     if tools is not None and constraint is not None and forced is None:
         raise bad_field(constraint.param, "cannot go with `tools`, unless `tool_choice` is none")

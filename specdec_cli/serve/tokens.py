@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from specdec_cli.serve.conversation import Conversation
 from specdec_cli.serve.errors import ApiError, bad_field, unknown_model
+from specdec_cli.serve.toolbox import model_format
 
 if TYPE_CHECKING:
     from specdec_cli.serve.prepare import Facts
@@ -63,6 +64,7 @@ def tokenizer_info(facts: Facts) -> dict[str, Any]:
         "eos_token_ids": list(tokenizer.eos_token_ids),
         "model_max_length": facts.max_context,
         "chat_template": tokenizer.chat_template or None,
+        "tool_call_format": model_format(facts.tool_call_parser, tokenizer),
     }
 
 

@@ -1,12 +1,20 @@
-"""Tool calls in a model's text: the formats of Hermes/Qwen, Llama-3 and Mistral, whole or as they stream.
+"""Tool calls in a model's text: the formats of the model families, whole or as they stream.
 
-One parser reads a text character by character and says at once what is certain, so that a whole text is a stream of
+One parser reads a text character by character and emits at once what is certain, so that a whole text is a stream of
 one piece. What turns out to be no call is given back as the plain text that it was.
 
 | form | a call looks like |
 |---|---|
-| hermes | `<tool_call>{"name": "f", "arguments": {…}}</tool_call>` |
-| llama3 | `{"name": "f", "parameters": {…}}` at the beginning, or after `<|python_tag|>`; several joined by `;` |
+| hermes | `<tool_call>{"name": "f", "arguments": {…}}</tool_call>` (Hermes, Qwen2.5, Qwen3) |
+| granite, jamba, phi4_mini_json | the same objects in a list after `<|tool_call|>`, `<tool_calls>` and `functools` |
+| qwen3_coder | `<tool_call><function=f><parameter=x>1</parameter></function></tool_call>`, values as plain text |
+| seed_oss, minimax_m2 | the same with `<seed:tool_call>`; with `<minimax:tool_call><invoke name="f">…` |
+| glm45 | `<tool_call>f<arg_key>x</arg_key><arg_value>1</arg_value></tool_call>`, values as plain text |
+| deepseek | `<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{…}<｜tool▁call▁end｜>…`, V3 and V3.1 |
+| kimi_k2 | the same with Kimi's tokens, `functions.f:0` as the name |
+| llama3_json | `{"name": "f", "parameters": {…}}` at the beginning, or after `<|python_tag|>`; several joined by `;` |
+| pythonic | `[f(x=1), g(y='a')]` at the beginning, or between Llama 4's or LFM2's tokens |
+| olmo3 | `<function_calls>f(x=1)</function_calls>` |
 | mistral | `[TOOL_CALLS][{"name": "f", "arguments": {…}}]`, or `[TOOL_CALLS]f[ARGS]{…}` |
 | named | the whole text is the arguments, forced by a grammar |
 | required | `[{"name": "f", "parameters": {…}}]`, forced by a grammar |
@@ -16,31 +24,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-from specdec_cli.serve.letters import SPACE, NoCallError, Steps, after_space, expect, loads, read_arguments, read_value
+from specdec_cli.serve import json_calls
+from specdec_cli.serve.calls import Calls, ToolDelta
+from specdec_cli.serve.json_calls import MARKS, TOKENS, MarkedFormat, TokenFormat, read_tokened
+from specdec_cli.serve.letters import SPACE, NoCallError, Steps, after_space, expect, one_of
+from specdec_cli.serve.python_calls import read_python_calls
+from specdec_cli.serve.tag_calls import TAGS, TagFormat, read_glm, read_tagged
 
-Format = Literal["hermes", "llama3", "mistral"]
-FORMATS: tuple[Format, ...] = get_args(Format)
-_MARKERS: Mapping[Format, str] = {"hermes": "<tool_call>", "mistral": "[TOOL_CALLS]", "llama3": "<|python_tag|>"}
-
-
-@dataclass(frozen=True, slots=True)
-class ToolDelta:
-    """A piece of the model's answer.
-
-    Args:
-        content: plain text.
-        index: of the call that `name` or `arguments` belong to.
-        name: begins a call.
-        arguments: the next piece of its arguments' JSON.
-    """
-
-    content: str = ""
-    index: int = 0
-    name: str | None = None
-    arguments: str = ""
+Format = MarkedFormat | TagFormat | TokenFormat | Literal["glm45", "llama3_json", "pythonic", "olmo3", "mistral"]
+_PYTHON_MARKS: Mapping[str, str] = {
+    "<|python_start|>": "<|python_end|>",
+    "<|tool_call_start|>": "<|tool_call_end|>",
+    "<|python_tag|>": "",
+}
+"""What stands before and after bracketed Python calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,58 +49,46 @@ class ToolPlan:
 
     Args:
         form: a format of the model's own; `named` and `required` where a grammar forces the call's JSON.
-        names: of the tools that may be called; the one of `named` alone.
+        schemas: of the tools that may be called, by name; the one of `named` alone.
         only_one: calls after the first are left out (`parallel_tool_calls: false`).
+        has_short_ids: the chat template takes calls' ids of nine letters and digits only, as Mistral's do.
     """
 
     form: Format | Literal["named", "required"]
-    names: tuple[str, ...]
+    schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     only_one: bool = False
+    has_short_ids: bool = False
 
     def parser(self) -> ToolParser:
         """A fresh parser for one choice."""
         return ToolParser(self)
 
 
-def find_format(chat_template: str) -> Format | None:
-    """The format that a chat template asks for; None where it has no tool calls."""
-    for form, marker in _MARKERS.items():
-        if marker in chat_template:
-            return form
-    return "llama3" if "tools" in chat_template and '"parameters":' in chat_template else None
-
-
 class ToolParser:
     """Reads one choice's text; how it is cut into pieces changes only where the deltas are cut.
 
     Args:
-        plan: the form, and the tools' names.
+        plan: the form, and the tools.
     """
 
     def __init__(self, plan: ToolPlan) -> None:
-        self.num_calls = 0
-        self._names = frozenset(plan.names)
+        self._plan = plan
         self._only_one = plan.only_one
-        self._out: list[ToolDelta] = []
-        self._raw: list[str] | None = None
-        self._space = ""
-        self._has_arguments = False
+        self._calls = Calls(plan.schemas)
         self._has_ended = False
-        readers: Mapping[str, Callable[[], Steps]] = {
-            "hermes": lambda: self._marked("<tool_call>", self._closed_object),
-            "mistral": lambda: self._marked("[TOOL_CALLS]", self._listed_or_named),
-            "llama3": self._llama3,
-            "named": lambda: self._named(plan.names[0]),
-            "required": self._required,
-        }
-        self._run = readers[plan.form]()
+        self._run = self._reader(plan)
         next(self._run)
+
+    @property
+    def num_calls(self) -> int:
+        """How many calls have begun."""
+        return self._calls.num_calls
 
     def feed(self, text: str) -> list[ToolDelta]:
         """Take the next text."""
         for char in text:
-            if self._raw is not None:
-                self._raw.append(char)
+            if self._calls.raw is not None:
+                self._calls.raw.append(char)
             self._run.send(char)
         return self._drain()
 
@@ -109,178 +97,135 @@ class ToolParser:
         self._has_ended = True
         with suppress(StopIteration):
             self._run.send(None)
-        if self._space and not self.num_calls:
-            self._out.append(ToolDelta(self._space))
+        self._calls.finish()
         return self._drain()
 
-    def _marked(self, marker: str, calls: Callable[[], Steps]) -> Steps:
+    def _reader(self, plan: ToolPlan) -> Steps:
+        calls = self._calls
+        if plan.form in MARKS:
+            begin, end = MARKS[plan.form]
+            return self._marked((begin,), lambda _: json_calls.read_marked(calls, end))
+        if plan.form in TAGS:
+            tags = TAGS[plan.form]
+            return self._marked((tags.begin, tags.call[0]), lambda marker: read_tagged(tags, calls, marker))
+        if plan.form in TOKENS:
+            tokens = TOKENS[plan.form]
+            return self._marked((tokens.begin, tokens.call), lambda marker: read_tokened(tokens, calls, marker))
+        readers: Mapping[str, Callable[[], Steps]] = {
+            "glm45": lambda: self._marked(("<tool_call>",), lambda _: read_glm(calls)),
+            "mistral": lambda: self._marked(("[TOOL_CALLS]",), lambda _: json_calls.read_mistral(calls)),
+            "olmo3": lambda: self._marked(("<function_calls>",), lambda _: self._python_lines()),
+            "llama3_json": self._llama3,
+            "pythonic": self._pythonic,
+            "named": self._named,
+            "required": self._required,
+        }
+        return readers[plan.form]()
+
+    def _marked(self, markers: tuple[str, ...], read: Callable[[str], Steps], char: str | None = None) -> Steps:
         """Plain text with calls behind markers."""
-        char = yield
-        while (yield from self._until(marker, char)):
-            char = yield from self._attempt(marker, calls)
+        char = char or (yield)
+        while (marker := (yield from self._until(markers, char))) is not None:
+            char = yield from self._attempt(marker, read(marker))
         return None
-
-    def _closed_object(self) -> Steps:
-        char = yield from self._object((yield from after_space((yield))), any_name=True)
-        char = yield from after_space(char)
-        for letter in "</tool_call>":
-            if char != letter:
-                break
-            char = yield
-        return char
-
-    def _listed_or_named(self) -> Steps:
-        char = yield from after_space((yield))
-        if char == "[":
-            return (yield from self._array(char, any_name=True))
-        name = ""
-        while char is not None and char not in "[{":
-            name += char
-            char = yield
-        while char is not None and char != "{":  # [CALL_ID]…[ARGS]
-            char = yield
-        if char is None or not name.strip():
-            raise NoCallError
-        self._begin(name.strip())
-        return (yield from read_value(char, self._argue))
 
     def _llama3(self) -> Steps:
-        char = yield
-        while char is not None and char in SPACE:
-            self._say(char)
-            char = yield
-        if char == "{":
-            char = yield from self._attempt("{", lambda: self._objects("{", any_name=False))
-        while (yield from self._until("<|python_tag|>", char)):
-            char = yield from self._attempt("<|python_tag|>", self._tagged_objects)
-        return None
+        char = yield from self._say_space()
+        if char is not None and char in "{[":
+            char = yield from self._attempt("", json_calls.read_objects(self._calls, char, any_name=False), char)
+        return (yield from self._marked(("<|python_tag|>",), lambda _: self._tagged_objects(), char))
 
     def _tagged_objects(self) -> Steps:
-        return (yield from self._objects((yield from after_space((yield))), any_name=True))
+        return (yield from json_calls.read_objects(self._calls, (yield from after_space((yield))), any_name=True))
 
-    def _objects(self, char: str | None, any_name: bool) -> Steps:
-        """Objects with semicolons or space between them."""
-        char = yield from after_space((yield from self._object(char, any_name)))
-        while char == ";" or char == "{":
-            if char == ";":
-                char = yield from after_space((yield))
-            char = yield from after_space((yield from self._object(char, any_name)))
-        return char
+    def _pythonic(self) -> Steps:
+        char = yield from self._say_space()
+        if char == "[":
+            char = yield from self._attempt("", self._bracketed(any_name=False), char)
+        return (yield from self._marked(tuple(_PYTHON_MARKS), self._bracketed_between, char))
 
-    def _named(self, name: str) -> Steps:
+    def _bracketed(self, any_name: bool) -> Steps:
+        char = yield from read_python_calls(self._calls, (yield), any_name)
+        expect("]", char)
+        self._calls.end_text()
+        return (yield)
+
+    def _bracketed_between(self, marker: str) -> Steps:
+        yield from one_of(("[",), (yield from after_space((yield))))
+        char = yield from self._bracketed(any_name=True)
+        if not (end := _PYTHON_MARKS[marker]):
+            return char
+        yield from one_of((end,), (yield from after_space(char)))
+        return (yield)
+
+    def _python_lines(self) -> Steps:
+        char = yield from read_python_calls(self._calls, (yield), any_name=True)
+        yield from one_of(("</function_calls>",), char)
+        return (yield)
+
+    def _named(self) -> Steps:
         char = yield
-        self._begin(name)
+        self._calls.begin(next(iter(self._plan.schemas)))
         while char is not None:
-            self._argue(char)
+            self._calls.argue(char)
             char = yield
         return None
 
     def _required(self) -> Steps:
-        char = yield from self._attempt("", self._whole_array)
-        yield from self._until("", char)
+        char = yield from self._attempt("", self._whole_array())
+        yield from self._until((), char)
         return None
 
     def _whole_array(self) -> Steps:
-        char = yield from self._array((yield from after_space((yield))), any_name=False)
-        return (yield from after_space(char))
-
-    def _array(self, char: str | None, any_name: bool) -> Steps:
-        """Objects inside brackets."""
-        expect("[", char)
         char = yield from after_space((yield))
-        while char == "{":
-            char = yield from after_space((yield from self._object(char, any_name)))
-            if char == ",":
-                char = yield from after_space((yield))
-        expect("]", char)
-        return (yield)
+        return (yield from after_space((yield from json_calls.read_array(self._calls, char, any_name=False))))
 
-    def _object(self, char: str | None, any_name: bool) -> Steps:
-        """One call: `{"name": …, "arguments": …}`, keys in any order, other keys left out."""
-        early: list[str] = []
-        name: str | None = None
-        expect("{", char)
-        char = yield from after_space((yield))
-        while char == '"':
-            said: list[str] = []
-            char = yield from after_space((yield from read_value(char, said.append)))
-            key = loads(said)
-            expect(":", char)
-            char = yield from after_space((yield))
-            said.clear()
-            if key in ("arguments", "parameters"):
-                char = yield from read_arguments(char, early.append if name is None else self._argue)
-            else:
-                char = yield from read_value(char, said.append)
-            if key == "name":
-                name = self._known(loads(said), any_name)
-                self._begin(name)
-                self._argue("".join(early))
-            char = yield from after_space(char)
-            if char == ",":
-                char = yield from after_space((yield))
-        expect("}", char)
-        if name is None:
-            raise NoCallError
-        self._argue("" if self._has_arguments else "{}")
-        return (yield)
+    def _say_space(self) -> Steps:
+        char = yield
+        while char is not None and char in SPACE:
+            self._calls.say(char)
+            char = yield
+        return char
 
-    def _attempt(self, begun: str, calls: Callable[[], Steps]) -> Steps:
-        """Read calls; what turns out to be none before it has begun is plain text again."""
-        num_before, self._raw = self.num_calls, [begun]
+    def _attempt(self, begun: str, read: Steps, char: str | None = None) -> Steps:
+        """Read calls; what turns out to be none is plain text again, unless a call has begun with it.
+
+        Args:
+            begun: the marker that was read already.
+            read: the calls after it.
+            char: a character that was read already, and that `read` has been given or has asked for.
+        """
+        calls = self._calls
+        calls.raw = [*begun, *(char or "")]
         try:
-            return (yield from calls())
+            return (yield from read)
         except NoCallError:
-            last = None if self._has_ended else self._raw.pop()
-            for char in "".join(self._raw) if self.num_calls == num_before else "":
-                self._say(char)
+            last = None if self._has_ended else calls.raw.pop()
+            for letter in () if calls.is_open else calls.raw:
+                calls.say(letter)
             return last
         finally:
-            self._raw = None
+            calls.raw, calls.is_open = None, False
 
-    def _until(self, marker: str, char: str | None) -> Generator[None, str | None, bool]:
-        """Plain text up to a marker; whether it came. Without a marker, to the end."""
+    def _until(self, markers: tuple[str, ...], char: str | None) -> Generator[None, str | None, str | None]:
+        """Plain text up to one of some markers; which one came. Without markers, to the end."""
         seen = ""
         while char is not None:
             seen += char
-            while seen and not marker.startswith(seen):
-                self._say(seen[0])
+            while seen and not any(marker.startswith(seen) for marker in markers):
+                self._calls.say(seen[0])
                 seen = seen[1:]
-            if seen and seen == marker:
-                return True
+            if seen in markers:
+                return seen
             char = yield
         for letter in seen:
-            self._say(letter)
-        return False
-
-    def _known(self, name: Any, any_name: bool) -> str:
-        if not isinstance(name, str) or not (any_name or name in self._names):
-            raise NoCallError
-        return name
-
-    def _say(self, char: str) -> None:
-        """Plain text; space is kept back, for it is none of the text before a call."""
-        if char in SPACE:
-            self._space += char
-            return
-        self._out.append(ToolDelta(self._space + char))
-        self._space = ""
-
-    def _begin(self, name: str) -> None:
-        self._space = ""
-        self._has_arguments = False
-        self._out.append(ToolDelta(index=self.num_calls, name=name))
-        self.num_calls += 1
-
-    def _argue(self, text: str) -> None:
-        if text:
-            self._has_arguments = True
-            self._out.append(ToolDelta(index=self.num_calls - 1, arguments=text))
+            self._calls.say(letter)
+        return None
 
     def _drain(self) -> list[ToolDelta]:
         """The deltas so far, neighbours of a kind joined."""
         joined: list[ToolDelta] = []
-        for one in self._out:
+        for one in self._calls.out:
             if self._only_one and one.index > 0:
                 continue
             last = joined[-1] if joined else None
@@ -290,5 +235,5 @@ class ToolParser:
                 joined[-1] = ToolDelta(index=one.index, name=last.name, arguments=last.arguments + one.arguments)
             else:
                 joined.append(one)
-        self._out = []
+        self._calls.out.clear()
         return joined

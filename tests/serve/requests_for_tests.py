@@ -19,9 +19,10 @@ from specdec_cli.text.tokenizer import Tokenizer
 USER = [{"role": "user", "content": "hello there"}]
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 TOOL_TEMPLATE = (
-    "{% if tools %}<tool_call>{{ tools | tojson }}{% endif %}"
-    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% for c in m.tool_calls or [] %}"
-    "{{ c.function.arguments.city }}{% endfor %}{% endfor %}"
+    "{% if tools %}{{ tools | tojson }}{% endif %}"
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>"
+    '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}</tool_call>'
+    "{% endfor %}{% endfor %}"
     "{% if enable_thinking %}think{% endif %}<|assistant|>"
 )
 

@@ -2,8 +2,10 @@
 
 import pytest
 
-from specdec_cli.serve.tools import ToolDelta, ToolPlan, find_format
+from specdec_cli.serve.calls import ToolDelta
+from specdec_cli.serve.tools import ToolPlan
 
+SCHEMAS: dict[str, dict] = {"f": {}, "g": {}}
 CASES = [
     (
         "hermes",
@@ -17,12 +19,12 @@ CASES = [
     ("hermes", '<tool_call>{"nam', ('<tool_call>{"nam', [])),
     ("hermes", '<tool_call>{"arguments":{"a":1},"name":"f"}</tool_call>.', (".", [("f", '{"a":1}')])),
     ("hermes", '<tool_call>{"name":"f","arguments":"{\\"a\\":1}"}</tool_call>', ("", [("f", '{"a":1}')])),
-    ("llama3", '{"name": "f", "parameters": {"a": 1}}; {"name": "g"}', ("", [("f", '{"a": 1}'), ("g", "{}")])),
-    ("llama3", '<|python_tag|>{"type": "function", "name": "z", "parameters": {}}', ("", [("z", "{}")])),
-    ("llama3", '{"answer": 42} ok', ('{"answer": 42} ok', [])),
-    ("llama3", '{"name": "Bob", "age": 3}', ('{"name": "Bob", "age": 3}', [])),
-    ("llama3", 'Hello {"name": "f"}', ('Hello {"name": "f"}', [])),
-    ("llama3", "<|python_tag|>print(1)", ("<|python_tag|>print(1)", [])),
+    ("llama3_json", '{"name": "f", "parameters": {"a": 1}}; {"name": "g"}', ("", [("f", '{"a": 1}'), ("g", "{}")])),
+    ("llama3_json", '<|python_tag|>{"type": "function", "name": "z", "parameters": {}}', ("", [("z", "{}")])),
+    ("llama3_json", '{"answer": 42} ok', ('{"answer": 42} ok', [])),
+    ("llama3_json", '{"name": "Bob", "age": 3}', ('{"name": "Bob", "age": 3}', [])),
+    ("llama3_json", 'Hello {"name": "f"}', ('Hello {"name": "f"}', [])),
+    ("llama3_json", "<|python_tag|>print(1)", ("<|python_tag|>print(1)", [])),
     (
         "mistral",
         '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}, {"name": "g"}]',
@@ -61,23 +63,18 @@ def folded(deltas: list[ToolDelta]) -> tuple[str, list[tuple[str, str]]]:
 
 @pytest.mark.parametrize(("form", "text", "expected"), CASES, ids=range(len(CASES)))
 def test_whole_and_streamed_are_the_same(form: str, text: str, expected: tuple):
-    whole, streamed = ToolPlan(form, ("f", "g")).parser(), ToolPlan(form, ("f", "g")).parser()
+    whole, streamed = ToolPlan(form, SCHEMAS).parser(), ToolPlan(form, SCHEMAS).parser()
     assert folded(whole.feed(text) + whole.finish()) == expected
     assert folded([one for letter in text for one in streamed.feed(letter)] + streamed.finish()) == expected
 
 
 def test_the_name_comes_before_the_arguments_end():
-    parser = ToolPlan("hermes", ("f",)).parser()
+    parser = ToolPlan("hermes", SCHEMAS).parser()
     assert parser.feed('<tool_call>{"name": "f", "argum') == [ToolDelta(name="f")]
     assert parser.feed('ents": {"a": ') == [ToolDelta(arguments='{"a": ')]
 
 
 def test_only_one_call_where_that_was_asked():
-    parser = ToolPlan("llama3", ("f", "g"), only_one=True).parser()
+    parser = ToolPlan("llama3_json", SCHEMAS, only_one=True).parser()
     found = parser.feed('{"name":"f","parameters":{}};{"name":"g","parameters":{"b":1}}') + parser.finish()
     assert folded(found) == ("", [("f", "{}")])
-
-
-def test_formats_are_found_in_templates():
-    templates = {"a <tool_call> b": "hermes", "[TOOL_CALLS]": "mistral", "<|python_tag|>": "llama3", "hi": None}
-    assert {text: find_format(text) for text in templates} == templates
