@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from specdec_cli.errors import UsageError
 from specdec_cli.serve.errors import as_api_error, bad_field
-from specdec_cli.serve.protocol import Message, MessageToolCall, TextPart, Tool
+from specdec_cli.serve.history import CallWriter, call_writers
+from specdec_cli.serve.protocol import Message, TextPart, Tool
 
 if TYPE_CHECKING:
+    from specdec_cli.text.template import TemplateReads
     from specdec_cli.text.tokenizer import Tokenizer
 
 _TEMPLATE_ARGUMENTS = {"conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt"}
 _TEMPLATE_ARGUMENTS |= {"continue_final_message", "tokenize", "padding", "truncation", "max_length", "return_tensors"}
-_TEMPLATE_ARGUMENTS |= {"return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"}
+_TEMPLATE_ARGUMENTS |= {"return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs", "sanitize_control_tokens"}
+_REASONING = ("reasoning_content", "reasoning", "thinking")
+"""Names under which templates read what an assistant thought."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,31 +50,45 @@ class Conversation:
             ApiError: 400 naming the field: a part that is no text, a variable that the template does not read, tools
                 or messages that it refuses.
         """
-        template = tokenizer.chat_template
-        if self.tools and "tools" not in template:
-            raise bad_field("tools", "cannot be used: the model's chat template knows no tools")
-        goes_on = self.continue_final_message
         try:
-            return tokenizer.chat(
-                [_turn(message, f"messages[{i}]", template) for i, message in enumerate(self.messages)],
-                not goes_on if self.add_generation_prompt is None else self.add_generation_prompt,
-                tools=[tool.model_dump(exclude_none=True) for tool in self.tools] or None,
-                continue_final_message=goes_on,
-                variables=self._read_variables(template),
-            )
+            reads = tokenizer.template_reads(bool(self.tools))
+            if self.tools and "tools" not in reads.variables:
+                raise bad_field("tools", "cannot be used: the model's chat template reads no tools")
+            variables = self._read_variables(reads)
+            return self._encode(tokenizer, reads, variables)
         except UsageError as error:
             raise as_api_error(error, "messages") from error
 
-    def _read_variables(self, template: str) -> dict[str, Any]:
+    def _encode(self, tokenizer: Tokenizer, reads: TemplateReads, variables: Mapping[str, Any]) -> list[int]:
+        """Token ids, with earlier calls in the first of the forms that the template takes."""
+        goes_on = self.continue_final_message
+        has_calls = any(message.tool_calls or message.tool_call_id for message in self.messages)
+        refused: UsageError | None = None
+        for writer in call_writers(tokenizer, tokenizer.chat_template) if has_calls else (CallWriter(),):
+            try:
+                turns = (_turns(message, f"messages[{i}]", reads, writer) for i, message in enumerate(self.messages))
+                return tokenizer.chat(
+                    list(chain.from_iterable(turns)),
+                    not goes_on if self.add_generation_prompt is None else self.add_generation_prompt,
+                    tools=[tool.model_dump(exclude_none=True) for tool in self.tools] or None,
+                    continue_final_message=goes_on,
+                    variables=variables,
+                )
+            except UsageError as error:
+                refused = refused or error
+        assert refused is not None, "a conversation is written in at least one form"
+        raise refused
+
+    def _read_variables(self, reads: TemplateReads) -> dict[str, Any]:
         found = dict(self.variables or {})
         for name in found:
             where = f"chat_template_kwargs.{name}"
             if name in _TEMPLATE_ARGUMENTS:
                 raise bad_field(where, "is no variable of a template; the request has a field for it")
-            if name not in template:
+            if name not in reads.variables:
                 raise bad_field(where, "is not read by the model's chat template")
         if self.reasoning_effort is not None:
-            if "reasoning_effort" not in template:
+            if "reasoning_effort" not in reads.variables:
                 raise bad_field("reasoning_effort", "is not read by the model's chat template")
             found["reasoning_effort"] = self.reasoning_effort
         return found
@@ -96,37 +114,34 @@ def text_of(content: str | Sequence[TextPart] | None, where: str) -> str | None:
     return "\n".join(lines)
 
 
-def _turn(message: Message, where: str, template: str) -> dict[str, Any]:
-    """A message as templates read it."""
+def _turns(message: Message, where: str, reads: TemplateReads, writer: CallWriter) -> list[dict[str, Any]]:
+    """A message as templates read it: one turn, or one for each of its calls."""
     content = text_of(message.content, f"{where}.content")
     if content is None:
         if message.role not in ("assistant", "tool", "function"):
             raise bad_field(f"{where}.content", "is missing")
         content = message.refusal or ""
-    role = "system" if message.role == "developer" and "developer" not in template else message.role
+    role = "system" if message.role == "developer" and "developer" not in reads.texts else message.role
     turn: dict[str, Any] = {"role": role, "content": content}
-    reasoning_field = "reasoning" if message.reasoning_content is None else "reasoning_content"
-    reasoning = message.reasoning_content or message.reasoning
-    for field, given, read in (
-        ("tool_calls", message.tool_calls, "tool_calls"),
-        (reasoning_field, reasoning, "reasoning_content"),
-    ):
-        if given and read not in template:
-            raise bad_field(f"{where}.{field}", "is not read by the model's chat template")
-    if message.tool_calls:
-        turn["tool_calls"] = [
-            _call(call, f"{where}.tool_calls[{i}].function.arguments") for i, call in enumerate(message.tool_calls)
-        ]
-    known = {"name": message.name, "tool_call_id": message.tool_call_id, "reasoning_content": reasoning}
-    return turn | {name: value for name, value in known.items() if value is not None}
+    if message.tool_call_id is not None:
+        turn["tool_call_id"] = writer.id_of(message.tool_call_id)
+    if message.name is not None:
+        turn["name"] = message.name
+    turn |= _reasoning(message, where, reads)
+    if not message.tool_calls:
+        return [turn]
+    if not reads.has_field("tool_calls"):
+        raise bad_field(f"{where}.tool_calls", "is not read by the model's chat template")
+    return writer.turns(turn, message.tool_calls)
 
 
-def _call(call: MessageToolCall, where: str) -> dict[str, Any]:
-    """An earlier call; templates want its arguments as an object."""
-    try:
-        arguments = json.loads(call.function.arguments or "{}")
-    except (ValueError, RecursionError):
-        arguments = None
-    if not isinstance(arguments, dict):
-        raise bad_field(where, "must be a JSON object written as a string")
-    return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
+def _reasoning(message: Message, where: str, reads: TemplateReads) -> dict[str, str]:
+    """What the assistant thought, under the names that the template reads."""
+    field = "reasoning" if message.reasoning_content is None else "reasoning_content"
+    thought = message.reasoning_content or message.reasoning
+    if not thought:
+        return {} if thought is None else {"reasoning_content": thought}
+    names = [name for name in _REASONING if reads.has_field(name)]
+    if not names:
+        raise bad_field(f"{where}.{field}", "is not read by the model's chat template")
+    return dict.fromkeys(names, thought)

@@ -87,10 +87,10 @@ class Prediction(Body):
 
 
 class FunctionCall(Body):
-    """A call inside an earlier assistant's message; arguments are JSON as a string."""
+    """A call inside an earlier assistant's message; arguments are JSON as a string, whole or cut."""
 
-    name: str
-    arguments: str | None = None
+    name: str = ""
+    arguments: Any = None
 
 
 class MessageToolCall(Body):

@@ -221,3 +221,55 @@ def test_another_draft_stands_in_where_the_server_has_none():
     job = completion(over=facts(**DRAFTLESS), speculative={"enabled": True, "draft": "ngram"}).jobs[0]
     assert (job.num_speculative_tokens, job.draft) == (None, "ngram")
     assert completion(over=facts(**DRAFTLESS)).jobs[0].num_speculative_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("source", "fields", "param"),
+    [
+        (
+            "{{ enable_thinking }}",
+            {"chat_template_kwargs": {"enable_thinkin": True}},
+            "chat_template_kwargs.enable_thinkin",
+        ),
+        (
+            "enable_thinking {{ m.enable_thinking }}",
+            {"chat_template_kwargs": {"enable_thinking": True}},
+            "chat_template_kwargs.enable_thinking",
+        ),
+        (
+            "{{ raise_exception }}",
+            {"chat_template_kwargs": {"raise_exception": 1}},
+            "chat_template_kwargs.raise_exception",
+        ),
+        ("{# reasoning_effort #}", {"reasoning_effort": "low"}, "reasoning_effort"),
+        ("{% set tools = 1 %}{{ tools }}", {"tools": [TOOL]}, "tools"),
+        (
+            "tool_calls",
+            {"messages": [*USER, {"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}]},
+            "messages[1].tool_calls",
+        ),
+        ("reasoning_content", {"messages": [*USER, {"role": "assistant", "reasoning": "so"}]}, "messages[1].reasoning"),
+    ],
+)
+def test_12_a_name_that_merely_occurs_in_the_template_is_refused(source: str, fields: dict, param: str):
+    template = source + "{% for m in messages %}{{ m.content }}{% endfor %}"
+    with pytest.raises(ApiError) as refused:
+        chat(over=facts(template), **fields)
+    assert (refused.value.status, refused.value.param) == (400, param)
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
+def test_12_reasoning_goes_in_under_the_name_that_the_template_reads(name: str):
+    over = facts("{% for m in messages %}{{ m.content }}{{ m.get('" + name + "', '') }}{% endfor %}")
+    messages = [*USER, {"role": "assistant", "content": "a", "reasoning_content": "because"}]
+    job = chat(over=over, messages=messages).jobs[0]
+    assert "because" in over.tokenizer.decode(job.token_ids)
+
+
+def test_12_a_developer_is_a_system_message_where_the_template_compares_no_role_with_it():
+    turns = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    messages = [{"role": "developer", "content": "be brief"}]
+    for source, role in ((turns + "{# developer #}", "system"), (turns + "{{ 1 if x == 'developer' }}", "developer")):
+        over = facts(source)
+        text = over.tokenizer.decode(chat(over=over, messages=messages).jobs[0].token_ids, skip_special_tokens=False)
+        assert f"<{role}>" in text.replace(" ", "")
