@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -208,6 +209,21 @@ def _rates(text: str) -> list[float]:
         raise UsageError(f"`--synthetic-acceptance-rates {text}` is not numbers with commas", hint) from None
 
 
+def _json_object(flag: str, example: str) -> Callable[[str], dict[str, Any]]:
+    """Reads an option's JSON object."""
+
+    def read(text: str) -> dict[str, Any]:
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise UsageError(f"`{flag}` is not JSON: {error}", f"for example {flag} '{example}'") from None
+        if not isinstance(found, dict):
+            raise UsageError(f"`{flag}` must be a JSON object, not `{text[:60]}`", f"for example {flag} '{example}'")
+        return found
+
+    return read
+
+
 _FIELDS = {"recipe", "sets", "json", "output", "force", "quiet", "trust_remote_code", "resume"}
 _DRAFT_HELP = "What guesses: a model's hub id or folder, ngram, ngram:max=4,min=2, prediction, or none."
 _TRUST_HELP = "Run code that comes with a checkpoint: target, draft and tokenizer alike."
@@ -298,6 +314,16 @@ OPTIONS: tuple[Option, ...] = (
         MODELS,
         only_with_aliases=True,
         metavar="auto|none|DIR",
+    ),
+    Option("target.chat_template", str, ("--chat-template",), MODELS, only_with_aliases=True, metavar="FILE|TEXT"),
+    Option(
+        "target.default_chat_template_kwargs",
+        str,
+        ("--default-chat-template-kwargs",),
+        MODELS,
+        only_with_aliases=True,
+        metavar="JSON",
+        convert=_json_object("--default-chat-template-kwargs", '{"enable_thinking": false}'),
     ),
     Option("engine.max_model_len", int, ("--max-model-len",), ENGINE, only_with_aliases=True),
     Option(

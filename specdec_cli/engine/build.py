@@ -18,6 +18,7 @@ from specdec_cli.lm.generation import AUTO, NONE
 from specdec_cli.lm.load import check_context, load_lm, load_tokenizer
 from specdec_cli.lm.threads import choose_threads
 from specdec_cli.lm.transformers_lm import KVCacheBytes, TransformersLM, decoder_when
+from specdec_cli.text.chat_template import named_template
 from specdec_cli.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ class LoadSettings:
         decoder: auto (our own where it knows a model's shape), transformers, or graphs (CUDA graphs of it).
         compile: run transformers' forward, in graphs or not, compiled by torch.
         generation_config: the target's, as `read_generation` takes it.
+        chat_template: a file or a text in place of the target's own template; None keeps that.
+        chat_variables: what every conversation passes to the template, unless it says otherwise.
         trust_remote_code: run code that comes with a checkpoint.
         others: drafting methods without a model that requests may name beside the engine's own: ngram, prediction.
         progress: told in words what is being loaded.
@@ -63,6 +66,8 @@ class LoadSettings:
     decoder: str = "auto"
     compile: bool = False
     generation_config: str = AUTO
+    chat_template: str | None = None
+    chat_variables: Mapping[str, Any] | None = None
     trust_remote_code: bool = False
     others: tuple[str, ...] = ()
     progress: Progress | None = None
@@ -139,7 +144,9 @@ def load_engines(
             revision=settings.target.revision,
             trust_remote_code=settings.trust_remote_code,
             load_format=settings.target.load_format,
-        )
+        ),
+        None if settings.chat_template is None else named_template(settings.chat_template),
+        settings.chat_variables,
     )
     for fields, its in zip(given, own, strict=True):
         if "model" in fields:
@@ -226,6 +233,8 @@ def engines_from_recipes(
             decoder=recipe.engine.decoder,
             compile=recipe.engine.compile is True,
             generation_config=recipe.target.generation_config,
+            chat_template=recipe.target.chat_template,
+            chat_variables=recipe.target.default_chat_template_kwargs,
             trust_remote_code=trust_remote_code,
             others=others,
             progress=progress,

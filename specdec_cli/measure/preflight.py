@@ -13,6 +13,7 @@ from specdec_cli.lm.generation import Generation, read_generation
 from specdec_cli.lm.load import check_context
 from specdec_cli.lm.transformers_lm import decoder_when
 from specdec_cli.measure.outlook import Outlook, outlook
+from specdec_cli.text.chat_template import named_template
 from specdec_cli.text.overlap import Overlap
 from specdec_cli.text.tokenizer import Tokenizer
 
@@ -216,10 +217,10 @@ def _compare_tokenizers(found: Preflight, models: Mapping[str, Target | Draft], 
                 trust_remote_code=trust_remote_code,
                 load_format=model.load_format,
             )
+            tokenizer = loaded[role] = _tokenizer(hf, model)
         except SpecdecError as error:
             found.problems.append(_as_problem(error))
             continue
-        tokenizer = loaded[role] = Tokenizer(hf)
         found.tokenizers[role] = _tokenizer_facts(tokenizer)
         _check_padding(found, role, facts, tokenizer)
     if len(loaded) == 2 and not any(isinstance(one.hf, StandIn) for one in loaded.values()):
@@ -230,6 +231,13 @@ def _compare_tokenizers(found: Preflight, models: Mapping[str, Target | Draft], 
                 "warning", "the target has no chat template", "prompts are continued as they are; --chat is refused"
             )
         )
+
+
+def _tokenizer(hf: Any, model: Target | Draft) -> Tokenizer:
+    """A model's tokenizer as the engine makes it; a draft's conversations are the target's."""
+    given = getattr(model, "chat_template", None)
+    variables = getattr(model, "default_chat_template_kwargs", None)
+    return Tokenizer(hf, None if given is None else named_template(given), variables)
 
 
 def _tokenizer_facts(tokenizer: Tokenizer) -> TokenizerFacts:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from specdec_cli.recipe.document import Document, plain_value, read_document
 from specdec_cli.recipe.problems import Path, Problem, RecipeError, did_you_mean
-from specdec_cli.recipe.schema import MODEL_KEYS, Draft, Recipe, Structured, section_class
+from specdec_cli.recipe.schema import MODEL_KEYS, OF_ONE_TARGET, Draft, Recipe, Structured, section_class
 
 PREFIX = "SPECDEC_"
 _OTHERS = {"SPECDEC_API_KEY", "SPECDEC_DEBUG"}
@@ -267,13 +267,17 @@ def _kinds(annotation: Any) -> set[Any]:
 def lay_over(tree: Tree, assignments: Sequence[Assignment]) -> None:
     """Lay one layer over what lies below.
 
-    Who names a model anew means none of the old one's revision; who names a draft anew means none of the old method
-    and its options, and with a method nothing of how the old model was loaded. Who gives k means no table of k from
-    below. Who gives synthetic acceptance or structured output in one form means none of the others.
+    Who names a model anew means none of the old one's revision, nor of what a recipe says of its conversations. Who
+    names a draft anew means none of the old method and its options, and with a method nothing of how the old model was
+    loaded. Who gives k means no table of k from below. Who gives synthetic acceptance or structured output in one form
+    means none of the others.
     """
     named = {assignment.path for assignment in assignments}
     if ("target", "model") in named:
         tree.drop(("target", "revision"))
+        for path in [("target", key) for key in OF_ONE_TARGET]:
+            if tree.layer(path) == RECIPE:
+                tree.drop(path)
     if names := named & {("draft", "model"), ("draft", "method")}:
         section = tree.values.get("draft")
         kept = set(MODEL_KEYS) - {"revision"} if ("draft", "model") in names else set()

@@ -45,6 +45,9 @@ ToolCallParser = Literal[
 MODEL_KEYS = ("revision", "load_format", "dtype", "quantize", "device", "tensor_parallel_size")
 """Keys that say how a model is loaded; without meaning where a draft is no model."""
 
+OF_ONE_TARGET = ("generation_config", "chat_template", "default_chat_template_kwargs")
+"""Keys of a recipe's target that mean nothing for another model."""
+
 DEFAULT_TARGET = "builtin:target"
 DEFAULT_DRAFT = "builtin:draft"
 
@@ -189,6 +192,10 @@ class Target(Section):
     """Devices that share the model; 1 until tensor parallelism is built."""
     generation_config: str = Field("auto", min_length=1)
     """End tokens, and what requests to serve take where they are silent: auto (the model's file), none, or a folder."""
+    chat_template: str | None = Field(None, min_length=1)
+    """A file with a chat template, or the template itself, in place of the tokenizer's own."""
+    default_chat_template_kwargs: dict[str, Any] | None = None
+    """Variables that every conversation passes to the chat template, unless a request sets them."""
 
 
 class Draft(Section):

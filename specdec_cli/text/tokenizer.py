@@ -26,10 +26,20 @@ class Tokenizer:
 
     Args:
         hf_tokenizer: a tokenizer object of transformers, with or without a fast backend.
+        chat_template: in place of the tokenizer's own.
+        chat_variables: what conversations pass to the chat template beside their own variables.
     """
 
-    def __init__(self, hf_tokenizer: Any) -> None:
+    def __init__(
+        self,
+        hf_tokenizer: Any,
+        chat_template: str | None = None,
+        chat_variables: Mapping[str, Any] | None = None,
+    ) -> None:
         self.hf = hf_tokenizer
+        self._chat_variables = dict(chat_variables or {})
+        if chat_template is not None:
+            self.hf.chat_template = chat_template
         self._bytes: dict[int, bytes] = {}
         self._texts: dict[int, str] = {}
 
@@ -129,7 +139,7 @@ class Tokenizer:
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
-                **(variables or {}),
+                **self._chat_variables | dict(variables or {}),
             )
         except jinja2.TemplateSyntaxError as error:
             raise self._broken_template(error) from error

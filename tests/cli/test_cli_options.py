@@ -33,7 +33,7 @@ def test_every_option_reaches_its_key_under_its_name():
         "draft.quantize": "none", "draft.device": "cpu", "speculation.depth_policy": "fixed",
         "speculation.verify": "block",
         "sampling.logit_bias": "3=4", "engine.kv_cache_memory": "0.5", "speculation.p_min": "0.5",
-        "engine.decoder": "transformers",
+        "engine.decoder": "transformers", "target.default_chat_template_kwargs": "{}",
     }  # fmt: skip
     for option in OPTIONS:
         if option.path == "force":

@@ -352,3 +352,15 @@ def test_schema_is_strict_and_described():
 def test_confidence_needs_a_draft_model():
     with pytest.raises(RecipeError, match="needs a draft model"):
         resolve(sets=["draft.method=ngram", "speculation.depth_policy=confidence"])
+
+
+def test_a_recipes_template_does_not_go_with_another_target(tmp_path):
+    file = tmp_path / "r.yaml"
+    file.write_text("target: {model: a, chat_template: t.jinja, default_chat_template_kwargs: {x: 1}}\n")
+    assert resolve(file).recipe.target.chat_template == "t.jinja"
+    assert resolve(file).recipe.target.default_chat_template_kwargs == {"x": 1}
+    other = resolve(file, flags={"target.model": ("b", "--target")}).recipe.target
+    assert (other.chat_template, other.default_chat_template_kwargs) == (None, None)
+    named = {"SPECDEC_TARGET_CHAT_TEMPLATE": "{{ 1 }}", "SPECDEC_TARGET_DEFAULT_CHAT_TEMPLATE_KWARGS": "{y: true}"}
+    other = resolve(file, environment=named, flags={"target.model": ("b", "--target")}).recipe.target
+    assert (other.chat_template, other.default_chat_template_kwargs) == ("{{ 1 }}", {"y": True})

@@ -1,0 +1,66 @@
+"""A chat template that somebody names: a file or the text itself, with variables of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tiny_engine import letter_tokenizer
+
+from specdec_cli.errors import UsageError
+from specdec_cli.text.chat_template import named_template
+from specdec_cli.text.tokenizer import Tokenizer
+
+TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}{% if thinks %} on{% else %} off{% endif %}"
+USER = [{"role": "user", "content": "a"}]
+
+
+@pytest.mark.parametrize("name", ["t.jinja", "a b.txt", "{t}.jinja"])
+def test_a_file_is_read(tmp_path: Path, name: str):
+    (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + TEMPLATE.encode())
+    assert named_template(str(tmp_path / name)) == TEMPLATE
+
+
+def test_a_file_of_the_home_folder_is_found(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "t.jinja").write_text(TEMPLATE)
+    assert named_template("~/t.jinja") == TEMPLATE
+
+
+@pytest.mark.parametrize("text", [TEMPLATE, "{{ messages[0].content }}", "{# " + "x" * 5000 + " #}{{ 1 }}", "a\nb"])
+def test_a_text_with_braces_is_the_template_itself(text: str):
+    assert named_template(text) == text
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("nowhere.jinja", "`nowhere.jinja` cannot be read"),
+        (".", "cannot be read"),
+        ("\n", "is empty"),
+        ("a\0b", "cannot"),
+    ],
+)
+def test_what_is_neither_is_refused(given: str, said: str):
+    with pytest.raises(UsageError, match=said):
+        named_template(given)
+
+
+def test_a_file_that_is_empty_or_no_text_is_refused(tmp_path: Path):
+    (tmp_path / "empty").write_text(" ")
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe{")
+    for name, said in [("empty", "is empty"), ("bytes", "not valid UTF-8")]:
+        with pytest.raises(UsageError, match=said):
+            named_template(str(tmp_path / name))
+
+
+def test_variables_hold_for_every_conversation_unless_it_sets_them():
+    tokenizer = Tokenizer(letter_tokenizer(), TEMPLATE, {"thinks": True})
+
+    def said(**variables: bool) -> str:
+        return tokenizer.decode(tokenizer.chat(USER, variables=variables))
+
+    assert said() == "a on"
+    assert said(thinks=False) == "a off"
+    assert Tokenizer(letter_tokenizer(), TEMPLATE).chat(USER) == tokenizer.encode("a off", False)
+    assert tokenizer.chat_template == TEMPLATE
