@@ -25,6 +25,7 @@ from transformers.utils import logging as transformers_logging
 
 from specdec_cli.errors import RunError, SpecdecError, UsageError
 from specdec_cli.lm import dummy
+from specdec_cli.lm.contents import check_contents, check_pointer
 from specdec_cli.proxy import exempt_this_machine, proxy_of
 
 BUILTIN = ("builtin:target", "builtin:draft")
@@ -57,13 +58,18 @@ def model_folder(name: str, revision: str | None, trust_remote_code: bool, has_w
         return folder
     path = Path(name).expanduser()
     if name.strip() and path.is_dir():
+        check_contents(name, path, has_weights)
         return path
     hint = "give a folder with `config.json` and safetensors, or a hub id such as `Qwen/Qwen3-0.6B`"
+    if path.is_file() and path.suffix == ".gguf":
+        raise UsageError(f"`{name}` is a GGUF file (llama.cpp), which is not supported", hint)
     if path.is_file():
         raise RunError(f"`{name}` is a file, not a model folder", hint)
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", name):
         raise RunError(f"model folder `{name}` does not exist", hint)
-    return _fetch(name, revision, trust_remote_code, has_weights)
+    folder = _fetch(name, revision, trust_remote_code, has_weights)
+    check_contents(name, folder, has_weights)
+    return folder
 
 
 def _fetch(name: str, revision: str | None, trust_remote_code: bool, has_weights: bool) -> Path:
@@ -165,12 +171,26 @@ def weights_files(name: str, folder: Path) -> list[str]:
         if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
             raise RunError(f"`{index}` cannot be read: it has no `weight_map`", "copy or download the model again")
         return sorted(set(weight_map.values()))
-    pickled = any(list(folder.glob(pattern)) for pattern in PICKLES)
-    raise RunError(
-        f"`{name}` has only pickled weights, which can run code when they are loaded"
-        if pickled
-        else f"`{name}` has no weights: `model.safetensors` is missing",
-        "convert the model to safetensors" if pickled else "give the folder that holds the model's weights",
+    raise _no_weights(name, folder)
+
+
+def _no_weights(name: str, folder: Path) -> RunError:
+    """What a folder has in the place of the weights that transformers looks for."""
+    shards = sorted(path.name for path in folder.glob("*.safetensors"))
+    if any(list(folder.glob(pattern)) for pattern in PICKLES) and not shards:
+        return RunError(
+            f"`{name}` has only pickled weights, which can run code when they are loaded",
+            "convert the model to safetensors",
+        )
+    if any(re.search(r"-\d+-of-\d+\.safetensors$", shard) for shard in shards):
+        message = f"`{name}` has `{shards[0]}` and no `model.safetensors.index.json`, which says what is in which file"
+        return RunError(message, "copy or download the model again")
+    if shards:
+        return RunError(
+            f"`{name}` has no `model.safetensors`, only `{shards[0]}`", "rename it, or give the folder of a whole model"
+        )
+    return RunError(
+        f"`{name}` has no weights: `model.safetensors` is missing", "give the folder that holds the model's weights"
     )
 
 
@@ -184,6 +204,7 @@ def check_weights(name: str, folder: Path) -> None:
     for file in weights_files(name, folder):
         if not (folder / file).is_file():
             raise RunError(f"`{name}` lacks the weights file `{file}`", hint)
+        check_pointer(folder / file)
         try:
             with safe_open(folder / file, framework="pt"):
                 pass

@@ -23,6 +23,7 @@ from specdec_cli.lm.checkpoint import (
     read_config,
 )
 from specdec_cli.lm.compiled import check_compiler
+from specdec_cli.lm.contents import check_contents
 from specdec_cli.lm.forward import CacheShape, PackedForward
 from specdec_cli.lm.generation import NONE, read_generation
 from specdec_cli.lm.linear import kind_when
@@ -118,7 +119,8 @@ def describe(
         UsageError: an architecture that cannot be a target or a draft, or not compiled; int8 on a GPU.
         RunError: no such model, files that are broken or do not belong together, or no compiler.
     """
-    folder = small_files(name, revision, trust_remote_code)
+    is_dummy = dummy.is_dummy(name, load_format)
+    folder = small_files(name, revision, trust_remote_code, not is_dummy)
     place = _place(device)
     with quiet(), clear_errors(name):
         config = read_config(name, folder, trust_remote_code)
@@ -128,7 +130,6 @@ def describe(
             check_compiler(place)
         if decoder in RECORDED:
             check_recordable(name, config, place)
-        is_dummy = dummy.is_dummy(name, load_format)
         is_complete = not is_dummy and _has_weights(name, folder)
         kind = resolve_dtype(name, dtype, config, folder if is_complete else None)
         with on_paper():
@@ -179,24 +180,31 @@ def describe_tokenizer(
     Raises:
         RunError: there is none, or it is broken.
     """
-    folder = small_files(name, revision, trust_remote_code)
+    folder = small_files(name, revision, trust_remote_code, not dummy.is_dummy(name, load_format))
     local = name if name.startswith(dummy.PREFIX) else str(folder)
     return load_tokenizer(local, trust_remote_code=trust_remote_code, load_format=load_format)
 
 
-def small_files(name: str, revision: str | None, trust_remote_code: bool) -> Path:
+def small_files(name: str, revision: str | None, trust_remote_code: bool, has_weights: bool = True) -> Path:
     """The folder of a model; of a hub id only the files beside the weights are fetched.
 
+    Args:
+        name: a local folder, a hub id, a built-in name or a shape.
+        revision: branch, tag or commit of a hub id.
+        trust_remote_code: fetch Python files too.
+        has_weights: its weights are wanted, now or later.
+
     Raises:
+        UsageError: it is something else than a causal LM.
         RunError: no such folder, and no hub that has it.
     """
     is_hub_id = re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", name) and not Path(name).exists()
     if not is_hub_id:
-        return model_folder(name, revision, trust_remote_code)
+        return model_folder(name, revision, trust_remote_code, has_weights)
     patterns = [*_SMALL_FILES, *(["*.py"] if trust_remote_code else [])]
     exempt_this_machine(constants.ENDPOINT)
     try:
-        return Path(
+        folder = Path(
             snapshot_download(
                 name,
                 revision=revision,
@@ -212,6 +220,8 @@ def small_files(name: str, revision: str | None, trust_remote_code: bool) -> Pat
             f"{first_line(error)}",
             f"{hub_proxy_words()}give a local folder, or download the model first",
         ) from error
+    check_contents(name, folder, has_weights)
+    return folder
 
 
 def _has_weights(name: str, folder: Path) -> bool:

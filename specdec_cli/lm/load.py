@@ -18,7 +18,6 @@ from specdec_cli.lm.checkpoint import (
     check_weights,
     clear_errors,
     first_dtype,
-    first_line,
     model_folder,
     quiet,
     read_config,
@@ -30,6 +29,7 @@ from specdec_cli.lm.generation import AUTO, Generation, read_generation
 from specdec_cli.lm.linear import kind_when
 from specdec_cli.lm.origin import Origin, fingerprint
 from specdec_cli.lm.paper import read_headers
+from specdec_cli.lm.tokenizer_files import TOKENIZER_FILES, tokenizer_error
 from specdec_cli.lm.transformers_lm import (
     COMPILED,
     COMPILED_GRAPHS,
@@ -157,7 +157,7 @@ def load_tokenizer(
     has_weights = not dummy.is_dummy(name, load_format)
     folder = model_folder(name, revision, trust_remote_code, has_weights)
     hint = "give a model folder that holds `tokenizer.json`"
-    if not any((folder / file).exists() for file in _TOKENIZER_FILES) and not list(folder.glob("*.model")):
+    if not any((folder / file).exists() for file in TOKENIZER_FILES) and not list(folder.glob("*.model")):
         with quiet():
             config = read_config(name, folder, trust_remote_code)
         if not has_weights:
@@ -171,15 +171,10 @@ def load_tokenizer(
         except Exception as error:
             if (folder / "config.json").is_file():  # which transformers reads first; it may be the broken one
                 read_config(name, folder, trust_remote_code)
-            raise remote_code_error(name, error) or RunError(
-                f"the tokenizer of `{name}` does not load: {first_line(error)}", hint
-            ) from error
+            raise remote_code_error(name, error) or tokenizer_error(name, folder, error) from error
     if len(tokenizer) == 0:
         raise RunError(f"the tokenizer of `{name}` is empty", hint)
     return tokenizer
-
-
-_TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer_config.json", "tekken.json")
 
 
 def device_named(device: str) -> torch.device:

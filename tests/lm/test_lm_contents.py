@@ -1,0 +1,287 @@
+"""Folders that hold no causal LM, or a broken one: what they are, in the same words from the engine and `doctor`."""
+
+import json
+import shutil
+import struct
+from importlib.util import find_spec
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_models import make_tiny
+
+from specdec_cli.errors import RunError, SpecdecError, UsageError
+from specdec_cli.lm.facts import describe, describe_tokenizer
+from specdec_cli.lm.load import load_lm, load_tokenizer
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4665a5\nsize 4970840\n"
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    return make_tiny("llama", tmp_path_factory.mktemp("sound"))
+
+
+@pytest.fixture
+def folder(sound, tmp_path):
+    return shutil.copytree(sound, tmp_path / "model")
+
+
+def refusal(folder, *, tokenizer_too=False):
+    """The one error that loading and `doctor` both raise; with `tokenizer_too` its tokenizer's as well."""
+    said = []
+    looks = [load_lm, describe, *([load_tokenizer, describe_tokenizer] if tokenizer_too else [])]
+    for look in looks:
+        with pytest.raises(SpecdecError) as caught:
+            look(str(folder))
+        said.append((type(caught.value), caught.value.message, caught.value.hint))
+    assert len(set(said)) == 1, said
+    assert "\n" not in said[0][1]
+    assert said[0][2]
+    assert "download the model again" not in said[0][2]
+    assert "belong together" not in said[0][2]
+    return said[0]
+
+
+def write(path, content):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+
+
+def edit_config(folder, **changes):
+    write(folder / "config.json", json.loads((folder / "config.json").read_text()) | changes)
+
+
+def edit_weights(folder, change):
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("adapter_config.json", {"peft_type": "LORA", "base_model_name_or_path": "org/m"}, "a LoRA adapter of `org/m`"),
+        ("adapter_config.json", {"peft_type": "IA3"}, "a PEFT adapter (IA3)"),
+        ("adapter_config.json", "{", "a LoRA adapter"),
+        ("model_index.json", {"_class_name": "StableDiffusionPipeline"}, "a diffusers pipeline"),
+        ("model-q4_k_m.gguf", "GGUF", "a GGUF model"),
+        ("model.onnx", "", "an ONNX export"),
+        ("onnx/model.onnx", "", "an ONNX export"),
+        ("openvino_model.xml", "<net/>", "an OpenVINO export"),
+        ("rank0.engine", "", "a TensorRT-LLM engine"),
+        ("tf_model.h5", "", "a TensorFlow checkpoint"),
+        ("consolidated.00.pth", "", "Meta's original format"),
+        ("consolidated.safetensors", "", "Mistral's original format"),
+        ("mlc-chat-config.json", {}, "compiled for MLC"),
+        ("model.bin", "", "a CTranslate2 model"),
+    ],
+)
+@pytest.mark.parametrize("has_config", [False, True])
+def test_point_19_another_format_is_named(folder, has_config, file, content, said):
+    (folder / "model.safetensors").unlink()
+    if not has_config:
+        (folder / "config.json").unlink()
+    write(folder / file, content)
+    kind, message, _ = refusal(folder, tokenizer_too=True)
+    assert kind is UsageError
+    assert f"is {said}" in message
+    assert "is not supported" in message
+
+
+def test_a_gguf_file_is_named(tmp_path):
+    write(tmp_path / "m.gguf", "GGUF")
+    assert "is a GGUF file" in refusal(tmp_path / "m.gguf", tokenizer_too=True)[1]
+
+
+@pytest.mark.parametrize("file", ["modules.json", "config_sentence_transformers.json"])
+def test_point_19_a_sentence_transformer_is_named(folder, file):
+    write(folder / file, [])
+    assert "is a sentence-transformers model" in refusal(folder)[1]
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"architectures": ["LlamaForCausalLMEagle3"]}, "an EAGLE draft head"),
+        ({"architectures": ["EagleLlamaForCausalLM"]}, "an EAGLE draft head"),
+        ({"model_type": "eagle"}, "an EAGLE draft head"),
+        ({"speculators_model_type": "eagle3", "model_type": "llama"}, "an EAGLE draft head"),
+        ({"speculators_config": {}}, "a draft of the speculators library"),
+        ({"architectures": ["Eagle3Speculator"]}, "an EAGLE draft head"),
+        ({"architectures": ["MedusaModel"]}, "a set of Medusa heads"),
+        ({"medusa_num_heads": 4, "model_type": None}, "a set of Medusa heads"),
+        ({"model_type": "mlp_speculator"}, "an MLP speculator"),
+        ({"architectures": ["DFlashDraftModel"]}, "a DFlash draft model"),
+    ],
+)
+def test_point_19_a_draft_head_is_named_by_its_configuration(folder, config, said):
+    edit_config(folder, **config)
+    kind, message, hint = refusal(folder, tokenizer_too=True)
+    assert kind is UsageError
+    assert said in message
+    assert "--draft ngram" in hint
+
+
+@pytest.mark.parametrize("names", [("fc.weight",), ("midlayer.self_attn.q_proj.weight",), ("d2t",)])
+def test_point_8_an_eagle_head_that_calls_itself_a_llama_is_named_by_its_tensors(folder, names):
+    edit_weights(folder, lambda weights: weights.update({name: torch.zeros(2, 4) for name in names}))
+    assert "is an EAGLE draft head" in refusal(folder, tokenizer_too=True)[1]
+
+
+def test_a_pickled_eagle_head_is_named_and_not_unpickled(folder):
+    weights = load_file(folder / "model.safetensors") | {"fc.weight": torch.zeros(32, 64)}
+    (folder / "model.safetensors").unlink()
+    torch.save(weights, folder / "pytorch_model.bin")
+    assert "is an EAGLE draft head" in refusal(folder, tokenizer_too=True)[1]
+    del weights["fc.weight"]
+    torch.save(weights, folder / "pytorch_model.bin")
+    assert "only pickled weights" in refusal(folder)[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"quantization": {"bits": 4, "group_size": 64}}, "quantized by MLX (4 bits in groups of 64)"),
+        ({"quantization": (mlx := {"bits": 8, "group_size": 32}), "quantization_config": mlx}, "quantized by MLX"),
+        ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}, "quantized to NVFP4"),
+        ({"quantization_config": {"quant_algo": "NVFP4", "producer": {"name": "modelopt"}}}, "quantized to NVFP4"),
+        (
+            {"quantization_config": {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}},
+            "quantized to NVFP4",
+        ),
+        ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}}, "ModelOpt (FP8)"),
+    ],
+)
+def test_point_19_a_quantized_form_of_another_program_is_named(folder, changes, said):
+    edit_config(folder, **changes)
+    assert said in refusal(folder)[1]
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "model.safetensors", "tokenizer.model"])
+def test_point_8_a_git_lfs_pointer_is_named(folder, file):
+    write(folder / file, POINTER)
+    kind, message, hint = refusal(folder, tokenizer_too=file != "model.safetensors")
+    assert kind is RunError
+    assert f"{file}` is a git-lfs pointer" in message
+    assert "git lfs pull" in hint
+
+
+def test_point_8_a_pointer_in_the_place_of_a_shard_is_named(folder):
+    shard(folder)
+    write(folder / "model-00002-of-00002.safetensors", POINTER)
+    assert "model-00002-of-00002.safetensors` is a git-lfs pointer" in refusal(folder)[1]
+
+
+def shard(folder):
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = sorted(weights)
+    files = {"model-00001-of-00002.safetensors": names[::2], "model-00002-of-00002.safetensors": names[1::2]}
+    for file, its in files.items():
+        save_file({name: weights[name] for name in its}, folder / file, metadata={"format": "pt"})
+    weight_map = {name: file for file, its in files.items() for name in its}
+    write(folder / "model.safetensors.index.json", {"metadata": {}, "weight_map": weight_map})
+
+
+def whole_error(folder):
+    """As `refusal`, for files that must be copied again."""
+    said = []
+    for look in (load_lm, describe):
+        with pytest.raises(RunError) as caught:
+            look(str(folder))
+        said.append(caught.value.message)
+    assert said[0] == said[1]
+    return said[0]
+
+
+def test_point_8_shards_that_are_not_there(folder):
+    shard(folder)
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    assert "lacks the weights file `model-00002-of-00002.safetensors`" in whole_error(folder)
+    (folder / "model.safetensors.index.json").unlink()
+    assert "no `model.safetensors.index.json`" in whole_error(folder)
+
+
+def test_point_8_a_truncated_file(folder):
+    path = folder / "model.safetensors"
+    content = path.read_bytes()
+    for size in (len(content) - 5, 40, 4, 0):
+        path.write_bytes(content[:size])
+        assert "is not a whole safetensors file" in whole_error(folder)
+
+
+def test_point_8_tensors_that_do_not_fit_the_configuration(folder):
+    edit_config(folder, num_hidden_layers=3)
+    assert "`model.layers.2.input_layernorm.weight` is missing" in whole_error(folder)
+    edit_config(folder, num_hidden_layers=2, hidden_size=64)
+    assert "has another shape" in whole_error(folder)
+    edit_config(folder, hidden_size=32, vocab_size=98)
+    assert "has another shape" in whole_error(folder)
+
+
+@pytest.mark.parametrize("name", ["model.norm.weight", "lm_head.weight", "model.layers.1.mlp.down_proj.weight"])
+def test_point_8_a_missing_tensor(folder, name):
+    edit_weights(folder, lambda weights: weights.pop(name))
+    assert f"`{name}` is missing" in whole_error(folder)
+
+
+def test_point_8_a_missing_tensor_of_a_shard(folder):
+    shard(folder)
+    file = folder / "model-00001-of-00002.safetensors"
+    weights = load_file(file)
+    name = sorted(weights)[0]
+    del weights[name]
+    save_file(weights, file, metadata={"format": "pt"})
+    assert f"`{name}` is missing" in whole_error(folder)
+
+
+def test_an_adapter_beside_a_whole_model_is_the_model(folder):
+    write(folder / "generation_config.json", {})
+    (folder / "adapters").mkdir()
+    write(folder / "adapters" / "adapter_config.json", {"peft_type": "LORA"})
+    assert describe(str(folder)).architecture == "llama"
+
+
+def test_a_tokenizer_without_a_model(tmp_path):
+    write(tmp_path / "tokenizer.json", "{}")
+    assert "holds a tokenizer and no model" in refusal(tmp_path, tokenizer_too=True)[1]
+
+
+def test_a_folder_around_the_model(folder):
+    kind, message, hint = refusal(folder.parent, tokenizer_too=True)
+    assert kind is RunError
+    assert "holds no model itself" in message
+    assert str(folder) in hint
+
+
+def test_weights_of_another_name(folder):
+    (folder / "model.safetensors").rename(folder / "weights.safetensors")
+    assert "only `weights.safetensors`" in refusal(folder)[1]
+
+
+def proto(piece, score, kind=1):
+    text = piece.encode()
+    body = b"\x0a" + bytes([len(text)]) + text + b"\x15" + struct.pack("<f", score)
+    body += b"" if kind == 1 else b"\x18" + bytes([kind])
+    return b"\x0a" + bytes([len(body)]) + body
+
+
+def test_point_19_a_sentencepiece_file_is_not_called_tiktoken(folder):
+    pieces = proto("<unk>", 0, 2) + b"".join(proto(letter, -place) for place, letter in enumerate("▁abc"))
+    (folder / "tokenizer.model").write_bytes(pieces)
+    if find_spec("sentencepiece") and find_spec("google.protobuf"):
+        pytest.skip("sentencepiece and protobuf are installed: the file loads")
+    with pytest.raises(RunError) as caught:
+        load_tokenizer(str(folder))
+    assert "is the sentencepiece file `tokenizer.model`" in caught.value.message
+    assert "tiktoken" not in caught.value.message + caught.value.hint
+    assert "pip install" in caught.value.hint
+
+
+@pytest.mark.parametrize("file", ["adapter_config.json", "modules.json", "model_index.json"])
+def test_a_folder_whose_files_are_broken_still_gets_one_sentence(folder, file):
+    (folder / "model.safetensors").unlink()
+    write(folder / file, "[1, 2")
+    write(folder / "config.json", "[]")
+    assert refusal(folder)[1]
