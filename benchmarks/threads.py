@@ -1,76 +1,174 @@
-"""Milliseconds of a forward with one and two threads, built-in target and draft, by rows; beside busy processes too.
+"""What a draft gains beside busy neighbours: threads as the engine chooses them, and one thread, in turn.
 
-    python benchmarks/threads.py
+    python benchmarks/threads.py [--busy 0 1 2 4] [--starts 4] [--prompts 6] [--k 5] [--tokens 160] [--at-work 1.0]
 
-The two thread counts are taken in turn (A B B A), a second each; means, for what busy processes do comes in long waits,
-and medians. Two threads are what the decoder is given: beside others it leaves one of them out for a while.
+The neighbours are processes of their own that compute without a pause (or for a share of each 20 ms, `--at-work`).
+For each number of neighbours, each start runs two new processes with the built-in pair (int8 draft, greedy): one
+chooses its threads, the other has OMP_NUM_THREADS=1. They decode one prompt after the other in turn (A B B A), each
+prompt without and with the draft (A B B A). Figures are medians over all prompts; intervals are over starts, whose
+processes differ.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
+import os
 import subprocess
 import sys
-from statistics import fmean, median
-from time import perf_counter, sleep
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import chain
+from pathlib import Path
+from statistics import median
+from time import sleep
+from typing import Any
 
+import numpy as np
 import record
-import torch
 
-from specdec_cli.lm.door import LM, Row
-from specdec_cli.lm.load import load_lm
+import specdec_cli
+from specdec_cli.engine.build import LoadSettings, ModelSettings, load_engine
+from specdec_cli.measure.stats import bootstrap_pooled_median
+from specdec_cli.sampling.params import SamplingParams
 
-ROWS, REPEATS, SECONDS = (1, 5, 16, 48), 4, 1.0
-BUSY = (0, 1, 2)
-
-
-def forwards(lm: LM, num_rows: int) -> list[float]:
-    """Milliseconds of forwards that re-score the last `num_rows` of 128 tokens, again and again."""
-    times: list[float] = []
-    until = perf_counter() + SECONDS
-    while (begin := perf_counter()) < until:
-        context = [*range(10, 138 - num_rows), *[200 + len(times) % 100] * num_rows]
-        lm.score([Row(0, context, num_rows)])
-        times.append((perf_counter() - begin) * 1e3)
-    lm.release(0)
-    return times[1:]  # the first one reads the whole context
+PROMPTS = Path(specdec_cli.__file__).parent / "measure" / "prompts" / "stories.jsonl"
+CHOSEN, ONE = "chosen", "one thread"
+NEIGHBOUR = """
+from time import perf_counter, sleep
+while True:
+    until = perf_counter() + 0.02 * {share}
+    while perf_counter() < until: pass
+    if {share} < 1: sleep(0.02 * (1 - {share}))
+"""
+Seconds = dict[str, float]
 
 
-def compare(lm: LM) -> dict[str, dict[str, float]]:
-    """By rows: each thread count's mean and median, and what the second thread gains."""
-    found = {}
-    for num_rows in ROWS:
-        times: dict[int, list[float]] = {1: [], 2: []}
-        for repeat in range(REPEATS):
-            for threads in (1, 2) if repeat % 2 == 0 else (2, 1):
-                torch.set_num_threads(threads)
-                times[threads] += forwards(lm, num_rows)
-        found[f"{num_rows} rows"] = {
-            "1 thread": round(fmean(times[1]), 3),
-            "2 threads": round(fmean(times[2]), 3),
-            "1 thread, median": round(median(times[1]), 3),
-            "2 threads, median": round(median(times[2]), 3),
-            "gain": round(fmean(times[1]) / fmean(times[2]), 2),
-        }
-    return found
+@contextmanager
+def neighbours(number: int, at_work: float) -> Iterator[None]:
+    """So many busy processes."""
+    code = NEIGHBOUR.format(share=at_work)
+    busy = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(number)]
+    sleep(0.5)
+    try:
+        yield
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+
+
+class Decoding:
+    """A process that decodes the prompts it is given with and without the draft.
+
+    Args:
+        threads: CHOSEN or ONE.
+        options: of the command line.
+    """
+
+    def __init__(self, threads: str, options: argparse.Namespace) -> None:
+        environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+        if threads == ONE:
+            environment["OMP_NUM_THREADS"] = "1"
+        command = [sys.executable, __file__, "--decode", "--k", str(options.k), "--tokens", str(options.tokens)]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+        self.answer()
+
+    def __enter__(self) -> Decoding:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def answer(self) -> Any:
+        """What it says next."""
+        assert self._process.stdout is not None
+        return json.loads(self._process.stdout.readline())
+
+    def decode(self, prompt: str) -> Seconds:
+        """Seconds that decoding took without the draft and with it."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(prompt) + "\n")
+        self._process.stdin.flush()
+        answer: Seconds = self.answer()
+        return answer
+
+
+def decode(options: argparse.Namespace) -> None:
+    """Decode each prompt of standard input without and with the draft, A B B A."""
+    settings = LoadSettings(draft=ModelSettings(quantize="int8"))
+    engine = load_engine("builtin:target", "builtin:draft", settings=settings)
+    params = SamplingParams(max_new_tokens=options.tokens)
+    print(json.dumps("ready"), flush=True)
+    for line in sys.stdin:
+        runs = [engine.generate(json.loads(line), params, k)[0] for k in (0, options.k, options.k, 0)]
+        plain, draft = (sum(runs[i].timing.decode_s or 0.0 for i in arm) for arm in ((0, 3), (1, 2)))
+        print(json.dumps({"plain": plain, "draft": draft}), flush=True)
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Both ways of choosing threads beside one number of neighbours, which run already."""
+    prompts = [json.loads(line)["prompt"] for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
+    starts: dict[str, list[list[Seconds]]] = {CHOSEN: [], ONE: []}
+    for start in range(options.starts):
+        with ExitStack() as stack:
+            running = {threads: stack.enter_context(Decoding(threads, options)) for threads in starts}
+            for its in starts.values():
+                its.append([])
+            for turn, prompt in enumerate(prompts[: options.prompts]):
+                order = (CHOSEN, ONE) if (turn + start) % 2 == 0 else (ONE, CHOSEN)
+                for threads in order:
+                    starts[threads][-1].append(running[threads].decode(prompt))
+    speedups = {name: [[one["plain"] / one["draft"] for one in its] for its in all_] for name, all_ in starts.items()}
+    both = [[c / o for c, o in zip(*pair, strict=True)] for pair in zip(speedups[CHOSEN], speedups[ONE], strict=True)]
+    faster = {
+        arm: [
+            [o[arm] / c[arm] for c, o in zip(*pair, strict=True)]
+            for pair in zip(starts[CHOSEN], starts[ONE], strict=True)
+        ]
+        for arm in ("plain", "draft")
+    }
+    return {
+        "speed-up, threads chosen": figure(speedups[CHOSEN]),
+        "speed-up, one thread": figure(speedups[ONE]),
+        "speed-up, chosen over one": figure(both),
+        "tokens/s, chosen over one, without draft": figure(faster["plain"]),
+        "tokens/s, chosen over one, with draft": figure(faster["draft"]),
+    }
+
+
+def figure(starts: list[list[float]]) -> dict[str, Any]:
+    """A median over all prompts, and its interval over starts."""
+    interval = bootstrap_pooled_median([np.array(its) for its in starts])
+    ends = interval.ci95 if len(starts) > 1 else None
+    return {"median": round(median(chain.from_iterable(starts)), 3), "ci95": ends and [round(end, 3) for end in ends]}
 
 
 def main() -> None:
-    """Measure both models and keep the result."""
+    """Measure beside each number of neighbours and keep the result."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--busy", type=int, nargs="+", default=[0, 1, 2, 4])
+    parser.add_argument("--starts", type=int, default=4)
+    parser.add_argument("--prompts", type=int, default=6)
+    parser.add_argument("--k", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=160)
+    parser.add_argument("--at-work", type=float, default=1.0, help="share of the time that a neighbour computes")
+    parser.add_argument("--name", default="threads", help="of the result's file")
+    parser.add_argument("--decode", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.decode:
+        decode(options)
+        return
     before = record.machine()
     results = {}
-    for name in ("builtin:target", "builtin:draft"):
-        lm = load_lm(name)
-        for num_busy in BUSY:
-            busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(num_busy)]
-            sleep(0.5)
-            try:
-                results[f"{name} beside {num_busy} busy processes"] = compare(lm)
-            finally:
-                for process in busy:
-                    process.kill()
-    for words, found in results.items():
-        print(words, found)
-    print(record.save("threads", before, results))
+    for number in options.busy:
+        with neighbours(number, options.at_work):
+            results[f"{number} neighbours"] = measure(options)
+        print(number, json.dumps(results[f"{number} neighbours"]), flush=True)
+    print(record.save(options.name, before, {"at_work": options.at_work, **results}))
 
 
 if __name__ == "__main__":

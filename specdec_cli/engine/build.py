@@ -16,7 +16,7 @@ from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.dummy import StandIn
 from specdec_cli.lm.generation import AUTO, NONE
 from specdec_cli.lm.load import check_context, load_lm, load_tokenizer
-from specdec_cli.lm.threads import choose_threads
+from specdec_cli.lm.threads import allot_threads
 from specdec_cli.lm.transformers_lm import KVCacheBytes, TransformersLM, decoder_when
 from specdec_cli.text.chat_template import named_template
 from specdec_cli.text.tokenizer import Tokenizer
@@ -152,9 +152,8 @@ def load_engines(
         if "model" in fields:
             _check_tokenizers(tokenizer, target, fields["model"], its)
     say(f"loading target {target}")
+    allot_threads()
     lm = _load(target, settings.target, settings, options, settings.generation_config)
-    if lm.device.type == "cpu" and lm.decoder_obstacle is not None:
-        choose_threads(lm.weight_bytes)
     if settings.compile:
         _compile(lm, "target", say)
     loaded = [load_drafter(fields, lm, tokenizer, options, its) for fields, its in zip(given, own, strict=True)]

@@ -27,6 +27,7 @@ from specdec_cli.errors import UsageError
 from specdec_cli.events import Emitted, Event, Failed, Finished, Noticed, Stepped
 from specdec_cli.lm.door import LM, Row
 from specdec_cli.lm.generation import Generation
+from specdec_cli.lm.threads import free_cores
 from specdec_cli.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -220,6 +221,10 @@ class Engine:
         A request whose own part fails ends with `Failed`, and the others go on. Where the forward itself fails, the
         error is raised, nobody has got a token, and the next step computes again what was in the cache.
         """
+        with free_cores():
+            return self._step()
+
+    def _step(self) -> list[Event]:
         begin, mark = perf_counter(), self._clock.mark
         left_at, self._left_at = self._left_at, None
         batch = self._scheduler.next()

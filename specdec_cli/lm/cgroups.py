@@ -1,4 +1,4 @@
-"""Memory limits of the control groups (cgroups, v1 and v2) of this process: a container's, a service's, a job's.
+"""Limits of the control groups (cgroups, v1 and v2) of this process: a container's, a service's, a job's.
 
 Groups are nested, and a process has to keep within the limits of its own group and of every group around it.
 """
@@ -43,7 +43,7 @@ def cgroup_limits(root: Path = _ROOT) -> list[MemoryLimit]:
         root: where `proc` and the mount points are looked for.
     """
     limits = []
-    for mount, group, is_v2 in _memory_mounts(root):
+    for mount, group, is_v2 in _mounts("memory", root):
         for folder in _upwards(mount, group, is_v2):
             limit = _limit_v2(folder) if is_v2 else _limit_v1(folder)
             if limit is not None:
@@ -52,19 +52,46 @@ def cgroup_limits(root: Path = _ROOT) -> list[MemoryLimit]:
     return limits
 
 
-def _memory_mounts(root: Path) -> Iterator[tuple[Path, PurePosixPath, bool]]:
-    """Each mounted hierarchy that may limit memory: its folder, this process's group below it, whether it is v2."""
+def cpu_quota(root: Path = _ROOT) -> float | None:
+    """Processors' time that this process's groups may use, in processors; None without a limit.
+
+    Args:
+        root: where `proc` and the mount points are looked for.
+    """
+    quotas = []
+    for mount, group, is_v2 in _mounts("cpu", root):
+        for path in (group, *group.parents) if group.parts else (group,):
+            quota = _quota_v2(mount / path) if is_v2 else _quota_v1(mount / path)
+            if quota is not None:
+                quotas.append(quota)
+    return min(quotas, default=None)
+
+
+def _quota_v2(folder: Path) -> float | None:
+    """`cpu.max` holds microseconds of each period and the period, or `max` and the period."""
+    quota, period, *_ = [*" ".join(_lines(folder / "cpu.max")).split(), "", ""]
+    return int(quota) / int(period) if quota.isdecimal() and period.isdecimal() and int(period) else None
+
+
+def _quota_v1(folder: Path) -> float | None:
+    """Without a limit the quota is -1, which is no number here."""
+    quota, period = _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")
+    return quota / period if quota and period else None
+
+
+def _mounts(controller: str, root: Path) -> Iterator[tuple[Path, PurePosixPath, bool]]:
+    """Each mounted hierarchy of a controller: its folder, this process's group below it, whether it is v2."""
     groups = {}
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
-        if controllers == "" or "memory" in controllers.split(","):
+        if controllers == "" or controller in controllers.split(","):
             groups[controllers == ""] = PurePosixPath(path)
     for line in _lines(root / "proc/self/mountinfo"):
         before, _, after = line.partition(" - ")
         fields, kind = before.split(), (after.split() or [""])[0]
         is_v2 = kind == "cgroup2"
-        is_memory = is_v2 or (kind == "cgroup" and "memory" in after.split()[-1].split(","))
-        if is_memory and is_v2 in groups and len(fields) > 4:
+        is_its = is_v2 or (kind == "cgroup" and controller in after.split()[-1].split(","))
+        if is_its and is_v2 in groups and len(fields) > 4:
             base, mount = (_unescaped(field) for field in fields[3:5])
             yield root / mount.lstrip("/"), _below(groups[is_v2], base), is_v2
 

@@ -84,6 +84,38 @@ def rows_together(dtype: torch.dtype, kind: Kind) -> int:
     return MOST_ROWS
 
 
+@functools.cache
+def same_bits_on_one_thread(dtype: torch.dtype, kind: Kind) -> bool:
+    """Whether products and attention give the same bits on one thread as on all of torch's.
+
+    Args:
+        dtype: of the rows.
+        kind: of the weights.
+    """
+    before = torch.get_num_threads()
+    try:
+        some, others = (_some_of_a_forward(dtype, kind, threads) for threads in (1, before))
+    finally:
+        torch.set_num_threads(before)
+    return all(torch.equal(one, other) for one, other in zip(some, others, strict=True))
+
+
+def _some_of_a_forward(dtype: torch.dtype, kind: Kind, num_threads: int) -> list[Tensor]:
+    """Rows of each linear shape's product, and attention of one sequence, on so many threads."""
+    torch.set_num_threads(num_threads)
+    generator = torch.Generator().manual_seed(0)
+    found = []
+    with torch.inference_mode():
+        for num_outputs, num_inputs in LINEAR_SHAPES:
+            rows, weight = (torch.randn(n, num_inputs, generator=generator).to(dtype) for n in (MOST_ROWS, num_outputs))
+            product = pack(weight, None, kind)
+            found += [product(rows[:n]) for n in (2, 5, MOST_ROWS)]
+        for num_heads, num_key_heads, dim in ATTENTION_SHAPES:
+            store, queries = _random_attention(num_heads, num_key_heads, dim, dtype, generator)
+            found += [_attend(store, queries[:, :, :n], CONTEXTS[-1]) for n in (1, 5)]
+    return found
+
+
 def _in_turns(product: Callable[[Tensor], Tensor], most: int, rows: Tensor) -> Tensor:
     """A product of rows [n, in] as forwards make it, `most` at a time."""
     return torch.cat([product(some) for some in rows.chunk(-(-len(rows) // most))])
@@ -142,11 +174,7 @@ def _forms(weight: Tensor) -> dict[str, Kind]:
 def _attention_checks(dtype: torch.dtype, generator: torch.Generator) -> Iterator[InvarianceCheck]:
     """Every position computed alone, against the same position among up to 9 of its sequence."""
     for num_heads, num_key_heads, dim in ATTENTION_SHAPES:
-        keys, values = (torch.randn(1, num_key_heads, 1024, dim, generator=generator).to(dtype) for _ in range(2))
-        store = LayerStore(keys, values, 1024)
-        store.keys.copy_(keys)
-        store.values.copy_(values)
-        queries = torch.randn(1, num_heads, 9, dim, generator=generator).to(dtype)
+        store, queries = _random_attention(num_heads, num_key_heads, dim, dtype, generator)
         differ = set()
         for context in CONTEXTS:
             whole = _attend(store, queries, context)
@@ -157,6 +185,17 @@ def _attention_checks(dtype: torch.dtype, generator: torch.Generator) -> Iterato
                         differ.add(count)
         name = f"attention {num_heads}/{num_key_heads} heads of {dim}"
         yield InvarianceCheck(name, _name(dtype), (1, 2, 3, 5, 8, 9), tuple(sorted(differ)), needed=True)
+
+
+def _random_attention(
+    num_heads: int, num_key_heads: int, dim: int, dtype: torch.dtype, generator: torch.Generator
+) -> tuple[LayerStore, Tensor]:
+    """Keys and values of 1,024 positions, and nine queries [1, H, 9, D]."""
+    keys, values = (torch.randn(1, num_key_heads, 1024, dim, generator=generator).to(dtype) for _ in range(2))
+    store = LayerStore(keys, values, 1024)
+    store.keys.copy_(keys)
+    store.values.copy_(values)
+    return store, torch.randn(1, num_heads, 9, dim, generator=generator).to(dtype)
 
 
 def _attend(store: LayerStore, queries: Tensor, first: int) -> Tensor:

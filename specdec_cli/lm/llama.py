@@ -24,7 +24,7 @@ from specdec_cli.lm.door import Continuations, Draw
 from specdec_cli.lm.linear import Kind
 from specdec_cli.lm.llama_weights import Layer, Matrix, Shape, empty, half_of, norm_weight, panels, take_layer
 from specdec_cli.lm.memory import Arena, zeros
-from specdec_cli.lm.threads import Crew
+from specdec_cli.lm.threads import CREW
 
 _FLOAT32, _BFLOAT16, _INT8 = range(3)
 _SLOTS_GRAIN = 16  # whose keys the compiled half reads together: its WIDTH
@@ -126,7 +126,6 @@ class LlamaDecoder:
         self._library = native.library()
         self._rotary = inner.rotary_emb
         arena = Arena()
-        self._crew = Crew()
         self._num_turns = 0
         self._scratch, self._guess_logits = _Floats(), _Floats()
         self._waited = ctypes.c_double()
@@ -236,7 +235,7 @@ class LlamaDecoder:
         self._waited.value = 0.0
         begin = perf_counter()
         call(ctypes.byref(self._model), ctypes.byref(self._step), *others)
-        self._crew.learn(self._step.num_threads, perf_counter() - begin, self._waited.value)
+        CREW.learn(self._step.num_threads, perf_counter() - begin, self._waited.value)
 
     def _prepare(self, tokens: list[int], layout: Layout, wanted: list[int], logits: int) -> None:
         """Say in the step what this call is to do; `logits` is the address where they go."""
@@ -244,7 +243,7 @@ class LlamaDecoder:
         self._turn_to(most_keys)
         step.rows, step.wanted = _rows(tokens, layout), (ctypes.c_int64 * len(wanted))(*wanted)
         step.num_rows, step.num_wanted, step.most_keys = len(tokens), len(wanted), most_keys
-        step.num_threads, step.logits = self._crew.size(torch.get_num_threads()), logits
+        step.num_threads, step.logits = CREW.size(torch.get_num_threads()), logits
         step.scratch = self._scratch.at_least(
             self._library.scratch_floats(ctypes.byref(self._model), ctypes.byref(step))
         )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import wraps
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial, wraps
 from time import perf_counter
 from typing import Any, TypeVar, cast
 from weakref import WeakSet
@@ -21,12 +22,13 @@ from specdec_cli.lm.door import Continuations, Row
 from specdec_cli.lm.forward import CacheShape, PackedForward
 from specdec_cli.lm.generation import Generation
 from specdec_cli.lm.graphs import Graphs
-from specdec_cli.lm.invariance import MOST_ROWS, rows_together
+from specdec_cli.lm.invariance import MOST_ROWS, rows_together, same_bits_on_one_thread
 from specdec_cli.lm.linear import Kind
 from specdec_cli.lm.llama import LlamaDecoder
 from specdec_cli.lm.llama_weights import kept_as, obstacle
 from specdec_cli.lm.origin import Origin
 from specdec_cli.lm.packing import leave_files, pack_model, weights_of
+from specdec_cli.lm.threads import fixed_threads, most_threads, watched_forward
 
 DECODERS = (AUTO, TRANSFORMERS, COMPILED, GRAPHS, COMPILED_GRAPHS) = (
     "auto", "transformers", "compiled", "graphs", "compiled graphs",
@@ -131,6 +133,7 @@ class TransformersLM:
         self._packed_bitwise = self._bitwise and not self._packed.has_joined_keys
         is_bfloat16 = self._bitwise and self.dtype == torch.bfloat16
         self._rows_together = rows_together(self.dtype, kind) if is_bfloat16 else MOST_ROWS
+        self._threads = self._forward_threads(decoder)
         # A graph for one token alone would be another one.
         self._has_company = self._bitwise or decoder == COMPILED
         self.compile_seconds: float | None = None
@@ -160,10 +163,21 @@ class TransformersLM:
         done = {COMPILED: self.compile_seconds is not None, GRAPHS: self._graphs is not None}
         return ", ".join([TRANSFORMERS, *(name for name, is_done in done.items() if is_done)])
 
+    def _forward_threads(self, decoder: str) -> Callable[[], AbstractContextManager[None]]:
+        """What transformers' forward runs in: cores that nobody else wants, or one number of threads.
+
+        torch compiles a forward for a number of threads, and bits that depend on it must not depend on the neighbours.
+        """
+        if self.device.type != "cpu" or self.decoder_obstacle is None:
+            return nullcontext
+        most = most_threads(self.weight_bytes)
+        is_fixed = decoder in (COMPILED, COMPILED_GRAPHS) or (
+            self._bitwise and not same_bits_on_one_thread(self.dtype, self.kind)
+        )
+        return partial(fixed_threads if is_fixed else watched_forward, most)
+
     def compile(self) -> None:
         """Compile transformers' forward and run it, so that no later step waits; a minute or so on a CPU.
-
-        Threads are chosen before: a graph is compiled for their number.
 
         Raises:
             RunError: there is no C++ compiler, or torch cannot compile this forward.
@@ -175,7 +189,7 @@ class TransformersLM:
         if self._graphs is not None:
             self._graphs = self._new_graphs()
         try:
-            with quiet():
+            with quiet(), self._threads():
                 for num_tokens in (2, 5) if self._has_company else (1, 2, 5):
                     self._packed.attempt(CompiledCache(num_tokens + KEY_GRAIN), num_tokens)
         except (SpecdecError, torch.OutOfMemoryError):
@@ -384,7 +398,8 @@ class TransformersLM:
         """One forward; logits [len(wanted), V] float32."""
         if self._decoder is not None:
             return self._decoder.forward(tokens, layout, wanted)
-        return self._packed.run(cache, tokens, layout, wanted)
+        with self._threads():
+            return self._packed.run(cache, tokens, layout, wanted)
 
     @_on_its_device
     def _probe(self) -> CacheShape:

@@ -26,6 +26,7 @@ from specdec_cli.engine.verify import VerifyRow, resolve_mode, verify
 from specdec_cli.errors import UsageError
 from specdec_cli.events import Failed, Stepped
 from specdec_cli.lm.door import Row
+from specdec_cli.lm.threads import free_cores
 from specdec_cli.measure.rounds import ENOUGH, Rounds
 from specdec_cli.measure.stats import NUM_RESAMPLES, FloatArray
 from specdec_cli.sampling.chain import ChainRow, distribution
@@ -314,7 +315,8 @@ class _Bench:
         """
         begin, steps = perf_counter(), list[tuple[float, float]]()
         while not _are_enough(len(steps), perf_counter() - begin):
-            steps.append(self._step(place, k))
+            with free_cores():
+                steps.append(self._step(place, k))
         drafted, scored = np.median(steps[len(steps) // 3 :], axis=0)
         self._add("draft", place, k, drafted)
         self._add("target", place, k, scored)

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from specdec_cli.engine.scoring import score_prompt
 from specdec_cli.events import Emitted, Event, Failed, Finished, Noticed, Stepped, TokenLogprob
-from specdec_cli.lm.threads import adopt_threads
 from specdec_cli.serve.errors import OWN_FAULTS, QueueFull, Unavailable
 from specdec_cli.serve.outbox import Outbox
 from specdec_cli.serve.records import Delta, Job, JobRecord, Observer
@@ -152,7 +151,6 @@ class Bridge:
     def _run(self) -> None:
         error: BaseException | None = None
         try:
-            adopt_threads()
             while self._take_commands():
                 self._admit()
                 if self._running:

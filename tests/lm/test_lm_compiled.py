@@ -12,6 +12,7 @@ from specdec_cli.engine.build import load_engine
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm import compiled, transformers_lm
 from specdec_cli.lm.door import Row
+from specdec_cli.lm.forward import PackedForward
 from specdec_cli.lm.load import load_lm
 from specdec_cli.sampling.params import SamplingParams
 
@@ -68,7 +69,7 @@ def test_what_torch_cannot_compile_is_one_sentence(tmp_path, monkeypatch):
 
     monkeypatch.setattr(compiled, "check_compiler", lambda _: None)
     lm = load_lm(str(make_tiny("llama", tmp_path)), decoder="compiled")
-    monkeypatch.setattr(transformers_lm.TransformersLM, "_try", breaks)
+    monkeypatch.setattr(PackedForward, "attempt", breaks)
     with pytest.raises(RunError, match=r"does not compile: a long story$"):
         lm.compile()
     assert lm.compile_seconds is None
