@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import stat
@@ -56,12 +57,40 @@ def _is_pipe() -> bool:
 
 @contextmanager
 def progress(screen: Screen) -> Iterator[Callable[[str], None]]:
-    """Takes words about what is being waited for; shown on a terminal, with a spinner."""
-    if screen.is_quiet or not colourful(sys.stderr):
-        yield lambda _: None
-        return
-    with screen.console.status("") as status:
-        yield lambda text: status.update(f"[dim]{escape(text)}")
+    """Takes words about what is being waited for; shown on a terminal, with a spinner.
+
+    What the package logs meanwhile, such as a first compilation, becomes a line anywhere.
+    """
+    with _logged(screen):
+        if screen.is_quiet or not colourful(sys.stderr):
+            yield lambda _: None
+            return
+        with screen.console.status("") as status:
+            yield lambda text: status.update(f"[dim]{escape(text)}")
+
+
+@contextmanager
+def _logged(screen: Screen) -> Iterator[None]:
+    """Say what the package logs."""
+    logger, handler, level = logging.getLogger("specdec_cli"), _Said(screen), logging.getLogger("specdec_cli").level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
+class _Said(logging.Handler):
+    """Says records on a screen."""
+
+    def __init__(self, screen: Screen) -> None:
+        super().__init__()
+        self._screen = screen
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._screen.say(record.getMessage())
 
 
 @contextmanager

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from specdec_cli.lm import native
 from specdec_cli.lm.dummy import StandIn
 
 if TYPE_CHECKING:
@@ -29,12 +30,30 @@ def caveats(recipe: Recipe, engine: Engine) -> list[str]:
         found.append(
             "synthetic acceptance: drafted tokens stand by chance, so nothing here says how often this draft is right"
         )
-    return [*found, *compiled(engine)]
+    return [*found, *compiled(engine), *lacking_compiler(engine)]
+
+
+def lacking_compiler(engine: Engine) -> list[str]:
+    """That models run slower than they could for want of a C++ compiler, and what helps."""
+    obstacles = {role: getattr(lm, "decoder_obstacle", None) for role, lm in _models(engine).items()}
+    found = []
+    for obstacle in dict.fromkeys(obstacles.values()):
+        remedy = native.remedy(obstacle)
+        if remedy is not None:
+            roles = " and ".join(role for role, its in obstacles.items() if its == obstacle)
+            found.append(
+                f"{obstacle}: transformers' forward runs for {roles}, several times slower than specdec's own decoder; "
+                f"{remedy}"
+            )
+    return found
 
 
 def compiled(engine: Engine) -> list[str]:
     """How long torch compiled, and for what; nothing where it did not."""
-    lms = {"target": engine.target, "draft": getattr(engine.drafter, "lm", None)}
-    seconds = {role: getattr(lm, "compile_seconds", None) for role, lm in lms.items()}
+    seconds = {role: getattr(lm, "compile_seconds", None) for role, lm in _models(engine).items()}
     words = [f"{took:.1f} s for the {role}" for role, took in seconds.items() if took is not None]
     return [f"transformers' forward runs, compiled: that took {' and '.join(words)}"] if words else []
+
+
+def _models(engine: Engine) -> dict[str, Any]:
+    return {"target": engine.target, "draft": getattr(engine.drafter, "lm", None)}

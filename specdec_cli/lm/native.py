@@ -1,29 +1,26 @@
 """The compiled half of our own decoder: built for this machine's processor by its C++ compiler, once, and kept.
 
 It is compiled where it runs and not when the package is made, because a processor's own instructions (AVX-512's
-bfloat16 and whole-number products) are what it is for. That takes some seconds; the result lies in the user's cache,
-under a name that follows from the source, the compiler and the processor.
+bfloat16 and whole-number products) are what it is for. That takes some seconds; the user's cache keeps the result
+(`library`).
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
 import os
 import platform
-import shutil
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from specdec_cli.lm.library import BuildError, Library, load_library, processor
+
 SOURCE = Path(__file__).with_name("llama_step.cpp")
 # Operations may not be joined as the compiler likes: it might join them in one copy of a loop and not in another.
 _FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fopenmp")
-_SECONDS = 300
 # Looks at what is waited for, a fraction of a millisecond: AMD's processors take less for one than Intel's.
 _SPINS, _SPINS_OF_ZEN = "5000", "20000"
 # Linux lets a process use a processor's tiles (AMX) once it has asked: arch_prctl(ARCH_REQ_XCOMP_PERM, XTILEDATA).
@@ -33,56 +30,69 @@ _ARCH_PRCTL, _ASK, _TILES = 158, 0x1023, 18
 def compiler() -> list[str]:
     """The command of the C++ compiler: what CXX names, else the system's usual one."""
     usual = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
-    return (os.environ.get("CXX", "").strip() or usual).split()
+    return (_named() or usual).split()
 
 
-@functools.cache
 def missing() -> str | None:
     """Why there is no compiled decoder on this machine; None where it was built and loaded."""
-    try:
-        library()
-    except (OSError, subprocess.SubprocessError) as error:
-        return f"no C++ compiler `{compiler()[0]}`" if shutil.which(compiler()[0]) is None else _reason(error)
-    return None
+    found = _built()
+    return found.reason if isinstance(found, BuildError) else None
 
 
-@functools.cache
+def remedy(obstacle: str | None) -> str | None:
+    """What helps where this is why our own decoder does not run; None where it is missing for another reason."""
+    if obstacle is None or not _built.cache_info().currsize:  # nobody asked for it yet, and asking would build it
+        return None
+    found = _built()
+    return found.remedy if isinstance(found, BuildError) and found.reason == obstacle else None
+
+
+def not_kept() -> str | None:
+    """Why the decoder that was built has to be built again by the next process; None where it is kept."""
+    found = _built()
+    return found.not_kept if isinstance(found, Library) else None
+
+
 def library() -> ctypes.CDLL:
     """The compiled decoder.
 
     Raises:
-        OSError, subprocess.SubprocessError: it cannot be built or loaded; `missing` says it in words.
+        BuildError: it cannot be built or loaded; `missing` says why.
     """
-    return load(SOURCE.read_text(encoding="utf-8"))
+    found = _built()
+    if isinstance(found, BuildError):
+        raise found
+    return found.calls
+
+
+@functools.cache
+def _built() -> Library | BuildError:
+    try:
+        return _load(SOURCE.read_text(encoding="utf-8"))
+    except BuildError as error:
+        return error
 
 
 def load(source: str) -> ctypes.CDLL:
     """Build a source if that was not done before, and load it; errors as in `library`."""
+    return _load(source).calls
+
+
+def _load(source: str) -> Library:
     command = [*compiler(), *_FLAGS, *_without_tiles(), "-x", "c++"]
-    # What the compiler defines before it reads a line names itself and the processor's instructions.
-    defined = subprocess.run([*command, "-dM", "-E", os.devnull], capture_output=True, check=True, timeout=_SECONDS)
-    name = hashlib.sha256(defined.stdout + " ".join(command).encode() + source.encode()).hexdigest()[:32]
-    path = _folder() / f"llama-step-{name}.so"
-    if not path.exists():
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            made = Path(folder, path.name)
-            subprocess.run(
-                [*command, "-shared", "-fPIC", "-", "-o", str(made)],
-                input=source.encode(),
-                capture_output=True,
-                check=True,
-                timeout=_SECONDS,
-            )
-            made.replace(path)
-    with _short_spins(_SPINS_OF_ZEN if b"__znver" in defined.stdout else _SPINS):
-        found = ctypes.CDLL(str(path))
-    pointer, number = ctypes.c_void_p, ctypes.c_int64
-    found.scratch_floats.argtypes, found.scratch_floats.restype = (pointer, pointer), number
-    found.panel_outputs.argtypes, found.panel_outputs.restype = (), number
-    found.forward.argtypes, found.forward.restype = (pointer, pointer), None
-    found.guess.argtypes = (pointer, pointer, pointer, number, number, pointer, pointer, pointer, pointer)
-    found.guess.restype = None
+    with _short_spins(_SPINS_OF_ZEN if "AuthenticAMD" in processor() else _SPINS):
+        found = load_library(source, command, may_lack_compiler=not _named())
+    calls, pointer, number = found.calls, ctypes.c_void_p, ctypes.c_int64
+    calls.scratch_floats.argtypes, calls.scratch_floats.restype = (pointer, pointer), number
+    calls.panel_outputs.argtypes, calls.panel_outputs.restype = (), number
+    calls.forward.argtypes, calls.forward.restype = (pointer, pointer), None
+    calls.guess.argtypes = (pointer, pointer, pointer, number, number, pointer, pointer, pointer, pointer)
+    calls.guess.restype = None
     return found
+
+
+def _named() -> str:
+    return os.environ.get("CXX", "").strip()
 
 
 @contextmanager
@@ -107,25 +117,3 @@ def _without_tiles() -> tuple[str, ...]:
     is_linux = sys.platform == "linux" and platform.machine() == "x86_64"
     is_granted = is_linux and ctypes.CDLL(None).syscall(_ARCH_PRCTL, _ASK, _TILES) == 0
     return () if is_granted else ("-U__AMX_TILE__",)
-
-
-@functools.cache
-def _folder() -> Path:
-    """The user's cache, or where that cannot be written a folder of this process."""
-    try:
-        cache = Path(os.environ.get("XDG_CACHE_HOME", "").strip() or Path.home() / ".cache", "specdec")
-        cache.mkdir(parents=True, exist_ok=True)
-    except (OSError, RuntimeError):  # the latter where there is no home
-        return _temporary()
-    return cache if os.access(cache, os.W_OK) else _temporary()
-
-
-def _temporary() -> Path:
-    return Path(tempfile.mkdtemp(prefix="specdec-"))
-
-
-def _reason(error: Exception) -> str:
-    """The compiler's own first complaint, else the error's first line."""
-    said = error.stderr.decode(errors="replace") if isinstance(error, subprocess.CalledProcessError) else str(error)
-    lines = [line.strip() for line in said.splitlines() if line.strip()] or [type(error).__name__]
-    return f"its own does not compile: {next((line for line in lines if 'error' in line), lines[0])}"

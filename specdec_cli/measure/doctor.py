@@ -11,7 +11,7 @@ import torch
 from specdec_cli.errors import ExitCode, RunError, SpecdecError, UsageError
 from specdec_cli.lm.invariance import InvarianceCheck, row_invariance
 from specdec_cli.lm.linear import kernels
-from specdec_cli.lm.native import missing
+from specdec_cli.lm.native import missing, not_kept, remedy
 from specdec_cli.measure.machine import Machine, look
 from specdec_cli.measure.preflight import Preflight, preflight
 
@@ -39,6 +39,7 @@ class Diagnosis:
         warnings: sentences about the machine.
         linear: what transformers' forward multiplies bfloat16 and int8 weights with.
         decoder_obstacle: why our own decoder does not run on this machine; None where it does.
+        decoder_remedy: what helps then.
     """
 
     machine: Machine
@@ -46,7 +47,8 @@ class Diagnosis:
     pair: Preflight | None
     warnings: tuple[str, ...]
     linear: Mapping[str, str] = field(default_factory=kernels)
-    decoder_obstacle: str | None = field(default_factory=missing)
+    decoder_obstacle: str | None = None
+    decoder_remedy: str | None = None
 
     @property
     def is_row_invariant(self) -> bool:
@@ -78,7 +80,11 @@ class Diagnosis:
                 "holds": self.is_row_invariant,
                 "checks": [asdict(check) | {"holds": check.holds} for check in self.invariance],
             },
-            "decoder": {"is_compiled": self.decoder_obstacle is None, "obstacle": self.decoder_obstacle},
+            "decoder": {
+                "is_compiled": self.decoder_obstacle is None,
+                "obstacle": self.decoder_obstacle,
+                "remedy": self.decoder_remedy,
+            },
             "linear": dict(self.linear),
             "not_claimed": list(NOT_CLAIMED),
             "pair": self.pair.as_dict() if self.pair is not None else None,
@@ -105,4 +111,12 @@ def examine(recipe: Recipe | None = None, *, trust_remote_code: bool = False) ->
         )
     if pair is not None and pair.target is not None and pair.target.is_mixture_of_experts:
         warnings.append("the target is a mixture of experts: bit-for-bit equality is not claimed, run `specdec audit`")
-    return Diagnosis(machine, invariance, pair, tuple(warnings))
+    obstacle = missing()
+    if not_kept() is not None:
+        warnings.append(
+            f"every run compiles our own decoder anew, because it cannot be kept in {not_kept()}; name a folder that "
+            "can be written with XDG_CACHE_HOME"
+        )
+    return Diagnosis(
+        machine, invariance, pair, tuple(warnings), decoder_obstacle=obstacle, decoder_remedy=remedy(obstacle)
+    )

@@ -39,6 +39,7 @@ def print_doctor(console: Console, diagnosis: Diagnosis, not_claimed: tuple[str,
     console.print(_device_table(diagnosis.machine))
     obstacle = diagnosis.decoder_obstacle
     words = "compiled for this processor" if obstacle is None else f"{obstacle}, so transformers' forward runs instead"
+    words += f"; {diagnosis.decoder_remedy}" if diagnosis.decoder_remedy is not None else ""
     console.print(Text(f"our own decoder on the CPU: {words}"), soft_wrap=True)
     for dtype, kernel in diagnosis.linear.items():
         console.print(Text(f"transformers' linear layers in {dtype} on the CPU: {kernel}"), soft_wrap=True)

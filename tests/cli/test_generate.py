@@ -421,3 +421,14 @@ def test_the_built_in_pair_prints_one_valid_document(capsys):
     assert document["outputs"][0]["completion_tokens"] > 0
     assert document["totals"]["speculative"]["num_draft_tokens"] > 0
     assert "no target named: using the built-in pair (builtin:target, draft builtin:draft)" in err
+
+
+def test_no_compiler_is_one_line_with_its_remedy(tmp_path):
+    environment = os.environ | {"CXX": "no-such-compiler", "XDG_CACHE_HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "specdec_cli", "generate", "Once", "-n", "4"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    (line,) = [line for line in done.stderr.splitlines() if "compiler" in line]
+    assert line.startswith("note: no C++ compiler `no-such-compiler`: transformers' forward runs for target and draft")
+    assert line.endswith("or name one with CXX")
+    quiet = subprocess.run([*command, "--quiet"], capture_output=True, text=True, env=environment, check=True)
+    assert (quiet.stdout, quiet.stderr) == (done.stdout, "")

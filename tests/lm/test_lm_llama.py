@@ -292,11 +292,9 @@ def test_where_there_is_no_compiler_transformers_runs_and_it_is_said(tmp_path, m
 @pytest.fixture
 def _anew(monkeypatch):
     """What was built before is not found."""
-    for found in (native.missing, native.library, native._folder):
-        found.cache_clear()
+    native._built.cache_clear()
     yield
-    for found in (native.missing, native.library, native._folder):
-        found.cache_clear()
+    native._built.cache_clear()
 
 
 @pytest.mark.usefixtures("_anew")
@@ -323,9 +321,9 @@ class TestBuilding:
     def test_what_was_built_is_kept(self, tmp_path, monkeypatch):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         assert native.missing() is None
-        (built,) = (tmp_path / "specdec").iterdir()
+        (built,) = (tmp_path / "specdec").glob("*.so")
         made = built.stat().st_mtime_ns
-        native.library.cache_clear()
+        native._built.cache_clear()
         native.library()
         assert built.stat().st_mtime_ns == made
 
@@ -345,6 +343,8 @@ class TestBuilding:
     def test_a_missing_compiler_is_named(self, monkeypatch):
         monkeypatch.setenv("CXX", "no-such-compiler -O2")
         assert native.missing() == "no C++ compiler `no-such-compiler`"
+        assert "or name one with CXX" in native.remedy(native.missing())
+        assert native.remedy("architecture `GPT2LMHeadModel`") is None
 
     def test_a_source_that_does_not_compile_is_said_with_the_compilers_words(self, monkeypatch, tmp_path):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

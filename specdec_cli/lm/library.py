@@ -1,0 +1,244 @@
+"""A library that the machine's own C++ compiler makes, once, and that the user's cache keeps.
+
+The name of a file says what is in it: `llama-step-PROCESSOR-COMPILER-BYTES.so` holds digests of the source and the
+processor it is for, of the compiler, and of the file itself. So a file that is damaged, or another one under this name,
+is noticed before it is loaded, and processes that build at the same time cannot spoil each other's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import functools
+import hashlib
+import logging
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic, sleep
+
+_NAME = "llama-step"
+_SECONDS = 300
+_NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded|terminated with signal 7")
+_INSTALL = {
+    "apt-get": "apt-get install g++",
+    "dnf": "dnf install gcc-c++",
+    "yum": "yum install gcc-c++",
+    "zypper": "zypper install gcc-c++",
+    "apk": "apk add g++",
+    "pacman": "pacman -S gcc",
+    "xcode-select": "xcode-select --install",
+}
+_OTHER_COMPILER = "name another compiler with CXX (g++ or clang++, with OpenMP)"
+_log = logging.getLogger(__name__)
+
+
+class BuildError(Exception):
+    """There is no library.
+
+    Args:
+        reason: why, as half a sentence.
+        remedy: what to do about it.
+    """
+
+    def __init__(self, reason: str, remedy: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.remedy = remedy
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """A library that is loaded.
+
+    Args:
+        calls: its functions.
+        not_kept: why the next process has to build it again; None where it is kept.
+    """
+
+    calls: ctypes.CDLL
+    not_kept: str | None
+
+
+def load_library(source: str, command: Sequence[str], *, may_lack_compiler: bool) -> Library:
+    """Load what a source is compiled to; build it where that was not done before.
+
+    Args:
+        source: C++.
+        command: the compiler and its options.
+        may_lack_compiler: whether a library that was built for this processor will do where the compiler has gone.
+
+    Raises:
+        BuildError: it cannot be built or loaded.
+    """
+    stem = f"{_NAME}-{_digest(source.encode(), ' '.join(command[1:]).encode(), processor().encode())}"
+    try:
+        # What the compiler defines before it reads a line names itself and the processor's instructions.
+        defined = _output_of([*command, "-dM", "-E", os.devnull])
+    except BuildError:
+        kept = _kept(f"{stem}-*") if may_lack_compiler else None
+        if kept is None:
+            raise
+        return _opened(kept)
+    stem += f"-{_digest(defined, command[0].encode())}"
+    with _alone():
+        kept = _kept(f"{stem}-*")
+        if kept is not None:
+            return _opened(kept)
+        folder = cache_folder()
+        try:
+            return _opened(_build(_made(folder), stem, source, command, "once"))
+        except OSError as error:
+            not_kept = f"`{folder}` ({error.strerror or error})"
+    return _built_for_this_process(stem, source, command, not_kept)
+
+
+def cache_folder() -> Path:
+    """Where libraries are kept."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME", "").strip() or Path.home() / ".cache", "specdec")
+    except RuntimeError:  # there is no home: nothing can be kept
+        return Path(os.devnull, "specdec")
+
+
+@functools.cache
+def processor() -> str:
+    """What tells this processor from others, its instructions among it."""
+    with suppress(OSError):
+        found = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
+        keys = ("vendor_id", "cpu family", "model", "model name", "stepping", "flags", "Features", "CPU part")
+        lines = [line for line in found.splitlines() if line.partition(":")[0].strip() in keys]
+        if lines:
+            return "\n".join([platform.machine(), *lines])
+    return f"{sys.platform} {platform.machine()} {platform.processor()}"
+
+
+def _built_for_this_process(stem: str, source: str, command: Sequence[str], not_kept: str) -> Library:
+    """Build and load in a folder that is gone afterwards."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="specdec-") as folder:
+            how_often = f"for this run alone: it cannot be kept in {not_kept}, XDG_CACHE_HOME names another folder"
+            return Library(ctypes.CDLL(str(_build(Path(folder), stem, source, command, how_often))), not_kept)
+    except OSError as error:
+        reason = f"nothing can be built in {not_kept}, nor in a temporary folder: {error.strerror or error}"
+        raise BuildError(reason, "make room there, or name another folder with XDG_CACHE_HOME") from error
+
+
+def _opened(kept: Path) -> Library:
+    """Load a library, from a folder of its own where programs may not run in the cache.
+
+    Raises:
+        BuildError: it does not load there either.
+    """
+    with suppress(OSError):
+        return Library(ctypes.CDLL(str(kept)), None)
+    try:
+        with tempfile.TemporaryDirectory(prefix="specdec-") as folder:
+            return Library(ctypes.CDLL(shutil.copy(kept, folder)), None)
+    except OSError as error:
+        reason = f"its own does not load: {error}"
+        raise BuildError(reason, "name a folder where programs may run with XDG_CACHE_HOME") from error
+
+
+def _kept(pattern: str) -> Path | None:
+    """A library of the cache that is whole; others of that name are removed."""
+    with suppress(OSError):
+        for path in sorted(cache_folder().glob(f"{pattern}.so")):
+            if path.stem.rpartition("-")[2] == _digest(path.read_bytes()):
+                return path
+            path.unlink()
+    return None
+
+
+def _build(folder: Path, stem: str, source: str, command: Sequence[str], how_often: str) -> Path:
+    """Compile a source into a folder, and say so: it takes some seconds.
+
+    Raises:
+        OSError: there is no room, or nothing may be written.
+        BuildError: it does not compile.
+    """
+    with tempfile.TemporaryDirectory(dir=folder, prefix="building-") as place:
+        _log.info("compiling our own decoder for this CPU, %s", how_often)
+        made = Path(place, "made.so")
+        _output_of([*command, "-shared", "-fPIC", "-", "-o", str(made)], source.encode(), place)
+        if not made.is_file():
+            raise BuildError(f"the C++ compiler `{command[0]}` made no library", _OTHER_COMPILER)
+        return made.replace(folder / f"{stem}-{_digest(made.read_bytes())}.so")
+
+
+def _output_of(command: Sequence[str], given: bytes = b"", temporary: str | None = None) -> bytes:
+    """What a compiler writes to its standard output; its own temporary files go into a folder.
+
+    Raises:
+        OSError: it has no room.
+        BuildError: it does not run, or refuses.
+    """
+    environment = os.environ | {"LC_ALL": "C"} | ({} if temporary is None else {"TMPDIR": temporary})
+    try:
+        done = subprocess.run(command, input=given, capture_output=True, timeout=_SECONDS, env=environment, check=False)
+    except subprocess.TimeoutExpired as error:
+        reason = f"the C++ compiler `{command[0]}` took more than {_SECONDS} s"
+        raise BuildError(reason, _OTHER_COMPILER) from error
+    except OSError as error:
+        raise _cannot_run(command[0], error) from error
+    if done.returncode == 0:
+        return done.stdout
+    said = done.stderr.decode(errors="replace")
+    if _NO_SPACE.search(said):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    if done.returncode < 0:
+        reason = f"the C++ compiler `{command[0]}` was ended by signal {-done.returncode}"
+        raise BuildError(reason, "it may lack memory: end other processes, or raise the container's limit")
+    lines = [line.strip() for line in said.splitlines() if line.strip()] or [f"exit status {done.returncode}"]
+    reason = next((line for line in lines if "error" in line), lines[0])
+    raise BuildError(f"its own does not compile: {reason}", _OTHER_COMPILER)
+
+
+def _cannot_run(compiler: str, error: OSError) -> BuildError:
+    if shutil.which(compiler) is not None:
+        return BuildError(f"the C++ compiler `{compiler}` does not run: {error.strerror or error}", _OTHER_COMPILER)
+    install = next((words for tool, words in _INSTALL.items() if shutil.which(tool)), None)
+    how = "install one" if install is None else f"install one (`{install}`)"
+    return BuildError(f"no C++ compiler `{compiler}`", f"{how}, or name one with CXX")
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Let one process of this user build at a time, where the cache can hold a lock."""
+    lock = None
+    with suppress(OSError, ImportError):
+        import fcntl
+
+        lock = (_made(cache_folder()) / f"{_NAME}.lock").open("w")
+        end = monotonic() + _SECONDS
+        while monotonic() < end:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                sleep(0.05)
+    try:
+        yield
+    finally:
+        if lock is not None:
+            lock.close()
+
+
+def _digest(*parts: bytes) -> str:
+    whole = hashlib.sha256()
+    for part in parts:
+        whole.update(len(part).to_bytes(8, "little") + part)
+    return whole.hexdigest()[:16]

@@ -1,0 +1,40 @@
+"""What a run says of itself: here, that it is slow for want of a C++ compiler."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from specdec_cli.engine.caveats import lacking_compiler
+from specdec_cli.lm import native
+from specdec_cli.lm.library import BuildError
+
+GONE = "no C++ compiler `g++`"
+
+
+@pytest.fixture
+def without_compiler(monkeypatch):
+    native._built.cache_clear()
+    monkeypatch.setattr(native, "load_library", lambda *_, **__: (_ for _ in ()).throw(BuildError(GONE, "install one")))
+    yield
+    native._built.cache_clear()
+
+
+def engine(target: str | None, draft: str | None = None) -> SimpleNamespace:
+    models = [SimpleNamespace(decoder_obstacle=obstacle) for obstacle in (target, draft)]
+    return SimpleNamespace(target=models[0], drafter=SimpleNamespace(lm=models[1]))
+
+
+def test_a_missing_compiler_is_one_sentence_with_its_remedy(without_compiler):
+    assert native.missing() == GONE
+    (sentence,) = lacking_compiler(engine(GONE, GONE))
+    assert sentence.startswith(f"{GONE}: transformers' forward runs for target and draft, several times slower")
+    assert sentence.endswith("; install one")
+    (sentence,) = lacking_compiler(engine(GONE, "architecture `GPT2LMHeadModel`"))
+    assert "runs for target, several" in sentence
+
+
+def test_other_obstacles_have_none(without_compiler):
+    assert lacking_compiler(engine(GONE)) == [], "nobody has asked for the decoder"
+    native.missing()
+    assert lacking_compiler(engine("architecture `GPT2LMHeadModel`", "it is switched off")) == []
+    assert lacking_compiler(engine(None, None)) == []
