@@ -39,6 +39,9 @@ SMALL = {name: size for size, names in _SIZES.items() for name in names.split()}
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 _HYBRID = ["mamba", "mamba", "hybrid"] * 2
 _INDEXER = {"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 64}
+_SHARED = {"num_hidden_layers": 2, "num_kv_shared_layers": 2, "hidden_size": 32, "intermediate_size": 48}
+_SHARED |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": VOCAB}
+_SHARED |= {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
 OWN: dict[str, dict[str, Any]] = {
     "cohere_compass_text": {
         "layer_types": ["sliding_attention", "full_attention"] * 2,
@@ -53,6 +56,8 @@ OWN: dict[str, dict[str, Any]] = {
     "dots3_note_text": {"num_key_value_heads": 4},
     "falcon_h1": {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
+    "gemma4_assistant": {"text_config": _SHARED},
+    "gemma4_unified_assistant": {"text_config": _SHARED},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 1, "state_size": 8},
     "qwen4_exp_text": {**_INDEXER, "indexer_compress_ratio": 16, "ngram_vocab_size_base": 1000, "hc_lowrank": 8},

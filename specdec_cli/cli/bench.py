@@ -236,14 +236,16 @@ class _Run(Measurement["Bench"]):
         self, study: Bench, promise: Promise, must_agree: bool, machine: dict[str, Any], interrupted: bool
     ) -> dict[str, Any]:
         """The document's own keys; the machine's bandwidth is measured for it."""
+        from specdec_cli.measure.figures import figure
         from specdec_cli.measure.verdict import measure_roofline
 
+        roofline = figure("the roofline", lambda: measure_roofline(study), study.notices)
         return bench_body(
             study,
             promise,
             must_agree and self.asked.lossless_check,
             machine,
-            measure_roofline(study),
+            roofline,
             {peer.name: peer.peer.version for peer in self._peers},
             interrupted,
         )

@@ -47,6 +47,8 @@ LAYERS = {
 TYPES = {
     "bloom": "has ALiBi attention",
     "blt": "works on bytes in patches of their own, with an encoder and a decoder around the language model",
+    "gemma4_assistant": "drafts from its target's hidden states (multi-token prediction)",
+    "gemma4_unified_assistant": "drafts from its target's hidden states (multi-token prediction)",
     "git": "captions images with an attention of its own that cannot be replaced",
     "mpt": "has ALiBi attention",
     "openai-gpt": "recomputes the whole text for every token, without a cache",

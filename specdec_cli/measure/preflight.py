@@ -12,6 +12,7 @@ from specdec_cli.lm.facts import ModelFacts, describe, describe_tokenizer, small
 from specdec_cli.lm.generation import Generation, read_generation
 from specdec_cli.lm.load import check_context
 from specdec_cli.lm.transformers_lm import decoder_when
+from specdec_cli.measure.figures import figure
 from specdec_cli.measure.outlook import Outlook, outlook
 from specdec_cli.text.chat_template import named_template
 from specdec_cli.text.overlap import Overlap
@@ -150,9 +151,12 @@ def preflight(recipe: Recipe, machine: Machine, *, trust_remote_code: bool = Fal
     _read_generation(found, recipe, trust_remote_code)
     _compare_tokenizers(found, models, trust_remote_code)
     _limit_contexts(found, recipe, trust_remote_code)
-    _estimate_memory(found, recipe, machine)
+    missing: list[str] = []
+    figure("the memory that it takes", lambda: _estimate_memory(found, recipe, machine), missing)
     if found.target is not None and found.draft is not None:
-        found.outlook = outlook(found.target, found.draft, recipe)
+        target, draft = found.target, found.draft
+        found.outlook = figure("the outlook", lambda: outlook(target, draft, recipe), missing)
+    found.problems += [Problem("warning", sentence) for sentence in missing]
     found.problems.sort(key=lambda problem: problem.severity)
     return found
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from specdec_cli.measure.bench import Bench, Progress
     from specdec_cli.measure.passes import Kind, Track
     from specdec_cli.measure.stats import Interval
+    from specdec_cli.measure.verdict import Costs
 
 SCHEMA = "specdec.bench/1"
 _SECONDS_BETWEEN_DRAWS = 0.25
@@ -49,17 +50,21 @@ def bench_body(
         promise: of the verification mode.
         tokens_must_agree: whether both arms' tokens are compared.
         machine: its load before and after.
-        roofline: None where the target's sizes are not known.
+        roofline: None where the target's sizes are not known, or it could not be computed.
         versions: of the other engines.
         interrupted: whether it was ended early.
     """
+    from specdec_cli.measure.figures import figure
     from specdec_cli.measure.verdict import costs_of, sentences
 
-    costs = costs_of(bench)
+    missing: list[str] = []
+    costs = figure("the cost of a step", lambda: _as_dict(costs_of(bench)), missing)
+    efficiency = figure("the efficiency", lambda: bench.efficiency, missing)
+    findings = figure("the verdict in words", lambda: sentences(bench), missing) or []
     differences = bench.differences().as_dict() if tokens_must_agree else _UNCHECKED
     tracks = [bench.draft, bench.plain, *bench.against.values()]
     known = [notice for notice in (bench.workload.notice, bench.hidden_tasks) if notice is not None]
-    notices = [*known, *bench.notices, *_too_fast(roofline)]
+    notices = [*known, *bench.notices, *_too_fast(roofline), *missing]
     return {
         "workload": bench.workload.as_dict(),
         "plan": {
@@ -84,8 +89,8 @@ def bench_body(
         },
         "speedup": _speedup(bench),
         "tokens_per_step": bench.tokens_per_step,
-        "efficiency": bench.efficiency,
-        "costs": None if costs is None else costs.as_dict(),
+        "efficiency": efficiency,
+        "costs": costs,
         "roofline": None if roofline is None else dict(roofline),
         "by_task": {
             task: {
@@ -97,10 +102,14 @@ def bench_body(
             for task in bench.tasks()
         },
         "lossless": {"promised": promise.is_lossless, "verify": promise.verify, **differences},
-        "findings": sentences(bench),
+        "findings": findings,
         "notices": notices,
         "gates": [],
     }
+
+
+def _as_dict(costs: Costs | None) -> dict[str, Any] | None:
+    return None if costs is None else costs.as_dict()
 
 
 def _too_fast(roofline: Mapping[str, Any] | None) -> list[str]:

@@ -1,0 +1,29 @@
+"""Figures beside a result: one that cannot be computed is named with its reason, and costs no result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from specdec_cli.errors import SpecdecError
+
+_Figure = TypeVar("_Figure")
+
+
+def figure(what: str, compute: Callable[[], _Figure], missing: list[str]) -> _Figure | None:
+    """A figure that is worked out of what was measured.
+
+    Args:
+        what: its name, as a sentence begins: `the roofline`.
+        compute: works it out.
+        missing: gets a sentence where that fails.
+
+    Returns:
+        The figure, or None where it cannot be computed.
+    """
+    try:
+        return compute()
+    except Exception as error:  # whatever it fails at, the result was measured and is printed
+        said = error.message if isinstance(error, SpecdecError) else f"{type(error).__name__}: {error}"
+        missing.append(f"{what} is missing, it could not be computed: {said.splitlines()[0].rstrip('.')}")
+        return None
