@@ -10,6 +10,7 @@ Letters: k drafted tokens, V vocabulary.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
@@ -216,7 +217,7 @@ def compile_grammar(kind: str, source: str, tokenizer: TokenizerLike) -> Grammar
 
     Args:
         kind: json_object (any JSON object; no source), json_schema (a JSON Schema), regex (Rust's syntax, matched from
-            end to end), choice (a JSON list of texts), grammar (Lark, as llguidance reads it).
+            end to end), choice (a JSON list of texts), grammar (Lark as llguidance reads it, or llama.cpp's GBNF).
         source: the text of it; its size is for the caller to bound. JSON is compact unless a schema's `x-guidance`
             asks for whitespace (`{"x-guidance": {"whitespace_flexible": true}}`).
         tokenizer: the target's.
@@ -277,10 +278,25 @@ def _definition(kind: str, source: str, matcher: Any) -> str:
     elif kind == "choice":
         definition = matcher.grammar_from_lark("start: " + " | ".join(json.dumps(text) for text in _choices(source)))
     elif kind == "grammar":
-        definition = matcher.grammar_from_lark(source)
+        definition = matcher.grammar_from_lark(_lark(source))
     else:
         raise UsageError(f"there is no kind of grammar `{kind}`", f"one of {', '.join(KINDS)}")
     return definition
+
+
+def _lark(source: str) -> str:
+    """A grammar in Lark's form; llama.cpp's GBNF (`root ::= …`), which is xgrammar's EBNF, is translated."""
+    if not re.search(r"(?m)^\s*[\w-]+\s*::=", source) or re.search(r"(?m)^\s*\??start\s*:(?!:)", source):
+        return source
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    try:
+        lark: str = gbnf_to_lark(source)
+    except RecursionError:
+        raise
+    except Exception as error:  # llguidance raises plain exceptions for what it cannot translate
+        raise _refused("grammar", str(error)) from error
+    return lark
 
 
 def _choices(source: str) -> list[str]:

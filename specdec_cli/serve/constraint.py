@@ -1,19 +1,21 @@
-"""What a request's text must match: `response_format`, `structured_outputs`, vLLM's older `guided_…`, forced tools."""
+"""What a text must match, and the JSON that forced tool calls are."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from specdec_cli.errors import UsageError
 from specdec_cli.serve.errors import as_api_error, bad_field
-from specdec_cli.serve.protocol import GenerationBody, Tool
+from specdec_cli.serve.protocol import Tool
 
 if TYPE_CHECKING:
     from specdec_cli.sampling.grammar import Grammar
     from specdec_cli.text.tokenizer import Tokenizer
+
+Kind = Literal["json_schema", "json_object", "regex", "choice", "grammar"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,7 @@ class Constraint:
         param: the field that asked for it.
     """
 
-    kind: Literal["json_schema", "json_object", "regex", "choice", "grammar"]
+    kind: Kind
     source: str
     param: str
 
@@ -44,27 +46,14 @@ class Constraint:
         if tokenizer is None:
             raise bad_field(self.param, "needs a tokenizer, and the model has none")
         try:
-            return compile_grammar(self.kind, self.source, tokenizer)
+            grammar = compile_grammar(self.kind, self.source, tokenizer)
         except UsageError as error:
             raise as_api_error(error, self.param) from error
         except RecursionError:
             raise bad_field(self.param, "is nested too deep") from None
-
-
-def find_constraint(request: GenerationBody, forced: Constraint | None = None) -> Constraint | None:
-    """The one thing that a request's text must match, or None.
-
-    Args:
-        request: the typed body.
-        forced: what `tool_choice` asks for.
-
-    Raises:
-        ApiError: 400 where two fields ask for something, or one is incomplete.
-    """
-    found = [*([forced] if forced else []), *_of_format(request), *_of_structured(request), *_of_guided(request)]
-    if len(found) > 1:
-        raise bad_field(found[1].param, f"cannot go with `{found[0].param}`: the text can only match one of them")
-    return found[0] if found else None
+        if grammar.warnings:
+            raise bad_field(self.param, f"cannot be enforced as a whole: {grammar.warnings[0]}")
+        return grammar
 
 
 def force_tools(tools: Sequence[Tool], named: str | None, only_one: bool) -> Constraint:
@@ -96,47 +85,3 @@ def force_tools(tools: Sequence[Tool], named: str | None, only_one: bool) -> Con
     document = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
     document |= {"maxItems": 1} if only_one else {}
     return Constraint("json_schema", json.dumps(document | {k: v for k, v in shared.items() if v}), "tools")
-
-
-def _of_format(request: GenerationBody) -> Iterator[Constraint]:
-    asked = request.response_format
-    if asked is None or asked.type == "text":
-        return
-    if asked.type == "json_object":
-        yield Constraint("json_object", "", "response_format")
-        return
-    schema = asked.json_schema.schema_ if asked.json_schema is not None else None
-    if schema is None:
-        raise bad_field("response_format.json_schema.schema", "is missing")
-    yield Constraint("json_schema", json.dumps(schema), "response_format.json_schema.schema")
-
-
-def _of_structured(request: GenerationBody) -> Iterator[Constraint]:
-    asked = request.structured_outputs
-    if asked is None:
-        return
-    if asked.json_ is not None:
-        yield _schema(asked.json_, "structured_outputs.json")
-    if asked.json_object:
-        yield Constraint("json_object", "", "structured_outputs.json_object")
-    if asked.regex is not None:
-        yield Constraint("regex", asked.regex, "structured_outputs.regex")
-    if asked.choice is not None:
-        yield Constraint("choice", json.dumps(asked.choice), "structured_outputs.choice")
-    if asked.grammar is not None:
-        yield Constraint("grammar", asked.grammar, "structured_outputs.grammar")
-
-
-def _of_guided(request: GenerationBody) -> Iterator[Constraint]:
-    if request.guided_json is not None:
-        yield _schema(request.guided_json, "guided_json")
-    if request.guided_regex is not None:
-        yield Constraint("regex", request.guided_regex, "guided_regex")
-    if request.guided_choice is not None:
-        yield Constraint("choice", json.dumps(request.guided_choice), "guided_choice")
-    if request.guided_grammar is not None:
-        yield Constraint("grammar", request.guided_grammar, "guided_grammar")
-
-
-def _schema(given: dict[str, Any] | str, param: str) -> Constraint:
-    return Constraint("json_schema", given if isinstance(given, str) else json.dumps(given), param)

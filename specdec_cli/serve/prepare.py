@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from specdec_cli.sampling.params import SamplingParams
-from specdec_cli.serve.constraint import Constraint, find_constraint
+from specdec_cli.serve.constraint import Constraint
+from specdec_cli.serve.constraint_fields import find_constraint
 from specdec_cli.serve.conversation import Conversation
 from specdec_cli.serve.errors import bad_field, unknown_model
 from specdec_cli.serve.limits import RequestLimits

@@ -45,30 +45,57 @@ class Speculative(Body):
     details: bool | None = Field(None, description="say in each streamed choice which tokens were drafted")
 
 
+Schema = dict[str, Any] | bool | str
+"""A JSON schema, or its text."""
+
+
 class JsonSchemaFormat(Body):
     """The schema of `response_format: {type: json_schema}`."""
 
     name: str | None = None
     description: str | None = None
-    schema_: dict[str, Any] | bool | None = Field(None, alias="schema")
+    schema_: Schema | None = Field(None, alias="schema")
     strict: bool | None = None
 
 
-class ResponseFormat(Body):
-    """The form of the text."""
+class NamedRegex(Body):
+    """A regular expression as Perplexity's API nests it."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    regex: str
+
+
+class ResponseFormat(JsonSchemaFormat):
+    """The form of the text: OpenAI's, and what other servers put into the same place."""
+
+    type: Literal["text", "json_object", "json_schema", "json", "regex", "regex_schema", "grammar", "ebnf"]
     json_schema: JsonSchemaFormat | None = None
+    value: Any = Field(None, description="TGI's: a schema or a regular expression")
+    regex: str | NamedRegex | None = None
+    regex_schema: str | None = None
+    grammar: str | None = None
+    ebnf: str | None = None
+
+
+class TextOptions(Body):
+    """The field `text` of OpenAI's Responses."""
+
+    format: ResponseFormat | None = None
+    verbosity: Literal["medium"] | None = None
 
 
 class StructuredOutputs(Body):
     """vLLM's way to say what the text must match: one of these."""
 
-    json_: dict[str, Any] | str | None = Field(None, alias="json")
+    json_: Schema | None = Field(None, alias="json")
     regex: str | None = None
     choice: Items[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
+    structural_tag: Unused = None
+    whitespace_pattern: Unused = None
+    disable_fallback: bool | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: Literal[False] | None = None
 
 
 class TextPart(Body):
@@ -177,10 +204,25 @@ class GenerationBody(Body):
     return_tokens_as_token_ids: bool | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_json: dict[str, Any] | str | None = None
+    guided_json: Schema | None = None
+    guided_json_object: bool | None = None
     guided_regex: str | None = None
     guided_choice: Items[str] | None = None
     guided_grammar: str | None = None
+    guided_decoding_backend: str | None = None
+    guided_whitespace_pattern: Unused = None
+    json_schema: Schema | None = Field(None, description="a JSON schema, or its text")
+    schema_: Schema | None = Field(None, alias="schema", description="a JSON schema, or its text")
+    regex: str | None = None
+    ebnf: str | None = None
+    grammar: str | ResponseFormat | None = Field(None, description="a grammar's text, or an object {type, value}")
+    grammar_string: str | None = None
+    regex_pattern: str | None = None
+    format: Literal["", "json"] | dict[str, Any] | None = Field(None, description="`json` or a JSON schema")
+    text: TextOptions | None = None
+    grammar_lazy: Literal[False] | None = None
+    grammar_triggers: Annotated[list[Any], Field(max_length=0)] | None = None
+    structural_tag: Unused = None
     # Speculation
     speculative: Speculative | None = None
     prediction: Prediction | None = None
