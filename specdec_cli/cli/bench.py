@@ -120,7 +120,9 @@ def bench(
     if endpoint is not None:
         from specdec_cli.cli.bench_endpoint import run_endpoint
 
-        return run_endpoint(context, shared, asked, repeats, chat, dry_run)
+        files = {"markdown": markdown, "csv": csv, "junit": junit}
+        wish = Wish(repeats or 1, 1, chat, plot, html, files)
+        return run_endpoint(context, shared, asked, wish, dry_run)
     from specdec_cli.measure.against import check_peers, parse_against
 
     resolved = shared.resolve()

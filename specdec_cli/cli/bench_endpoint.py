@@ -12,6 +12,8 @@ import typer
 
 from specdec_cli.cli.endpoint_options import EndpointWish
 from specdec_cli.cli.measurement_options import (
+    Wish,
+    check_files,
     check_regression,
     chosen_rows,
     num_at_hand,
@@ -20,6 +22,7 @@ from specdec_cli.cli.measurement_options import (
 )
 from specdec_cli.cli.options import GATE_OPTIONS, OPTIONS, WORKLOAD_OPTIONS, Shared
 from specdec_cli.cli.output import deliver_with_report, envelope
+from specdec_cli.cli.result_output import write_results
 from specdec_cli.cli.screen import interruptible, open_screen
 from specdec_cli.errors import ExitCode, UsageError
 from specdec_cli.measure.address import check_key, parse_address
@@ -33,6 +36,7 @@ from specdec_cli.recipe.present import to_yaml
 from specdec_cli.report.bench import BenchView
 from specdec_cli.report.bench_endpoint import SCHEMA, endpoint_body, json_schema, live_table, print_endpoint
 from specdec_cli.report.counting import CountingLine
+from specdec_cli.report.result_files import server_csv
 from specdec_cli.report.view import Screen
 
 if TYPE_CHECKING:
@@ -44,23 +48,22 @@ _OWN_VARIABLE = "SPECDEC_API_KEY"
 _KEY_VARIABLES = (_OWN_VARIABLE, "OPENAI_API_KEY")
 _OWN = {
     *("endpoint", "concurrency", "endpoint_model", "endpoint_timeout", "api_key", "repeats", "chat", "dry_run"),
-    *("request_rate", "extra_body", "max_tokens_field"),
+    *("request_rate", "extra_body", "max_tokens_field", "markdown", "csv", "junit", "plot", "html"),
 }
 _PATHS = {"recipe", "sets", "json", "output", "force", "quiet", "target.model"}
 _SECTIONS = ("sampling.", "workload.", "gates.")
 
 
 def run_endpoint(
-    context: typer.Context, shared: Shared, wish: EndpointWish, repeats: int | None, chat: bool, dry_run: bool
+    context: typer.Context, shared: Shared, asked: EndpointWish, wish: Wish, dry_run: bool
 ) -> ExitCode | None:
     """Measure a server. Needs neither torch nor the model's files.
 
     Args:
         context: the command line, whose options that say nothing to a server are refused.
         shared: the command's shared options; workload, sampling and gates count, and a target's name.
-        wish: the server and how it is asked.
-        repeats: how often every prompt is sent; None is once, for a server may keep the prefixes of what it has seen.
-        chat: prompts are messages.
+        asked: the server and how it is asked.
+        wish: how often every prompt is sent, whether prompts are messages, and the files of the result.
         dry_run: show what would be sent; ask nobody.
 
     Raises:
@@ -72,13 +75,14 @@ def run_endpoint(
     resolved = shared.resolve()
     recipe = resolved.recipe
     check_regression(recipe, shared)
-    plan = _plan(resolved, wish, repeats or 1, chat)
+    plan = _plan(resolved, asked, wish)
+    check_files(wish, shared)
     _check_gates(recipe, plan.has_arrivals)
     if dry_run:
         _show(resolved, shared, plan)
         return None
     rows = chosen_rows(recipe.workload)
-    return _Run(resolved, shared, plan, rows, open_screen(shared.quiet, streams_text=False)).go()
+    return _Run(resolved, shared, plan, wish, rows, open_screen(shared.quiet, streams_text=False)).go()
 
 
 def _refuse_others(context: typer.Context) -> None:
@@ -105,25 +109,25 @@ def _key_in(variable: str) -> str | None:
     return next(filter(None, map(str.strip, keys)), None)
 
 
-def _plan(resolved: Resolved, wish: EndpointWish, repeats: int, chat: bool) -> EndpointPlan:
+def _plan(resolved: Resolved, wish: EndpointWish, how: Wish) -> EndpointPlan:
     assert wish.url is not None, "without a server there is nothing to measure"
     key = next((value for value in (wish.key, *map(_key_in, _KEY_VARIABLES)) if value), None)
     named = None if resolved.built_in_pair else resolved.recipe.target.model
     rate = parse_rate(wish.request_rate)
     max_tokens_field = wish.max_tokens_field or "max_tokens"
-    check_max_tokens_field(max_tokens_field, chat)
+    check_max_tokens_field(max_tokens_field, how.chat)
     return EndpointPlan(
         address=parse_address(wish.url),
         key=check_key(key),
         model=wish.model or named,
         model_from="--endpoint-model" if wish.model else "the recipe's target" if named else "/v1/models",
-        chat=chat,
+        chat=how.chat,
         concurrency=wish.concurrency or (1 if rate == inf else None),
         request_rate=rate,
         seed=resolved.recipe.sampling.seed,
         extra_body=parse_extra_body(wish.extra_body),
         max_tokens_field=max_tokens_field,
-        repeats=repeats,
+        repeats=how.repeats,
         **({} if wish.timeout_s is None else {"timeout_s": wish.timeout_s}),
     )
 
@@ -179,6 +183,7 @@ class _Run:
     resolved: Resolved
     shared: Shared
     plan: EndpointPlan
+    wish: Wish
     rows: Sequence[PromptRow]
     screen: Screen
 
@@ -200,6 +205,7 @@ class _Run:
             body = endpoint_body(bench, recipe.workload.dataset, load.since(), stopped())
             document = envelope(SCHEMA, _document_recipe(self.resolved, self.plan), body)
             judged = self._judge(document, earlier)
+            write_results(document, self.wish, lambda: server_csv(document), self.shared.force)
             deliver_with_report(document, self.shared, lambda page: print_endpoint(page, document))
             if stopped():
                 self.screen.say("interrupted: this is what there was", "yellow")

@@ -6,7 +6,7 @@ A command says what it loads, how that is measured and what stands in its docume
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
@@ -18,13 +18,11 @@ from specdec_cli.cli.output import (
     envelope,
     environment,
     machine_of,
-    write_file,
 )
+from specdec_cli.cli.result_output import write_results
 from specdec_cli.cli.screen import interruptible, progress
 from specdec_cli.errors import ExitCode, RunError
 from specdec_cli.report.generate import Promise
-from specdec_cli.report.html import html
-from specdec_cli.report.plot import picture
 from specdec_cli.report.view import Screen
 from specdec_cli.sampling.params import SamplingParams
 
@@ -284,19 +282,6 @@ class Measurement(ABC, Generic[Study]):
 
     def _write(self, study: Study, document: dict[str, Any], interrupted: bool) -> None:
         """The result's files and the document, then the report, on stdout unless the document stands there."""
-        from specdec_cli.report.result_files import junit, markdown
-
         self.write_files(study, document, interrupted)
-        texts: Mapping[str, Callable[[], str]] = {
-            "markdown": lambda: markdown(document),
-            "csv": lambda: self.csv(study, document),
-            "junit": lambda: junit(document),
-        }
-        for kind, path in self.asked.files.items():
-            if path is not None:
-                write_file(path, texts[kind](), self.shared.force)
-        if self.asked.plot is not None:
-            write_file(self.asked.plot, picture(document, self.asked.plot.suffix.lower()), self.shared.force)
-        if self.asked.html is not None:
-            write_file(self.asked.html, html(document), self.shared.force)
+        write_results(document, self.asked, lambda: self.csv(study, document), self.shared.force)
         deliver_with_report(document, self.shared, lambda page: self.draw(page, study, document))

@@ -10,6 +10,21 @@ _CALLS = ("tool_calls", "function_call")
 _BROKEN_OFF = ("error", "abort", "aborted", "cancelled", "canceled")
 
 
+@dataclass(frozen=True, slots=True)
+class AnswerCounts:
+    """What an answer says of its own speculation.
+
+    Args:
+        num_draft_tokens: drafted.
+        num_accepted_tokens: of them, accepted.
+        num_steps: verifications, or None where the server does not say.
+    """
+
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    num_steps: int | None = None
+
+
 @dataclass(slots=True)
 class Answer:
     """What came of one request, in seconds since it was sent.
@@ -25,6 +40,7 @@ class Answer:
         is_done: whether the server marked the stream's end.
         opened_connection: whether the request had to open one, which its times hold.
         calls_tools: whether it holds a tool call.
+        speculation: its own acceptance, as the server counts it; None where it does not.
     """
 
     sent: float
@@ -37,6 +53,7 @@ class Answer:
     is_done: bool = False
     opened_connection: bool = False
     calls_tools: bool = False
+    speculation: AnswerCounts | None = None
     _parts: list[str] = field(default_factory=list)
 
     @property
@@ -85,6 +102,7 @@ class Answer:
         if isinstance(usage, dict):
             self.completion_tokens = _whole(usage.get("completion_tokens"), self.completion_tokens)
             self.prompt_tokens = _whole(usage.get("prompt_tokens"), self.prompt_tokens)
+        self.speculation = _speculation(chunk) or self.speculation
         choices = chunk.get("choices")
         choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
         if self._keep(choice):
@@ -109,3 +127,29 @@ def _whole(value: object, known: int | None) -> int | None:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else known
+
+
+def _speculation(chunk: dict[str, Any]) -> AnswerCounts | None:
+    """An answer's own acceptance: vLLM's and specdec's `metrics`, llama.cpp's `timings`, or the details of `usage`."""
+    metrics = _inner(chunk, "metrics", "speculative_decoding")
+    drafted, accepted = _counts(metrics, "num_draft_tokens", "num_accepted_draft_tokens")
+    steps = _whole(metrics.get("num_spec_steps"), None)
+    if drafted is None or accepted is None:
+        drafted, accepted = _counts(_inner(chunk, "timings"), "draft_n", "draft_n_accepted")
+    if drafted is None or accepted is None:
+        details = _inner(chunk, "usage", "completion_tokens_details")
+        accepted, rejected = _counts(details, "accepted_prediction_tokens", "rejected_prediction_tokens")
+        drafted = None if accepted is None or rejected is None else accepted + rejected
+    return AnswerCounts(drafted, accepted, steps) if drafted and accepted is not None and accepted <= drafted else None
+
+
+def _counts(found: dict[str, Any], *keys: str) -> tuple[int | None, ...]:
+    return tuple(_whole(found.get(key), None) for key in keys)
+
+
+def _inner(chunk: dict[str, Any], *keys: str) -> dict[str, Any]:
+    """An object inside a chunk; an empty one where there is none."""
+    found: Any = chunk
+    for key in keys:
+        found = found.get(key) if isinstance(found, dict) else None
+    return found if isinstance(found, dict) else {}

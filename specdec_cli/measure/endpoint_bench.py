@@ -200,6 +200,27 @@ class EndpointBench:
         names = [task_of(row) for row in self.rows]
         return {task: names.count(task) for task in dict.fromkeys(names)}
 
+    def acceptance(self, task: str | None = None) -> dict[str, Any] | None:
+        """Acceptance by the answers' own counts, with intervals over prompts; None where no answer has any."""
+        import numpy as np
+
+        from specdec_cli.measure.stats import Interval, ratio_of_totals
+
+        counted = [(row.index, answer.speculation) for row, answer in self.answers(task) if answer.speculation]
+        if not counted:
+            return None
+        by_row = {index: np.zeros(3) for index, _ in counted}
+        for index, one in counted:
+            by_row[index] += (one.num_accepted_tokens, one.num_draft_tokens, one.num_steps or 0)
+        accepted, drafted, steps = np.stack(list(by_row.values())).T
+        has_steps = all(one.num_steps for _, one in counted)
+        length = ratio_of_totals(accepted + steps, steps) if has_steps else Interval(float("nan"), None, len(by_row))
+        return {
+            "requests": len(counted),
+            "rate": ratio_of_totals(accepted, drafted).as_dict(),
+            "length": length.as_dict(),
+        }
+
     def distribution(self, figure: Figure, task: str | None = None) -> Distribution:
         """A figure over all answers."""
         import numpy as np

@@ -28,7 +28,7 @@ LEGEND = (
     "In milliseconds; in brackets: 95 % intervals of the median, by bootstrap over prompts. A chunk may hold several "
     "tokens."
 )
-_FIGURES = {
+FIGURE_NAMES = {
     "ttft_s": "to the first text",
     "tpot_s": "per token after it",
     "itl_s": "between chunks",
@@ -105,9 +105,15 @@ def endpoint_body(bench: EndpointBench, dataset: str, machine: Mapping[str, Any]
             "client_cpu_share": bench.sender.cpu_seconds / bench.seconds if bench.seconds > 0 else None,
         },
         "by_task": {
-            task: {"num_prompts": num, "output_tokens": bench.num_tokens(task), "timing": _timing(bench, task)}
+            task: {
+                "num_prompts": num,
+                "output_tokens": bench.num_tokens(task),
+                "timing": _timing(bench, task),
+                "acceptance": bench.acceptance(task),
+            }
             for task, num in bench.tasks.items()
         },
+        "acceptance": bench.acceptance(),
         "counters": bench.counters.as_dict(),
         "errors": _errors(bench),
         "notices": _notices(bench),
@@ -185,7 +191,7 @@ def live_table(bench: EndpointBench) -> RenderableType:
     ]
     for values in figures:
         known = [value for value in values if value is not None]
-        shown.append(_milliseconds(median(known) if known else None))
+        shown.append(milliseconds(median(known) if known else None))
     table.add_row(*shown)
     return table
 
@@ -197,8 +203,8 @@ def print_endpoint(console: Console, body: Mapping[str, Any]) -> None:
     console.print(Text(LEGEND, style="dim"), soft_wrap=True)
     if body["by_task"]:
         console.print(_tasks_table(body["by_task"]))
-    console.print(Text(_throughput_words(body), style="bold"), soft_wrap=True)
-    for line in _counter_lines(body["counters"]):
+    console.print(Text(throughput_words(body), style="bold"), soft_wrap=True)
+    for line in filter(None, (acceptance_words(body["acceptance"]), *counter_lines(body["counters"]))):
         console.print(Text(line), soft_wrap=True)
     print_notes_and_gates(console, body)
     for message, num in Counter(error["message"] for error in body["errors"]).items():
@@ -206,25 +212,39 @@ def print_endpoint(console: Console, body: Mapping[str, Any]) -> None:
 
 
 def _head(body: Mapping[str, Any]) -> str:
-    endpoint, plan, requests = body["endpoint"], body["plan"], body["requests"]
+    endpoint = body["endpoint"]
     told = " ".join(word for word in (endpoint["server"], endpoint["version"]) if word)
     name = f"`{printable(endpoint['model'])}` (from {endpoint['model_from']})"
+    return f"{name} at {endpoint['url']}{f', {printable(told)}' if told else ''}: {requests_words(body)}"
+
+
+def requests_words(body: Mapping[str, Any]) -> str:
+    """`16 of 16 requests answered, 4 at a time`."""
+    requests, plan = body["requests"], body["plan"]
     pace = pace_words(plan["concurrency"], plan["request_rate"])
-    return (
-        f"{name} at {endpoint['url']}{f', {printable(told)}' if told else ''}: "
-        f"{requests['answered']} of {requests['planned']} requests answered, {pace}"
-    )
+    return f"{requests['answered']} of {requests['planned']} requests answered, {pace}"
+
+
+def acceptance_words(found: Mapping[str, Any] | None) -> str | None:
+    """What the answers say of their own acceptance, or None."""
+    if found is None:
+        return None
+    rate, length = found["rate"], found["length"]
+    rate_ends = f" ({percent(rate['ci95'][0])}–{percent(rate['ci95'][1])})" if rate["ci95"] else ""
+    length_ends = f" ({number(length['ci95'][0])}–{number(length['ci95'][1])})" if length["ci95"] else ""
+    said = f"Acceptance by {found['requests']} answers' own counts: rate {percent(rate['median'])}{rate_ends}"
+    return f"{said}, length {number(length['median'])}{length_ends}."
 
 
 def _figures_table(timing: Mapping[str, Any]) -> RenderableType:
     table = grid("", "median (95 %)", "p95", "p99")
-    for figure, name in _FIGURES.items():
+    for figure, name in FIGURE_NAMES.items():
         if figure not in timing:
             continue
         found = timing[figure]
         ends = found["ci95"]
-        interval = f" ({_milliseconds(ends[0])}–{_milliseconds(ends[1])})" if ends else ""
-        row = [_milliseconds(found[key]) for key in ("median", "p95", "p99")]
+        interval = f" ({milliseconds(ends[0])}–{milliseconds(ends[1])})" if ends else ""
+        row = [milliseconds(found[key]) for key in ("median", "p95", "p99")]
         table.add_row(name, row[0] + interval, *row[1:])
     return table
 
@@ -233,17 +253,19 @@ def _tasks_table(by_task: Mapping[str, Any]) -> RenderableType:
     table = grid("task", "prompts", "output tokens", "first text ms", "per token ms", "answer ms")
     for task, found in by_task.items():
         timing, tokens = found["timing"], found["output_tokens"]
-        cells = [_milliseconds(timing[figure]["median"]) for figure in ("ttft_s", "tpot_s", "latency_s")]
+        cells = [milliseconds(timing[figure]["median"]) for figure in ("ttft_s", "tpot_s", "latency_s")]
         shown = NOTHING if tokens is None else str(tokens)
         table.add_row(Text(printable(task)), str(found["num_prompts"]), shown, *cells)
     return table
 
 
-def _milliseconds(seconds: float | None) -> str:
+def milliseconds(seconds: float | None) -> str:
+    """Milliseconds with as many digits as they are good for, or a dash."""
     return NOTHING if seconds is None else f"{1000 * seconds:.{2 if seconds < 0.1 else 0}f}"
 
 
-def _throughput_words(body: Mapping[str, Any]) -> str:
+def throughput_words(body: Mapping[str, Any]) -> str:
+    """Tokens and requests per second, and what they rest on."""
     output, rates = body["output"], body["throughput"]
     requests = f"{number(rates['requests_per_second'])} requests/s"
     if output["tokens"] is None:
@@ -254,7 +276,7 @@ def _throughput_words(body: Mapping[str, Any]) -> str:
     )
 
 
-def _counter_lines(counters: Mapping[str, Any] | None) -> list[str]:
+def counter_lines(counters: Mapping[str, Any] | None) -> list[str]:
     """What the server itself counted, in words."""
     if counters is None:
         return []

@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from importlib.resources import files
 from typing import Any
 
 from specdec_cli.report.bench import ARM_HEADS, TASK_HEADS, lossless_words
 from specdec_cli.report.compare_drafts import NOT_KNOWN
-from specdec_cli.report.plot import inline_svgs, panels_of
+from specdec_cli.report.endpoint_pages import endpoint_facts, endpoint_findings, endpoint_tables
+from specdec_cli.report.plot import inline_svgs, panels_of, subject
 from specdec_cli.report.sweep_k import SIZE_HEADS, size_rows
-from specdec_cli.report.table import NOTHING, number, percent
+from specdec_cli.report.table import NOTHING, PageTable, number, percent
 from specdec_cli.text.printable import printable
 
 Document = Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class PageTable:
-    """One table of the page."""
-
-    title: str
-    heads: Sequence[str]
-    rows: Sequence[Sequence[str]]
 
 
 def html(document: Document) -> str:
@@ -42,9 +33,10 @@ def html(document: Document) -> str:
     source = files("specdec_cli.report").joinpath("templates", "report.html").read_text(encoding="utf-8")
     return environment.from_string(source).render(
         title=str(document["schema"]).partition("/")[0].replace(".", " "),
+        subject=subject(document),
         document=document,
         findings=findings(document),
-        lossless=lossless_words(document["lossless"]),
+        lossless=lossless_words(document["lossless"]) if "lossless" in document else None,
         pictures=[(title, Markup(svg)) for title, svg in inline_svgs(document)],
         tables=tables(document),
         facts=facts(document),
@@ -64,6 +56,8 @@ def tables(document: Document) -> list[PageTable]:
 
 def findings(document: Document) -> list[str]:
     """What was found, the most important sentence first."""
+    if "endpoint" in document:
+        return endpoint_findings(document)
     if "findings" in document:
         return list(document["findings"])
     if "recommendation" in document:
@@ -76,6 +70,8 @@ def findings(document: Document) -> list[str]:
 
 def facts(document: Document) -> list[tuple[str, str]]:
     """How it was measured, each with its name."""
+    if "endpoint" in document:
+        return endpoint_facts(document)
     workload, plan = document["workload"], document["plan"]
     machine, environment = document["machine"], document["environment"]
     sizes = ", ".join(map(str, plan.get("batch_sizes", [plan["batch_size"]])))
@@ -231,4 +227,5 @@ _TABLES: Mapping[str, Callable[[Document], Iterator[PageTable]]] = {
     "specdec.bench/1": _bench_tables,
     "specdec.sweep-k/1": _sweep_tables,
     "specdec.compare-drafts/1": _compare_tables,
+    "specdec.bench-endpoint/1": endpoint_tables,
 }

@@ -9,11 +9,13 @@ import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specdec_cli.errors import UsageError
+from specdec_cli.report.endpoint_pages import acceptance_by_position, draw_times
 from specdec_cli.text.printable import printable
 
 if TYPE_CHECKING:
@@ -155,10 +157,19 @@ def _drawn(panel: Panel, axes: Axes, document: Document, has_title: bool = True)
 def heading(document: Document) -> str:
     """What was measured, in a line."""
     recipe, name = document["recipe"], str(document["schema"]).partition("/")[0].removeprefix("specdec.")
+    if "endpoint" in document:
+        return f"specdec {name}: {subject(document)}"
     drafts = recipe["draft"] if isinstance(recipe["draft"], list) else [recipe["draft"]]
     named = ", ".join(str(draft.get("model") or draft.get("method")) for draft in drafts)
     is_synthetic = recipe["speculation"]["verify"] == "synthetic"
     return f"specdec {name}: {recipe['target']['model']} with {named}{', synthetic acceptance' * is_synthetic}"
+
+
+def subject(document: Document) -> str:
+    """What was measured: the target, or a server's model and its address."""
+    if "endpoint" in document:
+        return f"{document['endpoint']['model']} at {document['endpoint']['url']}"
+    return str(document["recipe"]["target"]["model"])
 
 
 def _safe(text: object) -> str:
@@ -166,15 +177,21 @@ def _safe(text: object) -> str:
     return " " * str(text).startswith("_") + printable(str(text)).replace("\n", " ").replace("$", r"\$")
 
 
+def draw_points(axes: Axes, rows: Sequence[tuple[str, Mapping[str, Any]]], scale: float = 1) -> None:
+    """Figures with their intervals below each other, the first one apart; what was not measured is left out."""
+    rows = [(name, found) for name, found in rows if found["median"] is not None]
+    for place, (_, found) in enumerate(rows):
+        ends = None if found["ci95"] is None else [scale * end for end in found["ci95"]]
+        _point(axes, scale * found["median"], place, ends, _BLUE if place else _ORANGE, is_flat=True)
+    axes.set_yticks(range(len(rows)), [_safe(name) for name, _ in rows])
+    axes.invert_yaxis()
+
+
 def _speedup_by_task(axes: Axes, document: Document) -> None:
     rows = [("all", document["speedup"]["decode"])]
     rows += [(task, found["speedup"]["decode"]) for task, found in document["by_task"].items()]
-    rows = [(name, found) for name, found in rows if found["median"] is not None]
-    for place, (_, found) in enumerate(rows):
-        _point(axes, found["median"], place, found["ci95"], _BLUE if place else _ORANGE, is_flat=True)
-    axes.set_yticks(range(len(rows)), [_safe(name) for name, _ in rows])
-    axes.invert_yaxis()
-    if rows:
+    draw_points(axes, rows)
+    if axes.has_data():
         axes.axvline(1, color=_GREY, linewidth=1, linestyle="--")
     axes.set_xlabel("speed-up of decoding (95 % interval)")
 
@@ -239,6 +256,16 @@ def _bench_positions(axes: Axes, document: Document) -> None:
     marginal, conditional = (counts[f"{kind}_acceptance_rates"] for kind in ("per_position", "conditional"))
     _by_position(axes, [("all of them up to here", marginal), ("this one, if those before it", conditional)])
     axes.set_ylabel("accepted")
+
+
+def _endpoint_acceptance(axes: Axes, document: Document) -> None:
+    """By task where the answers count their own, else by position where the server's counters do."""
+    if document["acceptance"] is None:
+        _by_position(axes, acceptance_by_position(document))
+        return
+    named = {"all": document, **document["by_task"]}
+    draw_points(axes, [(task, found["acceptance"]["rate"]) for task, found in named.items() if found["acceptance"]])
+    axes.set_xlabel("accepted share of drafted tokens (95 % interval)")
 
 
 def _bench_split(axes: Axes, document: Document) -> None:
@@ -362,5 +389,11 @@ _PANELS: Mapping[str, Sequence[Panel]] = {
         Panel("Speed-up against k (lines: predicted)", _compare_speedup),
         Panel("Acceptance by position", _compare_positions),
         Panel("Where the time goes", _compare_split),
+    ),
+    "specdec.bench-endpoint/1": (
+        Panel("Time to first text", partial(draw_times, figure="ttft_s")),
+        Panel("Time per token after it", partial(draw_times, figure="tpot_s")),
+        Panel("Whole answers", partial(draw_times, figure="latency_s")),
+        Panel("Acceptance", _endpoint_acceptance),
     ),
 }

@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 from specdec_cli.measure.workload import task_of
+from specdec_cli.report import bench_endpoint
 from specdec_cli.report.bench import LEGEND, lossless_words
+from specdec_cli.report.bench_endpoint import requests_words
+from specdec_cli.report.endpoint_pages import endpoint_csv
 from specdec_cli.report.html import facts, findings, tables
 from specdec_cli.report.plot import heading
 from specdec_cli.text.printable import printable
@@ -30,6 +33,8 @@ _COMPARE_HEADS = (
     "speedup_decode", "speedup_decode_low", "speedup_decode_high",
 )  # fmt: skip
 
+LEGENDS = {"bench": LEGEND, "bench-endpoint": bench_endpoint.LEGEND}
+
 
 def markdown(document: Mapping[str, Any]) -> str:
     """What was found, the tables, the gates, and what a reader must know beside the figures."""
@@ -42,8 +47,9 @@ def markdown(document: Mapping[str, Any]) -> str:
     for place, table in enumerate(tables(document)):
         lines += [f"### {_cell(table.title)}", ""] if place else []
         lines += _markdown_table(table.heads, table.rows)
-        lines += [LEGEND if name == "bench" else "In brackets: 95 % intervals.", ""] if place == 0 else []
-    lines += [lossless_words(document["lossless"]), ""]
+        lines += [LEGENDS.get(name, "In brackets: 95 % intervals."), ""] if place == 0 else []
+    if "lossless" in document:
+        lines += [lossless_words(document["lossless"]), ""]
     busy = document["machine"]["busy"]
     for notice in [*([busy] if busy else []), *document["notices"]]:
         lines += [f"Note: {_cell(notice)}", ""]
@@ -129,6 +135,11 @@ def compare_csv(document: Mapping[str, Any]) -> str:
     return _csv(_COMPARE_HEADS, rows)
 
 
+def server_csv(document: Mapping[str, Any]) -> str:
+    """One row of all requests, and one for each task."""
+    return _csv(*endpoint_csv(document))
+
+
 def _three(found: Mapping[str, Any] | None, key: str = "median") -> tuple[float | None, ...]:
     """A figure and the ends of its interval."""
     if found is None:
@@ -146,9 +157,11 @@ def _csv(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 def junit(document: Mapping[str, Any]) -> str:
     """A test case for every gate, and one for the tokens where they were compared."""
     cases = [(f"fail if {one['expression']}", one["passed"], one["reason"]) for one in document["gates"]]
-    lossless, name = document["lossless"], _command(document)
-    if lossless["checked_tokens"] is not None:
+    lossless, name = document.get("lossless"), _command(document)
+    if lossless is not None and lossless["checked_tokens"] is not None:
         cases.append(("lossless", not lossless["mismatches"], lossless_words(lossless)))
+    if "requests" in document:
+        cases.append(("requests answered", not document["requests"]["failed"], requests_words(document)))
     suite = ElementTree.Element(
         "testsuite",
         name=f"specdec {name}",

@@ -30,6 +30,15 @@ class Column:
     tokens_per_second: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class PageTable:
+    """One table of a page or a file."""
+
+    title: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
 def percent(share: float | None) -> str:
     """A share as a percentage, or a dash."""
     return NOTHING if share is None else f"{100 * share:.1f}%"

@@ -1,9 +1,11 @@
 """`bench --endpoint` as a person meets it: against a small server in this process, well-behaved and otherwise."""
 
+import csv
 import json
 import signal
 import subprocess
 import sys
+from xml.etree import ElementTree
 
 import jsonschema
 import pytest
@@ -307,9 +309,8 @@ def test_a_baseline(capsys, tmp_path):
     "given",
     [
         ["--draft", "ngram"], ["-k", "4"], ["--against", "none"], ["--batch-size", "1"], ["--dtype", "float32"],
-        ["--device", "cpu"], ["--no-lossless-check"], ["--csv", "x.csv"], ["--markdown", "x.md"],
-        ["--trust-remote-code"], ["--verify", "greedy"], ["--compile"], ["--plot", "x.png"], ["--html", "x.html"],
-        ["--resume", "--output", "x.json"],
+        ["--device", "cpu"], ["--no-lossless-check"], ["--trust-remote-code"],
+        ["--verify", "greedy"], ["--compile"], ["--resume", "--output", "x.json"],
     ],
 )  # fmt: skip
 def test_what_says_nothing_to_a_server_is_refused_by_name(capsys, given):
@@ -510,3 +511,70 @@ def test_15_gates_and_baselines_of_a_rate(capsys, tmp_path):
         found = document(capsys)
     assert "the baseline is of another request_rate: the two are not alike" in found["notices"]
     assert "timing.arrival_latency_s / baseline > 1.05" in [gate["expression"] for gate in found["gates"]]
+
+
+def test_result_files_are_those_of_bench(capsys, tmp_path):
+    pytest.importorskip("matplotlib")
+    names = {kind: tmp_path / f"r.{kind}" for kind in ("markdown", "csv", "junit", "html", "svg")}
+    given = [f"--{'plot' if kind == 'svg' else kind}={path}" for kind, path in names.items()]
+    with serving(Fake(fault=500, faulty_from=13)) as fake:
+        assert bench(fake, "--fail-if", "timing.ttft_s > 50", "--request-rate", "500", *given) == 0
+        asked = len(fake.requests)
+        assert bench(fake, *given) == 2
+        assert "exists" in capsys.readouterr().err
+        assert bench(fake, "--csv", "a", "--junit", "a") == 2
+        assert bench(fake, "--plot", str(tmp_path / "a.gif")) == 2
+        assert len(fake.requests) == asked, "nobody is asked before the files are known to be writable"
+    text = names["markdown"].read_text()
+    assert f"## specdec bench-endpoint: fake at {fake.url}" in text
+    for words in ("arrival to whole answer", "### Tasks", "### Failed requests", "I say 500", "| passed |"):
+        assert words in text
+    rows = list(csv.DictReader(names["csv"].read_text().splitlines()))
+    assert [row["task"] for row in rows][:2] == ["", "chat"]
+    assert (rows[0]["output_tokens"], rows[1]["output_tokens_per_second"]) == (str(12 * 15), "")
+    assert float(rows[0]["latency_s_low"]) <= float(rows[0]["latency_s"]) <= float(rows[0]["latency_s_p99"])
+    suite = ElementTree.parse(names["junit"]).getroot()
+    cases = {case.get("name"): [one.tag for one in case] for case in suite}
+    assert cases == {"fail if timing.ttft_s > 50": ["system-out"], "requests answered": ["failure"]}
+    assert "<svg" in names["html"].read_text()
+    assert "Time to first text" in names["svg"].read_text()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"metrics": {"speculative_decoding": {
+            "num_draft_tokens": 8, "num_accepted_draft_tokens": 6, "num_spec_steps": 4}}},
+        {"timings": {"draft_n": 8, "draft_n_accepted": 6}},
+        {"usage": {"completion_tokens": 2, "completion_tokens_details": {
+            "accepted_prediction_tokens": 6, "rejected_prediction_tokens": 2}}},
+    ],
+)  # fmt: skip
+def test_acceptance_has_intervals_where_answers_count_their_own(capsys, said):
+    last = {"choices": [], "usage": {"completion_tokens": 2}} | said
+    with serving(Fake(script=[chunk(), chunk("", "stop"), last, "[DONE]"], metrics=None)) as fake:
+        gates = ["--fail-if", "acceptance.rate < 0.5", "--fail-if", "by_task.story.acceptance.rate.median < 0.5"]
+        assert bench(fake, "--json", *gates) == 0
+        found = document(capsys)
+        assert bench(fake) == 0
+    assert found["acceptance"]["rate"] == {"median": 0.75, "ci95": [0.75, 0.75], "pairs": 8}
+    assert found["acceptance"]["requests"] == 16
+    assert found["acceptance"]["length"]["median"] == (2.5 if "metrics" in said else None)
+    assert found["by_task"]["story"]["acceptance"]["rate"]["median"] == 0.75
+    assert "Acceptance by 16 answers' own counts: rate 75.0% (75.0%–75.0%)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {}, {"metrics": None}, {"metrics": {"speculative_decoding": {"num_draft_tokens": "8"}}}, {"timings": [1]},
+        {"timings": {"draft_n": 0}}, {"timings": {"draft_n": 3, "draft_n_accepted": 4}},
+        {"usage": {"completion_tokens": 2, "completion_tokens_details": {
+            "accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0}}},
+    ],
+)  # fmt: skip
+def test_acceptance_that_no_answer_counts_is_not_known(capsys, said):
+    last = {"choices": [], "usage": {"completion_tokens": 2}} | said
+    with serving(Fake(script=[chunk(), chunk("", "stop"), last, "[DONE]"], metrics=None)) as fake:
+        assert bench(fake, "--json") == 0
+    assert document(capsys)["acceptance"] is None

@@ -104,7 +104,28 @@ def compare() -> dict:
     return document
 
 
-DOCUMENTS = [bench, sweep, sweep_of_batch_sizes, compare]
+def endpoint() -> dict:
+    times = interval(0.2) | {"p95": 0.3, "p99": 0.4, "values": 8}
+    timing = {"ttft_s": times, "tpot_s": NO | {"p95": None, "p99": None, "values": 0}, "latency_s": times}
+    task = {"num_prompts": 2, "output_tokens": None, "timing": timing, "acceptance": None}
+    plan = {
+        "concurrency": None, "request_rate": 2.5, "repeats": 2, "chat": True, "interrupted": True,
+    }  # fmt: skip
+    document = head("specdec.bench-endpoint/1") | {
+        "recipe": {"sampling": {}, "workload": {}, "gates": {}}, "plan": plan, "timing": timing,
+        "endpoint": {"url": EVIL, "model": EVIL, "server": EVIL, "version": "1", "proxy": EVIL},
+        "requests": {"planned": 8, "answered": 7, "failed": 1}, "by_task": {EVIL: task, "_b": task},
+        "output": {"tokens": 80, "counted_by": "the server's usage", "chunks": 40},
+        "throughput": {"seconds": 4.0, "output_tokens_per_second": 20.0, "requests_per_second": 2.0},
+        "acceptance": {"requests": 7, "rate": interval(0.6), "length": NO}, "counters": None,
+        "errors": [{"index": 1, "id": EVIL, "repeat": 0, "status": 500, "message": EVIL}],
+    }  # fmt: skip
+    del document["lossless"]
+    return document
+
+
+PAIRS = [bench, sweep, sweep_of_batch_sizes, compare]
+DOCUMENTS = [*PAIRS, endpoint]
 
 
 class Reader(html.parser.HTMLParser):
@@ -180,12 +201,24 @@ def test_what_is_drawn_is_what_stands_there():
     assert [tuple(one.get_offsets()[0]) for one in pareto.collections] == [(0.1, 0.8), (0.4, 0.9)]
 
 
-@pytest.mark.parametrize("make", DOCUMENTS)
+@pytest.mark.parametrize("make", PAIRS)
 def test_a_picture_of_synthetic_acceptance_says_so(make):
     document = make()
     assert b"synthetic" not in plot.picture(document, ".svg")
     document["recipe"]["speculation"]["verify"] = "synthetic"
     assert b", synthetic acceptance" in plot.picture(document, ".svg")
+
+
+def test_a_servers_acceptance_is_by_task_or_by_position():
+    document = endpoint()
+    points = plot.plot(document).axes[3]
+    assert [tuple(one[0].get_xdata()) for one in points.containers] == [(0.6,)]
+    rates = {"per_position_acceptance_rates": [0.9, 0.5], "conditional_acceptance_rates": [0.9, 0.55]}
+    document |= {"acceptance": None, "counters": {"speculative": rates}}
+    lines = plot.plot(document).axes[3].lines
+    assert [list(line.get_ydata()) for line in lines] == [[0.9, 0.5], [0.9, 0.55]]
+    document["counters"] = None
+    assert b"nothing was measured" in plot.picture(document, ".svg")
 
 
 def test_nothing_measured_is_said():
