@@ -80,7 +80,11 @@ def compare_drafts(
     *,
     shared: Shared,
 ) -> ExitCode | None:
-    """Compare drafts for one target, each at its own best k. Exit code 3 if a gate is crossed."""
+    """Compare drafts for one target, each at its own best k.
+
+    Exit code 0 for every verdict (speculate, do-not-speculate, inconclusive), 3 if a gate is crossed, for example
+    --fail-if 'verdict != speculate'.
+    """
     resolved = shared.resolve_drafts()
     k_max, capped = depth_within_rates(resolved[0].recipe.speculation, k_max)
     files = {"markdown": markdown, "csv": csv, "junit": junit}
@@ -246,6 +250,7 @@ class _Run(Measurement["Comparison"]):
             self.recipe.speculation.verify,
             earlier,
             journal=self.journal,
+            load=self.load_before,
         )
         if self.capped is not None:
             comparison.notices.append(self.capped)

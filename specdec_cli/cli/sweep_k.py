@@ -41,7 +41,8 @@ from specdec_cli.cli.screen import open_screen, progress
 from specdec_cli.errors import ExitCode, UsageError
 from specdec_cli.recipe.present import to_yaml
 from specdec_cli.report.generate import Promise
-from specdec_cli.report.sweep_k import SCHEMA, SweepView, json_schema, print_sweeps, sweep_body, tuned_recipe
+from specdec_cli.report.sweep_k import SCHEMA, SweepView, json_schema, print_sweeps, sweep_body
+from specdec_cli.report.tuned_recipe import tuned_recipe
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -104,7 +105,11 @@ def sweep_k(
     *,
     shared: Shared,
 ) -> ExitCode | None:
-    """Find how deep to speculate, or that it does not pay. Exit code 3 if a gate is crossed."""
+    """Find how deep to speculate, that it does not pay, or what it takes to know.
+
+    Exit code 0 for all three verdicts (speculate, do-not-speculate, inconclusive), 3 if a gate is crossed, for example
+    --fail-if 'recommended.verdict == inconclusive'.
+    """
     resolved = shared.resolve()
     repeats = repeats or (2 if exhaustive else 1)
     sizes = whole_numbers(batch_sizes, "--batch-sizes", _MOST_TOGETHER)
@@ -225,7 +230,7 @@ class _Run(Measurement["Sweeps"]):
         from specdec_cli.measure.sweep import Sweep
         from specdec_cli.measure.sweeps import Sweeps
 
-        wish = self.asked
+        wish, k_in_use = self.asked, self.resolved.recipe.speculation.num_speculative_tokens
         with progress(self.screen) as say:
             traced = self._traced(engine, workload, say)
         self.screen.say("measuring what steps cost", "dim")
@@ -234,7 +239,7 @@ class _Run(Measurement["Sweeps"]):
             costs = self._costs(engine, workload, size)
             made = None if traced is None else traced.predict(wish.k_max, costs)
             few = (wish.k_max, wish.exhaustive, size, wish.repeats)
-            found.append(Sweep(engine, workload, costs, made, *few, self.journal))
+            found.append(Sweep(engine, workload, costs, made, *few, self.journal, self.load_before, k_in_use))
         return Sweeps(tuple(found), traced)
 
     def _costs(self, engine: Engine, workload: Workload, size: int) -> Costs:

@@ -19,10 +19,11 @@ from specdec_cli.lm.origin import origin_of
 from specdec_cli.lm.transformers_lm import TransformersLM
 from specdec_cli.measure.bench import Bench, EngineArm, Plan, Progress
 from specdec_cli.measure.cost import Costs, profile
+from specdec_cli.measure.load import Load, look_at_load
 from specdec_cli.measure.passes import Differences, Kind, Track
 from specdec_cli.measure.predict import Predicted, Prediction, predict
 from specdec_cli.measure.replay import replay
-from specdec_cli.measure.stats import ENOUGH_PAIRS, FloatArray, Interval, Paired, paired
+from specdec_cli.measure.stats import FloatArray, Interval, Paired, paired
 from specdec_cli.measure.tracing import trace_draft, trace_target
 from specdec_cli.measure.workload import Workload
 
@@ -115,6 +116,7 @@ class Comparison:
         trace: the target's text; made where it is not given.
         notices: what a person should know.
         journal: of the run, or None.
+        load: of the machine, before.
     """
 
     contenders: Sequence[Contender]
@@ -127,6 +129,7 @@ class Comparison:
     trace: Trace | None = None
     notices: list[str] = field(default_factory=list)
     journal: Journal | None = None
+    load: Load = field(default_factory=look_at_load)
     _bench: Bench | None = None
 
     def study(self, is_predictable: bool = True, say: Callable[[str], None] = lambda _: None) -> None:
@@ -273,21 +276,6 @@ class Comparison:
         found = [(a, b, against(self.track(a), self.track(b))) for a, b in combinations(self.ranking(), 2)]
         return [Pair(a, b, one) for a, b, one in found if one is not None]
 
-    def winner(self) -> Contender | None:
-        """The fastest of the drafts whose whole interval lies above plain decoding."""
-        return next((one for one in self.ranking() if one.drafts and _is_faster(self.speedup(one))), None)
-
-    def task_winner(self, task: str) -> tuple[Contender | None, Interval | None]:
-        """The same of one task's prompts; the interval is of the fastest draft in any case, and may be unknown."""
-        found = [(one, self.speedup(one, task=task)) for one in self.contenders if one.drafts]
-        known = [(one, speedup) for one, speedup in found if speedup is not None]
-        if not known:
-            return None, None
-        # A task has few prompts, and with five even their range covers less than 95 %.
-        sure = [pair for pair in known if _is_faster(pair[1]) and pair[1].pairs >= ENOUGH_PAIRS]
-        winner, speedup = max(sure or known, key=lambda pair: pair[1].median)
-        return (winner if sure else None), speedup
-
     def differences(self) -> Differences:
         """Every output of every draft against the same request's output without one."""
         plain = {(one.group.place, one.repeat): one for one in self.plain.passes}
@@ -298,36 +286,6 @@ class Comparison:
                 for request, got, want in zip(one.group.requests, one.token_ids, other.token_ids, strict=True):
                     found.add(request.row.index, got, want)
         return found
-
-    def recommendation(self) -> str:
-        """What to do, in a sentence, with the runner-up beside it."""
-        measured = [one for one in self.ranking() if one.drafts and self.speedup(one) is not None]
-        if not measured:
-            return "Nothing was measured: no prompt decoded a second token with a draft and without."
-        winner = self.winner()
-        best = winner or measured[0]
-        speedup = self.speedup(best)
-        said = f"{_times(speedup)} as fast as plain decoding"
-        if winner is None:
-            name = f"{best.draft} (k = {self.best_k(best)})"
-            if speedup is not None and speedup.ci95 is None:
-                few = "a single pair has no interval: raise --num-prompts"
-                return f"Not known: {few}. The fastest, {name}, is {said}."
-            return f"Do not speculate: no draft is surely faster; the best, {name}, is {said}."
-        rest = [one for one in measured if one is not winner]
-        return f"Use {winner.draft} with k = {self.best_k(winner)}: it is {said}{self._runner_up(winner, rest)}."
-
-    def _runner_up(self, winner: Contender, rest: Sequence[Contender]) -> str:
-        found = against(self.track(winner), self.track(rest[0])) if rest else None
-        if found is None:
-            return ""
-        name = f"{rest[0].draft} (k = {self.best_k(rest[0])})"
-        chance = "too few pairs" if found.p_a_faster is None else f"P {found.p_a_faster:.2f}"
-        if found.is_significant:
-            return f", and {_times(found.ratio)} as fast as {name}, the next ({chance})"
-        mine, other = winner.sizes()[1], rest[0].sizes()[1]
-        smaller = " and takes less memory" if mine is not None and other is not None and other < mine else ""
-        return f"; {name} is not surely slower{smaller} (ratio {_times(found.ratio)}, {chance})"
 
 
 def against(fast: Track, slow: Track, kind: Kind = "decode", task: str | None = None) -> Paired | None:
@@ -353,13 +311,3 @@ def _speeds(
         for seconds in (a, b)
     )
     return mine, other
-
-
-def _is_faster(speedup: Interval | None) -> bool:
-    return speedup is not None and speedup.is_above(1.0)
-
-
-def _times(speedup: Interval | None) -> str:
-    assert speedup is not None, "only what was measured is quoted"
-    ends = "" if speedup.ci95 is None else f" ({speedup.ci95[0]:.2f} to {speedup.ci95[1]:.2f})"
-    return f"{speedup.median:.2f}×{ends}"

@@ -11,7 +11,7 @@ from specdec_cli.errors import GateError, UsageError
 from specdec_cli.measure.prompts import PromptRow
 from specdec_cli.measure.stats import FIGURES, MIN_PAIRS
 from specdec_cli.measure.workload import task_of
-from specdec_cli.recipe.gate import GateExpression, parse_gate
+from specdec_cli.recipe.gate import VERDICTS, GateExpression, parse_gate
 from specdec_cli.recipe.schema import Gates
 
 _BY_TASK = ("by_task.", "task_winners.")
@@ -24,14 +24,14 @@ class Judged:
 
     Args:
         expression: what was asked.
-        value: the figure; None where nothing was measured, which fails.
+        value: the figure or the verdict; None where nothing was measured, which fails.
         ci95: its interval, or None for a plain number.
         passed: whether the gate holds.
         reason: in words.
     """
 
     expression: str
-    value: float | None
+    value: float | str | None
     ci95: tuple[float, float] | None
     passed: bool
     reason: str
@@ -109,7 +109,8 @@ def check_paths(gates: Sequence[GateExpression], schema: Mapping[str, Any], name
         UsageError: no such path, or no number at its end.
     """
     for gate in gates:
-        _, problem = _walked(gate.path, schema, names)
+        node, problem = _walked(gate.path, schema, names)
+        problem = problem or _unlike(gate, node)
         if problem:
             raise UsageError(
                 f"`--fail-if '{gate}'`: {problem}", "for example speedup.decode, draft.speculative.acceptance_length"
@@ -140,7 +141,20 @@ def _walked(
             return node, f"{where} has no `{key}`, but {', '.join(known) or 'nothing below it'}"
         node, above = _resolved(inner, schema), f"{above}.{key}" if above else key
     is_number = {"number", "integer"} & set(_types(node))
-    return node, None if is_number or _is_interval(node) else f"`{path}` is no number"
+    return node, None if is_number or _is_interval(node) or _is_verdict(node) else f"`{path}` is no number"
+
+
+def _unlike(gate: GateExpression, node: Mapping[str, Any]) -> str | None:
+    """What is wrong where a number is compared with a verdict, or the other way round."""
+    if gate.verdict is not None and not _is_verdict(node):
+        return f"`{gate.path}` is no verdict"
+    if gate.verdict is None and _is_verdict(node):
+        return f"`{gate.path}` is no number, but {', '.join(VERDICTS[:-1])} or {VERDICTS[-1]}"
+    return None
+
+
+def _is_verdict(node: Mapping[str, Any]) -> bool:
+    return list(node.get("enum", ())) == list(VERDICTS)
 
 
 def _is_interval(node: Mapping[str, Any]) -> bool:
@@ -178,12 +192,26 @@ def judge(gates: Sequence[GateExpression], document: Mapping[str, Any]) -> list[
 def figure_at(document: Mapping[str, Any], path: str) -> Any:
     """The value at a path; where a sweep recommends not to speculate, that is exactly as fast as plain decoding."""
     found, name = value_at(document, path), path.removesuffix(".median")
-    if found is None and name.endswith(RECOMMENDED) and value_at(document, f"{name.removesuffix('speedup')}k") == 0:
+    if found is None and name.endswith(RECOMMENDED) and _is_firmly_plain(document, name.removesuffix("speedup")):
         return {"median": 1.0, "ci95": [1.0, 1.0]} if path == name else 1.0
     return found
 
 
+def _is_firmly_plain(document: Mapping[str, Any], above: str) -> bool:
+    """Whether a sweep advises against speculation; documents of earlier versions say so by k alone."""
+    verdict = value_at(document, f"{above}verdict")
+    return verdict == "do-not-speculate" or (verdict is None and value_at(document, f"{above}k") == 0)
+
+
+def _judge_verdict(gate: GateExpression, found: Any) -> Judged:
+    if not isinstance(found, str):
+        return Judged(str(gate), None, None, False, "nothing was measured")
+    return Judged(str(gate), found, None, not gate.is_crossed_by(found), f"{gate.path} is {found}")
+
+
 def _judge(gate: GateExpression, found: Any) -> Judged:
+    if gate.verdict is not None:
+        return _judge_verdict(gate, found)
     value = next((found[key] for key in FIGURES if key in found), None) if isinstance(found, Mapping) else found
     interval = found.get("ci95") if isinstance(found, Mapping) else None
     if value is None:

@@ -18,10 +18,12 @@ import numpy as np
 
 from specdec_cli.engine.synthetic import iid_length, solve_alpha
 from specdec_cli.measure.cost import Costs
+from specdec_cli.measure.evidence import Evidence, Recommendation, needs, side, times
 from specdec_cli.measure.replay import Replay
 from specdec_cli.measure.stats import FloatArray, Interval, joint_median, joint_ratio
 
 PUBLISHED_K = (2, 6)
+_DEAR, _SHORT = 0.35, 1.5  # a draft's share of a step, and tokens of a drafting step, that explain a loss
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,15 +71,6 @@ class Predicted:
         total = self.seconds.sum()
         parts = {"draft": self.draft_seconds, "verify": self.verify_seconds, "overhead": self.overhead_seconds}
         return {name: float(part.sum() / total) for name, part in parts.items()} if total else None
-
-
-@dataclass(frozen=True, slots=True)
-class Recommendation:
-    """Which k to take: 0 is not to speculate."""
-
-    k: int
-    speedup: Interval | None
-    why: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -183,45 +176,52 @@ def iid_speedup(alpha: float, k: int, cost_ratio: float) -> float:
 
 
 def choose(rows: Sequence[Predicted]) -> Recommendation:
-    """The k of the largest speed-up, the smaller of equals; 0 when no k is surely faster than no draft."""
-    surely = [row for row in rows if row.speedup.is_above(1.0)]
+    """The k of the largest speed-up, the smaller of equals; 0 where none pays, and where that is not known."""
     best = max(rows, key=lambda row: (row.speedup.median, -row.k))
+    surely = [row for row in rows if row.speedup.is_above(1.0)]
+    if not surely and all(side(row.speedup) is False for row in rows):
+        why = f"do not speculate: even the best {_short(best)}: {_reason(best)}"
+        return Recommendation(0, None, why, "do-not-speculate")
     if not surely:
-        return Recommendation(0, None, _why_not(best))
+        return _open(best)
     best = max(surely, key=lambda row: (row.speedup.median, -row.k))
-    assert best.speedup.ci95 is not None, "what is surely faster has an interval"
-    low, high = best.speedup.ci95
     near = [row.k for row in rows if row is not best and row.speedup.overlaps(best.speedup)]
     also = f"; its interval overlaps that of k = {', '.join(map(str, near))}" if near else ""
     outside = "" if PUBLISHED_K[0] <= best.k <= PUBLISHED_K[1] else ", outside the published guidance of 2 to 6"
     why = (
-        f"k = {best.k}{outside} gives the largest predicted speed-up, {best.speedup.median:.2f}× "
-        f"({low:.2f} to {high:.2f}), at {best.acceptance_length.median:.2f} tokens a step{also}"
+        f"k = {best.k}{outside} gives the largest predicted speed-up, {times(best.speedup)}, "
+        f"at {best.acceptance_length.median:.2f} tokens a step{also}"
     )
-    return Recommendation(best.k, best.speedup, why)
+    return Recommendation(best.k, best.speedup, why, "speculate")
 
 
-def _why_not(best: Predicted) -> str:
-    """Why not to speculate, with the largest part of the cost named."""
+def _open(best: Predicted) -> Recommendation:
+    """Where no k is known to pay, and some k may."""
     if not np.isfinite(best.speedup.median):
-        return "nothing was decoded after the first tokens, so there is nothing to speed up"
+        why = "nothing was decoded after the first tokens, so there is nothing to speed up"
+        return Recommendation(0, None, why, "inconclusive", ("prompts whose outputs are longer than one token",))
+    few = "" if best.speedup.ci95 is not None else f" ({best.speedup.pairs} prompts are too few to be sure)"
+    why = f"the best {_short(best)}, not surely above 1{few}: {_reason(best)}"
+    wanted = needs(Evidence(best.speedup), None) or ("a measurement",)
+    return Recommendation(0, best.speedup, why, "inconclusive", wanted)
+
+
+def _short(best: Predicted) -> str:
+    return f"k = {best.k} gives {best.speedup.median:.2f}×"
+
+
+def _reason(best: Predicted) -> str:
+    """The largest part of the cost."""
     shares = best.shares()
     assert shares is not None, "what has a speed-up has steps"
     length = best.acceptance_length.median
-    reason = (
-        f"the draft takes {shares['draft']:.0%} of a step"
-        if shares["draft"] >= 0.35
-        else f"a step accepts only {length - 1:.2f} drafted tokens"
-        if np.isfinite(length) and length < 1.5
-        else f"verifying {best.k + 1} rows takes {shares['verify']:.0%} of a step"
-    )
     if not np.isfinite(length):
-        reason = "the draft proposed nothing"
-    if best.speedup.median > 1:
-        few = "" if best.speedup.ci95 is not None else f" ({best.speedup.pairs} prompts are too few to be sure)"
-        said = f"the best k = {best.k} gives {best.speedup.median:.2f}×, not surely above 1{few}"
-        return f"do not speculate: {said}: {reason}"
-    return f"do not speculate: even the best k = {best.k} gives {best.speedup.median:.2f}×: {reason}"
+        return "the draft proposed nothing"
+    if shares["draft"] >= _DEAR:
+        return f"the draft takes {shares['draft']:.0%} of a step"
+    if length < _SHORT:
+        return f"a step accepts only {length - 1:.2f} drafted tokens"
+    return f"verifying {best.k + 1} rows takes {shares['verify']:.0%} of a step"
 
 
 def _alpha(one: Replay) -> float | None:

@@ -6,6 +6,7 @@ measured figures are the same statistic, the median prompt's decode speed-up, so
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -14,9 +15,13 @@ import numpy as np
 
 from specdec_cli.measure.bench import Bench, EngineArm, Plan, Progress
 from specdec_cli.measure.cost import Costs, profile
+from specdec_cli.measure.evidence import INDIFFERENT, TRUSTED, Evidence, Recommendation
+from specdec_cli.measure.load import Conditions, Load, look_at_load
 from specdec_cli.measure.passes import Differences, Track
-from specdec_cli.measure.predict import PUBLISHED_K, Predicted, Prediction, Recommendation
+from specdec_cli.measure.predict import Predicted, Prediction
+from specdec_cli.measure.recommend import Case
 from specdec_cli.measure.stats import Interval, paired
+from specdec_cli.measure.verdict import Costs as StepCosts
 from specdec_cli.measure.verdict import costs_of
 
 if TYPE_CHECKING:
@@ -26,9 +31,6 @@ if TYPE_CHECKING:
 
 MAX_CANDIDATES = 2
 PROFILE_SECONDS = 15.0
-INDIFFERENT = 0.02
-"""Speeds within two per cent are as good as each other: measuring ends when the leader is surely no worse than this."""
-_CLEARLY = 1.1  # a short profile of a shared machine is trusted to ten per cent
 _MIN_GROUPS = 8
 
 
@@ -77,7 +79,7 @@ def _is_looked_at(num_groups: int) -> bool:
 
 
 def _is_clearly_slower(row: Predicted, best: Predicted) -> bool:
-    return paired(best.speedup_by_prompt, row.speedup_by_prompt).ratio.is_above(_CLEARLY)
+    return paired(best.speedup_by_prompt, row.speedup_by_prompt).ratio.is_above(TRUSTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,8 @@ class Sweep:
         batch_size: requests decoded together.
         repeats: how often every k decodes every group, at most.
         journal: of the run, or None.
+        load: of the machine, before.
+        k_in_use: the recipe's own k at this batch size, which stays where the sweep is inconclusive.
         settled_after: groups (repeats counted) after which more would not have changed the choice; None if all ran.
     """
 
@@ -133,6 +137,8 @@ class Sweep:
     batch_size: int = 1
     repeats: int = 1
     journal: Journal | None = None
+    load: Load = field(default_factory=look_at_load)
+    k_in_use: int = 0
     ks: list[int] = field(init=False)
     bench: Bench | None = field(init=False, default=None)
     settled_after: int | None = field(init=False, default=None)
@@ -153,7 +159,7 @@ class Sweep:
     def run(self, stopped: Callable[[], bool] = lambda: False) -> Iterator[Progress]:
         """Measure, as `Bench.run`; nothing where no k is worth it.
 
-        Unless every k was asked for, it ends as soon as the best candidate is known to within INDIFFERENT.
+        Unless every k was asked for, it ends as soon as the best candidate is surely no worse than INDIFFERENT.
         """
         if self.bench is None:
             return
@@ -202,24 +208,24 @@ class Sweep:
         return found
 
     def recommended(self) -> Recommendation:
-        """The k to take; what was measured decides where anything was, and in enough pairs for an interval.
+        """The k to run with, and how sure that is."""
+        by_k = {k: self._evidence(one) for k, one in self.measured().items()}
+        busy = self.conditions.busy
+        return Case(by_k, self.prediction, busy, self.k_in_use, self.batch_size, self._costs).recommend()
 
-        Beyond that the prediction, which rests on prompts, must be sure, and the figure measured must not speak against
-        it.
-        """
-        measured = list(self.measured().values())
-        if not measured:
-            assert self.prediction is not None, "without a prediction something was measured"
-            return self.prediction.recommended
-        surely = [one for one in measured if one.speedup.is_above(1.0)]
-        best = max(surely or measured, key=lambda one: (one.speedup.median, -one.k))
-        if not surely and best.speedup.ci95 is None and best.speedup.median > 1 and self.prediction is not None:
-            predicted = self.prediction.recommended
-            few = f"measured, k = {best.k} decodes {_times(best.speedup)} as fast, in too few pairs to be sure"
-            return replace(predicted, why=f"{predicted.why}; {few} ({best.speedup.pairs})")
-        if not surely:
-            return Recommendation(0, None, self._why_not(best))
-        return Recommendation(best.k, best.speedup, self._why(best, measured))
+    @property
+    def conditions(self) -> Conditions:
+        """How busy the machine was."""
+        return Conditions.of(self.load, [] if self.bench is None else self.bench.passes)
+
+    def _evidence(self, one: Measured) -> Evidence:
+        """What is known of a measured k; predictions of a batch are approximate by more than their intervals."""
+        predicted = None if self.prediction is None else self.prediction.rows[one.k - 1].speedup
+        return Evidence(one.speedup, predicted, TRUSTED if self.batch_size == 1 else math.inf)
+
+    def _costs(self, k: int) -> StepCosts | None:
+        one = self._bench_of(k)
+        return None if one is None else costs_of(one)
 
     def _name(self, k: int) -> str:
         """An arm's, unlike every other batch size's: one journal holds them all."""
@@ -231,45 +237,3 @@ class Sweep:
         assert self.bench is not None, "only a measured k has a benchmark"
         track = self.bench.draft if k == self.ks[0] else self.bench.against.get(self._name(k))
         return replace(self.bench, draft=track) if track is not None and track.passes else None
-
-    def _why(self, best: Measured, measured: Sequence[Measured]) -> str:
-        which = "the only k measured" if len(measured) == 1 else f"the largest of the {len(measured)} measured"
-        near = [str(one.k) for one in measured if one is not best and one.speedup.overlaps(best.speedup)]
-        also = f"; its interval overlaps that of k = {', '.join(near)}" if near else ""
-        found = f"k = {best.k} decodes {_times(best.speedup)} as fast{self._beside(best.k)}"
-        return f"{found}, {which}{also}; {guidance(best.k)}"
-
-    def _why_not(self, best: Measured) -> str:
-        few = "" if best.speedup.ci95 is not None else " (a single pair is too little to be sure)"
-        sure = f", not surely above 1{few}" if best.speedup.median > 1 else ""
-        one = self._bench_of(best.k)
-        costs = costs_of(one) if one is not None else None
-        reason = ""
-        if costs is not None:
-            reason = (
-                f": a step gives {costs.tokens_per_step:.2f} tokens and costs "
-                f"{costs.breakeven_tokens_per_step:.2f} plain steps, "
-                f"{costs.draft_seconds_per_step / costs.step_seconds:.0%} of it drafting and "
-                f"{costs.verify_seconds_per_step / costs.step_seconds:.0%} verification"
-            )
-        return (
-            f"do not speculate: even the best k = {best.k} decodes {_times(best.speedup)} as fast"
-            f"{sure}{self._beside(best.k)}{reason}"
-        )
-
-    def _beside(self, k: int) -> str:
-        if self.prediction is None:
-            return ""
-        return f" (predicted {self.prediction.rows[k - 1].speedup.median:.2f}×)"
-
-
-def guidance(k: int) -> str:
-    """Where a k stands to what is published."""
-    low, high = PUBLISHED_K
-    place = "within" if low <= k <= high else "outside"
-    return f"{place} the published guidance of {low} to {high}"
-
-
-def _times(speedup: Interval) -> str:
-    ends = "" if speedup.ci95 is None else f" ({speedup.ci95[0]:.2f} to {speedup.ci95[1]:.2f})"
-    return f"{speedup.median:.2f}×{ends}"

@@ -9,7 +9,7 @@ from typing import Any
 from specdec_cli.measure.bench import Bench
 from specdec_cli.measure.passes import Track
 from specdec_cli.measure.roofline import Load, measure_speed, roofline
-from specdec_cli.measure.stats import MIN_PAIRS, Interval
+from specdec_cli.measure.stats import ENOUGH_PAIRS, MIN_PAIRS, Interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +113,18 @@ def measure_roofline(bench: Bench) -> dict[str, Any] | None:
     return roofline(traffic, speed, plain, load_of(bench.draft))
 
 
-def sentences(bench: Bench) -> list[str]:
-    """What was found; empty where nothing was measured."""
+def sentences(bench: Bench, busy: str | None = None) -> list[str]:
+    """What was found; advice only where it is sure.
+
+    Args:
+        bench: after its run.
+        busy: that the machine was busy, in words, or None.
+    """
     decode = bench.speedup("decode")
     if decode is None:
         return ["Nothing was measured: no prompt decoded a second token in both arms."]
+    if busy is not None:
+        return [f"Inconclusive: {busy}. Decoding was {_times(decode)} with the draft; measure on a quiet machine."]
     found = [_headline(decode, "decoding")]
     latency = bench.speedup("latency")
     if latency is not None and _direction(latency) != _direction(decode):
@@ -128,7 +135,7 @@ def sentences(bench: Bench) -> list[str]:
             f"{decode.median:.2f}."
         )
     costs = costs_of(bench)
-    if decode.median < 1 and costs is not None:
+    if _direction(decode) < 0 and costs is not None:
         found += _why(costs)
     for name, track in bench.against.items():
         against = bench.speedup("decode", against=track)
@@ -138,6 +145,9 @@ def sentences(bench: Bench) -> list[str]:
 
 
 def _direction(speedup: Interval) -> int:
+    """1 for surely faster, -1 for surely slower; fewer pairs than an interval of 95 % takes are never sure."""
+    if speedup.pairs < ENOUGH_PAIRS:
+        return 0
     return int(speedup.is_above(1)) - int(speedup.is_below(1))
 
 
@@ -148,6 +158,11 @@ def _headline(speedup: Interval, what: str) -> str:
         return (
             f"{what} is {speedup.median:.2f} times as fast with the draft, from {pairs}; "
             f"an interval takes {MIN_PAIRS}: raise --num-prompts."
+        )
+    if speedup.pairs < ENOUGH_PAIRS:
+        return (
+            f"{what} is {_times(speedup)} with the draft, from {speedup.pairs} pairs, which are too few to be sure; "
+            f"it takes {ENOUGH_PAIRS}: raise --num-prompts."
         )
     if _direction(speedup):
         verb = "is faster" if speedup.is_above(1) else "is slower"

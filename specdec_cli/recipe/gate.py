@@ -1,4 +1,4 @@
-"""What `--fail-if` says: a path into a result, a comparison and a number."""
+"""What `--fail-if` says: a path into a result, a comparison, and a number or a verdict."""
 
 from __future__ import annotations
 
@@ -15,33 +15,41 @@ OPERATORS: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge,
     "==": operator.eq,
 }
+VERDICTS = ("speculate", "do-not-speculate", "inconclusive")
+_OF_VERDICTS = ("==", "!=")
 _IN_PATH = r"(?:[^<>=!]|(?<![<>=!])=(?!=))"  # a draft's name may hold `=`, and no operator is a single one
 _EXPRESSION = re.compile(
-    rf"\s*(?P<path>{_IN_PATH}*(?!\s){_IN_PATH})\s*(?P<operator><=|>=|==|<|>)\s*(?P<number>[^<>=!\s]+)\s*"
+    rf"\s*(?P<path>{_IN_PATH}*(?!\s){_IN_PATH})\s*(?P<operator><=|>=|==|!=|<|>)\s*(?P<value>[^<>=!\s]+)\s*"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class GateExpression:
-    """`PATH OP NUMBER`: the gate fails where this is true.
+    """`PATH OP NUMBER`, or `PATH == VERDICT`: the gate fails where this is true.
 
     Args:
         path: keys from the document's root, with dots between.
-        operator: one of OPERATORS.
-        number: what the value is compared with.
+        operator: one of OPERATORS; of a verdict `==` or `!=`.
+        number: what the value is compared with; NaN for a verdict.
+        verdict: what it is compared with instead, or None.
     """
 
     path: str
     operator: str
     number: float
+    verdict: str | None = None
 
     def __str__(self) -> str:
         """The expression in one spelling."""
-        return f"{self.path} {self.operator} {self.number:g}"
+        return f"{self.path} {self.operator} {self.verdict or format(self.number, 'g')}"
 
     def is_crossed(self, value: float) -> bool:
         """Whether a value lies on the failing side."""
         return OPERATORS[self.operator](value, self.number)
+
+    def is_crossed_by(self, verdict: str) -> bool:
+        """Whether a verdict is the failing one."""
+        return (verdict == self.verdict) == (self.operator == "==")
 
 
 def parse_gate(text: str) -> GateExpression | None:
@@ -49,11 +57,14 @@ def parse_gate(text: str) -> GateExpression | None:
     match = _EXPRESSION.fullmatch(text)
     if match is None:
         return None
+    path, operator_, value = match["path"], match["operator"], match["value"]
+    if value in VERDICTS:
+        return GateExpression(path, operator_, math.nan, value) if operator_ in _OF_VERDICTS else None
     try:
-        number = float(match["number"])
+        number = float(value)
     except ValueError:
         return None
-    return GateExpression(match["path"], match["operator"], number) if math.isfinite(number) else None
+    return GateExpression(path, operator_, number) if operator_ in OPERATORS and math.isfinite(number) else None
 
 
 def parse_percentage(text: str) -> float | None:

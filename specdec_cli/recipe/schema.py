@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 from pydantic_core import PydanticCustomError
 
 from specdec_cli.errors import UsageError
-from specdec_cli.recipe.gate import parse_gate, parse_percentage
+from specdec_cli.recipe.gate import VERDICTS, parse_gate, parse_percentage
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Verify = Literal["auto", "greedy", "rejection", "block", "gumbel", "exact-match", "typical", "synthetic"]
@@ -145,7 +145,11 @@ def _compile(value: Any) -> Any:
 
 def _gate(value: Any) -> Any:
     if isinstance(value, str) and parse_gate(value) is None:
-        raise PydanticCustomError("gate", "must be PATH OP NUMBER such as speedup.decode < 1.2, OP one of < <= > >= ==")
+        raise PydanticCustomError(
+            "gate",
+            "must be PATH OP NUMBER such as speedup.decode < 1.2, OP one of < <= > >= ==, "
+            f"or PATH == VERDICT (or !=), VERDICT one of {' '.join(VERDICTS)}",
+        )
     return value
 
 
@@ -374,7 +378,8 @@ class Gates(Section):
 
     fail_if: Annotated[tuple[Annotated[str, BeforeValidator(_gate)], ...], BeforeValidator(_tuple)] = ()
     """Fail where this holds: PATH OP NUMBER, for example speedup.decode < 1.2, or of several drafts
-    rows.builtin:draft.speedup < 1.2; judged on whole intervals."""
+    rows.builtin:draft.speedup < 1.2, judged on whole intervals; or PATH == VERDICT (or !=), for example
+    recommended.verdict == inconclusive."""
     baseline: str | None = Field(None, min_length=1)
     """An earlier result (JSON) that must not be undercut."""
     max_regression: Annotated[str, BeforeValidator(_percentage)] = "5%"

@@ -60,7 +60,7 @@ def bench_body(
     missing: list[str] = []
     costs = figure("the cost of a step", lambda: _as_dict(costs_of(bench)), missing)
     efficiency = figure("the efficiency", lambda: bench.efficiency, missing)
-    findings = figure("the verdict in words", lambda: sentences(bench), missing) or []
+    findings = figure("the verdict in words", lambda: sentences(bench, machine["busy"]), missing) or []
     differences = bench.differences().as_dict() if tokens_must_agree else _UNCHECKED
     tracks = [bench.draft, bench.plain, *bench.against.values()]
     known = [notice for notice in (bench.workload.notice, bench.hidden_tasks) if notice is not None]

@@ -54,9 +54,10 @@ def compare_body(
         machine: its load before and after.
         interrupted: whether it was ended early.
     """
-    ranking, winner = comparison.ranking(), comparison.winner()
-    drafting = [one for one in ranking if one.drafts]
-    best = winner or drafting[0]
+    from specdec_cli.measure.choice import choose_draft
+
+    ranking, choice = comparison.ranking(), choose_draft(comparison)
+    best = choice.fastest or next(one for one in ranking if one.drafts)
     known = [notice for notice in (comparison.workload.notice, comparison.bench.hidden_tasks) if notice is not None]
     timed_tasks = [] if comparison.bench.hidden_tasks else comparison.bench.tasks()
     return {
@@ -85,9 +86,11 @@ def compare_body(
             for pair in comparison.pairs()
         ],
         "task_winners": {task: _task_winner(comparison, task) for task in timed_tasks},
-        "winner": _winner(winner, comparison.speedup(best)),
+        "winner": choice.winner_name,
         "speedup": {kind: _interval(comparison.speedup(best, kind)) for kind in _KINDS},
-        "recommendation": comparison.recommendation(),
+        "recommendation": choice.recommendation,
+        "verdict": choice.verdict,
+        "needs": list(choice.needs),
         "lossless": {
             "promised": promise.is_lossless,
             "verify": promise.verify,
@@ -144,18 +147,10 @@ def _totals(track: Track) -> dict[str, Any]:
 
 
 def _task_winner(comparison: Comparison, task: str) -> dict[str, Any]:
-    winner, speedup = comparison.task_winner(task)
-    return {"draft": _winner(winner, speedup), "speedup": _interval(speedup)}
+    from specdec_cli.measure.choice import task_winner
 
-
-def _winner(winner: Contender | None, fastest: Interval | None) -> str | None:
-    """A draft's name, or `none` where none is surely faster than plain decoding; None where that is not known.
-
-    A draft whose whole interval is above 1 and that is no winner has too few pairs.
-    """
-    if winner is not None:
-        return winner.draft
-    return None if fastest is None or fastest.ci95 is None or fastest.is_above(1) else "none"
+    winner, speedup = task_winner(comparison, task)
+    return {"draft": winner, "speedup": _interval(speedup)}
 
 
 def _interval(interval: Interval | None) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from specdec_cli.report.bench import ARM_HEADS, TASK_HEADS, lossless_words
 from specdec_cli.report.compare_drafts import NOT_KNOWN
 from specdec_cli.report.endpoint_pages import endpoint_facts, endpoint_findings, endpoint_tables
 from specdec_cli.report.plot import inline_svgs, panels_of, subject
+from specdec_cli.report.recommendation import depth_mark, recommendation_words, size_name
 from specdec_cli.report.sweep_k import SIZE_HEADS, size_rows
 from specdec_cli.report.table import NOTHING, PageTable, number, percent
 from specdec_cli.text.printable import printable
@@ -63,9 +64,7 @@ def findings(document: Document) -> list[str]:
     if "recommendation" in document:
         return [document["recommendation"]]
     by_size = document["by_batch_size"]
-    if len(by_size) == 1:
-        return [f"Recommended: {document['recommended']['why']}."]
-    return [f"Recommended at batch size {one['batch_size']}: {one['recommended']['why']}." for one in by_size]
+    return [recommendation_words(one["recommended"], size_name(one, len(by_size) > 1)) for one in by_size]
 
 
 def facts(document: Document) -> list[tuple[str, str]]:
@@ -174,7 +173,7 @@ def _depth_tables(found: Mapping[str, Any], iid: Mapping[str, float | None], at:
                 _interval(row["measured"], "speedup"),
                 NOTHING if textbook is None else f"{textbook:.2f}×",
                 "/".join(shares) or NOTHING,
-                "recommended" if row["k"] == found["recommended"]["k"] else "",
+                depth_mark(row["k"], found["recommended"]),
             ]
         )
     heads = ("k", "tokens a step", "predicted (95 %)", "measured (95 %)", "textbook", "draft/verify/rest %", "")

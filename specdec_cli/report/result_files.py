@@ -15,6 +15,7 @@ from specdec_cli.report.bench_endpoint import requests_words
 from specdec_cli.report.endpoint_pages import endpoint_csv
 from specdec_cli.report.html import facts, findings, tables
 from specdec_cli.report.plot import heading
+from specdec_cli.report.recommendation import INCONCLUSIVE, depth_mark, recommendation_words, size_name
 from specdec_cli.text.printable import printable
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ _BENCH_HEADS = (
 )  # fmt: skip
 _SWEEP_HEADS = (
     "batch_size", "k", "acceptance_length", "predicted_speedup", "predicted_low", "predicted_high",
-    "measured_speedup", "measured_low", "measured_high", "recommended",
+    "measured_speedup", "measured_low", "measured_high", "recommended", "verdict",
 )  # fmt: skip
 _COMPARE_HEADS = (
     "task", "draft", "method", "best_k", "cost_ratio", "memory_bytes", "acceptance_rate", "acceptance_length",
@@ -111,7 +112,8 @@ def sweep_csv(document: Mapping[str, Any]) -> str:
             row["acceptance_length"],
             *_three(row["predicted"], "speedup"),
             *_three(row["measured"], "speedup"),
-            int(row["k"] == found["recommended"]["k"]),
+            int(depth_mark(row["k"], found["recommended"]) == "recommended"),
+            found["recommended"]["verdict"],
         )
         for found in document["by_batch_size"]
         for row in found["rows"]
@@ -155,25 +157,48 @@ def _csv(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def junit(document: Mapping[str, Any]) -> str:
-    """A test case for every gate, and one for the tokens where they were compared."""
-    cases = [(f"fail if {one['expression']}", one["passed"], one["reason"]) for one in document["gates"]]
-    lossless, name = document.get("lossless"), _command(document)
-    if lossless is not None and lossless["checked_tokens"] is not None:
-        cases.append(("lossless", not lossless["mismatches"], lossless_words(lossless)))
-    if "requests" in document:
-        cases.append(("requests answered", not document["requests"]["failed"], requests_words(document)))
+    """A test case for every gate, one for the tokens where they were compared, and one for each verdict.
+
+    An inconclusive verdict is a skipped test.
+    """
+    name = _command(document)
+    cases = list(_cases(document))
     suite = ElementTree.Element(
         "testsuite",
         name=f"specdec {name}",
         tests=str(len(cases)),
-        failures=str(sum(not passed for _, passed, _ in cases)),
+        failures=str(sum(passed is False for _, passed, _ in cases)),
+        skipped=str(sum(passed is None for _, passed, _ in cases)),
         timestamp=document["created"],
     )
     for case_name, passed, reason in cases:
         case = ElementTree.SubElement(suite, "testcase", classname=f"specdec.{name}", name=printable(case_name))
-        if passed:
+        if passed is None:
+            ElementTree.SubElement(case, "skipped", message=printable(reason))
+        elif passed:
             ElementTree.SubElement(case, "system-out").text = printable(reason)
         else:
             ElementTree.SubElement(case, "failure", message=printable(reason))
     ElementTree.indent(suite)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(suite, encoding="unicode") + "\n"
+
+
+def _cases(document: Mapping[str, Any]) -> Iterator[tuple[str, bool | None, str]]:
+    """Name, whether it passed (None: it cannot be told), and why."""
+    for one in document["gates"]:
+        yield f"fail if {one['expression']}", one["passed"], one["reason"]
+    lossless = document.get("lossless")
+    if lossless is not None and lossless["checked_tokens"] is not None:
+        yield "lossless", not lossless["mismatches"], lossless_words(lossless)
+    if "requests" in document:
+        yield "requests answered", not document["requests"]["failed"], requests_words(document)
+    if "verdict" in document:
+        yield "verdict", _is_known(document["verdict"]), document["recommendation"]
+    by_size = document.get("by_batch_size", ())
+    for found in by_size:
+        at, recommended = size_name(found, len(by_size) > 1), found["recommended"]
+        yield f"verdict{at}", _is_known(recommended["verdict"]), recommendation_words(recommended)
+
+
+def _is_known(verdict: str) -> bool | None:
+    return None if verdict == INCONCLUSIVE else True

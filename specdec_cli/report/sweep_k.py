@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +11,11 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from specdec_cli.recipe.present import to_yaml
-from specdec_cli.recipe.schema import Draft, Gates
 from specdec_cli.report.bench import interval_words, lossless_words, print_notes_and_gates
 from specdec_cli.report.generate import Promise
 from specdec_cli.report.generate import json_schema as generate_schema
 from specdec_cli.report.page import grid
+from specdec_cli.report.recommendation import INCONCLUSIVE, depth_mark, recommendation_words, short_words, size_name
 from specdec_cli.report.schema import read_schema
 from specdec_cli.report.table import NOTHING, number
 from specdec_cli.text.printable import printable
@@ -27,16 +25,8 @@ if TYPE_CHECKING:
     from specdec_cli.measure.predict import Predicted
     from specdec_cli.measure.sweep import Measured, Sweep
     from specdec_cli.measure.sweeps import Sweeps
-    from specdec_cli.recipe import Resolved
-    from specdec_cli.recipe.schema import Speculation
 
 SCHEMA = "specdec.sweep-k/1"
-_NO_DRAFT: Mapping[str, Any] = {
-    "num_speculative_tokens": 0,
-    "depth_policy": "fixed",
-    "synthetic_acceptance_length": None,
-    "synthetic_acceptance_rates": None,
-}
 SIZE_HEADS = ("batch", "best k", "speed-up (95 %)")
 HEADS = ("k", "tokens a step", "predicted (95 %)", "measured (95 %)", "textbook", "draft/verify/rest %", "")
 _SECONDS_BETWEEN_DRAWS = 0.25
@@ -146,6 +136,8 @@ def _by_size(sweep: Sweep) -> dict[str, Any]:
             "k": recommended.k,
             "speedup": None if recommended.speedup is None else recommended.speedup.as_dict(),
             "why": recommended.why,
+            "verdict": recommended.verdict,
+            "needs": list(recommended.needs),
         },
     }
 
@@ -206,8 +198,8 @@ class SweepView:
         self._last = perf_counter()
 
 
-def sweep_table(sweep: Sweep, recommended: int | None, title: str | None = None) -> RenderableType:
-    """Every k, predicted beside measured; the recommended one is marked."""
+def sweep_table(sweep: Sweep, recommended: Mapping[str, Any] | None, title: str | None = None) -> RenderableType:
+    """Every k, predicted beside measured; the recommended one is marked, or the one that stays for now."""
     table = grid(*HEADS, title=title)
     measured = sweep.measured()
     for k in range(1, sweep.k_max + 1):
@@ -222,9 +214,9 @@ def sweep_table(sweep: Sweep, recommended: int | None, title: str | None = None)
             interval_words(None if one is None else one.speedup),
             NOTHING if row is None or row.iid_speedup is None else f"{row.iid_speedup:.2f}×",
             "/".join(f"{100 * share:.0f}" for share in shares.values()) or NOTHING,
-            "recommended" if k == recommended else "",
+            mark := depth_mark(k, recommended),
         ]
-        table.add_row(*(Text(cell) for cell in cells), style="bold" if k == recommended else "")
+        table.add_row(*(Text(cell) for cell in cells), style="bold" if mark else "")
     return table
 
 
@@ -234,7 +226,7 @@ def print_sweeps(console: Console, sweeps: Sweeps, body: Mapping[str, Any]) -> N
     has_several = len(sweeps.by_size) > 1
     for sweep, found in zip(known, by_size, strict=True):
         title = f"Batch size {sweep.batch_size}" if has_several else None
-        console.print(sweep_table(sweep, found["recommended"]["k"], title))
+        console.print(sweep_table(sweep, found["recommended"], title))
         textbook = _textbook_words(body) if sweep is sweeps.first else []
         accepted = _acceptance_words(body, found) if sweep is sweeps.first else []
         for line in [*_cost_words(found, sweep.k_max), *textbook, *accepted]:
@@ -245,11 +237,11 @@ def print_sweeps(console: Console, sweeps: Sweeps, body: Mapping[str, Any]) -> N
         console.print(Text(lossless_words(body["lossless"])), soft_wrap=True)
     print_notes_and_gates(console, body)
     low, high = body["guidance"]
-    here = ", ".join(str(found["recommended"]["k"] or "do not speculate") for found in by_size)
+    here = ", ".join(short_words(found["recommended"]) for found in by_size)
     console.print(Text(f"Published guidance: {low} to {high} tokens; here: {here}."), soft_wrap=True)
     for found in by_size:
-        at = f" at batch size {found['batch_size']}" if has_several else ""
-        console.print(Text(f"Recommended{at}: {found['recommended']['why']}.", style="bold"), soft_wrap=True)
+        line = recommendation_words(found["recommended"], size_name(found, has_several))
+        console.print(Text(line, style="bold"), soft_wrap=True)
     if has_several:
         line = f"k by batch size: --k-by-batch {body['k_by_batch']}{_table_words(body['table'])}"
         console.print(Text(line, style="bold"), soft_wrap=True)
@@ -269,7 +261,8 @@ def size_rows(by_size: list[dict[str, Any]]) -> Iterator[list[str]]:
         k, speedup = found["recommended"]["k"], found["recommended"]["speedup"]
         ends = "" if speedup is None or speedup["ci95"] is None else "({:.2f}–{:.2f})".format(*speedup["ci95"])
         said = NOTHING if speedup is None else f"{speedup['median']:.2f}× {ends}".rstrip()
-        yield [str(found["batch_size"]), str(k) if k else "0: do not speculate", said]
+        is_open = found["recommended"]["verdict"] == INCONCLUSIVE
+        yield [str(found["batch_size"]), f"{k}: inconclusive" if is_open else str(k or "0: do not speculate"), said]
 
 
 def _cost_words(found: Mapping[str, Any], k_max: int) -> list[str]:
@@ -324,44 +317,3 @@ def _textbook_words(body: Mapping[str, Any]) -> list[str]:
     draft = "not even a free draft gives 2×" if twice is None else f"2× needs a draft of {1000 * twice:.2f} ms a token"
     ceiling = "" if body["ceiling"] is None else f"; the ceiling with a free draft is {body['ceiling']:.2f}×"
     return [f"Textbook: one α for every token, here {body['iid']['alpha']:.2f}; {pays}; {draft}{ceiling}."]
-
-
-def tuned_recipe(resolved: Resolved, document: Mapping[str, Any]) -> str:
-    """The resolved recipe as YAML with the recommended k, or a table of k; without a draft where none pays.
-
-    Args:
-        resolved: what the sweep ran with.
-        document: of the sweep; its reasons stand above the recipe as a comment.
-    """
-    recipe, by_size = resolved.recipe, document["by_batch_size"]
-    ks, sizes = [found["recommended"]["k"] for found in by_size], [found["batch_size"] for found in by_size]
-    num_seqs = max(recipe.engine.max_num_seqs, by_size[-1]["batch_size"])
-    update: dict[str, Any] = {"engine": recipe.engine.model_copy(update={"max_num_seqs": num_seqs})}
-    update["gates"] = Gates()  # a sweep's own are of no other command's document
-    if any(ks):
-        update["speculation"] = _at_depths(recipe.speculation, dict(zip(sizes, ks, strict=True)))
-    else:
-        verify = "auto" if recipe.speculation.verify == "synthetic" else recipe.speculation.verify
-        update["speculation"] = recipe.speculation.model_copy(update={**_NO_DRAFT, "verify": verify})
-        update["draft"] = Draft(method="none")
-    text = to_yaml(replace(resolved, recipe=recipe.model_copy(update=update)))
-    return "".join(f"# {line}\n" for line in _reasons(by_size)) + text
-
-
-def _at_depths(speculation: Speculation, ks: Mapping[int, int]) -> Speculation:
-    """The same at the largest k, with a table where there are several batch sizes; synthetic acceptance goes along."""
-    from specdec_cli.engine.synthetic import at_depth
-
-    (size, first), most = next(iter(ks.items())), max(ks.values())
-    found = at_depth(speculation, most)
-    if len(ks) == 1:
-        return found
-    below = [(1, first)] if size > 1 and first != most else []
-    return found.model_copy(update={"k_by_batch": (*below, *ks.items())})
-
-
-def _reasons(by_size: list[dict[str, Any]]) -> Iterator[str]:
-    for found in by_size:
-        at = f"Batch size {found['batch_size']}: " if len(by_size) > 1 else ""
-        why = "".join(letter for letter in found["recommended"]["why"] if letter.isprintable())
-        yield f"By `specdec sweep-k`: {at}{why}."

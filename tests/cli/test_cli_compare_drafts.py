@@ -169,7 +169,7 @@ def test_the_other_files(loaded, capsys, tmp_path):
     assert [(row["task"], row["draft"]) for row in rows[:2]] == [("", "good"), ("chat", "good")]
     assert float(rows[0]["speedup_decode"]) == document["rows"][0]["speedup"]["median"]
     suite = ElementTree.parse(names["junit"]).getroot()
-    assert (suite.get("name"), suite.get("tests"), suite.get("failures")) == ("specdec compare-drafts", "2", "1")
+    assert (suite.get("name"), suite.get("tests"), suite.get("failures")) == ("specdec compare-drafts", "3", "1")
 
 
 def test_do_not_speculate(loaded, capsys):
@@ -186,7 +186,10 @@ def test_a_few_prompts_leave_it_open(loaded, capsys):
     assert document["rows"][0]["speedup"]["ci95"] is None
     assert document["winner"] is None
     assert document["pairwise"][0]["p_a_faster"] is None
-    assert document["recommendation"].startswith("Not known: a single pair has no interval")
+    assert document["recommendation"].startswith(
+        "Inconclusive: too few pairs to be sure. The fastest, good (k = 3), is"
+    )
+    assert (document["verdict"], document["needs"]) == ("inconclusive", ["6 prompts or more (--num-prompts)"])
     assert document["notices"].count(TOO_FEW) == 1
     assert compared(*given("good", "none"), "--tasks", "code", "--quiet") == 0
     out = capsys.readouterr().out

@@ -4,6 +4,7 @@ import csv
 import json
 import signal
 from contextlib import contextmanager
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import jsonschema
@@ -18,7 +19,8 @@ from specdec_cli.drafters.contract import Resources
 from specdec_cli.engine import build
 from specdec_cli.engine.engine import Engine, EngineOptions
 from specdec_cli.measure import sweep, traced
-from specdec_cli.measure.predict import Predicted
+from specdec_cli.measure.evidence import Evidence
+from specdec_cli.measure.predict import Predicted, choose
 from specdec_cli.measure.stats import Interval
 from specdec_cli.recipe import resolve
 from specdec_cli.report.sweep_k import json_schema
@@ -63,8 +65,9 @@ def slow_target(monkeypatch, seconds: float = 0.002):
     monkeypatch.setattr(TableLM, "score", slowly)
 
 
-def test_the_report_goes_to_stdout(loaded, capsys):
-    assert sweep_k() == 0
+def test_the_report_goes_to_stdout(loaded, capsys, monkeypatch):
+    slow_target(monkeypatch)
+    assert sweep_k("-n", "24") == 0
     out, err = capsys.readouterr()
     for word in ("predicted (95 %)", "measured (95 %)", "Textbook", "Published guidance: 2 to 6", "Recommended: "):
         assert word in out
@@ -152,7 +155,7 @@ def test_a_sweep_takes_at_most_a_third_of_the_exhaustive_ones_passes(loaded, cap
 
 
 def by_batch(monkeypatch, best: dict[int, int], plain_seconds: float = 2.0):
-    """Every k takes known seconds at every batch size: the best one's 1, another's 1.5."""
+    """Every k takes known seconds at every batch size: the best one's 1, another's 1.5; no trace foretells them."""
     from specdec_cli.engine.outputs import Timing
     from specdec_cli.measure.bench import EngineArm
     from specdec_cli.measure.passes import Pass
@@ -164,6 +167,7 @@ def by_batch(monkeypatch, best: dict[int, int], plain_seconds: float = 2.0):
         return None if stopped() else Pass(group, repeat, tokens, Timing(0.1, seconds, seconds, None), num)
 
     monkeypatch.setattr(EngineArm, "decode", decode)
+    monkeypatch.setattr(sweep.Sweep, "_evidence", lambda _, one: Evidence(one.speedup))
 
 
 def test_every_batch_size_gets_its_own_k(loaded, capsys, monkeypatch, tmp_path):
@@ -201,6 +205,13 @@ def test_every_batch_size_gets_its_own_k(loaded, capsys, monkeypatch, tmp_path):
     ]  # fmt: skip
 
 
+def recommended(size: int, k: int, verdict: str | None = None) -> dict:
+    """What a tuned recipe is made of."""
+    said = verdict or ("speculate" if k else "do-not-speculate")
+    needs = ["a quiet machine"] if said == "inconclusive" else []
+    return {"batch_size": size, "recommended": {"k": k, "why": "so", "verdict": said, "needs": needs}}
+
+
 def test_a_large_batch_has_room_in_the_document_and_in_the_tuned_recipe(loaded, capsys, monkeypatch, tmp_path):
     by_batch(monkeypatch, {1: 4, 4: 2})
     path = tmp_path / "tuned.yaml"
@@ -226,12 +237,12 @@ def test_a_large_batch_has_room_in_the_document_and_in_the_tuned_recipe(loaded, 
 @pytest.mark.parametrize("ks", [{1: 2}, {1: 0}, {1: 3, 4: 1}, {2: 1, 4: 3}, {2: 0, 4: 4}, {1: 0, 4: 0}])
 def test_a_recipe_tuned_with_synthetic_acceptance_reads_back(tmp_path, synthetic, ks):
     from specdec_cli.engine.synthetic import synthetic_rates
-    from specdec_cli.report.sweep_k import tuned_recipe
+    from specdec_cli.report.tuned_recipe import tuned_recipe
 
     swept = {"speculation.num_speculative_tokens": 4} | {f"speculation.{key}": one for key, one in synthetic.items()}
     sets = [f"{key}={list(one) if isinstance(one, tuple) else one}" for key, one in swept.items()]
     resolved = resolve(sets=sets)
-    found = [{"batch_size": size, "recommended": {"k": k, "why": "so"}} for size, k in ks.items()]
+    found = [recommended(size, k) for size, k in ks.items()]
     path = tmp_path / "tuned.yaml"
     path.write_text(tuned_recipe(resolved, {"by_batch_size": found}))
     tuned = resolve(path).recipe
@@ -298,18 +309,150 @@ def test_the_other_files(loaded, capsys, tmp_path):
     found = document["by_batch_size"][1]["rows"][0]["predicted"]["speedup"]
     assert float(rows[4]["predicted_speedup"]) == found
     assert sum(int(row["recommended"]) for row in rows) == sum(
-        one["recommended"]["k"] > 0 for one in document["by_batch_size"]
+        one["recommended"]["verdict"] == "speculate" for one in document["by_batch_size"]
     )
     suite = ElementTree.parse(names["junit"]).getroot()
-    assert (suite.get("name"), suite.get("tests"), suite.get("failures")) == ("specdec sweep-k", "2", "0")
+    assert (suite.get("name"), suite.get("tests"), suite.get("failures")) == ("specdec sweep-k", "4", "0")
+    verdicts = [one["recommended"]["verdict"] for one in document["by_batch_size"]]
+    assert suite.get("skipped") == str(verdicts.count("inconclusive"))
+    assert [row["verdict"] for row in rows] == [verdict for verdict in verdicts for _ in range(4)]
     assert sweep_k(*words) == 2
     assert "exists already" in capsys.readouterr().err
+
+
+def contradicted(monkeypatch, best: float = 0.43, other: float = 1.7):
+    """The issue's case: k = 3 is predicted 2.97 (1.92 to 4.99), and two prompts are measured 0.43 and 1.70."""
+    from specdec_cli.engine.outputs import Timing
+    from specdec_cli.measure.bench import EngineArm
+    from specdec_cli.measure.passes import Pass
+
+    def decode(arm, group, repeat, stopped):
+        faster = (best if group.place % 2 else other) if arm.num_speculative_tokens else 1.0
+        tokens = tuple((1,) * 4 for _ in group.requests)
+        return Pass(group, repeat, tokens, Timing(0.1, 1 / faster, 1 / faster, None), len(group.requests))
+
+    def predict(self, k_max, costs):
+        made = original(self, k_max, costs)
+        rows = [replace(row, speedup=Interval(2.97 - abs(row.k - 3) / 9, (1.92, 4.99), 24)) for row in made.rows]
+        return replace(made, rows=rows, recommended=choose(rows))
+
+    original = traced.Traced.predict
+    monkeypatch.setattr(EngineArm, "decode", decode)
+    monkeypatch.setattr(traced.Traced, "predict", predict)
+
+
+INCONCLUSIVE = ["--num-prompts", "2", "--quiet", "--set", "speculation.num_speculative_tokens=3"]
+
+
+def test_contradictory_evidence_is_inconclusive_everywhere(loaded, capsys, monkeypatch, tmp_path):
+    pytest.importorskip("matplotlib")
+    contradicted(monkeypatch)
+    names = {name: tmp_path / f"r.{name}" for name in ("markdown", "csv", "junit", "html")}
+    flags = [word for name, path in names.items() for word in (f"--{name}", str(path))]
+    assert sweep_k(*INCONCLUSIVE, "--json", *flags) == 0, "exit code 0, as for the other verdicts"
+    document = checked(capsys.readouterr().out)
+    found = document["recommended"]
+    assert (found["verdict"], found["k"], document["k_by_batch"]) == ("inconclusive", 3, "1:3")
+    assert found["why"].startswith("prediction and measurement exclude each other: k = ")
+    assert found["needs"][0] == "a quiet machine"
+    assert found["speedup"]["ci95"] == [pytest.approx(0.43), 4.99]
+    said = f"Inconclusive: {found['why']}. To settle it: {'; '.join(found['needs'])}."
+    assert f"**{said}" in names["markdown"].read_text()
+    assert "| in use |" in names["markdown"].read_text()
+    assert said.replace("'", "&#39;") in names["html"].read_text()
+    rows = list(csv.DictReader(names["csv"].read_text().splitlines()))
+    assert {(row["recommended"], row["verdict"]) for row in rows} == {("0", "inconclusive")}
+    [verdict] = ElementTree.parse(names["junit"]).getroot().iterfind("testcase[@name='verdict']")
+    assert verdict.find("skipped").get("message").startswith(said)
+    assert sweep_k(*INCONCLUSIVE) == 0
+    out = capsys.readouterr().out
+    assert "Published guidance: 2 to 6 tokens; here: inconclusive." in out
+    assert f"{said} Until then the draft and k = 3 stay as they are." in " ".join(out.split())
+    assert "do not speculate" not in out
+    assert [line.split()[0] for line in out.splitlines() if line.rstrip().endswith("in use")] == ["3"]
+
+
+def test_an_inconclusive_sweep_keeps_the_draft_and_k(loaded, capsys, monkeypatch, tmp_path):
+    contradicted(monkeypatch)
+    path = tmp_path / "tuned.yaml"
+    assert sweep_k(*INCONCLUSIVE, "--write-recipe", str(path)) == 0
+    recipe = resolve(path).recipe
+    assert (recipe.draft.method, recipe.draft.min, recipe.speculation.num_speculative_tokens) == ("ngram", 1, 3)
+    assert path.read_text().startswith("# By `specdec sweep-k`: Inconclusive: prediction and measurement exclude each")
+    assert sweep_k(*INCONCLUSIVE, "--batch-sizes", "1,2", "--write-recipe", str(path), "--force") == 0
+    recipe = resolve(path).recipe
+    assert (recipe.draft.method, recipe.speculation.num_speculative_tokens) == ("ngram", 3)
+    assert recipe.speculation.k_by_batch is None, "a table of what is not known would be none"
+
+
+@pytest.mark.parametrize(
+    ("gate", "code"),
+    [
+        ("recommended.verdict == inconclusive", 3),
+        ("recommended.verdict != speculate", 3),
+        ("recommended.verdict != inconclusive", 0),
+        ("recommended.verdict == do-not-speculate", 0),
+        ("by_batch_size.0.recommended.verdict==inconclusive", 3),
+        ("recommended.k < 1", 0),
+        ("recommended.speedup < 1.2", 0),  # all that is known is 0.43 to 4.99
+        ("recommended.speedup < 5", 3),
+        ("recommended.verdict < 1", 2),
+        ("recommended.verdict == maybe", 2),
+        ("recommended.verdict > inconclusive", 2),
+        ("recommended.k == inconclusive", 2),
+        ("recommended.k != 1", 2),
+        ("recommended.needs == inconclusive", 2),
+    ],
+)
+def test_gates_ask_for_a_verdict(loaded, capsys, monkeypatch, gate, code):
+    contradicted(monkeypatch)
+    assert sweep_k(*INCONCLUSIVE, "--json", "--fail-if", gate) == code
+    out, err = capsys.readouterr()
+    if code == 3 and "verdict" in gate:
+        [judged] = checked(out)["gates"]
+        assert (judged["value"], judged["passed"]) == ("inconclusive", False)
+        assert "recommended.verdict is inconclusive" in err
+
+
+def test_a_baseline_is_not_undercut_by_what_is_not_known(loaded, capsys, monkeypatch, tmp_path):
+    path, evidence = tmp_path / "old.json", sweep.Sweep._evidence
+    by_batch(monkeypatch, {1: 4, 2: 2})
+    assert sweep_k("--exhaustive", "--num-prompts", "12", "--quiet", "--output", str(path)) == 0
+    contradicted(monkeypatch)
+    monkeypatch.setattr(sweep.Sweep, "_evidence", evidence)
+    assert sweep_k(*INCONCLUSIVE, "--baseline", str(path)) == 0
+
+
+def test_a_table_keeps_the_k_in_use_where_a_batch_size_is_inconclusive():
+    from specdec_cli.report.tuned_recipe import tuned_recipe
+
+    given = resolve(sets=["speculation.num_speculative_tokens=5"])
+    for found, table in (
+        ([recommended(1, 3), recommended(8, 5, "inconclusive")], "k_by_batch: 1:3,8:5"),
+        ([recommended(1, 0), recommended(8, 5, "inconclusive")], "k_by_batch: 1:0,8:5"),
+    ):
+        text = tuned_recipe(given, {"by_batch_size": found}).replace('"', "")
+        assert table in text
+        assert "Batch size 8: Inconclusive: so. To settle it: a quiet machine. Until then the draft and k = 5" in text
+
+
+def test_a_busy_machine_keeps_the_draft(loaded, capsys, monkeypatch, tmp_path):
+    """Its load is the issue's, and what it measures is slower without a doubt."""
+    monkeypatch.setattr("psutil.getloadavg", lambda: (50.0, 50.0, 50.0))
+    by_batch(monkeypatch, {1: 4}, plain_seconds=0.5)
+    path = tmp_path / "tuned.yaml"
+    assert sweep_k("--exhaustive", "--write-recipe", str(path), "--json", "--quiet") == 0
+    document = checked(capsys.readouterr().out)
+    assert document["recommended"]["verdict"] == "inconclusive"
+    assert document["machine"]["busy"].startswith("the machine was busy: load 50.0 on")
+    assert document["recommended"]["needs"] == [f"a quiet machine ({document['machine']['busy']})"]
+    assert resolve(path).recipe.draft.method == "ngram"
 
 
 def test_where_no_batch_size_pays_the_draft_goes(loaded, capsys, monkeypatch, tmp_path):
     path = tmp_path / "tuned.yaml"
     by_batch(monkeypatch, {1: 4, 3: 2}, plain_seconds=0.5)
-    words = ("--exhaustive", "--write-recipe", str(path), "--force")
+    words = ("--exhaustive", "--write-recipe", str(path), "--force", "--num-prompts", "18")
     assert sweep_k("--batch-sizes", "1,3", *words, "--json") == 0
     assert checked(capsys.readouterr().out)["k_by_batch"] == "1:0,3:0"
     found = resolve(path).recipe
@@ -318,9 +461,9 @@ def test_where_no_batch_size_pays_the_draft_goes(loaded, capsys, monkeypatch, tm
 
 def test_a_table_that_begins_without_a_draft_keeps_it_from_smaller_batches():
     from specdec_cli.recipe import resolve as resolved
-    from specdec_cli.report.sweep_k import tuned_recipe
+    from specdec_cli.report.tuned_recipe import tuned_recipe
 
-    found = [{"batch_size": size, "recommended": {"k": k, "why": "so"}} for size, k in ((2, 0), (4, 3))]
+    found = [recommended(size, k) for size, k in ((2, 0), (4, 3))]
     text = tuned_recipe(resolved(), {"by_batch_size": found})
     assert "k_by_batch: 1:0,2:0,4:3" in text.replace('"', "")
     assert "num_speculative_tokens: 3" in text
@@ -347,7 +490,7 @@ def test_a_bad_draft_is_advised_against(loaded, capsys, monkeypatch, tmp_path):
     slow_target(monkeypatch, 0.001)
     monkeypatch.setattr(build, "engine_from_recipe", lambda recipe, **_: bad_engine(4))
     path = tmp_path / "tuned.yaml"
-    words = ["sweep-k", "-t", "t", "-d", "d", "-n", "12", "--num-prompts", "4", "--k-max", "3", "--json"]
+    words = ["sweep-k", "-t", "t", "-d", "d", "-n", "12", "--num-prompts", "6", "--k-max", "3", "--json"]
     assert int(run([*words, "--write-recipe", str(path), "--fail-if", "recommended.k < 1"])) == 3
     out, err = capsys.readouterr()
     recommended = checked(out)["recommended"]
@@ -574,7 +717,7 @@ def test_a_picture_and_a_page_of_batch_sizes(loaded, capsys, tmp_path):
     assert sweep_k("--batch-sizes", "1,2", "--html", str(html), "--json", "--quiet") == 0
     table = checked(capsys.readouterr().out)["k_by_batch"]
     text = html.read_text()
-    for word in (f"--k-by-batch {table}", "Every k, batch size 2", "Recommended at batch size 2: ", "batch 1, 2"):
+    for word in (f"--k-by-batch {table}", "Every k, batch size 2", " at batch size 2: ", "batch 1, 2"):
         assert word in text
 
 

@@ -238,6 +238,16 @@ def test_it_says_what_is_sure_and_what_is_not():
     assert few == (
         "Decoding is 2.00 times as fast with the draft, from a single pair; an interval takes 2: raise --num-prompts."
     )
+    some = sentences(timed([[2]] * 5, [[1]] * 5))
+    assert some == [
+        "Decoding is 0.50 times as fast (95 %: 0.50 to 0.50) with the draft, from 5 pairs, which are too few to be "
+        "sure; it takes 6: raise --num-prompts."
+    ], "and no advice on how to do better"
+    busy = sentences(timed([[2]] * 12, [[1]] * 12), "the machine was busy: load 6.5 on 2 cores")
+    assert busy == [
+        "Inconclusive: the machine was busy: load 6.5 on 2 cores. Decoding was 0.50 times as fast (95 %: 0.50 to 0.50) "
+        "with the draft; measure on a quiet machine."
+    ]
     slower = sentences(timed([[2], [2.1], [2]] * 4, [[1], [1.1], [1]] * 4))[0]
     assert slower.startswith("Decoding is slower with the draft: 0.5")
 

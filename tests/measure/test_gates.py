@@ -225,3 +225,42 @@ def test_a_crossed_gate_is_exit_code_three():
         raise_if_crossed(judged)
     assert caught.value.exit_code == ExitCode.GATE
     raise_if_crossed(judged[1:])
+
+
+def test_verdicts_are_words_that_gates_compare():
+    assert str(parse_gate(" verdict==do-not-speculate ")) == "verdict == do-not-speculate"
+    assert str(parse_gate("recommended.verdict != speculate")) == "recommended.verdict != speculate"
+    for wrong in ("verdict < speculate", "verdict == yes", "a != 1", "verdict == Speculate", "!= speculate"):
+        assert parse_gate(wrong) is None
+    check_paths([parse_gate("verdict == inconclusive")], compare_schema(), {})
+    check_paths([parse_gate("by_batch_size.1.recommended.verdict == inconclusive")], sweep_schema(), {})
+    for schema, gate in ((json_schema, "speedup.decode"), (sweep_schema, "recommended.k"), (compare_schema, "winner")):
+        with pytest.raises(UsageError, match=r"is no (verdict|number)"):
+            check_paths([parse_gate(f"{gate} == speculate")], schema(), {})
+    with pytest.raises(UsageError, match="`verdict` is no number, but speculate, do-not-speculate or inconclusive"):
+        check_paths([parse_gate("verdict == 1")], compare_schema(), {})
+
+
+@pytest.mark.parametrize(("verdict", "passed"), [("speculate", True), ("inconclusive", False), (None, False)])
+def test_a_verdict_is_judged_like_a_figure(verdict, passed):
+    [judged] = judge([parse_gate("recommended.verdict != speculate")], {"recommended": {"verdict": verdict}})
+    assert judged.passed is passed
+    assert judged.as_dict()["value"] == verdict
+
+
+@pytest.mark.parametrize(
+    ("recommended", "passed"),
+    [
+        ({"k": 0, "speedup": None}, False),  # a document of an earlier version
+        ({"k": 0, "speedup": None, "verdict": "do-not-speculate"}, False),
+        ({"k": 0, "speedup": {"median": 0.5, "ci95": [0.4, 3.0]}, "verdict": "inconclusive"}, True),
+    ],
+)
+def test_not_to_speculate_is_as_fast_as_plain_decoding_and_inconclusive_is_not(recommended, passed):
+    assert passes("recommended.speedup < 1.2", {"recommended": recommended}) is passed
+
+
+def test_an_inconclusive_sweep_of_nothing_has_no_figure():
+    found = {"recommended": {"k": 0, "speedup": None, "verdict": "inconclusive"}}
+    [judged] = judge([parse_gate("recommended.speedup < 1.2")], found)
+    assert (judged.passed, judged.reason) == (False, "nothing was measured")

@@ -10,8 +10,8 @@ from toy_engine import LetterTokenizer, toy_engine
 
 from specdec_cli.engine.outputs import Timing
 from specdec_cli.measure.bench import EngineArm
+from specdec_cli.measure.evidence import Recommendation
 from specdec_cli.measure.passes import Pass
-from specdec_cli.measure.predict import Recommendation
 from specdec_cli.measure.prompts import PromptRow
 from specdec_cli.measure.stats import Interval
 from specdec_cli.measure.sweep import MAX_CANDIDATES, Sweep, _is_looked_at, candidates
@@ -91,17 +91,18 @@ def test_too_few_pairs_recommend_nothing_by_themselves(monkeypatch):
     list(one.run())
     assert one.measured()[2].speedup == Interval(2.0, None, 1)
     assert one.recommended().k == 0
-    assert "2.00× as fast, not surely above 1 (a single pair is too little to be sure)" in one.recommended().why
-    predicted = Recommendation(1, Interval(1.4, (1.2, 1.6), 24), "k = 1 gives the largest predicted speed-up")
+    assert one.recommended().why.startswith("too few pairs to be sure: k = 2 was measured 2.00× as fast as no draft")
+    predicted = Recommendation(1, Interval(1.4, (1.2, 1.6), 24), "k = 1 gives the most", "speculate")
     one.prediction = SimpleNamespace(recommended=predicted, rows=[SimpleNamespace(speedup=predicted.speedup)] * 2)
-    assert (one.recommended().k, one.recommended().speedup) == (1, predicted.speedup)
-    assert one.recommended().why.endswith("measured, k = 2 decodes 2.00× as fast, in too few pairs to be sure (1)")
+    found = one.recommended()
+    assert (found.verdict, found.needs) == ("inconclusive", ("6 prompts or more (--num-prompts)",))
+    assert found.speedup.ci95 == (1.2, 2.0), "all that is known"
 
 
 def test_a_prediction_is_not_taken_against_what_was_measured(monkeypatch):
     one = sweep(monkeypatch, {0: 1.0, 1: 1.5, 2: 2.0})
     one.bench.workload = replace(one.workload, requests=one.workload.requests[:1])
     list(one.run())
-    predicted = Recommendation(1, Interval(1.4, (1.2, 1.6), 24), "k = 1")
+    predicted = Recommendation(1, Interval(1.4, (1.2, 1.6), 24), "k = 1", "speculate")
     one.prediction = SimpleNamespace(recommended=predicted, rows=[SimpleNamespace(speedup=predicted.speedup)] * 2)
-    assert one.recommended().k == 0
+    assert one.recommended().verdict == "inconclusive"

@@ -65,7 +65,8 @@ def sweep() -> dict:
         row = {"k": k, "acceptance_length": 1.5, "predicted": said | {"shares": shares}}
         rows.append(row | {"measured": said if k > 1 else None})
     found = {
-        "rows": rows, "recommended": {"k": 2, "speedup": interval(1.2), "why": EVIL},
+        "rows": rows,
+        "recommended": {"k": 2, "speedup": interval(1.2), "why": EVIL, "verdict": "speculate", "needs": []},
         "costs": {
             "draft_seconds_per_token": 0.001, "overhead_seconds": 0.001, "target_seconds_by_rows": [0.01, 0.011],
         },
@@ -79,7 +80,7 @@ def sweep() -> dict:
 def sweep_of_batch_sizes() -> dict:
     document = sweep()
     [first] = document["by_batch_size"]
-    none = {"k": 0, "speedup": None, "why": "no"}
+    none = {"k": 0, "speedup": None, "why": "no", "verdict": "do-not-speculate", "needs": []}
     return document | {
         "by_batch_size": [first, first | {"batch_size": 4, "recommended": none}], "k_by_batch": "1:2,4:0",
     }  # fmt: skip

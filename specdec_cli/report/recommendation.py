@@ -1,0 +1,39 @@
+"""A sweep's recommendation in words, from the document's `recommended`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+INCONCLUSIVE = "inconclusive"
+
+
+def depth_mark(k: int, recommended: Mapping[str, Any] | None) -> str:
+    """The word beside a k: `recommended`, or `in use` where the verdict is inconclusive."""
+    if recommended is None or k != recommended["k"]:
+        return ""
+    return "in use" if recommended["verdict"] == INCONCLUSIVE else "recommended"
+
+
+def recommendation_words(recommended: Mapping[str, Any], at: str = "") -> str:
+    """The recommendation in a sentence or, where it is inconclusive, in three."""
+    if recommended["verdict"] != INCONCLUSIVE:
+        return f"Recommended{at}: {recommended['why']}."
+    k = recommended["k"]
+    stays = f"the draft and k = {k} stay" if k else "the recipe stays"
+    return (
+        f"Inconclusive{at}: {recommended['why']}. To settle it: {'; '.join(recommended['needs'])}. "
+        f"Until then {stays} as {'they are' if k else 'it is'}."
+    )
+
+
+def size_name(found: Mapping[str, Any], has_several: bool) -> str:
+    """` at batch size 8`, or nothing where there is one size."""
+    return f" at batch size {found['batch_size']}" if has_several else ""
+
+
+def short_words(recommended: Mapping[str, Any]) -> str:
+    """The k alone, or the verdict."""
+    if recommended["verdict"] == INCONCLUSIVE:
+        return "inconclusive"
+    return str(recommended["k"] or "do not speculate")

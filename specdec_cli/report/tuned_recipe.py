@@ -1,0 +1,67 @@
+"""The recipe that `sweep-k --write-recipe` writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from specdec_cli.recipe.present import to_yaml
+from specdec_cli.recipe.schema import Draft, Gates
+from specdec_cli.report.recommendation import INCONCLUSIVE, recommendation_words
+
+if TYPE_CHECKING:
+    from specdec_cli.recipe import Resolved
+    from specdec_cli.recipe.schema import Speculation
+
+_NO_DRAFT: Mapping[str, Any] = {
+    "num_speculative_tokens": 0,
+    "depth_policy": "fixed",
+    "synthetic_acceptance_length": None,
+    "synthetic_acceptance_rates": None,
+}
+
+
+def tuned_recipe(resolved: Resolved, document: Mapping[str, Any]) -> str:
+    """The resolved recipe as YAML with the recommended k, or a table of k; without a draft where surely none pays.
+
+    Where the sweep is inconclusive the draft and k stay as they are.
+
+    Args:
+        resolved: what the sweep ran with.
+        document: of the sweep; its reasons stand above the recipe as a comment.
+    """
+    recipe, by_size = resolved.recipe, document["by_batch_size"]
+    ks, sizes = [found["recommended"]["k"] for found in by_size], [found["batch_size"] for found in by_size]
+    verdicts = {found["recommended"]["verdict"] for found in by_size}
+    update: dict[str, Any] = {"gates": Gates()}  # a sweep's own are of no other command's document
+    if verdicts != {INCONCLUSIVE}:
+        num_seqs = max(recipe.engine.max_num_seqs, by_size[-1]["batch_size"])
+        update["engine"] = recipe.engine.model_copy(update={"max_num_seqs": num_seqs})
+    if verdicts != {INCONCLUSIVE} and any(ks):
+        update["speculation"] = _at_depths(recipe.speculation, dict(zip(sizes, ks, strict=True)))
+    elif INCONCLUSIVE not in verdicts:
+        verify = "auto" if recipe.speculation.verify == "synthetic" else recipe.speculation.verify
+        update["speculation"] = recipe.speculation.model_copy(update={**_NO_DRAFT, "verify": verify})
+        update["draft"] = Draft(method="none")
+    text = to_yaml(replace(resolved, recipe=recipe.model_copy(update=update)))
+    return "".join(f"# {line}\n" for line in _reasons(by_size)) + text
+
+
+def _at_depths(speculation: Speculation, ks: Mapping[int, int]) -> Speculation:
+    """The same at the largest k, with a table where there are several batch sizes; synthetic acceptance goes along."""
+    from specdec_cli.engine.synthetic import at_depth
+
+    (size, first), most = next(iter(ks.items())), max(ks.values())
+    found = at_depth(speculation, most)
+    if len(ks) == 1:
+        return found
+    below = [(1, first)] if size > 1 and first != most else []
+    return found.model_copy(update={"k_by_batch": (*below, *ks.items())})
+
+
+def _reasons(by_size: list[dict[str, Any]]) -> Iterator[str]:
+    for found in by_size:
+        at = f"Batch size {found['batch_size']}: " if len(by_size) > 1 else ""
+        said = recommendation_words(found["recommended"]).removeprefix("Recommended: ")
+        yield f"By `specdec sweep-k`: {at}{''.join(letter for letter in said if letter.isprintable())}"
