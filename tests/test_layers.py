@@ -12,7 +12,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "specdec_cli"
 LAYERS = [
-    {"recipe", "events", "errors", "proxy"},
+    {"recipe", "events", "errors", "files", "proxy"},
     {"lm", "sampling", "text"},
     {"drafters"},
     {"engine"},
@@ -22,7 +22,7 @@ LAYERS = [
     {"__main__"},
 ]
 LAYER = {room: number for number, rooms in enumerate(LAYERS) for room in rooms}
-NOUNS = {"errors", "events", "proxy"}  # layer 0's shared words, which recipe may use too
+NOUNS = {"errors", "events", "files", "proxy"}  # layer 0's shared words, which recipe may use too
 NEIGHBOURS = {("cli", "serve")}  # the one command that is a room of its own
 
 ONLY_IN = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +15,9 @@ from specdec_cli.cli.options import Shared, with_shared_options
 from specdec_cli.cli.output import colourful, deliver, envelope, machine_of
 from specdec_cli.cli.screen import open_screen, progress
 from specdec_cli.errors import UsageError
-from specdec_cli.measure.prompts import PromptRow, parse_prompts, read_prompt_file
+from specdec_cli.measure.dataset import read_prompt_file
+from specdec_cli.measure.prompts import PromptRow, PromptSet
+from specdec_cli.measure.workload import built_in_rows
 from specdec_cli.report.audit import SCHEMA, print_audit
 from specdec_cli.report.page import open_page
 from specdec_cli.sampling.params import SamplingParams
@@ -53,7 +54,7 @@ def audit(
     prompt_file: Annotated[
         str | None,
         typer.Option(
-            help="One prompt per line, or JSONL rows with prompt; story beginnings by default.",
+            help="Lines, or rows with prompt in JSONL, JSON, CSV or Parquet; story beginnings by default.",
             metavar="FILE",
             rich_help_panel=_WHAT,
         ),
@@ -92,8 +93,8 @@ def audit(
     resolved = shared.resolve()
     wish = _Wish(mode, prompt_file, num_prompts, k_values, batch_sizes, time_limit, table, full)
     _check(wish, resolved.recipe)
-    rows = [] if table else _rows(wish)
-    _Run(resolved, wish, rows, shared).go()
+    prompts = PromptSet([]) if table else _prompts(wish)
+    _Run(resolved, wish, prompts.rows, prompts.notices, shared).go()
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,13 +148,13 @@ def _check(wish: _Wish, recipe: Recipe) -> None:
         raise UsageError("there is no draft to audit", "name one with --draft, for example --draft ngram")
 
 
-def _rows(wish: _Wish) -> list[PromptRow]:
-    """Prompts from the file, or spread evenly over the built-in ones."""
+def _prompts(wish: _Wish) -> PromptSet:
+    """PromptSet from the file, or spread evenly over the built-in ones."""
     if wish.prompt_file is not None:
-        return read_prompt_file(Path(wish.prompt_file))[: wish.num_prompts]
-    text = files("specdec_cli.measure").joinpath("prompts", "stories.jsonl").read_text(encoding="utf-8")
-    rows = parse_prompts(text, "stories.jsonl", is_jsonl=True)
-    return rows[:: max(1, len(rows) // wish.num_prompts)][: wish.num_prompts]
+        found = read_prompt_file(wish.prompt_file, chat=None)
+        return replace(found, rows=found.rows[: wish.num_prompts])
+    rows = built_in_rows("builtin:stories").rows
+    return PromptSet(rows[:: max(1, len(rows) // wish.num_prompts)][: wish.num_prompts])
 
 
 @dataclass(slots=True)
@@ -163,6 +164,7 @@ class _Run:
     resolved: Resolved
     wish: _Wish
     rows: Sequence[PromptRow]
+    notices: Sequence[str]
     shared: Shared
 
     @property
@@ -188,6 +190,7 @@ class _Run:
             notes = [*compiled(pair.engine), *lacking_compiler(pair.engine)] if pair is not None else []
             requests = self._requests(pair.engine) if pair is not None else []
             result = run_audit(pair, requests, plan, lambda at: say(f"{at.stage}: {at.done} of {at.total}"))
+        result.notices[:0] = self.notices
         for note in notes:
             screen.say(f"note: {note}", "yellow")
         if self.shared.json or self.shared.output is not None:
@@ -265,15 +268,9 @@ class _Run:
 
     def _requests(self, engine: Engine) -> list[Request]:
         """Rows as token ids with their sampling parameters; a row's own seed has noise index 0."""
-        from specdec_cli.measure.arms import Request
+        from specdec_cli.measure.turns import request_of
 
         common = SamplingParams(**self.recipe.sampling.model_dump() | {"logprobs": None})
         if self.resolved.origins.get(_LENGTH) == "default":
             common = replace(common, max_new_tokens=_DEFAULT_NUM_TOKENS)
-        requests = []
-        for row in self.rows:
-            seed, index = (common.seed, row.index) if row.seed is None else (row.seed, 0)
-            length = common.max_new_tokens if row.max_new_tokens is None else row.max_new_tokens
-            params = replace(common, seed=seed, index=index, max_new_tokens=length)
-            requests.append(Request(row, engine.encode(row.prompt), params))
-        return requests
+        return [request_of(row, engine.encode(row.prompt), common) for row in self.rows]

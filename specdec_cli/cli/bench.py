@@ -34,7 +34,7 @@ from specdec_cli.cli.measurement_options import (
     check_files,
     check_regression,
     check_speculates,
-    chosen_rows,
+    chosen_prompts,
     num_at_hand,
     num_prompts_words,
     show_plan,
@@ -135,8 +135,8 @@ def bench(
     if dry_run:
         _show_plan(resolved, wish, shared)
         return None
-    rows = chosen_rows(resolved.recipe.workload)
-    return _Run(resolved, wish, rows, shared, open_screen(shared.quiet, streams_text=False)).go()
+    prompts = chosen_prompts(resolved.recipe.workload, chat)
+    return _Run(resolved, wish, prompts, shared, open_screen(shared.quiet, streams_text=False)).go()
 
 
 @dataclass(frozen=True, slots=True)

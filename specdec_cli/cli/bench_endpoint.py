@@ -15,7 +15,7 @@ from specdec_cli.cli.measurement_options import (
     Wish,
     check_files,
     check_regression,
-    chosen_rows,
+    chosen_prompts,
     num_at_hand,
     num_prompts_words,
     show_plan,
@@ -31,6 +31,7 @@ from specdec_cli.measure.endpoint_bench import EndpointBench
 from specdec_cli.measure.endpoint_plan import EndpointPlan, pace_words
 from specdec_cli.measure.load import look_at_load
 from specdec_cli.measure.request_fields import check_max_tokens_field, parse_extra_body, sampling_fields
+from specdec_cli.measure.turns import first_turns
 from specdec_cli.measure.workload import task_of
 from specdec_cli.recipe.present import to_yaml
 from specdec_cli.report.bench import BenchView
@@ -41,7 +42,7 @@ from specdec_cli.report.view import Screen
 
 if TYPE_CHECKING:
     from specdec_cli.measure.gates import Judged
-    from specdec_cli.measure.prompts import PromptRow
+    from specdec_cli.measure.prompts import PromptRow, PromptSet
     from specdec_cli.recipe import Recipe, Resolved
 
 _OWN_VARIABLE = "SPECDEC_API_KEY"
@@ -81,8 +82,8 @@ def run_endpoint(
     if dry_run:
         _show(resolved, shared, plan)
         return None
-    rows = chosen_rows(recipe.workload)
-    return _Run(resolved, shared, plan, wish, rows, open_screen(shared.quiet, streams_text=False)).go()
+    prompts = first_turns(chosen_prompts(recipe.workload, wish.chat))
+    return _Run(resolved, shared, plan, wish, prompts, open_screen(shared.quiet, streams_text=False)).go()
 
 
 def _refuse_others(context: typer.Context) -> None:
@@ -184,7 +185,7 @@ class _Run:
     shared: Shared
     plan: EndpointPlan
     wish: Wish
-    rows: Sequence[PromptRow]
+    prompts: PromptSet
     screen: Screen
 
     def go(self) -> ExitCode | None:
@@ -192,17 +193,18 @@ class _Run:
         from specdec_cli.measure.baseline import read_baseline
         from specdec_cli.measure.gates import raise_if_crossed
 
-        recipe = self.resolved.recipe
-        _check_gates(recipe, self.plan.has_arrivals, self.rows)
+        recipe, rows = self.resolved.recipe, self.prompts.rows
+        _check_gates(recipe, self.plan.has_arrivals, rows)
         earlier = None if recipe.gates.baseline is None else read_baseline(recipe.gates.baseline, SCHEMA)
         load = look_at_load()
-        bench = EndpointBench(self.plan, self.rows, recipe.sampling)
+        bench = EndpointBench(self.plan, rows, recipe.sampling)
         with interruptible() as stopped:
             self._measure(bench, stopped)
             if not bench.num_answered:
                 self.screen.say("interrupted before anything was measured", "yellow")
                 return ExitCode.INTERRUPTED
             body = endpoint_body(bench, recipe.workload.dataset, load.since(), stopped())
+            body["notices"] = [*self.prompts.notices, *body["notices"]]
             document = envelope(SCHEMA, _document_recipe(self.resolved, self.plan), body)
             judged = self._judge(document, earlier)
             write_results(document, self.wish, lambda: server_csv(document), self.shared.force)

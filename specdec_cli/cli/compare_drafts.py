@@ -27,7 +27,7 @@ from specdec_cli.cli.measurement_options import (
     check_fixed_depth,
     check_regression,
     check_speculates,
-    chosen_rows,
+    chosen_prompts,
     depth_within_rates,
     num_at_hand,
     num_prompts_words,
@@ -95,9 +95,9 @@ def compare_drafts(
     if dry_run:
         _show_plan(resolved, names, wish, shared)
         return None
-    rows = chosen_rows(resolved[0].recipe.workload)
+    prompts = chosen_prompts(resolved[0].recipe.workload, chat)
     screen = open_screen(shared.quiet, streams_text=False)
-    return _Run(resolved[0], wish, rows, shared, screen, resolved, names, capped).go()
+    return _Run(resolved[0], wish, prompts, shared, screen, resolved, names, capped).go()
 
 
 @dataclass(frozen=True, slots=True)

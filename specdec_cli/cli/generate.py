@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +17,9 @@ from specdec_cli.cli.screen import interruptible, open_screen, progress
 from specdec_cli.cli.structured import Wanted, wanted
 from specdec_cli.errors import ExitCode, UsageError
 from specdec_cli.measure.arms import Arm, Comparison, Request, decode
-from specdec_cli.measure.prompts import PromptRow
+from specdec_cli.measure.chats import ChatMessage
+from specdec_cli.measure.prompts import PromptRow, PromptSet
+from specdec_cli.measure.turns import Dialogue, Round, dialogues, lost_turns
 from specdec_cli.recipe.present import to_yaml
 from specdec_cli.report.generate import SCHEMA, Promise, generate_body
 from specdec_cli.report.pieces import TokenPieces
@@ -37,18 +39,20 @@ _K = "speculation.num_speculative_tokens"
 def generate(
     prompt: Annotated[
         list[str] | None,
-        typer.Argument(help="Prompts; `-` reads one from stdin, as does no prompt at all in a pipe.", metavar="PROMPT"),
+        typer.Argument(
+            help="PromptSet; `-` reads one from stdin, as does no prompt at all in a pipe.", metavar="PROMPT"
+        ),
     ] = None,
     prompt_file: Annotated[
         str | None,
         typer.Option(
-            help="One prompt per line, or JSONL rows with prompt (or turns), id, category, max_new_tokens, seed.",
+            help="One prompt per line, or rows with prompt, messages or turns: JSONL, JSON, CSV, Parquet.",
             metavar="FILE",
             rich_help_panel=_PROMPTS,
         ),
     ] = None,
     chat: Annotated[
-        bool, typer.Option("--chat", help="Prompts are messages: use the chat template.", rich_help_panel=_PROMPTS)
+        bool, typer.Option("--chat", help="PromptSet are messages: use the chat template.", rich_help_panel=_PROMPTS)
     ] = False,
     system: Annotated[
         str | None, typer.Option(help="System message; implies --chat.", metavar="TEXT", rich_help_panel=_PROMPTS)
@@ -89,12 +93,12 @@ def generate(
         raise UsageError(
             "`--compare` has nothing to compare: there is no draft", "name one with --draft, and k above 0"
         )
-    rows = given_prompts(prompt or [], prompt_file)
+    prompts = given_prompts(prompt or [], prompt_file, chat or system is not None)
     if dry_run:
-        _show_plan(resolved, rows, shared)
+        _show_plan(resolved, prompts.rows, shared)
         return None
     wish = _Wish(chat or system is not None, system, compare, show_drafts, wanted(resolved.recipe.structured))
-    return _Run(resolved, rows, wish, shared, open_screen(shared.quiet, streams_text=not shared.json)).go()
+    return _Run(resolved, prompts, wish, shared, open_screen(shared.quiet, streams_text=not shared.json)).go()
 
 
 def _predict(shared: Shared, text: str) -> None:
@@ -141,7 +145,7 @@ class _Run:
     """One run of the command."""
 
     resolved: Resolved
-    rows: Sequence[PromptRow]
+    prompts: PromptSet
     wish: _Wish
     shared: Shared
     screen: Screen
@@ -172,16 +176,16 @@ class _Run:
             self.screen.say(f"note: -k {k} has no effect: there is no draft, name one with --draft", "yellow")
         with progress(self.screen) as say:
             engine = self._load(say)
-            requests = self._requests(engine)
+            round_ = Round(engine, self._talks(), self.wish.chat, self._params(), self._grammar(engine))
         from specdec_cli.engine.caveats import caveats
 
-        for caveat in caveats(self.recipe, engine):
-            self.screen.say(f"note: {caveat}", "yellow")
+        for said in [*self.prompts.notices, *caveats(self.recipe, engine)]:
+            self.screen.say(f"note: {said}", "yellow")
         arm = Arm(self._arm_name())
         promise, must_agree = self._promise()
         comparison = Comparison(arm, tokens_must_agree=must_agree) if self.wish.compare else None
         with interruptible() as stopped:
-            view = self._decode(engine, arm, comparison, requests, stopped)
+            view, requests = self._decode(round_, arm, comparison, stopped)
             view.summary(promise, comparison)
             if stopped():
                 self.screen.say("interrupted: this is what there was", "yellow")
@@ -205,18 +209,8 @@ class _Run:
         mode = resolve_mode(self.recipe.speculation.verify, temperature)
         return Promise(mode, is_lossless(mode)), mode == "gumbel" or (temperature == 0 and mode != "synthetic")
 
-    def _requests(self, engine: Engine) -> list[Request]:
-        """Rows as token ids with their sampling parameters; a row's own seed has noise index 0."""
-        common = SamplingParams(**self.recipe.sampling.model_dump())
-        grammar = self._grammar(engine)
-        requests = []
-        for row in self.rows:
-            seed, index = (common.seed, row.index) if row.seed is None else (row.seed, 0)
-            length = common.max_new_tokens if row.max_new_tokens is None else row.max_new_tokens
-            params = replace(common, seed=seed, index=index, max_new_tokens=length)
-            prompt = self._messages(row) if self.wish.chat else row.prompt
-            requests.append(Request(row, engine.encode(prompt), params, grammar))
-        return requests
+    def _params(self) -> SamplingParams:
+        return SamplingParams(**self.recipe.sampling.model_dump())
 
     def _grammar(self, engine: Engine) -> Grammar | None:
         if self.wish.structure is None:
@@ -227,38 +221,46 @@ class _Run:
             self.screen.say(f"note: {warning}", "yellow")
         return grammar
 
-    def _messages(self, row: PromptRow) -> list[dict[str, str]]:
-        system = [] if self.wish.system is None else [{"role": "system", "content": self.wish.system}]
-        return [*system, {"role": "user", "content": row.prompt}]
+    def _talks(self) -> list[Dialogue]:
+        """The rows' conversations, or their plain prompts; `--system` stands for every row's own."""
+        rows = self.prompts.rows
+        if self.wish.system is not None:
+            system = ChatMessage("system", self.wish.system)
+            rows = [row.with_system(system) for row in rows]
+        return dialogues(rows)
 
     def _decode(
-        self,
-        engine: Engine,
-        arm: Arm,
-        comparison: Comparison | None,
-        requests: Sequence[Request],
-        stopped: Callable[[], bool],
-    ) -> RunView:
+        self, round_: Round, arm: Arm, comparison: Comparison | None, stopped: Callable[[], bool]
+    ) -> tuple[RunView, list[Request]]:
+        """Decode every turn, the first of all rows together, then the second, and so on."""
         arms, ks = [arm], [self.recipe.speculation.num_speculative_tokens if _drafts(self.recipe) else 0]
         if comparison is not None:
             arms, ks = [*arms, comparison.plain], [*ks, 0]
-        places = [request.row.index for request in requests]
-        pieces = partial(_token_pieces, engine, self.recipe.sampling.skip_special_tokens)
+        pieces = partial(_token_pieces, round_.engine, self.recipe.sampling.skip_special_tokens)
         view = RunView(
             self.screen,
             arms,
             ks,
-            places,
+            round_.places,
             streams_text=not self.shared.json,
             token_pieces=pieces if self.wish.show_drafts else None,
             goes_on=self.shared.output is not None,
         )
+        decoded: list[Request] = []
         with view:
-            if comparison is not None:
-                comparison.run(engine, requests, view.watch, stopped)
-            else:
-                decode(engine, arm, requests, view.watch, stopped)
-        return view
+            while requests := round_.requests:
+                decoded += requests
+                if comparison is not None:
+                    comparison.run(round_.engine, requests, view.watch, stopped)
+                else:
+                    decode(round_.engine, arm, requests, view.watch, stopped)
+                if stopped():
+                    break
+                for place in round_.advance(arm):
+                    view.skip(place)
+        if round_.num_lost:
+            self.screen.say(f"note: {lost_turns(round_.num_lost)}", "yellow")
+        return view, decoded
 
 
 def _token_pieces(engine: Engine, skip_special_tokens: bool) -> TokenPieces:

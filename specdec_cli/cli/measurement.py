@@ -22,6 +22,7 @@ from specdec_cli.cli.output import (
 from specdec_cli.cli.result_output import write_results
 from specdec_cli.cli.screen import interruptible, progress
 from specdec_cli.errors import ExitCode, RunError
+from specdec_cli.measure.turns import every_turn, lost_turns, turn_ends
 from specdec_cli.report.generate import Promise
 from specdec_cli.report.view import Screen
 from specdec_cli.sampling.params import SamplingParams
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from specdec_cli.measure.load import Load
     from specdec_cli.measure.machine import Machine
     from specdec_cli.measure.passes import Pass
-    from specdec_cli.measure.prompts import PromptRow
+    from specdec_cli.measure.prompts import PromptRow, PromptSet
     from specdec_cli.measure.workload import Workload
     from specdec_cli.recipe import Recipe, Resolved
 
@@ -51,7 +52,7 @@ class Measurement(ABC, Generic[Study]):
     Args:
         resolved: the recipe as it was given; of several drafts the first one's.
         asked: what the command's own options ask for.
-        rows: the prompts.
+        prompts: what is decoded.
         shared: the command's shared options.
         screen: where a person is told how far it is.
     """
@@ -61,13 +62,18 @@ class Measurement(ABC, Generic[Study]):
 
     resolved: Resolved
     asked: Wish
-    rows: Sequence[PromptRow]
+    prompts: PromptSet
     shared: Shared
     screen: Screen
     _judged: list[Judged] = field(init=False, default_factory=list)
     _baseline: dict[str, Any] | None = field(init=False, default=None)
     journal: Journal | None = field(init=False, default=None)
     load_before: Load = field(init=False)
+
+    @property
+    def rows(self) -> Sequence[PromptRow]:
+        """The prompts' rows."""
+        return self.prompts.rows
 
     @property
     def recipe(self) -> Recipe:
@@ -183,14 +189,17 @@ class Measurement(ABC, Generic[Study]):
         return named or (None if self.journal is None else self.journal.trace_path)
 
     def tokenize(self, engine: Engine) -> Workload:
-        """The prompts, tokenised."""
+        """The prompts, tokenised; of conversations every turn, with the target's answers before it."""
         from specdec_cli.measure.workload import tokenize
 
         def encode(row: PromptRow) -> list[int]:
-            return engine.encode([{"role": "user", "content": row.prompt}] if self.asked.chat else row.prompt)
+            return engine.encode(row.chat() if self.asked.chat else row.prompt)
 
         params = SamplingParams(**self.recipe.sampling.model_dump() | {"logprobs": None})
-        found = tokenize(self.rows, self.recipe.workload.dataset, encode, params, engine.target.max_context)
+        rows, num_lost = every_turn(engine, self.rows, self.asked.chat, params)
+        if num_lost:
+            self.prompts.notices.append(lost_turns(num_lost))
+        found = tokenize(rows, self.recipe.workload.dataset, encode, params, engine.target.max_context)
         check_batch(self.asked.batch_size, len(found.requests))
         return found
 
@@ -203,9 +212,10 @@ class Measurement(ABC, Generic[Study]):
         check_paths(parse_all(gates.fail_if), schema, names)
         check_batch(self.asked.batch_size, len(self.rows))
         check_timed_tasks(gates, self.asked.batch_size, self.rows)
+        turn_rows = [row for row in self.rows for _ in turn_ends(row)]
         if gates.baseline is not None:
             self._baseline = read_baseline(gates.baseline, self.schema)
-        check_measurable(gates, schema, names, Pairs.of(self.rows, self.asked.first_batch_size, self.asked.repeats))
+        check_measurable(gates, schema, names, Pairs.of(turn_rows, self.asked.first_batch_size, self.asked.repeats))
 
     def _load(self, say: Callable[[str], None]) -> tuple[Machine, Engine, Workload]:
         """The machine before we keep it busy, the models and the workload."""
@@ -269,7 +279,8 @@ class Measurement(ABC, Generic[Study]):
                 f"{num_resumed} of {body['plan']['passes']} passes are of an earlier, interrupted run"
             )
         document = envelope(self.schema, self.document_recipe(), body, **machine_of(engine))
-        document["notices"] = [*caveats(self.recipe, engine), *self._changes(), *document["notices"]]
+        known = [*self.prompts.notices, *caveats(self.recipe, engine), *self._changes()]
+        document["notices"] = [*known, *document["notices"]]
         document["notices"] += [conditions.discarded] if conditions.discarded else []
         document["notices"] += [TOO_FEW] if lacks_interval(body) else []
         self._judged = judge(parse_all(self.recipe.gates.fail_if), document)

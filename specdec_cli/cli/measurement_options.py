@@ -21,7 +21,7 @@ from specdec_cli.report.plot import check_available, check_plot
 
 if TYPE_CHECKING:
     from specdec_cli.cli.options import Shared
-    from specdec_cli.measure.prompts import PromptRow
+    from specdec_cli.measure.prompts import PromptRow, PromptSet
     from specdec_cli.recipe import Recipe
     from specdec_cli.recipe.schema import Gates, Speculation
     from specdec_cli.recipe.schema import Workload as WorkloadSection
@@ -40,10 +40,10 @@ Repeats = Annotated[
     int, typer.Option("--repeats", min=1, help="How often every arm decodes every prompt.", rich_help_panel=HOW)
 ]
 BatchSize = Annotated[
-    int, typer.Option("--batch-size", min=1, help="Prompts that are decoded together.", rich_help_panel=HOW)
+    int, typer.Option("--batch-size", min=1, help="PromptSet that are decoded together.", rich_help_panel=HOW)
 ]
 Chat = Annotated[
-    bool, typer.Option("--chat", help="Prompts are messages: use the chat template.", rich_help_panel=HOW)
+    bool, typer.Option("--chat", help="PromptSet are messages: use the chat template.", rich_help_panel=HOW)
 ]  # fmt: skip
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Show what would run; load nothing.", rich_help_panel=HOW)
@@ -114,15 +114,15 @@ class Wish:
         return {name: value for name, value in found.items() if isinstance(value, int | tuple)}
 
 
-def chosen_rows(workload: WorkloadSection) -> list[PromptRow]:
-    """The rows that a recipe's workload names."""
-    return read_rows(workload.dataset, workload.tasks, workload.num_prompts)
+def chosen_prompts(workload: WorkloadSection, chat: bool) -> PromptSet:
+    """The prompts that a recipe's workload names, as conversations where the command decodes those."""
+    return read_rows(workload.dataset, workload.tasks, workload.num_prompts, chat)
 
 
 def num_at_hand(workload: WorkloadSection) -> int | None:
     """How many rows would be measured; None for a data set that is not at hand, which is not read."""
     if workload.dataset.startswith("builtin:") or is_at_hand(workload.dataset):
-        return len(chosen_rows(workload))
+        return len(chosen_prompts(workload, chat=False).rows)
     return None
 
 

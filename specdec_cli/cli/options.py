@@ -24,6 +24,7 @@ from specdec_cli.cli.output import check_destination, is_interrupted
 from specdec_cli.cli.screen import open_screen
 from specdec_cli.cli.speculative_config import FLAG, read_speculative_config
 from specdec_cli.errors import UsageError
+from specdec_cli.files import given_path
 from specdec_cli.recipe import DraftMethods, Resolved, resolve, resolve_drafts
 from specdec_cli.recipe.layers import unread_variables
 from specdec_cli.recipe.schema import describe
@@ -446,6 +447,7 @@ def with_shared_options(
 
         @functools.wraps(command)
         def called(**given: Any) -> Result:
+            given = {name: expanded(value) for name, value in given.items()}
             values = {option.path: given.pop(option.parameter) for option in options}
             shared = _gather(options, values)
             if shared.force and shared.output is None and not any(isinstance(value, Path) for value in given.values()):
@@ -462,6 +464,11 @@ def with_shared_options(
         return called
 
     return decorate
+
+
+def expanded(value: Any) -> Any:
+    """A path that an option names with its `~` expanded, which a shell leaves in `--output=~/result.json`."""
+    return given_path(value) if isinstance(value, Path) else value
 
 
 def _prepare_to_resume(shared: Shared) -> None:

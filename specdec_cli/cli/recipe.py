@@ -9,17 +9,22 @@ from typing import Annotated, Any
 
 import typer
 
-from specdec_cli.cli.options import STRUCTURED_OPTIONS, Shared, draft_methods, with_shared_options
+from specdec_cli.cli.options import STRUCTURED_OPTIONS, Shared, draft_methods, expanded, with_shared_options
 from specdec_cli.cli.output import check_destination, deliver, envelope, write_file
-from specdec_cli.errors import ExitCode, RunError, UsageError
+from specdec_cli.errors import ExitCode, UsageError
+from specdec_cli.files import given_path
 from specdec_cli.recipe import resolve_drafts, shipped
+from specdec_cli.recipe.document import MAX_BYTES
 from specdec_cli.recipe.present import json_schema, to_yaml
 from specdec_cli.recipe.problems import RecipeError
 
 app = typer.Typer(help="List, show, copy and check recipes.", no_args_is_help=True)
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")]
-Output = Annotated[Path | None, typer.Option("--output", help="Write the JSON document to this file.", metavar="FILE")]
+Output = Annotated[
+    Path | None,
+    typer.Option("--output", help="Write the JSON document to this file.", metavar="FILE", callback=expanded),
+]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite a file that exists.")]
 
 
@@ -65,7 +70,7 @@ def copy(
 ) -> None:
     """Copy a shipped recipe, to change it."""
     source = shipped.find(name)
-    path = destination if destination is not None else Path(f"{source.stem}.yaml")
+    path = given_path(destination) if destination is not None else Path(f"{source.stem}.yaml")
     path = path / f"{source.stem}.yaml" if path.is_dir() else path
     if path.exists() and not force:
         raise UsageError(f"`{path}` exists already", "name another file, or overwrite it with --force")
@@ -73,11 +78,10 @@ def copy(
         raise UsageError(f"`{path}` is the recipe itself", "name another file")
     if not path.resolve().parent.is_dir():
         raise UsageError(f"the folder of `{path}` does not exist", "make it first")
-    try:
-        text = shipped.read_bytes(source).decode("utf-8")
-    except UnicodeDecodeError:
-        raise RunError(f"the recipe `{source}` is not UTF-8") from None
-    write_file(path, text, force)
+    content = shipped.read_bytes(source)
+    if len(content) > MAX_BYTES:
+        raise UsageError(f"the recipe `{source}` is larger than 1 MiB", "a recipe is a small YAML file")
+    write_file(path, content, force)
     _say(f"{path}\n")
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specdec_cli.errors import UsageError
+from specdec_cli.files import given_path, read_text
 
 if TYPE_CHECKING:
     from specdec_cli.recipe.schema import Structured
@@ -58,12 +57,4 @@ def wanted(section: Structured) -> Wanted | None:
 
 
 def _read(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        hint = "name a file that holds a JSON Schema"
-        raise UsageError(f"the JSON Schema `{path}` cannot be read: {error.strerror}", hint) from error
-    except UnicodeDecodeError as error:
-        raise UsageError(
-            f"the JSON Schema `{path}` is not UTF-8 text", "name a file that holds a JSON Schema"
-        ) from error
+    return read_text(given_path(path), f"the JSON Schema `{path}`")

@@ -28,7 +28,7 @@ from specdec_cli.cli.measurement_options import (
     check_fixed_depth,
     check_regression,
     check_speculates,
-    chosen_rows,
+    chosen_prompts,
     depth_within_rates,
     num_at_hand,
     num_prompts_words,
@@ -123,8 +123,8 @@ def sweep_k(
     if dry_run:
         _show_plan(resolved, wish, shared)
         return None
-    rows = chosen_rows(resolved.recipe.workload)
-    return _Run(resolved, wish, rows, shared, open_screen(shared.quiet, streams_text=False), unknowable, capped).go()
+    prompts = chosen_prompts(resolved.recipe.workload, chat)
+    return _Run(resolved, wish, prompts, shared, open_screen(shared.quiet, streams_text=False), unknowable, capped).go()
 
 
 @dataclass(frozen=True, slots=True)

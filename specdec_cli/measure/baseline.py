@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from specdec_cli.errors import UsageError
+from specdec_cli.files import given_path, read_text
 from specdec_cli.measure.gates import RECOMMENDED, Judged, figure_at, value_at
 from specdec_cli.measure.stats import MIN_PAIRS
 from specdec_cli.recipe.gate import parse_percentage
@@ -38,11 +38,10 @@ def read_baseline(path: str, schema_name: str) -> dict[str, Any]:
     Raises:
         UsageError: it cannot be read, or is another kind of document.
     """
+    text = read_text(given_path(path), f"baseline `{path}`")
     try:
-        document = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"baseline `{path}` cannot be read: {error.strerror}", "name a result of --output") from error
-    except ValueError as error:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"baseline `{path}` is no JSON", "name a result of --output") from error
     if not isinstance(document, dict) or document.get("schema") != schema_name:
         raise UsageError(f"baseline `{path}` is no `{schema_name}` document", "name a result of the same command")

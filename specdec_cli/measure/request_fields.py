@@ -94,7 +94,7 @@ def request_body(
 ) -> dict[str, Any]:
     """What is sent for one prompt; its own length and seed go before the run's."""
     own = {max_tokens_field: row.max_new_tokens, "seed": row.seed}
-    asked = {"messages": [{"role": "user", "content": row.prompt}]} if chat else {"prompt": row.prompt}
+    asked = {"messages": row.chat()} if chat else {"prompt": row.prompt}
     stream = {"stream": True, "stream_options": {"include_usage": True}}
     return {
         "model": model,

@@ -10,7 +10,10 @@ from typing import Any
 from specdec_cli.errors import UsageError
 from specdec_cli.measure.arms import Request
 from specdec_cli.measure.dataset import read_dataset
-from specdec_cli.measure.prompts import PromptRow, parse_prompts
+from specdec_cli.measure.prompts import PromptRow, PromptSet
+from specdec_cli.measure.reading import Reading, prompts_of
+from specdec_cli.measure.tables import rows_of_bytes
+from specdec_cli.measure.turns import fits, request_of
 from specdec_cli.sampling.params import SamplingParams
 
 BUILT_IN = ("builtin:mini", "builtin:stories")
@@ -94,29 +97,34 @@ def task_of(row: PromptRow) -> str:
     return row.category or NO_TASK
 
 
-def read_rows(dataset: str, tasks: Sequence[str] | None, num_prompts: int) -> list[PromptRow]:
-    """The chosen rows of a data set.
+def read_rows(dataset: str, tasks: Sequence[str] | None, num_prompts: int, chat: bool | None = False) -> PromptSet:
+    """The chosen rows of a data set, and what a person should know of how it was read.
 
     Args:
         dataset: `builtin:mini`, `builtin:stories`, or what `read_dataset` takes.
         tasks: only these, or None for all.
         num_prompts: most rows.
+        chat: whether whole conversations are wanted.
 
     Raises:
         UsageError: an unknown data set or task, or no rows.
         RunError: a data set that cannot be read.
     """
-    return select(_all_rows(dataset), tasks, num_prompts)
+    found = read_dataset(dataset, chat) if not dataset.startswith("builtin:") else built_in_rows(dataset, chat)
+    return replace(found, rows=select(found.rows, tasks, num_prompts))
 
 
-def _all_rows(dataset: str) -> list[PromptRow]:
-    if not dataset.startswith("builtin:"):
-        return read_dataset(dataset)
+def built_in_rows(dataset: str, chat: bool | None = False) -> PromptSet:
+    """The rows of `builtin:mini` or `builtin:stories`.
+
+    Raises:
+        UsageError: another name.
+    """
     if dataset not in BUILT_IN:
         raise UsageError(f"there is no built-in data set `{dataset}`", f"there are {' and '.join(BUILT_IN)}")
     name = f"{dataset.removeprefix('builtin:')}.jsonl"
-    text = files("specdec_cli.measure").joinpath("prompts", name).read_text(encoding="utf-8")
-    return parse_prompts(text, name, is_jsonl=True)
+    data = files("specdec_cli.measure").joinpath("prompts", name).read_bytes()
+    return prompts_of(rows_of_bytes(data, name, name), name, Reading(chat))
 
 
 def select(rows: Sequence[PromptRow], tasks: Sequence[str] | None, num_prompts: int) -> list[PromptRow]:
@@ -175,13 +183,11 @@ def tokenize(
     """
     requests, skipped = [], []
     for row in rows:
-        tokens = encode(row)
-        seed, index = (params.seed, row.index) if row.seed is None else (row.seed, 0)
-        length = params.max_new_tokens if row.max_new_tokens is None else row.max_new_tokens
-        if len(tokens) + length > max_context:
-            skipped.append(Skipped(row.index, row.id, len(tokens), length))
+        request = request_of(row, encode(row), params)
+        if fits(request, max_context):
+            requests.append(request)
         else:
-            requests.append(Request(row, tokens, replace(params, seed=seed, index=index, max_new_tokens=length)))
+            skipped.append(Skipped(row.index, row.id, len(request.token_ids), request.params.max_new_tokens))
     if not requests:
         shortest = min(one.num_tokens for one in skipped)
         raise UsageError(

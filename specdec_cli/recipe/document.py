@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from specdec_cli.files import encoding_of
 from specdec_cli.recipe.problems import Key, Path, Problem, RecipeError
 
 MAX_BYTES = 1 << 20
@@ -90,12 +91,13 @@ def read_document(data: bytes, source: str) -> Document:
 
 
 def _decoded(data: bytes, document: Document) -> str:
+    encoding = encoding_of(data)
     try:
-        text = data.decode("utf-8-sig")
+        text = data.decode(encoding)
     except UnicodeDecodeError as error:
-        before = data[: error.start].decode("utf-8", "replace")
+        before = data[: error.start].decode(encoding, "replace")
         mark = _mark_at(before, len(before))
-        message = f"byte `0x{data[error.start]:02x}` is not UTF-8"
+        message = f"byte `0x{data[error.start]:02x}` is not {encoding.removesuffix('-sig').upper()}"
         raise RecipeError([document.problem(mark, message, "save the file as UTF-8")]) from None
     if found := _UNPRINTABLE.search(text):
         mark = _mark_at(text, found.start())

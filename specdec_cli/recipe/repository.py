@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
+from specdec_cli.files import given_path
 from specdec_cli.recipe import shipped
 from specdec_cli.recipe.document import read_document
 from specdec_cli.recipe.problems import Problem, RecipeError
@@ -17,7 +17,7 @@ def read_repository(path: str | os.PathLike[str]) -> dict[str, str]:
         UsageError: no such file, or one that cannot be read.
         RecipeError: everything that is wrong in it.
     """
-    file = Path(path)
+    file = given_path(path)
     document = read_document(shipped.read_bytes(file), str(path))
     problems: list[Problem] = list(document.problems)
     found: dict[str, str] = {}

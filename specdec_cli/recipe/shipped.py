@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specdec_cli.errors import UsageError
+from specdec_cli.files import given_path
 from specdec_cli.recipe.document import MAX_BYTES
 from specdec_cli.recipe.problems import did_you_mean
 
@@ -50,12 +51,12 @@ def find(name: str | os.PathLike[str]) -> Path:
         UsageError: neither a shipped recipe nor a file.
     """
     text = os.fspath(name)
-    path = Path(text)
+    path = given_path(text)
     looks_like_name = path.name == text and path.suffix not in (".yaml", ".yml")
     names = [recipe.name for recipe in list_recipes()] if looks_like_name else []
     if text in names:
         return folder() / f"{text}.yaml"
-    if os.path.lexists(text):
+    if os.path.lexists(path):
         return path
     if looks_like_name:
         hint = "`specdec recipe list` shows the shipped ones; a file of yours is named with its path"

@@ -43,7 +43,7 @@ def generate_body(
     outputs = []
     for output in arm.outputs():
         row = rows[output.index]
-        named = {"id": row.id, "category": row.category}
+        named = {"id": row.id, "category": row.category, "turn": row.turn}
         named = {key: value for key, value in named.items() if value is not None}
         outputs.append(output.as_dict() | named)
     body: dict[str, Any] = {

@@ -110,6 +110,11 @@ class RunView:
         elif self._writer is not None:
             self._writer.flush()
 
+    def skip(self, place: int) -> None:
+        """Wait no longer for a text that will not come."""
+        if self._texts is not None:
+            self._texts.end(place)
+
     def summary(self, promise: Promise, comparison: Comparison | None = None) -> None:
         """The final table on standard error, with the speed-up of a comparison."""
         if self.screen.is_quiet:

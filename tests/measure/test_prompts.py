@@ -6,7 +6,12 @@ from pathlib import Path
 import pytest
 
 from specdec_cli.errors import UsageError
-from specdec_cli.measure.prompts import PromptRow, read_prompt_file, rows_of
+from specdec_cli.measure.dataset import read_prompt_file as read_prompts
+from specdec_cli.measure.prompts import PromptRow, rows_of
+
+
+def read_prompt_file(path: Path) -> list[PromptRow]:
+    return read_prompts(str(path)).rows
 
 
 def write(folder: Path, name: str, data: str | bytes) -> Path:
@@ -38,7 +43,7 @@ def test_jsonl_rows_bring_their_own_values(tmp_path):
             '{"prompt": "a\\nb", "id": "x", "max_new_tokens": 3, "seed": 0, "unknown": [1]}\n',
         )
     )
-    assert rows[0] == PromptRow(0, "first", category="story")
+    assert rows[0] == PromptRow(0, "first", id=7, category="story")
     assert rows[1] == PromptRow(1, "a\nb", id="x", max_new_tokens=3, seed=0)
 
 
@@ -61,7 +66,7 @@ def test_jsonl_rows_bring_their_own_values(tmp_path):
         ('{"prompt": "a", "seed": -9223372036854775808}', "`seed`"),
         ('{"prompt": "a", "seed": 9223372036854775808}', "`seed`"),
         ('{"prompt": "a", "id": [1]}', "`id`"),
-        ('{"prompt": "a", "category": 1}', "`category`"),
+        ('{"prompt": "a", "category": [1]}', "`category` must be a string or a number, not a list of numbers"),
         ("1" * 5000, "not a JSON object"),
         ("[" * 100000, "not a JSON object"),
     ],

@@ -8,9 +8,10 @@ from toy_engine import LetterTokenizer
 
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.load import load_tokenizer
-from specdec_cli.measure.dataset import read_dataset
+from specdec_cli.measure.dataset import read_dataset as read_prompts
 from specdec_cli.measure.prompts import PromptRow
-from specdec_cli.measure.workload import read_rows, select, task_of, tokenize
+from specdec_cli.measure.workload import read_rows as read_some
+from specdec_cli.measure.workload import select, task_of, tokenize
 from specdec_cli.sampling.params import SamplingParams
 from specdec_cli.text.tokenizer import Tokenizer
 
@@ -20,6 +21,14 @@ PAIRS = [{"question": "How many?", "topic": "sums"}, {"question": "Where?", "top
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+def read_dataset(name: str) -> list[PromptRow]:
+    return read_prompts(name).rows
+
+
+def read_rows(*asked) -> list[PromptRow]:
+    return read_some(*asked).rows
 
 
 def counts(rows) -> dict[str, int]:
@@ -127,14 +136,14 @@ def test_a_preset_takes_a_file_and_fills_its_template(tmp_path):
 def test_wrong_columns_are_named(tmp_path):
     path = tmp_path / "t.json"
     path.write_text(json.dumps([{"topic": "sums"}]))
-    with pytest.raises(UsageError, match="known to hold prompts: topic"):
+    with pytest.raises(UsageError, match="has no `prompt`, but `topic`"):
         read_dataset(str(path))
     with pytest.raises(UsageError, match="has no column `question`"):
         read_dataset(f"gsm8k:{path}")
     with pytest.raises(UsageError, match="is not understood"):
         read_dataset(f"{path}?colum=topic")
     path.write_text(json.dumps([{"prompt": "a"}, {"prompt": " "}]))
-    with pytest.raises(UsageError, match=r"row 2 of .* has an empty prompt"):
+    with pytest.raises(UsageError, match=r"row 2 of .*: the prompt is empty"):
         read_dataset(str(path))
 
 

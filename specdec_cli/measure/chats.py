@@ -1,0 +1,199 @@
+"""Conversations in rows: OpenAI's `messages`, ShareGPT's `conversations`, Spec-Bench's `turns`, as messages of text."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from specdec_cli.errors import UsageError
+
+CHAT_COLUMNS = ("messages", "conversations", "conversation")
+PROMPT_COLUMNS = ("prompt", "turns", "question", "instruction", *CHAT_COLUMNS, "text")
+"""Columns that hold prompts, the surest first."""
+_SPEAKERS = ("role", "from")
+_WORDS = ("content", "value")
+_ROLES = {
+    **dict.fromkeys(("user", "human", "prompter"), "user"),
+    **dict.fromkeys(("assistant", "gpt", "chatgpt", "bing", "bard", "model", "bot", "ai"), "assistant"),
+    **dict.fromkeys(("system", "developer"), "system"),
+}
+_WORDS_OF: Mapping[type, str] = {
+    str: "string",
+    bool: "boolean",
+    int: "number",
+    float: "number",
+    dict: "object",
+    list: "list",
+}
+_TEXT_PARTS = ("text", "input_text", "output_text")
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One message of a conversation; its role is user, assistant or system."""
+
+    role: str
+    content: str
+
+    def as_dict(self) -> dict[str, str]:
+        """As a chat template and a server take it."""
+        return {"role": self.role, "content": self.content}
+
+
+def is_chat(value: object) -> bool:
+    """Whether a value is a list of messages, however they name who speaks."""
+    if not isinstance(value, list) or not all(isinstance(one, dict) and _speaker(one) for one in value):
+        return False
+    return any(word in one for one in value for word in _WORDS)
+
+
+def unwritten(value: Any, where: str) -> Any:
+    """A conversation that a table holds as text, JSON or Python's; everything else as it is.
+
+    Raises:
+        UsageError: text that is a conversation and cannot be read back.
+    """
+    if not isinstance(value, str) or not value.lstrip().startswith(("[{", "array([{")):
+        return value
+    for read in (json.loads, ast.literal_eval):
+        try:
+            found = read(value.strip())
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            continue
+        return found if is_chat(found) else value
+    head = value.lstrip()[:40].replace('"', "'")
+    if any(head.startswith((f"[{{'{name}':", f"array([{{'{name}':")) for name in (*_SPEAKERS, *_WORDS)):
+        raise UsageError(
+            f"{where}: the prompt is a conversation printed as text, which cannot be read back",
+            "save the rows as JSONL or Parquet, where a list stays a list",
+        )
+    return value
+
+
+def is_longer(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a conversation has more to read than its first user message and what answers it."""
+    users = [place for place, one in enumerate(messages) if _ROLES.get(str(one[_speaker(one) or ""]).lower()) == "user"]
+    return len(users) > 1 or users[:1] != [0]
+
+
+def first_user_text(messages: Sequence[Mapping[str, Any]], where: str) -> str:
+    """The text of the first message that a user says.
+
+    Raises:
+        UsageError: there is none, or it is no text.
+    """
+    for place, message in enumerate(messages, start=1):
+        if _role(message, f"{where}: message {place}") == "user":
+            return _content(message, f"{where}: message {place}")
+    raise _no_user(where)
+
+
+def whole_chat(messages: Sequence[Mapping[str, Any]], where: str) -> tuple[ChatMessage, ...]:
+    """A conversation up to its last user message; what answers that one is for the model to say.
+
+    Raises:
+        UsageError: nobody asks anything, or a message is no text.
+    """
+    roles = [_role(message, f"{where}: message {place}") for place, message in enumerate(messages, start=1)]
+    if "user" not in roles:
+        raise _no_user(where)
+    end = len(roles) - roles[::-1].index("user")
+    found = []
+    for place, (role, message) in enumerate(zip(roles[:end], messages[:end], strict=True), start=1):
+        if role not in ("user", "assistant", "system"):
+            raise UsageError(
+                f"{where}: message {place} is of `{role}`, and only user, assistant and system are read",
+                "leave --chat out to decode the first user message alone",
+            )
+        found.append(ChatMessage(role, _content(message, f"{where}: message {place}")))
+    return tuple(found)
+
+
+def text_of(value: Any, where: str, what: str = "the prompt") -> str:
+    """Text, or the lines of a list of text parts, as OpenAI's messages have them.
+
+    Raises:
+        UsageError: anything else, named by its kind.
+    """
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and value and all(isinstance(part, dict) and "type" in part for part in value):
+        return "\n".join(_part(part, where, what) for part in value)
+    raise UsageError(f"{where}: {what} must be a string, not {kind_of(value)}", _hint_for(value))
+
+
+def kind_of(value: object) -> str:
+    """What a value is, in words."""
+    if isinstance(value, dict):
+        is_picture = {"bytes", "path"} <= value.keys()
+        return "an image or audio file" if is_picture else "an object"
+    if isinstance(value, list):
+        inner = {_WORDS_OF.get(type(one)) for one in value[:100]}
+        return f"a list of {inner.pop()}s" if len(inner) == 1 and None not in inner else "a list"
+    if value is None or isinstance(value, bytes):
+        return "null" if value is None else "binary data"
+    return f"a {_WORDS_OF.get(type(value), type(value).__name__)}"
+
+
+def check_text(prompt: str, what: str) -> None:
+    """Refuse text that says nothing, or that no tokenizer reads.
+
+    Raises:
+        UsageError: it is empty, or holds half a character.
+    """
+    if not prompt.strip():
+        raise UsageError(f"{what} is empty", "give at least one word")
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{what} is not valid Unicode: character `{error.start}`", "give it as UTF-8") from error
+
+
+def _speaker(message: Mapping[str, Any]) -> str | None:
+    """The key that says who speaks."""
+    return next((name for name in _SPEAKERS if isinstance(message.get(name), str)), None)
+
+
+def _role(message: Mapping[str, Any], where: str) -> str:
+    """Who speaks, in the words of chat templates; one that they do not know by its own name."""
+    name = _speaker(message)
+    assert name is not None, "a chat's messages say who speaks"
+    given = str(message[name]).strip().lower()
+    if not given:
+        raise UsageError(f"{where} does not say who speaks", "give it a role: user, assistant or system")
+    return _ROLES.get(given, given)
+
+
+def _content(message: Mapping[str, Any], where: str) -> str:
+    key = next((name for name in _WORDS if message.get(name) is not None), None)
+    if key is None:
+        key = next((name for name in _WORDS if name in message), None)
+    if key is None:
+        raise UsageError(f"{where} has neither `content` nor `value`", "give each message its text")
+    text = text_of(message[key], where, f"`{key}`")
+    if _role(message, where) == "user":
+        check_text(text, f"{where}: `{key}`")
+    else:
+        check_text(text or "-", f"{where}: `{key}`")
+    return text
+
+
+def _part(part: Mapping[str, Any], where: str, what: str) -> str:
+    kind = part["type"]
+    if kind not in _TEXT_PARTS:
+        raise UsageError(f"{where}: {what} has a part of type `{kind}`, and only text is read", _hint_for(part))
+    return text_of(part.get("text"), where, f"a text part of {what}") if part.get("text") != "" else ""
+
+
+def _no_user(where: str) -> UsageError:
+    return UsageError(f"{where}: no message is of the user", "a conversation has user or human messages to answer")
+
+
+def _hint_for(value: object) -> str:
+    if value is None:
+        return "fill it, leave such rows out ('FILE?empty=skip'), or read another column ('FILE?column=NAME')"
+    what = "leave the row out" if isinstance(value, dict) else "write it as text"
+    return f"{what}, or read another column ('FILE?column=NAME')"
