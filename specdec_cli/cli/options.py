@@ -419,6 +419,7 @@ SERVE_OPTIONS: tuple[Option, ...] = (
     Option("serve.max_json_depth", int, ("--max-json-depth",), SERVER),
     Option("serve.max_speculative_tokens", int, ("--max-speculative-tokens",), SERVER),
     Option("serve.tool_call_parser", str, ("--tool-call-parser",), SERVER, metavar="FORMAT"),
+    Option("serve.reasoning_parser", str, ("--reasoning-parser",), SERVER, metavar="FORMAT"),
     Option("serve.metrics_prefix", str, ("--metrics-prefix",), SERVER, metavar="WORD"),
     Option("serve.log_format", str, ("--log-format",), SERVER, metavar="text|json"),
     Option("serve.log_prompts", bool, ("--log-prompts/--no-log-prompts",), SERVER),

@@ -32,8 +32,8 @@ Names = tuple[str, ...]
 _PACKAGES = ("fastapi", "uvicorn", "httptools")
 _OTHERS = ("ngram", "prediction")
 """Drafters that a request may name beside the server's own."""
-_OF_A_MODEL = "serve.tool_call_parser"
-"""The key of a recipe's section `serve` that is one model's own."""
+_OF_A_MODEL = ("serve.tool_call_parser", "serve.reasoning_parser")
+"""The keys of a recipe's section `serve` that are one model's own."""
 _REPOSITORY_HELP = "YAML file `name: recipe` for each of several models, loaded when they are first asked for."
 
 
@@ -175,6 +175,7 @@ def _model(names: Names, resolved: Resolved, settings: Settings, shared: Shared)
         root=recipe.target.model,
         sampling=default_sampling(resolved),
         tool_call_parser=recipe.serve.tool_call_parser,
+        reasoning_parser=recipe.serve.reasoning_parser,
     )
 
 
@@ -247,7 +248,7 @@ def _check_own_settings(name: str, resolved: Resolved) -> None:
     """Refuse a repository's recipe that says how the server is to be: one server has one address and one limit."""
     origins = resolved.origins.items()
     for key, origin in origins:
-        if key.startswith("serve.") and key != _OF_A_MODEL and origin.startswith("recipe "):
+        if key.startswith("serve.") and key not in _OF_A_MODEL and origin.startswith("recipe "):
             hint = "say it on the command line: it holds for all models"
             raise UsageError(f"the recipe of `{name}` sets `{key}`, which is the server's ({origin})", hint)
 

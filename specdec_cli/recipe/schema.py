@@ -19,6 +19,20 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Verify = Literal["auto", "greedy", "rejection", "block", "gumbel", "exact-match", "typical", "synthetic"]
 LoadFormat = Literal["auto", "dummy"]
 Quantize = Literal["none", "int8"]
+ReasoningParser = Literal[
+    "deepseek_r1",
+    "deepseek_v3",
+    "glm45",
+    "granite",
+    "holo2",
+    "kimi_k2",
+    "minimax_m2",
+    "mistral",
+    "olmo3",
+    "qwen3",
+    "seed_oss",
+    "step3",
+]
 ToolCallParser = Literal[
     "hermes",
     "qwen3_coder",
@@ -448,6 +462,8 @@ class Serve(Section):
     """Largest k that a request may ask for."""
     tool_call_parser: ToolCallParser | None = None
     """Format of the model's tool calls, under vLLM's names; null takes the one that its chat template writes."""
+    reasoning_parser: ReasoningParser | None = None
+    """Format of the model's thinking, under vLLM's names, which answers then hold apart; null leaves it in content."""
     metrics_prefix: str = Field("specdec", pattern="^[a-zA-Z_][a-zA-Z0-9_]*$")
     """What /metrics puts before the names of its series; vllm for stock dashboards."""
     log_format: Literal["text", "json"] = "text"

@@ -10,6 +10,7 @@ from uuid import uuid4
 from specdec_cli.events import SpeculativeCounts
 from specdec_cli.serve.calls import ToolDelta
 from specdec_cli.serve.logprobs import CompletionLogprobs, TokenWords, joined
+from specdec_cli.serve.reasoning import ThoughtCounter
 
 if TYPE_CHECKING:
     from specdec_cli.serve.prepare import Plan
@@ -41,6 +42,11 @@ class Choice:
         self._echoed = echoed
         self._logprobs = CompletionLogprobs(self._words)
         self._parser = plan.tools.parser() if plan.tools is not None else None
+        self._thoughts = plan.reasoning.reader() if plan.reasoning is not None else None
+        self._counter = (
+            ThoughtCounter(plan.reasoning, tokenizer) if plan.reasoning is not None and tokenizer is not None else None
+        )
+        self._has_answer = plan.reasoning is None
         self._call_ids: dict[int, str] = {}
         self._stream: TextStream | None = None
         self._is_apart = False
@@ -53,6 +59,8 @@ class Choice:
                 self.counts.add_step(num_tokens, num_drafted, num_accepted)
             self.token_ids += delta.token_ids[begin : begin + num_tokens]
             begin += num_tokens
+        if self._counter is not None:
+            self._counter.count(delta.token_ids, is_last=delta.finish_reason is not None)
         if delta.num_cached_tokens is not None:
             self.num_cached_tokens = delta.num_cached_tokens
         if delta.finish_reason is not None:
@@ -67,13 +75,34 @@ class Choice:
 
     def deltas(self, delta: Delta) -> list[dict[str, Any]]:
         """What a delta adds to a chat's message, as OpenAI's `delta` objects."""
-        text = self.text(delta)
+        text, found = self.text(delta), []
+        if self._thoughts is not None:
+            thought, text = self._split(text, is_last=delta.finish_reason is not None)
+            found = [{"reasoning_content": thought, "reasoning": thought}] if thought else []
         if self._parser is None:
-            return [{"content": text}] if text else []
-        found = self._parser.feed(text) + (self._parser.finish() if delta.finish_reason is not None else [])
+            return [*found, *([{"content": text}] if text else [])]
+        if not self._has_answer:
+            return found
+        calls = self._parser.feed(text) + (self._parser.finish() if delta.finish_reason is not None else [])
         if delta.finish_reason == "stop" and self._parser.num_calls:
             self.finish_reason = "tool_calls"
-        return [self._tool_delta(one) for one in found]
+        return [*found, *(self._tool_delta(one) for one in calls)]
+
+    @property
+    def num_reasoning_tokens(self) -> int | None:
+        """Tokens of its thinking so far; None where thinking is not read."""
+        return None if self._counter is None else self._counter.num_tokens
+
+    def _split(self, text: str, is_last: bool) -> tuple[str, str]:
+        """The next text as thought, where that is shown, and answer."""
+        assert self._thoughts is not None, "only the text of a model whose thinking is read is split"
+        thought, said = self._thoughts.feed(text)
+        if is_last:
+            rest = self._thoughts.finish()
+            thought, said = thought + rest[0], said + rest[1]
+        self._has_answer |= bool(said)
+        is_shown = self._plan.reasoning is not None and self._plan.reasoning.is_shown
+        return thought if is_shown else "", said
 
     def logprobs(self, delta: Delta) -> dict[str, Any] | None:
         """The `logprobs` of a delta's tokens, and of an echoed prompt's before them."""

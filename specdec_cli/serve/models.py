@@ -20,7 +20,7 @@ from specdec_cli.serve.settings import Settings
 
 if TYPE_CHECKING:
     from specdec_cli.engine.engine import Engine
-    from specdec_cli.recipe.schema import ToolCallParser
+    from specdec_cli.recipe.schema import ReasoningParser, ToolCallParser
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +38,7 @@ class Model:
         root: what is loaded under that name, for `/v1/models`.
         sampling: what absent sampling fields of a request take.
         tool_call_parser: name of the tool-call format; None takes the chat template's own.
+        reasoning_parser: name of the format of its thinking; None takes thinking for content.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Model:
         root: str | None = None,
         sampling: Defaults | None = None,
         tool_call_parser: ToolCallParser | None = None,
+        reasoning_parser: ReasoningParser | None = None,
     ) -> None:
         self.name = name
         self.names = (name, *aliases)
@@ -66,6 +68,7 @@ class Model:
         self._settings = settings
         self._sampling = sampling or Defaults()
         self._tool_call_parser = tool_call_parser
+        self._reasoning_parser = reasoning_parser
         self._bridge: Bridge | None = None
         self._facts: Facts | None = None
         self._lock = threading.Lock()
@@ -155,6 +158,7 @@ class Model:
             num_speculative_tokens=engine.options.num_speculative_tokens,
             drafters=tuple(engine.drafters.by_name),
             tool_call_parser=self._tool_call_parser,
+            reasoning_parser=self._reasoning_parser,
             limits=self._settings.limits,
         )
 

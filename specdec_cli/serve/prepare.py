@@ -6,20 +6,22 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from specdec_cli.sampling.params import SamplingParams
+from specdec_cli.sampling.thinking import after_thinking
 from specdec_cli.serve.constraint import Constraint
 from specdec_cli.serve.constraint_fields import find_constraint
-from specdec_cli.serve.conversation import Conversation
+from specdec_cli.serve.conversation import Conversation, text_of
 from specdec_cli.serve.errors import bad_field, unknown_model
 from specdec_cli.serve.limits import RequestLimits
 from specdec_cli.serve.parameters import Defaults, Wanted, sampling_params
 from specdec_cli.serve.prompts import Prompts, check_num_choices, echo, read_prompts, truncated
 from specdec_cli.serve.protocol import ChatCompletionRequest, CompletionRequest, GenerationBody
+from specdec_cli.serve.reasoning import ReasoningPlan, plan_reasoning
 from specdec_cli.serve.records import Job
 from specdec_cli.serve.speculation import find_speculation
 from specdec_cli.serve.toolbox import choose_tools
 
 if TYPE_CHECKING:
-    from specdec_cli.recipe.schema import ToolCallParser
+    from specdec_cli.recipe.schema import ReasoningParser, ToolCallParser
     from specdec_cli.serve.tools import ToolPlan
     from specdec_cli.text.tokenizer import Tokenizer
 
@@ -40,6 +42,7 @@ class Facts:
         num_speculative_tokens: the server's k, as `num_spec_tokens` in answers.
         drafters: names that `speculative.draft` may have.
         tool_call_parser: name of the tool-call format; None takes the chat template's own.
+        reasoning_parser: name of the format of its thinking; None takes thinking for content.
         limits: how much a request may ask for.
     """
 
@@ -51,6 +54,7 @@ class Facts:
     num_speculative_tokens: int = 0
     drafters: tuple[str, ...] = ()
     tool_call_parser: ToolCallParser | None = None
+    reasoning_parser: ReasoningParser | None = None
     limits: RequestLimits = field(default_factory=RequestLimits)
 
 
@@ -74,6 +78,7 @@ class Plan:
         return_token_ids: choices list their token ids.
         tools: how tool calls are read out of the text; None for plain text.
         constraint: the field that says what the text must match, if one does.
+        reasoning: how thinking is read out of the text; None takes it for content.
     """
 
     kind: Literal["completion", "chat"]
@@ -91,6 +96,7 @@ class Plan:
     return_token_ids: bool = False
     tools: ToolPlan | None = None
     constraint: str | None = None
+    reasoning: ReasoningPlan | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,11 +158,26 @@ def prepare_chat(request: ChatCompletionRequest, facts: Facts, request_id: str, 
     prompts = (_encode_chat(request, facts),)
     room = _room(prompts, max_tokens, bound, "messages", facts)
     params = _bounded(params, facts.sampling.length(room) if max_tokens is None else max_tokens, room)
-    if tools is not None and forced is None:
+    reasoning = _reasoning(request, facts, prompts[0])
+    if (tools is not None and forced is None) or (reasoning is not None and reasoning.has_special_marker):
         params = replace(params, skip_special_tokens=False)
-    jobs = _jobs(request, facts, request_id, cache_salt, prompts, params, constraint)
+    jobs = _jobs(request, facts, request_id, cache_salt, prompts, params, constraint, reasoning)
     plan = _plan(request, facts, "chat", prompts, constraint)
-    return Prepared(jobs, replace(plan, tools=tools, skip_special=params.skip_special_tokens))
+    return Prepared(jobs, replace(plan, tools=tools, reasoning=reasoning, skip_special=params.skip_special_tokens))
+
+
+def _reasoning(request: ChatCompletionRequest, facts: Facts, prompt: tuple[int, ...]) -> ReasoningPlan | None:
+    """How the thinking of the answer is read."""
+    if facts.reasoning_parser is None:
+        if request.include_reasoning is False:
+            raise bad_field("include_reasoning", "needs a server with --reasoning-parser")
+        return None
+    assert facts.tokenizer is not None, "a conversation was encoded"
+    last = request.messages[-1].content if request.continue_final_message else None
+    continued = text_of(last, "messages") or ""
+    return plan_reasoning(
+        facts.reasoning_parser, prompt, continued, facts.tokenizer, request.include_reasoning is not False
+    )
 
 
 def _check_model(name: str | None, facts: Facts) -> None:
@@ -224,12 +245,15 @@ def _jobs(
     prompts: Prompts,
     params: SamplingParams,
     constraint: Constraint | None,
+    reasoning: ReasoningPlan | None = None,
 ) -> tuple[Job, ...]:
     """A job for each choice, prompt by prompt."""
     if params.stop and facts.tokenizer is None:
         raise bad_field("stop", "needs a tokenizer, and the model has none")
     speculation = find_speculation(request, facts)
     grammar = None if constraint is None else constraint.compile(facts.tokenizer, facts.limits.max_grammar_bytes)
+    if grammar is not None and reasoning is not None:
+        grammar = after_thinking(grammar, reasoning.markers, reasoning.begins)
     salt = cache_salt if request.cache_salt is None else f"{cache_salt}/{request.cache_salt}"
     n = request.n or 1
     return tuple(

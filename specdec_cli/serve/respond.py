@@ -127,7 +127,7 @@ class Answer:
         """A choice of the document."""
         choice, deltas = self._choices[index], self._deltas[index]
         logprobs: dict[str, Any] | None = None
-        texts, message = [], _Message()
+        texts, message = [], _Message(has_reasoning=self._plan.reasoning is not None)
         for delta in deltas:
             more = choice.logprobs(delta)
             logprobs = logprobs if more is None else joined_choice(logprobs, more)
@@ -200,6 +200,9 @@ class Answer:
                 "rejected_prediction_tokens": drafted - accepted,
             },
         }
+        thought = [choice.num_reasoning_tokens for choice in self._choices if choice.num_reasoning_tokens is not None]
+        if thought:
+            usage["completion_tokens_details"]["reasoning_tokens"] = sum(thought)
         # A prompt's first choice says what was there before the request; the others share what that one has fed.
         firsts = self._choices[:: self._plan.num_choices_per_prompt]
         cached = [choice.num_cached_tokens for choice in firsts if choice.num_cached_tokens is not None]
@@ -229,12 +232,15 @@ class Answer:
 class _Message:
     """A chat's message, joined from deltas."""
 
-    def __init__(self) -> None:
+    def __init__(self, has_reasoning: bool) -> None:
+        self._has_reasoning = has_reasoning
+        self._thought = ""
         self._content = ""
         self._calls: list[dict[str, Any]] = []
 
     def add(self, deltas: Iterable[Mapping[str, Any]]) -> None:
         for delta in deltas:
+            self._thought += delta.get("reasoning_content", "")
             self._content += delta.get("content", "")
             for call in delta.get("tool_calls", ()):
                 function = call["function"]
@@ -244,8 +250,10 @@ class _Message:
                     self._calls[call["index"]]["function"]["arguments"] += function["arguments"]
 
     def as_dict(self) -> dict[str, Any]:
-        content = self._content if self._content or not self._calls else None
-        message = {"role": "assistant", "content": content, "refusal": None}
+        content = self._content if self._content or not (self._calls or self._thought) else None
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if self._has_reasoning:
+            message |= dict.fromkeys(("reasoning_content", "reasoning"), self._thought or None)
         return {**message, "tool_calls": self._calls} if self._calls else message
 
 

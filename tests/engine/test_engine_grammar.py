@@ -24,6 +24,7 @@ from specdec_cli.measure.draws import Draws, check
 from specdec_cli.sampling.chain import LogitsError
 from specdec_cli.sampling.grammar import Grammar, compile_grammar
 from specdec_cli.sampling.params import SamplingParams
+from specdec_cli.sampling.thinking import ThinkingMarkers, after_thinking
 
 TOKENIZER = byte_tokenizer()
 EOS = 0
@@ -252,3 +253,37 @@ def test_the_planted_fault_of_cutting_before_a_refused_draw_is_caught(mode, monk
 
     monkeypatch.setattr(engine_module, "fit", cuts_before)
     assert p_value(mode, 2 * NUM_DRAWS) < ALARM
+
+
+THOUGHTS = [
+    after_thinking(GRAMMARS[kind], ThinkingMarkers(*markers), begins)
+    for kind, markers, begins in [
+        ("regex", ("x", "y"), "thinking"),
+        ("choice", ("qq", "ab"), "undecided"),
+        ("json_schema", ("2", "1"), "undecided"),
+    ]
+]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_thought_before_the_grammar_changes_nothing_with_any_draft(models, temperature: float):
+    """`gumbel` and greedy text is plain decoding's at every k, and what follows the thought matches."""
+    verify = {"verify": "gumbel"} if temperature else {}
+    params = replace(LONG, temperature=temperature)
+    plain = run(engine_of(models, **verify), THOUGHTS, params)
+    for draft, k in [("stranger", 3), ("itself", 4), ("ngram", 5)]:
+        outputs = run(engine_of(models, draft, k, **verify), THOUGHTS, params)
+        assert [output.token_ids for output in outputs] == [output.token_ids for output in plain], (draft, k)
+    [thought, choice, _] = plain
+    head, end, answer = thought.text.partition("y")
+    assert thought.finish_reason == "length" or (end and matches("regex", answer)), head
+    if not choice.text.startswith("qq"):
+        assert choice.text in CHOICES
+
+
+def test_an_end_token_does_not_end_a_thought(models):
+    eager = replace(LONG, logit_bias={EOS: 1e6, TOKENIZER.encode("y", False)[0]: 1e3})
+    [output] = run(engine_of(models, "ngram", 4), THOUGHTS[:1], eager)
+    assert output.text[0] == "y"
+    assert matches("regex", output.text[1:])
+    assert output.token_ids[-1] == EOS
