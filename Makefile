@@ -2,23 +2,50 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
-SETUP = $(VENV)/.installed
+PIP = $(BIN)/pip install --quiet --disable-pip-version-check
+USER = $(VENV)/.installed
+DEV = $(VENV)/.installed-dev
 
-.PHONY: demo test clean
+.PHONY: demo test test-slow test-lowest lock clean
 
-demo: $(SETUP)
+demo: $(USER)
 	$(BIN)/specdec generate "Once upon a time, there was a little rabbit who" --draft-quantize int8 -k 5 -n 160 --compare
+	@echo "To use specdec in this shell: . $(BIN)/activate"
 
-test: $(SETUP)
+test: $(DEV)
 	PATH="$(abspath $(BIN)):$$PATH" scripts/check
+
+test-slow: $(DEV)
+	$(BIN)/python -m pytest -m slow
+
+# With the oldest versions that pyproject.toml admits, in an environment of its own; torch stays as it is tested.
+test-lowest:
+	$(PYTHON) -m venv .venv-lowest
+	.venv-lowest/bin/pip install --quiet --disable-pip-version-check uv
+	.venv-lowest/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	VIRTUAL_ENV=.venv-lowest .venv-lowest/bin/uv pip install --resolution lowest-direct "$$(grep '^torch==' constraints.txt)" --editable ".[dev]"
+	PATH="$(abspath .venv-lowest/bin):$$PATH" .venv-lowest/bin/python -m pytest
+
+# The versions that were tested, as constraints.txt: what pip resolves today, torch as it stands there.
+lock:
+	$(PYTHON) -m venv .venv-lock
+	.venv-lock/bin/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
+	.venv-lock/bin/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)" ".[dev,train]"
+	(sed -n '/^#/p' constraints.txt; .venv-lock/bin/pip list --format freeze --exclude specdec-cli --exclude pip --exclude setuptools) > .venv-lock/new
+	mv .venv-lock/new constraints.txt
+	rm -rf .venv-lock
 
 # The pinned torch goes first, so that no other package chooses its version. Where pip's index has CPU builds of it that is
 # a small one; the usual index gives Linux the one with CUDA, several GB.
-$(SETUP): pyproject.toml constraints.txt
+$(USER): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
-	touch $(SETUP)
+	$(PIP) --constraint constraints.txt torch
+	$(PIP) --constraint constraints.txt --editable ".[serve,plots]"
+	touch $(USER)
+
+$(DEV): $(USER)
+	$(PIP) --constraint constraints.txt --editable ".[dev]"
+	touch $(DEV)
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) .venv-lowest .venv-lock dist site

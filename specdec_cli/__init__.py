@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from specdec_cli.engine.outputs import Output
     from specdec_cli.sampling.params import SamplingParams
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["Engine", "EngineOptions", "Output", "SamplingParams", "__version__"]
 
 _WHERE = {

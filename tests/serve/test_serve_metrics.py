@@ -1,6 +1,9 @@
 """What `/metrics` says is what the events said: counted once, under vLLM's names."""
 
+import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -157,3 +160,18 @@ def test_cached_prompt_tokens_and_preemptions_are_counted():
     assert found["specdec:prefix_cache_queries_total",] == 40
     assert found["specdec:prefix_cache_hits_total",] == 16
     assert found["specdec:num_preemptions_total",] == 2
+
+
+def test_the_dashboard_reads_series_that_the_server_has():
+    file = Path(__file__).parents[2] / "deploy/grafana/dashboards/specdec.json"
+    panels = json.loads(file.read_text(encoding="utf-8"))["panels"]
+    named = {
+        name for panel in panels for target in panel["targets"] for name in re.findall(r"specdec:\w+", target["expr"])
+    }
+    metrics = Metrics("m")
+    for emitted in EMITTED:
+        metrics.stepped(stepped(emitted), 0)
+    metrics.refused(429)
+    served = {name for name, *_ in values(metrics)}
+    assert len(named) > 8
+    assert named - served == set()

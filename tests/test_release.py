@@ -1,0 +1,110 @@
+"""What surrounds a release: version, links, containers, dashboard, the GitHub action."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+import specdec_cli
+
+ROOT = Path(__file__).parents[1]
+PROGRAM = r"""#!/usr/bin/env bash
+printf '%s\n' "$@" > "$RUNNER_TEMP/words"
+echo '| k |' > "$RUNNER_TEMP/specdec-bench.md"
+echo '{}' > "$RUNNER_TEMP/specdec-bench.json"
+exit "$CODE"
+"""
+
+
+def read(name: str):
+    return yaml.safe_load((ROOT / name).read_text(encoding="utf-8"))
+
+
+def links(monkeypatch, home: str | None, origin: str = "") -> dict[str, str]:
+    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+    hook = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hook)
+    monkeypatch.setattr(hook, "_origin", lambda: origin)
+    monkeypatch.delenv("SPECDEC_REPOSITORY_URL", raising=False)
+    if home is not None:
+        monkeypatch.setenv("SPECDEC_REPOSITORY_URL", home)
+    metadata: dict[str, dict[str, str]] = {}
+    hook.get_metadata_hook()(str(ROOT), {}).update(metadata)
+    return metadata["urls"]
+
+
+def test_a_release_links_to_the_repository_it_is_built_in(monkeypatch):
+    assert links(monkeypatch, "https://example.org/a/specdec.git")["Issues"] == "https://example.org/a/specdec/issues"
+    assert links(monkeypatch, None, "https://example.org/fork/")["Repository"] == "https://example.org/fork"
+    assert links(monkeypatch, None, "git@example.org:a/specdec.git") == {}
+    assert links(monkeypatch, None) == {}
+
+
+def test_the_citation_names_this_version():
+    assert read("CITATION.cff")["version"] == specdec_cli.__version__
+
+
+def test_the_composed_services_find_each_other():
+    services = read("compose.yaml")["services"]
+    assert set(services) == {"specdec", "prometheus", "grafana"}
+    target = read("deploy/prometheus.yml")["scrape_configs"][0]["static_configs"][0]["targets"]
+    assert target == ["specdec:8000"]
+    assert read("deploy/grafana/provisioning/datasources/prometheus.yml")["datasources"][0]["uid"] == "prometheus"
+    mounted = [volume.split(":")[0] for its in services.values() for volume in its.get("volumes", [])]
+    assert [path for path in mounted if path.startswith("./") and not (ROOT / path).exists()] == []
+
+
+def test_what_is_published_was_tried_on_every_python_that_is_tested():
+    tried = read(".github/workflows/release.yml")["jobs"]["try"]["strategy"]["matrix"]["python"]
+    assert tried == read(".github/workflows/check.yml")["jobs"]["check"]["strategy"]["matrix"]["python"]
+
+
+@pytest.fixture
+def runner(tmp_path):
+    """A runner on which `specdec` writes down its words and its Markdown and ends with the code it is given."""
+    program = tmp_path / "specdec" / "bin" / "specdec"
+    program.parent.mkdir(parents=True)
+    program.write_text(PROGRAM)
+    program.chmod(0o755)
+
+    def run(code: int = 0, **inputs: str) -> tuple[list[str], str]:
+        environment = {
+            "PATH": os.environ["PATH"],
+            "RUNNER_TEMP": str(tmp_path),
+            "GITHUB_OUTPUT": str(tmp_path / "output"),
+            "GITHUB_STEP_SUMMARY": str(tmp_path / "summary"),
+            "CODE": str(code),
+            "RECIPE": "builtin",
+            "MAX_REGRESSION": "25%",
+        }
+        subprocess.run([ROOT / "scripts" / "ci_bench"], env=environment | inputs, check=True, timeout=30)
+        assert (tmp_path / "summary").read_text() == "| k |\n"
+        return (tmp_path / "words").read_text().splitlines(), (tmp_path / "output").read_text()
+
+    return run
+
+
+def test_the_action_hands_its_arguments_on_word_by_word(runner):
+    words, output = runner(ARGUMENTS="--num-prompts 12 --fail-if 'speedup.decode < 1.2'")
+    assert words[-4:] == ["--num-prompts", "12", "--fail-if", "speedup.decode < 1.2"]
+    assert words[:3] == ["bench", "--recipe", "builtin"]
+    assert "exit-code=0" in output
+    assert "result=" in output
+
+
+def test_the_action_reports_a_crossed_gate_after_the_summary(runner):
+    words, output = runner(3, BASELINE="main.json", ARGUMENTS="")
+    assert words[-4:] == ["--baseline", "main.json", "--max-regression", "25%"]
+    assert "exit-code=3" in output
+
+
+def test_the_actions_steps_use_the_inputs_it_declares():
+    text = (ROOT / "action.yml").read_text(encoding="utf-8")
+    used = set(re.findall(r"inputs\.([\w-]+)", text))
+    assert used == set(read("action.yml")["inputs"])
