@@ -264,6 +264,7 @@ class _Run:
             load_format=target.load_format,
             max_num_seqs=1,
             max_model_len=self.recipe.engine.max_model_len,
+            check=self.recipe.engine.check_at_load,
         )
 
     def _requests(self, engine: Engine) -> list[Request]:

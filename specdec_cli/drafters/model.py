@@ -98,7 +98,7 @@ class Drafter:
         if unread is not None and unread.is_read and not unread.is_whole:
             raise RunError(
                 f"the draft `{self.model}` gave no finite number as its largest logit",
-                "try --draft-dtype float32; a checkpoint that does so in float32 is broken",
+                "try --draft-dtype float32, or another checkpoint if it is float32 already",
             )
 
     def _feed_long_contexts(self, drafts: Sequence[_Draft]) -> None:

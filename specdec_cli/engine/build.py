@@ -53,6 +53,7 @@ class LoadSettings:
         generation_config: the target's, as `read_generation` takes it.
         chat_template: a file or a text in place of the target's own template; None keeps that.
         chat_variables: what every conversation passes to the template, unless it says otherwise.
+        check: compare a few tokens' logits of every model with transformers' untouched forward.
         trust_remote_code: run code that comes with a checkpoint.
         others: drafting methods without a model that requests may name beside the engine's own: ngram, prediction.
         progress: told in words what is being loaded.
@@ -68,6 +69,7 @@ class LoadSettings:
     generation_config: str = AUTO
     chat_template: str | None = None
     chat_variables: Mapping[str, Any] | None = None
+    check: bool = True
     trust_remote_code: bool = False
     others: tuple[str, ...] = ()
     progress: Progress | None = None
@@ -234,6 +236,7 @@ def engines_from_recipes(
             generation_config=recipe.target.generation_config,
             chat_template=recipe.target.chat_template,
             chat_variables=recipe.target.default_chat_template_kwargs,
+            check=recipe.engine.check_at_load,
             trust_remote_code=trust_remote_code,
             others=others,
             progress=progress,
@@ -285,6 +288,7 @@ def _load(
         kv_cache_bytes=settings.kv_cache_bytes,
         decoder=decoder_when(settings.decoder, settings.compile),
         generation_config=generation_config,
+        check=settings.check,
     )
 
 

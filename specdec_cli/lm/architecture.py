@@ -50,6 +50,7 @@ TYPES = {
     "gemma4_assistant": "drafts from its target's hidden states (multi-token prediction)",
     "gemma4_unified_assistant": "drafts from its target's hidden states (multi-token prediction)",
     "git": "captions images with an attention of its own that cannot be replaced",
+    "gpt_neo": "masks keys itself, by how many there are (local attention)",
     "mpt": "has ALiBi attention",
     "openai-gpt": "recomputes the whole text for every token, without a cache",
     "reformer": "hashes its keys into buckets (LSH attention)",

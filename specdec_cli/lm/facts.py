@@ -38,6 +38,7 @@ from specdec_cli.lm.load import (
 )
 from specdec_cli.lm.packing import weights_of
 from specdec_cli.lm.paper import NEEDS_NUMBERS, on_paper
+from specdec_cli.lm.quantization import check_quantization, forget_quantization
 from specdec_cli.lm.traffic import model_traffic, num_experts
 from specdec_cli.lm.transformers_lm import COMPILED, COMPILED_GRAPHS, OBSTACLES, RECORDED, _max_context
 from specdec_cli.proxy import exempt_this_machine
@@ -131,6 +132,10 @@ def describe(
         if decoder in RECORDED:
             check_recordable(name, config, place)
         is_complete = not is_dummy and _has_weights(name, folder)
+        if is_dummy:
+            forget_quantization(config)
+        else:
+            check_quantization(name, config, folder if is_complete else None, quantize)
         kind = resolve_dtype(name, dtype, config, folder if is_complete else None)
         with on_paper():
             source = folder if is_complete else None

@@ -19,7 +19,10 @@ from torch import Tensor, nn
 from specdec_cli.lm import native
 from specdec_cli.lm.linear import Kind, quantized
 from specdec_cli.lm.memory import Arena
+from specdec_cli.lm.packing import has_plain_weight, is_linear, is_untouched
+from specdec_cli.lm.quantization import stays_quantized
 
+_COMMON = (nn.SiLU.__module__, nn.ModuleList.__module__, "transformers.activations")  # what every family is made of
 CLASSES = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 # Rotary types whose frequencies do not change with the length.
 ROPE_TYPES = {"default", "linear", "llama3", "yarn"}
@@ -39,6 +42,9 @@ def obstacle(model: Any, device: torch.device | None = None) -> str | None:
     name = type(model).__name__
     if name not in CLASSES or not type(model).__module__.startswith("transformers.models."):
         return f"architecture `{name}`"
+    quantized = stays_quantized(config)
+    if quantized is not None:
+        return f"weights quantized by `{quantized}`"
     rope = getattr(config, "rope_parameters", None) or {}
     layer_types = set(getattr(config, "layer_types", None) or ("full_attention",))
     facts = {
@@ -59,20 +65,31 @@ def kept_as(kind: Kind, obstacle: str | None) -> Kind:
 
 
 def _unknown_module(model: Any) -> str | None:
-    """A layer whose parts are others than this decoder reads."""
-    if type(model.lm_head) is not nn.Linear or model.lm_head.bias is not None:
+    """A part that computes something else than this decoder, or keeps its numbers in another way."""
+    for name, module in model.named_modules():
+        if not _is_known(module, type(model).__module__):
+            return f"`{name}`, a `{type(module).__name__}` that was changed or is of another kind"
+        if isinstance(module, nn.Linear | nn.Embedding) and module.weight.dtype != model.dtype:
+            return f"`{name}` in another dtype than the model"
+    if model.lm_head.bias is not None:
         return "the output layer"
     for layer in model.model.layers:
         attention, mlp = layer.self_attn, layer.mlp
-        products = (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
-        gates = (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
-        if any(type(product) is not nn.Linear for product in (*products, *gates)):
-            return "a linear layer of another kind"
-        if any(product.bias is not None for product in (attention.o_proj, *gates)):
+        if any(part.bias is not None for part in (attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)):
             return "a bias behind attention or in the MLP"
-        if len({product.bias is None for product in products[:3]}) != 1:
+        if len({part.bias is None for part in (attention.q_proj, attention.k_proj, attention.v_proj)}) != 1:
             return "a bias of some of queries, keys and values"
     return None
+
+
+def _is_known(module: nn.Module, family: str) -> bool:
+    """Whether a module is one of the family's own classes, a plain weight or an activation, as it was made."""
+    if type(module) is nn.Embedding:
+        return is_untouched(module) and has_plain_weight(module)
+    if isinstance(module, nn.Linear):
+        return is_linear(module)
+    is_as_made = not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
+    return is_as_made and type(module).__module__ in (family, *_COMMON)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import copy
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, AutoTokenizer
+from transformers.pytorch_utils import Conv1D
 
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm import dummy
@@ -24,11 +27,18 @@ from specdec_cli.lm.checkpoint import (
     remote_code_error,
     weights_files,
 )
-from specdec_cli.lm.door import Row
 from specdec_cli.lm.generation import AUTO, Generation, read_generation
 from specdec_cli.lm.linear import kind_when
+from specdec_cli.lm.oracle import Oracle
 from specdec_cli.lm.origin import Origin, fingerprint
 from specdec_cli.lm.paper import read_headers
+from specdec_cli.lm.quantization import (
+    check_quantization,
+    forget_quantization,
+    give_dtype,
+    is_dequantized,
+    settings_of,
+)
 from specdec_cli.lm.tokenizer_files import TOKENIZER_FILES, tokenizer_error
 from specdec_cli.lm.transformers_lm import (
     COMPILED,
@@ -59,6 +69,7 @@ def load_lm(
     extra_tokens: int = 16,
     decoder: str = "auto",
     generation_config: str = AUTO,
+    check: bool = True,
 ) -> TransformersLM:
     """Load a causal LM.
 
@@ -79,6 +90,7 @@ def load_lm(
         decoder: auto (our own where it knows the shape), transformers, compiled (transformers', for `LM.compile`),
             graphs (transformers', recorded, on a GPU), or compiled graphs.
         generation_config: auto (the model's own), none (only its end tokens), or a folder with another.
+        check: compare the logits of a few tokens with transformers' own forward (see lm.oracle).
 
     Raises:
         UsageError: a wrong option, or an architecture that cannot be a target or a draft.
@@ -90,6 +102,11 @@ def load_lm(
     with quiet(), clear_errors(name):
         config = read_config(name, folder, trust_remote_code)
         check_architecture(name, config, trust_remote_code)
+        if has_weights:
+            check_weights(name, folder)
+            check_quantization(name, config, folder, quantize)
+        else:
+            forget_quantization(config)
         if decoder in (COMPILED, COMPILED_GRAPHS):
             check_compilable(name, config, target_device, quantize)
         if decoder in RECORDED:
@@ -100,8 +117,10 @@ def load_lm(
         else:
             attention = attention_of(config)
             model = dummy.build(name, config, wanted_dtype, target_device, attention, trust_remote_code)
+        model = model.to(target_device).eval()
+        oracle = Oracle(model) if check else None
         lm = TransformersLM(
-            model.to(target_device).eval(),
+            model,
             name,
             eos_token_ids=(generation.eos_token_ids or _eos_token_ids(model)) if has_weights else (),
             max_num_seqs=max_num_seqs,
@@ -115,8 +134,8 @@ def load_lm(
         weights = fingerprint(folder, weights_files(name, folder)) if has_weights else None
         lm.generation = generation
         lm.origin = Origin(name, revision, str(lm.dtype).removeprefix("torch."), quantize, weights)
-    if model.config.get_text_config()._attn_implementation != NAME:
-        _check_packing(lm)
+        if oracle is not None:
+            oracle.check(lm)
     return lm
 
 
@@ -307,7 +326,7 @@ def _model(
     name: str, folder: Path, config: Any, dtype: torch.dtype, trust_remote_code: bool, is_on_paper: bool = False
 ) -> Any:
     """The transformers model, every weight of which came from the files, or from their headers (`lm.paper`)."""
-    check_weights(name, folder)
+    settings, has_bfloat16 = settings_of(config), is_dequantized(config)  # transformers may take the form out
     how = {
         "dtype": dtype,
         "attn_implementation": attention_of(config),
@@ -322,35 +341,22 @@ def _model(
     else:
         how |= {"trust_remote_code": trust_remote_code, "local_files_only": True, "use_safetensors": True}
         model, report = AutoModelForCausalLM.from_pretrained(folder, config=config, **how)
-    missing, mismatched = sorted(report["missing_keys"]), sorted(report["mismatched_keys"])
-    if missing or mismatched:
-        what = f"`{missing[0]}` is missing" if missing else f"`{mismatched[0][0]}` has another shape"
-        raise RunError(
-            f"the weights of `{name}` do not match its `config.json`: {what}", "copy or download the model again"
-        )
+    unread = _unread_beside_weights(model, report["unexpected_keys"]) if settings is None else []
+    wrong = [f"`{key}` is missing" for key in sorted(report["missing_keys"])]
+    wrong += [f"`{key}` has another shape" for key, *_ in sorted(report["mismatched_keys"])]
+    wrong += [f"`{key}` is not read" for key in unread]
+    if wrong:
+        said = f"the weights of `{name}` do not match its `config.json`: {wrong[0]}"
+        raise RunError(said, "copy or download the model again")
+    if has_bfloat16:
+        give_dtype(model, dtype)
     return model
 
 
-def _check_packing(lm: TransformersLM) -> None:
-    """Where the attention is not ours: packed rows must give what the plain model gives.
-
-    Raises:
-        UsageError: they do not; the family looks at more than the mask and the positions.
-    """
-    tokens = [1 + i % (lm.vocab_size - 1) for i in range(7)]
-    with torch.inference_mode():
-        plain = lm.model(input_ids=torch.tensor([tokens], device=lm.device), use_cache=False).logits[0].float()
-    lm.score([Row(0, tokens[:3], 0)])
-    packed = lm.score([Row(1, tokens[:5], 1), Row(0, tokens, 4)])
-    lm.release(0)
-    lm.release(1)
-    allowed = (1e-3 if lm.dtype == torch.float32 else 5e-2) * float(plain.abs().max())
-    if float((packed - plain[[4, 3, 4, 5, 6]]).abs().max()) > allowed:
-        raise UsageError(
-            f"architecture `{lm.config.model_type}` of `{lm.name}` is not supported: it cannot decode several rows "
-            "in one forward",
-            "choose a model of another family (Llama, Qwen, Mistral, Gemma, Phi-3, GPT-2, GPT-NeoX, Falcon, ...)",
-        )
+def _unread_beside_weights(model: Any, unexpected: Iterable[str]) -> list[str]:
+    """Tensors that a file holds of a layer and that the layer does not read: a scale, a bias, a part of the weight."""
+    layers = {name for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Embedding | Conv1D)}
+    return sorted(key for key in unexpected if key.rpartition(".")[0] in layers)
 
 
 def _eos_token_ids(model: Any) -> tuple[int, ...]:

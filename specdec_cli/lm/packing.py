@@ -8,12 +8,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from transformers.pytorch_utils import Conv1D
 
 from specdec_cli.lm.linear import Kind, PackedLinear, pack
 
 # Layers of one parent that are given the same input, in the order in which transformers calls them.
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+_ORDINARY = (nn.Parameter, FakeTensor)  # the second on paper
+_PLAIN = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +45,10 @@ def weights_of(model: Any, kind: Kind) -> list[Weight]:
     layer's matrix, whose layout gives no row back.
     """
     is_packed_anew = kind in ("bf16", "int8")
-    linear = {f"{name}.weight" for name, module in model.named_modules() if is_packed_anew and is_linear(module)}
+    linear = {f"{name}.weight" for name, module in model.named_modules() if is_packed_anew and _packs(module, kind)}
     inputs, outputs = model.get_input_embeddings(), model.get_output_embeddings()
     embeddings = {id(p) for p in inputs.parameters()}
-    is_apart = outputs is None or (is_packed_anew and is_linear(outputs))
+    is_apart = outputs is None or (is_packed_anew and _packs(outputs, kind))
     read_through = set() if is_apart else {id(p) for p in outputs.parameters()}
     found, seen = [], set()
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -63,8 +66,31 @@ def weights_of(model: Any, kind: Kind) -> list[Weight]:
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Whether a module is torch's linear layer or GPT-2's, and not a class of its own that computes something else."""
-    return type(module) in (nn.Linear, Conv1D)
+    """Whether a module multiplies with a plain weight and does nothing else: only such a layer is ours to pack or read.
+
+    It is torch's linear layer or GPT-2's, and no class of its own; its weight is a matrix of floating-point numbers,
+    with no scales beside it; nothing was attached that computes before, behind or instead of it.
+    """
+    return type(module) in (nn.Linear, Conv1D) and is_untouched(module) and has_plain_weight(module)
+
+
+def is_untouched(module: nn.Module) -> bool:
+    """Whether a module computes what its class says, with no numbers but its weight and its bias."""
+    is_hooked = module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
+    return not is_hooked and not module._buffers and set(module._parameters) <= {"weight", "bias"}
+
+
+def has_plain_weight(module: nn.Module) -> bool:
+    """Whether a module's weight is a matrix of floating-point numbers as torch keeps them, and its bias likewise."""
+    parameters = [one for one in module._parameters.values() if one is not None]
+    weight = module._parameters.get("weight")
+    is_plain = all(type(one) in _ORDINARY and one.dtype in _PLAIN for one in parameters)
+    return is_plain and weight is not None and weight.dim() == 2
+
+
+def _packs(module: nn.Module, kind: Kind) -> bool:
+    """Whether a layer becomes a kind; only bfloat16 is laid out as such."""
+    return is_linear(module) and (kind != "bf16" or module.weight.dtype == torch.bfloat16)
 
 
 def _num_inputs(module: Any) -> int:
@@ -88,7 +114,7 @@ def leave_files(model: Any) -> None:
 def pack_model(model: Any, kind: Kind) -> None:
     """Replace a model's linear layers one by one, so that only one of them is there twice at a time.
 
-    Experts of a mixture, which are no linear layers, and linear layers of a class of their own stay as they are.
+    What is no plain linear layer (see `is_linear`) stays as it is: experts of a mixture, quantized layers.
     """
     if kind == "plain":
         return
@@ -96,7 +122,7 @@ def pack_model(model: Any, kind: Kind) -> None:
         for names in SIBLINGS:
             _pack_siblings(parent, names, kind)
         for name, module in list(parent.named_children()):
-            if is_linear(module):
+            if _packs(module, kind):
                 weight = module.weight.t().contiguous() if isinstance(module, Conv1D) else module.weight
                 setattr(parent, name, pack(weight, module.bias, kind))
                 del module, weight
@@ -104,10 +130,11 @@ def pack_model(model: Any, kind: Kind) -> None:
 
 def _pack_siblings(parent: nn.Module, names: tuple[str, ...], kind: Kind) -> None:
     """Make one product of a parent's layers of these names, where they fit together."""
-    layers = [layer for name in names if type(layer := getattr(parent, name, None)) is nn.Linear]
+    found = [getattr(parent, name, None) for name in names]
+    layers = [layer for layer in found if type(layer) is nn.Linear and _packs(layer, kind)]
     if len(layers) < len(names):
         return
-    fitting = {(layer.in_features, layer.bias is None) for layer in layers}
+    fitting = {(layer.in_features, layer.bias is None, layer.weight.dtype) for layer in layers}
     if len(fitting) > 1:
         return
     bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])

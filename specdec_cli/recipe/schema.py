@@ -344,6 +344,8 @@ class Engine(Section):
     """Forward of the models: auto (specdec's own where it knows the shape), transformers', or that in CUDA graphs."""
     compile: Annotated[bool | Literal["auto"], BeforeValidator(_compile)] = "auto"
     """Run transformers' forward for every model, compiled by torch at load, half a minute or so each; auto does not."""
+    check_at_load: bool = True
+    """Compare a few tokens' logits of every model with transformers' untouched forward, and refuse one that differs."""
 
     def memory_share(self) -> float | None:
         """Share of the device's memory (on a CPU: of the free RAM) for weights and KV cache, or None if not a share."""

@@ -205,7 +205,7 @@ def _error(value: float, row: int, num_before: int) -> LogitsError:
     return LogitsError(
         f"the model gave `{value}` as its largest logit after `{num_before}` tokens",
         row,
-        "try --dtype float32; a checkpoint that does so in float32 is broken",
+        "try --dtype float32, or another checkpoint if it is float32 already",
     )
 
 

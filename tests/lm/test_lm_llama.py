@@ -138,7 +138,7 @@ def test_a_planted_fault_is_caught(tmp_path, monkeypatch, fault):
         monkeypatch.setattr(torch, "complex", lambda cosines, sines: turn(cosines, -sines))
     else:
         monkeypatch.setattr(llama_weights, "_pair_order", torch.arange)
-    assert not torch.allclose(score(load_lm(folder)), right, atol=1e-2)
+    assert not torch.allclose(score(load_lm(folder, check=False)), right, atol=1e-2)
 
 
 @pytest.mark.parametrize(("dtype", "quantize"), [("float32", "none"), ("bfloat16", "none"), ("bfloat16", "int8")])

@@ -1,0 +1,137 @@
+"""The check at load: a few tokens' logits through our path against those of transformers' untouched forward.
+
+The reference is computed once, before our own decoder, packed layers or replaced attention take the weights, so it
+needs no second copy of them. It goes through torch's plain products and transformers' eager attention. Our path is then
+asked for the same positions the way an engine asks: in pieces, beside another sequence, and one token alone.
+
+The measure is the relative error: the distance between the two sets of logits, each position's mean taken off, divided
+by the size of the reference. Equal logits give 0, unrelated ones about 1.4 (a correlation of 0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from specdec_cli.errors import RunError, UsageError
+from specdec_cli.lm import attention
+from specdec_cli.lm.checkpoint import first_line, quiet
+from specdec_cli.lm.door import Row
+from specdec_cli.lm.quantization import stays_quantized
+
+if TYPE_CHECKING:
+    from specdec_cli.lm.transformers_lm import TransformersLM
+
+_NUM_TOKENS = 10
+_NUM_ALONE = 3
+_STRIDE = 7919  # prime: tokens from all over the vocabulary, none of them twice
+# The largest relative error that a precision explains. Trained models stay below a twentieth of it (bfloat16 0.01, int8
+# 0.04); what comes near are random ones of 24 layers, which amplify every rounding (0.22 and 0.62).
+_ALLOWED = {torch.float32: 0.001, torch.float16: 0.1, torch.bfloat16: 0.3}
+_ALLOWED_QUANTIZED = 0.75
+
+
+class Oracle:
+    """What transformers' own forward says of two short texts.
+
+    Args:
+        model: a transformers causal LM whose modules nobody has changed yet.
+    """
+
+    def __init__(self, model: Any) -> None:
+        config = model.config.get_text_config()
+        self._is_quantized = stays_quantized(model.config) is not None
+        num_tokens = max(2, min(_NUM_TOKENS, getattr(config, "max_position_embeddings", None) or _NUM_TOKENS))
+        others = max(int(config.vocab_size) - 1, 1)
+        tokens = [1 + i * _STRIDE % others for i in range(2 * num_tokens)]
+        self.texts = tokens[0::2], tokens[1::2]
+        self._failure: Exception | None = None
+        try:
+            with torch.no_grad(), quiet(), _own_attention(config):  # a quantizer may make its weights in here
+                ids = torch.tensor(self.texts, device=model.device)
+                self.logits: Tensor = model(input_ids=ids, use_cache=False).logits.float()
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # whether our path runs is asked first: it names what is not supported
+            self._failure = error
+
+    def error(self, lm: TransformersLM) -> float:
+        """The largest relative error of our path; 0 where transformers' own logits are no numbers either."""
+        errors = [relative_error(found, right) for found, right in self._pieces(lm)]
+        return max(errors) if self.logits.isfinite().all() else 0.0  # sampling refuses the token where it happens
+
+    def check(self, lm: TransformersLM) -> None:
+        """Refuse a model whose path through this engine gives other logits.
+
+        Raises:
+            UsageError: its attention is not replaced and cannot take several rows in one forward.
+            RunError: any other difference, or transformers' own forward fails.
+        """
+        if self._failure is not None:
+            said = f"transformers' own forward of `{lm.name}` fails: {first_line(self._failure)}"
+            raise RunError(said, "upgrade transformers, or choose another checkpoint") from self._failure
+        error, allowed = self.error(lm), self.allowed(lm)
+        if error <= allowed:
+            return
+        if lm.config.get_text_config()._attn_implementation != attention.NAME:
+            raise UsageError(
+                f"architecture `{lm.config.model_type}` of `{lm.name}` is not supported: it cannot decode several rows "
+                "in one forward",
+                "choose a model of another family (Llama, Qwen, Mistral, Gemma, Phi-3, GPT-2, GPT-NeoX, Falcon, ...)",
+            )
+        precision = "int8" if lm.kind == "int8" else str(lm.dtype).removeprefix("torch.")
+        raise RunError(
+            f"`{lm.name}` gives other logits here than in transformers' own forward: the relative error is "
+            f"{error:.2g}, and {precision} explains {allowed}",
+            "please report it; `--decoder transformers` may decode it, engine.check_at_load: false skips this check",
+        )
+
+    def _pieces(self, lm: TransformersLM) -> Iterator[tuple[Tensor, Tensor]]:
+        """Logits [n, V] by our path and by transformers', of as many tokens as the cache has room for.
+
+        The first text comes in two pieces, the second beside it, the second's end token by token.
+        """
+        room = min(lm.max_context, lm.num_blocks // 2 * lm.block_size, len(self.texts[0]))
+        is_small = room < _NUM_ALONE + 1  # a cache of one block, or a context of a few tokens
+        room = min(lm.max_context, lm.num_blocks * lm.block_size, len(self.texts[0])) if is_small else room
+        first, second = (text[:room] for text in self.texts)
+        right, beside = self.logits[:, :room]
+        if is_small:
+            yield lm.score([Row(0, first, room)]), right
+        else:
+            half, alone = room // 2, room - _NUM_ALONE
+            begun = lm.score([Row(0, first[:half], half)])
+            both = lm.score([Row(0, first, room - half), Row(1, second[:alone], alone)])
+            yield torch.cat((begun, both[: room - half])), right
+            yield both[room - half :], beside[:alone]
+            ends = [lm.score([Row(1, second[: place + 1], 1)]) for place in range(alone, room)]
+            yield torch.cat(ends), beside[alone:]
+        lm.release(0)
+        lm.release(1)
+
+    def allowed(self, lm: TransformersLM) -> float:
+        """The largest relative error that a model's precision explains."""
+        is_coarse = lm.kind == "int8" or self._is_quantized
+        return _ALLOWED_QUANTIZED if is_coarse else _ALLOWED.get(lm.dtype, _ALLOWED_QUANTIZED)
+
+
+def relative_error(found: Tensor, right: Tensor) -> float:
+    """Distance between logits [n, V], each position's mean taken off, by the size of the right ones."""
+    found, right = (one.float() - one.float().mean(1, keepdim=True) for one in (found, right))
+    return float((found - right).norm() / right.norm().clamp(min=torch.finfo(torch.float32).tiny))
+
+
+@contextmanager
+def _own_attention(config: Any) -> Iterator[None]:
+    """transformers' eager attention in the place of ours."""
+    given = config._attn_implementation
+    if given == attention.NAME:
+        config._attn_implementation = "eager"
+    try:
+        yield
+    finally:
+        config._attn_implementation = given

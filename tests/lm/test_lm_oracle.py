@@ -1,0 +1,127 @@
+"""The check at load: our path's logits against transformers' untouched forward, and the faults that it must catch."""
+
+import pytest
+import torch
+import transformers
+from tiny_models import EXTRA_FAMILIES, FAMILIES, make_tiny
+
+from specdec_cli.errors import RunError
+from specdec_cli.lm import llama_weights, packing
+from specdec_cli.lm.attention import RowMasks
+from specdec_cli.lm.door import Row
+from specdec_cli.lm.linear import PackedLinear
+from specdec_cli.lm.load import load_lm
+from specdec_cli.lm.oracle import Oracle
+
+PRECISIONS = [("float32", "none"), ("bfloat16", "none"), ("bfloat16", "int8"), ("float16", "none")]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return str(make_tiny("llama", tmp_path_factory.mktemp("llama"), num_hidden_layers=4))
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *EXTRA_FAMILIES])
+@pytest.mark.parametrize(("dtype", "quantize"), PRECISIONS)
+def test_no_family_is_refused_for_its_rounding(tmp_path, family, dtype, quantize, monkeypatch):
+    """Random weights amplify it, and still it stays under half of what the check allows."""
+    errors = []
+    right = Oracle.error
+    monkeypatch.setattr(Oracle, "error", lambda self, lm: errors.append(right(self, lm)) or errors[-1])
+    monkeypatch.setattr(Oracle, "allowed", lambda self, lm, its=Oracle.allowed: its(self, lm) / 2)
+    load_lm(str(make_tiny(family, tmp_path)), dtype=dtype, quantize=quantize)
+    assert len(errors) == 1
+
+
+@pytest.mark.parametrize("decoder", ["auto", "transformers"])
+@pytest.mark.parametrize(("dtype", "quantize"), PRECISIONS)
+def test_a_layer_with_another_ones_weights_is_caught(folder, dtype, quantize, decoder, monkeypatch):
+    """Bytes that are read as other numbers: what a form that nobody knows yet does to a layer's weight."""
+
+    def misread(weight):
+        return weight.flip(0)
+
+    quantized, packed = llama_weights.Matrix.of.__func__, packing.pack
+    monkeypatch.setattr(
+        llama_weights.Matrix,
+        "of",
+        classmethod(lambda cls, weight, *others: quantized(cls, misread(weight), *others)),
+    )
+    monkeypatch.setattr(packing, "pack", lambda weight, bias, kind: packed(misread(weight), bias, kind))
+    if decoder == "transformers" and (dtype, quantize) in (("float32", "none"), ("float16", "none")):
+        pytest.skip("nothing is packed")
+    if decoder == "auto" and dtype == "float16":
+        pytest.skip("our own decoder takes no float16, and nothing is packed")
+    with pytest.raises(RunError, match="other logits here than in transformers' own forward"):
+        load_lm(folder, dtype=dtype, quantize=quantize, decoder=decoder)
+
+
+def test_one_wrong_layer_is_caught(folder, monkeypatch):
+    """One product of one layer, in bfloat16."""
+    right = llama_weights.take_layer
+
+    def wrong(layer, *others):
+        if layer.self_attn.layer_idx == 2:
+            layer.mlp.down_proj.weight.data = -layer.mlp.down_proj.weight.data
+        return right(layer, *others)
+
+    monkeypatch.setattr(llama_weights, "take_layer", wrong)
+    monkeypatch.setattr("specdec_cli.lm.llama.take_layer", wrong)
+    with pytest.raises(RunError, match="and bfloat16 explains"):
+        load_lm(folder, dtype="bfloat16")
+
+
+def test_a_wrong_mask_is_caught_in_attention_that_was_replaced(tmp_path, monkeypatch):
+    right = RowMasks.bias
+
+    def bias(self, index, num_groups, dtype):
+        return right(self, index, num_groups, dtype).roll(1, dims=1)
+
+    monkeypatch.setattr(RowMasks, "bias", bias)
+    with pytest.raises(RunError, match="other logits here"):
+        load_lm(str(make_tiny("qwen3_moe", tmp_path)))
+
+
+def test_a_draft_is_checked_too(folder, monkeypatch):
+    from specdec_cli.engine.build import load_engine
+
+    checked = []
+    monkeypatch.setattr(Oracle, "check", lambda self, lm: checked.append(lm.name))
+    load_engine("builtin:target", "builtin:draft").generate(["Once"])
+    assert checked == ["builtin:target", "builtin:draft"]
+
+
+def test_the_check_is_left_out_by_choice_alone(folder, monkeypatch):
+    monkeypatch.setattr(Oracle, "check", lambda self, lm: pytest.fail("the check was left out"))
+    assert load_lm(folder, check=False).vocab_size == 97
+
+
+@pytest.mark.parametrize("room", [{"max_model_len": 2}, {"block_size": 1}, {"max_num_seqs": 1, "kv_cache_bytes": 8192}])
+def test_it_fits_into_the_smallest_cache(folder, room):
+    lm = load_lm(folder, **room)
+    assert lm.num_free_blocks == lm.num_blocks
+    lm.check_integrity()
+
+
+def test_no_weights_are_held_twice(folder, monkeypatch):
+    """The reference is computed before layers are packed, and keeps nothing of the model but its logits."""
+    seen = []
+    right = Oracle.__init__
+
+    def init(self, model):
+        seen.append(any(isinstance(module, PackedLinear) for module in model.modules()))
+        right(self, model)
+        assert not any(one is model for one in vars(self).values())
+        assert model.config._attn_implementation == "specdec"
+
+    monkeypatch.setattr(Oracle, "__init__", init)
+    load_lm(folder, dtype="bfloat16", decoder="transformers")
+    assert seen == [False]
+
+
+def test_weights_that_are_no_numbers_are_left_to_the_step_that_meets_them(tmp_path):
+    folder = make_tiny("llama", tmp_path)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    model.model.norm.weight.data[:] = torch.nan
+    model.save_pretrained(folder)
+    assert load_lm(str(folder)).score([Row(0, [1, 2], 1)]).isnan().all()
