@@ -149,7 +149,7 @@ def _check(wish: _Wish, recipe: Recipe) -> None:
 
 
 def _prompts(wish: _Wish) -> PromptSet:
-    """PromptSet from the file, or spread evenly over the built-in ones."""
+    """Prompts from the file, or spread evenly over the built-in ones."""
     if wish.prompt_file is not None:
         found = read_prompt_file(wish.prompt_file, chat=None)
         return replace(found, rows=found.rows[: wish.num_prompts])

@@ -40,7 +40,7 @@ def generate(
     prompt: Annotated[
         list[str] | None,
         typer.Argument(
-            help="PromptSet; `-` reads one from stdin, as does no prompt at all in a pipe.", metavar="PROMPT"
+            help="Prompts; `-` reads one from stdin, as does no prompt at all in a pipe.", metavar="PROMPT"
         ),
     ] = None,
     prompt_file: Annotated[
@@ -52,7 +52,7 @@ def generate(
         ),
     ] = None,
     chat: Annotated[
-        bool, typer.Option("--chat", help="PromptSet are messages: use the chat template.", rich_help_panel=_PROMPTS)
+        bool, typer.Option("--chat", help="Prompts are messages: use the chat template.", rich_help_panel=_PROMPTS)
     ] = False,
     system: Annotated[
         str | None, typer.Option(help="System message; implies --chat.", metavar="TEXT", rich_help_panel=_PROMPTS)

@@ -40,10 +40,10 @@ Repeats = Annotated[
     int, typer.Option("--repeats", min=1, help="How often every arm decodes every prompt.", rich_help_panel=HOW)
 ]
 BatchSize = Annotated[
-    int, typer.Option("--batch-size", min=1, help="PromptSet that are decoded together.", rich_help_panel=HOW)
+    int, typer.Option("--batch-size", min=1, help="Prompts that are decoded together.", rich_help_panel=HOW)
 ]
 Chat = Annotated[
-    bool, typer.Option("--chat", help="PromptSet are messages: use the chat template.", rich_help_panel=HOW)
+    bool, typer.Option("--chat", help="Prompts are messages: use the chat template.", rich_help_panel=HOW)
 ]  # fmt: skip
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Show what would run; load nothing.", rich_help_panel=HOW)

@@ -1,4 +1,4 @@
-"""PromptSet that a command line gives: arguments, `--prompt-file`, standard input."""
+"""Prompts that a command line gives: arguments, `--prompt-file`, standard input."""
 
 from __future__ import annotations
 

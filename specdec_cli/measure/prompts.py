@@ -1,4 +1,4 @@
-"""PromptSet: text or conversations that may bring an id, a category, a length and a seed of their own."""
+"""Prompts: text or conversations that may bring an id, a category, a length and a seed of their own."""
 
 from __future__ import annotations
 
