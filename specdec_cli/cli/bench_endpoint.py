@@ -31,7 +31,7 @@ from specdec_cli.measure.endpoint_bench import EndpointBench
 from specdec_cli.measure.endpoint_plan import EndpointPlan, pace_words
 from specdec_cli.measure.load import look_at_load
 from specdec_cli.measure.request_fields import check_max_tokens_field, parse_extra_body, sampling_fields
-from specdec_cli.measure.turns import first_turns
+from specdec_cli.measure.turns import turn_ends
 from specdec_cli.measure.workload import task_of
 from specdec_cli.recipe.present import to_yaml
 from specdec_cli.report.bench import BenchView
@@ -82,7 +82,7 @@ def run_endpoint(
     if dry_run:
         _show(resolved, shared, plan)
         return None
-    prompts = first_turns(chosen_prompts(recipe.workload, wish.chat))
+    prompts = chosen_prompts(recipe.workload, wish.chat)
     return _Run(resolved, shared, plan, wish, prompts, open_screen(shared.quiet, streams_text=False)).go()
 
 
@@ -139,8 +139,10 @@ def _check_gates(recipe: Recipe, has_arrivals: bool, rows: Sequence[PromptRow] |
 
     gates, schema = parse_all(recipe.gates.fail_if), json_schema(has_arrivals)
     if rows is None:
-        gates = [gate for gate in gates if not gate.path.startswith("by_task.")]
-    names = {"by_task": list(dict.fromkeys(map(task_of, rows or ())))}
+        gates = [gate for gate in gates if not gate.path.startswith(("by_task.", "by_turn."))]
+    most_turns = max((len(turn_ends(row)) for row in rows or ()), default=1)
+    turns = [str(turn) for turn in range(1, most_turns + 1)] if most_turns > 1 else []
+    names = {"by_task": list(dict.fromkeys(map(task_of, rows or ()))), "by_turn": turns}
     check_paths(gates, schema, names)
     if rows is not None:
         check_measurable(recipe.gates, schema, names, Pairs.of(rows, batch_size=1, repeats=1))

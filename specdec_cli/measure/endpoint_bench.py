@@ -20,6 +20,7 @@ from specdec_cli.measure.prompts import PromptRow
 from specdec_cli.measure.refusal import EndpointError
 from specdec_cli.measure.request_fields import request_body, sampling_fields, warm_up_row
 from specdec_cli.measure.sending import Sender
+from specdec_cli.measure.turns import turn_ends
 from specdec_cli.measure.workload import task_of
 from specdec_cli.proxy import Proxy
 from specdec_cli.recipe.schema import Sampling
@@ -93,8 +94,14 @@ class EndpointBench:
 
     @property
     def total(self) -> int:
-        """Requests to send."""
-        return len(self.rows) * self.plan.repeats
+        """Requests to send, each turn of a conversation one."""
+        return sum(self.turns.values()) * self.plan.repeats
+
+    @property
+    def turns(self) -> dict[int, int]:
+        """Turns, from 1, and how many prompts have each."""
+        lengths = [len(turn_ends(row)) for row in self.rows]
+        return {turn: sum(turn <= length for length in lengths) for turn in range(1, max(lengths) + 1)}
 
     @property
     def figures(self) -> tuple[Figure, ...]:
@@ -175,21 +182,23 @@ class EndpointBench:
         """Requests that failed."""
         return len(self.visits) - self.num_answered
 
-    def answered(self, task: str | None = None) -> list[tuple[Visit, Answer]]:
-        """Requests with whole answers, of one task or of all."""
+    def answered(self, task: str | None = None, turn: int | None = None) -> list[tuple[Visit, Answer]]:
+        """Requests with whole answers, of one task or turn or of all."""
         return [
             (visit, visit.answer)
             for visit in self.visits
-            if visit.answer is not None and (task is None or task_of(visit.row) == task)
+            if visit.answer is not None
+            and (task is None or task_of(visit.row) == task)
+            and (turn is None or visit.turn == turn)
         ]
 
-    def answers(self, task: str | None = None) -> list[tuple[PromptRow, Answer]]:
+    def answers(self, task: str | None = None, turn: int | None = None) -> list[tuple[PromptRow, Answer]]:
         """Whole answers and their prompts."""
-        return [(visit.row, answer) for visit, answer in self.answered(task)]
+        return [(visit.row, answer) for visit, answer in self.answered(task, turn)]
 
-    def num_tokens(self, task: str | None = None) -> int | None:
+    def num_tokens(self, task: str | None = None, turn: int | None = None) -> int | None:
         """Output tokens as the server's usage counts them; None where one answer came without a count."""
-        counts = [answer.num_tokens for _, answer in self.answers(task)]
+        counts = [answer.num_tokens for _, answer in self.answers(task, turn)]
         return None if None in counts else sum(count for count in counts if count is not None)
 
     @property
@@ -200,13 +209,13 @@ class EndpointBench:
         names = [task_of(row) for row in self.rows]
         return {task: names.count(task) for task in dict.fromkeys(names)}
 
-    def acceptance(self, task: str | None = None) -> dict[str, Any] | None:
+    def acceptance(self, task: str | None = None, turn: int | None = None) -> dict[str, Any] | None:
         """Acceptance by the answers' own counts, with intervals over prompts; None where no answer has any."""
         import numpy as np
 
         from specdec_cli.measure.stats import Interval, ratio_of_totals
 
-        counted = [(row.index, answer.speculation) for row, answer in self.answers(task) if answer.speculation]
+        counted = [(row.index, answer.speculation) for row, answer in self.answers(task, turn) if answer.speculation]
         if not counted:
             return None
         by_row = {index: np.zeros(3) for index, _ in counted}
@@ -221,14 +230,14 @@ class EndpointBench:
             "length": length.as_dict(),
         }
 
-    def distribution(self, figure: Figure, task: str | None = None) -> Distribution:
+    def distribution(self, figure: Figure, task: str | None = None, turn: int | None = None) -> Distribution:
         """A figure over all answers."""
         import numpy as np
 
         from specdec_cli.measure.stats import bootstrap_pooled_median
 
         by_row: dict[int, list[float]] = {}
-        for visit, answer in self.answered(task):
+        for visit, answer in self.answered(task, turn):
             by_row.setdefault(visit.row.index, []).extend(_values(visit, answer, figure))
         groups = [np.array(values) for values in by_row.values() if values]
         if not groups:

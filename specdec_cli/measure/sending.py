@@ -19,6 +19,7 @@ from specdec_cli.measure.endpoint import Endpoint
 from specdec_cli.measure.endpoint_plan import EndpointPlan, Visit
 from specdec_cli.measure.prompts import PromptRow
 from specdec_cli.measure.refusal import EndpointError
+from specdec_cli.measure.turns import Dialogue
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -41,6 +42,7 @@ class Sender:
         most_open: requests at a time.
         most_waiting: requests that had arrived and waited for a place.
         cpu_seconds: what this client computed meanwhile, on the one thread that it has.
+        num_unsent: turns that could not be asked, because of the turn before them.
         gone: the error of a server that went away.
     """
 
@@ -55,6 +57,7 @@ class Sender:
         self.seconds = 0.0
         self.most_open = self.most_waiting = 0
         self.cpu_seconds = 0.0
+        self.num_unsent = 0
         self.gone: EndpointError | None = None
         self._plan, self._body_of, self._stopped, self._when_idle = plan, body_of, stopped, when_idle
         self._num_open = self._num_waiting = 0
@@ -72,7 +75,7 @@ class Sender:
             await self._wait_until(start + due_s)
             if self._is_over():
                 break
-            tasks.append(asyncio.create_task(self._visit(endpoint, row, repeat, start + due_s)))
+            tasks.append(asyncio.create_task(self._converse(endpoint, row, repeat, start + due_s)))
         await asyncio.gather(*tasks)
         if plan.has_arrivals:
             self.seconds = perf_counter() - start
@@ -85,13 +88,24 @@ class Sender:
         while (left := due - perf_counter()) > 0 and not self._is_over():
             await asyncio.sleep(min(left, _LOOK_SECONDS))
 
-    async def _visit(self, endpoint: Endpoint, row: PromptRow, repeat: int, arrival: float) -> None:
-        """One prompt: wait for a place, send it, keep what comes."""
+    async def _converse(self, endpoint: Endpoint, row: PromptRow, repeat: int, arrival: float) -> None:
+        """One prompt, or every turn of a conversation: wait for a place, send, keep what comes.
+
+        A turn arrives as soon as the one before it is answered. What follows a turn without an answer, or one that
+        waits for a tool's result, cannot be asked.
+        """
         async with self._place():
-            if not self._is_over():
-                self.visits.append(await self._ask(endpoint, row, repeat, arrival))
+            talk = Dialogue(row, row.index)
+            while talk.has_more and not self._is_over():
+                visit = await self._ask(endpoint, talk.next(), row, repeat, arrival)
+                self.visits.append(visit)
                 if not self._num_open:
                     self._when_idle()
+                if visit.answer is None or visit.answer.calls_tools:
+                    self.num_unsent += talk.num_turns - talk.num_begun
+                    return
+                talk.answer(visit.answer.text)
+                arrival = perf_counter()
 
     @asynccontextmanager
     async def _place(self) -> AsyncIterator[None]:
@@ -111,8 +125,8 @@ class Sender:
         finally:
             self._places.release()
 
-    async def _ask(self, endpoint: Endpoint, row: PromptRow, repeat: int, arrival: float) -> Visit:
-        body = self._body_of(row)
+    async def _ask(self, endpoint: Endpoint, turn: PromptRow, row: PromptRow, repeat: int, arrival: float) -> Visit:
+        body = self._body_of(turn)
         wait_s = max(0.0, perf_counter() - arrival) if self._plan.has_arrivals else 0.0
         answer, error = None, None
         try:
@@ -121,7 +135,7 @@ class Sender:
         except EndpointError as raised:
             error = raised
             self.gone = raised if raised.is_gone else self.gone
-        return Visit(row, repeat, 1, body[self._plan.max_tokens_field], wait_s, answer, error)
+        return Visit(row, repeat, turn.turn or 1, body[self._plan.max_tokens_field], wait_s, answer, error)
 
     @contextmanager
     def _open(self) -> Iterator[None]:

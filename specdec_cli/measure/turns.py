@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from specdec_cli.measure.arms import Arm, Request, decode
 from specdec_cli.measure.chats import ChatMessage
-from specdec_cli.measure.prompts import PromptRow, PromptSet
+from specdec_cli.measure.prompts import PromptRow
 from specdec_cli.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -80,14 +80,6 @@ def dialogues(rows: Sequence[PromptRow]) -> list[Dialogue]:
         found.append(Dialogue(row, index))
         index += found[-1].num_turns
     return found
-
-
-def first_turns(prompts: PromptSet) -> PromptSet:
-    """The first turn of every row, and a sentence about those after it."""
-    talks = dialogues(prompts.rows)
-    num = sum(talk.num_turns - 1 for talk in talks)
-    said = [f"the first turn of each conversation is sent, {num} later ones are not"] if num else []
-    return PromptSet([talk.next() for talk in talks], [*prompts.notices, *said])
 
 
 def request_of(row: PromptRow, tokens: list[int], params: SamplingParams, grammar: Grammar | None = None) -> Request:

@@ -92,6 +92,7 @@ def endpoint_body(bench: EndpointBench, dataset: str, machine: Mapping[str, Any]
             "planned": bench.total,
             "answered": bench.num_answered,
             "failed": bench.num_failed,
+            "not_sent": bench.sender.num_unsent,
             "sent_again": bench.num_sent_again,
             "most_at_a_time": bench.sender.most_open,
             "most_waiting": bench.sender.most_waiting,
@@ -113,6 +114,7 @@ def endpoint_body(bench: EndpointBench, dataset: str, machine: Mapping[str, Any]
             }
             for task, num in bench.tasks.items()
         },
+        "by_turn": _by_turn(bench),
         "acceptance": bench.acceptance(),
         "counters": bench.counters.as_dict(),
         "errors": _errors(bench),
@@ -125,8 +127,23 @@ def _rate(count: int | None, seconds: float) -> float | None:
     return count / seconds if count is not None and seconds > 0 else None
 
 
-def _timing(bench: EndpointBench, task: str | None = None) -> dict[str, Any]:
-    return {figure: bench.distribution(figure, task).as_dict() for figure in bench.figures}
+def _timing(bench: EndpointBench, task: str | None = None, turn: int | None = None) -> dict[str, Any]:
+    return {figure: bench.distribution(figure, task, turn).as_dict() for figure in bench.figures}
+
+
+def _by_turn(bench: EndpointBench) -> dict[str, Any]:
+    """The figures of each turn; none where every prompt is one turn."""
+    turns = bench.turns
+    return {
+        str(turn): {
+            "num_prompts": num,
+            "output_tokens": bench.num_tokens(turn=turn),
+            "timing": _timing(bench, turn=turn),
+            "acceptance": bench.acceptance(turn=turn),
+        }
+        for turn, num in turns.items()
+        if len(turns) > 1
+    }
 
 
 def _output(bench: EndpointBench) -> dict[str, Any]:
@@ -147,6 +164,7 @@ def _errors(bench: EndpointBench) -> list[dict[str, Any]]:
         {
             "index": visit.row.index,
             "id": visit.row.id,
+            "turn": visit.turn,
             "repeat": visit.repeat,
             "status": visit.error.status,
             "message": visit.error.message,
@@ -162,6 +180,10 @@ def _notices(bench: EndpointBench) -> list[str]:
         notices.append(f"every request went through the {bench.proxy}, and its time is in the figures")
     if bench.num_failed:
         notices.append(f"{bench.num_failed} of {len(bench.visits)} requests failed; the figures are of the others")
+    if bench.sender.num_unsent:
+        notices.append(
+            f"{bench.sender.num_unsent} turns were not sent, because the turn before them failed or called a tool"
+        )
     if bench.num_sent_again:
         notices.append(
             f"the server closed {bench.num_sent_again} connections before it answered; those requests were sent again, "
@@ -202,7 +224,9 @@ def print_endpoint(console: Console, body: Mapping[str, Any]) -> None:
     console.print(_figures_table(body["timing"]))
     console.print(Text(LEGEND, style="dim"), soft_wrap=True)
     if body["by_task"]:
-        console.print(_tasks_table(body["by_task"]))
+        console.print(_parts_table("task", body["by_task"]))
+    if body["by_turn"]:
+        console.print(_parts_table("turn", body["by_turn"]))
     console.print(Text(throughput_words(body), style="bold"), soft_wrap=True)
     for line in filter(None, (acceptance_words(body["acceptance"]), *counter_lines(body["counters"]))):
         console.print(Text(line), soft_wrap=True)
@@ -249,13 +273,14 @@ def _figures_table(timing: Mapping[str, Any]) -> RenderableType:
     return table
 
 
-def _tasks_table(by_task: Mapping[str, Any]) -> RenderableType:
-    table = grid("task", "prompts", "output tokens", "first text ms", "per token ms", "answer ms")
-    for task, found in by_task.items():
+def _parts_table(name: str, parts: Mapping[str, Any]) -> RenderableType:
+    """Tasks or turns, a row each."""
+    table = grid(name, "prompts", "output tokens", "first text ms", "per token ms", "answer ms")
+    for part, found in parts.items():
         timing, tokens = found["timing"], found["output_tokens"]
         cells = [milliseconds(timing[figure]["median"]) for figure in ("ttft_s", "tpot_s", "latency_s")]
         shown = NOTHING if tokens is None else str(tokens)
-        table.add_row(Text(printable(task)), str(found["num_prompts"]), shown, *cells)
+        table.add_row(Text(printable(part)), str(found["num_prompts"]), shown, *cells)
     return table
 
 

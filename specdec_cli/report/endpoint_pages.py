@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 Document = Mapping[str, Any]
 
 _TASK_FIGURES = ("ttft_s", "tpot_s", "latency_s")
+_PART_HEADS = ("prompts", "output tokens", *(FIGURE_NAMES[name] for name in _TASK_FIGURES), "accepted")
 _TOTALS = ("output_tokens_per_second", "requests_per_second", "acceptance_rate", "acceptance_length")
 _COLUMNS = ("median", "low", "high", "p95", "p99")
 
@@ -64,8 +65,11 @@ def endpoint_tables(document: Document) -> Iterator[PageTable]:
     ]
     yield PageTable("Times in milliseconds", ("", "median (95 %)", "p95", "p99"), rows)
     if document["by_task"]:
-        heads = ("task", "prompts", "output tokens", *(FIGURE_NAMES[name] for name in _TASK_FIGURES), "accepted")
-        yield PageTable("Tasks", heads, [_task_row(task, found) for task, found in document["by_task"].items()])
+        heads = ("task", *_PART_HEADS)
+        yield PageTable("Tasks", heads, [_part_row(task, found) for task, found in document["by_task"].items()])
+    if document["by_turn"]:
+        heads = ("turn", *_PART_HEADS)
+        yield PageTable("Turns", heads, [_part_row(turn, found) for turn, found in document["by_turn"].items()])
     if document["errors"]:
         failed = [
             [str(one["index"]), "" if one["status"] is None else str(one["status"]), one["message"]]
@@ -74,10 +78,10 @@ def endpoint_tables(document: Document) -> Iterator[PageTable]:
         yield PageTable("Failed requests", ("prompt", "status", "error"), failed)
 
 
-def _task_row(task: str, found: Mapping[str, Any]) -> list[str]:
+def _part_row(name: str, found: Mapping[str, Any]) -> list[str]:
     tokens, accepted = found["output_tokens"], found["acceptance"]
     return [
-        task,
+        name,
         str(found["num_prompts"]),
         NOTHING if tokens is None else str(tokens),
         *(_with_interval(found["timing"][name]) for name in _TASK_FIGURES),
@@ -91,9 +95,9 @@ def _with_interval(found: Mapping[str, Any]) -> str:
 
 
 def endpoint_csv(document: Document) -> tuple[list[str], list[list[object]]]:
-    """Heads and rows: all requests together, then one row for each task; times in seconds."""
+    """Heads and rows: all requests together, then one row for each task and each turn; times in seconds."""
     figures = list(document["timing"])
-    heads = ["task", "num_prompts", "output_tokens", *_TOTALS]
+    heads = ["task", "turn", "num_prompts", "output_tokens", *_TOTALS]
     heads += [f"{figure}_{column}".removesuffix("_median") for figure in figures for column in _COLUMNS]
     whole = {
         "num_prompts": document["workload"]["num_prompts"],
@@ -102,13 +106,14 @@ def endpoint_csv(document: Document) -> tuple[list[str], list[list[object]]]:
         "timing": document["timing"],
         "acceptance": document["acceptance"],
     }
-    rows = [_csv_row(task, found, figures) for task, found in {"": whole, **document["by_task"]}.items()]
+    rows = [_csv_row(task, "", found, figures) for task, found in {"": whole, **document["by_task"]}.items()]
+    rows += [_csv_row("", turn, found, figures) for turn, found in document["by_turn"].items()]
     return heads, rows
 
 
-def _csv_row(task: str, found: Mapping[str, Any], figures: Sequence[str]) -> list[object]:
+def _csv_row(task: str, turn: str, found: Mapping[str, Any], figures: Sequence[str]) -> list[object]:
     accepted = found["acceptance"] or {}
-    row = [task, found["num_prompts"], found["output_tokens"], *(found.get(name) for name in _TOTALS[:2])]
+    row = [task, turn, found["num_prompts"], found["output_tokens"], *(found.get(name) for name in _TOTALS[:2])]
     row += [accepted[name]["median"] if accepted else None for name in ("rate", "length")]
     for figure in figures:
         one = found["timing"][figure]

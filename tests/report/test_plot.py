@@ -116,7 +116,7 @@ def endpoint() -> dict:
         "recipe": {"sampling": {}, "workload": {}, "gates": {}}, "plan": plan, "timing": timing,
         "endpoint": {"url": EVIL, "model": EVIL, "server": EVIL, "version": "1", "proxy": EVIL},
         "requests": {"planned": 8, "answered": 7, "failed": 1}, "by_task": {EVIL: task, "_b": task},
-        "output": {"tokens": 80, "counted_by": "the server's usage", "chunks": 40},
+        "by_turn": {"1": task, "2": task}, "output": {"tokens": 80, "counted_by": "the server's usage", "chunks": 40},
         "throughput": {"seconds": 4.0, "output_tokens_per_second": 20.0, "requests_per_second": 2.0},
         "acceptance": {"requests": 7, "rate": interval(0.6), "length": NO}, "counters": None,
         "errors": [{"index": 1, "id": EVIL, "repeat": 0, "status": 500, "message": EVIL}],
