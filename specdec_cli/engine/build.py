@@ -18,7 +18,7 @@ from specdec_cli.lm.generation import AUTO, NONE
 from specdec_cli.lm.load import check_context, load_lm, load_tokenizer
 from specdec_cli.lm.threads import allot_threads
 from specdec_cli.lm.transformers_lm import KVCacheBytes, TransformersLM, decoder_when
-from specdec_cli.text.chat_template import named_template
+from specdec_cli.text.chat_template import chat_tokenizer
 from specdec_cli.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -140,14 +140,14 @@ def load_engines(
         load_format=settings.target.load_format,
     )
     say(f"loading tokenizer of {target}")
-    tokenizer = Tokenizer(
+    tokenizer = chat_tokenizer(
         load_tokenizer(
             target,
             revision=settings.target.revision,
             trust_remote_code=settings.trust_remote_code,
             load_format=settings.target.load_format,
         ),
-        None if settings.chat_template is None else named_template(settings.chat_template),
+        settings.chat_template,
         settings.chat_variables,
     )
     for fields, its in zip(given, own, strict=True):

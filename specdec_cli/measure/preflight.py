@@ -14,7 +14,7 @@ from specdec_cli.lm.load import check_context
 from specdec_cli.lm.transformers_lm import decoder_when
 from specdec_cli.measure.figures import figure
 from specdec_cli.measure.outlook import Outlook, outlook
-from specdec_cli.text.chat_template import named_template
+from specdec_cli.text.chat_template import chat_tokenizer
 from specdec_cli.text.overlap import Overlap
 from specdec_cli.text.tokenizer import Tokenizer
 
@@ -241,7 +241,7 @@ def _tokenizer(hf: Any, model: Target | Draft) -> Tokenizer:
     """A model's tokenizer as the engine makes it; a draft's conversations are the target's."""
     given = getattr(model, "chat_template", None)
     variables = getattr(model, "default_chat_template_kwargs", None)
-    return Tokenizer(hf, None if given is None else named_template(given), variables)
+    return chat_tokenizer(hf, given, variables)
 
 
 def _tokenizer_facts(tokenizer: Tokenizer) -> TokenizerFacts:

@@ -11,14 +11,12 @@ from specdec_cli.errors import UsageError
 from specdec_cli.serve.errors import as_api_error, bad_field
 from specdec_cli.serve.history import CallWriter, call_writers
 from specdec_cli.serve.protocol import Message, TextPart, Tool
+from specdec_cli.text.chat_template import TEMPLATE_ARGUMENTS
 
 if TYPE_CHECKING:
     from specdec_cli.text.template import TemplateReads
     from specdec_cli.text.tokenizer import Tokenizer
 
-_TEMPLATE_ARGUMENTS = {"conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt"}
-_TEMPLATE_ARGUMENTS |= {"continue_final_message", "tokenize", "padding", "truncation", "max_length", "return_tensors"}
-_TEMPLATE_ARGUMENTS |= {"return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs", "sanitize_control_tokens"}
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 """Names under which templates read what an assistant thought."""
 
@@ -83,7 +81,7 @@ class Conversation:
         found = dict(self.variables or {})
         for name in found:
             where = f"chat_template_kwargs.{name}"
-            if name in _TEMPLATE_ARGUMENTS:
+            if name in TEMPLATE_ARGUMENTS:
                 raise bad_field(where, "is no variable of a template; the request has a field for it")
             if name not in reads.variables:
                 raise bad_field(where, "is not read by the model's chat template")

@@ -2,12 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from specdec_cli.errors import UsageError
+from specdec_cli.text.tokenizer import Tokenizer
 
+TEMPLATE_ARGUMENTS = {"conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt"}
+TEMPLATE_ARGUMENTS |= {"continue_final_message", "tokenize", "padding", "truncation", "max_length", "return_tensors"}
+TEMPLATE_ARGUMENTS |= {"return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs", "sanitize_control_tokens"}
+"""What is passed to a template, or to transformers, by itself: none of it is a variable that one may set."""
 _MARKS = "{}\n"
 _HINT = "give a file with a Jinja template, or the template itself"
+
+
+def chat_tokenizer(hf_tokenizer: Any, template: str | None, variables: Mapping[str, Any] | None) -> Tokenizer:
+    """A tokenizer with what somebody says of its conversations.
+
+    Args:
+        hf_tokenizer: a tokenizer object of transformers.
+        template: as `named_template` takes it; None keeps the tokenizer's own.
+        variables: that every conversation passes to the template, unless it sets them.
+
+    Raises:
+        UsageError: a template that cannot be read or is broken, or a variable that it does not read.
+    """
+    tokenizer = Tokenizer(hf_tokenizer, None if template is None else named_template(template), variables)
+    if template is not None:
+        _check_syntax(tokenizer)
+    for name in variables or ():
+        _check_variable(tokenizer, name)
+    return tokenizer
+
+
+def _check_syntax(tokenizer: Tokenizer) -> None:
+    try:
+        tokenizer.template_reads()
+    except UsageError as error:
+        said = error.message.partition(" is broken: ")[2] or error.message
+        raise UsageError(f"the chat template of `--chat-template` is broken: {said}", "correct it") from error
+
+
+def _check_variable(tokenizer: Tokenizer, name: str) -> None:
+    said = f"`default_chat_template_kwargs` sets `{name}`"
+    if name in TEMPLATE_ARGUMENTS:
+        raise UsageError(f"{said}, which is no variable of a template", "leave it out: requests have a field for it")
+    reads = tokenizer.template_reads().variables | tokenizer.template_reads(has_tools=True).variables
+    if name not in reads:
+        known = ", ".join(sorted(reads - TEMPLATE_ARGUMENTS))
+        hint = f"leave it out; the template reads {known}" if known else "leave it out"
+        raise UsageError(f"{said}, which the chat template of `{tokenizer.name}` does not read", hint)
 
 
 def named_template(given: str) -> str:

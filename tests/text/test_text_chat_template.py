@@ -8,7 +8,7 @@ import pytest
 from tiny_engine import letter_tokenizer
 
 from specdec_cli.errors import UsageError
-from specdec_cli.text.chat_template import named_template
+from specdec_cli.text.chat_template import chat_tokenizer, named_template
 from specdec_cli.text.tokenizer import Tokenizer
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}{% if thinks %} on{% else %} off{% endif %}"
@@ -64,3 +64,26 @@ def test_variables_hold_for_every_conversation_unless_it_sets_them():
     assert said(thinks=False) == "a off"
     assert Tokenizer(letter_tokenizer(), TEMPLATE).chat(USER) == tokenizer.encode("a off", False)
     assert tokenizer.chat_template == TEMPLATE
+
+
+def test_what_the_template_does_not_read_is_refused_before_a_request():
+    assert chat_tokenizer(letter_tokenizer(), TEMPLATE, {"thinks": 1}).chat_template == TEMPLATE
+    for name, said in [("think", "does not read"), ("content", "does not read"), ("tools", "no variable")]:
+        with pytest.raises(UsageError, match=f"sets `{name}`, which .*{said}") as refused:
+            chat_tokenizer(letter_tokenizer(), TEMPLATE, {name: 1})
+        assert said != "does not read" or "the template reads thinks" in str(refused.value.hint)
+    with pytest.raises(UsageError, match="does not read"):
+        chat_tokenizer(letter_tokenizer(), None, {"thinks": 1})
+
+
+@pytest.mark.parametrize("text", ["{% for m in messages %}", "{{ messages[ }}", "{% nonsense %}"])
+def test_a_broken_template_is_refused_when_it_is_named(text: str):
+    with pytest.raises(UsageError, match="the chat template of `--chat-template` is broken: "):
+        chat_tokenizer(letter_tokenizer(), text, None)
+
+
+def test_a_template_that_transformers_alone_knows_parses():
+    text = (
+        "{% for m in messages %}{% if m.x %}{% continue %}{% endif %}{% generation %}a{% endgeneration %}{% endfor %}"
+    )
+    assert chat_tokenizer(letter_tokenizer(), text, None).chat_template == text
