@@ -39,9 +39,7 @@ _K = "speculation.num_speculative_tokens"
 def generate(
     prompt: Annotated[
         list[str] | None,
-        typer.Argument(
-            help="Prompts; `-` reads one from stdin, as does no prompt at all in a pipe.", metavar="PROMPT"
-        ),
+        typer.Argument(help="Prompts; `-` reads one from stdin, as does no prompt at all in a pipe.", metavar="PROMPT"),
     ] = None,
     prompt_file: Annotated[
         str | None,
