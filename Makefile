@@ -6,7 +6,7 @@ PIP = $(BIN)/pip install --quiet --disable-pip-version-check
 USER = $(VENV)/.installed
 DEV = $(VENV)/.installed-dev
 
-.PHONY: demo test test-slow test-lowest lock clean
+.PHONY: demo test test-slow test-lowest docs lock clean
 
 demo: $(USER)
 	$(BIN)/specdec generate "Once upon a time, there was a little rabbit who" --draft-quantize int8 -k 5 -n 160 --compare
@@ -17,6 +17,12 @@ test: $(DEV)
 
 test-slow: $(DEV)
 	$(BIN)/python -m pytest -m slow
+
+# The site in `site/`. `docs/` is readable as it is, too.
+docs: $(DEV)
+	$(PIP) --constraint constraints.txt --editable ".[docs]"
+	$(BIN)/python scripts/docs_reference.py --check
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # With the oldest versions that pyproject.toml admits, in an environment of its own; torch stays as it is tested.
 test-lowest:
@@ -30,7 +36,7 @@ test-lowest:
 lock:
 	$(PYTHON) -m venv .venv-lock
 	.venv-lock/bin/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
-	.venv-lock/bin/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)" ".[dev,train]"
+	.venv-lock/bin/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)" ".[dev,train,docs]"
 	(sed -n '/^#/p' constraints.txt; .venv-lock/bin/pip list --format freeze --exclude specdec-cli --exclude pip --exclude setuptools) > .venv-lock/new
 	mv .venv-lock/new constraints.txt
 	rm -rf .venv-lock

@@ -1,0 +1,73 @@
+"""The documentation is current: references match the code, every page is listed, links lead somewhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from test_readme import parse, program, words_of
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+
+
+def reference():
+    spec = importlib.util.spec_from_file_location("docs_reference", ROOT / "scripts" / "docs_reference.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", ["cli.md", "recipe-reference.md", "python-api.md"])
+def test_a_reference_page_is_what_the_code_says(name):
+    page = reference().PAGES[name]()
+    hint = "run `python scripts/docs_reference.py`"
+    assert (DOCS / name).read_text(encoding="utf-8").rstrip() == page.rstrip(), hint
+
+
+def listed(nav) -> list[str]:
+    if isinstance(nav, str):
+        return [nav]
+    inner = nav.values() if isinstance(nav, dict) else nav
+    return [name for one in inner for name in listed(one)]
+
+
+def test_every_page_is_listed_once():
+    nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
+    assert sorted(listed(nav)) == [str(page.relative_to(DOCS)) for page in PAGES]
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as Markdown renderers make them."""
+    heads = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).strip().replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+def test_links_to_files_lead_somewhere(page):
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        linked = (page.parent / name).resolve() if name else page
+        assert linked.exists(), target
+        if anchor and linked.suffix == ".md":
+            assert anchor in anchors(linked), target
+
+
+def command_lines() -> list[str]:
+    """Every `$ specdec …` of a console block, continued lines joined."""
+    texts = [page.read_text(encoding="utf-8") for page in PAGES]
+    blocks = [block for text in texts for block in re.findall(r"^```console\n(.*?)^```$", text, re.M | re.S)]
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    return sorted({line.removeprefix("$ ") for line in lines if line.startswith("$ specdec")})
+
+
+@pytest.mark.parametrize("line", command_lines())
+def test_a_command_line_parses(line):
+    parse(program(), "specdec", words_of(line))
