@@ -6,6 +6,7 @@ import ast
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 _MAX_DEPTH = 16
@@ -140,6 +141,8 @@ def _literal(source: str) -> Any:
     Raises:
         ValueError: it is none, or has no JSON form.
     """
+    with suppress(ValueError, RecursionError):  # JSON first: Python reads a surrogate pair as two characters
+        return json.loads(source, parse_constant=_refuse)
     try:
         tree = ast.parse(_ESCAPE.sub(_escaped, source.strip()), mode="eval")
         value = _value(tree.body)

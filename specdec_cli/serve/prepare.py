@@ -159,7 +159,8 @@ def prepare_chat(request: ChatCompletionRequest, facts: Facts, request_id: str, 
     room = _room(prompts, max_tokens, bound, "messages", facts)
     params = _bounded(params, facts.sampling.length(room) if max_tokens is None else max_tokens, room)
     reasoning = _reasoning(request, facts, prompts[0])
-    if (tools is not None and forced is None) or (reasoning is not None and reasoning.has_special_marker):
+    reads_marks = tools is not None and not tools.is_forced
+    if reads_marks or (reasoning is not None and reasoning.has_special_marker):
         params = replace(params, skip_special_tokens=False)
     jobs = _jobs(request, facts, request_id, cache_salt, prompts, params, constraint, reasoning)
     plan = _plan(request, facts, "chat", prompts, constraint)

@@ -10,6 +10,7 @@ from specdec_cli.serve.errors import bad_field
 from specdec_cli.serve.formats import PARSERS, find_format
 from specdec_cli.serve.limits import RequestLimits
 from specdec_cli.serve.protocol import ChatCompletionRequest, NamedTool, Tool
+from specdec_cli.serve.strict_calls import constrain_strict
 from specdec_cli.serve.tools import Format, ToolPlan
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 def choose_tools(
     request: ChatCompletionRequest, parser: ToolCallParser | None, tokenizer: Tokenizer | None, limits: RequestLimits
 ) -> tuple[ToolPlan | None, Constraint | None]:
-    """How a request's tool calls are read, and the grammar of forced ones; None for a request without tools.
+    """How a request's tool calls are read, and the grammar of forced and strict ones; None for one without tools.
 
     Args:
         request: the typed body.
@@ -56,7 +57,8 @@ def choose_tools(
         raise bad_field(
             "tools", f"{said}; start the server with --tool-call-parser, or force a call with `tool_choice`"
         )
-    return replace(plan, form=form), None
+    strict = None if tokenizer is None else constrain_strict(form, tools, tokenizer, plan.only_one)
+    return replace(plan, form=form), strict
 
 
 def model_format(parser: ToolCallParser | None, tokenizer: Tokenizer | None) -> Format | None:

@@ -35,7 +35,7 @@ from specdec_cli.serve.python_calls import read_python_calls
 from specdec_cli.serve.tag_calls import TAGS, TagFormat, read_glm, read_tagged
 
 Format = MarkedFormat | TagFormat | TokenFormat | Literal["glm45", "llama3_json", "pythonic", "olmo3", "mistral"]
-_PYTHON_MARKS: Mapping[str, str] = {
+PYTHON_MARKS: Mapping[str, str] = {
     "<|python_start|>": "<|python_end|>",
     "<|tool_call_start|>": "<|tool_call_end|>",
     "<|python_tag|>": "",
@@ -58,6 +58,11 @@ class ToolPlan:
     schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     only_one: bool = False
     has_short_ids: bool = False
+
+    @property
+    def is_forced(self) -> bool:
+        """Whether the whole text is calls."""
+        return self.form in ("named", "required")
 
     def parser(self) -> ToolParser:
         """A fresh parser for one choice."""
@@ -142,7 +147,7 @@ class ToolParser:
         char = yield from self._say_space()
         if char == "[":
             char = yield from self._attempt("", self._bracketed(any_name=False), char)
-        return (yield from self._marked(tuple(_PYTHON_MARKS), self._bracketed_between, char))
+        return (yield from self._marked(tuple(PYTHON_MARKS), self._bracketed_between, char))
 
     def _bracketed(self, any_name: bool) -> Steps:
         char = yield from read_python_calls(self._calls, (yield), any_name)
@@ -153,7 +158,7 @@ class ToolParser:
     def _bracketed_between(self, marker: str) -> Steps:
         yield from one_of(("[",), (yield from after_space((yield))))
         char = yield from self._bracketed(any_name=True)
-        if not (end := _PYTHON_MARKS[marker]):
+        if not (end := PYTHON_MARKS[marker]):
             return char
         yield from one_of((end,), (yield from after_space(char)))
         return (yield)

@@ -46,7 +46,16 @@ TEMPLATES: dict[str, tuple[str, str]] = {
         ),
     ),
     "Qwen3-Coder": ("qwen3_coder", template(each("\n<tool_call>\n" + _XML + "</tool_call>"))),
-    "Seed-OSS": ("seed_oss", template(each("\n<seed:tool_call>\n" + _XML + "</seed:tool_call>"))),
+    "Seed-OSS": (
+        "seed_oss",
+        template(
+            each(
+                "\n<seed:tool_call>\n{{ '<function=' + c.name + '>\\n' }}{% for k, v in c.arguments|items %}"
+                "{{ '<parameter=' + k + '>' }}{{ v | tojson if v is mapping else v | string }}</parameter>\n"
+                "{% endfor %}</function>\n</seed:tool_call>"
+            )
+        ),
+    ),
     "MiniMax-M2": (
         "minimax_m2",
         template(
