@@ -81,8 +81,8 @@ def recipes() -> str:
     parts = [
         "# Recipe reference\n\n",
         MADE,
-        "`specdec recipe schema` prints this as JSON Schema for editors. `specdec recipe show NAME --origin` shows every "
-        "value of a recipe and where it comes from.\n\n",
+        "`specdec recipe schema` prints this as JSON Schema for editors. `specdec recipe show NAME --origin` shows "
+        "every value of a recipe and where it comes from.\n\n",
     ]
     for section, its in schema["properties"].items():
         definition = _definition(its, schema)
