@@ -10,7 +10,7 @@ exhaustive measurement alone, prompt by prompt.
 
 A shared machine drifts by more than predictions err, so what is predicted and what is measured run in turn (the
 protocol): a short profile of step costs stands between every few groups of the exhaustive measurement, and the
-prediction that is compared with it rests on those. `own_profile` is the error of the sweep's own, taken once before.
+prediction that is compared with it rests on those. `own_profile` is the error of the profile that the sweep took before.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from specdec_cli.measure.cost import Costs
 from specdec_cli.measure.predict import Prediction
 from specdec_cli.measure.prompts import PromptRow
 from specdec_cli.measure.rounds import Rounds
-from specdec_cli.measure.sweep import Sweep, profile_workload
+from specdec_cli.measure.sweep import Sweep, profile_in_turn, profile_workload
 from specdec_cli.measure.traced import Traced, obtain_trace
 from specdec_cli.measure.workload import Workload, tokenize
 
@@ -124,6 +124,7 @@ def main() -> None:
     profiled = perf_counter()
     prediction = text.predict(options.k_max, costs)
     few = Sweep(engine, workload, costs, prediction, options.k_max, repeats=options.repeats)
+    few.in_turn = profile_in_turn(engine, workload, text, options.k_max, 1)
     list(few.run())
     swept = perf_counter()
     every = Sweep(engine, workload, costs, prediction, options.k_max, True, repeats=options.all_repeats)

@@ -227,7 +227,7 @@ class _Run(Measurement["Sweeps"]):
 
     def study(self, engine: Engine, workload: Workload) -> Sweeps:
         """Every k predicted, at every batch size."""
-        from specdec_cli.measure.sweep import Sweep
+        from specdec_cli.measure.sweep import Sweep, profile_in_turn
         from specdec_cli.measure.sweeps import Sweeps
 
         wish, k_in_use = self.asked, self.resolved.recipe.speculation.num_speculative_tokens
@@ -239,7 +239,10 @@ class _Run(Measurement["Sweeps"]):
             costs = self._costs(engine, workload, size)
             made = None if traced is None else traced.predict(wish.k_max, costs)
             few = (wish.k_max, wish.exhaustive, size, wish.repeats)
-            found.append(Sweep(engine, workload, costs, made, *few, self.journal, self.load_before, k_in_use))
+            sweep = Sweep(engine, workload, costs, made, *few, self.journal, self.load_before, k_in_use)
+            if traced is not None:
+                sweep.in_turn = profile_in_turn(engine, workload, traced, wish.k_max, size, self.journal)
+            found.append(sweep)
         return Sweeps(tuple(found), traced)
 
     def _costs(self, engine: Engine, workload: Workload, size: int) -> Costs:

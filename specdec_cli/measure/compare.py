@@ -18,10 +18,11 @@ from specdec_cli.errors import UsageError
 from specdec_cli.lm.origin import origin_of
 from specdec_cli.lm.transformers_lm import TransformersLM
 from specdec_cli.measure.bench import Bench, EngineArm, Plan, Progress
-from specdec_cli.measure.cost import Costs, profile
+from specdec_cli.measure.cost import Costs
 from specdec_cli.measure.load import Load, look_at_load
 from specdec_cli.measure.passes import Differences, Kind, Track
 from specdec_cli.measure.predict import Predicted, Prediction, predict
+from specdec_cli.measure.profiling import profile
 from specdec_cli.measure.replay import replay
 from specdec_cli.measure.stats import FloatArray, Interval, Paired, paired
 from specdec_cli.measure.tracing import trace_draft, trace_target

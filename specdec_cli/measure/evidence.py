@@ -118,9 +118,8 @@ def needs(evidence: Evidence, busy: str | None, batch_size: int = 1) -> tuple[st
         busy: that the machine was busy, in words, or None.
         batch_size: prompts that make a pair.
     """
-    found = [f"a quiet machine ({busy})"] if busy else []
+    found = ["a quiet machine"] if busy or evidence.is_contradictory else []
     if evidence.is_contradictory:
-        found += [] if busy else ["a quiet machine"]
         found.append("more repeats (--repeats), until prediction and measurement agree")
     if evidence.is_of_few:
         found.append(f"{ENOUGH_PAIRS * batch_size} prompts or more (--num-prompts)")

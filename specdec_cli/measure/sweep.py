@@ -1,4 +1,4 @@
-"""The sweep over k at one batch size: a trace and a cost profile predict every k, and the few best are measured.
+"""The sweep over k at one batch size: a trace and step costs predict every k, and the few best are measured.
 
 It is no second harness: what is measured is a `Bench` whose arms differ in k, plain decoding among them. Predicted and
 measured figures are the same statistic, the median prompt's decode speed-up, so that they can stand side by side.
@@ -14,23 +14,27 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from specdec_cli.measure.bench import Bench, EngineArm, Plan, Progress
-from specdec_cli.measure.cost import Costs, profile
+from specdec_cli.measure.cost import Costs
 from specdec_cli.measure.evidence import INDIFFERENT, TRUSTED, Evidence, Recommendation
+from specdec_cli.measure.in_turn import InTurn
 from specdec_cli.measure.load import Conditions, Load, look_at_load
 from specdec_cli.measure.passes import Differences, Track
 from specdec_cli.measure.predict import Predicted, Prediction
+from specdec_cli.measure.profiling import MIN_REPEATS, profile
 from specdec_cli.measure.recommend import Case
-from specdec_cli.measure.stats import Interval, paired
+from specdec_cli.measure.stats import FloatArray, Interval, paired
 from specdec_cli.measure.verdict import Costs as StepCosts
 from specdec_cli.measure.verdict import costs_of
 
 if TYPE_CHECKING:
     from specdec_cli.engine.engine import Engine
     from specdec_cli.measure.journal import Journal
+    from specdec_cli.measure.traced import Traced
     from specdec_cli.measure.workload import Workload
 
 MAX_CANDIDATES = 2
 PROFILE_SECONDS = 15.0
+_BEFOREHAND = MIN_REPEATS, 8  # rounds of the profile that chooses; as many again stand between the passes
 _MIN_GROUPS = 8
 
 
@@ -41,8 +45,13 @@ def profile_workload(
     batch_size: int,
     seconds: float = PROFILE_SECONDS,
     say: Callable[[str], None] = lambda _: None,
+    *,
+    repeats: tuple[int, int] = _BEFOREHAND,
+    first: int = 0,
+    is_warm: bool = False,
+    overhead_seconds: FloatArray | None = None,
 ) -> Costs:
-    """Costs at the workload's own context lengths, texts and sampling parameters."""
+    """Costs at the workload's own context lengths, texts and sampling parameters; the rest as for `profile`."""
     sizes = [len(request.token_ids) for request in workload.requests]
     ends = [len(request.token_ids) + request.params.max_new_tokens for request in workload.requests]
     low, high = min(sizes), int(np.median(ends))
@@ -55,7 +64,34 @@ def profile_workload(
         time_limit_seconds=seconds,
         batch_size=batch_size,
         watch=lambda share: say(f"measuring costs: {share:.0%}"),
+        repeats=repeats,
+        first=first,
+        is_warm=is_warm,
+        overhead_seconds=overhead_seconds,
     )
+
+
+def profile_in_turn(
+    engine: Engine, workload: Workload, traced: Traced, k_max: int, batch_size: int, journal: Journal | None = None
+) -> InTurn:
+    """Profiles between a sweep's passes; those that the journal of an earlier run holds are not taken again."""
+
+    def measure(name: str, first: int, num_rounds: int, overhead_seconds: FloatArray | None) -> Costs:
+        def take() -> Costs:
+            return profile_workload(
+                engine,
+                workload,
+                k_max,
+                batch_size,
+                repeats=(1, num_rounds),
+                first=first,
+                is_warm=True,
+                overhead_seconds=overhead_seconds,
+            )
+
+        return take() if journal is None else journal.costs(f"draft, {batch_size} together, {name}", take)
+
+    return InTurn(measure, lambda costs: traced.predict(k_max, costs))
 
 
 def candidates(rows: Sequence[Predicted]) -> list[int]:
@@ -125,6 +161,7 @@ class Sweep:
         journal: of the run, or None.
         load: of the machine, before.
         k_in_use: the recipe's own k at this batch size, which stays where the sweep is inconclusive.
+        in_turn: takes step costs between the passes, from which `costs` and `prediction` are made anew at the end.
         settled_after: groups (repeats counted) after which more would not have changed the choice; None if all ran.
     """
 
@@ -139,6 +176,7 @@ class Sweep:
     journal: Journal | None = None
     load: Load = field(default_factory=look_at_load)
     k_in_use: int = 0
+    in_turn: InTurn | None = None
     ks: list[int] = field(init=False)
     bench: Bench | None = field(init=False, default=None)
     settled_after: int | None = field(init=False, default=None)
@@ -163,11 +201,19 @@ class Sweep:
         """
         if self.bench is None:
             return
-        num_arms = 1 + len(self.ks)
+        num_arms, names = 1 + len(self.ks), {self._name(k) for k in (0, *self.ks)}
         for at in self.bench.run(lambda: stopped() or self.settled_after is not None):
-            if at.done and at.done % num_arms == 0 and at.done < at.total and self._is_settled():
-                self.settled_after = at.done // num_arms
+            if at.arm in names and at.done % num_arms == 0:
+                if at.done and self.settled_after is None and self._is_settled():
+                    self.settled_after = at.done // num_arms
+                if self.in_turn is not None and self.settled_after is None and not stopped():
+                    self.in_turn.before(at.done // num_arms, at.total // num_arms)
             yield at
+        if self.in_turn is not None:
+            if self.bench.plain.passes and not stopped():
+                self.in_turn.after()
+            self.costs = self.in_turn.costs(self.costs)
+            self.prediction = self.in_turn.predict(self.costs)
 
     def _is_settled(self) -> bool:
         """Whether more passes would not change the choice: the leader and whether it pays are both known.
@@ -175,6 +221,8 @@ class Sweep:
         Asked seldom: who looks at an interval often enough finds one that leaves out what is true.
         """
         if self.is_exhaustive or self.bench is None or not _is_looked_at(len(self.bench.plain.passes)):
+            return False
+        if self.conditions.busy is not None:
             return False
         measured = self.measured()
         if not measured:

@@ -271,11 +271,20 @@ def _cost_words(found: Mapping[str, Any], k_max: int) -> list[str]:
     lines = [
         f"Speed-up of decoding, the median prompt's. Target forward of 1 to {k_max + 1} rows: {rows} ms; draft "
         f"{1000 * costs['draft_seconds_per_token']:.2f} ms a token; the engine {1000 * costs['overhead_seconds']:.2f} "
-        f"ms a step (context {costs['context_length']})."
+        f"ms a step (context {costs['context_length']}); {_rounds_words(costs)}."
     ]
     if (settled := found["settled_after"]) is not None:
         lines.append(f"Measuring ended after {settled} groups: the choice was known to within 2 %.")
     return lines
+
+
+def _rounds_words(costs: Mapping[str, Any]) -> str:
+    """When step costs were measured, seen from the passes."""
+    num, in_turn = costs["repeats"], costs["rounds_in_turn"]
+    rounds = "1 round" if num == 1 else f"{num} rounds"
+    if in_turn == num:
+        return f"{rounds} taken between the passes"
+    return f"{rounds}, {in_turn} of them taken between the passes" if in_turn else f"{rounds} taken before the passes"
 
 
 def _acceptance_words(body: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:

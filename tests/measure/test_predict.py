@@ -16,8 +16,9 @@ from specdec_cli.errors import UsageError
 from specdec_cli.events import Stepped
 from specdec_cli.lm.table import TableLM
 from specdec_cli.measure.arms import Request
-from specdec_cli.measure.cost import MAX_REPEATS, MIN_REPEATS, Costs, Load, profile
+from specdec_cli.measure.cost import Costs, Load
 from specdec_cli.measure.predict import choose, predict
+from specdec_cli.measure.profiling import MAX_REPEATS, MIN_REPEATS, profile
 from specdec_cli.measure.prompts import PromptRow
 from specdec_cli.measure.replay import Replay, replay
 from specdec_cli.measure.rounds import ENOUGH, Rounds
@@ -53,7 +54,7 @@ class TimedLM(TableLM):
 @pytest.fixture
 def clock(monkeypatch):
     made = Clock()
-    for room in ("measure.cost", "engine.engine", "engine.clock"):
+    for room in ("measure.profiling", "engine.engine", "engine.clock"):
         monkeypatch.setattr(f"specdec_cli.{room}.perf_counter", made)
     return made
 
@@ -107,7 +108,7 @@ def test_what_verification_does_to_the_next_forward_is_in_the_profile(clock, mon
         engine.target.fixed = 0.03
         return verify(p, rows)
 
-    monkeypatch.setattr("specdec_cli.measure.cost.verify", verify_and_empty_caches)
+    monkeypatch.setattr("specdec_cli.measure.profiling.verify", verify_and_empty_caches)
     costs = profile(engine, 2, (16,), time_limit_seconds=0.0, params=SamplingParams(temperature=1.0), batch_size=2)
     assert costs.target_seconds[0] == pytest.approx([0.03 + 0.002 * rows + 16e-5 for rows in (1, 2, 3)], abs=5e-4)
     assert {(2, True), (1, True), (0, False)} == {one for rows in verified for one in rows}
@@ -393,3 +394,48 @@ def test_a_draft_that_never_guesses_costs_what_asking_costs(clock):
     prediction = predict(replay(trace, "none", k_max=2), profile(plain, 2, (8,), time_limit_seconds=0))
     assert prediction.rows[1].speedup.median == pytest.approx(1, abs=0.03)
     assert prediction.recommended.k == 0
+
+
+def test_a_warm_pair_is_profiled_without_a_round_to_warm_up(clock):
+    cold = profile(timed_engine(clock), 2, (16,), time_limit_seconds=0.0, repeats=(1, 1))
+    begin = clock.now
+    warm = profile(timed_engine(clock), 2, (16,), repeats=(1, 1), is_warm=True, overhead_seconds=cold.overhead_seconds)
+    assert warm.target_seconds == pytest.approx(cold.target_seconds, rel=0.02)
+    assert warm.overhead_seconds is cold.overhead_seconds
+    assert clock.now - begin < 0.6 * cold.seconds
+    assert warm.num_repeats == len(warm.rounds) == 1
+    assert profile(timed_engine(clock), 2, (16,), time_limit_seconds=99.0, repeats=(1, 5)).num_repeats == 5
+
+
+@pytest.mark.parametrize("is_always", [False, True])
+def test_an_interrupted_visit_is_made_again(clock, monkeypatch, is_always):
+    """Every fourth look at the machine's use, or every one, finds that most of the time went to others."""
+    from specdec_cli.measure import interruption
+    from specdec_cli.measure.interruption import Usage
+
+    looks, waited, disturbed = [0], [0.0], []
+    engine = timed_engine(clock)
+    step = engine.target.score
+
+    def score(rows):
+        if disturbed:
+            clock.now += 1.0
+        return step(rows)
+
+    def look():
+        looks[0] += 1
+        if looks[0] % 2:  # before a visit
+            disturbed[:] = [1] if is_always or looks[0] % 8 == 1 else []
+        elif disturbed:
+            waited[0] += 0.9 * (clock.now - look.before)
+            disturbed.clear()
+        look.before = clock.now
+        return Usage(clock.now, clock.now, waited[0], 0)
+
+    monkeypatch.setattr(engine.target, "score", score)
+    monkeypatch.setattr(interruption, "look_at_usage", look)
+    costs = profile(engine, 2, (16,), time_limit_seconds=0.0)
+    num_visits = looks[0] // 2
+    least = (MIN_REPEATS + 1) * 3
+    assert least < num_visits <= 1.5 * least + 1
+    assert (costs.target_seconds.max() < 0.1) is not is_always
