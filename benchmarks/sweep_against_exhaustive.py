@@ -10,7 +10,7 @@ exhaustive measurement alone, prompt by prompt.
 
 A shared machine drifts by more than predictions err, so what is predicted and what is measured run in turn (the
 protocol): a short profile of step costs stands between every few groups of the exhaustive measurement, and the
-prediction that is compared with it rests on those. `own_profile` is the error of the profile that the sweep took before.
+prediction that is compared with it rests on those. `own_profile` is the error of the profile that was taken before.
 """
 
 from __future__ import annotations
@@ -151,6 +151,7 @@ def main() -> None:
         "measured_k": sorted(few.ks),
         "settled_after": few.settled_after,
         "recommended": found.k,
+        "verdict": found.verdict,
         "best": best.k,
         "loss_against_best": None if pair is None else round(1 - pair.ratio.median, 4),
         "loss_ci95": None if pair is None else [round(1 - x, 4) for x in reversed(pair.ratio.ci95 or ())],
