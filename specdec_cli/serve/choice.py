@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 from specdec_cli.events import SpeculativeCounts
 from specdec_cli.serve.calls import ToolDelta
@@ -47,7 +46,6 @@ class Choice:
             ThoughtCounter(plan.reasoning, tokenizer) if plan.reasoning is not None and tokenizer is not None else None
         )
         self._has_answer = plan.reasoning is None
-        self._call_ids: dict[int, str] = {}
         self._stream: TextStream | None = None
         self._is_apart = False
 
@@ -185,11 +183,8 @@ class Choice:
         function = {"arguments": one.arguments}
         if one.name is None:
             return {"tool_calls": [{"index": one.index, "function": function}]}
-        tools = self._plan.tools
-        # Mistral's templates take ids of nine letters and digits only.
-        self._call_ids[one.index] = call_id = (
-            uuid4().hex[:9] if tools is not None and tools.has_short_ids else f"call_{uuid4().hex}"
-        )
+        assert self._plan.tools is not None, "only a plan of tools reads calls"
+        call_id = self._plan.tools.call_id(one.index, one.name)
         call = {"index": one.index, "id": call_id, "type": "function", "function": {"name": one.name, **function}}
         return {"tool_calls": [call]}
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from specdec_cli.serve.probe import CALLED, SAID, written_call, written_prompt, written_text
+from specdec_cli.serve.probe import CALL_ID, CALLED, SAID, written_call, written_prompt, written_text
 from specdec_cli.serve.tools import Format
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ _MARKED: Mapping[Format, str] = {
     "jamba": r'<tool_calls>\s*\[\s*\{[^{}]*"name"[^{}]*NAME',
     "phi4_mini_json": r'functools\s*\[\s*\{[^{}]*"name"[^{}]*NAME',
     "deepseek": r"<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>NAME|NAME<｜tool▁sep｜>)",
-    "kimi_k2": r"<\|tool_call_begin\|>(?:functions\.)?NAME",
+    "kimi_k2": rf"<\|tool_call_begin\|>(?:(?:functions\.)?NAME|{CALL_ID}<\|tool_call_argument_begin\|>)",
     "mistral": r'\[TOOL_CALLS\]\s*(?:\[\s*\{[^{}]*"name"[^{}]*)?NAME',
     "olmo3": r"<function_calls>\s*NAME\(",
     "llama3_json": r'<\|python_tag\|>\s*\{[^{}]*"name"[^{}]*NAME',
@@ -78,7 +78,7 @@ def find_format(tokenizer: Tokenizer, chat_template: str) -> Format | None:
     """
     arguments = {"probe_key": "probe value"}
     tried = (written_call(tokenizer, given) for given in (arguments, json.dumps(arguments)))
-    written = next((text for text in tried if text is not None and CALLED in text), "")
+    written = next((text for text in tried if text is not None and (CALLED in text or CALL_ID in text)), "")
     instructions = written_prompt(tokenizer) or ""
     return (
         _match(_MARKED, written, CALLED)

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 CALLED = "probe_called"
 """The function of the made-up call; the declared tool has another name."""
+CALL_ID = "000000000"
+"""Its id, which a template may write in place of the name."""
 SAID = "§probe§"
 """What the assistant says in a turn without a call."""
 _TOOL = {
@@ -36,9 +38,9 @@ def written_call(tokenizer: Tokenizer, arguments: Any) -> str | None:
         tokenizer: has the template.
         arguments: of the call, as the template is given them.
     """
-    call = {"id": "000000000", "type": "function", "function": {"name": CALLED, "arguments": arguments}}
+    call = {"id": CALL_ID, "type": "function", "function": {"name": CALLED, "arguments": arguments}}
     turn = {"role": "assistant", "content": "", "tool_calls": [call]}
-    answer = {"role": "tool", "name": CALLED, "tool_call_id": "000000000", "content": "1"}
+    answer = {"role": "tool", "name": CALLED, "tool_call_id": CALL_ID, "content": "1"}
     written = _write(tokenizer, [_USER, turn])
     return _write(tokenizer, [_USER, turn, answer]) if written is None else written
 

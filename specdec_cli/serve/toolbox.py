@@ -43,7 +43,13 @@ def choose_tools(
         return None, None
     form = model_format(parser, tokenizer)
     schemas = {tool.function.name: tool.function.parameters or {} for tool in tools}
-    plan = ToolPlan("required", schemas, request.parallel_tool_calls is False, has_short_ids=form == "mistral")
+    plan = ToolPlan(
+        "required",
+        schemas,
+        request.parallel_tool_calls is False,
+        ids="short" if form == "mistral" else "numbered" if form == "kimi_k2" else "long",
+        num_earlier=sum(len(message.tool_calls or ()) for message in request.messages),
+    )
     if isinstance(choice, NamedTool):
         name = choice.function.name
         if name not in schemas:

@@ -26,6 +26,7 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
+from uuid import uuid4
 
 from specdec_cli.serve import json_calls
 from specdec_cli.serve.calls import Calls, ToolDelta
@@ -51,18 +52,32 @@ class ToolPlan:
         form: a format of the model's own; `named` and `required` where a grammar forces the call's JSON.
         schemas: of the tools that may be called, by name; the one of `named` alone.
         only_one: calls after the first are left out (`parallel_tool_calls: false`).
-        has_short_ids: the chat template takes calls' ids of nine letters and digits only, as Mistral's do.
+        ids: what calls' ids look like: `short` ones have nine letters and digits, as Mistral's templates demand;
+            `numbered` ones are `functions.NAME:0`, which Kimi's templates write in place of the name.
+        num_earlier: calls of earlier turns, for numbered ids.
     """
 
     form: Format | Literal["named", "required"]
     schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     only_one: bool = False
-    has_short_ids: bool = False
+    ids: Literal["long", "short", "numbered"] = "long"
+    num_earlier: int = 0
 
     @property
     def is_forced(self) -> bool:
         """Whether the whole text is calls."""
         return self.form in ("named", "required")
+
+    def call_id(self, index: int, name: str) -> str:
+        """A new call's id.
+
+        Args:
+            index: its place in the answer.
+            name: of the function.
+        """
+        if self.ids == "numbered":
+            return f"functions.{name}:{self.num_earlier + index}"
+        return uuid4().hex[:9] if self.ids == "short" else f"call_{uuid4().hex}"
 
     def parser(self) -> ToolParser:
         """A fresh parser for one choice."""

@@ -36,7 +36,7 @@ WRONG = [
     RIGHT | {"more": 1},
     {"text": "a", "mode": "a", "deep": {}},
 ]
-NAMES = [name for name in TEMPLATES if "instructions" not in name]
+NAMES = [name for name in TEMPLATES if "instructions" not in name and name != "Kimi-K2-Thinking"]
 
 
 def turn(name: str, calls: list[tuple[str, dict]]) -> str:

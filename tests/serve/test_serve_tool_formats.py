@@ -2,9 +2,10 @@
 
 import json
 import random
+import re
 
 import pytest
-from requests_for_tests import TOOL, chat, facts, tokenizer
+from requests_for_tests import TOOL, USER, chat, facts, tokenizer
 from tool_templates import TEMPLATES, UNKNOWN, template
 
 from specdec_cli.recipe.schema import ToolCallParser
@@ -92,7 +93,7 @@ def test_9_a_templates_format_is_the_one_that_it_writes(name: str):
     assert find_format(tokenizer(source), source) == form
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if "instructions" not in name])
+@pytest.mark.parametrize("name", [name for name in NAMES if "instructions" not in name and name != "Kimi-K2-Thinking"])
 @pytest.mark.parametrize("cuts", [None, 3, 40, 10_000])
 def test_9_calls_are_read_as_the_template_writes_them(name: str, cuts: int | None):
     calls = CALLS[:1] if name == "Llama 3.1" else CALLS
@@ -258,7 +259,10 @@ def test_9_every_tool_choice_has_its_form(name: str, choice: object):
     form = {"none": None, "required": "required"}.get(choice, own) if not isinstance(choice, dict) else "named"
     assert (prepared.plan.tools and prepared.plan.tools.form) == form
     assert (prepared.jobs[0].grammar is not None) == (form in ("named", "required"))
-    assert form is None or prepared.plan.tools.has_short_ids == (own == "mistral")
+    if form is not None:
+        call_id = prepared.plan.tools.call_id(1, "weather")
+        pattern = {"mistral": "[a-f0-9]{9}", "kimi_k2": r"functions\.weather:1"}.get(own, "call_[a-f0-9]{32}")
+        assert re.fullmatch(pattern, call_id)
 
 
 @pytest.mark.parametrize("name", list(UNKNOWN))
@@ -291,3 +295,13 @@ def test_9_a_template_of_its_own_for_tools_is_the_one_that_counts():
         assert "tools" not in hf.template_reads().variables
     finally:
         hf.hf.chat_template = template("")
+
+
+def test_9_numbered_ids_count_the_calls_of_earlier_turns():
+    over = facts(TEMPLATES["Kimi-K2-Thinking"][1])
+    call = {"id": "functions.weather:0", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+    answer = {"role": "tool", "tool_call_id": call["id"], "content": "1"}
+    prepared = chat(over=over, tools=[TOOL], messages=[*USER, {"role": "assistant", "tool_calls": [call]}, answer])
+    assert prepared.plan.tools.call_id(0, "weather") == "functions.weather:1"
+    text = over.tokenizer.decode(prepared.jobs[0].token_ids, skip_special_tokens=False)
+    assert "<|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>" in text

@@ -122,6 +122,14 @@ TEMPLATES: dict[str, tuple[str, str]] = {
             "{% endfor %}<|tool_calls_section_end|>"
         ),
     ),
+    "Kimi-K2-Thinking": (
+        "kimi_k2",
+        template(
+            "<|tool_calls_section_begin|>{% for t in m.tool_calls %}<|tool_call_begin|>{{ t.id }}"
+            "<|tool_call_argument_begin|>{% if t.function.arguments is string %}{{ t.function.arguments }}{% else %}"
+            "{{ t.function.arguments | tojson }}{% endif %}<|tool_call_end|>{% endfor %}<|tool_calls_section_end|>"
+        ),
+    ),
     "Granite": ("granite", template("<|tool_call|>[" + each(_NAMED + _COMMA) + "]")),
     "Jamba": ("jamba", template("<tool_calls>[\n" + each(_NAMED + _COMMA) + "\n]</tool_calls>")),
     "instructions only": (
