@@ -87,6 +87,8 @@ def _tuple(value: Any) -> Any:
 
 def _names(value: Any) -> Any:
     """One name, several, or null for none."""
+    if value is not None and not isinstance(value, str | list | tuple):
+        raise PydanticCustomError("names", "must be a name or a list of names")
     return () if value is None else (value,) if isinstance(value, str) else _tuple(value)
 
 

@@ -97,7 +97,7 @@ class CompletionLogprobs:
             self._pushed = tokenizer.detokenizer(self.words.skip_special)
         found = []
         for token in token_ids:
-            found.append(self.offset)
+            found.append(self.offset + len(self._pushed.provisional))
             self.offset += len(self._pushed.push(token))
         return found
 
@@ -114,7 +114,7 @@ class CompletionLogprobs:
                 found.append(min(offset, len(echoed)))
                 offset += len(name) if echoed.startswith(name, offset) else 0
             else:
-                found.append(min(offset, len(echoed)))
+                found.append(min(offset + len(plain.provisional), len(echoed)))
                 piece = plain.push(token)
                 has_space = not echoed.startswith(piece, offset) and echoed.startswith(f" {piece}", offset)
                 offset += len(piece) + has_space  # decoders of sentencepiece put one after a special token

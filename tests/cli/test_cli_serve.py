@@ -151,7 +151,7 @@ def test_the_seed_case_serves_and_ends_with_sigterm():
 
 
 def test_a_repositorys_recipe_says_nothing_about_the_server(tmp_path: Path, capsys):
-    (tmp_path / "mine.yaml").write_text("serve: {tool_call_parser: hermes}\n")
+    (tmp_path / "mine.yaml").write_text("serve: {tool_call_parser: hermes, reasoning_parser: qwen3}\n")
     (tmp_path / "models.yaml").write_text("small: mine.yaml\n")
     assert run(["serve", "--model-repository", str(tmp_path / "models.yaml"), "--dry-run"]) == 0
     (tmp_path / "mine.yaml").write_text("serve: {port: 9000}\n")

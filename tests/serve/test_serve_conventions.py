@@ -7,16 +7,21 @@ import http.client
 import pytest
 from live_server import live
 from requests_for_tests import completion, facts, tokenizer
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, normalizers
 from toy_engine import toy_engine
 from toy_server import served_engine, toy_client
+from transformers import PreTrainedTokenizerFast
 
 from specdec_cli.events import TokenLogprob
 from specdec_cli.recipe.schema import Serve
+from specdec_cli.serve.logprobs import CompletionLogprobs, TokenWords
 from specdec_cli.serve.models import Model, Models
 from specdec_cli.serve.parameters import Defaults
 from specdec_cli.serve.records import Delta
 from specdec_cli.serve.respond import Answer
 from specdec_cli.serve.settings import Settings
+from specdec_cli.text.tokenizer import Tokenizer
 
 SAMPLED = {"prompt": "abc", "max_tokens": 24, "temperature": 1.5}
 
@@ -132,3 +137,38 @@ def test_a_context_that_the_kv_cache_does_not_hold_is_reported(caplog):
     assert Models([model]).stop()
     assert model.max_model_len < engine.target.max_context
     assert f"fewer than the context of `{engine.target.max_context}`" in caplog.text
+
+
+@pytest.mark.parametrize("skips", [True, False])
+def test_offsets_stand_after_characters_of_several_bytes_and_names_in_the_text(skips: bool):
+    """A sentencepiece tokenizer: bytes of a character, spaces after special tokens, names that are spelled out."""
+    hf = byte_fallback()
+    text = Tokenizer(hf)
+    for prompt in ("a ü b", "ab</s>b a", "</s></s>a"):
+        ids = text.encode(prompt)
+        for echoed in (prompt, text.decode(ids, skips)):
+            found = CompletionLogprobs(TokenWords(text, skip_special=skips)).prompt(ids, (), echoed)["text_offset"]
+            assert found == sorted(found)
+            for offset, token in zip(found, ids, strict=True):
+                piece = text.piece(token)
+                if token not in text.byte_tokens and token not in text.special_ids:
+                    assert echoed[offset:].lstrip().startswith(piece.lstrip()), (echoed, offset, piece)
+
+
+def byte_fallback() -> PreTrainedTokenizerFast:
+    """Letters, a space and every byte, as Llama's: a first space is stripped."""
+    names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "▁a", "▁b"]
+    backend = Backend(
+        models.BPE(
+            {name: i for i, name in enumerate(names)},
+            [("▁", "a"), ("▁", "b")],
+            unk_token="<unk>",
+            byte_fallback=True,
+            fuse_unk=True,
+        )
+    )
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
