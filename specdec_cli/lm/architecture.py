@@ -15,7 +15,7 @@ from transformers import (
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
 )
 
-from specdec_cli.errors import UsageError
+from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.checkpoint import FAMILIES
 
 # Families of encoders that transformers lists among the causal LMs; only `is_decoder` makes one of them causal.
@@ -64,9 +64,11 @@ def check_architecture(name: str, config: Any, trust_remote_code: bool) -> None:
 
     Raises:
         UsageError: it is no causal LM, or one that this engine cannot run.
+        RunError: a size below one.
     """
     hint = f"choose a causal LM of another family ({FAMILIES})"
     kind = config.model_type
+    check_sizes(name, config)
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         if trust_remote_code and "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {}):
             return
@@ -84,6 +86,19 @@ def check_architecture(name: str, config: Any, trust_remote_code: bool) -> None:
             f"architecture `{kind}` of `{name}` is an encoder: it reads text in both directions and continues none",
             hint,
         )
+
+
+def check_sizes(name: str, config: Any) -> None:
+    """Refuse a configuration with a size that no model has.
+
+    Raises:
+        RunError: a number of layers or heads, a width, a vocabulary or a context limit below one.
+    """
+    text = config.get_text_config()
+    for key in ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size", "max_position_embeddings"):
+        size = setting(text, key)
+        if isinstance(size, int) and size < 1:
+            raise RunError(f"the `config.json` of `{name}` says `{key}: {size}`", "copy or download the model again")
 
 
 def setting(config: Any, key: str, default: Any = None) -> Any:

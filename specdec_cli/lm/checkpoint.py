@@ -167,11 +167,28 @@ def weights_files(name: str, folder: Path) -> list[str]:
     if (folder / "model.safetensors").is_file():
         return ["model.safetensors"]
     if index.is_file():
-        weight_map = read_object(index).get("weight_map")
-        if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
-            raise RunError(f"`{index}` cannot be read: it has no `weight_map`", "copy or download the model again")
-        return sorted(set(weight_map.values()))
+        return _indexed_files(index)
     raise _no_weights(name, folder)
+
+
+def _indexed_files(index: Path) -> list[str]:
+    """The files that an index of shards names.
+
+    Raises:
+        RunError: it is no index, or it names files that are not beside it.
+    """
+    hint = "copy or download the model again"
+    content = read_object(index)
+    for key in ("weight_map", "metadata"):  # transformers reads both
+        if not isinstance(content.get(key), dict):
+            raise RunError(f"`{index}` cannot be read: it has no `{key}`", hint)
+    files = content["weight_map"].values()
+    if not files or not all(isinstance(file, str) for file in files):
+        raise RunError(f"`{index}` cannot be read: its `weight_map` names no files", hint)
+    outside = next((file for file in files if Path(file).name != file), None)
+    if outside is not None:
+        raise RunError(f"`{index}` names `{outside}`, which is not a file beside it", hint)
+    return sorted(set(files))
 
 
 def _no_weights(name: str, folder: Path) -> RunError:

@@ -236,6 +236,29 @@ def test_point_8_a_missing_tensor_of_a_shard(folder):
     assert f"`{name}` is missing" in whole_error(folder)
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"weight_map": {"a": "model-00001-of-00002.safetensors"}}, "has no `metadata`"),
+        ({"metadata": {}}, "has no `weight_map`"),
+        ({"metadata": {}, "weight_map": {}}, "names no files"),
+        ({"metadata": {}, "weight_map": {"a": 1}}, "names no files"),
+        ({"metadata": {}, "weight_map": {"a": "../m.safetensors"}}, "not a file beside it"),
+        ([], "it holds no JSON object"),
+    ],
+)
+def test_point_8_an_index_that_names_no_files_beside_it(folder, content, said):
+    shard(folder)
+    write(folder / "model.safetensors.index.json", content)
+    assert said in whole_error(folder)
+
+
+@pytest.mark.parametrize("key", ["num_hidden_layers", "vocab_size", "max_position_embeddings"])
+def test_point_8_a_size_that_no_model_has(folder, key):
+    edit_config(folder, **{key: 0})
+    assert f"`{key}: 0`" in whole_error(folder)
+
+
 def test_an_adapter_beside_a_whole_model_is_the_model(folder):
     write(folder / "generation_config.json", {})
     (folder / "adapters").mkdir()
