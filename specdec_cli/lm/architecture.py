@@ -21,6 +21,8 @@ from specdec_cli.lm.checkpoint import FAMILIES
 # Families of encoders that transformers lists among the causal LMs; only `is_decoder` makes one of them causal.
 ENCODERS = {"bert", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert", "rembert", "roberta"}
 ENCODERS |= {"roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl", "xmod"}
+# Of them, those whose forward finds positions itself: behind the padding token's id, and none for padding.
+_OWN_POSITIONS = {"camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl"}
 HEADS = ("CausalLM", "LMHeadModel", "LMHead", "ForConditionalGeneration")
 SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
 _CHOOSES = "chooses the keys that it attends to with an indexer (sparse attention)"
@@ -86,6 +88,9 @@ def check_architecture(name: str, config: Any, trust_remote_code: bool) -> None:
             f"architecture `{kind}` of `{name}` is an encoder: it reads text in both directions and continues none",
             hint,
         )
+    if kind in _OWN_POSITIONS:
+        reason = "it counts positions from its padding token on"
+        raise UsageError(f"architecture `{kind}` of `{name}` is not supported: {reason}", hint)
 
 
 def check_sizes(name: str, config: Any) -> None:

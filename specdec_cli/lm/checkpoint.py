@@ -271,7 +271,8 @@ def clear_errors(name: str) -> Iterator[None]:
         if "can't allocate memory" in str(error):
             raise RunError(f"model `{name}` does not fit into memory", "choose a smaller model or dtype") from error
         raise remote_code_error(name, error) or RunError(
-            f"model `{name}` does not load: {first_line(error)}", "check that the folder's files belong together"
+            f"model `{name}` does not load: {first_line(error)}",
+            "load it with transformers alone to see the whole error",
         ) from error
 
 

@@ -220,6 +220,7 @@ _STATE = "cannot be cut back"
         (transformers.ReformerConfig(is_decoder=True), "buckets"),
         (transformers.BltConfig(), "bytes in patches"),
         (transformers.GitConfig(), "captions images"),
+        (transformers.RobertaConfig(is_decoder=True), "counts positions from its padding token"),
     ],
     ids=lambda value: getattr(value, "model_type", ""),
 )
