@@ -37,6 +37,8 @@ class Answer:
         finish_reason: in its words.
         completion_tokens: as the server's `usage` counts them; None where it sends none. Chunks are not tokens.
         prompt_tokens: likewise.
+        cached_tokens: of the prompt, those that the server had in its cache, as it says.
+        model: the name of the model that answered, as it says.
         is_done: whether the server marked the stream's end.
         opened_connection: whether the request had to open one, which its times hold.
         calls_tools: whether it holds a tool call.
@@ -50,6 +52,8 @@ class Answer:
     finish_reason: str | None = None
     completion_tokens: int | None = None
     prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    model: str | None = None
     is_done: bool = False
     opened_connection: bool = False
     calls_tools: bool = False
@@ -102,6 +106,10 @@ class Answer:
         if isinstance(usage, dict):
             self.completion_tokens = _whole(usage.get("completion_tokens"), self.completion_tokens)
             self.prompt_tokens = _whole(usage.get("prompt_tokens"), self.prompt_tokens)
+        cached = _inner(chunk, "usage", "prompt_tokens_details").get("cached_tokens")
+        self.cached_tokens = _whole(cached, self.cached_tokens)
+        if isinstance(chunk.get("model"), str) and chunk["model"]:
+            self.model = chunk["model"]
         self.speculation = _speculation(chunk) or self.speculation
         choices = chunk.get("choices")
         choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}

@@ -6,6 +6,7 @@ sentence with the server's own words in it; the key goes into a header and nowhe
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import aclosing, contextmanager
@@ -130,8 +131,10 @@ class Endpoint:
                     await response.aread()
                     raise self._refusal(response, url)
                 await self._check_streams(response, url)
-                async for event in EventSource(response):
-                    self._take(answer, event.event, event.data, url)
+                async with asyncio.timeout(self._timeout_s) as patience:
+                    async for event in EventSource(response):
+                        patience.reschedule(asyncio.get_running_loop().time() + self._timeout_s)
+                        self._take(answer, event.event, event.data, url)
         if answer.fault is not None:
             raise self._say.error(answer.fault, "look into its log")
         return answer
@@ -226,9 +229,9 @@ class Endpoint:
             if said == TOO_MANY_FILES:
                 hint = "limit the open requests with --concurrency, or raise ulimit -n"
                 raise self._say.error(f"no connection to `{root}`: {said}", hint) from error
-            hint = "start the server, or check host and port"
+            hint = "start the server, or check host and port" if self.proxy is None else "check the proxy"
             raise self._say.error(f"no server at `{root}`: {said}", hint, is_gone=True) from error
-        except httpx2.TimeoutException as error:
+        except (httpx2.TimeoutException, TimeoutError) as error:
             silence = f"the server was silent for {self._timeout_s:g} s"
             raise self._say.error(silence, "raise --endpoint-timeout, or look into its log") from error
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:

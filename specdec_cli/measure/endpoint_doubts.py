@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from specdec_cli.measure.answer import Answer
 from specdec_cli.measure.endpoint_plan import Visit
+from specdec_cli.text.printable import printable
 
 if TYPE_CHECKING:
     from specdec_cli.measure.endpoint_bench import EndpointBench
@@ -20,7 +21,13 @@ _MIN_TREND, _GROWTH = 20, 2.0
 def doubts(bench: EndpointBench) -> list[str]:
     """Sentences about a run, none where nothing is odd."""
     answered = bench.answered()
-    found = [*_counts(bench, answered), *_lengths(bench, answered), *_streams(answered), *_client(bench, answered)]
+    found = [
+        *_models(bench, answered),
+        *_counts(bench, answered),
+        *_lengths(bench, answered),
+        *_streams(answered),
+        *_client(bench, answered),
+    ]
     return [*found, *_arrivals(bench, answered)] if bench.plan.has_arrivals else found
 
 
@@ -28,6 +35,13 @@ def _of(answered: Sequence[tuple[Visit, Answer]], is_odd: Callable[[Visit, Answe
     """A sentence that begins with how many answers it is about; none of none."""
     num = sum(is_odd(visit, answer) for visit, answer in answered)
     return [f"{num} of {len(answered)} answers {said}"] if num else []
+
+
+def _models(bench: EndpointBench, answered: Sequence[tuple[Visit, Answer]]) -> list[str]:
+    """Who answered: many servers answer for the one model that they have, whichever is asked for."""
+    others = {answer.model for _, answer in answered if answer.model not in (None, bench.model)}
+    named = ", ".join(f"`{printable(name or '')[:80]}`" for name in sorted(filter(None, others))[:3])
+    return [f"the answers come from the model {named}, and `{printable(bench.model)}` was asked for"] if others else []
 
 
 def _counts(bench: EndpointBench, answered: Sequence[tuple[Visit, Answer]]) -> list[str]:
@@ -52,6 +66,14 @@ def _counts(bench: EndpointBench, answered: Sequence[tuple[Visit, Answer]]) -> l
         "came in more chunks than they have tokens by the server's usage: it may leave out some, of reasoning for "
         "example, and time per token and throughput would then be wrong",
     )
+    prompt, cached = (
+        sum(getattr(answer, name) or 0 for _, answer in answered) for name in ("prompt_tokens", "cached_tokens")
+    )
+    if 0 < cached <= prompt:
+        found.append(
+            f"{cached / prompt:.0%} of the prompt tokens were in the server's cache: times to first text are shorter "
+            "for it"
+        )
     return found
 
 
@@ -90,6 +112,8 @@ def _streams(answered: Sequence[tuple[Visit, Answer]]) -> list[str]:
         lambda _, answer: answer.finish_reason is None,
         "have no finish_reason: whether they are whole is not known",
     )
+    if 2 * sum(_came_at_once(answer) for _, answer in answered) <= len(answered):
+        return found
     return found + _of(
         answered,
         lambda _, answer: _came_at_once(answer),

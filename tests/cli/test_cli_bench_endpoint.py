@@ -671,3 +671,22 @@ def test_15_turns_are_in_every_file(capsys, tmp_path):
     assert "### Turns" in names[0].read_text()
     found = list(csv.DictReader(names[1].read_text().splitlines()))
     assert [(row["turn"], row["output_tokens"]) for row in found] == [("", "16"), ("1", "8"), ("2", "8")]
+
+
+def test_15_answers_of_another_model_are_told(capsys):
+    def script(body):
+        return [chunk() | {"model": "other\x1b[31m"}, chunk("", "stop"), usage(2), "[DONE]"]
+
+    with serving(Fake(script=script, metrics=None)) as fake:
+        assert bench(fake, "--endpoint-model", "typo", "--json") == 0
+    [said] = [notice for notice in document(capsys)["notices"] if "model" in notice]
+    assert said.startswith("the answers come from the model `other")
+    assert "`typo` was asked for" in said
+    assert "\x1b" not in said
+
+
+def test_15_prompts_in_the_servers_cache_are_told(capsys):
+    counts = {"prompt_tokens": 8, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 6}}
+    with serving(Fake(script=[chunk(), chunk("", "stop"), {"choices": [], "usage": counts}, "[DONE]"])) as fake:
+        assert bench(fake, "--json") == 0
+    assert any("75% of the prompt tokens were in the server's cache" in one for one in document(capsys)["notices"])

@@ -272,6 +272,16 @@ def test_silence():
         ask(fake, timeout_s=0.1)
 
 
+def test_15_comments_are_silence():
+    """A server that keeps its connection alive and never answers does not hold the benchmark for ever."""
+    pings = [": ping", 0.05] * 40
+    script = [*pings, text(" a", "stop"), "[DONE]"]
+    with serving(Fake(script=script)) as fake, pytest.raises(EndpointError, match=r"silent for 0\.3 s"):
+        ask(fake, timeout_s=0.3)
+    with serving(Fake(script=[text(), 0.2, text(), 0.2, text(" b", "stop"), "[DONE]"])) as fake:
+        assert len(ask(fake, timeout_s=0.35).arrivals) == 3
+
+
 def test_nobody_there():
     with serving(Fake()) as fake:
         pass
