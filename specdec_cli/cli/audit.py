@@ -15,6 +15,7 @@ from specdec_cli.cli.options import Shared, with_shared_options
 from specdec_cli.cli.output import colourful, deliver, envelope, machine_of
 from specdec_cli.cli.screen import open_screen, progress
 from specdec_cli.errors import UsageError
+from specdec_cli.files import given_path
 from specdec_cli.measure.dataset import read_prompt_file
 from specdec_cli.measure.prompts import PromptRow, PromptSet
 from specdec_cli.measure.workload import built_in_rows
@@ -248,7 +249,9 @@ class _Run:
         engine = engine_from_recipe(recipe, trust_remote_code=self.shared.trust_remote_code, progress=say)
         dtype = str(getattr(engine.target, "dtype", "float32")).removeprefix("torch.")
         model = self.recipe.draft.model
-        draft = str(self.recipe.draft.method) if model is None else Path(model).name if Path(model).is_dir() else model
+        draft = str(self.recipe.draft.method) if model is None else model
+        if model is not None and given_path(model).is_dir():
+            draft = Path(model).name
         return Pair(engine, draft, dtype, None if dtype == "float32" else self._load_float32)
 
     def _load_float32(self) -> LM:

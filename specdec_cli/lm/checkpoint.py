@@ -24,6 +24,7 @@ from transformers import AutoConfig
 from transformers.utils import logging as transformers_logging
 
 from specdec_cli.errors import RunError, SpecdecError, UsageError
+from specdec_cli.files import given_path
 from specdec_cli.lm import dummy
 from specdec_cli.lm.contents import check_contents, check_pointer
 from specdec_cli.proxy import exempt_this_machine, proxy_of
@@ -56,7 +57,7 @@ def model_folder(name: str, revision: str | None, trust_remote_code: bool, has_w
         if not folder.is_dir():
             raise RunError(f"the weights of `{name}` are not installed", "install specdec-cli again")
         return folder
-    path = Path(name).expanduser()
+    path = given_path(name)
     if name.strip() and path.is_dir():
         check_contents(name, path, has_weights)
         return path

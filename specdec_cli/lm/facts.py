@@ -11,6 +11,7 @@ import torch
 from huggingface_hub import constants, snapshot_download
 
 from specdec_cli.errors import RunError, SpecdecError, UsageError
+from specdec_cli.files import given_path
 from specdec_cli.lm import dummy
 from specdec_cli.lm.architecture import check_architecture
 from specdec_cli.lm.checkpoint import (
@@ -238,7 +239,7 @@ def _has_weights(name: str, folder: Path) -> bool:
     try:
         check_weights(name, folder)
     except SpecdecError:
-        if name.startswith("builtin:") or Path(name).expanduser().is_dir():
+        if name.startswith("builtin:") or given_path(name).is_dir():
             raise
         return False
     return True

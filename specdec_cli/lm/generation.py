@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec_cli.errors import RunError, UsageError
+from specdec_cli.files import given_path
 from specdec_cli.lm.checkpoint import read_object
 
 FILE = "generation_config.json"
@@ -86,7 +87,7 @@ def read_generation(folder: Path, wanted: str = AUTO) -> Generation:
     own = folder / FILE
     if wanted in (AUTO, NONE):
         return _read(own, wanted == AUTO) if own.is_file() else Generation()
-    other = Path(wanted).expanduser() / FILE
+    other = given_path(wanted) / FILE
     if not other.is_file():
         said = f"`--generation-config {wanted}` is no folder with a `{FILE}`"
         raise UsageError(said, f"give {AUTO}, {NONE} or a folder that holds a `{FILE}`")

@@ -293,6 +293,7 @@ def _acceptance_words(body: Mapping[str, Any], found: Mapping[str, Any]) -> list
     if not known:
         return []
     k = found["recommended"]["k"] or max(known, key=lambda row: (row["predicted"]["speedup"], -row["k"]))["k"]
+    k = min(k, len(found["rows"]))  # a recipe's own k, which is kept, may be larger than what was swept
     tasks = [
         f"{printable(name)} {_length_words(rows[k - 1]['acceptance_length'])}" for name, rows in body["by_task"].items()
     ]

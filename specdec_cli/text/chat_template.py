@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from specdec_cli.errors import UsageError
+from specdec_cli.files import given_path, read_text
 from specdec_cli.text.tokenizer import Tokenizer
 
 TEMPLATE_ARGUMENTS = {"conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt"}
@@ -71,18 +72,9 @@ def named_template(given: str) -> str:
 
 
 def _is_file(given: str) -> bool:
-    try:
-        return Path(given).expanduser().is_file()
-    except (OSError, ValueError, RuntimeError):  # too long or strange to be a name
-        return False
+    """Whether a text is a file's name, however long or strange for one it is."""
+    return "\n" not in given and os.path.isfile(os.path.expanduser(given))
 
 
 def _read(name: str) -> str:
-    try:
-        return Path(name).expanduser().read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"chat template `{name}` is not valid UTF-8: byte `{error.start}`", _HINT) from error
-    except OSError as error:
-        raise UsageError(f"chat template `{name}` cannot be read: {error.strerror or error}", _HINT) from error
-    except (ValueError, RuntimeError) as error:
-        raise UsageError(f"chat template `{name}` cannot be read: {error}", _HINT) from error
+    return read_text(given_path(name), f"chat template `{name}`")

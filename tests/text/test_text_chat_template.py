@@ -48,7 +48,7 @@ def test_what_is_neither_is_refused(given: str, said: str):
 
 def test_a_file_that_is_empty_or_no_text_is_refused(tmp_path: Path):
     (tmp_path / "empty").write_text(" ")
-    (tmp_path / "bytes").write_bytes(b"\xff\xfe{")
+    (tmp_path / "bytes").write_bytes(b"\xff{")
     for name, said in [("empty", "is empty"), ("bytes", "not valid UTF-8")]:
         with pytest.raises(UsageError, match=said):
             named_template(str(tmp_path / name))
