@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from specdec_cli.measure.interruption import INTERRUPTED_SHARE
+
 if TYPE_CHECKING:
     from specdec_cli.measure.passes import Pass
 
@@ -89,8 +91,9 @@ class Conditions:
         """A sentence when what was measured is not the machine's own speed."""
         if self.num_interrupted > _FEW * self.num_passes:
             return (
-                f"the machine was busy: other processes interrupted {self.num_interrupted} of {self.num_passes} "
-                f"passes ({self.load.words} before); the times measured are not its own"
+                f"the machine was busy: {self.num_interrupted} of {self.num_passes} passes lost more than "
+                f"{100 * INTERRUPTED_SHARE:.0f} % of their time to other processes or a CPU quota "
+                f"({self.load.words} before)"
             )
         if self.load.is_overloaded or (self.lost_share is None and self.load.busy):
             return f"the machine was busy: {self.load.words} before; the times measured may not be its own"
@@ -102,7 +105,7 @@ class Conditions:
         if not self.num_discarded:
             return None
         passes = "1 pass" if self.num_discarded == 1 else f"{self.num_discarded} passes"
-        return f"{passes} that other processes interrupted were discarded and decoded again"
+        return f"discarded {passes} that other processes interrupted, and decoded again"
 
     def as_dict(self) -> dict[str, float | int | str | None]:
         """The JSON form, with the load now."""

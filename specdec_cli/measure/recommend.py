@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specdec_cli.measure.evidence import Evidence, Recommendation, needs, times
 from specdec_cli.measure.predict import PUBLISHED_K, Prediction
@@ -67,8 +67,10 @@ class Case:
         """Nothing was measured: the prediction alone settles nothing, for steps were not timed in decoding."""
         assert self.prediction is not None, "without a prediction something was measured"
         found = self.prediction.recommended
-        wanted = found.needs or ("a measurement: nothing was measured before the run ended",)
-        return Recommendation(self.k_in_use, found.speedup, found.why, "inconclusive", wanted)
+        if found.needs:
+            return replace(found, k=self.k_in_use, verdict="inconclusive")
+        why, wanted = f"nothing was measured; predicted: {found.why}", ("a run to its end, which measures",)
+        return Recommendation(self.k_in_use, found.speedup, why, "inconclusive", wanted)
 
     def _open(self, k: int) -> Recommendation:
         evidence = self.by_k[k]
@@ -80,13 +82,14 @@ class Case:
         pairs = "a single pair" if measured.pairs == 1 else f"{measured.pairs} pairs"
         predicted = "" if evidence.predicted is None else f"predicted {times(evidence.predicted)} and "
         found = f"k = {k} was {predicted}measured {times(measured)} as fast as no draft, from {pairs}"
+        also = f"; {self.busy}" if self.busy else ""
         if evidence.is_contradictory:
-            return f"prediction and measurement exclude each other: {found}"
+            return f"prediction and measurement exclude each other: {found}{also}"
         if evidence.pays is not None:
-            return f"the machine was busy: {found}"
-        if measured.ci95 is None or evidence.is_of_few:
-            return f"too few pairs to be sure: {found}"
-        return f"the interval holds both answers: {found}"
+            return f"{self.busy}; {found}"
+        if evidence.is_of_few:
+            return f"too few pairs to be sure: {found}{also}"
+        return f"the interval holds both answers: {found}{also}"
 
     def _why(self, best: int) -> str:
         which = "the only k measured" if len(self.by_k) == 1 else f"the largest of the {len(self.by_k)} measured"

@@ -123,7 +123,7 @@ def test_an_interrupted_pass_is_decoded_again_before_it_counts(monkeypatch):
     assert [one.num_discarded for one in found.plain.passes[:2]] == [2, 0]
     assert busy.conditions.num_discarded == 2
     assert (busy.conditions.num_interrupted, busy.conditions.busy, busy.conditions.lost_share) == (0, None, 0.0)
-    assert "2 passes that other processes interrupted were discarded" in busy.conditions.discarded
+    assert "discarded 2 passes that other processes interrupted" in busy.conditions.discarded
 
 
 def test_of_attempts_that_were_all_interrupted_the_least_interrupted_counts(monkeypatch):
@@ -149,8 +149,8 @@ def test_a_machine_that_is_always_busy_is_measured_and_said_to_be_busy(monkeypat
     assert busy.conditions.as_dict() == {
         "load_before": 0.1, "load_after": 0.0, "num_cores": 2, "num_interrupted_passes": 12, "num_discarded_passes": 6,
         "lost_share": pytest.approx(0.7),
-        "busy": "the machine was busy: other processes interrupted 12 of 12 passes (load 0.1 on 2 cores before); "
-        "the times measured are not its own",
+        "busy": "the machine was busy: 12 of 12 passes lost more than 5 % of their time to other processes or a CPU "
+        "quota (load 0.1 on 2 cores before)",
     }  # fmt: skip
 
 

@@ -112,6 +112,7 @@ def test_the_issues_case_is_inconclusive(monkeypatch):
     busy = swept(monkeypatch, {3: [0.43, 1.70]}, 2, predicted, load=Load(6.5, 2)).recommended()
     assert busy.verdict == "inconclusive"
     assert busy.needs == found.needs
+    assert busy.why.startswith(f"{found.why}; the machine was busy: load 6.5 on 2 cores before")
 
 
 def test_evidence_that_agrees_is_firm(monkeypatch):
@@ -155,7 +156,8 @@ def test_one_k_that_may_pay_forbids_a_firm_no(monkeypatch):
 def test_a_busy_machine_is_inconclusive_whatever_it_measured(monkeypatch, speedup):
     found = swept(monkeypatch, {1: [speedup]}, load=Load(9.0, 2)).recommended()
     assert (found.k, found.verdict) == (5, "inconclusive")
-    assert found.why.startswith(f"the machine was busy: k = 1 was measured {speedup:.2f}×")
+    assert found.why.startswith("the machine was busy: load 9.0 on 2 cores before; ")
+    assert f"; k = 1 was measured {speedup:.2f}×" in found.why
     assert len(found.needs) == 1
 
 
@@ -167,7 +169,7 @@ def test_interrupted_passes_make_it_inconclusive(monkeypatch):
     monkeypatch.setattr(interruption, "look_at_usage", lambda: Usage(now := next(seconds), now, 0.6 * now, 0))
     found = swept(monkeypatch, {1: [2.0]}).recommended()
     assert found.verdict == "inconclusive"
-    assert found.why.startswith("the machine was busy: k = 1 was measured 2.00×")
+    assert found.why.startswith("the machine was busy: 48 of 48 passes lost more than 5 % of their time to other")
     assert found.needs == ("a quiet machine",)
 
 
@@ -176,7 +178,8 @@ def test_a_run_that_ended_before_anything_was_measured_is_inconclusive(monkeypat
     found.prediction = prediction({1: interval(2.0, 1.9, 2.1)})
     monkeypatch.setattr(Sweep, "measured", lambda _: {})
     assert found.recommended().verdict == "inconclusive"
-    assert found.recommended().needs == ("a measurement: nothing was measured before the run ended",)
+    assert found.recommended().why == "nothing was measured; predicted: k = 1 is predicted best"
+    assert found.recommended().needs == ("a run to its end, which measures",)
 
 
 def test_six_pairs_of_a_batch_are_six_batches():
