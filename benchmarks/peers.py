@@ -69,7 +69,8 @@ def figures(document: dict[str, Any]) -> dict[str, Any]:
 def openvino(python: str, options: argparse.Namespace, k: int) -> dict[str, Any]:
     """OpenVINO GenAI's arms: tokens over seconds of all prompts; how many texts equal its own plain ones."""
     tokenizer = AutoTokenizer.from_pretrained(options.target)
-    prompts = [tokenizer(row.prompt)["input_ids"] for row in read_rows(options.dataset, None, options.num_prompts)]
+    rows = read_rows(options.dataset, None, options.num_prompts).rows
+    prompts = [tokenizer(row.prompt)["input_ids"] for row in rows]
     job = {
         "target": str(Path(options.target).resolve()),
         "draft": str(Path(options.draft).resolve()),

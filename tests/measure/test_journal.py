@@ -17,7 +17,7 @@ HEAD = {
 
 
 def workload(num: int = 3, dataset: str = "builtin:stories"):
-    rows = read_rows(dataset, None, num)
+    rows = read_rows(dataset, None, num).rows
     params = SamplingParams(max_new_tokens=8)
     return tokenize(rows, dataset, lambda row: LetterTokenizer().encode(row.prompt[:40]), params, 512)
 
