@@ -17,6 +17,7 @@ from specdec_cli.serve.metrics import Metrics
 from specdec_cli.serve.parameters import Defaults
 from specdec_cli.serve.prepare import Facts
 from specdec_cli.serve.settings import Settings
+from specdec_cli.serve.toolbox import model_format
 
 if TYPE_CHECKING:
     from specdec_cli.engine.engine import Engine
@@ -94,6 +95,8 @@ class Model:
             self._serve(engine)
             facts = {"model": self.name, "seconds": time.monotonic() - begin}
             applies = {"generation_config": self.suggested} if self.suggested else {}
+            if (form := model_format(self._tool_call_parser, engine.tokenizer)) is not None:
+                applies["tool_calls"] = form
             logger.info("model is ready", extra=facts | applies)
         self.settled.set()
 

@@ -6,6 +6,7 @@ The text is free up to a mark that begins calls, whether the model writes it as 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from specdec_cli.serve.tools import PYTHON_MARKS, Format
 if TYPE_CHECKING:
     from specdec_cli.text.tokenizer import Tokenizer
 
+_KEY = re.compile(r"[\w\-.$@/]+")
 _SPACED = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """JSON as Python writes it, which is how templates show it to models."""
 _PLAIN = {"type", "title", "description", "default", "examples", "$schema", "enum", "const", "anyOf", "oneOf"}
@@ -134,7 +136,10 @@ class _CallGrammar:
 
         def call(tool: Tool) -> str:
             parameters = self._parameters(
-                tool, lambda key: _text(begin + (key or "")) + ("" if key else ' /[^>"\\n]+/ '), close + line, end
+                tool,
+                lambda key: _text(begin + (key or "")) + ("" if key is not None else ' /[^>"\\n]+/ '),
+                close + line,
+                end,
             )
             return f'{_text(tool.function.name + tags.call[1])} "\\n"? {parameters} {self._mark(tags.end_call)} "\\n"?'
 
@@ -180,7 +185,7 @@ class _CallGrammar:
         opened, closed, value = (self._mark(mark) for mark in ("<arg_key>", "</arg_key>", "<arg_value>"))
 
         def head(key: str | None) -> str:
-            name = _text(key) if key else r"/[^<\n]+/"
+            name = _text(key) if key is not None else r"/[^<\n]+/"
             return rf'"\n"? {opened} {name} {closed} "\n"? {value}'
 
         return f'{self._parameters(tool, head, "", "</arg_value>")} "\\n"?'
@@ -241,6 +246,10 @@ class _CallGrammar:
         properties, required = schema.get("properties", {}), schema.get("required", [])
         if other is not None or not isinstance(properties, dict) or not isinstance(required, list):
             raise self._refused(tool, f"the schema has `{other or 'properties'}` beside its properties")
+        is_name = str.isidentifier if self._form in ("pythonic", "olmo3") else _KEY.fullmatch
+        odd = next((key for key in properties if not is_name(key)), None)
+        if odd is not None:
+            raise self._refused(tool, f"`{odd[:50]}` is no name that a call can hold")
         return [
             (key, (one if isinstance(one, dict) else {}) | _shared(schema), key in required)
             for key, one in properties.items()

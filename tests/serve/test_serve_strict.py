@@ -160,6 +160,9 @@ def test_11_special_tokens_stay_in_the_text_of_strict_calls():
         ("GLM-4.6", {"properties": {"x": {"type": ["string", "integer"]}}}),
         ("Llama 4 pythonic", {"properties": {}, "anyOf": [{"required": ["a"]}]}),
         ("Qwen2.5", {"not": {}}),
+        ("Qwen3-Coder", {"properties": {"a>b": {"type": "string"}}}),
+        ("GLM-4.6", {"properties": {"": {"type": "string"}}}),
+        ("Olmo 3", {"properties": {"a-b": {"type": "string"}}}),
     ],
 )
 def test_11_what_a_format_cannot_follow_is_a_400(name: str, schema: dict):
