@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -39,7 +40,7 @@ from specdec_cli.lm.load import (
 )
 from specdec_cli.lm.packing import weights_of
 from specdec_cli.lm.paper import NEEDS_NUMBERS, on_paper
-from specdec_cli.lm.quantization import check_quantization, forget_quantization
+from specdec_cli.lm.quantization import check_quantization, forget_quantization, settings_of
 from specdec_cli.lm.traffic import model_traffic, num_experts
 from specdec_cli.lm.transformers_lm import COMPILED, COMPILED_GRAPHS, OBSTACLES, RECORDED, _max_context
 from specdec_cli.proxy import exempt_this_machine
@@ -141,7 +142,7 @@ def describe(
         with on_paper():
             source = folder if is_complete else None
             model = model_on_paper(name, source, config, kind, trust_remote_code)
-            kept = _probe(name, model)
+            kept = _probe(name, model) or _probe_unquantized(name, config, kind, trust_remote_code)
             found = OBSTACLES.get(decoder) or obstacle(model, place)
         packed = weights_of(model, kept_as(kind_when(decoder == COMPILED, kind, place, quantize), found))
         text = model.config.get_text_config()
@@ -176,6 +177,15 @@ def _probe(name: str, model: Any) -> CacheShape | None:
         if isinstance(error.__cause__, NEEDS_NUMBERS):
             return None
         raise
+
+
+def _probe_unquantized(name: str, config: Any, dtype: torch.dtype, trust_remote_code: bool) -> CacheShape | None:
+    """What the model would keep with plain weights, which is the same; None where its weights are plain."""
+    if settings_of(config) is None:
+        return None
+    plain = copy.deepcopy(config)
+    forget_quantization(plain)
+    return _probe(name, model_on_paper(name, None, plain, dtype, trust_remote_code))
 
 
 def describe_tokenizer(

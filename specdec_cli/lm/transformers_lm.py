@@ -424,14 +424,24 @@ class TransformersLM:
             kv_cache_bytes = None if share is None else min(share, int(left))
         if kv_cache_bytes is None:  # two halves of a CPU's are what is free, if they are ever full
             kv_cache_bytes = (left if self.device.type == "cuda" else free) // 2
-        affordable = kv_cache_bytes // (self.kv_bytes_per_token * self.block_size)
-        if affordable < max_num_seqs:
-            raise RunError(
-                f"no room for the KV cache of `{self.name}`: {kv_cache_bytes:,} bytes hold {affordable} blocks, "
-                f"{max_num_seqs} sequences need one each at least",
-                "run fewer sequences together, or give the cache more memory",
-            )
-        return min(wanted, affordable)
+        block_bytes = self.kv_bytes_per_token * self.block_size
+        return min(wanted, check_room(self.name, kv_cache_bytes, block_bytes, max_num_seqs))
+
+
+def check_room(name: str, kv_cache_bytes: int, block_bytes: int, max_num_seqs: int) -> int:
+    """How many blocks of keys and values some memory holds.
+
+    Raises:
+        RunError: fewer than one for every sequence.
+    """
+    affordable = kv_cache_bytes // block_bytes
+    if affordable < max_num_seqs:
+        raise RunError(
+            f"no room for the KV cache of `{name}`: {kv_cache_bytes:,} bytes hold {affordable} blocks, "
+            f"{max_num_seqs} sequences need one each at least",
+            "run fewer sequences together, or give the cache more memory",
+        )
+    return affordable
 
 
 def _max_context(config: Any, max_model_len: int | None) -> int:

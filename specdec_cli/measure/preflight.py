@@ -11,7 +11,7 @@ from specdec_cli.lm.dummy import StandIn
 from specdec_cli.lm.facts import ModelFacts, describe, describe_tokenizer, small_files
 from specdec_cli.lm.generation import Generation, read_generation
 from specdec_cli.lm.load import check_context
-from specdec_cli.lm.transformers_lm import decoder_when
+from specdec_cli.lm.transformers_lm import check_room, decoder_when
 from specdec_cli.measure.figures import figure
 from specdec_cli.measure.outlook import Outlook, outlook
 from specdec_cli.text.chat_template import chat_tokenizer
@@ -334,6 +334,25 @@ def _estimate_memory(found: Preflight, recipe: Recipe, machine: Machine) -> None
             message = f"`{facts.dtype}` is emulated on `{device.name}`: correct, and slow"
             found.problems.append(Problem("warning", message, "try --dtype float32"))
     _check_fit(found, machine)
+    _check_cache(found, recipe, machine)
+
+
+def _check_cache(found: Preflight, recipe: Recipe, machine: Machine) -> None:
+    """Whether the memory for keys and values holds a block for every sequence, as the engine asks it."""
+    for role, facts in (("target", found.target), ("draft", found.draft)):
+        memory = found.memory.get(role)
+        device = machine.device(memory.device) if memory is not None else None
+        if facts is None or memory is None or device is None or memory.kv_per_token is None:
+            continue
+        left = device.free_bytes - memory.weights
+        whole = device.free_bytes if device.name == "cpu" else device.memory_bytes
+        block_bytes = memory.kv_per_token * recipe.engine.kv_block_size
+        try:
+            given = recipe.engine.kv_cache_bytes(whole, memory.weights)
+            if given is not None or left > 0:  # what does not fit at all was said
+                check_room(facts.name, left // 2 if given is None else given, block_bytes, recipe.engine.max_num_seqs)
+        except SpecdecError as error:
+            found.problems.append(_as_problem(error))
 
 
 def _check_fit(found: Preflight, machine: Machine) -> None:

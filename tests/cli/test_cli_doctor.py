@@ -139,6 +139,30 @@ def test_too_little_memory_cannot_run(capsys, models, monkeypatch):
     assert document["verdict"] == "cannot-run"
 
 
+@pytest.mark.parametrize(("memory", "said"), [("1KiB", "no room for the KV cache"), ("0.0001%", "leaves nothing")])
+def test_too_little_memory_for_keys_and_values_cannot_run(capsys, models, memory, said):
+    pair = ["-t", models / "target", "-d", "ngram", "--set", f"engine.kv_cache_memory={memory}"]
+    code = 1 if "room" in said else 2
+    _, err = doctor(capsys, *pair, code=code)
+    assert said in err
+
+
+def test_graphs_are_for_a_gpu(capsys, models):
+    _, err = doctor(
+        capsys, "-t", models / "target", "-d", "ngram", "--device", "cpu", "--set", "engine.decoder=graphs", code=2
+    )
+    assert "is for a GPU" in err
+
+
+def test_point_8_a_draft_head_is_incompatible(capsys, models, tmp_path):
+    make_tiny("llama", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text()) | {"architectures": ["LlamaForCausalLMEagle3"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    document, err = doctor(capsys, "-t", models / "target", "-d", tmp_path, code=2)
+    assert document["verdict"] == "incompatible"
+    assert "is an EAGLE draft head" in err
+
+
 def test_a_device_that_is_not_here_cannot_run(capsys, models):
     _, err = doctor(capsys, "-t", models / "target", "-d", "ngram", "--device", "cuda:99", code=1)
     assert "`cuda:99`" in err
