@@ -23,6 +23,7 @@ ENCODERS = {"bert", "big_bird", "camembert", "data2vec-text", "electra", "ernie"
 ENCODERS |= {"roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl", "xmod"}
 # Of them, those whose forward finds positions itself: behind the padding token's id, and none for padding.
 _OWN_POSITIONS = {"camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl"}
+_OWN_POSITIONS |= {"xmod"}
 HEADS = ("CausalLM", "LMHeadModel", "LMHead", "ForConditionalGeneration")
 SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
 _CHOOSES = "chooses the keys that it attends to with an indexer (sparse attention)"
@@ -47,6 +48,7 @@ LAYERS = {
 }
 """What a type of layer that this engine does not decode does, by its name in `layer_types`."""
 TYPES = {
+    "big_bird": "lays buffers of one text's length over all tokens of a forward",
     "bloom": "has ALiBi attention",
     "blt": "works on bytes in patches of their own, with an encoder and a decoder around the language model",
     "gemma4_assistant": "drafts from its target's hidden states (multi-token prediction)",
@@ -118,7 +120,8 @@ def _reasons(config: Any) -> Iterator[str]:
     text = config.get_text_config()
     layers = sorted(set(getattr(text, "layer_types", None) or ()))
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    if config.model_type in TYPES:
+    is_encoder = config.model_type in ENCODERS and not getattr(config, "is_decoder", False)
+    if config.model_type in TYPES and not is_encoder:
         yield TYPES[config.model_type]
     for layer in layers:
         if layer not in SUPPORTED_LAYERS:

@@ -5,7 +5,7 @@ needs no second copy of them. It goes through torch's plain products and transfo
 asked for the same positions the way an engine asks: in pieces, beside another sequence, and one token alone.
 
 The measure is the relative error: the distance between the two sets of logits, each position's mean taken off, divided
-by the size of the reference. Equal logits give 0, unrelated ones about 1.4 (a correlation of 0).
+by the size of the reference; of a text the median position counts. Equal logits give 0, unrelated ones about 1.4.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 _NUM_TOKENS = 10
 _NUM_ALONE = 3
 _STRIDE = 7919  # prime: tokens from all over the vocabulary, none of them twice
-# The largest relative error that a precision explains. Trained models stay below a twentieth of it (bfloat16 0.01, int8
-# 0.04); what comes near are random ones of 24 layers, which amplify every rounding (0.22 and 0.62).
+# The largest relative error that a precision explains. Trained models stay below a tenth of it (bfloat16 0.01, int8
+# 0.04); what comes near are random ones of 24 layers, which amplify every rounding (0.22 and 0.39).
 _ALLOWED = {torch.float32: 0.001, torch.float16: 0.1, torch.bfloat16: 0.3}
-_ALLOWED_QUANTIZED = 0.75
+_ALLOWED_QUANTIZED = 0.6
 
 
 class Oracle:
@@ -120,9 +120,13 @@ class Oracle:
 
 
 def relative_error(found: Tensor, right: Tensor) -> float:
-    """Distance between logits [n, V], each position's mean taken off, by the size of the right ones."""
+    """The median position's distance between logits [n, V], means taken off, by the size of the right ones.
+
+    One position may be far off where a mixture's router chose another expert by a rounding.
+    """
     found, right = (one.float() - one.float().mean(1, keepdim=True) for one in (found, right))
-    return float((found - right).norm() / right.norm().clamp(min=torch.finfo(torch.float32).tiny))
+    size = right.norm(dim=1).clamp(min=torch.finfo(torch.float32).tiny)
+    return float(((found - right).norm(dim=1) / size).median())
 
 
 @contextmanager
