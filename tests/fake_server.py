@@ -113,6 +113,8 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/v1/models" and self.allowed():
             if self.fake.fault == "html":
                 self.plain(200, "<html>hello</html>", "text/html")
+            elif self.fake.fault == "error list":
+                self.plain(200, '{"error": {"message": "no database"}}')
             else:
                 self.plain(200, json.dumps({"data": [{"id": "fake"}, {"id": "second"}]}))
         elif self.path == "/version":

@@ -175,3 +175,17 @@ def test_13_libraries_that_read_the_environment_leave_this_machine_alone(monkeyp
     assert os.environ["no_proxy"] == os.environ["NO_PROXY"] == "near.test,0.0.0.0"
     assert "cache:3128" in str(exempt_this_machine("http://far.test"))
     assert os.environ["no_proxy"] == "near.test,0.0.0.0"
+
+
+def test_13_a_hub_that_is_asked_through_a_proxy_is_named_with_it(monkeypatch):
+    from huggingface_hub import constants
+
+    from specdec_cli.lm.checkpoint import hub_proxy_words
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "https://hub.test")
+    assert hub_proxy_words() == ""
+    monkeypatch.setenv("HTTPS_PROXY", "http://me:hidden@cache:3128")
+    assert hub_proxy_words() == "the hub is asked through the proxy `http://cache:3128` (HTTPS_PROXY); "
+    monkeypatch.setattr(constants, "ENDPOINT", "https://0.0.0.0:9")
+    assert hub_proxy_words() == "", "a mirror on this machine"

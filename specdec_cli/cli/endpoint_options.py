@@ -27,7 +27,7 @@ Concurrency = Annotated[
         "--concurrency",
         min=1,
         max=4096,
-        help="Requests to the server at a time; 1 if not given.",
+        help="Most requests to the server at a time: 1 if not given, with --request-rate no limit.",
         rich_help_panel=_PANEL,
     ),
 ]

@@ -85,6 +85,8 @@ class Endpoint:
             raise self._refusal(response, url)
         self.server = response.headers.get("server")
         listed = self._json(response.text, url)
+        if isinstance(listed, dict) and listed.get("error"):
+            raise self._say.error(f"`{url}` answers with an error: {self._say.words(response.text)}")
         rows = listed.get("data") if isinstance(listed, dict) else None
         names = [row.get("id") for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
         return [name for name in names if isinstance(name, str)]

@@ -12,31 +12,26 @@ from rich.text import Text
 
 from specdec_cli.measure.endpoint_bench import ARRIVAL_FIGURES
 from specdec_cli.measure.endpoint_doubts import doubts
-from specdec_cli.measure.endpoint_plan import pace_words
 from specdec_cli.report.bench import json_schema as bench_schema
 from specdec_cli.report.bench import print_notes_and_gates
+from specdec_cli.report.endpoint_words import (
+    FIGURE_NAMES,
+    LEGEND,
+    acceptance_words,
+    counter_lines,
+    milliseconds,
+    requests_words,
+    throughput_words,
+)
 from specdec_cli.report.page import grid
 from specdec_cli.report.schema import read_schema
-from specdec_cli.report.table import NOTHING, number, percent
+from specdec_cli.report.table import NOTHING
 from specdec_cli.text.printable import printable
 
 if TYPE_CHECKING:
     from specdec_cli.measure.endpoint_bench import EndpointBench
 
 SCHEMA = "specdec.bench-endpoint/1"
-LEGEND = (
-    "In milliseconds; in brackets: 95 % intervals of the median, by bootstrap over prompts. A chunk may hold several "
-    "tokens."
-)
-FIGURE_NAMES = {
-    "ttft_s": "to the first text",
-    "tpot_s": "per token after it",
-    "itl_s": "between chunks",
-    "latency_s": "whole answer",
-    "queue_s": "arrival to sending",
-    "arrival_ttft_s": "arrival to first text",
-    "arrival_latency_s": "arrival to whole answer",
-}
 
 
 def json_schema(has_arrivals: bool = True) -> dict[str, Any]:
@@ -242,24 +237,6 @@ def _head(body: Mapping[str, Any]) -> str:
     return f"{name} at {endpoint['url']}{f', {printable(told)}' if told else ''}: {requests_words(body)}"
 
 
-def requests_words(body: Mapping[str, Any]) -> str:
-    """`16 of 16 requests answered, 4 at a time`."""
-    requests, plan = body["requests"], body["plan"]
-    pace = pace_words(plan["concurrency"], plan["request_rate"])
-    return f"{requests['answered']} of {requests['planned']} requests answered, {pace}"
-
-
-def acceptance_words(found: Mapping[str, Any] | None) -> str | None:
-    """What the answers say of their own acceptance, or None."""
-    if found is None:
-        return None
-    rate, length = found["rate"], found["length"]
-    rate_ends = f" ({percent(rate['ci95'][0])}–{percent(rate['ci95'][1])})" if rate["ci95"] else ""
-    length_ends = f" ({number(length['ci95'][0])}–{number(length['ci95'][1])})" if length["ci95"] else ""
-    said = f"Acceptance by {found['requests']} answers' own counts: rate {percent(rate['median'])}{rate_ends}"
-    return f"{said}, length {number(length['median'])}{length_ends}."
-
-
 def _figures_table(timing: Mapping[str, Any]) -> RenderableType:
     table = grid("", "median (95 %)", "p95", "p99")
     for figure, name in FIGURE_NAMES.items():
@@ -282,46 +259,3 @@ def _parts_table(name: str, parts: Mapping[str, Any]) -> RenderableType:
         shown = NOTHING if tokens is None else str(tokens)
         table.add_row(Text(printable(part)), str(found["num_prompts"]), shown, *cells)
     return table
-
-
-def milliseconds(seconds: float | None) -> str:
-    """Milliseconds with as many digits as they are good for, or a dash."""
-    return NOTHING if seconds is None else f"{1000 * seconds:.{2 if seconds < 0.1 else 0}f}"
-
-
-def throughput_words(body: Mapping[str, Any]) -> str:
-    """Tokens and requests per second, and what they rest on."""
-    output, rates = body["output"], body["throughput"]
-    requests = f"{number(rates['requests_per_second'])} requests/s"
-    if output["tokens"] is None:
-        return f"Throughput: {requests} over {rates['seconds']:.1f} s."
-    return (
-        f"Throughput: {number(rates['output_tokens_per_second'], 1)} output tokens/s, {requests}: {output['tokens']} "
-        f"tokens (by {output['counted_by']}, in {output['chunks']} chunks) in {rates['seconds']:.1f} s."
-    )
-
-
-def counter_lines(counters: Mapping[str, Any] | None) -> list[str]:
-    """What the server itself counted, in words."""
-    if counters is None:
-        return []
-    head, lines = f"{counters['engine']}'s {counters['source']}", []
-    found = counters["speculative"]
-    if found is not None:
-        drafted = " ".join(
-            f"{NOTHING if found[key] is None else found[key]} {word}"
-            for key, word in (("num_draft_tokens", "tokens drafted,"), ("num_accepted_tokens", "accepted"))
-        )
-        steps = "" if found["num_drafts"] is None else f" in {found['num_drafts']} steps"
-        rates = found["per_position_acceptance_rates"]
-        by_position = f"; at position 1…k: {' '.join(map(percent, rates))}" if rates else ""
-        lines.append(
-            f"Speculation by {head}: {drafted}{steps}: rate {percent(found['acceptance_rate'])}, "
-            f"length {number(found['acceptance_length'])}{by_position}."
-        )
-    if counters["gauges"]:
-        shown = ", ".join(
-            f"{name} {NOTHING if value is None else format(value, 'g')}" for name, value in counters["gauges"].items()
-        )
-        lines.append(f"Gauges of {head}, of its last moments: {shown}.")
-    return lines

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from specdec_cli.measure.endpoint_plan import pace_words
-from specdec_cli.report.bench_endpoint import (
+from specdec_cli.report.endpoint_words import (
     FIGURE_NAMES,
     acceptance_words,
     counter_lines,

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 from specdec_cli.measure.workload import task_of
-from specdec_cli.report import bench_endpoint
+from specdec_cli.report import endpoint_words
 from specdec_cli.report.bench import LEGEND, lossless_words
-from specdec_cli.report.bench_endpoint import requests_words
 from specdec_cli.report.endpoint_pages import endpoint_csv
+from specdec_cli.report.endpoint_words import requests_words
 from specdec_cli.report.html import facts, findings, tables
 from specdec_cli.report.plot import heading
 from specdec_cli.report.recommendation import INCONCLUSIVE, depth_mark, recommendation_words, size_name
@@ -34,7 +34,7 @@ _COMPARE_HEADS = (
     "speedup_decode", "speedup_decode_low", "speedup_decode_high",
 )  # fmt: skip
 
-LEGENDS = {"bench": LEGEND, "bench-endpoint": bench_endpoint.LEGEND}
+LEGENDS = {"bench": LEGEND, "bench-endpoint": endpoint_words.LEGEND}
 
 
 def markdown(document: Mapping[str, Any]) -> str:

@@ -182,6 +182,7 @@ def test_errors_are_counted_with_the_servers_words(capsys):
     [
         (404, 0, "/v1/completions` refused the request (404): I say 404"),
         ("html", 0, "/v1/models` answers with something that is no JSON: `<html>hello</html>`"),
+        ("error list", 0, "/v1/models` answers with an error: no database"),
         ("dies", 0, "the connection to"),
         (500, 1, "none of 16 requests was answered"),
     ],
