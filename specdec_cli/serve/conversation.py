@@ -11,9 +11,11 @@ from specdec_cli.errors import UsageError
 from specdec_cli.serve.errors import as_api_error, bad_field
 from specdec_cli.serve.history import CallWriter, call_writers
 from specdec_cli.serve.protocol import Message, TextPart, Tool
+from specdec_cli.serve.toolbox import model_format
 from specdec_cli.text.chat_template import TEMPLATE_ARGUMENTS
 
 if TYPE_CHECKING:
+    from specdec_cli.recipe.schema import ToolCallParser
     from specdec_cli.text.template import TemplateReads
     from specdec_cli.text.tokenizer import Tokenizer
 
@@ -32,6 +34,7 @@ class Conversation:
         continue_final_message: the model goes on with the last turn.
         variables: `chat_template_kwargs`.
         reasoning_effort: a variable of some templates.
+        parser: the server's tool-call format; None takes the chat template's.
     """
 
     messages: Sequence[Message]
@@ -40,6 +43,7 @@ class Conversation:
     continue_final_message: bool = False
     variables: Mapping[str, Any] | None = None
     reasoning_effort: str | None = None
+    parser: ToolCallParser | None = None
 
     def encode(self, tokenizer: Tokenizer) -> list[int]:
         """Token ids by the template.
@@ -60,9 +64,8 @@ class Conversation:
     def _encode(self, tokenizer: Tokenizer, reads: TemplateReads, variables: Mapping[str, Any]) -> list[int]:
         """Token ids, with earlier calls in the first of the forms that the template takes."""
         goes_on = self.continue_final_message
-        has_calls = any(message.tool_calls or message.tool_call_id for message in self.messages)
         refused: UsageError | None = None
-        for writer in call_writers(tokenizer, tokenizer.chat_template) if has_calls else (CallWriter(),):
+        for writer in self._writers(tokenizer, reads):
             try:
                 turns = (_turns(message, f"messages[{i}]", reads, writer) for i, message in enumerate(self.messages))
                 return tokenizer.chat(
@@ -76,6 +79,15 @@ class Conversation:
                 refused = refused or error
         assert refused is not None, "a conversation is written in at least one form"
         raise refused
+
+    def _writers(self, tokenizer: Tokenizer, reads: TemplateReads) -> Sequence[CallWriter]:
+        """Ways to give the template its earlier calls, best first."""
+        if not any(message.tool_calls or message.tool_call_id for message in self.messages):
+            return (CallWriter(),)
+        form = model_format(self.parser, tokenizer)
+        if reads.has_field("tool_calls"):
+            return call_writers(tokenizer, tokenizer.chat_template, form)
+        return (CallWriter(form=form),)
 
     def _read_variables(self, reads: TemplateReads) -> dict[str, Any]:
         found = dict(self.variables or {})
@@ -128,7 +140,7 @@ def _turns(message: Message, where: str, reads: TemplateReads, writer: CallWrite
     turn |= _reasoning(message, where, reads)
     if not message.tool_calls:
         return [turn]
-    if not reads.has_field("tool_calls"):
+    if writer.form is None and not reads.has_field("tool_calls"):
         raise bad_field(f"{where}.tool_calls", "is not read by the model's chat template")
     return writer.turns(turn, message.tool_calls)
 

@@ -199,6 +199,7 @@ def _encode_chat(request: ChatCompletionRequest, facts: Facts) -> tuple[int, ...
         continue_final_message=request.continue_final_message is True,
         variables=request.chat_template_kwargs,
         reasoning_effort=request.reasoning_effort,
+        parser=facts.tool_call_parser,
     )
     tokens = truncated(conversation.encode(facts.tokenizer), request)
     if not tokens:

@@ -94,5 +94,6 @@ def _encode_messages(request: TokenizeRequest, tokenizer: Tokenizer, facts: Fact
         add_generation_prompt=request.add_generation_prompt,
         continue_final_message=request.continue_final_message is True,
         variables=request.chat_template_kwargs,
+        parser=facts.tool_call_parser,
     )
     return conversation.encode(tokenizer)

@@ -4,11 +4,13 @@ import json
 
 import pytest
 from requests_for_tests import USER, chat, facts, tokenizer
-from tool_templates import TEMPLATES, template
+from tool_templates import TEMPLATES, UNKNOWN, template
 
 from specdec_cli.serve.errors import ApiError
+from specdec_cli.serve.formats import PARSERS
 from specdec_cli.serve.history import call_writers
 from specdec_cli.serve.tools import ToolPlan
+from specdec_cli.serve.written_calls import write_calls
 
 CUT = '{"city": "Rom'
 MALFORMED = [
@@ -110,4 +112,31 @@ def test_10_a_template_that_refuses_the_roles_still_says_why():
     with pytest.raises(ApiError, match="no calls here") as refused:
         prompt(source, turns(CUT))
     assert (refused.value.status, refused.value.param) == (400, "messages")
-    assert len(call_writers(tokenizer(source), source)) <= 8
+    assert len(call_writers(tokenizer(source), source, None)) <= 8
+
+
+@pytest.mark.parametrize("form", sorted(set(PARSERS.values())))
+def test_10_calls_of_a_template_that_reads_none_are_written_in_its_format(form: str):
+    """What is written is what the parser of the format reads."""
+    given = {"city": 'Rome "x"', "n": 3, "deep": {"a": [1]}}
+    said = [("weather", json.dumps(given), given), ("ping", "", {})]
+    schema = {"properties": {"city": {"type": "string"}}}
+    parser = ToolPlan(form, {"weather": schema, "ping": {}}).parser()
+    deltas = parser.feed(write_calls(form, said)) + parser.finish()
+    assert not "".join(one.content for one in deltas).strip()
+    assert [one.name for one in deltas if one.name] == ["weather", "ping"]
+    for place, arguments in enumerate((given, {})):
+        assert json.loads("".join(one.arguments for one in deltas if one.index == place)) == arguments
+
+
+def test_10_a_template_that_shows_the_format_alone_refuses_no_later_turn():
+    form, source = TEMPLATES["instructions only"]
+    text = prompt(source, turns(CUT))
+    assert form == "qwen3_coder"
+    assert "<function=weather>\n<parameter=city>\nRom\n</parameter>" in text
+    over = facts(UNKNOWN["the word alone"], tool_call_parser="hermes", max_context=9_999)
+    job = chat(over=over, messages=turns(CUT)).jobs[0]
+    assert f'"arguments": {CUT}}}\n</tool_call>' in over.tokenizer.decode(job.token_ids, skip_special_tokens=False)
+    with pytest.raises(ApiError) as refused:
+        chat(over=facts("{% for m in messages %}{{ m.content }}{% endfor %}"), messages=turns(CUT))
+    assert (refused.value.status, refused.value.param) == (400, "messages[1].tool_calls")
