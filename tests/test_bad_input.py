@@ -319,7 +319,7 @@ PROMPTS = [
     rows("turns empty", '{"turns": []}\n', "rows.jsonl:1: `turns`"),
     rows("length no number", '{"prompt": "a", "max_new_tokens": "9"}\n', "`max_new_tokens` must be an integer"),
     rows("length 0", '{"prompt": "a", "max_new_tokens": 0}\n', "`max_new_tokens` must be an integer of at least 1"),
-    rows("seed no number", '{"prompt": "a", "seed": "-1"}\n', "`seed` must be an integer below 2^63"),
+    rows("seed no integer", '{"prompt": "a", "seed": -1.5}\n', "`seed` must be an integer below 2^63"),
     rows("half a surrogate", '{"prompt": "\\ud800"}\n', "not valid Unicode"),
     rows("very deep", "[" * 100_000 + "\n", "not a JSON object"),
     rows("NUL bytes", b'{"prompt": "a\0b"}\n', "holds a NUL byte at `13`"),
