@@ -92,6 +92,8 @@ def decoded(data: bytes, what: str, path: Path | None = None) -> str:
     try:
         text = data.decode(encoding)
     except UnicodeDecodeError as error:
+        if encoding == "utf-8-sig" and b"\0" in data:
+            raise UsageError(f"{what} is no text but binary data", "name a file of text") from error
         name = "UTF-8" if encoding == "utf-8-sig" else encoding.upper()
         line = data.count(b"\n", 0, error.start) + 1
         hint = f"save it as UTF-8; what Excel or Windows wrote: {_conversion(path)}"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from string import Formatter
 from typing import Any
@@ -23,13 +22,12 @@ from specdec_cli.measure.chats import (
     whole_chat,
 )
 from specdec_cli.measure.prompts import PromptRow, PromptSet
+from specdec_cli.measure.row_fields import ID_COLUMNS, id_of, is_words, length_of, seed_of
 from specdec_cli.measure.tables import RawRow
-from specdec_cli.sampling.params import settled_seed
 
 _CHATS_FIRST = ("turns", *CHAT_COLUMNS, *(column for column in PROMPT_COLUMNS if column not in CHAT_COLUMNS))
 _TURN_COLUMNS = ("turns", "prompt")
-_ID_COLUMNS = ("id", "question_id", "prompt_id", "task_id")
-_OWN_COLUMNS = (*_ID_COLUMNS, "category", "max_new_tokens", "seed")
+_OWN_COLUMNS = (*ID_COLUMNS, "category", "max_new_tokens", "seed")
 _ANSWER_COLUMNS = (
     *("answer", "answers", "output", "outputs", "response", "responses", "completion", "completions", "chosen"),
     *("rejected", "label", "labels", "target", "targets", "reference", "references", "solution", "solutions"),
@@ -129,10 +127,10 @@ class _Reader:
         return PromptRow(
             index,
             prompt,
-            id=_id(values, where),
+            id=id_of(values, where),
             category=self._category(values, where),
-            max_new_tokens=_number(values, "max_new_tokens", where, "an integer of at least 1", lambda n: n > 0),
-            seed=_seed(values, where),
+            max_new_tokens=length_of(values, where),
+            seed=seed_of(values, where),
             messages=messages,
         )
 
@@ -244,6 +242,8 @@ class _Reader:
         """Whether a column beside the prompt may have been meant as part of it."""
         if self.used & {"turns", *CHAT_COLUMNS} and column == "prompt":
             return False  # what such rows repeat of their conversation
+        if column == "seed":
+            return any(is_words(row.values.get(column)) for row in self.raw)
         if column in self.used or column in _OWN_COLUMNS or column.lower() in _NOT_PROMPTS:
             return False
         return column != self.reading.task_column and any(
@@ -270,39 +270,6 @@ def _filled(template: str, values: Mapping[str, Any], where: str) -> str:
     prompt = "".join(parts)
     check_text(prompt, f"{where}: the prompt")
     return prompt
-
-
-def _id(values: Mapping[str, Any], where: str) -> str | int | None:
-    name = next((name for name in _ID_COLUMNS if values.get(name) is not None), None)
-    if name is None:
-        return None
-    value = values[name]
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise UsageError(f"{where}: `{name}` must be a string or an integer, not `{_shown(value)}`")
-    return str(value) if isinstance(value, float) else value
-
-
-def _number(
-    values: Mapping[str, Any], name: str, where: str, wanted: str, is_fine: Callable[[int], bool]
-) -> int | None:
-    value = values.get(name)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or not is_fine(value):
-        raise UsageError(f"{where}: `{name}` must be {wanted}, not `{_shown(value)}`")
-    return value
-
-
-def _seed(values: Mapping[str, Any], where: str) -> int | None:
-    """A row's seed, drawn for a negative one; a column of that name with words in it is none."""
-    if isinstance(values.get("seed"), str):
-        return None
-    seed = _number(values, "seed", where, "an integer below 2^63", lambda n: abs(n) < 2**63)
-    return None if seed is None else settled_seed(seed)
-
-
-def _shown(value: Any) -> str:
-    return json.dumps(value, default=str)[:60]
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -129,9 +129,9 @@ def test_a_question_without_a_preset_and_other_values_of_ids(tmp_path):
     assert both(found) == [("Q", "3", 81), ("R", None, "007"), ("S", "x", None)]
     rows = read_dataset(put(tmp_path, "n.csv", "prompt,max_new_tokens,seed\na,5,\nb,,3\n")).rows
     assert [(row.max_new_tokens, row.seed) for row in rows] == [(5, None), (None, 3)]
-    assert (
-        read_dataset(put(tmp_path, "s.jsonl", '{"prompt": "a", "seed": "a task to begin with"}')).rows[0].seed is None
-    )
+    found = read_dataset(put(tmp_path, "s.jsonl", '{"prompt": "a", "seed": "a task to begin with"}'))
+    assert found.rows[0].seed is None
+    assert "`seed` of" in found.notices[0]
 
 
 def test_long_cells_are_read(tmp_path):
@@ -179,6 +179,8 @@ REFUSED = {
         "git-lfs pointer",
         "git lfs pull",
     ),
+    "picture": (b"\x89PNG\r\n\x1a\n\0\0\0", "is no text but binary data", "file of text"),
+    "picture.png": (b"\x89PNG\r\n\x1a\n\0\0\0", "is a `.png` file, from which no prompts are read", "JSONL"),
     "recipe.yaml": ("target: {model: x}\n", "is a `.yaml` file, from which no prompts are read", "JSONL"),
     "weights.safetensors": (b"\0" * 9, "is a `.safetensors` file", "JSONL"),
 }
@@ -247,6 +249,9 @@ def test_pipes_are_read_and_what_never_ends_is_refused(tmp_path, monkeypatch):
         read_dataset("/dev/zero")
     with pytest.raises(UsageError, match="has no prompt"):
         read_dataset("/dev/null")
+    for address in ("https://example.com/rows.jsonl", "hf://datasets/openai/gsm8k", "s3://bucket/rows"):
+        with pytest.raises(UsageError, match="is an address, and files are read from this disk"):
+            read_dataset(address)
     with pytest.raises(UsageError, match="`-` is no data set"):
         read_dataset("-")
     with pytest.raises(UsageError, match="Is a directory"):
