@@ -41,7 +41,7 @@ LAYERS = {
     "window_attention": "attends within windows in both directions",
     "reference_sliding_attention": "attends to the prompt and a window behind it",
     "conv": "has short convolutions in some layers instead of attention",
-    "moe": "has layers without attention among layers with it",
+    "moe": "has layers of experts alone, without attention",
     "linear_attention": _RECURRENT,
     "hybrid": _HYBRID,
     "hybrid_sliding": _HYBRID,
@@ -72,7 +72,6 @@ def check_architecture(name: str, config: Any, trust_remote_code: bool) -> None:
     """
     hint = f"choose a causal LM of another family ({FAMILIES})"
     kind = config.model_type
-    check_sizes(name, config)
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         if trust_remote_code and "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {}):
             return
@@ -82,6 +81,7 @@ def check_architecture(name: str, config: Any, trust_remote_code: bool) -> None:
     reason = next(_reasons(config), None)
     if reason is not None:
         raise UsageError(f"architecture `{kind}` of `{name}` is not supported: it {reason}", hint)
+    check_sizes(name, config)
     written_for = getattr(config, "architectures", None) or [MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__]
     if not any(architecture.endswith(HEADS) for architecture in written_for):
         raise UsageError(f"`{name}` is a `{written_for[0]}`, not a causal LM", hint)

@@ -39,7 +39,6 @@ _OTHER_FORMATS = {
 """Files of formats that this engine does not read, what they are and what to do; asked where there are no weights."""
 _HEADS = {
     "eagle": "an EAGLE draft head, which reads its target's hidden states",
-    "hass": "a HASS draft head, which reads its target's hidden states",
     "medusa": "a set of Medusa heads, which read their target's hidden states",
     "hydra": "a set of Hydra heads, which read their target's hidden states",
     "dflash": "a DFlash draft model, which reads its target's hidden states",
@@ -74,7 +73,7 @@ def check_contents(name: str, folder: Path, has_weights: bool = True) -> None:
     found = next(_other_kinds(folder, _raw_config(folder)), None)
     if found is not None:
         what, hint = found
-        raise UsageError(f"`{name}` is {what}, which is not supported", hint)
+        raise UsageError(f"`{name}` is not supported: it is {what}", hint)
     if not (folder / "config.json").is_file():
         _check_is_model(name, folder)
 
@@ -119,8 +118,9 @@ def _other_kinds(folder: Path, config: dict[str, Any]) -> Iterator[tuple[str, st
 
 
 def _has_weights(folder: Path) -> bool:
-    """Whether the folder has weights under the names that transformers reads."""
-    return any((folder / file).is_file() for file in ("model.safetensors", "model.safetensors.index.json"))
+    """Whether the folder has weights under the names that transformers reads, pickled ones among them."""
+    names = ("model.safetensors", "model.safetensors.index.json", "pytorch_model*.bin")
+    return any(any(folder.glob(name)) for name in names)
 
 
 def _adapter(folder: Path) -> tuple[str, str]:
@@ -146,7 +146,9 @@ def _draft_head(folder: Path, config: dict[str, Any]) -> str | None:
         return next((word for word in _HEADS if word in kind), "speculator")
     called = [config.get("model_type"), *_listed(config.get("architectures"))]
     names = " ".join(str(one).lower() for one in called)
-    return next((word for word in _HEADS if word in names), None) or _head_by_tensors(folder)
+    named = next((word for word in _HEADS if word in names), None)
+    # NVIDIA's Eagle is a vision-language model.
+    return named if named and "vision_config" not in config else _head_by_tensors(folder)
 
 
 def _listed(value: Any) -> list[Any]:
@@ -173,7 +175,7 @@ def _tensor_names(folder: Path) -> list[str]:
         if not index.is_file():
             return _pickled_names(folder / "pytorch_model.bin")
         found = json.loads(index.read_text(encoding="utf-8"))
-    except (SafetensorError, ValueError, OSError, RecursionError, zipfile.BadZipFile):
+    except (SafetensorError, ValueError, OSError, RecursionError):
         return []  # `check_weights` says so
     weight_map = found.get("weight_map") if isinstance(found, dict) else None
     return list(weight_map) if isinstance(weight_map, dict) else []
@@ -183,10 +185,12 @@ def _pickled_names(path: Path) -> list[str]:
     """Strings of a pickled checkpoint, tensors' names among them; the pickle is read, not run."""
     if not path.is_file() or not zipfile.is_zipfile(path):
         return []
-    with zipfile.ZipFile(path) as archive:
-        pickled = next((one for one in archive.namelist() if one.endswith("data.pkl")), None)
-        code = archive.read(pickled) if pickled is not None else b""
-    return [argument for _, argument, _ in pickletools.genops(code) if isinstance(argument, str)]
+    try:
+        with zipfile.ZipFile(path) as archive:
+            pickled = next(one for one in archive.namelist() if one.endswith("data.pkl"))
+            return [found for _, found, _ in pickletools.genops(archive.read(pickled)) if isinstance(found, str)]
+    except Exception:  # broken in whatever way: `weights_files` refuses it, too
+        return []
 
 
 def _foreign_quantization(folder: Path, config: dict[str, Any]) -> str | None:

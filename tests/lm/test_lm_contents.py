@@ -259,6 +259,20 @@ def test_point_8_a_size_that_no_model_has(folder, key):
     assert f"`{key}: 0`" in whole_error(folder)
 
 
+def test_pickled_weights_beside_an_export_are_pickled_weights(folder):
+    (folder / "model.safetensors").unlink()
+    write(folder / "onnx" / "model.onnx", "")
+    for content in ("", "PK\x03\x04"):
+        write(folder / "pytorch_model.bin", content)
+        assert "only pickled weights" in refusal(folder)[1]
+
+
+def test_a_vision_language_model_of_the_name_eagle_is_no_draft_head(folder):
+    edit_config(folder, architectures=["Eagle2_5_VLForConditionalGeneration"], model_type="eagle_x", vision_config={})
+    with pytest.raises(UsageError, match="architecture `eagle_x`"):
+        describe(str(folder))
+
+
 def test_an_adapter_beside_a_whole_model_is_the_model(folder):
     write(folder / "generation_config.json", {})
     (folder / "adapters").mkdir()
