@@ -9,15 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 from specdec_cli import drafters
 from specdec_cli.drafters.contract import Drafter, Resources
+from specdec_cli.drafters.model import Drafter as ModelDrafter
+from specdec_cli.engine.caches import share_out
 from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.engine.synthetic import synthetic_rates
-from specdec_cli.errors import RunError, UsageError
+from specdec_cli.errors import UsageError
+from specdec_cli.lm.cache_plan import KVCacheBytes
 from specdec_cli.lm.dummy import StandIn
 from specdec_cli.lm.generation import AUTO, NONE
 from specdec_cli.lm.load import check_context, load_lm, load_tokenizer
 from specdec_cli.lm.threads import allot_threads
-from specdec_cli.lm.transformers_lm import KVCacheBytes, TransformersLM, decoder_when
+from specdec_cli.lm.transformers_lm import TransformersLM, decoder_when
 from specdec_cli.text.chat_template import chat_tokenizer
 from specdec_cli.text.tokenizer import Tokenizer
 
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from specdec_cli.recipe.schema import Recipe
 
 Progress = Callable[[str], None]
+_TRIED_TOKENS = 512  # room for trying a model that is loaded; `share_out` plans its cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +163,8 @@ def load_engines(
     if settings.compile:
         _compile(lm, "target", say)
     loaded = [load_drafter(fields, lm, tokenizer, options, its) for fields, its in zip(given, own, strict=True)]
+    models = [drafter.lm for drafter in loaded if isinstance(drafter, ModelDrafter)]
+    share_out(lm, [one for one in models if isinstance(one, TransformersLM)], options, settings.kv_cache_bytes)
     return [
         Engine(
             *(lm, drafter, tokenizer, options, lm.eos_token_ids, _others(fields, lm, tokenizer, options, its)),
@@ -230,7 +236,7 @@ def engines_from_recipes(
             target=_model_settings(recipe.target),
             max_model_len=recipe.engine.max_model_len,
             block_size=recipe.engine.kv_block_size,
-            kv_cache_bytes=_kv_cache_bytes(recipe.engine),
+            kv_cache_bytes=given_cache_bytes(recipe.engine),
             decoder=recipe.engine.decoder,
             compile=recipe.engine.compile is True,
             generation_config=recipe.target.generation_config,
@@ -285,7 +291,7 @@ def _load(
         block_size=settings.block_size,
         extra_tokens=options.depths().most,
         max_model_len=settings.max_model_len,
-        kv_cache_bytes=settings.kv_cache_bytes,
+        num_blocks=-(-_TRIED_TOKENS // settings.block_size),
         decoder=decoder_when(settings.decoder, settings.compile),
         generation_config=generation_config,
         check=settings.check,
@@ -313,12 +319,6 @@ def _resources(
         lm = _load(name, settings.draft, settings, options)
         if settings.compile:
             _compile(lm, "draft", say)
-        enough = options.max_num_seqs * -(-lm.max_context // lm.block_size)
-        if lm.num_blocks < min(target.num_blocks, enough):
-            raise RunError(
-                f"the draft's KV cache has room for `{lm.num_blocks * lm.block_size}` tokens, fewer than the target's",
-                "lower max_num_seqs or max_model_len",
-            )
         return lm
 
     return Resources(load_draft, lambda text: tokenizer.encode(text, add_special_tokens=False), num_tokens)
@@ -341,8 +341,8 @@ def engine_options(recipe: Recipe) -> EngineOptions:
     )
 
 
-def _kv_cache_bytes(engine: RecipeEngine) -> KVCacheBytes:
-    """A share can only be told once the weights are loaded; everything else is known now."""
+def given_cache_bytes(engine: RecipeEngine) -> KVCacheBytes:
+    """What a recipe says of the KV cache's memory; a share can only be computed once the weights are loaded."""
     return engine.kv_cache_bytes() if engine.memory_share() is None else engine.kv_cache_bytes
 
 

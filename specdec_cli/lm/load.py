@@ -17,6 +17,7 @@ from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm import dummy
 from specdec_cli.lm.architecture import check_architecture
 from specdec_cli.lm.attention import NAME
+from specdec_cli.lm.cache_plan import KVCacheBytes
 from specdec_cli.lm.checkpoint import (
     check_weights,
     clear_errors,
@@ -44,7 +45,6 @@ from specdec_cli.lm.transformers_lm import (
     COMPILED,
     COMPILED_GRAPHS,
     RECORDED,
-    KVCacheBytes,
     TransformersLM,
     own_context,
 )
@@ -66,6 +66,7 @@ def load_lm(
     max_model_len: int | None = None,
     block_size: int = 16,
     kv_cache_bytes: KVCacheBytes = None,
+    num_blocks: int | None = None,
     extra_tokens: int = 16,
     decoder: str = "auto",
     generation_config: str = AUTO,
@@ -86,6 +87,7 @@ def load_lm(
         max_model_len: a shorter context limit than the model's own, in tokens.
         block_size: tokens in a block of KV cache.
         kv_cache_bytes: most memory for the KV cache, as TransformersLM takes it; None is half of what is free.
+        num_blocks: blocks of the KV cache, in the place of `kv_cache_bytes`.
         extra_tokens: room beyond the context limit for each sequence.
         decoder: auto (our own where it knows the shape), transformers, compiled (transformers', for `LM.compile`),
             graphs (transformers', recorded, on a GPU), or compiled graphs.
@@ -127,6 +129,7 @@ def load_lm(
             max_model_len=max_model_len,
             block_size=block_size,
             kv_cache_bytes=kv_cache_bytes,
+            num_blocks=num_blocks,
             extra_tokens=extra_tokens,
             decoder=decoder,
             kind=kind_when(decoder == COMPILED, model.dtype, target_device, quantize),

@@ -5,6 +5,7 @@ A page of 4 KiB has to be looked up every 4 KiB, and in a virtual machine that t
 
 from __future__ import annotations
 
+import errno
 import math
 import mmap
 from contextlib import suppress
@@ -45,13 +46,23 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, in_huge_pages: bool = True
 
 
 def _mapped(num_bytes: int, in_huge_pages: bool = True) -> Tensor:
-    """Zeros [at least num_bytes] uint8 from a huge page's beginning on; memory is taken as it is written."""
+    """Zeros [at least num_bytes] uint8 from a huge page's beginning on; memory is taken as it is written.
+
+    Raises:
+        MemoryError: a limit of the shell or the system is in the way.
+    """
     size = -(-num_bytes // _HUGE) * _HUGE + _HUGE
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        mapping = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    knows_huge_pages = hasattr(mmap, "MADV_HUGEPAGE")
+    try:
+        mapping = (
+            mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) if knows_huge_pages else mmap.mmap(-1, size)
+        )
+    except OSError as error:
+        if error.errno == errno.ENOMEM:
+            raise MemoryError(f"{size:,} bytes cannot be mapped") from error
+        raise
+    if knows_huge_pages:
         with suppress(OSError):  # this Python knows of them, and the system does not
             mapping.madvise(mmap.MADV_HUGEPAGE if in_huge_pages else mmap.MADV_NOHUGEPAGE)
-    else:
-        mapping = mmap.mmap(-1, size)
     whole = torch.frombuffer(mapping, dtype=torch.uint8)
     return whole[-whole.data_ptr() % _HUGE :]

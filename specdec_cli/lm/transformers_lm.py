@@ -12,8 +12,9 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-from specdec_cli.errors import RunError, SpecdecError
+from specdec_cli.errors import SpecdecError
 from specdec_cli.lm.cache import KEY_GRAIN, BlockCache, Layout, Span
+from specdec_cli.lm.cache_plan import CacheNeed, KVCacheBytes, Room, plan_blocks
 from specdec_cli.lm.checkpoint import quiet
 from specdec_cli.lm.compiled import CompiledCache, compile_error, compile_layers
 from specdec_cli.lm.contexts import Contexts, Feed, Held
@@ -47,7 +48,6 @@ def decoder_when(decoder: str, is_compiled: bool) -> str:
     return {GRAPHS: COMPILED_GRAPHS}.get(decoder, COMPILED) if is_compiled else decoder
 
 
-KVCacheBytes = int | None | Callable[[int, int], int | None]
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
@@ -74,8 +74,9 @@ class TransformersLM:
         max_num_seqs: sequences that the cache should have room for.
         max_model_len: a shorter context limit than the model's own, or None.
         block_size: tokens in a block.
-        kv_cache_bytes: most memory for keys and values; None is half of what is free; a function is asked with the
-            device's memory (on a CPU: what was free before loading) and the weights' bytes.
+        kv_cache_bytes: most memory for keys and values, as `plan_blocks` takes it; None is half of what is free; a
+            function is asked with the device's memory (on a CPU: what was free before loading) and the weights' bytes.
+        num_blocks: blocks of the cache, for who plans them; None leaves that to `kv_cache_bytes`.
         extra_tokens: room beyond the context limit for each sequence, for drafted tokens.
         decoder: auto (our own where it knows the shape, see lm.llama), transformers (its own forward), compiled (the
             same, by torch once `compile` is called; until then it runs as it is), graphs (the same, on a GPU, in
@@ -104,6 +105,7 @@ class TransformersLM:
         max_model_len: int | None = None,
         block_size: int = 16,
         kv_cache_bytes: KVCacheBytes = None,
+        num_blocks: int | None = None,
         extra_tokens: int = 16,
         decoder: str = "auto",
         kind: Kind = "plain",
@@ -137,6 +139,7 @@ class TransformersLM:
         # A graph for one token alone would be another one.
         self._has_company = self._bitwise or decoder == COMPILED
         self.compile_seconds: float | None = None
+        self._is_compiled = False
         if kind != "plain" or is_own:
             leave_files(model)
         self._decoder = LlamaDecoder(model, kind) if is_own else None
@@ -145,15 +148,13 @@ class TransformersLM:
         kept = self._probe()
         self.vocab_size: int = kept.vocab_size
         self.kv_bytes_per_token: int = kept.kv_bytes_per_token
-        self.num_blocks = self._affordable_blocks(max_num_seqs, extra_tokens, kv_cache_bytes)
-        _LOADED.add(self)
-        self._contexts = Contexts(name, self.num_blocks, block_size)
-        num_slots = self.num_blocks * block_size + KEY_GRAIN
-        self._cache = BlockCache(num_slots, self._packed.has_joined_keys)
-        if self._decoder is not None:
-            self._decoder.allocate(num_slots, block_size)
         self._is_to_compile = decoder in (COMPILED, COMPILED_GRAPHS)
-        self._graphs = self._new_graphs() if decoder in RECORDED else None
+        self._is_recorded = decoder in RECORDED
+        if num_blocks is None:
+            need, room = self.cache_need(max_num_seqs, extra_tokens), device_room(self.device, self.weight_bytes)
+            (num_blocks,) = plan_blocks([need], room, max_num_seqs, kv_cache_bytes)
+        self.hold(num_blocks)
+        _LOADED.add(self)
 
     @property
     def decoder(self) -> str:
@@ -185,9 +186,8 @@ class TransformersLM:
         assert self._is_to_compile, "what is to be compiled is loaded for it"
         began = perf_counter()
         compile_layers(self.model)
-        self._cache = CompiledCache(self._cache.num_slots)
-        if self._graphs is not None:
-            self._graphs = self._new_graphs()
+        self._is_compiled = True
+        self.hold(self.num_blocks)
         try:
             with quiet(), self._threads():
                 for num_tokens in (2, 5) if self._has_company else (1, 2, 5):
@@ -198,8 +198,25 @@ class TransformersLM:
             raise compile_error(self.name, error) from error
         self.compile_seconds = perf_counter() - began
 
-    def _new_graphs(self) -> Graphs:
-        return Graphs(self.model, self._cache, self.num_blocks, self.block_size, self.max_context)
+    def cache_need(self, num_seqs: int, extra_tokens: int, max_context: int | None = None) -> CacheNeed:
+        """A cache for so many sequences, each of a whole context (the model's or a shorter one) and extra tokens."""
+        longest = min(self.max_context, max_context or self.max_context)
+        num_blocks = num_seqs * -(-(longest + extra_tokens) // self.block_size)
+        return CacheNeed(self.name, self.kv_bytes_per_token * self.block_size, num_blocks)
+
+    def hold(self, num_blocks: int) -> None:
+        """Make the cache anew, for so many blocks; what the old one held is lost."""
+        self.num_blocks = num_blocks
+        self._contexts = Contexts(self.name, num_blocks, self.block_size)
+        num_slots = num_blocks * self.block_size + KEY_GRAIN
+        joins = self._packed.has_joined_keys
+        self._cache = CompiledCache(num_slots) if self._is_compiled else BlockCache(num_slots, joins)
+        if self._decoder is not None:
+            self._decoder.allocate(num_slots, self.block_size)
+        is_recorded = self._is_recorded
+        self._graphs = (
+            Graphs(self.model, self._cache, num_blocks, self.block_size, self.max_context) if is_recorded else None
+        )
 
     @property
     def promised_bytes(self) -> int:
@@ -412,36 +429,18 @@ class TransformersLM:
             return CacheShape(self._decoder.kv_bytes_per_token, self._decoder.vocab_size)
         return self._packed.probe(self.name)
 
-    def _affordable_blocks(self, max_num_seqs: int, extra_tokens: int, kv_cache_bytes: KVCacheBytes) -> int:
-        wanted = max_num_seqs * -(-(self.max_context + extra_tokens) // self.block_size)
-        found = device_memory(self.device)
-        free = found.free_bytes
-        memory = found.total_bytes if self.device.type == "cuda" else free + self.weight_bytes
-        left = max(free - sum(lm.promised_bytes for lm in _LOADED if lm.device == self.device), 0)
-        if callable(kv_cache_bytes):
-            share = kv_cache_bytes(memory, self.weight_bytes)
-            # A share of the whole machine knows nothing of the other model, which may hold some of it already.
-            kv_cache_bytes = None if share is None else min(share, int(left))
-        if kv_cache_bytes is None:  # two halves of a CPU's are what is free, if they are ever full
-            kv_cache_bytes = (left if self.device.type == "cuda" else free) // 2
-        block_bytes = self.kv_bytes_per_token * self.block_size
-        return min(wanted, check_room(self.name, kv_cache_bytes, block_bytes, max_num_seqs))
 
+def device_room(device: torch.device, weight_bytes: int) -> Room:
+    """What loaded models leave of a device's memory, with what their caches have still to take.
 
-def check_room(name: str, kv_cache_bytes: int, block_bytes: int, max_num_seqs: int) -> int:
-    """How many blocks of keys and values some memory holds.
-
-    Raises:
-        RunError: fewer than one for every sequence.
+    Args:
+        device: where.
+        weight_bytes: of the models that are planned, loaded already.
     """
-    affordable = kv_cache_bytes // block_bytes
-    if affordable < max_num_seqs:
-        raise RunError(
-            f"no room for the KV cache of `{name}`: {kv_cache_bytes:,} bytes hold {affordable} blocks, "
-            f"{max_num_seqs} sequences need one each at least",
-            "run fewer sequences together, or give the cache more memory",
-        )
-    return affordable
+    found = device_memory(device)
+    promised = sum(lm.promised_bytes for lm in _LOADED if lm.device == device)
+    whole = found.total_bytes if device.type == "cuda" else found.free_bytes + weight_bytes
+    return Room(found.free_bytes - promised, whole, weight_bytes)
 
 
 def _max_context(config: Any, max_model_len: int | None) -> int:

@@ -11,8 +11,9 @@ from specdec_cli.lm.dummy import StandIn
 from specdec_cli.lm.facts import ModelFacts, describe, describe_tokenizer, small_files
 from specdec_cli.lm.generation import Generation, read_generation
 from specdec_cli.lm.load import check_context
-from specdec_cli.lm.transformers_lm import check_room, decoder_when
+from specdec_cli.lm.transformers_lm import decoder_when
 from specdec_cli.measure.figures import figure
+from specdec_cli.measure.memory_plan import Memory, check_rooms, pair_memory, plan_memory
 from specdec_cli.measure.outlook import Outlook, outlook
 from specdec_cli.text.chat_template import chat_tokenizer
 from specdec_cli.text.overlap import Overlap
@@ -21,9 +22,6 @@ from specdec_cli.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from specdec_cli.measure.machine import Machine
     from specdec_cli.recipe.schema import Draft, Recipe, Target
-
-_FLOAT32_BYTES = 4
-_ROOM = 16  # tokens of KV beyond a context, for drafted ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,30 +53,6 @@ class TokenizerFacts:
     special_tokens: dict[str, str]
     eos_token_ids: tuple[int, ...]
     has_chat_template: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """What a model takes of a device, in bytes.
-
-    Args:
-        device: where it would run.
-        weights: of the model.
-        kv_per_token: keys and values of one token; None where only loading tells.
-        kv_wanted: for max_num_seqs sequences of the whole context; None likewise.
-        logits: float32 logits of one step: max_num_seqs × (k+1) × V for a target, max_num_seqs × k × V for a draft.
-    """
-
-    device: str
-    weights: int
-    kv_per_token: int | None
-    kv_wanted: int | None
-    logits: int
-
-    @property
-    def least(self) -> int:
-        """Without which it does not run: weights and logits."""
-        return self.weights + self.logits
 
 
 @dataclass(slots=True)
@@ -311,8 +285,7 @@ def _limit_contexts(found: Preflight, recipe: Recipe, trust_remote_code: bool) -
 
 
 def _estimate_memory(found: Preflight, recipe: Recipe, machine: Machine) -> None:
-    k = recipe.speculation.num_speculative_tokens
-    rows = {"target": k + 1, "draft": max(k, 1)}
+    models, places = {}, {}
     for role, facts, model in (("target", found.target, recipe.target), ("draft", found.draft, recipe.draft)):
         if facts is None or found.max_context is None:
             continue
@@ -321,59 +294,27 @@ def _estimate_memory(found: Preflight, recipe: Recipe, machine: Machine) -> None
             message = f"device `{model.device}` of the {role} is not here"
             found.problems.append(Problem("error", message, "use auto or cpu", ExitCode.COULD_NOT_RUN))
             continue
-        num_seqs = recipe.engine.max_num_seqs
-        tokens = num_seqs * (min(facts.max_context, found.max_context) + _ROOM)
-        found.memory[role] = Memory(
-            device=device.name,
-            weights=facts.weights_bytes,
-            kv_per_token=facts.kv_bytes_per_token,
-            kv_wanted=None if facts.kv_bytes_per_token is None else tokens * facts.kv_bytes_per_token,
-            logits=num_seqs * rows[role] * facts.embedding_size * _FLOAT32_BYTES,
-        )
+        models[role], places[role] = facts, device
         if device.dtypes[facts.dtype] == "emulated":
             message = f"`{facts.dtype}` is emulated on `{device.name}`: correct, and slow"
             found.problems.append(Problem("warning", message, "try --dtype float32"))
-    _check_fit(found, machine)
-    _check_cache(found, recipe, machine)
+    found.memory = pair_memory(models, places, recipe, found.max_context or 0)
+    try:
+        for device in {place.name: place for place in places.values()}.values():
+            plan_memory(found.memory, device, recipe)
+            _warn_of_little_room(found, device.name)
+        check_rooms(found.memory)
+    except SpecdecError as error:
+        found.problems.append(_as_problem(error))
 
 
-def _check_cache(found: Preflight, recipe: Recipe, machine: Machine) -> None:
-    """Whether the memory for keys and values holds a block for every sequence, as the engine asks it."""
-    for role, facts in (("target", found.target), ("draft", found.draft)):
-        memory = found.memory.get(role)
-        device = machine.device(memory.device) if memory is not None else None
-        if facts is None or memory is None or device is None or memory.kv_per_token is None:
-            continue
-        left = device.free_bytes - memory.weights
-        whole = device.free_bytes if device.name == "cpu" else device.memory_bytes
-        block_bytes = memory.kv_per_token * recipe.engine.kv_block_size
-        try:
-            given = recipe.engine.kv_cache_bytes(whole, memory.weights)
-            if given is not None or left > 0:  # what does not fit at all was said
-                check_room(facts.name, left // 2 if given is None else given, block_bytes, recipe.engine.max_num_seqs)
-        except SpecdecError as error:
-            found.problems.append(_as_problem(error))
-
-
-def _check_fit(found: Preflight, machine: Machine) -> None:
-    for name in sorted({memory.device for memory in found.memory.values()}):
-        parts = {role: memory for role, memory in found.memory.items() if memory.device == name}
-        device = machine.device(name)
-        assert device is not None, "memory was estimated on devices that are here"
-        free = device.free_bytes
-        least = sum(memory.least for memory in parts.values())
-        wanted = sum(memory.kv_wanted or 0 for memory in parts.values())
-        if least > free:
-            message = f"weights and logits take {_gigabytes(least)} of `{name}`, and {_gigabytes(free)} are free"
-            hint = "choose a smaller model, a smaller dtype or another device"
-            found.problems.append(Problem("error", message, hint, ExitCode.COULD_NOT_RUN))
-        elif wanted > (free - least) // 2:
-            message = (
-                f"the KV cache for every sequence at full context would take {_gigabytes(wanted)} of `{name}`, and "
-                f"half of what is left is {_gigabytes((free - least) // 2)}: fewer long sequences will run together"
-            )
-            found.problems.append(Problem("warning", message, "lower max_num_seqs or max_model_len to reserve less"))
-
-
-def _gigabytes(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.2f} GB"
+def _warn_of_little_room(found: Preflight, name: str) -> None:
+    parts = [memory for memory in found.memory.values() if memory.device == name]
+    wanted = sum(memory.kv_wanted or 0 for memory in parts)
+    planned = sum(memory.kv_planned or 0 for memory in parts)
+    if all(memory.kv_planned is not None for memory in parts) and planned < wanted:
+        message = (
+            f"the KV cache for every sequence at full context would take {wanted / 1e9:.2f} GB of `{name}`, and "
+            f"{planned / 1e9:.2f} GB are planned: fewer long sequences will run together"
+        )
+        found.problems.append(Problem("warning", message, "lower max_num_seqs or max_model_len to reserve less"))

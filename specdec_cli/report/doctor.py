@@ -176,6 +176,9 @@ def _pair_rows(pair: Preflight) -> list[tuple[str, str, str]]:
             column["KV, every sequence at full context"] = (
                 _NOTHING if memory.kv_wanted is None else gigabytes(memory.kv_wanted)
             )
+            if memory.kv_planned is not None:
+                planned = f"{gigabytes(memory.kv_planned)}, {memory.kv_planned_tokens} tokens"
+                column["KV cache that the engine plans"] = planned
             column["logits of a step"] = gigabytes(memory.logits)
     names = list(columns[0] | columns[1])
     return [(name, columns[0].get(name, _NOTHING), columns[1].get(name, _NOTHING)) for name in names]

@@ -7,10 +7,12 @@ import torch
 from tiny_models import make_tiny
 
 from specdec_cli.errors import RunError
+from specdec_cli.lm import transformers_lm
 from specdec_cli.lm.blocks import BlockPool
+from specdec_cli.lm.cache_plan import Room
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.load import load_lm
-from specdec_cli.lm.transformers_lm import _on_its_device
+from specdec_cli.lm.transformers_lm import _on_its_device, device_room
 
 
 @pytest.fixture(scope="module")
@@ -180,17 +182,16 @@ def test_pool_notices_what_is_wrong():
 
 def test_memory_of_a_gpu_is_promised_once(folder, monkeypatch):
     """A cache takes its memory in the first forward, and another model may be loaded before that."""
-    first, second = (load_lm(folder, decoder="transformers") for _ in range(2))
+    first, second = (load_lm(folder, decoder="transformers", check=False) for _ in range(2))
     first.device = second.device = torch.device("cuda")
     second.num_blocks = 0
     promised = first.num_blocks * first.block_size * first.kv_bytes_per_token
     assert first.promised_bytes == promised
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (promised * 2, promised * 2))
-    most = 1 << 20
-    assert second._affordable_blocks(1, most, None) == first.num_blocks // 2
-    assert second._affordable_blocks(1, most, lambda *_: promised * 9) == first.num_blocks
+    monkeypatch.setattr(transformers_lm, "_LOADED", {first, second})
+    assert device_room(second.device, 7) == Room(promised, promised * 2, 7)
     first.device = torch.device("cpu")
-    assert second._affordable_blocks(1, most, None) == first.num_blocks
+    assert device_room(second.device, 7) == Room(promised * 2, promised * 2, 7)
 
 
 def test_a_forward_runs_with_its_own_gpu_as_the_current_one(monkeypatch):

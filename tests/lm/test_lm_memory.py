@@ -64,6 +64,15 @@ def test_zeros_are_zeros(shape):
     assert not found.any()
 
 
+def test_more_than_can_be_mapped_is_a_lack_of_memory(monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(mmap, "mmap", refuse)
+    with pytest.raises(MemoryError, match="bytes cannot be mapped"):
+        zeros((1 << 20, 8), torch.float32)
+
+
 @pytest.mark.skipif(
     not HUGE_PAGES.exists() or "[madvise]" not in HUGE_PAGES.read_text(), reason="huge pages are not for who asks"
 )

@@ -1,0 +1,48 @@
+"""Share out the memory of each device among the caches of the models that decode together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from specdec_cli.lm.cache_plan import KVCacheBytes, Room, check_draft_room, logits_bytes, plan_blocks
+from specdec_cli.lm.transformers_lm import TransformersLM, device_room
+
+if TYPE_CHECKING:
+    from specdec_cli.engine.options import EngineOptions
+
+
+def share_out(
+    target: TransformersLM, drafts: Sequence[TransformersLM], options: EngineOptions, kv_cache_bytes: KVCacheBytes
+) -> None:
+    """Make the caches of a target and its drafts anew, now that all weights are loaded.
+
+    Args:
+        target: idle.
+        drafts: idle.
+        options: how many sequences run together, and how deep they are drafted.
+        kv_cache_bytes: as `plan_blocks` takes it.
+
+    Raises:
+        RunError: there is no room, or less for a draft than for the target.
+    """
+    num_seqs, k = options.max_num_seqs, options.depths().most
+    models = [target, *drafts]
+    for device in dict.fromkeys(lm.device for lm in models):
+        group = [lm for lm in models if lm.device == device]
+        for lm in group:
+            lm.hold(0)
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        rows = [k + 1 if lm is target else max(k, 1) for lm in group]
+        logits = sum(logits_bytes(num_seqs, num, lm.vocab_size) for num, lm in zip(rows, group, strict=True))
+        found = device_room(device, sum(lm.weight_bytes for lm in group))
+        room = Room(found.left_bytes - logits, found.whole_bytes, found.weight_bytes)
+        needs = [lm.cache_need(num_seqs, k, target.max_context) for lm in group]
+        for lm, num_blocks in zip(group, plan_blocks(needs, room, num_seqs, kv_cache_bytes), strict=True):
+            lm.hold(num_blocks)
+    for draft in drafts:
+        wanted = draft.cache_need(num_seqs, k, target.max_context).num_blocks
+        check_draft_room(*(num * draft.block_size for num in (target.num_blocks, draft.num_blocks, wanted)))

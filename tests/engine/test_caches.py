@@ -1,0 +1,131 @@
+"""The engine plans its caches by what is left, and doctor says the same without loading a weight."""
+
+import weakref
+
+import pytest
+import torch
+from tiny_engine import letter_tokenizer
+from tiny_models import make_tiny
+
+from specdec_cli.engine.build import LoadSettings, engine_from_recipe, load_engine, load_engines
+from specdec_cli.engine.options import EngineOptions
+from specdec_cli.errors import RunError
+from specdec_cli.lm import device_memory as device_memory_module
+from specdec_cli.lm import transformers_lm
+from specdec_cli.lm.device_memory import DeviceMemory
+from specdec_cli.measure import machine
+from specdec_cli.measure.doctor import examine
+from specdec_cli.recipe import resolve
+from specdec_cli.sampling.params import SamplingParams
+
+MB = 1_000_000
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """A target of long contexts and a draft of them, and one of short ones."""
+    folder = tmp_path_factory.mktemp("pair")
+    for name, shape in (
+        ("target", {"max_position_embeddings": 65_536, "num_hidden_layers": 3}),
+        ("draft", {"max_position_embeddings": 65_536, "num_hidden_layers": 1}),
+        ("short", {"max_position_embeddings": 128, "num_hidden_layers": 1}),
+    ):
+        make_tiny("llama", folder / name, seed=2, **shape)
+        letter_tokenizer().save_pretrained(folder / name)
+    return folder
+
+
+@pytest.fixture
+def memory(monkeypatch):
+    """Sets how much memory is free before anything is loaded; weights take theirs."""
+    loaded = weakref.WeakSet()
+    monkeypatch.setattr(transformers_lm, "_LOADED", loaded)
+
+    def set_free(num_bytes: int) -> None:
+        def now(device: torch.device) -> DeviceMemory:
+            return DeviceMemory(10 * num_bytes, num_bytes - sum(lm.weight_bytes for lm in loaded))
+
+        for module in (transformers_lm, machine, device_memory_module):
+            monkeypatch.setattr(module, "device_memory", now)
+
+    return set_free
+
+
+def taken(*models) -> int:
+    return sum(lm.num_blocks * lm.block_size * lm.kv_bytes_per_token for lm in models)
+
+
+def test_target_and_draft_share_half_of_what_is_left(pair, memory):
+    memory(40 * MB)
+    engine = load_engine(str(pair / "target"), str(pair / "draft"))
+    target, draft = engine.target, engine.drafter.lm
+    left = 40 * MB - target.weight_bytes - draft.weight_bytes
+    assert target.num_blocks == draft.num_blocks
+    assert 0.49 * left < taken(target, draft) <= left / 2
+    text = engine.generate(["the end"] * 3, SamplingParams(max_new_tokens=20))
+    alone = load_engine(str(pair / "target"), "none").generate(["the end"] * 3, SamplingParams(max_new_tokens=20))
+    assert [one.token_ids for one in text] == [one.token_ids for one in alone]
+    target.check_integrity()
+
+
+def test_a_draft_takes_no_more_than_it_reads(pair, memory):
+    memory(40 * MB)
+    engine = load_engine(str(pair / "target"), str(pair / "short"))
+    target, draft = engine.target, engine.drafter.lm
+    assert draft.num_blocks == 8 * 9, "8 sequences of 128 tokens and 4 drafted ones"
+    assert taken(target, draft) <= 20 * MB
+
+
+def test_many_drafts_share_with_one_target(pair, memory):
+    memory(40 * MB)
+    engines = load_engines(str(pair / "target"), [str(pair / "draft"), "none", str(pair / "draft")])
+    models = [engines[0].target, engines[0].drafter.lm, engines[2].drafter.lm]
+    assert len({lm.num_blocks for lm in models}) == 1
+    assert taken(*models) <= 20 * MB
+
+
+@pytest.mark.parametrize("decoder", ["auto", "transformers"])
+@pytest.mark.parametrize("draft", ["draft", "short", "target", None])
+@pytest.mark.parametrize("cache", ["auto", "60%", "3MB"])
+def test_doctor_says_what_the_engine_plans(pair, memory, decoder, draft, cache):
+    memory(40 * MB)
+    named = "draft.method=none" if draft is None else f"draft.model={pair / draft}"
+    engine = {"decoder": decoder, "kv_cache_memory": cache, "max_num_seqs": 4}
+    sets = [f"target.model={pair / 'target'}", named, *(f"engine.{key}={value}" for key, value in engine.items())]
+    recipe = resolve(sets=sets).recipe
+    built = engine_from_recipe(recipe)
+    models = {"target": built.target} | ({} if draft is None else {"draft": built.drafter.lm})
+    planned = {role: lm.num_blocks * lm.block_size for role, lm in models.items()}
+    for lm in models.values():
+        transformers_lm._LOADED.discard(lm)
+    found = examine(recipe).pair
+    assert found is not None
+    assert {role: one.kv_planned_tokens for role, one in found.memory.items()} == planned
+
+
+def test_a_size_beyond_what_is_left_is_refused(pair, memory):
+    memory(40 * MB)
+    with pytest.raises(RunError, match=r"KV cache was to take 0\.10 GB, and 0\.04 GB are left beside"):
+        load_engine(str(pair / "target"), "none", settings=LoadSettings(kv_cache_bytes=100 * MB))
+
+
+@pytest.mark.parametrize(
+    ("cache", "num_seqs", "free"), [("100MB", 4, 40), ("1kB", 4, 40), ("auto", 64, 1), ("400kB", 4, 40)]
+)
+def test_doctor_refuses_in_the_engines_words(pair, memory, cache, num_seqs, free):
+    memory(free * MB)
+    sets = [f"target.model={pair / 'draft'}", f"draft.model={pair / 'target'}"]
+    sets += [f"engine.kv_cache_memory={cache}", f"engine.max_num_seqs={num_seqs}"]
+    recipe = resolve(sets=sets).recipe
+    with pytest.raises(RunError) as error:
+        engine_from_recipe(recipe)
+    transformers_lm._LOADED.clear()
+    said = examine(recipe).error()
+    assert said is not None
+    assert said.message.split("`")[0] == error.value.message.split("`")[0]
+
+
+def test_a_machine_without_room_is_said(pair, memory):
+    memory(1 * MB)
+    with pytest.raises(RunError, match="no room for the KV cache"):
+        load_engine(str(pair / "target"), "none", options=EngineOptions(max_num_seqs=64))
