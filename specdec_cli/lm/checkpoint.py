@@ -31,7 +31,6 @@ from specdec_cli.proxy import exempt_this_machine, proxy_of
 
 BUILTIN = ("builtin:target", "builtin:draft")
 FAMILIES = "Llama, Qwen, Mistral, Gemma, Phi-3, GPT-2, GPT-NeoX, Falcon, ..."
-_FLOATS = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
@@ -229,17 +228,6 @@ def check_weights(name: str, folder: Path) -> None:
         except (SafetensorError, OSError) as error:
             said = first_line(error).removeprefix("Error while deserializing header: ")
             raise RunError(f"`{folder / file}` is not a whole safetensors file: {said}", hint) from error
-
-
-def first_dtype(files: list[Path]) -> str | None:
-    """The name of the first floating-point dtype in safetensors files; None where there is none."""
-    for path in files:
-        with safe_open(path, framework="pt") as file:
-            for key in file.keys():  # noqa: SIM118 (no mapping)
-                name = str(file.get_slice(key).get_dtype())
-                if "F" in name:
-                    return _FLOATS.get(name, name)
-    return None
 
 
 @contextmanager

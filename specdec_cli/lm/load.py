@@ -21,7 +21,6 @@ from specdec_cli.lm.cache_plan import KVCacheBytes
 from specdec_cli.lm.checkpoint import (
     check_weights,
     clear_errors,
-    first_dtype,
     model_folder,
     quiet,
     read_config,
@@ -29,10 +28,10 @@ from specdec_cli.lm.checkpoint import (
     weights_files,
 )
 from specdec_cli.lm.generation import AUTO, Generation, read_generation
+from specdec_cli.lm.headers import first_dtype, read_headers
 from specdec_cli.lm.linear import kind_when
 from specdec_cli.lm.oracle import Oracle
 from specdec_cli.lm.origin import Origin, fingerprint
-from specdec_cli.lm.paper import read_headers
 from specdec_cli.lm.quantization import (
     check_quantization,
     forget_quantization,

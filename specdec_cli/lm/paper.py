@@ -11,22 +11,12 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
-import torch
-from safetensors import safe_open
-from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 
 NEEDS_NUMBERS = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
 """What a forward raises on paper where it branches on the numbers that it computes."""
-_DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu,
-    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
-    "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8, "BOOL": torch.bool,
-}  # fmt: skip
 
 
 @contextmanager
@@ -48,14 +38,3 @@ def on_paper() -> Iterator[None]:
             del os.environ["HF_DEACTIVATE_ASYNC_LOAD"]
         else:
             os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = was_sequential
-
-
-def read_headers(files: list[Path]) -> dict[str, Tensor]:
-    """The tensors of safetensors files by name, on paper; asked within `on_paper`."""
-    found = {}
-    for path in files:
-        with safe_open(path, framework="pt") as file:
-            for key in file.keys():  # noqa: SIM118 (no mapping)
-                header = file.get_slice(key)
-                found[key] = torch.empty(header.get_shape(), dtype=_DTYPES[header.get_dtype()])
-    return found

@@ -1,0 +1,39 @@
+"""What the headers of safetensors files say of their tensors: names, shapes, dtypes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+_FLOATS = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+_DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
+    "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+
+
+def first_dtype(files: list[Path]) -> str | None:
+    """The name of the first floating-point dtype in safetensors files; None where there is none."""
+    for path in files:
+        with safe_open(path, framework="pt") as file:
+            for key in file.keys():  # noqa: SIM118 (no mapping)
+                name = str(file.get_slice(key).get_dtype())
+                if "F" in name:
+                    return _FLOATS.get(name, name)
+    return None
+
+
+def read_headers(files: list[Path]) -> dict[str, Tensor]:
+    """The tensors of safetensors files by name, on paper; asked within `on_paper`."""
+    found = {}
+    for path in files:
+        with safe_open(path, framework="pt") as file:
+            for key in file.keys():  # noqa: SIM118 (no mapping)
+                header = file.get_slice(key)
+                found[key] = torch.empty(header.get_shape(), dtype=_DTYPES[header.get_dtype()])
+    return found
