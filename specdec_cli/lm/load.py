@@ -38,6 +38,7 @@ from specdec_cli.lm.quantization import (
     give_dtype,
     is_dequantized,
     settings_of,
+    stays_quantized,
 )
 from specdec_cli.lm.tokenizer_files import TOKENIZER_FILES, tokenizer_error
 from specdec_cli.lm.transformers_lm import (
@@ -120,6 +121,12 @@ def load_lm(
             model = dummy.build(name, config, wanted_dtype, target_device, attention, trust_remote_code)
         model = model.to(target_device).eval()
         oracle = Oracle(model) if check else None
+        if isinstance(wanted_dtype, torch.dtype) and model.dtype != wanted_dtype and stays_quantized(config):
+            runs_in = str(model.dtype).removeprefix("torch.")
+            said = f"`{name}` is quantized by `{stays_quantized(config)}` and runs in `{runs_in}`, not in `{dtype}`"
+            raise UsageError(said, "leave --dtype at auto")
+        if oracle is not None and oracle.is_quantized:  # its dtype may be none that its kernels take
+            oracle.check_reference(name)
         lm = TransformersLM(
             model,
             name,

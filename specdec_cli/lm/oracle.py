@@ -44,7 +44,7 @@ class Oracle:
 
     def __init__(self, model: Any) -> None:
         config = model.config.get_text_config()
-        self._is_quantized = stays_quantized(model.config) is not None
+        self.is_quantized = stays_quantized(model.config) is not None
         num_tokens = max(2, min(_NUM_TOKENS, getattr(config, "max_position_embeddings", None) or _NUM_TOKENS))
         others = max(int(config.vocab_size) - 1, 1)
         tokens = [1 + i * _STRIDE % others for i in range(2 * num_tokens)]
@@ -59,6 +59,16 @@ class Oracle:
         except Exception as error:  # whether our path runs is asked first: it names what is not supported
             self._failure = error
 
+    def check_reference(self, name: str) -> None:
+        """Refuse a model that transformers itself cannot decode, before our path is asked.
+
+        Raises:
+            RunError: transformers' own forward fails.
+        """
+        if self._failure is not None:
+            said = f"transformers' own forward of `{name}` fails: {first_line(self._failure)}"
+            raise RunError(said, "try another --dtype, or choose another checkpoint") from self._failure
+
     def error(self, lm: TransformersLM) -> float:
         """The largest relative error of our path; 0 where transformers' own logits are no numbers either."""
         errors = [relative_error(found, right) for found, right in self._pieces(lm)]
@@ -71,9 +81,7 @@ class Oracle:
             UsageError: its attention is not replaced and cannot take several rows in one forward.
             RunError: any other difference, or transformers' own forward fails.
         """
-        if self._failure is not None:
-            said = f"transformers' own forward of `{lm.name}` fails: {first_line(self._failure)}"
-            raise RunError(said, "upgrade transformers, or choose another checkpoint") from self._failure
+        self.check_reference(lm.name)
         error, allowed = self.error(lm), self.allowed(lm)
         if error <= allowed:
             return
@@ -115,7 +123,7 @@ class Oracle:
 
     def allowed(self, lm: TransformersLM) -> float:
         """The largest relative error that a model's precision explains."""
-        is_coarse = lm.kind == "int8" or self._is_quantized
+        is_coarse = lm.kind == "int8" or self.is_quantized
         return _ALLOWED_QUANTIZED if is_coarse else _ALLOWED.get(lm.dtype, _ALLOWED_QUANTIZED)
 
 

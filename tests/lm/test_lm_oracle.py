@@ -82,6 +82,15 @@ def test_a_wrong_mask_is_caught_in_attention_that_was_replaced(tmp_path, monkeyp
         load_lm(str(make_tiny("qwen3_moe", tmp_path)))
 
 
+def test_a_model_that_transformers_cannot_decode_is_refused_for_that(folder, monkeypatch):
+    def forward(self, **_):
+        raise RuntimeError("its kernels take no such dtype.")
+
+    monkeypatch.setattr(transformers.LlamaForCausalLM, "forward", forward)
+    with pytest.raises(RunError, match=r"transformers' own forward of `.*` fails: its kernels take no such dtype$"):
+        load_lm(folder)
+
+
 def test_a_draft_is_checked_too(folder, monkeypatch):
     from specdec_cli.engine.build import load_engine
 
