@@ -141,7 +141,7 @@ def _client(bench: EndpointBench, answered: Sequence[tuple[Visit, Answer]]) -> l
     num_opened = sum(answer.opened_connection for _, answer in answered)
     if num_opened > sender.most_open:
         found.append(
-            f"{num_opened} requests opened a connection of their own, for the server keeps none: its time is in theirs"
+            f"{num_opened} requests had to open a connection, as the server closes them: their times hold that"
         )
     return found
 
@@ -164,7 +164,7 @@ def _arrivals(bench: EndpointBench, answered: Sequence[tuple[Visit, Answer]]) ->
     )
     if last > _GROWTH * first:
         found.append(
-            f"the server does not keep up with {plan.request_rate:g} requests/s: from arrival, the first quarter of "
-            f"the answers took {first:.3g} s, the last {last:.3g} s (medians), and a longer run would show longer ones"
+            f"the server seems not to keep up with {plan.request_rate:g} requests/s: from arrival, the first quarter "
+            f"of the answers took {first:.3g} s, the last {last:.3g} s (medians); a longer run would show longer times"
         )
     return found

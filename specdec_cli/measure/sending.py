@@ -40,7 +40,7 @@ class Sender:
         visits: every request so far, in the order of their ends.
         seconds: how long at least one request was open; of an open loop the time to the last answer.
         most_open: requests at a time.
-        most_waiting: requests that had arrived and waited for a place.
+        most_waiting: requests that had arrived and waited for a place; 0 where nothing arrives at a time of its own.
         cpu_seconds: what this client computed meanwhile, on the one thread that it has.
         num_unsent: turns that could not be asked, because of the turn before them.
         gone: the error of a server that went away.
@@ -113,7 +113,7 @@ class Sender:
         if self._places is None:
             yield
             return
-        if self._places.locked():
+        if self._plan.has_arrivals and self._places.locked():
             self._num_waiting += 1
             self.most_waiting = max(self.most_waiting, self._num_waiting)
             await self._places.acquire()
