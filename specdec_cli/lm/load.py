@@ -27,6 +27,7 @@ from specdec_cli.lm.checkpoint import (
     remote_code_error,
     weights_files,
 )
+from specdec_cli.lm.device_memory import check_room
 from specdec_cli.lm.generation import AUTO, Generation, read_generation
 from specdec_cli.lm.headers import first_dtype, read_headers
 from specdec_cli.lm.linear import kind_when
@@ -107,6 +108,7 @@ def load_lm(
         if has_weights:
             check_weights(name, folder)
             check_quantization(name, config, folder, quantize)
+            _check_room(name, folder, dtype, quantize, target_device)
         else:
             forget_quantization(config)
         if decoder in (COMPILED, COMPILED_GRAPHS):
@@ -146,6 +148,22 @@ def load_lm(
         if oracle is not None:
             oracle.check(lm)
     return lm
+
+
+def _check_room(name: str, folder: Path, dtype: str, quantize: str, device: torch.device) -> None:
+    """Refuse weights that cannot fit into the RAM, whatever of their files' dtype is kept.
+
+    Raises:
+        RunError: they cannot.
+    """
+    num_bytes = sum((folder / file).stat().st_size for file in weights_files(name, folder))
+    if quantize != "none":
+        num_bytes //= 4  # the files may be float32
+    elif dtype != "auto":
+        num_bytes = num_bytes * DTYPES[dtype].itemsize // 4
+    if device.type == "cpu":
+        what = quantize if quantize != "none" else dtype if dtype != "auto" else "its own dtype"
+        check_room(name, num_bytes, what, device, "choose a smaller model or dtype")
 
 
 def check_context(

@@ -8,9 +8,11 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from tiny_models import make_tiny
 
 from specdec_cli.errors import RunError
 from specdec_cli.lm import device_memory as module
+from specdec_cli.lm import load
 from specdec_cli.lm.cgroups import MemoryLimit, cgroup_limits
 from specdec_cli.lm.device_memory import check_room, device_memory
 
@@ -242,6 +244,36 @@ def test_weights_that_do_not_fit_name_the_limit(machine):
     check_room("m", GB, "bfloat16", CPU, "hint")
     with pytest.raises(RunError, match=r"`m` in bfloat16 needs 2.0 GB .* `1.0` GB .* within the limit of cgroup /a"):
         check_room("m", 2 * GB, "bfloat16", CPU, "hint")
+
+
+@pytest.mark.parametrize(
+    ("options", "share", "fits"),
+    [
+        ({}, 0.9, False),
+        ({}, 1.0, True),
+        ({"dtype": "float32"}, 0.9, False),
+        ({"dtype": "bfloat16"}, 0.6, True),
+        ({"dtype": "bfloat16"}, 0.4, False),
+        ({"quantize": "int8"}, 0.3, True),
+        ({"quantize": "int8"}, 0.2, False),
+    ],
+)
+def test_weights_that_do_not_fit_are_not_read(machine, tmp_path, monkeypatch, options, share, fits):
+    folder = make_tiny("llama", tmp_path)
+    size = (folder / "model.safetensors").stat().st_size
+    machine([MemoryLimit("cgroup /a", int(share * size), 0)])
+
+    class ReadError(Exception):
+        """Weights are read."""
+
+    def read(*_):
+        raise ReadError
+
+    monkeypatch.setattr(load, "_model", read)
+    with pytest.raises(RunError) as error:
+        load.load_lm(str(folder), **options)
+    assert ("within the limit of cgroup /a" in error.value.message) != fits
+    assert (type(error.value.__cause__) is ReadError) == fits
 
 
 def test_everybody_asks_one_function():
