@@ -1,10 +1,10 @@
 #!/usr/bin/env python
-"""The README's tables, written from benchmarks/results/*.json; no number in them is typed by hand.
+"""Write the tables of README.md and docs/performance.md from benchmarks/results/*.json. Nobody types their numbers.
 
-    python scripts/readme_tables.py           # rewrite what stands between the markers
-    python scripts/readme_tables.py --check   # exit 1 if that would change something
+    python scripts/readme_tables.py           # rewrite the text between the markers
+    python scripts/readme_tables.py --check   # exit 1 if a page is out of date
 
-A table stands between `<!-- table:NAME -->` and `<!-- /table -->`; it is empty while its result is not there.
+A table stands between `<!-- table:NAME -->` and `<!-- /table -->`. It stays empty while its result file is missing.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from statistics import fmean
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-README = ROOT / "README.md"
+PAGES = (ROOT / "README.md", ROOT / "docs" / "performance.md")
 RESULTS = ROOT / "benchmarks" / "results"
 ENOUGH_STARTS = 6  # the range of fewer covers less than 95 %
 MARKED = re.compile(r"(<!-- table:([\w-]+) -->\n)(.*?)(<!-- /table -->)", re.DOTALL)
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table, its first column to the left, numbers to the right."""
+    """A Markdown table: first column left-aligned, numbers right-aligned."""
     lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
 def measured_on(document: dict[str, Any]) -> str:
-    """The machine, its load before and after, commit and date of a result."""
+    """Machine, load before and after, commit and date of a result."""
     machine, threads = document["machine"], _threads(document)
     load = f"load {machine['load_average_1m']:.1f} before and {document['load_average_after_1m']:.1f} after"
     return f"{machine['cpu']}, {threads}, {load}, commit {machine['commit']}, {machine['measured'][:10]}"
@@ -43,22 +43,20 @@ def _threads(document: dict[str, Any]) -> str:
 
 
 def builtin(document: dict[str, Any]) -> str:
-    """The built-in pair by k: what is accepted and what it gains over the same engine without a draft."""
+    """Acceptance and speed-up of the built-in pair by k, against the same engine without a draft."""
     results = document["results"]
     wrong = max(row["prompts_with_other_tokens"] for row in results["rows"])
     said = f"{results['prompts']} story prompts, one at a time, greedy, {results['max_new_tokens']} tokens each"
-    said += f"{_weights(results)}; "
-    said += (
-        "the tokens are the same with and without the draft. " if not wrong else f"{wrong} prompts gave other tokens. "
-    )
+    said += f"{_weights(results)}. "
+    said += f"{wrong} prompts gave other tokens with the draft. " if wrong else "The draft changes no token. "
     head = ["k", "acceptance rate", "acceptance length", "tokens/s without draft", "speed-up [95 % interval]"]
     return f"{said}{measured_on(document)}.\n\n" + markdown(head, [_builtin_row(row) for row in results["rows"]])
 
 
 def _weights(results: dict[str, Any]) -> str:
-    """How our draft's weights were kept, where not as they are."""
+    """Precision of our draft's weights, if it is not the checkpoint's."""
     kept = results.get("draft_quantize", "none")
-    return "" if kept == "none" else f", the draft's weights in our runs {kept}"
+    return "" if kept == "none" else f", {kept} draft weights in our runs"
 
 
 def _builtin_row(row: dict[str, Any]) -> list[str]:
@@ -73,12 +71,12 @@ def _builtin_row(row: dict[str, Any]) -> list[str]:
 
 
 def peers(document: dict[str, Any]) -> str:
-    """Ours beside transformers at the k that gave most tokens per second."""
+    """Our speed beside other engines, at the k with the most tokens per second."""
     results = document["results"]
     best = next(row for row in results["rows"] if row["k"] == results["best_k"])
     dtype = "its own precision" if results["dtype"] == "auto" else results["dtype"]
-    said = f"`{results['target']}` with `{results['draft']}` in {dtype}, k = {best['k']}, greedy, all in turn"
-    said += " (OpenVINO before and after)" * bool(best.get("openvino"))
+    said = f"`{results['target']}` with `{results['draft']}` in {dtype}, k = {best['k']}, greedy, in turn"
+    said += " (OpenVINO before and after the others)" * bool(best.get("openvino"))
     said += f"{_weights(results)}: {results['num_prompts']} prompts, {results['tokens']} tokens each. "
     said += f"{measured_on(document)}.\n\n"
     others = {"transformers": "transformers", "transformers-assisted": "transformers, assisted by the same draft"}
@@ -87,18 +85,18 @@ def peers(document: dict[str, Any]) -> str:
     plain = {"tokens_per_second": best["plain_tokens_per_second"], "draft_over_it": best["speedup"]}
     rows.append(_peer_row("specdec, no draft", plain | {"equal": best["lossless"]}))
     rows.append(["specdec, with the draft", f"{best['draft_tokens_per_second']:.0f}", "", ""])
-    return said + markdown(["", "tokens/s", "the last row over it [95 % interval]", "same tokens"], rows)
+    return said + markdown(["", "tokens/s", "speed-up of the last row [95 % interval]", "same tokens as specdec"], rows)
 
 
 def _peer_row(label: str, facts: dict[str, Any]) -> list[str]:
-    """One system: its speed, ours with the draft over it, and whether its tokens were ours."""
+    """One engine: its speed, our speed-up over it, and whether its tokens equal ours."""
     over, equal = facts["draft_over_it"], facts["equal"]
-    same = "yes" if not equal["mismatches"] else f"not in {equal['mismatches']} texts"
+    same = "yes" if not equal["mismatches"] else f"no, {equal['mismatches']} texts differ"
     return [label, f"{facts['tokens_per_second']:.0f}", _interval(over["median"], over["ci95"]), same]
 
 
 def _server_rows(servers: Sequence[dict[str, Any]], best: dict[str, Any]) -> list[list[str]]:
-    """Other engines' servers beside the best k; their texts were not compared."""
+    """Servers of other engines, measured beside the best k. Their texts were not compared."""
     found = {
         server["name"]: 1 / server["timing"]["tpot_s"]["median"]
         for server in servers
@@ -108,14 +106,14 @@ def _server_rows(servers: Sequence[dict[str, Any]], best: dict[str, Any]) -> lis
 
 
 def _openvino_rows(best: dict[str, Any]) -> list[list[str]]:
-    """OpenVINO GenAI's runs before and after ours, their mean; whether its draft leaves its own text as it is."""
+    """Mean of OpenVINO GenAI's runs before and after ours, and whether its draft changes its own text."""
     runs = best.get("openvino", [])
     if not runs:
         return []
     name = f"OpenVINO GenAI {'.'.join(runs[0]['version'].split('.')[:2])}"
     plain, draft = (fmean(run[f"{arm}_tokens_per_second"] for run in runs) for arm in ("plain", "draft"))
     num, equal = runs[0]["num_texts"], min(run["texts_equal_to_its_plain"] for run in runs)
-    same = "yes" if equal == num else f"its own in {equal} of {num} texts"
+    same = "yes" if equal == num else f"equals its own plain text in {equal} of {num}"
     return [
         _other_row(f"{name}, no draft", plain, best, "–"),
         _other_row(f"{name}, with the draft", draft, best, same),
@@ -123,34 +121,38 @@ def _openvino_rows(best: dict[str, Any]) -> list[list[str]]:
 
 
 def _other_row(label: str, speed: float, best: dict[str, Any], same: str) -> list[str]:
-    """One that took its turn in another process: a ratio without an interval."""
+    """An engine measured in a process of its own: a ratio without an interval."""
     return [label, f"{speed:.0f}", f"{best['draft_tokens_per_second'] / speed:.2f}", same]
 
 
 def adaptive(document: dict[str, Any]) -> str:
-    """The adaptive depth and a fixed k over plain decoding, by draft and by how many sequences run together.
+    """Speed-up of adaptive depth and of a fixed k, by draft and by the number of sequences that run together.
 
-    The runs are many: their loads and commits are told, and what the same measurement says of plain decoding twice.
+    The table covers many runs. Its caption names all loads and commits, and the noise: plain decoding against itself.
     """
     rows = document["results"]
     sizes = sorted({row["batch"] for row in rows})
     kinds = list(dict.fromkeys((row["draft"], row["cold"] and row["tokens"]) for row in rows))
     head = [
-        f"times as fast as no draft: adaptive (fixed k = {rows[0]['fixed_k']})",
-        *(f"{size} together" for size in sizes),
+        f"speed-up: adaptive [95 % interval] (fixed k = {rows[0]['fixed_k']})",
+        *(_count(size, "sequence") for size in sizes),
     ]
     lines = []
-    for draft, first in kinds:  # tokens of a process' first texts, or False
+    for draft, first in kinds:  # tokens of a new process' first texts, or False
         of_size = {row["batch"]: row for row in rows if (row["draft"], row["cold"] and row["tokens"]) == (draft, first)}
         label = f"{draft}, first {first} tokens" if first else draft
         lines.append([label, *(_adaptive_cell(of_size.get(size)) for size in sizes)])
-    runs = [row["measured_on"] for row in rows]
+    runs = [row.get("measured_on", document["machine"]) for row in rows]
     loads = [run["load_average_1m"] for run in runs]
     same = [row["plain_again"]["total"] for row in rows]
     said = f"{_each(runs, 'cpu')}, {_threads(document)}, load {min(loads):.1f} to {max(loads):.1f} before each run, "
     said += f"commit {_each(runs, 'commit')}, {document['machine']['measured'][:10]}. "
-    said += f"Plain decoding beside plain decoding, in the same runs: {min(same):.2f} to {max(same):.2f}."
+    said += f"Plain decoding against plain decoding in the same runs: {min(same):.2f} to {max(same):.2f}."
     return f"{said}\n\n" + markdown(head, lines)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number > 1)}"
 
 
 def _each(runs: Sequence[dict[str, Any]], key: str) -> str:
@@ -164,21 +166,49 @@ def _adaptive_cell(row: dict[str, Any] | None) -> str:
 
 
 def streams(document: dict[str, Any]) -> str:
-    """The server's speed with drafts over that without, by how many streams there are."""
+    """Speed-up of the server by policy and number of streams."""
     points = document["results"]["points"]
     arms = [name.removesuffix(" / none") for name in points[0]["ci95"]]
-    head = [
-        "times as fast as no draft",
-        *(f"{point['streams']} stream{'s' * (point['streams'] > 1)}" for point in points),
-    ]
+    head = ["speed-up", *(_count(point["streams"], "stream") for point in points)]
     lines = [
         [arm, *(_interval(point[f"{arm} / none"], point["ci95"][f"{arm} / none"]) for point in points)] for arm in arms
     ]
     lines.append(["tokens/s without a draft", *(f"{point['none']:.0f}" for point in points)])
     num_starts = min(len(each) for point in points for each in point["of_starts"].values())
-    said = f"Every server was started {num_starts} times; in brackets "
+    said = f"Every server was started {num_starts} times. The brackets hold "
     said += "the 95 % interval over starts" if num_starts >= ENOUGH_STARTS else "the range of the starts' medians"
     return f"{said}. {measured_on(document)}.\n\n" + markdown(head, lines)
+
+
+def roofline(document: dict[str, Any]) -> str:
+    """Time of one forward pass by rows and precision, against the time it takes to read the weights."""
+    results = document["results"]
+    names = [name for name in ("float32", "bfloat16", "int8") if name in results["rows"]]
+    rows = [
+        [
+            name,
+            f"{row['megabytes']:.0f}",
+            f"{row['read_gb_per_second']:.0f}",
+            f"{row['ms_by_rows']['1']:.2f}",
+            f"{1 / row['share_of_floor_at_1_row']:.2f}",
+            f"{row['5_rows_over_1']:.2f}",
+        ]
+        for name, row in ((name, results["rows"][name]) for name in names)
+    ]
+    head = ["precision", "weights, MB", "read bandwidth, GB/s", "1 row, ms", "1 row / reading the weights"]
+    said = f"`{results['target']}` behind {results['context']} tokens. {measured_on(document)}.\n\n"
+    return said + markdown([*head, "5 rows / 1 row"], rows)
+
+
+def free_draft(document: dict[str, Any]) -> str:
+    """Share of the tokens per step that remains as speed-up when the draft costs nothing."""
+    arm = next(arm for arm in document["results"] if (arm["name"], arm["quantize"]) == ("embedded", "none"))
+    rows = [
+        [str(row["k"]), f"{row['tokens_per_step']:.2f}", _interval(row["efficiency"], row["ci95"])]
+        for row in arm["rows"]
+    ]
+    said = f"The target in {arm['dtype']}; every drafted token is accepted. {measured_on(document)}.\n\n"
+    return said + markdown(["k", "tokens per step", "efficiency [95 % interval]"], rows)
 
 
 def _interval(value: float, ends: Sequence[float]) -> str:
@@ -187,45 +217,58 @@ def _interval(value: float, ends: Sequence[float]) -> str:
 
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "builtin": ("builtin_pair.json", builtin),
+    "builtin-amx": ("builtin_pair_amx.json", builtin),
+    "builtin-quiet-cache": ("builtin_pair_zen4.json", builtin),
     "adaptive": ("adaptive.json", adaptive),
+    "adaptive-amx": ("adaptive_amx.json", adaptive),
     "streams": ("serve_load.json", streams),
+    "streams-amx": ("serve_load_amx.json", streams),
     "peers-builtin": ("peers_builtin.json", peers),
+    "peers-stories": ("peers_stories.json", peers),
     "peers-embedded": ("peers_embedded.json", peers),
+    "peers-embedded-amx": ("peers_embedded_amx.json", peers),
+    "peers-embedded-zen5": ("peers_embedded_zen5.json", peers),
+    "roofline-builtin": ("roofline_builtin.json", roofline),
+    "roofline-embedded": ("roofline_embedded.json", roofline),
+    "roofline-embedded-amx": ("roofline_embedded_amx.json", roofline),
+    "roofline-embedded-zen5": ("roofline_embedded_zen5.json", roofline),
+    "roofline-embedded-zen5-fast": ("roofline_embedded_75gb.json", roofline),
+    "free-draft": ("free_draft.json", free_draft),
+    "free-draft-amx": ("free_draft_amx.json", free_draft),
+    "free-draft-zen5": ("free_draft_zen5.json", free_draft),
 }
 
 
 def table(name: str, results: Path = RESULTS) -> str:
-    """A table's text, empty while its result is not there.
+    """Text of a table; empty while its result file is missing.
 
     Raises:
-        SystemExit: the README names a table that nothing here makes.
+        SystemExit: no table has this name.
     """
     if name not in TABLES:
-        sys.exit(f"the README names table `{name}`; known are {', '.join(TABLES)}")
+        sys.exit(f"a page names table `{name}`; known are {', '.join(TABLES)}")
     file, make = TABLES[name]
     path = results / file
     return make(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else ""
 
 
 def filled(text: str, results: Path = RESULTS) -> str:
-    """A README's text with every table as its result says."""
+    """Text of a page with every table filled from its result."""
     return MARKED.sub(lambda found: found[1] + table(found[2], results) + found[4], text)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Rewrite or check the README; the exit code."""
+    """Rewrite or check the pages; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if the README is out of date")
+    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if a page is out of date")
     check = parser.parse_args(arguments).check
-    text = README.read_text(encoding="utf-8")
-    wanted = filled(text)
-    if wanted == text:
-        return 0
-    if check:
-        print("README.md is out of date: run python scripts/readme_tables.py", file=sys.stderr)
-        return 1
-    README.write_text(wanted, encoding="utf-8")
-    return 0
+    outdated = [page for page in PAGES if (text := page.read_text(encoding="utf-8")) != filled(text)]
+    for page in outdated:
+        if check:
+            print(f"{page.name} is out of date: run python scripts/readme_tables.py", file=sys.stderr)
+        else:
+            page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
+    return int(check and bool(outdated))
 
 
 if __name__ == "__main__":

@@ -201,6 +201,14 @@ def test_the_tables_are_what_the_results_say(capsys):
     assert tables_script().main(["--check"]) == 0, capsys.readouterr().err
 
 
+def test_the_performance_page_has_every_table_once():
+    tables = tables_script()
+    page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    assert sorted(name for _, name, _, _ in tables.MARKED.findall(page)) == sorted(tables.TABLES)
+    for name in tables.TABLES:
+        assert tables.table(name), f"`{name}` has a result"
+
+
 MACHINE = {
     "cpu": "A CPU",
     "cores": 2,
@@ -233,7 +241,7 @@ def test_a_table_is_written_from_its_result(results: Path):
     text = tables_script().filled("a\n<!-- table:builtin -->\nold\n<!-- /table -->\nb\n", results)
     assert text == (
         "a\n<!-- table:builtin -->\n"
-        "12 story prompts, one at a time, greedy, 128 tokens each; the tokens are the same with and without the draft. "
+        "12 story prompts, one at a time, greedy, 128 tokens each. The draft changes no token. "
         "A CPU, 1 of 2 cores, load 0.2 before and 1.5 after, commit abc1234, 2026-01-02.\n\n"
         "| k | acceptance rate | acceptance length | tokens/s without draft | speed-up [95 % interval] |\n"
         "| --- | ---: | ---: | ---: | ---: |\n"
@@ -246,14 +254,14 @@ def test_other_tokens_are_not_hidden(results: Path):
     document = json.loads((results / "builtin_pair.json").read_text())
     document["results"]["rows"].append(ROW | {"prompts_with_other_tokens": 3})
     (results / "builtin_pair.json").write_text(json.dumps(document))
-    assert "3 prompts gave other tokens." in tables_script().table("builtin", results)
+    assert "3 prompts gave other tokens with the draft." in tables_script().table("builtin", results)
 
 
 def test_a_draft_whose_weights_are_int8_is_said_to_be(results: Path):
     document = json.loads((results / "builtin_pair.json").read_text())
     document["results"]["draft_quantize"] = "int8"
     (results / "builtin_pair.json").write_text(json.dumps(document))
-    assert "the draft's weights in our runs int8; " in tables_script().table("builtin", results)
+    assert ", int8 draft weights in our runs. " in tables_script().table("builtin", results)
 
 
 def test_adaptive_stands_by_draft_and_by_how_many_run_together(tmp_path: Path):
@@ -268,10 +276,10 @@ def test_adaptive_stands_by_draft_and_by_how_many_run_together(tmp_path: Path):
     said, *lines = tables_script().table("adaptive", tmp_path).splitlines()
     assert said == (
         "A CPU, 1 of 2 cores, load 1.0 to 1.5 before each run, commit c1, c4, 2026-01-02. "
-        "Plain decoding beside plain decoding, in the same runs: 0.69 to 1.20."
+        "Plain decoding against plain decoding in the same runs: 0.69 to 1.20."
     )
     assert lines[1:] == [
-        "| times as fast as no draft: adaptive (fixed k = 3) | 1 together | 4 together |",
+        "| speed-up: adaptive [95 % interval] (fixed k = 3) | 1 sequence | 4 sequences |",
         "| --- | ---: | ---: |",
         "| D | 1.50 [1.40, 1.60] (0.50) | 1.20 [1.10, 1.30] (0.50) |",
         "| D, first 128 tokens | 1.10 [1.00, 1.20] (0.50) |  |",
@@ -285,13 +293,31 @@ def test_streams_stand_by_policy(tmp_path: Path):
     points = [point, point | {"streams": 4, "none": 2000.0, "adaptive / none": 1.01}]
     keep(tmp_path / "serve_load.json", {"points": points})
     said, *lines = tables_script().table("streams", tmp_path).splitlines()
-    assert said.startswith("Every server was started 2 times; in brackets the range of the starts' medians. A CPU, ")
+    assert said.startswith(
+        "Every server was started 2 times. The brackets hold the range of the starts' medians. A CPU, "
+    )
     assert lines[1:] == [
-        "| times as fast as no draft | 1 stream | 4 streams |",
+        "| speed-up | 1 stream | 4 streams |",
         "| --- | ---: | ---: |",
         "| adaptive | 1.80 [1.70, 1.90] | 1.01 [1.70, 1.90] |",
         "| tokens/s without a draft | 800 | 2000 |",
     ]
+
+
+def test_a_roofline_compares_rows_with_reading_the_weights(tmp_path: Path):
+    row = {"megabytes": 700.4, "read_gb_per_second": 45.6, "ms_by_rows": {"1": 17.7}}
+    row |= {"share_of_floor_at_1_row": 0.8, "5_rows_over_1": 1.02}
+    keep(tmp_path / "roofline_embedded.json", {"target": "T", "context": 128, "rows": {"int8": row, "bfloat16": row}})
+    lines = tables_script().table("roofline-embedded", tmp_path).splitlines()
+    assert lines[0].startswith("`T` behind 128 tokens. A CPU, ")
+    assert lines[4:] == ["| bfloat16 | 700 | 46 | 17.70 | 1.25 | 1.02 |", "| int8 | 700 | 46 | 17.70 | 1.25 | 1.02 |"]
+
+
+def test_a_free_draft_shows_the_embedded_target_as_it_is(tmp_path: Path):
+    arm = {"name": "embedded", "dtype": "bfloat16", "quantize": "int8", "rows": []}
+    row = {"k": 2, "tokens_per_step": 2.97, "efficiency": 0.99, "ci95": [0.98, 1.0]}
+    keep(tmp_path / "free_draft.json", [arm, arm | {"quantize": "none", "rows": [row]}])
+    assert tables_script().table("free-draft", tmp_path).splitlines()[-1] == "| 2 | 2.97 | 0.99 [0.98, 1.00] |"
 
 
 def test_other_engines_stand_beside_ours_and_their_other_texts_are_told(tmp_path: Path):
@@ -321,7 +347,7 @@ def test_other_engines_stand_beside_ours_and_their_other_texts_are_told(tmp_path
     assert lines[2:5] == [
         "| llama.cpp | 50 | 2.00 | – |",
         "| OpenVINO GenAI 2026.4, no draft | 50 | 2.00 | – |",
-        "| OpenVINO GenAI 2026.4, with the draft | 125 | 0.80 | its own in 9 of 12 texts |",
+        "| OpenVINO GenAI 2026.4, with the draft | 125 | 0.80 | equals its own plain text in 9 of 12 |",
     ]
     assert len(lines) == 7
 
@@ -333,15 +359,16 @@ def test_a_table_without_a_result_is_empty_and_an_unknown_one_is_refused(tmp_pat
         tables.filled("<!-- table:other -->\n<!-- /table -->", tmp_path)
 
 
-def test_an_outdated_readme_is_found_and_rewritten(results: Path, tmp_path: Path, monkeypatch, capsys):
+def test_every_outdated_page_is_found_and_rewritten(results: Path, tmp_path: Path, monkeypatch, capsys):
     tables = tables_script()
-    readme = tmp_path / "README.md"
-    readme.write_text("<!-- table:builtin -->\n| 9.99 |\n<!-- /table -->\n")
-    monkeypatch.setattr(tables, "README", readme)
+    pages = (tmp_path / "README.md", tmp_path / "performance.md")
+    for page in pages:
+        page.write_text("<!-- table:builtin -->\n| 9.99 |\n<!-- /table -->\n")
+    monkeypatch.setattr(tables, "PAGES", pages)
     monkeypatch.setattr(tables.filled, "__defaults__", (results,))
     assert tables.main(["--check"]) == 1
-    assert "out of date" in capsys.readouterr().err
-    assert "9.99" in readme.read_text()
+    assert capsys.readouterr().err.count("out of date") == 2
+    assert all("9.99" in page.read_text() for page in pages)
     assert tables.main([]) == 0
-    assert "1.68 [1.50, 1.90]" in readme.read_text()
+    assert all("1.68 [1.50, 1.90]" in page.read_text() for page in pages)
     assert tables.main(["--check"]) == 0
