@@ -19,7 +19,7 @@ from torch import Tensor
 
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm import attention
-from specdec_cli.lm.checkpoint import first_line, quiet
+from specdec_cli.lm.checkpoint import FAMILIES, first_line, quiet
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.quantization import stays_quantized
 
@@ -54,7 +54,7 @@ class Oracle:
             with torch.no_grad(), quiet(), _own_attention(config):  # a quantizer may make its weights in here
                 ids = torch.tensor(self.texts, device=model.device)
                 self.logits: Tensor = model(input_ids=ids, use_cache=False).logits.float()
-        except torch.OutOfMemoryError:
+        except (torch.OutOfMemoryError, MemoryError):
             raise
         except Exception as error:  # whether our path runs is asked first: it names what is not supported
             self._failure = error
@@ -70,9 +70,9 @@ class Oracle:
             raise RunError(said, "try another --dtype, or choose another checkpoint") from self._failure
 
     def error(self, lm: TransformersLM) -> float:
-        """The largest relative error of our path; 0 where transformers' own logits are no numbers either."""
-        errors = [relative_error(found, right) for found, right in self._pieces(lm)]
-        return max(errors) if self.logits.isfinite().all() else 0.0  # sampling refuses the token where it happens
+        """The largest relative error of our path, NaN before any; 0 where transformers' own logits are no numbers."""
+        errors = torch.tensor([relative_error(found, right) for found, right in self._pieces(lm)])
+        return float(errors.max()) if self.logits.isfinite().all() else 0.0  # sampling refuses the token that meets it
 
     def check(self, lm: TransformersLM) -> None:
         """Refuse a model whose path through this engine gives other logits.
@@ -89,7 +89,7 @@ class Oracle:
             raise UsageError(
                 f"architecture `{lm.config.model_type}` of `{lm.name}` is not supported: it cannot decode several rows "
                 "in one forward",
-                "choose a model of another family (Llama, Qwen, Mistral, Gemma, Phi-3, GPT-2, GPT-NeoX, Falcon, ...)",
+                f"choose a causal LM of another family ({FAMILIES})",
             )
         precision = "int8" if lm.kind == "int8" else str(lm.dtype).removeprefix("torch.")
         raise RunError(

@@ -91,6 +91,20 @@ def test_a_model_that_transformers_cannot_decode_is_refused_for_that(folder, mon
         load_lm(folder)
 
 
+@pytest.mark.parametrize("piece", [0, 1, 2])
+def test_one_position_that_is_no_number_is_caught(folder, monkeypatch, piece):
+    pieces = Oracle._pieces
+
+    def broken(self, lm):
+        for place, (found, right) in enumerate(pieces(self, lm)):
+            found[-1, 3] = torch.nan if place == piece else found[-1, 3]
+            yield found, right
+
+    monkeypatch.setattr(Oracle, "_pieces", broken)
+    with pytest.raises(RunError, match="the relative error is nan"):
+        load_lm(folder)
+
+
 def test_a_draft_is_checked_too(folder, monkeypatch):
     from specdec_cli.engine.build import load_engine
 
