@@ -1,0 +1,139 @@
+"""What the documentation says of fields, gates, limits and recipes is what the code has."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from specdec_cli.errors import UsageError
+from specdec_cli.measure.gates import check_paths, parse_all
+from specdec_cli.recipe.document import read_document
+from specdec_cli.recipe.resolve import resolve_document
+from specdec_cli.recipe.schema import Recipe, Serve
+from specdec_cli.report import bench, bench_endpoint, compare_drafts, sweep_k
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+
+
+def page(name: str) -> str:
+    return (DOCS / name).read_text(encoding="utf-8")
+
+
+def rows(text: str, first: str) -> list[list[str]]:
+    """The cells of the table whose head begins with some words."""
+    lines = iter(text.splitlines())
+    next(line for line in lines if line.startswith(f"| {first} |"))
+    next(lines)
+    found = []
+    for line in lines:
+        if not line.startswith("|"):
+            break
+        found.append([cell.strip() for cell in line.strip("|").split("|")])
+    return found
+
+
+def without_blocks(text: str) -> str:
+    return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def code(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def names_of(kind) -> set[str]:
+    return {field.alias or name for name, field in kind.model_fields.items()}
+
+
+@pytest.mark.parametrize("kind", ["ChatCompletionRequest", "CompletionRequest", "Message", "Speculative"])
+def test_the_http_page_names_every_field(kind):
+    protocol = pytest.importorskip("specdec_cli.serve.protocol")
+    said = " ".join(code(without_blocks(page("http-api.md"))))
+    missing = {name for name in names_of(getattr(protocol, kind)) if not re.search(rf"\b{re.escape(name)}\b", said)}
+    assert not missing
+
+
+def test_the_http_page_names_every_route():
+    routes = pytest.importorskip("specdec_cli.serve.routes").router.routes
+    text = page("http-api.md")
+    for route in routes:
+        assert route.path.replace("{name:path}", "{id}") in text
+
+
+SCHEMAS = {
+    "bench": bench.json_schema,
+    "bench --endpoint": bench_endpoint.json_schema,
+    "sweep-k": sweep_k.json_schema,
+    "compare-drafts": compare_drafts.json_schema,
+}
+NAMES = {"by_task": ["code"], "rows": ["builtin:draft"]}
+
+
+@pytest.mark.parametrize("row", rows(page("ci-gates.md"), "gate"), ids=lambda row: row[0])
+def test_a_gate_is_on_a_figure_of_its_command(row):
+    gate, *_ = code(row[0])
+    commands = code(row[1]) or ["bench", "sweep-k", "compare-drafts"]
+    for command in commands:
+        check_paths(parse_all([gate]), SCHEMAS[command](), NAMES)
+
+
+def test_a_gate_on_no_figure_is_found():
+    with pytest.raises(UsageError, match="speed_up"):
+        check_paths(parse_all(["speed_up < 1"]), bench.json_schema(), NAMES)
+
+
+def test_the_limits_are_the_servers():
+    shown = rows(page("serving.md"), "option")
+    defaults = {name: field.default for name, field in Serve.model_fields.items()}
+    for options, default, _ in shown:
+        for option, value in zip(code(options), default.split(", "), strict=False):
+            field = option.removeprefix("--").replace("-", "_")
+            number, _, unit = value.partition(" ")
+            if field in defaults:
+                assert defaults[field] == int(number) * {"": 1, "KiB": 2**10, "MiB": 2**20}[unit], option
+    named = {option for options, *_ in shown for option in code(options)}
+    limits = {f"--{name.replace('_', '-')}" for name in defaults if name.startswith("max_")}
+    assert limits - {"--max-queue-delay-microseconds"} <= named
+
+
+def test_the_actions_inputs_are_its_own():
+    action = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
+    shown = {code(row[0])[0]: row[1] for row in rows(page("ci-gates.md"), "input")}
+    assert shown.keys() == action["inputs"].keys()
+    for name, words in shown.items():
+        if words.startswith("`"):
+            assert action["inputs"][name]["default"] == words.strip("`"), name
+    workflow = next(block for block in blocks("ci-gates.md") if "OWNER/specdec" in block)
+    steps = yaml.safe_load(workflow)["jobs"]["bench"]["steps"]
+    used = next(step["with"] for step in steps if "OWNER/specdec" in step.get("uses", ""))
+    assert used.keys() <= action["inputs"].keys()
+
+
+def blocks(name: str) -> list[str]:
+    return re.findall(r"^```yaml\n(.*?)^```$", page(name), re.MULTILINE | re.DOTALL)
+
+
+def recipes() -> list[tuple[str, str]]:
+    """Every YAML block with sections of a recipe, by its page."""
+    found = [(path.name, block) for path in sorted(DOCS.glob("*.md")) for block in blocks(path.name)]
+    return [(name, block) for name, block in found if yaml.safe_load(block).keys() <= Recipe.model_fields.keys()]
+
+
+@pytest.mark.parametrize(("name", "block"), recipes(), ids=lambda text: text.splitlines()[0][:40])
+def test_a_recipe_is_valid(name, block):
+    resolve_document(read_document(block.encode(), name))
+
+
+def test_there_are_recipes():
+    assert {name for name, _ in recipes()} >= {"recipes.md", "choosing-k.md"}
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in DOCS.glob("*.md")))
+def test_every_block_of_json_is_json(name):
+    import json
+
+    for block in re.findall(r"^```json\n(.*?)^```$", page(name), re.MULTILINE | re.DOTALL):
+        json.loads(block)
