@@ -28,8 +28,9 @@ import record
 
 import specdec_cli
 from specdec_cli import Engine, EngineOptions, SamplingParams
-from specdec_cli.engine.build import LoadSettings, ModelSettings, load_engine
+from specdec_cli.engine.build import load_engine
 from specdec_cli.engine.garbage import leave_alone
+from specdec_cli.engine.loading import LoadSettings, ModelSettings
 from specdec_cli.events import Event, Stepped
 from specdec_cli.measure.stats import ratio_of_totals
 

@@ -21,7 +21,8 @@ import record
 
 import specdec_cli
 from specdec_cli import Output, SamplingParams
-from specdec_cli.engine.build import LoadSettings, ModelSettings, load_engine
+from specdec_cli.engine.build import load_engine
+from specdec_cli.engine.loading import LoadSettings, ModelSettings
 from specdec_cli.measure.stats import bootstrap_median
 
 PROMPTS = Path(specdec_cli.__file__).parent / "measure" / "prompts" / "stories.jsonl"

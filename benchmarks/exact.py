@@ -28,8 +28,9 @@ from torch import Tensor
 
 import specdec_cli
 from specdec_cli import SamplingParams
-from specdec_cli.engine.build import LoadSettings, ModelSettings, load_engines
+from specdec_cli.engine.build import load_engines
 from specdec_cli.engine.engine import Engine
+from specdec_cli.engine.loading import LoadSettings, ModelSettings
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.lm.door import LM, Row
 

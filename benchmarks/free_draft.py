@@ -21,7 +21,8 @@ import record
 
 import specdec_cli
 from specdec_cli import Engine, SamplingParams
-from specdec_cli.engine.build import LoadSettings, ModelSettings, load_engine
+from specdec_cli.engine.build import load_engine
+from specdec_cli.engine.loading import LoadSettings, ModelSettings
 from specdec_cli.events import Stepped
 from specdec_cli.measure.stats import bootstrap_median
 

@@ -27,8 +27,9 @@ import record
 import torch
 
 from specdec_cli import Engine, EngineOptions, SamplingParams
-from specdec_cli.engine.build import LoadSettings, ModelSettings, load_engine, load_engines
+from specdec_cli.engine.build import load_engine, load_engines
 from specdec_cli.engine.clock import Clock
+from specdec_cli.engine.loading import LoadSettings, ModelSettings
 from specdec_cli.events import Event, Stepped
 from specdec_cli.lm import graphs
 from specdec_cli.lm.door import Row

@@ -18,8 +18,9 @@ from typing import Any
 import record
 import torch
 
-from specdec_cli.engine.build import LoadSettings, ModelSettings, load_engine
+from specdec_cli.engine.build import load_engine
 from specdec_cli.engine.engine import Engine
+from specdec_cli.engine.loading import LoadSettings, ModelSettings
 from specdec_cli.events import Stepped
 from specdec_cli.lm.peers import load_peer
 from specdec_cli.sampling.params import SamplingParams

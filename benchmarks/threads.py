@@ -28,7 +28,8 @@ import numpy as np
 import record
 
 import specdec_cli
-from specdec_cli.engine.build import LoadSettings, ModelSettings, load_engine
+from specdec_cli.engine.build import load_engine
+from specdec_cli.engine.loading import LoadSettings, ModelSettings
 from specdec_cli.measure.stats import bootstrap_pooled_median
 from specdec_cli.sampling.params import SamplingParams
 

@@ -182,11 +182,17 @@ def _default(value: Any) -> str:
 
 def _prose(docstring: str | None) -> str:
     """A Google docstring as Markdown: sections become bold words, their entries a list."""
-    lines, inside = [], False
+    lines, inside, is_code = [], False, False
     for line in (docstring or "").splitlines():
         if re.fullmatch(r"(Args|Returns|Raises|Yields|Attributes):", line):
             lines.append(f"\n**{line[:-1]}**\n")
             inside = True
+        elif line == "Examples:":
+            lines.append("\n**Examples**\n\n```python")
+            is_code = True
+        elif is_code and not line:
+            lines.append("```\n")
+            is_code = False
         elif inside and (entry := re.fullmatch(r"    ([\w*, ]+): (.*)", line)):
             lines.append(f"- `{entry[1]}`: {entry[2]}")
         else:

@@ -11,18 +11,35 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from specdec_cli.engine.engine import Engine
+    from specdec_cli.engine.loading import LoadSettings, ModelSettings
     from specdec_cli.engine.options import EngineOptions
     from specdec_cli.engine.outputs import Output
+    from specdec_cli.engine.run import Generated
+    from specdec_cli.events import SpeculativeCounts
     from specdec_cli.sampling.params import SamplingParams
 
 __version__ = "0.2.0"
-__all__ = ["Engine", "EngineOptions", "Output", "SamplingParams", "__version__"]
+__all__ = [
+    "Engine",
+    "EngineOptions",
+    "Generated",
+    "LoadSettings",
+    "ModelSettings",
+    "Output",
+    "SamplingParams",
+    "SpeculativeCounts",
+    "__version__",
+]
 
 _WHERE = {
     "Engine": "specdec_cli.engine.engine",
     "EngineOptions": "specdec_cli.engine.options",
+    "Generated": "specdec_cli.engine.run",
+    "LoadSettings": "specdec_cli.engine.loading",
+    "ModelSettings": "specdec_cli.engine.loading",
     "Output": "specdec_cli.engine.outputs",
     "SamplingParams": "specdec_cli.sampling.params",
+    "SpeculativeCounts": "specdec_cli.events",
 }
 
 
@@ -33,3 +50,8 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     return getattr(import_module(_WHERE[name]), name)
+
+
+def __dir__() -> list[str]:
+    """List the public names, also those that are not imported yet."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

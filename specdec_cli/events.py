@@ -97,7 +97,7 @@ def _ratio(numerator: float, denominator: float) -> float | None:
     return numerator / denominator if denominator else None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class SpeculativeCounts:
     """Counts over decode steps, from which every acceptance statistic follows (INTERFACE, `stats`).
 
@@ -114,6 +114,16 @@ class SpeculativeCounts:
     verify_seconds: float = 0.0
     overhead_seconds: float = 0.0
     outcomes: Counter[tuple[int, int]] = field(default_factory=Counter)
+
+    def __repr__(self) -> str:
+        """Counts and the rates that follow from them."""
+        rate, length = self.acceptance_rate, self.acceptance_length
+        return (
+            f"SpeculativeCounts(num_steps={self.num_steps}, num_emitted_tokens={self.num_emitted_tokens}, "
+            f"num_draft_tokens={self.num_draft_tokens}, num_accepted_tokens={self.num_accepted_tokens}, "
+            f"acceptance_rate={None if rate is None else round(rate, 3)}, "
+            f"acceptance_length={None if length is None else round(length, 2)})"
+        )
 
     def add(self, emitted: Emitted) -> None:
         """Count what a step gave a sequence; the first token, which prefill gives, belongs to no step."""

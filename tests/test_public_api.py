@@ -20,6 +20,13 @@ def test_the_readmes_lines_of_python(capsys):
     assert len(capsys.readouterr().out.split()) > 10
 
 
+def test_dir_lists_the_api():
+    listed = {name for name in dir(specdec_cli) if not name.startswith("__")}
+    assert listed == {name for name in specdec_cli.__all__ if not name.startswith("__")}
+    assert {"Engine", "SamplingParams"} <= listed
+    assert all(getattr(specdec_cli, name) is not None for name in listed)
+
+
 def test_public_names_are_documented():
     for name in specdec_cli.__all__:
         if not name.startswith("__"):

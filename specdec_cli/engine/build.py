@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from dataclasses import fields as fields_of
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Unpack
 
 from specdec_cli import drafters
 from specdec_cli.drafters.contract import Drafter, Resources
 from specdec_cli.drafters.model import Drafter as ModelDrafter
 from specdec_cli.engine.caches import share_out
 from specdec_cli.engine.engine import Engine
+from specdec_cli.engine.loading import LoadArguments, LoadProgress, LoadSettings, ModelSettings, settle
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.engine.synthetic import synthetic_rates
 from specdec_cli.errors import UsageError
 from specdec_cli.lm.cache_plan import KVCacheBytes
 from specdec_cli.lm.dummy import StandIn
-from specdec_cli.lm.generation import AUTO, NONE
+from specdec_cli.lm.generation import NONE
 from specdec_cli.lm.load import check_context, load_lm, load_tokenizer
 from specdec_cli.lm.threads import allot_threads
 from specdec_cli.lm.transformers_lm import TransformersLM, decoder_when
@@ -29,54 +29,7 @@ if TYPE_CHECKING:
     from specdec_cli.recipe.schema import Engine as RecipeEngine
     from specdec_cli.recipe.schema import Recipe
 
-Progress = Callable[[str], None]
 _TRIED_TOKENS = 512  # room for trying a model that is loaded; `share_out` plans its cache
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSettings:
-    """How one model is loaded: revision, dtype, device, format and form of the weights, as load_lm takes them."""
-
-    revision: str | None = None
-    dtype: str = "auto"
-    device: str = "auto"
-    load_format: str = "auto"
-    quantize: str = "none"
-
-
-@dataclass(frozen=True, slots=True)
-class LoadSettings:
-    """Everything about loading that target and draft share.
-
-    Args:
-        max_model_len: a context limit, at most the target's own; None takes the model's.
-        block_size: tokens of a KV block.
-        kv_cache_bytes: memory for each KV cache, as TransformersLM takes it; None takes half of what is free.
-        decoder: auto (our own where it knows a model's shape), transformers, or graphs (CUDA graphs of it).
-        compile: run transformers' forward, in graphs or not, compiled by torch.
-        generation_config: the target's, as `read_generation` takes it.
-        chat_template: a file or a text in place of the target's own template; None keeps that.
-        chat_variables: what every conversation passes to the template, unless it says otherwise.
-        check: compare a few tokens' logits of every model with transformers' untouched forward.
-        trust_remote_code: run code that comes with a checkpoint.
-        others: drafting methods without a model that requests may name beside the engine's own: ngram, prediction.
-        progress: told in words what is being loaded.
-    """
-
-    target: ModelSettings = field(default_factory=ModelSettings)
-    draft: ModelSettings = field(default_factory=ModelSettings)
-    max_model_len: int | None = None
-    block_size: int = 16
-    kv_cache_bytes: KVCacheBytes = None
-    decoder: str = "auto"
-    compile: bool = False
-    generation_config: str = AUTO
-    chat_template: str | None = None
-    chat_variables: Mapping[str, Any] | None = None
-    check: bool = True
-    trust_remote_code: bool = False
-    others: tuple[str, ...] = ()
-    progress: Progress | None = None
 
 
 def load_engine(
@@ -85,7 +38,8 @@ def load_engine(
     *,
     options: EngineOptions | None = None,
     settings: LoadSettings | None = None,
-    **changes: Any,
+    engine_class: type[Engine] = Engine,
+    **changes: Unpack[LoadArguments],
 ) -> Engine:
     """Load a target and a draft.
 
@@ -94,20 +48,15 @@ def load_engine(
         draft: a draft spec (`--draft`), a mapping with `model` or `method`, or None for no draft.
         options: how the engine speculates and batches.
         settings: how models are loaded.
-        changes: fields of EngineOptions and LoadSettings that differ (`num_speculative_tokens=3`, `max_model_len=512`).
+        engine_class: the class of the engine that is made.
+        changes: single fields of the options and settings; see `load_parameters`.
 
     Raises:
         UsageError: tokenizers that differ, an unknown method or option.
         RunError: a model that does not load.
     """
-    known = {field.name for field in (*fields_of(EngineOptions), *fields_of(LoadSettings))}
-    unknown = next((name for name in changes if name not in known), None)
-    if unknown is not None:
-        hint = "device and dtype: settings=LoadSettings(target=ModelSettings(dtype=...))"
-        raise UsageError(f"`{unknown}` is no setting of the engine", hint)
-    loading = {name: changes.pop(name) for name in list(changes) if name in LoadSettings.__slots__}
-    options = replace(options or EngineOptions(), **changes)
-    return load_engines(target, [draft], options=options, settings=replace(settings or LoadSettings(), **loading))[0]
+    options, settings = settle(changes, options, settings)
+    return load_engines(target, [draft], options=options, settings=settings, engine_class=engine_class)[0]
 
 
 def load_engines(
@@ -117,6 +66,7 @@ def load_engines(
     options: EngineOptions | None = None,
     settings: LoadSettings | None = None,
     draft_models: Sequence[ModelSettings] | None = None,
+    engine_class: type[Engine] = Engine,
 ) -> list[Engine]:
     """Load a target once and an engine around it for every draft; only one of them may have work at a time.
 
@@ -126,6 +76,7 @@ def load_engines(
         options: how the engines speculate and batch.
         settings: how models are loaded.
         draft_models: how each draft is loaded, where that differs from `settings.draft`.
+        engine_class: the class of the engines that are made.
 
     Raises:
         UsageError: tokenizers that differ, an unknown method or option.
@@ -166,7 +117,7 @@ def load_engines(
     models = [drafter.lm for drafter in loaded if isinstance(drafter, ModelDrafter)]
     share_out(lm, [one for one in models if isinstance(one, TransformersLM)], options, settings.kv_cache_bytes)
     return [
-        Engine(
+        engine_class(
             *(lm, drafter, tokenizer, options, lm.eos_token_ids, _others(fields, lm, tokenizer, options, its)),
             generation=lm.generation,
         )
@@ -212,10 +163,13 @@ def engine_from_recipe(
     *,
     trust_remote_code: bool = False,
     others: tuple[str, ...] = (),
-    progress: Progress | None = None,
+    progress: LoadProgress | None = None,
+    engine_class: type[Engine] = Engine,
 ) -> Engine:
     """Load the engine that a resolved recipe describes; `others` as in LoadSettings."""
-    return engines_from_recipes([recipe], trust_remote_code=trust_remote_code, others=others, progress=progress)[0]
+    return engines_from_recipes(
+        [recipe], trust_remote_code=trust_remote_code, others=others, progress=progress, engine_class=engine_class
+    )[0]
 
 
 def engines_from_recipes(
@@ -223,7 +177,8 @@ def engines_from_recipes(
     *,
     trust_remote_code: bool = False,
     others: tuple[str, ...] = (),
-    progress: Progress | None = None,
+    progress: LoadProgress | None = None,
+    engine_class: type[Engine] = Engine,
 ) -> list[Engine]:
     """Load the engines of recipes that differ in their draft alone, around one target."""
     recipe = recipes[0]
@@ -247,6 +202,7 @@ def engines_from_recipes(
             others=others,
             progress=progress,
         ),
+        engine_class=engine_class,
     )
 
 
@@ -298,7 +254,7 @@ def _load(
     )
 
 
-def _compile(lm: TransformersLM, role: str, say: Progress) -> None:
+def _compile(lm: TransformersLM, role: str, say: LoadProgress) -> None:
     say(f"compiling {role} {lm.name}: half a minute or so")
     lm.compile()
     say(f"compiled {role} {lm.name} in {lm.compile_seconds:.1f} s")
@@ -310,7 +266,7 @@ def _make_drafter(fields: Mapping[str, Any]) -> Drafter:
 
 
 def _resources(
-    target: LM, tokenizer: Tokenizer, settings: LoadSettings, options: EngineOptions, say: Progress
+    target: LM, tokenizer: Tokenizer, settings: LoadSettings, options: EngineOptions, say: LoadProgress
 ) -> Resources:
     num_tokens = min(tokenizer.num_tokens, target.vocab_size)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Items
 from contextlib import contextmanager
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import torch
 
@@ -16,9 +16,11 @@ from specdec_cli.engine.clock import Clock
 from specdec_cli.engine.drafting import NONE, Drafters
 from specdec_cli.engine.fit import fit
 from specdec_cli.engine.judging import Judge, Part
+from specdec_cli.engine.loading import LoadArguments, LoadProgress, LoadSettings, takes_load_arguments
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.engine.outputs import Output
 from specdec_cli.engine.requests import Prompt
+from specdec_cli.engine.run import Generated
 from specdec_cli.engine.scheduler import Limits, Scheduled, Scheduler
 from specdec_cli.engine.sequence import Sequence
 from specdec_cli.engine.synthetic import conditional
@@ -92,21 +94,89 @@ class Engine:
         )
 
     @classmethod
-    def load(cls, target: str = "builtin:target", draft: str = "builtin:draft", **settings: Any) -> Engine:
-        """An engine from two model names (or a draft such as `ngram`, `none`); see `build.load_engine`."""
+    @takes_load_arguments
+    def load(
+        cls,
+        target: str = "builtin:target",
+        draft: str | Mapping[str, Any] | None = "builtin:draft",
+        *,
+        options: EngineOptions | None = None,
+        settings: LoadSettings | None = None,
+        **changes: Unpack[LoadArguments],
+    ) -> Self:
+        """Load a target and a draft.
+
+        Examples:
+            engine = Engine.load()
+            engine = Engine.load("Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct", num_speculative_tokens=3)
+            engine = Engine.load("./my-model", "ngram", max_model_len=2048, dtype="bfloat16")
+            engine = Engine.load("./my-model", None)  # plain decoding
+
+        Args:
+            target: model id on the hub, local folder or built-in name.
+            draft: a model, a method such as `ngram`, a mapping with `method` or `model`; None decodes without a draft.
+            options: engine options as one object; the arguments below override its fields.
+            settings: load settings as one object; the arguments below override its fields.
+            changes: see `loading.load_parameters`.
+
+        Raises:
+            UsageError: an unknown argument, method or value, or a draft with another tokenizer.
+            RunError: a model that does not load.
+        """
         from specdec_cli.engine.build import load_engine
 
-        return load_engine(target, draft, **settings)
+        made = load_engine(target, draft, options=options, settings=settings, engine_class=cls, **changes)
+        assert isinstance(made, cls), "the engine is of the class that loads it"
+        return made
 
     @classmethod
-    def from_recipe(cls, recipe: str | Recipe, **settings: Any) -> Engine:
-        """An engine from a recipe: a shipped one's name, a file, or one that is resolved already."""
+    def from_recipe(
+        cls,
+        recipe: str | Recipe,
+        *,
+        trust_remote_code: bool = False,
+        others: tuple[str, ...] = (),
+        progress: LoadProgress | None = None,
+    ) -> Self:
+        """Load the engine that a recipe describes.
+
+        Examples:
+            engine = Engine.from_recipe("builtin")
+            engine = Engine.from_recipe("tuned.yaml", progress=print)
+
+        Args:
+            recipe: name of a shipped recipe, a file, or a resolved recipe.
+            trust_remote_code: run code that comes with a checkpoint.
+            others: draft methods without a model that requests may choose instead of the recipe's draft.
+            progress: called with a short description of each loading phase.
+
+        Raises:
+            UsageError: an invalid recipe, or a draft with another tokenizer.
+            RunError: a model that does not load.
+        """
         from specdec_cli.engine.build import engine_from_recipe
         from specdec_cli.recipe import resolve
 
         if isinstance(recipe, str):
             recipe = resolve(recipe).recipe
-        return engine_from_recipe(recipe, **settings)
+        made = engine_from_recipe(
+            recipe, trust_remote_code=trust_remote_code, others=others, progress=progress, engine_class=cls
+        )
+        assert isinstance(made, cls), "the engine is of the class that loads it"
+        return made
+
+    def __repr__(self) -> str:
+        """Models, k, verification mode and the number of open requests."""
+        parts = {
+            "target": getattr(self.target, "name", type(self.target).__name__),
+            "draft": getattr(getattr(self.drafter, "lm", None), "name", self.drafters.own_name),
+            "num_speculative_tokens": self.options.num_speculative_tokens,
+            "verify": self.options.verify,
+            "device": str(self.target.device),
+            "max_context": self.target.max_context,
+        }
+        shown = ", ".join(f"{name}={value!r}" for name, value in parts.items())
+        return f"Engine({shown}; open requests: {len(self._sequences)})"
 
     @property
     def has_work(self) -> bool:
@@ -293,9 +363,25 @@ class Engine:
         prompts: Prompt | Items[Prompt],
         params: SamplingParams | Items[SamplingParams] | None = None,
         num_speculative_tokens: int | None = None,
+        *,
+        progress: Callable[[Generated], None] | None = None,
     ) -> list[Output]:
-        """Decode prompts together and return every result, in the prompts' order."""
-        return run.generate(self, prompts, params, num_speculative_tokens)
+        """Decode prompts together and return their results in the prompts' order.
+
+        Examples:
+            outputs = engine.generate(["Once upon a time", "The dog"], SamplingParams(max_new_tokens=64))
+            engine.generate(prompts, progress=lambda now: print(now.num_finished, "of", now.num_prompts))
+
+        Args:
+            prompts: one prompt or several: text, token ids, or chat messages.
+            params: for all prompts, or one for each.
+            num_speculative_tokens: k of these requests; None uses the engine's.
+            progress: called after every step; an exception in it aborts the requests and is raised.
+
+        Raises:
+            UsageError: a prompt or parameter that the engine does not accept.
+        """
+        return run.generate(self, prompts, params, num_speculative_tokens, progress)
 
     def _propose(self, batch: list[Scheduled]) -> list[Guesses]:
         asked = [(row.sequence.draft, self._draft_row(row)) for row in batch if row.k > 0]

@@ -38,9 +38,26 @@ class Timing:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
-@dataclass(slots=True)
+_MOST_SHOWN = 60  # characters of a text in a `repr`
+
+
+@dataclass(slots=True, repr=False)
 class Output:
-    """One prompt's result; `lossless` is False where its verification mode does not keep the target's distribution."""
+    """Result of one prompt.
+
+    Args:
+        index: the prompt's place among the prompts, from 0.
+        prompt: its text; None where only token ids were given and there is no tokenizer.
+        prompt_token_ids: its tokens.
+        text: generated text.
+        token_ids: generated tokens.
+        finish_reason: stop, length or abort; None while it runs.
+        stop_reason: the stop string or token that ended it, if one did.
+        logprobs: one per generated token, where the sampling parameters ask for them.
+        speculative: acceptance counts and rates.
+        timing: seconds and tokens per second.
+        lossless: False where the verification mode does not preserve the target's distribution.
+    """
 
     index: int
     prompt: str | None
@@ -53,6 +70,16 @@ class Output:
     speculative: SpeculativeCounts = field(default_factory=SpeculativeCounts)
     timing: Timing = field(default_factory=Timing)
     lossless: bool = True
+
+    def __repr__(self) -> str:
+        """Beginning of the text, number of tokens, acceptance and speed."""
+        text = self.text if len(self.text) <= _MOST_SHOWN else self.text[: _MOST_SHOWN - 1] + "…"
+        parts = [f"index={self.index}", f"text={text!r}", f"num_tokens={len(self.token_ids)}"]
+        parts.append(f"finish_reason={self.finish_reason!r}")
+        rate, speed = self.speculative.acceptance_rate, self.timing.decode_tokens_per_second
+        parts += [] if rate is None else [f"acceptance_rate={rate:.3f}"]
+        parts += [] if speed is None else [f"decode_tokens_per_second={speed:.1f}"]
+        return f"Output({', '.join(parts)})"
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON form (INTERFACE, `outputs[]`)."""

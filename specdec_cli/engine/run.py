@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from specdec_cli.engine.outputs import Output, Outputs
@@ -12,6 +13,28 @@ from specdec_cli.events import Event, Failed
 if TYPE_CHECKING:
     from specdec_cli.engine.engine import Engine
     from specdec_cli.sampling.params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """Progress of `Engine.generate` after a step.
+
+    Args:
+        num_finished: prompts with a complete result.
+        num_prompts: all prompts.
+        num_tokens: tokens generated so far, over all prompts.
+    """
+
+    num_finished: int
+    num_prompts: int
+    num_tokens: int
+
+    @classmethod
+    def of(cls, outputs: Outputs) -> Generated:
+        """Progress of these outputs."""
+        found = outputs.finished()
+        num_finished = sum(one.finish_reason is not None for one in found)
+        return cls(num_finished, len(found), sum(len(one.token_ids) for one in found))
 
 
 def stream(
@@ -44,8 +67,9 @@ def generate(
     prompts: Prompt | Sequence[Prompt],
     params: SamplingParams | Sequence[SamplingParams] | None = None,
     num_speculative_tokens: int | None = None,
+    progress: Callable[[Generated], None] | None = None,
 ) -> list[Output]:
-    """Results of decoding prompts together, in the prompts' order.
+    """Results of decoding prompts together, in the prompts' order; see `Engine.generate`.
 
     Raises:
         Exception: the one that ended a request.
@@ -58,6 +82,8 @@ def generate(
         while engine.has_work:
             for event in engine.step():
                 outputs.observe(event)
+            if progress is not None:
+                progress(Generated.of(outputs))
     finally:
         _abandon(engine, outputs.by_id)
     return outputs.finished()

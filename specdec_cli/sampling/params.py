@@ -44,7 +44,7 @@ class SamplingParams:
         stop_token_ids: tokens that end the output, beside the model's own end tokens.
         ignore_eos: go on after the model's end tokens.
         min_tokens: end and stop tokens are banned before this many are emitted.
-        seed: of every random choice of this request.
+        seed: of every random choice of this request; a negative number draws one, which `seed` then holds.
         index: the request's row (prompt of a file, choice of an HTTP request); part of the noise's key.
         logprobs: number of best alternatives reported beside each emitted token; None reports nothing.
         skip_special_tokens: special tokens (a chat's markers) have no text.
@@ -82,6 +82,8 @@ class SamplingParams:
             value = getattr(self, name)
             if not isinstance(value, int) and not (value is None and name in ("top_k", "logprobs")):
                 raise UsageError(f"{name} must be a whole number, not `{value}`")
+        if self.seed < 0:
+            object.__setattr__(self, "seed", settled_seed(self.seed))
         ranges = {
             "max_new_tokens": self.max_new_tokens >= 1,
             "temperature": self.temperature >= 0,

@@ -8,7 +8,8 @@ from tiny_engine import letter_tokenizer, tokens, transformers_greedy
 from tiny_models import make_tiny
 
 from specdec_cli import Engine, EngineOptions, SamplingParams
-from specdec_cli.engine.build import LoadSettings, ModelSettings, load_engine, load_engines
+from specdec_cli.engine.build import load_engine, load_engines
+from specdec_cli.engine.loading import LoadSettings, ModelSettings
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.events import Stepped
 from specdec_cli.measure.compare import Contender
@@ -167,7 +168,7 @@ def test_bad_drafts_are_named(pair, draft, words):
 
 def test_settings_by_keyword_reach_loading_and_unknown_ones_are_named(pair):
     assert Engine.load(*pair, max_model_len=32, num_speculative_tokens=2).target.max_context == 32
-    with pytest.raises(UsageError, match="`dtyp` is no setting"):
+    with pytest.raises(UsageError, match="`dtyp` is not a setting"):
         Engine.load(*pair, dtyp="float32")
 
 

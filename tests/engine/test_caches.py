@@ -7,7 +7,8 @@ import torch
 from tiny_engine import letter_tokenizer
 from tiny_models import make_tiny
 
-from specdec_cli.engine.build import LoadSettings, engine_from_recipe, load_engine, load_engines
+from specdec_cli.engine.build import engine_from_recipe, load_engine, load_engines
+from specdec_cli.engine.loading import LoadSettings
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.errors import RunError
 from specdec_cli.lm import device_memory as device_memory_module

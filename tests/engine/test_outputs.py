@@ -3,10 +3,11 @@
 import json
 
 import pytest
+from toy_engine import toy_engine
 
 from specdec_cli.engine.engine import EngineOptions
 from specdec_cli.engine.outputs import Outputs
-from specdec_cli.events import Emitted, Finished, Noticed, Stepped, TokenLogprob
+from specdec_cli.events import Emitted, Finished, Noticed, SpeculativeCounts, Stepped, TokenLogprob
 from specdec_cli.sampling.params import SamplingParams
 
 
@@ -117,3 +118,37 @@ def test_the_json_form(outputs):
     assert with_logprobs["logprobs"] == [{"token_id": 8, "logprob": -0.5, "top": [[8, -0.5], [1, -2.0]]}]
     assert with_logprobs["speculative"]["conditional_acceptance_rates"] == [0.0, None]
     assert with_logprobs["speculative"]["acceptance_histogram"] == [1, 0, 0]
+
+
+def test_results_and_engines_have_a_short_repr():
+    engine = toy_engine()
+    outputs = engine.generate(["abc", "a" * 90], SamplingParams(max_new_tokens=90))
+    assert len(repr(outputs)) < 500, "a list of results is readable in a notebook"
+    assert "text='" in repr(outputs[0])
+    assert "num_tokens=90" in repr(outputs[0])
+    assert "acceptance_rate=0." in repr(outputs[0])
+    counts = outputs[0].speculative
+    assert f"num_draft_tokens={counts.num_draft_tokens}" in repr(counts)
+    assert repr(SpeculativeCounts()).endswith("acceptance_rate=None, acceptance_length=None)")
+    assert repr(engine).startswith("Engine(target='table', draft='ngram', num_speculative_tokens=")
+    engine.add("abc")
+    assert "open requests: 1" in repr(engine)
+
+
+def test_generate_reports_progress_after_every_step():
+    seen = []
+    outputs = toy_engine().generate(["abc", "cab"], SamplingParams(max_new_tokens=9), progress=seen.append)
+    assert [one.num_prompts for one in seen] == [2] * len(seen)
+    assert (seen[-1].num_finished, seen[-1].num_tokens) == (2, sum(len(one.token_ids) for one in outputs))
+    assert [one.num_tokens for one in seen] == sorted(one.num_tokens for one in seen)
+
+
+def test_an_error_in_the_progress_callback_aborts_the_requests():
+    engine = toy_engine()
+
+    def give_up(_):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate("abc", SamplingParams(max_new_tokens=9), progress=give_up)
+    assert not engine.has_work

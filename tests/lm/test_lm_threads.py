@@ -8,8 +8,9 @@ import time
 import pytest
 import torch
 
-from specdec_cli.engine.build import LoadSettings, load_engine
+from specdec_cli.engine.build import load_engine
 from specdec_cli.engine.judging import Judge
+from specdec_cli.engine.loading import LoadSettings
 from specdec_cli.lm import invariance, native, threads, transformers_lm
 from specdec_cli.lm.crew import Crew, RunQueue
 from specdec_cli.lm.door import Row

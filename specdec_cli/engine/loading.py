@@ -1,0 +1,203 @@
+"""How an engine is loaded: the settings of its models, what they share, and the keyword arguments of `Engine.load`."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from difflib import get_close_matches
+from typing import Any, TypedDict, TypeVar
+
+from specdec_cli.engine.options import EngineOptions
+from specdec_cli.errors import UsageError
+from specdec_cli.lm.cache_plan import KVCacheBytes
+from specdec_cli.lm.generation import AUTO
+
+LoadProgress = Callable[[str], None]
+"""Called with a short description of each loading phase."""
+_DRAFT = "draft_"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """How one model is loaded.
+
+    Args:
+        revision: branch, tag or commit on the hub.
+        dtype: auto (the checkpoint's own), float32, bfloat16 or float16.
+        device: auto, cpu, cuda or cuda:N.
+        load_format: auto, or dummy for random weights.
+        quantize: none or int8.
+    """
+
+    revision: str | None = None
+    dtype: str = "auto"
+    device: str = "auto"
+    load_format: str = "auto"
+    quantize: str = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSettings:
+    """Everything about loading that is not an engine option.
+
+    Args:
+        target: how the target is loaded.
+        draft: how the draft is loaded.
+        max_model_len: context limit, at most the target's own; None uses the model's.
+        block_size: tokens per KV block.
+        kv_cache_bytes: memory for each KV cache in bytes; None uses half of the free memory.
+        decoder: auto (the built-in decoder where it supports the model), transformers, or graphs (CUDA graphs).
+        compile: compile the transformers forward with torch.compile.
+        generation_config: auto reads the target's generation_config.json; none ignores it; or a folder.
+        chat_template: a file or template text that replaces the target's own; None keeps the target's.
+        chat_variables: variables for every conversation's chat template, unless the conversation sets them itself.
+        check: compare the logits of a few tokens with the unmodified transformers forward when a model is loaded.
+        trust_remote_code: run code that comes with a checkpoint.
+        others: draft methods without a model that requests may choose instead of the engine's draft: ngram, prediction.
+        progress: called with a short description of each loading phase.
+    """
+
+    target: ModelSettings = field(default_factory=ModelSettings)
+    draft: ModelSettings = field(default_factory=ModelSettings)
+    max_model_len: int | None = None
+    block_size: int = 16
+    kv_cache_bytes: KVCacheBytes = None
+    decoder: str = "auto"
+    compile: bool = False
+    generation_config: str = AUTO
+    chat_template: str | None = None
+    chat_variables: Mapping[str, Any] | None = None
+    check: bool = True
+    trust_remote_code: bool = False
+    others: tuple[str, ...] = ()
+    progress: LoadProgress | None = None
+
+
+class LoadArguments(TypedDict, total=False):
+    """Types of the keyword arguments of `Engine.load`, for editors and type checkers.
+
+    `load_parameters` has their defaults and documentation, from the data classes that they fill; a test compares both.
+    """
+
+    num_speculative_tokens: int
+    verify: str
+    synthetic_acceptance_rates: tuple[float, ...] | None
+    depth_policy: str
+    p_min: float
+    k_by_batch: tuple[tuple[int, int], ...]
+    disable_by_batch_size: int | None
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    prefill_chunk: int
+    prefix_caching: bool
+    max_model_len: int | None
+    block_size: int
+    kv_cache_bytes: KVCacheBytes
+    decoder: str
+    compile: bool
+    generation_config: str
+    chat_template: str | None
+    chat_variables: Mapping[str, Any] | None
+    check: bool
+    trust_remote_code: bool
+    others: tuple[str, ...]
+    progress: LoadProgress | None
+    revision: str | None
+    dtype: str
+    device: str
+    load_format: str
+    quantize: str
+    draft_revision: str | None
+    draft_dtype: str
+    draft_device: str
+    draft_load_format: str
+    draft_quantize: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoadParameter:
+    """One keyword argument of `Engine.load`: the field of a data class, its name as an argument, its documentation."""
+
+    name: str
+    field: Field[Any]
+    owner: type
+    meaning: str
+
+
+def load_parameters() -> list[LoadParameter]:
+    """Keyword arguments of `Engine.load`: the fields of EngineOptions, LoadSettings and, for each model, ModelSettings.
+
+    Those of ModelSettings apply to the target; with the prefix `draft_` they apply to the draft.
+    """
+    found = [*_parameters(EngineOptions), *_parameters(LoadSettings), *_parameters(ModelSettings, note="the target's ")]
+    found += _parameters(ModelSettings, _DRAFT, "the draft's ")
+    return [one for one in found if one.name not in ("target", "draft")]
+
+
+def settle(
+    changes: Mapping[str, Any], options: EngineOptions | None, settings: LoadSettings | None
+) -> tuple[EngineOptions, LoadSettings]:
+    """The engine's options and load settings with the given keyword arguments applied.
+
+    Raises:
+        UsageError: an unknown keyword argument, or a value out of range.
+    """
+    options, settings = options or EngineOptions(), settings or LoadSettings()
+    known = {one.name: one for one in load_parameters()}
+    for name in changes:
+        if name not in known:
+            close = get_close_matches(name, known, 1)
+            hint = f"did you mean `{close[0]}`?" if close else "see help(Engine.load)"
+            raise UsageError(f"`{name}` is not a setting of the engine", hint)
+    of_options, of_loading, of_target, of_draft = (
+        {known[name].field.name: value for name, value in changes.items() if is_here(known[name])}
+        for is_here in (
+            lambda one: one.owner is EngineOptions,
+            lambda one: one.owner is LoadSettings,
+            lambda one: one.owner is ModelSettings and not one.name.startswith(_DRAFT),
+            lambda one: one.owner is ModelSettings and one.name.startswith(_DRAFT),
+        )
+    )
+    target, draft = replace(settings.target, **of_target), replace(settings.draft, **of_draft)
+    return replace(options, **of_options), replace(settings, target=target, draft=draft, **of_loading)
+
+
+def _parameters(owner: type, prefix: str = "", note: str = "") -> list[LoadParameter]:
+    meanings = _documented(owner)
+    return [LoadParameter(prefix + one.name, one, owner, note + meanings[one.name]) for one in fields(owner)]
+
+
+def _documented(owner: type) -> dict[str, str]:
+    """What a data class's docstring says of each of its fields."""
+    text = inspect.getdoc(owner) or ""
+    entries = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", text.partition("Args:")[2], re.MULTILINE)
+    return {name: " ".join(meaning.split()) for name, meaning in entries}
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def takes_load_arguments(function: F) -> F:
+    """Give a function that takes `**changes: Unpack[LoadArguments]` their signature and documentation.
+
+    `help()`, notebooks and the reference pages then show every argument with its default.
+    """
+    shown = inspect.signature(function)
+    own = [one for one in shown.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+    more = [
+        inspect.Parameter(
+            one.name, inspect.Parameter.KEYWORD_ONLY, default=_default(one.field), annotation=one.field.type
+        )
+        for one in load_parameters()
+    ]
+    function.__signature__ = shown.replace(parameters=[*own, *more])  # type: ignore[attr-defined]
+    indent = " " * 12
+    entries = "".join(f"{indent}{one.name}: {one.meaning}\n" for one in load_parameters())
+    function.__doc__ = re.sub(rf"^{indent}changes: .*\n", lambda _: entries, function.__doc__ or "", flags=re.MULTILINE)
+    return function
+
+
+def _default(one: Field[Any]) -> Any:
+    return one.default if one.default is not MISSING else inspect.Parameter.empty

@@ -1,0 +1,68 @@
+"""`Engine.load`: one list of keyword arguments, typed, documented and with the data classes' defaults."""
+
+import inspect
+from dataclasses import fields
+from typing import get_type_hints
+
+import pytest
+
+from specdec_cli import Engine, EngineOptions
+from specdec_cli.engine.loading import LoadArguments, LoadSettings, ModelSettings, load_parameters, settle
+from specdec_cli.errors import UsageError
+
+
+def test_the_typed_arguments_are_the_data_classes_fields():
+    of_models = get_type_hints(ModelSettings)
+    shared = {name: kind for name, kind in get_type_hints(LoadSettings).items() if name not in ("target", "draft")}
+    expected = get_type_hints(EngineOptions) | shared | of_models
+    expected |= {f"draft_{name}": kind for name, kind in of_models.items()}
+    assert get_type_hints(LoadArguments) == expected
+    assert {one.name for one in load_parameters()} == expected.keys()
+
+
+def test_load_shows_every_argument_with_its_default_and_meaning():
+    shown = inspect.signature(Engine.load).parameters
+    for owner in (EngineOptions, LoadSettings, ModelSettings):
+        for one in fields(owner):
+            if one.name not in ("target", "draft"):
+                assert shown[one.name].default == one.default, one.name
+                assert f"    {one.name}: " in inspect.getdoc(Engine.load)
+    assert "**changes" not in str(inspect.signature(Engine.load))
+    assert "Examples:" in inspect.getdoc(Engine.load)
+
+
+@pytest.mark.parametrize("one", load_parameters(), ids=lambda one: one.name)
+def test_every_argument_is_documented(one):
+    assert len(one.meaning) > 8
+
+
+def test_arguments_override_the_given_objects():
+    options, settings = settle(
+        {"num_speculative_tokens": 2, "max_model_len": 64, "dtype": "float32", "draft_quantize": "int8"},
+        EngineOptions(max_num_seqs=3),
+        LoadSettings(block_size=8, draft=ModelSettings(dtype="bfloat16")),
+    )
+    assert (options.num_speculative_tokens, options.max_num_seqs) == (2, 3)
+    assert (settings.max_model_len, settings.block_size) == (64, 8)
+    assert settings.target == ModelSettings(dtype="float32")
+    assert settings.draft == ModelSettings(dtype="bfloat16", quantize="int8")
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("num_speculative_token", "num_speculative_tokens"), ("draft_dtyp", "draft_dtype"), ("xyzzy", "help")],
+)
+def test_an_unknown_argument_is_refused_with_the_nearest_name(name, hint):
+    with pytest.raises(UsageError, match=name) as caught:
+        Engine.load("no-such-model", "ngram", **{name: 3})
+    assert hint in caught.value.hint
+
+
+def test_a_subclass_loads_itself(monkeypatch):
+    class Mine(Engine):
+        pass
+
+    from specdec_cli.engine import build
+
+    monkeypatch.setattr(build, "load_engine", lambda *a, engine_class, **k: engine_class.__new__(engine_class))
+    assert type(Mine.load()) is Mine
