@@ -193,6 +193,8 @@ def _prose(docstring: str | None) -> str:
         elif is_code and not line:
             lines.append("```\n")
             is_code = False
+        elif is_code:
+            lines.append(line.removeprefix("    "))
         elif inside and (entry := re.fullmatch(r"    ([\w*, ]+): (.*)", line)):
             lines.append(f"- `{entry[1]}`: {entry[2]}")
         else:

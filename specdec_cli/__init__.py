@@ -10,16 +10,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from specdec_cli.engine.async_engine import AsyncEngine
     from specdec_cli.engine.engine import Engine
     from specdec_cli.engine.loading import LoadSettings, ModelSettings
     from specdec_cli.engine.options import EngineOptions
     from specdec_cli.engine.outputs import Output
+    from specdec_cli.engine.records import Delta
     from specdec_cli.engine.run import Generated
     from specdec_cli.events import SpeculativeCounts
     from specdec_cli.sampling.params import SamplingParams
 
 __version__ = "0.2.0"
 __all__ = [
+    "AsyncEngine",
+    "Delta",
     "Engine",
     "EngineOptions",
     "Generated",
@@ -32,6 +36,8 @@ __all__ = [
 ]
 
 _WHERE = {
+    "AsyncEngine": "specdec_cli.engine.async_engine",
+    "Delta": "specdec_cli.engine.records",
     "Engine": "specdec_cli.engine.engine",
     "EngineOptions": "specdec_cli.engine.options",
     "Generated": "specdec_cli.engine.run",

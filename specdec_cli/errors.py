@@ -45,3 +45,20 @@ class GateError(SpecdecError):
     """A gate was crossed: a regression, or an audit that found a difference."""
 
     exit_code = ExitCode.GATE
+
+
+class QueueFull(SpecdecError):  # noqa: N818 - a state, reported as an answer
+    """The queue has no room; `retry_after_seconds` says when it may have."""
+
+    def __init__(self, num_waiting: int, retry_after_seconds: int = 1) -> None:
+        super().__init__(f"the queue is full: `{num_waiting}` requests wait", "try again later")
+        self.retry_after_seconds = retry_after_seconds
+
+
+class Unavailable(SpecdecError):  # noqa: N818 - a state, reported as an answer
+    """No requests are accepted now: a server loads or drains, or its engine has ended; `code` says which."""
+
+    def __init__(self, message: str, code: str, retry_after_seconds: int = 5) -> None:
+        super().__init__(message)
+        self.code = code
+        self.retry_after_seconds = retry_after_seconds

@@ -172,7 +172,7 @@ class Outputs:
         last = max(clock.last for clock in clocks if clock.last is not None)
         begin = min(clock.added for clock in clocks)
         num = sum(max(len(output.token_ids) - 1, 0) for output in self.by_id.values())
-        return _timing(begin, first, last, num)
+        return timing_of(begin, first, last, num)
 
     def _observe_step(self, event: Stepped) -> None:
         now = perf_counter()
@@ -199,10 +199,11 @@ class Outputs:
         output.text += event.text
         output.finish_reason, output.stop_reason = event.finish_reason, event.stop_reason
         if clock.first is not None and clock.last is not None:
-            output.timing = _timing(clock.added, clock.first, clock.last, len(output.token_ids) - 1)
+            output.timing = timing_of(clock.added, clock.first, clock.last, len(output.token_ids) - 1)
 
 
-def _timing(begin: float, first: float, last: float, num_decoded: int) -> Timing:
+def timing_of(begin: float, first: float, last: float, num_decoded: int) -> Timing:
+    """Timing from the moments of queueing, first and last token, and the number of tokens after the first."""
     decode = last - first
     rate = num_decoded / decode if num_decoded and decode > 0 else None
     return Timing(first - begin, decode, last - begin, rate)

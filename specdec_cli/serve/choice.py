@@ -12,8 +12,8 @@ from specdec_cli.serve.logprobs import CompletionLogprobs, TokenWords, joined
 from specdec_cli.serve.reasoning import ThoughtCounter
 
 if TYPE_CHECKING:
+    from specdec_cli.engine.records import Delta, Job
     from specdec_cli.serve.prepare import Plan
-    from specdec_cli.serve.records import Delta, Job
     from specdec_cli.text.stream import TextStream
     from specdec_cli.text.tokenizer import Tokenizer
 

@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from specdec_cli.errors import SpecdecError
-from specdec_cli.serve.errors import ApiError, QueueFull, as_api_error, bad_field
+from specdec_cli.engine.ticket import Ticket
+from specdec_cli.errors import QueueFull, SpecdecError
+from specdec_cli.serve.errors import ApiError, as_api_error, bad_field
 from specdec_cli.serve.models import Model, Models
 from specdec_cli.serve.prepare import Facts, Prepared
 from specdec_cli.serve.protocol import AnyBody, GenerationBody
@@ -21,7 +22,6 @@ from specdec_cli.serve.read import parse
 from specdec_cli.serve.reply import Reply
 from specdec_cli.serve.respond import Answer
 from specdec_cli.serve.settings import Settings
-from specdec_cli.serve.ticket import Ticket
 
 logger = logging.getLogger(__name__)
 

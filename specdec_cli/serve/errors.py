@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from specdec_cli.errors import SpecdecError, UsageError
-from specdec_cli.sampling.chain import NoTokenLeftError
-from specdec_cli.sampling.grammar import GrammarError
+from specdec_cli.engine.bridge import OWN_FAULTS
+from specdec_cli.errors import QueueFull, SpecdecError, Unavailable
 
-OWN_FAULTS = (UsageError, GrammarError, NoTokenLeftError)
-"""What a request brings about by what it asks for."""
 INVALID: Final = "invalid_request_error"
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
@@ -47,23 +44,6 @@ class ApiError(Exception):
     def body(self) -> dict[str, Any]:
         """The JSON document of the answer."""
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
-
-
-class QueueFull(SpecdecError):  # noqa: N818 - a state, told as an answer
-    """The queue has no room; `retry_after_seconds` says when it may have."""
-
-    def __init__(self, num_waiting: int, retry_after_seconds: int = 1) -> None:
-        super().__init__(f"the queue is full: `{num_waiting}` requests wait", "try again later")
-        self.retry_after_seconds = retry_after_seconds
-
-
-class Unavailable(SpecdecError):  # noqa: N818 - a state, told as an answer
-    """The server takes no requests now: it is loading or draining; `code` says which."""
-
-    def __init__(self, message: str, code: str, retry_after_seconds: int = 5) -> None:
-        super().__init__(message)
-        self.code = code
-        self.retry_after_seconds = retry_after_seconds
 
 
 def bad_field(param: str | None, message: str, code: str | None = None) -> ApiError:

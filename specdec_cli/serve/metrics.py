@@ -15,8 +15,8 @@ from specdec_cli.report.serve import Snapshot
 from specdec_cli.serve.histogram import HISTOGRAMS, Histogram
 
 if TYPE_CHECKING:
+    from specdec_cli.engine.records import JobRecord
     from specdec_cli.events import Stepped
-    from specdec_cli.serve.records import JobRecord
 
 FINISHED_REASONS = ("stop", "length", "abort", "error")
 

@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Literal
 
+from specdec_cli.engine.bridge import Bridge
+from specdec_cli.errors import Unavailable
 from specdec_cli.lm.generation import Generation
 from specdec_cli.report.serve import Snapshot
-from specdec_cli.serve.bridge import Bridge
-from specdec_cli.serve.errors import Unavailable, unknown_model
+from specdec_cli.serve.errors import unknown_model
 from specdec_cli.serve.metrics import Metrics
 from specdec_cli.serve.parameters import Defaults
 from specdec_cli.serve.prepare import Facts

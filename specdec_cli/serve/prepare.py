@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
+from specdec_cli.engine.records import Job
 from specdec_cli.sampling.params import SamplingParams
 from specdec_cli.sampling.thinking import after_thinking
 from specdec_cli.serve.constraint import Constraint
@@ -16,7 +17,6 @@ from specdec_cli.serve.parameters import Defaults, Wanted, sampling_params
 from specdec_cli.serve.prompts import Prompts, check_num_choices, echo, read_prompts, truncated
 from specdec_cli.serve.protocol import ChatCompletionRequest, CompletionRequest, GenerationBody
 from specdec_cli.serve.reasoning import ReasoningPlan, plan_reasoning
-from specdec_cli.serve.records import Job
 from specdec_cli.serve.speculation import find_speculation
 from specdec_cli.serve.toolbox import choose_tools
 

@@ -11,11 +11,11 @@ from typing import TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from specdec_cli.engine.ticket import Placed, Ticket, in_chunks, together
 from specdec_cli.recipe.schema import Serve
 from specdec_cli.serve.errors import ApiError
 from specdec_cli.serve.guard import log_facts
 from specdec_cli.serve.respond import DONE, Answer, compact, sse
-from specdec_cli.serve.ticket import Placed, Ticket, in_chunks, together
 
 Written = TypeVar("Written")
 

@@ -16,8 +16,8 @@ from specdec_cli.serve.errors import ApiError, as_api_error
 from specdec_cli.serve.logprobs import joined
 
 if TYPE_CHECKING:
+    from specdec_cli.engine.records import Delta
     from specdec_cli.serve.prepare import Facts, Prepared
-    from specdec_cli.serve.records import Delta
 
 DONE = b"data: [DONE]\n\n"
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)

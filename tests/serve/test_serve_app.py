@@ -7,9 +7,9 @@ import pytest
 from toy_engine import toy_engine
 from toy_server import served_engine, toy_client, toy_models
 
+from specdec_cli.engine.bridge import Bridge
 from specdec_cli.recipe.schema import Serve
 from specdec_cli.sampling.params import SamplingParams
-from specdec_cli.serve.bridge import Bridge
 from specdec_cli.serve.logprobs import CompletionLogprobs
 from specdec_cli.serve.settings import Settings
 

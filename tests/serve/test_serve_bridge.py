@@ -9,15 +9,15 @@ from dataclasses import replace
 import pytest
 from toy_engine import TableLM, toy_engine
 
+from specdec_cli.engine import outbox
+from specdec_cli.engine.bridge import Bridge
 from specdec_cli.engine.engine import Engine
+from specdec_cli.engine.records import Delta, Job, JobRecord
 from specdec_cli.engine.scoring import score_prompt
+from specdec_cli.engine.ticket import MAX_BEHIND, Ticket, in_chunks, merged, together
+from specdec_cli.errors import QueueFull, Unavailable
 from specdec_cli.events import Failed
 from specdec_cli.sampling.params import SamplingParams
-from specdec_cli.serve import outbox
-from specdec_cli.serve.bridge import Bridge
-from specdec_cli.serve.errors import QueueFull, Unavailable
-from specdec_cli.serve.records import Delta, Job, JobRecord
-from specdec_cli.serve.ticket import MAX_BEHIND, Ticket, in_chunks, merged, together
 
 SECONDS = 20.0
 
@@ -111,7 +111,7 @@ def test_tokens_are_the_engines_alone_and_in_company():
 
 
 def test_what_is_read_whole_is_handed_over_once(monkeypatch):
-    monkeypatch.setattr("specdec_cli.serve.outbox.HAND_OVER_SECONDS", 0.0)
+    monkeypatch.setattr("specdec_cli.engine.outbox.HAND_OVER_SECONDS", 0.0)
     received: list[int] = []
     receive = outbox._receive
     monkeypatch.setattr(
@@ -143,7 +143,7 @@ def test_a_step_is_one_delta_with_its_drafts_counted():
 
 
 def test_quick_steps_share_a_word_to_the_loop_and_stay_deltas_of_their_own(monkeypatch):
-    monkeypatch.setattr("specdec_cli.serve.outbox.HAND_OVER_SECONDS", 60.0)
+    monkeypatch.setattr("specdec_cli.engine.outbox.HAND_OVER_SECONDS", 60.0)
 
     async def test(bridge: Bridge):
         loop, words = asyncio.get_running_loop(), []
@@ -238,7 +238,7 @@ def test_a_full_queue_refuses_all_choices_or_none():
 
 
 def test_quick_steps_are_deltas_of_their_own_however_many_are_handed_over_together(monkeypatch):
-    monkeypatch.setattr("specdec_cli.serve.outbox.HAND_OVER_SECONDS", SECONDS)
+    monkeypatch.setattr("specdec_cli.engine.outbox.HAND_OVER_SECONDS", SECONDS)
 
     async def test(bridge: Bridge):
         return [delta async for delta in bridge.submit(job(300))]
@@ -247,7 +247,7 @@ def test_quick_steps_are_deltas_of_their_own_however_many_are_handed_over_togeth
 
 
 def test_a_slow_reader_neither_blocks_nor_piles_up(monkeypatch):
-    monkeypatch.setattr("specdec_cli.serve.outbox.HAND_OVER_SECONDS", 0.0)
+    monkeypatch.setattr("specdec_cli.engine.outbox.HAND_OVER_SECONDS", 0.0)
 
     async def test(bridge: Bridge):
         slow, quick = bridge.submit(job(300)), bridge.submit(job(300, "h"))
@@ -441,7 +441,7 @@ def test_a_requests_copies_of_a_prompt_are_scored_once(monkeypatch):
         asked.append(given)
         return score_prompt(*given)
 
-    monkeypatch.setattr("specdec_cli.serve.bridge.score_prompt", counting)
+    monkeypatch.setattr("specdec_cli.engine.bridge.score_prompt", counting)
 
     async def test(bridge: Bridge):
         copies = [replace(job(5), prompt_logprobs=2) for _ in range(3)]

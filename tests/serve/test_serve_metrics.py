@@ -7,10 +7,10 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from specdec_cli.engine.records import JobRecord
 from specdec_cli.events import Emitted, SpeculativeCounts, Stepped
 from specdec_cli.serve.histogram import Histogram
 from specdec_cli.serve.metrics import Metrics
-from specdec_cli.serve.records import JobRecord
 
 VLLM_HISTOGRAMS = {
     "time_to_first_token_seconds",

@@ -8,10 +8,10 @@ import pytest
 from requests_for_tests import TOOL, chat, facts, tokenizer
 from test_serve_respond import streamed, whole
 
+from specdec_cli.engine.records import Delta
 from specdec_cli.serve.errors import ApiError
 from specdec_cli.serve.prepare import Facts
 from specdec_cli.serve.reasoning import ReasoningPlan, ThoughtReader, markers_of
-from specdec_cli.serve.records import Delta
 
 PLAIN = "{% for m in messages %}{{ m.content }}{% endfor %}|"
 OPENS = PLAIN + "<think>\n"

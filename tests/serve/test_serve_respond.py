@@ -6,12 +6,13 @@ from dataclasses import replace
 import pytest
 from requests_for_tests import TOOL, TOOL_TEMPLATE, chat, completion, facts, tokenizer
 
+from specdec_cli.engine.records import Delta
+from specdec_cli.engine.ticket import merged
+from specdec_cli.errors import QueueFull, Unavailable
 from specdec_cli.events import TokenLogprob
-from specdec_cli.serve.errors import ApiError, QueueFull, Unavailable, as_api_error
+from specdec_cli.serve.errors import ApiError, as_api_error
 from specdec_cli.serve.prepare import Prepared
-from specdec_cli.serve.records import Delta
 from specdec_cli.serve.respond import Answer, compact, sse
-from specdec_cli.serve.ticket import merged
 from specdec_cli.serve.tools import ToolPlan
 
 WORDS = tokenizer().encode("the little cat sat down", add_special_tokens=False)

@@ -10,8 +10,8 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 
-from specdec_cli.serve.records import Delta
-from specdec_cli.serve.ticket import Ticket, is_last, merged
+from specdec_cli.engine.records import Delta
+from specdec_cli.engine.ticket import Ticket, is_last, merged
 
 HAND_OVER_SECONDS = 0.03
 """Steps that follow each other quicker than this hand their deltas over together; first and last ones never wait."""

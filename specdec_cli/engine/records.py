@@ -1,4 +1,4 @@
-"""The nouns that the server's files share: what a request becomes, what comes back of it, and who watches."""
+"""What a request on the engine's thread is: a job, its deltas, its record, and observers of all of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One sequence to decode: a choice of an HTTP request.
+    """One sequence to decode: a request to `AsyncEngine`, or a choice of an HTTP request.
 
     Args:
         request_id: of the HTTP request; its choices share it.
@@ -115,7 +115,7 @@ class JobRecord:
 
 
 class Observer(Protocol):
-    """Watches the server: metrics and the terminal's table. Called on the engine's thread; quick, never raises."""
+    """Watches the engine's thread, on that thread: metrics and the terminal's table. Quick, never raises."""
 
     def queued(self, num_waiting: int) -> None:
         """A job waits; `num_waiting` with it."""

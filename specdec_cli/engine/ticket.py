@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
-from specdec_cli.serve.records import Delta, Job, JobRecord
+from specdec_cli.engine.records import Delta, Job, JobRecord
 
 MAX_BEHIND = 64
 """Deltas that a slow reader has left when others come; where there are so many, they are merged into one."""

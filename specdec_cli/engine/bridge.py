@@ -14,15 +14,20 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from specdec_cli.engine.outbox import Outbox
+from specdec_cli.engine.records import Delta, Job, JobRecord, Observer
 from specdec_cli.engine.scoring import score_prompt
+from specdec_cli.engine.ticket import Ticket
+from specdec_cli.errors import QueueFull, Unavailable, UsageError
 from specdec_cli.events import Emitted, Event, Failed, Finished, Noticed, Stepped, TokenLogprob
-from specdec_cli.serve.errors import OWN_FAULTS, QueueFull, Unavailable
-from specdec_cli.serve.outbox import Outbox
-from specdec_cli.serve.records import Delta, Job, JobRecord, Observer
-from specdec_cli.serve.ticket import Ticket
+from specdec_cli.sampling.chain import NoTokenLeftError
+from specdec_cli.sampling.grammar import GrammarError
 
 if TYPE_CHECKING:
     from specdec_cli.engine.engine import Engine
+
+OWN_FAULTS = (UsageError, GrammarError, NoTokenLeftError)
+"""Errors that a request causes by what it asks for."""
 
 logger = logging.getLogger(__name__)
 
@@ -366,7 +371,7 @@ def _is_quick(events: Sequence[Event]) -> bool:
 
 
 def _stopping() -> Unavailable:
-    return Unavailable("the server is shutting down", "shutting_down")
+    return Unavailable("the engine is shutting down", "shutting_down")
 
 
 def _dead() -> Unavailable:
