@@ -27,6 +27,13 @@ logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 Prepare = Callable[[Any, Facts, str, str], Prepared]
+Answering = Callable[[Any, Prepared, Facts, bool], Answer]
+"""Makes the answer of a typed body, its jobs and its model; the flag asks for a chunk for each token."""
+
+
+def _answering(_: GenerationBody, prepared: Prepared, facts: Facts, per_token: bool) -> Answer:
+    return Answer(prepared, facts, per_token=per_token)
+
 
 _BODY_SECONDS = 60.0
 _LARGE_BODY_BYTES = 16 * 2**10
@@ -95,8 +102,16 @@ class Desk:
         except SpecdecError as error:
             raise as_api_error(error) from error
 
-    async def answer(self, request: Request, kind: type[GenerationBody], prepare: Prepare) -> Response:
+    async def answer(
+        self, request: Request, kind: type[GenerationBody], prepare: Prepare, answering: Answering = _answering
+    ) -> Response:
         """Answer a request for text.
+
+        Args:
+            request: of HTTP.
+            kind: the model of its body.
+            prepare: makes its jobs.
+            answering: makes its answer.
 
         Raises:
             ApiError: whatever is wrong with it, or 429 and 503 where it finds no place.
@@ -111,7 +126,7 @@ class Desk:
                 model.metrics.refused(error.status)
             raise
         serve = self.settings.serve
-        answer = Answer(prepared, facts, per_token=serve.stream_interval == 1)
+        answer = answering(body, prepared, facts, serve.stream_interval == 1)
         return Reply(tickets, answer, serve, streams=prepared.plan.stream, headers=headers, began=began)
 
     def refusal(self) -> ApiError | None:

@@ -15,7 +15,7 @@ from specdec_cli.engine.ticket import Placed, Ticket, in_chunks, together
 from specdec_cli.recipe.schema import Serve
 from specdec_cli.serve.errors import ApiError
 from specdec_cli.serve.guard import log_facts
-from specdec_cli.serve.respond import DONE, Answer, compact, sse
+from specdec_cli.serve.respond import Answer, compact
 
 Written = TypeVar("Written")
 
@@ -114,7 +114,7 @@ class Reply(Response):
         """What is here at a time goes in one write."""
         parts: list[bytes] = []
         try:
-            parts += map(sse, self._answer.opening())
+            parts += map(self._answer.event, self._answer.opening())
             batch = await first
             while batch is not None:
                 is_long = any(delta.prompt_logprobs for _, delta in batch)
@@ -123,16 +123,16 @@ class Reply(Response):
                     await self._say(send, b"".join(parts))
                     parts.clear()
                 batch = await anext(batches, None)
-            parts += map(sse, self._answer.closing())
+            parts += map(self._answer.event, self._answer.closing())
         except ApiError as error:
-            parts.append(sse(error.body()))
+            parts.append(self._answer.failure(error))
         last = b"".join(parts)
-        await self._say(send, last + DONE, is_last=True)
+        await self._say(send, last + self._answer.end, is_last=True)
 
     def _write(self, batch: Sequence[Placed], parts: list[bytes]) -> None:
         """Chunks of deltas, up to one that carries an error."""
         for place, delta in batch:
-            parts += map(sse, self._answer.chunks(place, delta))
+            parts += map(self._answer.event, self._answer.chunks(place, delta))
 
     @property
     def _has_logprobs(self) -> bool:
@@ -171,7 +171,7 @@ class Reply(Response):
         if not self._has_begun:
             raise error
         if self._streams and not self._lock.locked():
-            last = asyncio.create_task(self._say(send, sse(error.body()) + DONE, is_last=True))
+            last = asyncio.create_task(self._say(send, self._answer.failure(error) + self._answer.end, is_last=True))
             await asyncio.wait({last}, timeout=1.0)
             last.cancel()
 

@@ -28,7 +28,7 @@ class Answer:
 
     Non-streaming: `observe(i, delta)` for every delta, then `document()`.
     Streaming: `opening()`, then `chunks(i, delta)` for every delta, then `closing()`; each gives JSON documents, sent
-    with `sse`, and the route sends `DONE` last.
+    with `event`, and `end` is sent last; `failure` tells of an error in between.
 
     Args:
         prepared: the request's jobs and plan; delta i is of job i.
@@ -110,6 +110,17 @@ class Answer:
         if not self._plan.include_usage:
             return []
         return [{**self._head, "choices": [], "usage": self._usage(), "metrics": self._metrics()}]
+
+    def event(self, document: Mapping[str, Any]) -> bytes:
+        """A chunk as a server-sent event."""
+        return sse(document)
+
+    def failure(self, error: ApiError) -> bytes:
+        """The event of an error that ended a stream."""
+        return sse(error.body())
+
+    end: bytes = DONE
+    """The last bytes of a stream."""
 
     def refusal(self, error: BaseException) -> ApiError:
         """The answer to a request that an error ended; where its grammar did, that field is named."""

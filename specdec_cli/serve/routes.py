@@ -15,11 +15,14 @@ from specdec_cli.serve.openapi import body_of, responses
 from specdec_cli.serve.page import read_page
 from specdec_cli.serve.prepare import prepare_chat, prepare_completion
 from specdec_cli.serve.protocol import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from specdec_cli.serve.responses import ResponseAnswer
+from specdec_cli.serve.responses_protocol import ResponsesRequest
+from specdec_cli.serve.responses_request import prepare_response
 from specdec_cli.serve.tokens import detokenize, tokenize, tokenizer_info
 
 router = APIRouter()
-_CHAT, _COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-GENERATING = frozenset({_CHAT, _COMPLETIONS})  # paths under which text is asked for
+_CHAT, _COMPLETIONS, _RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+GENERATING = frozenset({_CHAT, _COMPLETIONS, _RESPONSES})  # paths under which text is asked for
 
 
 @router.post(_CHAT, openapi_extra=body_of(ChatCompletionRequest), responses=responses(generates=True))
@@ -32,6 +35,12 @@ async def chat_completions(request: Request) -> Response:
 async def completions(request: Request) -> Response:
     """The continuation of a text."""
     return await desk_of(request).answer(request, CompletionRequest, prepare_completion)
+
+
+@router.post(_RESPONSES, openapi_extra=body_of(ResponsesRequest), responses=responses(generates=True))
+async def create_response(request: Request) -> Response:
+    """The next items of a conversation, in the form of OpenAI's Responses."""
+    return await desk_of(request).answer(request, ResponsesRequest, prepare_response, ResponseAnswer)
 
 
 @router.get("/v1/models", responses=responses())
