@@ -18,7 +18,8 @@ from typing import Any
 import typer
 
 import specdec_cli
-from specdec_cli.cli import main
+from specdec_cli.cli import help, main
+from specdec_cli.cli.guide import GUIDES
 from specdec_cli.cli.options import draft_methods
 from specdec_cli.recipe.present import json_schema
 
@@ -34,8 +35,10 @@ def cli() -> str:
         "# Command line\n\n",
         MADE,
         "`specdec COMMAND --help` shows the same on a terminal. A flag wins over `--set`, that over `SPECDEC_…` in the "
-        "environment, that over the recipe, that over the default.\n\n",
+        "environment, that over the recipe, that over the default. `--help` of a command shows its common options, "
+        "`--help-all` every one.\n\n",
     ]
+    parts += _examples("specdec")
     for name, command in program.commands.items():  # type: ignore[attr-defined]
         parts += _command(f"specdec {name}", name, command, context)
     return "".join(parts)
@@ -48,31 +51,36 @@ def _command(path: str, name: str, command: Any, parent: Any) -> Iterator[str]:
         for inner, child in command.commands.items():
             yield from _command(f"{path} {inner}", inner, child, context)
         return
-    usage = " ".join(command.collect_usage_pieces(context))
-    yield f"```text\n{path} {usage}\n```\n\n"
-    panels: dict[str, list[Any]] = {}
-    for parameter in command.get_params(context):
-        if not getattr(parameter, "hidden", False) and parameter.name != "help":
-            panels.setdefault(getattr(parameter, "rich_help_panel", None) or "Options", []).append(parameter)
-    for panel, parameters in panels.items():
+    yield f"```text\n{help.usage(command, context)}\n```\n\n"
+    yield from _examples(path)
+    shown = [one for one in command.get_params(context) if not getattr(one, "hidden", False) and not _is_help(one)]
+    arguments = [one for one in shown if not help.is_option(one)]
+    options = help.panels(one for one in shown if help.is_option(one))
+    for panel, parameters in {**({"Arguments": arguments} if arguments else {}), **options}.items():
         yield f"### {path}: {panel}\n\n| option | value | default | meaning |\n| --- | --- | --- | --- |\n"
         for parameter in parameters:
-            yield f"| {' | '.join(map(_cell, _option(parameter, context)))} |\n"
+            yield f"| {' | '.join(map(_cell, _option(parameter)))} |\n"
         yield "\n"
 
 
-def _option(parameter: Any, context: Any) -> tuple[str, str, str, str]:
+def _is_help(parameter: Any) -> bool:
+    return parameter.name in ("help", "help_all")
+
+
+def _examples(path: str) -> Iterator[str]:
+    """A command's examples as one block."""
+    yield "```bash\n" + "".join(f"# {text}\n{line}\n" for text, line in GUIDES[path].examples) + "```\n\n"
+
+
+def _option(parameter: Any) -> tuple[str, str, str, str]:
     """Names, value, default and meaning, as the help has them."""
-    shown, text = parameter.get_help_record(context)
-    text, _, extra = text.partition("  [")
-    facts = dict(fact.partition(": ")[::2] for fact in extra.removesuffix("]").split("; ") if ": " in fact)
-    if parameter.param_type_name == "argument":
-        return f"`{shown}`", "", "", _sentence(text)
+    text = _sentence(parameter.help)
+    if not help.is_option(parameter):
+        return f"`{help.name_and_value(parameter)}`", "", "", text
     names = ", ".join(f"`{name}`" for name in [*parameter.opts, *parameter.secondary_opts])
-    value = "" if parameter.is_flag else re.sub(r"^(--?[\w-]+(,\s+| /\s+|\s*))+", "", shown)
-    value = f"`{value}`" if value else ""
-    default = facts.get("default", "")
-    return names, value, f"`{default}`" if default else "", _sentence(text)
+    value, default = help.value_name(parameter), "" if parameter.is_eager else help.default_words(parameter)
+    facts = [fact for fact in (default, help.limits(parameter)) if fact]
+    return names, f"`{value}`" if value else "", "; ".join(facts), text
 
 
 def recipes() -> str:

@@ -1,7 +1,9 @@
-"""The one error family. Raised deep with a sentence and a hint, caught once by the command line."""
+"""The one error family. Raised deep with a sentence and a hint, caught once by the command line; and suggestions."""
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from enum import IntEnum
 
 
@@ -62,3 +64,43 @@ class Unavailable(SpecdecError):  # noqa: N818 - a state, reported as an answer
         super().__init__(message)
         self.code = code
         self.retry_after_seconds = retry_after_seconds
+
+
+_CLOSE, _PARTS_CLOSE = 0.75, 0.6
+"""Least similarity of two words, and of the parts in which they differ, for one to be suggested for the other."""
+
+
+def did_you_mean(word: object, known: Iterable[object]) -> str:
+    """`; did you mean ...?` where something known is close, else nothing."""
+    close = closest(str(word), [str(name) for name in known])
+    return f"; did you mean `{close}`?" if close is not None else ""
+
+
+def closest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that somebody most likely meant, or None.
+
+    Dashes, underscores and capitals make no difference. A word of three letters or more may be the beginning of the one
+    that was meant.
+    """
+    names = {_letters(name): name for name in reversed(list(known))}
+    wanted = _letters(word)
+    for found in difflib.get_close_matches(wanted, names, n=3, cutoff=_CLOSE):
+        if _differ_little(wanted, found):
+            return names[found]
+    begun = [name for name in names if name.startswith(wanted)]
+    return names[begun[0]] if len(wanted) > 2 and len(begun) == 1 else None
+
+
+def _letters(word: str) -> str:
+    """A word as it is compared."""
+    return word.lower().replace("_", "-").strip("-")
+
+
+def _differ_little(word: str, name: str) -> bool:
+    """Whether the parts between dashes that only one of them has are alike: `x-key` is no slip for `x-model`."""
+    parts, others = word.split("-"), name.split("-")
+    rest = "-".join(part for part in parts if part not in others)
+    other = "-".join(part for part in others if part not in parts)
+    if not rest or other.startswith(rest):
+        return True
+    return bool(other) and difflib.SequenceMatcher(None, rest, other).ratio() >= _PARTS_CLOSE

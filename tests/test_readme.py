@@ -116,7 +116,7 @@ def test_the_shared_options_of_every_decoding_command_are_looked_at():
 
 
 def options_in_help(command: str, capsys) -> set[str]:
-    assert main.run([command, "--help"]) == 0
+    assert main.run([command, "--help-all"]) == 0
     return set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", capsys.readouterr().out))
 
 

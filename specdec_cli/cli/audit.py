@@ -12,8 +12,9 @@ import typer
 
 from specdec_cli.cli.measurement_options import whole_numbers
 from specdec_cli.cli.options import Shared, with_shared_options
-from specdec_cli.cli.output import colourful, deliver, envelope, machine_of
+from specdec_cli.cli.output import deliver, envelope, machine_of
 from specdec_cli.cli.screen import open_screen, progress
+from specdec_cli.cli.terminal import colourful
 from specdec_cli.errors import UsageError
 from specdec_cli.files import given_path
 from specdec_cli.measure.dataset import read_prompt_file
@@ -46,17 +47,26 @@ _DEFAULT_NUM_TOKENS, _DEFAULT_NUM_PROMPTS = 32, 12
 _K, _LENGTH = "speculation.num_speculative_tokens", "sampling.max_new_tokens"
 
 
-@with_shared_options(without=["sampling.logprobs", "speculation.disable_by_batch_size", "speculation.k_by_batch"])
+@with_shared_options(
+    without=["sampling.logprobs", "speculation.disable_by_batch_size", "speculation.k_by_batch"],
+    defaults={"sampling.max_new_tokens": str(_DEFAULT_NUM_TOKENS)},
+)
 def audit(
     mode: Annotated[
         str | None,
-        typer.Option(help="Some of greedy,sampled,gumbel; all that --verify allows by default.", rich_help_panel=_WHAT),
+        typer.Option(
+            help="Some of greedy,sampled,gumbel.",
+            metavar="A,B",
+            show_default="all that --verify allows",
+            rich_help_panel=_WHAT,
+        ),
     ] = None,
     prompt_file: Annotated[
         str | None,
         typer.Option(
-            help="Lines, or rows with prompt in JSONL, JSON, CSV or Parquet; story beginnings by default.",
+            help="Lines, or rows with prompt in JSONL, JSON, CSV or Parquet.",
             metavar="FILE",
+            show_default="built-in stories",
             rich_help_panel=_WHAT,
         ),
     ] = None,
@@ -65,16 +75,29 @@ def audit(
     ] = _DEFAULT_NUM_PROMPTS,
     k_values: Annotated[
         str | None,
-        typer.Option(help="Numbers of drafted tokens; 1,2,4,8 and the recipe's by default.", rich_help_panel=_WHAT),
+        typer.Option(
+            help="Numbers of drafted tokens.",
+            metavar="K,...",
+            show_default="1,2,4,8 and the recipe's k",
+            rich_help_panel=_WHAT,
+        ),
     ] = None,
     batch_sizes: Annotated[
         str | None,
-        typer.Option(help="Numbers of sequences that run together; 1,2,4 by default.", rich_help_panel=_WHAT),
+        typer.Option(
+            help="Numbers of sequences that run together.",
+            metavar="N,...",
+            show_default="1,2,4",
+            rich_help_panel=_WHAT,
+        ),
     ] = None,
     time_limit: Annotated[
         float,
         typer.Option(
-            min=0, help="Seconds for the whole audit; every check does a little anyway.", rich_help_panel=_WHAT
+            min=0,
+            help="Time for the whole audit; every check does a little anyway.",
+            metavar="SECONDS",
+            rich_help_panel=_WHAT,
         ),
     ] = 60.0,
     table: Annotated[

@@ -64,7 +64,8 @@ Repeats = Annotated[
     typer.Option(
         "--repeats",
         min=1,
-        help="How often every arm decodes every prompt: 2 if not given, 1 with --endpoint.",
+        help="How often every arm decodes every prompt.",
+        show_default="2; 1 with --endpoint",
         rich_help_panel=HOW,
     ),
 ]

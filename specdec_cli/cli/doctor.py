@@ -6,8 +6,9 @@ import sys
 from typing import TYPE_CHECKING
 
 from specdec_cli.cli.options import OPTIONS, STRUCTURED_OPTIONS, Shared, with_shared_options
-from specdec_cli.cli.output import colourful, deliver, envelope
+from specdec_cli.cli.output import deliver, envelope
 from specdec_cli.cli.screen import open_screen, progress
+from specdec_cli.cli.terminal import colourful
 from specdec_cli.report.doctor import SCHEMA, print_doctor
 from specdec_cli.report.page import open_page
 

@@ -27,7 +27,8 @@ Concurrency = Annotated[
         "--concurrency",
         min=1,
         max=4096,
-        help="Most requests to the server at a time: 1 if not given, with --request-rate no limit.",
+        help="Most requests to the server at a time.",
+        show_default="1; no limit with --request-rate",
         rich_help_panel=_PANEL,
     ),
 ]
@@ -35,8 +36,9 @@ EndpointModel = Annotated[
     str | None,
     typer.Option(
         "--endpoint-model",
-        help="The server's name of the model; else --target, else the first that it lists.",
+        help="The server's name of the model.",
         metavar="NAME",
+        show_default="--target, else the first that it lists",
         rich_help_panel=_PANEL,
     ),
 ]
@@ -45,8 +47,9 @@ EndpointTimeout = Annotated[
     typer.Option(
         "--endpoint-timeout",
         min=0.001,
-        help="Longest silence of the server; 300 if not given.",
+        help="Longest silence of the server.",
         metavar="SECONDS",
+        show_default="300",
         rich_help_panel=_PANEL,
     ),
 ]
@@ -55,8 +58,9 @@ RequestRate = Annotated[
     typer.Option(
         "--request-rate",
         help="Requests that arrive per second, at random (Poisson, by --seed), whether the server keeps up or not; "
-        "--concurrency then limits how many are open. inf, if not given: the next is sent when one has ended.",
-        metavar="R",
+        "--concurrency then limits how many are open. With inf the next is sent when one has ended.",
+        metavar="RATE",
+        show_default="inf",
         rich_help_panel=_PANEL,
     ),
 ]
@@ -73,7 +77,8 @@ MaxTokens = Annotated[
     MaxTokensField | None,
     typer.Option(
         "--max-tokens-field",
-        help="The field that holds -n/--max-new-tokens: max_tokens if not given.",
+        help="The field that holds -n/--max-new-tokens.",
+        show_default="max_tokens",
         rich_help_panel=_PANEL,
     ),
 ]
@@ -81,8 +86,9 @@ ApiKey = Annotated[
     str | None,
     typer.Option(
         "--api-key",
-        help="The server's key; else SPECDEC_API_KEY, else OPENAI_API_KEY. Never written down.",
+        help="The server's key, which is never written down.",
         metavar="KEY",
+        show_default="SPECDEC_API_KEY, else OPENAI_API_KEY",
         rich_help_panel=_PANEL,
     ),
 ]

@@ -1,7 +1,7 @@
 """`specdec`: the commands, and the one place where errors become words and exit codes.
 
-A command is a function in a file of this folder. Its module's top imports neither torch nor transformers, so that
-`--help` is quick; it is added in `_app` with one line, and returns None or an ExitCode.
+A command's module imports neither torch nor transformers at its top, so that `--help` is quick; its function returns
+None or an ExitCode. `commands.py` lists the commands.
 """
 
 from __future__ import annotations
@@ -18,11 +18,9 @@ from typing import IO, Annotated, Any
 import typer
 
 from specdec_cli import __version__
-from specdec_cli.cli import audit, bench, compare_drafts, doctor, generate, recipe, serve, sweep_k
-from specdec_cli.cli.output import colourful
-from specdec_cli.errors import ExitCode, SpecdecError
-from specdec_cli.recipe.problems import did_you_mean
-from specdec_cli.report.page import to_nowhere
+from specdec_cli.cli.commands import Program
+from specdec_cli.cli.terminal import colourful, version_of
+from specdec_cli.errors import ExitCode, SpecdecError, did_you_mean
 
 _UsageProblem: Any = typer.BadParameter.__mro__[1]  # typer's or click's UsageError, whichever this typer raises
 _DEBUG_HINT = "--debug shows the traceback; please report it as an issue"
@@ -31,33 +29,34 @@ _DEBUG_HINT = "--debug shows the traceback; please report it as an issue"
 def _app() -> typer.Typer:
     app = typer.Typer(
         name="specdec",
+        cls=Program,
         help="Speculative decoding of language models: whether, with which draft and how deep.",
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
+        suggest_commands=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_globals)
-    app.command("generate")(generate.generate)
-    app.command("serve")(serve.serve)
-    app.command("bench")(bench.bench)
-    app.command("compare-drafts")(compare_drafts.compare_drafts)
-    app.command("sweep-k")(sweep_k.sweep_k)
-    app.command("audit")(audit.audit)
-    app.command("doctor")(doctor.doctor)
-    app.add_typer(recipe.app, name="recipe")
     return app
 
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        sys.stdout.write(f"specdec {__version__}\n")
+        others = ", ".join(f"{name} {version_of(name) or 'not installed'}" for name in ("torch", "transformers"))
+        sys.stdout.write(f"specdec {__version__} ({others})\n")
         raise typer.Exit
 
 
 def _globals(
     version: Annotated[
-        bool, typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True)
+        bool,
+        typer.Option(
+            "--version",
+            help="Show the versions of specdec, torch and transformers.",
+            callback=_show_version,
+            is_eager=True,
+        ),
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks; SPECDEC_DEBUG=1 does too.")] = False,
 ) -> None:
@@ -124,47 +123,31 @@ def _words(error: Exception) -> tuple[str, str | None, ExitCode]:
 
 def _invoke(arguments: list[str]) -> int:
     """Parse and call, without typer's own handling of errors."""
-    if {"-h", "--help"} & set(arguments) or not colourful(sys.stdout):
-        _shape_help()
     command = typer.main.get_command(_app())
     with command.make_context("specdec", arguments) as context:
         code = command.invoke(context)
     return code if isinstance(code, int) else ExitCode.DONE
 
 
-def _shape_help() -> None:
-    """Help without colour where none is welcome, and with every name of an option whole, on a line of its own."""
-    from typer import rich_utils
-
-    if not colourful(sys.stdout):
-        rich_utils.FORCE_TERMINAL = False
-        rich_utils.COLOR_SYSTEM = None
-    highlight: Any = rich_utils.OptionHighlighter()
-
-    def names(text: Any) -> Any:
-        if not isinstance(text, str) or not text.startswith("-"):
-            return highlight(text)
-        shown = highlight(text.replace(",", "\n"))
-        shown.overflow = "fold"
-        return shown
-
-    rich_utils.highlighter = names  # type: ignore[assignment]
-
-
 def _usage_words(problem: Any) -> tuple[str, str | None]:
     """The parser's message about a command line, in this program's form, with a hint."""
     context = getattr(problem, "ctx", None)
     path = context.command_path if context is not None else "specdec"
-    hint = f"`{path} --help` lists what there is"
+    is_group = context is None or hasattr(context.command, "commands")
+    hint = f"`{path} --help` lists the commands" if is_group else f"`{path} --help-all` lists every option"
     if type(problem).__name__ == "NoArgsIsHelpError":
+        sys.stdout.write(f"{problem.message}\n")
         return "", None
     if name := getattr(problem, "option_name", None):
-        known = [option for parameter in context.command.params for option in parameter.opts] if context else []
-        known.append("--help")
+        parameters = context.command.get_params(context) if context is not None else []
+        known = [option for one in parameters for option in (*one.opts, *one.secondary_opts) if option.startswith("-")]
         if type(problem).__name__ == "NoSuchOption":
             return f"there is no option `{name}` of `{path}`{did_you_mean(name, known)}", hint
     if wrong := re.match(r"Input should be ([^,]+)", str(getattr(problem, "message", ""))):
         return f"`{max(problem.param.opts, key=len)}` must be {wrong[1]}", hint
+    if unknown := re.fullmatch(r"No such command '(.*)'\.", str(getattr(problem, "message", "")), re.DOTALL):
+        commands = context.command.commands if context is not None else ()
+        return f"there is no command `{unknown[1]}` of `{path}`{did_you_mean(unknown[1], commands)}", hint
     said = re.sub(r"'([^']*)'", r"`\1`", problem.format_message()).strip().rstrip(".")
     said = re.sub(r"\s*\n\s*", " ", said).replace("argument(s)", "argument")
     return said[:1].lower() + said[1:], hint
@@ -188,6 +171,8 @@ def _printable(text: str) -> str:
 
 def _flush(stream: IO[str], code: int) -> int:
     """Empty a stream's buffer now, so that a reader that went away makes no noise when Python ends."""
+    from specdec_cli.report.page import to_nowhere
+
     try:
         stream.flush()
     except BrokenPipeError:

@@ -15,11 +15,13 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, TypeVar
 
 import typer
 
 from specdec_cli import drafters
+from specdec_cli.cli.help import words_of
 from specdec_cli.cli.output import check_destination, is_interrupted
 from specdec_cli.cli.screen import open_screen
 from specdec_cli.cli.speculative_config import FLAG, read_speculative_config
@@ -27,7 +29,7 @@ from specdec_cli.errors import UsageError
 from specdec_cli.files import given_path
 from specdec_cli.recipe import DraftMethods, Resolved, resolve, resolve_drafts
 from specdec_cli.recipe.layers import unread_variables
-from specdec_cli.recipe.schema import describe
+from specdec_cli.recipe.schema import default_of, describe
 from specdec_cli.sampling.params import random_seed
 
 Result = TypeVar("Result")
@@ -141,6 +143,7 @@ class Option:
         aliases: names for people who come from vLLM-style servers; not on every command.
         help: None takes the words of the recipe's schema.
         metavar: what stands for the value in `--help`.
+        default: its default in `--help`, where null in the recipe has a meaning of its own.
         only_with_aliases: whether it is there only for those people.
         convert: turns the value given into the recipe's.
         expand: turns it into several of the recipe's values instead, by their paths.
@@ -153,6 +156,7 @@ class Option:
     aliases: tuple[str, ...] = ()
     help: str | None = None
     metavar: str | None = None
+    default: str | None = None
     only_with_aliases: bool = False
     convert: Callable[[Any], Any] | None = None
     expand: Callable[[Any], Mapping[str, tuple[Any, str]]] | None = None
@@ -167,12 +171,38 @@ class Option:
         """Its name as a parameter of a Python function."""
         return f"shared_{self.flag.removeprefix('--').replace('-', '_')}"
 
-    def declared(self, aliases: bool) -> inspect.Parameter:
-        """The parameter that typer reads."""
+    @property
+    def value_name(self) -> str | None:
+        """What stands for the value in `--help`; None for a flag."""
+        if self.metavar is not None or self.kind is bool:
+            return self.metavar
+        unit = self.path.rpartition("_")[2].upper()
+        return unit if unit in _UNITS else "X" if self.kind is float else "N"
+
+    @property
+    def default_words(self) -> str:
+        """The default in `--help`, from the recipe's schema where the option sets one of its keys."""
+        if self.default is not None:
+            return self.default
+        if "." not in self.path and self.path != "draft":
+            return words_of(False if self.kind is bool else None)
+        return words_of(default_of(self.path))
+
+    def declared(self, aliases: bool, default_words: str | None = None) -> inspect.Parameter:
+        """The parameter that typer reads.
+
+        Args:
+            aliases: whether the names of vLLM-style servers belong to it.
+            default_words: the default in `--help` of a command that has its own; None takes the recipe's.
+        """
         names = (*self.names, *(self.aliases if aliases else ()))
         described = self.help or describe(self.path)
         info = typer.Option(
-            *names, help=described, rich_help_panel=self.panel, metavar=self.metavar, show_default=False
+            *names,
+            help=described,
+            rich_help_panel=self.panel,
+            metavar=self.value_name,
+            show_default=default_words or self.default_words,
         )
         default = False if self.path in _FIELDS and self.kind is bool else None
         annotation: Any = Annotated[self.kind if default is False else self.kind | None, info]
@@ -225,6 +255,7 @@ def _json_object(flag: str, example: str) -> Callable[[str], dict[str, Any]]:
     return read
 
 
+_UNITS = {"SECONDS", "MICROSECONDS", "BYTES"}
 _FIELDS = {"recipe", "sets", "json", "output", "force", "quiet", "trust_remote_code", "resume"}
 _DRAFT_HELP = "What guesses: a model's hub id or folder, ngram, ngram:max=4,min=2, prediction, or none."
 _TRUST_HELP = "Run code that comes with a checkpoint: target, draft and tokenizer alike."
@@ -252,11 +283,11 @@ OPTIONS: tuple[Option, ...] = (
         convert=drafters.parse_spec,
     ),
     Option("target.load_format", str, ("--load-format",), MODELS, metavar="auto|dummy"),
-    Option("target.dtype", str, ("--dtype",), MODELS, metavar="DTYPE"),
+    Option("target.dtype", str, ("--dtype",), MODELS, metavar="auto|float32|bfloat16|float16"),
     Option("target.quantize", str, ("--quantize",), MODELS, metavar="none|int8"),
     Option("target.device", str, ("--device",), MODELS, metavar="DEVICE"),
     Option("target.tensor_parallel_size", int, ("--tensor-parallel-size",), MODELS),
-    Option("draft.dtype", str, ("--draft-dtype",), MODELS, metavar="DTYPE"),
+    Option("draft.dtype", str, ("--draft-dtype",), MODELS, metavar="auto|float32|bfloat16|float16"),
     Option("draft.quantize", str, ("--draft-quantize",), MODELS, metavar="none|int8"),
     Option("draft.device", str, ("--draft-device",), MODELS, metavar="DEVICE"),
     Option(
@@ -266,8 +297,8 @@ OPTIONS: tuple[Option, ...] = (
         MODELS,
         ("--speculative-draft-tensor-parallel-size",),
     ),
-    Option("speculation.num_speculative_tokens", int, ("-k", "--num-speculative-tokens"), SPECULATION),
-    Option("speculation.depth_policy", str, ("--depth-policy",), SPECULATION, metavar="POLICY"),
+    Option("speculation.num_speculative_tokens", int, ("-k", "--num-speculative-tokens"), SPECULATION, metavar="K"),
+    Option("speculation.depth_policy", str, ("--depth-policy",), SPECULATION, metavar="fixed|confidence|adaptive"),
     Option("speculation.p_min", float, ("--p-min",), SPECULATION),
     Option("speculation.verify", str, ("--verify",), SPECULATION, metavar="MODE"),
     Option("speculation.synthetic_acceptance_length", float, ("--synthetic-acceptance-length",), SPECULATION),
@@ -302,11 +333,17 @@ OPTIONS: tuple[Option, ...] = (
     Option("sampling.min_tokens", int, ("--min-tokens",), SAMPLING),
     Option("sampling.logprobs", int, ("--logprobs",), SAMPLING, metavar="N"),
     Option("sampling.seed", int, ("--seed",), SAMPLING),
-    Option("engine.decoder", str, ("--decoder",), ENGINE, metavar="NAME"),
+    Option("engine.decoder", str, ("--decoder",), ENGINE, metavar="auto|transformers|graphs"),
     Option("engine.compile", bool, ("--compile/--no-compile",), ENGINE),
     Option("engine.max_num_seqs", int, ("--max-num-seqs",), ENGINE, only_with_aliases=True),
     Option(
-        "serve.served_model_name", list[str], ("--served-model-name",), SERVER, only_with_aliases=True, metavar="NAME"
+        "serve.served_model_name",
+        list[str],
+        ("--served-model-name",),
+        SERVER,
+        metavar="NAME",
+        default="the target's",
+        only_with_aliases=True,
     ),
     Option(
         "target.generation_config",
@@ -326,13 +363,14 @@ OPTIONS: tuple[Option, ...] = (
         metavar="JSON",
         convert=_json_object("--default-chat-template-kwargs", '{"enable_thinking": false}'),
     ),
-    Option("engine.max_model_len", int, ("--max-model-len",), ENGINE, only_with_aliases=True),
+    Option("engine.max_model_len", int, ("--max-model-len",), ENGINE, default="the target's", only_with_aliases=True),
     Option(
         "engine.enable_prefix_caching",
         bool,
         ("--prefix-caching/--no-prefix-caching",),
         ENGINE,
         ("--enable-prefix-caching/--no-enable-prefix-caching",),
+        default="off",
         only_with_aliases=True,
     ),
     Option(
@@ -341,6 +379,7 @@ OPTIONS: tuple[Option, ...] = (
         ("--gpu-memory-utilization",),
         ENGINE,
         help="Share of the device's memory (on a CPU: of the free RAM) for weights and KV cache.",
+        metavar="SHARE",
         only_with_aliases=True,
         convert=_share_of_memory,
     ),
@@ -365,7 +404,7 @@ def _names(text: str) -> list[str]:
 
 WORKLOAD_OPTIONS: tuple[Option, ...] = (
     Option("workload.dataset", str, ("--dataset",), WORKLOAD, metavar="NAME|FILE"),
-    Option("workload.tasks", str, ("--tasks",), WORKLOAD, metavar="A,B", convert=_names),
+    Option("workload.tasks", str, ("--tasks",), WORKLOAD, metavar="A,B", default="all", convert=_names),
     Option("workload.num_prompts", int, ("--num-prompts",), WORKLOAD),
 )
 DRAFTS_OPTION = Option(
@@ -427,7 +466,11 @@ SERVE_OPTIONS: tuple[Option, ...] = (
 
 
 def with_shared_options(
-    *, aliases: bool = False, without: Iterable[str] = (), beside: Iterable[Option] = ()
+    *,
+    aliases: bool = False,
+    without: Iterable[str] = (),
+    beside: Iterable[Option] = (),
+    defaults: Mapping[str, str] = MappingProxyType({}),
 ) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
     """Give a command the shared options; its parameter `shared` receives what they say.
 
@@ -435,6 +478,7 @@ def with_shared_options(
         aliases: also the names for people who come from vLLM-style servers.
         without: paths of options that have no meaning for this command.
         beside: more of the recipe's options: `WORKLOAD_OPTIONS`, `GATE_OPTIONS`.
+        defaults: what `--help` says of keys for which this command has a default other than the recipe's, by path.
     """
     left_out = set(without)
     assert left_out <= {option.path for option in OPTIONS}, "only shared options can be left out"
@@ -459,7 +503,7 @@ def with_shared_options(
             return command(**given, shared=shared)
 
         own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
-        parameters = [*own, *(option.declared(aliases) for option in options)]
+        parameters = [*own, *(option.declared(aliases, defaults.get(option.path)) for option in options)]
         called.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         return called

@@ -1,4 +1,4 @@
-"""What leaves the program: one JSON document on stdout or in a file, and whether a stream takes colour."""
+"""What leaves the program: one JSON document, on stdout or in a file."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from specdec_cli import __version__
+from specdec_cli.cli.terminal import colourful, version_of
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.report.page import open_page, to_nowhere
 
@@ -23,12 +23,6 @@ if TYPE_CHECKING:
 
     from specdec_cli.cli.options import Shared
     from specdec_cli.engine.engine import Engine
-
-
-def colourful(stream: IO[str]) -> bool:
-    """Whether colour and cursor movement are welcome: a terminal, and no `NO_COLOR`, `CI` or dumb terminal."""
-    refused = os.environ.get("NO_COLOR") or os.environ.get("CI") or os.environ.get("TERM") == "dumb"
-    return not refused and stream.isatty()
 
 
 def environment(
@@ -48,8 +42,8 @@ def environment(
     return {
         "python": platform.python_version(),
         "specdec": __version__,
-        "torch": _version("torch"),
-        "transformers": _version("transformers"),
+        "torch": version_of("torch"),
+        "transformers": version_of("transformers"),
         "platform": platform.platform(terse=True),
         "device": device,
         "draft_device": draft_device,
@@ -60,13 +54,6 @@ def environment(
         "cpu": cpu,
         "gpu": gpu,
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def envelope(

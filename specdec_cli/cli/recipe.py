@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from specdec_cli.cli.help import Command, Group
 from specdec_cli.cli.options import STRUCTURED_OPTIONS, Shared, draft_methods, expanded, with_shared_options
 from specdec_cli.cli.output import check_destination, deliver, envelope, write_file
 from specdec_cli.errors import ExitCode, UsageError
@@ -18,7 +19,13 @@ from specdec_cli.recipe.document import MAX_BYTES
 from specdec_cli.recipe.present import json_schema, to_yaml
 from specdec_cli.recipe.problems import RecipeError
 
-app = typer.Typer(help="List, show, copy and check recipes.", no_args_is_help=True)
+app = typer.Typer(
+    cls=Group,
+    help="List, show, copy and check recipes.",
+    no_args_is_help=True,
+    add_completion=False,
+    suggest_commands=False,
+)
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")]
 Output = Annotated[
@@ -28,7 +35,7 @@ Output = Annotated[
 Force = Annotated[bool, typer.Option("--force", help="Overwrite a file that exists.")]
 
 
-@app.command("list")
+@app.command("list", cls=Command)
 def list_(json: Json = False, output: Output = None, force: Force = False) -> None:
     """List the shipped recipes."""
     check_destination(output, force)
@@ -40,7 +47,7 @@ def list_(json: Json = False, output: Output = None, force: Force = False) -> No
         _say("".join(f"{recipe.name:<{width}}  {recipe.title}\n" for recipe in recipes))
 
 
-@app.command()
+@app.command(cls=Command)
 @with_shared_options(aliases=True, without=["trust_remote_code"], beside=STRUCTURED_OPTIONS)
 def show(
     name: Annotated[
@@ -62,10 +69,12 @@ def show(
         _say(to_yaml(resolved, origins=origin))
 
 
-@app.command()
+@app.command(cls=Command)
 def copy(
     name: Annotated[str, typer.Argument(help="A shipped recipe's name.", metavar="NAME")],
-    destination: Annotated[Path | None, typer.Argument(help="File or folder; NAME.yaml here if not given.")] = None,
+    destination: Annotated[
+        Path | None, typer.Argument(help="File or folder; NAME.yaml here if not given.", metavar="FILE|DIR")
+    ] = None,
     force: Force = False,
 ) -> None:
     """Copy a shipped recipe, to change it."""
@@ -85,7 +94,7 @@ def copy(
     _say(f"{path}\n")
 
 
-@app.command()
+@app.command(cls=Command)
 def validate(
     files: Annotated[list[str], typer.Argument(help="Recipes: files or shipped names.", metavar="FILE...")],
     json: Json = False,
@@ -120,7 +129,7 @@ def _checked(file: str) -> dict[str, Any]:
     return {"file": file, "valid": not errors, "errors": errors}
 
 
-@app.command()
+@app.command(cls=Command)
 def schema() -> None:
     """Print the JSON Schema of recipes, for editors."""
     _say(json.dumps(json_schema(draft_methods()), indent=2, ensure_ascii=False) + "\n")

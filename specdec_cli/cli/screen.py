@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.markup import escape
 
-from specdec_cli.cli.output import colourful
+from specdec_cli.cli.terminal import colourful
 from specdec_cli.report.page import Page
 from specdec_cli.report.view import Screen
 

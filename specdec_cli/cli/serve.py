@@ -34,10 +34,17 @@ _OTHERS = ("ngram", "prediction")
 """Drafters that a request may name beside the server's own."""
 _OF_A_MODEL = ("serve.tool_call_parser", "serve.reasoning_parser")
 """The keys of a recipe's section `serve` that are one model's own."""
+_DEFAULTS = {
+    "sampling.max_new_tokens": "to the context's end",
+    "sampling.temperature": "1",
+    "sampling.seed": "drawn for each request",
+    "engine.enable_prefix_caching": "on",
+}
+"""What requests get that set nothing, where it is not the recipe's default."""
 _REPOSITORY_HELP = "YAML file `name: recipe` for each of several models, loaded when they are first asked for."
 
 
-@with_shared_options(aliases=True, without=("sampling.logprobs",), beside=SERVE_OPTIONS)
+@with_shared_options(aliases=True, without=("sampling.logprobs",), beside=SERVE_OPTIONS, defaults=_DEFAULTS)
 def serve(
     model: Annotated[
         list[str] | None, typer.Argument(help="The model that is served, as --target names it.", metavar="MODEL")

@@ -6,8 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from specdec_cli.errors import UsageError
-from specdec_cli.recipe.problems import did_you_mean
+from specdec_cli.errors import UsageError, did_you_mean
 
 FLAG = "--speculative-config"
 _KEYS = {

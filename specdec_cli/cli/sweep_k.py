@@ -79,7 +79,8 @@ Repeats = Annotated[
     typer.Option(
         "--repeats",
         min=1,
-        help="How often every arm decodes every prompt, at most: 1 if not given, 2 with --exhaustive.",
+        help="How often every arm decodes every prompt, at most.",
+        show_default="1; 2 with --exhaustive",
         rich_help_panel=HOW,
     ),
 ]
@@ -95,7 +96,8 @@ def sweep_k(
     dry_run: DryRun = False,
     trace: TraceFile = None,
     write_recipe: Annotated[
-        Path | None, typer.Option(help="Write the recipe with the recommended k.", rich_help_panel=FILES)
+        Path | None,
+        typer.Option(help="Write the recipe with the recommended k.", metavar="FILE", rich_help_panel=FILES),
     ] = None,
     markdown: Markdown = None,
     csv: Csv = None,

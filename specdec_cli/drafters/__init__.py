@@ -9,13 +9,12 @@ import dataclasses
 import importlib
 import os
 from collections.abc import Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
 from specdec_cli.drafters.contract import Drafter
-from specdec_cli.errors import UsageError
+from specdec_cli.errors import UsageError, closest
 
 __all__ = ["create", "get", "methods", "options", "parse_spec", "to_spec"]
 
@@ -177,5 +176,5 @@ def _is_required(field: dataclasses.Field[Any]) -> bool:
 
 
 def _suggest(name: str, known: list[str], otherwise: str) -> str:
-    close = get_close_matches(name, known, n=1)
-    return f"did you mean `{close[0]}`?" if close else otherwise + ", ".join(known)
+    close = closest(name, known)
+    return f"did you mean `{close}`?" if close is not None else otherwise + ", ".join(known)

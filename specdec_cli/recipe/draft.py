@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specdec_cli.errors import UsageError
+from specdec_cli.errors import UsageError, did_you_mean
 from specdec_cli.recipe.layers import Tree, problem_at
-from specdec_cli.recipe.problems import Problem, did_you_mean
+from specdec_cli.recipe.problems import Problem
 from specdec_cli.recipe.schema import DEFAULT_DRAFT, MODEL_KEYS, Draft
 
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
+from specdec_cli.errors import did_you_mean
 from specdec_cli.recipe.document import Document, plain_value, read_document
-from specdec_cli.recipe.problems import Path, Problem, RecipeError, did_you_mean
+from specdec_cli.recipe.problems import Path, Problem, RecipeError
 from specdec_cli.recipe.schema import MODEL_KEYS, OF_ONE_TARGET, Draft, Recipe, Structured, section_class
 
 PREFIX = "SPECDEC_"

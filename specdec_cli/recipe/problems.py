@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specdec_cli.errors import UsageError
+from specdec_cli.errors import UsageError, did_you_mean
 
 Key = str | int
 Path = tuple[Key, ...]
@@ -64,12 +63,6 @@ class RecipeError(UsageError):
 
 
 _HINT = "`specdec recipe schema` lists every key; `specdec recipe show NAME` prints a recipe that works"
-
-
-def did_you_mean(word: object, known: Iterable[object]) -> str:
-    """`; did you mean ...?` where something known is close, else nothing."""
-    close = difflib.get_close_matches(str(word), [str(name) for name in known], n=1, cutoff=0.6)
-    return f"; did you mean `{close[0]}`?" if close else ""
 
 
 def shown(value: Any) -> str:

@@ -534,3 +534,13 @@ def describe(path: str) -> str:
     assert owner is not None, f"`{path}` is in a section of the recipe"
     assert key in owner.model_fields, f"`{path}` is a key of the recipe"
     return owner.model_fields[key].description or ""
+
+
+def default_of(path: str) -> Any:
+    """The value that `section.key` has where nothing sets it; for `draft` the model's name."""
+    if path == "draft":
+        return DEFAULT_DRAFT
+    section, key = path.split(".")
+    owner = section_class(section)
+    assert owner is not None, f"`{path}` is in a section of the recipe"
+    return owner.model_fields[key].get_default(call_default_factory=True)

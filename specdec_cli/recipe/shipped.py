@@ -6,10 +6,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from specdec_cli.errors import UsageError
+from specdec_cli.errors import UsageError, did_you_mean
 from specdec_cli.files import given_path
 from specdec_cli.recipe.document import MAX_BYTES
-from specdec_cli.recipe.problems import did_you_mean
 
 
 @dataclass(frozen=True, slots=True)

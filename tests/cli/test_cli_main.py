@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -23,9 +24,16 @@ def run_as(command, *arguments: str, monkeypatch: pytest.MonkeyPatch) -> int:
     return main.run(["do", *arguments])
 
 
-def test_version(capsys: pytest.CaptureFixture[str]):
+def test_version_names_torch_and_transformers(capsys: pytest.CaptureFixture[str]):
+    others = f"torch {version('torch')}, transformers {version('transformers')}"
     assert main.run(["--version"]) == 0
-    assert capsys.readouterr() == (f"specdec {__version__}\n", "")
+    assert capsys.readouterr() == (f"specdec {__version__} ({others})\n", "")
+
+
+def test_version_says_what_is_not_installed(monkeypatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setattr(main, "version_of", lambda name: None if name == "torch" else "5.0")
+    assert main.run(["--version"]) == 0
+    assert capsys.readouterr().out == f"specdec {__version__} (torch not installed, transformers 5.0)\n"
 
 
 def test_help_has_no_colour_off_a_terminal(capsys: pytest.CaptureFixture[str]):
@@ -38,7 +46,10 @@ def test_help_has_no_colour_off_a_terminal(capsys: pytest.CaptureFixture[str]):
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (["recpie"], "error: no such command `recpie`. Did you mean `recipe`?"),
+        (["recpie"], "error: there is no command `recpie` of `specdec`; did you mean `recipe`?"),
+        (["sweep_k"], "error: there is no command `sweep_k` of `specdec`; did you mean `sweep-k`?"),
+        (["recipe", "shwo"], "error: there is no command `shwo` of `specdec recipe`; did you mean `show`?"),
+        (["xyz"], "error: there is no command `xyz` of `specdec`"),
         (["--hepl"], "error: there is no option `--hepl` of `specdec`; did you mean `--help`?"),
         (
             ["recipe", "show", "--tempratur", "1"],
@@ -164,3 +175,31 @@ def test_a_closed_standard_stream_is_no_error_of_its_own(closed: str):
         f"{sys.executable} -m specdec_cli.cli.main recipe list {closed}", shell=True, capture_output=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (["generate", "--max_new_tokens", "3"], "--max-new-tokens"),
+        (["generate", "--MAX-NEW-TOKENS", "3"], "--max-new-tokens"),
+        (["generate", "--max-tokens", "3"], "--max-new-tokens"),
+        (["generate", "--num_spec_tokens", "3"], "--num-speculative-tokens"),
+        (["generate", "--k", "3"], "-k"),
+        (["bench", "--num_prompt", "3"], "--num-prompts"),
+        (["bench", "--batch", "3"], "--batch-size"),
+        (["generate", "--no_compile"], "--no-compile"),
+        (["serve", "--api_key_env", "X"], "--api-key-env"),
+        (["bench", "--help_all"], "--help-all"),
+        (["generate", "--tree", "4"], None),
+        (["generate", "--beam", "4"], None),
+        (["generate", "--host", "x"], None),
+        (["bench", "--endpoint-key", "x"], None),
+        (["generate", "--style", "x"], None),
+        (["doctor", "--verbose"], None),
+        (["recipe", "list", "--nope"], None),
+    ],
+)
+def test_did_you_mean_takes_underscores_for_dashes_and_never_guesses_far(arguments, meant, capsys):
+    assert main.run(arguments) == 2
+    first = capsys.readouterr().err.splitlines()[0]
+    assert first.partition("did you mean ")[2] == (f"`{meant}`?" if meant else "")

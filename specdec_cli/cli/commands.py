@@ -1,0 +1,74 @@
+"""The commands by name, each imported when it is first asked for, so that `specdec --help` imports none of them.
+
+A command is the function of its name in the file of its name (`sweep-k`: `sweep_k` in `sweep_k.py`), or there an `app`
+of several commands. A new one is that file and a line in `COMMANDS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import Any
+
+import typer
+
+from specdec_cli.cli.help import Command, Group
+
+COMMANDS = {
+    "generate": "Decode prompts with a draft: the text of the target alone, sooner.",
+    "serve": "Serve a model over HTTP as OpenAI's API, with continuous batching and speculation.",
+    "bench": "Measure what a draft gains, against the same engine without one. Exit code 3 if a gate is crossed.",
+    "compare-drafts": "Compare drafts for one target, each at its own best k.",
+    "sweep-k": "Find how deep to speculate, that it does not pay, or what it takes to know.",
+    "audit": "Check that the output is what the target alone would have produced; exit code 3 if not.",
+    "doctor": "Look at this machine; with a target, a draft or a recipe, at the pair too, without loading it.",
+    "recipe": "List, show, copy and check recipes.",
+}
+"""The first sentence of each command's help."""
+
+
+def load(name: str) -> Any:
+    """Import a command and make it one of typer's."""
+    module = import_module(f"specdec_cli.cli.{name.replace('-', '_')}")
+    if hasattr(module, "app"):
+        group = typer.main.get_command(module.app)
+        group.name = name
+        return group
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command(name, cls=Command)(getattr(module, name.replace("-", "_")))
+    return typer.main.get_command(app)
+
+
+class Commands(Mapping[str, Any]):
+    """Commands by name; each is loaded once, when it is first looked up."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in COMMANDS:
+            raise KeyError(name)
+        if name not in self._loaded:
+            self._loaded[name] = load(name)
+        return self._loaded[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in COMMANDS
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
+
+
+class Program(Group):
+    """The program, whose commands are loaded when they are asked for."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.commands: Any = Commands()
+
+    def summaries(self) -> list[tuple[str, str]]:
+        """What each command does, without loading it."""
+        return list(COMMANDS.items())

@@ -1,0 +1,221 @@
+"""What each command's `--help` shows first: the options that a first user needs, and three examples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Guide:
+    """The first help of one command.
+
+    Args:
+        common: names of the common options, in the order in which they are shown; empty shows every option.
+        examples: what a command line does, and the line.
+    """
+
+    common: tuple[str, ...] = ()
+    examples: tuple[tuple[str, str], ...] = ()
+
+    def pick(self, options: Iterable[Any]) -> list[Any]:
+        """The common ones of a command's options, in this guide's order."""
+        if not self.common:
+            return list(options)
+        found = {name: option for option in options for name in option.opts}
+        return [found[name] for name in (*self.common, "--help-all", "--help")]
+
+
+_MODELS = ("--recipe", "--target", "--draft", "--num-speculative-tokens")
+_RESULT = ("--json", "--output")
+
+GUIDES: dict[str, Guide] = {
+    "specdec": Guide(
+        examples=(
+            ("Decode a prompt with the built-in pair.", 'specdec generate "Once upon a time"'),
+            ("Find the best k for a target and a draft.", "specdec sweep-k -t MODEL -d DRAFT"),
+            ("Serve an OpenAI-compatible API.", "specdec serve --recipe tuned.yaml"),
+        )
+    ),
+    "specdec generate": Guide(
+        (*_MODELS, "--max-new-tokens", "--temperature", "--seed", "--prompt-file", "--chat", "--compare", *_RESULT),
+        (
+            (
+                "Decode with and without the draft and show the speed-up.",
+                'specdec generate "Once upon a time" --compare',
+            ),
+            ("Use a target and a draft of your own.", 'specdec generate "Hello" -t MODEL -d DRAFT -k 4 --chat'),
+            (
+                "Decode a file of prompts into a JSON document.",
+                "specdec generate --prompt-file prompts.jsonl --output result.json",
+            ),
+        ),
+    ),
+    "specdec serve": Guide(
+        (
+            *_MODELS,
+            "--host",
+            "--port",
+            "--api-key",
+            "--served-model-name",
+            "--max-num-seqs",
+            "--max-model-len",
+            "--dry-run",
+        ),
+        (
+            ("Serve the built-in pair on port 8000.", "specdec serve"),
+            ("Serve a model with an n-gram draft.", "specdec serve MODEL --draft ngram --port 9000"),
+            (
+                "Serve a recipe to other machines, with a key.",
+                "specdec serve -r tuned.yaml --host 0.0.0.0 --api-key KEY",
+            ),
+        ),
+    ),
+    "specdec bench": Guide(
+        (
+            *_MODELS,
+            "--endpoint",
+            "--dataset",
+            "--num-prompts",
+            "--batch-size",
+            "--repeats",
+            "--max-new-tokens",
+            *_RESULT,
+            "--markdown",
+        ),
+        (
+            ("Measure the built-in pair on eight prompts.", "specdec bench --num-prompts 8"),
+            (
+                "Fail with exit code 3 where the draft does not pay.",
+                "specdec bench -r tuned.yaml --fail-if 'speedup.decode < 1.2' --junit gates.xml",
+            ),
+            (
+                "Measure a running server.",
+                "specdec bench --endpoint http://127.0.0.1:8000 --request-rate 2 --num-prompts 32",
+            ),
+        ),
+    ),
+    "specdec compare-drafts": Guide(
+        (
+            "--recipe",
+            "--target",
+            "--draft",
+            "--k-max",
+            "--dataset",
+            "--num-prompts",
+            "--batch-size",
+            "--max-new-tokens",
+            *_RESULT,
+            "--html",
+        ),
+        (
+            ("Compare the built-in draft with an n-gram draft.", "specdec compare-drafts -d builtin:draft -d ngram"),
+            (
+                "Compare two draft models on a data set of your own.",
+                "specdec compare-drafts -t MODEL -d DRAFT-A -d DRAFT-B --dataset prompts.jsonl",
+            ),
+            (
+                "Write a page with tables and plots.",
+                "specdec compare-drafts -d builtin:draft -d ngram:max=4 --html drafts.html",
+            ),
+        ),
+    ),
+    "specdec sweep-k": Guide(
+        (
+            "--recipe",
+            "--target",
+            "--draft",
+            "--k-max",
+            "--dataset",
+            "--num-prompts",
+            "--batch-sizes",
+            "--max-new-tokens",
+            "--write-recipe",
+            *_RESULT,
+            "--html",
+        ),
+        (
+            ("Find k for the built-in pair.", "specdec sweep-k --num-prompts 8"),
+            (
+                "Find k for your models and write the recipe to serve.",
+                "specdec sweep-k -t MODEL -d DRAFT --write-recipe tuned.yaml",
+            ),
+            (
+                "Find k at three batch sizes.",
+                "specdec sweep-k -r builtin --batch-sizes 1,4,16 --num-prompts 32 --output sweep.json",
+            ),
+        ),
+    ),
+    "specdec audit": Guide(
+        (
+            *_MODELS,
+            "--mode",
+            "--prompt-file",
+            "--num-prompts",
+            "--k-values",
+            "--batch-sizes",
+            "--time-limit",
+            *_RESULT,
+        ),
+        (
+            ("Audit the built-in pair for a minute.", "specdec audit"),
+            (
+                "Audit greedy decoding of your models for ten minutes.",
+                "specdec audit -t MODEL -d DRAFT --mode greedy --time-limit 600",
+            ),
+            ("Check the sampler's distribution without a model.", "specdec audit --table --full"),
+        ),
+    ),
+    "specdec doctor": Guide(
+        ("--recipe", "--target", "--draft", "--dtype", "--device", *_RESULT),
+        (
+            ("Look at this machine.", "specdec doctor"),
+            ("Check a pair without loading its weights.", "specdec doctor -t MODEL -d DRAFT"),
+            ("Check a recipe and write the report.", "specdec doctor -r tuned.yaml --output doctor.json"),
+        ),
+    ),
+    "specdec recipe": Guide(
+        examples=(
+            ("List the shipped recipes.", "specdec recipe list"),
+            ("Start a recipe of your own.", "specdec recipe copy builtin mine.yaml"),
+            ("Check it.", "specdec recipe validate mine.yaml"),
+        )
+    ),
+    "specdec recipe list": Guide(
+        examples=(
+            ("List the shipped recipes.", "specdec recipe list"),
+            ("List them as JSON.", "specdec recipe list --json"),
+            ("Write the list to a file.", "specdec recipe list --output recipes.json"),
+        )
+    ),
+    "specdec recipe show": Guide(
+        ("--recipe", "--origin", "--set", "--target", "--draft", "--num-speculative-tokens", *_RESULT),
+        (
+            ("Show a shipped recipe.", "specdec recipe show builtin"),
+            ("Show where every value comes from.", "specdec recipe show mine.yaml --origin"),
+            ("Show what a flag changes.", "specdec recipe show builtin -k 6 --set sampling.temperature=0.7"),
+        ),
+    ),
+    "specdec recipe copy": Guide(
+        examples=(
+            ("Copy a recipe into this folder.", "specdec recipe copy builtin"),
+            ("Copy it under another name.", "specdec recipe copy builtin-ngram mine.yaml"),
+            ("Overwrite a file.", "specdec recipe copy builtin mine.yaml --force"),
+        )
+    ),
+    "specdec recipe validate": Guide(
+        examples=(
+            ("Check a recipe.", "specdec recipe validate mine.yaml"),
+            ("Check several recipes.", "specdec recipe validate a.yaml b.yaml builtin"),
+            ("List the errors as JSON.", "specdec recipe validate mine.yaml --json"),
+        )
+    ),
+    "specdec recipe schema": Guide(
+        examples=(
+            ("Print the JSON Schema.", "specdec recipe schema"),
+            ("Write it for an editor.", "specdec recipe schema > recipe.schema.json"),
+            ("Look at one section.", "specdec recipe schema | jq '.[\"$defs\"].Sampling'"),
+        )
+    ),
+}

@@ -1,0 +1,289 @@
+"""The text of `--help`: common options and examples first, every option under `--help-all`.
+
+Every option shows a name for its value and its default. Lines wrap between words at any width.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from specdec_cli.cli.guide import GUIDES, Guide
+
+ALL = "--help-all"
+_COLUMN = 34
+"""Widest first column; a longer option has its description on the next line."""
+_NARROW, _WIDEST = 64, 110
+_SPACE = "\N{NO-BREAK SPACE}"
+_VALUE_NAMES = {int: "N", float: "X", Path: "FILE"}
+_VALUE_NAMES_OF_CLICK = {"integer": "N", "float": "X", "path": "FILE"}
+"""The same for the names that a typer over click, before 0.24, has for types."""
+
+
+class Command(TyperCommand):
+    """A command whose `--help` shows common options, and `--help-all` every one."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The command's parameters, `--help-all` and `--help`."""
+        *own, last = super().get_params(ctx)
+        return [*own, self._help_all, last]
+
+    @cached_property
+    def _help_all(self) -> Any:
+        return _help_all_option()
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the common options and examples."""
+        formatter.write(help_text(self, ctx))
+
+
+class Group(TyperGroup):
+    """A command that has commands; its few options are shown by `--help` and `--help-all` alike."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The command's parameters, `--help-all` and `--help`."""
+        *own, last = super().get_params(ctx)
+        return [*own, self._help_all, last]
+
+    @cached_property
+    def _help_all(self) -> Any:
+        option = _help_all_option()
+        option.hidden = True
+        return option
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write its commands, options and examples."""
+        formatter.write(help_text(self, ctx, everything=True))
+
+
+def _show_everything(context: typer.Context, wanted: bool) -> None:
+    if wanted and not context.resilient_parsing:
+        sys.stdout.write(help_text(context.command, context, everything=True))
+        raise typer.Exit
+
+
+def _command(
+    help_all: Annotated[
+        bool,
+        typer.Option(ALL, help="Show every option and exit.", callback=_show_everything, is_eager=True),
+    ] = False,
+) -> None: ...
+
+
+def _help_all_option() -> Any:
+    """`--help-all` as typer makes options, which no command receives."""
+    app = typer.Typer(add_completion=False)
+    app.command()(_command)
+    option = typer.main.get_command(app).params[0]
+    option.expose_value = False
+    return option
+
+
+def help_text(command: Any, context: Any, everything: bool = False) -> str:
+    """What `--help` or `--help-all` shows.
+
+    Args:
+        command: typer's command.
+        context: typer's context for it.
+        everything: every option, not only the common ones.
+    """
+    page = _Page(min(shutil.get_terminal_size((80, 24)).columns, _WIDEST))
+    guide = GUIDES.get(context.command_path, Guide())
+    page.paragraph(f"Usage: {usage(command, context)}", then="    ")
+    for paragraph in (command.help or "").split("\n\n"):
+        page.paragraph(" ".join(paragraph.split()))
+    parameters = [one for one in command.get_params(context) if not getattr(one, "hidden", False)]
+    arguments = [one for one in parameters if not is_option(one)]
+    page.section("Arguments", [(name_and_value(one), description(one)) for one in arguments])
+    options = [one for one in parameters if is_option(one)]
+    shown = dict(panels(options)) if everything else {"Common options": guide.pick(options)}
+    for head, some in shown.items():
+        page.section(head, [(name_and_value(one), description(one)) for one in some])
+    if hasattr(command, "commands"):
+        summaries = command.summaries() if hasattr(command, "summaries") else _summaries(command)
+        page.section("Commands", summaries)
+    page.section("Examples", [(f"$ {line}", text) for text, line in guide.examples], is_code=True)
+    num_more = len(options) - sum(len(some) for some in shown.values())
+    if num_more:
+        page.paragraph(f"{num_more} more options: {context.command_path} {ALL}")
+    return page.text
+
+
+def usage(command: Any, context: Any) -> str:
+    """How a command is called: its path, options and arguments."""
+    arguments = [one for one in command.get_params(context) if not is_option(one)]
+    names = [name_and_value(one) if one.required else f"[{name_and_value(one)}]" for one in arguments]
+    commands = ["COMMAND [ARGS]..."] if hasattr(command, "commands") else []
+    return " ".join([context.command_path, "[OPTIONS]", *names, *commands])
+
+
+def _summaries(command: Any) -> list[tuple[str, str]]:
+    return [(name, first_sentence(one.help)) for name, one in command.commands.items()]
+
+
+def first_sentence(text: str | None) -> str:
+    """A docstring's first paragraph on one line."""
+    return " ".join((text or "").split("\n\n")[0].split())
+
+
+def is_option(parameter: Any) -> bool:
+    """Whether a parameter is an option, not an argument."""
+    return bool(parameter.param_type_name == "option")
+
+
+def panels(options: Iterable[Any]) -> dict[str, list[Any]]:
+    """Options by the panel that they stand in."""
+    found: dict[str, list[Any]] = {}
+    for one in options:
+        found.setdefault(getattr(one, "rich_help_panel", None) or "Options", []).append(one)
+    return found
+
+
+def value_name(parameter: Any) -> str:
+    """What stands for a parameter's value: `N`, `FILE`, `a|b`; nothing for a flag."""
+    if not is_option(parameter):
+        return str(parameter.metavar or parameter.name.upper())
+    if parameter.is_flag:
+        return ""
+    if parameter.metavar:
+        return str(parameter.metavar)
+    descriptor, kind = getattr(parameter, "type_descriptor", None), getattr(parameter, "type", None)
+    choices = getattr(descriptor, "choices", None) or getattr(kind, "choices", None)
+    if choices:
+        return "|".join(str(getattr(one, "value", one)) for one in choices)
+    if descriptor is not None:
+        return _VALUE_NAMES.get(descriptor.annotation, "TEXT")
+    return _VALUE_NAMES_OF_CLICK.get(str(getattr(kind, "name", "")).split(" ")[0], "TEXT")
+
+
+def default_words(parameter: Any) -> str:
+    """A parameter's default as the help shows it: `4`, `none`, `on`; empty where a value is required."""
+    if parameter.required:
+        return ""
+    if isinstance(parameter.show_default, str):
+        return parameter.show_default
+    return words_of(parameter.default)
+
+
+def words_of(value: Any) -> str:
+    """A default in words."""
+    if value is None or value in ([], (), {}):
+        return "none"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, enum.Enum):
+        value = value.value
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def limits(parameter: Any) -> str:
+    """The values that a number may take: `1 to 64`, `at least 1`, or nothing."""
+    least, most = getattr(parameter, "min", None), getattr(parameter, "max", None)
+    if least is None and most is None:
+        return ""
+    if most is None:
+        return f"at least {least:g}"
+    return f"at most {most:g}" if least is None else f"{least:g} to {most:g}"
+
+
+def description(parameter: Any) -> str:
+    """A parameter's help with its default; options that show something and end the program have none."""
+    text = " ".join((parameter.help or "").split())
+    if parameter.is_eager:
+        return text
+    default = default_words(parameter)
+    if not is_option(parameter) and default == "none":
+        return text
+    facts = [f"default:{_SPACE}{default}" if default else "required", limits(parameter)]
+    return f"{text} [{'; '.join(fact for fact in facts if fact)}]".strip()
+
+
+def name_and_value(parameter: Any) -> str:
+    """`-k, --num-speculative-tokens N`, or an argument's name."""
+    if not is_option(parameter):
+        many = "..." if parameter.nargs != 1 and not value_name(parameter).endswith("...") else ""
+        return f"{value_name(parameter)}{many}"
+    names = sorted(parameter.opts, key=lambda name: name.startswith("--"))
+    shown = ", ".join(names) + "".join(f" / {name}" for name in parameter.secondary_opts[:1])
+    if len(parameter.opts) > 1 and parameter.secondary_opts:
+        pairs = zip(parameter.opts, parameter.secondary_opts, strict=False)
+        shown = ", ".join(f"{yes} / {no}" for yes, no in pairs)
+    return f"{shown} {value_name(parameter)}".rstrip()
+
+
+class _Page:
+    """A text of a width.
+
+    Args:
+        width: columns of the terminal.
+    """
+
+    def __init__(self, width: int) -> None:
+        from specdec_cli.cli.terminal import colourful
+
+        self.width = width
+        self.text = ""
+        self._colourful = colourful(sys.stdout)
+
+    def paragraph(self, text: str, then: str = "") -> None:
+        """Add a paragraph, wrapped, and an empty line."""
+        self.text += "\n".join(self._wrapped(text, "", then)) + "\n\n"
+
+    def section(self, head: str, rows: list[tuple[str, str]], is_code: bool = False) -> None:
+        """Add a head and rows of a name and what it means; nothing where there are no rows."""
+        if not rows:
+            return
+        self.text += self._styled(f"{head}:", "bold") + "\n"
+        column = min(_COLUMN, 4 + max(len(name) for name, _ in rows))
+        for name, text in rows:
+            lines = self._example(name, text) if is_code else self._row(name, text, column)
+            self.text += "\n".join(lines) + "\n"
+        self.text += "\n"
+
+    def _row(self, name: str, text: str, column: int) -> Iterator[str]:
+        """Name and text beside each other where that fits, else below each other."""
+        is_narrow = self.width < _NARROW
+        indent = " " * (6 if is_narrow else column)
+        names = self._wrapped(name, "  ", "    ")
+        lines = self._wrapped(text, indent, indent)
+        fits = not is_narrow and len(names) == 1 and len(names[0]) + 2 <= column
+        if fits and lines:
+            lines[0] = self._styled(names[0], "name") + lines[0][len(names[0]) :]
+            yield from lines
+            return
+        yield from (self._styled(line, "name") for line in names)
+        yield from lines
+
+    def _example(self, line: str, text: str) -> Iterator[str]:
+        yield from self._wrapped(f"# {text}", "  ", "  # ")
+        whole = r"'[^']*'|\"[^\"]*\"" if self.width < _NARROW else r"'[^']*'|\"[^\"]*\"| (?!-)"
+        line = re.sub(whole, lambda match: match[0].replace(" ", _SPACE), line)
+        *first, last = self._wrapped(line, "  ", "      ", less=2)
+        yield from (f"{one} \\" for one in first)
+        yield last
+
+    def _wrapped(self, text: str, first: str, then: str, less: int = 0) -> list[str]:
+        lines = textwrap.wrap(
+            text,
+            max(self.width - less, 20),
+            initial_indent=first,
+            subsequent_indent=then,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        return [line.replace(_SPACE, " ") for line in lines]
+
+    def _styled(self, text: str, kind: str) -> str:
+        if not self._colourful:
+            return text
+        return typer.style(text, bold=True) if kind == "bold" else typer.style(text, fg="cyan")

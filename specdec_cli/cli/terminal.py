@@ -1,0 +1,21 @@
+"""What a stream can show, and which versions are installed: what the quick commands need, without heavy imports."""
+
+from __future__ import annotations
+
+import os
+from importlib import metadata
+from typing import IO
+
+
+def colourful(stream: IO[str]) -> bool:
+    """Whether colour and cursor movement are welcome: a terminal, and no `NO_COLOR`, `CI` or dumb terminal."""
+    refused = os.environ.get("NO_COLOR") or os.environ.get("CI") or os.environ.get("TERM") == "dumb"
+    return not refused and stream.isatty()
+
+
+def version_of(package: str) -> str | None:
+    """An installed package's version from its metadata, without importing it; None where it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,176 @@
+"""What `--help` shows: defaults, value names, common options, examples; and that a narrow terminal breaks no word."""
+
+import re
+import shlex
+
+import pytest
+import typer
+from test_readme import parse, program
+
+from specdec_cli.cli import main
+from specdec_cli.cli.commands import COMMANDS
+from specdec_cli.cli.guide import GUIDES
+from specdec_cli.cli.help import (
+    default_words,
+    description,
+    first_sentence,
+    is_option,
+    name_and_value,
+    value_name,
+    words_of,
+)
+from specdec_cli.cli.options import OPTIONS, SERVE_OPTIONS
+from specdec_cli.recipe.schema import Recipe, default_of
+
+
+def contexts():
+    """Every command that has options, by its path."""
+    found = {}
+
+    def visit(command, name, parent):
+        context = command.make_context(name, [], parent=parent, resilient_parsing=True)
+        found[context.command_path] = context
+        for inner, child in getattr(command, "commands", {}).items():
+            visit(child, inner, context)
+
+    visit(program(), "specdec", None)
+    return found
+
+
+CONTEXTS = contexts()
+PATHS = sorted(CONTEXTS)
+
+
+def options(path: str):
+    shown = [one for one in CONTEXTS[path].command.get_params(CONTEXTS[path]) if is_option(one)]
+    return [one for one in shown if not one.hidden]
+
+
+def help_of(path: str, capsys, *flags: str) -> str:
+    assert main.run([*path.split()[1:], *(flags or ["--help"])]) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_every_option_has_a_default_or_says_none(path: str, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    rows = re.split(r"\n  (?=-)|\n\n", help_of(path, capsys, "--help-all"))
+    shown = [" ".join(row.split()) for row in rows]
+    for one in options(path):
+        if not one.is_eager:
+            row = next(row for row in shown if row.startswith(name_and_value(one)))
+            assert re.search(r"\[default: [^\]]+\]$", row), one.opts
+
+
+def test_a_default_that_a_recipe_sets_is_the_schemas():
+    by_name = {name: one for one in options("specdec serve") for name in one.opts}
+    port, k = by_name["--port"], by_name["--num-speculative-tokens"]
+    assert default_words(port) == str(Recipe().serve.port)
+    assert default_words(k) == str(Recipe().speculation.num_speculative_tokens)
+    named = [one for one in (*OPTIONS, *SERVE_OPTIONS) if "." in one.path and one.default is None]
+    for one in named:
+        section, key = one.path.split(".")
+        assert default_of(one.path) == getattr(getattr(Recipe(), section), key)
+        assert one.default_words == words_of(default_of(one.path))
+
+
+def test_a_default_follows_the_schema(monkeypatch):
+    field = type(Recipe().sampling).model_fields["max_new_tokens"]
+    monkeypatch.setattr(field, "default", 77)
+    option = next(one for one in OPTIONS if one.path == "sampling.max_new_tokens")
+    assert option.default_words == "77"
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "default"),
+    [
+        ("specdec generate", "--temperature", "0"),
+        ("specdec serve", "--temperature", "1"),
+        ("specdec serve", "--max-new-tokens", "to the context's end"),
+        ("specdec serve", "--prefix-caching", "on"),
+        ("specdec generate", "--prefix-caching", "off"),
+        ("specdec audit", "--max-new-tokens", "32"),
+        ("specdec generate", "--max-new-tokens", "128"),
+        ("specdec generate", "--logit-bias", "none"),
+        ("specdec bench", "--lossless-check", "on"),
+        ("specdec bench", "--repeats", "2; 1 with --endpoint"),
+        ("specdec bench", "--chat", "off"),
+    ],
+)
+def test_a_commands_own_default_is_shown(path: str, name: str, default: str):
+    option = next(one for one in options(path) if name in one.opts)
+    assert default_words(option) == default
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_values_have_names_and_flags_none(path: str):
+    for one in options(path):
+        if one.is_flag:
+            assert value_name(one) == ""
+        else:
+            assert re.fullmatch(r"[\w.|:,=%-]+", value_name(one)), (one.opts, value_name(one))
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_no_type_of_the_parser_is_shown(path: str, capsys):
+    shown = help_of(path, capsys, "--help-all")
+    assert not re.search(r"<\w+( range)?>|\bINTEGER\b|\bBOOLEAN\b|list\[", shown)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_every_command_has_three_examples_that_parse(path: str, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
+    shown = help_of(path, capsys)
+    assert len(GUIDES[path].examples) == 3
+    for text, line in GUIDES[path].examples:
+        assert f"# {text}" in shown
+        assert f"$ {line}" in shown
+        words = shlex.split(line.split(" | ")[0].split(" > ")[0])
+        assert parse(program(), "specdec", words[1:]).command_path.startswith(path)
+
+
+def test_every_guide_is_of_a_command():
+    assert set(GUIDES) == set(PATHS)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_help_shows_at_most_fifteen_options_and_help_all_every_one(path: str, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    shown, everything = help_of(path, capsys), help_of(path, capsys, "--help-all")
+    names = [name_and_value(one) for one in options(path)]
+    few = [name for name in names if re.search(rf"^  {re.escape(name)}( |$)", shown, re.MULTILINE)]
+    assert len(few) <= 15
+    assert all(re.search(rf"^  {re.escape(name)}( |$)", everything, re.MULTILINE) for name in names)
+    if len(names) > 15:
+        assert f"{len(names) - len(few)} more options: {path} --help-all" in shown
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_programs_help_has_each_commands_first_sentence(name: str):
+    assert first_sentence(program().commands[name].help) == COMMANDS[name]
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+@pytest.mark.parametrize("path", PATHS)
+def test_help_breaks_no_word_at_any_width(path: str, width: int, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "4000")
+    words = set(help_of(path, capsys, "--help-all").split())
+    monkeypatch.setenv("COLUMNS", str(width))
+    shown = help_of(path, capsys, "--help-all")
+    assert set(shown.split()) - {"\\", "#"} <= words
+    for line in shown.splitlines():
+        assert len(line) <= width or max(map(len, line.split())) + 10 > width, line
+
+
+def test_help_of_a_function_without_help_has_its_default():
+    def command(size: int = 3, wide: bool = True, names: list[str] | None = None) -> None: ...
+
+    app = typer.Typer(add_completion=False)
+    app.command()(command)
+    found = typer.main.get_command(app).params
+    assert [description(one).replace("\xa0", " ") for one in found] == [
+        "[default: 3]",
+        "[default: on]",
+        "[default: none]",
+    ]
+    assert [value_name(one) for one in found] == ["N", "", "TEXT"]
