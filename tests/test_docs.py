@@ -71,3 +71,7 @@ def command_lines() -> list[str]:
 @pytest.mark.parametrize("line", command_lines())
 def test_a_command_line_parses(line):
     parse(program(), "specdec", words_of(line))
+
+
+def test_every_command_is_used_on_some_page():
+    assert {words_of(line)[0] for line in command_lines()} == set(program().commands)

@@ -1,4 +1,4 @@
-"""The README says what is there: its commands parse, its example runs, its tree exists, its numbers are measured."""
+"""README.md and docs/ are true: commands run, the Python example runs, the tree exists, the numbers are measured."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ import importlib.util
 import json
 import re
 import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -17,6 +22,7 @@ from specdec_cli.recipe import shipped
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 BUILTIN = ROOT / "specdec_cli" / "builtin" / "target"
 
 # The shared options of the interface contract that are built; `--tree` and `--compile` are not.
@@ -52,8 +58,8 @@ ALIASED = {"generate", "serve"}
 NOT_DECODING = {"recipe", "doctor"}
 
 
-def fenced(language: str) -> list[str]:
-    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+def fenced(language: str, page: str = README) -> list[str]:
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     return [text for name, text in blocks if name == language]
 
 
@@ -84,15 +90,103 @@ def words_of(line: str) -> list[str]:
     return words[1 : min(ends, default=len(words))]
 
 
-def test_there_are_commands_to_read():
-    assert len(command_lines()) >= 8
+def shown() -> dict[str, str]:
+    """Each command line of a console block, and the output below it."""
+    found, last = {}, ""
+    for line in "".join(fenced("console")).replace("\\\n", " ").splitlines():
+        if line.startswith("$ "):
+            last = line.removeprefix("$ ")
+            found[last] = ""
+        else:
+            found[last] += line + "\n"
+    return found
+
+
+def cells(output: str) -> set[str]:
+    """What every run prints: the cells of tables and the text, without the measured numbers."""
+    found = {cell for line in output.splitlines() for cell in re.split(r"\s{2,}", line.strip())}
+    depends_on_the_machine = {"in use", "recommended"}  # which row a sweep marks
+    found -= {"", "–", "…"} | depends_on_the_machine
+    return {cell for cell in found if not re.search(r"\d|^─+$", cell)}
+
+
+def test_the_quick_start_is_four_commands_with_their_output():
+    assert [words_of(line)[0] for line in command_lines()] == ["generate", "bench", "sweep-k", "serve"]
+    assert len(fenced("console")) == 4
+    for line, output in shown().items():
+        assert output or line.startswith("specdec serve"), line
+
+
+QUICK = "generate"
+MEASURED = [pytest.param(line, marks=() if f" {QUICK} " in line else pytest.mark.slow) for line in command_lines()[:3]]
+
+
+@pytest.mark.skipif(not BUILTIN.is_dir(), reason="the built-in pair's weights are not here")
+@pytest.mark.parametrize("line", MEASURED)
+def test_a_command_prints_what_the_readme_shows(line: str, tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main.run(words_of(line)) == 0
+    printed = capsys.readouterr()
+    assert len(cells(shown()[line])) >= 3
+    assert cells(shown()[line]) <= cells(printed.out) | cells(printed.err)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not BUILTIN.is_dir(), reason="the built-in pair's weights are not here")
+def test_the_served_recipe_answers_as_the_readme_shows(tmp_path: Path):
+    serve, (curl, answer) = command_lines()[3], list(shown().items())[-1]
+    shutil.copy(ROOT / "recipes" / "builtin.yaml", tmp_path / "tuned.yaml")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "specdec_cli", *words_of(serve), "--port", str(port)]
+    curl = curl.replace(":8000", f":{port}") + " --silent --fail --retry 120 --retry-delay 1 --retry-all-errors"
+    with subprocess.Popen(command, cwd=tmp_path) as server:
+        try:
+            got = subprocess.run(shlex.split(curl), capture_output=True, text=True, check=True).stdout
+        finally:
+            server.terminate()
+    pieces = [piece.strip("\n,{}]") for piece in re.split("…", answer.replace("\n", "…"))]
+    assert len([piece for piece in pieces if piece]) >= 3
+    assert [piece for piece in pieces if piece not in got] == []
+
+
+def test_the_install_lines_name_what_there_is():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    install = README[README.index("## Install") : README.index("## Quick start")]
+    assert f"`{project['name']}`" in install
+    for extras in re.findall(r"(?:\.|whl)\[([\w,]+)\]", install):
+        assert set(extras.split(",")) <= set(project["optional-dependencies"])
+    wheel = f"{project['name'].replace('-', '_')}-{project['version']}-py3-none-any.whl"
+    assert set(re.findall(r"dist/([\w.-]+\.whl)", install)) == {wheel}
+    lines = [line for block in fenced("bash") for line in block.splitlines()]
+    assert {line.split()[0] for line in lines} == {"uv", "pipx", "pip"}
+    assert "make demo" in install
+    assert re.search(r"^demo:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert ". .venv/bin/activate" in install
+
+
+def test_the_readme_is_short():
+    assert len(README.splitlines()) <= 200
+    assert len(README.split()) <= 1700
+
+
+def test_the_picture_is_there():
+    pictures = re.findall(r"!\[([^\]]+)\]\(([^)]+)\)", README)
+    assert pictures
+    assert [name for _, name in pictures if not (ROOT / name).is_file()] == []
 
 
 @pytest.mark.parametrize("line", command_lines())
 def test_a_command_line_parses(line: str):
     context = parse(program(), "specdec", words_of(line))
     recipe = context.params.get("shared_recipe")
-    assert recipe is None or recipe in [found.name for found in shipped.list_recipes()]
+    written = {
+        words[words.index("--write-recipe") + 1]
+        for words in map(words_of, command_lines())
+        if "--write-recipe" in words
+    }
+    assert recipe is None or recipe in {found.name for found in shipped.list_recipes()} | written
 
 
 def test_a_line_with_an_unknown_option_does_not_parse():
@@ -101,8 +195,9 @@ def test_a_line_with_an_unknown_option_does_not_parse():
 
 
 def test_every_command_is_shown_and_every_shown_one_exists():
-    shown = {words_of(line)[0] for line in command_lines()}
-    assert shown == set(program().commands)
+    listed = re.findall(r"^\| `specdec ([\w-]+)` \|", README, re.MULTILINE)
+    assert sorted(listed) == sorted(program().commands)
+    assert {words_of(line)[0] for line in command_lines()} <= set(listed)
 
 
 def test_every_exit_code_is_named():
@@ -150,8 +245,8 @@ def test_a_python_example_runs(example: str, capsys):
 
 
 def tree() -> list[tuple[str, str]]:
-    """What the README's tree names: path from the root, and the words beside it."""
-    block = next(block for block in fenced("") if block.startswith("specdec_cli/"))
+    """What the tree in docs/architecture.md names: path from the root, and the words beside it."""
+    block = next(block for block in fenced("text", ARCHITECTURE) if block.startswith("specdec_cli/"))
     named, folder = [], ""
     for line in block.splitlines():
         if line.startswith(" "):
@@ -177,7 +272,7 @@ def test_the_tree_names_what_is_there():
 def test_every_room_is_in_the_tree():
     rooms = {path.name for path in (ROOT / "specdec_cli").iterdir() if path.is_dir() and any(path.glob("*.py"))}
     assert rooms <= {Path(path).name for path, _ in tree()}
-    tops = {"recipes", "tests", "benchmarks", "scripts"}
+    tops = {"recipes", "tests", "benchmarks", "scripts", "docs"}
     assert tops <= {path for path, _ in tree()}
 
 
