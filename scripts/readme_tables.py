@@ -145,7 +145,8 @@ def adaptive(document: dict[str, Any]) -> str:
     runs = [row.get("measured_on", document["machine"]) for row in rows]
     loads = [run["load_average_1m"] for run in runs]
     same = [row["plain_again"]["total"] for row in rows]
-    said = f"{_each(runs, 'cpu')}, {_threads(document)}, load {min(loads):.1f} to {max(loads):.1f} before each run, "
+    load = " to ".join(sorted({f"{load:.1f}" for load in (min(loads), max(loads))}))
+    said = f"{_each(runs, 'cpu')}, {_threads(document)}, load {load} before each run, "
     said += f"commit {_each(runs, 'commit')}, {document['machine']['measured'][:10]}. "
     said += f"Plain decoding against plain decoding in the same runs: {min(same):.2f} to {max(same):.2f}."
     return f"{said}\n\n" + markdown(head, lines)
@@ -175,9 +176,26 @@ def streams(document: dict[str, Any]) -> str:
     ]
     lines.append(["tokens/s without a draft", *(f"{point['none']:.0f}" for point in points)])
     num_starts = min(len(each) for point in points for each in point["of_starts"].values())
-    said = f"Every server was started {num_starts} times. The brackets hold "
-    said += "the 95 % interval over starts" if num_starts >= ENOUGH_STARTS else "the range of the starts' medians"
-    return f"{said}. {measured_on(document)}.\n\n" + markdown(head, lines)
+    return f"{_starts(num_starts)} {measured_on(document)}.\n\n" + markdown(head, lines)
+
+
+def _starts(number: int) -> str:
+    """How often servers were started, and what the brackets hold."""
+    held = "the 95 % interval over starts" if number >= ENOUGH_STARTS else "the range of the starts' medians"
+    return f"Every server was started {number} times. The brackets hold {held}."
+
+
+def against_generate(document: dict[str, Any]) -> str:
+    """Speed of a server that has answered before, over that of a new process of `specdec generate`."""
+    servers: dict[str, Any] = document["results"]
+    others = [other for other in next(iter(servers.values())) if other.startswith("generate")]
+    rows = [
+        [name, *(_interval(facts[other]["ratio"], facts[other]["ci95"]) for other in others)]
+        for name, facts in servers.items()
+    ]
+    num_starts = min(len(facts[other]["of_starts"]) for facts in servers.values() for other in others)
+    head = ["speed of the server over", *others]
+    return f"{_starts(num_starts)} {measured_on(document)}.\n\n" + markdown(head, rows)
 
 
 def roofline(document: dict[str, Any]) -> str:
@@ -196,7 +214,7 @@ def roofline(document: dict[str, Any]) -> str:
         for name, row in ((name, results["rows"][name]) for name in names)
     ]
     head = ["precision", "weights, MB", "read bandwidth, GB/s", "1 row, ms", "1 row / reading the weights"]
-    said = f"`{results['target']}` behind {results['context']} tokens. {measured_on(document)}.\n\n"
+    said = f"`{results['target']}` with a context of {results['context']} tokens. {measured_on(document)}.\n\n"
     return said + markdown([*head, "5 rows / 1 row"], rows)
 
 
@@ -223,6 +241,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "adaptive-amx": ("adaptive_amx.json", adaptive),
     "streams": ("serve_load.json", streams),
     "streams-amx": ("serve_load_amx.json", streams),
+    "server-against-generate": ("serve_against_generate.json", against_generate),
     "peers-builtin": ("peers_builtin.json", peers),
     "peers-stories": ("peers_stories.json", peers),
     "peers-embedded": ("peers_embedded.json", peers),

@@ -352,7 +352,7 @@ def test_other_tokens_are_not_hidden(results: Path):
     assert "3 prompts gave other tokens with the draft." in tables_script().table("builtin", results)
 
 
-def test_a_draft_whose_weights_are_int8_is_said_to_be(results: Path):
+def test_the_caption_names_int8_draft_weights(results: Path):
     document = json.loads((results / "builtin_pair.json").read_text())
     document["results"]["draft_quantize"] = "int8"
     (results / "builtin_pair.json").write_text(json.dumps(document))
@@ -399,12 +399,24 @@ def test_streams_stand_by_policy(tmp_path: Path):
     ]
 
 
+def test_a_server_is_compared_with_new_processes(tmp_path: Path):
+    over = {"ratio": 1.25, "ci95": [1.2, 1.3], "of_starts": [1.2, 1.3]}
+    facts = {"tokens_per_second": 9.0, "generate with the same options": over, "generate with a fixed k=4": over}
+    keep(tmp_path / "serve_against_generate.json", {"adaptive": facts})
+    said, *lines = tables_script().table("server-against-generate", tmp_path).splitlines()
+    assert said.startswith(
+        "Every server was started 2 times. The brackets hold the range of the starts' medians. A CPU, "
+    )
+    assert lines[1] == "| speed of the server over | generate with the same options | generate with a fixed k=4 |"
+    assert lines[3] == "| adaptive | 1.25 [1.20, 1.30] | 1.25 [1.20, 1.30] |"
+
+
 def test_a_roofline_compares_rows_with_reading_the_weights(tmp_path: Path):
     row = {"megabytes": 700.4, "read_gb_per_second": 45.6, "ms_by_rows": {"1": 17.7}}
     row |= {"share_of_floor_at_1_row": 0.8, "5_rows_over_1": 1.02}
     keep(tmp_path / "roofline_embedded.json", {"target": "T", "context": 128, "rows": {"int8": row, "bfloat16": row}})
     lines = tables_script().table("roofline-embedded", tmp_path).splitlines()
-    assert lines[0].startswith("`T` behind 128 tokens. A CPU, ")
+    assert lines[0].startswith("`T` with a context of 128 tokens. A CPU, ")
     assert lines[4:] == ["| bfloat16 | 700 | 46 | 17.70 | 1.25 | 1.02 |", "| int8 | 700 | 46 | 17.70 | 1.25 | 1.02 |"]
 
 
