@@ -78,7 +78,10 @@ def _option(parameter: Any) -> tuple[str, str, str, str]:
     if not help.is_option(parameter):
         return f"`{help.name_and_value(parameter)}`", "", "", text
     names = ", ".join(f"`{name}`" for name in [*parameter.opts, *parameter.secondary_opts])
-    value, default = help.value_name(parameter), "" if parameter.is_eager else help.default_words(parameter)
+    value, default = (
+        help.value_name(parameter),
+        "" if help.ends_the_program(parameter) else help.default_words(parameter),
+    )
     facts = [fact for fact in (default, help.limits(parameter)) if fact]
     return names, f"`{value}`" if value else "", "; ".join(facts), text
 

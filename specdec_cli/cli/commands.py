@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import Any
 
 import typer
+from typer.core import TyperCommand
 
 from specdec_cli.cli.help import Command, Group
 
@@ -68,6 +69,15 @@ class Program(Group):
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
         self.commands: Any = Commands()
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        """Commands and options that begin with what was typed, without loading a command."""
+        loaded = self.commands
+        self.commands = {name: TyperCommand(name, help=text) for name, text in COMMANDS.items()}
+        try:
+            return super().shell_complete(ctx, incomplete)
+        finally:
+            self.commands = loaded
 
     def summaries(self) -> list[tuple[str, str]]:
         """What each command does, without loading it."""

@@ -196,10 +196,15 @@ def limits(parameter: Any) -> str:
     return f"at most {most:g}" if least is None else f"{least:g} to {most:g}"
 
 
+def ends_the_program(parameter: Any) -> bool:
+    """Whether an option shows or installs something in place of running a command."""
+    return bool(parameter.is_eager) or (is_option(parameter) and not parameter.expose_value)
+
+
 def description(parameter: Any) -> str:
     """A parameter's help with its default; options that show something and end the program have none."""
     text = " ".join((parameter.help or "").split())
-    if parameter.is_eager:
+    if ends_the_program(parameter):
         return text
     default = default_words(parameter)
     if not is_option(parameter) and default == "none":

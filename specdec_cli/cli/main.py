@@ -32,7 +32,6 @@ def _app() -> typer.Typer:
         cls=Program,
         help="Speculative decoding of language models: whether, with which draft and how deep.",
         no_args_is_help=True,
-        add_completion=False,
         pretty_exceptions_enable=False,
         suggest_commands=False,
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -124,6 +123,8 @@ def _words(error: Exception) -> tuple[str, str | None, ExitCode]:
 def _invoke(arguments: list[str]) -> int:
     """Parse and call, without typer's own handling of errors."""
     command = typer.main.get_command(_app())
+    if "_SPECDEC_COMPLETE" in os.environ:  # the shell asks for completions
+        command.main(prog_name="specdec")
     with command.make_context("specdec", arguments) as context:
         code = command.invoke(context)
     return code if isinstance(code, int) else ExitCode.DONE
@@ -171,14 +172,14 @@ def _printable(text: str) -> str:
 
 def _flush(stream: IO[str], code: int) -> int:
     """Empty a stream's buffer now, so that a reader that went away makes no noise when Python ends."""
-    from specdec_cli.report.page import to_nowhere
-
     try:
         stream.flush()
-    except BrokenPipeError:
-        to_nowhere(stream)
     except OSError as error:
+        from specdec_cli.report.page import to_nowhere
+
         to_nowhere(stream)
+        if isinstance(error, BrokenPipeError):
+            return code
         return _complain(f"the output cannot be written: {error.strerror}", None, ExitCode.COULD_NOT_RUN)
     return code
 

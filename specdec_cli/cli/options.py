@@ -21,6 +21,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from specdec_cli import drafters
+from specdec_cli.cli.completion import COMPLETIONS, Completion, choices
 from specdec_cli.cli.help import words_of
 from specdec_cli.cli.output import check_destination, is_interrupted
 from specdec_cli.cli.screen import open_screen
@@ -180,6 +181,13 @@ class Option:
         return unit if unit in _UNITS else "X" if self.kind is float else "N"
 
     @property
+    def completion(self) -> Completion | None:
+        """What the shell completes its value with."""
+        if self.path in COMPLETIONS:
+            return COMPLETIONS[self.path]
+        return choices(self.metavar) if self.metavar and "|" in self.metavar else None
+
+    @property
     def default_words(self) -> str:
         """The default in `--help`, from the recipe's schema where the option sets one of its keys."""
         if self.default is not None:
@@ -203,6 +211,7 @@ class Option:
             rich_help_panel=self.panel,
             metavar=self.value_name,
             show_default=default_words or self.default_words,
+            autocompletion=self.completion,
         )
         default = False if self.path in _FIELDS and self.kind is bool else None
         annotation: Any = Annotated[self.kind if default is False else self.kind | None, info]

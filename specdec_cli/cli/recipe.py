@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from specdec_cli.cli.completion import recipes
 from specdec_cli.cli.help import Command, Group
 from specdec_cli.cli.options import STRUCTURED_OPTIONS, Shared, draft_methods, expanded, with_shared_options
 from specdec_cli.cli.output import check_destination, deliver, envelope, write_file
@@ -51,7 +52,8 @@ def list_(json: Json = False, output: Output = None, force: Force = False) -> No
 @with_shared_options(aliases=True, without=["trust_remote_code"], beside=STRUCTURED_OPTIONS)
 def show(
     name: Annotated[
-        str | None, typer.Argument(help="A shipped recipe's name or a YAML file.", metavar="NAME|FILE")
+        str | None,
+        typer.Argument(help="A shipped recipe's name or a YAML file.", metavar="NAME|FILE", autocompletion=recipes),
     ] = None,
     origin: Annotated[bool, typer.Option("--origin", help="Say where every value came from.")] = False,
     *,
@@ -71,7 +73,7 @@ def show(
 
 @app.command(cls=Command)
 def copy(
-    name: Annotated[str, typer.Argument(help="A shipped recipe's name.", metavar="NAME")],
+    name: Annotated[str, typer.Argument(help="A shipped recipe's name.", metavar="NAME", autocompletion=recipes)],
     destination: Annotated[
         Path | None, typer.Argument(help="File or folder; NAME.yaml here if not given.", metavar="FILE|DIR")
     ] = None,
@@ -96,7 +98,9 @@ def copy(
 
 @app.command(cls=Command)
 def validate(
-    files: Annotated[list[str], typer.Argument(help="Recipes: files or shipped names.", metavar="FILE...")],
+    files: Annotated[
+        list[str], typer.Argument(help="Recipes: files or shipped names.", metavar="FILE...", autocompletion=recipes)
+    ],
     json: Json = False,
     output: Output = None,
     force: Force = False,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from specdec_cli.cli.completion import targets
 from specdec_cli.cli.options import SERVE_OPTIONS, SERVER, Shared, with_shared_options
 from specdec_cli.cli.output import deliver, envelope
 from specdec_cli.cli.screen import open_screen
@@ -47,7 +48,8 @@ _REPOSITORY_HELP = "YAML file `name: recipe` for each of several models, loaded 
 @with_shared_options(aliases=True, without=("sampling.logprobs",), beside=SERVE_OPTIONS, defaults=_DEFAULTS)
 def serve(
     model: Annotated[
-        list[str] | None, typer.Argument(help="The model that is served, as --target names it.", metavar="MODEL")
+        list[str] | None,
+        typer.Argument(help="The model that is served, as --target names it.", metavar="MODEL", autocompletion=targets),
     ] = None,
     api_key: Annotated[
         list[str] | None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from importlib import metadata
 from typing import IO
 
 
@@ -15,6 +14,8 @@ def colourful(stream: IO[str]) -> bool:
 
 def version_of(package: str) -> str | None:
     """An installed package's version from its metadata, without importing it; None where it is not installed."""
+    from importlib import metadata
+
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -1,7 +1,10 @@
 """What `--help` shows: defaults, value names, common options, examples; and that a narrow terminal breaks no word."""
 
 import re
+import resource
 import shlex
+import subprocess
+import sys
 
 import pytest
 import typer
@@ -13,6 +16,7 @@ from specdec_cli.cli.guide import GUIDES
 from specdec_cli.cli.help import (
     default_words,
     description,
+    ends_the_program,
     first_sentence,
     is_option,
     name_and_value,
@@ -57,7 +61,7 @@ def test_every_option_has_a_default_or_says_none(path: str, capsys, monkeypatch)
     rows = re.split(r"\n  (?=-)|\n\n", help_of(path, capsys, "--help-all"))
     shown = [" ".join(row.split()) for row in rows]
     for one in options(path):
-        if not one.is_eager:
+        if not ends_the_program(one):
             row = next(row for row in shown if row.startswith(name_and_value(one)))
             assert re.search(r"\[default: [^\]]+\]$", row), one.opts
 
@@ -174,3 +178,28 @@ def test_help_of_a_function_without_help_has_its_default():
         "[default: none]",
     ]
     assert [value_name(one) for one in found] == ["N", "", "TEXT"]
+
+
+def cpu_seconds(words: list[str]) -> float:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, *words], stdout=subprocess.DEVNULL, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def test_the_programs_help_costs_little_more_than_its_libraries():
+    libraries, program_help = ["-c", "import typer, typer.rich_utils"], ["-m", "specdec_cli.cli.main", "--help"]
+    pairs = [(cpu_seconds(libraries), cpu_seconds(program_help)) for _ in range(5)]
+    least = [min(seconds) for seconds in zip(*pairs, strict=True)]
+    assert least[1] <= 1.5 * least[0]
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], []])
+def test_the_programs_help_loads_no_command_and_no_schema(arguments: list[str]):
+    code = (
+        "import sys; from specdec_cli.cli.main import run; run(sys.argv[1:])\n"
+        "slow = {'pydantic', 'yaml', 'rich.console', 'specdec_cli.cli.generate', 'specdec_cli.recipe'}\n"
+        "sys.exit(f'loaded {slow & set(sys.modules)}' if slow & set(sys.modules) else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
