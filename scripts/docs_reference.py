@@ -156,7 +156,10 @@ def python_api() -> str:
 
 
 def _methods(thing: type) -> Iterator[tuple[str, Any]]:
-    for name, member in vars(thing).items():
+    members: dict[str, Any] = {}
+    for owner in (one for one in reversed(thing.__mro__) if one.__module__.startswith("specdec_cli")):
+        members |= vars(owner)
+    for name, member in members.items():
         if name.startswith("_"):
             continue
         function = member.__func__ if isinstance(member, classmethod | staticmethod) else member

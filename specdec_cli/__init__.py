@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from specdec_cli.engine.async_engine import AsyncEngine
-    from specdec_cli.engine.engine import Engine
     from specdec_cli.engine.loading import LoadSettings, ModelSettings
     from specdec_cli.engine.options import EngineOptions
     from specdec_cli.engine.outputs import Output
     from specdec_cli.engine.records import Delta
     from specdec_cli.engine.run import Generated
     from specdec_cli.events import SpeculativeCounts
+    from specdec_cli.measure.notebook import ResultTable, WorkloadTrace
+    from specdec_cli.measure.notebook import TracingEngine as Engine
     from specdec_cli.sampling.params import SamplingParams
 
 __version__ = "0.2.0"
@@ -30,23 +31,29 @@ __all__ = [
     "LoadSettings",
     "ModelSettings",
     "Output",
+    "ResultTable",
     "SamplingParams",
     "SpeculativeCounts",
+    "WorkloadTrace",
     "__version__",
 ]
 
 _WHERE = {
     "AsyncEngine": "specdec_cli.engine.async_engine",
     "Delta": "specdec_cli.engine.records",
-    "Engine": "specdec_cli.engine.engine",
+    "Engine": "specdec_cli.measure.notebook",
     "EngineOptions": "specdec_cli.engine.options",
     "Generated": "specdec_cli.engine.run",
     "LoadSettings": "specdec_cli.engine.loading",
     "ModelSettings": "specdec_cli.engine.loading",
     "Output": "specdec_cli.engine.outputs",
+    "ResultTable": "specdec_cli.measure.notebook",
     "SamplingParams": "specdec_cli.sampling.params",
     "SpeculativeCounts": "specdec_cli.events",
+    "WorkloadTrace": "specdec_cli.measure.notebook",
 }
+
+_NAMES = {"Engine": "TracingEngine"}  # the class adds `trace`, which the room of the engine itself cannot reach
 
 
 def __getattr__(name: str) -> Any:
@@ -55,7 +62,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module `specdec_cli` has no attribute `{name}`")
     from importlib import import_module
 
-    return getattr(import_module(_WHERE[name]), name)
+    return getattr(import_module(_WHERE[name]), _NAMES.get(name, name))
 
 
 def __dir__() -> list[str]:

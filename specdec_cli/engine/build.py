@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from specdec_cli import drafters
 from specdec_cli.drafters.contract import Drafter, Resources
 from specdec_cli.drafters.model import Drafter as ModelDrafter
-from specdec_cli.engine.caches import share_out
+from specdec_cli.engine.caches import hold_beside, share_out
 from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.loading import LoadArguments, LoadProgress, LoadSettings, ModelSettings, settle
 from specdec_cli.engine.options import EngineOptions
@@ -143,6 +143,32 @@ def load_drafter(
     """
     drafter = _make_drafter(fields)
     drafter.load(_resources(target, tokenizer, settings, options, settings.progress or (lambda _: None)))
+    return drafter
+
+
+def another_drafter(
+    engine: Engine, fields: Mapping[str, Any], settings: LoadSettings | None = None, say: LoadProgress | None = None
+) -> Drafter:
+    """Load a further drafter for an engine that exists; its KV cache takes none of the engine's.
+
+    Args:
+        engine: gives target, tokenizer and options.
+        fields: `model`, or `method` and its options.
+        settings: how the model is loaded.
+        say: called with a short description of each loading phase.
+
+    Raises:
+        UsageError: an unknown method or option, tokenizers that differ, or an engine without a tokenizer.
+        RunError: a model that does not load.
+    """
+    settings = replace(settings or LoadSettings(), progress=say)
+    if engine.tokenizer is None:
+        raise UsageError("the engine has no tokenizer, which a further draft needs", "give the engine one")
+    if "model" in fields:
+        _check_tokenizers(engine.tokenizer, str(getattr(engine.target, "name", "target")), fields["model"], settings)
+    drafter = load_drafter(fields, engine.target, engine.tokenizer, engine.options, settings)
+    if isinstance(drafter, ModelDrafter) and isinstance(drafter.lm, TransformersLM):
+        hold_beside(drafter.lm, engine.target.max_context, engine.options)
     return drafter
 
 

@@ -46,3 +46,20 @@ def share_out(
     for draft in drafts:
         wanted = draft.cache_need(num_seqs, k, target.max_context).num_blocks
         check_draft_room(*(num * draft.block_size for num in (target.num_blocks, draft.num_blocks, wanted)))
+
+
+def hold_beside(draft: TransformersLM, max_context: int, options: EngineOptions) -> None:
+    """Make the cache of a draft that is loaded beside an engine, from the memory that is still free.
+
+    Args:
+        draft: idle.
+        max_context: of the target.
+        options: how many sequences run together, and how many tokens are drafted.
+
+    Raises:
+        RunError: there is no room.
+    """
+    need = draft.cache_need(options.max_num_seqs, options.depths().most, max_context)
+    found = device_room(draft.device, draft.weight_bytes)
+    room = Room(found.left_bytes, found.whole_bytes, found.weight_bytes)
+    draft.hold(plan_blocks([need], room, options.max_num_seqs)[0])

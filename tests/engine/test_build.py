@@ -54,6 +54,21 @@ def test_generate_takes_one_prompt_or_many(pair):
     assert max(e.num_drafted for e in emitted) == 2
 
 
+def test_a_trace_predicts_a_draft_that_is_loaded_later(pair, monkeypatch):
+    from specdec_cli.measure import sweep
+
+    monkeypatch.setattr(sweep.profile_workload, "__defaults__", (1e-9, lambda _: None))
+    engine = Engine.load(pair[0], "ngram", check=False)
+    trace = engine.trace(["Once upon a time", "the other"], SamplingParams(max_new_tokens=12))
+    before = engine.target.num_blocks
+    own = Engine.load(*pair, check=False).trace(["Once upon a time", "the other"], SamplingParams(max_new_tokens=12))
+    found, wanted = trace.predict(pair[1], k=[1, 3]), own.predict(k=[1, 3])
+    assert [row["acceptance_length"] for row in found] == [row["acceptance_length"] for row in wanted]
+    assert engine.target.num_blocks == before
+    with pytest.raises(RunError):
+        trace.predict("no/such-model-anywhere")
+
+
 def test_a_recipe_by_its_file(pair, tmp_path):
     recipe = tmp_path / "mine.yaml"
     recipe.write_text(f"target: {{model: {pair[0]}}}\ndraft: {{model: {pair[1]}}}\nspeculation: {{verify: gumbel}}\n")
