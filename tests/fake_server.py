@@ -43,6 +43,7 @@ class Fake:
         tokens_per_word: what its usage says of each.
         usage: whether it sends usage at all.
         metrics: the template of its /metrics; None has none.
+        owner: whose models it lists.
         fault: which way it misbehaves: a status, or a word that `do_POST` knows.
         faulty_from: the first request (the warm-up is 0) that it happens to.
         key: the one it wants.
@@ -57,6 +58,7 @@ class Fake:
     tokens_per_word: int = 3
     usage: bool = True
     metrics: str | None = VLLM
+    owner: str = "somebody"
     fault: int | str | None = None
     faulty_from: int = 0
     key: str | None = None
@@ -116,7 +118,7 @@ class Handler(BaseHTTPRequestHandler):
             elif self.fake.fault == "error list":
                 self.plain(200, '{"error": {"message": "no database"}}')
             else:
-                self.plain(200, json.dumps({"data": [{"id": "fake"}, {"id": "second"}]}))
+                self.plain(200, json.dumps({"data": [{"id": "fake", "owned_by": self.fake.owner}, {"id": "second"}]}))
         elif self.path == "/version":
             self.plain(200, '{"version": "1.2.3"}')
         elif self.path == "/metrics" and self.fake.metrics is not None:

@@ -44,8 +44,10 @@ ALIASES = shlex.split("""
 --model --speculative-model --speculative-draft-tensor-parallel-size --speculative-disable-by-batch-size --max-num-seqs
 --max-model-len --gpu-memory-utilization --served-model-name
 """)
+CROWD_ALIASES = {"--speculative-disable-by-batch-size"}
 # What has no meaning for a command that decodes: an audit looks at tokens and at batch sizes of its own.
 LEFT_OUT = {
+    "chat": {"--logprobs", "--disable-by-batch-size", "--max-num-seqs", "--served-model-name", *CROWD_ALIASES},
     "generate": set(),
     "audit": {"--logprobs", "--disable-by-batch-size"},
     "bench": {"--logprobs"},
@@ -54,7 +56,7 @@ LEFT_OUT = {
     "sweep-k": {"--logprobs", "--disable-by-batch-size", "--num-speculative-tokens"},
 }
 STRUCTURED = {"--json-schema", "--regex", "--choice"}
-ALIASED = {"generate", "serve"}
+ALIASED = {"chat", "generate", "serve"}
 NOT_DECODING = {"recipe", "doctor"}
 
 
@@ -220,7 +222,8 @@ def test_help_lists_the_shared_options(command: str, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     listed = options_in_help(command, capsys)
     short = {name for name, long in SHORT.items() if long not in LEFT_OUT[command]}
-    wanted = set(SHARED) - LEFT_OUT[command] | short | (set(ALIASES) if command in ALIASED else set())
+    aliases = set(ALIASES) if command in ALIASED else set()
+    wanted = (set(SHARED) | aliases) - LEFT_OUT[command] | short
     assert wanted <= listed
     assert not LEFT_OUT[command] & listed
     assert "--tree" not in listed, "not built: absent, no stub"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from specdec_cli.cli.endpoint_options import EndpointWish
+from specdec_cli.cli.endpoint_options import EndpointWish, key_of, refuse_others
 from specdec_cli.cli.measurement_options import (
     Wish,
     check_files,
@@ -24,7 +23,7 @@ from specdec_cli.cli.options import GATE_OPTIONS, OPTIONS, WORKLOAD_OPTIONS, Sha
 from specdec_cli.cli.output import deliver_with_report, envelope
 from specdec_cli.cli.result_output import write_results
 from specdec_cli.cli.screen import interruptible, open_screen
-from specdec_cli.errors import ExitCode, UsageError
+from specdec_cli.errors import ExitCode
 from specdec_cli.measure.address import check_key, parse_address
 from specdec_cli.measure.arrivals import parse_rate
 from specdec_cli.measure.endpoint_bench import EndpointBench
@@ -45,8 +44,6 @@ if TYPE_CHECKING:
     from specdec_cli.measure.prompts import PromptRow, PromptSet
     from specdec_cli.recipe import Recipe, Resolved
 
-_OWN_VARIABLE = "SPECDEC_API_KEY"
-_KEY_VARIABLES = (_OWN_VARIABLE, "OPENAI_API_KEY")
 _OWN = {
     *("endpoint", "concurrency", "endpoint_model", "endpoint_timeout", "api_key", "repeats", "chat", "dry_run"),
     *("request_rate", "extra_body", "max_tokens_field", "markdown", "csv", "junit", "plot", "html"),
@@ -72,7 +69,7 @@ def run_endpoint(
         RunError: the server cannot be measured.
         GateError: a gate was crossed.
     """
-    _refuse_others(context)
+    refuse_others(context, (*OPTIONS, *WORKLOAD_OPTIONS, *GATE_OPTIONS), _OWN, _PATHS, _SECTIONS)
     resolved = shared.resolve()
     recipe = resolved.recipe
     check_regression(recipe, shared)
@@ -86,40 +83,15 @@ def run_endpoint(
     return _Run(resolved, shared, plan, wish, prompts, open_screen(shared.quiet, streams_text=False)).go()
 
 
-def _refuse_others(context: typer.Context) -> None:
-    """Refuse what was given on the command line and is never sent to a server: draft, k, dtype, other arms, files."""
-    paths = {option.parameter: option.path for option in (*OPTIONS, *WORKLOAD_OPTIONS, *GATE_OPTIONS)}
-    for parameter in context.command.params:
-        name = parameter.name or ""
-        source = context.get_parameter_source(name)
-        path = paths.get(name, "")
-        if source is None or source.name != "COMMANDLINE" or name in _OWN:
-            continue
-        if path not in _PATHS and not path.startswith(_SECTIONS):
-            flag = next((word for word in parameter.opts if word.startswith("--")), name)
-            raise UsageError(
-                f"`{flag}` has no effect with --endpoint: a server is sent prompts and sampling alone",
-                "leave it out; what a server decodes with is chosen where it is started",
-            )
-
-
-def _key_in(variable: str) -> str | None:
-    """A variable's key; of several, which `serve` takes in its own, the first."""
-    value = os.environ.get(variable, "")
-    keys = value.split(",") if variable == _OWN_VARIABLE else [value]
-    return next(filter(None, map(str.strip, keys)), None)
-
-
 def _plan(resolved: Resolved, wish: EndpointWish, how: Wish) -> EndpointPlan:
     assert wish.url is not None, "without a server there is nothing to measure"
-    key = next((value for value in (wish.key, *map(_key_in, _KEY_VARIABLES)) if value), None)
     named = None if resolved.built_in_pair else resolved.recipe.target.model
     rate = parse_rate(wish.request_rate)
     max_tokens_field = wish.max_tokens_field or "max_tokens"
     check_max_tokens_field(max_tokens_field, how.chat)
     return EndpointPlan(
         address=parse_address(wish.url),
-        key=check_key(key),
+        key=check_key(key_of(wish.key)),
         model=wish.model or named,
         model_from="--endpoint-model" if wish.model else "the recipe's target" if named else "/v1/models",
         chat=how.chat,

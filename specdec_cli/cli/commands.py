@@ -17,6 +17,7 @@ from specdec_cli.cli.help import Command, Group
 
 COMMANDS = {
     "generate": "Decode prompts with a draft: the text of the target alone, sooner.",
+    "chat": "Talk with a model in the terminal; each answer shows what the draft contributed.",
     "serve": "Serve a model over HTTP as OpenAI's API, with continuous batching and speculation.",
     "bench": "Measure what a draft gains, against the same engine without one. Exit code 3 if a gate is crossed.",
     "compare-drafts": "Compare drafts for one target, each at its own best k.",

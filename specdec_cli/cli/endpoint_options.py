@@ -1,16 +1,23 @@
-"""The options of `bench` that speak of a server."""
+"""The options of `bench` and `chat` that speak of a server."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from specdec_cli.errors import UsageError
 from specdec_cli.measure.request_fields import MaxTokensField
 
+if TYPE_CHECKING:
+    from specdec_cli.cli.options import Option
+
 _PANEL = "A server"
+_OWN_VARIABLE = "SPECDEC_API_KEY"
+_KEY_VARIABLES = (_OWN_VARIABLE, "OPENAI_API_KEY")
 
 Url = Annotated[
     str | None,
@@ -136,3 +143,49 @@ class EndpointWish:
         given = next((name for name, value in options.items() if value is not None), None)
         if self.url is None and given is not None:
             raise UsageError(f"`{given}` has no effect without --endpoint", "name the server: --endpoint URL")
+
+
+def key_of(given: str | None) -> str | None:
+    """The server's key: the one given, else a variable's; None where there is none."""
+    return next((value for value in (given, *map(_key_in, _KEY_VARIABLES)) if value), None)
+
+
+def _key_in(variable: str) -> str | None:
+    """A variable's key; of several, which `serve` takes in its own, the first."""
+    value = os.environ.get(variable, "")
+    keys = value.split(",") if variable == _OWN_VARIABLE else [value]
+    return next(filter(None, map(str.strip, keys)), None)
+
+
+def refuse_others(
+    context: typer.Context,
+    options: Iterable[Option],
+    own: Collection[str],
+    paths: Collection[str],
+    sections: tuple[str, ...],
+) -> None:
+    """Refuse an option of the command line that is never sent to a server: draft, k, dtype, devices.
+
+    Args:
+        context: the command line.
+        options: the recipe's options that the command takes.
+        own: the command's own parameters that say something to a server.
+        paths: likewise of the recipe's keys and the fields of `Shared`.
+        sections: likewise of the recipe's sections, each with its dot.
+
+    Raises:
+        UsageError: there is such an option.
+    """
+    path_of = {option.parameter: option.path for option in options}
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        source = context.get_parameter_source(name)
+        path = path_of.get(name, "")
+        if source is None or source.name != "COMMANDLINE" or name in own:
+            continue
+        if path not in paths and not path.startswith(sections):
+            flag = next((word for word in parameter.opts if word.startswith("--")), name)
+            raise UsageError(
+                f"`{flag}` has no effect with --endpoint: a server is sent prompts and sampling alone",
+                "leave it out; what a server decodes with is chosen where it is started",
+            )

@@ -52,6 +52,17 @@ GUIDES: dict[str, Guide] = {
             ),
         ),
     ),
+    "specdec chat": Guide(
+        (*_MODELS, "--system", "--endpoint", "--max-new-tokens", "--temperature", "--max-model-len", *_RESULT),
+        (
+            ("Talk with the built-in pair.", "specdec chat"),
+            (
+                "Talk with a model of your own.",
+                'specdec chat -t MODEL -d DRAFT -k 4 --system "Answer in one sentence."',
+            ),
+            ("Talk with a running server.", "specdec chat --endpoint http://127.0.0.1:8000"),
+        ),
+    ),
     "specdec serve": Guide(
         (
             *_MODELS,

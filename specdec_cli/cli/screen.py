@@ -94,8 +94,11 @@ class _Said(logging.Handler):
 
 
 @contextmanager
-def interruptible() -> Iterator[Callable[[], bool]]:
+def interruptible(repeatedly: bool = False) -> Iterator[Callable[[], bool]]:
     """Let the first Ctrl-C end the work between two steps, with what there is; a second one ends it at once.
+
+    Args:
+        repeatedly: further ones are as the first.
 
     Yields:
         Whether Ctrl-C was pressed.
@@ -104,7 +107,8 @@ def interruptible() -> Iterator[Callable[[], bool]]:
 
     def interrupt(*_: object) -> None:
         interrupted.set()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if not repeatedly:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
     if threading.current_thread() is not threading.main_thread():
         yield interrupted.is_set

@@ -130,12 +130,13 @@ class Outputs:
         num_speculative_tokens: int | None = None,
         index: int | None = None,
         grammar: Grammar | None = None,
+        draft: str | None = None,
     ) -> int:
         """Queue a request on the engine and collect its events from now on; returns its id."""
         from specdec_cli.engine.verify import is_lossless, resolve_mode
 
         tokens = engine.encode(prompt)
-        sequence_id = engine.add(tokens, params, num_speculative_tokens, grammar=grammar)
+        sequence_id = engine.add(tokens, params, num_speculative_tokens, grammar=grammar, draft=draft)
         text = prompt if isinstance(prompt, str) else engine.tokenizer.decode(tokens) if engine.tokenizer else None
         output = Output(len(self.by_id) if index is None else index, text, list(tokens))
         temperature = 0.0 if params is None else params.temperature

@@ -40,12 +40,14 @@ class Arm:
         num_speculative_tokens: its k; None takes the engine's.
         passes: results, one for each group of requests that it decoded together.
         meter: counts of its steps, for a screen.
+        draft: name of its drafter; None takes the engine's own.
     """
 
     name: str
     num_speculative_tokens: int | None = None
     passes: list[Outputs] = field(default_factory=list)
     meter: Meter = field(default_factory=Meter)
+    draft: str | None = None
 
     def begin(self, engine: Engine, requests: Sequence[Request]) -> Outputs:
         """Queue a group of requests and collect what becomes of them.
@@ -64,6 +66,7 @@ class Arm:
                     self.num_speculative_tokens,
                     request.row.index,
                     request.grammar,
+                    self.draft,
                 )
             except UsageError as error:
                 raise _named(error, request, len(requests)) from error

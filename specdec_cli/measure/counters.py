@@ -94,18 +94,19 @@ async def read_settled(fetch: Fetch, model: str) -> Page | None:
         fetch: the text at a path, or None where there is none.
         model: whose samples count where a page has those of several models.
     """
-    page = await _read(fetch, model)
+    page = await read_page(fetch, model)
     for _ in range(_SETTLE_TRIES):
         if page is None:
             return None
         await asyncio.sleep(_SETTLE_SECONDS)
-        last, page = page, await _read(fetch, model)
+        last, page = page, await read_page(fetch, model)
         if page is not None and page.counters == last.counters:
             break
     return page
 
 
-async def _read(fetch: Fetch, model: str) -> Page | None:
+async def read_page(fetch: Fetch, model: str) -> Page | None:
+    """A server's metrics now; None where it has none that are known."""
     for path in PATHS:
         text = await fetch(path)
         page = None if text is None else parse(text, path, model)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import aclosing, contextmanager
 from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from specdec_cli.errors import UsageError
+from specdec_cli.errors import RunError, UsageError
 from specdec_cli.measure.address import Address
 from specdec_cli.measure.answer import Answer
 from specdec_cli.measure.refusal import TOO_MANY_FILES, EndpointError, Reporter, system_words
@@ -40,6 +40,7 @@ class Endpoint:
 
     Attributes:
         proxy: what stands between, as the environment says; None to this machine and wherever NO_PROXY names it.
+        owner: `owned_by` of the first model that the server lists; `specdec` is this package's own server.
         num_sent_again: requests that found their kept connection closed, and that were sent anew on another one.
 
     Raises:
@@ -52,6 +53,7 @@ class Endpoint:
         self.address = address
         self.proxy = proxy_of(address.root)
         self.server: str | None = None
+        self.owner: str | None = None
         self.num_sent_again = 0
         self._timeout_s = timeout_s
         self._say = Reporter(key, self.proxy)
@@ -88,8 +90,27 @@ class Endpoint:
         if isinstance(listed, dict) and listed.get("error"):
             raise self._say.error(f"`{url}` answers with an error: {self._say.words(response.text)}")
         rows = listed.get("data") if isinstance(listed, dict) else None
-        names = [row.get("id") for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+        models = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+        self.owner = next((row["owned_by"] for row in models if isinstance(row.get("owned_by"), str)), None)
+        names = [row.get("id") for row in models]
         return [name for name in names if isinstance(name, str)]
+
+    async def choose_model(self, named: str) -> str:
+        """The model to ask for: the one that is named, else the first that the server lists.
+
+        Raises:
+            EndpointError: the server does not answer, or does not list models although none is named.
+            RunError: it lists none.
+        """
+        offered: list[str] = []
+        try:
+            offered = await self.models()
+        except EndpointError as error:
+            if error.is_gone or not named:
+                raise
+        if not named and not offered:
+            raise RunError("the server lists no model", "name one with --endpoint-model")
+        return named or offered[0]
 
     async def text(self, path: str) -> str | None:
         """What stands at a path below the root; None where there is nothing."""
@@ -111,12 +132,13 @@ class Endpoint:
         version = said.get("version") if isinstance(said, dict) else None
         return printable(version)[:80] if isinstance(version, str) else None
 
-    async def ask(self, path: str, body: dict[str, Any]) -> Answer:
+    async def ask(self, path: str, body: dict[str, Any], watch: Callable[[Answer], None] | None = None) -> Answer:
         """Send one request and read its stream to the end.
 
         Args:
             path: `/completions` or `/chat/completions`.
             body: the request, with `stream` set.
+            watch: called with the answer so far after each event of the stream.
 
         Raises:
             EndpointError: it failed; the server's words are in the sentence.
@@ -137,6 +159,8 @@ class Endpoint:
                     async for event in EventSource(response):
                         patience.reschedule(asyncio.get_running_loop().time() + self._timeout_s)
                         self._take(answer, event.event, event.data, url)
+                        if watch is not None:
+                            watch(answer)
         if answer.fault is not None:
             raise self._say.error(answer.fault, "look into its log")
         return answer

@@ -17,7 +17,6 @@ from specdec_cli.measure.counters import Counters, difference, read_settled
 from specdec_cli.measure.endpoint import Endpoint
 from specdec_cli.measure.endpoint_plan import EndpointPlan, Visit
 from specdec_cli.measure.prompts import PromptRow
-from specdec_cli.measure.refusal import EndpointError
 from specdec_cli.measure.request_fields import request_body, sampling_fields, warm_up_row
 from specdec_cli.measure.sending import Sender
 from specdec_cli.measure.turns import turn_ends
@@ -145,16 +144,7 @@ class EndpointBench:
 
     async def _introduce(self, endpoint: Endpoint) -> None:
         """Learn who is there, and choose the model."""
-        offered: list[str] = []
-        try:
-            offered = await endpoint.models()
-        except EndpointError as error:
-            if error.is_gone or not self.model:
-                raise
-        if not self.model:
-            if not offered:
-                raise RunError("the server lists no model", "name one with --endpoint-model")
-            self.model = offered[0]
+        self.model = await endpoint.choose_model(self.model)
         self.server, self.version = endpoint.server, await endpoint.version()
 
     def _check_answered(self) -> None:

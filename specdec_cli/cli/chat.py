@@ -1,0 +1,219 @@
+"""`specdec chat`: a conversation in the terminal, with the acceptance statistics of each answer."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+from specdec_cli import drafters
+from specdec_cli.cli.chat_commands import ChatCommands
+from specdec_cli.cli.chat_input import ReadLine, open_input, read_typed
+from specdec_cli.cli.endpoint_options import ApiKey, EndpointModel, EndpointTimeout, key_of, refuse_others
+from specdec_cli.cli.options import OPTIONS, Shared, with_shared_options
+from specdec_cli.cli.output import deliver, envelope, machine_of
+from specdec_cli.cli.screen import interruptible, open_screen, progress
+from specdec_cli.cli.terminal import colourful
+from specdec_cli.errors import ExitCode, SpecdecError, UsageError
+from specdec_cli.measure.chat import ChatHistory, Speaker
+from specdec_cli.report.chat import SCHEMA, ReplyView, chat_body, settings_words, turn_line
+from specdec_cli.report.texts import Writer
+from specdec_cli.report.view import Screen
+
+if TYPE_CHECKING:
+    from specdec_cli.measure.chat_endpoint import EndpointSpeaker
+    from specdec_cli.measure.chat_engine import EngineSpeaker
+    from specdec_cli.recipe import Recipe, Resolved
+
+_LENGTH = "sampling.max_new_tokens"
+_LEFT_OUT = (
+    "sampling.logprobs",
+    "speculation.disable_by_batch_size",
+    "speculation.k_by_batch",
+    "engine.max_num_seqs",
+    "serve.served_model_name",
+)
+_OWN = {"system", "endpoint", "endpoint_model", "endpoint_timeout", "api_key"}
+_PATHS = {"recipe", "sets", "json", "output", "force", "quiet", "target.model"}
+
+
+_DEFAULTS = {_LENGTH: "to the context's end", "engine.enable_prefix_caching": "on"}
+"""What `--help` says where this command's default is not the recipe's."""
+
+
+@with_shared_options(aliases=True, without=_LEFT_OUT, defaults=_DEFAULTS)
+def chat(
+    context: typer.Context,
+    system: Annotated[str | None, typer.Option(help="System message.", metavar="TEXT")] = None,
+    endpoint: Annotated[
+        str | None,
+        typer.Option(
+            help="Talk to this OpenAI-compatible server instead of loading a model.",
+            metavar="URL",
+            rich_help_panel="A server",
+        ),
+    ] = None,
+    endpoint_model: EndpointModel = None,
+    endpoint_timeout: EndpointTimeout = None,
+    api_key: ApiKey = None,
+    *,
+    shared: Shared,
+) -> ExitCode | None:
+    """Talk with a model in the terminal; each answer shows what the draft contributed.
+
+    In the conversation, /help lists the commands. Ctrl-C stops an answer, Ctrl-D ends.
+    """
+    if system is not None and not system.strip():
+        raise UsageError("`--system` is empty", "give the system message, or leave the option out")
+    server = {"--endpoint-model": endpoint_model, "--endpoint-timeout": endpoint_timeout, "--api-key": api_key}
+    given = next((name for name, value in server.items() if value is not None), None)
+    if endpoint is None and given is not None:
+        raise UsageError(f"`{given}` has no effect without --endpoint", "name the server: --endpoint URL")
+    if endpoint is not None:
+        refuse_others(context, OPTIONS, _OWN, _PATHS, ("sampling.",))
+    resolved = shared.resolve()
+    read_line, is_interactive = open_input()
+    talk = _Chat(resolved, shared, read_line, is_interactive, open_screen(shared.quiet, streams_text=not shared.json))
+    talk.history.system = system
+    if endpoint is None:
+        return talk.go(talk.engine(), None)
+    with talk.server(endpoint, endpoint_model, endpoint_timeout, api_key) as speaker:
+        return talk.go(speaker, endpoint)
+
+
+@dataclass(slots=True)
+class _Chat:
+    """One run of the command."""
+
+    resolved: Resolved
+    shared: Shared
+    read_line: ReadLine
+    is_interactive: bool
+    screen: Screen
+    history: ChatHistory = field(default_factory=ChatHistory)
+    machine: dict[str, str | None] = field(default_factory=dict)
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.resolved.recipe
+
+    def engine(self) -> EngineSpeaker:
+        """Load the engine; prefix caching is on, so that a turn reads only what is new."""
+        recipe = self.recipe
+        if recipe.draft.method == "prediction":
+            raise UsageError("`chat` has no text for the draft `prediction`", "choose another draft: -d ngram")
+        if recipe.engine.enable_prefix_caching is None:
+            changed = recipe.engine.model_copy(update={"enable_prefix_caching": True})
+            recipe = recipe.model_copy(update={"engine": changed})
+        own_draft = drafters.to_spec(recipe.draft_fields())
+        if self.resolved.built_in_pair:
+            self.screen.say(f"no target named: using the built-in {recipe.target.model}, draft {own_draft}")
+        with progress(self.screen) as say:
+            say("starting torch and transformers")
+            from specdec_cli.engine.build import engine_from_recipe
+            from specdec_cli.engine.caveats import caveats
+
+            engine = engine_from_recipe(
+                recipe, trust_remote_code=self.shared.trust_remote_code, others=("ngram",), progress=say
+            )
+        for said in caveats(recipe, engine):
+            self.screen.say(f"note: {said}", "yellow")
+        engine.encode([{"role": "user", "content": "Hello"}])  # refuses a tokenizer without a chat template
+        self.machine = machine_of(engine)
+        from specdec_cli.measure.chat_engine import EngineSpeaker
+        from specdec_cli.sampling.params import SamplingParams
+
+        params = SamplingParams(**recipe.sampling.model_dump())
+        return EngineSpeaker(engine, params, own_draft, not self._has_length, recipe.serve.max_speculative_tokens)
+
+    def server(self, url: str, model: str | None, timeout_s: float | None, key: str | None) -> EndpointSpeaker:
+        """The server's side of the conversation; nothing is sent yet."""
+        from specdec_cli.measure.address import check_key, parse_address
+        from specdec_cli.measure.chat_endpoint import EndpointSpeaker
+        from specdec_cli.measure.endpoint_plan import EndpointPlan
+        from specdec_cli.measure.request_fields import sampling_fields
+
+        named = None if self.resolved.built_in_pair else self.recipe.target.model
+        given: dict[str, Any] = {} if timeout_s is None else {"timeout_s": timeout_s}
+        plan = EndpointPlan(parse_address(url), check_key(key_of(key)), model or named, chat=True, **given)
+        fields = sampling_fields(self.recipe.sampling, plan.max_tokens_field)
+        if not self._has_length:
+            del fields[plan.max_tokens_field]
+        return EndpointSpeaker(plan, fields, self.recipe.serve.max_speculative_tokens)
+
+    @property
+    def _has_length(self) -> bool:
+        """Whether somebody limited the length of answers; they may fill the context otherwise."""
+        return self.resolved.origins.get(_LENGTH) != "default"
+
+    def go(self, speaker: Speaker, endpoint: str | None) -> ExitCode | None:
+        """Read, answer, show, until the input ends; then write the document."""
+
+        def document() -> dict[str, Any]:
+            recipe = self.recipe.as_dict()
+            kept = recipe if endpoint is None else {"sampling": recipe["sampling"]}
+            return envelope(SCHEMA, kept, chat_body(self.history, speaker.target, endpoint), **self.machine)
+
+        commands = ChatCommands(self.history, speaker, self.screen, document)
+        if self.is_interactive:
+            words = settings_words(speaker.draft, speaker.k)
+            self.screen.say(f"{speaker.target} · {words} · /help lists the commands, Ctrl-D ends")
+        try:
+            return self._converse(speaker, commands)
+        finally:
+            if self.shared.json or self.shared.output is not None:
+                deliver(document(), to_stdout=self.shared.json, path=self.shared.output, force=self.shared.force)
+
+    def _converse(self, speaker: Speaker, commands: ChatCommands) -> ExitCode | None:
+        while True:
+            try:
+                typed = read_typed(self.read_line)
+                if typed is None:
+                    break
+                if typed.is_command:
+                    if not commands.run(typed.text):
+                        return None
+                elif typed.text and self._ask(typed.text, speaker):
+                    return ExitCode.INTERRUPTED
+            except KeyboardInterrupt:
+                if not self.is_interactive:
+                    raise
+                sys.stderr.write("\n")
+                self.screen.say("Ctrl-D or /quit ends the conversation")
+            except SpecdecError as error:
+                if not self.is_interactive:
+                    raise
+                self._complain(error)
+        if self.is_interactive:
+            sys.stderr.write("\n")
+        return None
+
+    def _ask(self, prompt: str, speaker: Speaker) -> bool:
+        """Show the answer to a message; gives whether Ctrl-C ended the run, which only a person's chat survives."""
+        settings = settings_words(speaker.draft, speaker.k)
+        with (
+            interruptible(repeatedly=True) as stopped,
+            ReplyView(self.screen, self._writer(), self.screen.is_live, settings) as view,
+        ):
+            turn = self.history.ask(prompt, speaker, view.show, stopped)
+        self.screen.say(turn_line(turn))
+        for notice in turn.reply.notices:
+            self.screen.say(f"note: {notice}", "yellow")
+        if not turn.reply.text:
+            self.screen.say("the answer has no text: the message is not kept", "yellow")
+        return stopped() and not self.is_interactive
+
+    def _writer(self) -> Writer | None:
+        """Where answers go: to stdout, or with --json, whose document stands there, to stderr."""
+        if not self.shared.json:
+            return Writer(sys.stdout, colourful(sys.stdout))
+        return None if self.shared.quiet else Writer(sys.stderr, colourful(sys.stderr))
+
+    def _complain(self, error: SpecdecError) -> None:
+        """Show an error and go on."""
+        self.screen.console.print(Text(f"error: {error.message}", style="red"), soft_wrap=True)
+        if error.hint:
+            self.screen.console.print(Text(f"hint: {error.hint}", style="cyan"), soft_wrap=True)

@@ -1,0 +1,163 @@
+"""What `chat` shows and saves: the streaming answer, its line of acceptance statistics, the conversation as a file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+
+from specdec_cli.report.live import LiveArea
+from specdec_cli.report.pieces import Piece, plain_pieces
+from specdec_cli.report.schema import read_schema
+from specdec_cli.report.table import number, percent
+from specdec_cli.report.texts import Writer
+
+if TYPE_CHECKING:
+    from specdec_cli.measure.chat import ChatHistory, ChatReply, ChatTurn
+    from specdec_cli.report.view import Screen
+
+SCHEMA = "specdec.chat/1"
+
+
+class ReplyView:
+    """Shows one answer as it streams; a context manager, so that the terminal is left tidy.
+
+    Args:
+        screen: the streams.
+        writer: takes the text; None shows none.
+        is_live: whether the line under the text is redrawn as the answer grows.
+        settings: draft and k, as the line shows them.
+    """
+
+    def __init__(self, screen: Screen, writer: Writer | None, is_live: bool, settings: str) -> None:
+        self._screen, self._writer, self._settings = screen, writer, settings
+        self._reply: ChatReply | None = None
+        self._ends_line = True
+        self._area: LiveArea | None = None
+        if is_live and writer is not None:
+            is_shared = screen.is_shared or writer.stream is screen.console.file
+            self._area = LiveArea(screen.console, self._line, writer, is_shared)
+
+    def __enter__(self) -> ReplyView:
+        """Draw the line."""
+        if self._area is not None:
+            self._area.__enter__()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Remove the line and end the text's last line."""
+        if self._area is not None:
+            self._area.__exit__(*exc)
+        if self._writer is not None and not self._ends_line:
+            self._writer.put(Piece("\n"))
+            self._writer.flush()
+
+    def show(self, reply: ChatReply, text: str) -> None:
+        """Show an answer's new text and its statistics so far."""
+        self._reply = reply
+        for piece in plain_pieces(text):
+            self._put(piece)
+        if self._area is not None:
+            self._area.refresh()
+        elif self._writer is not None:
+            self._writer.flush()
+
+    def _put(self, piece: Piece) -> None:
+        if self._writer is None:
+            return
+        self._ends_line = piece.text.endswith("\n")
+        if self._area is not None:
+            self._area.put(piece)
+        else:
+            self._writer.put(piece)
+
+    def _line(self) -> Text:
+        if self._reply is None:
+            return Text(f"waiting for the first token · {self._settings}", style="dim")
+        return Text(statistics_line(self._reply, self._settings), style="dim")
+
+
+def settings_words(draft: str | None, k: int | None) -> str:
+    """Draft and k of an answer, as far as they are known."""
+    parts = [f"draft {draft}" if draft is not None else "", f"k {k}" if k is not None else ""]
+    return " · ".join(part for part in parts if part) or "draft and k by the server"
+
+
+def statistics_line(reply: ChatReply, settings: str) -> str:
+    """Tokens, speed and acceptance of an answer in one line."""
+    rate, length = (reply.statistic(name) for name in ("acceptance_rate", "acceptance_length"))
+    parts = [
+        "" if reply.num_tokens is None else _counted(reply.num_tokens, "token"),
+        _speed(reply.timing.decode_tokens_per_second),
+        "" if rate is None else f"acceptance rate {percent(rate)}",
+        "" if length is None else f"acceptance length {number(length)}",
+        settings,
+        _cached(reply),
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+def _counted(num: int, noun: str) -> str:
+    return f"{num} {noun}" if num == 1 else f"{num} {noun}s"
+
+
+def _speed(rate: float | None) -> str:
+    return "" if rate is None else f"{number(rate, 1)} tokens/s"
+
+
+def _cached(reply: ChatReply) -> str:
+    if not reply.num_cached_tokens or reply.num_prompt_tokens is None:
+        return ""
+    return f"{reply.num_cached_tokens} of {reply.num_prompt_tokens} prompt tokens cached"
+
+
+def chat_body(history: ChatHistory, target: str, endpoint: str | None) -> dict[str, Any]:
+    """What stands in the document after the fields that every document has.
+
+    Args:
+        history: the conversation.
+        target: the model that answered.
+        endpoint: the server's address; None for an engine of this process.
+    """
+    return {
+        "target": target,
+        "endpoint": endpoint,
+        "system": history.system,
+        "turns": [turn.as_dict() for turn in history.turns],
+    }
+
+
+def chat_markdown(history: ChatHistory, target: str) -> str:
+    """The conversation as Markdown, each answer with its line of statistics."""
+    parts = [f"# Conversation with {target}\n"]
+    if history.system is not None:
+        parts.append(f"## System\n\n{history.system}\n")
+    for turn in history.turns:
+        parts.append(f"## User\n\n{turn.prompt}\n")
+        parts.append(f"## Assistant\n\n{turn.reply.text.strip()}\n\n*{turn_line(turn)}*\n")
+    return "\n".join(parts)
+
+
+def turn_line(turn: ChatTurn) -> str:
+    """The statistics line of a turn."""
+    line = statistics_line(turn.reply, settings_words(turn.draft, turn.k))
+    return f"{line} · stopped" if turn.reply.finish_reason == "abort" else line
+
+
+def history_lines(turns: Sequence[ChatTurn]) -> list[str]:
+    """The conversation in a line per message, for a terminal."""
+    lines = []
+    for place, turn in enumerate(turns, start=1):
+        lines += [f"{place} user: {_short(turn.prompt)}", f"{place} assistant: {_short(turn.reply.text)}"]
+    return lines
+
+
+def _short(text: str) -> str:
+    line = " ".join("".join(piece.text for piece in plain_pieces(text)).split())
+    return line if len(line) <= 100 else f"{line[:99]}…"
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of the whole document."""
+    return read_schema("chat", read_schema("generate"))
