@@ -471,6 +471,7 @@ SERVE_OPTIONS: tuple[Option, ...] = (
     Option("serve.metrics_prefix", str, ("--metrics-prefix",), SERVER, metavar="WORD"),
     Option("serve.log_format", str, ("--log-format",), SERVER, metavar="text|json"),
     Option("serve.log_prompts", bool, ("--log-prompts/--no-log-prompts",), SERVER),
+    Option("serve.log_polls", bool, ("--log-polls/--no-log-polls",), SERVER),
 )
 
 

@@ -125,6 +125,7 @@ def _show_plan(named: Mapping[Names, Resolved], shared: Shared) -> None:
 def _run(named: Mapping[Names, Resolved], settings: Settings, shared: Shared, *, is_repository: bool) -> ExitCode:
     """Listen, load, serve; the port is taken before the first model is looked at."""
     from specdec_cli.serve.logs import configure_logs
+    from specdec_cli.serve.ready import ready_lines
     from specdec_cli.serve.server import Server, leave_loaded_alone, listen, when_ready
 
     listener = listen(settings.serve.host, settings.serve.port)
@@ -135,7 +136,13 @@ def _run(named: Mapping[Names, Resolved], settings: Settings, shared: Shared, *,
         models.all[0].begin_loading()
     screen = open_screen(shared.quiet, streams_text=False)
     leave_loaded_alone(models)
-    when_ready(models, lambda: screen.say(f"serving {_served(models)} at {server.url}"))
+    key_variable = settings.serve.api_key_env if settings.api_keys else None
+
+    def tell() -> None:
+        for line in ready_lines(models, server.url, key_variable):
+            screen.say(line)
+
+    when_ready(models, tell)
     with _view(models, shared, settings):
         code = server.serve_forever()
     if models.is_loading:
@@ -144,13 +151,6 @@ def _run(named: Mapping[Names, Resolved], settings: Settings, shared: Shared, *,
         sys.stderr.flush()
         os._exit(code)
     return code
-
-
-def _served(models: Models) -> str:
-    """The models' names, and what their generation configurations set where a request is silent."""
-    applies = [one.suggested if len(models.all) == 1 else f"{one.name}: {one.suggested}" for one in models.all]
-    known = [words for words, one in zip(applies, models.all, strict=True) if one.suggested]
-    return ", ".join(models.names) + (f" (generation config: {'; '.join(known)})" if known else "")
 
 
 def _view(models: Models, shared: Shared, settings: Settings) -> AbstractContextManager[Any]:
@@ -182,10 +182,22 @@ def _model(names: Names, resolved: Resolved, settings: Settings, shared: Shared)
         settings,
         aliases=names[1:],
         root=recipe.target.model,
+        draft=_draft_words(recipe),
+        num_speculative_tokens=recipe.speculation.num_speculative_tokens,
         sampling=default_sampling(resolved),
         tool_call_parser=recipe.serve.tool_call_parser,
         reasoning_parser=recipe.serve.reasoning_parser,
     )
+
+
+def _draft_words(recipe: Recipe) -> str | None:
+    """The draft as the ready line and the page name it; None without one."""
+    from specdec_cli.measure.traced import draft_name
+
+    if recipe.draft.method == "none":
+        return None
+    is_quantized = recipe.draft.model is not None and recipe.draft.quantize != "none"
+    return draft_name(recipe) + (f" ({recipe.draft.quantize})" if is_quantized else "")
 
 
 def _loader(resolved: Resolved, shared: Shared) -> Callable[[], Any]:

@@ -474,6 +474,8 @@ class Serve(Section):
     """Form of the log on stderr."""
     log_prompts: bool = False
     """Write prompts into the log."""
+    log_polls: bool = False
+    """Log requests to /health and /metrics, which come every few seconds."""
 
 
 class Recipe(Section):

@@ -40,7 +40,7 @@ def create_app(models: Models, settings: Settings) -> FastAPI:
     app = FastAPI(
         title="specdec",
         version=__version__,
-        docs_url=None,  # their pages load scripts from elsewhere
+        docs_url=None,  # these pages load scripts from elsewhere; ours do not
         redoc_url=None,
         redirect_slashes=False,
         lifespan=lifespan,
@@ -55,7 +55,7 @@ def create_app(models: Models, settings: Settings) -> FastAPI:
 
 def _guards(settings: Settings, desk: Desk) -> list[Middleware]:
     """From the outside in: a preflight has no key, and whoever has no key sends no body and learns of no crowd."""
-    guards = [Middleware(RequestIds), Middleware(Hosts, names=settings.hosts)]
+    guards = [Middleware(RequestIds, logs_polls=settings.serve.log_polls), Middleware(Hosts, names=settings.hosts)]
     if settings.serve.cors_origins:
         guards.append(
             Middleware(

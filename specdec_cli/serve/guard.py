@@ -21,6 +21,9 @@ from specdec_cli.serve.errors import ApiError
 
 logger = logging.getLogger("specdec_cli.serve.access")
 
+_POLLED = frozenset({"/health", "/metrics"})
+OPEN = frozenset({"/health", "/", "/docs"})
+"""Paths that need no key: they tell nothing of the models, of requests or of the machine."""
 _SANE_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
 
@@ -30,10 +33,16 @@ def error_response(error: ApiError) -> JSONResponse:
 
 
 class RequestIds:
-    """Outermost: names every request, writes its line into the log, and answers 500 where everything else failed."""
+    """Outermost: names every request, writes its line into the log, and answers 500 where everything else failed.
 
-    def __init__(self, app: ASGIApp) -> None:
+    Args:
+        app: what comes next.
+        logs_polls: whether health checks and scrapes have lines too; they come every few seconds.
+    """
+
+    def __init__(self, app: ASGIApp, logs_polls: bool = False) -> None:
         self.app = app
+        self.unlogged = frozenset() if logs_polls else _POLLED
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -59,7 +68,8 @@ class RequestIds:
                 await error_response(failed)(scope, receive, named)
         finally:
             facts = {"request_id": request_id, "status": status or 499, "seconds": time.monotonic() - started}
-            logger.info("%s %s", scope["method"], scope["path"], extra=facts | scope["state"].get("facts", {}))
+            level = logging.DEBUG if scope["path"] in self.unlogged else logging.INFO
+            logger.log(level, "%s %s", scope["method"], scope["path"], extra=facts | scope["state"].get("facts", {}))
 
 
 class Hosts:
@@ -89,8 +99,8 @@ class Hosts:
 class Keys:
     """Lets in whoever brings an API key, as a bearer token or as the password of basic authentication.
 
-    Only the exact path that the router takes for /health needs none, so other spellings of it gain nothing. Every key
-    is compared, each in constant time. The key's hash keeps KV blocks of different keys apart (`cache_salt`).
+    Only the exact paths in `OPEN` need none, so other spellings of them gain nothing. Every key is compared, each in
+    constant time. The key's hash keeps KV blocks of different keys apart (`cache_salt`).
 
     Args:
         app: what comes next.
@@ -103,15 +113,14 @@ class Keys:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        if scope["type"] == "http" and self.keys and scope["path"] != "/health":
+        if scope["type"] == "http" and self.keys and scope["path"] not in OPEN:
             given = _digest(_credential(Headers(scope=scope)))
             if not sum(hmac.compare_digest(given, key) for key in self.keys):
-                scheme = 'Basic realm="specdec"' if scope["path"] == "/" else "Bearer"
                 error = ApiError(
                     401,
                     "this server wants an API key: `Authorization: Bearer KEY`",
                     code="invalid_api_key",
-                    headers={"WWW-Authenticate": scheme},
+                    headers={"WWW-Authenticate": "Bearer"},
                 )
                 await error_response(error)(scope, receive, send)
                 return

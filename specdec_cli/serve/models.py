@@ -38,6 +38,8 @@ class Model:
         load: loads its engine; called on a thread of its own.
         settings: of the server.
         root: what is loaded under that name, for `/v1/models`.
+        draft: what guesses, in words; None decodes without a draft.
+        num_speculative_tokens: k.
         sampling: what absent sampling fields of a request take.
         tool_call_parser: name of the tool-call format; None takes the chat template's own.
         reasoning_parser: name of the format of its thinking; None takes thinking for content.
@@ -51,6 +53,8 @@ class Model:
         *,
         aliases: Sequence[str] = (),
         root: str | None = None,
+        draft: str | None = None,
+        num_speculative_tokens: int = 0,
         sampling: Defaults | None = None,
         tool_call_parser: ToolCallParser | None = None,
         reasoning_parser: ReasoningParser | None = None,
@@ -58,6 +62,8 @@ class Model:
         self.name = name
         self.names = (name, *aliases)
         self.root = root or name
+        self.draft = draft if num_speculative_tokens else None
+        self.num_speculative_tokens = num_speculative_tokens
         self.created = int(time.time())
         self.metrics = Metrics(name, settings.serve.metrics_prefix)
         self.state: State = "idle"
@@ -142,6 +148,11 @@ class Model:
     def loaded(self) -> Bridge | None:
         """The bridge, or None before it is loaded."""
         return self._bridge
+
+    @property
+    def drafting(self) -> str:
+        """Its draft and k in words."""
+        return "no draft" if self.draft is None else f"draft {self.draft}, k = {self.num_speculative_tokens}"
 
     @property
     def max_model_len(self) -> int | None:

@@ -12,7 +12,8 @@ from specdec_cli import __version__
 from specdec_cli.serve.desk import desk_of
 from specdec_cli.serve.models import Model
 from specdec_cli.serve.openapi import body_of, responses
-from specdec_cli.serve.page import read_page
+from specdec_cli.serve.page import Page, read_page
+from specdec_cli.serve.page.reference import reference_page
 from specdec_cli.serve.prepare import prepare_chat, prepare_completion
 from specdec_cli.serve.protocol import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from specdec_cli.serve.responses import ResponseAnswer
@@ -81,7 +82,7 @@ async def show_tokenizer(request: Request, model: str | None = None) -> Response
 
 @router.get("/health", responses=responses(503))
 async def health(request: Request) -> Response:
-    """Whether the server is ready for requests; the one route that needs no key."""
+    """Whether the server is ready for requests; needs no key."""
     state = desk_of(request).models.health()
     return JSONResponse({"status": state}, status_code=200 if state == "ok" else 503)
 
@@ -103,7 +104,16 @@ async def metrics(request: Request) -> Response:
 @router.get("/", include_in_schema=False)
 async def page() -> Response:
     """The page to try and to watch the server."""
-    found = read_page()
+    return _html(read_page())
+
+
+@router.get("/docs", include_in_schema=False)
+async def reference(request: Request) -> Response:
+    """The API as a page to read."""
+    return _html(reference_page(request.app.openapi()))
+
+
+def _html(found: Page) -> Response:
     headers = {"content-security-policy": found.content_security_policy, "x-content-type-options": "nosniff"}
     return Response(found.body, media_type="text/html; charset=utf-8", headers=headers)
 
@@ -117,4 +127,5 @@ def _described(model: Model, name: str) -> dict[str, Any]:
         "root": model.root,
         "parent": None,
         "max_model_len": model.max_model_len,
+        "speculative": {"draft": model.draft, "num_speculative_tokens": model.num_speculative_tokens},
     }

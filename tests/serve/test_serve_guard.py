@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 
 import pytest
 from toy_server import toy_client
@@ -9,10 +10,11 @@ from toy_server import toy_client
 from specdec_cli.serve.errors import ApiError
 
 ROUTES = [
-    ("GET", "/"), ("GET", "/v1/models"), ("GET", "/v1/models/toy"), ("GET", "/version"), ("GET", "/metrics"),
+    ("GET", "/v1/models"), ("GET", "/v1/models/toy"), ("GET", "/version"), ("GET", "/metrics"),
     ("GET", "/tokenizer_info"), ("GET", "/openapi.json"), ("POST", "/v1/completions"), ("POST", "/tokenize"),
     ("POST", "/v1/chat/completions"), ("POST", "/detokenize"), ("GET", "/nowhere"), ("POST", "/health"),
-    ("GET", "//health"), ("GET", "/health/"), ("GET", "/HEALTH"), ("GET", "/%68ealth/../v1/models"),
+    ("GET", "http://127.0.0.1//health"), ("GET", "/docs/"),
+    ("GET", "/health/"), ("GET", "/HEALTH"), ("GET", "/%68ealth/../v1/models"),
     ("GET", "/health/../v1/models"), ("GET", "/health;/v1/models"), ("GET", "/health?x=/v1/models/.."),
 ]  # fmt: skip
 OPEN = {("POST", "/health"), ("GET", "/health?x=/v1/models/..")}  # the route of /health, whatever else is said
@@ -24,7 +26,7 @@ def error_of(response) -> dict:
     return response.json()["error"]
 
 
-def test_every_route_but_health_wants_the_key():
+def test_every_route_with_data_wants_the_key():
     with toy_client(keys=("alpha", "beta")) as client:
         for method, path in ROUTES:
             for headers in ({}, {"authorization": "Bearer alphb"}, {"authorization": "alpha"}, {"authorization": ""}):
@@ -38,8 +40,43 @@ def test_every_route_but_health_wants_the_key():
         assert client.get("/health").json() == {"status": "ok"}
         for key in ("alpha", "beta"):
             assert client.get("/version", headers={"authorization": f"Bearer {key}"}).status_code == 200
-        assert client.get("/", auth=("anybody", "beta")).status_code == 200
-        assert client.get("/", headers={"authorization": "Basic !!!"}).status_code == 401
+        assert client.get("/version", auth=("anybody", "beta")).status_code == 200
+        assert client.get("/version", headers={"authorization": "Basic !!!"}).status_code == 401
+
+
+@pytest.mark.parametrize("path", ["/", "/docs", "/health"])
+def test_pages_and_health_need_no_key(path: str):
+    with toy_client(keys=("alpha",)) as client:
+        for headers in ({}, {"authorization": "Bearer wrong"}):
+            assert client.get(path, headers=headers).status_code == 200
+            assert client.head(path, headers=headers).status_code == 200
+
+
+def test_the_reference_works_offline():
+    with toy_client() as client:
+        answer = client.get("/docs")
+    assert answer.headers["content-type"].startswith("text/html")
+    assert "script-src 'none'" in answer.headers["content-security-policy"]
+    assert "<script" not in answer.text
+    assert re.findall(r'(?:src|href)="(?!#|openapi\.json|\./)', answer.text) == []
+    for path in ("/v1/chat/completions", "/v1/responses", "/tokenize", "/health"):
+        assert f"{path}</code>" in answer.text
+    assert "<code>temperature</code>" in answer.text
+    targets = set(re.findall(r'href="#([^"]+)"', answer.text))
+    assert targets <= set(re.findall(r'id="([^"]+)"', answer.text))
+
+
+def test_polls_are_not_logged_unless_asked_for(caplog):
+    logging.getLogger("specdec_cli").propagate = True
+    for logs_polls in (False, True):
+        caplog.clear()
+        with caplog.at_level(logging.INFO, "specdec_cli"), toy_client(log_polls=logs_polls) as client:
+            for path in ("/health", "/metrics", "/version"):
+                client.get(path)
+            client.head("/health")
+        logged = [record.getMessage() for record in caplog.records if record.name.endswith("access")]
+        assert ("GET /health" in logged, "GET /metrics" in logged) == (logs_polls, logs_polls)
+        assert "GET /version" in logged
 
 
 def test_a_key_in_latin_letters_is_only_wrong():

@@ -14,7 +14,7 @@ _INLINE = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What `GET /` answers.
+    """A page as it is sent.
 
     Args:
         body: the HTML document, UTF-8.
@@ -29,15 +29,19 @@ class Page:
 @cache
 def read_page() -> Page:
     """The page and its policy, read once; key and data stay out of it, so it may be served to anyone."""
-    html = files(__package__).joinpath("index.html").read_text(encoding="utf-8")
+    return page_of(files(__package__).joinpath("index.html").read_text(encoding="utf-8"))
+
+
+def page_of(html: str) -> Page:
+    """A page of HTML, and the policy under which its own scripts and styles run, and no others."""
     hashes: dict[str, list[str]] = {"script": [], "style": []}
     for kind, content in _INLINE.findall(html):
         digest = b64encode(sha256(content.encode()).digest()).decode()
         hashes[kind].append(f"'sha256-{digest}'")
     rules = {
         "default-src": "'none'",
-        "script-src": " ".join(hashes["script"]),
-        "style-src": " ".join(hashes["style"]),
+        "script-src": " ".join(hashes["script"]) or "'none'",
+        "style-src": " ".join(hashes["style"]) or "'none'",
         "connect-src": "'self'",
         "img-src": "data:",
         "base-uri": "'none'",
