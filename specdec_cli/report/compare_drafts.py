@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from specdec_cli.report.generate import Promise
 
 SCHEMA = "specdec.compare-drafts/1"
-NOT_KNOWN = "not known"
+UNDECIDED = "undecided"
+_BASELINE = "none"  # what recipes and documents call plain decoding
 LEGEND = (
     "cost: a drafted token over a plain step. predicted: from the trace. memory: weights and KV cache of the draft. "
     "In brackets: 95 % intervals, where there are pairs enough."
@@ -183,6 +184,16 @@ def print_compare(console: Console, comparison: Comparison, body: Mapping[str, A
     console.print(Text(body["recommendation"], style="bold"), soft_wrap=True)
 
 
+def draft_words(name: str) -> str:
+    """A draft's name in a report; the baseline is `no draft`."""
+    return "no draft" if name == _BASELINE else name
+
+
+def winner_words(name: str | None) -> str:
+    """The winner of a task in a report: a draft, `no draft`, or `undecided`."""
+    return UNDECIDED if name is None else draft_words(name)
+
+
 def drafts_table(comparison: Comparison) -> Table:
     """The drafts as they were measured so far, the fastest first."""
     heads = ("draft", "best k", "speed-up (95 %)", "end to end", "predicted", "accepted", "length", "cost", "memory")
@@ -192,7 +203,7 @@ def drafts_table(comparison: Comparison) -> Table:
         predicted = [] if one.prediction is None else [row for row in one.prediction.rows if row.k == k]
         rows.append(
             [
-                one.draft,
+                draft_words(one.draft),
                 str(k) if k else NOTHING,
                 interval_words(comparison.speedup(one)),
                 interval_words(comparison.speedup(one, "latency")),
@@ -211,11 +222,11 @@ def _tasks_table(comparison: Comparison, body: Mapping[str, Any]) -> Table:
         [
             task,
             *(_short(row["by_task"].get(task, {}).get("speedup")) for row in body["rows"]),
-            found["draft"] or NOT_KNOWN,
+            winner_words(found["draft"]),
         ]
         for task, found in body["task_winners"].items()
     ]
-    return _table(("task", *(one.draft for one in comparison.ranking()), "winner"), rows)
+    return _table(("task", *(draft_words(one.draft) for one in comparison.ranking()), "winner"), rows)
 
 
 def _pairs_table(body: Mapping[str, Any]) -> Table:
@@ -223,14 +234,15 @@ def _pairs_table(body: Mapping[str, Any]) -> Table:
     for pair in body["pairwise"]:
         ends = "" if pair["ci95"] is None else f" ({pair['ci95'][0]:.2f}–{pair['ci95'][1]:.2f})"
         ratio = f"{pair['speedup_ratio']:.2f}×{ends}"
-        rows.append([pair["a"], pair["b"], ratio, number(pair["p_a_faster"], 3)])
+        rows.append([draft_words(pair["a"]), draft_words(pair["b"]), ratio, number(pair["p_a_faster"], 3)])
     return _table(("A", "B", "A over B (95 %)", "P(A is faster)"), rows)
 
 
 def _classic_table(body: Mapping[str, Any]) -> Table:
     target = str(body["recipe"]["target"]["model"])
     return _table(
-        ("Target", "Draft", "Speed-up"), [[target, row["draft"], _short(row["speedup"])] for row in body["rows"]]
+        ("Target", "Draft", "Speed-up"),
+        [[target, draft_words(row["draft"]), _short(row["speedup"])] for row in body["rows"]],
     )
 
 

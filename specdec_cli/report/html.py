@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib.resources import files
 from typing import Any
 
-from specdec_cli.report.bench import ARM_HEADS, TASK_HEADS, lossless_words
-from specdec_cli.report.compare_drafts import NOT_KNOWN
+from specdec_cli.report.bench import AGAINST_HEADS, ARM_HEADS, TASK_HEADS, lossless_words
+from specdec_cli.report.compare_drafts import draft_words, winner_words
 from specdec_cli.report.endpoint_pages import endpoint_facts, endpoint_findings, endpoint_tables
 from specdec_cli.report.plot import inline_svgs, panels_of, subject
 from specdec_cli.report.recommendation import depth_mark, recommendation_words, size_name
@@ -126,11 +126,17 @@ def _shares(counts: Mapping[str, Any]) -> str:
 def _bench_tables(document: Document) -> Iterator[PageTable]:
     draft = "with the draft" + " (synthetic)" * (document["recipe"]["speculation"]["verify"] == "synthetic")
     rows = [
-        _arm("without a draft", document["plain"], document["speedup"]),
-        _arm(draft, document["draft"], None),
-        *(_arm(name, found, found["speedup"]) for name, found in document["against"].items()),
+        _arm("without a draft", document["plain"], None),
+        _arm(draft, document["draft"], document["speedup"]),
+        *(_arm(name, found, None) for name, found in document["against"].items()),
     ]
     yield PageTable("Arms", ARM_HEADS, rows)
+    if document["against"]:
+        others = [
+            [name, _interval(found["speedup"]["decode"]), _interval(found["speedup"]["latency"])]
+            for name, found in document["against"].items()
+        ]
+        yield PageTable("The draft beside other engines", AGAINST_HEADS, others)
     if document["by_task"]:
         tasks = [
             [
@@ -191,7 +197,7 @@ def _compare_tables(document: Document) -> Iterator[PageTable]:
     for row in document["rows"]:
         rows.append(
             [
-                row["draft"],
+                draft_words(row["draft"]),
                 str(row["best_k"]) if row["best_k"] else NOTHING,
                 _interval(row["speedup"]),
                 _interval(row["latency_speedup"]),
@@ -205,15 +211,15 @@ def _compare_tables(document: Document) -> Iterator[PageTable]:
     yield PageTable("Drafts, each at its best k", heads, rows)
     if document["task_winners"]:
         won = [
-            [task, one["draft"] or NOT_KNOWN, _interval(one["speedup"])]
+            [task, winner_words(one["draft"]), _interval(one["speedup"])]
             for task, one in document["task_winners"].items()
         ]
         yield PageTable("Tasks", ("task", "winner", "speed-up (95 %)"), won)
     if document["pairwise"]:
         pairs = [
             [
-                one["a"],
-                one["b"],
+                draft_words(one["a"]),
+                draft_words(one["b"]),
                 _interval({"median": one["speedup_ratio"], "ci95": one["ci95"]}),
                 number(one["p_a_faster"], 3),
             ]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specdec_cli.errors import UsageError
+from specdec_cli.report.compare_drafts import draft_words
 from specdec_cli.report.endpoint_pages import acceptance_by_position, draw_times
 from specdec_cli.text.printable import printable
 
@@ -160,7 +161,7 @@ def heading(document: Document) -> str:
     if "endpoint" in document:
         return f"specdec {name}: {subject(document)}"
     drafts = recipe["draft"] if isinstance(recipe["draft"], list) else [recipe["draft"]]
-    named = ", ".join(str(draft.get("model") or draft.get("method")) for draft in drafts)
+    named = ", ".join(draft_words(str(draft.get("model") or draft.get("method"))) for draft in drafts)
     is_synthetic = recipe["speculation"]["verify"] == "synthetic"
     return f"specdec {name}: {recipe['target']['model']} with {named}{', synthetic acceptance' * is_synthetic}"
 
@@ -338,7 +339,7 @@ def _pareto(axes: Axes, document: Document) -> None:
         said = "" if speedup is None else f" {speedup:.2f}× (k = {row['best_k']})"
         axes.scatter([row["cost_ratio"]], [row["acceptance_rate"]], s=60 * (speedup or 0.5), color=colour, alpha=0.85)
         axes.annotate(
-            _safe(row["draft"]) + said,
+            _safe(draft_words(row["draft"])) + said,
             (row["cost_ratio"], row["acceptance_rate"]),
             xytext=(6, 6),
             textcoords="offset points",
@@ -355,7 +356,7 @@ def _compare_speedup(axes: Axes, document: Document) -> None:
         known = [(one["k"], one["speedup"]["median"]) for one in row["predicted"] or () if one["speedup"]["median"]]
         if known:
             axes.plot(*zip(*known, strict=True), "-", color=colour, linewidth=1.2)
-        label = _safe(row["draft"])
+        label = _safe(draft_words(row["draft"]))
         for one in row["measured"]:
             if one["speedup"]["median"] is not None:
                 _point(axes, one["k"], one["speedup"]["median"], one["speedup"]["ci95"], colour, label=label)

@@ -144,7 +144,13 @@ def test_the_other_files(loaded, capsys, tmp_path):
     assert [(row["task"], row["arm"]) for row in rows[:3]] == [
         ("", "with the draft"), ("", "without a draft"), ("chat", "with the draft"),
     ]  # fmt: skip
-    assert float(rows[1]["speedup_decode"]) > 0
+    assert float(rows[0]["speedup_decode"]) > 0, "the draft's speed-up is in the draft's row"
+    assert rows[1]["speedup_decode"] == rows[1]["draft_over_arm"] == ""
+    lines = {
+        line.split("|")[1].strip(): line.split("|")[7:9] for line in text.splitlines() if line.startswith("| with")
+    }
+    assert all("×" in cell for cell in lines["with the draft"])
+    assert [cell.strip() for cell in lines["without a draft"]] == ["–", "–"]
     suite = ElementTree.parse(names["junit"]).getroot()
     assert (suite.get("tests"), suite.get("failures")) == ("2", "0")
     assert bench(*flags) == 2

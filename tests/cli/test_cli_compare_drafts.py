@@ -163,7 +163,7 @@ def test_the_other_files(loaded, capsys, tmp_path):
     assert compared(*given("good", "none"), *flags, "--fail-if", "recommended < 1", "--json", "--quiet") == 2
     assert compared(*given("good", "none"), *flags, "--fail-if", "rows.0.best_k < 9", "--json", "--quiet") == 3
     document, text = checked(capsys.readouterr().out), names["markdown"].read_text()
-    said = ("## specdec compare-drafts: builtin:target with good, none", f"**{document['recommendation']}**")
+    said = ("## specdec compare-drafts: builtin:target with good, no draft", f"**{document['recommendation']}**")
     assert all(one in text for one in (*said, "| **failed** | rows.0.best_k &lt; 9 |"))
     rows = list(csv.DictReader(names["csv"].read_text().splitlines()))
     assert [(row["task"], row["draft"]) for row in rows[:2]] == [("", "good"), ("chat", "good")]
@@ -196,7 +196,9 @@ def test_a_few_prompts_leave_it_open(loaded, capsys):
     assert [line.split()[-1] for line in out.splitlines() if line.strip().startswith("code")] == ["good"]
     assert compared(*given("good", "none"), "--num-prompts", "5", "--quiet") == 0
     out = capsys.readouterr().out
-    assert [line.split()[-2:] for line in out.splitlines() if line.strip().startswith("code")] == [["not", "known"]]
+    assert [line.split()[-1] for line in out.splitlines() if line.strip().startswith("code")] == ["undecided"]
+    assert "no draft" in out
+    assert not [line for line in out.splitlines() if line.split()[:1] == ["none"]]
 
 
 def test_outputs_of_one_token_are_no_interruption(loaded, capsys):
