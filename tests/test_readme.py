@@ -48,8 +48,8 @@ CROWD_ALIASES = {"--speculative-disable-by-batch-size"}
 # What has no meaning for a command that decodes: an audit looks at tokens and at batch sizes of its own.
 LEFT_OUT = {
     "chat": {"--logprobs", "--disable-by-batch-size", "--max-num-seqs", "--served-model-name", *CROWD_ALIASES},
-    "generate": set(),
-    "audit": {"--logprobs", "--disable-by-batch-size"},
+    "generate": {"--served-model-name"},  # of a server
+    "audit": {"--logprobs", "--disable-by-batch-size", "--depth-policy", "--p-min"},
     "bench": {"--logprobs"},
     "compare-drafts": {"--logprobs", "--num-speculative-tokens"},
     "serve": {"--logprobs"},  # which requests ask for

@@ -44,11 +44,17 @@ _MODES_OF_VERIFY = {
 }
 _DEFAULT_KS, _DEFAULT_BATCH_SIZES = (1, 2, 4, 8), (1, 2, 4)
 _DEFAULT_NUM_TOKENS, _DEFAULT_NUM_PROMPTS = 32, 12
+_LEFT_OUT = [
+    "sampling.logprobs",
+    *(f"speculation.{key}" for key in ("depth_policy", "p_min", "disable_by_batch_size", "k_by_batch")),
+    *(f"speculation.synthetic_acceptance_{key}" for key in ("length", "rates")),
+]
+"""What has no meaning here: every k is checked at every batch size, and lossy modes promise nothing to check."""
 _K, _LENGTH = "speculation.num_speculative_tokens", "sampling.max_new_tokens"
 
 
 @with_shared_options(
-    without=["sampling.logprobs", "speculation.disable_by_batch_size", "speculation.k_by_batch"],
+    without=_LEFT_OUT,
     defaults={"sampling.max_new_tokens": str(_DEFAULT_NUM_TOKENS)},
 )
 def audit(
@@ -71,8 +77,11 @@ def audit(
         ),
     ] = None,
     num_prompts: Annotated[
-        int, typer.Option(min=1, help="Most prompts of the file.", rich_help_panel=_WHAT)
-    ] = _DEFAULT_NUM_PROMPTS,
+        int | None,
+        typer.Option(
+            min=1, help="Most prompts of the file.", show_default=str(_DEFAULT_NUM_PROMPTS), rich_help_panel=_WHAT
+        ),
+    ] = None,
     k_values: Annotated[
         str | None,
         typer.Option(
@@ -117,6 +126,8 @@ def audit(
     resolved = shared.resolve()
     wish = _Wish(mode, prompt_file, num_prompts, k_values, batch_sizes, time_limit, table, full)
     _check(wish, resolved.recipe)
+    if table:
+        _check_table(wish, shared)
     prompts = PromptSet([]) if table else _prompts(wish)
     _Run(resolved, wish, prompts.rows, prompts.notices, shared).go()
 
@@ -127,7 +138,7 @@ class _Wish:
 
     mode: str | None
     prompt_file: str | None
-    num_prompts: int
+    num_prompts: int | None
     k_values: str | None
     batch_sizes: str | None
     time_limit: float
@@ -166,19 +177,36 @@ def _check(wish: _Wish, recipe: Recipe) -> None:
         raise UsageError("`--full` is for the table model", "add --table, or give the pair more time: --time-limit 600")
     if wish.table and modes != ("sampled",):
         raise UsageError("`--table` draws from a table: it fits `--mode sampled` alone", "leave --mode or --table out")
-    if wish.table and wish.prompt_file is not None:
-        raise UsageError("`--prompt-file` has no effect with `--table`", "leave one of them out")
     if not wish.table and recipe.draft.method == "none":
         raise UsageError("there is no draft to audit", "name one with --draft, for example --draft ngram")
 
 
+def _check_table(wish: _Wish, shared: Shared) -> None:
+    """Refuse options of a pair where the table model alone is audited.
+
+    Raises:
+        UsageError: there is one.
+    """
+    own = {
+        "--prompt-file": wish.prompt_file,
+        "--num-prompts": wish.num_prompts,
+        "--k-values": wish.k_values,
+        "--batch-sizes": wish.batch_sizes,
+    }
+    given = [name for name, value in own.items() if value is not None]
+    given += [flag for path, (_, flag) in shared.flags.items() if path != "speculation.verify"]
+    if given:
+        raise UsageError(f"`{given[0]}` has no effect with `--table`", "leave one of them out")
+
+
 def _prompts(wish: _Wish) -> PromptSet:
     """Prompts from the file, or spread evenly over the built-in ones."""
+    num = wish.num_prompts or _DEFAULT_NUM_PROMPTS
     if wish.prompt_file is not None:
         found = read_prompt_file(wish.prompt_file, chat=None)
-        return replace(found, rows=found.rows[: wish.num_prompts])
+        return replace(found, rows=found.rows[:num])
     rows = built_in_rows("builtin:stories").rows
-    return PromptSet(rows[:: max(1, len(rows) // wish.num_prompts)][: wish.num_prompts])
+    return PromptSet(rows[:: max(1, len(rows) // num)][:num])
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from specdec_cli.cli.options import OPTIONS, STRUCTURED_OPTIONS, Shared, with_shared_options
+from specdec_cli.cli.options import OPTIONS, Shared, with_shared_options
 from specdec_cli.cli.output import deliver, envelope
 from specdec_cli.cli.screen import open_screen, progress
 from specdec_cli.cli.terminal import colourful
@@ -16,12 +16,15 @@ if TYPE_CHECKING:
     from specdec_cli.measure.doctor import Diagnosis
     from specdec_cli.recipe import Resolved
 
-_WITHOUT = [option.path for option in OPTIONS if option.path.startswith("sampling.")]
+_OF_A_RUN = ("sampling.", "speculation.", "serve.", "engine.enable_prefix_caching")
+_K = "speculation.num_speculative_tokens"  # which the memory plan reads
+_WITHOUT = [one.path for one in OPTIONS if one.path.startswith(_OF_A_RUN) and one.path != _K]
 
 
-@with_shared_options(aliases=True, without=_WITHOUT, beside=STRUCTURED_OPTIONS)
+@with_shared_options(aliases=True, without=_WITHOUT)
 def doctor(*, shared: Shared) -> None:
     """Look at this machine; with a target, a draft or a recipe, at the pair too, without loading it."""
+    shared.takes_structured = True  # a recipe may ask for it
     resolved = shared.resolve()
     screen = open_screen(shared.quiet, streams_text=False)
     with progress(screen) as say:

@@ -35,7 +35,7 @@ _PROMPTS, _SHOWN = "Prompts", "What is shown"
 _K = "speculation.num_speculative_tokens"
 
 
-@with_shared_options(aliases=True, beside=STRUCTURED_OPTIONS)
+@with_shared_options(aliases=True, without=("serve.served_model_name",), beside=STRUCTURED_OPTIONS)
 def generate(
     prompt: Annotated[
         list[str] | None,
@@ -82,6 +82,9 @@ def generate(
         raise UsageError("`--show-drafts` marks streamed text, and `--json` streams none", "leave one of them out")
     if "sampling.logprobs" in shared.flags and not shared.json and shared.output is None:
         raise UsageError("`--logprobs` is for the JSON document, and none is wanted", "add --json or --output FILE")
+    for path in ("target.chat_template", "target.default_chat_template_kwargs"):
+        if path in shared.flags and not chat and system is None:
+            raise UsageError(f"`{shared.flags[path][1]}` has no effect without a conversation", "add --chat")
     if prediction is not None:
         _predict(shared, prediction)
     resolved = shared.resolve()

@@ -39,7 +39,7 @@ Force = Annotated[bool, typer.Option("--force", help="Overwrite a file that exis
 @app.command("list", cls=Command)
 def list_(json: Json = False, output: Output = None, force: Force = False) -> None:
     """List the shipped recipes."""
-    check_destination(output, force)
+    _check_output(output, force)
     recipes = shipped.list_recipes()
     rows = [{"name": recipe.name, "title": recipe.title, "path": str(recipe.path)} for recipe in recipes]
     _deliver("specdec.recipe-list/1", None, {"recipes": rows}, json, output, force)
@@ -106,7 +106,7 @@ def validate(
     force: Force = False,
 ) -> ExitCode:
     """Check recipes; every error with its line and column. Exit code 2 if there is one."""
-    check_destination(output, force)
+    _check_output(output, force)
     results = [_checked(file) for file in files]
     _deliver("specdec.recipe-validate/1", None, {"files": results}, json, output, force)
     problems = [error for result in results for error in result["errors"]]
@@ -137,6 +137,13 @@ def _checked(file: str) -> dict[str, Any]:
 def schema() -> None:
     """Print the JSON Schema of recipes, for editors."""
     _say(json.dumps(json_schema(draft_methods()), indent=2, ensure_ascii=False) + "\n")
+
+
+def _check_output(output: Path | None, force: bool) -> None:
+    """Refuse a file that could not be written, and `--force` without one."""
+    if force and output is None:
+        raise UsageError("`--force` has no effect without --output", "name the file: --output FILE --force")
+    check_destination(output, force)
 
 
 def _deliver(

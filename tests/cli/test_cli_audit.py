@@ -117,7 +117,7 @@ def test_a_prompt_files_rows_are_used(models, capsys, tmp_path):
 
 
 def test_the_table_needs_no_model(capsys):
-    assert run(["audit", "-t", "/nowhere", "--table", "--verify", "block", "--time-limit", "0", "--json"]) == 0
+    assert run(["audit", "--table", "--verify", "block", "--time-limit", "0", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     configurations = [one["configuration"] for one in document["distribution"]]
     assert configurations == ["table model, block, k=1", "table model, block, k=3"]
@@ -133,6 +133,11 @@ def test_the_table_needs_no_model(capsys):
         (["--full"], "`--full` is for the table model"),
         (["--table", "--mode", "greedy"], "fits `--mode sampled` alone"),
         (["--table", "--prompt-file", "x"], "has no effect with `--table`"),
+        (["--table", "-t", "x"], "`--target` has no effect with `--table`"),
+        (["--table", "-k", "3"], "`--num-speculative-tokens` has no effect with `--table`"),
+        (["--table", "--num-prompts", "3"], "`--num-prompts` has no effect with `--table`"),
+        (["--table", "--temperature", "1"], "`--temperature` has no effect with `--table`"),
+        (["--table", "--k-values", "3"], "`--k-values` has no effect with `--table`"),
         (["--draft", "none"], "there is no draft to audit"),
         (["-k", "0"], "nothing to audit"),
         (["-k", "2", "--k-values", "1"], "give one of them"),

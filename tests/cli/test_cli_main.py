@@ -203,3 +203,24 @@ def test_did_you_mean_takes_underscores_for_dashes_and_never_guesses_far(argumen
     assert main.run(arguments) == 2
     first = capsys.readouterr().err.splitlines()[0]
     assert first.partition("did you mean ")[2] == (f"`{meant}`?" if meant else "")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["generate", "x", "--served-model-name", "x"],
+        ["doctor", "--served-model-name", "x"],
+        ["doctor", "--regex", "x"],
+        ["doctor", "--verify", "block"],
+        ["doctor", "--prefix-caching"],
+        ["audit", "--depth-policy", "adaptive"],
+        ["audit", "--synthetic-acceptance-length", "2"],
+        ["recipe", "list", "--force"],
+        ["recipe", "validate", "builtin", "--force"],
+        ["generate", "x", "--chat-template", "{{ messages }}"],
+        ["generate", "x", "--default-chat-template-kwargs", "{}"],
+    ],
+)
+def test_an_option_that_means_nothing_for_a_command_is_refused(arguments, capsys):
+    assert main.run(arguments) == 2
+    assert "there is no option" in (err := capsys.readouterr().err) or "has no effect" in err
