@@ -23,10 +23,16 @@ class PageServer:
     """Serves on a free port from a thread; a context manager that gives its address."""
 
     def __init__(
-        self, prefix: str = "specdec", template: str | None = "{{ messages }}", key: str | None = None
+        self,
+        prefix: str = "specdec",
+        template: str | None = "{{ messages }}",
+        key: str | None = None,
+        model: dict | None = None,
     ) -> None:
         self.metrics = Metrics("toy", prefix)
         self.template, self.key = template, key
+        self.model = {"id": "toy", "object": "model"} | (model or {})
+        self.num_refused = 0
         self.bodies: list[dict] = []
         self.num_disconnected = 0
         routes = [
@@ -34,6 +40,7 @@ class PageServer:
             Route("/metrics", self.scrape),
             Route("/v1/models", self.models),
             Route("/tokenizer_info", self.tokenizer_info),
+            Route("/tokenize", self.tokenize, methods=["POST"]),
             Route("/v1/chat/completions", self.answer, methods=["POST"]),
             Route("/v1/completions", self.answer, methods=["POST"]),
         ]
@@ -67,27 +74,44 @@ class PageServer:
         return Response(body, headers={"Content-Type": content_type})
 
     async def models(self, request: Request) -> Response:
-        return self._refusal(request) or JSONResponse({"object": "list", "data": [{"id": "toy", "object": "model"}]})
+        return self._refusal(request) or JSONResponse({"object": "list", "data": [self.model]})
 
     async def tokenizer_info(self, _: Request) -> Response:
         return JSONResponse({"tokenizer_class": "Toy", "chat_template": self.template})
 
     async def answer(self, request: Request) -> Response:
+        if refusal := self._refusal(request):
+            return refusal
         body = await request.json()
         self.bodies.append(body)
+        if "messages" in body and self._length(body) > self.model.get("max_model_len", 10**9):
+            error = {"message": "`messages` are too long", "param": "messages", "code": "context_length_exceeded"}
+            return JSONResponse({"error": error}, 400)
         said = body["messages"][-1]["content"] if "messages" in body else body["prompt"]
         if "refuse" in said:
             error = {"message": "the queue is full", "type": "rate_limit_error", "param": None, "code": "queue_full"}
             return JSONResponse({"error": error}, 429, {"Retry-After": "3"})
-        return StreamingResponse(self._stream("messages" in body, "forever" in said), media_type="text/event-stream")
+        stream = self._stream("messages" in body, "forever" in said, "break off" in said)
+        return StreamingResponse(stream, media_type="text/event-stream")
 
-    async def _stream(self, is_chat: bool, forever: bool) -> AsyncIterator[bytes]:
+    async def tokenize(self, request: Request) -> Response:
+        count = self._length(await request.json())
+        return JSONResponse({"count": count, "max_model_len": self.model["max_model_len"], "tokens": []})
+
+    def _length(self, body: dict) -> int:
+        """A conversation's tokens: ten for each turn."""
+        return 10 * len(body["messages"])
+
+    async def _stream(self, is_chat: bool, forever: bool, breaks: bool = False) -> AsyncIterator[bytes]:
         ended = False
         try:
             while True:
                 for step in STEPS:
                     yield self._chunk(step, is_chat)
                     await asyncio.sleep(0.005)
+                if breaks:
+                    await asyncio.sleep(0.3)  # what was sent is read before the connection breaks
+                    raise ConnectionError("planted")
                 if not forever:
                     break
             choice = {"index": 0, "finish_reason": "stop"} | ({"delta": {}} if is_chat else {"text": ""})
@@ -113,4 +137,5 @@ class PageServer:
     def _refusal(self, request: Request) -> Response | None:
         if self.key is None or request.headers.get("authorization") == f"Bearer {self.key}":
             return None
+        self.num_refused += 1
         return JSONResponse({"error": {"message": "no valid API key", "code": "invalid_api_key"}}, 401)

@@ -34,7 +34,7 @@ ELEMENTS = Elements().found
 def test_asks_for_nothing_from_elsewhere():
     assert "http" not in HTML.replace("http://www.w3.org/2000/svg", "")
     assert [attributes for tag, attributes in ELEMENTS if "src" in attributes or tag == "base"] == []
-    assert [attributes["href"] for _, attributes in ELEMENTS if "href" in attributes] == ["data:,"]
+    assert [attributes["href"] for _, attributes in ELEMENTS if "href" in attributes] == ["data:,", "docs"]
     assert "@import" not in HTML
     assert "url(" not in HTML
 
@@ -163,22 +163,170 @@ def test_without_a_chat_template_it_completes_with_the_controls_values(browser: 
     assert body["speculative"] == {"details": True, "num_speculative_tokens": 2}
 
 
+def text(name: str) -> str:
+    return f"document.getElementById({json.dumps(name)}).textContent"
+
+
+def is_shown(browser: Chromium, name: str) -> bool:
+    return bool(browser.value(f"!document.getElementById({json.dumps(name)}).hidden"))
+
+
+def ask(browser: Chromium, prompt: str, ends: str = "Done.") -> None:
+    browser.value("document.getElementById('prompt').focus()")
+    browser.type(prompt)
+    browser.press("Enter")
+    browser.wait(f"{text('status')} === {json.dumps(ends)} && !document.getElementById('send').disabled")
+
+
+def num_turns(browser: Chromium) -> object:
+    return browser.value("document.querySelectorAll('#log .turn').length")
+
+
 @needs_chromium
-def test_errors_are_said_in_words(tmp_path: Path):
+def test_the_header_names_model_draft_and_k(browser: Chromium):
+    with PageServer(model={"speculative": {"draft": "small (int8)", "num_speculative_tokens": 5}}) as url:
+        browser.open(url)
+        browser.wait(f"{text('served')} === 'toy · draft small (int8) · k = 5'")
+    with PageServer(model={"speculative": {"draft": None, "num_speculative_tokens": 0}}) as url:
+        browser.open(url)
+        browser.wait(f"{text('served')} === 'toy · no draft'")
+
+
+@needs_chromium
+def test_the_page_asks_for_a_key_and_says_when_it_is_wrong(tmp_path: Path):
     server = PageServer(key="secret")
     with Chromium(tmp_path / "profile") as browser, server as url:
         browser.open(url)
-        browser.wait("document.getElementById('served').textContent.includes('wants an API key: no valid API key')")
+        browser.wait(f"{text('gate-text')} === 'This server asks for an API key.'")
+        assert is_shown(browser, "gate")
+        assert not is_shown(browser, "trouble")
+        assert not is_shown(browser, "metrics-trouble")
+        browser.wait("document.activeElement.id === 'key'")
+        browser.type("wrong")
+        browser.press("Enter")
+        browser.wait(f"{text('gate-text')} === 'The server does not accept this API key.'")
+        refused = server.num_refused
+        ask(browser, "hello", "Failed.")
+        assert server.num_refused == refused + 1, "nothing is polled while the page waits for a key"
+        assert num_turns(browser) == 0
+        assert browser.value("document.getElementById('prompt').value") == "hello"
+        assert not is_shown(browser, "trouble"), "one sentence is enough"
         browser.value("document.getElementById('key').value = 'secret'")
-        browser.wait("document.getElementById('served').textContent === 'toy'")
-        browser.wait("document.getElementById('metrics-trouble').hidden")
-        browser.type("refuse me")
+        browser.value("document.getElementById('key').focus()")
         browser.press("Enter")
-        browser.wait(status("Failed."))
-        trouble = browser.value("document.getElementById('trouble').textContent")
-        assert trouble == "The server is busy, try again in 3 s: the queue is full"
-        assert browser.value("document.getElementById('prompt').value") == "refuse me"
-        browser.value("document.getElementById('temperature').value = '9'")
-        browser.press("Enter")
-        browser.wait("document.getElementById('trouble').textContent.startsWith('Temperature: ')")
+        browser.wait(f"{text('served')} === 'toy'")
+        assert not is_shown(browser, "gate")
+        browser.wait("document.getElementById('speed-now').textContent !== '–'")
+        ask(browser, "", "Done.")
+        assert num_turns(browser) == 2
     assert len(server.bodies) == 1
+
+
+@needs_chromium
+def test_a_full_queue_is_one_sentence_and_no_turn(tmp_path: Path):
+    with Chromium(tmp_path / "profile") as browser, PageServer() as url:
+        browser.open(url)
+        browser.wait(f"{text('served')} === 'toy'")
+        ask(browser, "refuse me", "Failed.")
+        assert browser.value(text("trouble")) == "The server's queue is full: try again in 3 s."
+        assert num_turns(browser) == 0
+        assert browser.value("document.getElementById('prompt').value") == "refuse me"
+        assert not is_shown(browser, "offer")
+        browser.value("document.getElementById('prompt').value = ''")
+        ask(browser, "now")
+        assert not is_shown(browser, "trouble")
+
+
+@needs_chromium
+def test_a_server_that_went_away_is_one_sentence_and_no_turn(tmp_path: Path):
+    gone = "The server cannot be reached: it has stopped, or the network is gone."
+    with Chromium(tmp_path / "profile") as browser:
+        with PageServer() as url:
+            browser.open(url)
+            browser.wait(f"{text('served')} === 'toy'")
+            ask(browser, "break off", "Failed.")
+            assert browser.value(text("trouble")) == "The answer broke off: the server went away."
+            assert num_turns(browser) == 2, "what came stays"
+        browser.wait(f"{text('metrics-trouble')} === {json.dumps(gone)}")
+        ask(browser, "anybody?", "Failed.")
+        assert browser.value(text("trouble")) == gone
+        assert num_turns(browser) == 2
+        assert browser.value("document.getElementById('prompt').value") == "anybody?"
+        browser.wait("document.getElementById('metrics-trouble').hidden")
+
+
+@needs_chromium
+def test_a_wrong_setting_is_said_before_anything_is_sent(browser: Chromium):
+    server = PageServer()
+    with server as url:
+        browser.open(url)
+        browser.wait(f"{text('served')} === 'toy'")
+        browser.value("document.getElementById('temperature').value = '9'")
+        browser.value("document.getElementById('settings').open = false")
+        browser.type("hello")
+        browser.press("Enter")
+        browser.wait(f"{text('trouble')}.startsWith('Temperature: ')")
+        assert browser.value("document.getElementById('settings').open")
+    assert server.bodies == []
+
+
+@needs_chromium
+@pytest.mark.parametrize("way", ["shorten", "start-over"])
+def test_a_conversation_that_no_longer_fits_can_be_shortened_or_cleared(tmp_path: Path, way: str):
+    server = PageServer(model={"max_model_len": 60})
+    with Chromium(tmp_path / "profile") as browser, server as url:
+        browser.open(url)
+        browser.wait(f"{text('served')} === 'toy'")
+        for prompt in ("one", "two", "three"):
+            ask(browser, prompt)
+        assert server.bodies[-1].get("max_tokens") is None, "a chat runs to the end of the context"
+        ask(browser, "four", "Failed.")
+        assert browser.value(text("trouble")) == (
+            "The conversation no longer fits into the model's context of 60 tokens."
+        )
+        assert num_turns(browser) == 6
+        assert is_shown(browser, "offer")
+        browser.value(f"document.getElementById('{way}').click()")
+        if way == "shorten":
+            browser.wait(f"{status('Done.')} && document.querySelectorAll('#log .turn').length === 8")
+            assert [m["content"] for m in server.bodies[-1]["messages"] if m["role"] == "user"] == ["three", "four"]
+            assert browser.value("document.querySelectorAll('#log .turn.dropped').length") == 4
+        else:
+            assert num_turns(browser) == 0
+            assert browser.value("document.getElementById('prompt').value") == "four"
+        assert not is_shown(browser, "offer")
+
+
+@needs_chromium
+@pytest.mark.parametrize(("width", "height"), [(390, 844), (800, 900), (1280, 800)])
+def test_the_composer_is_in_sight_and_settings_fold_on_narrow_screens(tmp_path: Path, width: int, height: int):
+    with Chromium(tmp_path / "profile", width, height) as browser, PageServer() as url:
+        browser.open(url)
+        browser.wait(f"{text('served')} === 'toy'")
+        for _ in range(6):
+            ask(browser, "again")
+        assert browser.value("document.getElementById('settings').open") == (width >= 768)
+        bottom = browser.value("document.getElementById('form').getBoundingClientRect().bottom")
+        assert height - 120 < bottom <= height
+        assert browser.value("document.documentElement.scrollWidth <= innerWidth"), "nothing sticks out to the side"
+
+
+@needs_chromium
+def test_charts_show_short_peaks(browser: Chromium):
+    """A burst between two polls is drawn at its own height, and what came and went is seen to have run."""
+    with PageServer() as url:
+        browser.open(url)
+        browser.wait(f"{text('served')} === 'toy'")
+        found = browser.value(
+            """(() => {
+              const base = { drafts: 0, drafted: 0, accepted: 0, acceptedAt: [], draftedAt: [], running: 0, waiting: 0,
+                cache: 0, firstSum: 0, firstCount: 0, refused: 0 };
+              past = [];
+              [[0, 0, 0], [1, 0, 0], [2, 400, 1], [3, 400, 1], [4, 400, 1]].forEach(([time, tokens, ended], i) =>
+                record({ ...base, time: time + 1e6, tokens, ended, cache: i === 2 ? .03 : 0 }));
+              draw();
+              return [past.map((one) => one.speed), past[2].running, document.querySelector('#speed text').textContent,
+                document.querySelector('#cache text').textContent, document.querySelectorAll('#speed circle').length];
+            })()"""
+        )
+    assert found == [[None, 0, 400, 0, 0], 1, "500", "5 %", 1]
