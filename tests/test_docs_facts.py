@@ -137,3 +137,21 @@ def test_every_block_of_json_is_json(name):
 
     for block in re.findall(r"^```json\n(.*?)^```$", page(name), re.MULTILINE | re.DOTALL):
         json.loads(block)
+
+
+def examples() -> list[tuple[str, str]]:
+    """Every block of Python that runs by itself, by its page; python-api.md holds signatures."""
+    pages = [path.name for path in sorted(DOCS.glob("*.md")) if path.name != "python-api.md"]
+    found = [(name, re.findall(r"^```python\n(.*?)^```$", page(name), re.MULTILINE | re.DOTALL)) for name in pages]
+    return [(name, block) for name, blocks in found for block in blocks if "import OpenAI" not in block]
+
+
+@pytest.mark.skipif(not (ROOT / "specdec_cli/builtin/target/model.safetensors").is_file(), reason="no built-in pair")
+@pytest.mark.parametrize(("name", "block"), examples(), ids=lambda text: text.splitlines()[0][:40])
+def test_an_example_in_python_runs(name, block, capsys):
+    exec(compile(block, name, "exec"), {"__name__": "example"})
+    assert capsys.readouterr().out
+
+
+def test_there_are_examples_in_python():
+    assert "decoding.md" in [name for name, _ in examples()]

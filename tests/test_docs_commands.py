@@ -1,0 +1,110 @@
+"""The commands of the documentation run: each with `--dry-run`, and, marked slow, page by page with few prompts."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from test_docs import command_lines
+from test_readme import program, words_of
+
+import specdec_cli
+from specdec_cli.cli import main
+from specdec_cli.errors import ExitCode
+
+DOCS = Path(__file__).parents[1] / "docs"
+HAS_PAIR = (Path(specdec_cli.__file__).parent / "builtin" / "target" / "model.safetensors").is_file()
+STAND_INS = {"./my-target": "builtin:target", "./my-draft": "builtin:draft"}
+FILES = {
+    "prompts.jsonl": '{"prompt": "Once upon a time"}\n{"prompt": "The cat"}\n',
+    "questions.csv": "query,topic\nThe dog,animals\n,nothing\nThe cat,animals\n",
+    "person.json": '{"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}',
+    "tuned.yaml": "target: {model: builtin:target}\ndraft: {model: builtin:draft}\n",
+    "mine.yaml": "target: {model: builtin:target}\n",
+    "models.yaml": "small: builtin\nlarge: ./tuned.yaml\n",
+}
+MEASURES = ("bench", "sweep-k", "compare-drafts")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SPECDEC_API_KEY", raising=False)
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def words(line: str) -> list[str]:
+    """The line's words with what only the reader has replaced: models, and JSON that names them."""
+    found = []
+    for word in words_of(line):
+        for name, stand_in in STAND_INS.items():
+            word = stand_in if word == name else word.replace(json.dumps(name), json.dumps(stand_in))
+        found.append(word)
+    return found
+
+
+def run(arguments: list[str], capsys, may_be=(0,)) -> None:
+    code = main.run(arguments)
+    assert code in may_be, f"specdec {' '.join(arguments)}: {capsys.readouterr().err}"
+
+
+def overwriting(arguments: list[str]) -> list[str]:
+    """Two examples may write the same file."""
+    return ["--force"] if {"--output", "--write-recipe"} & set(arguments) else []
+
+
+def can_be_dry(name: str) -> bool:
+    return any("--dry-run" in option.opts for option in program().commands[name].params)
+
+
+DRY = [line for line in command_lines() if can_be_dry(words_of(line)[0])]
+
+
+def test_there_are_commands():
+    assert len(DRY) > 20
+
+
+@pytest.mark.parametrize("line", DRY)
+def test_a_command_would_run(line, folder, capsys):
+    arguments = words(line)
+    dry = [] if "--dry-run" in arguments else ["--dry-run"]
+    run([*arguments, *dry, *overwriting(arguments)], capsys)
+
+
+@pytest.mark.parametrize("line", [line for line in command_lines() if words_of(line)[0] == "recipe"])
+def test_a_command_on_recipes_runs(line, folder, capsys):
+    (folder / "mine.yaml").unlink()
+    if "validate" in line:
+        (folder / "mine.yaml").write_text(FILES["mine.yaml"])
+    run(words(line), capsys)
+
+
+def lines_of(page: Path) -> list[str]:
+    blocks = re.findall(r"^```console\n(.*?)^```$", page.read_text(encoding="utf-8"), re.M | re.S)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    return [line.removeprefix("$ ") for line in lines if line.startswith("$ specdec")]
+
+
+def is_run(arguments: list[str]) -> bool:
+    """Whether it ends by itself, offline, on any machine."""
+    name = arguments[0]
+    needs_more = {"qwen3-8b", "--endpoint", "--dry-run"} & set(arguments)
+    return name in ("generate", "audit", "doctor", *MEASURES) and not needs_more
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_PAIR, reason="the built-in pair is not there")
+@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.name)
+def test_the_commands_of_a_page_run(page, folder, capsys):
+    for arguments in filter(is_run, map(words, lines_of(page))):
+        few = ["--num-prompts", "8" if "--batch-sizes" in arguments else "2"] if arguments[0] in MEASURES else []
+        few += ["-n", "4"] if arguments[0] in ("generate", *MEASURES) else []
+        run(
+            [*arguments, *few, *overwriting(arguments)],
+            capsys,
+            (ExitCode.DONE, ExitCode.GATE) if "--fail-if" in arguments else (0,),
+        )
