@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specdec_cli.cli.measurement_options import whole_numbers
+from specdec_cli.cli.measurement_options import FILES, Markdown, whole_numbers
 from specdec_cli.cli.options import Shared, with_shared_options
-from specdec_cli.cli.output import deliver, envelope, machine_of
+from specdec_cli.cli.output import check_destination, deliver_with_report, envelope, machine_of
+from specdec_cli.cli.result_output import write_texts
 from specdec_cli.cli.screen import open_screen, progress
-from specdec_cli.cli.terminal import colourful
 from specdec_cli.errors import UsageError
 from specdec_cli.files import given_path
 from specdec_cli.measure.dataset import read_prompt_file
 from specdec_cli.measure.prompts import PromptRow, PromptSet
 from specdec_cli.measure.workload import built_in_rows
 from specdec_cli.report.audit import SCHEMA, print_audit
-from specdec_cli.report.page import open_page
 from specdec_cli.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from specdec_cli.engine.engine import Engine
     from specdec_cli.lm.door import LM
     from specdec_cli.measure.arms import Request
-    from specdec_cli.measure.audit import AuditResult, Pair, Plan
+    from specdec_cli.measure.audit import Pair, Plan
     from specdec_cli.recipe import Recipe, Resolved
 
 _WHAT = "What is checked"
@@ -104,7 +102,7 @@ def audit(
         float,
         typer.Option(
             min=0,
-            help="Time for the whole audit; every check does a little anyway.",
+            help="Time for the checks; each kind does one run in any case.",
             metavar="SECONDS",
             rich_help_panel=_WHAT,
         ),
@@ -119,17 +117,24 @@ def audit(
             "--full", help="With --table: draws that find a shift of 1 %, whatever the time.", rich_help_panel=_WHAT
         ),
     ] = False,
+    markdown: Markdown = None,
+    junit: Annotated[
+        Path | None,
+        typer.Option("--junit", help="Write every check as JUnit XML.", metavar="FILE", rich_help_panel=FILES),
+    ] = None,
     *,
     shared: Shared,
 ) -> None:
     """Check that the output is what the target alone would have produced; exit code 3 if not."""
     resolved = shared.resolve()
     wish = _Wish(mode, prompt_file, num_prompts, k_values, batch_sizes, time_limit, table, full)
+    files = {"markdown": markdown, "junit": junit}
     _check(wish, resolved.recipe)
     if table:
         _check_table(wish, shared)
+    _check_files(files, shared)
     prompts = PromptSet([]) if table else _prompts(wish)
-    _Run(resolved, wish, prompts.rows, prompts.notices, shared).go()
+    _Run(resolved, wish, files, prompts.rows, prompts.notices, shared).go()
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +204,15 @@ def _check_table(wish: _Wish, shared: Shared) -> None:
         raise UsageError(f"`{given[0]}` has no effect with `--table`", "leave one of them out")
 
 
+def _check_files(files: Mapping[str, Path | None], shared: Shared) -> None:
+    """Refuse files that could not be written, and two of one name, before anything is loaded."""
+    named = [path.resolve() for path in (shared.output, *files.values()) if path is not None]
+    if len(set(named)) < len(named):
+        raise UsageError("two files have the same name", "give each its own")
+    for kind, path in files.items():
+        check_destination(path, shared.force, f"--{kind}")
+
+
 def _prompts(wish: _Wish) -> PromptSet:
     """Prompts from the file, or spread evenly over the built-in ones."""
     num = wish.num_prompts or _DEFAULT_NUM_PROMPTS
@@ -215,6 +229,7 @@ class _Run:
 
     resolved: Resolved
     wish: _Wish
+    files: Mapping[str, Path | None]
     rows: Sequence[PromptRow]
     notices: Sequence[str]
     shared: Shared
@@ -245,19 +260,11 @@ class _Run:
         result.notices[:0] = self.notices
         for note in notes:
             screen.say(f"note: {note}", "yellow")
-        if self.shared.json or self.shared.output is not None:
-            machine = machine_of(pair.engine) if pair is not None else {}
-            document = envelope(SCHEMA, self.recipe.as_dict(), result.as_dict(), **machine)
-            deliver(document, to_stdout=self.shared.json, path=self.shared.output, force=self.shared.force)
-        self._show(result)
+        machine = machine_of(pair.engine) if pair is not None else {}
+        document = envelope(SCHEMA, self.recipe.as_dict(), result.as_dict(), **machine)
+        deliver_with_report(document, self.shared, lambda page: print_audit(page, document))
+        write_texts(document, self.files, self.shared.force)
         result.gate()
-
-    def _show(self, result: AuditResult) -> None:
-        """The report, on stdout unless a document stands there."""
-        if not self.shared.json:
-            print_audit(open_page(sys.stdout, colourful(sys.stdout)), result)
-        elif not self.shared.quiet:
-            print_audit(open_page(sys.stderr, colourful(sys.stderr)), result)
 
     def _ks(self) -> tuple[int, ...]:
         given = self.recipe.speculation.num_speculative_tokens

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -50,7 +50,7 @@ class Plan:
         batch_sizes: how many sequences run together.
         drawn_modes: verification modes whose distribution is tested.
         num_speculative_tokens: k of the draws.
-        time_limit_seconds: of the whole audit; each stage does its smallest part in any case.
+        time_limit_seconds: of the whole audit; each stage does its first run in any case.
         full: draws on the table model until a shift of 1 % would be found with 99 % power, whatever the time.
     """
 
@@ -93,6 +93,7 @@ class AuditResult:
         plan: what was asked for.
         compared: by mode, greedy and gumbel: tokens against plain decoding.
         distribution: draws against exact enumeration.
+        num_planned_tests: tests of distributions that the plan has.
         notices: what a reader must know to judge the rest, each a sentence.
         seconds: how long it took.
     """
@@ -100,6 +101,7 @@ class AuditResult:
     plan: Plan
     compared: dict[str, Compared] = field(default_factory=dict)
     distribution: list[DistributionCheck] = field(default_factory=list)
+    num_planned_tests: int = 0
     notices: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -147,6 +149,8 @@ class AuditResult:
             "prompts": max((one.num_prompts for one in found), default=0),
             "tokens": num_tokens,
             "configurations": sum(one.num_configurations for one in found) + len(self.distribution),
+            "runs": sum(one.num_runs_done for one in found) + len(self.distribution),
+            "planned_runs": sum(one.num_runs for one in found) + self.num_planned_tests,
             "draws": sum(one.num_draws for one in self.distribution),
             "num_draft_tokens": sum(one.num_draft_tokens for one in everything),
             "num_accepted_tokens": sum(one.num_accepted_tokens for one in everything),
@@ -154,6 +158,7 @@ class AuditResult:
         return {
             "mode": ",".join(self.plan.modes),
             "checked": checked,
+            "equality": [{"mode": mode, **one.as_dict()} for mode, one in self.compared.items()],
             "mismatches": [mismatch.as_dict() for mismatch in self.mismatches],
             "distribution": [one.as_dict() for one in self.distribution],
             "lossless": {
@@ -266,7 +271,7 @@ class _Audit:
         num_cells = toy.NUM_TOKENS**NUM_JOINT_TOKENS
         num = full_power_draws(num_cells)
         cases = self._cases(toy.NUM_SPECULATIVE_TOKENS)
-        for i, (mode, k) in enumerate(cases):
+        for i, (mode, k) in self._in_time(cases, "table"):
             draws = Draws(toy.engine(mode, k, _TABLE_BATCH), list(toy.PROMPT), toy.PARAMS)
             until = _Deadline(None) if self.plan.full else deadline.part(len(cases) - i)
             name = f"table model, {mode}, k={k}"
@@ -279,7 +284,7 @@ class _Audit:
         question = ask_pair(pair.engine, self.requests[0].token_ids, self.requests[0].params)
         num = full_power_draws(max(len(question.joint), 2))
         cases = self._cases(self.plan.num_speculative_tokens)
-        for i, (mode, k) in enumerate(cases):
+        for i, (mode, k) in self._in_time(cases, "pair"):
             options = replace(
                 pair.engine.options,
                 num_speculative_tokens=k,
@@ -295,8 +300,19 @@ class _Audit:
             self.result.distribution.append(check(name, draws, question.joint, question.num_choices))
 
     def _cases(self, k: int) -> list[tuple[str, int]]:
-        """Each mode at k and at k = 1: prefill gives the first token, so a deep step's bonus token is never drawn."""
-        return [(mode, depth) for mode in self.plan.drawn_modes for depth in sorted({1, k})]
+        """Each mode at k = 1 and at k: prefill gives the first token, so a deep step's bonus token is never drawn."""
+        return [(mode, depth) for depth in sorted({1, k}) for mode in self.plan.drawn_modes]
+
+    def _in_time(self, cases: Sequence[tuple[str, int]], stage: str) -> Iterator[tuple[int, tuple[str, int]]]:
+        """Cases with their places; after the first, none begins past the audit's time limit."""
+        end = _Deadline(None if self.plan.full else self._begin + self.plan.time_limit_seconds)
+        self.result.num_planned_tests += len(cases)
+        for i, case in enumerate(cases):
+            if i and end.is_over():
+                left = f"{len(cases) - i} of {len(cases)}"
+                self._say(f"sampled, {stage}: the time limit left {left} tests of distributions out")
+                return
+            yield i, case
 
     def _draw(self, stage: str, draws: Draws, num: int, deadline: _Deadline) -> None:
         draws.run(num, lambda done: self.watch(Progress(stage, done, num)), deadline.is_over)

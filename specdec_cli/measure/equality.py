@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from specdec_cli.drafters.contract import Drafter
 from specdec_cli.engine.engine import Engine
@@ -52,6 +52,19 @@ class Compared:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     mismatches: list[Mismatch] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form (`equality[]`), without its mode."""
+        return {
+            "prompts": self.num_prompts,
+            "tokens": self.num_tokens,
+            "configurations": self.num_configurations,
+            "runs": self.num_runs_done,
+            "planned_runs": self.num_runs,
+            "num_draft_tokens": self.num_draft_tokens,
+            "num_accepted_tokens": self.num_accepted_tokens,
+            "mismatches": len(self.mismatches),
+        }
 
     def add_run(self, number: int, counts: SpeculativeCounts) -> None:
         """Add one run of configuration `number`, counted from 1."""

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib.resources import files
 from typing import Any
 
+from specdec_cli.report.audit import SCHEMA as AUDIT
+from specdec_cli.report.audit import audit_facts, audit_tables, verdict_words
 from specdec_cli.report.bench import AGAINST_HEADS, ARM_HEADS, TASK_HEADS, lossless_words
 from specdec_cli.report.compare_drafts import draft_words, winner_words
 from specdec_cli.report.endpoint_pages import endpoint_facts, endpoint_findings, endpoint_tables
@@ -59,6 +61,8 @@ def findings(document: Document) -> list[str]:
     """What was found, the most important sentence first."""
     if "endpoint" in document:
         return endpoint_findings(document)
+    if document["schema"] == AUDIT:
+        return [verdict_words(document)]
     if "findings" in document:
         return list(document["findings"])
     if "recommendation" in document:
@@ -71,6 +75,8 @@ def facts(document: Document) -> list[tuple[str, str]]:
     """How it was measured, each with its name."""
     if "endpoint" in document:
         return endpoint_facts(document)
+    if document["schema"] == AUDIT:
+        return audit_facts(document)
     workload, plan = document["workload"], document["plan"]
     machine, environment = document["machine"], document["environment"]
     sizes = ", ".join(map(str, plan.get("batch_sizes", [plan["batch_size"]])))
@@ -229,6 +235,7 @@ def _compare_tables(document: Document) -> Iterator[PageTable]:
 
 
 _TABLES: Mapping[str, Callable[[Document], Iterator[PageTable]]] = {
+    AUDIT: lambda document: iter(audit_tables(document)),
     "specdec.bench/1": _bench_tables,
     "specdec.sweep-k/1": _sweep_tables,
     "specdec.compare-drafts/1": _compare_tables,

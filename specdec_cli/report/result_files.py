@@ -10,6 +10,8 @@ from xml.etree import ElementTree
 
 from specdec_cli.measure.workload import task_of
 from specdec_cli.report import endpoint_words
+from specdec_cli.report.audit import LEGEND as AUDIT_LEGEND
+from specdec_cli.report.audit import audit_cases
 from specdec_cli.report.bench import LEGEND, lossless_words
 from specdec_cli.report.endpoint_pages import endpoint_csv
 from specdec_cli.report.endpoint_words import requests_words
@@ -35,7 +37,7 @@ _COMPARE_HEADS = (
     "speedup_decode", "speedup_decode_low", "speedup_decode_high",
 )  # fmt: skip
 
-LEGENDS = {"bench": LEGEND, "bench-endpoint": endpoint_words.LEGEND}
+LEGENDS = {"audit": AUDIT_LEGEND, "bench": LEGEND, "bench-endpoint": endpoint_words.LEGEND}
 
 
 def markdown(document: Mapping[str, Any]) -> str:
@@ -50,12 +52,12 @@ def markdown(document: Mapping[str, Any]) -> str:
         lines += [f"### {_cell(table.title)}", ""] if place else []
         lines += _markdown_table(table.heads, table.rows)
         lines += [LEGENDS.get(name, "In brackets: 95 % intervals."), ""] if place == 0 else []
-    if "lossless" in document:
+    if "lossless" in document and name != "audit":
         lines += [lossless_words(document["lossless"]), ""]
-    busy = document["machine"]["busy"]
+    busy = document.get("machine", {}).get("busy")
     for notice in [*([busy] if busy else []), *document["notices"]]:
         lines += [f"Note: {_cell(notice)}", ""]
-    if document["gates"]:
+    if document.get("gates"):
         rows = [["passed" if g["passed"] else "**failed**", g["expression"], g["reason"]] for g in document["gates"]]
         lines += _markdown_table(("gate", "fail if", "found"), rows)
     lines.append("; ".join(f"{title}: {_cell(text)}" for title, text in facts(document)) + ".")
@@ -188,6 +190,9 @@ def junit(document: Mapping[str, Any]) -> str:
 
 def _cases(document: Mapping[str, Any]) -> Iterator[tuple[str, bool | None, str]]:
     """Name, whether it passed (None: it cannot be told), and why."""
+    if _command(document) == "audit":
+        yield from audit_cases(document)
+        return
     for one in document["gates"]:
         yield f"fail if {one['expression']}", one["passed"], one["reason"]
     lossless = document.get("lossless")

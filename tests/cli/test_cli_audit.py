@@ -1,6 +1,8 @@
 """`audit` as a person meets it: on a pair of real (tiny) checkpoints, with faults planted, and with options refused."""
 
 import json
+import re
+from xml.etree import ElementTree
 
 import jsonschema
 import pytest
@@ -11,7 +13,7 @@ from specdec_cli.cli.main import run
 from specdec_cli.engine import judging
 from specdec_cli.engine import verify as verify_module
 from specdec_cli.engine.verify import Verdict
-from specdec_cli.report.audit import json_schema
+from specdec_cli.report.audit import json_schema, verdict_words
 
 QUICK = ["-n", "6", "--num-prompts", "2", "--k-values", "1,3", "--batch-sizes", "1,2", "--time-limit", "1"]
 
@@ -29,8 +31,9 @@ def audit(models, *arguments):
     return run(["audit", "-t", str(models / "target"), "-d", str(models / "draft"), *QUICK, *arguments])
 
 
-def test_a_clean_pair_passes(models, capsys):
-    assert audit(models, "--json") == 0
+def test_a_clean_pair_passes(models, capsys, monkeypatch):
+    monkeypatch.setattr("specdec_cli.measure.draws.MIN_DRAWS", 40)
+    assert audit(models, "--json", "--time-limit", "10") == 0
     out, err = capsys.readouterr()
     document = json.loads(out)
     jsonschema.validate(document, json_schema(), format_checker=jsonschema.FormatChecker())
@@ -46,7 +49,7 @@ def test_a_clean_pair_passes(models, capsys):
         {"vocab", "draws", "statistic", "p_value", "detectable_shift"} <= one.keys() for one in document["distribution"]
     )
     assert document["environment"]["dtype"] == "float32"
-    assert "PASS" in err
+    assert verdict_words(document) in err
 
 
 def test_the_targets_own_weights_accept_everything(models, capsys):
@@ -99,7 +102,68 @@ def test_verify_narrows_what_is_checked(models, capsys):
     assert audit(models, "--verify", "exact-match", "--json", "--quiet") == 0
     document = json.loads(capsys.readouterr().out)
     assert document["mode"] == "greedy,sampled"
-    assert [one["configuration"].split(", ")[1] for one in document["distribution"]] == ["exact-match"] * 4
+    assert {one["configuration"].split(", ")[1] for one in document["distribution"]} == {"exact-match"}
+
+
+def test_a_partial_audit_says_so_in_its_verdict(models, capsys, tmp_path):
+    files = {kind: tmp_path / f"audit.{kind}" for kind in ("markdown", "junit")}
+    flags = [word for kind, path in files.items() for word in (f"--{kind}", str(path))]
+    assert audit(models, "--time-limit", "0", *flags) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"PASS, partial: 4 of \d+ runs: no difference found", out)
+    assert "run: one configuration (draft, k, batch size) over a few prompts." in out, "the tables have a legend"
+    text = files["markdown"].read_text()
+    assert text.startswith("## specdec audit: ")
+    assert re.search(r"\*\*PASS, partial: 4 of \d+ runs", text)
+    assert "| mode | prompts | runs |" in text
+    assert "| greedy | 2 | 1 of " in text
+    assert "p-value: probability of a chi-square" in text
+    suite = ElementTree.parse(files["junit"]).getroot()
+    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("5", "0", "1")
+    assert {case.get("name") for case in suite} >= {"greedy: tokens equal plain decoding", "all planned runs"}
+    assert audit(models, *flags) == 2, "files that exist are not overwritten"
+
+
+@pytest.mark.parametrize(
+    ("verdict", "runs", "words"),
+    [
+        ("pass", 111, "PASS: no difference found (74 s)"),
+        ("pass", 12, "PASS, partial: 12 of 111 runs: no difference found (74 s)"),
+        ("fail", 111, "FAIL: the output is not what the target alone produces (74 s)"),
+        ("fail", 12, "FAIL: the output is not what the target alone produces (74 s; partial: 12 of 111 runs)"),
+    ],
+)
+def test_the_verdict_says_how_much_ran(verdict, runs, words):
+    body = {"verdict": verdict, "seconds": 74.2, "checked": {"runs": runs, "planned_runs": 111}}
+    assert verdict_words(body) == words
+
+
+def test_a_difference_fails_its_junit_case(models, monkeypatch, tmp_path):
+    right = judging.verify
+
+    def wrong(p, rows):
+        return [
+            Verdict(min(v.num_accepted + 1, len(row.guesses.tokens)), v.own)
+            for v, row in zip(right(p, rows), rows, strict=True)
+        ]
+
+    monkeypatch.setattr(judging, "verify", wrong)
+    path, page = tmp_path / "audit.xml", tmp_path / "audit.md"
+    assert audit(models, "--mode", "greedy", "--junit", str(path), "--markdown", str(page), "--quiet") == 3
+    suite = ElementTree.parse(path).getroot()
+    [failed] = [case for case in suite if case.find("failure") is not None]
+    assert failed.get("name") == "greedy: tokens equal plain decoding"
+    assert "**FAIL: the output is not what the target alone produces" in page.read_text()
+    assert "### First difference of each output" in page.read_text()
+
+
+@pytest.mark.parametrize("flag", ["--markdown", "--junit"])
+def test_files_that_cannot_be_written_are_refused_before_loading(flag, capsys, tmp_path):
+    assert run(["audit", "-t", "/nowhere/model", "-d", "ngram", flag, str(tmp_path / "no" / "file")]) == 2
+    assert flag in capsys.readouterr().err
+    same = str(tmp_path / "same")
+    assert run(["audit", "-t", "/nowhere/model", "-d", "ngram", flag, same, "--output", same]) == 2
+    assert "two files have the same name" in capsys.readouterr().err
 
 
 def test_sixteen_bits_pass_too(models, capsys):
@@ -120,7 +184,8 @@ def test_the_table_needs_no_model(capsys):
     assert run(["audit", "--table", "--verify", "block", "--time-limit", "0", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     configurations = [one["configuration"] for one in document["distribution"]]
-    assert configurations == ["table model, block, k=1", "table model, block, k=3"]
+    assert configurations == ["table model, block, k=1"], "the rest is beyond the time limit"
+    assert (document["checked"]["runs"], document["checked"]["planned_runs"]) == (1, 2)
     assert document["distribution"][0]["draws"] == 500
 
 

@@ -1,6 +1,7 @@
 """The audit finds what was planted, calls it by its name, and passes a clean pair."""
 
 import json
+import time
 from dataclasses import replace
 from itertools import pairwise
 
@@ -65,8 +66,9 @@ def run(what, modes, asked=None, **plan) -> AuditResult:
     return audit(what, requests() if asked is None else asked, plan, lambda _: None)
 
 
-def test_a_clean_pair_passes_in_every_mode():
-    result = run(pair(), ("greedy", "sampled", "gumbel"))
+def test_a_clean_pair_passes_in_every_mode(monkeypatch):
+    monkeypatch.setattr(draws_module, "MIN_DRAWS", 60)
+    result = run(pair(), ("greedy", "sampled", "gumbel"), time_limit_seconds=8.0)
     result.gate()
     document = json.loads(json.dumps(result.as_dict(), allow_nan=False))
     assert document["verdict"] == "pass"
@@ -211,7 +213,9 @@ def test_a_cache_that_lags_behind_fails_on_the_pair_itself():
                 return self.lm.score(rows)
             return self.lm.score([Row(r.handle, [*r.context[:-1], r.context[-2]], r.num_logits) for r in rows])
 
-    result = run(pair(Stale(TableLM.random(V, seed=1), 0)), ("sampled",), drawn_modes=("block",))
+    result = run(
+        pair(Stale(TableLM.random(V, seed=1), 0)), ("sampled",), drawn_modes=("block",), time_limit_seconds=5.0
+    )
     fine = {one.configuration: one.is_fine for one in result.distribution}
     assert fine == {
         "table model, block, k=1": True,
@@ -260,7 +264,29 @@ def test_a_time_limit_leaves_runs_out_and_says_so():
     assert result.notices == [
         "greedy: the time limit left 11 of 12 runs out (one configuration over a few prompts each)"
     ]
-    assert result.as_dict()["checked"]["configurations"] == 1
+    checked = result.as_dict()["checked"]
+    assert (checked["configurations"], checked["runs"], checked["planned_runs"]) == (1, 1, 12)
+
+
+def test_a_time_limit_leaves_tests_of_distributions_out_and_says_so():
+    result = run(pair(), ("sampled",), time_limit_seconds=0.0)
+    assert [one.configuration for one in result.distribution] == [
+        "table model, rejection, k=1",
+        "draft table, rejection, k=1",
+    ]
+    assert result.notices == [
+        f"sampled, {stage}: the time limit left 7 of 8 tests of distributions out" for stage in ("table", "pair")
+    ]
+    checked = result.as_dict()["checked"]
+    assert (checked["runs"], checked["planned_runs"]) == (2, 16)
+    assert result.passed
+
+
+def test_the_time_limit_is_kept(monkeypatch):
+    begin = time.perf_counter()
+    result = run(pair(), ("greedy", "sampled", "gumbel"), time_limit_seconds=2.0)
+    assert time.perf_counter() - begin < 20, "one run of each kind at most beyond the limit"
+    assert result.seconds < 20
 
 
 def test_every_ordered_pair_of_choices_is_in_the_prompt():
@@ -280,7 +306,7 @@ def test_a_draft_that_proposes_nothing_is_said():
 
 
 def test_the_table_alone_needs_no_pair():
-    result = run(None, ("sampled",), [], drawn_modes=("rejection",))
+    result = run(None, ("sampled",), [], drawn_modes=("rejection",), time_limit_seconds=3.0)
     assert [one.configuration for one in result.distribution] == [
         "table model, rejection, k=1",
         "table model, rejection, k=3",
