@@ -38,7 +38,7 @@ def test_a_notebook_runs(file):
     assert re.search(r"acceptance rate 0\.\d\d, acceptance length \d\.\d\d", out)
     table = re.findall(r"^(\d)\s+(\d\.\d\d)\s+(\d\.\d\d)$", out, re.MULTILINE)
     assert [int(k) for k, *_ in table] == [1, 2, 4, 6, 8]
-    assert all(abs(float(predicted) - float(counted)) < 0.5 for _, predicted, counted in table)
+    assert all(abs(float(predicted) - float(counted)) < 0.1 for _, predicted, counted in table)
     assert "4 of 4 prompts have the same tokens" in out
 
 
