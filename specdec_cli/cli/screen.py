@@ -15,7 +15,7 @@ from typing import Any
 from rich.markup import escape
 
 from specdec_cli.cli.terminal import colourful
-from specdec_cli.report.page import Page
+from specdec_cli.report.page import Page, wraps
 from specdec_cli.report.view import Screen
 
 _PLAIN_WIDTH = 100
@@ -43,7 +43,7 @@ def open_screen(is_quiet: bool, streams_text: bool) -> Screen:
 def _console_options() -> dict[str, Any]:
     if colourful(sys.stderr):
         return {"force_terminal": True}
-    width = None if sys.stderr.isatty() else _PLAIN_WIDTH
+    width = None if wraps(sys.stderr) else _PLAIN_WIDTH
     return {"force_terminal": False, "no_color": True, "color_system": None, "width": width}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from specdec_cli.report.page import grid
+from specdec_cli.report.grid import Grid
 from specdec_cli.report.schema import read_schema
 from specdec_cli.report.table import NOTHING, PageTable
 
@@ -38,7 +38,7 @@ def print_audit(console: Console, body: Mapping[str, Any]) -> None:
     """Print the report of an audit's document."""
     found = audit_tables(body)
     for one in found:
-        table, styles = grid(*one.heads, title=one.title), _STYLES[one.title]
+        table, styles = Grid(*one.heads, title=one.title), _STYLES[one.title]
         for row in one.rows:
             table.add_row(*(Text(cell, style=styles[i](cell) if i in styles else "") for i, cell in enumerate(row)))
         console.print(table)

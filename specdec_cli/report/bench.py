@@ -13,7 +13,7 @@ from rich.text import Text
 
 from specdec_cli.report.generate import Promise
 from specdec_cli.report.generate import json_schema as generate_schema
-from specdec_cli.report.page import grid
+from specdec_cli.report.grid import Grid
 from specdec_cli.report.schema import read_schema
 from specdec_cli.report.table import NOTHING, number, percent
 
@@ -285,8 +285,7 @@ def tasks_table(bench: Bench) -> RenderableType:
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    table = grid(*heads)
-    table.columns[0].no_wrap = True
+    table = Grid(*heads)
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     return table

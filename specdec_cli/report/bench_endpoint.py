@@ -23,7 +23,7 @@ from specdec_cli.report.endpoint_words import (
     requests_words,
     throughput_words,
 )
-from specdec_cli.report.page import grid
+from specdec_cli.report.grid import Grid
 from specdec_cli.report.schema import read_schema
 from specdec_cli.report.table import NOTHING
 from specdec_cli.text.printable import printable
@@ -193,7 +193,7 @@ def _notices(bench: EndpointBench) -> list[str]:
 
 def live_table(bench: EndpointBench) -> RenderableType:
     """What came back so far, without intervals."""
-    table = grid("answered", "failed", "output tokens", "first text ms", "per token ms", "answer ms")
+    table = Grid("answered", "failed", "output tokens", "first text ms", "per token ms", "answer ms")
     answers = [answer for _, answer in bench.answers()]
     figures = (
         [answer.ttft_s for answer in answers],
@@ -238,7 +238,7 @@ def _head(body: Mapping[str, Any]) -> str:
 
 
 def _figures_table(timing: Mapping[str, Any]) -> RenderableType:
-    table = grid("", "median (95 %)", "p95", "p99")
+    table = Grid("", "median (95 %)", "p95", "p99")
     for figure, name in FIGURE_NAMES.items():
         if figure not in timing:
             continue
@@ -252,7 +252,7 @@ def _figures_table(timing: Mapping[str, Any]) -> RenderableType:
 
 def _parts_table(name: str, parts: Mapping[str, Any]) -> RenderableType:
     """Tasks or turns, a row each."""
-    table = grid(name, "prompts", "output tokens", "first text ms", "per token ms", "answer ms")
+    table = Grid(name, "prompts", "output tokens", "first text ms", "per token ms", "answer ms")
     for part, found in parts.items():
         timing, tokens = found["timing"], found["output_tokens"]
         cells = [milliseconds(timing[figure]["median"]) for figure in ("ttft_s", "tpot_s", "latency_s")]

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from specdec_cli.report.bench import interval_words, lossless_words, print_notes_and_gates
 from specdec_cli.report.bench import json_schema as bench_schema
-from specdec_cli.report.page import grid
+from specdec_cli.report.grid import Grid
 from specdec_cli.report.schema import read_schema
 from specdec_cli.report.table import NOTHING, number, percent
 
@@ -257,7 +257,7 @@ def _bytes(num: int | None) -> str:
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    table = grid(*heads)
+    table = Grid(*heads)
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     return table

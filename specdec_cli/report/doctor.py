@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from specdec_cli.report.page import grid
+from specdec_cli.report.grid import Grid
 from specdec_cli.report.schema import read_schema
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def print_doctor(console: Console, diagnosis: Diagnosis, not_claimed: tuple[str,
 
 
 def _machine_table(machine: Machine) -> Table:
-    table = grid("", "", title="Machine")
+    table = Grid("", "", title="Machine")
     table.show_header = False
     versions = (f"{name} {version or 'not installed'}" for name, version in machine.versions.items())
     extras = (f"{name} {'installed' if there else 'not installed'}" for name, there in machine.extras.items())
@@ -83,7 +83,7 @@ def _hub_variables(machine: Machine) -> list[str]:
 
 
 def _device_table(machine: Machine) -> Table:
-    table = grid("device", "model", "memory", "free", "float32", "bfloat16", "float16", title="Devices")
+    table = Grid("device", "model", "memory", "free", "float32", "bfloat16", "float16", title="Devices")
     for one in machine.devices:
         dtypes = [one.dtypes[name] for name in ("float32", "bfloat16", "float16")]
         table.add_row(one.name, Text(one.model), gigabytes(one.memory_bytes), gigabytes(one.free_bytes), *dtypes)
@@ -93,7 +93,7 @@ def _device_table(machine: Machine) -> Table:
 def _print_invariance(console: Console, diagnosis: Diagnosis) -> None:
     needed = [check for check in diagnosis.invariance if check.needed]
     failed = [check for check in needed if not check.holds]
-    table = grid("kernel", "dtype", "rows that differ", title="Row invariance of the CPU kernels")
+    table = Grid("kernel", "dtype", "rows that differ", title="Row invariance of the CPU kernels")
     for check in failed:
         table.add_row(Text(check.kernel), check.dtype, " ".join(map(str, check.rows_that_differ)))
     if failed:
@@ -105,7 +105,7 @@ def _print_invariance(console: Console, diagnosis: Diagnosis) -> None:
 
 
 def _print_pair(console: Console, pair: Preflight) -> None:
-    table = grid("", "target", "draft", title="Pair, from configurations and headers alone")
+    table = Grid("", "target", "draft", title="Pair, from configurations and headers alone")
     for name, target, draft in _pair_rows(pair):
         table.add_row(name, Text(target), Text(draft))
     console.print(table)
@@ -134,7 +134,7 @@ def _print_outlook(console: Console, outlook: Outlook) -> None:
     from specdec_cli.measure.outlook import Implied
 
     k = outlook.k
-    table = grid(
+    table = Grid(
         "speed-up", "acceptance", "tokens a step", "", title=f"What this pair can give at k = {k}, by bytes alone"
     )
     step = 1 + outlook.cost_ratio * k

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import os
-from typing import IO, TextIO
+from typing import IO, Any, TextIO
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 _PLAIN_WIDTH = 120
 
 
 class Page(Console):
-    """A console whose reader may go away: what is left to be done is done all the same."""
+    """A console whose reader may go away: what is left to be done is done all the same.
+
+    On a terminal lines wrap between words; elsewhere a line that is printed with `soft_wrap` stays whole.
+    """
+
+    def print(self, *objects: Any, soft_wrap: bool | None = None, **given: Any) -> None:
+        """Print as rich's console does."""
+        super().print(*objects, soft_wrap=soft_wrap and not wraps(self.file), **given)
 
     def on_broken_pipe(self) -> None:
         """Write on to nowhere."""
         to_nowhere(self.file)
+
+
+def wraps(stream: IO[str]) -> bool:
+    """Whether a stream has a width: that of a terminal, or what `COLUMNS` says."""
+    return stream.isatty() or os.environ.get("COLUMNS", "").isdecimal()
 
 
 def to_nowhere(stream: IO[str]) -> None:
@@ -36,13 +46,5 @@ def open_page(stream: TextIO, colour: bool) -> Console:
     """
     if colour:
         return Page(file=stream, highlight=False, force_terminal=True)
-    width = None if stream.isatty() else _PLAIN_WIDTH
+    width = None if wraps(stream) else _PLAIN_WIDTH
     return Page(file=stream, highlight=False, force_terminal=False, no_color=True, color_system=None, width=width)
-
-
-def grid(*heads: str, title: str | None = None) -> Table:
-    """An empty table with these heads; none has no head line."""
-    table = Table(box=box.SIMPLE_HEAD, show_header=any(heads), pad_edge=False, title=title, title_justify="left")
-    for head in heads:
-        table.add_column(head, overflow="fold")
-    return table

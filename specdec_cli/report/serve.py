@@ -10,12 +10,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from rich import box
 from rich.live import Live
 from rich.table import Table
 
+from specdec_cli.report.grid import Grid
 from specdec_cli.report.table import NOTHING, number, percent
 
 if TYPE_CHECKING:
@@ -112,6 +112,16 @@ class Pace:
         return self.num_draft_tokens / self.num_drafts if self.num_drafts else None
 
 
+_COLUMNS: tuple[tuple[str, Literal["left", "right"]], ...] = (
+    ("dim", "left"),
+    ("", "right"),
+    ("dim", "left"),
+    ("", "right"),
+    ("", "right"),
+)
+"""Style and side of each column of the table."""
+
+
 class Board:
     """Snapshots of the last seconds, and what a person reads off them.
 
@@ -155,12 +165,9 @@ class Board:
     def table(self) -> Table:
         """What a terminal shows: the last seconds beside everything since the start."""
         now, recent, overall = self.latest, self.recent, self.overall
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        table.add_column("requests", style="dim", no_wrap=True)
-        table.add_column("", justify="right", no_wrap=True)
-        table.add_column("speculation", style="dim", no_wrap=True)
-        table.add_column(f"last {_WINDOW_SECONDS:.0f} s", justify="right", no_wrap=True)
-        table.add_column("since start", justify="right", no_wrap=True)
+        table = Grid("requests", "", "speculation", f"last {_WINDOW_SECONDS:.0f} s", "since start")
+        for column, (style, justify) in zip(table.columns, _COLUMNS, strict=True):
+            column.style, column.justify = style, justify
         left = (
             ("running", f"{now.num_running:,}"),
             ("waiting", f"{now.num_waiting:,}"),

@@ -14,7 +14,7 @@ from rich.text import Text
 from specdec_cli.report.bench import interval_words, lossless_words, print_notes_and_gates
 from specdec_cli.report.generate import Promise
 from specdec_cli.report.generate import json_schema as generate_schema
-from specdec_cli.report.page import grid
+from specdec_cli.report.grid import Grid
 from specdec_cli.report.recommendation import INCONCLUSIVE, depth_mark, recommendation_words, short_words, size_name
 from specdec_cli.report.schema import read_schema
 from specdec_cli.report.table import NOTHING, number
@@ -200,7 +200,7 @@ class SweepView:
 
 def sweep_table(sweep: Sweep, recommended: Mapping[str, Any] | None, title: str | None = None) -> RenderableType:
     """Every k, predicted beside measured; the recommended one is marked, or the one that stays for now."""
-    table = grid(*HEADS, title=title)
+    table = Grid(*HEADS, title=title)
     measured = sweep.measured()
     for k in range(1, sweep.k_max + 1):
         row = None if sweep.prediction is None else sweep.prediction.rows[k - 1]
@@ -249,7 +249,7 @@ def print_sweeps(console: Console, sweeps: Sweeps, body: Mapping[str, Any]) -> N
 
 def _sizes_table(by_size: list[dict[str, Any]]) -> RenderableType:
     """The best k of every batch size."""
-    table = grid(*SIZE_HEADS)
+    table = Grid(*SIZE_HEADS)
     for row in size_rows(by_size):
         table.add_row(*(Text(cell) for cell in row))
     return table

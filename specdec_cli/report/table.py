@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rich import box
 from rich.table import Table
 
 from specdec_cli.measure.meter import Meter
+from specdec_cli.report.grid import Grid
 
 NOTHING = "–"
 
@@ -81,10 +81,8 @@ _ROWS: tuple[tuple[str, Callable[[Column], str]], ...] = (
 
 def run_table(columns: Sequence[Column], title: str | None = None) -> Table:
     """The table; one arm has no head above its column."""
-    table = Table(box=box.SIMPLE_HEAD, show_header=len(columns) > 1, pad_edge=False, title=title, title_justify="left")
-    table.add_column("", style="dim", no_wrap=True)
-    for column in columns:
-        table.add_column(column.name, overflow="fold")
+    table = Grid("", *(column.name for column in columns), title=title, show_header=len(columns) > 1)
+    table.columns[0].style = "dim"
     for name, cell in _ROWS:
         table.add_row(name, *(cell(column) for column in columns))
     return table

@@ -149,8 +149,8 @@ def test_a_sweep_takes_at_most_a_third_of_the_exhaustive_ones_passes(loaded, cap
     assert passes[0] <= passes[1] / 3
     assert sweep_k("--dry-run", "--repeats", "3") == 0
     assert "measure the best few of them 3 times" in capsys.readouterr().out
-    assert sweep_k("--help") == 0
-    assert "1 if not given, 2 with --exhaustive" in " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert sweep_k("--help-all") == 0
+    assert "[default: 1; 2 with --exhaustive; at least 1]" in " ".join(capsys.readouterr().out.split())
 
 
 def by_batch(monkeypatch, best: dict[int, int], plain_seconds: float = 2.0):

@@ -1,0 +1,101 @@
+"""Tables at 40, 80 and 120 columns: no word is broken, nothing is lost, from made-up results of every report."""
+
+import io
+
+import pytest
+from rich.text import Text
+
+from specdec_cli.report import compare_drafts, sweep_k
+from specdec_cli.report.bench import AGAINST_HEADS, ARM_HEADS, TASK_HEADS, _table
+from specdec_cli.report.grid import Grid
+from specdec_cli.report.page import open_page, wraps
+from specdec_cli.report.table import Column, run_table
+
+HEADS = {
+    "bench arms": ARM_HEADS,
+    "bench engines": AGAINST_HEADS,
+    "bench tasks": TASK_HEADS,
+    "every k": sweep_k.HEADS,
+    "batch sizes": sweep_k.SIZE_HEADS,
+    "server": ("task", "prompts", "output tokens", "first text ms", "per token ms", "answer ms"),
+    "drafts": ("draft", "k", "memory", "cost", "acceptance length", "speed-up (95 %)", "share: draft/verify/rest"),
+    "audit": ("mode", "k", "batch", "prompts", "tokens", "mismatches", "near ties"),
+    "no head": ("", "", ""),
+}
+CELLS = ["builtin:draft", "12", "1.52× (1.40 to 1.61)", "with the draft", "–", "123,456.7", "recommended by 2 %"]
+
+
+def drawn(table, width: int, monkeypatch) -> str:
+    monkeypatch.setenv("COLUMNS", str(width))
+    stream = io.StringIO()
+    open_page(stream, colour=False).print(table)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+@pytest.mark.parametrize("name", HEADS)
+def test_a_table_breaks_no_word_and_loses_no_column(name: str, width: int, monkeypatch):
+    heads = HEADS[name]
+    rows = [[CELLS[(row + i) % len(CELLS)] for i in range(len(heads))] for row in range(4)]
+    out = drawn(_table(heads, rows), width, monkeypatch)
+    words = out.replace(":", " ").split()
+    assert all(len(line) <= width for line in out.splitlines())
+    for text in (*heads, *(cell for row in rows for cell in row)):
+        assert all(word in words for word in text.replace(":", " ").split()), text
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_the_table_of_a_run_fits(width: int, meters, monkeypatch):
+    out = drawn(
+        run_table([Column("with builtin:draft", 4, meters), Column("without a draft", 0, meters)]), width, monkeypatch
+    )
+    assert all(len(line) <= width for line in out.splitlines())
+    for word in ("acceptance", "accepted", "draft", "verify", "overhead", "builtin:draft", "without"):
+        assert word in out.split() or f"{word}:" in out.split()
+
+
+@pytest.fixture
+def meters():
+    from specdec_cli.measure.meter import Meter
+
+    return Meter(num_tokens=128)
+
+
+def test_rows_stand_below_each_other_where_columns_do_not_fit(monkeypatch):
+    out = drawn(
+        _table(("draft", "speed-up (95 %)"), [["a-name-of-thirty-five-characters-xx", "1.5×"]]), 40, monkeypatch
+    )
+    assert out.splitlines() == ["draft:", "  a-name-of-thirty-five-characters-xx", "  speed-up (95 %): 1.5×"]
+
+
+def test_a_wide_terminal_has_columns_beside_each_other(monkeypatch):
+    out = drawn(_table(("draft", "speed-up"), [["ngram", "1.5×"]]), 80, monkeypatch)
+    assert any("ngram" in line and "1.5×" in line for line in out.splitlines())
+
+
+def test_a_table_may_be_drawn_at_several_widths(monkeypatch):
+    table = Grid("one", "two")
+    table.add_row(Text("some words of a cell " * 3), "x")
+    narrow, wide = drawn(table, 40, monkeypatch), drawn(table, 120, monkeypatch)
+    assert len(narrow.splitlines()) > len(wide.splitlines())
+    assert drawn(table, 40, monkeypatch) == narrow
+
+
+def test_a_long_note_wraps_between_words_where_there_is_a_width(monkeypatch):
+    sentence = "a note of many words that no narrow terminal shows on one line, as reports have them"
+    for width, most in ((40, 40), (80, 80)):
+        monkeypatch.setenv("COLUMNS", str(width))
+        stream = io.StringIO()
+        open_page(stream, colour=False).print(sentence, soft_wrap=True)
+        lines = stream.getvalue().splitlines()
+        assert " ".join(line.strip() for line in lines) == sentence
+        assert max(map(len, lines)) <= most
+    monkeypatch.delenv("COLUMNS")
+    stream = io.StringIO()
+    open_page(stream, colour=False).print(sentence * 3, soft_wrap=True)
+    assert len(stream.getvalue().splitlines()) == 1
+    assert not wraps(stream)
+
+
+def test_every_report_draws_with_the_grid():
+    assert compare_drafts.Grid is sweep_k.Grid is Grid
