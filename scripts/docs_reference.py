@@ -136,9 +136,36 @@ def _type(value: dict[str, Any], schema: dict[str, Any]) -> str:
     return " ".join([" or ".join(kinds).replace("object", "mapping"), *limits])
 
 
+_OVERVIEW = """\
+```python
+from specdec_cli import Engine, SamplingParams
+
+engine = Engine.load()  # the built-in pair
+[output] = engine.generate("Once upon a time", SamplingParams(max_new_tokens=64))
+print(output.text, output.speculative.acceptance_rate)
+
+trace = engine.trace(["Once upon a time", "The dog"])
+trace.predict(k=range(1, 9))  # a table of predicted speed-ups; .to_pandas() gives a DataFrame
+```
+
+With asyncio, concurrent requests are decoded together:
+
+```python
+from specdec_cli import AsyncEngine
+
+
+async def main():
+    async with AsyncEngine.load() as engine:
+        async for delta in engine.stream("Once upon a time"):
+            print(delta.text, end="")
+```
+
+"""
+
+
 def python_api() -> str:
     """The public classes and their methods."""
-    parts = ["# Python API\n\n", MADE, "```python\nfrom specdec_cli import Engine, SamplingParams\n```\n\n"]
+    parts = ["# Python API\n\n", MADE, _OVERVIEW]
     for name in specdec_cli.__all__:
         thing = getattr(specdec_cli, name)
         if not inspect.isclass(thing):

@@ -39,16 +39,18 @@ if TYPE_CHECKING:
 
 
 class Engine:
-    """Decodes requests in batches, a draft guessing and the target verifying.
+    """Decodes requests in batches: a draft proposes tokens and the target verifies them.
+
+    `Engine.load` and `Engine.from_recipe` make one; the constructor takes parts that are loaded already.
 
     Args:
-        target: the LM whose output this is.
-        drafter: proposes tokens; loaded already.
-        others: drafters by the names that requests may give; loaded already.
-        tokenizer: text to tokens and back; without one prompts are token ids and outputs have no text.
+        target: the model that decides every token of the output.
+        drafter: proposes tokens.
+        others: further drafters, by the names that requests use for them.
+        tokenizer: without one, prompts are token ids and outputs have no text.
         options: see EngineOptions.
         eos_token_ids: the model's own end tokens.
-        generation: how the target's checkpoint likes to be sampled; nothing here follows it.
+        generation: sampling defaults of the target's checkpoint, for callers to read; the engine ignores them.
     """
 
     def __init__(

@@ -16,19 +16,18 @@ class EngineOptions:
     """How the engine speculates and batches.
 
     Args:
-        num_speculative_tokens: k, most tokens drafted in one step; a request may ask for fewer or more.
+        num_speculative_tokens: k, the most tokens drafted in one step; a request may set its own.
         verify: auto, greedy, rejection, block, gumbel, exact-match, typical (lossy) or synthetic (lossy).
-        synthetic_acceptance_rates: for each drafted token of a step the rate at which it and all before it are to
-            stand (verify synthetic); what is drafted beyond them is refused.
-        depth_policy: fixed and confidence draft k tokens (but see p_min), adaptive as many as pay by its clock.
-        p_min: stop drafting before a position whose largest q is below this.
-        k_by_batch: (number of sequences, k) ascending: from so many that run together on, this k in place of
-            num_speculative_tokens, and no request more.
-        disable_by_batch_size: no drafting while more sequences than this run together; one more entry of the table.
+        synthetic_acceptance_rates: for verify `synthetic`, the probability that the first i drafted tokens of a step
+            are all accepted, for i = 1…k.
+        depth_policy: fixed and confidence draft k tokens (see p_min); adaptive chooses the depth by measured cost.
+        p_min: stop drafting at a position whose largest draft probability is below this.
+        k_by_batch: pairs (number of sequences, k) in ascending order: k from that many concurrent sequences on.
+        disable_by_batch_size: no drafting while more sequences than this run together.
         max_num_seqs: most sequences that run together.
-        max_num_batched_tokens: most prompt tokens fed in one step.
-        prefill_chunk: prompts are fed in pieces cut at multiples of this.
-        prefix_caching: what requests of one cache_salt begin with alike is fed once, as long as its blocks last.
+        max_num_batched_tokens: most prompt tokens processed in one step.
+        prefill_chunk: prompts are processed in pieces cut at multiples of this many tokens.
+        prefix_caching: requests with the same cache_salt share the KV blocks of a common prefix.
     """
 
     num_speculative_tokens: int = 4
