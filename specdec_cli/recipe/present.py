@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from specdec_cli.recipe.document import plain_value
@@ -15,11 +15,20 @@ from specdec_cli.recipe.schema import Recipe
 _NAMES = {bool: "boolean", int: "integer", float: "number", str: "string"}
 
 
-def to_yaml(resolved: Resolved, origins: bool = False) -> str:
-    """A resolved recipe as YAML, with the origin of every value as a comment if wanted."""
+def to_yaml(resolved: Resolved, origins: bool = False, only: Collection[str] | None = None) -> str:
+    """A resolved recipe as YAML.
+
+    Args:
+        resolved: the recipe.
+        origins: whether a comment names the origin of every value.
+        only: the values to write, as `section.key`; None writes all.
+    """
     lines, document = [], resolved.recipe.as_dict()
     document["sampling"]["logit_bias"] = resolved.recipe.sampling.logit_bias  # whole numbers, which are no JSON's keys
-    for section, keys in document.items():
+    for section, all_keys in document.items():
+        keys = {key: value for key, value in all_keys.items() if only is None or f"{section}.{key}" in only}
+        if not keys:
+            continue
         lines.append(f"{section}:")
         rows = [(f"  {key}: {yaml_value(value)}", f"{section}.{key}") for key, value in keys.items()]
         width = min(max(len(text) for text, _ in rows), 44)

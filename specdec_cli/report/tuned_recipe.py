@@ -12,7 +12,7 @@ from specdec_cli.report.recommendation import INCONCLUSIVE, recommendation_words
 
 if TYPE_CHECKING:
     from specdec_cli.recipe import Resolved
-    from specdec_cli.recipe.schema import Speculation
+    from specdec_cli.recipe.schema import Recipe, Speculation
 
 _NO_DRAFT: Mapping[str, Any] = {
     "num_speculative_tokens": 0,
@@ -23,9 +23,10 @@ _NO_DRAFT: Mapping[str, Any] = {
 
 
 def tuned_recipe(resolved: Resolved, document: Mapping[str, Any]) -> str:
-    """The resolved recipe as YAML with the recommended k, or a table of k; without a draft where surely none pays.
+    """The recipe as YAML with the recommended k, a table of k, or no draft if the sweep is sure that none pays.
 
-    Where the sweep is inconclusive the draft and k stay as they are.
+    If the sweep is inconclusive, the draft and k stay as they are. Defaults are left out, as are the prompts and the
+    length (`-n`) that flags set for the sweep alone.
 
     Args:
         resolved: what the sweep ran with.
@@ -44,8 +45,24 @@ def tuned_recipe(resolved: Resolved, document: Mapping[str, Any]) -> str:
         verify = "auto" if recipe.speculation.verify == "synthetic" else recipe.speculation.verify
         update["speculation"] = recipe.speculation.model_copy(update={**_NO_DRAFT, "verify": verify})
         update["draft"] = Draft(method="none")
-    text = to_yaml(replace(resolved, recipe=recipe.model_copy(update=update)))
+    tuned = recipe.model_copy(update=update)
+    text = to_yaml(replace(resolved, recipe=tuned), only=_chosen(resolved, tuned))
     return "".join(f"# {line}\n" for line in _reasons(by_size)) + text
+
+
+def _chosen(resolved: Resolved, tuned: Recipe) -> set[str]:
+    """The values that the user set or the sweep decided, and the three without which no reader knows the pair."""
+    chosen = {"target.model", "draft.model", "draft.method", "speculation.num_speculative_tokens"}
+    for path, origin in resolved.origins.items():
+        is_for_the_sweep = path.startswith("workload.") or path == "sampling.max_new_tokens"
+        if origin != "default" and (origin.startswith("recipe ") or not is_for_the_sweep):
+            chosen.add(path)
+    if tuned.draft.method is not None:  # the options that a method was swept with, its defaults too
+        chosen |= {f"draft.{key}" for key in tuned.as_dict()["draft"]}
+    before = resolved.recipe.as_dict()
+    for section, keys in tuned.as_dict().items():
+        chosen |= {f"{section}.{key}" for key, value in keys.items() if before[section].get(key) != value}
+    return {path for path in chosen if not path.startswith("gates.")}
 
 
 def _at_depths(speculation: Speculation, ks: Mapping[int, int]) -> Speculation:

@@ -211,6 +211,43 @@ def recommended(size: int, k: int, verdict: str | None = None) -> dict:
     return {"batch_size": size, "recommended": {"k": k, "why": "so", "verdict": said, "needs": needs}}
 
 
+def test_a_tuned_recipe_holds_what_was_decided_and_what_the_user_set(tmp_path):
+    from specdec_cli.report.tuned_recipe import tuned_recipe
+
+    own = tmp_path / "own.yaml"
+    pair = "target: {model: builtin:target}\ndraft: {model: builtin:draft}\n"
+    own.write_text(pair + "sampling: {top_p: 0.9, temperature: 0.7}\nserve: {port: 8123}\n")
+    flags = {"sampling.max_new_tokens": (32, "-n"), "workload.num_prompts": (6, "--num-prompts")}
+    flags |= {"sampling.temperature": (0.8, "--temperature"), "gates.fail_if": (["recommended.k < 1"], "--fail-if")}
+    resolved = resolve(own, flags=flags)
+    text = tuned_recipe(resolved, {"by_batch_size": [recommended(1, 4)]})
+    assert text.splitlines()[1:] == [
+        "target:",
+        "  model: builtin:target",
+        "draft:",
+        "  model: builtin:draft",
+        "speculation:",
+        "  num_speculative_tokens: 4",
+        "sampling:",
+        "  temperature: 0.8",
+        "  top_p: 0.9",
+        "serve:",
+        "  port: 8123",
+    ]
+
+
+@pytest.mark.parametrize("k", [0, 4])
+def test_a_tuned_recipe_is_served_where_no_key_is_set(tmp_path, k, monkeypatch):
+    from specdec_cli.cli.serve import _check_key_variable
+    from specdec_cli.report.tuned_recipe import tuned_recipe
+
+    monkeypatch.delenv("SPECDEC_API_KEY", raising=False)
+    path = tmp_path / "tuned.yaml"
+    path.write_text(tuned_recipe(resolve("builtin"), {"by_batch_size": [recommended(1, k)]}))
+    _check_key_variable(resolve(path))
+    assert resolve(path).recipe.sampling == resolve("builtin").recipe.sampling
+
+
 def test_a_large_batch_has_room_in_the_document_and_in_the_tuned_recipe(loaded, capsys, monkeypatch, tmp_path):
     by_batch(monkeypatch, {1: 4, 4: 2})
     path = tmp_path / "tuned.yaml"
