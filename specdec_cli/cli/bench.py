@@ -220,7 +220,7 @@ class _Run(Measurement["Bench"]):
     def measure(self, study: Bench, stopped: Callable[[], bool]) -> None:
         """Let the arms take turns."""
         try:
-            with BenchView(self.screen.console, self.screen.is_live) as view:
+            with BenchView(self.screen.console, self.screen.is_live, say=self.screen.say) as view:
                 for at in study.run(stopped):
                     view.show(study, at)
         finally:

@@ -273,7 +273,7 @@ class _Run(Measurement["Comparison"]):
 
     def measure(self, study: Comparison, stopped: Callable[[], bool]) -> None:
         """Let the drafts take turns."""
-        view = BenchView(self.screen.console, self.screen.is_live, lambda _: drafts_table(study))
+        view = BenchView(self.screen.console, self.screen.is_live, lambda _: drafts_table(study), self.screen.say)
         with view:
             for at in study.run(stopped):
                 view.show(study.bench, at)

@@ -8,6 +8,7 @@ import signal
 import stat
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +16,8 @@ from typing import Any
 from rich.markup import escape
 
 from specdec_cli.cli.terminal import colourful
+from specdec_cli.report import pace as pace_module
+from specdec_cli.report.pace import Pace
 from specdec_cli.report.page import Page, wraps
 from specdec_cli.report.view import Screen
 
@@ -57,16 +60,38 @@ def _is_pipe() -> bool:
 
 @contextmanager
 def progress(screen: Screen) -> Iterator[Callable[[str], None]]:
-    """Takes words about what is being waited for; shown on a terminal, with a spinner.
+    """Takes words about what is being waited for: with a spinner on a terminal, elsewhere a line every 15 seconds.
 
     What the package logs meanwhile, such as a first compilation, becomes a line anywhere.
     """
     with _logged(screen):
-        if screen.is_quiet or not colourful(sys.stderr):
+        if screen.is_quiet:
             yield lambda _: None
-            return
-        with screen.console.status("") as status:
-            yield lambda text: status.update(f"[dim]{escape(text)}")
+        elif colourful(sys.stderr):
+            pace = Pace()
+            with screen.console.status("") as status:
+                yield lambda text: status.update(f"[dim]{escape(text)} ({pace.words()})")
+        else:
+            with _lines(screen) as say:
+                yield say
+
+
+@contextmanager
+def _lines(screen: Screen) -> Iterator[Callable[[str], None]]:
+    """Say every 15 seconds what is being waited for, from a thread: a model loads in one long call."""
+    words, ended, pace = deque([""], maxlen=1), threading.Event(), Pace()
+
+    def run() -> None:
+        while not ended.wait(pace_module.SECONDS_BETWEEN_LINES):
+            screen.say(f"{words[-1] or 'working'} ({pace.words()})")
+
+    thread = threading.Thread(target=run, name="progress lines", daemon=True)
+    thread.start()
+    try:
+        yield words.append
+    finally:
+        ended.set()
+        thread.join()
 
 
 @contextmanager

@@ -276,7 +276,7 @@ class _Run(Measurement["Sweeps"]):
 
     def measure(self, study: Sweeps, stopped: Callable[[], bool]) -> None:
         """Let the candidates take turns."""
-        with SweepView(self.screen.console, self.screen.is_live) as view:
+        with SweepView(self.screen.console, self.screen.is_live, self.screen.say) as view:
             for sweep, at in study.run(stopped):
                 view.show(sweep, at)
 

@@ -14,6 +14,7 @@ from rich.text import Text
 from specdec_cli.report.generate import Promise
 from specdec_cli.report.generate import json_schema as generate_schema
 from specdec_cli.report.grid import Grid
+from specdec_cli.report.pace import Pace
 from specdec_cli.report.schema import read_schema
 from specdec_cli.report.table import NOTHING, number, percent
 
@@ -141,9 +142,17 @@ class BenchView:
         console: standard error.
         is_live: whether it may be drawn.
         table: what is drawn of the benchmark; its arms without one.
+        say: takes a line every 15 seconds where nothing may be drawn.
     """
 
-    def __init__(self, console: Console, is_live: bool, table: Callable[[Bench], RenderableType] | None = None) -> None:
+    def __init__(
+        self,
+        console: Console,
+        is_live: bool,
+        table: Callable[[Bench], RenderableType] | None = None,
+        say: Callable[[str], None] | None = None,
+    ) -> None:
+        self._say, self._pace = say, Pace()
         live = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False)
         self._live = live if is_live else None
         self._last = 0.0
@@ -162,8 +171,11 @@ class BenchView:
 
     def show(self, bench: Bench, progress: Progress) -> None:
         """Draw, if the last time is long enough ago."""
-        line = f"{progress.done} of {progress.total} passes; next: {progress.arm}"
+        time = self._pace.words(progress.done, progress.total)
+        line = f"{progress.done} of {progress.total} passes, {time}; next: {progress.arm}"
         self.draw(lambda: self._table(bench), line)
+        if self._live is None and self._say is not None and self._pace.is_due():
+            self._say(line)
 
     def draw(self, table: Callable[[], RenderableType], line: str, pause: float = _SECONDS_BETWEEN_DRAWS) -> None:
         """Draw a table and a line below it, if the last time is `pause` seconds ago."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from specdec_cli.report.bench import interval_words, lossless_words, print_notes
 from specdec_cli.report.generate import Promise
 from specdec_cli.report.generate import json_schema as generate_schema
 from specdec_cli.report.grid import Grid
+from specdec_cli.report.pace import Pace
 from specdec_cli.report.recommendation import INCONCLUSIVE, depth_mark, recommendation_words, short_words, size_name
 from specdec_cli.report.schema import read_schema
 from specdec_cli.report.table import NOTHING, number
@@ -170,9 +171,11 @@ class SweepView:
     Args:
         console: standard error.
         is_live: whether it may be drawn.
+        say: takes a line every 15 seconds where nothing may be drawn.
     """
 
-    def __init__(self, console: Console, is_live: bool) -> None:
+    def __init__(self, console: Console, is_live: bool, say: Callable[[str], None] | None = None) -> None:
+        self._say, self._pace = say, Pace()
         live = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False)
         self._live = live if is_live else None
         self._last = 0.0
@@ -190,10 +193,15 @@ class SweepView:
 
     def show(self, sweep: Sweep, progress: Progress) -> None:
         """Draw, if the last time is long enough ago."""
-        if self._live is None or perf_counter() < self._last + _SECONDS_BETWEEN_DRAWS:
-            return
         together = "" if sweep.batch_size == 1 else f"{sweep.batch_size} together: "
-        line = f"{together}{progress.done} of {progress.total} passes; next: {progress.arm}"
+        time = self._pace.words(progress.done, progress.total)
+        line = f"{together}{progress.done} of {progress.total} passes, {time}; next: {progress.arm}"
+        if self._live is None:
+            if self._say is not None and self._pace.is_due():
+                self._say(line)
+            return
+        if perf_counter() < self._last + _SECONDS_BETWEEN_DRAWS:
+            return
         self._live.update(Group(sweep_table(sweep, None), Text(line, style="dim")), refresh=True)
         self._last = perf_counter()
 
