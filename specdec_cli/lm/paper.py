@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 
@@ -29,7 +30,8 @@ def on_paper() -> Iterator[None]:
     for log in torch_logs:
         log.setLevel(logging.CRITICAL)
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv()):
+        # Fake tensors are not for inference mode, which a caller may be in.
+        with torch.inference_mode(mode=False), FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv()):
             yield
     finally:
         for log, level in zip(torch_logs, levels, strict=True):

@@ -115,7 +115,7 @@ def test_faults_planted_in_tiles_are_caught(dtype, quantize, right, wrong, monke
     expected = load_lm(folder, dtype=dtype, quantize=quantize).score([Row(0, TEXT[:60], 60)])
     library = made_for("AMX", monkeypatch, source.replace(right, wrong))
     monkeypatch.setattr(native, "library", lambda: library)
-    lm = load_lm(folder, dtype=dtype, quantize=quantize)
+    lm = load_lm(folder, dtype=dtype, quantize=quantize, check=False)  # which finds some of these faults by itself
 
     def check():
         found = scores(lm)

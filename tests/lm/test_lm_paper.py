@@ -100,3 +100,10 @@ def test_a_dtype_that_the_engine_does_not_compute_in(tmp_path, dtype):
     assert lm == facts
     assert f"is in `{dtype}`" in facts[1]
     assert describe(str(folder), dtype="bfloat16").dtype == "bfloat16"
+
+
+def test_a_model_is_described_in_inference_mode_too(tmp_path):
+    folder = str(make_tiny("llama", tmp_path))
+    expected = describe(folder).weights_bytes
+    with torch.inference_mode():
+        assert describe(folder).weights_bytes == expected
