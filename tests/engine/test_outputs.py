@@ -23,7 +23,7 @@ class Requests:
     def encode(self, prompt):
         return list(prompt)
 
-    def add(self, tokens, params, k, grammar=None):
+    def add(self, tokens, params, k, grammar=None, draft=None):
         self.num += 1
         return self.num
 
