@@ -194,16 +194,14 @@ class _Chat:
     def _ask(self, prompt: str, speaker: Speaker) -> bool:
         """Show the answer to a message; gives whether Ctrl-C ended the run, which only a person's chat survives."""
         settings = settings_words(speaker.draft, speaker.k)
-        with (
-            interruptible(repeatedly=True) as stopped,
-            ReplyView(self.screen, self._writer(), self.screen.is_live, settings) as view,
-        ):
-            turn = self.history.ask(prompt, speaker, view.show, stopped)
-        self.screen.say(turn_line(turn))
-        for notice in turn.reply.notices:
-            self.screen.say(f"note: {notice}", "yellow")
-        if not turn.reply.text:
-            self.screen.say("the answer has no text: the message is not kept", "yellow")
+        with interruptible(repeatedly=True) as stopped:
+            with ReplyView(self.screen, self._writer(), self.screen.is_live, settings) as view:
+                turn = self.history.ask(prompt, speaker, view.show, stopped)
+            self.screen.say(turn_line(turn))
+            for notice in turn.reply.notices:
+                self.screen.say(f"note: {notice}", "yellow")
+            if not turn.reply.text:
+                self.screen.say("the answer has no text: the message is not kept", "yellow")
         return stopped() and not self.is_interactive
 
     def _writer(self) -> Writer | None:

@@ -22,6 +22,8 @@ from specdec_cli.measure.request_fields import request_body
 
 _LOOK_SECONDS = 0.1
 _OUR_SERVER = "specdec"
+_TOO_LONG = ("context", "too long", "token limit", "too many tokens")
+"""Words with which servers refuse a conversation that does not fit."""
 
 
 class EndpointSpeaker:
@@ -80,7 +82,7 @@ class EndpointSpeaker:
         try:
             return self._runner.run(self._answer(tuple(messages), watch, stopped))
         except EndpointError as error:
-            if error.status != 400 or len(messages) < 2:
+            if error.status != 400 or not any(words in error.message.lower() for words in _TOO_LONG):
                 raise
             hint = "if the conversation no longer fits the context, /clear starts a new one"
             raise EndpointError(error.message, hint, status=400) from error
@@ -119,7 +121,7 @@ class EndpointSpeaker:
         finally:
             asked.cancel()
         if reply.finish_reason == "length":
-            reply.notices.append("the answer ends at the length limit of the server or of -n/--max-new-tokens")
+            reply.notices.append("the answer was cut at the length limit of the server or of -n/--max-new-tokens")
         if answer.speculation is not None:
             self._reads_metrics = False
         elif before is not None:

@@ -81,7 +81,8 @@ class EngineSpeaker:
         """Answer the last message."""
         tokens = self.engine.encode([one.as_dict() for one in messages])
         reply, arm = ChatReply(num_prompt_tokens=len(tokens)), Arm("chat", self.k, draft=self._draft)
-        request = Request(PromptRow(0, messages[-1].content), tokens, self._sampling(len(tokens)))
+        is_first = not any(one.role == "assistant" for one in messages)
+        request = Request(PromptRow(0, messages[-1].content), tokens, self._sampling(len(tokens), is_first))
         self._num_asked += 1
 
         def fold(arm: Arm, event: Event) -> None:
@@ -97,7 +98,7 @@ class EngineSpeaker:
         if output.finish_reason == "length" and len(tokens) + len(output.token_ids) >= self._capacity:
             reply.notices.append("the answer fills the context: /clear starts a new conversation")
         elif output.finish_reason == "length":
-            reply.notices.append(f"the answer ends after {len(output.token_ids)} tokens: -n/--max-new-tokens")
+            reply.notices.append(f"the answer was cut at {len(output.token_ids)} tokens, the limit of -n")
         return reply
 
     @property
@@ -107,12 +108,12 @@ class EngineSpeaker:
         held = target.num_blocks * target.block_size
         return target.max_context if held >= target.max_context else max(held - self.k, 0)
 
-    def _sampling(self, num_tokens: int) -> SamplingParams:
+    def _sampling(self, num_tokens: int, is_first: bool) -> SamplingParams:
         room = self._capacity - num_tokens
         if room < 1:
             raise UsageError(
                 f"the conversation has {num_tokens} tokens with this message, and the context holds {self._capacity}",
-                "/clear starts a new conversation; a shorter message may still fit",
+                "shorten the message" if is_first else "/clear starts a new conversation",
             )
         most = room if self._ends_at_context else min(room, self._params.max_new_tokens)
         fewest = min(self._params.min_tokens, most)

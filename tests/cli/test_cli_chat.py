@@ -19,6 +19,7 @@ from toy_engine import TableLM, toy_engine
 from specdec_cli.cli import chat_input
 from specdec_cli.cli.chat_input import read_typed
 from specdec_cli.cli.main import run
+from specdec_cli.cli.screen import interruptible
 from specdec_cli.engine import build
 from specdec_cli.errors import UsageError
 from specdec_cli.report.chat import json_schema
@@ -162,6 +163,8 @@ def test_an_answer_may_fill_the_context_which_is_said(loaded, typed, capsys):
     assert "note: the answer fills the context: /clear" in err
     assert re.search(r"error: the conversation has \d+ tokens with this message, and the context holds 64", err)
     assert "hint: /clear starts a new conversation" in err
+    assert typed("a" * 80, "-t", "toys", "-d", "ngram", "--max-model-len", "64") == 2
+    assert "hint: shorten the message" in capsys.readouterr().err
     assert typed("abc\n/clear\nabc\n", "-t", "toys", "-d", "ngram", "--max-model-len", "64") == 0
 
 
@@ -274,7 +277,8 @@ def test_k_and_draft_go_to_our_own_server_alone(typed, capsys):
     [(400, "refused the request (400)"), (429, "(429)"), ("dies", "broke"), ("error", "the engine died")],
 )
 def test_a_failed_answer_is_one_sentence_and_no_turn(typed, capsys, fault, words):
-    with serving(Fake(fault=fault, faulty_from=1)) as fake:
+    refusal = "the context length is 512 tokens" if fault == 400 else None
+    with serving(Fake(fault=fault, faulty_from=1, refusal=refusal)) as fake:
         assert typed("one\ntwo\n", "--endpoint", fake.url, "--json") in (1, 2)
     out, err = capsys.readouterr()
     assert len(json.loads(out)["turns"]) == 1
@@ -388,7 +392,6 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(terminal):
     chat.type("abc\r")
     chat.wait_for(r"acceptance length \d")
     chat.interrupt()
-    chat.interrupt()
     chat.wait_for("· stopped")
     chat.type("/history\r")
     chat.wait_for(r"1 assistant: [a-h .]+")
@@ -397,6 +400,14 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(terminal):
     chat.type("/k nine\r")
     chat.wait_for("hint: for example /k 6")
     assert chat.end() == 0
+
+
+def test_a_second_ctrl_c_stops_nothing_else():
+    with interruptible(repeatedly=True) as stopped:
+        assert not stopped()
+        for _ in range(3):
+            signal.raise_signal(signal.SIGINT)
+        assert stopped()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
