@@ -9,7 +9,7 @@ from typing import Any
 from specdec_cli.errors import UsageError, did_you_mean
 from specdec_cli.recipe.layers import Tree, problem_at
 from specdec_cli.recipe.problems import Problem
-from specdec_cli.recipe.schema import DEFAULT_DRAFT, MODEL_KEYS, Draft
+from specdec_cli.recipe.schema import DEFAULT_DRAFT, DEFAULT_DRAFT_QUANTIZE, DEFAULT_PAIR_K, MODEL_KEYS, Draft
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +28,13 @@ class DraftMethods:
 
 
 def fill_draft(tree: Tree, built_in: bool, methods: DraftMethods | None) -> None:
-    """Complete the draft: none where only a target is named, the built-in one where nothing is named."""
+    """Complete the draft: none where only a target is named; where nothing is named, what the recipe `builtin` has."""
     draft = tree.values.get("draft", {})
     if isinstance(draft, dict) and not {"model", "method"} & {key for key in draft if draft[key] is not None}:
         if built_in:
             draft["model"] = DEFAULT_DRAFT
+            draft.setdefault("quantize", DEFAULT_DRAFT_QUANTIZE)
+            _fill_depth(tree)
         elif not draft:
             draft["method"] = "none"
     method = draft.get("method") if isinstance(draft, dict) else None
@@ -41,6 +43,13 @@ def fill_draft(tree: Tree, built_in: bool, methods: DraftMethods | None) -> None
             if default is not ...:
                 draft.setdefault(option, default)
     tree.values["draft"] = draft
+
+
+def _fill_depth(tree: Tree) -> None:
+    """The built-in pair's own k, where nobody gave one; a given acceptance is of the general default."""
+    speculation = tree.values.setdefault("speculation", {})
+    if isinstance(speculation, dict) and not any(str(key).startswith("synthetic_") for key in speculation):
+        speculation.setdefault("num_speculative_tokens", DEFAULT_PAIR_K)
 
 
 def draft_problems(draft: Draft, tree: Tree, methods: DraftMethods | None) -> list[Problem]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
@@ -64,6 +64,9 @@ OF_ONE_TARGET = ("generation_config", "chat_template", "default_chat_template_kw
 
 DEFAULT_TARGET = "builtin:target"
 DEFAULT_DRAFT = "builtin:draft"
+DEFAULT_DRAFT_QUANTIZE: Final = "int8"
+DEFAULT_PAIR_K = 5
+"""What the built-in pair runs with where nobody names anything, as in the recipe `builtin`."""
 
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}

@@ -53,6 +53,8 @@ def tuned_recipe(resolved: Resolved, document: Mapping[str, Any]) -> str:
 def _chosen(resolved: Resolved, tuned: Recipe) -> set[str]:
     """The values that the user set or the sweep decided, and the three without which no reader knows the pair."""
     chosen = {"target.model", "draft.model", "draft.method", "speculation.num_speculative_tokens"}
+    if tuned.draft.quantize != "none":  # the built-in pair's draft is int8 without a word
+        chosen.add("draft.quantize")
     for path, origin in resolved.origins.items():
         is_for_the_sweep = path.startswith("workload.") or path == "sampling.max_new_tokens"
         if origin != "default" and (origin.startswith("recipe ") or not is_for_the_sweep):
