@@ -267,9 +267,9 @@ CHOICES = [
     generate("logprobs without JSON", "--logprobs 2", "`--logprobs` is for the JSON document"),
     generate("unknown option", "--temprature 1", "no option `--temprature`", "did you mean `--temperature`?"),
     generate("option for later", "--tree 4,2,1", "no option `--tree`"),
-    case("unknown command", "genrate hello", USAGE, "no such command `genrate`", "Did you mean `generate`?"),
-    case("command for later", "train-draft", USAGE, "no such command `train-draft`"),
-    case("unknown recipe command", "recipe lst", USAGE, "no such command `lst`"),
+    case("unknown command", "genrate hello", USAGE, "no command `genrate`", "did you mean `generate`?"),
+    case("command for later", "train-draft", USAGE, "no command `train-draft`"),
+    case("unknown recipe command", "recipe lst", USAGE, "no command `lst`"),
 ]
 
 JSONL = "generate --prompt-file rows.jsonl"
