@@ -82,7 +82,8 @@ def check_architecture(name: str, config: Any, trust_remote_code: bool) -> None:
     if reason is not None:
         raise UsageError(f"architecture `{kind}` of `{name}` is not supported: it {reason}", hint)
     check_sizes(name, config)
-    written_for = getattr(config, "architectures", None) or [MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__]
+    given = getattr(config, "architectures", None) or MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__
+    written_for = [given] if isinstance(given, str) else given
     if not any(architecture.endswith(HEADS) for architecture in written_for):
         raise UsageError(f"`{name}` is a `{written_for[0]}`, not a causal LM", hint)
     if kind in ENCODERS and not getattr(config, "is_decoder", False):

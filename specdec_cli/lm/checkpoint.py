@@ -65,6 +65,8 @@ def model_folder(name: str, revision: str | None, trust_remote_code: bool, has_w
         raise UsageError(f"`{name}` is a GGUF file (llama.cpp), which is not supported", hint)
     if path.is_file():
         raise RunError(f"`{name}` is a file, not a model folder", hint)
+    if name.strip() and path.is_symlink():
+        raise _broken_link(path)
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", name):
         raise RunError(f"model folder `{name}` does not exist", hint)
     folder = _fetch(name, revision, trust_remote_code, has_weights)
@@ -124,6 +126,8 @@ def read_config(name: str, folder: Path, trust_remote_code: bool) -> Any:
     """
     changes = dummy.shape_changes(name)
     path = folder / "config.json"
+    if path.is_symlink() and not path.exists():
+        raise _broken_link(path)
     if not path.is_file():
         raise RunError(f"model folder `{name}` has no `config.json`", "give the folder that holds the model's files")
     content = read_object(path)
@@ -191,9 +195,17 @@ def _indexed_files(index: Path) -> list[str]:
     return sorted(set(files))
 
 
+def _broken_link(path: Path) -> RunError:
+    said = f"`{path}` is a link to `{path.readlink()}`, which is not there"
+    return RunError(said, "copy or download the model again; of a hub's cache, copy `blobs` too")
+
+
 def _no_weights(name: str, folder: Path) -> RunError:
     """What a folder has in the place of the weights that transformers looks for."""
     shards = sorted(path.name for path in folder.glob("*.safetensors"))
+    broken = next((shard for shard in shards if not (folder / shard).exists()), None)
+    if broken is not None:
+        return _broken_link(folder / broken)
     if any(list(folder.glob(pattern)) for pattern in PICKLES) and not shards:
         return RunError(
             f"`{name}` has only pickled weights, which can run code when they are loaded",
@@ -219,6 +231,8 @@ def check_weights(name: str, folder: Path) -> None:
     """
     hint = "copy or download the model again"
     for file in weights_files(name, folder):
+        if (folder / file).is_symlink() and not (folder / file).exists():
+            raise _broken_link(folder / file)
         if not (folder / file).is_file():
             raise RunError(f"`{name}` lacks the weights file `{file}`", hint)
         check_pointer(folder / file)

@@ -109,7 +109,8 @@ def _read(path: Path, samples: bool) -> Generation:
 def _eos_token_ids(path: Path, given: Any) -> tuple[int, ...]:
     listed = given if isinstance(given, list) else [] if given is None else [given]
     if not all(_is_whole(token) and token >= 0 for token in listed):
-        raise _wrong(path, "eos_token_id", "a token id or a list of them", given)
+        hint = "correct the file: its end tokens are read whatever --generation-config says"
+        raise _wrong(path, "eos_token_id", "a token id or a list of them", given, hint)
     return tuple(listed)
 
 
@@ -139,8 +140,9 @@ def _greedy(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     return {"temperature": 0.0} if samples is False and not given.get("_from_model_config") else {}
 
 
-def _wrong(path: Path, key: str, words: str, value: Any) -> RunError:
-    return RunError(f"`{path}`: `{key}` must be {words}, not `{str(value)[:60]}`", _HINT)
+def _wrong(path: Path, key: str, words: str, value: Any, hint: str = _HINT) -> RunError:
+    said = json.dumps(value, ensure_ascii=False)[:60]
+    return RunError(f"`{path}`: `{key}` must be {words}, not `{said}`", hint)
 
 
 def _is_whole(value: Any) -> bool:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+_COMPARED_ROWS = 16
 
 _FLOATS = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _DTYPES = {
@@ -37,3 +41,23 @@ def read_headers(files: list[Path]) -> dict[str, Tensor]:
                 header = file.get_slice(key)
                 found[key] = torch.empty(header.get_shape(), dtype=_DTYPES[header.get_dtype()])
     return found
+
+
+def differing(files: list[Path], pairs: Mapping[str, str], dtype: torch.dtype) -> list[str]:
+    """Tensors whose first rows hold other numbers than those they are tied to, where the files hold both.
+
+    A few rows tell: an output layer of its own differs from the embedding in the first, and a copy does nowhere.
+
+    Args:
+        files: safetensors files.
+        pairs: names of tied tensors and of what each is tied to.
+        dtype: in which they are compared, as they would be loaded.
+    """
+    rows: dict[str, Tensor] = {}
+    wanted = {*pairs, *pairs.values()}
+    with unset_fake_temporarily():
+        for path in files:
+            with safe_open(path, framework="pt") as file:
+                rows |= {key: file.get_slice(key)[:_COMPARED_ROWS].to(dtype) for key in wanted & set(file.keys())}
+        both = [(one, other) for one, other in pairs.items() if one in rows and other in rows]
+        return [one for one, other in both if not torch.equal(rows[one], rows[other])]

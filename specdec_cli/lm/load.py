@@ -29,7 +29,7 @@ from specdec_cli.lm.checkpoint import (
 )
 from specdec_cli.lm.device_memory import check_room
 from specdec_cli.lm.generation import AUTO, Generation, read_generation
-from specdec_cli.lm.headers import first_dtype, read_headers
+from specdec_cli.lm.headers import differing, first_dtype, read_headers
 from specdec_cli.lm.linear import kind_when
 from specdec_cli.lm.oracle import Oracle
 from specdec_cli.lm.origin import Origin, fingerprint
@@ -362,7 +362,7 @@ def _model(
     }
     if is_on_paper:
         outline = dummy.on_paper(config, dtype, trust_remote_code)
-        headers = read_headers([folder / file for file in weights_files(name, folder)])
+        headers = _tied_headers(outline, [folder / file for file in weights_files(name, folder)], dtype)
         how |= {"config": outline.config, "experts_implementation": ON_PAPER}
         model, report = type(outline).from_pretrained(None, state_dict=headers, **how)
     else:
@@ -378,6 +378,20 @@ def _model(
     if has_bfloat16:
         give_dtype(model, dtype)
     return model
+
+
+def _tied_headers(outline: Any, files: list[Path], dtype: torch.dtype) -> dict[str, Any]:
+    """A checkpoint's tensors on paper, where transformers cannot ask whether two that a model ties are one.
+
+    It ties what is equal, and otherwise keeps both whatever the configuration says.
+    """
+    headers, pairs = read_headers(files), outline.all_tied_weights_keys
+    own = differing(files, pairs, dtype)
+    if own:
+        for config in (outline.config, outline.config.get_text_config()):
+            config.tie_word_embeddings = False
+        return headers
+    return {key: header for key, header in headers.items() if pairs.get(key) not in headers}
 
 
 def _unread_beside_weights(model: Any, unexpected: Iterable[str]) -> list[str]:

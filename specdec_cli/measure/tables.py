@@ -99,6 +99,8 @@ def rows_of_bytes(data: bytes, name: str, what: str, path: Path | None = None) -
     if suffix in _OTHER_SUFFIXES:
         raise UsageError(f"{what} is a `{suffix}` file, from which no prompts are read", f"give {_formats()}")
     text = decoded(data, what, path)
+    if "\n" not in text:
+        text = text.replace("\r", "\n")  # as old Macs ended lines, and Excel's "CSV (Macintosh)" does
     start = text[:400].lstrip()
     if suffix in _TABLE_SUFFIXES:
         return _numbered(_csv(text, what, is_tsv=suffix == ".tsv"), name)
@@ -250,7 +252,7 @@ def _csv(text: str, what: str, is_tsv: bool) -> Iterator[Mapping[str, Any]]:
 
 def _delimiter(text: str, is_tsv: bool) -> str:
     """What separates the cells of the first line that has any: a comma, semicolon, tab or bar."""
-    line = next((line for line in text.split("\n") if line.strip()), "")
+    line = next((line for line in text.replace("\r", "\n").split("\n") if line.strip()), "")
     if is_tsv and "\t" in line:
         return "\t"
     counts = {one: len(next(csv.reader([line], delimiter=one), [])) for one in _DELIMITERS}

@@ -106,3 +106,12 @@ def test_what_is_not_applied_is_listed(tmp_path: Path):
         "use_cache": True,
     }
     assert read(tmp_path, given | neutral).unused == given
+
+
+@pytest.mark.parametrize("wanted", ["auto", "none"])
+def test_end_tokens_of_a_wrong_kind_are_shown_as_written_and_never_left_unread(tmp_path: Path, wanted: str):
+    for given, said in (("2", '`"2"`'), ([[1]], "`[[1]]`"), (True, "`true`")):
+        with pytest.raises(RunError) as caught:
+            read(tmp_path, {"eos_token_id": given}, wanted)
+        assert caught.value.message.endswith(f"not {said}")
+        assert "--generation-config none" not in str(caught.value.hint)

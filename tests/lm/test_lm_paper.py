@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from every_type import TYPES, save_tiny
+from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny
 
 from specdec_cli.errors import SpecdecError
@@ -102,8 +103,48 @@ def test_a_dtype_that_the_engine_does_not_compute_in(tmp_path, dtype):
     assert describe(str(folder), dtype="bfloat16").dtype == "bfloat16"
 
 
+<<<<<<< HEAD
 def test_a_model_is_described_in_inference_mode_too(tmp_path):
     folder = str(make_tiny("llama", tmp_path))
     expected = describe(folder).weights_bytes
     with torch.inference_mode():
         assert describe(folder).weights_bytes == expected
+=======
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen2"])
+@pytest.mark.parametrize("is_copy", [True, False])
+def test_files_that_hold_both_of_two_tied_weights(tmp_path, family, dtype, is_copy):
+    folder = make_tiny(family, tmp_path, tie_word_embeddings=False)
+    weights = load_file(folder / "model.safetensors")
+    embedding = next(name for name in weights if name.endswith(("embed_tokens.weight", "wte.weight")))
+    if is_copy:
+        weights["lm_head.weight"] = weights[embedding].clone()
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    lm, facts = both(folder, dtype=dtype)
+    assert facts.weights_bytes == lm.weight_bytes
+    assert facts.kv_bytes_per_token == lm.kv_bytes_per_token
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "config.json"])
+def test_a_link_to_nothing_is_called_that(tmp_path, file):
+    folder = make_tiny("llama", tmp_path / "model")
+    (folder / file).unlink()
+    (folder / file).symlink_to("../../blobs/0123")
+    (tmp_path / "away").symlink_to("nowhere")
+    for name, link in ((folder, folder / file), (tmp_path / "away", tmp_path / "away")):
+        engine, doctor = both(name)
+        assert engine[1] == f"`{link}` is a link to `{link.readlink()}`, which is not there"
+        assert doctor == engine or file == "model.safetensors"
+
+
+def test_architectures_written_as_a_text(tmp_path):
+    folder = make_tiny("llama", tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    for given, said in (("LlamaForCausalLM", None), ("LlamaModel", "is a `LlamaModel`, not a causal LM")):
+        (folder / "config.json").write_text(json.dumps(config | {"architectures": given}))
+        for found in both(folder):
+            assert isinstance(found, tuple) == (said is not None)
+            assert said is None or said in found[1]
+>>>>>>> a0d9260 (Read tied copies, broken links and bare line ends truly)

@@ -81,6 +81,9 @@ FORMS = {
     "marked.csv": "\ufeff" + table(";"),
     "rows.tsv": table("\t"),
     "rows.TSV": table("\t"),
+    "macintosh.csv": table(";", "\r"),
+    "mixed_ends.csv": table(",", "\r") + "\n",
+    "macintosh.jsonl": JSONL.replace("\n", "\r"),
     "blank.csv": table(",").replace("\n", "\n\n,,\n"),
     "marked.jsonl": "\ufeff" + JSONL,
     "utf16.jsonl": JSONL.encode("utf-16"),
@@ -116,7 +119,12 @@ def test_tables_of_arrow_give_the_same_rows(tmp_path):
 
 def test_lines_packed_and_not(tmp_path):
     text = "one\n\n[INST] two [/INST]\n"
-    for name, data in {"p.txt": text, "p.txt.gz": gzip.compress(text.encode()), "u.txt": text.encode("utf-16")}.items():
+    for name, data in {
+        "p.txt": text,
+        "p.txt.gz": gzip.compress(text.encode()),
+        "u.txt": text.encode("utf-16"),
+        "m.txt": text.replace("\n", "\r"),
+    }.items():
         assert [prompt for prompt, _, _ in both(put(tmp_path, name, data))] == ["one", "[INST] two [/INST]"]
     assert [prompt for prompt, _, _ in both(put(tmp_path, "strings.json", '["a", "b"]'))] == ["a", "b"]
     assert [prompt for prompt, _, _ in both(put(tmp_path, "one.json", '{\n "prompt": "a"\n}'))] == ["a"]
