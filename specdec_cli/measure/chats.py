@@ -28,6 +28,7 @@ _WORDS_OF: Mapping[type, str] = {
     dict: "object",
     list: "list",
 }
+_CALLS = ("tool_calls", "function_call")
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
 
@@ -106,6 +107,11 @@ def whole_chat(messages: Sequence[Mapping[str, Any]], where: str) -> tuple[ChatM
         if role not in ("user", "assistant", "system"):
             raise UsageError(
                 f"{where}: message {place} is of `{role}`, and only user, assistant and system are read",
+                "leave --chat out to decode the first user message alone",
+            )
+        if any(message.get(key) for key in _CALLS):
+            raise UsageError(
+                f"{where}: message {place} calls tools, and only text is read",
                 "leave --chat out to decode the first user message alone",
             )
         found.append(ChatMessage(role, _content(message, f"{where}: message {place}")))

@@ -8,6 +8,7 @@ import pytest
 from pyarrow import parquet
 
 from specdec_cli.errors import UsageError
+from specdec_cli.measure.chats import whole_chat
 from specdec_cli.measure.dataset import read_dataset, read_prompt_file
 from specdec_cli.measure.prompts import PromptRow, PromptSet
 from specdec_cli.measure.turns import dialogues, turn_ends
@@ -221,3 +222,12 @@ def test_turns_are_one_prompt_without_chat(tmp_path):
     assert [(row.prompt, row.messages) for row in found.rows] == [("a", ()), ("c", ()), ("e", ())]
     assert found.notices[0].startswith("2 rows hold a conversation")
     assert [talk.index for talk in dialogues(found.rows)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("content", [None, "", "I look it up."])
+@pytest.mark.parametrize("call", [{"tool_calls": [{"id": "1"}]}, {"function_call": {"name": "f", "arguments": "{}"}}])
+def test_a_message_that_calls_tools_is_never_read_without_its_calls(content, call):
+    asked, called = {"role": "user", "content": "Weather?"}, {"role": "assistant", "content": content, **call}
+    with pytest.raises(UsageError, match="row 1: message 2 calls tools, and only text is read"):
+        whole_chat([asked, called, asked], "row 1")
+    assert [one.content for one in whole_chat([asked, called], "row 1")] == ["Weather?"], "the model's to say"
