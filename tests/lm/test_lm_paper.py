@@ -103,13 +103,13 @@ def test_a_dtype_that_the_engine_does_not_compute_in(tmp_path, dtype):
     assert describe(str(folder), dtype="bfloat16").dtype == "bfloat16"
 
 
-<<<<<<< HEAD
 def test_a_model_is_described_in_inference_mode_too(tmp_path):
     folder = str(make_tiny("llama", tmp_path))
     expected = describe(folder).weights_bytes
     with torch.inference_mode():
         assert describe(folder).weights_bytes == expected
-=======
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", ["llama", "gpt2", "qwen2"])
 @pytest.mark.parametrize("is_copy", [True, False])
@@ -147,4 +147,3 @@ def test_architectures_written_as_a_text(tmp_path):
         for found in both(folder):
             assert isinstance(found, tuple) == (said is not None)
             assert said is None or said in found[1]
->>>>>>> a0d9260 (Read tied copies, broken links and bare line ends truly)
