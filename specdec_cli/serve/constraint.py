@@ -48,6 +48,7 @@ class Constraint:
         try:
             grammar = compile_grammar(self.kind, self.source, tokenizer)
         except UsageError as error:
+            error.message = error.message.replace(f"`{self.kind}` does not", f"`{self.param}` does not")
             raise as_api_error(error, self.param) from error
         except RecursionError:
             raise bad_field(self.param, "is nested too deep") from None

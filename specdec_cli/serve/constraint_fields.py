@@ -74,6 +74,9 @@ _UNREAD = {
     "ll_grammar",
     "lark",
     "json_mode",
+    "json",
+    "json_object",
+    "choice",
 }
 """Names of constraints that no field here has."""
 _CONTAINERS = (

@@ -111,9 +111,10 @@ def _text(given: Any) -> str:
 
 
 def _object(text: str) -> dict[str, Any] | None:
-    """A JSON object, or None."""
+    """A JSON object, or None; so too where it spells half of a surrogate pair, which no tokenizer reads."""
     try:
         found = json.loads(text)
+        json.dumps(found, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None

@@ -134,7 +134,9 @@ def _logit_bias(given: dict[str, float], num_tokens: int, limits: RequestLimits)
         raise bad_field("logit_bias", f"has `{len(given)}` entries, and at most {limits.max_logit_bias} are taken")
     found = {}
     for name, bias in given.items():
-        if not (name.isascii() and name.isdigit() and len(name) < 10 and int(name) < num_tokens):
+        if not (
+            name.isascii() and name.isdigit() and len(name) < 10 and str(int(name)) == name and int(name) < num_tokens
+        ):
             said = f"must have token ids below {num_tokens} as keys, not `{name[:50]}`"
             raise bad_field("logit_bias", said)
         if abs(bias) > _MAX_BIAS:

@@ -22,13 +22,17 @@ class ResponseItems:
         self.items: list[dict[str, Any]] = []
         self._request_id = request_id
         self._is_open = False
+        self._pending: list[Any] = []  # logprobs of tokens whose text is still to come
 
     def take(self, delta: Mapping[str, Any], logprobs: Mapping[str, Any] | None) -> Iterator[Event]:
-        """Events of a delta, or of a whole message."""
+        """Events of a delta. Logprobs wait for the text of their tokens; those of thoughts and calls have no place."""
+        self._pending += logprobs["content"] if logprobs else ()
         if thought := delta.get("reasoning_content"):
             yield from self._say("reasoning", thought, [])
         if content := delta.get("content"):
-            yield from self._say("message", content, list(logprobs["content"]) if logprobs else [])
+            yield from self._say("message", content, self._pending)
+        if any(name in delta for name in ("reasoning_content", "content", "tool_calls")):
+            self._pending = []
         for call in delta.get("tool_calls", ()):
             if "id" in call:
                 yield from self._begin("function_call", call_id=call["id"], name=call["function"]["name"], arguments="")
@@ -38,6 +42,8 @@ class ResponseItems:
         """Events of the end; an answer without any text is one empty message."""
         if not self.items:
             yield from self._begin("message", role="assistant")
+        if self._pending and self._is_open and self.items[-1]["type"] == "message":
+            yield from self._say("message", "", self._pending)
         yield from self._end("incomplete" if finish_reason == "length" else "completed")
 
     def _say(self, kind: str, text: str, logprobs: list[Any]) -> Iterator[Event]:

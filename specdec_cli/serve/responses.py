@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from specdec_cli.serve.respond import Answer, sse
-from specdec_cli.serve.response_items import ResponseItems
+from specdec_cli.serve.response_items import Event, ResponseItems
 
 if TYPE_CHECKING:
     from specdec_cli.engine.records import Delta
@@ -43,13 +43,10 @@ class ResponseAnswer(Answer):
 
     def document(self) -> dict[str, Any]:
         """The whole response."""
-        chat = super().document()
-        choice = chat["choices"][0]
-        for _ in self._items.take(choice["message"], choice["logprobs"]):
-            pass
-        for _ in self._items.close(choice["finish_reason"]):
-            pass
-        return self._ended(chat["usage"], chat["metrics"])
+        for delta in self._deltas[0]:
+            for _ in self._fold(delta):
+                pass
+        return self._ended()
 
     def opening(self) -> list[dict[str, Any]]:
         """Events before any delta."""
@@ -58,18 +55,12 @@ class ResponseAnswer(Answer):
 
     def chunks(self, index: int, delta: Delta) -> list[dict[str, Any]]:
         """Events of one delta; errors as in `Answer`."""
-        found: list[dict[str, Any]] = []
-        for chunk in super().chunks(index, delta):
-            choice = chunk["choices"][0]
-            found += map(self._event, self._items.take(choice["delta"], choice["logprobs"]))
-            if choice["finish_reason"] is not None:
-                found += map(self._event, self._items.close(choice["finish_reason"]))
-        return found
+        self._count(index, delta)
+        return [self._event(event) for event in self._fold(delta)]
 
     def closing(self) -> list[dict[str, Any]]:
         """The event that holds the whole response."""
-        (chat,) = super().closing()
-        response = self._ended(chat["usage"], chat["metrics"])
+        response = self._ended()
         return [self._event({"type": f"response.{response['status']}", "response": response})]
 
     def event(self, document: Mapping[str, Any]) -> bytes:
@@ -89,10 +80,20 @@ class ResponseAnswer(Answer):
         self._num_events += 1
         return {"type": event["type"], "sequence_number": self._num_events - 1, **event}
 
-    def _ended(self, usage: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:
+    def _fold(self, delta: Delta) -> Iterator[Event]:
+        """Events of a delta; token by token where each has logprobs, so that they stand with their own item."""
+        choice = self._choices[0]
+        is_apart = self._per_token or choice.job.params.logprobs is not None
+        for part in choice.apart(delta) if is_apart else [delta]:
+            for chunk in self._streamed(0, part):
+                yield from self._items.take(chunk["delta"], chunk["logprobs"])
+                if chunk["finish_reason"] is not None:
+                    yield from self._items.close(chunk["finish_reason"])
+
+    def _ended(self) -> dict[str, Any]:
         is_cut = self._choices[0].finish_reason == "length"
         response = self._response("incomplete" if is_cut else "completed")
-        response |= {"output": self._items.items, "usage": _usage(usage), "metrics": metrics}
+        response |= {"output": self._items.items, "usage": _usage(self._usage()), "metrics": self._metrics()}
         return response | (
             {"incomplete_details": {"reason": "max_output_tokens"}} if is_cut else {"completed_at": int(time.time())}
         )

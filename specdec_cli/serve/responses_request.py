@@ -38,10 +38,15 @@ _NAMES = {
     "text.format.json_schema.schema": "text.format.schema",
     "top_logprobs": "top_logprobs",
     "logprobs": "include",
+    "tool_choice.function.name": "tool_choice.name",
 }
 """Fields of a chat by the names that they have here."""
+_OF_CHATS = {"messages": "input", "max_completion_tokens": "max_output_tokens", "reasoning_effort": "reasoning.effort"}
+"""Fields that a request for a chat would have, and those to use here."""
 _FIELD = re.compile(
-    r"\bmessages(?:\[(\d+)\])?(\.\w+)?|\btools\[(\d+)\]\.function|\b(" + "|".join(map(re.escape, _NAMES)) + r")\b"
+    r"(?<![^`])(?:messages(?:\[(\d+)\])?(\.\w+)?|tools\[(\d+)\]\.function|("
+    + "|".join(map(re.escape, _NAMES))
+    + r")\b)"
 )
 
 
@@ -72,7 +77,7 @@ def _refuse_stored(request: ResponsesRequest) -> None:
 def _as_chat(request: ResponsesRequest, messages: list[Message]) -> ChatCompletionRequest:
     """The same request as the chat API has it."""
     changed: dict[str, Any] = {name: getattr(request, name) for name in request.model_fields_set & _SHARED}
-    changed |= request.model_extra or {}
+    changed |= _unknown(request)
     changed["max_completion_tokens"] = request.max_output_tokens
     changed["tools"] = [_tool(tool) for tool in request.tools or ()] or None
     if isinstance(choice := request.tool_choice, ResponseToolChoice):
@@ -92,6 +97,20 @@ def _as_chat(request: ResponsesRequest, messages: list[Message]) -> ChatCompleti
     return ChatCompletionRequest(messages=messages).model_copy(update=changed)
 
 
+def _unknown(request: ResponsesRequest) -> dict[str, Any]:
+    """Fields that no API here has, for the chat path to look through.
+
+    Raises:
+        ApiError: 400 naming a chat's field, which would be left out or change the chat unread.
+    """
+    extra = request.model_extra or {}
+    others = {name for name in extra if name in ChatCompletionRequest.model_fields}
+    for name in sorted(others - GenerationBody.model_fields.keys()):
+        if extra[name]:
+            raise bad_field(name, f"is not read here: use `{_OF_CHATS.get(name, '/v1/chat/completions')}`")
+    return {name: value for name, value in extra.items() if name not in others}
+
+
 def _tool(tool: ResponseTool) -> Tool:
     function = FunctionTool(
         name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict
@@ -106,10 +125,12 @@ class Turns:
     Args:
         messages: as the chat path takes them.
         places: the field of each message.
+        calls: the field of the first call of a message that has any.
     """
 
     messages: list[Message] = field(default_factory=list)
     places: list[str] = field(default_factory=list)
+    calls: dict[int, str] = field(default_factory=dict)
 
     def add(self, message: Message, place: str) -> None:
         """Append a message."""
@@ -137,6 +158,7 @@ class Turns:
         if last is None or last.role != "assistant":
             last = Message(role="assistant")
             self.add(last, place)
+        self.calls.setdefault(len(self.messages) - 1, place)
         function = FunctionCall(name=item.name or "", arguments=item.arguments)
         calls = last.tool_calls or []
         last.tool_calls = [*calls, MessageToolCall(id=item.call_id, function=function)]
@@ -155,6 +177,8 @@ class Turns:
             message, place = self.messages[int(index)], self.places[int(index)]
             if not place.startswith("input["):
                 return place
+            if rest == ".tool_calls":
+                return self.calls.get(int(index), place)
             return f"{place}.output" if message.role == "tool" and rest == ".content" else f"{place}{rest or ''}"
 
         param = None if error.param is None else _FIELD.sub(name, error.param)

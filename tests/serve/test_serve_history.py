@@ -26,6 +26,9 @@ MALFORMED = [
     "{" * 2000,
     '{"city": NaN}',
     '{"a": 1}}',
+    '{"city": "\\ud83d"}',
+    '{"\\udc00": [{"city": "a\\ud800b"}]}',
+    '{"city": "\\ud83d", "a": "b',
     {"city": "Rome"},
     [1],
 ]

@@ -43,6 +43,7 @@ FIELDS = [
     (C, {"logit_bias": {"1": 1000}}, "logit_bias.1"),
     (C, {"logit_bias": {"99999": 1}}, "logit_bias"),
     (C, {"logit_bias": {"-1": 1}}, "logit_bias"),
+    (C, {"logit_bias": {"5": 1, "05": 2}}, "logit_bias"),
     (C, {"logit_bias": {str(i): 1 for i in range(2000)}}, "logit_bias"),
     (C, {"stop": ["a"] * 100}, "stop"),
     (C, {"stop": [""]}, "stop[0]"),

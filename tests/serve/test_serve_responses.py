@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from requests_for_tests import TOOL_TEMPLATE, facts
 from test_serve_reasoning import PLAIN, deltas
 from toy_server import toy_client
 
+from specdec_cli.events import TokenLogprob
 from specdec_cli.serve.errors import ApiError
 from specdec_cli.serve.prepare import Facts, Prepared
 from specdec_cli.serve.read import parse
@@ -191,12 +193,30 @@ def test_earlier_items_become_one_turn_of_the_assistant():
     ({"stream": True, "speculative": {"details": True}}, "speculative.details"),
     ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
     ({"input": [{"role": "user", "content": "x"}, ITEMS[0], ITEMS[3]]}, "input[1].reasoning_content"),
+    ({"input": [{"role": "user", "content": "x"}, ITEMS[1], ITEMS[2], ITEMS[3]]}, "input[2]"),
+    ({"max_completion_tokens": 2}, "max_completion_tokens"),
+    ({"reasoning_effort": "low"}, "reasoning_effort"),
+    ({"logprobs": True}, "logprobs"),
+    ({"continue_final_message": True}, "continue_final_message"),
 ])  # fmt: skip
 def test_what_is_not_possible_is_refused_by_name(fields: dict, param: str):
     with pytest.raises(ApiError) as caught:
         prepared(facts(PLAIN), **fields)
     assert (caught.value.status, caught.value.param) == (400, param)
     assert "messages" not in caught.value.message
+
+
+def test_a_chats_messages_do_not_replace_the_input():
+    with pytest.raises(ApiError, match="use `input`"):
+        prepared(messages=[{"role": "user", "content": "other"}])
+    _, jobs, ignored = prepared(messages=[])
+    assert (jobs.jobs[0].token_ids, ignored) == (prepared()[1].jobs[0].token_ids, ["messages"])
+
+
+def test_a_named_tool_is_named_as_it_was_sent():
+    with pytest.raises(ApiError) as caught:
+        prepared(facts(TOOL_TEMPLATE), tools=[WEATHER], tool_choice={"type": "function", "name": "other"})
+    assert caught.value.param == "tool_choice.name"
 
 
 def test_unknown_fields_are_listed_and_known_ones_kept():
@@ -228,6 +248,30 @@ def test_logprobs_stand_with_the_text():
     assert len(part["logprobs"][0]["top_logprobs"]) == 2
     told = [one for event in events if event["type"] == "response.output_text.delta" for one in event["logprobs"]]
     assert len(told) == len(part["logprobs"])
+
+
+@pytest.mark.parametrize("text", ["abc", "日本語 é", "a" + CALL, CALL, "<think>hé</think>日本"])
+def test_logprobs_do_not_depend_on_steps(text: str):
+    known = facts(TOOL_TEMPLATE, reasoning_parser="qwen3") if "think" in text else facts(TOOL_TEMPLATE)
+    fields = {"tools": [WEATHER], "include": ["message.output_text.logprobs"]}
+    given = [
+        replace(delta, logprobs=tuple(TokenLogprob(one, -1.0, ()) for one in delta.token_ids))
+        for delta in deltas(text, seed=2)
+    ]
+    request, jobs, _ = prepared(known, **fields)
+    whole = ResponseAnswer(request, jobs, known)
+    for delta in given:
+        whole.observe(0, delta)
+    stream = ResponseAnswer(request, jobs, known)
+    events = [event for delta in given for event in stream.chunks(0, delta)]
+    output = stable(whole.document()["output"])
+    assert stable(stream.closing()[0]["response"]["output"]) == output
+    told = [one for event in events if event["type"] == "response.output_text.delta" for one in event["logprobs"]]
+    parts = [one for item in output if item["type"] == "message" for one in item["content"][0]["logprobs"]]
+    said = "".join(item["content"][0]["text"] for item in output if item["type"] == "message")
+    assert told == parts
+    told_bytes = b"".join(bytes(one["bytes"]) for one in parts)
+    assert told_bytes.removeprefix(b"</think>") == said.encode()
 
 
 def test_an_error_in_the_middle_is_a_failed_response():
