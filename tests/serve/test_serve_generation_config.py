@@ -18,6 +18,7 @@ from specdec_cli.recipe import resolve
 from specdec_cli.recipe.schema import Serve
 from specdec_cli.serve.app import create_app
 from specdec_cli.serve.models import Models
+from specdec_cli.serve.ready import ready_lines
 from specdec_cli.serve.settings import Settings
 
 FILE = "generation_config.json"
@@ -64,9 +65,9 @@ def test_a_silent_request_takes_the_checkpoints_values(model: Path):
         assert answer["usage"]["completion_tokens"] == 9
         chat_free = client.post("/v1/completions", json=body | {"max_tokens": 12}).json()
         assert chat_free["usage"]["completion_tokens"] == 12
-    words = command._served(models)
-    assert words.startswith("tiny (generation config: temperature 0.6, top_p 0.9, top_k 7, min_p 0.05")
-    assert words.endswith("; end tokens 5 7)")
+    words = next(line for line in ready_lines(models, "http://127.0.0.1:8000", None) if "generation config" in line)
+    assert "generation config: temperature 0.6, top_p 0.9, top_k 7, min_p 0.05" in words
+    assert "; end tokens 5 7" in words
     assert models.stop()
 
 
