@@ -24,6 +24,7 @@ from specdec_cli.cli.help import (
     words_of,
 )
 from specdec_cli.cli.options import OPTIONS, SERVE_OPTIONS
+from specdec_cli.recipe import resolve
 from specdec_cli.recipe.schema import Recipe, default_of
 
 
@@ -70,7 +71,8 @@ def test_a_default_that_a_recipe_sets_is_the_schemas():
     by_name = {name: one for one in options("specdec serve") for name in one.opts}
     port, k = by_name["--port"], by_name["--num-speculative-tokens"]
     assert default_words(port) == str(Recipe().serve.port)
-    assert default_words(k) == str(Recipe().speculation.num_speculative_tokens)
+    built_in = resolve("builtin").recipe.speculation.num_speculative_tokens
+    assert default_words(k) == f"{Recipe().speculation.num_speculative_tokens}; {built_in} for the built-in pair"
     named = [one for one in (*OPTIONS, *SERVE_OPTIONS) if "." in one.path and one.default is None]
     for one in named:
         section, key = one.path.split(".")
