@@ -47,8 +47,7 @@ def most_threads(weight_bytes: int) -> int:
 def free_cores(most: int | None = None) -> Iterator[int]:
     """Run torch's operators on the cores that nobody else wants.
 
-    Each operator waits for its slowest thread: for the largest of 5 × 152,000 scores, 0.7 ms on one thread, two threads
-    took 20 ms where both cores were busy.
+    Each operator waits for its slowest thread, and on a busy machine that is one without a core.
 
     Args:
         most: threads, if fewer than torch's.
