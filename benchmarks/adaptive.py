@@ -34,7 +34,7 @@ from specdec_cli.engine.loading import LoadSettings, ModelSettings
 from specdec_cli.events import Event, Stepped
 from specdec_cli.measure.stats import ratio_of_totals
 
-PROMPTS = Path(specdec_cli.__file__).parent / "measure" / "prompts" / "stories.jsonl"
+PROMPTS = Path(specdec_cli.__file__).parent / "measure" / "workload" / "prompts" / "stories.jsonl"
 ARMS = ("none", "fixed", "adaptive", "plain_again")
 
 

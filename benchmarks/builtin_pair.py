@@ -4,7 +4,7 @@
 
 Every prompt is decoded alone, at every k in turn, without a draft (A) and with it (B) in the order A B B A; a prompt's
 speed-up is the ratio of its decode times (both arms emit the same tokens), reported as the median over prompts with a
-bootstrap 95 % interval. Prompts: specdec_cli/measure/prompts/stories.jsonl, written for this project.
+bootstrap 95 % interval. Prompts: specdec_cli/measure/workload/prompts/stories.jsonl, written for this project.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from specdec_cli.engine.build import load_engine
 from specdec_cli.engine.loading import LoadSettings, ModelSettings
 from specdec_cli.measure.stats import bootstrap_median
 
-PROMPTS = Path(specdec_cli.__file__).parent / "measure" / "prompts" / "stories.jsonl"
+PROMPTS = Path(specdec_cli.__file__).parent / "measure" / "workload" / "prompts" / "stories.jsonl"
 
 
 def interval(values: list[float]) -> list[float]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-PROMPTS = Path(__file__).parents[1] / "specdec_cli" / "measure" / "prompts"
+PROMPTS = Path(__file__).parents[1] / "specdec_cli" / "measure" / "workload" / "prompts"
 NUM_ROWS = 24
 CHOICE, CONTINUE = "specdec_choice", "specdec_continue"
 _SHARED = """dataset_path: json

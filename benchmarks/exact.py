@@ -34,7 +34,7 @@ from specdec_cli.engine.loading import LoadSettings, ModelSettings
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.lm.door import LM, Row
 
-STORIES = Path(specdec_cli.__file__).parent / "measure" / "prompts" / "stories.jsonl"
+STORIES = Path(specdec_cli.__file__).parent / "measure" / "workload" / "prompts" / "stories.jsonl"
 PRECISIONS = {
     "float32": ModelSettings(dtype="float32"),
     "bfloat16": ModelSettings(dtype="bfloat16"),

@@ -26,7 +26,7 @@ from specdec_cli.engine.loading import LoadSettings, ModelSettings
 from specdec_cli.events import Stepped
 from specdec_cli.measure.stats import bootstrap_median
 
-PROMPTS = Path(specdec_cli.__file__).parent / "measure" / "prompts" / "stories.jsonl"
+PROMPTS = Path(specdec_cli.__file__).parent / "measure" / "workload" / "prompts" / "stories.jsonl"
 
 
 def decode(

@@ -31,8 +31,8 @@ from specdec_cli.engine.build import load_engine, load_engines
 from specdec_cli.engine.clock import Clock
 from specdec_cli.engine.loading import LoadSettings, ModelSettings
 from specdec_cli.events import Event, Stepped
-from specdec_cli.lm import graphs
 from specdec_cli.lm.door import Row
+from specdec_cli.lm.forward import graphs
 from specdec_cli.lm.transformers_lm import TransformersLM
 
 WAITS = ("StreamSynchronize", "EventSynchronize", "DeviceSynchronize", "cudaMemcpy")

@@ -26,7 +26,7 @@ import record
 import torch
 from transformers import AutoTokenizer
 
-from specdec_cli.measure.workload import read_rows
+from specdec_cli.measure.workload.workload import read_rows
 
 PEERS = ("transformers", "transformers-assisted")
 SERVER_FIGURES = ("endpoint", "machine", "timing", "throughput", "counters")

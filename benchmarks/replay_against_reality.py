@@ -23,13 +23,13 @@ import numpy as np
 import record
 
 from specdec_cli import Engine, SamplingParams
+from specdec_cli.engine.arms import Request
+from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.events import Stepped
-from specdec_cli.measure.arms import Request
-from specdec_cli.measure.prompts import PromptRow
-from specdec_cli.measure.replay import replay
+from specdec_cli.measure.predict.replay import replay
+from specdec_cli.measure.predict.trace import Trace
+from specdec_cli.measure.predict.tracing import trace_draft, trace_target
 from specdec_cli.measure.stats import ratio_of_totals
-from specdec_cli.measure.trace import Trace
-from specdec_cli.measure.tracing import trace_draft, trace_target
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 SAMPLED = ("rejection", "block", "exact-match", "gumbel")

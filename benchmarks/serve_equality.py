@@ -26,7 +26,7 @@ from served import Served, serving
 
 from specdec_cli import Engine, SamplingParams
 
-PROMPTS = Path(__file__).parents[1] / "specdec_cli" / "measure" / "prompts"
+PROMPTS = Path(__file__).parents[1] / "specdec_cli" / "measure" / "workload" / "prompts"
 TARGET = Path(__file__).parents[1] / "specdec_cli" / "builtin" / "target"
 DRAFTS = ("model", "ngram", "prediction", "none")
 MODES = ("rejection", "block", "gumbel", "exact-match")

@@ -27,8 +27,8 @@ from specdec_cli.engine.engine import Engine
 from specdec_cli.events import Stepped
 from specdec_cli.recipe.schema import Serve
 from specdec_cli.sampling.params import SamplingParams
+from specdec_cli.serve.http.server import Server, listen
 from specdec_cli.serve.models import Model, Models
-from specdec_cli.serve.server import Server, listen
 from specdec_cli.serve.settings import Settings
 
 PROMPT, NUM_TOKENS = "Once upon a time", 400

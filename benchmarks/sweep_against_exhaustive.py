@@ -27,17 +27,17 @@ import record
 
 import specdec_cli
 from specdec_cli import Engine, SamplingParams
-from specdec_cli.measure.compare import against
-from specdec_cli.measure.cost import Costs
-from specdec_cli.measure.predict import Prediction
-from specdec_cli.measure.prompts import PromptRow
-from specdec_cli.measure.rounds import Rounds
-from specdec_cli.measure.sweep import Sweep, profile_in_turn, profile_workload
-from specdec_cli.measure.traced import Traced, obtain_trace
-from specdec_cli.measure.workload import Workload, tokenize
+from specdec_cli.engine.prompts import PromptRow
+from specdec_cli.measure.bench.compare import against
+from specdec_cli.measure.bench.sweep import Sweep, profile_in_turn, profile_workload
+from specdec_cli.measure.predict.cost import Costs
+from specdec_cli.measure.predict.predict import Prediction
+from specdec_cli.measure.predict.rounds import Rounds
+from specdec_cli.measure.predict.traced import Traced, obtain_trace
+from specdec_cli.measure.workload.workload import Workload, tokenize
 
 GROUPS_PER_PROFILE = 6
-STORIES = Path(specdec_cli.__file__).parent / "measure" / "prompts" / "stories.jsonl"
+STORIES = Path(specdec_cli.__file__).parent / "measure" / "workload" / "prompts" / "stories.jsonl"
 
 
 def read_workload(engine: Engine, path: Path, num: int, params: SamplingParams) -> Workload:

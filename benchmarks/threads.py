@@ -33,7 +33,7 @@ from specdec_cli.engine.loading import LoadSettings, ModelSettings
 from specdec_cli.measure.stats import bootstrap_pooled_median
 from specdec_cli.sampling.params import SamplingParams
 
-PROMPTS = Path(specdec_cli.__file__).parent / "measure" / "prompts" / "stories.jsonl"
+PROMPTS = Path(specdec_cli.__file__).parent / "measure" / "workload" / "prompts" / "stories.jsonl"
 CHOSEN, ONE = "chosen", "one thread"
 NEIGHBOUR = """
 from time import perf_counter, sleep

@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from specdec_cli.engine.async_engine import AsyncEngine
+    from specdec_cli.engine.jobs.async_engine import AsyncEngine
+    from specdec_cli.engine.jobs.records import Delta
     from specdec_cli.engine.loading import LoadSettings, ModelSettings
     from specdec_cli.engine.options import EngineOptions
     from specdec_cli.engine.outputs import Output
-    from specdec_cli.engine.records import Delta
     from specdec_cli.engine.run import Generated
     from specdec_cli.events import SpeculativeCounts
     from specdec_cli.measure.notebook import ResultTable, WorkloadTrace
@@ -39,8 +39,8 @@ __all__ = [
 ]
 
 _WHERE = {
-    "AsyncEngine": "specdec_cli.engine.async_engine",
-    "Delta": "specdec_cli.engine.records",
+    "AsyncEngine": "specdec_cli.engine.jobs.async_engine",
+    "Delta": "specdec_cli.engine.jobs.records",
     "Engine": "specdec_cli.measure.notebook",
     "EngineOptions": "specdec_cli.engine.options",
     "Generated": "specdec_cli.engine.run",

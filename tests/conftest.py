@@ -18,8 +18,8 @@ if not torch.cuda.is_available():
 @pytest.fixture(autouse=True)
 def quiet_machine(monkeypatch):
     """A machine on which nothing else runs: what a measuring command finds depends on no load."""
-    from specdec_cli.measure import interruption
-    from specdec_cli.measure.interruption import Usage
+    from specdec_cli.measure.machine import interruption
+    from specdec_cli.measure.machine.interruption import Usage
 
     monkeypatch.setattr(interruption, "look_at_usage", lambda: Usage(0.0, 0.0, 0.0, 0))
     monkeypatch.setattr("psutil.getloadavg", lambda: (0.0, 0.0, 0.0))

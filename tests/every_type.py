@@ -11,7 +11,7 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from specdec_cli.lm.architecture import ENCODERS
+from specdec_cli.lm.files.architecture import ENCODERS
 
 TYPES = tuple(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
 MOST_PARAMETERS = 20_000_000

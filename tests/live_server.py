@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from toy_engine import LETTERS, TableLM
 from toy_server import toy_models
 
-from specdec_cli.engine.bridge import Bridge
 from specdec_cli.engine.engine import Engine
+from specdec_cli.engine.jobs.bridge import Bridge
 from specdec_cli.errors import ExitCode
 from specdec_cli.recipe.schema import Serve
-from specdec_cli.serve.server import Server, listen
+from specdec_cli.serve.http.server import Server, listen
 from specdec_cli.serve.settings import Settings
 
 SECONDS = 20.0

@@ -13,8 +13,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from specdec_cli.events import Emitted, Stepped
-from specdec_cli.serve.metrics import Metrics
 from specdec_cli.serve.page import read_page
+from specdec_cli.serve.watch.metrics import Metrics
 
 STEPS = ((("Once", True), (" upon", True), (" a", False)), ((" time", True), (" <b>there", False)), ((" was.", False),))
 

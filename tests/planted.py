@@ -2,7 +2,7 @@
 
 import pytest
 
-from specdec_cli.lm import native
+from specdec_cli.lm.llama import native
 
 FAULTS = {
     "a query sees the token behind it": (

@@ -57,7 +57,7 @@ def test_the_http_page_names_every_field(kind):
 
 
 def test_the_http_page_names_every_route():
-    routes = pytest.importorskip("specdec_cli.serve.routes").router.routes
+    routes = pytest.importorskip("specdec_cli.serve.http.routes").router.routes
     text = page("http-api.md")
     for route in routes:
         assert route.path.replace("{name:path}", "{id}") in text

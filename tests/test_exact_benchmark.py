@@ -8,8 +8,8 @@ import pytest
 import torch
 from planted import plant
 
-from specdec_cli.lm import native
 from specdec_cli.lm.invariance import row_invariance
+from specdec_cli.lm.llama import native
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tiny_models import make_tiny
 
-from specdec_cli.lm import graphs
+from specdec_cli.lm.forward import graphs
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 

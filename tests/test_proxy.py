@@ -9,10 +9,10 @@ from fake_server import Fake, serving
 
 from specdec_cli import proxy
 from specdec_cli.errors import RunError, UsageError
-from specdec_cli.measure.address import parse_address
-from specdec_cli.measure.dataset import read_dataset
-from specdec_cli.measure.endpoint import Endpoint
-from specdec_cli.measure.refusal import EndpointError
+from specdec_cli.measure.endpoint.address import parse_address
+from specdec_cli.measure.endpoint.endpoint import Endpoint
+from specdec_cli.measure.endpoint.refusal import EndpointError
+from specdec_cli.measure.workload.dataset import read_dataset
 from specdec_cli.proxy import exempt_this_machine, is_this_machine, proxy_of
 
 
@@ -180,7 +180,7 @@ def test_13_libraries_that_read_the_environment_leave_this_machine_alone(monkeyp
 def test_13_a_hub_that_is_asked_through_a_proxy_is_named_with_it(monkeypatch):
     from huggingface_hub import constants
 
-    from specdec_cli.lm.checkpoint import hub_proxy_words
+    from specdec_cli.lm.files.checkpoint import hub_proxy_words
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", "https://hub.test")

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from specdec_cli.engine.engine import Engine
 from specdec_cli.recipe.schema import Serve
-from specdec_cli.serve.app import create_app
+from specdec_cli.serve.http.app import create_app
 from specdec_cli.serve.models import Model, Models
 from specdec_cli.serve.settings import Settings
 from specdec_cli.text.tokenizer import Tokenizer

@@ -14,19 +14,19 @@ from specdec_cli.cli.options import Shared, with_shared_options
 from specdec_cli.cli.output import check_destination, deliver_with_report, envelope, machine_of
 from specdec_cli.cli.result_output import write_texts
 from specdec_cli.cli.screen import open_screen, progress
+from specdec_cli.engine.prompts import PromptRow, PromptSet
 from specdec_cli.errors import UsageError
 from specdec_cli.files import given_path
-from specdec_cli.measure.dataset import read_prompt_file
-from specdec_cli.measure.prompts import PromptRow, PromptSet
-from specdec_cli.measure.workload import built_in_rows
+from specdec_cli.measure.workload.dataset import read_prompt_file
+from specdec_cli.measure.workload.workload import built_in_rows
 from specdec_cli.report.audit import SCHEMA, print_audit
 from specdec_cli.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
+    from specdec_cli.engine.arms import Request
     from specdec_cli.engine.engine import Engine
     from specdec_cli.lm.door import LM
-    from specdec_cli.measure.arms import Request
-    from specdec_cli.measure.audit import Pair, Plan
+    from specdec_cli.measure.audit.audit import Pair, Plan
     from specdec_cli.recipe import Recipe, Resolved
 
 _WHAT = "What is checked"
@@ -250,7 +250,7 @@ class _Run:
         with progress(screen) as say:
             say("starting torch and transformers")
             from specdec_cli.engine.caveats import compiled, lacking_compiler
-            from specdec_cli.measure.audit import audit as run_audit
+            from specdec_cli.measure.audit.audit import audit as run_audit
 
             plan = self._plan(ks, batch_sizes)
             pair = None if self.wish.table else self._load(plan, say)
@@ -278,7 +278,7 @@ class _Run:
         return (given,) if is_flag else tuple(sorted({*_DEFAULT_KS, given} - {0}))
 
     def _plan(self, ks: tuple[int, ...], batch_sizes: tuple[int, ...]) -> Plan:
-        from specdec_cli.measure.audit import Plan
+        from specdec_cli.measure.audit.audit import Plan
 
         verify = self.recipe.speculation.verify
         return Plan(
@@ -294,7 +294,7 @@ class _Run:
     def _load(self, plan: Plan, say: Callable[[str], None]) -> Pair:
         """The recipe's pair, with room for the largest k and batch of the plan."""
         from specdec_cli.engine.build import engine_from_recipe
-        from specdec_cli.measure.audit import Pair
+        from specdec_cli.measure.audit.audit import Pair
 
         k = max(*plan.ks, plan.num_speculative_tokens)
         num_seqs = max(self.recipe.engine.max_num_seqs, plan.num_seqs)
@@ -330,7 +330,7 @@ class _Run:
 
     def _requests(self, engine: Engine) -> list[Request]:
         """Rows as token ids with their sampling parameters; a row's own seed has noise index 0."""
-        from specdec_cli.measure.turns import request_of
+        from specdec_cli.measure.workload.turns import request_of
 
         common = SamplingParams(**self.recipe.sampling.model_dump() | {"logprobs": None})
         if self.resolved.origins.get(_LENGTH) == "default":

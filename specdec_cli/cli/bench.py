@@ -42,7 +42,7 @@ from specdec_cli.cli.measurement_options import (
 from specdec_cli.cli.options import GATE_OPTIONS, RESUME_OPTION, WORKLOAD_OPTIONS, Shared, with_shared_options
 from specdec_cli.cli.screen import open_screen
 from specdec_cli.errors import ExitCode, UsageError
-from specdec_cli.measure.workload import task_of
+from specdec_cli.measure.workload.workload import task_of
 from specdec_cli.recipe.present import to_yaml
 from specdec_cli.report.bench import SCHEMA, BenchView, bench_body, json_schema, print_bench
 from specdec_cli.report.generate import Promise
@@ -51,10 +51,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from specdec_cli.engine.engine import Engine
-    from specdec_cli.measure.against import PeerArm
-    from specdec_cli.measure.bench import Bench
-    from specdec_cli.measure.passes import Pass
-    from specdec_cli.measure.workload import Workload
+    from specdec_cli.measure.bench.against import PeerArm
+    from specdec_cli.measure.bench.bench import Bench
+    from specdec_cli.measure.bench.passes import Pass
+    from specdec_cli.measure.workload.workload import Workload
     from specdec_cli.recipe import Recipe, Resolved
 
 
@@ -124,7 +124,7 @@ def bench(
         files = {"markdown": markdown, "csv": csv, "junit": junit}
         wish = Wish(repeats or 1, 1, chat, plot, html, files)
         return run_endpoint(context, shared, asked, wish, dry_run)
-    from specdec_cli.measure.against import check_peers, parse_against
+    from specdec_cli.measure.bench.against import check_peers, parse_against
 
     resolved = shared.resolve()
     files = {"markdown": markdown, "csv": csv, "junit": junit}
@@ -195,7 +195,7 @@ class _Run(Measurement["Bench"]):
     def load(self, say: Callable[[str], None]) -> tuple[Engine, Workload]:
         """The pair, the tokenised workload, and the other engines."""
         from specdec_cli.engine.build import engine_from_recipe
-        from specdec_cli.measure.against import check_lengths, load_peers
+        from specdec_cli.measure.bench.against import check_lengths, load_peers
 
         trust = self.shared.trust_remote_code
         engine = engine_from_recipe(self.recipe, trust_remote_code=trust, progress=say)
@@ -206,8 +206,8 @@ class _Run(Measurement["Bench"]):
 
     def study(self, engine: Engine, workload: Workload) -> Bench:
         """The benchmark."""
-        from specdec_cli.measure.against import unequal_precision
-        from specdec_cli.measure.bench import Bench, Plan
+        from specdec_cli.measure.bench.against import unequal_precision
+        from specdec_cli.measure.bench.bench import Bench, Plan
 
         plan = Plan(None, self.asked.batch_size, self.asked.repeats)
         found = Bench(engine, workload, plan, self._peers, journal=self.journal)
@@ -239,8 +239,8 @@ class _Run(Measurement["Bench"]):
         self, study: Bench, promise: Promise, must_agree: bool, machine: dict[str, Any], interrupted: bool
     ) -> dict[str, Any]:
         """The document's own keys; the machine's bandwidth is measured for it."""
-        from specdec_cli.measure.figures import figure
-        from specdec_cli.measure.verdict import measure_roofline
+        from specdec_cli.measure.bench.verdict import measure_roofline
+        from specdec_cli.measure.machine.figures import figure
 
         roofline = figure("the roofline", lambda: measure_roofline(study), study.notices)
         return bench_body(

@@ -24,14 +24,14 @@ from specdec_cli.cli.output import deliver_with_report, envelope
 from specdec_cli.cli.result_output import write_results
 from specdec_cli.cli.screen import interruptible, open_screen
 from specdec_cli.errors import ExitCode
-from specdec_cli.measure.address import check_key, parse_address
-from specdec_cli.measure.arrivals import parse_rate
-from specdec_cli.measure.endpoint_bench import EndpointBench
-from specdec_cli.measure.endpoint_plan import EndpointPlan, pace_words
-from specdec_cli.measure.load import look_at_load
-from specdec_cli.measure.request_fields import check_max_tokens_field, parse_extra_body, sampling_fields
-from specdec_cli.measure.turns import turn_ends
-from specdec_cli.measure.workload import task_of
+from specdec_cli.measure.endpoint.address import check_key, parse_address
+from specdec_cli.measure.endpoint.arrivals import parse_rate
+from specdec_cli.measure.endpoint.endpoint_bench import EndpointBench
+from specdec_cli.measure.endpoint.endpoint_plan import EndpointPlan, pace_words
+from specdec_cli.measure.endpoint.request_fields import check_max_tokens_field, parse_extra_body, sampling_fields
+from specdec_cli.measure.machine.load import look_at_load
+from specdec_cli.measure.workload.turns import turn_ends
+from specdec_cli.measure.workload.workload import task_of
 from specdec_cli.recipe.present import to_yaml
 from specdec_cli.report.bench import BenchView
 from specdec_cli.report.bench_endpoint import SCHEMA, endpoint_body, json_schema, live_table, print_endpoint
@@ -40,8 +40,8 @@ from specdec_cli.report.result_files import server_csv
 from specdec_cli.report.view import Screen
 
 if TYPE_CHECKING:
+    from specdec_cli.engine.prompts import PromptRow, PromptSet
     from specdec_cli.measure.gates import Judged
-    from specdec_cli.measure.prompts import PromptRow, PromptSet
     from specdec_cli.recipe import Recipe, Resolved
 
 _OWN = {

@@ -18,14 +18,14 @@ from specdec_cli.cli.output import deliver, envelope, machine_of
 from specdec_cli.cli.screen import interruptible, open_screen, progress
 from specdec_cli.cli.terminal import colourful
 from specdec_cli.errors import ExitCode, SpecdecError, UsageError
-from specdec_cli.measure.chat import ChatHistory, Speaker
+from specdec_cli.measure.chat.chat import ChatHistory, Speaker
 from specdec_cli.report.chat import SCHEMA, ReplyView, chat_body, settings_words, turn_line
 from specdec_cli.report.texts import Writer
 from specdec_cli.report.view import Screen
 
 if TYPE_CHECKING:
-    from specdec_cli.measure.chat_endpoint import EndpointSpeaker
-    from specdec_cli.measure.chat_engine import EngineSpeaker
+    from specdec_cli.measure.chat.chat_endpoint import EndpointSpeaker
+    from specdec_cli.measure.chat.chat_engine import EngineSpeaker
     from specdec_cli.recipe import Recipe, Resolved
 
 _LENGTH = "sampling.max_new_tokens"
@@ -123,7 +123,7 @@ class _Chat:
             self.screen.say(f"note: {said}", "yellow")
         engine.encode([{"role": "user", "content": "Hello"}])  # refuses a tokenizer without a chat template
         self.machine = machine_of(engine)
-        from specdec_cli.measure.chat_engine import EngineSpeaker
+        from specdec_cli.measure.chat.chat_engine import EngineSpeaker
         from specdec_cli.sampling.params import SamplingParams
 
         params = SamplingParams(**recipe.sampling.model_dump())
@@ -131,10 +131,10 @@ class _Chat:
 
     def server(self, url: str, model: str | None, timeout_s: float | None, key: str | None) -> EndpointSpeaker:
         """The server's side of the conversation; nothing is sent yet."""
-        from specdec_cli.measure.address import check_key, parse_address
-        from specdec_cli.measure.chat_endpoint import EndpointSpeaker
-        from specdec_cli.measure.endpoint_plan import EndpointPlan
-        from specdec_cli.measure.request_fields import sampling_fields
+        from specdec_cli.measure.chat.chat_endpoint import EndpointSpeaker
+        from specdec_cli.measure.endpoint.address import check_key, parse_address
+        from specdec_cli.measure.endpoint.endpoint_plan import EndpointPlan
+        from specdec_cli.measure.endpoint.request_fields import sampling_fields
 
         named = None if self.resolved.built_in_pair else self.recipe.target.model
         given: dict[str, Any] = {} if timeout_s is None else {"timeout_s": timeout_s}

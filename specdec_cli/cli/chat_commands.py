@@ -11,7 +11,7 @@ from typing import Any
 from specdec_cli.cli.output import check_destination, write_file
 from specdec_cli.errors import UsageError, did_you_mean
 from specdec_cli.files import given_path
-from specdec_cli.measure.chat import ChatHistory, Speaker
+from specdec_cli.measure.chat.chat import ChatHistory, Speaker
 from specdec_cli.report.chat import chat_markdown, history_lines, settings_words
 from specdec_cli.report.view import Screen
 

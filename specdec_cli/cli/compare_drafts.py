@@ -43,7 +43,7 @@ from specdec_cli.cli.options import (
 )
 from specdec_cli.cli.screen import open_screen
 from specdec_cli.errors import ExitCode, UsageError
-from specdec_cli.measure.workload import task_of
+from specdec_cli.measure.workload.workload import task_of
 from specdec_cli.recipe.present import to_yaml, yaml_value
 from specdec_cli.report.bench import BenchView
 from specdec_cli.report.compare_drafts import SCHEMA, compare_body, drafts_table, json_schema, print_compare
@@ -53,10 +53,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from specdec_cli.engine.engine import Engine
-    from specdec_cli.measure.compare import Comparison, Contender
-    from specdec_cli.measure.passes import Pass
-    from specdec_cli.measure.trace import Trace
-    from specdec_cli.measure.workload import Workload
+    from specdec_cli.measure.bench.compare import Comparison, Contender
+    from specdec_cli.measure.bench.passes import Pass
+    from specdec_cli.measure.predict.trace import Trace
+    from specdec_cli.measure.workload.workload import Workload
     from specdec_cli.recipe import Recipe, Resolved
 
 
@@ -125,7 +125,7 @@ def _names(recipes: Sequence[Recipe]) -> list[str]:
 
 def _check(resolved: Sequence[Resolved], shared: Shared, wish: _Wish) -> None:
     """Refuse what contradicts itself before anything is read or loaded."""
-    from specdec_cli.measure.starts import check_knowable
+    from specdec_cli.measure.predict.starts import check_knowable
 
     recipe = resolved[0].recipe
     methods = [one.recipe.draft.method for one in resolved]
@@ -225,7 +225,7 @@ class _Run(Measurement["Comparison"]):
     def load(self, say: Callable[[str], None]) -> tuple[Engine, Workload]:
         """The target once, every draft, and the tokenised workload."""
         from specdec_cli.engine import build
-        from specdec_cli.measure.compare import Contender
+        from specdec_cli.measure.bench.compare import Contender
 
         recipes = [self.sized(one.recipe, self.asked.k_max) for one in self.drafts]
         engines = build.engines_from_recipes(recipes, trust_remote_code=self.shared.trust_remote_code, progress=say)
@@ -237,7 +237,7 @@ class _Run(Measurement["Comparison"]):
 
     def study(self, engine: Engine, workload: Workload) -> Comparison:
         """Every draft traced, priced and predicted."""
-        from specdec_cli.measure.compare import Comparison
+        from specdec_cli.measure.bench.compare import Comparison
 
         wish, earlier = self.asked, self._read_trace(engine, workload)
         comparison = Comparison(
@@ -262,7 +262,7 @@ class _Run(Measurement["Comparison"]):
 
     def _read_trace(self, engine: Engine, workload: Workload) -> Trace | None:
         """An earlier trace of the same prompts; drafts are traced anew, as they may have changed."""
-        from specdec_cli.measure.trace import load
+        from specdec_cli.measure.predict.trace import load
 
         path = self.trace_file(self.asked.trace)
         if path is None or not path.exists():

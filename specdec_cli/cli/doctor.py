@@ -13,7 +13,7 @@ from specdec_cli.report.doctor import SCHEMA, print_doctor
 from specdec_cli.report.page import open_page
 
 if TYPE_CHECKING:
-    from specdec_cli.measure.doctor import Diagnosis
+    from specdec_cli.measure.machine.doctor import Diagnosis
     from specdec_cli.recipe import Resolved
 
 _OF_A_RUN = ("sampling.", "speculation.", "serve.", "engine.enable_prefix_caching")
@@ -29,7 +29,7 @@ def doctor(*, shared: Shared) -> None:
     screen = open_screen(shared.quiet, streams_text=False)
     with progress(screen) as say:
         say("starting torch and transformers")
-        from specdec_cli.measure.doctor import examine
+        from specdec_cli.measure.machine.doctor import examine
 
         say("looking at the machine")
         recipe = resolved.recipe if _names_pair(resolved, shared) else None
@@ -50,7 +50,7 @@ def _names_pair(resolved: Resolved, shared: Shared) -> bool:
 
 def _show(diagnosis: Diagnosis, shared: Shared) -> None:
     """The report, on stdout unless a document stands there."""
-    from specdec_cli.measure.doctor import NOT_CLAIMED
+    from specdec_cli.measure.machine.doctor import NOT_CLAIMED
 
     if not shared.json:
         print_doctor(open_page(sys.stdout, colourful(sys.stdout)), diagnosis, NOT_CLAIMED)

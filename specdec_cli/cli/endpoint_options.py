@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specdec_cli.errors import UsageError
-from specdec_cli.measure.request_fields import MaxTokensField
+from specdec_cli.measure.endpoint.request_fields import MaxTokensField
 
 if TYPE_CHECKING:
     from specdec_cli.cli.options import Option

@@ -15,11 +15,11 @@ from specdec_cli.cli.output import deliver, envelope, machine_of
 from specdec_cli.cli.prompts import given_prompts
 from specdec_cli.cli.screen import interruptible, open_screen, progress
 from specdec_cli.cli.structured import Wanted, wanted
+from specdec_cli.engine.arms import Arm, Comparison, Request, decode
+from specdec_cli.engine.chats import ChatMessage
+from specdec_cli.engine.prompts import PromptRow, PromptSet
 from specdec_cli.errors import ExitCode, UsageError
-from specdec_cli.measure.arms import Arm, Comparison, Request, decode
-from specdec_cli.measure.chats import ChatMessage
-from specdec_cli.measure.prompts import PromptRow, PromptSet
-from specdec_cli.measure.turns import Dialogue, Round, dialogues, lost_turns
+from specdec_cli.measure.workload.turns import Dialogue, Round, dialogues, lost_turns
 from specdec_cli.recipe.present import to_yaml
 from specdec_cli.report.generate import SCHEMA, Promise, generate_body
 from specdec_cli.report.pieces import TokenPieces

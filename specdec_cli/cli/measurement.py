@@ -22,7 +22,7 @@ from specdec_cli.cli.output import (
 from specdec_cli.cli.result_output import write_results
 from specdec_cli.cli.screen import interruptible, progress
 from specdec_cli.errors import ExitCode, RunError
-from specdec_cli.measure.turns import every_turn, lost_turns, turn_ends
+from specdec_cli.measure.workload.turns import every_turn, lost_turns, turn_ends
 from specdec_cli.report.generate import Promise
 from specdec_cli.report.view import Screen
 from specdec_cli.sampling.params import SamplingParams
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from specdec_cli.cli.measurement_options import Wish
     from specdec_cli.cli.options import Shared
     from specdec_cli.engine.engine import Engine
+    from specdec_cli.engine.prompts import PromptRow, PromptSet
+    from specdec_cli.measure.bench.journal import Journal
+    from specdec_cli.measure.bench.passes import Pass
     from specdec_cli.measure.gates import Judged
-    from specdec_cli.measure.journal import Journal
-    from specdec_cli.measure.load import Load
-    from specdec_cli.measure.machine import Machine
-    from specdec_cli.measure.passes import Pass
-    from specdec_cli.measure.prompts import PromptRow, PromptSet
-    from specdec_cli.measure.workload import Workload
+    from specdec_cli.measure.machine.load import Load
+    from specdec_cli.measure.machine.machine import Machine
+    from specdec_cli.measure.workload.workload import Workload
     from specdec_cli.recipe import Recipe, Resolved
 
 Study = TypeVar("Study")
@@ -190,7 +190,7 @@ class Measurement(ABC, Generic[Study]):
 
     def tokenize(self, engine: Engine) -> Workload:
         """The prompts, tokenised; of conversations every turn, with the target's answers before it."""
-        from specdec_cli.measure.workload import tokenize
+        from specdec_cli.measure.workload.workload import tokenize
 
         def encode(row: PromptRow) -> list[int]:
             return engine.encode(row.chat() if self.asked.chat else row.prompt)
@@ -221,7 +221,7 @@ class Measurement(ABC, Generic[Study]):
         """The machine before we keep it busy, the models and the workload."""
         say("starting torch and transformers")
         from specdec_cli.engine.garbage import leave_alone
-        from specdec_cli.measure.machine import look
+        from specdec_cli.measure.machine.machine import look
 
         machine = look()
         loaded = self.load(say)
@@ -230,7 +230,7 @@ class Measurement(ABC, Generic[Study]):
 
     def _open_journal(self, engine: Engine, workload: Workload) -> None:
         """With --output, every pass is kept beside it as soon as it is finished."""
-        from specdec_cli.measure.journal import open_journal, workload_digest
+        from specdec_cli.measure.bench.journal import open_journal, workload_digest
 
         if self.shared.output is None:
             return
@@ -263,7 +263,7 @@ class Measurement(ABC, Generic[Study]):
         from specdec_cli.engine.verify import is_lossless, resolve_mode
         from specdec_cli.measure.baseline import against_baseline, other_circumstances, other_recipe
         from specdec_cli.measure.gates import judge, parse_all
-        from specdec_cli.measure.load import Conditions
+        from specdec_cli.measure.machine.load import Conditions
         from specdec_cli.measure.stats import TOO_FEW, lacks_interval
 
         temperature = self.recipe.sampling.temperature

@@ -14,14 +14,14 @@ import typer
 
 from specdec_cli.cli.output import check_destination, deliver, envelope
 from specdec_cli.errors import UsageError
-from specdec_cli.measure.dataset import is_at_hand
-from specdec_cli.measure.journal import check_journal
-from specdec_cli.measure.workload import read_rows, task_of
+from specdec_cli.measure.bench.journal import check_journal
+from specdec_cli.measure.workload.dataset import is_at_hand
+from specdec_cli.measure.workload.workload import read_rows, task_of
 from specdec_cli.report.plot import check_available, check_plot
 
 if TYPE_CHECKING:
     from specdec_cli.cli.options import Shared
-    from specdec_cli.measure.prompts import PromptRow, PromptSet
+    from specdec_cli.engine.prompts import PromptRow, PromptSet
     from specdec_cli.recipe import Recipe
     from specdec_cli.recipe.schema import Gates, Speculation
     from specdec_cli.recipe.schema import Workload as WorkloadSection

@@ -79,7 +79,7 @@ def envelope(
 
 def machine_of(engine: Engine) -> dict[str, str | None]:
     """Where an engine's models run, in which number format and by whose forward, for `envelope`."""
-    from specdec_cli.measure.machine import cpu_model, gpu_model
+    from specdec_cli.measure.machine.machine import cpu_model, gpu_model
 
     draft = getattr(engine.drafter, "lm", None)
     devices = [getattr(lm, "device", None) for lm in (engine.target, draft)]

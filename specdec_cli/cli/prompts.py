@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from specdec_cli.engine.prompts import PromptSet, rows_of
 from specdec_cli.errors import UsageError
 from specdec_cli.files import decoded, unpacked
-from specdec_cli.measure.dataset import read_prompt_file
-from specdec_cli.measure.prompts import PromptSet, rows_of
-from specdec_cli.measure.reading import Reading, prompts_of
-from specdec_cli.measure.tables import rows_of_bytes
+from specdec_cli.measure.workload.dataset import read_prompt_file
+from specdec_cli.measure.workload.reading import Reading, prompts_of
+from specdec_cli.measure.workload.tables import rows_of_bytes
 
 _STDIN = "standard input"
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from specdec_cli.recipe import Resolved
     from specdec_cli.recipe.schema import Recipe
     from specdec_cli.serve.models import Model, Models
-    from specdec_cli.serve.parameters import Defaults
+    from specdec_cli.serve.request.parameters import Defaults
     from specdec_cli.serve.settings import Settings
 
 Names = tuple[str, ...]
@@ -124,9 +124,9 @@ def _show_plan(named: Mapping[Names, Resolved], shared: Shared) -> None:
 
 def _run(named: Mapping[Names, Resolved], settings: Settings, shared: Shared, *, is_repository: bool) -> ExitCode:
     """Listen, load, serve; the port is taken before the first model is looked at."""
-    from specdec_cli.serve.logs import configure_logs
-    from specdec_cli.serve.ready import ready_lines
-    from specdec_cli.serve.server import Server, leave_loaded_alone, listen, when_ready
+    from specdec_cli.serve.http.logs import configure_logs
+    from specdec_cli.serve.http.ready import ready_lines
+    from specdec_cli.serve.http.server import Server, leave_loaded_alone, listen, when_ready
 
     listener = listen(settings.serve.host, settings.serve.port)
     configure_logs(settings.serve.log_format, shared.quiet)
@@ -192,7 +192,7 @@ def _model(names: Names, resolved: Resolved, settings: Settings, shared: Shared)
 
 def _draft_words(recipe: Recipe) -> str | None:
     """The draft as the ready line and the page name it; None without one."""
-    from specdec_cli.measure.traced import draft_name
+    from specdec_cli.measure.predict.traced import draft_name
 
     if recipe.draft.method == "none":
         return None
@@ -230,7 +230,7 @@ def _sharing_prefixes(recipe: Recipe) -> Recipe:
 
 def default_sampling(resolved: Resolved) -> Defaults:
     """What a request's absent fields take: what somebody named for this server, else OpenAI's defaults."""
-    from specdec_cli.serve.parameters import Defaults
+    from specdec_cli.serve.request.parameters import Defaults
 
     values = resolved.recipe.sampling.model_dump()
     named = {key: value for key, value in values.items() if resolved.origins[f"sampling.{key}"] != "default"}

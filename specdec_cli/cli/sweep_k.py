@@ -48,11 +48,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from specdec_cli.engine.engine import Engine
-    from specdec_cli.measure.cost import Costs
-    from specdec_cli.measure.passes import Pass
-    from specdec_cli.measure.sweeps import Sweeps
-    from specdec_cli.measure.traced import Traced
-    from specdec_cli.measure.workload import Workload
+    from specdec_cli.measure.bench.passes import Pass
+    from specdec_cli.measure.bench.sweeps import Sweeps
+    from specdec_cli.measure.predict.cost import Costs
+    from specdec_cli.measure.predict.traced import Traced
+    from specdec_cli.measure.workload.workload import Workload
     from specdec_cli.recipe import Recipe, Resolved
 
 
@@ -161,7 +161,7 @@ def _unknowable(recipe: Recipe, wish: _Wish) -> str | None:
     Raises:
         UsageError: nobody asked for it, or a trace was named all the same.
     """
-    from specdec_cli.measure.starts import check_knowable
+    from specdec_cli.measure.predict.starts import check_knowable
 
     speculation = recipe.speculation
     try:
@@ -229,8 +229,8 @@ class _Run(Measurement["Sweeps"]):
 
     def study(self, engine: Engine, workload: Workload) -> Sweeps:
         """Every k predicted, at every batch size."""
-        from specdec_cli.measure.sweep import Sweep, profile_in_turn
-        from specdec_cli.measure.sweeps import Sweeps
+        from specdec_cli.measure.bench.sweep import Sweep, profile_in_turn
+        from specdec_cli.measure.bench.sweeps import Sweeps
 
         wish, k_in_use = self.asked, self.resolved.recipe.speculation.num_speculative_tokens
         with progress(self.screen) as say:
@@ -249,7 +249,7 @@ class _Run(Measurement["Sweeps"]):
 
     def _costs(self, engine: Engine, workload: Workload, size: int) -> Costs:
         """Costs at a batch size; of an earlier run that this one continues, its own."""
-        from specdec_cli.measure.sweep import profile_workload
+        from specdec_cli.measure.bench.sweep import profile_workload
 
         def measure() -> Costs:
             return profile_workload(engine, workload, self.asked.k_max, size)
@@ -258,7 +258,7 @@ class _Run(Measurement["Sweeps"]):
 
     def _traced(self, engine: Engine, workload: Workload, say: Callable[[str], None]) -> Traced | None:
         """What predictions rest on; None where no trace can tell."""
-        from specdec_cli.measure.traced import Traced, draft_name, obtain_trace
+        from specdec_cli.measure.predict.traced import Traced, draft_name, obtain_trace
 
         if self.unknowable is not None:
             return None

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from specdec_cli.lm.cache.unread import Unread
     from specdec_cli.lm.door import LM
-    from specdec_cli.lm.unread import Unread
     from specdec_cli.sampling.params import SamplingParams
 
 

@@ -12,8 +12,8 @@ from specdec_cli.errors import RunError, UsageError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from specdec_cli.lm.cache.unread import Unread
     from specdec_cli.lm.door import LM, Draw
-    from specdec_cli.lm.unread import Unread
     from specdec_cli.sampling.chain import Distribution
 
 _CHUNK = 512  # tokens of an unseen context per forward, so that a long prompt's activations stay small

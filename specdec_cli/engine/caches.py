@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from specdec_cli.lm.cache_plan import KVCacheBytes, Room, check_draft_room, logits_bytes, plan_blocks
+from specdec_cli.lm.cache.cache_plan import KVCacheBytes, Room, check_draft_room, logits_bytes, plan_blocks
 from specdec_cli.lm.transformers_lm import TransformersLM, device_room
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from specdec_cli.lm import native
-from specdec_cli.lm.dummy import StandIn
+from specdec_cli.lm.files.dummy import StandIn
+from specdec_cli.lm.llama import native
 
 if TYPE_CHECKING:
     from specdec_cli.engine.engine import Engine

@@ -28,8 +28,8 @@ from specdec_cli.engine.verify import SYNTHETIC, resolve_mode
 from specdec_cli.errors import UsageError
 from specdec_cli.events import Emitted, Event, Failed, Finished, Noticed, Stepped
 from specdec_cli.lm.door import LM, Row
-from specdec_cli.lm.generation import Generation
-from specdec_cli.lm.threads import free_cores
+from specdec_cli.lm.files.generation import Generation
+from specdec_cli.lm.machine.threads import free_cores
 from specdec_cli.sampling.params import SamplingParams
 
 if TYPE_CHECKING:

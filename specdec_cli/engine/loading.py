@@ -11,8 +11,8 @@ from typing import Any, TypedDict, TypeVar
 
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.errors import UsageError
-from specdec_cli.lm.cache_plan import KVCacheBytes
-from specdec_cli.lm.generation import AUTO
+from specdec_cli.lm.cache.cache_plan import KVCacheBytes
+from specdec_cli.lm.files.generation import AUTO
 
 LoadProgress = Callable[[str], None]
 """Called with a short description of each loading phase."""

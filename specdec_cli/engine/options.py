@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specdec_cli.engine.adaptive import Adaptive
-from specdec_cli.engine.depth import POLICIES, DepthPolicy, Fixed, KByBatch
+from specdec_cli.engine.depth.adaptive import Adaptive
+from specdec_cli.engine.depth.depth import POLICIES, DepthPolicy, Fixed, KByBatch
 from specdec_cli.engine.verify import MODES, SYNTHETIC
 from specdec_cli.errors import UsageError
 

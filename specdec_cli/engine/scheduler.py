@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from specdec_cli.engine.depth import DepthPolicy, Fixed, KByBatch, Wish
+from specdec_cli.engine.depth.depth import DepthPolicy, Fixed, KByBatch, Wish
 from specdec_cli.engine.sequence import Sequence
 
 if TYPE_CHECKING:

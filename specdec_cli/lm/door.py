@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from specdec_cli.lm.unread import Unread
+    from specdec_cli.lm.cache.unread import Unread
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ from huggingface_hub import constants, snapshot_download
 
 from specdec_cli.errors import RunError, SpecdecError, UsageError
 from specdec_cli.files import given_path
-from specdec_cli.lm import dummy
-from specdec_cli.lm.architecture import check_architecture
-from specdec_cli.lm.checkpoint import (
+from specdec_cli.lm.files import dummy
+from specdec_cli.lm.files.architecture import check_architecture
+from specdec_cli.lm.files.checkpoint import (
     check_weights,
     clear_errors,
     first_line,
@@ -24,12 +24,15 @@ from specdec_cli.lm.checkpoint import (
     quiet,
     read_config,
 )
-from specdec_cli.lm.compiled import check_compiler
-from specdec_cli.lm.contents import check_contents
-from specdec_cli.lm.forward import CacheShape, PackedForward
-from specdec_cli.lm.generation import NONE, read_generation
-from specdec_cli.lm.linear import kind_when
-from specdec_cli.lm.llama_weights import kept_as, obstacle
+from specdec_cli.lm.files.contents import check_contents
+from specdec_cli.lm.files.generation import NONE, read_generation
+from specdec_cli.lm.files.paper import NEEDS_NUMBERS, on_paper
+from specdec_cli.lm.files.quantization import check_quantization, forget_quantization, settings_of
+from specdec_cli.lm.forward.compiled import check_compiler
+from specdec_cli.lm.forward.forward import CacheShape, PackedForward
+from specdec_cli.lm.kernels.linear import kind_when
+from specdec_cli.lm.kernels.packing import weights_of
+from specdec_cli.lm.llama.llama_weights import kept_as, obstacle
 from specdec_cli.lm.load import (
     check_compilable,
     check_recordable,
@@ -38,9 +41,6 @@ from specdec_cli.lm.load import (
     model_on_paper,
     resolve_dtype,
 )
-from specdec_cli.lm.packing import weights_of
-from specdec_cli.lm.paper import NEEDS_NUMBERS, on_paper
-from specdec_cli.lm.quantization import check_quantization, forget_quantization, settings_of
 from specdec_cli.lm.traffic import model_traffic, num_experts
 from specdec_cli.lm.transformers_lm import COMPILED, COMPILED_GRAPHS, OBSTACLES, RECORDED, _max_context
 from specdec_cli.proxy import exempt_this_machine

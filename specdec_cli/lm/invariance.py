@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specdec_cli.lm import native
-from specdec_cli.lm.attention import RowMasks, attend, causal
-from specdec_cli.lm.cache import KEY_GRAIN, LayerStore, Layout, Span
-from specdec_cli.lm.linear import Kind, kind_for, pack
-from specdec_cli.lm.llama import LlamaDecoder
+from specdec_cli.lm.cache.cache import KEY_GRAIN, LayerStore, Layout, Span
+from specdec_cli.lm.forward.attention import RowMasks, attend, causal
+from specdec_cli.lm.kernels.linear import Kind, kind_for, pack
+from specdec_cli.lm.llama import native
+from specdec_cli.lm.llama.llama import LlamaDecoder
 
 DECODER = {"vocab_size": 97, "hidden_size": 88, "intermediate_size": 150, "num_hidden_layers": 2}
 DECODER |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 24}

@@ -14,11 +14,10 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, Auto
 from transformers.pytorch_utils import Conv1D
 
 from specdec_cli.errors import RunError, UsageError
-from specdec_cli.lm import dummy
-from specdec_cli.lm.architecture import check_architecture
-from specdec_cli.lm.attention import NAME
-from specdec_cli.lm.cache_plan import KVCacheBytes
-from specdec_cli.lm.checkpoint import (
+from specdec_cli.lm.cache.cache_plan import KVCacheBytes
+from specdec_cli.lm.files import dummy
+from specdec_cli.lm.files.architecture import check_architecture
+from specdec_cli.lm.files.checkpoint import (
     check_weights,
     clear_errors,
     model_folder,
@@ -27,13 +26,10 @@ from specdec_cli.lm.checkpoint import (
     remote_code_error,
     weights_files,
 )
-from specdec_cli.lm.device_memory import check_room
-from specdec_cli.lm.generation import AUTO, Generation, read_generation
-from specdec_cli.lm.headers import differing, first_dtype, read_headers
-from specdec_cli.lm.linear import kind_when
-from specdec_cli.lm.oracle import Oracle
-from specdec_cli.lm.origin import Origin, fingerprint
-from specdec_cli.lm.quantization import (
+from specdec_cli.lm.files.generation import AUTO, Generation, read_generation
+from specdec_cli.lm.files.headers import differing, first_dtype, read_headers
+from specdec_cli.lm.files.origin import Origin, fingerprint
+from specdec_cli.lm.files.quantization import (
     check_quantization,
     forget_quantization,
     give_dtype,
@@ -41,7 +37,11 @@ from specdec_cli.lm.quantization import (
     settings_of,
     stays_quantized,
 )
-from specdec_cli.lm.tokenizer_files import TOKENIZER_FILES, tokenizer_error
+from specdec_cli.lm.files.tokenizer_files import TOKENIZER_FILES, tokenizer_error
+from specdec_cli.lm.forward.attention import NAME
+from specdec_cli.lm.kernels.linear import kind_when
+from specdec_cli.lm.machine.device_memory import check_room
+from specdec_cli.lm.oracle import Oracle
 from specdec_cli.lm.transformers_lm import (
     COMPILED,
     COMPILED_GRAPHS,

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from specdec_cli.errors import RunError, UsageError
-from specdec_cli.lm import attention
-from specdec_cli.lm.checkpoint import FAMILIES, first_line, quiet
 from specdec_cli.lm.door import Row
-from specdec_cli.lm.quantization import stays_quantized
+from specdec_cli.lm.files.checkpoint import FAMILIES, first_line, quiet
+from specdec_cli.lm.files.quantization import stays_quantized
+from specdec_cli.lm.forward import attention
 
 if TYPE_CHECKING:
     from specdec_cli.lm.transformers_lm import TransformersLM

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from specdec_cli.errors import RunError
-from specdec_cli.lm.architecture import setting
+from specdec_cli.lm.files.architecture import setting
 
 if TYPE_CHECKING:
-    from specdec_cli.lm.packing import Weight
+    from specdec_cli.lm.kernels.packing import Weight
     from specdec_cli.lm.transformers_lm import TransformersLM
 
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")

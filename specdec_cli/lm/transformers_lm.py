@@ -13,23 +13,23 @@ import torch
 from torch import Tensor
 
 from specdec_cli.errors import SpecdecError
-from specdec_cli.lm.cache import KEY_GRAIN, BlockCache, Layout, Span
-from specdec_cli.lm.cache_plan import CacheNeed, KVCacheBytes, Room, plan_blocks
-from specdec_cli.lm.checkpoint import quiet
-from specdec_cli.lm.compiled import CompiledCache, compile_error, compile_layers
-from specdec_cli.lm.contexts import Contexts, Feed, Held
-from specdec_cli.lm.device_memory import device_memory
+from specdec_cli.lm.cache.cache import KEY_GRAIN, BlockCache, Layout, Span
+from specdec_cli.lm.cache.cache_plan import CacheNeed, KVCacheBytes, Room, plan_blocks
+from specdec_cli.lm.cache.contexts import Contexts, Feed, Held
 from specdec_cli.lm.door import Continuations, Row
-from specdec_cli.lm.forward import CacheShape, PackedForward
-from specdec_cli.lm.generation import Generation
-from specdec_cli.lm.graphs import Graphs
+from specdec_cli.lm.files.checkpoint import quiet
+from specdec_cli.lm.files.generation import Generation
+from specdec_cli.lm.files.origin import Origin
+from specdec_cli.lm.forward.compiled import CompiledCache, compile_error, compile_layers
+from specdec_cli.lm.forward.forward import CacheShape, PackedForward
+from specdec_cli.lm.forward.graphs import Graphs
 from specdec_cli.lm.invariance import MOST_ROWS, rows_together, same_bits_on_one_thread
-from specdec_cli.lm.linear import Kind
-from specdec_cli.lm.llama import LlamaDecoder
-from specdec_cli.lm.llama_weights import kept_as, obstacle
-from specdec_cli.lm.origin import Origin
-from specdec_cli.lm.packing import leave_files, pack_model, weights_of
-from specdec_cli.lm.threads import fixed_threads, most_threads, watched_forward
+from specdec_cli.lm.kernels.linear import Kind
+from specdec_cli.lm.kernels.packing import leave_files, pack_model, weights_of
+from specdec_cli.lm.llama.llama import LlamaDecoder
+from specdec_cli.lm.llama.llama_weights import kept_as, obstacle
+from specdec_cli.lm.machine.device_memory import device_memory
+from specdec_cli.lm.machine.threads import fixed_threads, most_threads, watched_forward
 
 DECODERS = (AUTO, TRANSFORMERS, COMPILED, GRAPHS, COMPILED_GRAPHS) = (
     "auto", "transformers", "compiled", "graphs", "compiled graphs",

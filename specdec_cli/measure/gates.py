@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.errors import GateError, UsageError
-from specdec_cli.measure.prompts import PromptRow
 from specdec_cli.measure.stats import FIGURES, MIN_PAIRS
-from specdec_cli.measure.workload import task_of
+from specdec_cli.measure.workload.workload import task_of
 from specdec_cli.recipe.gate import VERDICTS, GateExpression, parse_gate
 from specdec_cli.recipe.schema import Gates
 

@@ -18,23 +18,23 @@ from specdec_cli import drafters
 from specdec_cli.drafters.model import Drafter as ModelDrafter
 from specdec_cli.engine.build import another_drafter
 from specdec_cli.engine.engine import Engine
+from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.engine.requests import Prompt, as_many
 from specdec_cli.errors import UsageError
-from specdec_cli.measure import sweep
-from specdec_cli.measure.equality import variant
-from specdec_cli.measure.predict import Predicted, Prediction, choose
-from specdec_cli.measure.prompts import PromptRow
-from specdec_cli.measure.starts import check_knowable
-from specdec_cli.measure.traced import Traced
-from specdec_cli.measure.tracing import trace_draft, trace_target
-from specdec_cli.measure.workload import Workload, tokenize
+from specdec_cli.measure.audit.equality import variant
+from specdec_cli.measure.bench import sweep
+from specdec_cli.measure.predict.predict import Predicted, Prediction, choose
+from specdec_cli.measure.predict.starts import check_knowable
+from specdec_cli.measure.predict.traced import Traced
+from specdec_cli.measure.predict.tracing import trace_draft, trace_target
+from specdec_cli.measure.workload.workload import Workload, tokenize
 from specdec_cli.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from specdec_cli.drafters.contract import Drafter
     from specdec_cli.engine.loading import LoadSettings
-    from specdec_cli.measure.cost import Costs
-    from specdec_cli.measure.trace import Trace
+    from specdec_cli.measure.predict.cost import Costs
+    from specdec_cli.measure.predict.trace import Trace
 
 NO_DRAFT = "no draft"
 _MOST_DEPTH = 64

@@ -20,10 +20,10 @@ from specdec_cli.report.table import NOTHING, number, percent
 
 if TYPE_CHECKING:
     from specdec_cli.engine.outputs import Timing
-    from specdec_cli.measure.bench import Bench, Progress
-    from specdec_cli.measure.passes import Kind, Track
+    from specdec_cli.measure.bench.bench import Bench, Progress
+    from specdec_cli.measure.bench.passes import Kind, Track
+    from specdec_cli.measure.bench.verdict import Costs
     from specdec_cli.measure.stats import Interval
-    from specdec_cli.measure.verdict import Costs
 
 SCHEMA = "specdec.bench/1"
 _SECONDS_BETWEEN_DRAWS = 0.25
@@ -55,8 +55,8 @@ def bench_body(
         versions: of the other engines.
         interrupted: whether it was ended early.
     """
-    from specdec_cli.measure.figures import figure
-    from specdec_cli.measure.verdict import costs_of, sentences
+    from specdec_cli.measure.bench.verdict import costs_of, sentences
+    from specdec_cli.measure.machine.figures import figure
 
     missing: list[str] = []
     costs = figure("the cost of a step", lambda: _as_dict(costs_of(bench)), missing)

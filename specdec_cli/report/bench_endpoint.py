@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from specdec_cli.measure.endpoint_bench import ARRIVAL_FIGURES
-from specdec_cli.measure.endpoint_doubts import doubts
+from specdec_cli.measure.endpoint.endpoint_bench import ARRIVAL_FIGURES
+from specdec_cli.measure.endpoint.endpoint_doubts import doubts
 from specdec_cli.report.bench import json_schema as bench_schema
 from specdec_cli.report.bench import print_notes_and_gates
 from specdec_cli.report.endpoint_words import (
@@ -29,7 +29,7 @@ from specdec_cli.report.table import NOTHING
 from specdec_cli.text.printable import printable
 
 if TYPE_CHECKING:
-    from specdec_cli.measure.endpoint_bench import EndpointBench
+    from specdec_cli.measure.endpoint.endpoint_bench import EndpointBench
 
 SCHEMA = "specdec.bench-endpoint/1"
 

@@ -14,7 +14,7 @@ from specdec_cli.report.table import number, percent
 from specdec_cli.report.texts import Writer
 
 if TYPE_CHECKING:
-    from specdec_cli.measure.chat import ChatHistory, ChatReply, ChatTurn
+    from specdec_cli.measure.chat.chat import ChatHistory, ChatReply, ChatTurn
     from specdec_cli.report.view import Screen
 
 SCHEMA = "specdec.chat/1"

@@ -16,8 +16,8 @@ from specdec_cli.report.schema import read_schema
 from specdec_cli.report.table import NOTHING, number, percent
 
 if TYPE_CHECKING:
-    from specdec_cli.measure.compare import Comparison, Contender
-    from specdec_cli.measure.passes import Kind, Track
+    from specdec_cli.measure.bench.compare import Comparison, Contender
+    from specdec_cli.measure.bench.passes import Kind, Track
     from specdec_cli.measure.stats import Interval
     from specdec_cli.report.generate import Promise
 
@@ -55,7 +55,7 @@ def compare_body(
         machine: its load before and after.
         interrupted: whether it was ended early.
     """
-    from specdec_cli.measure.choice import choose_draft
+    from specdec_cli.measure.bench.choice import choose_draft
 
     ranking, choice = comparison.ranking(), choose_draft(comparison)
     best = choice.fastest or next(one for one in ranking if one.drafts)
@@ -148,7 +148,7 @@ def _totals(track: Track) -> dict[str, Any]:
 
 
 def _task_winner(comparison: Comparison, task: str) -> dict[str, Any]:
-    from specdec_cli.measure.choice import task_winner
+    from specdec_cli.measure.bench.choice import task_winner
 
     winner, speedup = task_winner(comparison, task)
     return {"draft": winner, "speedup": _interval(speedup)}

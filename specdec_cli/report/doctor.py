@@ -13,10 +13,10 @@ from specdec_cli.report.schema import read_schema
 
 if TYPE_CHECKING:
     from specdec_cli.lm.facts import ModelFacts
-    from specdec_cli.measure.doctor import Diagnosis
-    from specdec_cli.measure.machine import Machine
-    from specdec_cli.measure.outlook import Outlook
-    from specdec_cli.measure.preflight import Preflight
+    from specdec_cli.measure.machine.doctor import Diagnosis
+    from specdec_cli.measure.machine.machine import Machine
+    from specdec_cli.measure.machine.outlook import Outlook
+    from specdec_cli.measure.machine.preflight import Preflight
 
 SCHEMA = "specdec.doctor/1"
 _NOTHING = "–"
@@ -131,7 +131,7 @@ def _print_pair(console: Console, pair: Preflight) -> None:
 
 def _print_outlook(console: Console, outlook: Outlook) -> None:
     """What the pair can give at best; without the machine's own costs, and said so."""
-    from specdec_cli.measure.outlook import Implied
+    from specdec_cli.measure.machine.outlook import Implied
 
     k = outlook.k
     table = Grid(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from specdec_cli.measure.endpoint_plan import pace_words
+from specdec_cli.measure.endpoint.endpoint_plan import pace_words
 from specdec_cli.report.endpoint_words import (
     FIGURE_NAMES,
     acceptance_words,

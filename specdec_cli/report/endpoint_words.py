@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from specdec_cli.measure.endpoint_plan import pace_words
+from specdec_cli.measure.endpoint.endpoint_plan import pace_words
 from specdec_cli.report.table import NOTHING, number, percent
 
 LEGEND = (

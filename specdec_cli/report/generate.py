@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from specdec_cli.measure.arms import as_document
+from specdec_cli.engine.arms import as_document
 from specdec_cli.report.schema import read_schema
 
 if TYPE_CHECKING:
-    from specdec_cli.measure.arms import Arm, Comparison, Request
+    from specdec_cli.engine.arms import Arm, Comparison, Request
 
 SCHEMA = "specdec.generate/1"
 

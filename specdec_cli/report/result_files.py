@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
-from specdec_cli.measure.workload import task_of
+from specdec_cli.measure.workload.workload import task_of
 from specdec_cli.report import endpoint_words
 from specdec_cli.report.audit import LEGEND as AUDIT_LEGEND
 from specdec_cli.report.audit import audit_cases
@@ -21,7 +21,7 @@ from specdec_cli.report.recommendation import INCONCLUSIVE, depth_mark, recommen
 from specdec_cli.text.printable import printable
 
 if TYPE_CHECKING:
-    from specdec_cli.measure.bench import Bench
+    from specdec_cli.measure.bench.bench import Bench
 
 _BENCH_HEADS = (
     "task", "arm", "num_passes", "decode_tokens_per_second", "ttft_s", "decode_s", "total_s", "acceptance_rate",

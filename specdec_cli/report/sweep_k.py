@@ -22,10 +22,10 @@ from specdec_cli.report.table import NOTHING, number
 from specdec_cli.text.printable import printable
 
 if TYPE_CHECKING:
-    from specdec_cli.measure.bench import Progress
-    from specdec_cli.measure.predict import Predicted
-    from specdec_cli.measure.sweep import Measured, Sweep
-    from specdec_cli.measure.sweeps import Sweeps
+    from specdec_cli.measure.bench.bench import Progress
+    from specdec_cli.measure.bench.sweep import Measured, Sweep
+    from specdec_cli.measure.bench.sweeps import Sweeps
+    from specdec_cli.measure.predict.predict import Predicted
 
 SCHEMA = "specdec.sweep-k/1"
 SIZE_HEADS = ("batch", "best k", "speed-up (95 %)")
@@ -60,8 +60,8 @@ def sweep_body(
         notices: sentences that a reader should know.
         interrupted: whether it was ended early.
     """
-    from specdec_cli.measure.predict import PUBLISHED_K
-    from specdec_cli.measure.replay import by_position, by_task
+    from specdec_cli.measure.predict.predict import PUBLISHED_K
+    from specdec_cli.measure.predict.replay import by_position, by_task
 
     by_size = [_by_size(sweep) for sweep in sweeps.known()]
     first, smallest = sweeps.first, by_size[0]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from specdec_cli.measure.meter import Meter
+from specdec_cli.engine.meter import Meter
 from specdec_cli.report.grid import Grid
 
 NOTHING = "–"

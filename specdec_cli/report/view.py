@@ -17,7 +17,7 @@ from specdec_cli.report.table import Column, number, run_table
 from specdec_cli.report.texts import Sink, Texts, Writer
 
 if TYPE_CHECKING:
-    from specdec_cli.measure.arms import Arm, Comparison
+    from specdec_cli.engine.arms import Arm, Comparison
     from specdec_cli.report.generate import Promise
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from specdec_cli.engine.bridge import OWN_FAULTS
+from specdec_cli.engine.jobs.bridge import OWN_FAULTS
 from specdec_cli.errors import QueueFull, SpecdecError, Unavailable
 
 INVALID: Final = "invalid_request_error"

@@ -9,16 +9,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Literal
 
-from specdec_cli.engine.bridge import Bridge
+from specdec_cli.engine.jobs.bridge import Bridge
 from specdec_cli.errors import Unavailable
-from specdec_cli.lm.generation import Generation
+from specdec_cli.lm.files.generation import Generation
 from specdec_cli.report.serve import Snapshot
 from specdec_cli.serve.errors import unknown_model
-from specdec_cli.serve.metrics import Metrics
-from specdec_cli.serve.parameters import Defaults
-from specdec_cli.serve.prepare import Facts
+from specdec_cli.serve.request.parameters import Defaults
+from specdec_cli.serve.request.prepare import Facts
 from specdec_cli.serve.settings import Settings
-from specdec_cli.serve.toolbox import model_format
+from specdec_cli.serve.tools.toolbox import model_format
+from specdec_cli.serve.watch.metrics import Metrics
 
 if TYPE_CHECKING:
     from specdec_cli.engine.engine import Engine

@@ -32,7 +32,7 @@ def audit(models, *arguments):
 
 
 def test_a_clean_pair_passes(models, capsys, monkeypatch):
-    monkeypatch.setattr("specdec_cli.measure.draws.MIN_DRAWS", 40)
+    monkeypatch.setattr("specdec_cli.measure.audit.draws.MIN_DRAWS", 40)
     assert audit(models, "--json", "--time-limit", "10") == 0
     out, err = capsys.readouterr()
     document = json.loads(out)
@@ -88,7 +88,7 @@ def test_a_wrong_distribution_exits_with_3(models, capsys, monkeypatch):
     monkeypatch.setattr(
         verify_module, "_residual", lambda group, accepted, *_: verify_module._p_behind(group, accepted)
     )
-    monkeypatch.setattr("specdec_cli.measure.draws.MIN_DRAWS", 2000)
+    monkeypatch.setattr("specdec_cli.measure.audit.draws.MIN_DRAWS", 2000)
     arguments = ["--mode", "sampled", "--verify", "rejection", "--time-limit", "0.1", "--json", "--quiet"]
     assert audit(models, *arguments) == 3
     out, err = capsys.readouterr()

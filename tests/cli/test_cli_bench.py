@@ -18,7 +18,7 @@ from toy_engine import TableLM, toy_engine
 from specdec_cli.cli.main import run
 from specdec_cli.cli.output import machine_of
 from specdec_cli.engine import build
-from specdec_cli.measure import machine
+from specdec_cli.measure.machine import machine
 from specdec_cli.measure.stats import TOO_FEW
 from specdec_cli.report.bench import json_schema
 
@@ -250,7 +250,7 @@ def test_the_document_says_what_ran_where_the_recipe_was_too_small(loaded, capsy
 def test_no_arm_finds_a_prompt_in_the_cache(capsys, tmp_path):
     """A real cache, which the loader would leave on: every arm feeds every prompt whole."""
     from specdec_cli.events import Stepped
-    from specdec_cli.measure.passes import Track
+    from specdec_cli.measure.bench.passes import Track
 
     folder = make_tiny("llama", tmp_path / "target", 0)
     letter_tokenizer().save_pretrained(folder)
@@ -344,8 +344,8 @@ def test_transformers_beside_our_engine(capsys, tmp_path):
 
 
 def test_unequal_precision_is_said_wherever_the_other_engine_stands(loaded, capsys, monkeypatch, tmp_path):
-    from specdec_cli.measure import against
-    from specdec_cli.measure.bench import EngineArm
+    from specdec_cli.measure.bench import against
+    from specdec_cli.measure.bench.bench import EngineArm
 
     class Peer(EngineArm):
         peer = type("Named", (), {"version": "1"})
@@ -368,7 +368,7 @@ def test_unequal_precision_is_said_wherever_the_other_engine_stands(loaded, caps
 
 
 def test_the_assistants_precision_counts_too():
-    from specdec_cli.measure.against import unequal_precision
+    from specdec_cli.measure.bench.against import unequal_precision
     from specdec_cli.recipe import resolve
 
     recipe = resolve(sets=["draft.quantize=int8"]).recipe
@@ -480,7 +480,7 @@ def test_a_document_names_the_gpu_of_either_model(monkeypatch):
 
 
 def test_an_interrupted_run_is_resumed(loaded, capsys, monkeypatch, tmp_path):
-    from specdec_cli.measure.passes import Track
+    from specdec_cli.measure.bench.passes import Track
 
     path, journal, csv_path = tmp_path / "r.json", tmp_path / "r.json.partial", tmp_path / "r.csv"
     add, num = Track.add, [0]
@@ -522,7 +522,7 @@ def test_an_interrupted_run_is_resumed(loaded, capsys, monkeypatch, tmp_path):
 
 
 def test_an_interrupted_document_is_overwritten_by_the_run_that_continues_it(loaded, capsys, monkeypatch, tmp_path):
-    from specdec_cli.measure.journal import Journal
+    from specdec_cli.measure.bench.journal import Journal
 
     path, keep, num = tmp_path / "r.json", Journal.keep, [0]
 

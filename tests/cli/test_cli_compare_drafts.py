@@ -17,8 +17,8 @@ from specdec_cli.drafters.contract import Resources
 from specdec_cli.engine import build
 from specdec_cli.engine.engine import Engine
 from specdec_cli.errors import UsageError
-from specdec_cli.measure import compare
-from specdec_cli.measure.passes import Track
+from specdec_cli.measure.bench import compare
+from specdec_cli.measure.bench.passes import Track
 from specdec_cli.measure.stats import TOO_FEW
 from specdec_cli.report.compare_drafts import json_schema
 
@@ -385,7 +385,7 @@ def test_a_spec_reads_back():
 
 
 def test_an_interrupted_comparison_is_resumed(loaded, capsys, monkeypatch, tmp_path):
-    from specdec_cli.measure.journal import Journal
+    from specdec_cli.measure.bench.journal import Journal
 
     path, keep, num = tmp_path / "r.json", Journal.keep, [0]
 

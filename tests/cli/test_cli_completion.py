@@ -8,7 +8,7 @@ import pytest
 
 from specdec_cli.cli import completion, main
 from specdec_cli.cli.commands import COMMANDS
-from specdec_cli.measure.dataset import PRESETS
+from specdec_cli.measure.workload.dataset import PRESETS
 from specdec_cli.recipe import shipped
 
 

@@ -11,8 +11,8 @@ from tiny_models import make_tiny
 from specdec_cli.cli.main import run
 from specdec_cli.lm import load
 from specdec_cli.lm.invariance import InvarianceCheck
-from specdec_cli.measure import doctor as doctor_module
-from specdec_cli.measure import machine as machine_module
+from specdec_cli.measure.machine import doctor as doctor_module
+from specdec_cli.measure.machine import machine as machine_module
 from specdec_cli.report.doctor import json_schema
 
 

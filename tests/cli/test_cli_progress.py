@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from specdec_cli.cli.screen import open_screen, progress
-from specdec_cli.measure.bench import Progress
+from specdec_cli.measure.bench.bench import Progress
 from specdec_cli.report import pace
 from specdec_cli.report.bench import BenchView
 

@@ -19,7 +19,7 @@ def test_what_the_package_logs_while_it_loads_stays(monkeypatch, is_quiet, said)
     before = logger.level, list(logger.handlers)
     with progress(screen) as say:
         say("loading [target]")
-        logging.getLogger("specdec_cli.lm.library").info("compiling, %s", "once")
+        logging.getLogger("specdec_cli.lm.llama.library").info("compiling, %s", "once")
         logging.getLogger("torch.somewhere").info("not ours")
     assert stream.getvalue() == said
     assert (logger.level, logger.handlers) == before

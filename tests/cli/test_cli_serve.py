@@ -18,9 +18,9 @@ from specdec_cli.cli.main import run
 from specdec_cli.cli.options import Shared, draft_methods
 from specdec_cli.errors import ExitCode
 from specdec_cli.recipe import resolve
+from specdec_cli.serve.http.server import Server, listen
 from specdec_cli.serve.models import Model, Models
-from specdec_cli.serve.parameters import Defaults
-from specdec_cli.serve.server import Server, listen
+from specdec_cli.serve.request.parameters import Defaults
 
 SEED = [
     "serve", "--model", "builtin:target", "--speculative-model", "builtin:draft", "--num-speculative-tokens", "3",

@@ -18,9 +18,10 @@ from specdec_cli.drafters import create
 from specdec_cli.drafters.contract import Resources
 from specdec_cli.engine import build
 from specdec_cli.engine.engine import Engine, EngineOptions
-from specdec_cli.measure import sweep, traced
-from specdec_cli.measure.evidence import Evidence
-from specdec_cli.measure.predict import Predicted, choose
+from specdec_cli.measure.bench import sweep
+from specdec_cli.measure.predict import traced
+from specdec_cli.measure.predict.evidence import Evidence
+from specdec_cli.measure.predict.predict import Predicted, choose
 from specdec_cli.measure.stats import Interval
 from specdec_cli.recipe import resolve
 from specdec_cli.report.sweep_k import json_schema
@@ -156,8 +157,8 @@ def test_a_sweep_takes_at_most_a_third_of_the_exhaustive_ones_passes(loaded, cap
 def by_batch(monkeypatch, best: dict[int, int], plain_seconds: float = 2.0):
     """Every k takes known seconds at every batch size: the best one's 1, another's 1.5; no trace foretells them."""
     from specdec_cli.engine.outputs import Timing
-    from specdec_cli.measure.bench import EngineArm
-    from specdec_cli.measure.passes import Pass
+    from specdec_cli.measure.bench.bench import EngineArm
+    from specdec_cli.measure.bench.passes import Pass
 
     def decode(arm, group, repeat, stopped):
         k, num = arm.num_speculative_tokens, len(group.requests)
@@ -359,8 +360,8 @@ def test_the_other_files(loaded, capsys, tmp_path):
 def contradicted(monkeypatch, best: float = 0.43, other: float = 1.7):
     """The issue's case: k = 3 is predicted 2.97 (1.92 to 4.99), and two prompts are measured 0.43 and 1.70."""
     from specdec_cli.engine.outputs import Timing
-    from specdec_cli.measure.bench import EngineArm
-    from specdec_cli.measure.passes import Pass
+    from specdec_cli.measure.bench.bench import EngineArm
+    from specdec_cli.measure.bench.passes import Pass
 
     def decode(arm, group, repeat, stopped):
         faster = (best if group.place % 2 else other) if arm.num_speculative_tokens else 1.0
@@ -735,7 +736,7 @@ def test_prediction_and_measurement_are_of_the_same_minutes(loaded, capsys, monk
 
 
 def test_an_interrupted_sweep_keeps_its_costs_and_its_trace(loaded, capsys, monkeypatch, tmp_path):
-    from specdec_cli.measure.journal import Journal
+    from specdec_cli.measure.bench.journal import Journal
 
     path, keep, num = tmp_path / "r.json", Journal.keep, [0]
 
@@ -761,7 +762,7 @@ def test_an_interrupted_sweep_keeps_its_costs_and_its_trace(loaded, capsys, monk
 
 
 def test_an_interrupted_sweep_of_batch_sizes_is_resumed(loaded, capsys, monkeypatch, tmp_path):
-    from specdec_cli.measure.journal import Journal
+    from specdec_cli.measure.bench.journal import Journal
 
     path, keep, num = tmp_path / "r.json", Journal.keep, [0]
 

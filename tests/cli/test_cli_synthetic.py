@@ -8,7 +8,7 @@ from tiny_models import make_tiny
 
 from specdec_cli.cli.main import run
 from specdec_cli.lm.invariance import InvarianceCheck
-from specdec_cli.measure import doctor
+from specdec_cli.measure.machine import doctor
 from specdec_cli.report import bench as bench_report
 from specdec_cli.report import sweep_k as sweep_report
 

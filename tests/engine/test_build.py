@@ -12,7 +12,7 @@ from specdec_cli.engine.build import load_engine, load_engines
 from specdec_cli.engine.loading import LoadSettings, ModelSettings
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.events import Stepped
-from specdec_cli.measure.compare import Contender
+from specdec_cli.measure.bench.compare import Contender
 
 REAL = 87
 
@@ -55,7 +55,7 @@ def test_generate_takes_one_prompt_or_many(pair):
 
 
 def test_a_trace_predicts_a_draft_that_is_loaded_later(pair, monkeypatch):
-    from specdec_cli.measure import sweep
+    from specdec_cli.measure.bench import sweep
 
     monkeypatch.setattr(sweep.profile_workload, "__defaults__", (1e-9, lambda _: None))
     engine = Engine.load(pair[0], "ngram", check=False)

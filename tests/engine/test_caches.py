@@ -11,11 +11,11 @@ from specdec_cli.engine.build import engine_from_recipe, load_engine, load_engin
 from specdec_cli.engine.loading import LoadSettings
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.errors import RunError
-from specdec_cli.lm import device_memory as device_memory_module
 from specdec_cli.lm import transformers_lm
-from specdec_cli.lm.device_memory import DeviceMemory
-from specdec_cli.measure import machine
-from specdec_cli.measure.doctor import examine
+from specdec_cli.lm.machine import device_memory as device_memory_module
+from specdec_cli.lm.machine.device_memory import DeviceMemory
+from specdec_cli.measure.machine import machine
+from specdec_cli.measure.machine.doctor import examine
 from specdec_cli.recipe import resolve
 from specdec_cli.sampling.params import SamplingParams
 

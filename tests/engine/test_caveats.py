@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from specdec_cli.engine.caveats import lacking_compiler
-from specdec_cli.lm import native
-from specdec_cli.lm.library import BuildError
+from specdec_cli.lm.llama import native
+from specdec_cli.lm.llama.library import BuildError
 
 GONE = "no C++ compiler `g++`"
 

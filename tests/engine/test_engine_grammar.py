@@ -18,9 +18,9 @@ from specdec_cli.engine.engine import Engine, EngineOptions
 from specdec_cli.engine.outputs import Outputs
 from specdec_cli.errors import UsageError
 from specdec_cli.lm.table import TableLM
-from specdec_cli.measure import toy
-from specdec_cli.measure.chisquare import enumerate_joint
-from specdec_cli.measure.draws import Draws, check
+from specdec_cli.measure.audit import toy
+from specdec_cli.measure.audit.chisquare import enumerate_joint
+from specdec_cli.measure.audit.draws import Draws, check
 from specdec_cli.sampling.chain import LogitsError
 from specdec_cli.sampling.grammar import Grammar, compile_grammar
 from specdec_cli.sampling.params import SamplingParams

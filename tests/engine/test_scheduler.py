@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec_cli.engine.depth import KByBatch
+from specdec_cli.engine.depth.depth import KByBatch
 from specdec_cli.engine.scheduler import Limits, Scheduler
 from specdec_cli.engine.sequence import Sequence
 from specdec_cli.sampling.params import SamplingParams

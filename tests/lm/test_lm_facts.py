@@ -8,8 +8,8 @@ from transformers import DeepseekV3Config
 
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm import facts
-from specdec_cli.lm.architecture import check_architecture
 from specdec_cli.lm.facts import describe, small_files
+from specdec_cli.lm.files.architecture import check_architecture
 from specdec_cli.lm.load import load_lm
 
 

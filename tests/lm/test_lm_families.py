@@ -7,8 +7,8 @@ import torch
 import transformers
 from tiny_models import EXTRA_FAMILIES, FAMILIES, VOCAB, make_tiny
 
-from specdec_cli.lm.attention import NAME
 from specdec_cli.lm.door import Row
+from specdec_cli.lm.forward.attention import NAME
 from specdec_cli.lm.load import load_lm
 
 NUM_NEW = 30
@@ -107,7 +107,7 @@ def test_attention_goes_through_the_interface_where_there_is_one(checkpoint):
 
 @pytest.mark.parametrize("fault", ["one token too long", "no cut-back"])
 def test_a_planted_fault_is_caught(tmp_path, monkeypatch, fault):
-    from specdec_cli.lm.contexts import Held
+    from specdec_cli.lm.cache.contexts import Held
 
     folder = make_tiny("llama", tmp_path)
     texts = oracle(folder)

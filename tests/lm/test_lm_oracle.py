@@ -6,10 +6,11 @@ import transformers
 from tiny_models import EXTRA_FAMILIES, FAMILIES, make_tiny
 
 from specdec_cli.errors import RunError
-from specdec_cli.lm import llama_weights, packing
-from specdec_cli.lm.attention import RowMasks
 from specdec_cli.lm.door import Row
-from specdec_cli.lm.linear import PackedLinear
+from specdec_cli.lm.forward.attention import RowMasks
+from specdec_cli.lm.kernels import packing
+from specdec_cli.lm.kernels.linear import PackedLinear
+from specdec_cli.lm.llama import llama_weights
 from specdec_cli.lm.load import load_lm
 from specdec_cli.lm.oracle import Oracle
 
@@ -66,7 +67,7 @@ def test_one_wrong_layer_is_caught(folder, monkeypatch):
         return right(layer, *others)
 
     monkeypatch.setattr(llama_weights, "take_layer", wrong)
-    monkeypatch.setattr("specdec_cli.lm.llama.take_layer", wrong)
+    monkeypatch.setattr("specdec_cli.lm.llama.llama.take_layer", wrong)
     with pytest.raises(RunError, match="and bfloat16 explains"):
         load_lm(folder, dtype="bfloat16")
 

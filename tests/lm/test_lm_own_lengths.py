@@ -12,8 +12,8 @@ from own_lengths import signs
 from transformers import CONFIG_MAPPING
 
 from specdec_cli.errors import SpecdecError, UsageError
-from specdec_cli.lm.architecture import check_architecture
 from specdec_cli.lm.door import Row
+from specdec_cli.lm.files.architecture import check_architecture
 from specdec_cli.lm.load import load_lm
 from specdec_cli.lm.oracle import relative_error
 

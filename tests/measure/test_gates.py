@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.errors import ExitCode, GateError, UsageError
 from specdec_cli.measure.baseline import against_baseline
 from specdec_cli.measure.gates import (
@@ -12,7 +13,6 @@ from specdec_cli.measure.gates import (
     judge,
     raise_if_crossed,
 )
-from specdec_cli.measure.prompts import PromptRow
 from specdec_cli.measure.stats import paired
 from specdec_cli.recipe.gate import parse_gate, parse_percentage
 from specdec_cli.recipe.schema import Gates

@@ -13,7 +13,8 @@ import specdec_cli
 from specdec_cli.cli.main import run
 from specdec_cli.engine import build
 from specdec_cli.errors import UsageError
-from specdec_cli.measure import notebook, sweep
+from specdec_cli.measure import notebook
+from specdec_cli.measure.bench import sweep
 from specdec_cli.measure.notebook import ResultTable, TracingEngine
 from specdec_cli.sampling.params import SamplingParams
 

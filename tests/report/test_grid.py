@@ -56,7 +56,7 @@ def test_the_table_of_a_run_fits(width: int, meters, monkeypatch):
 
 @pytest.fixture
 def meters():
-    from specdec_cli.measure.meter import Meter
+    from specdec_cli.engine.meter import Meter
 
     return Meter(num_tokens=128)
 

@@ -8,9 +8,9 @@ import pytest
 from rich.console import Console
 from toy_engine import LetterTokenizer, toy_engine
 
+from specdec_cli.engine.arms import Arm, Comparison, Request, decode
+from specdec_cli.engine.prompts import rows_of
 from specdec_cli.events import Noticed, Stepped
-from specdec_cli.measure.arms import Arm, Comparison, Request, decode
-from specdec_cli.measure.prompts import rows_of
 from specdec_cli.report.generate import Promise
 from specdec_cli.report.pieces import TokenPieces
 from specdec_cli.report.view import RunView, Screen

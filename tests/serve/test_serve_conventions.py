@@ -13,13 +13,13 @@ from toy_engine import toy_engine
 from toy_server import served_engine, toy_client
 from transformers import PreTrainedTokenizerFast
 
-from specdec_cli.engine.records import Delta
+from specdec_cli.engine.jobs.records import Delta
 from specdec_cli.events import TokenLogprob
 from specdec_cli.recipe.schema import Serve
-from specdec_cli.serve.logprobs import CompletionLogprobs, TokenWords
+from specdec_cli.serve.answer.logprobs import CompletionLogprobs, TokenWords
+from specdec_cli.serve.answer.respond import Answer
 from specdec_cli.serve.models import Model, Models
-from specdec_cli.serve.parameters import Defaults
-from specdec_cli.serve.respond import Answer
+from specdec_cli.serve.request.parameters import Defaults
 from specdec_cli.serve.settings import Settings
 from specdec_cli.text.tokenizer import Tokenizer
 

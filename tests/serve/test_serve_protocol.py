@@ -8,7 +8,7 @@ from requests_for_tests import TOOL, TOOL_TEMPLATE, USER, chat, completion, fact
 from specdec_cli.serve.errors import ApiError
 from specdec_cli.serve.limits import RequestLimits
 from specdec_cli.serve.protocol import ChatCompletionRequest, CompletionRequest, TokenizeRequest
-from specdec_cli.serve.read import parse
+from specdec_cli.serve.request.read import parse
 
 WITH_TOOLS = facts(TOOL_TEMPLATE)
 

@@ -1,0 +1,221 @@
+"""The engine for asyncio: requests from any number of tasks are decoded together on one thread."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import sys
+from collections.abc import AsyncIterator, Mapping
+from collections.abc import Sequence as Items
+from typing import TYPE_CHECKING, Any, Self, Unpack
+
+from specdec_cli.engine.engine import Engine
+from specdec_cli.engine.jobs.bridge import Bridge
+from specdec_cli.engine.jobs.records import Delta, Job
+from specdec_cli.engine.loading import LoadArguments, LoadProgress, LoadSettings, takes_load_arguments
+from specdec_cli.engine.options import EngineOptions
+from specdec_cli.engine.outputs import Output, timing_of
+from specdec_cli.engine.requests import Prompt, as_many, spread
+from specdec_cli.engine.verify import is_lossless, resolve_mode
+from specdec_cli.errors import Unavailable, UsageError
+from specdec_cli.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from specdec_cli.engine.jobs.ticket import Ticket
+    from specdec_cli.recipe.schema import Recipe
+    from specdec_cli.sampling.grammar import Grammar
+
+
+class AsyncEngine:
+    """Runs an engine on a thread of its own, for any number of asyncio tasks.
+
+    Examples:
+        async with AsyncEngine.load() as engine:
+            async for delta in engine.stream("Once upon a time"):
+                print(delta.text, end="")
+            first, second = await asyncio.gather(engine.generate("One day"), engine.generate("The dog"))
+
+    Args:
+        engine: idle; only this object may use it from now on.
+        max_waiting: most requests that wait beside those that run; None for no limit.
+    """
+
+    def __init__(self, engine: Engine, *, max_waiting: int | None = None) -> None:
+        if engine.has_work:
+            raise UsageError("the engine already decodes requests", "finish them first, or give AsyncEngine its own")
+        self.engine = engine
+        self._max_waiting = sys.maxsize if max_waiting is None else max_waiting
+        self._bridge: Bridge | None = None
+        self._is_closed = False
+        self._numbers = itertools.count()
+
+    @classmethod
+    @takes_load_arguments
+    def load(
+        cls,
+        target: str = "builtin:target",
+        draft: str | Mapping[str, Any] | None = "builtin:draft",
+        *,
+        options: EngineOptions | None = None,
+        settings: LoadSettings | None = None,
+        **changes: Unpack[LoadArguments],
+    ) -> Self:
+        """Load a target and a draft, as `Engine.load`.
+
+        Args:
+            target: model id on the hub, local folder or built-in name.
+            draft: a model, a method such as `ngram`, a mapping with `method` or `model`; None decodes without a draft.
+            options: engine options as one object; the arguments below override its fields.
+            settings: load settings as one object; the arguments below override its fields.
+            changes: see `loading.load_parameters`.
+
+        Raises:
+            UsageError: an unknown argument, method or value, or a draft with another tokenizer.
+            RunError: a model that does not load.
+        """
+        return cls(Engine.load(target, draft, options=options, settings=settings, **changes))
+
+    @classmethod
+    def from_recipe(
+        cls,
+        recipe: str | Recipe,
+        *,
+        trust_remote_code: bool = False,
+        others: tuple[str, ...] = (),
+        progress: LoadProgress | None = None,
+    ) -> Self:
+        """Load the engine that a recipe describes, as `Engine.from_recipe`."""
+        return cls(Engine.from_recipe(recipe, trust_remote_code=trust_remote_code, others=others, progress=progress))
+
+    def __repr__(self) -> str:
+        """The engine and its state."""
+        state = "closed" if self._is_closed else "running" if self._bridge else "idle"
+        return f"AsyncEngine({self.engine!r}, {state})"
+
+    async def __aenter__(self) -> Self:
+        """Return the engine; its thread starts with the first request."""
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close it."""
+        await self.close()
+
+    async def close(self) -> None:
+        """End the thread after its current step; open requests fail with `Unavailable`. Closing again does nothing."""
+        self._is_closed = True
+        if self._bridge is not None:
+            await asyncio.to_thread(self._bridge.stop)
+
+    async def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        num_speculative_tokens: int | None = None,
+        *,
+        draft: str | None = None,
+        prediction: Items[int] | None = None,
+        grammar: Grammar | None = None,
+        cache_salt: str = "",
+    ) -> AsyncIterator[Delta]:
+        """Decode one prompt and yield its deltas as they come; the last one has a `finish_reason`.
+
+        Leaving the loop or cancelling the task aborts the request. The other arguments are those of `Engine.add`.
+
+        Examples:
+            async for delta in engine.stream("Once upon a time", SamplingParams(max_new_tokens=64)):
+                print(delta.text, end="", flush=True)
+
+        Raises:
+            UsageError: a prompt or parameter that the engine does not accept.
+            QueueFull: more requests wait than `max_waiting` allows.
+            Unavailable: the engine was closed.
+        """
+        wishes = {"draft": draft, "prediction": prediction, "grammar": grammar, "cache_salt": cache_salt}
+        ticket = self._submit(prompt, params or SamplingParams(), num_speculative_tokens, wishes)
+        try:
+            async for delta in ticket:
+                if delta.error is not None:
+                    raise delta.error
+                yield delta
+        finally:
+            ticket.cancel()
+
+    async def generate(
+        self,
+        prompts: Prompt | Items[Prompt],
+        params: SamplingParams | Items[SamplingParams] | None = None,
+        num_speculative_tokens: int | None = None,
+    ) -> list[Output]:
+        """Decode prompts together with all other requests and return their results in the prompts' order.
+
+        Cancelling the task aborts all of them, as does the first that fails.
+
+        Raises:
+            UsageError: a prompt or parameter that the engine does not accept.
+            QueueFull: more requests wait than `max_waiting` allows.
+            Unavailable: the engine was closed.
+        """
+        many = as_many(prompts)
+        tickets: list[Ticket] = []
+        try:
+            for prompt, one in zip(many, spread(params, len(many)), strict=True):
+                tickets.append(self._submit(prompt, one, num_speculative_tokens, {}, whole=True))
+            return [
+                await self._output(index, prompt, ticket)
+                for index, (prompt, ticket) in enumerate(zip(many, tickets, strict=True))
+            ]
+        finally:
+            for ticket in tickets:
+                ticket.cancel()
+
+    def _submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        num_speculative_tokens: int | None,
+        wishes: dict[str, Any],
+        whole: bool = False,
+    ) -> Ticket:
+        tokens = tuple(self.engine.encode(prompt))
+        prediction = wishes.pop("prediction", None)
+        job = Job(
+            request_id=str(next(self._numbers)),
+            token_ids=tokens,
+            params=params,
+            num_speculative_tokens=num_speculative_tokens,
+            prediction=None if prediction is None else tuple(prediction),
+            whole=whole,
+            **wishes,
+        )
+        return self._started().submit(job)
+
+    def _started(self) -> Bridge:
+        """The bridge, whose thread starts with the first request."""
+        if self._is_closed:
+            raise Unavailable("the engine is closed", "closed")
+        if self._bridge is None:
+            self._bridge = Bridge(self.engine, max_waiting=self._max_waiting)
+            self._bridge.start()
+        return self._bridge
+
+    async def _output(self, index: int, prompt: Prompt, ticket: Ticket) -> Output:
+        """The complete result of a request."""
+        job, record, engine = ticket.job, ticket.record, self.engine
+        text = prompt if isinstance(prompt, str) else None
+        if text is None and engine.tokenizer is not None:
+            text = engine.tokenizer.decode(list(job.token_ids))
+        output = Output(index, text, list(job.token_ids), speculative=record.speculative)
+        output.lossless = is_lossless(resolve_mode(engine.options.verify, job.params.temperature))
+        output.logprobs = None if job.params.logprobs is None else []
+        async for delta in ticket:
+            if delta.error is not None:
+                raise delta.error
+            output.text += delta.text
+            output.token_ids += delta.token_ids
+            if output.logprobs is not None:
+                output.logprobs += delta.logprobs
+            output.finish_reason, output.stop_reason = delta.finish_reason, delta.stop_reason
+        if record.first_token is not None and record.last_token is not None:
+            num_decoded = len(output.token_ids) - 1
+            output.timing = timing_of(record.arrived, record.first_token, record.last_token, num_decoded)
+        return output

@@ -1,0 +1,1 @@
+"""What a checkpoint folder holds and what it claims, read before any weight is loaded."""

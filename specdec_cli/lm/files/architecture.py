@@ -1,0 +1,155 @@
+"""What a configuration is, and whether this engine decodes it: refused by name, before any weight is read.
+
+A configuration that passes can still fail the probe (`lm.forward`); what is refused here is known to fail, or would
+decode something else than the model says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+)
+
+from specdec_cli.errors import RunError, UsageError
+from specdec_cli.lm.files.checkpoint import FAMILIES
+
+# Families of encoders that transformers lists among the causal LMs; only `is_decoder` makes one of them causal.
+ENCODERS = {"bert", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert", "rembert", "roberta"}
+ENCODERS |= {"roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl", "xmod"}
+# Of them, those whose forward finds positions itself: behind the padding token's id, and none for padding.
+_OWN_POSITIONS = {"camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl"}
+_OWN_POSITIONS |= {"xmod"}
+HEADS = ("CausalLM", "LMHeadModel", "LMHead", "ForConditionalGeneration")
+SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
+_CHOOSES = "chooses the keys that it attends to with an indexer (sparse attention)"
+_COMPRESSES = "attends to compressed blocks of keys (compressed sparse attention)"
+_RECURRENT = "keeps a recurrent state (Mamba, linear attention, ...), which cannot be cut back after a rejected draft"
+_HYBRID = (
+    "keeps a recurrent or convolution state beside keys and values, which cannot be cut back after a rejected draft"
+)
+LAYERS = {
+    "chunked_attention": "attends within chunks of the text (chunked attention)",
+    "indexed_attention": _CHOOSES,
+    "minimax_m3_sparse": _CHOOSES,
+    "compressed_sparse_attention": _COMPRESSES,
+    "heavily_compressed_attention": _COMPRESSES,
+    "window_attention": "attends within windows in both directions",
+    "reference_sliding_attention": "attends to the prompt and a window behind it",
+    "conv": "has short convolutions in some layers instead of attention",
+    "moe": "has layers of experts alone, without attention",
+    "linear_attention": _RECURRENT,
+    "hybrid": _HYBRID,
+    "hybrid_sliding": _HYBRID,
+}
+"""What a type of layer that this engine does not decode does, by its name in `layer_types`."""
+TYPES = {
+    "big_bird": "lays buffers of one text's length over all tokens of a forward",
+    "bloom": "has ALiBi attention",
+    "blt": "works on bytes in patches of their own, with an encoder and a decoder around the language model",
+    "gemma4_assistant": "drafts from its target's hidden states (multi-token prediction)",
+    "gemma4_unified_assistant": "drafts from its target's hidden states (multi-token prediction)",
+    "git": "captions images with an attention of its own that cannot be replaced",
+    "gpt_neo": "masks keys itself, by how many there are (local attention)",
+    "mpt": "has ALiBi attention",
+    "openai-gpt": "recomputes the whole text for every token, without a cache",
+    "reformer": "hashes its keys into buckets (LSH attention)",
+    "xlm": "keeps a cache of its own",
+}
+"""What a family that this engine does not decode does, by its `model_type`."""
+
+
+def check_architecture(name: str, config: Any, trust_remote_code: bool) -> None:
+    """Refuse what cannot be a target or a draft, by what it is, before any weight is read.
+
+    Raises:
+        UsageError: it is no causal LM, or one that this engine cannot run.
+        RunError: a size below one.
+    """
+    hint = f"choose a causal LM of another family ({FAMILIES})"
+    kind = config.model_type
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        if trust_remote_code and "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {}):
+            return
+        raise _not_causal(name, config)
+    if getattr(config, "is_encoder_decoder", False):
+        raise UsageError(f"architecture `{kind}` of `{name}` is an encoder-decoder, which is not supported", hint)
+    reason = next(_reasons(config), None)
+    if reason is not None:
+        raise UsageError(f"architecture `{kind}` of `{name}` is not supported: it {reason}", hint)
+    check_sizes(name, config)
+    given = getattr(config, "architectures", None) or MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__
+    written_for = [given] if isinstance(given, str) else given
+    if not any(architecture.endswith(HEADS) for architecture in written_for):
+        raise UsageError(f"`{name}` is a `{written_for[0]}`, not a causal LM", hint)
+    if kind in ENCODERS and not getattr(config, "is_decoder", False):
+        raise UsageError(
+            f"architecture `{kind}` of `{name}` is an encoder: it reads text in both directions and continues none",
+            hint,
+        )
+    if kind in _OWN_POSITIONS:
+        reason = "it counts positions from its padding token on"
+        raise UsageError(f"architecture `{kind}` of `{name}` is not supported: {reason}", hint)
+
+
+def check_sizes(name: str, config: Any) -> None:
+    """Refuse a configuration with a size that no model has.
+
+    Raises:
+        RunError: a number of layers or heads, a width, a vocabulary or a context limit below one.
+    """
+    text = config.get_text_config()
+    for key in ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size", "max_position_embeddings"):
+        size = setting(text, key)
+        if isinstance(size, int) and size < 1:
+            raise RunError(f"the `config.json` of `{name}` says `{key}: {size}`", "copy or download the model again")
+
+
+def setting(config: Any, key: str, default: Any = None) -> Any:
+    """A configuration's value; where it differs between layers, the first layer's that has one."""
+    if key not in (getattr(config, "per_layer_attributes", None) or ()):
+        return getattr(config, key, default)
+    return next((found for layer in config.per_layer_config if (found := getattr(layer, key, None))), default)
+
+
+def _reasons(config: Any) -> Iterator[str]:
+    """Why a causal LM is not decoded, the most telling first."""
+    text = config.get_text_config()
+    layers = sorted(set(getattr(text, "layer_types", None) or ()))
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    is_encoder = config.model_type in ENCODERS and not getattr(config, "is_decoder", False)
+    if config.model_type in TYPES and not is_encoder:
+        yield TYPES[config.model_type]
+    for layer in layers:
+        if layer not in SUPPORTED_LAYERS:
+            yield LAYERS.get(layer, f"has layers of type `{layer}`")
+    # A hybrid family is written for a state; one of its models may have attention in every layer (Granite 4).
+    if getattr(model_class, "_is_stateful", False) and not layers:
+        yield _RECURRENT
+    if setting(text, "kv_lora_rank"):
+        yield "keeps keys and values compressed (multi-head latent attention, MLA)"
+    if getattr(text, "alibi", False):
+        yield "has ALiBi attention"
+
+
+def _not_causal(name: str, config: Any) -> UsageError:
+    """What a configuration is that transformers does not list among the causal LMs."""
+    kind = config.model_type
+    text = config.get_text_config()
+    hint = f"choose a causal LM ({FAMILIES})"
+    if text is not config and type(text) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        what = f"is a multimodal model around a language model (`{text.model_type}`), which is not supported"
+        hint = "choose a text-only checkpoint of its language model"
+    elif getattr(config, "is_encoder_decoder", False) or type(config) in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING:
+        what = "is an encoder-decoder, which is not supported"
+    elif text is not config:
+        what = "is a multimodal model, which is not supported"
+    elif type(config) in MODEL_FOR_MASKED_LM_MAPPING:
+        what = "is an encoder: it reads text in both directions and continues none"
+    else:
+        what = "is not a causal LM"
+    return UsageError(f"architecture `{kind}` of `{name}` {what}", hint)

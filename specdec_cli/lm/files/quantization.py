@@ -1,0 +1,176 @@
+"""How a checkpoint's weights are quantized: by its configuration, by its files' headers, and by its loaded modules.
+
+transformers loads some forms itself and reads others as if their bytes were plain numbers. Here each is named, and what
+neither transformers nor this engine computes with is refused before a weight is read.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AutoHfQuantizer
+
+from specdec_cli.errors import RunError, UsageError
+from specdec_cli.lm.files.checkpoint import first_line, quiet, weights_files
+
+_FLOATING = {"F64", "F32", "F16", "BF16"}
+_SCALES = re.compile(
+    r"(\.|_)(weight_scale(_inv|_2)?|qweight|qzeros|weight_packed|weight_zero_point|SCB|weight\.absmax|W_q)$"
+)
+_HINT = "choose an unquantized checkpoint, or one in a form that transformers loads here"
+
+
+def check_quantization(name: str, config: Any, folder: Path | None, quantize: str) -> None:
+    """Refuse, by name, quantized weights that would not be computed with as they were meant.
+
+    It decides on the configuration and on the headers of the safetensors files; the engine asks it before it loads
+    weights, and so can whoever loads none.
+
+    - A form that transformers does not know, or does not load on this machine (a package or a GPU is missing): refused
+      with transformers' own reason.
+    - Weights in whole numbers or FP8, or scales beside them, without a form in the configuration: refused, because
+      transformers would take the bytes for the weights.
+    - A form whose activations share a scale across a batch: refused, because a draft would change the text.
+    - `quantize` other than none for any quantized checkpoint: refused.
+
+    Everything else runs: by transformers' own modules, or, where transformers turns the weights into plain ones as it
+    loads them (`stays_quantized` is None), as any other checkpoint.
+
+    Args:
+        name: what a person calls the model.
+        config: its transformers configuration.
+        folder: of its safetensors files; None where they are not here.
+        quantize: none or int8, as recipes say.
+
+    Raises:
+        UsageError: int8 for what is quantized already, or a form that this engine cannot run.
+        RunError: a form that transformers does not load here, or none that is named.
+    """
+    given = settings_of(config)
+    if given is None:
+        _check_headers(name, config, folder)
+        return
+    method = method_of(config)
+    if method is None:
+        words = ", ".join(f"`{key}: {given[key]}`" for key in sorted(given)[:3])
+        raise RunError(f"`{name}` is quantized ({words}) in a form without a `quant_method`, as MLX writes it", _HINT)
+    if quantize != "none":
+        raise UsageError(
+            f"`{name}` is quantized already (`{method}`) and cannot be quantized to `{quantize}`", "leave it at none"
+        )
+    if method not in AUTO_QUANTIZATION_CONFIG_MAPPING:
+        raise RunError(f"`{name}` is quantized by `{method}`, which transformers does not load", _HINT)
+    _quantizer(name, given, method)
+    shared = _shared_scale(given, method)
+    if shared is not None:
+        raise UsageError(
+            f"`{name}` is quantized by `{method}` with {shared}: a draft would change what the target says", _HINT
+        )
+
+
+def method_of(config: Any) -> str | None:
+    """The name of the form in which a checkpoint's weights are quantized; None where the configuration says none."""
+    given = settings_of(config) or {}
+    for bits in ("4bit", "8bit"):
+        if given.get(f"load_in_{bits}"):
+            return f"bitsandbytes_{bits}"
+    method = given.get("quant_method")
+    return None if method is None else str(getattr(method, "value", method))
+
+
+def stays_quantized(config: Any) -> str | None:
+    """The form of weights that are still quantized once transformers has loaded them; None for plain ones."""
+    given, method = settings_of(config), method_of(config)
+    if given is None or method is None or method not in AUTO_QUANTIZATION_CONFIG_MAPPING:
+        return method
+    return None if is_dequantized(config) else method
+
+
+def is_dequantized(config: Any) -> bool:
+    """Whether transformers turns a checkpoint's quantized weights into plain ones on this machine as it loads them."""
+    given, method = settings_of(config), method_of(config)
+    if given is None or method not in AUTO_QUANTIZATION_CONFIG_MAPPING:
+        return False
+    try:
+        quantizer = _quantizer("", given, method)
+    except RunError:
+        return False
+    return bool(getattr(quantizer.quantization_config, "dequantize", False))
+
+
+def forget_quantization(config: Any) -> None:
+    """Take the form out of a configuration, for weights that are made anew and plain."""
+    for one in (config, config.get_text_config()):
+        if getattr(one, "quantization_config", None) is not None:
+            del one.quantization_config
+
+
+@torch.no_grad()
+def give_dtype(model: Any, dtype: torch.dtype) -> None:
+    """Cast what transformers made of quantized weights, which is bfloat16 whatever dtype was asked for."""
+    for parameter in model.parameters():
+        if parameter.dtype == torch.bfloat16:
+            parameter.data = parameter.data.to(dtype)
+
+
+def settings_of(config: Any) -> dict[str, Any] | None:
+    """The quantization settings of a configuration, whether transformers has made its own object of them or not."""
+    for one in (config, config.get_text_config()):
+        given = getattr(one, "quantization_config", None) or getattr(one, "quantization", None)
+        if given:
+            return dict(given) if isinstance(given, dict) else dict(given.to_dict())
+    return None
+
+
+def _quantizer(name: str, given: dict[str, Any], method: str | None) -> Any:
+    """transformers' quantizer, once it has agreed to this machine.
+
+    Raises:
+        RunError: it does not.
+    """
+    try:
+        with quiet():
+            quantizer = AutoHfQuantizer.from_config(copy.deepcopy(given), pre_quantized=True)
+            quantizer.validate_environment(device_map=None, weights_only=True)
+    except Exception as error:
+        said = f"`{name}` is quantized by `{method}`, which transformers does not load here: {first_line(error)}"
+        raise RunError(said, _HINT) from error
+    return quantizer
+
+
+def _shared_scale(given: dict[str, Any], method: str) -> str | None:
+    """What of a form's activations depends on the other rows of a batch, in words; None for nothing."""
+    if method == "bitsandbytes_8bit":
+        return "outlier columns that are chosen for a whole batch"
+    groups = given.get("config_groups") or {}
+    for group in groups.values() if isinstance(groups, dict) else ():
+        inputs = (group.get("input_activations") if isinstance(group, dict) else None) or {}
+        if inputs.get("dynamic") is True and inputs.get("strategy") in (None, "tensor"):
+            return "one activation scale for a whole batch"
+    is_dynamic = method == "torchao" and "PerTensor" in str(given) and "Dynamic" in str(given)
+    return "one activation scale for a whole batch" if is_dynamic else None
+
+
+def _check_headers(name: str, config: Any, folder: Path | None) -> None:
+    """Refuse quantized weights of which the configuration says nothing."""
+    for key, dtype in _headers(name, folder) if folder is not None else ():
+        is_weight = key.endswith("weight") and dtype not in _FLOATING
+        if is_weight or dtype.startswith(("F8", "F4", "F6", "E8")) or _SCALES.search(key):
+            raise RunError(
+                f"the weights of `{name}` are quantized (`{key}` is {dtype}), and its `config.json` does not say how",
+                _HINT,
+            )
+
+
+def _headers(name: str, folder: Path) -> Iterator[tuple[str, str]]:
+    """Names and dtypes of a checkpoint's tensors."""
+    for file in weights_files(name, folder):
+        with safe_open(folder / file, framework="pt") as opened:
+            for key in opened.keys():  # noqa: SIM118 (no mapping)
+                yield key, opened.get_slice(key).get_dtype()

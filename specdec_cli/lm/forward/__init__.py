@@ -1,0 +1,1 @@
+"""transformers' forward over packed rows: its attention, eager, compiled and as CUDA graphs."""

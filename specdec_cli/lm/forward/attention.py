@@ -1,0 +1,183 @@
+"""The attention function that transformers calls: each row's queries against that row's keys in the block cache.
+
+Masks come from transformers' own mask functions, evaluated at each row's positions, so sliding windows and their like
+mean here what they mean there. Queries that share a key head are packed as rows of one product (grouped heads cost no
+copy of the keys). Where bits matter (bfloat16 and float16 on a CPU) at least four rows go into every product and the
+number of keys follows from the query's position: measured, the kernel then gives a row the same bits in any company.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from specdec_cli.lm.cache.cache import LayerStore, Layout, Span
+
+NAME = "specdec"
+MIN_ROWS = 4
+
+MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+class RowMasks:
+    """Additive masks of one forward for one kind of layer (full, sliding), built when first asked for."""
+
+    def __init__(self, layout: Layout, allowed: MaskFunction) -> None:
+        self.layout = layout
+        self._allowed = allowed
+        self._masks: dict[tuple[int, int, torch.dtype], Tensor] = {}
+        self._all: Tensor | None = None
+
+    def bias(self, index: int, num_groups: int, dtype: torch.dtype) -> Tensor:
+        """Mask of a span, [num_groups × queries, T] with 0 where a query may look and -inf elsewhere."""
+        mask = self._masks.get((index, num_groups, dtype))
+        if mask is None:
+            mask = self._build(self.layout.spans[index], num_groups, dtype)
+            self._masks[index, num_groups, dtype] = mask
+        return mask
+
+    def allowed(self) -> Tensor:
+        """Whether each query may look at each position [n, T] bool, for kernels that take all sequences at once."""
+        if self._all is None:
+            assert self.layout.slots is not None, "kernels are given slots"
+            keys = torch.arange(self.layout.slots.shape[1], device=self.layout.device)
+            self._all = self._allowed(keys[0], keys[0], self.layout.positions[0, :, None], keys[None, :])
+        return self._all
+
+    def _build(self, span: Span, num_groups: int, dtype: torch.dtype) -> Tensor:
+        positions = self.layout.positions[0, span.start : span.stop]
+        missing = _missing_queries(span, num_groups, self.layout)
+        if missing:
+            positions = torch.cat((positions, positions[-1:].expand(missing)))
+        key_positions = self.layout.key_positions[: span.num_keys]
+        zero = key_positions.new_zeros(())
+        allowed = self._allowed(zero, zero, positions[:, None], key_positions[None, :])
+        mask = torch.zeros(allowed.shape, dtype=dtype, device=positions.device).masked_fill_(~allowed, -torch.inf)
+        return mask.repeat(num_groups, 1) if num_groups > 1 else mask
+
+    def block_diagonal(self, dtype: torch.dtype) -> Tensor:
+        """One mask [1, 1, n, sum of T] for all rows at once, for models that are handed joined keys."""
+        spans = self.layout.spans
+        # The smallest number instead of -inf: some of these models add masks before they scale.
+        lowest = torch.finfo(dtype).min
+        num_keys = sum(span.num_keys for span in spans)
+        joined = torch.full((spans[-1].stop, num_keys), lowest, dtype=dtype, device=self.layout.device)
+        column = 0
+        for index, span in enumerate(spans):
+            block = joined[span.start : span.stop, column : column + span.num_keys]
+            block.copy_(self.bias(index, 1, dtype).clamp(min=lowest))
+            column += span.num_keys
+        return joined[None, None]
+
+
+def _missing_queries(span: Span, num_groups: int, layout: Layout) -> int:
+    """How many queries to add so that a product has MIN_ROWS rows."""
+    if not layout.bitwise:
+        return 0
+    return max(0, -(-MIN_ROWS // num_groups) - (span.stop - span.start))
+
+
+def attend(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: LayerStore,
+    value: LayerStore,
+    attention_mask: RowMasks,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Attention of a packed forward.
+
+    Args:
+        module: transformers' attention module (unused; part of the interface).
+        query: [1, H, n, D], all rows' queries.
+        key: the layer's store, from `BlockCache.update`.
+        value: the same store.
+        attention_mask: from `row_masks`.
+        scaling: factor of the scores; None is D^-0.5.
+        softcap: scores become softcap·tanh(scores / softcap) (Gemma 2).
+        s_aux: one sink logit per head [H], which takes probability and gives nothing (gpt-oss).
+        position_bias: must be None: no family with a learned bias has been tried.
+
+    Returns:
+        [1, n, H, D_v], and no weights.
+    """
+    assert isinstance(key, LayerStore), "keys did not come from the block cache"
+    assert isinstance(attention_mask, RowMasks), "the mask did not come from transformers' mask interface"
+    assert position_bias is None, "attention with a position bias is not supported"
+    plain = softcap is None and s_aux is None
+    layout = attention_mask.layout
+    if layout.kernels is not None:
+        scale = query.shape[3] ** -0.5 if scaling is None else scaling
+        stored = key.keys, key.values, layout.slots
+        return layout.kernels.attend(query, *stored, attention_mask.allowed(), scale, softcap, s_aux), None
+    num_heads, num_groups = query.shape[1], query.shape[1] // key.keys.shape[1]
+    outputs = []
+    for index, span in enumerate(layout.spans):
+        queries = query if len(layout.spans) == 1 else query[:, :, span.start : span.stop]
+        missing = _missing_queries(span, num_groups, layout)
+        if missing:
+            queries = torch.cat((queries, queries[:, :, -1:].expand(-1, -1, missing, -1)), 2)
+        num_queries = queries.shape[2]
+        if num_groups > 1:
+            queries = queries.reshape(1, -1, num_groups * num_queries, queries.shape[3])
+        keys, values = key.read(span)
+        mask = attention_mask.bias(index, num_groups, query.dtype)
+        if plain:
+            output = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scaling)
+        else:
+            output = _attend_by_hand(queries, keys, values, mask, scaling, softcap, s_aux)
+        if num_groups > 1:
+            output = output.reshape(1, num_heads, num_queries, values.shape[3])
+        output = output.transpose(1, 2)
+        outputs.append(output[:, : num_queries - missing] if missing else output)
+    # In one piece, as transformers' own attention functions return it: some families view it (AFMoE).
+    return (outputs[0].contiguous() if len(outputs) == 1 else torch.cat(outputs, 1)), None
+
+
+def _attend_by_hand(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    scaling: float | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """What the fused kernel cannot do: soft-capped scores and sinks; shapes as in `attend`, heads packed."""
+    scores = torch.matmul(queries, keys.transpose(2, 3)) * (queries.shape[3] ** -0.5 if scaling is None else scaling)
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    scores = scores + mask
+    if sinks is None:
+        weights = scores.softmax(-1, dtype=torch.float32)
+    else:
+        num_heads = keys.shape[1]
+        num_queries = queries.shape[2] * num_heads // sinks.numel()
+        column = sinks.reshape(1, num_heads, -1, 1).expand(1, num_heads, -1, num_queries)
+        joined = torch.cat((scores, column.reshape(1, num_heads, -1, 1).to(scores.dtype)), -1)
+        weights = joined.softmax(-1, dtype=torch.float32)[..., :-1]
+    return torch.matmul(weights.to(values.dtype), values)
+
+
+def row_masks(*, kv_length: Layout, mask_function: MaskFunction, **_: Any) -> RowMasks:
+    """Mask function of transformers' interface; `kv_length` is the layout (`BlockCache.get_mask_sizes`)."""
+    assert isinstance(kv_length, Layout), "the mask was asked for without the block cache"
+    return RowMasks(kv_length, mask_function)
+
+
+def causal(batch_index: Tensor, head_index: Tensor, query_positions: Tensor, key_positions: Tensor) -> Tensor:
+    """A query sees its own and earlier positions."""
+    return key_positions <= query_positions
+
+
+AttentionInterface.register(NAME, attend)
+AttentionMaskInterface.register(NAME, row_masks)

@@ -1,0 +1,133 @@
+"""transformers' own forward over a block cache, and the probe that tells whether a family runs on one.
+
+The probe is the one test that the engine and `doctor` share: the engine runs it on the loaded model, `doctor` on the
+model on paper (`lm.paper`), where it costs no memory and reads no weight.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdec_cli.errors import UsageError
+from specdec_cli.lm.cache.cache import KEY_GRAIN, BlockCache, Layout, Span
+from specdec_cli.lm.files.checkpoint import FAMILIES, first_line
+from specdec_cli.lm.forward.attention import NAME, RowMasks, causal
+
+
+@dataclass(frozen=True, slots=True)
+class CacheShape:
+    """What a model writes into its cache and how wide its logits are.
+
+    Args:
+        kv_bytes_per_token: keys and values of one token in all layers that keep some.
+        vocab_size: width of the logits.
+    """
+
+    kv_bytes_per_token: int
+    vocab_size: int
+
+
+class PackedForward:
+    """Rows of several sequences through one forward of a transformers model.
+
+    Args:
+        model: a causal LM, its attention set as `lm.load` does; on paper too.
+        is_bitwise: a row must get the same bits in any company.
+    """
+
+    def __init__(self, model: Any, is_bitwise: bool = False) -> None:
+        self.model = model
+        self.has_joined_keys = model.config.get_text_config()._attn_implementation != NAME
+        self._is_bitwise = is_bitwise
+        self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+        # Gemma 4 cuts inputs and masks to the last tokens before layers that share keys, where it is given a number.
+        self._takes_numbers = not getattr(model.config.get_text_config(), "num_kv_shared_layers", None)
+
+    def run(self, cache: BlockCache, tokens: list[int], layout: Layout, wanted: list[int]) -> Tensor:
+        """Logits [len(wanted), V] float32 of the tokens at the places `wanted`; keys and values go into the cache."""
+        num_wanted = len(wanted)
+        keep, rows = self._logits_to_keep(len(tokens), wanted)
+        options: dict[str, Any] = {"logits_to_keep": keep} if self._keeps_logits else {}
+        with torch.inference_mode(), cache.running(layout):
+            mask = RowMasks(layout, causal).block_diagonal(self.model.dtype) if self.has_joined_keys else None
+            logits: Tensor = self.model(
+                input_ids=torch.tensor([tokens], device=self.model.device),
+                attention_mask=mask,
+                position_ids=layout.positions,
+                past_key_values=cache,
+                use_cache=True,
+                **options,
+            ).logits[0]
+            if not self._keeps_logits:
+                logits = logits[wanted]
+            elif rows is not None:
+                logits = logits[rows]
+        logits = logits[:num_wanted].float()
+        # Callers may write into what they get, outside inference mode too.
+        return logits.clone() if logits.is_inference() and not torch.is_inference_mode_enabled() else logits
+
+    def _logits_to_keep(self, num_tokens: int, wanted: list[int]) -> tuple[int | Tensor, list[int] | None]:
+        """What transformers calls `logits_to_keep`, and which rows of its answer are wanted (None: the first ones)."""
+        if not self._takes_numbers:
+            return self._index(wanted or [num_tokens - 1]), None
+        if not wanted:
+            return 1, None
+        if self._is_bitwise and len(wanted) == 1:
+            # The output layer is a product too, and must not see one row alone.
+            wanted = wanted * 2
+            return (0, None) if num_tokens == 2 and wanted[0] == 0 else (self._index(wanted), None)
+        if wanted[0] == num_tokens - len(wanted):
+            return (0 if wanted[0] == 0 else len(wanted)), None
+        return self._index(wanted), None
+
+    def _index(self, places: list[int]) -> Tensor:
+        return torch.tensor(places, device=self.model.device)
+
+    def attempt(self, cache: BlockCache, num_tokens: int) -> Tensor:
+        """Logits [num_tokens, V] of a sequence of the first token alone, on a cache of its own."""
+        span, piece = Span(0, num_tokens, num_tokens, 0, None), (0, num_tokens, 0)
+        layout = Layout(list(range(num_tokens)), [span], [piece], num_tokens, False, self.model.device)
+        return self.run(cache, [0] * num_tokens, layout, list(range(num_tokens)))
+
+    def probe(self, name: str) -> CacheShape:
+        """Run two tokens on a cache of their own.
+
+        Args:
+            name: the model's, for messages.
+
+        Raises:
+            UsageError: the forward does not run on a block cache, or leaves it untouched.
+        """
+        kind = self.model.config.model_type
+        if "position_ids" not in inspect.signature(self.model.forward).parameters:
+            raise _refusal(name, kind, "it takes no position ids")
+        cache = BlockCache(2 + KEY_GRAIN, self.has_joined_keys)
+        try:
+            logits = self.attempt(cache, 2)
+        except (torch.OutOfMemoryError, MemoryError):
+            raise
+        except Exception as error:
+            raise _refusal(name, kind, _own_words(error)) from error
+        if not cache.stores:
+            raise _refusal(name, kind, "it keeps keys and values elsewhere")
+        return CacheShape(sum(store.bytes_per_token for store in cache.stores.values()), logits.shape[1])
+
+
+def _own_words(error: Exception) -> str:
+    """What an error says, or means, where it only names the block cache's classes."""
+    said = first_line(error)
+    if "LayerStore" in said:
+        return "its attention reads keys and values itself"
+    if "RowMasks" in said or "Layout" in said:
+        return "it makes or changes attention masks itself"
+    return said
+
+
+def _refusal(name: str, kind: str, why: str) -> UsageError:
+    message = f"architecture `{kind}` of `{name}` is not supported: its forward does not run on a block cache ({why})"
+    return UsageError(message, f"choose a model of another family ({FAMILIES})")

@@ -1,0 +1,300 @@
+"""Forwards of fixed shape, recorded once as CUDA graphs and replayed: a GPU's step then waits for no launch.
+
+A step's rows are padded to a `Bucket`: so many sequences, so many tokens of each, so many blocks of each one's cache.
+All that differs between two steps of a bucket is a vector of integers (tokens, positions, block tables), which goes to
+the device in one copy that nothing waits for; slots and masks follow from it on the device. The forward is the model's
+own, with our attention and our cache. A draft's whole guess, token by token, is one graph, too, and the target's graph
+takes it from where it is (`unread`): a greedy step needs one wait for the device. What fits no bucket (a prompt's
+chunk, hundreds of tokens) runs as it always does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdec_cli.errors import RunError
+from specdec_cli.lm.cache.cache import BlockCache, Layout, Span
+from specdec_cli.lm.cache.contexts import Feed
+from specdec_cli.lm.cache.unread import Unread, put_in
+from specdec_cli.lm.door import Continuations
+from specdec_cli.lm.files.checkpoint import first_line
+from specdec_cli.lm.kernels.linear import has_triton
+
+_TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 24, 32, 48, 64, 65)
+_FEWEST_BLOCKS = 16
+_NOTHING = -1  # a token or a block that only fills the shape
+_WARM_UPS = 2  # runs before the recorded one: libraries make their workspaces in them
+
+Replay = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """The shape of a graph.
+
+    Args:
+        num_rows: B, sequences.
+        num_tokens: R, tokens of each that are fed.
+        num_blocks: N, blocks of each one's cache that are read.
+    """
+
+    num_rows: int
+    num_tokens: int
+    num_blocks: int
+
+    @classmethod
+    def around(cls, num_rows: int, num_tokens: int, num_blocks: int) -> Bucket | None:
+        """The smallest one that holds so many; None for more tokens than a graph is made for."""
+        each = next((size for size in _TOKENS if size >= num_tokens), None)
+        if each is None:
+            return None
+        if num_rows * each == 1:
+            each = 2  # a token alone would be another compiled forward, and other bits
+        sizes = (size << i for i in count() for size in (_FEWEST_BLOCKS, _FEWEST_BLOCKS * 3 // 2))
+        blocks = next(size for size in sizes if size >= num_blocks)
+        return cls(1 << (num_rows - 1).bit_length(), each, blocks)
+
+
+@dataclass(slots=True)
+class _Graph:
+    """A recorded forward: what it reads, how it runs, what it leaves."""
+
+    inputs: Tensor
+    drafted: Tensor  # [B·R] int64, tokens that the host has not read
+    replay: Replay
+    output: Tensor
+
+    def takes(self, unread: Unread | None) -> bool:
+        """Whether there is room for these tokens."""
+        return unread is None or unread.tokens.numel() <= len(self.drafted)
+
+    def run(self, values: list[int], unread: Unread | None = None) -> Tensor:
+        """Replay it on other inputs; the output is overwritten by the next run."""
+        if unread is not None:
+            self.drafted[: unread.tokens.numel()].copy_(unread.tokens.flatten())
+        pinned = torch.tensor(values, dtype=torch.int64, pin_memory=self.inputs.is_cuda)
+        self.inputs.copy_(pinned, non_blocking=True)
+        self.replay()
+        return self.output
+
+
+class Graphs:
+    """The graphs of one model, each recorded when it is first needed.
+
+    Args:
+        model: a transformers model on a GPU, its attention ours.
+        cache: the block cache, with room for one token beyond its blocks.
+        num_blocks: blocks of the cache.
+        block_size: tokens in a block.
+        max_context: most tokens of a context.
+    """
+
+    def __init__(self, model: Any, cache: BlockCache, num_blocks: int, block_size: int, max_context: int) -> None:
+        self._model = model
+        self._cache = cache
+        self._block_size = block_size
+        self._nowhere = num_blocks * block_size  # the slot that takes what only fills the shape
+        self._max_context = max_context
+        self._device: torch.device = model.device
+        self._kernels = kernels_for(self._device)
+        cuda: Any = torch.cuda
+        # One for all: an output is read before another graph is replayed.
+        self._pool = cuda.graph_pool_handle() if self._device.type == "cuda" else None
+        self._scores: dict[Bucket, _Graph] = {}
+        self._guesses: dict[tuple[Bucket, int, int], _Graph] = {}
+
+    def score(self, feeds: Sequence[Feed]) -> Tensor | None:
+        """Logits [sum of num_logits, V] float32, as `LM.score` gives them; None where no graph is made for so much.
+
+        Raises:
+            RunError: the model's forward cannot be recorded.
+        """
+        lengths = [len(feed.context) - feed.keep for feed in feeds]
+        if not all(feed.num_logits for feed in feeds):
+            return None
+        bucket = Bucket.around(len(feeds), max(lengths), max(len(feed.held.blocks) for feed in feeds))
+        if bucket is None:
+            return None
+        graph = self._scores.get(bucket)
+        if graph is None:
+            graph = self._scores[bucket] = self._recorded(partial(self._score, bucket), bucket)
+        unread = feeds[0].unread
+        if any(feed.unread is not unread for feed in feeds) or not graph.takes(unread):
+            unread = None
+            for feed in feeds:
+                feed.settle()
+        each = bucket.num_tokens
+        wanted = [
+            row * each + place
+            for row, (feed, length) in enumerate(zip(feeds, lengths, strict=True))
+            for place in range(length - feed.num_logits, length)
+        ]
+        fed = [(feed.context[feed.keep :], feed.keep) for feed in feeds]
+        filling = [0] * (bucket.num_rows * each - len(wanted))
+        logits = graph.run([*self._inputs(bucket, feeds, fed), *wanted, *filling], unread)[: len(wanted)]
+        return logits.clone()
+
+    def guess(self, feeds: Sequence[Feed], counts: Sequence[int], num_tokens: int) -> Continuations | None:
+        """Greedy continuations, as `LM.guess` gives them; None where no graph is made for what is fed first.
+
+        Args:
+            feeds: contexts with any tokens in the places of those that are to be found, but for the last.
+            counts: how many are to be found of each, at least 1.
+            num_tokens: of these first tokens of the vocabulary.
+
+        Raises:
+            RunError: the model's forward cannot be recorded.
+        """
+        fed = [
+            (feed.context[feed.keep : len(feed.context) + 1 - n], feed.keep)
+            for feed, n in zip(feeds, counts, strict=True)
+        ]
+        most_blocks = max(len(feed.held.blocks) for feed in feeds)
+        bucket = Bucket.around(len(feeds), max(len(tokens) for tokens, _ in fed), most_blocks)
+        if bucket is None:
+            return None
+        key = bucket, max(counts), num_tokens
+        graph = self._guesses.get(key)
+        if graph is None:
+            graph = self._guesses[key] = self._recorded(partial(self._guess, *key), bucket)
+        last = [len(tokens) - 1 for tokens, _ in fed]
+        filling = [0] * (bucket.num_rows * bucket.num_tokens - len(last))
+        unread = Unread(graph.run([*self._inputs(bucket, feeds, fed), *last, *filling])[: len(feeds)].clone())
+        return Continuations([unread.stand_ins(row, n) for row, n in enumerate(counts)], unread)
+
+    def _inputs(self, bucket: Bucket, feeds: Sequence[Feed], fed: Sequence[tuple[list[int], int]]) -> list[int]:
+        """Tokens [B, R], their positions [B, R] and block tables [B, N], one after another."""
+        tokens: list[int] = []
+        positions: list[int] = []
+        tables: list[int] = []
+        for feed, (own, keep) in zip(feeds, fed, strict=True):
+            missing = bucket.num_tokens - len(own)
+            tokens += [*own, *[0] * missing]
+            positions += [*range(keep, keep + len(own)), *[_NOTHING] * missing]
+            tables += [*feed.held.blocks, *[_NOTHING] * (bucket.num_blocks - len(feed.held.blocks))]
+        rows = bucket.num_rows - len(feeds)
+        tokens += [0] * (rows * bucket.num_tokens)
+        positions += [_NOTHING] * (rows * bucket.num_tokens)
+        tables += [_NOTHING] * (rows * bucket.num_blocks)
+        return [*tokens, *positions, *tables]
+
+    def _recorded(self, forward: Callable[[Tensor, Tensor], Tensor], bucket: Bucket) -> _Graph:
+        """Record a forward that reads a vector of a bucket's inputs and one more number for each of its tokens.
+
+        Beside it stand drafted tokens that the host has not read, at most as many as the bucket's.
+        """
+        num_tokens = bucket.num_rows * bucket.num_tokens
+        nothing = [_NOTHING] * (num_tokens + bucket.num_rows * bucket.num_blocks)
+        inputs = torch.tensor([*[0] * num_tokens, *nothing, *[0] * num_tokens], device=self._device)
+        drafted = torch.zeros(num_tokens, dtype=torch.int64, device=self._device)
+        try:
+            replay, output = record(lambda: forward(inputs, drafted), self._device, self._pool)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            name = self._model.config.model_type
+            raise RunError(
+                f"a forward of `{name}` cannot be recorded: {first_line(error)}", "leave --decoder out"
+            ) from error
+        return _Graph(inputs, drafted, replay, output)
+
+    def _score(self, bucket: Bucket, inputs: Tensor, drafted: Tensor) -> Tensor:
+        """The logits [B·R, V] float32 that are wanted, and behind them any."""
+        tokens, positions, tables, wanted = self._views(bucket, inputs)
+        return self._forward(put_in(tokens, drafted), positions, self._slots(tables))[wanted].float()
+
+    def _guess(self, bucket: Bucket, most: int, num_tokens: int, inputs: Tensor, _drafted: Tensor) -> Tensor:
+        """Continuations [B, most]; `_NOTHING` where no largest logit is a finite number."""
+        tokens, positions, tables, last = self._views(bucket, inputs)
+        slots = self._slots(tables)
+        at = last[: bucket.num_rows, None]
+        logits = self._forward(tokens, positions, slots).view(*tokens.shape, -1)
+        logits = logits.gather(1, at[:, :, None].expand(-1, -1, logits.shape[2]))
+        places = positions.gather(1, at)
+        found = [_likeliest(logits, num_tokens)]
+        for _ in range(most - 1):
+            places = torch.where(places == _NOTHING, places, places + 1)
+            logits = self._forward(found[-1].clamp(min=0), places, slots)[:, None]
+            found.append(_likeliest(logits, num_tokens))
+        return torch.cat(found, 1)
+
+    def _views(self, bucket: Bucket, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Tokens [B, R], positions [B, R], block tables [B, N], and one more number for each token [B·R]."""
+        num_tokens = bucket.num_rows * bucket.num_tokens
+        sizes = [num_tokens, num_tokens, bucket.num_rows * bucket.num_blocks, num_tokens]
+        tokens, positions, tables, more = torch.split(inputs, sizes)
+        each = (bucket.num_rows, bucket.num_tokens)
+        return tokens.view(each), positions.view(each), tables.view(bucket.num_rows, bucket.num_blocks), more
+
+    def _slots(self, tables: Tensor) -> Tensor:
+        """The slot of every position [B, T] by block tables [B, N]."""
+        inside = torch.arange(self._block_size, device=tables.device)
+        slots = tables[:, :, None] * self._block_size + inside
+        return torch.where(tables[:, :, None] == _NOTHING, self._nowhere, slots).flatten(1)
+
+    def _forward(self, tokens: Tensor, positions: Tensor, slots: Tensor) -> Tensor:
+        """Logits [B·R, V] of tokens [B, R] at their positions, over caches at slots [B, T]."""
+        (num_rows, each), num_keys = tokens.shape, slots.shape[1]
+        is_written = (positions >= 0) & (positions < min(num_keys, self._max_context))
+        positions = positions.clamp(0, min(num_keys, self._max_context) - 1)
+        spans = [Span(row * each, (row + 1) * each, num_keys, 0, slots[row]) for row in range(num_rows)]
+        layout = Layout([], spans, [], num_rows * each, False, self._device)
+        layout.positions = positions.view(1, -1)
+        layout.kernels, layout.slots = self._kernels, slots
+        layout.write_slots = torch.where(is_written, slots.gather(1, positions), self._nowhere).view(-1)
+        with self._cache.running(layout):
+            logits: Tensor = self._model(
+                input_ids=tokens.view(1, -1),
+                position_ids=layout.positions,
+                past_key_values=self._cache,
+                use_cache=True,
+            ).logits[0]
+        return logits
+
+
+def kernels_for(device: torch.device) -> Any:
+    """Attention for all sequences at once (`lm.split_attention`); None where there is no GPU or no Triton."""
+    if device.type != "cuda" or not has_triton():
+        return None
+    from specdec_cli.lm.kernels import split_attention
+
+    return split_attention
+
+
+def record(run: Callable[[], Tensor], device: torch.device, pool: Any) -> tuple[Replay, Tensor]:
+    """Record what a function does on a GPU: what does it again, and where its result then stands.
+
+    Args:
+        run: reads and writes the same tensors every time.
+        device: the GPU.
+        pool: where the graph's own memory comes from.
+
+    Raises:
+        RuntimeError: it waits for the device, or does something else that a graph cannot hold.
+    """
+    cuda: Any = torch.cuda
+    now, aside = cuda.current_stream(device), cuda.Stream(device)
+    aside.wait_stream(now)
+    with torch.inference_mode(), cuda.device(device):
+        with cuda.stream(aside):
+            for _ in range(_WARM_UPS):
+                run()
+        now.wait_stream(aside)
+        graph = cuda.CUDAGraph()
+        with cuda.graph(graph, pool=pool):
+            output = run()
+    replay: Replay = graph.replay
+    return replay, output
+
+
+def _likeliest(logits: Tensor, num_tokens: int) -> Tensor:
+    """The likeliest of the first tokens [B, 1] by logits [B, 1, V]."""
+    best, tokens = logits[:, :, :num_tokens].max(-1)
+    return torch.where(best.isfinite(), tokens, _NOTHING)

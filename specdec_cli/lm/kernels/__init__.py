@@ -1,0 +1,1 @@
+"""Packed and quantised linear layers, and the attention kernels of the GPU."""

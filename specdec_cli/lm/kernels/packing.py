@@ -1,0 +1,190 @@
+"""A transformers model's linear layers, packed in place: which they are, which share one product, what they weigh."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from transformers.pytorch_utils import Conv1D
+
+from specdec_cli.lm.kernels.linear import Kind, PackedLinear, pack
+
+# Layers of one parent that are given the same input, in the order in which transformers calls them.
+SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+_ORDINARY = (nn.Parameter, FakeTensor)  # the second on paper
+_PLAIN = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """One weight of a model, as it lies in memory.
+
+    Args:
+        name: transformers' name for it.
+        num_numbers: how many numbers it has.
+        num_bytes: memory for them, scales included.
+        is_matrix: whether tokens are multiplied with it.
+        is_looked_up: whether it is an input embedding alone, of which a forward reads a row for each token.
+    """
+
+    name: str
+    num_numbers: int
+    num_bytes: int
+    is_matrix: bool
+    is_looked_up: bool
+
+
+def weights_of(model: Any, kind: Kind) -> list[Weight]:
+    """The weights that a model has once its layers are of a kind; asked before it is packed, on paper too.
+
+    A tied embedding is one weight in the plain form. Packed it is two: the table that is looked up, and the output
+    layer's matrix, whose layout gives no row back.
+    """
+    is_packed_anew = kind in ("bf16", "int8")
+    linear = {f"{name}.weight" for name, module in model.named_modules() if is_packed_anew and _packs(module, kind)}
+    inputs, outputs = model.get_input_embeddings(), model.get_output_embeddings()
+    embeddings = {id(p) for p in inputs.parameters()}
+    is_apart = outputs is None or (is_packed_anew and _packs(outputs, kind))
+    read_through = set() if is_apart else {id(p) for p in outputs.parameters()}
+    found, seen = [], set()
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        is_packed = name in linear
+        if (id(parameter), is_packed) in seen:
+            continue
+        seen.add((id(parameter), is_packed))
+        numbers = parameter.numel()
+        num_bytes = numbers * parameter.element_size()
+        if is_packed and kind == "int8":
+            num_bytes = numbers + 4 * (numbers // _num_inputs(model.get_submodule(name.removesuffix(".weight"))))
+        is_looked_up = not is_packed and id(parameter) in embeddings - read_through
+        found.append(Weight(name, numbers, num_bytes, parameter.dim() > 1, is_looked_up))
+    return found
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Whether a module multiplies with a plain weight and does nothing else: only such a layer is ours to pack or read.
+
+    It is torch's linear layer or GPT-2's, and no class of its own; its weight is a matrix of floating-point numbers,
+    with no scales beside it; nothing was attached that computes before, behind or instead of it.
+    """
+    return type(module) in (nn.Linear, Conv1D) and is_untouched(module) and has_plain_weight(module)
+
+
+def is_untouched(module: nn.Module) -> bool:
+    """Whether a module computes what its class says, with no numbers but its weight and its bias."""
+    is_hooked = module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
+    return not is_hooked and not module._buffers and set(module._parameters) <= {"weight", "bias"}
+
+
+def has_plain_weight(module: nn.Module) -> bool:
+    """Whether a module's weight is a matrix of floating-point numbers as torch keeps them, and its bias likewise."""
+    parameters = [one for one in module._parameters.values() if one is not None]
+    weight = module._parameters.get("weight")
+    is_plain = all(type(one) in _ORDINARY and one.dtype in _PLAIN for one in parameters)
+    return is_plain and weight is not None and weight.dim() == 2
+
+
+def _packs(module: nn.Module, kind: Kind) -> bool:
+    """Whether a layer becomes a kind; only bfloat16 is laid out as such."""
+    return is_linear(module) and (kind != "bf16" or module.weight.dtype == torch.bfloat16)
+
+
+def _num_inputs(module: Any) -> int:
+    return int(module.weight.shape[0] if isinstance(module, Conv1D) else module.in_features)
+
+
+@torch.no_grad()
+def leave_files(model: Any) -> None:
+    """Copy what is not a linear layer's weight, for a model whose linear layers are about to be packed.
+
+    Weights that were read are views of a mapped file, and one that is left keeps the whole of it in memory.
+    """
+    linear = {id(module.weight) for module in model.modules() if is_linear(module)}
+    for parameter in model.parameters():
+        is_table = parameter is getattr(model.get_input_embeddings(), "weight", None)
+        if is_table or id(parameter) not in linear:
+            parameter.data = parameter.data.clone()
+
+
+@torch.no_grad()
+def pack_model(model: Any, kind: Kind) -> None:
+    """Replace a model's linear layers one by one, so that only one of them is there twice at a time.
+
+    What is no plain linear layer (see `is_linear`) stays as it is: experts of a mixture, quantized layers.
+    """
+    if kind == "plain":
+        return
+    for parent in list(model.modules()):
+        for names in SIBLINGS:
+            _pack_siblings(parent, names, kind)
+        for name, module in list(parent.named_children()):
+            if _packs(module, kind):
+                weight = module.weight.t().contiguous() if isinstance(module, Conv1D) else module.weight
+                setattr(parent, name, pack(weight, module.bias, kind))
+                del module, weight
+
+
+def _pack_siblings(parent: nn.Module, names: tuple[str, ...], kind: Kind) -> None:
+    """Make one product of a parent's layers of these names, where they fit together."""
+    found = [getattr(parent, name, None) for name in names]
+    layers = [layer for layer in found if type(layer) is nn.Linear and _packs(layer, kind)]
+    if len(layers) < len(names):
+        return
+    fitting = {(layer.in_features, layer.bias is None, layer.weight.dtype) for layer in layers}
+    if len(fitting) > 1:
+        return
+    bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
+    product = SharedProduct(
+        pack(torch.cat([layer.weight for layer in layers]), bias, kind), [layer.out_features for layer in layers]
+    )
+    for place, name in enumerate(names):
+        setattr(parent, name, Part(product, place))
+
+
+class SharedProduct(nn.Module):
+    """One product for layers that are given the same input: the first that is called computes, the others take.
+
+    A part is handed out once; whoever comes with another input, or comes again, has the product computed anew.
+    """
+
+    def __init__(self, linear: PackedLinear, sizes: list[int]) -> None:
+        super().__init__()
+        self.linear = linear
+        self.sizes = sizes
+        self._input: Tensor | None = None
+        self._parts: list[Tensor | None] = []
+
+    def part(self, place: int, x: Tensor) -> Tensor:
+        """The outputs of one layer."""
+        found = self._parts[place] if x is self._input else None
+        if found is None:
+            self._parts = list(self.linear(x).split(self.sizes, -1))
+            self._input = x
+            found = self._parts[place]
+        assert found is not None, "a product was computed without one of its parts"
+        self._parts[place] = None
+        if not any(part is not None for part in self._parts):
+            self._input = None
+        return found
+
+
+class Part(nn.Module):
+    """What stands in a layer's place where its product is shared."""
+
+    def __init__(self, product: SharedProduct, place: int) -> None:
+        super().__init__()
+        self.product = product
+        self.place = place
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The layer's outputs."""
+        return self.product.part(self.place, x)
+
+
+def packed_layers(model: nn.Module) -> Iterator[PackedLinear]:
+    """The packed layers of a model, each once."""
+    return (module for module in model.modules() if isinstance(module, PackedLinear))

@@ -1,0 +1,1 @@
+"""Tests of exactness: equality with plain decoding, divergences explained, draws against p."""

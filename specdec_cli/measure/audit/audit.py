@@ -1,0 +1,361 @@
+"""The audit: is the output what the target alone would have produced? Equality, distributions, and a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from specdec_cli.errors import GateError
+from specdec_cli.measure.audit import toy
+from specdec_cli.measure.audit.divergence import Judge, Mismatch
+from specdec_cli.measure.audit.draws import (
+    NUM_JOINT_TOKENS,
+    DistributionCheck,
+    Draws,
+    ask_pair,
+    check,
+    full_power_draws,
+)
+from specdec_cli.measure.audit.equality import Compared, EqualityCheck, variant
+
+if TYPE_CHECKING:
+    from specdec_cli.drafters.contract import Drafter
+    from specdec_cli.engine.arms import Request
+    from specdec_cli.engine.engine import Engine
+    from specdec_cli.engine.options import EngineOptions
+    from specdec_cli.lm.door import LM
+
+MODES = ("greedy", "sampled", "gumbel")
+DRAWN_MODES = ("rejection", "block", "exact-match", "gumbel")
+_PAIR_BATCH = 32
+_TABLE_BATCH = 256
+_MAX_TABLE_DRAWS = 40_000  # of the short form; more would take the time that the pair can use
+_WEIGHTS = {"greedy": 3.0, "gumbel": 2.0, "table": 1.0, "pair": 4.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where the audit is: a stage's name, and how much of it is done."""
+
+    stage: str
+    done: int
+    total: int
+
+
+Watch = Callable[[Progress], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is audited.
+
+    Args:
+        modes: some of MODES.
+        ks: numbers of drafted tokens.
+        batch_sizes: how many sequences run together.
+        drawn_modes: verification modes whose distribution is tested.
+        num_speculative_tokens: k of the draws.
+        time_limit_seconds: of the whole audit; each stage does its first run in any case.
+        full: draws on the table model until a shift of 1 % would be found with 99 % power, whatever the time.
+    """
+
+    modes: tuple[str, ...] = MODES
+    ks: tuple[int, ...] = (1, 2, 4, 8)
+    batch_sizes: tuple[int, ...] = (1, 2, 4)
+    drawn_modes: tuple[str, ...] = DRAWN_MODES
+    num_speculative_tokens: int = 4
+    time_limit_seconds: float = 60.0
+    full: bool = False
+
+    @property
+    def num_seqs(self) -> int:
+        """Most sequences that the equality checks run together."""
+        return max(self.batch_sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The user's pair, loaded once.
+
+    Args:
+        engine: idle; gives target, tokenizer and options.
+        draft: the draft's name in reports.
+        dtype: what the target computes in: float32, bfloat16 or float16.
+        load_float32: loads the target in float32 for re-checks; None where it runs in float32.
+    """
+
+    engine: Engine
+    draft: str
+    dtype: str = "float32"
+    load_float32: Callable[[], LM] | None = None
+
+
+@dataclass(slots=True)
+class AuditResult:
+    """What was checked and what was found.
+
+    Args:
+        plan: what was asked for.
+        compared: by mode, greedy and gumbel: tokens against plain decoding.
+        distribution: draws against exact enumeration.
+        num_planned_tests: tests of distributions that the plan has.
+        notices: what a reader must know to judge the rest, each a sentence.
+        seconds: how long it took.
+    """
+
+    plan: Plan
+    compared: dict[str, Compared] = field(default_factory=dict)
+    distribution: list[DistributionCheck] = field(default_factory=list)
+    num_planned_tests: int = 0
+    notices: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def mismatches(self) -> list[Mismatch]:
+        """Every output's first difference."""
+        return [mismatch for compared in self.compared.values() for mismatch in compared.mismatches]
+
+    @property
+    def passed(self) -> bool:
+        """Whether no difference was found."""
+        return not self.mismatches and all(one.is_fine for one in self.distribution)
+
+    def gate(self) -> None:
+        """Raise on any difference.
+
+        Raises:
+            GateError: tokens or a distribution differ from the target's own.
+        """
+        if self.passed:
+            return
+        found = []
+        if self.mismatches:
+            ties = sum(mismatch.kind == "near-tie" for mismatch in self.mismatches)
+            bugs = len(self.mismatches) - ties
+            found.append(f"{len(self.mismatches)} outputs differ from plain decoding ({ties} near-ties, {bugs} bugs)")
+        wrong = [one.configuration for one in self.distribution if not one.is_fine]
+        if wrong:
+            found.append(f"the distribution of `{'`, `'.join(wrong)}` is not the target's")
+        only_ties = not wrong and all(mismatch.kind == "near-tie" for mismatch in self.mismatches)
+        raise GateError(
+            f"the audit found a difference: {'; '.join(found)}",
+            "near-ties come from rounding that depends on the number of rows; `specdec doctor` tests the kernels for it"
+            if only_ties
+            else "please report it with the JSON document (--json)",
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form (INTERFACE, `specdec.audit/1`)."""
+        found = list(self.compared.values())
+        everything: list[Compared | DistributionCheck] = [*found, *self.distribution]
+        first = self.mismatches[0] if self.mismatches else None
+        num_tokens = sum(one.num_tokens for one in found)
+        checked = {
+            "prompts": max((one.num_prompts for one in found), default=0),
+            "tokens": num_tokens,
+            "configurations": sum(one.num_configurations for one in found) + len(self.distribution),
+            "runs": sum(one.num_runs_done for one in found) + len(self.distribution),
+            "planned_runs": sum(one.num_runs for one in found) + self.num_planned_tests,
+            "draws": sum(one.num_draws for one in self.distribution),
+            "num_draft_tokens": sum(one.num_draft_tokens for one in everything),
+            "num_accepted_tokens": sum(one.num_accepted_tokens for one in everything),
+        }
+        return {
+            "mode": ",".join(self.plan.modes),
+            "checked": checked,
+            "equality": [{"mode": mode, **one.as_dict()} for mode, one in self.compared.items()],
+            "mismatches": [mismatch.as_dict() for mismatch in self.mismatches],
+            "distribution": [one.as_dict() for one in self.distribution],
+            "lossless": {
+                "promised": True,
+                "verify": ",".join(self._verify_modes()),
+                "checked_tokens": num_tokens or None,
+                "mismatches": len(self.mismatches) if num_tokens else None,
+                "first_divergence": {"index": first.prompt, "position": first.position} if first else None,
+            },
+            "notices": self.notices,
+            "seconds": self.seconds,
+            "verdict": "pass" if self.passed else "fail",
+        }
+
+    def _verify_modes(self) -> list[str]:
+        drawn = list(self.plan.drawn_modes) if "sampled" in self.plan.modes else []
+        gumbel = ["gumbel"] if "gumbel" in self.plan.modes and "gumbel" not in drawn else []
+        return (["greedy"] if "greedy" in self.plan.modes else []) + drawn + gumbel
+
+
+def audit(pair: Pair | None, requests: Sequence[Request], plan: Plan, watch: Watch) -> AuditResult:
+    """Run an audit.
+
+    Args:
+        pair: None audits the table model alone.
+        requests: prompts and how they are continued; greedy takes their temperature as 0, gumbel a 0 as 1.
+        plan: what is audited.
+        watch: told how far it is.
+    """
+    return _Audit(pair, requests, plan, watch, AuditResult(plan)).run()
+
+
+def _chooses_k(options: EngineOptions) -> list[str]:
+    """The options by which an engine would draft less than it is asked for."""
+    chooses = {
+        "depth_policy": options.depth_policy != "fixed",
+        "k_by_batch": bool(options.k_by_batch),
+        "disable_by_batch_size": options.disable_by_batch_size is not None,
+    }
+    return [name for name, is_chosen in chooses.items() if is_chosen]
+
+
+@dataclass(slots=True)
+class _Audit:
+    """An audit while it runs."""
+
+    pair: Pair | None
+    requests: Sequence[Request]
+    plan: Plan
+    watch: Watch
+    result: AuditResult
+    _begin: float = field(default_factory=perf_counter)
+
+    def run(self) -> AuditResult:
+        if self.pair is not None and (left_out := _chooses_k(self.pair.engine.options)):
+            self._say(f"drafts are checked at each k at every batch size: {', '.join(left_out)} is left out")
+        stages: list[tuple[str, Callable[[_Deadline], None]]] = []
+        if self.pair is not None and "greedy" in self.plan.modes:
+            stages.append(("greedy", self._greedy))
+        if self.pair is not None and "gumbel" in self.plan.modes:
+            stages.append(("gumbel", self._gumbel))
+        if "sampled" in self.plan.modes:
+            stages.append(("table", self._table))
+            stages += [("pair", self._pair)] if self.pair is not None else []
+        weights = [_WEIGHTS[name] for name, _ in stages]
+        for i, (_, stage) in enumerate(stages):
+            stage(self._deadline(weights[i] / sum(weights[i:])))
+        self.result.seconds = perf_counter() - self._begin
+        return self.result
+
+    def _deadline(self, share: float) -> _Deadline:
+        """The end of a share of the time that is left."""
+        now = perf_counter()
+        left = max(0.0, self._begin + self.plan.time_limit_seconds - now)
+        return _Deadline(now + share * left)
+
+    def _greedy(self, deadline: _Deadline) -> None:
+        assert self.pair is not None, "equality is checked on a pair"
+        requests = [replace(one, params=replace(one.params, temperature=0.0)) for one in self.requests]
+        self._compare("greedy", "auto", {self.pair.draft: self.pair.engine.drafter}, requests, deadline)
+
+    def _gumbel(self, deadline: _Deadline) -> None:
+        assert self.pair is not None, "equality is checked on a pair"
+        requests = [
+            replace(one, params=replace(one.params, temperature=one.params.temperature or 1.0)) for one in self.requests
+        ]
+        self._compare("gumbel", "gumbel", _drafters(self.pair), requests, deadline)
+
+    def _compare(
+        self,
+        mode: str,
+        verify: str,
+        drafters: Mapping[str, Drafter],
+        requests: Sequence[Request],
+        deadline: _Deadline,
+    ) -> None:
+        assert self.pair is not None, "equality is checked on a pair"
+        pair = self.pair
+        judge = Judge(pair.engine, pair.dtype, pair.load_float32, self._say)
+        equality = EqualityCheck(pair.engine, pair.draft, drafters, self.plan.ks, self.plan.batch_sizes, verify, judge)
+        found = equality.run(requests, lambda done, total: self.watch(Progress(mode, done, total)), deadline.is_over)
+        self.result.compared[mode] = found
+        if found.num_runs_done < found.num_runs:
+            left = f"{found.num_runs - found.num_runs_done} of {found.num_runs}"
+            self._say(f"{mode}: the time limit left {left} runs out (one configuration over a few prompts each)")
+        if not found.num_draft_tokens:
+            self._say(f"{mode}: nothing was drafted, so equality says little")
+
+    def _table(self, deadline: _Deadline) -> None:
+        num_cells = toy.NUM_TOKENS**NUM_JOINT_TOKENS
+        num = full_power_draws(num_cells)
+        cases = self._cases(toy.NUM_SPECULATIVE_TOKENS)
+        for i, (mode, k) in self._in_time(cases, "table"):
+            draws = Draws(toy.engine(mode, k, _TABLE_BATCH), list(toy.PROMPT), toy.PARAMS)
+            until = _Deadline(None) if self.plan.full else deadline.part(len(cases) - i)
+            name = f"table model, {mode}, k={k}"
+            self._draw(name, draws, num if self.plan.full else min(num, _MAX_TABLE_DRAWS), until)
+            self.result.distribution.append(check(name, draws, toy.joint(NUM_JOINT_TOKENS), toy.NUM_TOKENS))
+
+    def _pair(self, deadline: _Deadline) -> None:
+        assert self.pair is not None, "the pair's draws need the pair"
+        pair = self.pair
+        question = ask_pair(pair.engine, self.requests[0].token_ids, self.requests[0].params)
+        num = full_power_draws(max(len(question.joint), 2))
+        cases = self._cases(self.plan.num_speculative_tokens)
+        for i, (mode, k) in self._in_time(cases, "pair"):
+            options = replace(
+                pair.engine.options,
+                num_speculative_tokens=k,
+                verify=mode,
+                max_num_seqs=_PAIR_BATCH,
+                depth_policy="fixed",
+                k_by_batch=(),
+                disable_by_batch_size=None,
+            )
+            draws = Draws(variant(pair.engine, pair.engine.drafter, options), question.prompt, question.params)
+            name = f"draft {pair.draft}, {mode}, k={k}"
+            self._draw(name, draws, num, deadline.part(len(cases) - i))
+            self.result.distribution.append(check(name, draws, question.joint, question.num_choices))
+
+    def _cases(self, k: int) -> list[tuple[str, int]]:
+        """Each mode at k = 1 and at k: prefill gives the first token, so a deep step's bonus token is never drawn."""
+        return [(mode, depth) for depth in sorted({1, k}) for mode in self.plan.drawn_modes]
+
+    def _in_time(self, cases: Sequence[tuple[str, int]], stage: str) -> Iterator[tuple[int, tuple[str, int]]]:
+        """Cases with their places; after the first, none begins past the audit's time limit."""
+        end = _Deadline(None if self.plan.full else self._begin + self.plan.time_limit_seconds)
+        self.result.num_planned_tests += len(cases)
+        for i, case in enumerate(cases):
+            if i and end.is_over():
+                left = f"{len(cases) - i} of {len(cases)}"
+                self._say(f"sampled, {stage}: the time limit left {left} tests of distributions out")
+                return
+            yield i, case
+
+    def _draw(self, stage: str, draws: Draws, num: int, deadline: _Deadline) -> None:
+        draws.run(num, lambda done: self.watch(Progress(stage, done, num)), deadline.is_over)
+
+    def _say(self, sentence: str) -> None:
+        if sentence not in self.result.notices:
+            self.result.notices.append(sentence)
+
+
+@dataclass(frozen=True, slots=True)
+class _Deadline:
+    """A point in time, or None for no end."""
+
+    at: float | None
+
+    def is_over(self) -> bool:
+        return self.at is not None and perf_counter() >= self.at
+
+    def part(self, num: int) -> _Deadline:
+        """The end of one of `num` equal parts of what is left."""
+        if self.at is None:
+            return self
+        now = perf_counter()
+        return _Deadline(now + max(0.0, self.at - now) / num)
+
+
+def _drafters(pair: Pair) -> dict[str, Drafter]:
+    """Prompt lookup, none, and the pair's draft, which may be one of them with other options."""
+    from specdec_cli.drafters.contract import Resources
+    from specdec_cli.drafters.ngram import Drafter as Ngram
+    from specdec_cli.drafters.none import Drafter as NoDraft
+
+    ngram, nothing = Ngram(), NoDraft()
+    ngram.load(Resources(_no_model, None, pair.engine.num_tokens))
+    return {"ngram": ngram, "none": nothing, pair.draft: pair.engine.drafter}
+
+
+def _no_model(name: str) -> LM:
+    raise AssertionError(f"prompt lookup loads no model, and asked for {name}")

@@ -1,0 +1,190 @@
+"""Token for token: outputs with a draft against plain decoding, over prompts × drafts × k × batch sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from specdec_cli.drafters.contract import Drafter
+from specdec_cli.engine.arms import Arm, Request, decode
+from specdec_cli.engine.engine import Engine
+from specdec_cli.measure.audit.divergence import Judge, Mismatch
+
+if TYPE_CHECKING:
+    from specdec_cli.events import SpeculativeCounts
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """One way of decoding that must give plain decoding's tokens."""
+
+    draft: str
+    k: int
+    batch_size: int
+
+    def __str__(self) -> str:
+        """Its words in tables and documents."""
+        return f"draft {self.draft}, k={self.k}, batch {self.batch_size}"
+
+
+@dataclass(slots=True)
+class Compared:
+    """What was compared, and where it differed.
+
+    Args:
+        num_prompts: rows that were decoded.
+        num_tokens: tokens compared, over all configurations.
+        num_configurations: ways of decoding that were compared with plain decoding.
+        num_runs: configurations × groups of prompts, all of them.
+        num_runs_done: those that the time allowed.
+        num_draft_tokens: drafted and verified; 0 would prove nothing.
+        num_accepted_tokens: accepted drafts.
+        mismatches: each output's first difference.
+    """
+
+    num_prompts: int = 0
+    num_tokens: int = 0
+    num_configurations: int = 0
+    num_runs: int = 0
+    num_runs_done: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    mismatches: list[Mismatch] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form (`equality[]`), without its mode."""
+        return {
+            "prompts": self.num_prompts,
+            "tokens": self.num_tokens,
+            "configurations": self.num_configurations,
+            "runs": self.num_runs_done,
+            "planned_runs": self.num_runs,
+            "num_draft_tokens": self.num_draft_tokens,
+            "num_accepted_tokens": self.num_accepted_tokens,
+            "mismatches": len(self.mismatches),
+        }
+
+    def add_run(self, number: int, counts: SpeculativeCounts) -> None:
+        """Add one run of configuration `number`, counted from 1."""
+        self.num_configurations = max(self.num_configurations, number)
+        self.num_runs_done += 1
+        self.num_draft_tokens += counts.num_draft_tokens
+        self.num_accepted_tokens += counts.num_accepted_tokens
+
+
+Watch = Callable[[int, int], None]
+
+
+@dataclass(slots=True)
+class EqualityCheck:
+    """Compares decoding with drafts to plain decoding, k = 0 and one sequence at a time.
+
+    Args:
+        engine: the loaded pair; every configuration is another engine on its models.
+        draft: the audited draft's name.
+        drafters: it and others by the names that reports give them.
+        ks: k of every draft.
+        batch_sizes: how many sequences run together.
+        verify: the verification mode; greedy and gumbel promise equal tokens, and every mode does at temperature 0.
+        judge: says what a difference was.
+    """
+
+    engine: Engine
+    draft: str
+    drafters: Mapping[str, Drafter]
+    ks: Sequence[int]
+    batch_sizes: Sequence[int]
+    verify: str
+    judge: Judge
+
+    def configurations(self) -> list[Configuration]:
+        """Every k and batch size with the draft; the other drafters run in the largest batch, none in every one.
+
+        The extremes come first, because a time limit cuts at the end.
+        """
+        found = [Configuration(*each) for each in product([self.draft], self.ks, self.batch_sizes)]
+        for name in self.drafters.keys() - {self.draft, "none"}:
+            found += [Configuration(name, k, max(self.batch_sizes)) for k in self.ks]
+        if "none" in self.drafters:
+            found += [Configuration("none", 0, size) for size in self.batch_sizes if size > 1]
+        num = len(found)
+        return [found[-1 - i // 2] if i % 2 else found[i // 2] for i in range(num)]
+
+    def run(self, requests: Sequence[Request], watch: Watch, is_late: Callable[[], bool]) -> Compared:
+        """Compare group by group, as many prompts together as the largest batch has room for.
+
+        Args:
+            requests: what is decoded.
+            watch: told (done, total) runs; a run is one configuration over one group.
+            is_late: asked before each run but the first.
+        """
+        configurations = self.configurations()
+        groups = list(_groups(requests, max(self.batch_sizes)))
+        compared = Compared(num_runs=len(groups) * len(configurations))
+        for group in groups:
+            if compared.num_runs_done and is_late():
+                break
+            expected, _ = self._decode(Configuration("none", 0, 1), group)
+            compared.num_prompts += len(group)
+            for number, configuration in enumerate(configurations, start=1):
+                if compared.num_runs_done and is_late():
+                    break
+                got, counts = self._decode(configuration, group)
+                compared.add_run(number, counts)
+                self._compare(compared, configuration, group, expected, got)
+                watch(compared.num_runs_done, compared.num_runs)
+        return compared
+
+    def _decode(self, how: Configuration, group: Sequence[Request]) -> tuple[list[list[int]], SpeculativeCounts]:
+        """Each request's output tokens."""
+        from specdec_cli.drafters.none import Drafter as NoDraft
+
+        options = replace(
+            self.engine.options,
+            num_speculative_tokens=how.k,
+            max_num_seqs=how.batch_size,
+            verify=self.verify,
+            depth_policy="fixed",
+            k_by_batch=(),
+            disable_by_batch_size=None,
+        )
+        engine = variant(self.engine, self.drafters[how.draft] if how.k else NoDraft(), options)
+        arm = Arm(str(how), how.k)
+        decode(engine, arm, group, lambda _arm, _event: None, lambda: False)
+        return [output.token_ids for output in arm.outputs()], arm.counts()
+
+    def _compare(
+        self,
+        compared: Compared,
+        configuration: Configuration,
+        group: Sequence[Request],
+        expected: Sequence[list[int]],
+        got: Sequence[list[int]],
+    ) -> None:
+        for request, want, have in zip(group, expected, got, strict=True):
+            compared.num_tokens += len(want)
+            mismatch = self.judge.judge(
+                request.row.index,
+                str(configuration),
+                request.token_ids,
+                request.params,
+                want,
+                have,
+                gumbel=self.verify == "gumbel" and request.params.temperature > 0,
+            )
+            if mismatch is not None:
+                compared.mismatches.append(mismatch)
+
+
+def variant(engine: Engine, drafter: Drafter, options: object) -> Engine:
+    """An engine on the same models with another drafter and other options; the first must be idle."""
+    assert not engine.has_work, "engines that share models take turns: handles count from 0 in each"
+    made: Engine = type(engine)(engine.target, drafter, engine.tokenizer, options, engine.eos_token_ids)  # type: ignore[arg-type]
+    return made
+
+
+def _groups(requests: Sequence[Request], size: int) -> Iterator[Sequence[Request]]:
+    for begin in range(0, len(requests), size):
+        yield requests[begin : begin + size]

@@ -1,0 +1,1 @@
+"""What was measured and what follows: bench, sweep-k, compare-drafts, their journal and verdicts."""

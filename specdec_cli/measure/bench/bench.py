@@ -1,0 +1,278 @@
+"""The benchmark: one engine with its draft and without, other engines beside it, taking turns prompt by prompt.
+
+The arms' order is turned round with every group and every repeat (A B, B A, …), so that a machine that drifts does it
+to all of them. Warm-up is thrown away, prompts are tokenised before, and nothing is drawn while a clock runs: `run`
+yields between the passes. A pass that other processes interrupted is decoded again, a few times at most.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from specdec_cli.engine import arms
+from specdec_cli.engine.arms import Request
+from specdec_cli.events import Event, Noticed
+from specdec_cli.measure.bench.passes import Differences, Group, Kind, Pass, Track
+from specdec_cli.measure.machine import interruption
+from specdec_cli.measure.stats import Interval, bootstrap_median, paired
+from specdec_cli.measure.workload.workload import Workload, task_of
+
+if TYPE_CHECKING:
+    from specdec_cli.engine.engine import Engine
+    from specdec_cli.measure.bench.journal import Journal
+
+_NUM_WARM_UP_TOKENS = 16
+_MOST_ATTEMPTS = 3  # of one pass
+_MOST_DISCARDED = 0.5  # of all passes: a machine that is always busy is measured as it is
+
+
+class Arm(Protocol):
+    """One way of decoding groups."""
+
+    @property
+    def name(self) -> str:
+        """What a person calls it."""
+        ...
+
+    def decode(self, group: Group, repeat: int, stopped: Callable[[], bool]) -> Pass | None:
+        """Decode a group; None when it was stopped before the end."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineArm:
+    """Our engine at a k of its own; 0 is plain decoding, None whatever the engine's options say."""
+
+    name: str
+    engine: Engine
+    num_speculative_tokens: int | None
+
+    def decode(self, group: Group, repeat: int, stopped: Callable[[], bool]) -> Pass | None:
+        """Decode a group; None when it was stopped before the end."""
+        arm = arms.Arm(self.name, self.num_speculative_tokens)
+        events: list[Event] = []
+        arms.decode(self.engine, arm, group.requests, lambda _, event: events.append(event), stopped)
+        outputs = arm.passes[0].by_id  # in the order of the group's requests
+        if any(output.finish_reason in (None, "abort") for output in outputs.values()):
+            return None
+        tokens = tuple(tuple(output.token_ids) for output in outputs.values())
+        return Pass(group, repeat, tokens, arm.passes[0].timing(), len(outputs), tuple(events), tuple(outputs))
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How it is measured.
+
+    Args:
+        num_speculative_tokens: k of the arm with the draft; None takes the engine's, its table of k included.
+        batch_size: requests that are decoded together, of whatever tasks; those left over make a smaller group.
+        repeats: how often every arm decodes every group.
+    """
+
+    num_speculative_tokens: int | None
+    batch_size: int = 1
+    repeats: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Between two passes: how many are done, and which arm comes next."""
+
+    done: int
+    total: int
+    arm: str
+
+
+@dataclass(slots=True)
+class Bench:
+    """A benchmark, before, while and after it runs.
+
+    Args:
+        engine: the loaded pair, idle.
+        workload: what is decoded.
+        plan: how it is measured.
+        others: further plain arms.
+        journal: takes every finished pass, and gives those that an earlier run finished; None keeps none.
+    """
+
+    engine: Engine
+    workload: Workload
+    plan: Plan
+    others: Sequence[Arm] = ()
+    draft: Track = field(default_factory=lambda: Track("with the draft"))
+    plain: Track = field(default_factory=lambda: Track("without a draft"))
+    against: dict[str, Track] = field(default_factory=dict)
+    notices: list[str] = field(default_factory=list)
+    journal: Journal | None = None
+
+    def run(self, stopped: Callable[[], bool] = lambda: False) -> Iterator[Progress]:
+        """Warm up, then measure; yields before every pass, where whoever draws may draw.
+
+        Args:
+            stopped: asked between steps and passes; what is whole by then is kept.
+        """
+        self.against = {other.name: Track(other.name) for other in self.others}
+        k = self.plan.num_speculative_tokens
+        ours = (EngineArm(self.draft.name, self.engine, k), EngineArm(self.plain.name, self.engine, 0))
+        tracks: list[tuple[Arm, Track]] = [(ours[0], self.draft), (ours[1], self.plain)]
+        tracks += [(other, self.against[other.name]) for other in self.others]
+        groups = self.groups()
+        self._note_what_is_left(groups)
+        total = len(groups) * self.plan.repeats * len(tracks)
+        for arm, _ in tracks:
+            yield Progress(0, total, f"warming up {arm.name}")
+            arm.decode(_short(groups[0]), 0, stopped)
+        done, names = 0, [arm.name for arm, _ in tracks]
+        for repeat in range(self.plan.repeats):
+            for group in groups:
+                kept = {} if self.journal is None or stopped() else self.journal.turn(group, repeat, names)
+                for arm, track in tracks if (group.place + repeat) % 2 == 0 else reversed(tracks):
+                    yield Progress(done, total, arm.name)
+                    one = kept.get(arm.name) or self._undisturbed(arm, group, repeat, total, stopped)
+                    if one is None:
+                        return
+                    if self.journal is not None and not kept:
+                        self.journal.keep(arm.name, one)
+                    track.add(one)
+                    self._note(one)
+                    done += 1
+        yield Progress(done, total, "")
+
+    def _undisturbed(
+        self, arm: Arm, group: Group, repeat: int, num_passes: int, stopped: Callable[[], bool]
+    ) -> Pass | None:
+        """A pass that nothing interrupted, or the least interrupted of a few; None when it was stopped."""
+        best: Pass | None = None
+        for attempt in range(_MOST_ATTEMPTS):
+            one = None if stopped() else self._watched(arm, group, repeat, stopped)
+            if one is None:
+                return best
+            best = one if best is None or (one.lost_share or 0.0) < (best.lost_share or 0.0) else best
+            best = replace(best, num_discarded=attempt)
+            if not one.is_interrupted or self.num_discarded + attempt >= _MOST_DISCARDED * num_passes:
+                break
+        return best
+
+    def _watched(self, arm: Arm, group: Group, repeat: int, stopped: Callable[[], bool]) -> Pass | None:
+        before = interruption.look_at_usage()
+        one = arm.decode(group, repeat, stopped)
+        is_computing = self.engine.target.device.type == "cpu"
+        lost = interruption.look_at_usage().lost_share_since(before, is_computing)
+        return None if one is None else replace(one, lost_share=lost)
+
+    @property
+    def passes(self) -> list[Pass]:
+        """Those that count, of all arms."""
+        return [one for track in (self.draft, self.plain, *self.against.values()) for one in track.passes]
+
+    @property
+    def num_discarded(self) -> int:
+        """Interrupted passes that were decoded again."""
+        return sum(one.num_discarded for one in self.passes)
+
+    def groups(self) -> list[Group]:
+        """The workload in groups of the batch's size, the tasks taking turns; what is left over is the last."""
+        by_task: dict[str, list[Request]] = {}
+        for request in self.workload.requests:
+            by_task.setdefault(task_of(request.row), []).append(request)
+        ordered = [one for turn in zip_longest(*by_task.values()) for one in turn if one is not None]
+        size = self.plan.batch_size
+        cut = [tuple(ordered[i : i + size]) for i in range(0, len(ordered), size)]
+        is_mixed = size > 1 and len(by_task) > 1
+        return [Group(place, "" if is_mixed else task_of(one[0].row), one) for place, one in enumerate(cut)]
+
+    def group_sizes(self) -> dict[int, int]:
+        """How many groups there are of each size, the batch's own first."""
+        return dict(Counter(len(group.requests) for group in self.groups()))
+
+    @property
+    def hidden_tasks(self) -> str | None:
+        """A sentence where groups hold several tasks, whose times cannot be told apart, or None."""
+        if self.plan.batch_size == 1 or len(self.workload.tasks) < 2:
+            return None
+        return (
+            f"a batch of {self.plan.batch_size} holds prompts of several tasks: by task the acceptance is known, times "
+            "and speed-ups are not"
+        )
+
+    def tasks(self) -> list[str]:
+        """Tasks that both of our arms decoded; none where no prompt names one."""
+        decoded = self.draft.task_counts.keys() & self.plain.task_counts.keys()
+        return [task for task in self.workload.tasks if task in decoded]
+
+    def speedup(self, kind: Kind, task: str | None = None, against: Track | None = None) -> Interval | None:
+        """How much faster the draft makes it: a pair is a group, each arm at the median of its repeats.
+
+        Args:
+            kind: `decode` (after the first token) or `latency` (from arrival to the end).
+            task: only this one's groups; None comes back where groups hold several.
+            against: another arm than our own without a draft.
+        """
+        fast, slow = self.draft.seconds_per_token(kind), (against or self.plain).seconds_per_token(kind)
+        places = {one.group.place for one in self.draft.passes if task in (None, one.group.task)}
+        both = [key for key in fast if key in slow and key[0] in places]
+        groups = sorted({place for place, _ in both})
+        if len(groups) < 2:
+            ratios = np.array([slow[key] / fast[key] for key in both])
+            return bootstrap_median(ratios) if len(ratios) else None
+        speeds = [
+            np.array([1 / np.median([seconds[key] for key in both if key[0] == place]) for place in groups])
+            for seconds in (fast, slow)
+        ]
+        return paired(speeds[0], speeds[1]).ratio
+
+    @property
+    def tokens_per_step(self) -> float | None:
+        """Tokens that one sequence got from one step with the draft."""
+        counts = self.draft.counts()
+        return counts.num_emitted_tokens / counts.num_steps if counts.num_steps else None
+
+    @property
+    def efficiency(self) -> float | None:
+        """Speed-up over tokens per step: how much of what the draft gives the engine keeps."""
+        speedup, per_step = self.speedup("decode"), self.tokens_per_step
+        return speedup.median / per_step if speedup and per_step else None
+
+    def differences(self, against: Track | None = None) -> Differences:
+        """Every output with the draft against the same request's output without."""
+        slow = {(one.group.place, one.repeat): one for one in (against or self.plain).passes}
+        found = Differences()
+        for one in self.draft.passes:
+            other = slow.get((one.group.place, one.repeat))
+            if other is not None:
+                for request, got, want in zip(one.group.requests, one.token_ids, other.token_ids, strict=True):
+                    found.add(request.row.index, got, want)
+        return found
+
+    def _note(self, one: Pass) -> None:
+        for event in one.events:
+            if isinstance(event, Noticed) and event.message not in self.notices:
+                self.notices.append(event.message)
+
+    def _note_what_is_left(self, groups: Sequence[Group]) -> None:
+        size, last = self.plan.batch_size, len(groups[-1].requests)
+        if last < size:
+            num = len(self.workload.requests)
+            self.notices.append(f"{num} prompts do not fill batches of {size}: the last is of {last}")
+
+
+def _short(group: Group) -> Group:
+    """The group with few new tokens, to warm an arm up with."""
+    short = [
+        replace(
+            request,
+            params=replace(
+                request.params,
+                max_new_tokens=min(_NUM_WARM_UP_TOKENS, request.params.max_new_tokens),
+                min_tokens=min(_NUM_WARM_UP_TOKENS, request.params.min_tokens),
+            ),
+        )
+        for request in group.requests
+    ]
+    return replace(group, requests=tuple(short))

@@ -1,0 +1,146 @@
+"""Which draft a comparison recommends, and why: one of them, none, or that it is not known yet."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from specdec_cli.measure.bench.compare import Comparison, Contender, against
+from specdec_cli.measure.machine.load import Conditions
+from specdec_cli.measure.predict.evidence import INDIFFERENT, Evidence, Verdict, needs, times
+from specdec_cli.measure.stats import Interval
+
+NO_WINNER = "none"
+_MORE = "more prompts (--num-prompts) or repeats (--repeats)"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a comparison found.
+
+    Args:
+        verdict: whether some draft pays.
+        winner: the fastest draft; None where none pays, and where it is not surely the fastest.
+        fastest: the draft of the largest speed-up, be it sure or not; None where nothing was measured.
+        needs: what would settle what is open.
+        recommendation: in words.
+    """
+
+    verdict: Verdict
+    winner: Contender | None
+    fastest: Contender | None
+    needs: tuple[str, ...]
+    recommendation: str
+
+    @property
+    def winner_name(self) -> str | None:
+        """The winner, `none` where no draft pays, None where that is not known."""
+        if self.winner is not None:
+            return self.winner.draft
+        return NO_WINNER if self.verdict == "do-not-speculate" else None
+
+
+def choose_draft(comparison: Comparison) -> Choice:
+    """What a comparison recommends."""
+    found = {one: evidence for one in _drafts(comparison) if (evidence := _evidence(comparison, one)) is not None}
+    if not found:
+        said = "Nothing was measured: no prompt decoded a second token with a draft and without."
+        return Choice("inconclusive", None, None, ("prompts whose outputs are longer than one token",), said)
+    busy = Conditions.of(comparison.load, comparison.bench.passes).busy
+    paying = [one for one, evidence in found.items() if evidence.pays]
+    if busy is None and paying:
+        return _speculate(comparison, paying[0], [one for one in found if one is not paying[0]])
+    fastest = next(iter(found))
+    said = f"{_name(comparison, fastest)}, is {_times(comparison, fastest)}"
+    if busy is None and all(evidence.pays is False for evidence in found.values()):
+        said = f"Do not speculate: no draft is surely faster; the best, {said}."
+        return Choice("do-not-speculate", None, fastest, (), said)
+    return _open(comparison, found, busy, said)
+
+
+def task_winner(comparison: Comparison, task: str) -> tuple[str | None, Interval | None]:
+    """The winner of one task's prompts: a name, `none`, or None where that is not known; and the fastest's interval.
+
+    A task has few prompts, and with five even their range covers less than 95 %.
+    """
+    found = [(one, comparison.speedup(one, task=task)) for one in _drafts(comparison)]
+    known = sorted(((one, it) for one, it in found if it is not None), key=lambda pair: -pair[1].median)
+    if not known:
+        return None, None
+    sure = [(one, speedup) for one, speedup in known if Evidence(speedup).pays]
+    is_busy = Conditions.of(comparison.load, comparison.bench.passes).busy is not None
+    if is_busy or not sure:
+        is_slow = not is_busy and all(Evidence(speedup).pays is False for _, speedup in known)
+        return (NO_WINNER if is_slow else None), known[0][1]
+    winner, speedup = sure[0]
+    is_first = all(_is_no_slower(comparison, winner, one, task) for one, _ in known if one is not winner)
+    return (winner.draft if is_first else None), speedup
+
+
+def _drafts(comparison: Comparison) -> list[Contender]:
+    """Those that draft, the fastest first."""
+    return [one for one in comparison.ranking() if one.drafts]
+
+
+def _evidence(comparison: Comparison, one: Contender) -> Evidence | None:
+    """What is known of a draft at its best k; its costs were taken before, so a prediction only has to agree."""
+    measured, k = comparison.speedup(one), comparison.best_k(one)
+    rows = [] if one.prediction is None else [row for row in one.prediction.rows if row.k == k]
+    return None if measured is None else Evidence(measured, rows[0].median_speedup if rows else None, math.inf)
+
+
+def _is_no_slower(comparison: Comparison, one: Contender, other: Contender, task: str | None = None) -> bool:
+    found = against(comparison.track(one), comparison.track(other), task=task)
+    return found is not None and found.ratio.is_above(1 - INDIFFERENT)
+
+
+def _speculate(comparison: Comparison, best: Contender, rest: list[Contender]) -> Choice:
+    """Some draft pays; which one is open where another may be faster."""
+    rivals = [one for one in rest if not _is_no_slower(comparison, best, one)]
+    said = f"{_times(comparison, best)}{_runner_up(comparison, best, rivals or rest)}"
+    if not rivals:
+        k = comparison.best_k(best)
+        return Choice("speculate", best, best, (), f"Use {best.draft} with k = {k}: it is {said}.")
+    said = f"Speculate; the best draft is undecided: {_name(comparison, best)} is {said}. To settle it: {_MORE}."
+    return Choice("speculate", None, best, (_MORE,), said)
+
+
+def _open(comparison: Comparison, found: Mapping[Contender, Evidence], busy: str | None, said: str) -> Choice:
+    """Nothing pays for sure, and something may."""
+    fastest = next(iter(found))
+    asked = next((evidence for evidence in found.values() if evidence.pays is None), found[fastest])
+    wanted = needs(asked, busy, comparison.batch_size)
+    if asked.is_contradictory:
+        why = "prediction and measurement exclude each other"
+    elif busy is not None:
+        why = "the machine was busy"
+    elif asked.is_of_few:
+        why = "too few pairs to be sure"
+    else:
+        why = "the interval holds both answers"
+    text = f"Inconclusive: {why}. The fastest, {said}. To settle it: {'; '.join(wanted)}."
+    return Choice("inconclusive", None, fastest, wanted, text)
+
+
+def _runner_up(comparison: Comparison, winner: Contender, rest: list[Contender]) -> str:
+    found = against(comparison.track(winner), comparison.track(rest[0])) if rest else None
+    if found is None:
+        return ""
+    name = _name(comparison, rest[0])
+    chance = "too few pairs" if found.p_a_faster is None else f"P {found.p_a_faster:.2f}"
+    if found.is_significant:
+        return f", and {times(found.ratio)} as fast as {name}, the next ({chance})"
+    mine, other = winner.sizes()[1], rest[0].sizes()[1]
+    smaller = " and takes less memory" if mine is not None and other is not None and other < mine else ""
+    return f"; {name} is not surely slower{smaller} (ratio {times(found.ratio)}, {chance})"
+
+
+def _name(comparison: Comparison, one: Contender) -> str:
+    return f"{one.draft} (k = {comparison.best_k(one)})"
+
+
+def _times(comparison: Comparison, one: Contender) -> str:
+    speedup = comparison.speedup(one)
+    assert speedup is not None, "only what was measured is quoted"
+    return f"{times(speedup)} as fast as plain decoding"

@@ -1,0 +1,314 @@
+"""Drafts against each other: one target and one text, each draft at its own best k, and every pair compared.
+
+A trace predicts every k of every draft; then each is measured at the k predicted best (or at every k), all taking
+turns with each other and with the same plain arm. Pairs are groups of prompts that both decoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from specdec_cli.drafters.model import Drafter as ModelDrafter
+from specdec_cli.errors import UsageError
+from specdec_cli.lm.files.origin import origin_of
+from specdec_cli.lm.transformers_lm import TransformersLM
+from specdec_cli.measure.bench.bench import Bench, EngineArm, Plan, Progress
+from specdec_cli.measure.bench.passes import Differences, Kind, Track
+from specdec_cli.measure.machine.load import Load, look_at_load
+from specdec_cli.measure.predict.cost import Costs
+from specdec_cli.measure.predict.predict import Predicted, Prediction, predict
+from specdec_cli.measure.predict.profiling import profile
+from specdec_cli.measure.predict.replay import replay
+from specdec_cli.measure.predict.tracing import trace_draft, trace_target
+from specdec_cli.measure.stats import FloatArray, Interval, Paired, paired
+from specdec_cli.measure.workload.workload import Workload
+
+if TYPE_CHECKING:
+    from specdec_cli.engine.engine import Engine
+    from specdec_cli.measure.bench.journal import Journal
+    from specdec_cli.measure.predict.trace import Trace
+
+NO_DRAFT = "none"
+_PROFILE_SECONDS = 15.0  # of all drafts together, at least the next for each
+_MIN_PROFILE_SECONDS = 4.0
+
+
+@dataclass(slots=True, eq=False)
+class Contender:
+    """One draft.
+
+    Args:
+        draft: what a person calls it.
+        method: how it drafts.
+        engine: the shared target with this draft.
+        costs: of its steps; None before they are measured, and where it never drafts.
+        prediction: None where the trace does not tell.
+        tracks: what was measured, by k.
+    """
+
+    draft: str
+    method: str
+    engine: Engine
+    costs: Costs | None = None
+    prediction: Prediction | None = None
+    tracks: dict[int, Track] = field(default_factory=dict)
+
+    @property
+    def drafts(self) -> bool:
+        """Whether it is a draft at all."""
+        return self.method != NO_DRAFT
+
+    def predicted_best(self) -> Predicted | None:
+        """The k of the largest predicted speed-up, the smaller of equals, be it worth while or not."""
+        rows = [] if self.prediction is None else self.prediction.rows
+        return max(rows, key=lambda row: (np.nan_to_num(row.median_speedup.median), -row.k), default=None)
+
+    @property
+    def cost_ratio(self) -> float | None:
+        """Seconds of a drafted token over those of a plain step."""
+        if not self.drafts:
+            return 0.0
+        if self.prediction is not None:
+            return self.prediction.cost_ratio
+        if self.costs is None:
+            return None
+        context = self.costs.middle_context
+        return self.costs.draft_seconds_per_token(context) / float(self.costs.plain(context))
+
+    def sizes(self) -> tuple[int | None, int | None]:
+        """Parameters and bytes (weights and KV cache) of its model; 0 without one, None where they are not known."""
+        if not isinstance(self.engine.drafter, ModelDrafter):
+            return 0, 0
+        lm = self.engine.drafter.lm
+        if not isinstance(lm, TransformersLM):
+            return None, None
+        is_tied = lm.model.config.get_text_config().tie_word_embeddings
+        copied = [weight for weight in lm.weights if is_tied and weight.is_looked_up]  # the packed output has its own
+        num = sum(weight.num_numbers for weight in lm.weights) - sum(weight.num_numbers for weight in copied)
+        return num, lm.weight_bytes + lm.num_blocks * lm.block_size * lm.kv_bytes_per_token
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two drafts at their own best k, a before b in the ranking."""
+
+    a: Contender
+    b: Contender
+    found: Paired
+
+
+@dataclass(slots=True, eq=False)
+class Comparison:
+    """A comparison, before, while and after it runs.
+
+    Args:
+        contenders: drafts around one target.
+        workload: what is decoded.
+        k_max: largest k.
+        batch_size: requests of one task that are decoded together.
+        repeats: how often every arm decodes every group.
+        is_exhaustive: whether every k is measured.
+        verify: the rule of verification.
+        trace: the target's text; made where it is not given.
+        notices: what a person should know.
+        journal: of the run, or None.
+        load: of the machine, before.
+    """
+
+    contenders: Sequence[Contender]
+    workload: Workload
+    k_max: int
+    batch_size: int = 1
+    repeats: int = 2
+    is_exhaustive: bool = False
+    verify: str = "auto"
+    trace: Trace | None = None
+    notices: list[str] = field(default_factory=list)
+    journal: Journal | None = None
+    load: Load = field(default_factory=look_at_load)
+    _bench: Bench | None = None
+
+    def study(self, is_predictable: bool = True, say: Callable[[str], None] = lambda _: None) -> None:
+        """Trace the target once, every draft along it, and price their steps.
+
+        Args:
+            is_predictable: whether a trace knows this verification at all.
+            say: told what is being done.
+
+        Raises:
+            UsageError: a draft whose acceptance no trace tells, unless every k is measured.
+        """
+        rivals = [contender for contender in self.contenders if contender.drafts]
+        if self.trace is not None:
+            self.trace.check_target(origin_of(rivals[0].engine.target))
+            self.notices += self.trace.notices
+        if self.trace is None and is_predictable:
+            say("tracing the target")
+            self.trace = trace_target(rivals[0].engine, self.workload.requests)
+        for contender in rivals:
+            say(f"measuring what a step of {contender.draft} costs")
+            contender.costs = self._costs(contender, max(_PROFILE_SECONDS / len(rivals), _MIN_PROFILE_SECONDS))
+            if self.trace is not None and is_predictable:
+                say(f"tracing {contender.draft}")
+                self._predict(contender, contender.costs, self.trace)
+
+    def _costs(self, contender: Contender, seconds: float) -> Costs:
+        if self.journal is None:
+            return self._profile(contender, seconds)
+        return self.journal.costs(contender.draft, lambda: self._profile(contender, seconds))
+
+    def _profile(self, contender: Contender, seconds: float) -> Costs:
+        requests = self.workload.requests
+        lengths = [len(request.token_ids) for request in requests]
+        ends = [len(request.token_ids) + request.params.max_new_tokens for request in requests]
+        return profile(
+            contender.engine,
+            self.k_max,
+            sorted({int(np.median(lengths)), int(np.median([*lengths, *ends])), int(np.median(ends))}),
+            text=self._text(),
+            params=requests[0].params,
+            time_limit_seconds=seconds,
+            batch_size=self.batch_size,
+        )
+
+    def _text(self) -> list[int]:
+        """A text of the workload's own, so that a draft finds in it what it will find."""
+        if self.trace is not None:
+            longest = max(self.trace.prompts, key=lambda prompt: len(prompt.output))
+            return [*longest.token_ids, *longest.output]
+        return max((request.token_ids for request in self.workload.requests), key=len)
+
+    def _predict(self, contender: Contender, costs: Costs, trace: Trace) -> None:
+        try:
+            trace.drafts[contender.draft] = trace_draft(trace, contender.engine.drafter, self.k_max)
+        except UsageError as error:
+            if not self.is_exhaustive:
+                raise
+            self.notices.append(f"{error.message}: it is measured, not predicted")
+            return
+        contender.prediction = predict(replay(trace, contender.draft, self.verify, self.k_max), costs)
+
+    def run(self, stopped: Callable[[], bool] = lambda: False) -> Iterator[Progress]:
+        """Measure: every draft at its own best k, or at every k, and one plain arm, taking turns.
+
+        Args:
+            stopped: asked between steps and passes; what is whole by then is kept.
+        """
+        arms = [
+            (contender, k, EngineArm(f"{contender.draft} k={k}", contender.engine, k))
+            for contender in self.contenders
+            if contender.drafts
+            for k in self._depths(contender)
+        ]
+        (first, k, arm), others = arms[0], [other for *_, other in arms[1:]]
+        plan = Plan(k, self.batch_size, self.repeats)
+        self._bench = bench = Bench(
+            first.engine, self.workload, plan, others, Track(arm.name), notices=self.notices, journal=self.journal
+        )
+        running = bench.run(stopped)
+        for progress in running:
+            for contender, k, one in arms:  # the tracks are there from the first turn on
+                contender.tracks[k] = bench.against.get(one.name, bench.draft)
+            for contender in self.contenders:
+                if not contender.drafts:
+                    contender.tracks[0] = bench.plain
+            yield progress
+
+    def _depths(self, contender: Contender) -> list[int]:
+        best = contender.predicted_best()
+        if self.is_exhaustive or best is None:
+            return list(range(1, self.k_max + 1))
+        return [best.k]
+
+    @property
+    def bench(self) -> Bench:
+        """The benchmark that measures."""
+        assert self._bench is not None, "asked for after the measurement began"
+        return self._bench
+
+    @property
+    def plain(self) -> Track:
+        """The arm without a draft."""
+        return self.bench.plain
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether a draft and the plain arm decoded, be it no more than a first token each."""
+        tracks = [track for one in self.contenders if one.drafts for track in one.tracks.values()]
+        return bool(self.plain.passes) and any(track.passes for track in tracks)
+
+    @property
+    def num_passes(self) -> int:
+        """Whole passes of all arms."""
+        bench = self.bench
+        return sum(len(track.passes) for track in (bench.draft, bench.plain, *bench.against.values()))
+
+    def speedup(self, contender: Contender, kind: Kind = "decode", task: str | None = None) -> Interval | None:
+        """How much faster a draft is at its best k than no draft."""
+        found = against(contender.tracks[self.best_k(contender)], self.plain, kind, task)
+        return None if found is None else found.ratio
+
+    def speedup_at(self, contender: Contender, k: int) -> Interval | None:
+        """The same at any measured k."""
+        found = against(contender.tracks[k], self.plain)
+        return None if found is None else found.ratio
+
+    def best_k(self, contender: Contender) -> int:
+        """The measured k of the largest speed-up, the smaller of equals."""
+        speeds = {k: _speeds(track, self.plain) for k, track in contender.tracks.items()}
+        return max(speeds, key=lambda k: (-1.0 if (s := speeds[k]) is None else float(np.median(s[0] / s[1])), -k))
+
+    def track(self, contender: Contender) -> Track:
+        """What a draft's best k gave."""
+        return contender.tracks[self.best_k(contender)]
+
+    def ranking(self) -> list[Contender]:
+        """The fastest first; what was not measured comes last."""
+        found = {id(one): self.speedup(one) for one in self.contenders}
+        return sorted(self.contenders, key=lambda one: -(s.median if (s := found[id(one)]) is not None else 0.0))
+
+    def pairs(self) -> list[Pair]:
+        """Every two drafts that were measured."""
+        found = [(a, b, against(self.track(a), self.track(b))) for a, b in combinations(self.ranking(), 2)]
+        return [Pair(a, b, one) for a, b, one in found if one is not None]
+
+    def differences(self) -> Differences:
+        """Every output of every draft against the same request's output without one."""
+        plain = {(one.group.place, one.repeat): one for one in self.plain.passes}
+        found = Differences()
+        tracks = [track for one in self.contenders if one.drafts for track in one.tracks.values()]
+        for one in (one for track in tracks for one in track.passes):
+            if other := plain.get((one.group.place, one.repeat)):
+                for request, got, want in zip(one.group.requests, one.token_ids, other.token_ids, strict=True):
+                    found.add(request.row.index, got, want)
+        return found
+
+
+def against(fast: Track, slow: Track, kind: Kind = "decode", task: str | None = None) -> Paired | None:
+    """One arm's speed over another's; a pair is a group of prompts, each arm at the median of its repeats.
+
+    With a single group its repeats are the pairs. None where the arms have no group in common.
+    """
+    speeds = _speeds(fast, slow, kind, task)
+    return None if speeds is None else paired(*speeds)
+
+
+def _speeds(
+    fast: Track, slow: Track, kind: Kind = "decode", task: str | None = None
+) -> tuple[FloatArray, FloatArray] | None:
+    a, b = fast.seconds_per_token(kind), slow.seconds_per_token(kind)
+    places = {one.group.place for one in fast.passes if task in (None, one.group.task)}
+    both = sorted(key for key in a if key in b and key[0] in places)
+    groups = sorted({place for place, _ in both})
+    if len(groups) < 2:
+        return (np.array([1 / a[key] for key in both]), np.array([1 / b[key] for key in both])) if both else None
+    mine, other = (
+        np.array([1 / np.median([seconds[key] for key in both if key[0] == place]) for place in groups])
+        for seconds in (a, b)
+    )
+    return mine, other

@@ -1,0 +1,245 @@
+"""The journal of a long measurement: what is finished, so that an interrupted run continues with what is left.
+
+JSON lines beside the result's file. The first says what is measured, and another recipe, workload, machine or version
+is refused by it; then comes a line for every profile of costs and every pass. A pass holds what statistics need: its
+tokens, seconds, and the counts of its steps, not its text. A last line that a crash cut in two is dropped. Turns are
+resumed whole (a group in every arm), so that no pair of passes straddles two runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specdec_cli.engine.outputs import Timing
+from specdec_cli.errors import RunError, UsageError
+from specdec_cli.events import Emitted, Event, Noticed, Stepped
+from specdec_cli.measure.bench.passes import Group, Pass
+
+if TYPE_CHECKING:
+    from specdec_cli.engine.arms import Request
+    from specdec_cli.measure.predict.cost import Costs
+
+FORMAT = "specdec.journal/3"
+_OTHER = {
+    "format": "another format",
+    "specdec_version": "another version of specdec",
+    "schema": "another command",
+    "recipe": "another recipe",
+    "plan": "another plan",
+    "workload": "other prompts",
+    "environment": "another machine or other libraries",
+}
+
+
+def journal_path(output: Path) -> Path:
+    """The journal of a result's file."""
+    return output.with_name(f"{output.name}.partial")
+
+
+def check_journal(output: Path, resume: bool, force: bool) -> None:
+    """Refuse to throw away what an earlier run finished, before anything is loaded.
+
+    Raises:
+        UsageError: there is a journal, and neither `--resume` nor `--force` says what becomes of it.
+    """
+    path = journal_path(output)
+    if path.exists() and not (resume or force):
+        raise UsageError(
+            f"`{path}` holds what an interrupted run finished", "continue it with --resume, or begin anew with --force"
+        )
+
+
+@dataclass(slots=True)
+class Journal:
+    """A journal, open for the run.
+
+    Args:
+        path: the file.
+        num_resumed: passes that were taken from it.
+    """
+
+    path: Path
+    num_resumed: int = 0
+    _passes: dict[tuple[int, int], dict[str, Mapping[str, Any]]] = field(default_factory=dict)
+    _costs: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def trace_path(self) -> Path:
+        """Where the run keeps the target's text beside the journal."""
+        return self.path.with_name(f"{self.path.name}.trace")
+
+    @property
+    def num_kept(self) -> int:
+        """Passes that it holds from an earlier run."""
+        return sum(map(len, self._passes.values()))
+
+    def turn(self, group: Group, repeat: int, arms: Sequence[str]) -> dict[str, Pass]:
+        """A group's passes by arm; empty unless every arm's is there."""
+        kept = self._passes.get((repeat, group.place), {})
+        if not set(arms) <= kept.keys():
+            return {}
+        self.num_resumed += len(arms)
+        return {arm: _restored(group, repeat, kept[arm]) for arm in arms}
+
+    def keep(self, arm: str, one: Pass) -> None:
+        """Append a finished pass.
+
+        Raises:
+            RunError: the file cannot be written.
+        """
+        self._append({"pass": arm, "repeat": one.repeat, "group": one.group.place, **_kept(one)})
+
+    def costs(self, name: str, measure: Callable[[], Costs]) -> Costs:
+        """Costs by name: the earlier run's, so that its choice of what to measure holds, else measured now."""
+        if name in self._costs:
+            return _restored_costs(self._costs[name])
+        found = measure()
+        self._append({"costs": name, **_kept_costs(found)})
+        return found
+
+    def remove(self) -> None:
+        """Delete the journal: the run is whole."""
+        for path in (self.path, self.trace_path):
+            with suppress(FileNotFoundError):
+                path.unlink()
+
+    def _append(self, line: Mapping[str, Any]) -> None:
+        """One line in one write, so that a reader never sees two runs' lines mixed."""
+        data = (json.dumps(line, separators=(",", ":")) + "\n").encode()
+        try:
+            handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            try:
+                os.write(handle, data)
+            finally:
+                os.close(handle)
+        except OSError as error:
+            raise RunError(f"the journal `{self.path}` cannot be written: {error.strerror}", None) from error
+
+
+def workload_digest(requests: Sequence[Request]) -> str:
+    """What tells workloads apart: tokens and sampling parameters."""
+    said = [[request.token_ids, asdict(request.params)] for request in requests]
+    return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def open_journal(output: Path, head: Mapping[str, Any], resume: bool) -> Journal:
+    """The journal of a run: a new one, or with `resume` the earlier run's where there is one.
+
+    Args:
+        output: the result's file.
+        head: what is measured: `specdec_version`, `schema`, `recipe`, `plan`, `workload`, `environment`.
+        resume: whether to continue.
+
+    Raises:
+        UsageError: the journal is of something else, or damaged.
+        RunError: it cannot be written.
+    """
+    journal = Journal(journal_path(output))
+    wanted = json.loads(json.dumps({"format": FORMAT, **head}))
+    if not resume:
+        journal.remove()
+    if journal.path.exists():
+        _read(journal, wanted)
+    else:
+        journal._append(wanted)
+    return journal
+
+
+def _read(journal: Journal, wanted: Mapping[str, Any]) -> None:
+    hint = "begin anew with --force, or name another --output"
+    try:
+        text = journal.path.read_text(encoding="utf-8")
+        whole = text[: text.rfind("\n") + 1]
+        first, *lines = [json.loads(line) for line in whole.splitlines()]
+        other = next((key for key in _OTHER if first.get(key) != wanted.get(key)), None)
+        if other is not None:
+            raise UsageError(f"the journal `{journal.path}` is of {_OTHER[other]}", hint)
+        for line in lines:
+            if "costs" in line:
+                journal._costs[line["costs"]] = line
+            else:
+                journal._passes.setdefault((line["repeat"], line["group"]), {})[line["pass"]] = line
+        if whole != text:
+            os.truncate(journal.path, len(whole.encode()))
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise UsageError(f"the journal `{journal.path}` cannot be read: {error}", hint) from error
+
+
+def _kept(one: Pass) -> dict[str, Any]:
+    timing = one.timing
+    places = {sequence_id: place for place, sequence_id in enumerate(one.sequence_ids)}
+    steps = [
+        [
+            [event.draft_seconds, event.verify_seconds, event.overhead_seconds],
+            [
+                [places[e.sequence_id], len(e.tokens), e.num_drafted, e.num_accepted, int(e.from_prefill)]
+                for e in event.emitted
+            ],
+        ]
+        for event in one.events
+        if isinstance(event, Stepped)
+    ]
+    return {
+        "tokens": one.token_ids,
+        "timing": [timing.ttft_s, timing.decode_s, timing.total_s, timing.decode_tokens_per_second],
+        "num_first_tokens": one.num_first_tokens,
+        "lost_share": one.lost_share,
+        "num_discarded": one.num_discarded,
+        "steps": steps,
+        "notices": [event.message for event in one.events if isinstance(event, Noticed)],
+    }
+
+
+def _restored(group: Group, repeat: int, line: Mapping[str, Any]) -> Pass:
+    """A pass whose events count as those that were measured; of their tokens only the number is known."""
+    events: list[Event] = [Noticed(None, message) for message in line["notices"]]
+    for (draft, verify, overhead), rows in line["steps"]:
+        emitted = tuple(
+            Emitted(place, (0,) * num, "", drafted, accepted, bool(from_prefill))
+            for place, num, drafted, accepted, from_prefill in rows
+        )
+        events.append(Stepped(emitted, len(rows), 0, 0, draft, verify, overhead, 0, 0))
+    tokens = tuple(map(tuple, line["tokens"]))
+    return Pass(
+        group,
+        repeat,
+        tokens,
+        Timing(*line["timing"]),
+        line["num_first_tokens"],
+        tuple(events),
+        tuple(range(len(tokens))),
+        line["lost_share"],
+        line["num_discarded"],
+    )
+
+
+_ARRAYS = ("target_seconds", "draft_seconds", "overhead_seconds")
+_ROUNDS = ("target", "draft", "overhead")
+
+
+def _kept_costs(costs: Costs) -> dict[str, Any]:
+    plain = ("k_max", "context_lengths", "batch_size", "num_repeats", "seconds")
+    arrays = {name: getattr(costs, name).tolist() for name in _ARRAYS}
+    assert costs.rounds is not None, "a profile keeps its rounds"
+    rounds = {name: getattr(costs.rounds, name).tolist() for name in _ROUNDS}
+    return {name: getattr(costs, name) for name in plain} | arrays | {"load": asdict(costs.load), "rounds": rounds}
+
+
+def _restored_costs(line: Mapping[str, Any]) -> Costs:
+    import numpy as np
+
+    from specdec_cli.measure.predict.cost import Costs, Load
+    from specdec_cli.measure.predict.rounds import Rounds
+
+    fields = {name: value for name, value in line.items() if name != "costs"}
+    fields |= {name: np.array(line[name], dtype=np.float64) for name in _ARRAYS}
+    fields |= {"context_lengths": tuple(line["context_lengths"]), "load": Load(**line["load"])}
+    fields["rounds"] = Rounds(*(np.array(line["rounds"][name], dtype=np.float64) for name in _ROUNDS))
+    return Costs(**fields)

@@ -1,0 +1,1 @@
+"""A conversation measured turn by turn, with an engine or with an endpoint."""

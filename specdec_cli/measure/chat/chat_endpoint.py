@@ -1,0 +1,172 @@
+"""Answers a conversation with an OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Any
+
+from specdec_cli.engine.chats import ChatMessage
+from specdec_cli.engine.outputs import Timing
+from specdec_cli.engine.prompts import PromptRow
+from specdec_cli.errors import UsageError
+from specdec_cli.measure.chat.chat import ChatReply, Watch, check_k
+from specdec_cli.measure.endpoint.answer import Answer
+from specdec_cli.measure.endpoint.counters import Page, difference, read_page, read_settled, statistics
+from specdec_cli.measure.endpoint.endpoint import Endpoint
+from specdec_cli.measure.endpoint.endpoint_plan import EndpointPlan
+from specdec_cli.measure.endpoint.refusal import EndpointError
+from specdec_cli.measure.endpoint.request_fields import request_body
+
+_LOOK_SECONDS = 0.1
+_OUR_SERVER = "specdec"
+_TOO_LONG = ("context", "too long", "token limit", "too many tokens")
+"""Words with which servers refuse a conversation that does not fit."""
+
+
+class EndpointSpeaker:
+    """A server that answers one conversation; a context manager that holds the connection.
+
+    Args:
+        plan: where the server is and how it is asked.
+        fields: sampling fields of every request.
+        most_k: largest k that may be chosen.
+
+    Attributes:
+        target: the model that is asked.
+        k: tokens drafted per step that requests ask for; None leaves it to the server.
+        draft: likewise.
+    """
+
+    def __init__(self, plan: EndpointPlan, fields: Mapping[str, Any], most_k: int) -> None:
+        self.target = plan.model or ""
+        self.k: int | None = None
+        self.draft: str | None = None
+        self._plan, self._fields, self._most_k = plan, dict(fields), most_k
+        self._runner, self._stack = asyncio.Runner(), AsyncExitStack()
+        self._endpoint: Endpoint | None = None
+        self._reads_metrics = True
+
+    def __enter__(self) -> EndpointSpeaker:
+        """Connect and choose the model."""
+        self._runner.__enter__()
+        try:
+            self._runner.run(self._open())
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the connection."""
+        self._runner.run(self._stack.aclose())
+        self._runner.close()
+
+    def set_k(self, k: int) -> None:
+        """Ask the server for k tokens per step from the next answer on."""
+        self._check_is_ours("/k")
+        check_k(k, self._most_k)
+        self.k = k
+
+    def set_draft(self, name: str) -> None:
+        """Ask the server for another draft; `own` leaves the choice to the server."""
+        self._check_is_ours("/draft")
+        self.draft = None if name == "own" else name
+
+    def answer(self, messages: Sequence[ChatMessage], watch: Watch, stopped: Callable[[], bool]) -> ChatReply:
+        """Answer the last message."""
+        try:
+            return self._runner.run(self._answer(tuple(messages), watch, stopped))
+        except EndpointError as error:
+            if error.status != 400 or not any(words in error.message.lower() for words in _TOO_LONG):
+                raise
+            hint = "if the conversation no longer fits the context, /clear starts a new one"
+            raise EndpointError(error.message, hint, status=400) from error
+
+    def _check_is_ours(self, command: str) -> None:
+        assert self._endpoint is not None, "the connection is open"
+        if self._endpoint.owner != _OUR_SERVER:
+            raise UsageError(
+                f"`{command}` has no effect on this server, which chooses draft and k when it starts",
+                "only `specdec serve` takes them with each request",
+            )
+
+    async def _open(self) -> None:
+        plan = self._plan
+        self._endpoint = await self._stack.enter_async_context(Endpoint(plan.address, plan.key, plan.timeout_s))
+        self.target = await self._endpoint.choose_model(self.target)
+
+    async def _answer(self, messages: tuple[ChatMessage, ...], watch: Watch, stopped: Callable[[], bool]) -> ChatReply:
+        assert self._endpoint is not None, "the connection is open"
+        reply, before = ChatReply(), await self._page()
+
+        def fold(answer: Answer) -> None:
+            watch(reply, _fold(reply, answer))
+
+        asked = asyncio.ensure_future(self._endpoint.ask(self._plan.path, self._body(messages), fold))
+        try:
+            while not asked.done():
+                await asyncio.wait([asked], timeout=_LOOK_SECONDS)
+                watch(reply, "")
+                if stopped():
+                    asked.cancel()
+            answer = asked.result()
+        except asyncio.CancelledError:
+            reply.finish_reason = "abort"
+            return reply
+        finally:
+            asked.cancel()
+        if reply.finish_reason == "length":
+            reply.notices.append("the answer was cut at the length limit of the server or of -n/--max-new-tokens")
+        if answer.speculation is not None:
+            self._reads_metrics = False
+        elif before is not None:
+            await self._count(reply, before)
+        return reply
+
+    def _body(self, messages: tuple[ChatMessage, ...]) -> dict[str, Any]:
+        row = PromptRow(0, messages[-1].content, messages=messages)
+        body = request_body(row, self.target, True, self._fields, self._plan.extra_body, self._plan.max_tokens_field)
+        wish = {"num_speculative_tokens": self.k, "draft": self.draft}
+        wish = {name: value for name, value in wish.items() if value is not None}
+        if self.draft == "none":
+            wish.pop("num_speculative_tokens", None)
+        return body | ({"speculative": wish} if wish else {})
+
+    async def _page(self) -> Page | None:
+        """The server's counters, unless its answers hold their own acceptance or it has none."""
+        if not self._reads_metrics or self._endpoint is None:
+            return None
+        page = await read_page(self._endpoint.text, self.target)
+        self._reads_metrics = page is not None
+        return page
+
+    async def _count(self, reply: ChatReply, before: Page) -> None:
+        """Acceptance by what the answer added to the server's counters."""
+        assert self._endpoint is not None, "the connection is open"
+        counters = difference(before, await read_settled(self._endpoint.text, self.target), reply.num_tokens)
+        reply.speculative = statistics(counters.added)
+        reply.notices += counters.notices
+
+
+def _fold(reply: ChatReply, answer: Answer) -> str:
+    """Update a reply by what its stream holds; gives its new text."""
+    text = answer.text[len(reply.text) :]
+    reply.text += text
+    reply.finish_reason = answer.finish_reason
+    reply.num_tokens, reply.num_prompt_tokens = answer.num_tokens, answer.prompt_tokens
+    reply.num_cached_tokens = answer.cached_tokens
+    if answer.arrivals:
+        decode_s = answer.arrivals[-1] - answer.arrivals[0]
+        rate = None if not answer.tpot_s else 1 / answer.tpot_s
+        reply.timing = Timing(answer.ttft_s, decode_s, answer.end_s, rate)
+    counts = answer.speculation
+    if counts is not None:
+        added = {"draft_tokens": counts.num_draft_tokens, "accepted_tokens": counts.num_accepted_tokens}
+        added |= {} if counts.num_steps is None else {"drafts": counts.num_steps}
+        reply.speculative = statistics({f"spec_decode_num_{name}": value for name, value in added.items()})
+    return text

@@ -1,0 +1,142 @@
+"""Answers a conversation with an engine of this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from specdec_cli.engine.arms import Arm, Request, decode
+from specdec_cli.engine.chats import ChatMessage
+from specdec_cli.engine.prompts import PromptRow
+from specdec_cli.errors import UsageError
+from specdec_cli.events import Emitted, Event, Finished, Noticed, Stepped
+from specdec_cli.measure.chat.chat import ChatReply, Watch, check_k
+
+if TYPE_CHECKING:
+    from specdec_cli.engine.engine import Engine
+    from specdec_cli.sampling.params import SamplingParams
+
+_OWN, _NONE = "own", "none"
+
+
+class EngineSpeaker:
+    """An engine that answers one conversation.
+
+    Args:
+        engine: idle; shares the KV cache of earlier turns if its prefix caching is on.
+        params: how to sample.
+        own_draft: the engine's own draft, as `--draft` names it.
+        ends_at_context: answers may fill the context; `params.max_new_tokens` is not a limit.
+        most_k: largest k that may be chosen.
+    """
+
+    def __init__(
+        self, engine: Engine, params: SamplingParams, own_draft: str, ends_at_context: bool, most_k: int
+    ) -> None:
+        self.engine = engine
+        self.target = str(getattr(engine.target, "name", "target"))
+        self.own_draft = own_draft
+        self._params, self._ends_at_context, self._most_k = params, ends_at_context, most_k
+        self._k = engine.options.depths().most
+        self._draft: str | None = None
+        self._num_asked = 0
+
+    @property
+    def draft(self) -> str:
+        """The draft of the next answer."""
+        return self._draft or self.own_draft
+
+    @property
+    def k(self) -> int:
+        """k of the next answer; 0 without a draft."""
+        return 0 if self._name == _NONE else self._k
+
+    @property
+    def _name(self) -> str:
+        return self._draft or self.engine.drafters.own_name
+
+    @property
+    def drafts(self) -> list[str]:
+        """The drafts that can be chosen."""
+        others = [name for name in self.engine.drafters.by_name if name != self.engine.drafters.own_name]
+        return list(dict.fromkeys((self.own_draft, *others, _NONE)))
+
+    def set_k(self, k: int) -> None:
+        """Draft k tokens per step from the next answer on."""
+        check_k(k, self._most_k)
+        self._k = k
+
+    def set_draft(self, name: str) -> None:
+        """Use another draft from the next answer on; `own` is the engine's own."""
+        own_name = self.engine.drafters.own_name
+        if name in (_OWN, self.own_draft, own_name):
+            self._draft = None
+        elif name in self.drafts:
+            self._draft = name
+        else:
+            raise UsageError(f"there is no draft `{name}` in this conversation", f"one of {', '.join(self.drafts)}")
+
+    def answer(self, messages: Sequence[ChatMessage], watch: Watch, stopped: Callable[[], bool]) -> ChatReply:
+        """Answer the last message."""
+        tokens = self.engine.encode([one.as_dict() for one in messages])
+        reply, arm = ChatReply(num_prompt_tokens=len(tokens)), Arm("chat", self.k, draft=self._draft)
+        is_first = not any(one.role == "assistant" for one in messages)
+        request = Request(PromptRow(0, messages[-1].content), tokens, self._sampling(len(tokens), is_first))
+        self._num_asked += 1
+
+        def fold(arm: Arm, event: Event) -> None:
+            watch(reply, _fold(reply, arm, event))
+
+        try:
+            decode(self.engine, arm, [request], fold, stopped)
+        finally:  # an error between two steps leaves the request in the engine
+            for sequence_id in arm.passes[-1].by_id if arm.passes else ():
+                self.engine.abort(sequence_id)
+        output = arm.outputs()[0]
+        reply.finish_reason, reply.timing = output.finish_reason, output.timing
+        if output.finish_reason == "length" and len(tokens) + len(output.token_ids) >= self._capacity:
+            reply.notices.append("the answer fills the context: /clear starts a new conversation")
+        elif output.finish_reason == "length":
+            reply.notices.append(f"the answer was cut at {len(output.token_ids)} tokens, the limit of -n")
+        return reply
+
+    @property
+    def _capacity(self) -> int:
+        """Most tokens of a conversation, answer included."""
+        target = self.engine.target
+        held = target.num_blocks * target.block_size
+        return target.max_context if held >= target.max_context else max(held - self.k, 0)
+
+    def _sampling(self, num_tokens: int, is_first: bool) -> SamplingParams:
+        room = self._capacity - num_tokens
+        if room < 1:
+            raise UsageError(
+                f"the conversation has {num_tokens} tokens with this message, and the context holds {self._capacity}",
+                "shorten the message" if is_first else "/clear starts a new conversation",
+            )
+        most = room if self._ends_at_context else min(room, self._params.max_new_tokens)
+        fewest = min(self._params.min_tokens, most)
+        return replace(self._params, max_new_tokens=most, min_tokens=fewest, index=self._num_asked)
+
+
+def _fold(reply: ChatReply, arm: Arm, event: Event) -> str:
+    """Update an answer by one event; gives its new text."""
+    text = ""
+    if isinstance(event, Noticed):
+        reply.notices.append(event.message)
+    elif isinstance(event, Finished):
+        text = event.text
+    elif isinstance(event, Stepped):
+        text = "".join(map(_text, event.emitted))
+        cached = [one.num_cached_tokens for one in event.emitted if one.from_prefill]
+        reply.num_cached_tokens = cached[0] if cached else reply.num_cached_tokens
+        reply.num_tokens = arm.meter.num_tokens
+        reply.speculative = arm.counts().as_dict()
+        reply.timing.decode_tokens_per_second = arm.meter.tokens_per_second
+    reply.text += text
+    return text
+
+
+def _text(emitted: Emitted) -> str:
+    return emitted.text

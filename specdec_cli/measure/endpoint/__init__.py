@@ -1,0 +1,1 @@
+"""A server measured over HTTP: its requests, arrivals, answers and counters."""

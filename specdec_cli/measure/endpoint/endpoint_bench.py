@@ -1,0 +1,253 @@
+"""The benchmark of a server: the workload's prompts, so many at a time or at a rate, and what came back when.
+
+One request, whose prompt is no row's, is sent before anything counts. The server's own counters are read after it and
+after the last answer, so that their difference is this run's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from specdec_cli.engine.prompts import PromptRow
+from specdec_cli.errors import RunError
+from specdec_cli.measure.endpoint.answer import Answer
+from specdec_cli.measure.endpoint.counters import Counters, difference, read_settled
+from specdec_cli.measure.endpoint.endpoint import Endpoint
+from specdec_cli.measure.endpoint.endpoint_plan import EndpointPlan, Visit
+from specdec_cli.measure.endpoint.request_fields import request_body, sampling_fields, warm_up_row
+from specdec_cli.measure.endpoint.sending import Sender
+from specdec_cli.measure.workload.turns import turn_ends
+from specdec_cli.measure.workload.workload import task_of
+from specdec_cli.proxy import Proxy
+from specdec_cli.recipe.schema import Sampling
+
+Figure = Literal["ttft_s", "tpot_s", "itl_s", "latency_s", "queue_s", "arrival_ttft_s", "arrival_latency_s"]
+FIGURES: tuple[Figure, ...] = ("ttft_s", "tpot_s", "itl_s", "latency_s")
+ARRIVAL_FIGURES: tuple[Figure, ...] = ("queue_s", "arrival_ttft_s", "arrival_latency_s")
+"""Of an open loop alone: from a request's arrival, whenever it was sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """A figure over all answers.
+
+    Args:
+        median: of all values.
+        p95: likewise.
+        p99: likewise.
+        ci95: of the median, by bootstrap over prompts, their range where they are few; None of one prompt.
+        pairs: prompts that it rests on.
+        values: how many there are.
+    """
+
+    median: float | None
+    p95: float | None
+    p99: float | None
+    ci95: tuple[float, float] | None
+    pairs: int
+    values: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        ends = None if self.ci95 is None else list(self.ci95)
+        known = {"median": self.median, "p95": self.p95, "p99": self.p99, "ci95": ends}
+        return known | {"pairs": self.pairs, "values": self.values}
+
+
+class EndpointBench:
+    """A run against a server, and its figures.
+
+    Args:
+        plan: how it is asked.
+        rows: the prompts.
+        sampling: of every request.
+
+    Attributes:
+        sender: what sent the requests, with their clock.
+        num_sent_again: requests that found their kept connection closed; their times tell of both.
+    """
+
+    def __init__(self, plan: EndpointPlan, rows: Sequence[PromptRow], sampling: Sampling) -> None:
+        self.plan, self.rows = plan, list(rows)
+        self.fields = sampling_fields(sampling, plan.max_tokens_field)
+        self.model = plan.model or ""
+        self.server: str | None = None
+        self.version: str | None = None
+        self.proxy: Proxy | None = None
+        self.counters = Counters(None, {}, ())
+        self.sender = Sender(plan, self._body, lambda: False, lambda: None)
+        self.num_sent_again = 0
+
+    @property
+    def visits(self) -> list[Visit]:
+        """Every request so far, in the order of their ends."""
+        return self.sender.visits
+
+    @property
+    def seconds(self) -> float:
+        """How long the requests took together."""
+        return self.sender.seconds
+
+    @property
+    def total(self) -> int:
+        """Requests to send, each turn of a conversation one."""
+        return sum(self.turns.values()) * self.plan.repeats
+
+    @property
+    def turns(self) -> dict[int, int]:
+        """Turns, from 1, and how many prompts have each."""
+        lengths = [len(turn_ends(row)) for row in self.rows]
+        return {turn: sum(turn <= length for length in lengths) for turn in range(1, max(lengths) + 1)}
+
+    @property
+    def figures(self) -> tuple[Figure, ...]:
+        """Those that this run has."""
+        return (*FIGURES, *ARRIVAL_FIGURES) if self.plan.has_arrivals else FIGURES
+
+    def run(self, stopped: Callable[[], bool], when_idle: Callable[[], None]) -> None:
+        """Measure; what was measured is in `visits`.
+
+        Args:
+            stopped: whether to send no more.
+            when_idle: called after a request that left no other open, outside of all timing; with several at a time
+                that is seldom before the last one's end.
+
+        Raises:
+            EndpointError: nothing can be measured: no server, no such model, a key that is refused.
+            RunError: the server went away, or no request was answered, or none with any output.
+        """
+        self.sender = Sender(self.plan, self._body, stopped, when_idle)
+        asyncio.run(self._run())
+
+    async def _run(self) -> None:
+        plan = self.plan
+        most = self.total if plan.concurrency is None else plan.concurrency
+        async with Endpoint(plan.address, plan.key, plan.timeout_s, most) as endpoint:
+            self.proxy = endpoint.proxy
+            await self._introduce(endpoint)
+            await endpoint.ask(plan.path, self._body(warm_up_row(self.rows)))
+            before = await read_settled(endpoint.text, self.model)
+            sent_before = endpoint.num_sent_again
+            await self.sender.send(endpoint, self.rows)
+            self.num_sent_again = endpoint.num_sent_again - sent_before
+            self._check_answered()
+            after = await read_settled(endpoint.text, self.model) if before is not None else None
+        tokens = None if self.num_failed else self.num_tokens()
+        self.counters = difference(before, after, tokens)
+
+    def _body(self, row: PromptRow) -> dict[str, Any]:
+        plan = self.plan
+        return request_body(row, self.model, plan.chat, self.fields, plan.extra_body, plan.max_tokens_field)
+
+    async def _introduce(self, endpoint: Endpoint) -> None:
+        """Learn who is there, and choose the model."""
+        self.model = await endpoint.choose_model(self.model)
+        self.server, self.version = endpoint.server, await endpoint.version()
+
+    def _check_answered(self) -> None:
+        """Refuse to report on a server that went away, or that answered nothing."""
+        gone = self.sender.gone
+        if gone is not None:
+            after = f"after {self.num_answered} of {self.total} answers"
+            raise RunError(f"the server went away {after}: {gone.message}", "look into its log")
+        if self.visits and not self.num_answered:
+            first = next(visit.error for visit in self.visits if visit.error is not None)
+            raise RunError(f"none of {len(self.visits)} requests was answered: {first.message}", first.hint)
+        if self.visits and not any(answer.arrivals for _, answer in self.answers()):
+            raise RunError(
+                f"all of {self.num_answered} answers are empty: there is nothing to time",
+                "look at what the server answers, and whether it needs --chat",
+            )
+
+    @property
+    def num_answered(self) -> int:
+        """Requests that got a whole answer."""
+        return sum(visit.answer is not None for visit in self.visits)
+
+    @property
+    def num_failed(self) -> int:
+        """Requests that failed."""
+        return len(self.visits) - self.num_answered
+
+    def answered(self, task: str | None = None, turn: int | None = None) -> list[tuple[Visit, Answer]]:
+        """Requests with whole answers, of one task or turn or of all."""
+        return [
+            (visit, visit.answer)
+            for visit in self.visits
+            if visit.answer is not None
+            and (task is None or task_of(visit.row) == task)
+            and (turn is None or visit.turn == turn)
+        ]
+
+    def answers(self, task: str | None = None, turn: int | None = None) -> list[tuple[PromptRow, Answer]]:
+        """Whole answers and their prompts."""
+        return [(visit.row, answer) for visit, answer in self.answered(task, turn)]
+
+    def num_tokens(self, task: str | None = None, turn: int | None = None) -> int | None:
+        """Output tokens as the server's usage counts them; None where one answer came without a count."""
+        counts = [answer.num_tokens for _, answer in self.answers(task, turn)]
+        return None if None in counts else sum(count for count in counts if count is not None)
+
+    @property
+    def tasks(self) -> dict[str, int]:
+        """Tasks and how many prompts each has; empty where no row names one."""
+        if not any(row.category for row in self.rows):
+            return {}
+        names = [task_of(row) for row in self.rows]
+        return {task: names.count(task) for task in dict.fromkeys(names)}
+
+    def acceptance(self, task: str | None = None, turn: int | None = None) -> dict[str, Any] | None:
+        """Acceptance by the answers' own counts, with intervals over prompts; None where no answer has any."""
+        import numpy as np
+
+        from specdec_cli.measure.stats import Interval, ratio_of_totals
+
+        counted = [(row.index, answer.speculation) for row, answer in self.answers(task, turn) if answer.speculation]
+        if not counted:
+            return None
+        by_row = {index: np.zeros(3) for index, _ in counted}
+        for index, one in counted:
+            by_row[index] += (one.num_accepted_tokens, one.num_draft_tokens, one.num_steps or 0)
+        accepted, drafted, steps = np.stack(list(by_row.values())).T
+        has_steps = all(one.num_steps for _, one in counted)
+        length = ratio_of_totals(accepted + steps, steps) if has_steps else Interval(float("nan"), None, len(by_row))
+        return {
+            "requests": len(counted),
+            "rate": ratio_of_totals(accepted, drafted).as_dict(),
+            "length": length.as_dict(),
+        }
+
+    def distribution(self, figure: Figure, task: str | None = None, turn: int | None = None) -> Distribution:
+        """A figure over all answers."""
+        import numpy as np
+
+        from specdec_cli.measure.stats import bootstrap_pooled_median
+
+        by_row: dict[int, list[float]] = {}
+        for visit, answer in self.answered(task, turn):
+            by_row.setdefault(visit.row.index, []).extend(_values(visit, answer, figure))
+        groups = [np.array(values) for values in by_row.values() if values]
+        if not groups:
+            return Distribution(None, None, None, None, 0, 0)
+        interval = bootstrap_pooled_median(groups)
+        values = np.concatenate(groups)
+        p95, p99 = (float(one) for one in np.quantile(values, (0.95, 0.99)))
+        return Distribution(interval.median, p95, p99, interval.ci95, interval.pairs, len(values))
+
+
+def _values(visit: Visit, answer: Answer, figure: Figure) -> list[float]:
+    """What one answer adds to a figure."""
+    if figure == "itl_s":
+        return answer.gaps_s
+    one = {
+        "ttft_s": answer.ttft_s,
+        "tpot_s": answer.tpot_s,
+        "latency_s": answer.end_s,
+        "queue_s": visit.wait_s,
+        "arrival_ttft_s": None if answer.ttft_s is None else visit.wait_s + answer.ttft_s,
+        "arrival_latency_s": visit.wait_s + answer.end_s,
+    }[figure]
+    return [] if one is None else [one]

@@ -1,0 +1,1 @@
+"""The machine that measures: its load and limits, and what doctor finds before a run."""

@@ -1,0 +1,128 @@
+"""What a pair takes of each device: weights, logits, and the KV caches that the engine would plan there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from specdec_cli.engine.build import engine_options, given_cache_bytes
+from specdec_cli.errors import RunError
+from specdec_cli.lm.cache.cache_plan import CacheNeed, Room, check_draft_room, logits_bytes, plan_blocks
+
+if TYPE_CHECKING:
+    from specdec_cli.lm.facts import ModelFacts
+    from specdec_cli.measure.machine.machine import Device
+    from specdec_cli.recipe.schema import Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What a model takes of a device, in bytes.
+
+    Args:
+        device: where it would run.
+        weights: of the model.
+        kv_per_token: keys and values of one token; None where only loading tells.
+        kv_wanted: for max_num_seqs sequences of the whole context; None likewise.
+        logits: float32 logits of one step: max_num_seqs × (k+1) × V for a target, max_num_seqs × k × V for a draft.
+        kv_planned: what the engine gives the cache; None where that is not known, or nothing fits.
+        kv_planned_tokens: tokens that it holds.
+    """
+
+    device: str
+    weights: int
+    kv_per_token: int | None
+    kv_wanted: int | None
+    logits: int
+    kv_planned: int | None = None
+    kv_planned_tokens: int | None = None
+
+    @property
+    def least(self) -> int:
+        """Without which it does not run: weights and logits."""
+        return self.weights + self.logits
+
+
+def pair_memory(
+    models: Mapping[str, ModelFacts], places: Mapping[str, Device], recipe: Recipe, max_context: int
+) -> dict[str, Memory]:
+    """What each model takes, without a plan for its cache.
+
+    Args:
+        models: by role.
+        places: where each would run.
+        recipe: resolved.
+        max_context: the longest context that the engine decodes.
+    """
+    options = engine_options(recipe)
+    num_seqs, k = options.max_num_seqs, options.depths().most
+    rows = {"target": k + 1, "draft": max(k, 1)}
+    found = {}
+    for role, facts in models.items():
+        each, block_size = facts.kv_bytes_per_token, recipe.engine.kv_block_size
+        num_blocks = num_seqs * -(-(min(facts.max_context, max_context) + k) // block_size)
+        found[role] = Memory(
+            device=places[role].name,
+            weights=facts.weights_bytes,
+            kv_per_token=each,
+            kv_wanted=None if each is None else num_blocks * block_size * each,
+            logits=logits_bytes(num_seqs, rows[role], facts.embedding_size),
+        )
+    return found
+
+
+def plan_memory(memory: dict[str, Memory], device: Device, recipe: Recipe) -> None:
+    """Fill in what the engine would give the caches on a device.
+
+    Args:
+        memory: by role; where bytes per token are not known, nothing is planned.
+        device: this one.
+        recipe: resolved.
+
+    Raises:
+        RunError: weights and logits do not fit, or no cache beside them.
+        UsageError: a share of the memory that the weights fill.
+    """
+    parts = {role: one for role, one in memory.items() if one.device == device.name}
+    least, free = sum(one.least for one in parts.values()), device.free_bytes
+    if least > free:
+        raise RunError(
+            f"weights and logits take {_gigabytes(least)} of `{device.name}`, and {_gigabytes(free)} are free",
+            "choose a smaller model, a smaller dtype or another device",
+        )
+    needs = {role: _need(role, one, recipe) for role, one in parts.items() if one.kv_per_token}
+    if len(needs) < len(parts):
+        return
+    whole = free if device.name == "cpu" else device.memory_bytes
+    room = Room(free - least, whole, sum(one.weights for one in parts.values()))
+    planned = plan_blocks(list(needs.values()), room, recipe.engine.max_num_seqs, given_cache_bytes(recipe.engine))
+    for (role, need), num_blocks in zip(needs.items(), planned, strict=True):
+        num_tokens = num_blocks * recipe.engine.kv_block_size
+        memory[role] = replace(memory[role], kv_planned=num_blocks * need.block_bytes, kv_planned_tokens=num_tokens)
+
+
+def check_rooms(memory: Mapping[str, Memory]) -> None:
+    """Refuse a draft whose planned cache holds less than the target's.
+
+    Raises:
+        RunError: it does.
+    """
+    target, draft = memory.get("target"), memory.get("draft")
+    if target is None or draft is None or target.kv_planned_tokens is None or draft.kv_planned_tokens is None:
+        return
+    assert draft.kv_wanted is not None, "what is planned is known"
+    assert draft.kv_per_token, "likewise"
+    check_draft_room(target.kv_planned_tokens, draft.kv_planned_tokens, draft.kv_wanted // draft.kv_per_token)
+
+
+def _need(role: str, memory: Memory, recipe: Recipe) -> CacheNeed:
+    assert memory.kv_per_token is not None, "only what is known is planned"
+    assert memory.kv_wanted is not None, "likewise"
+    block_bytes = memory.kv_per_token * recipe.engine.kv_block_size
+    model = recipe.target.model if role == "target" else recipe.draft.model
+    return CacheNeed(str(model), block_bytes, memory.kv_wanted // block_bytes)
+
+
+def _gigabytes(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.2f} GB"

@@ -1,0 +1,320 @@
+"""The preflight of a pair: everything that can be known to go wrong before a weight is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from specdec_cli.errors import ExitCode, SpecdecError
+from specdec_cli.lm.facts import ModelFacts, describe, describe_tokenizer, small_files
+from specdec_cli.lm.files.dummy import StandIn
+from specdec_cli.lm.files.generation import Generation, read_generation
+from specdec_cli.lm.load import check_context
+from specdec_cli.lm.transformers_lm import decoder_when
+from specdec_cli.measure.machine.figures import figure
+from specdec_cli.measure.machine.memory_plan import Memory, check_rooms, pair_memory, plan_memory
+from specdec_cli.measure.machine.outlook import Outlook, outlook
+from specdec_cli.text.chat_template import chat_tokenizer
+from specdec_cli.text.overlap import Overlap
+from specdec_cli.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from specdec_cli.measure.machine.machine import Machine
+    from specdec_cli.recipe.schema import Draft, Recipe, Target
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that is wrong, or that one should know.
+
+    Args:
+        severity: an error keeps the pair from running, a warning does not.
+        message: one sentence.
+        hint: what to do, or None.
+        exit_code: of an error: incompatible (2), or cannot run (1).
+    """
+
+    severity: Literal["error", "warning"]
+    message: str
+    hint: str | None = None
+    exit_code: ExitCode = ExitCode.DONE
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return {"severity": self.severity, "message": self.message, "hint": self.hint}
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFacts:
+    """A model's tokenizer."""
+
+    num_tokens: int
+    special_tokens: dict[str, str]
+    eos_token_ids: tuple[int, ...]
+    has_chat_template: bool
+
+
+@dataclass(slots=True)
+class Preflight:
+    """What is known of a pair.
+
+    Args:
+        target: None where it could not be described.
+        draft: None where it could not be described, or is no model.
+        draft_method: the method's name, `model` for a draft model.
+        tokenizers: by role.
+        overlap: of the two tokenizers; None without two.
+        max_context: the longest context that the engine will decode; None without a target.
+        draft_max_context: past which it decodes on without the draft; None without a limit.
+        memory: by role.
+        generation: what the target's generation configuration asks for; None without a target.
+        outlook: what the pair can give at best; None without a draft model.
+        problems: errors first.
+    """
+
+    draft_method: str
+    target: ModelFacts | None = None
+    draft: ModelFacts | None = None
+    tokenizers: dict[str, TokenizerFacts] = field(default_factory=dict)
+    overlap: Overlap | None = None
+    max_context: int | None = None
+    draft_max_context: int | None = None
+    memory: dict[str, Memory] = field(default_factory=dict)
+    generation: Generation | None = None
+    outlook: Outlook | None = None
+    problems: list[Problem] = field(default_factory=list)
+
+    @property
+    def errors(self) -> list[Problem]:
+        """What keeps the pair from running."""
+        return [problem for problem in self.problems if problem.severity == "error"]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return {
+            "target": self.target.as_dict() if self.target else None,
+            "draft": self.draft.as_dict() if self.draft else None,
+            "draft_method": self.draft_method,
+            "tokenizers": {role: asdict(facts) for role, facts in self.tokenizers.items()},
+            "overlap": asdict(self.overlap) | {"reason": self.overlap.reason} if self.overlap else None,
+            "max_context": self.max_context,
+            "draft_max_context": self.draft_max_context,
+            "memory": {role: asdict(memory) for role, memory in self.memory.items()},
+            "generation": self.generation.as_dict() if self.generation else None,
+            "outlook": self.outlook.as_dict() if self.outlook else None,
+            "problems": [problem.as_dict() for problem in self.problems],
+        }
+
+
+def preflight(recipe: Recipe, machine: Machine, *, trust_remote_code: bool = False) -> Preflight:
+    """Look at a recipe's pair; whatever is wrong is among the problems, nothing is raised.
+
+    Args:
+        recipe: resolved.
+        machine: where it would run.
+        trust_remote_code: run Python code that comes with a configuration or a tokenizer.
+    """
+    found = Preflight(recipe.draft.method or "model")
+    models: dict[str, Target | Draft] = {"target": recipe.target}
+    if recipe.draft.model is not None:
+        models["draft"] = recipe.draft
+    decoder = decoder_when(recipe.engine.decoder, recipe.engine.compile is True)
+    found.target = _describe(found, recipe.target, trust_remote_code, decoder)
+    found.draft = _describe(found, recipe.draft, trust_remote_code, decoder) if "draft" in models else None
+    _read_generation(found, recipe, trust_remote_code)
+    _compare_tokenizers(found, models, trust_remote_code)
+    _limit_contexts(found, recipe, trust_remote_code)
+    missing: list[str] = []
+    figure("the memory that it takes", lambda: _estimate_memory(found, recipe, machine), missing)
+    if found.target is not None and found.draft is not None:
+        target, draft = found.target, found.draft
+        found.outlook = figure("the outlook", lambda: outlook(target, draft, recipe), missing)
+    found.problems += [Problem("warning", sentence) for sentence in missing]
+    found.problems.sort(key=lambda problem: problem.severity)
+    return found
+
+
+def _describe(found: Preflight, model: Target | Draft, trust_remote_code: bool, decoder: str) -> ModelFacts | None:
+    assert model.model is not None, "only a named model is described"
+    try:
+        facts = describe(
+            model.model,
+            revision=model.revision,
+            dtype=model.dtype,
+            trust_remote_code=trust_remote_code,
+            load_format=model.load_format,
+            quantize=model.quantize,
+            device=model.device,
+            decoder=decoder,
+        )
+    except SpecdecError as error:
+        found.problems.append(_as_problem(error))
+        return None
+    if facts.kv_bytes_per_token is None:
+        message = (
+            f"architecture `{facts.architecture}` of `{facts.name}` goes by the numbers that it computes, and could "
+            "not be tried without its weights: its KV cache is not known before it is loaded"
+        )
+        found.problems.append(Problem("warning", message))
+    return facts
+
+
+def _as_problem(error: SpecdecError) -> Problem:
+    return Problem("error", error.message, error.hint, error.exit_code)
+
+
+def _read_generation(found: Preflight, recipe: Recipe, trust_remote_code: bool) -> None:
+    """What the target's generation configuration asks for, its end tokens before the configuration's."""
+    target = found.target
+    if target is None or target.load_format == "dummy":
+        return
+    try:
+        folder = small_files(target.name, recipe.target.revision, trust_remote_code)
+        found.generation = read_generation(folder, recipe.target.generation_config)
+    except SpecdecError as error:
+        found.problems.append(_as_problem(error))
+        return
+    if found.generation.eos_token_ids:
+        found.target = replace(target, eos_token_ids=found.generation.eos_token_ids)
+    for key, value in found.generation.unused.items():
+        message = f"`{found.generation.source}` asks for `{key}: {value}`, which is not applied"
+        found.problems.append(Problem("warning", message))
+
+
+def _compare_tokenizers(found: Preflight, models: Mapping[str, Target | Draft], trust_remote_code: bool) -> None:
+    loaded: dict[str, Tokenizer] = {}
+    for role, model in models.items():
+        facts = found.target if role == "target" else found.draft
+        if facts is None:
+            continue
+        try:
+            hf = describe_tokenizer(
+                facts.name,
+                revision=model.revision,
+                trust_remote_code=trust_remote_code,
+                load_format=model.load_format,
+            )
+            tokenizer = loaded[role] = _tokenizer(hf, model)
+        except SpecdecError as error:
+            found.problems.append(_as_problem(error))
+            continue
+        found.tokenizers[role] = _tokenizer_facts(tokenizer)
+        _check_padding(found, role, facts, tokenizer)
+    if len(loaded) == 2 and not any(isinstance(one.hf, StandIn) for one in loaded.values()):
+        _compare(found, loaded["target"], loaded["draft"])
+    if "target" in loaded and not found.tokenizers["target"].has_chat_template:
+        found.problems.append(
+            Problem(
+                "warning", "the target has no chat template", "prompts are continued as they are; --chat is refused"
+            )
+        )
+
+
+def _tokenizer(hf: Any, model: Target | Draft) -> Tokenizer:
+    """A model's tokenizer as the engine makes it; a draft's conversations are the target's."""
+    given = getattr(model, "chat_template", None)
+    variables = getattr(model, "default_chat_template_kwargs", None)
+    return chat_tokenizer(hf, given, variables)
+
+
+def _tokenizer_facts(tokenizer: Tokenizer) -> TokenizerFacts:
+    return TokenizerFacts(
+        num_tokens=tokenizer.num_tokens,
+        special_tokens={str(role): str(token) for role, token in tokenizer.hf.special_tokens_map.items()},
+        eos_token_ids=tokenizer.eos_token_ids,
+        has_chat_template=bool(getattr(tokenizer.hf, "chat_template", None)),
+    )
+
+
+def _check_padding(found: Preflight, role: str, facts: ModelFacts, tokenizer: Tokenizer) -> None:
+    if facts.embedding_size < tokenizer.num_tokens and role == "draft":
+        message = (
+            f"draft `{facts.name}` knows `{facts.embedding_size}` tokens, its tokenizer has `{tokenizer.num_tokens}`"
+        )
+        found.problems.append(Problem("error", message, "choose a draft made for this tokenizer", ExitCode.USAGE))
+    elif facts.embedding_size < tokenizer.num_tokens:
+        message = (
+            f"the tokenizer of `{facts.name}` has `{tokenizer.num_tokens}` tokens, the model `{facts.embedding_size}`: "
+            "those beyond are refused in prompts"
+        )
+        found.problems.append(Problem("warning", message))
+
+
+def _compare(found: Preflight, target: Tokenizer, draft: Tokenizer) -> None:
+    overlap = found.overlap = target.compare(draft)
+    if not overlap.equal:
+        hint = "choose a draft of the same family, or `--draft ngram`, which needs no tokenizer of its own"
+        message = f"the tokenizers of target and draft differ: {overlap.reason}"
+        found.problems.append(Problem("error", message, hint, ExitCode.USAGE))
+    for role, first, second in overlap.special_differences:
+        message = f"`{role}` is `{first}` in the target's tokenizer and `{second}` in the draft's: the target's is used"
+        found.problems.append(Problem("warning", message))
+    if found.target and found.draft and set(found.target.eos_token_ids) != set(found.draft.eos_token_ids):
+        target_ids, draft_ids = list(found.target.eos_token_ids), list(found.draft.eos_token_ids)
+        message = (
+            f"the end tokens are `{target_ids}` for the target and `{draft_ids}` for the draft: the target's end a text"
+        )
+        found.problems.append(Problem("warning", message))
+
+
+def _limit_contexts(found: Preflight, recipe: Recipe, trust_remote_code: bool) -> None:
+    if found.target is None:
+        return
+    limit = recipe.engine.max_model_len
+    found.max_context = min(found.target.max_context, limit or found.target.max_context)
+    try:
+        check_context(
+            found.target.name,
+            limit,
+            revision=recipe.target.revision,
+            trust_remote_code=trust_remote_code,
+            load_format=recipe.target.load_format,
+        )
+    except SpecdecError as error:
+        found.problems.append(_as_problem(error))
+    if found.draft is None:
+        return
+    found.draft_max_context = min(found.draft.max_context, found.max_context)
+    if found.draft_max_context < found.max_context:
+        message = (
+            f"the draft reads `{found.draft_max_context}` tokens, the target `{found.max_context}`: "
+            "past that the engine decodes on without a draft"
+        )
+        found.problems.append(Problem("warning", message))
+
+
+def _estimate_memory(found: Preflight, recipe: Recipe, machine: Machine) -> None:
+    models, places = {}, {}
+    for role, facts, model in (("target", found.target, recipe.target), ("draft", found.draft, recipe.draft)):
+        if facts is None or found.max_context is None:
+            continue
+        device = machine.device(model.device)
+        if device is None:
+            message = f"device `{model.device}` of the {role} is not here"
+            found.problems.append(Problem("error", message, "use auto or cpu", ExitCode.COULD_NOT_RUN))
+            continue
+        models[role], places[role] = facts, device
+        if device.dtypes[facts.dtype] == "emulated":
+            message = f"`{facts.dtype}` is emulated on `{device.name}`: correct, and slow"
+            found.problems.append(Problem("warning", message, "try --dtype float32"))
+    found.memory = pair_memory(models, places, recipe, found.max_context or 0)
+    try:
+        for device in {place.name: place for place in places.values()}.values():
+            plan_memory(found.memory, device, recipe)
+            _warn_of_little_room(found, device.name)
+        check_rooms(found.memory)
+    except SpecdecError as error:
+        found.problems.append(_as_problem(error))
+
+
+def _warn_of_little_room(found: Preflight, name: str) -> None:
+    parts = [memory for memory in found.memory.values() if memory.device == name]
+    wanted = sum(memory.kv_wanted or 0 for memory in parts)
+    planned = sum(memory.kv_planned or 0 for memory in parts)
+    if all(memory.kv_planned is not None for memory in parts) and planned < wanted:
+        message = (
+            f"the KV cache for every sequence at full context would take {wanted / 1e9:.2f} GB of `{name}`, and "
+            f"{planned / 1e9:.2f} GB are planned: fewer long sequences will run together"
+        )
+        found.problems.append(Problem("warning", message, "lower max_num_seqs or max_model_len to reserve less"))

@@ -1,0 +1,121 @@
+"""The roofline: what a step must move and compute, against what this machine moved and computed in the same run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from specdec_cli.lm.machine.device_memory import device_memory
+
+if TYPE_CHECKING:
+    from specdec_cli.lm.traffic import Traffic
+
+_SMALLEST, _LARGEST = 1 << 20, 1 << 30
+_SECONDS = 0.4
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """What the machine reached.
+
+    Args:
+        bytes_per_second: reading `num_bytes` again and again.
+        num_bytes: the size that was read; a small model's fits the caches, and so does this.
+        flops_per_second: of a large matrix product in the target's dtype.
+    """
+
+    bytes_per_second: float
+    num_bytes: int
+    flops_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One kind of step, as measured.
+
+    Args:
+        num_sequences: mean number of sequences in a step.
+        num_tokens: mean number of tokens that the target is fed in a step.
+        context: mean context of a sequence, in tokens.
+        seconds: of a step, without the draft's part.
+    """
+
+    num_sequences: float
+    num_tokens: float
+    context: float
+    seconds: float
+
+
+def measure_speed(device: torch.device, dtype: torch.dtype, num_bytes: float) -> Speed:
+    """Measure reading and multiplying, for about a second.
+
+    Args:
+        device: the target's.
+        dtype: of the product.
+        num_bytes: what a step moves; between 1 MiB and 1 GiB, or an eighth of the free memory, of it is read.
+    """
+    size = int(max(_SMALLEST, min(num_bytes, _LARGEST, device_memory(device).free_bytes // 8)))
+    buffer = torch.ones(size // 4, dtype=torch.float32, device=device)
+    reading = _best(lambda: buffer.sum(), device)
+    side = 4096 if device.type == "cuda" else 1024
+    left, right = (torch.ones(side, side, dtype=dtype, device=device) for _ in range(2))
+    multiplying = _best(lambda: left @ right, device)
+    return Speed(size / reading, size, 2 * side**3 / multiplying)
+
+
+def _best(work: Any, device: torch.device) -> float:
+    """Seconds of the fastest of several runs: a roof is what the machine can do."""
+    fastest, end = float("inf"), perf_counter() + _SECONDS
+    with torch.inference_mode():
+        work()
+        for count in range(10_000):
+            if count >= 5 and perf_counter() > end:
+                break
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            begin = perf_counter()
+            work()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            fastest = min(fastest, perf_counter() - begin)
+    return fastest
+
+
+def roofline(traffic: Traffic, speed: Speed, plain: Load | None, verify: Load | None) -> dict[str, Any]:
+    """The JSON form (INTERFACE, `roofline`): the machine, then plain steps and verification.
+
+    Args:
+        traffic: the target's sizes.
+        speed: the machine's.
+        plain: a step without a draft, or None where none was measured.
+        verify: a step that verifies, likewise.
+    """
+    return {
+        "bandwidth_bytes_per_second": speed.bytes_per_second,
+        "bandwidth_measured_over_bytes": speed.num_bytes,
+        "flops_per_second": speed.flops_per_second,
+        "ridge_flops_per_byte": speed.flops_per_second / speed.bytes_per_second,
+        "plain": _roof(traffic, speed, plain),
+        "verify": _roof(traffic, speed, verify),
+    }
+
+
+def _roof(traffic: Traffic, speed: Speed, load: Load | None) -> dict[str, Any] | None:
+    if load is None:
+        return None
+    moved = traffic.bytes_moved(load.num_tokens, load.num_sequences * load.context)
+    flops = traffic.flops(load.num_tokens, load.context)
+    memory_seconds, compute_seconds = moved / speed.bytes_per_second, flops / speed.flops_per_second
+    return {
+        "tokens_per_step": load.num_tokens,
+        "bytes_per_step": moved,
+        "flops_per_step": flops,
+        "flops_per_byte": flops / moved,
+        "bound": "memory" if memory_seconds >= compute_seconds else "compute",
+        "floor_seconds": max(memory_seconds, compute_seconds),
+        "seconds_per_step": load.seconds,
+        "fraction": max(memory_seconds, compute_seconds) / load.seconds if load.seconds > 0 else None,
+    }

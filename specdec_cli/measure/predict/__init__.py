@@ -1,0 +1,1 @@
+"""What every k would bring: traces, replay, the costs of steps, and the prediction from both."""

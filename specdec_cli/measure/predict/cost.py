@@ -1,0 +1,154 @@
+"""What the parts of a step cost, as a profile found it: medians, and the rounds that they are of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from specdec_cli.measure.predict.rounds import ENOUGH, Rounds
+from specdec_cli.measure.stats import NUM_RESAMPLES, FloatArray
+
+_BUSY_SHARE = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What else ran: runnable processes in the last minute before and after, and the cores for them."""
+
+    before: float
+    after: float
+    num_cores: int
+
+    @property
+    def warning(self) -> str | None:
+        """A sentence when something else was running before the profile began."""
+        if self.before <= _BUSY_SHARE * self.num_cores:
+            return None
+        return f"the machine was busy: load {self.before:.1f} on {self.num_cores} cores; step times are not its own"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Costs:
+    """Seconds of the parts of a step, medians.
+
+    Args:
+        k_max: largest k.
+        context_lengths: [C] tokens before a step, ascending.
+        target_seconds: [C, k_max+1] a target's forward of 1…k_max+1 rows in each sequence.
+        draft_seconds: [C, k_max+1] a draft's guess of 0…k_max tokens; the first column is 0.
+        overhead_seconds: [k_max+1] the engine's own work in a step with k = 0…k_max.
+        batch_size: sequences in each.
+        num_repeats: measurements behind each median.
+        seconds: what the profile took.
+        load: of the machine.
+        rounds: what the medians are of; None where it is not known, and then they are taken for sure.
+        num_in_turn: rounds that were taken between the passes which the costs foretell.
+    """
+
+    k_max: int
+    context_lengths: tuple[int, ...]
+    target_seconds: FloatArray
+    draft_seconds: FloatArray
+    overhead_seconds: FloatArray
+    batch_size: int
+    num_repeats: int
+    seconds: float
+    load: Load
+    rounds: Rounds | None = None
+    num_in_turn: int = 0
+
+    @property
+    def warning(self) -> str | None:
+        """A sentence where intervals that rest on these costs are narrower than they should be."""
+        if self.rounds is not None and len(self.rounds) >= ENOUGH:
+            return None
+        return (
+            f"step costs at batch size {self.batch_size} were measured in {self.num_repeats} rounds, and it takes "
+            f"{ENOUGH} to tell how sure they are: predicted intervals are too narrow"
+        )
+
+    @property
+    def flat(self) -> FloatArray:
+        """All medians [M] in a row: target, draft, overhead."""
+        return np.concatenate([self.target_seconds.ravel(), self.draft_seconds.ravel(), self.overhead_seconds])
+
+    def drawn(self, num_resamples: int = NUM_RESAMPLES) -> FloatArray:
+        """The medians [S, M] of rounds drawn anew, in the order of `flat`; without rounds always the same."""
+        if self.rounds is None:
+            return np.broadcast_to(self.flat, (num_resamples, len(self.flat)))
+        return self.rounds.drawn_medians(num_resamples)
+
+    def context_shares(self, context: FloatArray) -> FloatArray:
+        """How a cost at each context [B] is made of those at the measured lengths: shares [B, C] that add up to 1."""
+        corners = np.eye(len(self.context_lengths))
+        return np.stack([_between(context, self.context_lengths, corner) for corner in corners], axis=1)
+
+    def target(self, num_rows: int, context: FloatArray | float) -> FloatArray:
+        """Seconds of a forward of rows at a context, between the measured lengths by a straight line."""
+        return _between(context, self.context_lengths, self.target_seconds[:, num_rows - 1])
+
+    def draft(self, k: int, context: FloatArray | float) -> FloatArray:
+        """Seconds of guessing k tokens at a context."""
+        return _between(context, self.context_lengths, self.draft_seconds[:, k])
+
+    def plain(self, context: FloatArray | float) -> FloatArray:
+        """Seconds t_AR of a step without a draft: one row and the engine's own work."""
+        seconds: FloatArray = self.target(1, context) + self.overhead_seconds[0]
+        return seconds
+
+    def draft_seconds_per_token(self, context: float) -> float:
+        """Seconds of each drafted token: the slope of the guess's cost over 1…k, by least squares through 0."""
+        k = np.arange(1, self.k_max + 1)
+        seconds = np.array([float(self.draft(int(i), context)) for i in k])
+        return float((k * seconds).sum() / (k * k).sum())
+
+    @property
+    def middle_context(self) -> int:
+        """The measured context in the middle, at which single figures are quoted."""
+        return self.context_lengths[len(self.context_lengths) // 2]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form (INTERFACE's `costs`, and what they rest on)."""
+        middle = self.context_lengths.index(self.middle_context)
+        return {
+            "target_seconds_by_rows": self.target_seconds[middle].tolist(),
+            "draft_seconds_per_token": self.draft_seconds_per_token(self.middle_context),
+            "draft_seconds_by_k": self.draft_seconds[middle].tolist(),
+            "overhead_seconds": float(np.median(self.overhead_seconds)),
+            "overhead_seconds_by_k": self.overhead_seconds.tolist(),
+            "context_length": self.middle_context,
+            "by_context": {
+                str(length): {"target_seconds_by_rows": target.tolist(), "draft_seconds_by_k": draft.tolist()}
+                for length, target, draft in zip(
+                    self.context_lengths, self.target_seconds, self.draft_seconds, strict=True
+                )
+            },
+            "batch_size": self.batch_size,
+            "repeats": self.num_repeats,
+            "rounds_in_turn": self.num_in_turn,
+            "seconds": self.seconds,
+            "load": {"before": self.load.before, "after": self.load.after, "cores": self.load.num_cores},
+        }
+
+
+def _between(context: FloatArray | float, lengths: Sequence[int], seconds: FloatArray) -> FloatArray:
+    return np.asarray(np.interp(context, lengths, seconds), dtype=np.float64)
+
+
+def joined(several: Sequence[Costs]) -> Costs:
+    """The medians over all rounds of several profiles of the same configurations, the earliest first."""
+    first, last = several[0], several[-1]
+    rounds = Rounds.joined([one.rounds for one in several if one.rounds is not None])
+    return replace(
+        first,
+        target_seconds=np.median(rounds.target, axis=0),
+        draft_seconds=np.median(rounds.draft, axis=0),
+        overhead_seconds=np.median(rounds.overhead, axis=0),
+        num_repeats=len(rounds),
+        seconds=sum(one.seconds for one in several),
+        load=replace(first.load, after=last.load.after),
+        rounds=rounds,
+    )

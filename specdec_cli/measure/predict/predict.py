@@ -1,0 +1,256 @@
+"""Speed-up of every k from measured survival and measured costs, and which k to take.
+
+S(k) = (1 + Σ s_i) t_AR / (k t_draft + t_verify(k+1) + t_overhead), s_i the share of steps that accept at least i. Here
+every step is priced with what it really drafts and verifies (fewer tokens near the end, none where an n-gram draft
+finds nothing) and with its own context, over the prompts' whole outputs; with full steps only it is that formula.
+
+Beside it stands the textbook's: one acceptance α for every drafted token, S = (1 - α^(k+1)) / (1 - α) / (1 + c k) with
+c = t_draft/t_AR (Leviathan, Kalman, Matias 2022), which knows neither that acceptance comes in runs nor what rows cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from specdec_cli.engine.synthetic import iid_length, solve_alpha
+from specdec_cli.measure.predict.cost import Costs
+from specdec_cli.measure.predict.evidence import Evidence, Recommendation, needs, side, times
+from specdec_cli.measure.predict.replay import Replay
+from specdec_cli.measure.stats import FloatArray, Interval, joint_median, joint_ratio
+
+PUBLISHED_K = (2, 6)
+_DEAR, _SHORT = 0.35, 1.5  # a draft's share of a step, and tokens of a drafting step, that explain a loss
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Predicted:
+    """One k.
+
+    Args:
+        k: most tokens drafted in a step.
+        acceptance_length: 1 + accepted tokens per drafting step.
+        speedup: of decoding, over all prompts' decode time together; the interval is one bootstrap over prompts and
+            over the rounds of the costs.
+        median_speedup: the median prompt's, which is what `bench` reports as `speedup.decode`.
+        plain_seconds: [B] decode time of each prompt without a draft.
+        draft_seconds: [B] with one: the time of its steps' parts, here the draft,
+        verify_seconds: [B] the target,
+        overhead_seconds: [B] and the engine.
+        iid_speedup: the textbook's figure.
+        replayed: what it rests on: acceptance by depth, by task and along the text.
+    """
+
+    k: int
+    acceptance_length: Interval
+    speedup: Interval
+    median_speedup: Interval
+    plain_seconds: FloatArray
+    draft_seconds: FloatArray
+    verify_seconds: FloatArray
+    overhead_seconds: FloatArray
+    iid_speedup: float | None
+    replayed: Replay
+
+    @property
+    def seconds(self) -> FloatArray:
+        """Decode time [B] of each prompt with the draft."""
+        return self.draft_seconds + self.verify_seconds + self.overhead_seconds
+
+    @property
+    def speedup_by_prompt(self) -> FloatArray:
+        """Speed-up [B] of each prompt that decodes at all, for paired comparisons."""
+        decodes = self.plain_seconds > 0
+        return self.plain_seconds[decodes] / self.seconds[decodes]
+
+    def shares(self) -> dict[str, float] | None:
+        """Where a step's time goes; None where there is no step."""
+        total = self.seconds.sum()
+        parts = {"draft": self.draft_seconds, "verify": self.verify_seconds, "overhead": self.overhead_seconds}
+        return {name: float(part.sum() / total) for name, part in parts.items()} if total else None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prediction:
+    """Every k, and what would have to change.
+
+    Args:
+        rows: k = 1…k_max.
+        alpha: the textbook's α: mean acceptance of one drafted token, over all positions alike; None when none was.
+        break_even_alpha: smallest α at which some k is no slower than no draft, at these costs; None when none is.
+        draft_seconds_for_2x: seconds per drafted token at which the best k would give 2×; None when a free draft
+            would not.
+        ceiling: speed-up of the best k if the draft cost nothing.
+        cost_ratio: c, seconds of a drafted token over those of a plain step.
+        recommended: the k to take.
+    """
+
+    rows: list[Predicted]
+    alpha: float | None
+    break_even_alpha: float | None
+    draft_seconds_for_2x: float | None
+    ceiling: float
+    cost_ratio: float
+    recommended: Recommendation
+
+    def iid_as_dict(self) -> dict[str, Any]:
+        """The JSON form of the textbook's prediction (INTERFACE's `iid`)."""
+        return {"alpha": self.alpha, "speedup_by_k": {str(row.k): row.iid_speedup for row in self.rows}}
+
+
+def predict(replays: Sequence[Replay], costs: Costs) -> Prediction:
+    """Predict the speed-up of every replayed k.
+
+    Args:
+        replays: of one draft and rule, k ascending.
+        costs: of the same pair, for at least the largest k.
+    """
+    assert replays, "a prediction needs a replay"
+    assert replays[-1].k <= costs.k_max, "costs reach the largest k"
+    alpha = _alpha(replays[0])
+    context = float(np.average(replays[0].mean_context, weights=np.maximum(replays[0].num_steps, 1e-12)))
+    ratio = costs.draft_seconds_per_token(context) / float(costs.plain(context))
+    drawn = costs.drawn()
+    rows = [_predict(one, costs, drawn, None if alpha is None else iid_speedup(alpha, one.k, ratio)) for one in replays]
+    return Prediction(
+        rows=rows,
+        alpha=alpha,
+        break_even_alpha=_break_even(costs, context, [row.k for row in rows]),
+        draft_seconds_for_2x=_draft_seconds_for(2.0, rows, replays),
+        ceiling=max(_ratio(row.plain_seconds, row.verify_seconds + row.overhead_seconds) for row in rows),
+        cost_ratio=ratio,
+        recommended=choose(rows),
+    )
+
+
+def _predict(one: Replay, costs: Costs, drawn: FloatArray, iid: float | None) -> Predicted:
+    """One k; drawn [S, M] are the costs of every resample."""
+    bills = _bills(one, costs)
+    plain, draft, verify, overhead = (bill @ costs.flat for bill in bills)
+    seconds = draft + verify + overhead
+    decodes = plain > 0
+    speedup = median = Interval(float("nan"), None, 0)
+    if decodes.any():
+        drawn_plain = drawn @ bills[0][decodes].T
+        drawn_seconds = drawn @ (bills[1] + bills[2] + bills[3])[decodes].T
+        speedup = joint_ratio((plain[decodes], seconds[decodes]), (drawn_plain, drawn_seconds))
+        median = joint_median(plain[decodes] / seconds[decodes], drawn_plain / drawn_seconds)
+    return Predicted(
+        k=one.k,
+        acceptance_length=one.acceptance_length(),
+        speedup=speedup,
+        median_speedup=median,
+        plain_seconds=plain,
+        draft_seconds=draft,
+        verify_seconds=verify,
+        overhead_seconds=overhead,
+        iid_speedup=iid,
+        replayed=one,
+    )
+
+
+def _bills(one: Replay, costs: Costs) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+    """How often each prompt pays each of the M costs [B, M], in the order of `Costs.flat`.
+
+    Without a draft; then, of steps with one: drafting, verifying, the engine's own work.
+    """
+    shares, num = costs.context_shares(one.mean_context), costs.k_max + 1
+    asked, drafted = (np.pad(by, ((0, 0), (0, num - by.shape[1]))) for by in (one.steps_by_asked, one.steps_by_drafted))
+    first = np.eye(num)[:1] * one.num_emitted[:, None]
+
+    def bill(target: FloatArray | None, draft: FloatArray | None, overhead: FloatArray | None) -> FloatArray:
+        none = np.zeros_like(asked)
+        parts = [(shares[:, :, None] * (none if by is None else by)[:, None, :]) for by in (target, draft)]
+        flat = [part.reshape(len(asked), -1) for part in parts]
+        return np.concatenate([*flat, none if overhead is None else overhead], axis=1)
+
+    return bill(first, None, first), bill(None, asked, None), bill(drafted, None, None), bill(None, None, asked)
+
+
+def iid_speedup(alpha: float, k: int, cost_ratio: float) -> float:
+    """The textbook's speed-up E / (1 + c k) (Leviathan, Kalman, Matias 2022, theorem 3.8)."""
+    return iid_length(alpha, k) / (1 + cost_ratio * k)
+
+
+def choose(rows: Sequence[Predicted]) -> Recommendation:
+    """The k of the largest speed-up, the smaller of equals; 0 where none pays, and where that is not known."""
+    best = max(rows, key=lambda row: (row.speedup.median, -row.k))
+    surely = [row for row in rows if row.speedup.is_above(1.0)]
+    if not surely and all(side(row.speedup) is False for row in rows):
+        why = f"do not speculate: even the best {_short(best)}: {_reason(best)}"
+        return Recommendation(0, None, why, "do-not-speculate")
+    if not surely:
+        return _open(best)
+    best = max(surely, key=lambda row: (row.speedup.median, -row.k))
+    near = [row.k for row in rows if row is not best and row.speedup.overlaps(best.speedup)]
+    also = f"; its interval overlaps that of k = {', '.join(map(str, near))}" if near else ""
+    outside = "" if PUBLISHED_K[0] <= best.k <= PUBLISHED_K[1] else ", outside the published guidance of 2 to 6"
+    why = (
+        f"k = {best.k}{outside} gives the largest predicted speed-up, {times(best.speedup)}, "
+        f"at {best.acceptance_length.median:.2f} tokens a step{also}"
+    )
+    return Recommendation(best.k, best.speedup, why, "speculate")
+
+
+def _open(best: Predicted) -> Recommendation:
+    """Where no k is known to pay, and some k may."""
+    if not np.isfinite(best.speedup.median):
+        why = "nothing was decoded after the first tokens, so there is nothing to speed up"
+        return Recommendation(0, None, why, "inconclusive", ("prompts whose outputs are longer than one token",))
+    few = "" if best.speedup.ci95 is not None else f" ({best.speedup.pairs} prompts are too few to be sure)"
+    why = f"the best {_short(best)}, not surely above 1{few}: {_reason(best)}"
+    wanted = needs(Evidence(best.speedup), None) or ("a measurement",)
+    return Recommendation(0, best.speedup, why, "inconclusive", wanted)
+
+
+def _short(best: Predicted) -> str:
+    return f"k = {best.k} gives {best.speedup.median:.2f}×"
+
+
+def _reason(best: Predicted) -> str:
+    """The largest part of the cost."""
+    shares = best.shares()
+    assert shares is not None, "what has a speed-up has steps"
+    length = best.acceptance_length.median
+    if not np.isfinite(length):
+        return "the draft proposed nothing"
+    if shares["draft"] >= _DEAR:
+        return f"the draft takes {shares['draft']:.0%} of a step"
+    if length < _SHORT:
+        return f"a step accepts only {length - 1:.2f} drafted tokens"
+    return f"verifying {best.k + 1} rows takes {shares['verify']:.0%} of a step"
+
+
+def _alpha(one: Replay) -> float | None:
+    accepted, num = one.first.sum(axis=0)
+    return float(accepted / num) if num else None
+
+
+def _break_even(costs: Costs, context: float, ks: Sequence[int]) -> float | None:
+    """Smallest α whose i.i.d. tokens per step pay for a step of some k, costs of rows included."""
+    found = []
+    for k in ks:
+        step = costs.draft(k, context) + costs.target(k + 1, context) + costs.overhead_seconds[k]
+        wanted = float(step / costs.plain(context))
+        if wanted <= k + 1:
+            found.append(solve_alpha(wanted, k))
+    return min(found) if found else None
+
+
+def _draft_seconds_for(speedup: float, rows: Sequence[Predicted], replays: Sequence[Replay]) -> float | None:
+    """Seconds of a drafted token, the largest of any k, at which the predicted speed-up is this much."""
+    found = []
+    for row, one in zip(rows, replays, strict=True):
+        left = row.plain_seconds.sum() / speedup - (row.verify_seconds + row.overhead_seconds).sum()
+        asked = (one.steps_by_asked * np.arange(one.k + 1)).sum()
+        if asked and left > 0:
+            found.append(float(left / asked))
+    return max(found) if found else None
+
+
+def _ratio(numerators: FloatArray, denominators: FloatArray) -> float:
+    total = float(denominators.sum())
+    return float(numerators.sum()) / total if total else float("nan")

@@ -1,0 +1,307 @@
+"""Step costs, measured: a target's forward by rows and context, a draft's guess by depth, the engine's own work.
+
+Every figure is the median of repeats that take turns with all others, forwards and backwards by turns, so that a
+machine's drift meets them alike. Curves are raw: they need not be monotone, and nothing is smoothed.
+
+Draft and target run as in a step, one after the other through the LM's door, and what they give is verified before the
+next one, which takes caches from it: the sequences are scored again and again from the same contexts, and their caches
+cut themselves back. A visit that other processes interrupted is made again, a few times at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+import psutil
+import torch
+from torch import Tensor
+
+from specdec_cli.drafters.contract import DraftRow, Guesses
+from specdec_cli.engine.synthetic import conditional
+from specdec_cli.engine.verify import VerifyRow, resolve_mode, verify
+from specdec_cli.errors import UsageError
+from specdec_cli.events import Failed, Stepped
+from specdec_cli.lm.door import Row
+from specdec_cli.measure.machine import interruption
+from specdec_cli.measure.predict.cost import Costs, Load
+from specdec_cli.measure.predict.rounds import Rounds
+from specdec_cli.measure.stats import FloatArray
+from specdec_cli.sampling.chain import ChainRow, distribution
+from specdec_cli.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from specdec_cli.engine.engine import Engine
+
+Watch = Callable[[float], None]
+
+CONTEXT_LENGTHS = (32, 128, 256)
+MIN_REPEATS, MAX_REPEATS = 3, 15
+_VISIT_SECONDS = 0.01  # for so long steps of a kind follow each other, of which the first third is a warm-up, but
+_MOST_STEPS = 12  # for no more of them
+_LEAST_REAL_STEPS = 4  # of those that tell the engine's own work
+_ROUNDS_PER_OVERHEAD = 3  # the engine's own work is a few per cent of a step: fewer samples do
+_MOST_VISITS = 3  # to one configuration in one round, if others are interrupted
+
+
+def profile(
+    engine: Engine,
+    k_max: int,
+    context_lengths: Sequence[int] = CONTEXT_LENGTHS,
+    *,
+    text: Sequence[int] = (1, 2, 3),
+    params: SamplingParams | None = None,
+    time_limit_seconds: float = 15.0,
+    batch_size: int = 1,
+    watch: Watch | None = None,
+    repeats: tuple[int, int] = (MIN_REPEATS, MAX_REPEATS),
+    first: int = 0,
+    is_warm: bool = False,
+    overhead_seconds: FloatArray | None = None,
+) -> Costs:
+    """Measure what steps cost.
+
+    Args:
+        engine: idle, with its draft.
+        k_max: largest k.
+        context_lengths: where to measure; those that leave no room for k_max tokens are moved to the longest that does.
+        text: tokens that contexts are made of, repeated as needed; a workload's own have drafts find what they would.
+        params: sampling parameters of the workload, on which the costs of draft and verification depend.
+        time_limit_seconds: no further repeat begins after this, once there are enough.
+        batch_size: sequences of each forward.
+        watch: told the share of the time limit that has gone.
+        repeats: how many are enough, and the most.
+        first: number of the first repeat, which says whether it goes forth or back.
+        is_warm: whether the pair has just decoded and needs no round to warm up.
+        overhead_seconds: the engine's own work where it is known already.
+
+    Raises:
+        UsageError: the KV cache has no room for the contexts, or they for k_max tokens.
+    """
+    assert not engine.has_work, "costs are measured on an idle engine"
+    begin, load_before = perf_counter(), psutil.getloadavg()[0]
+    lengths = _fitting(engine, k_max, context_lengths, batch_size)
+    with _Profiler(engine, k_max, lengths, text, params, batch_size) as bench:
+        bench.feed() if is_warm else bench.warm_up()
+        num, (enough, most) = 0, repeats
+        while num < enough or (num < most and perf_counter() - begin < time_limit_seconds):
+            is_forth = (first + num) % 2 == 0
+            bench.forwards(is_forth)
+            if overhead_seconds is None and num % _ROUNDS_PER_OVERHEAD == 0:
+                bench.overheads(is_forth)
+            num += 1
+            if watch is not None:
+                watch(min(1.0, (perf_counter() - begin) / time_limit_seconds))
+    load = Load(load_before, psutil.getloadavg()[0], psutil.cpu_count() or 1)
+    return bench.costs(num, perf_counter() - begin, load, overhead_seconds)
+
+
+def _fitting(engine: Engine, k_max: int, lengths: Sequence[int], batch_size: int) -> list[int]:
+    """Context lengths within both models' limits and the KV cache."""
+    limits = [limit for limit in (engine.target.max_context, engine.drafter.max_context) if limit is not None]
+    longest = min(limits) - k_max
+    if longest < 1:
+        raise UsageError(f"a context of `{min(limits)}` tokens has no room for k `{k_max}`", "lower --k-max")
+    fitting = sorted({min(max(length, 1), longest) for length in lengths})
+    blocks = sum(-(-(length + k_max) // engine.target.block_size) for length in fitting) * batch_size
+    if blocks > engine.target.num_free_blocks:
+        raise UsageError(
+            f"profiling contexts of `{fitting}` tokens needs {blocks} blocks of KV cache, and there are "
+            f"`{engine.target.num_free_blocks}`",
+            "profile shorter contexts, or raise kv_cache_memory",
+        )
+    return fitting
+
+
+class _Profiler:
+    """The repeated measurements, one list of seconds for each configuration; releases every sequence at its end."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        k_max: int,
+        lengths: Sequence[int],
+        text: Sequence[int],
+        params: SamplingParams | None,
+        batch_size: int,
+    ) -> None:
+        self.engine, self.k_max, self.lengths, self.batch_size = engine, k_max, tuple(lengths), batch_size
+        self.params = replace(params or SamplingParams(), stop=(), logprobs=None)
+        self.verify = resolve_mode(
+            engine.options.verify if self.params.temperature else "auto", self.params.temperature
+        )
+        self.rates = conditional(engine.options.synthetic_acceptance_rates or ())
+        enough = max(lengths) + k_max + batch_size
+        self.text = [token for _ in range(-(-enough // len(text))) for token in text]
+        self.seconds: dict[tuple[str, int, int], list[float]] = {}
+        self.overhead_rounds: list[list[float]] = []
+        self.num_visits = self.num_repeated = 0
+
+    def __enter__(self) -> _Profiler:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for handle in (self._handle(place, b) for place in range(len(self.lengths)) for b in range(self.batch_size)):
+            self.engine.target.release(handle)
+            self.engine.drafter.release(handle)
+
+    def _handle(self, place: int, sequence: int) -> int:
+        return -1 - place * self.batch_size - sequence
+
+    def warm_up(self) -> None:
+        """A round that does not count."""
+        self.forwards(is_forth=True)
+        self.overheads(is_forth=True)
+        self.seconds.clear()
+        self.overhead_rounds.clear()
+
+    def feed(self) -> None:
+        """Put every context into the caches of both models."""
+        for place in range(len(self.lengths)):
+            self._step(place, self.k_max)
+
+    def forwards(self, is_forth: bool) -> None:
+        """Draft and target once at every context and k, forth or back."""
+        tasks = [(place, k) for place in range(len(self.lengths)) for k in range(self.k_max + 1)]
+        for place, k in tasks if is_forth else tasks[::-1]:
+            self._forward(place, k)
+
+    def overheads(self, is_forth: bool) -> None:
+        """A few real steps with every k, forth or back."""
+        ks = range(self.k_max + 1)
+        before = [len(self.seconds.get(("overhead", 0, k), ())) for k in ks]
+        for k in ks if is_forth else ks[::-1]:
+            self._overhead(k)
+        self.overhead_rounds.append([float(np.median(self.seconds["overhead", 0, k][before[k] :])) for k in ks])
+
+    def costs(self, num_repeats: int, seconds: float, load: Load, overhead_seconds: FloatArray | None) -> Costs:
+        """Medians of everything measured, and what they are of."""
+        if overhead_seconds is None:
+            last = np.arange(num_repeats) // _ROUNDS_PER_OVERHEAD
+            overheads = np.array(self.overhead_rounds)[last]
+            overhead = np.array([np.median(self.seconds["overhead", 0, k]) for k in range(self.k_max + 1)])
+        else:
+            overheads, overhead = np.tile(overhead_seconds, (num_repeats, 1)), overhead_seconds
+        rounds = Rounds(self._table("target"), self._table("draft"), overheads)
+        return Costs(
+            self.k_max,
+            self.lengths,
+            np.median(rounds.target, axis=0),
+            np.median(rounds.draft, axis=0),
+            overhead,
+            self.batch_size,
+            num_repeats,
+            seconds,
+            load,
+            rounds,
+        )
+
+    def _table(self, what: str) -> FloatArray:
+        """Seconds [R, C, k_max+1] of every round."""
+        places, ks = range(len(self.lengths)), range(self.k_max + 1)
+        taken = np.array([[self.seconds[what, place, k] for k in ks] for place in places])
+        return np.ascontiguousarray(np.moveaxis(taken, 2, 0))
+
+    def _add(self, what: str, place: int, k: int, seconds: float) -> None:
+        self.seconds.setdefault((what, place, k), []).append(seconds)
+
+    def _forward(self, place: int, k: int) -> None:
+        """Visit a configuration until nothing interrupts, a few times at most; the least interrupted visit counts.
+
+        On a machine that is always busy no more than half as many visits again are made.
+        """
+        self.num_visits += 1
+        visits = list[tuple[float, float, float]]()
+        is_computing = self.engine.target.device.type == "cpu"
+        while not visits or (visits[-1][0] > interruption.INTERRUPTED_SHARE and self._may_repeat(len(visits))):
+            before = interruption.look_at_usage()
+            drafted, scored = self._visit(place, k)
+            lost = interruption.look_at_usage().lost_share_since(before, is_computing)
+            visits.append((lost or 0.0, drafted, scored))
+        self.num_repeated += len(visits) - 1
+        _, drafted, scored = min(visits, key=lambda visit: visit[0])
+        self._add("draft", place, k, drafted)
+        self._add("target", place, k, scored)
+
+    def _may_repeat(self, num_visits: int) -> bool:
+        return num_visits < _MOST_VISITS and self.num_repeated + num_visits <= max(1, self.num_visits // 2)
+
+    def _visit(self, place: int, k: int) -> tuple[float, float]:
+        """Steps at a context, one after the other as in decoding: the median of all but the first few.
+
+        Small models' weights stay in caches from step to step, and what ran before has pushed them out.
+        """
+        begin, steps = perf_counter(), list[tuple[float, float]]()
+        while not _are_enough(len(steps), perf_counter() - begin):
+            steps.append(self._step(place, k))
+        drafted, scored = np.median(steps[len(steps) // 3 :], axis=0)
+        return float(drafted), float(scored)
+
+    def _step(self, place: int, k: int) -> tuple[float, float]:
+        """Seconds of one step's draft and target: k tokens guessed, k+1 rows scored whatever was guessed."""
+        length = self.lengths[place]
+        contexts = [self.text[b : b + length] for b in range(self.batch_size)]
+        guesses = [Guesses([]) for _ in contexts]
+        begin = perf_counter()
+        if k:
+            proposed = self.engine.drafter.propose(list(self._draft_rows(place, contexts, k)))
+            guesses = [guess.read() for guess in proposed]
+        drafted = perf_counter() - begin if k else 0.0
+        rows = []
+        for b, (context, guess) in enumerate(zip(contexts, guesses, strict=True)):
+            tokens = [*guess.tokens, *self.text[b + length + len(guess.tokens) : b + length + k]]
+            rows.append(Row(self._handle(place, b), context + tokens, k + 1))
+        begin = perf_counter()
+        logits = self.engine.target.score(rows)
+        if logits.is_cuda:
+            torch.cuda.synchronize(logits.device)
+        scored = perf_counter() - begin
+        self._verify(contexts, guesses, logits)
+        return drafted, scored
+
+    def _verify(self, contexts: Sequence[list[int]], guesses: Sequence[Guesses], logits: Tensor) -> None:
+        """Do with logits [B (k+1), V] what a step does before the next one begins."""
+        own = zip(logits.chunk(len(contexts)), guesses, strict=True)
+        taken = torch.cat([rows[: len(guess.tokens) + 1] for rows, guess in own])
+        each = [(replace(self.params, index=b), *one) for b, one in enumerate(zip(contexts, guesses, strict=True))]
+        chain = [ChainRow(params, context, 0, guess.tokens, frozenset()) for params, context, guess in each]
+        p = distribution(taken, chain, self.engine.num_tokens)
+        verify(p, [VerifyRow(self.verify, params, len(context), guess, self.rates) for params, context, guess in each])
+
+    def _draft_rows(self, place: int, contexts: Sequence[list[int]], k: int) -> Iterator[DraftRow]:
+        for b, context in enumerate(contexts):
+            params = replace(self.params, index=b)
+            yield DraftRow(self._handle(place, b), context, len(context), k, params, frozenset(), self.verify, 0.0)
+
+    def _overhead(self, k: int) -> None:
+        """Some real steps; what they spend outside draft and target."""
+        prompt = self.text[: min(8, self.lengths[-1])]
+        target = self.engine.target
+        # The contexts of the forwards keep their blocks: a few steps fit beside them, more where there is room.
+        room = target.num_free_blocks // self.batch_size * target.block_size - len(prompt) - k
+        few = min(
+            (k + 1) * _MOST_STEPS + 2, max(room, (k + 1) * _LEAST_REAL_STEPS + 2), target.max_context - len(prompt)
+        )
+        ids = []
+        for b in range(self.batch_size):
+            params = replace(self.params, max_new_tokens=few, min_tokens=0, ignore_eos=True, stop_token_ids=(), index=b)
+            ids.append(self.engine.add(prompt, params, k))
+        begin, spent = perf_counter(), list[float]()
+        while self.engine.has_work and not _are_enough(len(spent), perf_counter() - begin, _LEAST_REAL_STEPS):
+            for event in self.engine.step():
+                if isinstance(event, Stepped) and event.emitted and not event.emitted[0].from_prefill:
+                    spent.append(event.overhead_seconds)
+                elif isinstance(event, Failed):
+                    raise event.error
+        for seconds in spent[len(spent) // 3 :]:
+            self._add("overhead", 0, k, seconds)
+        for sequence_id in ids:
+            self.engine.abort(sequence_id)
+
+
+def _are_enough(num_steps: int, seconds: float, least: int = 1) -> bool:
+    """Whether so many steps of a kind, which took so long, tell what one costs."""
+    return num_steps >= least and (num_steps >= _MOST_STEPS or seconds >= _VISIT_SECONDS)

@@ -1,0 +1,297 @@
+"""Replay: what a trace says about decoding with k drafted tokens, for every k and every rule, without decoding.
+
+`starts` says what a step accepts at every place of the text and how often it begins there; here that becomes the
+counts and rates that the engine would report, in expectation, for each prompt. Steps near the end draft fewer tokens,
+and what is drafted behind the text's end is drafted and not accepted, as the engine counts it.
+
+Letters: B prompts, n the longest output, k drafted tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from specdec_cli.errors import UsageError
+from specdec_cli.measure.predict.starts import RULES, IntArray, Starts, check_knowable
+from specdec_cli.measure.predict.trace import Trace
+from specdec_cli.measure.stats import FloatArray, Interval, ratio_of_totals
+
+__all__ = ["RULES", "Replay", "by_position", "by_task", "check_knowable", "replay", "replay_table"]
+
+_NUM_BINS = 8
+
+
+@dataclass(slots=True, eq=False)
+class Replay:
+    """Expected counts of decoding each prompt with one k; the letters of SpeculativeCounts, with a row per prompt.
+
+    Args:
+        k: most tokens drafted in a step.
+        rule: of verification.
+        tasks: each prompt's kind.
+        num_steps: [B] verifications.
+        num_emitted: [B] tokens that steps gave.
+        drafted_at_least: [B, k] steps that verified at least 1…k drafted tokens.
+        accepted_at_least: [B, k] steps that accepted at least 1…k.
+        reached: [B, k] steps that verified at least i and accepted at least i - 1.
+        steps_by_drafted: [B, k+1] steps by how many tokens were drafted.
+        steps_by_asked: [B, k+1] steps by how many tokens the draft was asked for.
+        histogram: [B, k+1] steps that accepted exactly 0…k, of those that drafted.
+        mean_context: [B] tokens of context when a step begins, averaged over steps.
+        drafts_by_position: [B, n] steps that drafted, by the output position at which they began.
+        accepted_by_position: [B, n] tokens that those accepted.
+        first: [B, 2] over all positions alike: sum of the acceptance of one drafted token, and how many positions.
+        steps_by_batch: of a table of k: steps by how many sequences ran together.
+    """
+
+    k: int
+    rule: str
+    tasks: tuple[str | None, ...]
+    num_steps: FloatArray
+    num_emitted: FloatArray
+    drafted_at_least: FloatArray
+    accepted_at_least: FloatArray
+    reached: FloatArray
+    steps_by_drafted: FloatArray
+    steps_by_asked: FloatArray
+    histogram: FloatArray
+    mean_context: FloatArray
+    drafts_by_position: FloatArray
+    accepted_by_position: FloatArray
+    first: FloatArray
+    steps_by_batch: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def num_drafts(self) -> FloatArray:
+        """Steps [B] that drafted at least one token."""
+        return self.drafted_at_least[:, 0]
+
+    @property
+    def num_draft_tokens(self) -> FloatArray:
+        """Drafted tokens [B]."""
+        return np.asarray(self.drafted_at_least.sum(axis=1))
+
+    @property
+    def num_accepted_tokens(self) -> FloatArray:
+        """Accepted tokens [B]."""
+        return np.asarray(self.accepted_at_least.sum(axis=1))
+
+    def acceptance_length(self, task: str | None = None) -> Interval:
+        """1 + accepted tokens per drafting step, of all prompts or one task's."""
+        at = self.of_task(task)
+        by_prompt = np.stack((self.num_drafts + self.num_accepted_tokens, self.num_drafts), axis=1)
+        return ratio_of_totals(by_prompt[at, 0], by_prompt[at, 1])
+
+    def acceptance_rate(self, task: str | None = None) -> Interval:
+        """Accepted over drafted tokens, of all prompts or one task's."""
+        at = self.of_task(task)
+        return ratio_of_totals(self.num_accepted_tokens[at], self.num_draft_tokens[at])
+
+    def tokens_per_step(self, task: str | None = None) -> Interval:
+        """Emitted tokens per step, steps without a draft and cut ones included."""
+        at = self.of_task(task)
+        return ratio_of_totals(self.num_emitted[at], self.num_steps[at])
+
+    def marginal_rates(self) -> list[Interval]:
+        """P(accepted ≥ i | drafted ≥ i) for i = 1…k."""
+        return [ratio_of_totals(self.accepted_at_least[:, i], self.drafted_at_least[:, i]) for i in range(self.k)]
+
+    def conditional_rates(self) -> list[Interval]:
+        """P(accepted ≥ i | accepted ≥ i-1, drafted ≥ i) for i = 1…k."""
+        return [ratio_of_totals(self.accepted_at_least[:, i], self.reached[:, i]) for i in range(self.k)]
+
+    def length_between(self, begin: int, end: int) -> Interval:
+        """Acceptance length of steps that began at output positions begin…end-1."""
+        drafts, accepted = (by[:, begin:end].sum(axis=1) for by in (self.drafts_by_position, self.accepted_by_position))
+        return ratio_of_totals(drafts + accepted, drafts)
+
+    def acceptance(self) -> dict[str, Any]:
+        """The JSON form of what is accepted, with intervals over prompts; rates by depth and their ends apart."""
+        found: dict[str, Any] = {
+            "acceptance_length": self.acceptance_length().as_dict(),
+            "acceptance_rate": self.acceptance_rate().as_dict(),
+        }
+        for name, rates in (("per_position", self.marginal_rates()), ("conditional", self.conditional_rates())):
+            said = [rate.as_dict() for rate in rates]
+            found[f"{name}_acceptance_rates"] = [one["median"] for one in said]
+            found[f"{name}_ci95"] = [one["ci95"] for one in said]
+        return found | {"acceptance_histogram": self.histogram.sum(axis=0).tolist()}
+
+    def of_task(self, task: str | None) -> IntArray:
+        """Places of a task's prompts; of all without one."""
+        return np.array([i for i, one in enumerate(self.tasks) if task in (None, one)], dtype=np.int64)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Counts and rates with INTERFACE's `stats` keys; counts are expectations. It has no seconds."""
+        drafts, drafted = self.num_drafts.sum(), self.num_draft_tokens.sum()
+        accepted = self.num_accepted_tokens.sum()
+        return {
+            "num_drafts": float(drafts),
+            "num_draft_tokens": float(drafted),
+            "num_accepted_tokens": float(accepted),
+            "num_emitted_tokens": float(self.num_emitted.sum()),
+            "acceptance_rate": float(accepted / drafted) if drafted else None,
+            "acceptance_length": float(1 + accepted / drafts) if drafts else None,
+            "per_position_acceptance_rates": _rates(self.accepted_at_least, self.drafted_at_least),
+            "conditional_acceptance_rates": _rates(self.accepted_at_least, self.reached),
+            "acceptance_histogram": self.histogram.sum(axis=0).tolist(),
+        }
+
+
+def replay(trace: Trace, draft: str, rule: str = "auto", k_max: int = 8) -> list[Replay]:
+    """Expected counts for k = 1…k_max.
+
+    Args:
+        trace: a target's text with this draft.
+        draft: its name in the trace.
+        rule: one of RULES, or auto: greedy at temperature 0, block above it.
+        k_max: largest k.
+
+    Raises:
+        UsageError: a rule that a trace cannot replay, a draft that is not in it or was asked for fewer tokens.
+    """
+    starts = Starts.of(trace, draft, rule, k_max)
+    found = []
+    for k in range(1, k_max + 1):
+        steps = starts.steps(k)
+        found.append(_tally(starts, k, {k: starts.visits(steps)}))
+    return found
+
+
+def by_task(replays: Sequence[Replay]) -> dict[str, list[dict[str, Any]]]:
+    """Acceptance length and rate of every task, for every replayed k."""
+    names = dict.fromkeys(task for task in replays[0].tasks if task is not None)
+    return {
+        name: [
+            {
+                "k": one.k,
+                "acceptance_length": one.acceptance_length(name).as_dict(),
+                "acceptance_rate": one.acceptance_rate(name).as_dict(),
+            }
+            for one in replays
+        ]
+        for name in names
+    }
+
+
+def by_position(replays: Sequence[Replay], num_bins: int = _NUM_BINS) -> list[dict[str, Any]]:
+    """Acceptance length along the text, in bins of output positions (the ends belong to them), for every replayed k."""
+    ends = np.unique(np.linspace(1, replays[0].drafts_by_position.shape[1], num_bins + 1).astype(int)).tolist()
+    return [
+        {
+            "from": begin,
+            "to": end - 1,
+            "by_k": [{"k": one.k, "acceptance_length": one.length_between(begin, end).as_dict()} for one in replays],
+        }
+        for begin, end in pairwise(ends)
+    ]
+
+
+def replay_table(
+    trace: Trace,
+    draft: str,
+    rule: str,
+    k_by_batch: Mapping[int, int],
+    max_num_seqs: int,
+    *,
+    num_rounds: int = 8,
+    prefill_chunk: int = 512,
+    seed: int = 0,
+) -> Replay:
+    """Expected counts when k depends on how many sequences run together.
+
+    Who runs with whom depends on what was accepted before, so the scheduler is simulated, `num_rounds` times for rules
+    of chance and once for others; what a visited start accepts is its expectation all the same.
+
+    Args:
+        trace: a target's text with this draft.
+        draft: its name in the trace.
+        rule: one of RULES, or auto.
+        k_by_batch: number of running sequences to k; an entry holds up to the next larger one.
+        max_num_seqs: most sequences that run together; prompts are admitted in their order.
+        num_rounds: simulations to average.
+        prefill_chunk: prompt tokens fed in one step.
+        seed: of the simulations.
+    """
+    if min(k_by_batch, default=0) != 1 or min(k_by_batch.values()) < 0:
+        raise UsageError(f"the table of k `{dict(k_by_batch)}` has no entry for 1 sequence, or a negative k")
+    k_max = max(max(k_by_batch.values()), 1)
+    starts = Starts.of(trace, draft, rule, k_max)
+    depths = {k: starts.steps(k) for k in sorted({*k_by_batch.values()})}
+    visits = {k: np.zeros(steps.drafted.shape) for k, steps in depths.items()}
+    batches: dict[int, float] = {}
+    if all(np.isin(steps.survival, (0, 1)).all() for steps in depths.values()):
+        num_rounds = 1
+    generator = np.random.default_rng(seed)
+    for _ in range(num_rounds):
+        waiting = list(range(len(trace.prompts)))[::-1]
+        running: dict[int, int] = {}
+        while waiting or running:
+            while waiting and len(running) < max_num_seqs:
+                place = waiting.pop()
+                running[place] = 1 - -(-len(trace.prompts[place].token_ids) // prefill_chunk)
+            num = len(running)
+            batches[num] = batches.get(num, 0.0) + 1 / num_rounds
+            k = k_by_batch[max(size for size in k_by_batch if size <= num)]
+            for place, start in list(running.items()):
+                if start >= 1:
+                    visits[k][place, start] += 1 / num_rounds
+                    start += starts.draw(depths[k], place, start, generator)
+                running[place] = start + 1
+                if running[place] >= starts.lengths[place]:
+                    del running[place]
+    made = _tally(starts, k_max, visits)
+    made.steps_by_batch = dict(sorted(batches.items()))
+    return made
+
+
+def _tally(starts: Starts, k: int, visits: Mapping[int, FloatArray]) -> Replay:
+    """Counts of steps that begin at starts with these probabilities, by the k that they had."""
+    num, n = starts.contexts.shape
+    at_least = {name: np.zeros((num, k + 2)) for name in ("asked", "drafted", "accepted", "reached")}
+    drafts_at, accepted_at = np.zeros((num, n)), np.zeros((num, n))
+    histogram = np.zeros((num, k + 1))
+    num_steps, context = np.zeros(num), np.zeros(num)
+    for depth, weight in visits.items():
+        steps = starts.steps(depth)
+        drafting = weight * (steps.drafted > 0)
+        expected = steps.survival[..., 1:].sum(axis=2)
+        num_steps += weight.sum(axis=1)
+        context += (weight * starts.contexts).sum(axis=1)
+        drafts_at += drafting
+        accepted_at += drafting * expected
+        histogram[:, : depth + 1] += np.einsum("bs,bsi->bi", drafting, -np.diff(steps.survival, axis=2, append=0.0))
+        for i in range(depth + 1):
+            at_least["asked"][:, i] += (weight * (steps.asked >= i)).sum(axis=1)
+            at_least["drafted"][:, i] += (weight * (steps.drafted >= i)).sum(axis=1)
+            at_least["accepted"][:, i] += (weight * steps.survival[..., i]).sum(axis=1)
+            if i:
+                before = steps.survival[..., i - 1] * (steps.drafted >= i)
+                at_least["reached"][:, i] += (weight * before).sum(axis=1)
+    return Replay(
+        k=k,
+        rule=starts.rule,
+        tasks=tuple(prompt.task for prompt in starts.trace.prompts),
+        num_steps=num_steps,
+        num_emitted=np.maximum(starts.lengths - 1, 0).astype(np.float64),
+        drafted_at_least=at_least["drafted"][:, 1:-1],
+        accepted_at_least=at_least["accepted"][:, 1:-1],
+        reached=at_least["reached"][:, 1:-1],
+        steps_by_drafted=-np.diff(at_least["drafted"], axis=1),
+        steps_by_asked=-np.diff(at_least["asked"], axis=1),
+        histogram=histogram,
+        mean_context=np.divide(context, num_steps, out=np.zeros(num), where=num_steps > 0),
+        drafts_by_position=drafts_at,
+        accepted_by_position=accepted_at,
+        first=starts.first,
+    )
+
+
+def _rates(numerators: FloatArray, denominators: FloatArray) -> list[float | None]:
+    pairs: Sequence[tuple[float, float]] = list(zip(numerators.sum(axis=0), denominators.sum(axis=0), strict=True))
+    return [float(a / b) if b else None for a, b in pairs]

@@ -1,0 +1,194 @@
+"""Where steps can begin along a trace's text, what each accepts there, and how often each is visited.
+
+A step that begins before output token s (s ≥ 1, as prefill gives the first) accepts at least i tokens with probability
+S_i(s), given the text. EXACTNESS.md, "Traces", says which:
+
+| rule | S_i(s), products over j = s…s+i-1 |
+|---|---|
+| greedy, one-hot | Π 1[argmax q = x_j] |
+| rejection | Π min(1, q(x_j)/p(x_j)) |
+| exact-match | Π q(x_j) |
+| gumbel | Π 1[argmax(log q + g_j) = x_j] |
+| block | P_i Π q(x_j)/p(x_j), P_i = min(1, P_{i-1} p(x_i)/q(x_i)): the smallest of 1 and Π q/p over all prefixes |
+| a draft without chance | 1[its first i guesses are the text's], under every rule |
+
+m accepted tokens lead to the start s + m + 1, so the probability that a step begins at s is a forward pass over starts,
+exact for rules of chance; where every S is 0 or 1 it is the walk itself. Averaging over all positions alike is
+wrong: steps do not begin everywhere alike, and what a step accepts decides where the next begins.
+
+Letters: B prompts, n the longest output, N positions of all outputs, k drafted tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from specdec_cli.errors import UsageError
+from specdec_cli.measure.predict.trace import DraftTrace, GuessTrace, Trace
+from specdec_cli.measure.stats import FloatArray
+
+IntArray = npt.NDArray[np.int64]
+
+RULES = ("greedy", "rejection", "block", "exact-match", "gumbel", "one-hot")
+
+
+def check_knowable(rule: str, p_min: float = 0.0) -> None:
+    """Refuse what no trace can know, saying why.
+
+    Raises:
+        UsageError: a rule or schedule that has to be measured.
+    """
+    if rule in ("typical", "synthetic"):
+        raise UsageError(
+            f"a trace cannot replay the rule `{rule}`: it changes the text that it would be replayed along",
+            "measure it with bench",
+        )
+    if rule != "auto" and rule not in RULES:
+        raise UsageError(f"unknown verification rule `{rule}`", f"one of auto, {', '.join(RULES)}")
+    if p_min > 0:
+        raise UsageError(
+            f"a trace cannot replay p_min `{p_min:g}`: what is drafted after the first refusal is not in it",
+            "measure it with bench, or predict without p_min",
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Steps:
+    """Steps of one k at every start: asked and drafted tokens [B, n], and survival [B, n, k+1] with S_0 = 1."""
+
+    asked: IntArray
+    drafted: IntArray
+    survival: FloatArray
+
+
+@dataclass(slots=True, eq=False)
+class Starts:
+    """A trace laid out by prompt and start; `survival` [B, n, k_max+1] of a model draft is cut for each k."""
+
+    trace: Trace
+    rule: str
+    draft: DraftTrace
+    k_max: int
+    lengths: IntArray
+    contexts: IntArray
+    room: IntArray
+    survival: FloatArray | None
+    first: FloatArray
+
+    @classmethod
+    def of(cls, trace: Trace, draft: str, rule: str, k_max: int) -> Starts:
+        """Lay a trace out for one draft and rule.
+
+        Raises:
+            UsageError: a rule that a trace cannot replay, a draft that is not in it or was asked for fewer tokens.
+        """
+        check_knowable(rule)
+        if rule == "greedy" and not trace.is_greedy:
+            raise UsageError(
+                "the trace was sampled, and rule `greedy` is for temperature 0", "use auto, or trace again"
+            )
+        rule = rule if rule != "auto" else "greedy" if trace.is_greedy else "block"
+        found = trace.draft(draft)
+        if isinstance(found, GuessTrace) and found.num_guessed.shape[1] < k_max:
+            asked = found.num_guessed.shape[1]
+            raise UsageError(
+                f"the draft `{draft}` was traced for at most `{asked}` tokens, not `{k_max}`", "trace again"
+            )
+        lengths = np.array([len(prompt.output) for prompt in trace.prompts], dtype=np.int64)
+        size = np.array([len(prompt.token_ids) for prompt in trace.prompts], dtype=np.int64)
+        contexts = size[:, None] + np.arange(max(lengths.max(initial=0), 2))
+        room = np.array([prompt.max_tokens for prompt in trace.prompts], dtype=np.int64)[:, None] - contexts - 1
+        if found.max_context is not None:
+            room = np.minimum(room, found.max_context - contexts + 1)
+        made = cls(trace, rule, found, k_max, lengths, contexts, np.maximum(room, 0), None, np.zeros((len(size), 2)))
+        made._fill()
+        return made
+
+    def _fill(self) -> None:
+        """Survival of a model's guesses, and the mean acceptance of one token over all positions alike."""
+        starts = np.arange(self.contexts.shape[1])
+        is_start = (starts >= 1) & (starts < self.lengths[:, None])
+        if isinstance(self.draft, GuessTrace):
+            guessed, matching = (self._padded(a[:, 0], 0) for a in (self.draft.num_guessed, self.draft.num_matching))
+            self.first = np.stack([(values * is_start).sum(axis=1) for values in (matching, guessed)], axis=1)
+            return
+        log_p, log_q = self.trace.log_p.astype(np.float64), self.draft.log_q.astype(np.float64)
+        match self.rule:
+            case "greedy" | "one-hot":
+                accepted = self.draft.is_argmax.astype(np.float64)
+            case "gumbel":
+                accepted = self.draft.is_gumbel.astype(np.float64)
+            case "exact-match":
+                accepted = np.exp(log_q)
+            case _:
+                accepted = np.exp(np.minimum(log_q - log_p, 0.0))
+        each = self._padded(accepted, 0.0)
+        readable = is_start & (self.room >= 1)
+        self.first = np.stack([(each * readable).sum(axis=1), readable.sum(axis=1)], axis=1)
+        windows = np.ones((len(each), each.shape[1], self.k_max + 1))
+        ratio = np.ones(each.shape)
+        gain = self._padded(np.exp(log_q - log_p), 0.0) if self.rule == "block" else each
+        for i in range(1, self.k_max + 1):
+            ratio = ratio * _shifted(gain, i - 1)
+            windows[..., i] = np.minimum(windows[..., i - 1], ratio)
+        self.survival = windows
+
+    def _padded(self, flat: npt.NDArray[Any], fill: float) -> FloatArray:
+        """Values of all positions [N] as [B, n]."""
+        padded = np.full((len(self.lengths), self.contexts.shape[1]), fill)
+        padded[self._is_output] = flat
+        return padded
+
+    @property
+    def _is_output(self) -> npt.NDArray[np.bool_]:
+        """Which of [B, n] are positions of an output."""
+        return np.arange(self.contexts.shape[1]) < self.lengths[:, None]
+
+    def steps(self, k: int) -> Steps:
+        """What a step with k does at every start."""
+        asked = np.minimum(self.room, k)
+        if self.survival is not None:
+            drafted, survival = asked, self.survival[..., : k + 1].copy()
+        else:
+            assert isinstance(self.draft, GuessTrace), "a model's survival is filled in"
+            drafted, matching = (
+                self._padded(_of_asked(values, asked[self._is_output]), 0).astype(np.int64)
+                for values in (self.draft.num_guessed, self.draft.num_matching)
+            )
+            survival = (np.arange(k + 1) <= matching[..., None]).astype(np.float64)
+        survival[np.arange(k + 1) > drafted[..., None]] = 0.0
+        return Steps(asked, drafted, survival)
+
+    def visits(self, steps: Steps) -> FloatArray:
+        """Probability [B, n] that a step begins at each start: the forward pass."""
+        n, width = steps.survival.shape[1], steps.survival.shape[2]
+        exactly = -np.diff(steps.survival, axis=2, append=0.0)
+        visits = np.zeros((len(steps.survival), n + width + 1))
+        visits[:, 1] = 1.0
+        for start in range(1, n):
+            visits[start >= self.lengths, start] = 0.0
+            visits[:, start + 1 : start + width + 1] += visits[:, start, None] * exactly[:, start]
+        return visits[:, :n] * self._is_output
+
+    def draw(self, steps: Steps, place: int, start: int, generator: np.random.Generator) -> int:
+        """How many tokens one step accepts, drawn."""
+        return int((generator.random() < steps.survival[place, start, 1:]).sum())
+
+
+def _shifted(values: FloatArray, by: int) -> FloatArray:
+    """values [B, n] moved left, zeros coming in."""
+    if not by:
+        return values
+    moved = np.zeros_like(values)
+    moved[:, :-by] = values[:, by:]
+    return moved
+
+
+def _of_asked(values: npt.NDArray[np.int16], asked: IntArray) -> IntArray:
+    """values [N, K] at column asked - 1, 0 where nothing was asked."""
+    chosen = values[np.arange(len(asked)), np.maximum(asked - 1, 0)]
+    return np.where(asked > 0, chosen, 0).astype(np.int64)

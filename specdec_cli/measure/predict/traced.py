@@ -1,0 +1,117 @@
+"""A workload's trace with one draft: made or read from a file that fits, and what is predicted from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from specdec_cli.drafters.model import Drafter as ModelDrafter
+from specdec_cli.lm.files.origin import origin_of
+from specdec_cli.measure.predict.predict import Prediction, choose, predict
+from specdec_cli.measure.predict.replay import Replay, replay, replay_table
+from specdec_cli.measure.predict.trace import GuessTrace, ModelTrace, Trace, load
+from specdec_cli.measure.predict.tracing import trace_draft, trace_target
+
+if TYPE_CHECKING:
+    from specdec_cli.drafters.contract import Drafter
+    from specdec_cli.engine.arms import Request
+    from specdec_cli.engine.engine import Engine
+    from specdec_cli.measure.predict.cost import Costs
+    from specdec_cli.recipe import Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """A trace, and for which draft and rule of verification it is read.
+
+    Args:
+        trace: of the workload.
+        draft: its name in the trace.
+        verify: the rule, or auto.
+    """
+
+    trace: Trace
+    draft: str
+    verify: str = "auto"
+
+    def predict(self, k_max: int, costs: Costs) -> Prediction:
+        """Every k up to k_max, with `speedup` the median prompt's, as a benchmark reports it."""
+        made = predict(replay(self.trace, self.draft, self.verify, k_max), costs)
+        rows = [replace(row, speedup=row.median_speedup) for row in made.rows]
+        return replace(made, rows=rows, recommended=choose(rows))
+
+    def table(self, k_by_batch: Mapping[int, int], max_num_seqs: int) -> Replay:
+        """What a table of k would accept, prompts coming one after another, up to `max_num_seqs` together."""
+        return replay_table(self.trace, self.draft, self.verify, k_by_batch, max_num_seqs)
+
+
+def draft_name(recipe: Recipe) -> str:
+    """What a draft is called in a trace: its model, or its method with its options."""
+    fields = recipe.draft_fields()
+    if "model" in fields:
+        return str(fields["model"])
+    options = ",".join(f"{key}={value}" for key, value in sorted(fields.items()) if key != "method")
+    return f"{fields['method']}:{options}" if options else str(fields["method"])
+
+
+def obtain_trace(
+    engine: Engine,
+    requests: Sequence[Request],
+    name: str,
+    k_max: int,
+    path: Path | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> Trace:
+    """The trace of a workload with the engine's draft, made now or read from a file that fits it.
+
+    A draft in the file is read where it is the loaded one, its weights, dtype and quantization; else it is traced anew.
+
+    Args:
+        engine: idle.
+        requests: the workload.
+        name: the draft's, in the trace.
+        k_max: largest k.
+        path: read where it exists, else written; None for neither.
+        say: told in words how far it is.
+
+    Raises:
+        UsageError: a file of other prompts, other sampling or another target, or a draft that no trace can hold.
+        RunError: the file cannot be written.
+    """
+    trace = _read(path, engine, requests) if path is not None and path.exists() else None
+    is_new = trace is None
+    if trace is None:
+        trace = trace_target(
+            engine, requests, lambda done, total: say(f"tracing the target: {done} of {total} prompts")
+        )
+    if not _holds(trace, name, engine.drafter):
+        trace.drafts[name] = trace_draft(
+            trace, engine.drafter, k_max, lambda done, total: say(f"tracing the draft: {done} of {total} prompts")
+        )
+    if path is not None and is_new:
+        trace.save(path)
+    return trace
+
+
+def _read(path: Path, engine: Engine, requests: Sequence[Request]) -> Trace:
+    trace = load(path)
+    trace.check_target(origin_of(engine.target))
+    trace.check(engine.tokenizer, requests)
+    return trace
+
+
+def _holds(trace: Trace, name: str, drafter: Drafter) -> bool:
+    """Whether a trace has a draft, and it is the loaded one; says in its notices where another has the name."""
+    held = trace.drafts.get(name)
+    if not isinstance(drafter, ModelDrafter):
+        return isinstance(held, GuessTrace)
+    now = origin_of(drafter.lm)
+    if isinstance(held, ModelTrace) and held.origin is not None and held.origin.computes_as(now):
+        return True
+    if held is not None:
+        trace.notices.append(
+            f"the trace's draft `{name}` has other weights, another dtype or quantization: it was traced again"
+        )
+    return False

@@ -1,0 +1,279 @@
+"""Making a trace: the target decodes alone, once; every draft then reads that text, once.
+
+The text of a sampled trace is drawn with `gumbel`'s noise, which is keyed by the position alone. It is distributed as
+any other mode's, so one text serves every rule, and gumbel's can be replayed exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specdec_cli.drafters.contract import DraftRow
+from specdec_cli.drafters.model import Drafter as ModelDrafter
+from specdec_cli.errors import UsageError
+from specdec_cli.events import Failed, Stepped
+from specdec_cli.lm.door import LM, Row
+from specdec_cli.lm.files.origin import origin_of
+from specdec_cli.measure.predict.trace import (
+    BoolArray,
+    DraftTrace,
+    Float32Array,
+    GuessTrace,
+    ModelTrace,
+    Trace,
+    TracedPrompt,
+    fingerprint,
+)
+from specdec_cli.sampling import noise
+from specdec_cli.sampling.chain import ChainRow, Distribution, distribution
+
+if TYPE_CHECKING:
+    from specdec_cli.drafters.contract import Drafter
+    from specdec_cli.engine.arms import Request
+    from specdec_cli.engine.engine import Engine
+
+Watch = Callable[[int, int], None]
+
+_MAX_LOGITS = 1 << 22  # numbers of one call's logits: 16 MB, whatever the vocabulary
+_MAX_FED = 1024  # tokens of one forward
+_MAX_ROWS = 64
+
+
+def trace_target(engine: Engine, requests: Sequence[Request], watch: Watch | None = None) -> Trace:
+    """Decode every request without a draft and keep its tokens and their probabilities.
+
+    Args:
+        engine: idle; its draft is not asked.
+        requests: the workload.
+        watch: told how many of all requests have ended.
+
+    Raises:
+        UsageError: a request that the engine refuses.
+    """
+    assert not engine.has_work, "a trace needs an idle engine"
+    places = {_add(engine, request): place for place, request in enumerate(requests)}
+    outputs: list[list[int]] = [[] for _ in requests]
+    log_p: list[list[float]] = [[] for _ in requests]
+    num_ended = 0
+    while engine.has_work:
+        for event in engine.step():
+            if isinstance(event, Stepped):
+                for emitted in event.emitted:
+                    place = places[emitted.sequence_id]
+                    outputs[place] += emitted.tokens
+                    log_p[place] += [one.logprob for one in emitted.logprobs] or [0.0] * len(emitted.tokens)
+            elif isinstance(event, Failed):
+                raise event.error
+            elif getattr(event, "finish_reason", None) is not None:
+                num_ended += 1
+                if watch is not None:
+                    watch(num_ended, len(requests))
+    prompts = [
+        TracedPrompt(
+            tuple(request.token_ids),
+            tuple(output),
+            min(len(request.token_ids) + request.params.max_new_tokens, engine.target.max_context),
+            request.params,
+            request.row.category,
+        )
+        for request, output in zip(requests, outputs, strict=True)
+    ]
+    known_by = fingerprint(engine.tokenizer) if engine.tokenizer is not None else None
+    flat = np.array([value for one in log_p for value in one], dtype=np.float32)
+    origin = origin_of(engine.target)
+    return Trace(engine.target.name, engine.num_tokens, engine.eos_token_ids, known_by, prompts, flat, origin=origin)
+
+
+def _add(engine: Engine, request: Request) -> int:
+    """Queue a request without a draft; at temperature 0 p is one-hot, and its logarithm needs no asking."""
+    num = None if request.params.temperature == 0 else 0
+    return engine.add(request.token_ids, replace(request.params, logprobs=num), 0, verify="gumbel")
+
+
+def trace_draft(trace: Trace, drafter: Drafter, k_max: int, watch: Watch | None = None) -> DraftTrace:
+    """What a draft says along the trace's text.
+
+    Args:
+        trace: the target's.
+        drafter: loaded; a language model is teacher-forced, any other draft is asked at every start for 1…k_max tokens.
+        k_max: most tokens that a guessing draft is asked for; a model's trace serves every k.
+        watch: told how many of all prompts are done.
+
+    Raises:
+        UsageError: the draft samples and is no language model, so that only a measurement tells its acceptance.
+    """
+    tell = watch or (lambda _done, _total: None)
+    if isinstance(drafter, ModelDrafter):
+        return _ForcedPass(trace, drafter.lm).run(tell)
+    return _trace_guesses(trace, drafter, k_max, tell)
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Positions begin…end-1 of one prompt's output, scored in one forward; `first` is begin's place among all N."""
+
+    place: int
+    begin: int
+    end: int
+    first: int
+    is_last: bool
+
+
+@dataclass(slots=True)
+class _ForcedPass:
+    """One teacher-forced pass of a language model over a trace's text."""
+
+    trace: Trace
+    lm: LM
+
+    def run(self, watch: Watch) -> ModelTrace:
+        num = self.trace.num_output_tokens
+        log_q = np.full(num, -np.inf, dtype=np.float32)
+        is_argmax, is_gumbel = np.zeros(num, dtype=np.bool_), np.zeros(num, dtype=np.bool_)
+        held: set[int] = set()
+        try:
+            for pieces in self._groups():
+                held |= {piece.place for piece in pieces}
+                at = np.concatenate([np.arange(p.begin, p.end) + p.first for p in pieces])
+                log_q[at], is_argmax[at], is_gumbel[at] = self._score(pieces)
+                for piece in pieces:
+                    if piece.is_last:
+                        self.lm.release(_handle(piece.place))
+                        held.discard(piece.place)
+                watch(pieces[-1].place + pieces[-1].is_last, len(self.trace.prompts))
+        finally:
+            for place in held:
+                self.lm.release(_handle(place))
+        return ModelTrace(log_q, is_argmax, is_gumbel, self.lm.max_context, origin_of(self.lm))
+
+    def _groups(self) -> Iterator[list[_Piece]]:
+        """Pieces that go into one forward together, within bounds of logits, tokens, rows and cache."""
+        group: list[_Piece] = []
+        num_logits = num_fed = num_blocks = 0
+        for piece in self._pieces():
+            prompt = self.trace.prompts[piece.place]
+            fed = piece.end - piece.begin + (min(len(prompt.token_ids), _MAX_FED) if piece.begin == 0 else 0)
+            blocks = -(-(len(prompt.token_ids) + len(prompt.output)) // self.lm.block_size)
+            is_full = (
+                num_logits + piece.end - piece.begin > self._num_positions
+                or num_fed + fed > _MAX_FED
+                or num_blocks + blocks > self.lm.num_blocks
+                or len(group) == _MAX_ROWS
+            )
+            if group and (is_full or piece.begin > 0):
+                yield group
+                group, num_logits, num_fed, num_blocks = [], 0, 0, 0
+            group.append(piece)
+            num_logits, num_fed, num_blocks = num_logits + piece.end - piece.begin, num_fed + fed, num_blocks + blocks
+            if not piece.is_last:  # its prompt goes on in the next forward, alone
+                yield group
+                group, num_logits, num_fed, num_blocks = [], 0, 0, 0
+        if group:
+            yield group
+
+    @property
+    def _num_positions(self) -> int:
+        return max(1, min(_MAX_FED, _MAX_LOGITS // self.lm.vocab_size))
+
+    def _pieces(self) -> Iterator[_Piece]:
+        first = 0
+        for place, prompt in enumerate(self.trace.prompts):
+            readable = self.lm.max_context - len(prompt.token_ids) + 1
+            end = min(len(prompt.output), max(readable, 0))
+            for begin in range(0, end, self._num_positions):
+                until = min(begin + self._num_positions, end)
+                yield _Piece(place, begin, until, first, until == end)
+            first += len(prompt.output)
+
+    def _score(self, pieces: Sequence[_Piece]) -> tuple[Float32Array, BoolArray, BoolArray]:
+        """log q, argmax and gumbel matches of the pieces' tokens, one piece after another."""
+        rows: list[Row] = []
+        chain: list[ChainRow] = []
+        emitted: list[int] = []
+        for piece in pieces:
+            prompt = self.trace.prompts[piece.place]
+            context = [*prompt.token_ids, *prompt.output[: piece.end - 1]]
+            if piece.begin == 0:
+                for fed in range(_MAX_FED, len(prompt.token_ids), _MAX_FED):
+                    self.lm.score([Row(_handle(piece.place), context[:fed], 0)])
+            rows.append(Row(_handle(piece.place), context, piece.end - piece.begin))
+            known = len(prompt.token_ids) + piece.begin
+            stop_ids = self.trace.stop_ids(prompt)
+            chain.append(ChainRow(prompt.params, context[:known], len(prompt.token_ids), context[known:], stop_ids))
+            emitted += prompt.output[piece.begin : piece.end]
+        q = distribution(self.lm.score(rows), chain, self.trace.num_tokens)
+        tokens = torch.tensor(emitted, device=q.argmax.device)
+        is_argmax: BoolArray = (q.argmax == tokens).cpu().numpy()
+        if q.probs is None:
+            return np.where(is_argmax, 0.0, -np.inf).astype(np.float32), is_argmax, is_argmax
+        log_q = q.probs.gather(1, tokens[:, None])[:, 0].log().float().cpu().numpy()
+        return log_q, is_argmax, _gumbel_matches(q, chain, tokens, is_argmax)
+
+
+def _gumbel_matches(q: Distribution, chain: Sequence[ChainRow], tokens: Tensor, is_argmax: BoolArray) -> BoolArray:
+    """Whether the text's own noise makes the draft choose the emitted tokens [n]; a one-hot q its argmax."""
+    assert q.probs is not None, "noise is for positions that sample"
+    keys = [(r.params, len(r.context) + j) for r in chain for j in range(len(r.drafted) + 1)]
+    seeds, indices = [params.seed for params, _ in keys], [params.index for params, _ in keys]
+    chosen = noise.gumbel_argmax(q.probs, seeds, indices, [position for _, position in keys])
+    return np.where(q.one_hot, is_argmax, (chosen == tokens).cpu().numpy())
+
+
+def _handle(place: int) -> int:
+    """A handle that no engine uses: theirs count from 0."""
+    return -1 - place
+
+
+def _trace_guesses(trace: Trace, drafter: Drafter, k_max: int, watch: Watch) -> GuessTrace:
+    """Ask a draft without chance at every start, in the text's order, so that its state grows as in decoding."""
+    num_guessed = np.zeros((trace.num_output_tokens, k_max), dtype=np.int16)
+    num_matching = np.zeros_like(num_guessed)
+    first = 0
+    for place, prompt in enumerate(trace.prompts):
+        row = DraftRow(
+            _handle(place),
+            list(prompt.token_ids),
+            len(prompt.token_ids),
+            1,
+            prompt.params,
+            trace.stop_ids(prompt),
+            "block",
+            0.0,
+        )
+        try:
+            for start in range(1, len(prompt.output)):
+                row.context = [*prompt.token_ids, *prompt.output[:start]]
+                for row.k in range(1, k_max + 1):
+                    tokens = _ask(drafter, row)
+                    num_guessed[first + start, row.k - 1] = len(tokens)
+                    num_matching[first + start, row.k - 1] = _num_matching(tokens, prompt.output[start:])
+        finally:
+            drafter.release(_handle(place))
+        first += len(prompt.output)
+        watch(place + 1, len(trace.prompts))
+    return GuessTrace(num_guessed, num_matching, drafter.max_context)
+
+
+def _ask(drafter: Drafter, row: DraftRow) -> list[int]:
+    guesses = drafter.propose([row])[0].read()
+    if guesses.q is not None:
+        raise UsageError(
+            f"the draft `{type(drafter).__module__.rpartition('.')[2]}` samples and is no language model of its own",
+            "a trace cannot tell its acceptance: measure every k (--exhaustive)",
+        )
+    return guesses.tokens
+
+
+def _num_matching(tokens: Sequence[int], text: Sequence[int]) -> int:
+    num = 0
+    for guess, token in zip(tokens, text, strict=False):
+        if guess != token:
+            break
+        num += 1
+    return num

@@ -1,0 +1,277 @@
+"""From a row's columns to its prompt: which is read, what is refused, and what a person should know of the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from string import Formatter
+from typing import Any
+
+from specdec_cli.engine.chats import (
+    CHAT_COLUMNS,
+    PROMPT_COLUMNS,
+    ChatMessage,
+    check_text,
+    first_user_text,
+    is_chat,
+    is_longer,
+    kind_of,
+    text_of,
+    unwritten,
+    whole_chat,
+)
+from specdec_cli.engine.prompts import PromptRow, PromptSet
+from specdec_cli.errors import UsageError
+from specdec_cli.measure.workload.row_fields import ID_COLUMNS, id_of, is_words, length_of, seed_of
+from specdec_cli.measure.workload.tables import RawRow
+
+_CHATS_FIRST = ("turns", *CHAT_COLUMNS, *(column for column in PROMPT_COLUMNS if column not in CHAT_COLUMNS))
+_TURN_COLUMNS = ("turns", "prompt")
+_OWN_COLUMNS = (*ID_COLUMNS, "category", "max_new_tokens", "seed")
+_ANSWER_COLUMNS = (
+    *("answer", "answers", "output", "outputs", "response", "responses", "completion", "completions", "chosen"),
+    *("rejected", "label", "labels", "target", "targets", "reference", "references", "solution", "solutions"),
+    *("canonical_solution", "gold", "explanation", "test", "tests", "test_list", "entry_point"),
+)
+_CATALOGUE_COLUMNS = (
+    *("source", "sources", "model", "dataset", "language", "lang", "license", "url", "score", "scores", "rating"),
+    *("index", "idx", "metadata", "meta", "tags", "type", "split", "num_turns", "timestamp", "created_at"),
+)
+_NOT_PROMPTS = frozenset((*_ANSWER_COLUMNS, *_CATALOGUE_COLUMNS))
+"""Columns beside a prompt that nobody expects to be part of it."""
+_SKIP = "or leave such rows out: 'FILE?empty=skip'"
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How rows become prompts.
+
+    Args:
+        chat: whether whole conversations are wanted; None where a command decodes plain prompts alone.
+        column: the one that holds prompts; None takes the first of PROMPT_COLUMNS that is there.
+        template: a preset's text with columns in braces, instead of a column.
+        task_column: says each row's task; None takes `category`.
+        task: of all rows that have none of their own.
+        skip_empty: whether rows without a prompt are left out, not refused.
+    """
+
+    chat: bool | None = False
+    column: str | None = None
+    template: str | None = None
+    task_column: str | None = None
+    task: str | None = None
+    skip_empty: bool = False
+
+
+def prompts_of(raw: Sequence[RawRow], name: str, reading: Reading) -> PromptSet:
+    """The prompts of a file's rows.
+
+    Args:
+        raw: the rows.
+        name: of their file or data set, for errors.
+        reading: how they become prompts.
+
+    Raises:
+        UsageError: no row, or one that is wrong (by its place).
+    """
+    if not raw:
+        raise UsageError(f"`{name}` has no prompt", "write one prompt per line, or JSONL rows with `prompt`")
+    return _Reader(raw, name, reading).run()
+
+
+class _Reader:
+    """Makes prompts of rows, and keeps what is worth saying."""
+
+    def __init__(self, raw: Sequence[RawRow], name: str, reading: Reading) -> None:
+        self.raw, self.name, self.reading = raw, name, reading
+        self.columns = list(dict.fromkeys(column for row in raw for column in row.values))
+        self.filled = {column for row in raw for column, value in row.values.items() if value is not None}
+        self.used: set[str] = set()
+        self.skipped: list[str] = []
+        self.num_more_turns = 0
+        self.num_joined = 0
+
+    def run(self) -> PromptSet:
+        reading = self.reading
+        if reading.template is not None:
+            self._check_columns([field for _, field, _, _ in Formatter().parse(reading.template) if field])
+        self._check_columns([one for one in (reading.column, reading.task_column) if one is not None])
+        rows: list[PromptRow] = []
+        for row in self.raw:
+            if self.reading.skip_empty and self._is_empty(row):
+                self.skipped.append(row.where)
+            else:
+                rows.append(self._row(row, len(rows)))
+        if not rows:
+            raise UsageError(
+                f"`{self.name}` has no prompt: every row is empty", "name another column: 'FILE?column=NAME'"
+            )
+        return PromptSet(rows, list(self._notices()))
+
+    def _row(self, row: RawRow, index: int) -> PromptRow:
+        values, where = row.values, row.where
+        messages: tuple[ChatMessage, ...] = ()
+        if self.reading.template is not None:
+            prompt = _filled(self.reading.template, values, where)
+        else:
+            column = self._column(row)
+            prompt, messages = self._read(column, values, where)
+        if not self.reading.chat:
+            messages = ()
+        system = values.get("system")
+        if self.reading.chat and isinstance(system, str) and system.strip():
+            self.used.add("system")
+            messages = messages or (ChatMessage("user", prompt),)
+            if all(one.role != "system" for one in messages):
+                messages = (ChatMessage("system", system), *messages)
+        return PromptRow(
+            index,
+            prompt,
+            id=id_of(values, where),
+            category=self._category(values, where),
+            max_new_tokens=length_of(values, where),
+            seed=seed_of(values, where),
+            messages=messages,
+        )
+
+    def _column(self, row: RawRow) -> str:
+        """The column that holds a row's prompt."""
+        if self.reading.column is not None:
+            return self.reading.column
+        names = [name for name in (_CHATS_FIRST if self.reading.chat else PROMPT_COLUMNS) if name in row.values]
+        found = next((name for name in names if name in self.filled), names[0] if names else None)
+        if found is None:
+            raise self._no_prompt(row)
+        return found
+
+    def _no_prompt(self, row: RawRow) -> UsageError:
+        if not row.values:
+            return UsageError(f"{row.where}: the row has no `prompt`", f"give each row a `prompt`, {_SKIP}")
+        columns = ", ".join(f"`{column}`" for column in list(row.values)[:8])
+        hint = "name the column `prompt` (in a CSV file's first line), or say which one it is: 'FILE?column=NAME'"
+        return UsageError(f"{row.where}: the row has no `prompt`, but {columns}", hint)
+
+    def _read(self, column: str, values: Mapping[str, Any], where: str) -> tuple[str, tuple[ChatMessage, ...]]:
+        """A prompt, and its conversation where it is one."""
+        self.used.add(column)
+        value = unwritten(values.get(column), where)
+        if is_chat(value):
+            prompt = first_user_text(value, where)
+            if self.reading.chat:
+                return prompt, whole_chat(value, where)
+            self.num_more_turns += is_longer(value)
+            return prompt, ()
+        if isinstance(value, list) and (column == "turns" or (column in _TURN_COLUMNS and _are_strings(value))):
+            return self._turns(column, value, where)
+        text = self._joined(column, value, values) if isinstance(value, str) else text_of(value, where)
+        if not text.strip():
+            raise UsageError(f"{where}: the prompt is empty", f"give at least one word, {_SKIP}")
+        check_text(text, f"{where}: the prompt")
+        return text, ()
+
+    def _turns(self, column: str, turns: list[Any], where: str) -> tuple[str, tuple[ChatMessage, ...]]:
+        if not turns:
+            raise UsageError(f"{where}: `{column}` must be a list of strings with at least one", f"fill it, {_SKIP}")
+        wanted = turns if self.reading.chat else turns[:1]
+        texts = [text_of(turn, where, "the prompt" if column == "prompt" else "a turn") for turn in wanted]
+        for place, text in enumerate(texts, start=1):
+            check_text(text, f"{where}: turn {place}")
+        self.num_more_turns += len(turns) > 1 and not self.reading.chat
+        return texts[0], tuple(ChatMessage("user", text) for text in texts)
+
+    def _joined(self, column: str, text: str, values: Mapping[str, Any]) -> str:
+        """Alpaca's instruction and its input, as both were written to be read together."""
+        more = values.get("input")
+        if column != "instruction" or self.reading.column is not None or not isinstance(more, str) or not more.strip():
+            return text
+        self.used.add("input")
+        self.num_joined += 1
+        return f"{text}\n\n{more}"
+
+    def _category(self, values: Mapping[str, Any], where: str) -> str | None:
+        column = self.reading.task_column or "category"
+        value = values.get(column)
+        if value is None or value == "":
+            return self.reading.task
+        if not isinstance(value, str | int | float):
+            raise UsageError(
+                f"{where}: `{column}` must be a string or a number, not {kind_of(value)}",
+                "name another column of tasks: 'FILE?task=COLUMN'",
+            )
+        return str(value)
+
+    def _is_empty(self, row: RawRow) -> bool:
+        if self.reading.template is not None:
+            names = [field for _, field, _, _ in Formatter().parse(self.reading.template) if field]
+            return any(row.values.get(name) in (None, "", []) for name in names)
+        if self.reading.column is None and not any(name in row.values for name in PROMPT_COLUMNS):
+            return all(one is None for one in row.values.values())
+        value = row.values.get(self._column(row))
+        return value is None or value == [] or (isinstance(value, str) and not value.strip())
+
+    def _check_columns(self, needed: Sequence[str]) -> None:
+        missing = next((column for column in needed if column not in self.columns), None)
+        if missing is not None:
+            raise UsageError(
+                f"the data set `{self.name}` has no column `{missing}`",
+                f"its columns are {', '.join(self.columns) or 'none'}",
+            )
+
+    def _notices(self) -> Iterable[str]:
+        """What was left out, in sentences."""
+        if self.skipped:
+            num = "1 row" if len(self.skipped) == 1 else f"{len(self.skipped)} rows"
+            yield f"{num} without a prompt left out, the first is {self.skipped[0]}"
+        if self.num_joined:
+            yield f"prompts of `{self.name}` are `instruction` and, after an empty line, `input`"
+        if self.reading.column is None and self.reading.template is None:
+            unread = [column for column in self.columns if self._is_missed(column)]
+            if unread:
+                names = _listed(unread)
+                read = _listed([column for column in self.columns if column in self.used])
+                chats = [column for column in unread if column in ("turns", *CHAT_COLUMNS)]
+                more = f"; --chat reads {_listed(chats)}" if chats and self.reading.chat is False else ""
+                are = "is" if len(unread) == 1 else "are"
+                yield f"{names} of `{self.name}` {are} not read: prompts are {read}{more}"
+        if self.num_more_turns:
+            rows = "1 row holds" if self.num_more_turns == 1 else f"{self.num_more_turns} rows hold"
+            more = "" if self.reading.chat is None else "; --chat reads all of it"
+            yield f"{rows} a conversation, of which the first user message is the prompt{more}"
+
+    def _is_missed(self, column: str) -> bool:
+        """Whether a column beside the prompt may have been meant as part of it."""
+        if self.used & {"turns", *CHAT_COLUMNS} and column == "prompt":
+            return False  # what such rows repeat of their conversation
+        if column == "seed":
+            return any(is_words(row.values.get(column)) for row in self.raw)
+        if column in self.used or column in _OWN_COLUMNS or column.lower() in _NOT_PROMPTS:
+            return False
+        return column != self.reading.task_column and any(
+            row.values.get(column) not in (None, "", [], {}) for row in self.raw
+        )
+
+
+def _are_strings(value: list[Any]) -> bool:
+    return bool(value) and all(isinstance(one, str) for one in value)
+
+
+def _filled(template: str, values: Mapping[str, Any], where: str) -> str:
+    """A preset's template with a row's values; lists of strings line by line."""
+    parts = []
+    for text, column, _, _ in Formatter().parse(template):
+        parts.append(text)
+        if column:
+            value = values.get(column)
+            value = "\n".join(value) if isinstance(value, list) and _are_strings(value) else value
+            found = text_of(value, where, f"`{column}`")
+            if not found.strip():
+                raise UsageError(f"{where}: `{column}` is empty", f"fill it, {_SKIP}")
+            parts.append(found)
+    prompt = "".join(parts)
+    check_text(prompt, f"{where}: the prompt")
+    return prompt
+
+
+def _listed(names: Sequence[str]) -> str:
+    quoted = [f"`{name}`" for name in names[:6]] + (["more"] if len(names) > 6 else [])
+    return quoted[0] if len(quoted) == 1 else f"{', '.join(quoted[:-1])} and {quoted[-1]}"

@@ -1,0 +1,198 @@
+"""The workload: which prompts are measured, spread evenly over their tasks and tokenised once, outside the timing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from importlib.resources import files
+from typing import Any
+
+from specdec_cli.engine.arms import Request
+from specdec_cli.engine.prompts import PromptRow, PromptSet
+from specdec_cli.errors import UsageError
+from specdec_cli.measure.workload.dataset import read_dataset
+from specdec_cli.measure.workload.reading import Reading, prompts_of
+from specdec_cli.measure.workload.tables import rows_of_bytes
+from specdec_cli.measure.workload.turns import fits, request_of
+from specdec_cli.sampling.params import SamplingParams
+
+BUILT_IN = ("builtin:mini", "builtin:stories")
+NO_TASK = "unnamed"
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A prompt that was left out because it and its output do not fit the context.
+
+    Args:
+        index: the row.
+        id: the row's name, or None.
+        num_tokens: of the prompt.
+        max_new_tokens: that should follow it.
+    """
+
+    index: int
+    id: str | int | None
+    num_tokens: int
+    max_new_tokens: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return {
+            "index": self.index,
+            "id": self.id,
+            "prompt_tokens": self.num_tokens,
+            "max_new_tokens": self.max_new_tokens,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Requests ready to decode.
+
+    Args:
+        dataset: where they came from.
+        requests: in the order of the rows.
+        skipped: what did not fit.
+        max_context: what it would have had to fit.
+    """
+
+    dataset: str
+    requests: tuple[Request, ...]
+    skipped: tuple[Skipped, ...]
+    max_context: int
+
+    @property
+    def tasks(self) -> dict[str, int]:
+        """Tasks and how many prompts each has; empty where no row names one."""
+        if not any(request.row.category for request in self.requests):
+            return {}
+        counts: dict[str, int] = {}
+        for request in self.requests:
+            task = task_of(request.row)
+            counts[task] = counts.get(task, 0) + 1
+        return counts
+
+    @property
+    def notice(self) -> str | None:
+        """A sentence about what was left out, or None."""
+        if not self.skipped:
+            return None
+        num = "1 prompt was" if len(self.skipped) == 1 else f"{len(self.skipped)} prompts were"
+        return f"{num} left out: prompt and output are longer than the context of {self.max_context} tokens"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return {
+            "dataset": self.dataset,
+            "num_prompts": len(self.requests),
+            "prompt_tokens": sum(len(request.token_ids) for request in self.requests),
+            "tasks": self.tasks,
+            "skipped": [one.as_dict() for one in self.skipped],
+        }
+
+
+def task_of(row: PromptRow) -> str:
+    """A row's task; rows without one share a name."""
+    return row.category or NO_TASK
+
+
+def read_rows(dataset: str, tasks: Sequence[str] | None, num_prompts: int, chat: bool | None = False) -> PromptSet:
+    """The chosen rows of a data set, and what a person should know of how it was read.
+
+    Args:
+        dataset: `builtin:mini`, `builtin:stories`, or what `read_dataset` takes.
+        tasks: only these, or None for all.
+        num_prompts: most rows.
+        chat: whether whole conversations are wanted.
+
+    Raises:
+        UsageError: an unknown data set or task, or no rows.
+        RunError: a data set that cannot be read.
+    """
+    found = read_dataset(dataset, chat) if not dataset.startswith("builtin:") else built_in_rows(dataset, chat)
+    return replace(found, rows=select(found.rows, tasks, num_prompts))
+
+
+def built_in_rows(dataset: str, chat: bool | None = False) -> PromptSet:
+    """The rows of `builtin:mini` or `builtin:stories`.
+
+    Raises:
+        UsageError: another name.
+    """
+    if dataset not in BUILT_IN:
+        raise UsageError(f"there is no built-in data set `{dataset}`", f"there are {' and '.join(BUILT_IN)}")
+    name = f"{dataset.removeprefix('builtin:')}.jsonl"
+    data = files("specdec_cli.measure.workload").joinpath("prompts", name).read_bytes()
+    return prompts_of(rows_of_bytes(data, name, name), name, Reading(chat))
+
+
+def select(rows: Sequence[PromptRow], tasks: Sequence[str] | None, num_prompts: int) -> list[PromptRow]:
+    """At most `num_prompts` rows, as evenly over the tasks as they have rows, and evenly within each.
+
+    Raises:
+        UsageError: a task that no row has.
+    """
+    by_task: dict[str, list[PromptRow]] = {}
+    for row in rows:
+        by_task.setdefault(task_of(row), []).append(row)
+    if tasks is not None:
+        unknown = next((task for task in tasks if task not in by_task), None)
+        if unknown is not None:
+            raise UsageError(f"no prompt has the task `{unknown}`", f"the tasks are {', '.join(by_task)}")
+        by_task = {task: by_task[task] for task in dict.fromkeys(tasks)}
+    shares = _shares([len(found) for found in by_task.values()], num_prompts)
+    chosen = [row for found, share in zip(by_task.values(), shares, strict=True) for row in _spread(found, share)]
+    return sorted(chosen, key=lambda row: row.index)
+
+
+def _shares(sizes: Sequence[int], num: int) -> list[int]:
+    """How many of each size to take so that `num` is reached and no share is above another that could still grow."""
+    shares = [0] * len(sizes)
+    left = min(num, sum(sizes))
+    while left:
+        for place, size in enumerate(sizes):
+            if left and shares[place] < size:
+                shares[place] += 1
+                left -= 1
+    return shares
+
+
+def _spread(rows: Sequence[PromptRow], num: int) -> list[PromptRow]:
+    return [rows[place * len(rows) // num] for place in range(num)]
+
+
+def tokenize(
+    rows: Sequence[PromptRow],
+    dataset: str,
+    encode: Callable[[PromptRow], list[int]],
+    params: SamplingParams,
+    max_context: int,
+) -> Workload:
+    """Token ids and sampling parameters of every row that fits the context together with its output.
+
+    Args:
+        rows: the chosen rows.
+        dataset: their source's name.
+        encode: a row's token ids.
+        params: the run's; a row's own length and seed go before them.
+        max_context: of the target.
+
+    Raises:
+        UsageError: no row fits.
+    """
+    requests, skipped = [], []
+    for row in rows:
+        request = request_of(row, encode(row), params)
+        if fits(request, max_context):
+            requests.append(request)
+        else:
+            skipped.append(Skipped(row.index, row.id, len(request.token_ids), request.params.max_new_tokens))
+    if not requests:
+        shortest = min(one.num_tokens for one in skipped)
+        raise UsageError(
+            f"no prompt of `{dataset}` fits the context of `{max_context}` tokens: the shortest has `{shortest}`, "
+            f"and `{params.max_new_tokens}` more should follow",
+            "ask for fewer new tokens (-n), or choose a dataset of shorter prompts",
+        )
+    return Workload(dataset, tuple(requests), tuple(skipped), max_context)

@@ -1,0 +1,1 @@
+"""Events of the engine as answers: chat, completions and responses, whole and streamed."""

@@ -1,0 +1,1 @@
+"""The application: routes, guards, the server and its connections."""

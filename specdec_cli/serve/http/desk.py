@@ -1,0 +1,189 @@
+"""What every route needs at hand: the models, the settings, a small pool, and the way from a request to an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from specdec_cli.engine.jobs.ticket import Ticket
+from specdec_cli.errors import QueueFull, SpecdecError
+from specdec_cli.serve.answer.respond import Answer
+from specdec_cli.serve.errors import ApiError, as_api_error, bad_field
+from specdec_cli.serve.http.reply import Reply
+from specdec_cli.serve.models import Model, Models
+from specdec_cli.serve.protocol import AnyBody, GenerationBody
+from specdec_cli.serve.request.prepare import Facts, Prepared
+from specdec_cli.serve.request.read import parse
+from specdec_cli.serve.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+Prepare = Callable[[Any, Facts, str, str], Prepared]
+Answering = Callable[[Any, Prepared, Facts, bool], Answer]
+"""Makes the answer of a typed body, its jobs and its model; the flag asks for a chunk for each token."""
+
+
+def _answering(_: GenerationBody, prepared: Prepared, facts: Facts, per_token: bool) -> Answer:
+    return Answer(prepared, facts, per_token=per_token)
+
+
+_BODY_SECONDS = 60.0
+_LARGE_BODY_BYTES = 16 * 2**10
+_MAX_HEADER_CHARS = 1000
+
+
+class Desk:
+    """Where requests are taken in.
+
+    Args:
+        models: what is served.
+        settings: of the server.
+        num_workers: threads for tokenizers, templates and grammars.
+    """
+
+    def __init__(self, models: Models, settings: Settings, num_workers: int = 4) -> None:
+        self.models = models
+        self.settings = settings
+        self.pool = ThreadPoolExecutor(num_workers, thread_name_prefix="specdec-prepare")
+
+    async def aside(self, work: Callable[..., Result], *arguments: Any) -> Result:
+        """Do work in the pool, off the event loop.
+
+        Raises:
+            ApiError: the request's time is up, or what the work raised, as an answer.
+        """
+        future = asyncio.get_running_loop().run_in_executor(self.pool, work, *arguments)
+        try:
+            return await asyncio.wait_for(future, self.settings.serve.request_timeout_seconds)
+        except TimeoutError:
+            raise ApiError(504, "the request could not be prepared in time", code="timeout") from None
+        except SpecdecError as error:
+            raise as_api_error(error) from error
+
+    async def read(self, request: Request, kind: type[AnyBody]) -> tuple[AnyBody, dict[str, str]]:
+        """A typed body, and the header that lists its unknown fields.
+
+        Raises:
+            ApiError: 415 for another content type, 408 for a body that does not come, 499 (for the log) where its
+                client went away, and as `parse`.
+        """
+        content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if content_type != "application/json":
+            raise ApiError(415, "the body must be JSON: send `Content-Type: application/json`", code="content_type")
+        try:
+            async with asyncio.timeout(_BODY_SECONDS):
+                body = await request.body()
+        except ClientDisconnect:
+            raise ApiError(499, "the client went away before its body was here", code="client_gone") from None
+        except TimeoutError:
+            raise ApiError(408, f"the body did not come within `{_BODY_SECONDS:g}` seconds", code="timeout") from None
+        limits = self.settings.limits
+        parsed, ignored = (
+            await self.aside(parse, kind, body, limits) if len(body) > _LARGE_BODY_BYTES else parse(kind, body, limits)
+        )
+        return parsed, ({"x-specdec-ignored": _header_text(ignored)} if ignored else {})
+
+    def facts(self, name: str | None) -> Facts:
+        """Of the model that a request means.
+
+        Raises:
+            ApiError: 404 for an unknown model, 503 for one that is not loaded.
+        """
+        try:
+            return self.models.find(name).facts
+        except SpecdecError as error:
+            raise as_api_error(error) from error
+
+    async def answer(
+        self, request: Request, kind: type[GenerationBody], prepare: Prepare, answering: Answering = _answering
+    ) -> Response:
+        """Answer a request for text.
+
+        Args:
+            request: of HTTP.
+            kind: the model of its body.
+            prepare: makes its jobs.
+            answering: makes its answer.
+
+        Raises:
+            ApiError: whatever is wrong with it, or 429 and 503 where it finds no place.
+        """
+        body, headers = await self.read(request, kind)
+        began = time.monotonic()
+        model = self.models.find(body.model)
+        try:
+            tickets, prepared, facts = await self._submit(request, body, model, prepare)
+        except ApiError as error:
+            if error.status in (429, 503):
+                model.metrics.refused(error.status)
+            raise
+        serve = self.settings.serve
+        answer = answering(body, prepared, facts, serve.stream_interval == 1)
+        return Reply(tickets, answer, serve, streams=prepared.plan.stream, headers=headers, began=began)
+
+    def refusal(self) -> ApiError | None:
+        """A 429 for a request for text that was not read yet: where it can mean one model only, and that one is full.
+
+        Requests that are being prepared have places too: of a crowd that comes at once few bodies are read.
+        """
+        model = self.models.all[0]
+        bridge = model.loaded
+        if len(self.models.all) > 1 or bridge is None or not bridge.is_taking:  # what it says then is no 429
+            return None
+        if bridge.num_open + model.num_preparing < bridge.capacity:
+            return None
+        model.metrics.refused(429)
+        return as_api_error(QueueFull(bridge.num_open))
+
+    async def _submit(
+        self, request: Request, body: GenerationBody, model: Model, prepare: Prepare
+    ) -> tuple[list[Ticket], Prepared, Facts]:
+        """Queue what a request asks for; nothing is awaited between that and its reply."""
+        try:
+            bridge, facts = model.bridge, model.facts
+            bridge.check_room(1 + model.num_preparing)
+            model.num_preparing += 1
+            try:
+                prepared = await self.aside(prepare, body, facts, request.state.request_id, _salt(request))
+                if len(prepared.jobs) > bridge.capacity:
+                    field = "n" if prepared.plan.num_choices_per_prompt > 1 else "prompt"
+                    said = f"asks for `{len(prepared.jobs)}` outputs, and this server holds {bridge.capacity} at most"
+                    raise bad_field(field, said)
+                if self.settings.serve.log_prompts:
+                    await self._log_prompts(request, prepared, facts)
+                return bridge.submit_all(prepared.jobs), prepared, facts
+            finally:
+                model.num_preparing -= 1
+        except SpecdecError as error:
+            raise as_api_error(error) from error
+
+    async def _log_prompts(self, request: Request, prepared: Prepared, facts: Facts) -> None:
+        for token_ids in prepared.plan.prompts:
+            text = None if facts.tokenizer is None else await self.aside(facts.tokenizer.decode, token_ids, False)
+            known: dict[str, Any] = {"token_ids": list(token_ids)} if text is None else {"prompt": text}
+            logger.info("prompt", extra={"request_id": request.state.request_id} | known)
+
+
+def desk_of(request: Request) -> Desk:
+    """The desk of the app that serves a request."""
+    desk = request.app.state.desk
+    assert isinstance(desk, Desk), "create_app puts a desk into the app's state"
+    return desk
+
+
+def _salt(request: Request) -> str:
+    return str(getattr(request.state, "cache_salt", ""))
+
+
+def _header_text(names: list[str]) -> str:
+    """Field names of strangers as a header may carry them."""
+    text = ", ".join(name.encode("ascii", "backslashreplace").decode() for name in names)
+    return "".join(letter if letter.isprintable() else "?" for letter in text)[:_MAX_HEADER_CHARS]

@@ -1,0 +1,172 @@
+"""The server's process: its socket, uvicorn around the application, signals, draining, the end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+
+from specdec_cli.engine.garbage import leave_alone
+from specdec_cli.errors import ExitCode, RunError, SpecdecError, UsageError
+from specdec_cli.serve.http.app import create_app
+from specdec_cli.serve.http.connection import Connection
+from specdec_cli.serve.models import Model, Models
+from specdec_cli.serve.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+_BACKLOG = 2048
+_KEEP_ALIVE_SECONDS = 30
+_CLOSING_SECONDS = 5
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket: whoever starts a second server on its port learns so at once.
+
+    Raises:
+        UsageError: no such address on this machine.
+        RunError: the port is in use, or not allowed.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except OSError as error:
+        raise UsageError(f"`{host}` is no address: {error.strerror}", "for example --host 127.0.0.1") from None
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        hint = "choose another with --port, or stop what listens there"
+        raise RunError(f"cannot listen on `{host}` port `{port}`: {error.strerror}", hint) from None
+    return listener
+
+
+class Server(uvicorn.Server):
+    """Serves models until a signal or a failure.
+
+    The first SIGTERM or SIGINT drains: what runs may finish for a while, what comes gets 503. The second one exits.
+
+    Args:
+        models: what is served; loaded by whoever makes this.
+        settings: of the server.
+        listener: of `listen`.
+    """
+
+    def __init__(self, models: Models, settings: Settings, listener: socket.socket) -> None:
+        super().__init__(
+            uvicorn.Config(
+                create_app(models, settings),
+                http=Connection,
+                loop="auto",  # uvloop, where there is one
+                ws="none",
+                lifespan="on",
+                log_config=None,
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                backlog=_BACKLOG,
+                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=_CLOSING_SECONDS,
+            )
+        )
+        self.models = models
+        self.settings = settings
+        self.listener = listener
+        self.failure: BaseException | None = None
+        self._signal: int | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._draining: asyncio.Task[None] | None = None
+        for model in models.all:
+            model.on_failure = self._failed
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        host, port = self.listener.getsockname()[:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    def serve_forever(self) -> ExitCode:
+        """Serve until the end.
+
+        Returns:
+            DONE after SIGTERM, INTERRUPTED after Ctrl-C.
+
+        Raises:
+            SpecdecError: the model could not be loaded, or its engine ended by an error.
+        """
+        self.run(sockets=[self.listener])
+        if not self.models.stop():
+            logger.error("the engine does not stop: its step goes on")
+            os._exit(ExitCode.COULD_NOT_RUN)
+        if isinstance(self.failure, SpecdecError):
+            raise self.failure
+        if self.failure is not None:
+            said = f"{type(self.failure).__name__}: {self.failure}"
+            raise RunError(f"the engine ended by an error: {said}") from self.failure
+        return ExitCode.INTERRUPTED if self._signal == signal.SIGINT else ExitCode.DONE
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Uvicorn's own serving, on a loop that signals can reach."""
+        self._loop = asyncio.get_running_loop()
+        await super().serve(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal: the first drains, the second ends the process."""
+        del frame
+        if self._signal is not None or self._loop is None:
+            os._exit(ExitCode.INTERRUPTED)
+        self._signal = sig
+        self._loop.call_soon_threadsafe(self.begin_drain)
+
+    def begin_drain(self) -> None:
+        """Refuse new requests, let the running ones finish, then exit; on the event loop."""
+        if self._draining is None:
+            self._draining = asyncio.ensure_future(self._drain())
+
+    async def _drain(self) -> None:
+        timeout = self.settings.serve.drain_timeout_seconds
+        logger.info("draining", extra={"running": sum(bridge.num_open for bridge in self.models.bridges)})
+        if not await self.models.drain(timeout):
+            logger.warning("requests were cut off: they took longer than the drain timeout", extra={"seconds": timeout})
+        await asyncio.get_running_loop().run_in_executor(None, self.models.stop)
+        self.should_exit = True
+
+    def _failed(self, model: Model, error: BaseException) -> None:
+        """End the process, unless other models live on without the one that could not be loaded."""
+        if model.state == "failed" and len(self.models.all) > 1:
+            logger.error("model could not be loaded: %s", error, extra={"model": model.name})
+            return
+        self.failure = error
+        self.should_exit = True
+
+
+def when_ready(models: Models, tell: Callable[[], None]) -> None:
+    """Call something once every model that is being loaded is there."""
+
+    def wait() -> None:
+        for model in models.all:
+            model.settled.wait()
+        if models.health() == "ok":
+            tell()
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def leave_loaded_alone(models: Models) -> None:
+    """Once a model is loaded, no request waits for a full collection."""
+
+    def wait(model: Model) -> None:
+        model.settled.wait()
+        leave_alone()
+
+    for model in models.all:
+        threading.Thread(target=wait, args=(model,), daemon=True).start()

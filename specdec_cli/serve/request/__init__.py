@@ -1,0 +1,1 @@
+"""Request bodies as engine requests: fields, prompts, conversations, limits."""

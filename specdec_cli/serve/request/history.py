@@ -1,0 +1,131 @@
+"""Earlier tool calls as a chat template takes them: whole, cut by a token limit, or malformed, each as it is."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from pydantic_core import from_json
+
+from specdec_cli.serve.tools.probe import CALL_ID, CALLED, written_call
+from specdec_cli.serve.tools.written_calls import write_calls
+
+if TYPE_CHECKING:
+    from specdec_cli.serve.protocol import MessageToolCall
+    from specdec_cli.serve.tools.tools import Format
+    from specdec_cli.text.tokenizer import Tokenizer
+
+_TEXT = '{"probe_key": "probe'
+"""Arguments that a token limit cut."""
+_SHORT_ID = 9
+
+
+@dataclass(frozen=True, slots=True)
+class CallWriter:
+    """One way to give earlier calls to a template.
+
+    Args:
+        takes_objects: arguments that are a JSON object are given as one, else as their text.
+        takes_texts: other arguments are given as their text, else as an object of what can be read of them.
+        has_short_ids: ids are cut to nine letters and digits, and missing ones are filled in.
+        splits_turns: each call has a turn of its own, for templates that refuse several in one.
+        form: calls are written into the turn's text in this format, for templates that read no calls.
+    """
+
+    takes_objects: bool = True
+    takes_texts: bool = True
+    has_short_ids: bool = False
+    splits_turns: bool = False
+    form: Format | None = None
+
+    def turns(self, turn: dict[str, Any], given: Sequence[MessageToolCall]) -> list[dict[str, Any]]:
+        """A turn with its calls; where it is split, its text and further fields stand in the first one."""
+        if self.form is not None:
+            texts = (_text(call.function.arguments) for call in given)
+            said = [(call.function.name, text, _members(text)) for call, text in zip(given, texts, strict=True)]
+            return [turn | {"content": "\n".join(filter(None, (turn["content"], write_calls(self.form, said))))}]
+        calls = self._calls(given)
+        if not self.splits_turns:
+            return [turn | {"tool_calls": calls}]
+        rest = {"role": turn["role"], "content": ""}
+        return [(rest if place else turn) | {"tool_calls": [call]} for place, call in enumerate(calls)]
+
+    def _calls(self, given: Sequence[MessageToolCall]) -> list[dict[str, Any]]:
+        return [
+            {
+                **self._id(call.id, place),
+                "type": "function",
+                "function": {"name": call.function.name, "arguments": self._arguments(call.function.arguments)},
+            }
+            for place, call in enumerate(given)
+        ]
+
+    def id_of(self, given: str) -> str:
+        """A call's id."""
+        if not self.has_short_ids:
+            return given
+        return re.sub(r"[^a-zA-Z0-9]", "", given)[-_SHORT_ID:].rjust(_SHORT_ID, "0")
+
+    def _id(self, given: str | None, place: int) -> dict[str, str]:
+        if given is None and not self.has_short_ids:
+            return {}
+        return {"id": self.id_of(str(place) if given is None else given)}
+
+    def _arguments(self, given: Any) -> Any:
+        text = _text(given)
+        whole = _object(text or "{}")
+        if whole is not None:
+            return whole if self.takes_objects else text
+        return text if self.takes_texts else _members(text)
+
+
+@lru_cache(maxsize=32)
+def call_writers(tokenizer: Tokenizer, chat_template: str, form: Format | None) -> tuple[CallWriter, ...]:
+    """Ways to give a template its calls, best first; the first is what the template makes most of.
+
+    Args:
+        tokenizer: has the template.
+        chat_template: the template, so that a changed one is looked at again.
+        form: of the model's calls, for a template that passes over them; None where nobody knows it.
+    """
+    of_object, of_text = written_call(tokenizer, {"probe_key": "probe value"}), written_call(tokenizer, _TEXT)
+    takes_objects = of_object is not None and "probe value" in of_object
+    takes_texts = of_text is not None and (_TEXT in of_text or json.dumps(_TEXT) in of_text)
+    written = [text for text in (of_object, of_text) if text is not None]
+    if form is not None and written and not any(CALLED in text or CALL_ID in text for text in written):
+        return (CallWriter(form=form),)
+    best = CallWriter(takes_objects or not takes_texts, takes_texts)
+    others = (CallWriter(True, False), CallWriter(False, True), CallWriter(True, True))
+    ways = tuple(dict.fromkeys((best, *others)))
+    short = (CallWriter(way.takes_objects, way.takes_texts, has_short_ids=True) for way in ways)
+    return (*ways, *short, CallWriter(best.takes_objects, best.takes_texts, splits_turns=True))
+
+
+def _text(given: Any) -> str:
+    """Arguments as their text, whatever a client sent."""
+    return given if isinstance(given, str) else "" if given is None else json.dumps(given, ensure_ascii=False)
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    """A JSON object, or None; so too where it spells half of a surrogate pair, which no tokenizer reads."""
+    try:
+        found = json.loads(text)
+        json.dumps(found, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _members(text: str) -> dict[str, Any]:
+    """What can be read of an object that was cut; any other text under the name `arguments`."""
+    try:
+        found = from_json(text, allow_partial="trailing-strings")
+    except ValueError:
+        found = None
+    if isinstance(found, dict):
+        return found
+    return {"arguments": text} if text.strip() else {}

@@ -1,0 +1,99 @@
+"""The routes about tokens: `/tokenize`, `/detokenize`, `/tokenizer_info`. Pure, and off the event loop."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from specdec_cli.serve.errors import ApiError, bad_field, unknown_model
+from specdec_cli.serve.request.conversation import Conversation
+from specdec_cli.serve.tools.toolbox import model_format
+
+if TYPE_CHECKING:
+    from specdec_cli.serve.protocol import DetokenizeRequest, TokenizeRequest
+    from specdec_cli.serve.request.prepare import Facts
+    from specdec_cli.text.tokenizer import Tokenizer
+
+
+_SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
+
+
+def tokenize(request: TokenizeRequest, facts: Facts) -> dict[str, Any]:
+    """The answer of `/tokenize`: `{count, max_model_len, tokens, token_strs}`.
+
+    Raises:
+        ApiError: 404 for an unknown model, 400 naming the field.
+    """
+    tokenizer = _tokenizer(request.model, facts)
+    if (request.prompt is None) == (request.messages is None):
+        raise bad_field("prompt", "or `messages` must be given, one of them")
+    if request.prompt is not None:
+        _refuse_chat_fields(request)
+        tokens = tokenizer.encode(request.prompt, request.add_special_tokens is not False)
+    else:
+        tokens = _encode_messages(request, tokenizer, facts)
+    strings = [tokenizer.piece(token) for token in tokens] if request.return_token_strs else None
+    return {"count": len(tokens), "max_model_len": facts.max_context, "tokens": tokens, "token_strs": strings}
+
+
+def detokenize(request: DetokenizeRequest, facts: Facts) -> dict[str, Any]:
+    """The answer of `/detokenize`: `{prompt}`, special tokens written out.
+
+    Raises:
+        ApiError: 404 for an unknown model, 400 naming the field.
+    """
+    tokenizer = _tokenizer(request.model, facts)
+    wrong = next((i for i, token in enumerate(request.tokens) if token >= facts.num_tokens), None)
+    if wrong is not None:
+        said = f"must be a token id below {facts.num_tokens}, not `{request.tokens[wrong]}`"
+        raise bad_field(f"tokens[{wrong}]", said)
+    return {"prompt": tokenizer.decode(request.tokens, skip_special_tokens=False)}
+
+
+def tokenizer_info(facts: Facts) -> dict[str, Any]:
+    """The answer of `/tokenizer_info`; special tokens as text under the names of `tokenizer_config.json`, as in vLLM's.
+
+    Raises:
+        ApiError: 404 for a model without a tokenizer.
+    """
+    tokenizer = _tokenizer(None, facts)
+    return {
+        "tokenizer_class": type(tokenizer.hf).__name__,
+        "vocab_size": tokenizer.num_tokens,
+        **{name: getattr(tokenizer.hf, name, None) for name in _SPECIAL},
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_ids": list(tokenizer.eos_token_ids),
+        "model_max_length": facts.max_context,
+        "chat_template": tokenizer.chat_template or None,
+        "tool_call_format": model_format(facts.tool_call_parser, tokenizer),
+    }
+
+
+def _tokenizer(name: str | None, facts: Facts) -> Tokenizer:
+    if name is not None and name not in facts.names:
+        raise unknown_model(name, facts.names)
+    if facts.tokenizer is None:
+        raise ApiError(404, "the model has no tokenizer", code="no_tokenizer")
+    return facts.tokenizer
+
+
+def _refuse_chat_fields(request: TokenizeRequest) -> None:
+    for name in ("tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs"):
+        if getattr(request, name) is not None:
+            raise bad_field(name, "goes with `messages`, not with `prompt`")
+
+
+def _encode_messages(request: TokenizeRequest, tokenizer: Tokenizer, facts: Facts) -> list[int]:
+    messages = request.messages or []
+    if not 1 <= len(messages) <= facts.limits.max_messages:
+        raise bad_field("messages", f"must have from 1 to {facts.limits.max_messages} turns, not `{len(messages)}`")
+    if request.add_special_tokens:
+        raise bad_field("add_special_tokens", "goes with `prompt`: the chat template brings its own special tokens")
+    conversation = Conversation(
+        messages,
+        tools=request.tools or (),
+        add_generation_prompt=request.add_generation_prompt,
+        continue_final_message=request.continue_final_message is True,
+        variables=request.chat_template_kwargs,
+        parser=facts.tool_call_parser,
+    )
+    return conversation.encode(tokenizer)

@@ -1,0 +1,1 @@
+"""Tool calls: the formats that models write, read while they stream, and enforced when strict."""

@@ -1,0 +1,1 @@
+"""What Prometheus scrapes: the counters, the histograms and their text form."""

@@ -1,0 +1,77 @@
+"""Who gets how much KV cache: rooms for equally many tokens, and nothing beyond what is left."""
+
+import pytest
+
+from specdec_cli.errors import RunError
+from specdec_cli.lm.cache.cache_plan import CacheNeed, Room, check_draft_room, logits_bytes, plan_blocks
+
+
+def need(block_bytes: int, num_blocks: int) -> CacheNeed:
+    return CacheNeed(f"m{block_bytes}", block_bytes, num_blocks)
+
+
+def room(left: int, whole: int = 0, weights: int = 0) -> Room:
+    return Room(left, whole, weights)
+
+
+@pytest.mark.parametrize(
+    ("left", "needs", "planned"),
+    [
+        (10_000, [need(10, 40)], [40]),
+        (1_000, [need(10, 90)], [50]),
+        (1_000, [need(8, 90), need(2, 90)], [50, 50]),
+        (1_000, [need(8, 90), need(2, 20)], [57, 20]),
+        (1_000, [need(8, 30), need(2, 900)], [30, 130]),
+        (1_000, [need(8, 20), need(2, 20), need(1, 30)], [20, 20, 30]),
+        (1_001, [need(3, 999), need(3, 999), need(4, 999)], [50, 50, 50]),
+    ],
+)
+def test_caches_share_half_of_what_is_left(left, needs, planned):
+    assert plan_blocks(needs, room(left), 1) == planned
+    assert sum(n * one.block_bytes for n, one in zip(planned, needs, strict=True)) <= left // 2
+
+
+def test_a_share_is_of_the_whole_memory_and_never_more_than_is_left():
+    asked = []
+
+    def ninety_percent(whole: int, weights: int) -> int:
+        asked.append((whole, weights))
+        return whole * 9 // 10 - weights
+
+    needs = [need(8, 900), need(2, 900)]
+    assert plan_blocks(needs, room(700, 1_000, 300), 1, ninety_percent) == [60, 60]
+    assert plan_blocks(needs, room(500, 1_000, 300), 1, ninety_percent) == [50, 50]
+    assert asked == [(1_000, 300)] * 2
+    assert plan_blocks(needs, room(500), 1, lambda *_: None) == [25, 25]
+
+
+def test_bytes_are_for_each_cache():
+    assert plan_blocks([need(8, 90), need(2, 90)], room(1_000), 1, 400) == [50, 90]
+
+
+@pytest.mark.parametrize("left", [0, -5, 579])
+def test_more_than_is_left_is_refused(left):
+    with pytest.raises(RunError, match="KV cache was to take"):
+        plan_blocks([need(8, 90), need(2, 90)], room(left), 1, 400)
+
+
+def test_more_than_is_left_may_be_named_where_less_is_wanted():
+    assert plan_blocks([need(8, 10)], room(100), 1, 10**12) == [10]
+
+
+@pytest.mark.parametrize(("left", "given"), [(-1, None), (0, None), (159, None), (10_000, 79), (159, lambda *_: 79)])
+def test_every_sequence_needs_a_block(left, given):
+    with pytest.raises(RunError, match="no room for the KV cache of `m10`"):
+        plan_blocks([need(10, 100)], room(left), 8, given)
+    assert plan_blocks([need(10, 100)], room(10_000), 8, 80) == [8]
+
+
+def test_a_draft_s_room_follows_the_target_s():
+    check_draft_room(100, 100, 200)
+    check_draft_room(100, 64, 64)
+    with pytest.raises(RunError, match="room for `64` tokens, fewer than the target's `100`"):
+        check_draft_room(100, 64, 65)
+
+
+def test_logits_are_float32():
+    assert logits_bytes(8, 5, 1_000) == 8 * 5 * 1_000 * 4

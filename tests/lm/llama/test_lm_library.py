@@ -1,0 +1,260 @@
+"""A library that is compiled once and kept: damage, company, read-only folders, compilers that fail, full disks."""
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from specdec_cli.lm.llama import library as module
+from specdec_cli.lm.llama.library import BuildError, Library, load_library
+
+SOURCE = 'extern "C" long answer() { return 42; }'
+OTHER = 'extern "C" long answer() { return 7; }'
+LABEL = "compiling our own decoder for this CPU, once"
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("g++") is None or sys.platform == "win32", reason="there is no C++ compiler"
+)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch, caplog) -> Path:
+    """The user's cache, empty."""
+    caplog.set_level(logging.INFO, logger="specdec_cli")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "specdec"
+
+
+def load(source: str = SOURCE, *command: str, may_lack_compiler: bool = False) -> Library:
+    command = command or ("g++", "-x", "c++")
+    return load_library(source, command, may_lack_compiler=may_lack_compiler)
+
+
+def answer(found: Library) -> int:
+    return found.calls.answer()
+
+
+def compiler(folder: Path, build: str, name: str = "cc") -> str:
+    """A compiler that says what it is, and does something else (a shell's words) where it is to build.
+
+    `$out` is the file that it should make.
+    """
+    path = folder / name
+    path.write_text(
+        '#!/bin/sh\nfor one in "$@"; do [ "$one" = -dM ] && exec g++ "$@"; out="$one"; done\n'
+        f'echo "$out" >> {folder}/calls\n{build}\n'
+    )
+    path.chmod(0o755)
+    return str(path)
+
+
+def calls(folder: Path) -> list[str]:
+    path = folder / "calls"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+GOOD = 'exec g++ "$@"'
+
+
+def test_a_library_is_built_once_and_it_is_said(cache, tmp_path, caplog):
+    command = (compiler(tmp_path, GOOD), "-x", "c++")
+    assert [answer(load(SOURCE, *command)) for _ in range(3)] == [42] * 3
+    assert len(calls(tmp_path)) == 1
+    assert caplog.messages == [LABEL]
+    assert len(list(cache.glob("*.so"))) == 1
+    assert not list(cache.glob("building-*"))
+    assert load(SOURCE, *command).not_kept is None
+
+
+def test_sources_and_options_do_not_meet():
+    assert (answer(load(SOURCE)), answer(load(OTHER))) == (42, 7)
+    source = 'extern "C" long answer() { return ANSWER; }'
+    assert [answer(load(source, "g++", f"-DANSWER={n}", "-x", "c++")) for n in (1, 2)] == [1, 2]
+
+
+def foreign(path: Path) -> bytes:
+    other = path.with_name("other.so")
+    subprocess.run(["g++", "-x", "c++", "-shared", "-fPIC", "-", "-o", str(other)], input=OTHER.encode(), check=True)
+    return other.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: b"",
+        lambda path: path.read_bytes()[:-1],
+        lambda path: path.read_bytes()[:1000],
+        lambda path: path.read_bytes()[:200] + b"\x00" * 64 + path.read_bytes()[264:],
+        lambda path: b"not a library at all",
+        foreign,
+    ],
+    ids=["empty", "a byte short", "cut", "overwritten", "text", "another library"],
+)
+def test_a_damaged_library_is_built_again(cache, caplog, damage):
+    load(SOURCE)
+    (kept,) = cache.glob("*.so")
+    damaged = damage(kept)
+    kept.unlink()  # what is loaded may not be written into
+    kept.write_bytes(damaged)
+    assert answer(load(SOURCE)) == 42
+    assert caplog.messages == [LABEL, LABEL]
+    assert answer(load(SOURCE)) == 42
+    assert caplog.messages == [LABEL, LABEL], "the second one is kept"
+
+
+def test_a_folder_in_a_librarys_place_is_no_obstacle(cache):
+    load(SOURCE)
+    (kept,) = cache.glob("*.so")
+    kept.unlink()
+    kept.mkdir()
+    assert answer(load(SOURCE)) == 42
+
+
+IN_A_PROCESS = """
+import sys
+from specdec_cli.lm.llama.library import load_library
+assert load_library(sys.argv[1], [sys.argv[2], "-x", "c++"], may_lack_compiler=False).calls.answer() == 42
+"""
+
+
+def test_processes_at_the_same_time_build_once(cache, tmp_path):
+    slow = compiler(tmp_path, f"sleep 1\n{GOOD}")
+    running = [subprocess.Popen([sys.executable, "-c", IN_A_PROCESS, SOURCE, slow]) for _ in range(4)]
+    assert [process.wait(60) for process in running] == [0] * 4
+    assert len(calls(tmp_path)) == 1
+    assert len(list(cache.glob("*.so"))) == 1
+
+
+def test_a_process_that_dies_while_it_builds_keeps_nobody_waiting(tmp_path):
+    slow = compiler(tmp_path, "sleep 30")
+    process = subprocess.Popen([sys.executable, "-c", IN_A_PROCESS, SOURCE, slow], start_new_session=True)
+    while not calls(tmp_path):
+        assert process.poll() is None
+    os.killpg(process.pid, 9)
+    process.wait(10)
+    assert answer(load(SOURCE)) == 42
+
+
+@pytest.mark.parametrize("place", ["a file", "below a file", "/proc/nowhere", "no home"])
+def test_a_cache_that_cannot_be_written_is_said_and_no_obstacle(tmp_path, monkeypatch, caplog, place):
+    (tmp_path / "file").write_text("")
+    where = {"a file": tmp_path / "file", "below a file": tmp_path / "file/below"}.get(place, place)
+    monkeypatch.setenv("XDG_CACHE_HOME", "" if place == "no home" else str(where))
+    if place == "no home":
+
+        def home():
+            raise RuntimeError("Could not determine home directory.")
+
+        monkeypatch.setattr(module.Path, "home", home)
+    monkeypatch.setattr(module.tempfile, "tempdir", str(tmp_path))
+    found = load(SOURCE)
+    assert answer(found) == 42
+    assert found.not_kept is not None
+    assert "for this run alone" in caplog.messages[-1]
+    assert "XDG_CACHE_HOME" in caplog.messages[-1]
+    assert not list(tmp_path.glob("specdec-*")), "nothing is left in the temporary folder"
+
+
+@pytest.mark.skipif(hasattr(os, "geteuid") and os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_cache_is_read(cache, caplog):
+    load(SOURCE)
+    cache.chmod(0o555)
+    try:
+        assert load(SOURCE).not_kept is None
+        assert caplog.messages == [LABEL]
+        assert load(OTHER).not_kept is not None
+    finally:
+        cache.chmod(0o755)
+
+
+FULL = 'echo "/tmp/x.s: fatal error: error writing to /tmp/x.s: No space left on device" >&2; exit 1'
+
+
+def test_a_full_disk_is_left_for_another(cache, tmp_path):
+    full = compiler(tmp_path, f'case "$out" in {cache}/*) {FULL};; esac\n{GOOD}')
+    found = load(SOURCE, full, "-x", "c++")
+    assert answer(found) == 42
+    assert found.not_kept == f"`{cache}` (No space left on device)"
+    assert not list(cache.glob("*.so"))
+
+
+def test_no_disk_with_room_is_said(cache, tmp_path):
+    with pytest.raises(BuildError) as error:
+        load(SOURCE, compiler(tmp_path, FULL), "-x", "c++")
+    assert f"`{cache}` (No space left on device), nor in a temporary folder" in error.value.reason
+    assert "make room" in error.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("build", "reason", "remedy"),
+    [
+        (
+            'echo "x.cpp:1: error: no OpenMP here" >&2; exit 1',
+            "does not compile: x.cpp:1: error: no OpenMP here",
+            "CXX",
+        ),
+        ("exit 3", "does not compile: exit status 3", "CXX"),
+        ("kill -9 $$", "was ended by signal 9", "memory"),
+        ("exit 0", "made no library", "CXX"),
+        ('echo garbage > "$out"', "its own does not load", "XDG_CACHE_HOME"),
+        ("sleep 9", "took more than 1 s", "CXX"),
+    ],
+    ids=["an error", "silent", "killed", "nothing made", "garbage made", "endless"],
+)
+def test_a_compiler_that_fails_halfway_is_said(tmp_path, monkeypatch, build, reason, remedy):
+    if "sleep" in build:
+        monkeypatch.setattr(module, "_SECONDS", 1)
+    with pytest.raises(BuildError) as error:
+        load(SOURCE, compiler(tmp_path, build), "-x", "c++")
+    assert reason in error.value.reason
+    assert remedy in error.value.remedy
+    assert answer(load(SOURCE)) == 42, "another compiler is not kept from it"
+
+
+def test_a_compiler_that_goes_away_halfway_is_said(tmp_path):
+    path = tmp_path / "cc"
+    path.write_text('#!/bin/sh\nrm "$0"\nexec g++ "$@"\n')
+    path.chmod(0o755)
+    with pytest.raises(BuildError, match=f"no C\\+\\+ compiler `{path}`"):
+        load(SOURCE, str(path), "-x", "c++")
+
+
+def test_a_compiler_that_is_no_program_is_said(tmp_path):
+    path = tmp_path / "cc"
+    path.write_bytes(b"\x7fELF nonsense")
+    path.chmod(0o755)
+    with pytest.raises(BuildError, match="does not run: Exec format error"):
+        load(SOURCE, str(path), "-x", "c++")
+
+
+@pytest.mark.parametrize(("tool", "words"), [("apk", "`apk add g++`"), (None, "install one, or name one with CXX")])
+def test_the_remedy_is_this_system_s(monkeypatch, tool, words):
+    monkeypatch.setattr(module.shutil, "which", lambda name: f"/sbin/{name}" if name == tool else None)
+    with pytest.raises(BuildError) as error:
+        load(SOURCE, "no-such-compiler", "-x", "c++")
+    assert error.value.reason == "no C++ compiler `no-such-compiler`"
+    assert words in error.value.remedy
+
+
+def test_a_compiler_that_has_gone_leaves_what_it_built(tmp_path):
+    gone = compiler(tmp_path, GOOD)
+    assert answer(load(SOURCE, gone, "-x", "c++")) == 42
+    Path(gone).unlink()
+    assert answer(load(SOURCE, gone, "-x", "c++", may_lack_compiler=True)) == 42
+    with pytest.raises(BuildError):
+        load(SOURCE, gone, "-x", "c++")
+    with pytest.raises(BuildError):
+        load(OTHER, gone, "-x", "c++", may_lack_compiler=True)
+
+
+def test_another_processor_s_is_not_taken(tmp_path, monkeypatch):
+    gone = compiler(tmp_path, GOOD)
+    load(SOURCE, gone, "-x", "c++")
+    Path(gone).unlink()
+    monkeypatch.setattr(module, "processor", lambda: "another one")
+    with pytest.raises(BuildError):
+        load(SOURCE, gone, "-x", "c++", may_lack_compiler=True)

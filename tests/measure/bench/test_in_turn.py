@@ -1,0 +1,74 @@
+"""Profiles between the passes: how many, where, and what the costs are made of."""
+
+import numpy as np
+import pytest
+
+from specdec_cli.measure.bench.in_turn import InTurn
+from specdec_cli.measure.predict.cost import Costs, Load, joined
+from specdec_cli.measure.predict.rounds import ENOUGH, Rounds
+
+
+def costs(seconds: float, num_rounds: int = 1, overhead: float = 0.001) -> Costs:
+    """A profile in which everything takes these seconds."""
+    table = np.full((num_rounds, 1, 3), seconds)
+    rounds = Rounds(table, table, np.full((num_rounds, 3), overhead))
+    load = Load(seconds, seconds, 2)
+    return Costs(2, (16,), table[0], table[0], rounds.overhead[0], 1, num_rounds, 1.0, load, rounds)
+
+
+def taken(num_turns: int, num_done: int) -> tuple[InTurn, list]:
+    """Profiles of a run of so many turns, of which so many were made, and what was asked for."""
+
+    def measure(name, first, num_rounds, overhead_seconds):
+        calls.append((name, first, num_rounds, overhead_seconds is None))
+        return costs(1.0, num_rounds)
+
+    calls = []
+    found = InTurn(measure, lambda _: None)
+    for turn in range(num_done):
+        found.before(turn, num_turns)
+    found.after()
+    return found, calls
+
+
+@pytest.mark.parametrize("num_turns", [1, 2, 3, 4, 5, 6, 12, 13, 24, 48, 500])
+def test_there_are_rounds_enough_evenly_spread_and_not_too_many(num_turns):
+    found, calls = taken(num_turns, num_turns)
+    assert ENOUGH <= found.num_rounds <= 13
+    assert [first for _, first, _, _ in calls] == list(np.cumsum([0] + [num for _, _, num, _ in calls])[:-1])
+    turns = [int(name.split()[-1]) for name, *_ in calls[:-1]]
+    assert turns[0] == 0
+    assert len(set(np.diff(turns))) <= 1
+    assert calls[-1][0] == "after the last turn"
+    assert [is_due for *_, is_due in calls] == [i % 3 == 0 for i in range(len(calls))]
+
+
+def test_a_run_that_ends_early_makes_up_for_its_rounds_at_the_end():
+    found, calls = taken(240, 8)
+    assert (len(calls), found.num_rounds) == (2, ENOUGH)
+
+
+def test_costs_are_those_of_the_same_minutes():
+    found = InTurn(lambda *_: costs(3.0), lambda _: None)
+    before = costs(1.0, 8)
+    assert found.costs(before) is before
+    found.before(0, 6)
+    few = found.costs(before)
+    assert (few.num_repeats, few.num_in_turn) == (9, 1)
+    assert few.target_seconds[0, 0] == 1.0
+    for turn in range(1, 6):
+        found.before(turn, 6)
+    enough = found.costs(before)
+    assert (enough.num_repeats, enough.num_in_turn, enough.target_seconds[0, 0]) == (6, 6, 3.0)
+    assert enough.as_dict()["rounds_in_turn"] == 6
+
+
+def test_joined_costs_are_the_medians_of_all_rounds():
+    several = [costs(1.0, 1, 0.1), costs(2.0, 3, 0.2), costs(9.0, 1, 0.3)]
+    found = joined(several)
+    assert (found.num_repeats, found.seconds) == (5, 3.0)
+    assert (found.load.before, found.load.after) == (1.0, 9.0)
+    for table in (found.target_seconds, found.draft_seconds):
+        assert table == pytest.approx(np.full((1, 3), 2.0))
+    assert found.overhead_seconds == pytest.approx(0.2)
+    assert np.median(found.drawn(200), axis=0) == pytest.approx(found.flat)

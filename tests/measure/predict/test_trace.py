@@ -1,0 +1,260 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from tiny_models import VOCAB, make_tiny
+from toy_engine import LETTERS, LetterTokenizer, TableLM, toy_engine
+
+from specdec_cli.drafters import create
+from specdec_cli.drafters.contract import Resources
+from specdec_cli.engine.arms import Request
+from specdec_cli.engine.engine import Engine, EngineOptions
+from specdec_cli.engine.prompts import PromptRow
+from specdec_cli.errors import RunError, UsageError
+from specdec_cli.lm.door import Row
+from specdec_cli.lm.files.origin import Origin
+from specdec_cli.lm.load import load_lm
+from specdec_cli.measure.predict import traced as traced_room
+from specdec_cli.measure.predict import tracing
+from specdec_cli.measure.predict.replay import replay
+from specdec_cli.measure.predict.trace import GuessTrace, ModelTrace, load
+from specdec_cli.measure.predict.traced import obtain_trace
+from specdec_cli.measure.predict.tracing import trace_draft, trace_target
+from specdec_cli.sampling import noise
+from specdec_cli.sampling.params import SamplingParams
+
+PROMPTS = ("abc", "hello deaf cab", "g", "bad egg cafe face")
+
+
+def requests(engine, **changes):
+    params = SamplingParams(
+        **{"max_new_tokens": 20, "temperature": 0.9, "logit_bias": {3: 0.5}, "stop": ("zz",)} | changes
+    )
+    rows = [PromptRow(i, text, category="ab"[i % 2]) for i, text in enumerate(PROMPTS)]
+    return [Request(row, engine.encode(row.prompt), replace(params, index=row.index)) for row in rows]
+
+
+def model_drafter(lm):
+    drafter = create("model", {"model": "draft"})
+    drafter.load(Resources(lambda name: lm, None, len(LETTERS)))
+    return drafter
+
+
+@pytest.fixture
+def engine():
+    return toy_engine()
+
+
+@pytest.fixture
+def trace(engine):
+    made = trace_target(engine, requests(engine))
+    made.drafts["model"] = trace_draft(made, model_drafter(TableLM(1)), 4)
+    made.drafts["ngram"] = trace_draft(made, engine.drafter, 4)
+    return made
+
+
+def test_the_numbers_are_those_of_the_chain(trace):
+    """p, q and the noise once more, one position at a time."""
+    flat = 0
+    target, draft = TableLM(), TableLM(1)
+    for prompt in trace.prompts:
+        for j, token in enumerate(prompt.output):
+            context = [*prompt.token_ids, *prompt.output[:j]]
+            p, q = (lm.score([Row(0, context, 1)])[0].double() for lm in (target, draft))
+            for scores in (p, q):
+                scores[3] += 0.5
+            p, q = ((scores / 0.9).softmax(0) for scores in (p, q))
+            g = noise.gumbel(prompt.params.seed, prompt.params.index, len(context), len(LETTERS))
+            assert int((p.log() + g).argmax()) == token, "the text is gumbel's"
+            found = trace.drafts["model"]
+            assert trace.log_p[flat] == pytest.approx(float(p[token].log()), abs=1e-5)
+            assert found.log_q[flat] == pytest.approx(float(q[token].log()), abs=1e-5)
+            assert found.is_argmax[flat] == (int(q.argmax()) == token)
+            assert found.is_gumbel[flat] == (int((q.log() + g).argmax()) == token)
+            flat += 1
+    assert flat == trace.num_output_tokens
+
+
+def test_scoring_in_pieces_changes_nothing(trace, monkeypatch):
+    whole = trace.drafts["model"]
+    for limit, value in (("_MAX_LOGITS", 3 * len(LETTERS)), ("_MAX_FED", 5), ("_MAX_ROWS", 1)):
+        monkeypatch.setattr(tracing, limit, value)
+        lm = TableLM(1)
+        pieces = trace_draft(trace, model_drafter(lm), 4)
+        for name in ("log_q", "is_argmax", "is_gumbel"):
+            np.testing.assert_allclose(getattr(pieces, name), getattr(whole, name), atol=1e-5)
+
+
+def test_a_small_cache_takes_prompts_in_turns(trace):
+    class Counting(TableLM):
+        num_blocks, held = 3, frozenset()
+
+        def score(self, rows):
+            self.held = self.held | {row.handle for row in rows}
+            assert sum(-(-len(row.context) // self.block_size) for row in rows) <= self.num_blocks
+            return super().score(rows)
+
+        def release(self, handle):
+            self.held = self.held - {handle}
+
+    lm = Counting(1)
+    found = trace_draft(trace, model_drafter(lm), 4)
+    np.testing.assert_array_equal(found.is_argmax, trace.drafts["model"].is_argmax)
+    assert not lm.held, "every sequence is released"
+
+
+def test_where_the_draft_cannot_read_nothing_is_accepted(trace):
+    lm = TableLM(1)
+    lm.max_context = 12
+    found = trace_draft(trace, model_drafter(lm), 4)
+    first = 0
+    for prompt in trace.prompts:
+        readable = max(0, 12 - len(prompt.token_ids) + 1)
+        beyond = found.log_q[first + readable : first + len(prompt.output)]
+        assert np.isneginf(beyond).all()
+        first += len(prompt.output)
+
+
+def test_a_file_gives_the_trace_back(trace, tmp_path):
+    path = tmp_path / "text.trace"
+    trace.save(path)
+    assert [one.name for one in tmp_path.iterdir()] == ["text.trace"]
+    again = load(path)
+    assert again.prompts == trace.prompts
+    assert (again.target, again.num_tokens, again.eos_token_ids) == ("table", len(LETTERS), (0,))
+    assert isinstance(again.drafts["model"], ModelTrace)
+    assert isinstance(again.drafts["ngram"], GuessTrace)
+    for name in ("model", "ngram"):
+        for rule in ("rejection", "block"):
+            want, got = (replay(one, name, rule, 4) for one in (trace, again))
+            assert [one.as_dict() for one in got] == [one.as_dict() for one in want]
+
+
+def test_no_vocabulary_wide_array_is_kept(trace):
+    arrays = trace._arrays()
+    assert sum(array.nbytes for array in arrays.values()) < 100 * trace.num_output_tokens
+
+
+def test_a_trace_stands_only_for_its_own_workload(trace, engine):
+    trace.check(engine.tokenizer, requests(engine))
+    with pytest.raises(UsageError, match=r"temperature `0\.9`, not `0\.5`"):
+        trace.check(engine.tokenizer, requests(engine, temperature=0.5))
+    with pytest.raises(UsageError, match="`4` prompts, the workload `3`"):
+        trace.check(engine.tokenizer, requests(engine)[:3])
+    other = requests(engine)
+    other[2].token_ids[0] = 2
+    with pytest.raises(UsageError, match="prompt `3`"):
+        trace.check(engine.tokenizer, other)
+    tokenizer = LetterTokenizer()
+    tokenizer.num_tokens = 50
+    with pytest.raises(UsageError, match="another tokenizer"):
+        trace.check(tokenizer, requests(engine))
+
+
+def test_files_that_are_no_trace_are_refused(trace, tmp_path):
+    path = tmp_path / "file"
+    with pytest.raises(UsageError, match="cannot be read"):
+        load(path)
+    path.write_bytes(b"not safetensors at all")
+    with pytest.raises(UsageError, match="cannot be read"):
+        load(path)
+    save_file({"x": np.zeros(2)}, path)
+    with pytest.raises(UsageError, match="no trace"):
+        load(path)
+    save_file({"x": np.zeros(2)}, path, metadata={"specdec.trace": '{"format": "specdec.trace/9"}'})
+    with pytest.raises(UsageError, match=r"specdec\.trace/9"):
+        load(path)
+    save_file({"x": np.zeros(2)}, path, metadata={"specdec.trace": '{"format": "specdec.trace/1"}'})
+    with pytest.raises(UsageError, match=r"is `specdec\.trace/1`, this version reads `specdec\.trace/2`"):
+        load(path)
+    save_file({"x": np.zeros(2)}, path, metadata={"specdec.trace": '{"format": "specdec.trace/2"}'})
+    with pytest.raises(UsageError, match="damaged"):
+        load(path)
+    with pytest.raises(RunError, match="cannot be written"):
+        trace.save(tmp_path / "nowhere" / "file")
+
+
+def test_greedy_traces_need_no_probabilities(engine):
+    trace = trace_target(engine, requests(engine, temperature=0.0))
+    assert not trace.log_p.any()
+    found = trace_draft(trace, model_drafter(TableLM(1)), 4)
+    np.testing.assert_array_equal(np.exp(found.log_q), found.is_argmax)
+    trace.drafts["model"] = found
+    lengths = {
+        rule: replay(trace, "model", rule, 3)[2].acceptance_length().median for rule in ("greedy", "block", "gumbel")
+    }
+    assert len(set(lengths.values())) == 1
+
+
+def test_a_guess_is_asked_for_every_k(engine):
+    trace = trace_target(engine, requests(engine))
+    trace.drafts["ngram"] = trace_draft(trace, engine.drafter, 2)
+    with pytest.raises(UsageError, match="at most `2` tokens, not `3`"):
+        replay(trace, "ngram", k_max=3)
+
+
+def checkpoint(folder, seed):
+    """A folder whose last part says little."""
+    return str(make_tiny("llama", folder / "checkpoint-500", seed, num_hidden_layers=1))
+
+
+def loaded(target, draft, draft_dtype="auto"):
+    lm, small = load_lm(target), load_lm(draft, dtype=draft_dtype)
+    drafter = create("model", {"model": draft})
+    drafter.load(Resources(lambda name: small, None, VOCAB))
+    return Engine(lm, drafter, None, EngineOptions(num_speculative_tokens=2))
+
+
+def wanted():
+    params = SamplingParams(max_new_tokens=4)
+    return [Request(PromptRow(i, ""), [i + 1, 5, 6], replace(params, index=i)) for i in range(3)]
+
+
+def test_a_trace_serves_its_own_checkpoints_wherever_they_lie(tmp_path, monkeypatch):
+    path = tmp_path / "text.trace"
+    target, draft, other = (checkpoint(tmp_path / name, seed) for seed, name in enumerate(("a", "b", "c")))
+    first = obtain_trace(loaded(target, draft), wanted(), "draft", 2, path)
+    assert first.origin.weights != first.drafts["draft"].origin.weights
+    moved = str(make_tiny("llama", tmp_path / "elsewhere", 0, num_hidden_layers=1))
+    again = obtain_trace(loaded(moved, draft), wanted(), "draft", 2, path)
+    assert again.origin == first.origin
+    assert not again.notices
+    with pytest.raises(UsageError, match=r"is of target `.*a/checkpoint-500`, not `.*c/checkpoint-500`"):
+        obtain_trace(loaded(other, draft), wanted(), "draft", 2, path)
+    traced = []
+    monkeypatch.setattr(traced_room, "trace_draft", lambda *a, f=traced_room.trace_draft: traced.append(1) or f(*a))
+    obtain_trace(loaded(target, draft), wanted(), "draft", 2, path)
+    assert not traced
+
+
+@pytest.mark.parametrize("change", ["weights", "dtype"])
+def test_a_draft_that_changed_under_its_name_is_traced_again(tmp_path, change):
+    path = tmp_path / "text.trace"
+    target, draft = checkpoint(tmp_path / "a", 0), checkpoint(tmp_path / "b", 1)
+    first = obtain_trace(loaded(target, draft), wanted(), "draft", 2, path)
+    if change == "weights":
+        checkpoint(tmp_path / "b", 0)
+    again = obtain_trace(loaded(target, draft, "bfloat16" if change == "dtype" else "auto"), wanted(), "draft", 2, path)
+    assert any("traced again" in one for one in again.notices)
+    assert again.drafts["draft"].origin != first.drafts["draft"].origin
+    if change == "weights":
+        assert again.drafts["draft"].is_argmax.all(), "the draft is the target now"
+        assert not first.drafts["draft"].is_argmax.all()
+
+
+def test_what_may_differ_between_machines_is_said_and_the_rest_refused(trace):
+    was = Origin("/server/checkpoint-500", None, "bfloat16", "none", "abc")
+    trace.origin = was
+    trace.check_target(was)
+    trace.check_target(replace(was, name="here", revision="main"))
+    assert not trace.notices
+    trace.check_target(replace(was, dtype="float32"))
+    assert "the target in bfloat16, and here it runs in float32" in trace.notices[0]
+    for change, said in (
+        ({"weights": "abd"}, "the weights differ"),
+        ({"weights": None}, "the weights differ"),
+        ({"quantize": "int8"}, "quantize `none`, not `int8`"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            trace.check_target(replace(was, **change))

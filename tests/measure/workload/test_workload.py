@@ -1,0 +1,180 @@
+"""Workloads: the built-in sets, files and data sets, an even and repeatable choice, and what does not fit."""
+
+import json
+
+import datasets
+import pytest
+from toy_engine import LetterTokenizer
+
+from specdec_cli.engine.prompts import PromptRow
+from specdec_cli.errors import RunError, UsageError
+from specdec_cli.lm.load import load_tokenizer
+from specdec_cli.measure.workload.dataset import read_dataset as read_prompts
+from specdec_cli.measure.workload.workload import read_rows as read_some
+from specdec_cli.measure.workload.workload import select, task_of, tokenize
+from specdec_cli.sampling.params import SamplingParams
+from specdec_cli.text.tokenizer import Tokenizer
+
+PAIRS = [{"question": "How many?", "topic": "sums"}, {"question": "Where?", "topic": "places"}]
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+def read_dataset(name: str) -> list[PromptRow]:
+    return read_prompts(name).rows
+
+
+def read_rows(*asked) -> list[PromptRow]:
+    return read_some(*asked).rows
+
+
+def counts(rows) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for row in rows:
+        found[task_of(row)] = found.get(task_of(row), 0) + 1
+    return found
+
+
+def test_mini_has_its_tasks_and_fits_a_small_context():
+    rows = read_rows("builtin:mini", None, 10_000)
+    names = ["chat", "code", "maths", "summarising", "translation", "retrieval", "story", "copy-edit"]
+    assert counts(rows) == dict.fromkeys(names, 6)
+    assert len({row.prompt for row in rows}) == len({row.id for row in rows}) == 48
+    tokenizer = Tokenizer(load_tokenizer("builtin:target"))
+    assert max(len(tokenizer.encode(row.prompt)) for row in rows) < 250
+
+
+def test_the_choice_is_even_and_the_same_every_time():
+    rows = read_rows("builtin:mini", None, 24)
+    assert set(counts(rows).values()) == {3}
+    assert rows == read_rows("builtin:mini", None, 24)
+    assert [row.index for row in rows] == sorted(row.index for row in rows)
+    assert counts(read_rows("builtin:mini", ["code", "chat"], 5)) == {"chat": 2, "code": 3}
+    assert len(read_rows("builtin:stories", None, 10_000)) == 36
+
+
+def test_a_small_task_leaves_its_share_to_the_others():
+    rows = [PromptRow(i, f"p{i}", category="a" if i == 0 else "b") for i in range(9)]
+    assert counts(select(rows, None, 6)) == {"a": 1, "b": 5}
+    assert [row.index for row in select(rows, None, 6)] == [0, 1, 2, 4, 5, 7]
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(UsageError, match="no prompt has the task `codes`"):
+        read_rows("builtin:mini", ["codes"], 5)
+    with pytest.raises(UsageError, match="no built-in data set `builtin:maxi`"):
+        read_rows("builtin:maxi", None, 5)
+    with pytest.raises(UsageError, match="no data set `nothing`"):
+        read_dataset("nothing")
+
+
+@pytest.mark.parametrize("name", ["nothing.jsonl", "data/nothing.JSONL", "data/p.txt", "a/b.csv?column=q"])
+def test_a_mistyped_file_is_no_hub_id(name, monkeypatch):
+    monkeypatch.setattr(datasets, "load_dataset", None)
+    with pytest.raises(UsageError) as caught:
+        read_dataset(name)
+    assert str(caught.value.message) == f"there is no data set `{name}`: no such file"
+
+
+def test_a_part_of_what_is_one_is_refused(tmp_path):
+    table_files(tmp_path)
+    datasets.Dataset.from_list(PAIRS).save_to_disk(tmp_path / "one")
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n')
+    for name in ("t.json?split=train", "t.csv?config=x", "p.jsonl?split=test", "one?split=train", "saved?config=x"):
+        part = name.partition("?")[2]
+        with pytest.raises(UsageError, match=rf"`\?{part}` chooses among several, and `.*` is one"):
+            read_dataset(f"{tmp_path}/{name}")
+    assert len(read_dataset(f"{tmp_path}/saved?split=train")) == 2
+
+
+def test_prompt_files(tmp_path):
+    text = tmp_path / "p.txt"
+    text.write_text("one\n\ntwo\n")
+    assert [row.prompt for row in read_dataset(str(text))] == ["one", "two"]
+    rows = tmp_path / "p.jsonl"
+    rows.write_text('{"prompt": "a", "category": "x", "max_new_tokens": 3}\n{"turns": ["b", "c"]}\n')
+    assert [(r.prompt, r.category, r.max_new_tokens) for r in read_dataset(str(rows))] == [
+        ("a", "x", 3),
+        ("b", None, None),
+    ]
+
+
+def table_files(folder):
+    json_file, csv_file, parquet_file = folder / "t.json", folder / "t.csv", folder / "t.parquet"
+    json_file.write_text(json.dumps(PAIRS))
+    csv_file.write_text("question,topic\nHow many?,sums\nWhere?,places\n")
+    datasets.Dataset.from_list(PAIRS).to_parquet(parquet_file)
+    datasets.DatasetDict({"train": datasets.Dataset.from_list(PAIRS)}).save_to_disk(folder / "saved")
+    return [json_file, csv_file, parquet_file, folder / "saved"]
+
+
+def test_tables_and_saved_folders(tmp_path):
+    for path in table_files(tmp_path):
+        rows = read_dataset(f"{path}?task=topic")
+        assert [(row.prompt, row.category) for row in rows] == [("How many?", "sums"), ("Where?", "places")]
+        assert [row.prompt for row in read_dataset(f"{path}?column=topic")] == ["sums", "places"]
+
+
+def test_a_preset_takes_a_file_and_fills_its_template(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"question": "1 + 1?", "answer": "2"}\n')
+    (row,) = read_dataset(f"gsm8k:{path}")
+    assert (row.prompt, row.category) == ("Question: 1 + 1?\nAnswer:", "gsm8k")
+    path.write_text('{"task_id": 3, "text": "Add.", "test_list": ["assert a", "assert b"]}\n')
+    (row,) = read_dataset(f"mbpp:{path}")
+    assert "Add. Your code" in row.prompt
+    assert "assert a\nassert b" in row.prompt
+    assert row.id == 3
+    path.write_text('{"question_id": 81, "category": "writing", "turns": ["Compose.", "Again."]}\n')
+    (row,) = read_dataset(f"spec-bench:{path}")
+    assert (row.prompt, row.category, row.id) == ("Compose.", "writing", 81)
+
+
+def test_wrong_columns_are_named(tmp_path):
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps([{"topic": "sums"}]))
+    with pytest.raises(UsageError, match="has no `prompt`, but `topic`"):
+        read_dataset(str(path))
+    with pytest.raises(UsageError, match="has no column `question`"):
+        read_dataset(f"gsm8k:{path}")
+    with pytest.raises(UsageError, match="is not understood"):
+        read_dataset(f"{path}?colum=topic")
+    path.write_text(json.dumps([{"prompt": "a"}, {"prompt": " "}]))
+    with pytest.raises(UsageError, match=r"row 2 of .*: the prompt is empty"):
+        read_dataset(str(path))
+
+
+def test_a_hub_that_cannot_be_reached_is_one_clear_error(monkeypatch):
+    def unreachable(*_, **__):
+        raise ConnectionError("Couldn't reach 'openai/gsm8k' on the Hub\nmore")
+
+    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    with pytest.raises(
+        RunError, match=r"`gsm8k` could not be read: Couldn't reach 'openai/gsm8k' on the Hub$"
+    ) as caught:
+        read_dataset("gsm8k")
+    assert "PRESET:FILE" in caught.value.hint
+
+
+def test_what_does_not_fit_is_left_out_and_said():
+    rows = [PromptRow(0, "abc", category="x"), PromptRow(1, "a" * 40, id="long"), PromptRow(2, "ab", max_new_tokens=50)]
+    encode = LetterTokenizer().encode
+    workload = tokenize(rows, "mine", lambda row: encode(row.prompt), SamplingParams(max_new_tokens=20), 32)
+    assert [request.row.index for request in workload.requests] == [0]
+    assert [(one.index, one.id, one.num_tokens, one.max_new_tokens) for one in workload.skipped] == [
+        (1, "long", 40, 20),
+        (2, None, 2, 50),
+    ]
+    assert "2 prompts were left out" in workload.notice
+    with pytest.raises(UsageError, match="no prompt of `mine` fits the context of `10` tokens"):
+        tokenize(rows, "mine", lambda row: encode(row.prompt), SamplingParams(max_new_tokens=20), 10)
+
+
+def test_a_row_brings_its_own_seed_and_length():
+    rows = [PromptRow(4, "abc", seed=9, max_new_tokens=3), PromptRow(5, "abc")]
+    encode = LetterTokenizer().encode
+    found = tokenize(rows, "mine", lambda row: encode(row.prompt), SamplingParams(seed=1), 512).requests
+    assert [(r.params.seed, r.params.index, r.params.max_new_tokens) for r in found] == [(9, 0, 3), (1, 5, 128)]

@@ -1,0 +1,62 @@
+"""What the tests of serve's protocol share: facts over the built-in target's tokenizer, and requests in short."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer
+
+import specdec_cli
+from specdec_cli.serve.limits import RequestLimits
+from specdec_cli.serve.protocol import ChatCompletionRequest, CompletionRequest
+from specdec_cli.serve.request.prepare import Facts, Prepared, prepare_chat, prepare_completion
+from specdec_cli.serve.request.read import parse
+from specdec_cli.text.tokenizer import Tokenizer
+
+USER = [{"role": "user", "content": "hello there"}]
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+TOOL_TEMPLATE = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}"
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>"
+    '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}</tool_call>'
+    "{% endfor %}{% endfor %}"
+    "{% if enable_thinking %}think{% endif %}<|assistant|>"
+)
+
+
+@cache
+def tokenizer(template: str | None = None) -> Tokenizer:
+    hf = AutoTokenizer.from_pretrained(Path(specdec_cli.__file__).parent / "builtin" / "target")
+    if template is not None:
+        hf.chat_template = template
+    return Tokenizer(hf)
+
+
+def facts(template: str | None = None, **given: Any) -> Facts:
+    text = tokenizer(template)
+    known: dict[str, Any] = {
+        "num_tokens": text.num_tokens,
+        "max_context": 512,
+        "names": ("demo",),
+        "num_speculative_tokens": 3,
+        "drafters": ("builtin:draft", "ngram", "prediction"),
+        "limits": RequestLimits(max_body_bytes=100_000, max_messages=200),
+    }
+    return Facts(text, **(known | given))
+
+
+def completion(given: Any = None, over: Facts | None = None, **fields: Any) -> Prepared:
+    known = over or facts()
+    body = given if isinstance(given, bytes) else json.dumps({"prompt": "hello there", **fields}).encode()
+    request, _ = parse(CompletionRequest, body, known.limits)
+    return prepare_completion(request, known, "r1")
+
+
+def chat(given: Any = None, over: Facts | None = None, **fields: Any) -> Prepared:
+    known = over or facts()
+    body = given if isinstance(given, bytes) else json.dumps({"messages": USER, **fields}).encode()
+    request, _ = parse(ChatCompletionRequest, body, known.limits)
+    return prepare_chat(request, known, "r1")
