@@ -54,7 +54,7 @@ class TimedLM(TableLM):
 @pytest.fixture
 def clock(monkeypatch):
     made = Clock()
-    for room in ("measure.profiling", "engine.engine", "engine.clock"):
+    for room in ("measure.predict.profiling", "engine.engine", "engine.clock"):
         monkeypatch.setattr(f"specdec_cli.{room}.perf_counter", made)
     return made
 
