@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec_cli.lm.kernels.linear import Kind, kernels, missing, pack
+from specdec_cli.lm.kernels.kinds import Kind, kernels, missing, pack
 
 SHAPES = {"2048x1024": (2048, 1024), "7168x1024": (7168, 1024), "1024x3584": (1024, 3584), "4096x4096": (4096, 4096)}
 ROWS, REPEATS, ROTATION_BYTES = (1, 2, 3, 4, 5, 6, 8, 12, 16), 8, 96 * 2**20

@@ -30,7 +30,7 @@ from specdec_cli.lm.files.paper import NEEDS_NUMBERS, on_paper
 from specdec_cli.lm.files.quantization import check_quantization, forget_quantization, settings_of
 from specdec_cli.lm.forward.compiled import check_compiler
 from specdec_cli.lm.forward.forward import CacheShape, PackedForward
-from specdec_cli.lm.kernels.linear import kind_when
+from specdec_cli.lm.kernels.kinds import kind_when
 from specdec_cli.lm.kernels.packing import weights_of
 from specdec_cli.lm.llama.llama_weights import kept_as, obstacle
 from specdec_cli.lm.load import (

@@ -18,7 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdec_cli.lm.cache.cache import KEY_GRAIN, LayerStore, Layout, Span
 from specdec_cli.lm.forward.attention import RowMasks, attend, causal
-from specdec_cli.lm.kernels.linear import Kind, kind_for, pack
+from specdec_cli.lm.kernels.kinds import Kind, kind_for, pack
 from specdec_cli.lm.llama import native
 from specdec_cli.lm.llama.llama import LlamaDecoder
 

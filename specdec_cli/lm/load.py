@@ -39,7 +39,7 @@ from specdec_cli.lm.files.quantization import (
 )
 from specdec_cli.lm.files.tokenizer_files import TOKENIZER_FILES, tokenizer_error
 from specdec_cli.lm.forward.attention import NAME
-from specdec_cli.lm.kernels.linear import kind_when
+from specdec_cli.lm.kernels.kinds import kind_when
 from specdec_cli.lm.machine.device_memory import check_room
 from specdec_cli.lm.oracle import Oracle
 from specdec_cli.lm.transformers_lm import (

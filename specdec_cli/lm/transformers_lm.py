@@ -24,7 +24,7 @@ from specdec_cli.lm.forward.compiled import CompiledCache, compile_error, compil
 from specdec_cli.lm.forward.forward import CacheShape, PackedForward
 from specdec_cli.lm.forward.graphs import Graphs
 from specdec_cli.lm.invariance import MOST_ROWS, rows_together, same_bits_on_one_thread
-from specdec_cli.lm.kernels.linear import Kind
+from specdec_cli.lm.kernels.kinds import Kind
 from specdec_cli.lm.kernels.packing import leave_files, pack_model, weights_of
 from specdec_cli.lm.llama.llama import LlamaDecoder
 from specdec_cli.lm.llama.llama_weights import kept_as, obstacle

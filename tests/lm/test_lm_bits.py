@@ -9,7 +9,7 @@ from tiny_models import make_tiny
 from specdec_cli.lm import invariance
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.invariance import row_invariance
-from specdec_cli.lm.kernels.linear import kind_for
+from specdec_cli.lm.kernels.kinds import kind_for
 from specdec_cli.lm.load import load_lm
 
 FAMILIES = ["llama", "llama by transformers", "mistral", "gemma2", "gpt2", "qwen2", "qwen3", "qwen3 by transformers"]

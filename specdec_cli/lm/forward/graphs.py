@@ -25,7 +25,7 @@ from specdec_cli.lm.cache.contexts import Feed
 from specdec_cli.lm.cache.unread import Unread, put_in
 from specdec_cli.lm.door import Continuations
 from specdec_cli.lm.files.checkpoint import first_line
-from specdec_cli.lm.kernels.linear import has_triton
+from specdec_cli.lm.kernels.kinds import has_triton
 
 _TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 24, 32, 48, 64, 65)
 _FEWEST_BLOCKS = 16

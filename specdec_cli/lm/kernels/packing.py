@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from transformers.pytorch_utils import Conv1D
 
-from specdec_cli.lm.kernels.linear import Kind, PackedLinear, pack
+from specdec_cli.lm.kernels.kinds import Kind, pack
+from specdec_cli.lm.kernels.linear import PackedLinear
 
 # Layers of one parent that are given the same input, in the order in which transformers calls them.
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))

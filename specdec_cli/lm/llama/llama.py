@@ -21,7 +21,7 @@ from torch import Tensor
 from specdec_cli.lm.cache.cache import Layout
 from specdec_cli.lm.cache.memory import Arena, zeros
 from specdec_cli.lm.door import Continuations, Draw
-from specdec_cli.lm.kernels.linear import Kind
+from specdec_cli.lm.kernels.kinds import Kind
 from specdec_cli.lm.llama import native
 from specdec_cli.lm.llama.llama_weights import Layer, Matrix, Shape, empty, half_of, norm_weight, panels, take_layer
 from specdec_cli.lm.machine.threads import CREW

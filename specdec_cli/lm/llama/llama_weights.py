@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from specdec_cli.lm.cache.memory import Arena
 from specdec_cli.lm.files.quantization import stays_quantized
-from specdec_cli.lm.kernels.linear import Kind, quantized
+from specdec_cli.lm.kernels.kinds import Kind
+from specdec_cli.lm.kernels.linear import quantized
 from specdec_cli.lm.kernels.packing import has_plain_weight, is_linear, is_untouched
 from specdec_cli.lm.llama import native
 

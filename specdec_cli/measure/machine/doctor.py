@@ -10,7 +10,7 @@ import torch
 
 from specdec_cli.errors import ExitCode, RunError, SpecdecError, UsageError
 from specdec_cli.lm.invariance import InvarianceCheck, row_invariance
-from specdec_cli.lm.kernels.linear import kernels
+from specdec_cli.lm.kernels.kinds import kernels
 from specdec_cli.lm.llama.native import missing, not_kept, remedy
 from specdec_cli.measure.machine.machine import Machine, look
 from specdec_cli.measure.machine.preflight import Preflight, preflight

@@ -9,8 +9,8 @@ from tiny_models import make_tiny
 from specdec_cli.lm import invariance
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.facts import describe
-from specdec_cli.lm.kernels import linear
-from specdec_cli.lm.kernels.linear import has_triton, kernels, kind_for, missing, pack
+from specdec_cli.lm.kernels import kinds, linear
+from specdec_cli.lm.kernels.kinds import has_triton, kernels, kind_for, missing, pack
 from specdec_cli.lm.kernels.packing import Part, packed_layers
 from specdec_cli.lm.load import load_lm
 from specdec_cli.lm.traffic import traffic_of
@@ -62,7 +62,7 @@ def test_a_row_has_its_own_scale():
 def test_int8_without_its_kernel_gives_the_same_numbers(monkeypatch):
     weight, rows = matrix(96, 64), matrix(5, 64, 1)
     fast = pack(weight, None, "int8")(rows)
-    monkeypatch.setattr(linear, "missing", lambda kind: "it was taken away")
+    monkeypatch.setattr(kinds, "missing", lambda kind: "it was taken away")
     slow = pack(weight, None, "int8")(rows)
     assert torch.allclose(slow.float(), fast.float(), rtol=1e-2)
     assert torch.equal(pack(weight, None, "int8")(rows[:2]), slow[:2])
@@ -74,7 +74,7 @@ def test_int8_without_its_kernel_gives_the_same_numbers(monkeypatch):
 def test_what_a_gpu_s_integer_product_is_filled_up_with_changes_nothing(monkeypatch):
     """On a GPU it takes more than 16 rows and multiples of 8; here it is asked for the same."""
     weight, rows = matrix(50, 13), matrix(3, 13, 1)
-    monkeypatch.setattr(linear, "missing", lambda kind: "it was taken away")
+    monkeypatch.setattr(kinds, "missing", lambda kind: "it was taken away")
     whole = pack(weight, None, "int8")(rows)
     monkeypatch.setattr(linear, "_smallest", lambda device: (17, 8))
     asked, real = [], torch._int_mm
@@ -92,8 +92,8 @@ def test_a_gpu_s_int8_product_is_the_cpu_s():
 
 
 def test_an_operator_that_is_wrong_is_not_used(monkeypatch):
-    monkeypatch.setattr(linear, "_vnni_product", lambda weight, scales: lambda rows: torch.zeros(4, 96))
-    assert linear._try_vnni() == "its operator computes something else"
+    monkeypatch.setattr(kinds, "vnni_product", lambda weight, scales: lambda rows: torch.zeros(4, 96))
+    assert kinds._try_vnni() == "its operator computes something else"
 
 
 def test_an_operator_that_fails_is_not_used(monkeypatch):

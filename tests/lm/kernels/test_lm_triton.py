@@ -13,7 +13,7 @@ from test_lm_graphs import GPU, TEXT, Recorder
 from specdec_cli.lm import load
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.forward import graphs
-from specdec_cli.lm.kernels import few_rows, linear, split_attention
+from specdec_cli.lm.kernels import few_rows, kinds, split_attention
 from specdec_cli.lm.kernels.packing import Part, pack_model
 from specdec_cli.lm.load import load_lm
 from specdec_cli.sampling.params import SamplingParams
@@ -201,12 +201,12 @@ def broken(rows, weight, bias):
 
 
 def test_kernels_are_tried_before_they_are_used(monkeypatch):
-    assert linear._try_triton() is None
+    assert kinds._try_triton() is None
     for product, said in (
         (wrong, "its kernel computes something else"),
         (broken, "its operator failed: Failed to find"),
     ):
         monkeypatch.setattr(few_rows, "multiply", product)
-        linear.missing.cache_clear()
-        assert str(linear.missing("few rows")).startswith(said)
-    linear.missing.cache_clear()
+        kinds.missing.cache_clear()
+        assert str(kinds.missing("few rows")).startswith(said)
+    kinds.missing.cache_clear()

@@ -1,0 +1,155 @@
+"""Which kind of linear layer a model gets on this machine, and whether the kernels behind it are there and right.
+
+Every fast kernel is tried once before it is used. Where it is missing or wrong, bf16 and 16 bits on a GPU stay torch's
+plain product, and int8 takes torch's plain integer product; `doctor` says so.
+"""
+
+from __future__ import annotations
+
+import functools
+from importlib.util import find_spec
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from specdec_cli.lm.files.checkpoint import first_line
+from specdec_cli.lm.kernels.linear import (
+    ZERO_POINT,
+    Int8Linear,
+    IntegerProduct,
+    OneDnnLinear,
+    PackedLinear,
+    PlainLinear,
+    signed_product,
+    vnni_product,
+)
+
+Kind = Literal["plain", "bf16", "int8", "few rows"]
+
+
+def pack(weight: Tensor, bias: Tensor | None, kind: Kind) -> PackedLinear:
+    """Pack a weight.
+
+    Args:
+        weight: [out, in], floating; the caller drops it, so that one copy stays.
+        bias: [out], or None.
+        kind: from `kind_for`.
+    """
+    assert kind != "bf16" or weight.dtype == torch.bfloat16, f"{weight.dtype} is not packed as {kind}"
+    with torch.no_grad():
+        match kind:
+            case "plain":
+                return PlainLinear(weight, bias)
+            case "bf16":
+                return OneDnnLinear(weight, bias)
+            case "int8":
+                return Int8Linear(weight, bias, _integer_product(weight.device))
+            case "few rows":
+                from specdec_cli.lm.kernels.few_rows import FewRowsLinear
+
+                return FewRowsLinear(weight, bias)
+
+
+def _integer_product(device: torch.device) -> IntegerProduct:
+    """The fastest product of whole numbers on a device: oneDNN's on a CPU, ours on a GPU with Triton, else torch's."""
+    if device.type == "cpu" and missing("int8") is None:
+        return vnni_product
+    if device.type == "cuda" and has_triton():
+        from specdec_cli.lm.kernels.few_rows import integer_product
+
+        return functools.partial(signed_product, multiply=integer_product)
+    return signed_product
+
+
+def kind_for(dtype: torch.dtype, device: torch.device, quantize: str = "none") -> Kind:
+    """What a model's linear layers become.
+
+    Args:
+        dtype: of its weights.
+        device: where it runs.
+        quantize: none or int8, as recipes say.
+    """
+    if quantize == "int8":
+        return "int8"
+    if device.type == "cuda":
+        return "few rows" if dtype.itemsize == 2 and has_triton() else "plain"
+    return "bf16" if dtype == torch.bfloat16 and missing("bf16") is None else "plain"
+
+
+def kind_when(compiled: bool, dtype: torch.dtype, device: torch.device, quantize: str = "none") -> Kind:
+    """As `kind_for`; what torch compiles for a CPU takes no packed layers, whose products it cannot look into."""
+    return "plain" if compiled and device.type == "cpu" else kind_for(dtype, device, quantize)
+
+
+@functools.cache
+def has_triton() -> bool:
+    """Whether our kernels for a GPU, in Triton, which comes with torch for CUDA, run here and are right."""
+    return torch.cuda.is_available() and missing("few rows") is None
+
+
+def kernels() -> dict[str, str]:
+    """What transformers' forward multiplies weights with here, in words: bfloat16 and int8 on the CPU, any on a GPU."""
+    plain = {"bf16": "torch's plain product", "int8": "torch's plain integer product, slow"}
+    fast = {"bf16": "packed for oneDNN", "int8": "packed for oneDNN (VNNI)"}
+    reasons: dict[str, str | None] = {"bf16": missing("bf16"), "int8": missing("int8")}
+    names = {"bf16": "bfloat16", "int8": "int8"}
+    found = {
+        names[kind]: fast[kind] if reason is None else f"{plain[kind]}: {reason}" for kind, reason in reasons.items()
+    }
+    if torch.cuda.is_available():
+        reason = missing("few rows")
+        found["on the GPU"] = "our own, in Triton" if reason is None else f"torch's plain products: {reason}"
+    return found
+
+
+@functools.cache
+def missing(kind: Kind) -> str | None:
+    """Why a kind's fast kernel is not used on this machine; None where it was tried and is right."""
+    if kind in ("bf16", "int8") and not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return "this torch has no oneDNN"
+    try:
+        with torch.no_grad():
+            tries = {"plain": _never, "few rows": _try_triton, "bf16": _try_bfloat16, "int8": _try_vnni}
+            return tries[kind]()
+    except Exception as error:  # Triton compiles with the system's compiler, which fails in many ways
+        return f"its operator failed: {first_line(error)}"
+
+
+def _never() -> None:
+    """The plain product is always there."""
+
+
+def _try_triton() -> str | None:
+    """On the GPU that is there, else in Triton's interpreter where that is asked for."""
+    if find_spec("triton") is None:
+        return "there is no Triton"
+    from specdec_cli.lm.kernels.few_rows import multiply
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    rows, weight = (torch.linspace(-1, 1, n * 256, device=device).sin().view(n, 256).half() for n in (5, 96))
+    found, right = multiply(rows, weight, None), rows.float() @ weight.float().t()
+    is_close = found.shape == right.shape and torch.allclose(found.float(), right, rtol=2e-2, atol=2e-2)
+    return None if is_close else "its kernel computes something else"
+
+
+def _try_bfloat16() -> str | None:
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return "this processor multiplies no bfloat16"
+    rows, weight = (torch.linspace(-1, 1, n * 64).sin().view(n, 64).bfloat16() for n in (5, 96))
+    found = OneDnnLinear(weight, None)(rows)
+    right = rows.float() @ weight.float().t()
+    is_close = found.shape == right.shape and torch.allclose(found.float(), right, rtol=2e-2, atol=2e-2)
+    return None if is_close else "its operator computes something else"
+
+
+def _try_vnni() -> str | None:
+    # The largest numbers too: without VNNI, sums of two products overflow 16 bits.
+    rows = torch.arange(4 * 64).view(4, 64).mul(37).remainder(255).add(1).to(torch.uint8)
+    rows[0] = 255
+    weight = torch.arange(96 * 64).view(96, 64).mul(29).remainder(255).sub(127).to(torch.int8)
+    weight[0] = 127
+    scales = torch.ones(96)
+    found = vnni_product(weight, scales)(rows)
+    right = ((rows.long() - ZERO_POINT) @ weight.long().t()).float()
+    return None if torch.equal(found, right) else "its operator computes something else"
