@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from specdec_cli.measure.endpoint.endpoint_plan import pace_words
 from specdec_cli.report.endpoint_words import (
@@ -15,9 +15,6 @@ from specdec_cli.report.endpoint_words import (
     throughput_words,
 )
 from specdec_cli.report.table import NOTHING, PageTable, percent
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 Document = Mapping[str, Any]
 
@@ -120,15 +117,6 @@ def _csv_row(task: str, turn: str, found: Mapping[str, Any], figures: Sequence[s
         low, high = one["ci95"] or (None, None)
         row += [one["median"], low, high, one["p95"], one["p99"]]
     return row
-
-
-def draw_times(axes: Axes, document: Document, figure: str) -> None:
-    """A figure of all answers and of each task, with its interval."""
-    from specdec_cli.report.plot import draw_points
-
-    named = {"all": document["timing"], **{task: found["timing"] for task, found in document["by_task"].items()}}
-    draw_points(axes, [(task, timing[figure]) for task, timing in named.items()], scale=1000)
-    axes.set_xlabel(f"{FIGURE_NAMES[figure]}, milliseconds (95 % interval)")
 
 
 def acceptance_by_position(document: Document) -> list[tuple[str, Sequence[float | None]]]:

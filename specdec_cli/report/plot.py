@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from specdec_cli.errors import UsageError
 from specdec_cli.report.compare_drafts import draft_words
-from specdec_cli.report.endpoint_pages import acceptance_by_position, draw_times
+from specdec_cli.report.endpoint_pages import acceptance_by_position
+from specdec_cli.report.endpoint_words import FIGURE_NAMES
 from specdec_cli.text.printable import printable
 
 if TYPE_CHECKING:
@@ -178,7 +179,7 @@ def _safe(text: object) -> str:
     return " " * str(text).startswith("_") + printable(str(text)).replace("\n", " ").replace("$", r"\$")
 
 
-def draw_points(axes: Axes, rows: Sequence[tuple[str, Mapping[str, Any]]], scale: float = 1) -> None:
+def _draw_points(axes: Axes, rows: Sequence[tuple[str, Mapping[str, Any]]], scale: float = 1) -> None:
     """Figures with their intervals below each other, the first one apart; what was not measured is left out."""
     rows = [(name, found) for name, found in rows if found["median"] is not None]
     for place, (_, found) in enumerate(rows):
@@ -191,7 +192,7 @@ def draw_points(axes: Axes, rows: Sequence[tuple[str, Mapping[str, Any]]], scale
 def _speedup_by_task(axes: Axes, document: Document) -> None:
     rows = [("all", document["speedup"]["decode"])]
     rows += [(task, found["speedup"]["decode"]) for task, found in document["by_task"].items()]
-    draw_points(axes, rows)
+    _draw_points(axes, rows)
     if axes.has_data():
         axes.axvline(1, color=_GREY, linewidth=1, linestyle="--")
     axes.set_xlabel("speed-up of decoding (95 % interval)")
@@ -228,17 +229,13 @@ def _whole_numbers(axes: Axes) -> None:
 
 
 def _time_split(axes: Axes, names: Sequence[str], parts: Sequence[Mapping[str, float]], label: str) -> None:
-    for name, colour in _PARTS if parts else ():
-        starts = [sum(one[other] for other, _ in _PARTS[: _names(name)]) for one in parts]
+    for place, (name, colour) in enumerate(_PARTS if parts else ()):
+        starts = [sum(one[other] for other, _ in _PARTS[:place]) for one in parts]
         axes.barh(range(len(parts)), [one[name] for one in parts], left=starts, color=colour, label=name, height=0.6)
     axes.set_yticks(range(len(names)), [_safe(name) for name in names])
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
     axes.set_xlabel(label)
-
-
-def _names(name: str) -> int:
-    return [other for other, _ in _PARTS].index(name)
 
 
 def _per_token(counts: Mapping[str, Any]) -> dict[str, float] | None:
@@ -259,13 +256,20 @@ def _bench_positions(axes: Axes, document: Document) -> None:
     axes.set_ylabel("accepted")
 
 
+def _endpoint_times(axes: Axes, document: Document, figure: str) -> None:
+    """A figure of all answers and of each task, with its interval."""
+    named = {"all": document["timing"], **{task: found["timing"] for task, found in document["by_task"].items()}}
+    _draw_points(axes, [(task, timing[figure]) for task, timing in named.items()], scale=1000)
+    axes.set_xlabel(f"{FIGURE_NAMES[figure]}, milliseconds (95 % interval)")
+
+
 def _endpoint_acceptance(axes: Axes, document: Document) -> None:
     """By task where the answers count their own, else by position where the server's counters do."""
     if document["acceptance"] is None:
         _by_position(axes, acceptance_by_position(document))
         return
     named = {"all": document, **document["by_task"]}
-    draw_points(axes, [(task, found["acceptance"]["rate"]) for task, found in named.items() if found["acceptance"]])
+    _draw_points(axes, [(task, found["acceptance"]["rate"]) for task, found in named.items() if found["acceptance"]])
     axes.set_xlabel("accepted share of drafted tokens (95 % interval)")
 
 
@@ -392,9 +396,9 @@ _PANELS: Mapping[str, Sequence[Panel]] = {
         Panel("Where the time goes", _compare_split),
     ),
     "specdec.bench-endpoint/1": (
-        Panel("Time to first text", partial(draw_times, figure="ttft_s")),
-        Panel("Time per token after it", partial(draw_times, figure="tpot_s")),
-        Panel("Whole answers", partial(draw_times, figure="latency_s")),
+        Panel("Time to first text", partial(_endpoint_times, figure="ttft_s")),
+        Panel("Time per token after it", partial(_endpoint_times, figure="tpot_s")),
+        Panel("Whole answers", partial(_endpoint_times, figure="latency_s")),
         Panel("Acceptance", _endpoint_acceptance),
     ),
 }
