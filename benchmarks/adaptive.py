@@ -28,7 +28,6 @@ import record
 
 import specdec_cli
 from specdec_cli import Engine, EngineOptions, SamplingParams
-from specdec_cli.engine.build import load_engine
 from specdec_cli.engine.garbage import leave_alone
 from specdec_cli.engine.loading import LoadSettings, ModelSettings
 from specdec_cli.events import Event, Stepped
@@ -49,7 +48,7 @@ def engines(draft: str, random_weights: bool, k: int, batch: int) -> dict[str, E
         "plain_again": EngineOptions(max_num_seqs=batch, num_speculative_tokens=0),
     }
     # Blocks for the deepest of them.
-    loaded = load_engine("builtin:target", draft, options=options["adaptive"], settings=settings, max_model_len=512)
+    loaded = Engine.load("builtin:target", draft, options=options["adaptive"], settings=settings, max_model_len=512)
     return {name: as_new(loaded, own) for name, own in options.items()}
 
 

@@ -21,7 +21,7 @@ import record
 
 import specdec_cli
 from specdec_cli import Output, SamplingParams
-from specdec_cli.engine.build import load_engine
+from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.loading import LoadSettings, ModelSettings
 from specdec_cli.measure.stats import bootstrap_median
 
@@ -80,7 +80,7 @@ def main() -> None:
     options = parser.parse_args()
     before = record.machine()
     settings = LoadSettings(draft=ModelSettings(quantize=options.draft_quantize))
-    engine = load_engine(options.target, options.draft, settings=settings)
+    engine = Engine.load(options.target, options.draft, settings=settings)
     prompts = [json.loads(line)["prompt"] for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
     params = SamplingParams(max_new_tokens=options.tokens)
     engine.generate(prompts[0], params)

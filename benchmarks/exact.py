@@ -133,7 +133,7 @@ def main() -> None:
     for precision in options.precision:
         settings = LoadSettings(target=PRECISIONS[precision], draft=PRECISIONS[precision], max_model_len=512)
         loading = EngineOptions(num_speculative_tokens=max(grid[0]), max_num_seqs=max(grid[1]))
-        engines = load_engines(options.target, list(drafts.values()), options=loading, settings=settings)
+        engines = load_engines(Engine, options.target, list(drafts.values()), options=loading, settings=settings)
         prompts = [engines[0].encode(text) for text in texts]
         plain = decode(engines[0], prompts, num_tokens, 0, 1)
         for name, engine in zip(drafts, engines, strict=True):

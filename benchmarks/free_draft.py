@@ -21,7 +21,6 @@ import record
 
 import specdec_cli
 from specdec_cli import Engine, SamplingParams
-from specdec_cli.engine.build import load_engine
 from specdec_cli.engine.loading import LoadSettings, ModelSettings
 from specdec_cli.events import Stepped
 from specdec_cli.measure.stats import bootstrap_median
@@ -60,7 +59,7 @@ def main() -> None:
     before = record.machine()
     model = ModelSettings(dtype=options.dtype, quantize=options.quantize)
     draft, settings = {"method": "prediction", "per_request": True}, LoadSettings(target=model)
-    engine = load_engine(options.target, draft, settings=settings, max_num_seqs=1, max_model_len=512)
+    engine = Engine.load(options.target, draft, settings=settings, max_num_seqs=1, max_model_len=512)
     prompts = [json.loads(line)["prompt"] for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
     params = SamplingParams(max_new_tokens=options.tokens, ignore_eos=True)
     mismatches, rows = 0, []

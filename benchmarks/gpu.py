@@ -27,7 +27,7 @@ import record
 import torch
 
 from specdec_cli import Engine, EngineOptions, SamplingParams
-from specdec_cli.engine.build import load_engine, load_engines
+from specdec_cli.engine.build import load_engines
 from specdec_cli.engine.clock import Clock
 from specdec_cli.engine.loading import LoadSettings, ModelSettings
 from specdec_cli.events import Event, Stepped
@@ -152,7 +152,7 @@ def rounds(options: argparse.Namespace, settings: LoadSettings, target: str) -> 
     recorder = Recorder()
     graphs.record = recorder
     spec = EngineOptions(num_speculative_tokens=options.k, max_num_seqs=1)
-    loaded = load_engines(target, [options.draft], options=spec, settings=settings)[0]
+    loaded = load_engines(Engine, target, [options.draft], options=spec, settings=settings)[0]
     arms: dict[str, float | None] = {"none": None, "greedy": None, **{f"{one:g}": one for one in options.acceptance}}
     for name, acceptance in arms.items():
         k = 0 if name == "none" else options.k
@@ -204,7 +204,7 @@ def main() -> None:
         compile=options.compile,
     )  # fmt: skip
     for target in options.targets:
-        lm = load_engine(target, None, options=EngineOptions(max_num_seqs=1), settings=settings).target
+        lm = Engine.load(target, None, options=EngineOptions(max_num_seqs=1), settings=settings).target
         seconds, others = forwards(lm, options.context, options.rows, options.repeats)
         one = seconds[min(seconds)]
         read = sum(weight.num_bytes for weight in lm.weights if not weight.is_looked_up)

@@ -18,7 +18,6 @@ from typing import Any
 import record
 import torch
 
-from specdec_cli.engine.build import load_engine
 from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.loading import LoadSettings, ModelSettings
 from specdec_cli.events import Stepped
@@ -60,7 +59,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Both decoders and transformers in turn."""
     settings = ModelSettings(dtype=options.dtype)
     engines = {
-        name: load_engine(
+        name: Engine.load(
             options.target,
             options.draft,
             settings=LoadSettings(target=settings, draft=settings, decoder=name),

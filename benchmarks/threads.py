@@ -28,7 +28,7 @@ import numpy as np
 import record
 
 import specdec_cli
-from specdec_cli.engine.build import load_engine
+from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.loading import LoadSettings, ModelSettings
 from specdec_cli.measure.stats import bootstrap_pooled_median
 from specdec_cli.sampling.params import SamplingParams
@@ -101,7 +101,7 @@ class Decoding:
 def decode(options: argparse.Namespace) -> None:
     """Decode each prompt of standard input without and with the draft, A B B A."""
     settings = LoadSettings(draft=ModelSettings(quantize="int8"))
-    engine = load_engine("builtin:target", "builtin:draft", settings=settings)
+    engine = Engine.load("builtin:target", "builtin:draft", settings=settings)
     params = SamplingParams(max_new_tokens=options.tokens)
     print(json.dumps("ready"), flush=True)
     for line in sys.stdin:

@@ -5,6 +5,7 @@
 """
 
 import ast
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,12 +41,13 @@ QUICK_ROOMS = {"cli", "report", "recipe", "drafters", "errors", "events"}  # --h
 
 @dataclass(frozen=True)
 class Import:
-    """One import: where it stands, what it names, and whether it runs when the module is loaded."""
+    """One import: where it stands, what it names, whether it runs when the module is loaded, and whether ever."""
 
     module: str
     line: int
     target: str
     at_load: bool
+    runs: bool = True
 
     def __str__(self) -> str:
         return f"{self.module}:{self.line} imports {self.target}"
@@ -71,25 +73,26 @@ def is_type_checking(test: ast.expr) -> bool:
 def imports_of(module: str) -> list[Import]:
     found: list[Import] = []
 
-    def visit(node: ast.AST, at_load: bool) -> None:
+    def visit(node: ast.AST, at_load: bool, runs: bool) -> None:
         if isinstance(node, ast.Import):
-            found.extend(Import(module, node.lineno, name.name, at_load) for name in node.names)
+            found.extend(Import(module, node.lineno, name.name, at_load, runs) for name in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{module}:{node.lineno}: relative imports hide the room"
             for name in node.names:
                 inner = f"{node.module}.{name.name}"
-                found.append(Import(module, node.lineno, inner if inner in MODULES else str(node.module), at_load))
+                target = inner if inner in MODULES else str(node.module)
+                found.append(Import(module, node.lineno, target, at_load, runs))
         if isinstance(node, ast.If) and is_type_checking(node.test):
             for child in node.body:
-                visit(child, False)
+                visit(child, False, False)
             children: list[ast.AST] = [*node.orelse]
         else:
             children = list(ast.iter_child_nodes(node))
         inside = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
         for child in children:
-            visit(child, at_load and not inside)
+            visit(child, at_load and not inside, runs)
 
-    visit(ast.parse(MODULES[module].read_text(encoding="utf-8")), True)
+    visit(ast.parse(MODULES[module].read_text(encoding="utf-8")), True, True)
     return found
 
 
@@ -153,3 +156,64 @@ def test_the_check_itself_can_fail():
     downward = Import("specdec_cli.engine.engine", 1, "specdec_cli.lm.door", True)
     assert (refused(upward), refused(sideways), refused(downward)) == ("goes up", "goes sideways", None)
     assert any(target.split(".")[0] == "torch" for target in loaded_with("specdec_cli.engine.engine"))
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Groups of nodes that reach each other: Tarjan's strongly connected components of more than one node."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(node: str) -> None:
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for other in graph.get(node, ()):
+            if other not in index:
+                visit(other)
+            if other in stack:
+                low[node] = min(low[node], low[other])
+        if low[node] == index[node]:
+            group = stack[stack.index(node) :]
+            del stack[stack.index(node) :]
+            if len(group) > 1:
+                found.append(sorted(group))
+
+    for node in graph:
+        if node not in index:
+            visit(node)
+    return found
+
+
+def graph_of(name: Callable[[str], str]) -> dict[str, set[str]]:
+    """Who imports whom while the program runs, inside functions too, after `name` has grouped the modules."""
+    graph: dict[str, set[str]] = {}
+    for found in IMPORTS:
+        if found.runs and found.target in MODULES and name(found.module) != name(found.target):
+            graph.setdefault(name(found.module), set()).add(name(found.target))
+    return graph
+
+
+def sub_room(module: str) -> str:
+    """`specdec_cli.room.sub`; a module that lies in the room itself stands for itself."""
+    parts = module.split(".")
+    return ".".join(parts[:3]) if len(parts) > 3 else module
+
+
+def test_no_module_imports_itself_through_others():
+    assert circles(graph_of(lambda module: module)) == []
+
+
+def test_no_sub_room_imports_itself_through_others():
+    assert circles(graph_of(sub_room)) == []
+
+
+def test_every_sub_room_says_what_belongs_there():
+    for module, path in MODULES.items():
+        if path.name == "__init__.py" and module != "specdec_cli":
+            assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), module
+
+
+def test_circles_are_found():
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set()}) == [["a", "b", "c"]]
+    assert circles({"a": {"b"}, "b": {"c"}, "c": set()}) == []

@@ -293,7 +293,7 @@ class _Run:
 
     def _load(self, plan: Plan, say: Callable[[str], None]) -> Pair:
         """The recipe's pair, with room for the largest k and batch of the plan."""
-        from specdec_cli.engine.build import engine_from_recipe
+        from specdec_cli.engine.engine import Engine
         from specdec_cli.measure.audit.audit import Pair
 
         k = max(*plan.ks, plan.num_speculative_tokens)
@@ -304,7 +304,7 @@ class _Run:
                 "engine": self.recipe.engine.model_copy(update={"max_num_seqs": num_seqs}),
             }
         )
-        engine = engine_from_recipe(recipe, trust_remote_code=self.shared.trust_remote_code, progress=say)
+        engine = Engine.from_recipe(recipe, trust_remote_code=self.shared.trust_remote_code, progress=say)
         dtype = str(getattr(engine.target, "dtype", "float32")).removeprefix("torch.")
         model = self.recipe.draft.model
         draft = str(self.recipe.draft.method) if model is None else model

@@ -194,11 +194,11 @@ class _Run(Measurement["Bench"]):
 
     def load(self, say: Callable[[str], None]) -> tuple[Engine, Workload]:
         """The pair, the tokenised workload, and the other engines."""
-        from specdec_cli.engine.build import engine_from_recipe
+        from specdec_cli.engine.engine import Engine
         from specdec_cli.measure.bench.against import check_lengths, load_peers
 
         trust = self.shared.trust_remote_code
-        engine = engine_from_recipe(self.recipe, trust_remote_code=trust, progress=say)
+        engine = Engine.from_recipe(self.recipe, trust_remote_code=trust, progress=say)
         workload = self.tokenize(engine)
         check_lengths(self.asked.peers, self.study(engine, workload).groups())
         self._peers = load_peers(self.asked.peers, self.recipe, engine.eos_token_ids, trust, say)

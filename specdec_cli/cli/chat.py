@@ -113,10 +113,10 @@ class _Chat:
             self.screen.say(f"no target named: using the built-in {recipe.target.model}, draft {own_draft}")
         with progress(self.screen) as say:
             say("starting torch and transformers")
-            from specdec_cli.engine.build import engine_from_recipe
             from specdec_cli.engine.caveats import caveats
+            from specdec_cli.engine.engine import Engine
 
-            engine = engine_from_recipe(
+            engine = Engine.from_recipe(
                 recipe, trust_remote_code=self.shared.trust_remote_code, others=("ngram",), progress=say
             )
         for said in caveats(recipe, engine):

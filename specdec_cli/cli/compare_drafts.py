@@ -224,11 +224,12 @@ class _Run(Measurement["Comparison"]):
 
     def load(self, say: Callable[[str], None]) -> tuple[Engine, Workload]:
         """The target once, every draft, and the tokenised workload."""
-        from specdec_cli.engine import build
+        from specdec_cli.engine.build import engines_from_recipes
+        from specdec_cli.engine.engine import Engine
         from specdec_cli.measure.bench.compare import Contender
 
         recipes = [self.sized(one.recipe, self.asked.k_max) for one in self.drafts]
-        engines = build.engines_from_recipes(recipes, trust_remote_code=self.shared.trust_remote_code, progress=say)
+        engines = engines_from_recipes(Engine, recipes, trust_remote_code=self.shared.trust_remote_code, progress=say)
         self._contenders = [
             Contender(name, recipe.draft.method or "model", engine)
             for name, recipe, engine in zip(self.names, recipes, engines, strict=True)

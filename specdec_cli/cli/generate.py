@@ -198,9 +198,9 @@ class _Run:
 
     def _load(self, say: Callable[[str], None]) -> Engine:
         say("starting torch and transformers")
-        from specdec_cli.engine.build import engine_from_recipe
+        from specdec_cli.engine.engine import Engine
 
-        return engine_from_recipe(self.recipe, trust_remote_code=self.shared.trust_remote_code, progress=say)
+        return Engine.from_recipe(self.recipe, trust_remote_code=self.shared.trust_remote_code, progress=say)
 
     def _promise(self) -> tuple[Promise, bool]:
         """What the mode promises, and whether it promises the same tokens as plain decoding."""

@@ -204,14 +204,14 @@ def _loader(resolved: Resolved, shared: Shared) -> Callable[[], Any]:
     def load() -> Any:
         import logging
 
-        from specdec_cli.engine.build import engine_from_recipe
         from specdec_cli.engine.caveats import caveats
+        from specdec_cli.engine.engine import Engine
         from specdec_cli.engine.verify import TYPICAL
 
         log = logging.getLogger("specdec_cli.serve")
         trusted = shared.trust_remote_code
         recipe = _sharing_prefixes(resolved.recipe)
-        engine = engine_from_recipe(recipe, trust_remote_code=trusted, others=_OTHERS, progress=log.info)
+        engine = Engine.from_recipe(recipe, trust_remote_code=trusted, others=_OTHERS, progress=log.info)
         for caveat in caveats(recipe, engine):
             log.warning(caveat)
         if recipe.speculation.verify == TYPICAL:

@@ -221,10 +221,10 @@ class _Run(Measurement["Sweeps"]):
 
     def load(self, say: Callable[[str], None]) -> tuple[Engine, Workload]:
         """The pair, with room for the largest k, and the tokenised workload."""
-        from specdec_cli.engine.build import engine_from_recipe
+        from specdec_cli.engine.engine import Engine
 
         recipe = self.sized(self.recipe, self.asked.k_max)
-        engine = engine_from_recipe(recipe, trust_remote_code=self.shared.trust_remote_code, progress=say)
+        engine = Engine.from_recipe(recipe, trust_remote_code=self.shared.trust_remote_code, progress=say)
         return engine, self.tokenize(engine)
 
     def study(self, engine: Engine, workload: Workload) -> Sweeps:

@@ -1,17 +1,16 @@
-"""An engine from a recipe or from two model names: load, compare tokenizers, share out the KV cache."""
+"""Engines from recipes or from model names: load, compare tokenizers, share out the KV cache."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from specdec_cli import drafters
 from specdec_cli.drafters.contract import Drafter, Resources
 from specdec_cli.drafters.model import Drafter as ModelDrafter
 from specdec_cli.engine.caches import hold_beside, share_out
-from specdec_cli.engine.engine import Engine
-from specdec_cli.engine.loading import LoadArguments, LoadProgress, LoadSettings, ModelSettings, settle
+from specdec_cli.engine.loading import LoadProgress, LoadSettings, ModelSettings
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.engine.synthetic import synthetic_rates
 from specdec_cli.errors import UsageError
@@ -25,58 +24,34 @@ from specdec_cli.text.chat_template import chat_tokenizer
 from specdec_cli.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from specdec_cli.engine.engine import Engine
     from specdec_cli.lm.door import LM
     from specdec_cli.recipe.schema import Engine as RecipeEngine
     from specdec_cli.recipe.schema import Recipe
 
+EngineT = TypeVar("EngineT", bound="Engine")
+
 _TRIED_TOKENS = 512  # room for trying a model that is loaded; `share_out` plans its cache
 
 
-def load_engine(
-    target: str,
-    draft: str | Mapping[str, Any] | None,
-    *,
-    options: EngineOptions | None = None,
-    settings: LoadSettings | None = None,
-    engine_class: type[Engine] = Engine,
-    **changes: Unpack[LoadArguments],
-) -> Engine:
-    """Load a target and a draft.
-
-    Args:
-        target: hub id, local folder or built-in name.
-        draft: a draft spec (`--draft`), a mapping with `model` or `method`, or None for no draft.
-        options: how the engine speculates and batches.
-        settings: how models are loaded.
-        engine_class: the class of the engine that is made.
-        changes: single fields of the options and settings; see `load_parameters`.
-
-    Raises:
-        UsageError: tokenizers that differ, an unknown method or option.
-        RunError: a model that does not load.
-    """
-    options, settings = settle(changes, options, settings)
-    return load_engines(target, [draft], options=options, settings=settings, engine_class=engine_class)[0]
-
-
 def load_engines(
+    engine_class: type[EngineT],
     target: str,
     drafts: Sequence[str | Mapping[str, Any] | None],
     *,
     options: EngineOptions | None = None,
     settings: LoadSettings | None = None,
     draft_models: Sequence[ModelSettings] | None = None,
-    engine_class: type[Engine] = Engine,
-) -> list[Engine]:
+) -> list[EngineT]:
     """Load a target once and an engine around it for every draft; only one of them may have work at a time.
 
     Args:
+        engine_class: the class of the engines that are made.
         target: hub id, local folder or built-in name.
-        drafts: each as `load_engine` takes it.
+        drafts: each as `Engine.load` takes it.
         options: how the engines speculate and batch.
         settings: how models are loaded.
         draft_models: how each draft is loaded, where that differs from `settings.draft`.
-        engine_class: the class of the engines that are made.
 
     Raises:
         UsageError: tokenizers that differ, an unknown method or option.
@@ -184,31 +159,18 @@ def _others(
     }
 
 
-def engine_from_recipe(
-    recipe: Recipe,
-    *,
-    trust_remote_code: bool = False,
-    others: tuple[str, ...] = (),
-    progress: LoadProgress | None = None,
-    engine_class: type[Engine] = Engine,
-) -> Engine:
-    """Load the engine that a resolved recipe describes; `others` as in LoadSettings."""
-    return engines_from_recipes(
-        [recipe], trust_remote_code=trust_remote_code, others=others, progress=progress, engine_class=engine_class
-    )[0]
-
-
 def engines_from_recipes(
+    engine_class: type[EngineT],
     recipes: Sequence[Recipe],
     *,
     trust_remote_code: bool = False,
     others: tuple[str, ...] = (),
     progress: LoadProgress | None = None,
-    engine_class: type[Engine] = Engine,
-) -> list[Engine]:
-    """Load the engines of recipes that differ in their draft alone, around one target."""
+) -> list[EngineT]:
+    """Load the engines of recipes that differ in their draft alone, around one target; `others` as in LoadSettings."""
     recipe = recipes[0]
     return load_engines(
+        engine_class,
         recipe.target.model,
         [one.draft_fields() for one in recipes],
         draft_models=[_model_settings(one.draft) for one in recipes],
@@ -228,7 +190,6 @@ def engines_from_recipes(
             others=others,
             progress=progress,
         ),
-        engine_class=engine_class,
     )
 
 

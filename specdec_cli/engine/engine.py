@@ -16,7 +16,7 @@ from specdec_cli.engine.clock import Clock
 from specdec_cli.engine.drafting import NONE, Drafters
 from specdec_cli.engine.fit import fit
 from specdec_cli.engine.judging import Judge, Part
-from specdec_cli.engine.loading import LoadArguments, LoadProgress, LoadSettings, takes_load_arguments
+from specdec_cli.engine.loading import LoadArguments, LoadProgress, LoadSettings, settle, takes_load_arguments
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.engine.outputs import Output
 from specdec_cli.engine.requests import Prompt
@@ -125,11 +125,10 @@ class Engine:
             UsageError: an unknown argument, method or value, or a draft with another tokenizer.
             RunError: a model that does not load.
         """
-        from specdec_cli.engine.build import load_engine
+        from specdec_cli.engine.build import load_engines
 
-        made = load_engine(target, draft, options=options, settings=settings, engine_class=cls, **changes)
-        assert isinstance(made, cls), "the engine is of the class that loads it"
-        return made
+        options, settings = settle(changes, options, settings)
+        return load_engines(cls, target, [draft], options=options, settings=settings)[0]
 
     @classmethod
     def from_recipe(
@@ -156,16 +155,14 @@ class Engine:
             UsageError: an invalid recipe, or a draft with another tokenizer.
             RunError: a model that does not load.
         """
-        from specdec_cli.engine.build import engine_from_recipe
+        from specdec_cli.engine.build import engines_from_recipes
         from specdec_cli.recipe import resolve
 
         if isinstance(recipe, str):
             recipe = resolve(recipe).recipe
-        made = engine_from_recipe(
-            recipe, trust_remote_code=trust_remote_code, others=others, progress=progress, engine_class=cls
-        )
-        assert isinstance(made, cls), "the engine is of the class that loads it"
-        return made
+        return engines_from_recipes(
+            cls, [recipe], trust_remote_code=trust_remote_code, others=others, progress=progress
+        )[0]
 
     def __repr__(self) -> str:
         """Models, k, verification mode and the number of open requests."""

@@ -17,7 +17,7 @@ from toy_engine import TableLM, toy_engine
 
 from specdec_cli.cli.main import run
 from specdec_cli.cli.output import machine_of
-from specdec_cli.engine import build
+from specdec_cli.engine.engine import Engine
 from specdec_cli.measure.machine import machine
 from specdec_cli.measure.stats import TOO_FEW
 from specdec_cli.report.bench import json_schema
@@ -34,7 +34,7 @@ def loaded(monkeypatch):
         progress("loading [toys]")
         return engines[-1]
 
-    monkeypatch.setattr(build, "engine_from_recipe", load)
+    monkeypatch.setattr(Engine, "from_recipe", load)
     for name in ("NO_COLOR", "CI", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
     return engines

@@ -20,7 +20,7 @@ from specdec_cli.cli import chat_input
 from specdec_cli.cli.chat_input import read_typed
 from specdec_cli.cli.main import run
 from specdec_cli.cli.screen import interruptible
-from specdec_cli.engine import build
+from specdec_cli.engine.engine import Engine
 from specdec_cli.errors import UsageError
 from specdec_cli.report.chat import json_schema
 
@@ -40,7 +40,7 @@ def loaded(monkeypatch):
         engine.encode([{"role": "user", "content": "a"}])
         return engine
 
-    monkeypatch.setattr(build, "engine_from_recipe", load)
+    monkeypatch.setattr(Engine, "from_recipe", load)
     return recipes
 
 
@@ -300,13 +300,13 @@ ENGINE = """
 import sys, time
 sys.path.insert(0, {tests!r})
 from toy_engine import TableLM, toy_engine
-from specdec_cli.engine import build
+from specdec_cli.engine.engine import Engine
 class Slow(TableLM):
     max_context = 4096
     def score(self, rows):
         time.sleep(0.02)
         return super().score(rows)
-build.engine_from_recipe = lambda recipe, **_: toy_engine(target=Slow())
+Engine.from_recipe = lambda recipe, **_: toy_engine(target=Slow())
 from specdec_cli.cli.main import run
 sys.exit(run(["chat", "-t", "toys", "-d", "ngram:min=1", "--set", "target.dtype=float32"]))
 """

@@ -15,7 +15,6 @@ from specdec_cli import drafters
 from specdec_cli.cli.main import run
 from specdec_cli.drafters.contract import Resources
 from specdec_cli.engine import build
-from specdec_cli.engine.engine import Engine
 from specdec_cli.errors import UsageError
 from specdec_cli.measure.bench import compare
 from specdec_cli.measure.bench.passes import Track
@@ -50,7 +49,7 @@ def loaded(monkeypatch, clock):
     """Recipes that engines were asked for; the real loader is not called, and costs are measured in short."""
     seen = []
 
-    def load(recipes, *, trust_remote_code=False, progress=None):
+    def load(engine_class, recipes, *, trust_remote_code=False, progress=None):
         seen.append(recipes)
         target, made = SlowLM(0, TARGET_SECONDS), []
         for recipe in recipes:
@@ -58,7 +57,7 @@ def loaded(monkeypatch, clock):
             drafter = drafters.create(fields.pop("method", "model"), fields)
             drafter.load(Resources(lambda name: SlowLM(*MODELS[name]), LetterTokenizer().encode, len(LETTERS)))
             options = build.engine_options(recipe)
-            made.append(Engine(target, drafter, LetterTokenizer(), options, eos_token_ids=(END,)))
+            made.append(engine_class(target, drafter, LetterTokenizer(), options, eos_token_ids=(END,)))
         return made
 
     monkeypatch.setattr(build, "engines_from_recipes", load)

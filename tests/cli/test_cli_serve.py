@@ -89,9 +89,9 @@ def test_where_the_server_verifies_greedily_a_silent_request_is_greedy():
 
 
 def test_what_a_text_must_not_be_taken_for_is_said_when_a_model_is_ready(monkeypatch, caplog):
-    from specdec_cli.engine import build
+    from specdec_cli.engine.engine import Engine
 
-    monkeypatch.setattr(build, "engine_from_recipe", lambda *_, **__: toy_engine())
+    monkeypatch.setattr(Engine, "from_recipe", lambda *_, **__: toy_engine())
     sets = ["speculation.verify=typical", "draft.load_format=dummy"]
     command._loader(resolve(sets=sets, methods=draft_methods()), Shared())()
     said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]

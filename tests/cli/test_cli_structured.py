@@ -8,7 +8,6 @@ from tiny_engine import ngram, tiny_lm
 from tiny_grammar import byte_tokenizer
 
 from specdec_cli.cli.main import run
-from specdec_cli.engine import build
 from specdec_cli.engine.engine import Engine, EngineOptions
 
 TOKENIZER = byte_tokenizer()
@@ -24,7 +23,7 @@ def loaded(monkeypatch, target, tmp_path):
     def load(recipe, *, trust_remote_code=False, progress=None):
         return Engine(target, ngram(), TOKENIZER, EngineOptions(3), eos_token_ids=(0,))
 
-    monkeypatch.setattr(build, "engine_from_recipe", load)
+    monkeypatch.setattr(Engine, "from_recipe", load)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

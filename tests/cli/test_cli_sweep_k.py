@@ -16,7 +16,7 @@ from toy_engine import LETTERS, LetterTokenizer, TableLM, toy_engine
 from specdec_cli.cli.main import run
 from specdec_cli.drafters import create
 from specdec_cli.drafters.contract import Resources
-from specdec_cli.engine import build
+from specdec_cli.engine.build import engine_options
 from specdec_cli.engine.engine import Engine, EngineOptions
 from specdec_cli.measure.bench import sweep
 from specdec_cli.measure.predict import traced
@@ -37,7 +37,7 @@ def loaded(monkeypatch):
         engines.append(toy_engine(speculation.num_speculative_tokens, recipe.engine.max_num_seqs, speculation.verify))
         return engines[-1]
 
-    monkeypatch.setattr(build, "engine_from_recipe", load)
+    monkeypatch.setattr(Engine, "from_recipe", load)
     monkeypatch.setattr(sweep.profile_workload, "__defaults__", (1e-9, lambda _: None))
     for name in ("NO_COLOR", "CI", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
@@ -299,9 +299,9 @@ def test_k_ends_where_the_synthetic_rates_do(loaded, capsys, monkeypatch):
     def load(recipe, **_):
         drafter = create("ngram", {"min": 1})
         drafter.load(Resources(lambda name: TableLM(), LetterTokenizer().encode, len(LETTERS)))
-        return Engine(TableLM(), drafter, LetterTokenizer(), build.engine_options(recipe), eos_token_ids=(0,))
+        return Engine(TableLM(), drafter, LetterTokenizer(), engine_options(recipe), eos_token_ids=(0,))
 
-    monkeypatch.setattr(build, "engine_from_recipe", load)
+    monkeypatch.setattr(Engine, "from_recipe", load)
     words = ["--exhaustive", "--set", "speculation.num_speculative_tokens=2"]
     words += ["--synthetic-acceptance-rates", "0.8,0.5", "--json", "--quiet"]
     assert sweep_k(*words) == 0
@@ -525,7 +525,7 @@ def test_shares_of_no_step_are_null(loaded, capsys):
 
 def test_a_bad_draft_is_advised_against(loaded, capsys, monkeypatch, tmp_path):
     slow_target(monkeypatch, 0.001)
-    monkeypatch.setattr(build, "engine_from_recipe", lambda recipe, **_: bad_engine(4))
+    monkeypatch.setattr(Engine, "from_recipe", lambda recipe, **_: bad_engine(4))
     path = tmp_path / "tuned.yaml"
     words = ["sweep-k", "-t", "t", "-d", "d", "-n", "12", "--num-prompts", "6", "--k-max", "3", "--json"]
     assert int(run([*words, "--write-recipe", str(path), "--fail-if", "recommended.k < 1"])) == 3

@@ -13,7 +13,7 @@ import pytest
 from toy_engine import LetterTokenizer, toy_engine
 
 from specdec_cli.cli.main import run
-from specdec_cli.engine import build
+from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.verify import resolve_mode
 from specdec_cli.events import Noticed
 from specdec_cli.report.generate import json_schema
@@ -33,7 +33,7 @@ def loaded(monkeypatch):
         progress("loading [toys]")
         return engine
 
-    monkeypatch.setattr(build, "engine_from_recipe", load)
+    monkeypatch.setattr(Engine, "from_recipe", load)
     for name in ("NO_COLOR", "CI", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
     return engines

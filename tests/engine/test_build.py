@@ -8,7 +8,7 @@ from tiny_engine import letter_tokenizer, tokens, transformers_greedy
 from tiny_models import make_tiny
 
 from specdec_cli import Engine, EngineOptions, SamplingParams
-from specdec_cli.engine.build import load_engine, load_engines
+from specdec_cli.engine.build import load_engines
 from specdec_cli.engine.loading import LoadSettings, ModelSettings
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.events import Stepped
@@ -85,7 +85,7 @@ def test_other_drafts(pair, draft):
 
 
 def test_a_mapping_names_a_draft_model(pair):
-    engine = load_engine(pair[0], {"model": pair[1]}, options=EngineOptions(num_speculative_tokens=1))
+    engine = Engine.load(pair[0], {"model": pair[1]}, options=EngineOptions(num_speculative_tokens=1))
     assert engine.generate("a", SamplingParams(max_new_tokens=6))[0].speculative.num_draft_tokens > 0
 
 
@@ -105,7 +105,7 @@ def test_tokenizers_that_differ_are_refused_with_their_overlap(pair, tmp_path):
 
 def test_drafts_share_a_target_that_is_loaded_once(pair):
     said = []
-    engines = load_engines(pair[0], [pair[1], "ngram", None], settings=LoadSettings(progress=said.append))
+    engines = load_engines(Engine, pair[0], [pair[1], "ngram", None], settings=LoadSettings(progress=said.append))
     assert said == [f"loading {what}" for what in (f"tokenizer of {pair[0]}", f"target {pair[0]}", f"draft {pair[1]}")]
     assert len({id(engine.target) for engine in engines}) == 1
     outputs = [engine.generate("the end, the end", SamplingParams(max_new_tokens=12)) for engine in engines]
@@ -121,7 +121,7 @@ def test_the_tokenizer_of_every_draft_is_looked_at(pair, tmp_path):
     letter_tokenizer(without="he").save_pretrained(tmp_path)
     said = []
     with pytest.raises(UsageError, match="differ"):
-        load_engines(pair[0], [pair[1], str(tmp_path)], settings=LoadSettings(progress=said.append))
+        load_engines(Engine, pair[0], [pair[1], str(tmp_path)], settings=LoadSettings(progress=said.append))
     assert said == [f"loading tokenizer of {pair[0]}"], "before any weights"
 
 
@@ -155,7 +155,7 @@ def test_settings_reach_both_models(pair):
         block_size=8,
         progress=said.append,
     )
-    engine = load_engine(*pair, options=EngineOptions(max_num_seqs=2), settings=settings)
+    engine = Engine.load(*pair, options=EngineOptions(max_num_seqs=2), settings=settings)
     draft = engine.drafter._loaded
     assert (engine.target.dtype, draft.dtype) == (torch.float32, torch.bfloat16)
     assert engine.target.max_context == draft.max_context == 50
@@ -169,7 +169,7 @@ def test_settings_reach_both_models(pair):
 
 def test_a_cache_with_too_little_memory_is_refused(pair):
     with pytest.raises(RunError, match="KV cache"):
-        load_engine(*pair, settings=LoadSettings(kv_cache_bytes=1_000))
+        Engine.load(*pair, settings=LoadSettings(kv_cache_bytes=1_000))
 
 
 @pytest.mark.parametrize(

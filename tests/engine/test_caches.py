@@ -7,7 +7,8 @@ import torch
 from tiny_engine import letter_tokenizer
 from tiny_models import make_tiny
 
-from specdec_cli.engine.build import engine_from_recipe, load_engine, load_engines
+from specdec_cli.engine.build import load_engines
+from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.loading import LoadSettings
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.errors import RunError
@@ -58,20 +59,20 @@ def taken(*models) -> int:
 
 def test_target_and_draft_share_half_of_what_is_left(pair, memory):
     memory(40 * MB)
-    engine = load_engine(str(pair / "target"), str(pair / "draft"))
+    engine = Engine.load(str(pair / "target"), str(pair / "draft"))
     target, draft = engine.target, engine.drafter.lm
     left = 40 * MB - target.weight_bytes - draft.weight_bytes
     assert target.num_blocks == draft.num_blocks
     assert 0.49 * left < taken(target, draft) <= left / 2
     text = engine.generate(["the end"] * 3, SamplingParams(max_new_tokens=20))
-    alone = load_engine(str(pair / "target"), "none").generate(["the end"] * 3, SamplingParams(max_new_tokens=20))
+    alone = Engine.load(str(pair / "target"), "none").generate(["the end"] * 3, SamplingParams(max_new_tokens=20))
     assert [one.token_ids for one in text] == [one.token_ids for one in alone]
     target.check_integrity()
 
 
 def test_a_draft_takes_no_more_than_it_reads(pair, memory):
     memory(40 * MB)
-    engine = load_engine(str(pair / "target"), str(pair / "short"))
+    engine = Engine.load(str(pair / "target"), str(pair / "short"))
     target, draft = engine.target, engine.drafter.lm
     assert draft.num_blocks == 8 * 9, "8 sequences of 128 tokens and 4 drafted ones"
     assert taken(target, draft) <= 20 * MB
@@ -79,7 +80,7 @@ def test_a_draft_takes_no_more_than_it_reads(pair, memory):
 
 def test_many_drafts_share_with_one_target(pair, memory):
     memory(40 * MB)
-    engines = load_engines(str(pair / "target"), [str(pair / "draft"), "none", str(pair / "draft")])
+    engines = load_engines(Engine, str(pair / "target"), [str(pair / "draft"), "none", str(pair / "draft")])
     models = [engines[0].target, engines[0].drafter.lm, engines[2].drafter.lm]
     assert len({lm.num_blocks for lm in models}) == 1
     assert taken(*models) <= 20 * MB
@@ -94,7 +95,7 @@ def test_doctor_says_what_the_engine_plans(pair, memory, decoder, draft, cache):
     engine = {"decoder": decoder, "kv_cache_memory": cache, "max_num_seqs": 4}
     sets = [f"target.model={pair / 'target'}", named, *(f"engine.{key}={value}" for key, value in engine.items())]
     recipe = resolve(sets=sets).recipe
-    built = engine_from_recipe(recipe)
+    built = Engine.from_recipe(recipe)
     models = {"target": built.target} | ({} if draft is None else {"draft": built.drafter.lm})
     planned = {role: lm.num_blocks * lm.block_size for role, lm in models.items()}
     for lm in models.values():
@@ -107,7 +108,7 @@ def test_doctor_says_what_the_engine_plans(pair, memory, decoder, draft, cache):
 def test_a_size_beyond_what_is_left_is_refused(pair, memory):
     memory(40 * MB)
     with pytest.raises(RunError, match=r"KV cache was to take 0\.10 GB, and 0\.04 GB are left beside"):
-        load_engine(str(pair / "target"), "none", settings=LoadSettings(kv_cache_bytes=100 * MB))
+        Engine.load(str(pair / "target"), "none", settings=LoadSettings(kv_cache_bytes=100 * MB))
 
 
 @pytest.mark.parametrize(
@@ -119,7 +120,7 @@ def test_doctor_refuses_in_the_engines_words(pair, memory, cache, num_seqs, free
     sets += [f"engine.kv_cache_memory={cache}", f"engine.max_num_seqs={num_seqs}"]
     recipe = resolve(sets=sets).recipe
     with pytest.raises(RunError) as error:
-        engine_from_recipe(recipe)
+        Engine.from_recipe(recipe)
     transformers_lm._LOADED.clear()
     said = examine(recipe).error()
     assert said is not None
@@ -129,4 +130,4 @@ def test_doctor_refuses_in_the_engines_words(pair, memory, cache, num_seqs, free
 def test_a_machine_without_room_is_said(pair, memory):
     memory(1 * MB)
     with pytest.raises(RunError, match="no room for the KV cache"):
-        load_engine(str(pair / "target"), "none", options=EngineOptions(max_num_seqs=64))
+        Engine.load(str(pair / "target"), "none", options=EngineOptions(max_num_seqs=64))

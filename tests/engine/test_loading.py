@@ -64,5 +64,5 @@ def test_a_subclass_loads_itself(monkeypatch):
 
     from specdec_cli.engine import build
 
-    monkeypatch.setattr(build, "load_engine", lambda *a, engine_class, **k: engine_class.__new__(engine_class))
+    monkeypatch.setattr(build, "load_engines", lambda engine_class, *_, **__: [engine_class.__new__(engine_class)])
     assert type(Mine.load()) is Mine

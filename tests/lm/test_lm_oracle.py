@@ -107,11 +107,11 @@ def test_one_position_that_is_no_number_is_caught(folder, monkeypatch, piece):
 
 
 def test_a_draft_is_checked_too(folder, monkeypatch):
-    from specdec_cli.engine.build import load_engine
+    from specdec_cli.engine.engine import Engine
 
     checked = []
     monkeypatch.setattr(Oracle, "check", lambda self, lm: checked.append(lm.name))
-    load_engine("builtin:target", "builtin:draft").generate(["Once"])
+    Engine.load("builtin:target", "builtin:draft").generate(["Once"])
     assert checked == ["builtin:target", "builtin:draft"]
 
 

@@ -11,7 +11,7 @@ from toy_engine import toy_engine
 
 import specdec_cli
 from specdec_cli.cli.main import run
-from specdec_cli.engine import build
+from specdec_cli.engine.engine import Engine
 from specdec_cli.errors import UsageError
 from specdec_cli.measure import notebook
 from specdec_cli.measure.bench import sweep
@@ -37,7 +37,7 @@ def fixed_costs(monkeypatch):
 
 
 def test_the_numbers_are_those_of_sweep_k(fixed_costs, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(build, "engine_from_recipe", lambda *_, **__: toy_engine(5))
+    monkeypatch.setattr(Engine, "from_recipe", lambda *_, **__: toy_engine(5))
     path = tmp_path / "prompts.jsonl"
     path.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS))
     sweep_k = ["sweep-k", "--dataset", str(path), "-d", "ngram:min=1", "-n", "40", "--k-max", "5", "--json"]

@@ -11,7 +11,7 @@ from live_server import JSON, LiveServer, live
 from tiny_engine import letter_tokenizer, transformers_greedy
 from tiny_models import make_tiny
 
-from specdec_cli.engine.build import load_engine
+from specdec_cli.engine.engine import Engine
 from specdec_cli.sampling.params import SamplingParams
 
 NUM_TOKENS = 20
@@ -44,7 +44,7 @@ def pair(tmp_path_factory):
 
 
 def engine_of(pair, verify: str = "auto"):
-    return load_engine(
+    return Engine.load(
         *pair,
         max_num_seqs=8,
         prefix_caching=True,

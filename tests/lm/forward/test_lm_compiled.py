@@ -8,7 +8,7 @@ import torch
 from tiny_engine import PROMPTS, decode, tokens
 from tiny_models import make_tiny
 
-from specdec_cli.engine.build import load_engine
+from specdec_cli.engine.engine import Engine
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm import transformers_lm
 from specdec_cli.lm.door import Row
@@ -91,9 +91,9 @@ def test_an_engine_has_both_models_compiled(tmp_path, monkeypatch):
         transformers_lm.TransformersLM, "compile", lambda lm: done.append(lm) or setattr(lm, "compile_seconds", 2.0)
     )
     said = []
-    engine = load_engine("builtin:target", "builtin:draft", compile=True, progress=said.append)
+    engine = Engine.load("builtin:target", "builtin:draft", compile=True, progress=said.append)
     assert done == [engine.target, engine.drafter.lm]
     assert {lm.decoder for lm in done} == {"transformers, compiled"}
     assert "compiled draft builtin:draft in 2.0 s" in said
-    load_engine("builtin:target", None)
+    Engine.load("builtin:target", None)
     assert len(done) == 2

@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from specdec_cli.engine.build import load_engine
+from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.judging import Judge
 from specdec_cli.engine.loading import LoadSettings
 from specdec_cli.lm import invariance, transformers_lm
@@ -256,7 +256,7 @@ def threads_of(module):
 
 
 def test_a_small_model_takes_one_thread_where_transformers_computes_it_and_no_other_does(torch_threads):
-    engine = load_engine("builtin:draft", "none", settings=LoadSettings(decoder="transformers"))
+    engine = Engine.load("builtin:draft", "none", settings=LoadSettings(decoder="transformers"))
     seen = threads_of(engine.target.model)
     engine.generate("Once", SamplingParams(max_new_tokens=4))
     assert set(seen) == {1}
@@ -265,7 +265,7 @@ def test_a_small_model_takes_one_thread_where_transformers_computes_it_and_no_ot
 
 def test_a_large_model_takes_the_cores_that_nobody_else_wants(torch_threads, monkeypatch):
     monkeypatch.setattr(threads, "SMALL_WEIGHTS_BYTES", 0)
-    engine = load_engine("builtin:draft", "none", settings=LoadSettings(decoder="transformers"))
+    engine = Engine.load("builtin:draft", "none", settings=LoadSettings(decoder="transformers"))
     seen = threads_of(engine.target.model)
     engine.generate("Once", SamplingParams(max_new_tokens=4))
     assert set(seen) == {3}
@@ -277,7 +277,7 @@ def test_a_large_model_takes_the_cores_that_nobody_else_wants(torch_threads, mon
 
 
 def test_operators_between_forwards_keep_to_free_cores_too(torch_threads, monkeypatch):
-    engine = load_engine("builtin:draft", "none")
+    engine = Engine.load("builtin:draft", "none")
     monkeypatch.setattr(threads, "CREW", Crew(num_runnable=Cores(others=9), num_cores=3))
     seen, decide = [], Judge.decide
     monkeypatch.setattr(Judge, "decide", lambda *of: seen.append(torch.get_num_threads()) or decide(*of))
