@@ -9,7 +9,6 @@ import typer
 from specdec_cli.cli import main
 from specdec_cli.cli.options import Shared, draft_methods, with_shared_options
 from specdec_cli.recipe import resolve, shipped
-from specdec_cli.recipe.resolve import validate_file
 
 RECIPES = [recipe.name for recipe in shipped.list_recipes()]
 
@@ -25,7 +24,7 @@ def test_the_recipes_of_the_contract_are_shipped():
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_is_valid_and_complete(name: str):
-    resolved = validate_file(name, draft_methods())
+    resolved = resolve(name, methods=draft_methods())
     assert resolved.origins["target.model"].startswith("recipe ")
     assert not resolved.built_in_pair
 

@@ -79,13 +79,16 @@ def envelope(
 
 def machine_of(engine: Engine) -> dict[str, str | None]:
     """Where an engine's models run, in which number format and by whose forward, for `envelope`."""
-    from specdec_cli.measure.machine.machine import cpu_model, gpu_model
+    import torch
+
+    from specdec_cli.measure.machine.machine import cpu_model
 
     draft = getattr(engine.drafter, "lm", None)
     devices = [getattr(lm, "device", None) for lm in (engine.target, draft)]
+    gpus = (torch.cuda.get_device_name(one) for one in devices if one is not None and one.type == "cuda")
     found = {
         "cpu": cpu_model(),
-        "gpu": next((gpu_model(device) for device in devices if device is not None and device.type == "cuda"), None),
+        "gpu": next(gpus, None),
         "device": getattr(engine.target, "device", None),
         "draft_device": getattr(draft, "device", None),
         "dtype": getattr(engine.target, "dtype", None),

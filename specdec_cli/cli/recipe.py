@@ -45,7 +45,7 @@ def list_(json: Json = False, output: Output = None, force: Force = False) -> No
     _deliver("specdec.recipe-list/1", None, {"recipes": rows}, json, output, force)
     if not json:
         width = max((len(recipe.name) for recipe in recipes), default=0)
-        _say("".join(f"{recipe.name:<{width}}  {recipe.title}\n" for recipe in recipes))
+        sys.stdout.write("".join(f"{recipe.name:<{width}}  {recipe.title}\n" for recipe in recipes))
 
 
 @app.command(cls=Command)
@@ -68,7 +68,7 @@ def show(
     document = resolved.recipe.as_dict()
     _deliver("specdec.recipe/1", document, body, shared.json, shared.output, shared.force)
     if not shared.json:
-        _say(to_yaml(resolved, origins=origin))
+        sys.stdout.write(to_yaml(resolved, origins=origin))
 
 
 @app.command(cls=Command)
@@ -93,7 +93,7 @@ def copy(
     if len(content) > MAX_BYTES:
         raise UsageError(f"the recipe `{source}` is larger than 1 MiB", "a recipe is a small YAML file")
     write_file(path, content, force)
-    _say(f"{path}\n")
+    sys.stdout.write(f"{path}\n")
 
 
 @app.command(cls=Command)
@@ -111,7 +111,7 @@ def validate(
     _deliver("specdec.recipe-validate/1", None, {"files": results}, json, output, force)
     problems = [error for result in results for error in result["errors"]]
     if not json:
-        _say("".join(f"{result['file']}: valid\n" for result in results if result["valid"]))
+        sys.stdout.write("".join(f"{result['file']}: valid\n" for result in results if result["valid"]))
     if problems:
         hint = "`specdec recipe schema` lists every key; `specdec recipe show NAME` prints a recipe that works"
         hints = {error["hint"] for error in problems if error["hint"]}
@@ -136,7 +136,7 @@ def _checked(file: str) -> dict[str, Any]:
 @app.command(cls=Command)
 def schema() -> None:
     """Print the JSON Schema of recipes, for editors."""
-    _say(json.dumps(json_schema(draft_methods()), indent=2, ensure_ascii=False) + "\n")
+    sys.stdout.write(json.dumps(json_schema(draft_methods()), indent=2, ensure_ascii=False) + "\n")
 
 
 def _check_output(output: Path | None, force: bool) -> None:
@@ -156,7 +156,3 @@ def _deliver(
 ) -> None:
     if to_stdout or path is not None:
         deliver(envelope(schema_name, recipe, body), to_stdout=to_stdout, path=path, force=force)
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text)

@@ -86,15 +86,6 @@ def resolve_document(
     return _finish(tree, document.source if document else None, methods)
 
 
-def validate_file(path: str | os.PathLike[str], methods: DraftMethods | None = None) -> Resolved:
-    """Check one recipe by itself, without environment and flags.
-
-    Raises:
-        RecipeError: everything that is wrong, in order of position.
-    """
-    return resolve(path, methods=methods)
-
-
 def read_recipe(name: str | os.PathLike[str] | None) -> Document | None:
     """A recipe's text with its positions; None without a name.
 

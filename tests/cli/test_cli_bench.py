@@ -472,7 +472,7 @@ def test_without_matplotlib_nothing_is_loaded(loaded, capsys, monkeypatch):
 
 
 def test_a_document_names_the_gpu_of_either_model(monkeypatch):
-    monkeypatch.setattr(machine, "gpu_model", lambda device: f"GPU {device.index}")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU {device.index}")
     engine = toy_engine()
     assert machine_of(engine)["gpu"] is None
     engine.target.device = torch.device("cuda:1")

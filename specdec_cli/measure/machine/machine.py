@@ -173,11 +173,6 @@ def cpu_model() -> str:
     return _cpu_info("model name") or platform.processor() or platform.machine()
 
 
-def gpu_model(device: torch.device) -> str:
-    """A CUDA device's name."""
-    return torch.cuda.get_device_name(device)
-
-
 def _gpus() -> list[Device]:
     devices = []
     for index in range(torch.cuda.device_count()):

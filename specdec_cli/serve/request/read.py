@@ -57,7 +57,7 @@ def read_json(body: bytes, limits: RequestLimits) -> dict[str, Any]:
     _check_depth(body, limits.max_json_depth)
     try:
         document = json.loads(
-            body.decode("utf-8"), object_pairs_hook=_unique, parse_int=_parse_int, parse_constant=_refuse_constant
+            body.decode("utf-8"), object_pairs_hook=_unique, parse_int=_parse_int, parse_constant=_Unreadable
         )
     except UnicodeDecodeError as error:
         raise bad_field(None, f"the body is not valid UTF-8 at byte `{error.start}`", "invalid_json") from None
@@ -86,10 +86,6 @@ class _Unreadable(str):
 
 def _parse_int(digits: str) -> int | _Unreadable:
     return int(digits) if len(digits) <= _MAX_DIGITS else _Unreadable(f"a number of {len(digits)} digits")
-
-
-def _refuse_constant(name: str) -> _Unreadable:
-    return _Unreadable(name)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
