@@ -127,18 +127,18 @@ def audit(
 ) -> None:
     """Check that the output is what the target alone would have produced; exit code 3 if not."""
     resolved = shared.resolve()
-    wish = _Wish(mode, prompt_file, num_prompts, k_values, batch_sizes, time_limit, table, full)
+    wish = _AuditOptions(mode, prompt_file, num_prompts, k_values, batch_sizes, time_limit, table, full)
     files = {"markdown": markdown, "junit": junit}
     _check(wish, resolved.recipe)
     if table:
         _check_table(wish, shared)
     _check_files(files, shared)
     prompts = PromptSet([]) if table else _prompts(wish)
-    _Run(resolved, wish, files, prompts.rows, prompts.notices, shared).go()
+    _AuditRun(resolved, wish, files, prompts.rows, prompts.notices, shared).go()
 
 
 @dataclass(frozen=True, slots=True)
-class _Wish:
+class _AuditOptions:
     """What the command's own options ask for."""
 
     mode: str | None
@@ -169,7 +169,7 @@ class _Wish:
         return tuple(name for name in _MODES if name in given)
 
 
-def _check(wish: _Wish, recipe: Recipe) -> None:
+def _check(wish: _AuditOptions, recipe: Recipe) -> None:
     """Refuse what contradicts itself before anything is loaded."""
     verify = recipe.speculation.verify
     if verify in ("typical", "synthetic"):
@@ -186,7 +186,7 @@ def _check(wish: _Wish, recipe: Recipe) -> None:
         raise UsageError("there is no draft to audit", "name one with --draft, for example --draft ngram")
 
 
-def _check_table(wish: _Wish, shared: Shared) -> None:
+def _check_table(wish: _AuditOptions, shared: Shared) -> None:
     """Refuse options of a pair where the table model alone is audited.
 
     Raises:
@@ -213,7 +213,7 @@ def _check_files(files: Mapping[str, Path | None], shared: Shared) -> None:
         check_destination(path, shared.force, f"--{kind}")
 
 
-def _prompts(wish: _Wish) -> PromptSet:
+def _prompts(wish: _AuditOptions) -> PromptSet:
     """Prompts from the file, or spread evenly over the built-in ones."""
     num = wish.num_prompts or _DEFAULT_NUM_PROMPTS
     if wish.prompt_file is not None:
@@ -224,11 +224,11 @@ def _prompts(wish: _Wish) -> PromptSet:
 
 
 @dataclass(slots=True)
-class _Run:
+class _AuditRun:
     """One run of the command."""
 
     resolved: Resolved
-    wish: _Wish
+    wish: _AuditOptions
     files: Mapping[str, Path | None]
     rows: Sequence[PromptRow]
     notices: Sequence[str]

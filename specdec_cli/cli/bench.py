@@ -29,8 +29,8 @@ from specdec_cli.cli.measurement_options import (
     Html,
     Junit,
     Markdown,
+    MeasurementOptions,
     Plot,
-    Wish,
     check_files,
     check_regression,
     check_speculates,
@@ -122,7 +122,7 @@ def bench(
         from specdec_cli.cli.bench_endpoint import run_endpoint
 
         files = {"markdown": markdown, "csv": csv, "junit": junit}
-        wish = Wish(repeats or 1, 1, chat, plot, html, files)
+        wish = MeasurementOptions(repeats or 1, 1, chat, plot, html, files)
         return run_endpoint(context, shared, asked, wish, dry_run)
     from specdec_cli.measure.bench.against import check_peers, parse_against
 
@@ -131,17 +131,17 @@ def bench(
     _check(resolved.recipe, batch_size, shared)
     peers = parse_against(against)
     check_peers(peers, resolved.recipe, batch_size)
-    wish = _Wish(repeats or _REPEATS, batch_size, chat, plot, html, files, peers, lossless_check)
+    wish = _BenchOptions(repeats or _REPEATS, batch_size, chat, plot, html, files, peers, lossless_check)
     check_files(wish, shared)
     if dry_run:
         _show_plan(resolved, wish, shared)
         return None
     prompts = chosen_prompts(resolved.recipe.workload, chat)
-    return _Run(resolved, wish, prompts, shared, open_screen(shared.quiet, streams_text=False)).go()
+    return _BenchRun(resolved, wish, prompts, shared, open_screen(shared.quiet, streams_text=False)).go()
 
 
 @dataclass(frozen=True, slots=True)
-class _Wish(Wish):
+class _BenchOptions(MeasurementOptions):
     """What the command's own options ask for beside."""
 
     peers: tuple[str, ...]
@@ -158,7 +158,7 @@ def _check(recipe: Recipe, batch_size: int, shared: Shared) -> None:
     check_regression(recipe, shared)
 
 
-def _show_plan(resolved: Resolved, wish: _Wish, shared: Shared) -> None:
+def _show_plan(resolved: Resolved, wish: _BenchOptions, shared: Shared) -> None:
     """What would run, and where every value came from."""
     num = num_at_hand(resolved.recipe.workload)
     arms = ["with the draft", "without a draft", *wish.peers]
@@ -175,13 +175,13 @@ def _show_plan(resolved: Resolved, wish: _Wish, shared: Shared) -> None:
 
 
 @dataclass(slots=True)
-class _Run(Measurement["Bench"]):
+class _BenchRun(Measurement["Bench"]):
     """One run of the command."""
 
     schema = SCHEMA
     doing = "measuring"
 
-    asked: _Wish
+    asked: _BenchOptions
     _peers: list[PeerArm] = field(init=False, default_factory=list)
 
     def json_schema(self) -> dict[str, Any]:

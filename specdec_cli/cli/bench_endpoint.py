@@ -11,7 +11,7 @@ import typer
 
 from specdec_cli.cli.endpoint_options import EndpointWish, key_of, refuse_others
 from specdec_cli.cli.measurement_options import (
-    Wish,
+    MeasurementOptions,
     check_files,
     check_regression,
     chosen_prompts,
@@ -53,7 +53,7 @@ _SECTIONS = ("sampling.", "workload.", "gates.")
 
 
 def run_endpoint(
-    context: typer.Context, shared: Shared, asked: EndpointWish, wish: Wish, dry_run: bool
+    context: typer.Context, shared: Shared, asked: EndpointWish, wish: MeasurementOptions, dry_run: bool
 ) -> ExitCode | None:
     """Measure a server. Needs neither torch nor the model's files.
 
@@ -80,10 +80,10 @@ def run_endpoint(
         _show(resolved, shared, plan)
         return None
     prompts = chosen_prompts(recipe.workload, wish.chat)
-    return _Run(resolved, shared, plan, wish, prompts, open_screen(shared.quiet, streams_text=False)).go()
+    return _EndpointRun(resolved, shared, plan, wish, prompts, open_screen(shared.quiet, streams_text=False)).go()
 
 
-def _plan(resolved: Resolved, wish: EndpointWish, how: Wish) -> EndpointPlan:
+def _plan(resolved: Resolved, wish: EndpointWish, how: MeasurementOptions) -> EndpointPlan:
     assert wish.url is not None, "without a server there is nothing to measure"
     named = None if resolved.built_in_pair else resolved.recipe.target.model
     rate = parse_rate(wish.request_rate)
@@ -152,13 +152,13 @@ def _show(resolved: Resolved, shared: Shared, plan: EndpointPlan) -> None:
 
 
 @dataclass(slots=True)
-class _Run:
+class _EndpointRun:
     """One run of the command."""
 
     resolved: Resolved
     shared: Shared
     plan: EndpointPlan
-    wish: Wish
+    wish: MeasurementOptions
     prompts: PromptSet
     screen: Screen
 

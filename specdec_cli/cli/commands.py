@@ -13,7 +13,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
-from specdec_cli.cli.help import Command, Group
+from specdec_cli.cli.help import Command, CommandGroup
 
 COMMANDS = {
     "generate": "Decode prompts with a draft: the text of the target alone, sooner.",
@@ -64,7 +64,7 @@ class Commands(Mapping[str, Any]):
         return len(COMMANDS)
 
 
-class Program(Group):
+class Program(CommandGroup):
     """The program, whose commands are loaded when they are asked for."""
 
     def __init__(self, **given: Any) -> None:

@@ -19,10 +19,10 @@ from specdec_cli.cli.measurement_options import (
     Junit,
     KMax,
     Markdown,
+    MeasurementOptions,
     Plot,
     Repeats,
     TraceFile,
-    Wish,
     check_files,
     check_fixed_depth,
     check_regression,
@@ -88,7 +88,7 @@ def compare_drafts(
     resolved = shared.resolve_drafts()
     k_max, capped = depth_within_rates(resolved[0].recipe.speculation, k_max)
     files = {"markdown": markdown, "csv": csv, "junit": junit}
-    wish = _Wish(repeats, batch_size, chat, plot, html, files, k_max, exhaustive, trace)
+    wish = _CompareOptions(repeats, batch_size, chat, plot, html, files, k_max, exhaustive, trace)
     names = _names([one.recipe for one in resolved])
     _check(resolved, shared, wish)
     check_files(wish, shared, {"--trace": trace})
@@ -97,11 +97,11 @@ def compare_drafts(
         return None
     prompts = chosen_prompts(resolved[0].recipe.workload, chat)
     screen = open_screen(shared.quiet, streams_text=False)
-    return _Run(resolved[0], wish, prompts, shared, screen, resolved, names, capped).go()
+    return _CompareRun(resolved[0], wish, prompts, shared, screen, resolved, names, capped).go()
 
 
 @dataclass(frozen=True, slots=True)
-class _Wish(Wish):
+class _CompareOptions(MeasurementOptions):
     """What the command's own options ask for beside."""
 
     k_max: int
@@ -123,7 +123,7 @@ def _names(recipes: Sequence[Recipe]) -> list[str]:
     return names
 
 
-def _check(resolved: Sequence[Resolved], shared: Shared, wish: _Wish) -> None:
+def _check(resolved: Sequence[Resolved], shared: Shared, wish: _CompareOptions) -> None:
     """Refuse what contradicts itself before anything is read or loaded."""
     from specdec_cli.measure.predict.starts import check_knowable
 
@@ -155,7 +155,7 @@ def _drafts(resolved: Sequence[Resolved]) -> list[dict[str, Any]]:
     return [one.recipe.as_dict()["draft"] for one in resolved]
 
 
-def _show_plan(resolved: Sequence[Resolved], names: Sequence[str], wish: _Wish, shared: Shared) -> None:
+def _show_plan(resolved: Sequence[Resolved], names: Sequence[str], wish: _CompareOptions, shared: Shared) -> None:
     """What would run, and where every value came from."""
     workload = resolved[0].recipe.workload
     num = num_at_hand(workload)
@@ -190,7 +190,7 @@ def _plan_yaml(resolved: Sequence[Resolved]) -> str:
 
 
 @dataclass(slots=True)
-class _Run(Measurement["Comparison"]):
+class _CompareRun(Measurement["Comparison"]):
     """One run of the command.
 
     Args:
@@ -202,7 +202,7 @@ class _Run(Measurement["Comparison"]):
     schema = SCHEMA
     doing = "comparing drafts for"
 
-    asked: _Wish
+    asked: _CompareOptions
     drafts: Sequence[Resolved]
     names: Sequence[str]
     capped: str | None

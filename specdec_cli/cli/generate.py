@@ -14,7 +14,7 @@ from specdec_cli.cli.options import STRUCTURED_OPTIONS, Shared, with_shared_opti
 from specdec_cli.cli.output import deliver, envelope, machine_of
 from specdec_cli.cli.prompts import given_prompts
 from specdec_cli.cli.screen import interruptible, open_screen, progress
-from specdec_cli.cli.structured import Wanted, wanted
+from specdec_cli.cli.structured import GrammarSource, wanted
 from specdec_cli.engine.arms import Arm, Comparison, Request, decode
 from specdec_cli.engine.chats import ChatMessage
 from specdec_cli.engine.prompts import PromptRow, PromptSet
@@ -98,8 +98,10 @@ def generate(
     if dry_run:
         _show_plan(resolved, prompts.rows, shared)
         return None
-    wish = _Wish(chat or system is not None, system, compare, show_drafts, wanted(resolved.recipe.structured))
-    return _Run(resolved, prompts, wish, shared, open_screen(shared.quiet, streams_text=not shared.json)).go()
+    wish = _GenerateOptions(
+        chat or system is not None, system, compare, show_drafts, wanted(resolved.recipe.structured)
+    )
+    return _GenerateRun(resolved, prompts, wish, shared, open_screen(shared.quiet, streams_text=not shared.json)).go()
 
 
 def _predict(shared: Shared, text: str) -> None:
@@ -131,23 +133,23 @@ def _show_plan(resolved: Resolved, rows: Sequence[PromptRow], shared: Shared) ->
 
 
 @dataclass(frozen=True, slots=True)
-class _Wish:
+class _GenerateOptions:
     """What the command's own options ask for."""
 
     chat: bool
     system: str | None
     compare: bool
     show_drafts: bool
-    structure: Wanted | None
+    structure: GrammarSource | None
 
 
 @dataclass(slots=True)
-class _Run:
+class _GenerateRun:
     """One run of the command."""
 
     resolved: Resolved
     prompts: PromptSet
-    wish: _Wish
+    wish: _GenerateOptions
     shared: Shared
     screen: Screen
 

@@ -47,7 +47,7 @@ class Command(TyperCommand):
         formatter.write(help_text(self, ctx))
 
 
-class Group(TyperGroup):
+class CommandGroup(TyperGroup):
     """A command that has commands; its few options are shown by `--help` and `--help-all` alike."""
 
     def get_params(self, ctx: Any) -> list[Any]:

@@ -30,7 +30,7 @@ from specdec_cli.sampling.params import SamplingParams
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from specdec_cli.cli.measurement_options import Wish
+    from specdec_cli.cli.measurement_options import MeasurementOptions
     from specdec_cli.cli.options import Shared
     from specdec_cli.engine.engine import Engine
     from specdec_cli.engine.prompts import PromptRow, PromptSet
@@ -61,7 +61,7 @@ class Measurement(ABC, Generic[Study]):
     doing: ClassVar[str]
 
     resolved: Resolved
-    asked: Wish
+    asked: MeasurementOptions
     prompts: PromptSet
     shared: Shared
     screen: Screen

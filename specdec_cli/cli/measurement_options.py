@@ -84,7 +84,7 @@ Junit = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class MeasurementOptions:
     """What the options of every measuring command ask for.
 
     Args:
@@ -140,7 +140,9 @@ def show_plan(recipe: Mapping[str, Any], body: Mapping[str, Any], shared: Shared
         sys.stdout.write(text)
 
 
-def check_files(wish: Wish, shared: Shared, more: Mapping[str, Path | None] = MappingProxyType({})) -> None:
+def check_files(
+    wish: MeasurementOptions, shared: Shared, more: Mapping[str, Path | None] = MappingProxyType({})
+) -> None:
     """Refuse files that could not be written, and two of one name, before anything is read or loaded.
 
     Args:

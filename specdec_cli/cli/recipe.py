@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from specdec_cli.cli.completion import recipes
-from specdec_cli.cli.help import Command, Group
+from specdec_cli.cli.help import Command, CommandGroup
 from specdec_cli.cli.options import STRUCTURED_OPTIONS, Shared, draft_methods, expanded, with_shared_options
 from specdec_cli.cli.output import check_destination, deliver, envelope, write_file
 from specdec_cli.errors import ExitCode, UsageError
@@ -21,7 +21,7 @@ from specdec_cli.recipe.present import json_schema, to_yaml
 from specdec_cli.recipe.problems import RecipeError
 
 app = typer.Typer(
-    cls=Group,
+    cls=CommandGroup,
     help="List, show, copy and check recipes.",
     no_args_is_help=True,
     add_completion=False,

@@ -10,10 +10,10 @@ from specdec_cli.cli.output import write_file
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from specdec_cli.cli.measurement_options import Wish
+    from specdec_cli.cli.measurement_options import MeasurementOptions
 
 
-def write_results(document: Mapping[str, Any], wish: Wish, csv: Callable[[], str], force: bool) -> None:
+def write_results(document: Mapping[str, Any], wish: MeasurementOptions, csv: Callable[[], str], force: bool) -> None:
     """Write every file that was asked for.
 
     Args:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class GrammarSource:
     """What an output must match, not compiled yet.
 
     Args:
@@ -37,7 +37,7 @@ class Wanted:
         return compile_grammar(self.kind, self.source, tokenizer)
 
 
-def wanted(section: Structured) -> Wanted | None:
+def wanted(section: Structured) -> GrammarSource | None:
     """What a recipe asks for, its file read; None for any text.
 
     Raises:
@@ -49,11 +49,11 @@ def wanted(section: Structured) -> Wanted | None:
 
     check_installed()
     if section.regex is not None:
-        return Wanted("regex", section.regex)
+        return GrammarSource("regex", section.regex)
     if section.choice:
-        return Wanted("choice", json.dumps(section.choice))
+        return GrammarSource("choice", json.dumps(section.choice))
     schema = section.json_schema
-    return Wanted("json_schema", _read(schema) if isinstance(schema, str) else json.dumps(schema))
+    return GrammarSource("json_schema", _read(schema) if isinstance(schema, str) else json.dumps(schema))
 
 
 def _read(path: str) -> str:

@@ -21,9 +21,9 @@ from specdec_cli.cli.measurement_options import (
     Junit,
     KMax,
     Markdown,
+    MeasurementOptions,
     Plot,
     TraceFile,
-    Wish,
     check_files,
     check_fixed_depth,
     check_regression,
@@ -117,7 +117,7 @@ def sweep_k(
     sizes = whole_numbers(batch_sizes, "--batch-sizes", _MOST_TOGETHER)
     k_max, capped = depth_within_rates(resolved.recipe.speculation, k_max)
     files = {"markdown": markdown, "csv": csv, "junit": junit}
-    wish = _Wish(repeats, sizes[-1], chat, plot, html, files, k_max, exhaustive, sizes, trace, write_recipe)
+    wish = _SweepOptions(repeats, sizes[-1], chat, plot, html, files, k_max, exhaustive, sizes, trace, write_recipe)
     _check(resolved.recipe, wish)
     check_regression(resolved.recipe, shared)
     check_files(wish, shared, {"--trace": trace, "--write-recipe": write_recipe})
@@ -126,11 +126,13 @@ def sweep_k(
         _show_plan(resolved, wish, shared)
         return None
     prompts = chosen_prompts(resolved.recipe.workload, chat)
-    return _Run(resolved, wish, prompts, shared, open_screen(shared.quiet, streams_text=False), unknowable, capped).go()
+    return _SweepRun(
+        resolved, wish, prompts, shared, open_screen(shared.quiet, streams_text=False), unknowable, capped
+    ).go()
 
 
 @dataclass(frozen=True, slots=True)
-class _Wish(Wish):
+class _SweepOptions(MeasurementOptions):
     """What the command's own options ask for beside."""
 
     k_max: int
@@ -145,7 +147,7 @@ class _Wish(Wish):
         return self.batch_sizes[0]
 
 
-def _check(recipe: Recipe, wish: _Wish) -> None:
+def _check(recipe: Recipe, wish: _SweepOptions) -> None:
     """Refuse what contradicts itself before anything is read or loaded."""
     if recipe.draft.method == "none":
         raise UsageError("there is no draft to sweep", "name one with --draft")
@@ -155,7 +157,7 @@ def _check(recipe: Recipe, wish: _Wish) -> None:
     check_speculates(recipe.speculation, wish.batch_size)
 
 
-def _unknowable(recipe: Recipe, wish: _Wish) -> str | None:
+def _unknowable(recipe: Recipe, wish: _SweepOptions) -> str | None:
     """Why no trace can tell; then every k is measured, which has to be asked for.
 
     Raises:
@@ -175,7 +177,7 @@ def _unknowable(recipe: Recipe, wish: _Wish) -> str | None:
     return None
 
 
-def _show_plan(resolved: Resolved, wish: _Wish, shared: Shared) -> None:
+def _show_plan(resolved: Resolved, wish: _SweepOptions, shared: Shared) -> None:
     """What would run, and where every value came from."""
     num = num_at_hand(resolved.recipe.workload)
     body: dict[str, Any] = {
@@ -195,7 +197,7 @@ def _show_plan(resolved: Resolved, wish: _Wish, shared: Shared) -> None:
 
 
 @dataclass(slots=True)
-class _Run(Measurement["Sweeps"]):
+class _SweepRun(Measurement["Sweeps"]):
     """One run of the command.
 
     Args:
@@ -206,7 +208,7 @@ class _Run(Measurement["Sweeps"]):
     schema = SCHEMA
     doing = "measuring"
 
-    asked: _Wish
+    asked: _SweepOptions
     unknowable: str | None
     capped: str | None
     _trace: dict[str, Any] | None = field(init=False, default=None)
