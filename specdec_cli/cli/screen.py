@@ -18,7 +18,7 @@ from rich.markup import escape
 from specdec_cli.cli.terminal import colourful
 from specdec_cli.report import pace as pace_module
 from specdec_cli.report.pace import Pace
-from specdec_cli.report.page import Page, wraps
+from specdec_cli.report.page import ReportConsole, wraps
 from specdec_cli.report.view import Screen
 
 _PLAIN_WIDTH = 100
@@ -36,7 +36,7 @@ def open_screen(is_quiet: bool, streams_text: bool) -> Screen:
     return Screen(
         stdout=sys.stdout,
         stdout_colour=colourful(sys.stdout),
-        console=Page(stderr=True, highlight=False, **_console_options()),
+        console=ReportConsole(stderr=True, highlight=False, **_console_options()),
         is_live=may_draw and not (streams_text and _is_pipe()),
         is_shared=sys.stdout.isatty(),
         is_quiet=is_quiet,

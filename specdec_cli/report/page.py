@@ -10,7 +10,7 @@ from rich.console import Console
 _PLAIN_WIDTH = 120
 
 
-class Page(Console):
+class ReportConsole(Console):
     """A console whose reader may go away: what is left to be done is done all the same.
 
     On a terminal lines wrap between words; elsewhere a line that is printed with `soft_wrap` stays whole.
@@ -45,6 +45,8 @@ def open_page(stream: TextIO, colour: bool) -> Console:
         colour: whether the stream takes colour; without, a pipe gets lines of a fixed width.
     """
     if colour:
-        return Page(file=stream, highlight=False, force_terminal=True)
+        return ReportConsole(file=stream, highlight=False, force_terminal=True)
     width = None if wraps(stream) else _PLAIN_WIDTH
-    return Page(file=stream, highlight=False, force_terminal=False, no_color=True, color_system=None, width=width)
+    return ReportConsole(
+        file=stream, highlight=False, force_terminal=False, no_color=True, color_system=None, width=width
+    )

@@ -63,7 +63,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class SnapshotDelta:
     """How it went between two snapshots.
 
     Args:
@@ -81,7 +81,7 @@ class Pace:
     num_accepted_tokens: int
 
     @classmethod
-    def between(cls, before: Snapshot, after: Snapshot, seconds: float) -> Pace:
+    def between(cls, before: Snapshot, after: Snapshot, seconds: float) -> SnapshotDelta:
         """The pace from one snapshot to a later one."""
         return cls(
             seconds,
@@ -147,15 +147,15 @@ class Board:
         return self._recent[-1][1]
 
     @property
-    def recent(self) -> Pace:
+    def recent(self) -> SnapshotDelta:
         """The pace of the last seconds."""
         (before, first), (after, last) = self._recent[0], self._recent[-1]
-        return Pace.between(first, last, after - before)
+        return SnapshotDelta.between(first, last, after - before)
 
     @property
-    def overall(self) -> Pace:
+    def overall(self) -> SnapshotDelta:
         """The pace since the start."""
-        return Pace.between(Snapshot(), self.latest, self._recent[-1][0] - self._begin)
+        return SnapshotDelta.between(Snapshot(), self.latest, self._recent[-1][0] - self._begin)
 
     @property
     def is_still(self) -> bool:
