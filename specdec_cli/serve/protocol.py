@@ -106,7 +106,7 @@ class TextPart(Body):
     refusal: str | None = None
 
 
-class Prediction(Body):
+class PredictionContent(Body):
     """Text that the output is expected to follow, for the drafter `prediction`."""
 
     type: Literal["content"]
@@ -225,7 +225,7 @@ class GenerationBody(Body):
     structural_tag: Unused = None
     # Speculation
     speculative: Speculative | None = None
-    prediction: Prediction | None = None
+    prediction: PredictionContent | None = None
     speculative_n_max: int | None = Field(None, ge=0, alias="speculative.n_max")
     speculative_n_min: Literal[0] | None = Field(None, alias="speculative.n_min")
     speculative_p_min: Annotated[float, Field(ge=0, le=0)] | None = Field(None, alias="speculative.p_min")

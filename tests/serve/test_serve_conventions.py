@@ -17,7 +17,7 @@ from specdec_cli.engine.jobs.records import Delta
 from specdec_cli.events import TokenLogprob
 from specdec_cli.recipe.schema import Serve
 from specdec_cli.serve.answer.logprobs import CompletionLogprobs, TokenWords
-from specdec_cli.serve.answer.respond import Answer
+from specdec_cli.serve.answer.respond import CompletionAnswer
 from specdec_cli.serve.models import Model, Models
 from specdec_cli.serve.request.parameters import Defaults
 from specdec_cli.serve.settings import Settings
@@ -51,7 +51,7 @@ def offsets(**fields: object) -> tuple[str, list[int], list[str]]:
     """The echoed text, where its tokens are said to begin, and the tokens."""
     prepared = completion(echo=True, max_tokens=0, logprobs=1, **fields)
     prompt = prepared.jobs[0].token_ids
-    answer = Answer(prepared, facts())
+    answer = CompletionAnswer(prepared, facts())
     scored = tuple(TokenLogprob(token, -1.0, ()) for token in prompt[1:])
     answer.observe(0, Delta(finish_reason="length", prompt_logprobs=scored))
     choice = answer.document()["choices"][0]

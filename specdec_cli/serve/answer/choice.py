@@ -13,7 +13,7 @@ from specdec_cli.serve.tools.calls import ToolDelta
 
 if TYPE_CHECKING:
     from specdec_cli.engine.jobs.records import Delta, Job
-    from specdec_cli.serve.request.prepare import Plan
+    from specdec_cli.serve.request.prepare import ResponsePlan
     from specdec_cli.text.stream import TextStream
     from specdec_cli.text.tokenizer import Tokenizer
 
@@ -28,7 +28,7 @@ class Choice:
         tokenizer: of the model.
     """
 
-    def __init__(self, job: Job, echoed: str | None, plan: Plan, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, job: Job, echoed: str | None, plan: ResponsePlan, tokenizer: Tokenizer | None) -> None:
         self.job = job
         self.counts = SpeculativeCounts()
         self.token_ids: list[int] = []

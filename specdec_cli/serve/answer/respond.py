@@ -23,7 +23,7 @@ DONE = b"data: [DONE]\n\n"
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
-class Answer:
+class CompletionAnswer:
     """Folds the deltas of one HTTP request; not thread-safe, lives on the event loop.
 
     Non-streaming: `observe(i, delta)` for every delta, then `document()`.

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from specdec_cli.serve.answer.respond import Answer, sse
+from specdec_cli.serve.answer.respond import CompletionAnswer, sse
 from specdec_cli.serve.answer.response_items import Event, ResponseItems
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 _ECHOED = ("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
 
 
-class ResponseAnswer(Answer):
-    """Folds the deltas of one request for a response; used as `Answer` is.
+class ResponseAnswer(CompletionAnswer):
+    """Folds the deltas of one request for a response; used as `CompletionAnswer` is.
 
     Args:
         request: the typed body, of which the response repeats its settings.
@@ -54,7 +54,7 @@ class ResponseAnswer(Answer):
         return [self._event({"type": f"response.{name}", "response": response}) for name in ("created", "in_progress")]
 
     def chunks(self, index: int, delta: Delta) -> list[dict[str, Any]]:
-        """Events of one delta; errors as in `Answer`."""
+        """Events of one delta; errors as in `CompletionAnswer`."""
         self._count(index, delta)
         return [self._event(event) for event in self._fold(delta)]
 

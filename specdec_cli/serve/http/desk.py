@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from specdec_cli.engine.jobs.ticket import Ticket
 from specdec_cli.errors import QueueFull, SpecdecError
-from specdec_cli.serve.answer.respond import Answer
+from specdec_cli.serve.answer.respond import CompletionAnswer
 from specdec_cli.serve.errors import ApiError, as_api_error, bad_field
 from specdec_cli.serve.http.reply import Reply
 from specdec_cli.serve.models import Model, Models
@@ -27,12 +27,12 @@ logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 Prepare = Callable[[Any, Facts, str, str], Prepared]
-Answering = Callable[[Any, Prepared, Facts, bool], Answer]
+Answering = Callable[[Any, Prepared, Facts, bool], CompletionAnswer]
 """Makes the answer of a typed body, its jobs and its model; the flag asks for a chunk for each token."""
 
 
-def _answering(_: GenerationBody, prepared: Prepared, facts: Facts, per_token: bool) -> Answer:
-    return Answer(prepared, facts, per_token=per_token)
+def _answering(_: GenerationBody, prepared: Prepared, facts: Facts, per_token: bool) -> CompletionAnswer:
+    return CompletionAnswer(prepared, facts, per_token=per_token)
 
 
 _BODY_SECONDS = 60.0

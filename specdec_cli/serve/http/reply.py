@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from specdec_cli.engine.jobs.ticket import Placed, Ticket, in_chunks, together
 from specdec_cli.recipe.schema import Serve
-from specdec_cli.serve.answer.respond import Answer, compact
+from specdec_cli.serve.answer.respond import CompletionAnswer, compact
 from specdec_cli.serve.errors import ApiError
 from specdec_cli.serve.http.guard import log_facts
 
@@ -37,7 +37,7 @@ class Reply(Response):
     def __init__(
         self,
         tickets: Sequence[Ticket],
-        answer: Answer,
+        answer: CompletionAnswer,
         serve: Serve,
         *,
         streams: bool,

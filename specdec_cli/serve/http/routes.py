@@ -13,7 +13,7 @@ from specdec_cli.serve.answer.responses import ResponseAnswer
 from specdec_cli.serve.http.desk import desk_of
 from specdec_cli.serve.http.openapi import body_of, responses
 from specdec_cli.serve.models import Model
-from specdec_cli.serve.page import Page, read_page
+from specdec_cli.serve.page import WebPage, read_page
 from specdec_cli.serve.page.reference import reference_page
 from specdec_cli.serve.protocol import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from specdec_cli.serve.request.prepare import prepare_chat, prepare_completion
@@ -113,7 +113,7 @@ async def reference(request: Request) -> Response:
     return _html(reference_page(request.app.openapi()))
 
 
-def _html(found: Page) -> Response:
+def _html(found: WebPage) -> Response:
     headers = {"content-security-policy": found.content_security_policy, "x-content-type-options": "nosniff"}
     return Response(found.body, media_type="text/html; charset=utf-8", headers=headers)
 

@@ -13,7 +13,7 @@ _INLINE = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class WebPage:
     """A page as it is sent.
 
     Args:
@@ -27,12 +27,12 @@ class Page:
 
 
 @cache
-def read_page() -> Page:
+def read_page() -> WebPage:
     """The page and its policy, read once; key and data stay out of it, so it may be served to anyone."""
     return page_of(files(__package__).joinpath("index.html").read_text(encoding="utf-8"))
 
 
-def page_of(html: str) -> Page:
+def page_of(html: str) -> WebPage:
     """A page of HTML, and the policy under which its own scripts and styles run, and no others."""
     hashes: dict[str, list[str]] = {"script": [], "style": []}
     for kind, content in _INLINE.findall(html):
@@ -48,4 +48,4 @@ def page_of(html: str) -> Page:
         "form-action": "'none'",
         "frame-ancestors": "'none'",
     }
-    return Page(html.encode(), "; ".join(f"{name} {sources}" for name, sources in rules.items()))
+    return WebPage(html.encode(), "; ".join(f"{name} {sources}" for name, sources in rules.items()))

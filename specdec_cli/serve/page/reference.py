@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any
 
-from specdec_cli.serve.page import Page, page_of
+from specdec_cli.serve.page import WebPage, page_of
 
 _STYLE = """
 :root { color-scheme: light dark; --dim: #5a6068; --line: #d5d8dc; }
@@ -22,7 +22,7 @@ th { color: var(--dim); font-weight: 600; }
 """
 
 
-def reference_page(document: Mapping[str, Any]) -> Page:
+def reference_page(document: Mapping[str, Any]) -> WebPage:
     """The page of an OpenAPI document."""
     info = document["info"]
     schemas = document.get("components", {}).get("schemas", {})

@@ -63,7 +63,7 @@ class Defaults:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class OutputFields:
     """What a request wants of its ends, by the fields of its own API.
 
     Args:
@@ -80,7 +80,7 @@ class Wanted:
 
 
 def sampling_params(
-    request: GenerationBody, wanted: Wanted, defaults: Defaults, num_tokens: int, limits: RequestLimits
+    request: GenerationBody, wanted: OutputFields, defaults: Defaults, num_tokens: int, limits: RequestLimits
 ) -> SamplingParams:
     """Sampling parameters of a request's first choice; `max_new_tokens` is for the caller to bound by the context.
 

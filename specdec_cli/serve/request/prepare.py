@@ -14,7 +14,7 @@ from specdec_cli.serve.limits import RequestLimits
 from specdec_cli.serve.protocol import ChatCompletionRequest, CompletionRequest, GenerationBody
 from specdec_cli.serve.request.constraint_fields import find_constraint
 from specdec_cli.serve.request.conversation import Conversation, text_of
-from specdec_cli.serve.request.parameters import Defaults, Wanted, sampling_params
+from specdec_cli.serve.request.parameters import Defaults, OutputFields, sampling_params
 from specdec_cli.serve.request.prompts import Prompts, check_num_choices, echo, read_prompts, truncated
 from specdec_cli.serve.request.reasoning import ReasoningPlan, plan_reasoning
 from specdec_cli.serve.request.speculation import find_speculation
@@ -59,7 +59,7 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ResponsePlan:
     """What the answer looks like.
 
     Args:
@@ -104,7 +104,7 @@ class Prepared:
     """A request's jobs, one for each choice in the answer's order, and its plan."""
 
     jobs: tuple[Job, ...]
-    plan: Plan
+    plan: ResponsePlan
 
 
 def prepare_completion(request: CompletionRequest, facts: Facts, request_id: str, cache_salt: str = "") -> Prepared:
@@ -126,7 +126,7 @@ def prepare_completion(request: CompletionRequest, facts: Facts, request_id: str
         raise bad_field("max_tokens", "may be 0 only with `echo`, to score the prompt")
     prompts = read_prompts(request, facts)
     check_num_choices(len(prompts), request.n or 1, facts)
-    wanted = Wanted(request.max_tokens, "max_tokens", request.logprobs, "logprobs")
+    wanted = OutputFields(request.max_tokens, "max_tokens", request.logprobs, "logprobs")
     params = sampling_params(request, wanted, facts.sampling, facts.num_tokens, facts.limits)
     constraint = find_constraint(request)
     room = _room(prompts, request.max_tokens, "max_tokens", "prompt", facts)
@@ -149,7 +149,7 @@ def prepare_chat(request: ChatCompletionRequest, facts: Facts, request_id: str, 
     if request.top_logprobs and not request.logprobs:
         raise bad_field("top_logprobs", "needs `logprobs: true`")
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
-    wanted = Wanted(max_tokens, bound, logprobs, "top_logprobs")
+    wanted = OutputFields(max_tokens, bound, logprobs, "top_logprobs")
     params = sampling_params(request, wanted, facts.sampling, facts.num_tokens, facts.limits)
     tools, forced = choose_tools(request, facts.tool_call_parser, facts.tokenizer, facts.limits)
     constraint = find_constraint(request, forced)
@@ -280,14 +280,14 @@ def _plan(
     kind: Literal["completion", "chat"],
     prompts: Prompts,
     constraint: Constraint | None,
-) -> Plan:
+) -> ResponsePlan:
     options = request.stream_options
     if options is not None and not request.stream:
         raise bad_field("stream_options", "needs `stream: true`")
     details = request.speculative is not None and request.speculative.details is True
     if details and not request.stream:
         raise bad_field("speculative.details", "needs `stream: true`")
-    return Plan(
+    return ResponsePlan(
         kind=kind,
         model=facts.names[0],
         num_choices_per_prompt=request.n or 1,

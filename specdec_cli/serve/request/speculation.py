@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Speculation:
+class RequestSpeculation:
     """A request's own k, drafter and prediction; None takes the server's."""
 
     num_speculative_tokens: int | None
@@ -22,7 +22,7 @@ class Speculation:
     prediction: tuple[int, ...] | None
 
 
-def find_speculation(request: GenerationBody, facts: Facts) -> Speculation:
+def find_speculation(request: GenerationBody, facts: Facts) -> RequestSpeculation:
     """What a request asks for; `enabled: false` decodes it without a draft, whatever stands beside it.
 
     Raises:
@@ -36,7 +36,7 @@ def find_speculation(request: GenerationBody, facts: Facts) -> Speculation:
             "speculative.draft", f"must be one of this server's drafts ({known}), not `{str(own.draft)[:100]}`"
         )
     if own.enabled is False:
-        return Speculation(0, None, None)
+        return RequestSpeculation(0, None, None)
     prediction = _prediction(request, own, facts)
     servers = facts.drafters[0] if facts.drafters else "none"
     name = own.draft or (servers if prediction is None else "prediction")
@@ -44,7 +44,7 @@ def find_speculation(request: GenerationBody, facts: Facts) -> Speculation:
         raise bad_field("speculative.draft", "`prediction` needs the field `prediction`")
     effective = 0 if name == "none" else facts.num_speculative_tokens if k is None else k
     _check_speculates(request, own, prediction, effective)
-    return Speculation(0 if name == "none" else k, own.draft, prediction)
+    return RequestSpeculation(0 if name == "none" else k, own.draft, prediction)
 
 
 def _check_speculates(request: GenerationBody, own: Speculative, prediction: tuple[int, ...] | None, k: int) -> None:

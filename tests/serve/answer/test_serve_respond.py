@@ -10,7 +10,7 @@ from specdec_cli.engine.jobs.records import Delta
 from specdec_cli.engine.jobs.ticket import merged
 from specdec_cli.errors import QueueFull, Unavailable
 from specdec_cli.events import TokenLogprob
-from specdec_cli.serve.answer.respond import Answer, compact, sse
+from specdec_cli.serve.answer.respond import CompletionAnswer, compact, sse
 from specdec_cli.serve.errors import ApiError, as_api_error
 from specdec_cli.serve.request.prepare import Prepared
 from specdec_cli.serve.tools.tools import ToolPlan
@@ -28,7 +28,7 @@ def deltas(logprobs: bool = False, **last) -> list[Delta]:
 
 
 def whole(prepared: Prepared, given: list[Delta], over=None) -> dict:
-    answer = Answer(prepared, over or facts(), created=1)
+    answer = CompletionAnswer(prepared, over or facts(), created=1)
     for index in range(len(prepared.jobs)):
         for delta in given:
             answer.observe(index, delta)
@@ -36,7 +36,7 @@ def whole(prepared: Prepared, given: list[Delta], over=None) -> dict:
 
 
 def streamed(prepared: Prepared, given: list[Delta], over=None, **how) -> list[dict]:
-    answer = Answer(prepared, over or facts(), created=1, **how)
+    answer = CompletionAnswer(prepared, over or facts(), created=1, **how)
     found = answer.opening() + [chunk for delta in given for chunk in answer.chunks(0, delta)] + answer.closing()
     return [json.loads(sse(chunk)[6:]) for chunk in found]
 
@@ -182,7 +182,7 @@ def test_a_chats_prompt_stands_beside_its_choices():
 
 
 def test_an_error_ends_the_answer():
-    answer = Answer(completion(stream=True), facts())
+    answer = CompletionAnswer(completion(stream=True), facts())
     with pytest.raises(ApiError) as caught:
         answer.chunks(0, Delta(error=ValueError("secret")))
     assert (caught.value.status, "secret" in caught.value.message) == (500, False)
@@ -211,7 +211,7 @@ def test_steps_that_arrive_as_one_delta_keep_their_colours():
 
 def test_cached_tokens_are_those_of_the_prompts():
     prepared = completion(prompt=["hello there", "you"], n=2)
-    answer = Answer(prepared, facts(), created=1)
+    answer = CompletionAnswer(prepared, facts(), created=1)
     for index, cached in enumerate((0, 2, 1, 1)):
         for place, delta in enumerate(deltas()):
             answer.observe(index, replace(delta, num_cached_tokens=None if place else cached))
