@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from specdec_cli.engine.arms import Request
     from specdec_cli.engine.engine import Engine
     from specdec_cli.lm.door import LM
-    from specdec_cli.measure.audit.audit import Pair, Plan
+    from specdec_cli.measure.audit.audit import AuditedPair, AuditPlan
     from specdec_cli.recipe import Recipe, Resolved
 
 _WHAT = "What is checked"
@@ -277,11 +277,11 @@ class _AuditRun:
             raise UsageError("`-k 0` decodes without a draft: there is nothing to audit", "give k of at least 1")
         return (given,) if is_flag else tuple(sorted({*_DEFAULT_KS, given} - {0}))
 
-    def _plan(self, ks: tuple[int, ...], batch_sizes: tuple[int, ...]) -> Plan:
-        from specdec_cli.measure.audit.audit import Plan
+    def _plan(self, ks: tuple[int, ...], batch_sizes: tuple[int, ...]) -> AuditPlan:
+        from specdec_cli.measure.audit.audit import AuditPlan
 
         verify = self.recipe.speculation.verify
-        return Plan(
+        return AuditPlan(
             modes=self.wish.modes(verify),
             ks=ks,
             batch_sizes=batch_sizes,
@@ -291,10 +291,10 @@ class _AuditRun:
             full=self.wish.full,
         )
 
-    def _load(self, plan: Plan, say: Callable[[str], None]) -> Pair:
+    def _load(self, plan: AuditPlan, say: Callable[[str], None]) -> AuditedPair:
         """The recipe's pair, with room for the largest k and batch of the plan."""
         from specdec_cli.engine.engine import Engine
-        from specdec_cli.measure.audit.audit import Pair
+        from specdec_cli.measure.audit.audit import AuditedPair
 
         k = max(*plan.ks, plan.num_speculative_tokens)
         num_seqs = max(self.recipe.engine.max_num_seqs, plan.num_seqs)
@@ -310,7 +310,7 @@ class _AuditRun:
         draft = str(self.recipe.draft.method) if model is None else model
         if model is not None and given_path(model).is_dir():
             draft = Path(model).name
-        return Pair(engine, draft, dtype, None if dtype == "float32" else self._load_float32)
+        return AuditedPair(engine, draft, dtype, None if dtype == "float32" else self._load_float32)
 
     def _load_float32(self) -> LM:
         from specdec_cli.lm.load import load_lm

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from specdec_cli.errors import GateError
 from specdec_cli.measure.audit import toy
-from specdec_cli.measure.audit.divergence import Judge, Mismatch
+from specdec_cli.measure.audit.divergence import DivergenceJudge, Mismatch
 from specdec_cli.measure.audit.draws import (
     NUM_JOINT_TOKENS,
     DistributionCheck,
@@ -36,7 +36,7 @@ _WEIGHTS = {"greedy": 3.0, "gumbel": 2.0, "table": 1.0, "pair": 4.0}
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class AuditProgress:
     """Where the audit is: a stage's name, and how much of it is done."""
 
     stage: str
@@ -44,11 +44,11 @@ class Progress:
     total: int
 
 
-Watch = Callable[[Progress], None]
+Watch = Callable[[AuditProgress], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class AuditPlan:
     """What is audited.
 
     Args:
@@ -76,7 +76,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class AuditedPair:
     """The user's pair, loaded once.
 
     Args:
@@ -105,7 +105,7 @@ class AuditResult:
         seconds: how long it took.
     """
 
-    plan: Plan
+    plan: AuditPlan
     compared: dict[str, Compared] = field(default_factory=dict)
     distribution: list[DistributionCheck] = field(default_factory=list)
     num_planned_tests: int = 0
@@ -186,7 +186,7 @@ class AuditResult:
         return (["greedy"] if "greedy" in self.plan.modes else []) + drawn + gumbel
 
 
-def audit(pair: Pair | None, requests: Sequence[Request], plan: Plan, watch: Watch) -> AuditResult:
+def audit(pair: AuditedPair | None, requests: Sequence[Request], plan: AuditPlan, watch: Watch) -> AuditResult:
     """Run an audit.
 
     Args:
@@ -212,9 +212,9 @@ def _chooses_k(options: EngineOptions) -> list[str]:
 class _Audit:
     """An audit while it runs."""
 
-    pair: Pair | None
+    pair: AuditedPair | None
     requests: Sequence[Request]
-    plan: Plan
+    plan: AuditPlan
     watch: Watch
     result: AuditResult
     _begin: float = field(default_factory=perf_counter)
@@ -264,9 +264,11 @@ class _Audit:
     ) -> None:
         assert self.pair is not None, "equality is checked on a pair"
         pair = self.pair
-        judge = Judge(pair.engine, pair.dtype, pair.load_float32, self._say)
+        judge = DivergenceJudge(pair.engine, pair.dtype, pair.load_float32, self._say)
         equality = EqualityCheck(pair.engine, pair.draft, drafters, self.plan.ks, self.plan.batch_sizes, verify, judge)
-        found = equality.run(requests, lambda done, total: self.watch(Progress(mode, done, total)), deadline.is_over)
+        found = equality.run(
+            requests, lambda done, total: self.watch(AuditProgress(mode, done, total)), deadline.is_over
+        )
         self.result.compared[mode] = found
         if found.num_runs_done < found.num_runs:
             left = f"{found.num_runs - found.num_runs_done} of {found.num_runs}"
@@ -322,7 +324,7 @@ class _Audit:
             yield i, case
 
     def _draw(self, stage: str, draws: Draws, num: int, deadline: _Deadline) -> None:
-        draws.run(num, lambda done: self.watch(Progress(stage, done, num)), deadline.is_over)
+        draws.run(num, lambda done: self.watch(AuditProgress(stage, done, num)), deadline.is_over)
 
     def _say(self, sentence: str) -> None:
         if sentence not in self.result.notices:
@@ -346,7 +348,7 @@ class _Deadline:
         return _Deadline(now + max(0.0, self.at - now) / num)
 
 
-def _drafters(pair: Pair) -> dict[str, Drafter]:
+def _drafters(pair: AuditedPair) -> dict[str, Drafter]:
     """Prompt lookup, none, and the pair's draft, which may be one of them with other options."""
     from specdec_cli.drafters.contract import Resources
     from specdec_cli.drafters.ngram import Drafter as Ngram

@@ -92,7 +92,7 @@ class Mismatch:
 
 
 @dataclass(slots=True)
-class Judge:
+class DivergenceJudge:
     """Scores the context of a divergence once more, alone, and says what it was.
 
     Args:

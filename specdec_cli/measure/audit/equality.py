@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from specdec_cli.drafters.contract import Drafter
 from specdec_cli.engine.arms import Arm, Request, decode
 from specdec_cli.engine.engine import Engine
-from specdec_cli.measure.audit.divergence import Judge, Mismatch
+from specdec_cli.measure.audit.divergence import DivergenceJudge, Mismatch
 
 if TYPE_CHECKING:
     from specdec_cli.events import SpeculativeCounts
@@ -97,7 +97,7 @@ class EqualityCheck:
     ks: Sequence[int]
     batch_sizes: Sequence[int]
     verify: str
-    judge: Judge
+    judge: DivergenceJudge
 
     def configurations(self) -> list[Configuration]:
         """Every k and batch size with the draft; the other drafters run in the largest batch, none in every one.

@@ -22,8 +22,8 @@ from specdec_cli.lm.door import Row
 from specdec_cli.lm.table import TableLM
 from specdec_cli.measure.audit import draws as draws_module
 from specdec_cli.measure.audit import toy
-from specdec_cli.measure.audit.audit import AuditResult, Pair, Plan, audit
-from specdec_cli.measure.audit.divergence import Judge, tolerance_of
+from specdec_cli.measure.audit.audit import AuditedPair, AuditPlan, AuditResult, audit
+from specdec_cli.measure.audit.divergence import DivergenceJudge, tolerance_of
 from specdec_cli.measure.audit.draws import Draws, ask_pair, check, full_power_draws
 from specdec_cli.measure.audit.equality import variant
 from specdec_cli.sampling.params import SamplingParams
@@ -52,7 +52,7 @@ def pair(target=None, draft=None, dtype="float32", load_float32=None):
     draft = draft or TableLM(lambda c: target._function(c) + 1.2 * np.sin(np.arange(V)), V, order=2)
     drafter = Drafter("table")
     drafter.load(Resources(lambda _: draft, None, V))
-    return Pair(Engine(target, drafter, options=EngineOptions()), "table", dtype, load_float32)
+    return AuditedPair(Engine(target, drafter, options=EngineOptions()), "table", dtype, load_float32)
 
 
 def requests(num=3, length=12, **params):
@@ -62,7 +62,7 @@ def requests(num=3, length=12, **params):
 
 def run(what, modes, asked=None, **plan) -> AuditResult:
     seconds = 0.5 if "sampled" in modes else 60.0  # draws take what they are given
-    plan = Plan(**{"modes": modes, "ks": (1, 4), "batch_sizes": (1, 2), "time_limit_seconds": seconds} | plan)
+    plan = AuditPlan(**{"modes": modes, "ks": (1, 4), "batch_sizes": (1, 2), "time_limit_seconds": seconds} | plan)
     return audit(what, requests() if asked is None else asked, plan, lambda _: None)
 
 
@@ -167,7 +167,7 @@ def test_a_float32_copy_that_does_not_load_is_said_once():
 
 
 def test_an_output_that_ends_early_is_a_bug():
-    judge = Judge(pair().engine, "float32")
+    judge = DivergenceJudge(pair().engine, "float32")
     found = judge.judge(0, "here", [1, 2], SamplingParams(), [3, 4, 5], [3, 4], gumbel=False)
     assert (found.position, found.expected, found.got, found.kind) == (2, 5, None, "bug")
     assert judge.judge(0, "here", [1, 2], SamplingParams(), [3], [3], gumbel=False) is None
@@ -300,7 +300,7 @@ def test_a_draft_that_proposes_nothing_is_said():
 
     ngram = Ngram(max=4, min=4)
     ngram.load(Resources(lambda _: None, None, V))
-    what = Pair(Engine(TableLM.random(V, seed=1), ngram), "ngram")
+    what = AuditedPair(Engine(TableLM.random(V, seed=1), ngram), "ngram")
     result = run(what, ("greedy",), requests(2, length=3), time_limit_seconds=9)
     assert result.notices == ["greedy: nothing was drafted, so equality says little"]
 
@@ -317,9 +317,11 @@ def test_the_table_alone_needs_no_pair():
 def test_leaving_out_the_batch_size_limit_is_said():
     what = pair()
     limited = Engine(what.engine.target, what.engine.drafter, options=EngineOptions(disable_by_batch_size=1))
-    result = run(Pair(limited, "table"), ("greedy",), requests(2, length=3), time_limit_seconds=9)
+    result = run(AuditedPair(limited, "table"), ("greedy",), requests(2, length=3), time_limit_seconds=9)
     assert "disable_by_batch_size is left out" in result.notices[0]
     adaptive = EngineOptions(depth_policy="adaptive", k_by_batch=((1, 2),))
-    result = run(Pair(variant(what.engine, what.engine.drafter, adaptive), "table"), ("greedy",), requests(2, length=3))
+    result = run(
+        AuditedPair(variant(what.engine, what.engine.drafter, adaptive), "table"), ("greedy",), requests(2, length=3)
+    )
     assert "depth_policy, k_by_batch is left out" in result.notices[0]
     assert result.compared["greedy"].num_draft_tokens > 0
