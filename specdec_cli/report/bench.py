@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from specdec_cli.engine.outputs import Timing
     from specdec_cli.measure.bench.bench import Bench, Progress
     from specdec_cli.measure.bench.passes import Kind, Track
-    from specdec_cli.measure.bench.verdict import Costs
+    from specdec_cli.measure.bench.verdict import StepSplit
     from specdec_cli.measure.stats import Interval
 
 SCHEMA = "specdec.bench/1"
@@ -109,7 +109,7 @@ def bench_body(
     }
 
 
-def _as_dict(costs: Costs | None) -> dict[str, Any] | None:
+def _as_dict(costs: StepSplit | None) -> dict[str, Any] | None:
     return None if costs is None else costs.as_dict()
 
 

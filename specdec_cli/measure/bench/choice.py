@@ -16,7 +16,7 @@ _MORE = "more prompts (--num-prompts) or repeats (--repeats)"
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class DraftChoice:
     """What a comparison found.
 
     Args:
@@ -41,12 +41,12 @@ class Choice:
         return NO_WINNER if self.verdict == "do-not-speculate" else None
 
 
-def choose_draft(comparison: Comparison) -> Choice:
+def choose_draft(comparison: Comparison) -> DraftChoice:
     """What a comparison recommends."""
     found = {one: evidence for one in _drafts(comparison) if (evidence := _evidence(comparison, one)) is not None}
     if not found:
         said = "Nothing was measured: no prompt decoded a second token with a draft and without."
-        return Choice("inconclusive", None, None, ("prompts whose outputs are longer than one token",), said)
+        return DraftChoice("inconclusive", None, None, ("prompts whose outputs are longer than one token",), said)
     busy = Conditions.of(comparison.load, comparison.bench.passes).busy
     paying = [one for one, evidence in found.items() if evidence.pays]
     if busy is None and paying:
@@ -55,7 +55,7 @@ def choose_draft(comparison: Comparison) -> Choice:
     said = f"{_name(comparison, fastest)}, is {_times(comparison, fastest)}"
     if busy is None and all(evidence.pays is False for evidence in found.values()):
         said = f"Do not speculate: no draft is surely faster; the best, {said}."
-        return Choice("do-not-speculate", None, fastest, (), said)
+        return DraftChoice("do-not-speculate", None, fastest, (), said)
     return _open(comparison, found, busy, said)
 
 
@@ -95,18 +95,18 @@ def _is_no_slower(comparison: Comparison, one: Contender, other: Contender, task
     return found is not None and found.ratio.is_above(1 - INDIFFERENT)
 
 
-def _speculate(comparison: Comparison, best: Contender, rest: list[Contender]) -> Choice:
+def _speculate(comparison: Comparison, best: Contender, rest: list[Contender]) -> DraftChoice:
     """Some draft pays; which one is open where another may be faster."""
     rivals = [one for one in rest if not _is_no_slower(comparison, best, one)]
     said = f"{_times(comparison, best)}{_runner_up(comparison, best, rivals or rest)}"
     if not rivals:
         k = comparison.best_k(best)
-        return Choice("speculate", best, best, (), f"Use {best.draft} with k = {k}: it is {said}.")
+        return DraftChoice("speculate", best, best, (), f"Use {best.draft} with k = {k}: it is {said}.")
     said = f"Speculate; the best draft is undecided: {_name(comparison, best)} is {said}. To settle it: {_MORE}."
-    return Choice("speculate", None, best, (_MORE,), said)
+    return DraftChoice("speculate", None, best, (_MORE,), said)
 
 
-def _open(comparison: Comparison, found: Mapping[Contender, Evidence], busy: str | None, said: str) -> Choice:
+def _open(comparison: Comparison, found: Mapping[Contender, Evidence], busy: str | None, said: str) -> DraftChoice:
     """Nothing pays for sure, and something may."""
     fastest = next(iter(found))
     asked = next((evidence for evidence in found.values() if evidence.pays is None), found[fastest])
@@ -120,7 +120,7 @@ def _open(comparison: Comparison, found: Mapping[Contender, Evidence], busy: str
     else:
         why = "the interval holds both answers"
     text = f"Inconclusive: {why}. The fastest, {said}. To settle it: {'; '.join(wanted)}."
-    return Choice("inconclusive", None, fastest, wanted, text)
+    return DraftChoice("inconclusive", None, fastest, wanted, text)
 
 
 def _runner_up(comparison: Comparison, winner: Contender, rest: list[Contender]) -> str:

@@ -235,11 +235,11 @@ def _kept_costs(costs: Costs) -> dict[str, Any]:
 def _restored_costs(line: Mapping[str, Any]) -> Costs:
     import numpy as np
 
-    from specdec_cli.measure.predict.cost import Costs, Load
+    from specdec_cli.measure.predict.cost import Costs, ProfileLoad
     from specdec_cli.measure.predict.rounds import Rounds
 
     fields = {name: value for name, value in line.items() if name != "costs"}
     fields |= {name: np.array(line[name], dtype=np.float64) for name in _ARRAYS}
-    fields |= {"context_lengths": tuple(line["context_lengths"]), "load": Load(**line["load"])}
+    fields |= {"context_lengths": tuple(line["context_lengths"]), "load": ProfileLoad(**line["load"])}
     fields["rounds"] = Rounds(*(np.array(line["rounds"][name], dtype=np.float64) for name in _ROUNDS))
     return Costs(**fields)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from specdec_cli.measure.bench.verdict import Costs
+from specdec_cli.measure.bench.verdict import StepSplit
 from specdec_cli.measure.predict.evidence import Evidence, Recommendation, needs, times
 from specdec_cli.measure.predict.predict import PUBLISHED_K, Prediction
 from specdec_cli.measure.stats import Interval
@@ -29,7 +29,7 @@ class Case:
     busy: str | None
     k_in_use: int
     batch_size: int
-    costs: Callable[[int], Costs | None]
+    costs: Callable[[int], StepSplit | None]
 
     def recommend(self) -> Recommendation:
         """The k to run with; what was measured decides, where nothing speaks against it."""

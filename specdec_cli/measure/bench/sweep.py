@@ -17,7 +17,7 @@ from specdec_cli.measure.bench.bench import Bench, EngineArm, Plan, Progress
 from specdec_cli.measure.bench.in_turn import InTurn
 from specdec_cli.measure.bench.passes import Differences, Track
 from specdec_cli.measure.bench.recommend import Case
-from specdec_cli.measure.bench.verdict import Costs as StepCosts
+from specdec_cli.measure.bench.verdict import StepSplit as StepCosts
 from specdec_cli.measure.bench.verdict import costs_of
 from specdec_cli.measure.machine.load import Conditions, Load, look_at_load
 from specdec_cli.measure.predict.cost import Costs

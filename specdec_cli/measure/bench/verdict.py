@@ -8,12 +8,12 @@ from typing import Any
 
 from specdec_cli.measure.bench.bench import Bench
 from specdec_cli.measure.bench.passes import Track
-from specdec_cli.measure.machine.roofline import Load, measure_speed, roofline
+from specdec_cli.measure.machine.roofline import MeasuredStep, measure_speed, roofline
 from specdec_cli.measure.stats import ENOUGH_PAIRS, MIN_PAIRS, Interval
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
+class StepSplit:
     """Where the time of a step goes, all sequences together; seconds.
 
     Args:
@@ -64,12 +64,12 @@ class Costs:
         }
 
 
-def costs_of(bench: Bench) -> Costs | None:
+def costs_of(bench: Bench) -> StepSplit | None:
     """The costs that both arms' steps had; None where one of them took no step."""
     plain, draft, counts = bench.plain, bench.draft.counts(), bench.draft.counts()
     if not (plain.num_steps and bench.draft.num_steps and plain.counts().verify_seconds):
         return None
-    return Costs(
+    return StepSplit(
         plain_step_seconds=plain.meter.decode_seconds / plain.num_steps,
         plain_forward_seconds=plain.counts().verify_seconds / plain.num_steps,
         draft_seconds_per_step=draft.draft_seconds / bench.draft.num_steps,
@@ -80,7 +80,7 @@ def costs_of(bench: Bench) -> Costs | None:
     )
 
 
-def load_of(track: Track) -> Load | None:
+def load_of(track: Track) -> MeasuredStep | None:
     """What a step of an arm asked of the target; None without a step."""
     counts = track.counts()
     if not track.num_steps:
@@ -91,7 +91,7 @@ def load_of(track: Track) -> Load | None:
         for one in track.passes
         for request, tokens in zip(one.group.requests, one.token_ids, strict=True)
     ]
-    return Load(
+    return MeasuredStep(
         num_sequences=num_sequences,
         num_tokens=num_sequences + counts.num_draft_tokens / track.num_steps,
         context=sum(lengths) / len(lengths),
@@ -179,7 +179,7 @@ def _times(speedup: Interval) -> str:
     return f"{speedup.median:.2f} times as fast (95 %: {speedup.ci95[0]:.2f} to {speedup.ci95[1]:.2f})"
 
 
-def _why(costs: Costs) -> Iterator[str]:
+def _why(costs: StepSplit) -> Iterator[str]:
     """Draft cost, acceptance, verification: each in plain steps, and which of them decides."""
     plain = costs.plain_step_seconds
     yield (

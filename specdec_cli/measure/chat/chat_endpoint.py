@@ -14,7 +14,7 @@ from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.errors import UsageError
 from specdec_cli.measure.chat.chat import ChatReply, Watch, check_k
 from specdec_cli.measure.endpoint.answer import Answer
-from specdec_cli.measure.endpoint.counters import Page, difference, read_page, read_settled, statistics
+from specdec_cli.measure.endpoint.counters import MetricsPage, difference, read_page, read_settled, statistics
 from specdec_cli.measure.endpoint.endpoint import Endpoint
 from specdec_cli.measure.endpoint.endpoint_plan import EndpointPlan
 from specdec_cli.measure.endpoint.refusal import EndpointError
@@ -137,7 +137,7 @@ class EndpointSpeaker:
             wish.pop("num_speculative_tokens", None)
         return body | ({"speculative": wish} if wish else {})
 
-    async def _page(self) -> Page | None:
+    async def _page(self) -> MetricsPage | None:
         """The server's counters, unless its answers hold their own acceptance or it has none."""
         if not self._reads_metrics or self._endpoint is None:
             return None
@@ -145,7 +145,7 @@ class EndpointSpeaker:
         self._reads_metrics = page is not None
         return page
 
-    async def _count(self, reply: ChatReply, before: Page) -> None:
+    async def _count(self, reply: ChatReply, before: MetricsPage) -> None:
         """Acceptance by what the answer added to the server's counters."""
         assert self._endpoint is not None, "the connection is open"
         counters = difference(before, await read_settled(self._endpoint.text, self.target), reply.num_tokens)

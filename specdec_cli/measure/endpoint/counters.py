@@ -42,7 +42,7 @@ Fetch = Callable[[str], Awaitable[str | None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class MetricsPage:
     """A server's metrics at one moment, of those that speak of speculation or of the number of output tokens.
 
     Args:
@@ -70,7 +70,7 @@ class Counters:
         notices: sentences about what is missing or odd.
     """
 
-    page: Page | None
+    page: MetricsPage | None
     added: dict[str, float]
     notices: tuple[str, ...]
 
@@ -87,7 +87,7 @@ class Counters:
         }
 
 
-async def read_settled(fetch: Fetch, model: str) -> Page | None:
+async def read_settled(fetch: Fetch, model: str) -> MetricsPage | None:
     """A server's metrics once they stand still: some engines count a moment after the answer is out.
 
     Args:
@@ -105,7 +105,7 @@ async def read_settled(fetch: Fetch, model: str) -> Page | None:
     return page
 
 
-async def read_page(fetch: Fetch, model: str) -> Page | None:
+async def read_page(fetch: Fetch, model: str) -> MetricsPage | None:
     """A server's metrics now; None where it has none that are known."""
     for path in PATHS:
         text = await fetch(path)
@@ -115,7 +115,7 @@ async def read_page(fetch: Fetch, model: str) -> Page | None:
     return None
 
 
-def parse(text: str, path: str, model: str) -> Page | None:
+def parse(text: str, path: str, model: str) -> MetricsPage | None:
     """The metrics of a known engine in Prometheus text; None where there are none, or the text is something else."""
     from prometheus_client.parser import text_string_to_metric_families
 
@@ -130,7 +130,7 @@ def parse(text: str, path: str, model: str) -> Page | None:
     ours = [(kind, sample) for kind, sample in found if sample.name.startswith(prefix)]
     if any(sample.labels.get("model_name") == model for _, sample in ours):
         ours = [(kind, sample) for kind, sample in ours if sample.labels.get("model_name", model) == model]
-    page = Page(path, PREFIXES[prefix], prefix)
+    page = MetricsPage(path, PREFIXES[prefix], prefix)
     for kind, sample in ours:
         _keep(page, kind, sample, [other for _, other in ours if other.name == sample.name])
     return page
@@ -141,7 +141,7 @@ def _number(value: float) -> float | None:
     return value if isfinite(value) else None
 
 
-def _keep(page: Page, kind: str, sample: Sample, alike: Sequence[Sample]) -> None:
+def _keep(page: MetricsPage, kind: str, sample: Sample, alike: Sequence[Sample]) -> None:
     """Add a sample to a page, if it says anything of interest here."""
     name = sample.name.removeprefix(page.prefix).removesuffix("_total")
     if not any(word in name for word in (*_ABOUT_SPECULATION, *_ABOUT_OUTPUT)) or name.endswith(("_created", "_info")):
@@ -159,7 +159,7 @@ def _at(name: str, position: object) -> str:
     return f'{name}{{position="{position}"}}'
 
 
-def difference(before: Page | None, after: Page | None, num_tokens: int | None) -> Counters:
+def difference(before: MetricsPage | None, after: MetricsPage | None, num_tokens: int | None) -> Counters:
     """What a run added.
 
     Args:
@@ -178,7 +178,7 @@ def difference(before: Page | None, after: Page | None, num_tokens: int | None) 
     return Counters(after, added, (*_silence(after, added), *_strangers(added, num_tokens)))
 
 
-def _silence(page: Page, added: Mapping[str, float]) -> list[str]:
+def _silence(page: MetricsPage, added: Mapping[str, float]) -> list[str]:
     if statistics(added) is not None:
         return []
     gauges = [name for name in page.gauges if any(word in name for word in _ABOUT_SPECULATION)]

@@ -31,7 +31,7 @@ ARRIVAL_FIGURES: tuple[Figure, ...] = ("queue_s", "arrival_ttft_s", "arrival_lat
 
 
 @dataclass(frozen=True, slots=True)
-class Distribution:
+class Percentiles:
     """A figure over all answers.
 
     Args:
@@ -220,7 +220,7 @@ class EndpointBench:
             "length": length.as_dict(),
         }
 
-    def distribution(self, figure: Figure, task: str | None = None, turn: int | None = None) -> Distribution:
+    def distribution(self, figure: Figure, task: str | None = None, turn: int | None = None) -> Percentiles:
         """A figure over all answers."""
         import numpy as np
 
@@ -231,11 +231,11 @@ class EndpointBench:
             by_row.setdefault(visit.row.index, []).extend(_values(visit, answer, figure))
         groups = [np.array(values) for values in by_row.values() if values]
         if not groups:
-            return Distribution(None, None, None, None, 0, 0)
+            return Percentiles(None, None, None, None, 0, 0)
         interval = bootstrap_pooled_median(groups)
         values = np.concatenate(groups)
         p95, p99 = (float(one) for one in np.quantile(values, (0.95, 0.99)))
-        return Distribution(interval.median, p95, p99, interval.ci95, interval.pairs, len(values))
+        return Percentiles(interval.median, p95, p99, interval.ci95, interval.pairs, len(values))
 
 
 def _values(visit: Visit, answer: Answer, figure: Figure) -> list[float]:

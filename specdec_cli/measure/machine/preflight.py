@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class Finding:
     """Something that is wrong, or that one should know.
 
     Args:
@@ -83,10 +83,10 @@ class Preflight:
     memory: dict[str, Memory] = field(default_factory=dict)
     generation: Generation | None = None
     outlook: Outlook | None = None
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[Finding] = field(default_factory=list)
 
     @property
-    def errors(self) -> list[Problem]:
+    def errors(self) -> list[Finding]:
         """What keeps the pair from running."""
         return [problem for problem in self.problems if problem.severity == "error"]
 
@@ -130,7 +130,7 @@ def preflight(recipe: Recipe, machine: Machine, *, trust_remote_code: bool = Fal
     if found.target is not None and found.draft is not None:
         target, draft = found.target, found.draft
         found.outlook = figure("the outlook", lambda: outlook(target, draft, recipe), missing)
-    found.problems += [Problem("warning", sentence) for sentence in missing]
+    found.problems += [Finding("warning", sentence) for sentence in missing]
     found.problems.sort(key=lambda problem: problem.severity)
     return found
 
@@ -156,12 +156,12 @@ def _describe(found: Preflight, model: Target | Draft, trust_remote_code: bool, 
             f"architecture `{facts.architecture}` of `{facts.name}` goes by the numbers that it computes, and could "
             "not be tried without its weights: its KV cache is not known before it is loaded"
         )
-        found.problems.append(Problem("warning", message))
+        found.problems.append(Finding("warning", message))
     return facts
 
 
-def _as_problem(error: SpecdecError) -> Problem:
-    return Problem("error", error.message, error.hint, error.exit_code)
+def _as_problem(error: SpecdecError) -> Finding:
+    return Finding("error", error.message, error.hint, error.exit_code)
 
 
 def _read_generation(found: Preflight, recipe: Recipe, trust_remote_code: bool) -> None:
@@ -179,7 +179,7 @@ def _read_generation(found: Preflight, recipe: Recipe, trust_remote_code: bool) 
         found.target = replace(target, eos_token_ids=found.generation.eos_token_ids)
     for key, value in found.generation.unused.items():
         message = f"`{found.generation.source}` asks for `{key}: {value}`, which is not applied"
-        found.problems.append(Problem("warning", message))
+        found.problems.append(Finding("warning", message))
 
 
 def _compare_tokenizers(found: Preflight, models: Mapping[str, Target | Draft], trust_remote_code: bool) -> None:
@@ -205,7 +205,7 @@ def _compare_tokenizers(found: Preflight, models: Mapping[str, Target | Draft], 
         _compare(found, loaded["target"], loaded["draft"])
     if "target" in loaded and not found.tokenizers["target"].has_chat_template:
         found.problems.append(
-            Problem(
+            Finding(
                 "warning", "the target has no chat template", "prompts are continued as they are; --chat is refused"
             )
         )
@@ -232,13 +232,13 @@ def _check_padding(found: Preflight, role: str, facts: ModelFacts, tokenizer: To
         message = (
             f"draft `{facts.name}` knows `{facts.embedding_size}` tokens, its tokenizer has `{tokenizer.num_tokens}`"
         )
-        found.problems.append(Problem("error", message, "choose a draft made for this tokenizer", ExitCode.USAGE))
+        found.problems.append(Finding("error", message, "choose a draft made for this tokenizer", ExitCode.USAGE))
     elif facts.embedding_size < tokenizer.num_tokens:
         message = (
             f"the tokenizer of `{facts.name}` has `{tokenizer.num_tokens}` tokens, the model `{facts.embedding_size}`: "
             "those beyond are refused in prompts"
         )
-        found.problems.append(Problem("warning", message))
+        found.problems.append(Finding("warning", message))
 
 
 def _compare(found: Preflight, target: Tokenizer, draft: Tokenizer) -> None:
@@ -246,16 +246,16 @@ def _compare(found: Preflight, target: Tokenizer, draft: Tokenizer) -> None:
     if not overlap.equal:
         hint = "choose a draft of the same family, or `--draft ngram`, which needs no tokenizer of its own"
         message = f"the tokenizers of target and draft differ: {overlap.reason}"
-        found.problems.append(Problem("error", message, hint, ExitCode.USAGE))
+        found.problems.append(Finding("error", message, hint, ExitCode.USAGE))
     for role, first, second in overlap.special_differences:
         message = f"`{role}` is `{first}` in the target's tokenizer and `{second}` in the draft's: the target's is used"
-        found.problems.append(Problem("warning", message))
+        found.problems.append(Finding("warning", message))
     if found.target and found.draft and set(found.target.eos_token_ids) != set(found.draft.eos_token_ids):
         target_ids, draft_ids = list(found.target.eos_token_ids), list(found.draft.eos_token_ids)
         message = (
             f"the end tokens are `{target_ids}` for the target and `{draft_ids}` for the draft: the target's end a text"
         )
-        found.problems.append(Problem("warning", message))
+        found.problems.append(Finding("warning", message))
 
 
 def _limit_contexts(found: Preflight, recipe: Recipe, trust_remote_code: bool) -> None:
@@ -281,7 +281,7 @@ def _limit_contexts(found: Preflight, recipe: Recipe, trust_remote_code: bool) -
             f"the draft reads `{found.draft_max_context}` tokens, the target `{found.max_context}`: "
             "past that the engine decodes on without a draft"
         )
-        found.problems.append(Problem("warning", message))
+        found.problems.append(Finding("warning", message))
 
 
 def _estimate_memory(found: Preflight, recipe: Recipe, machine: Machine) -> None:
@@ -292,12 +292,12 @@ def _estimate_memory(found: Preflight, recipe: Recipe, machine: Machine) -> None
         device = machine.device(model.device)
         if device is None:
             message = f"device `{model.device}` of the {role} is not here"
-            found.problems.append(Problem("error", message, "use auto or cpu", ExitCode.COULD_NOT_RUN))
+            found.problems.append(Finding("error", message, "use auto or cpu", ExitCode.COULD_NOT_RUN))
             continue
         models[role], places[role] = facts, device
         if device.dtypes[facts.dtype] == "emulated":
             message = f"`{facts.dtype}` is emulated on `{device.name}`: correct, and slow"
-            found.problems.append(Problem("warning", message, "try --dtype float32"))
+            found.problems.append(Finding("warning", message, "try --dtype float32"))
     found.memory = pair_memory(models, places, recipe, found.max_context or 0)
     try:
         for device in {place.name: place for place in places.values()}.values():
@@ -317,4 +317,4 @@ def _warn_of_little_room(found: Preflight, name: str) -> None:
             f"the KV cache for every sequence at full context would take {wanted / 1e9:.2f} GB of `{name}`, and "
             f"{planned / 1e9:.2f} GB are planned: fewer long sequences will run together"
         )
-        found.problems.append(Problem("warning", message, "lower max_num_seqs or max_model_len to reserve less"))
+        found.problems.append(Finding("warning", message, "lower max_num_seqs or max_model_len to reserve less"))

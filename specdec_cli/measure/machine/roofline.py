@@ -33,7 +33,7 @@ class Speed:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class MeasuredStep:
     """One kind of step, as measured.
 
     Args:
@@ -84,7 +84,7 @@ def _best(work: Any, device: torch.device) -> float:
     return fastest
 
 
-def roofline(traffic: Traffic, speed: Speed, plain: Load | None, verify: Load | None) -> dict[str, Any]:
+def roofline(traffic: Traffic, speed: Speed, plain: MeasuredStep | None, verify: MeasuredStep | None) -> dict[str, Any]:
     """The JSON form (INTERFACE, `roofline`): the machine, then plain steps and verification.
 
     Args:
@@ -103,7 +103,7 @@ def roofline(traffic: Traffic, speed: Speed, plain: Load | None, verify: Load | 
     }
 
 
-def _roof(traffic: Traffic, speed: Speed, load: Load | None) -> dict[str, Any] | None:
+def _roof(traffic: Traffic, speed: Speed, load: MeasuredStep | None) -> dict[str, Any] | None:
     if load is None:
         return None
     moved = traffic.bytes_moved(load.num_tokens, load.num_sequences * load.context)

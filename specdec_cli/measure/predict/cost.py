@@ -15,7 +15,7 @@ _BUSY_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class ProfileLoad:
     """What else ran: runnable processes in the last minute before and after, and the cores for them."""
 
     before: float
@@ -56,7 +56,7 @@ class Costs:
     batch_size: int
     num_repeats: int
     seconds: float
-    load: Load
+    load: ProfileLoad
     rounds: Rounds | None = None
     num_in_turn: int = 0
 

@@ -27,7 +27,7 @@ from specdec_cli.errors import UsageError
 from specdec_cli.events import Failed, Stepped
 from specdec_cli.lm.door import Row
 from specdec_cli.measure.machine import interruption
-from specdec_cli.measure.predict.cost import Costs, Load
+from specdec_cli.measure.predict.cost import Costs, ProfileLoad
 from specdec_cli.measure.predict.rounds import Rounds
 from specdec_cli.measure.stats import FloatArray
 from specdec_cli.sampling.chain import ChainRow, distribution
@@ -95,7 +95,7 @@ def profile(
             num += 1
             if watch is not None:
                 watch(min(1.0, (perf_counter() - begin) / time_limit_seconds))
-    load = Load(load_before, psutil.getloadavg()[0], psutil.cpu_count() or 1)
+    load = ProfileLoad(load_before, psutil.getloadavg()[0], psutil.cpu_count() or 1)
     return bench.costs(num, perf_counter() - begin, load, overhead_seconds)
 
 
@@ -177,7 +177,7 @@ class _Profiler:
             self._overhead(k)
         self.overhead_rounds.append([float(np.median(self.seconds["overhead", 0, k][before[k] :])) for k in ks])
 
-    def costs(self, num_repeats: int, seconds: float, load: Load, overhead_seconds: FloatArray | None) -> Costs:
+    def costs(self, num_repeats: int, seconds: float, load: ProfileLoad, overhead_seconds: FloatArray | None) -> Costs:
         """Medians of everything measured, and what they are of."""
         if overhead_seconds is None:
             last = np.arange(num_repeats) // _ROUNDS_PER_OVERHEAD

@@ -10,7 +10,7 @@ from specdec_cli.engine.outputs import Timing
 from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.measure.bench.bench import Bench, EngineArm, Plan
 from specdec_cli.measure.bench.passes import Group, Pass, Track
-from specdec_cli.measure.bench.verdict import Costs, _why, costs_of, load_of, sentences
+from specdec_cli.measure.bench.verdict import StepSplit, _why, costs_of, load_of, sentences
 from specdec_cli.measure.workload.workload import tokenize
 from specdec_cli.sampling.params import SamplingParams
 
@@ -262,7 +262,7 @@ def test_it_says_what_is_sure_and_what_is_not():
     ],
 )
 def test_it_says_why_speculation_is_slower(draft, verify, rest, tokens, word):
-    lines = list(_why(Costs(1.0, 1.0, draft, verify, rest, tokens, 4.0)))
+    lines = list(_why(StepSplit(1.0, 1.0, draft, verify, rest, tokens, 4.0)))
     assert f"costs {draft + verify + rest:.2f} plain steps" in lines[0]
     assert lines[1].startswith(word)
 

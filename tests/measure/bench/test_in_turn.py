@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from specdec_cli.measure.bench.in_turn import InTurn
-from specdec_cli.measure.predict.cost import Costs, Load, joined
+from specdec_cli.measure.predict.cost import Costs, ProfileLoad, joined
 from specdec_cli.measure.predict.rounds import ENOUGH, Rounds
 
 
@@ -12,7 +12,7 @@ def costs(seconds: float, num_rounds: int = 1, overhead: float = 0.001) -> Costs
     """A profile in which everything takes these seconds."""
     table = np.full((num_rounds, 1, 3), seconds)
     rounds = Rounds(table, table, np.full((num_rounds, 3), overhead))
-    load = Load(seconds, seconds, 2)
+    load = ProfileLoad(seconds, seconds, 2)
     return Costs(2, (16,), table[0], table[0], rounds.overhead[0], 1, num_rounds, 1.0, load, rounds)
 
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from specdec_cli.measure.endpoint.counters import Counters, Page, difference, parse, read_settled, statistics
+from specdec_cli.measure.endpoint.counters import Counters, MetricsPage, difference, parse, read_settled, statistics
 
 VLLM = """\
 # HELP vllm:spec_decode_num_drafts_total Number of spec decoding drafts.
@@ -101,7 +101,7 @@ def test_nothing_drafted_is_counted_and_has_no_ratio():
 
 
 def page(counters, **gauges):
-    return Page("/metrics", "vllm", "vllm:", counters, gauges)
+    return MetricsPage("/metrics", "vllm", "vllm:", counters, gauges)
 
 
 def test_only_what_the_run_added_counts():

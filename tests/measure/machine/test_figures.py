@@ -11,7 +11,7 @@ from specdec_cli.cli.main import run
 from specdec_cli.errors import RunError
 from specdec_cli.lm import traffic
 from specdec_cli.measure.bench import verdict
-from specdec_cli.measure.bench.verdict import Costs
+from specdec_cli.measure.bench.verdict import StepSplit
 from specdec_cli.measure.machine import doctor as doctor_module
 from specdec_cli.measure.machine import preflight
 from specdec_cli.measure.machine.figures import figure
@@ -50,7 +50,11 @@ def broken(*_, **__):
 
 @pytest.mark.parametrize(
     ("room", "name", "key"),
-    [(verdict, "measure_speed", "roofline"), (traffic, "_attention_width", "roofline"), (Costs, "as_dict", "costs")],
+    [
+        (verdict, "measure_speed", "roofline"),
+        (traffic, "_attention_width", "roofline"),
+        (StepSplit, "as_dict", "costs"),
+    ],
 )
 def test_point_18_bench_prints_its_result_without_a_figure(capsys, monkeypatch, target, room, name, key):
     monkeypatch.setattr(room, name, broken)

@@ -5,7 +5,7 @@ import torch
 from tiny_engine import tiny_lm
 
 from specdec_cli.lm.traffic import Traffic, traffic_of
-from specdec_cli.measure.machine.roofline import Load, Speed, measure_speed, roofline
+from specdec_cli.measure.machine.roofline import MeasuredStep, Speed, measure_speed, roofline
 
 
 def test_a_forward_reads_every_weight_once_and_every_key(tmp_path):
@@ -37,7 +37,7 @@ def test_tokens_of_a_mixture_touch_some_experts(tmp_path):
 def test_a_step_is_bound_by_what_takes_longer():
     traffic = Traffic(1000, 250, 0, 0, 1.0, 10, 0)
     speed = Speed(1e6, 1000, 1e6)
-    found = roofline(traffic, speed, Load(1, 1, 20, 0.004), Load(1, 5, 20, 0.005))
+    found = roofline(traffic, speed, MeasuredStep(1, 1, 20, 0.004), MeasuredStep(1, 5, 20, 0.005))
     plain, verify = found["plain"], found["verify"]
     assert (plain["bytes_per_step"], plain["flops_per_step"], plain["bound"]) == (1200, 500, "memory")
     assert plain["fraction"] == pytest.approx(0.0012 / 0.004)

@@ -17,7 +17,7 @@ from specdec_cli.engine.verify import verify
 from specdec_cli.errors import UsageError
 from specdec_cli.events import Stepped
 from specdec_cli.lm.table import TableLM
-from specdec_cli.measure.predict.cost import Costs, Load
+from specdec_cli.measure.predict.cost import Costs, ProfileLoad
 from specdec_cli.measure.predict.predict import choose, predict
 from specdec_cli.measure.predict.profiling import MAX_REPEATS, MIN_REPEATS, profile
 from specdec_cli.measure.predict.replay import Replay, replay
@@ -178,8 +178,8 @@ def test_a_curve_that_is_not_monotone_stays_so(clock):
 
 
 def test_a_busy_machine_is_named():
-    assert Load(0.1, 1.0, 2).warning is None
-    assert "busy" in Load(1.9, 1.0, 2).warning
+    assert ProfileLoad(0.1, 1.0, 2).warning is None
+    assert "busy" in ProfileLoad(1.9, 1.0, 2).warning
 
 
 def test_predicted_seconds_are_the_engines(clock):
@@ -250,7 +250,7 @@ def made_costs(target=(10, 11, 12, 14, 18, 30), draft=2.0, overhead=1.0):
         batch_size=1,
         num_repeats=5,
         seconds=1.0,
-        load=Load(0, 0, 2),
+        load=ProfileLoad(0, 0, 2),
     )
 
 
