@@ -26,7 +26,7 @@ from specdec_cli.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from specdec_cli.engine.engine import Engine
     from specdec_cli.lm.door import LM
-    from specdec_cli.recipe.schema import Engine as RecipeEngine
+    from specdec_cli.recipe.schema import EngineSection as RecipeEngine
     from specdec_cli.recipe.schema import Recipe
 
 EngineT = TypeVar("EngineT", bound="Engine")

@@ -20,7 +20,7 @@ RECIPE, ENVIRONMENT, OVERRIDE = 1, 2, 3
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class ValueOrigin:
     """Where a value was given.
 
     Args:
@@ -38,7 +38,7 @@ class Origin:
     order: tuple[int, int] = (1 << 30, 0)
 
 
-def problem_at(origin: Origin | None, message: str, hint: str | None = None) -> Problem:
+def problem_at(origin: ValueOrigin | None, message: str, hint: str | None = None) -> Problem:
     """A problem that stands where a value or key was given."""
     return Problem(message, hint, origin.where, origin.order) if origin else Problem(message, hint)
 
@@ -49,7 +49,7 @@ class Assignment:
 
     path: Path
     value: Any
-    origin: Origin
+    origin: ValueOrigin
 
 
 @dataclass(slots=True)
@@ -57,10 +57,10 @@ class Tree:
     """Raw values by section and key, and the origin of each path."""
 
     values: dict[Any, Any] = field(default_factory=dict)
-    origins: dict[Path, Origin] = field(default_factory=dict)
-    keys: dict[Path, Origin] = field(default_factory=dict)
+    origins: dict[Path, ValueOrigin] = field(default_factory=dict)
+    keys: dict[Path, ValueOrigin] = field(default_factory=dict)
 
-    def origin(self, path: Path) -> Origin | None:
+    def origin(self, path: Path) -> ValueOrigin | None:
         """The origin of a path, of the nearest one above it, or of what made it by standing below it."""
         for end in range(len(path), 0, -1):
             if path[:end] in self.origins:
@@ -72,7 +72,7 @@ class Tree:
         origin = self.origins.get(path)
         return origin.layer if origin else 0
 
-    def key_origin(self, path: Path) -> Origin | None:
+    def key_origin(self, path: Path) -> ValueOrigin | None:
         """Where a path's key stands, or what gave its value."""
         return self.keys.get(path) or self.origin(path)
 
@@ -112,9 +112,9 @@ class Tree:
 def from_document(document: Document) -> Tree:
     """The tree of a recipe's file."""
 
-    def origin(line: int, column: int) -> Origin:
+    def origin(line: int, column: int) -> ValueOrigin:
         label = f"recipe {document.source}:{line}"
-        return Origin(RECIPE, label, None, f"{document.source}:{line}:{column}", (line, column))
+        return ValueOrigin(RECIPE, label, None, f"{document.source}:{line}:{column}", (line, column))
 
     tree = Tree(document.value if isinstance(document.value, dict) else {})
     tree.origins = {path: origin(mark.line, mark.column) for path, mark in document.values.items() if path}
@@ -137,7 +137,7 @@ def from_environment(environment: Mapping[str, str], options: Iterable[str]) -> 
         if not environment[name]:
             continue
         path = known.get(name)
-        origin = Origin(ENVIRONMENT, f"environment {name}", f"`{name}`", order=(1 << 30, 1))
+        origin = ValueOrigin(ENVIRONMENT, f"environment {name}", f"`{name}`", order=(1 << 30, 1))
         if path is not None:
             try:
                 assignments.append(Assignment(path, _typed(path, environment[name], origin), origin))
@@ -165,7 +165,7 @@ def _is_meant(name: str, known: Mapping[str, Path]) -> bool:
     return bool(difflib.get_close_matches(name, list(known), n=1, cutoff=0.85))
 
 
-def _unknown_variable(name: str, known: Mapping[str, Path], origin: Origin) -> Problem:
+def _unknown_variable(name: str, known: Mapping[str, Path], origin: ValueOrigin) -> Problem:
     if name.endswith("TRUST_REMOTE_CODE"):
         return never_trusted(f"the environment variable `{name}`", origin)
     message = f"environment variable `{name}` names no key of a recipe{did_you_mean(name, known)}"
@@ -188,7 +188,7 @@ def unread_variables(environment: Mapping[str, str], read: Iterable[str] = ()) -
     ]
 
 
-def never_trusted(subject: str, origin: Origin | None) -> Problem:
+def never_trusted(subject: str, origin: ValueOrigin | None) -> Problem:
     """Code from a checkpoint runs only when the person at the terminal says so."""
     message = f"{subject} is refused: trust_remote_code is never taken from a recipe"
     hint = "give --trust-remote-code on the command line if you trust the model's code"
@@ -201,7 +201,7 @@ def from_sets(sets: Sequence[str]) -> tuple[list[Assignment], list[Problem]]:
     for text in sets:
         name, equals, value = text.partition("=")
         path: Path = tuple(name.strip().split("."))
-        origin = Origin(OVERRIDE, "flag --set", f"`--set {name.strip()}`", order=(1 << 30, 2))
+        origin = ValueOrigin(OVERRIDE, "flag --set", f"`--set {name.strip()}`", order=(1 << 30, 2))
         if not equals or not all(path):
             hint = "for example --set sampling.temperature=0.7"
             problems.append(Problem(f"`--set {text}` is not KEY.PATH=VALUE", hint, order=origin.order))
@@ -219,12 +219,12 @@ def from_flags(flags: Mapping[str, tuple[Any, str]]) -> list[Assignment]:
     for name, (value, flag) in flags.items():
         path: Path = tuple(name.split("."))
         kind = "flag" if flag.startswith("-") else "argument"
-        origin = Origin(OVERRIDE, f"{kind} {flag}", f"`{flag}`", order=(1 << 30, 3))
+        origin = ValueOrigin(OVERRIDE, f"{kind} {flag}", f"`{flag}`", order=(1 << 30, 3))
         assignments += _parts(path, value, origin)
     return assignments
 
 
-def _parts(path: Path, value: Any, origin: Origin) -> list[Assignment]:
+def _parts(path: Path, value: Any, origin: ValueOrigin) -> list[Assignment]:
     """A whole section counts key by key; a draft of null is no draft."""
     if path == ("draft",) and value is None:
         return [Assignment(("draft", "method"), "none", origin)]
@@ -233,7 +233,7 @@ def _parts(path: Path, value: Any, origin: Origin) -> list[Assignment]:
     return [Assignment(path, value, origin)]
 
 
-def _typed(path: Path, text: str, origin: Origin) -> Any:
+def _typed(path: Path, text: str, origin: ValueOrigin) -> Any:
     """A value from the environment or `--set`: a YAML scalar, or a list or mapping in brackets."""
     if text[:1] in ("'", '"') or (text[:1] in ("[", "{") and not _is_text(path)):
         subject = origin.subject or ""

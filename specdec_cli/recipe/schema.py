@@ -330,7 +330,7 @@ class Structured(Section):
         return bool(self.given)
 
 
-class Engine(Section):
+class EngineSection(Section):
     """Sizes of the engine: batch, context, KV cache."""
 
     max_num_seqs: int = Field(8, ge=1, le=4096)
@@ -383,7 +383,7 @@ class Engine(Section):
         return left
 
 
-class Workload(Section):
+class WorkloadSection(Section):
     """The prompts that are measured."""
 
     dataset: str = Field("builtin:mini", min_length=1)
@@ -495,8 +495,8 @@ class Recipe(Section):
         default_factory=Sampling, description="How the next token is chosen, when an output ends."
     )
     structured: Structured = Field(default_factory=Structured, description="What outputs must match.")
-    engine: Engine = Field(default_factory=Engine, description="Sizes of the engine.")
-    workload: Workload = Field(default_factory=Workload, description="The prompts that are measured.")
+    engine: EngineSection = Field(default_factory=EngineSection, description="Sizes of the engine.")
+    workload: WorkloadSection = Field(default_factory=WorkloadSection, description="The prompts that are measured.")
     serve: Serve = Field(default_factory=Serve, description="The HTTP server.")
     gates: Gates = Field(default_factory=Gates, description="What makes a measurement fail.")
 

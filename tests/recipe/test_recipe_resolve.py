@@ -8,7 +8,7 @@ import pytest
 from specdec_cli.errors import UsageError
 from specdec_cli.recipe import DraftMethods, RecipeError, Resolved, resolve
 from specdec_cli.recipe.present import json_schema, to_yaml, yaml_value
-from specdec_cli.recipe.schema import Engine, Sampling
+from specdec_cli.recipe.schema import EngineSection, Sampling
 from specdec_cli.sampling.params import SamplingParams
 
 OPTIONS: dict[str, dict[str, Any]] = {"none": {}, "ngram": {"max": 4, "min": 2}, "model": {"model": ...}}
@@ -286,14 +286,14 @@ def test_no_such_recipe(name: str):
 
 
 def test_memory():
-    assert Engine().kv_cache_bytes() is None
-    assert Engine(kv_cache_memory="2GiB").kv_cache_bytes() == 2 << 30
-    assert Engine(kv_cache_memory="1000").kv_cache_bytes() == 1000
-    assert Engine(kv_cache_memory="90%").kv_cache_bytes(1000, weights_bytes=300) == 600
+    assert EngineSection().kv_cache_bytes() is None
+    assert EngineSection(kv_cache_memory="2GiB").kv_cache_bytes() == 2 << 30
+    assert EngineSection(kv_cache_memory="1000").kv_cache_bytes() == 1000
+    assert EngineSection(kv_cache_memory="90%").kv_cache_bytes(1000, weights_bytes=300) == 600
     with pytest.raises(UsageError, match="is not known"):
-        Engine(kv_cache_memory="90%").kv_cache_bytes()
+        EngineSection(kv_cache_memory="90%").kv_cache_bytes()
     with pytest.raises(UsageError, match="leaves nothing"):
-        Engine(kv_cache_memory="10%").kv_cache_bytes(1000, weights_bytes=300)
+        EngineSection(kv_cache_memory="10%").kv_cache_bytes(1000, weights_bytes=300)
 
 
 def test_sampling_is_sampling_params():
