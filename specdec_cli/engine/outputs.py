@@ -108,7 +108,7 @@ class Output:
 
 
 @dataclass(slots=True)
-class _Clock:
+class _RequestTimes:
     added: float
     first: float | None = None
     last: float | None = None
@@ -120,7 +120,7 @@ class Outputs:
     def __init__(self) -> None:
         self.by_id: dict[int, Output] = {}
         self.totals = SpeculativeCounts()
-        self._clocks: dict[int, _Clock] = {}
+        self._clocks: dict[int, _RequestTimes] = {}
 
     def add(
         self,
@@ -144,7 +144,7 @@ class Outputs:
         if params is not None and params.logprobs is not None:
             output.logprobs = []
         self.by_id[sequence_id] = output
-        self._clocks[sequence_id] = _Clock(perf_counter())
+        self._clocks[sequence_id] = _RequestTimes(perf_counter())
         return sequence_id
 
     def observe(self, event: Event) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from specdec_cli.engine.depth.depth import DepthPolicy, Fixed, KByBatch, Wish
+from specdec_cli.engine.depth.depth import DecodingRow, DepthPolicy, Fixed, KByBatch
 from specdec_cli.engine.sequence import Sequence
 
 if TYPE_CHECKING:
@@ -189,5 +189,5 @@ class Scheduler:
         return fed
 
 
-def _wish(sequence: Sequence, most: int) -> Wish:
-    return Wish(sequence.id, sequence.draft, most, len(sequence.tokens), sequence.room)
+def _wish(sequence: Sequence, most: int) -> DecodingRow:
+    return DecodingRow(sequence.id, sequence.draft, most, len(sequence.tokens), sequence.room)

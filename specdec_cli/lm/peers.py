@@ -82,7 +82,7 @@ class TransformersPeer:
         """
         assert self._assistant is None or len(prompts) == 1, "transformers' assistant takes one prompt at a time"
         ids, mask = self._padded(prompts)
-        clock = _Clock()
+        clock = _FirstTokenClock()
         more = {} if self._assistant is None else {"assistant_model": self._assistant}
         begin = perf_counter()
         with _failing_as("generate"), torch.inference_mode(), quiet():
@@ -114,7 +114,7 @@ class TransformersPeer:
         return ids.to(self._model.device), mask.to(self._model.device)
 
 
-class _Clock(StoppingCriteria):  # type: ignore[misc]
+class _FirstTokenClock(StoppingCriteria):  # type: ignore[misc]
     """Never stops; notes when transformers first asks, which is when the first new tokens are there."""
 
     def __init__(self) -> None:

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from specdec_cli.engine.depth.depth import Wish
+from specdec_cli.engine.depth.depth import DecodingRow
 from specdec_cli.engine.depth.survival import Survival
 
-Outcome = tuple[Sequence[Wish], list[int], Mapping[int, tuple[int, int]]]
+Outcome = tuple[Sequence[DecodingRow], list[int], Mapping[int, tuple[int, int]]]
 """What a step was asked for and gave: rows, k of each, tokens drafted and accepted by sequence."""
 
 
@@ -22,7 +22,7 @@ class Acceptance:
     _drafts: dict[str, Survival] = field(default_factory=dict)  # how much of what is asked for a drafter drafts
     _survivals: dict[int, tuple[str, Survival]] = field(default_factory=dict)
 
-    def meet(self, wishes: Sequence[Wish]) -> None:
+    def meet(self, wishes: Sequence[DecodingRow]) -> None:
         """Keep a book for each request from now on."""
         for wish in wishes:
             if wish.handle not in self._survivals:
@@ -33,12 +33,12 @@ class Acceptance:
         """Close a request's book."""
         self._survivals.pop(handle, None)
 
-    def tokens(self, wishes: Sequence[Wish], most: int, is_new: bool = False) -> list[float]:
+    def tokens(self, wishes: Sequence[DecodingRow], most: int, is_new: bool = False) -> list[float]:
         """Tokens expected of a step, by k = 0 … most; `is_new`: if these requests had only begun."""
         alive = (self._survival(wish, is_new).curve(wish.most) + [0.0] * (most - wish.most) for wish in wishes)
         return list(accumulate(map(sum, zip(*alive, strict=True)), initial=float(len(wishes))))
 
-    def drafting(self, wishes: Sequence[Wish], most: int) -> list[float]:
+    def drafting(self, wishes: Sequence[DecodingRow], most: int) -> list[float]:
         """P(at least j tokens are drafted for a row that may draft), j = 1 … most, in the mean over these rows."""
         mosts: dict[str, list[int]] = {}
         for wish in wishes:
@@ -83,7 +83,7 @@ class Acceptance:
             self._draft(name).add(asked, found, num)
         return drafted, num_tokens
 
-    def _survival(self, wish: Wish, is_new: bool) -> Survival:
+    def _survival(self, wish: DecodingRow, is_new: bool) -> Survival:
         own = None if is_new else self._survivals.get(wish.handle)
         return own[1] if own else self._pool(wish.drafter)
 

@@ -31,8 +31,8 @@ from statistics import fmean
 from time import perf_counter
 
 from specdec_cli.engine.depth.acceptance import Acceptance, Outcome
-from specdec_cli.engine.depth.costs import INTERRUPTED, Company, Cost, Costs, Sample, hoped
-from specdec_cli.engine.depth.depth import Wish
+from specdec_cli.engine.depth.costs import INTERRUPTED, Company, Cost, Sample, StepCosts, hoped
+from specdec_cli.engine.depth.depth import DecodingRow
 
 EXPLORATION = 0.004  # what exploring may lose, of the time
 _FIRST_K = 1  # the first one measured: what a slow or bad draft costs is found out at little cost
@@ -66,7 +66,7 @@ _SETTLED = 8
 _SLOWEST = 3  # a first look's step counts for so many plain ones at most: a model's first forward of all takes long
 
 
-_Step = tuple[Company, Sequence[Wish], float, int, Outcome | None]
+_Step = tuple[Company, Sequence[DecodingRow], float, int, Outcome | None]
 """Its rows' company, its rows, seconds, undisturbed steps of its kind before it, None if it was plain.
 
 What disturbs is another kind of step, and a prompt; a step in which one is fed has -1.
@@ -84,7 +84,7 @@ class _Plan:
     num_left: int = 1  # steps that it still holds for
     num_held_back: int = 0  # steps more, once there are as many rows again as it was decided for
     k: int = 0
-    drafting: Sequence[Wish] = ()  # rows that may be drafted for
+    drafting: Sequence[DecodingRow] = ()  # rows that may be drafted for
     drafted_for: frozenset[int] = frozenset()  # sequences that are
     num_unread: int = 0  # tokens that its drafters read before they draft
     best_rate: float | None = None  # tokens a second and row that the best k would give
@@ -93,7 +93,7 @@ class _Plan:
     outlives: bool = False  # whether nothing would be drafted for requests of which nothing is known either
     reading_first: float = 0.0  # seconds that drafters would read before a look, which had to wait for that, too
     earned: float = 1.0  # seconds that exploring may lose more with each step
-    wishes: Sequence[Wish] = ()  # of the step that is made
+    wishes: Sequence[DecodingRow] = ()  # of the step that is made
     ks: list[int] = field(default_factory=list)
     # Of steps not learned from yet:
     num_steps: int = 0
@@ -133,7 +133,7 @@ class Adaptive:
     _own_seconds: float = 0.0  # that this took, of the step that is made
     _deciding: Cost = field(default_factory=Cost)  # seconds of a decision, learning what was before it included
     _plan: _Plan | None = None
-    _costs: Costs = field(default_factory=Costs)
+    _costs: StepCosts = field(default_factory=StepCosts)
     _acceptance: Acceptance = field(default_factory=Acceptance)
     _read: dict[int, int] = field(default_factory=dict)  # tokens of a sequence that its drafter has read
     _ended: list[int] = field(default_factory=list)  # sequences to be dropped once their last steps are learned from
@@ -144,7 +144,7 @@ class Adaptive:
         self._learn()
         return Account(self._spent, self._explored, self._num_exploring)
 
-    def choose(self, wishes: Sequence[Wish], is_pure: bool) -> list[int]:
+    def choose(self, wishes: Sequence[DecodingRow], is_pure: bool) -> list[int]:
         """The best k for every row, within its own limit; now and then another one, to measure it."""
         plan, self._own_seconds = self._plan, 0.0
         rows = list(map(_HANDLE, wishes))
@@ -184,7 +184,7 @@ class Adaptive:
         """A sequence ended or is read anew; what its drafter's pool learned of it stays."""
         self._ended.append(handle)
 
-    def _outlives(self, plan: _Plan, rows: Sequence[int], wishes: Sequence[Wish], is_pure: bool) -> bool:
+    def _outlives(self, plan: _Plan, rows: Sequence[int], wishes: Sequence[DecodingRow], is_pure: bool) -> bool:
         """Whether a decision holds for these rows, too; and for how long, which it sets.
 
         It does where some ended, for a while; one to draft nothing also where there are about as many and no look at
@@ -212,7 +212,7 @@ class Adaptive:
             plan.reading_first = reading
         return plan.num_left > 0
 
-    def _decide(self, wishes: Sequence[Wish], is_pure: bool) -> _Plan:
+    def _decide(self, wishes: Sequence[DecodingRow], is_pure: bool) -> _Plan:
         company = Company.of(wishes)
         plan = _Plan(company, company, list(map(_HANDLE, wishes)), is_pure)
         plan.drafting = [wish for wish in wishes if wish.most]
@@ -236,7 +236,7 @@ class Adaptive:
             self._num_alike = 0
         return plan
 
-    def _choose_best(self, plan: _Plan, wishes: Sequence[Wish]) -> None:
+    def _choose_best(self, plan: _Plan, wishes: Sequence[DecodingRow]) -> None:
         """The k of the most tokens a second, or one to explore, where it is known what steps cost."""
         most, unread = max(map(_MOST, wishes)), self._unread(plan.drafting)
         seconds = self._costs.seconds(plan.company, self._acceptance.drafting(plan.drafting, most), _context(wishes))
@@ -262,7 +262,7 @@ class Adaptive:
             usual = seconds[plan.k] + reading
             plan.most_seconds = (_SLOWEST if self._costs.knows_reading(plan.company) else _REPAID_IN) * usual
 
-    def _look_first(self, plan: _Plan, wishes: Sequence[Wish]) -> None:
+    def _look_first(self, plan: _Plan, wishes: Sequence[DecodingRow]) -> None:
         """A first look at a draft, where plain steps are known and nothing else."""
         seconds = self._costs.plain_seconds(plan.company, _context(wishes))
         plan.best_rate, plan.most_seconds = 1 / seconds, _SLOWEST * seconds
@@ -274,7 +274,7 @@ class Adaptive:
             plan.drafting = sorted(plan.drafting, key=_LENGTH)[:_FIRST_ROWS]
             plan.k, plan.is_exploring, plan.num_left = min(max(map(_MOST, wishes)), _FIRST_K), True, _STEPS_TOGETHER[0]
 
-    def _unread(self, wishes: Sequence[Wish]) -> int:
+    def _unread(self, wishes: Sequence[DecodingRow]) -> int:
         """Tokens that drafters would have to read before they draft for these rows."""
         read, drafted_for = self._read, self._drafted_for
         return sum(wish.length - read.get(wish.handle, 0) for wish in wishes if wish.handle not in drafted_for)
@@ -405,7 +405,7 @@ class Adaptive:
 _HANDLE, _MOST, _LENGTH = attrgetter("handle"), attrgetter("most"), attrgetter("length")
 
 
-def _context(wishes: Sequence[Wish]) -> int:
+def _context(wishes: Sequence[DecodingRow]) -> int:
     """Tokens of all rows' contexts."""
     return sum(map(_LENGTH, wishes))
 

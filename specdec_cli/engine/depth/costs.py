@@ -19,7 +19,7 @@ from math import inf
 from operator import mul, sub
 from statistics import fmean
 
-from specdec_cli.engine.depth.depth import Wish
+from specdec_cli.engine.depth.depth import DecodingRow
 
 INTERRUPTED = 1.5  # a step that takes so many times what was expected is taken for an interrupted one
 _MEMORY = 64  # steps that a mean of seconds looks back on
@@ -111,7 +111,7 @@ class Company:
     drafters: tuple[str, ...]
 
     @classmethod
-    def of(cls, wishes: Sequence[Wish]) -> Company:
+    def of(cls, wishes: Sequence[DecodingRow]) -> Company:
         """The company of some rows; numbers above 8 are rounded, so that alike ones share their costs."""
         names = [wish.drafter for wish in wishes if wish.most]
         return cls(_bucket(len(wishes)), _bucket(len(names)), tuple(sorted(set(names))))
@@ -128,7 +128,7 @@ def _bucket(num: int) -> int:
 
 
 @dataclass(slots=True)
-class Costs:
+class StepCosts:
     """Seconds of a step by company and tokens drafted, plain steps by rows alone.
 
     Attributes:

@@ -47,7 +47,7 @@ class KByBatch:
 
 
 @dataclass(slots=True)
-class Wish:
+class DecodingRow:
     """A row that decodes in a step.
 
     Args:
@@ -68,7 +68,7 @@ class Wish:
 class DepthPolicy(Protocol):
     """Chooses k for the rows of a step and is told what became of it."""
 
-    def choose(self, wishes: Sequence[Wish], is_pure: bool) -> list[int]:
+    def choose(self, wishes: Sequence[DecodingRow], is_pure: bool) -> list[int]:
         """k for each row, at most its `most`; the step is pure when no prompt is fed in it."""
         ...
 
@@ -84,7 +84,7 @@ class DepthPolicy(Protocol):
 class Fixed:
     """As many as each request wants."""
 
-    def choose(self, wishes: Sequence[Wish], is_pure: bool) -> list[int]:
+    def choose(self, wishes: Sequence[DecodingRow], is_pure: bool) -> list[int]:
         """Every row's most."""
         return [wish.most for wish in wishes]
 

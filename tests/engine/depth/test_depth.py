@@ -9,8 +9,8 @@ import pytest
 
 from specdec_cli.engine.depth import adaptive
 from specdec_cli.engine.depth.adaptive import Adaptive
-from specdec_cli.engine.depth.costs import Company, Costs
-from specdec_cli.engine.depth.depth import Fixed, KByBatch, Wish
+from specdec_cli.engine.depth.costs import Company, StepCosts
+from specdec_cli.engine.depth.depth import DecodingRow, Fixed, KByBatch
 from specdec_cli.engine.depth.survival import Survival
 
 K = 6
@@ -51,7 +51,7 @@ def simulate(
     for step in range(steps):
         if generator.random() < 1 / 60:
             slower = drift * generator.random()
-        wishes = [Wish(step // length * rows + i, "model", K, 20 + step % length) for i in range(rows)]
+        wishes = [DecodingRow(step // length * rows + i, "model", K, 20 + step % length) for i in range(rows)]
         ks = policy.choose(wishes, True)
         k = max(ks)
         accepted = {}
@@ -129,7 +129,7 @@ def test_longer_contexts_and_caches_that_a_draft_has_emptied_do_not_make_it_look
     for group in range(10):
         read, settled, length = dict[int, int](), 0, 30.0
         while length < 160:
-            wishes = [Wish(group * rows + i, "model", K, int(length)) for i in range(rows)]
+            wishes = [DecodingRow(group * rows + i, "model", K, int(length)) for i in range(rows)]
             settled, tokens = step(wishes, length > 30, settled, read)
             length += tokens / rows
         for i in range(rows):
@@ -138,8 +138,8 @@ def test_longer_contexts_and_caches_that_a_draft_has_emptied_do_not_make_it_look
 
 
 def test_costs_follow_the_contexts():
-    wishes = [Wish(i, "model", K, 100) for i in range(4)]
-    company, costs, now = Company.of(wishes), Costs(), 0
+    wishes = [DecodingRow(i, "model", K, 100) for i in range(4)]
+    company, costs, now = Company.of(wishes), StepCosts(), 0
     for context in (500, 520):
         now += 1
         costs.add(company, 1, [(1.0, 0.005, context)], range(now, now + 1))
@@ -215,7 +215,7 @@ def test_what_a_draft_costs_many_rows_shuts_it_not_out_for_one():
 def test_a_first_forward_that_takes_long_shuts_no_good_draft_out():
     policy, warm_up, chosen = Adaptive(), 5000.0, []
     for step in range(300):
-        k = policy.choose([Wish(step // 40, "model", K, step)], True)[0]
+        k = policy.choose([DecodingRow(step // 40, "model", K, step)], True)[0]
         seconds = CURVES["memory-bound"](1, k)
         if k:
             seconds, warm_up = seconds + warm_up, 0.0
@@ -228,7 +228,7 @@ def test_a_machine_that_stops_for_a_while_in_a_look_shuts_no_draft_out():
     """What a draft has to read first is paid for by exploring, but a pause of 2,000 steps is not its fault."""
     policy, generator, chosen, paused_at = Adaptive(), random.Random(1), [0], None
     for step in range(2300):
-        wish = Wish(step // 100, "model", K, 20 + step % 100)
+        wish = DecodingRow(step // 100, "model", K, 20 + step % 100)
         k = policy.choose([wish], True)[0]
         rate = 0.05 if step < 800 else 0.95
         accepted = sum(generator.random() < rate**j for j in range(1, k + 1))
@@ -243,9 +243,9 @@ def test_a_machine_that_stops_for_a_while_in_a_look_shuts_no_draft_out():
 def test_a_draft_does_not_begin_to_read_what_soon_ends():
     policy = Adaptive()
     simulate(policy, CURVES["memory-bound"], 0.8, steps=1500, length=100, reading=0.4)
-    assert policy.choose([Wish(7000, "model", K, 400, left=400)], True)[0] > 0
+    assert policy.choose([DecodingRow(7000, "model", K, 400, left=400)], True)[0] > 0
     policy.forget(7000)
-    assert policy.choose([Wish(7001, "model", K, 400, left=6)], True)[0] == 0
+    assert policy.choose([DecodingRow(7001, "model", K, 400, left=6)], True)[0] == 0
 
 
 def test_what_exploring_costs_is_counted_and_small():
@@ -266,7 +266,7 @@ def test_exploring_is_a_share_of_the_time_that_is_taken_where_drafting_pays():
 def test_what_a_draft_reads_first_after_plain_steps_is_counted_as_exploring():
     policy, took, plain, previous = Adaptive(), 0.0, 0.0, 0
     for step in range(4000):
-        k = policy.choose([Wish(0, "model", K, step)], True)[0]
+        k = policy.choose([DecodingRow(0, "model", K, step)], True)[0]
         seconds = 20 + 10 * k + (200 if k and not previous else 0)
         policy.observe(seconds, {0: (k, 0)})
         took, plain, previous = took + seconds, plain + 20, k
@@ -277,7 +277,7 @@ def test_what_a_draft_reads_first_after_plain_steps_is_counted_as_exploring():
 def test_each_row_keeps_its_own_limit_and_a_step_with_prompts_explores_nothing():
     policy = Adaptive()
     for step in range(400):
-        wishes = [Wish(0, "model", 4, 9), Wish(1, "ngram", 1, 9), Wish(2, "none", 0, 9)]
+        wishes = [DecodingRow(0, "model", 4, 9), DecodingRow(1, "ngram", 1, 9), DecodingRow(2, "none", 0, 9)]
         ks = policy.choose(wishes, step % 2 == 0)
         assert all(k <= wish.most for k, wish in zip(ks, wishes, strict=True))
         before = policy.account.num_exploring
@@ -293,9 +293,9 @@ def test_a_decision_holds_for_some_steps_but_not_for_other_rows(monkeypatch):
     simulate(policy, CURVES["memory-bound"], 0.9, steps=400)
     assert 400 / 8 <= len(decided) <= 400 / 3
     for wishes in (
-        [Wish(5, "model", K, 9)],
-        [Wish(6, "model", 2, 9)],
-        [Wish(6, "model", 2, 9), Wish(7, "model", K, 9)],
+        [DecodingRow(5, "model", K, 9)],
+        [DecodingRow(6, "model", 2, 9)],
+        [DecodingRow(6, "model", 2, 9), DecodingRow(7, "model", K, 9)],
     ):
         before = len(decided)
         assert policy.choose(wishes, True)[0] <= wishes[0].most
@@ -309,7 +309,7 @@ def test_a_decision_outlives_rows_that_end_and_prompts_that_are_fed(monkeypatch)
     decided = decisions(monkeypatch)
     for num_rows in range(8, 0, -1):
         for is_pure in (True, False):
-            wishes = [Wish(900 + i, "model", K, 50) for i in range(num_rows)]
+            wishes = [DecodingRow(900 + i, "model", K, 50) for i in range(num_rows)]
             assert len(policy.choose(wishes, is_pure)) == num_rows
             policy.observe(20.0, {wish.handle: (3, 3) for wish in wishes})
         policy.forget(900 + num_rows - 1)
@@ -324,7 +324,7 @@ def test_to_draft_nothing_holds_for_other_requests_where_no_draft_is_near_to_pay
         assert policy.choose([], False) == []
         policy.observe(20.0, {})
         for step in range(96):
-            k = policy.choose([Wish(900 + text, "model", K, 20 + step)], True)[0]
+            k = policy.choose([DecodingRow(900 + text, "model", K, 20 + step)], True)[0]
             policy.observe(CURVES["slow draft"](1, k), {900 + text: (k, 0)})
         policy.forget(900 + text)
     assert len(decided) < 20, "less than one for each"
@@ -333,7 +333,10 @@ def test_to_draft_nothing_holds_for_other_requests_where_no_draft_is_near_to_pay
 def test_rows_that_may_not_draft_are_decided_for_seldom(monkeypatch):
     policy, decided = Adaptive(), decisions(monkeypatch)
     for step in range(256):
-        assert policy.choose([Wish(0, "model", 0, 20 + step), Wish(1, "none", 0, 20 + step)], True) == [0, 0]
+        assert policy.choose([DecodingRow(0, "model", 0, 20 + step), DecodingRow(1, "none", 0, 20 + step)], True) == [
+            0,
+            0,
+        ]
         policy.observe(20.0, {0: (0, 0), 1: (0, 0)})
     assert len(decided) <= 2
 
@@ -343,7 +346,7 @@ def test_a_row_that_comes_to_its_end_is_no_new_decision_but_gets_no_more_than_it
     simulate(policy, CURVES["memory-bound"], 0.9, steps=400)
     asked = []
     for left in range(40, -1, -1):
-        asked.append(policy.choose([Wish(0, "model", min(K, left), 9)], True)[0])
+        asked.append(policy.choose([DecodingRow(0, "model", min(K, left), 9)], True)[0])
         assert asked[-1] <= left
         policy.observe(20.0, {0: (asked[-1], asked[-1])})
     before = len(decided)
@@ -354,7 +357,7 @@ def test_a_row_that_comes_to_its_end_is_no_new_decision_but_gets_no_more_than_it
 def test_the_first_look_at_a_draft_is_for_some_rows_of_a_large_batch():
     policy, rows = Adaptive(), 16
     for step in range(12):
-        wishes = [Wish(i, "model", K, 20 + step + 10 * (i == 3)) for i in range(rows)]
+        wishes = [DecodingRow(i, "model", K, 20 + step + 10 * (i == 3)) for i in range(rows)]
         ks = policy.choose(wishes, True)
         if any(ks):
             break
@@ -368,7 +371,7 @@ def test_a_first_look_waits_until_the_time_seen_and_asked_for_is_enough_for_it(n
     for text in range(200 // num_tokens + 1):
         for step in range(num_tokens):
             left = num_tokens - step
-            k = policy.choose([Wish(text, "model", min(K, left), 20 + step, left)], True)[0]
+            k = policy.choose([DecodingRow(text, "model", min(K, left), 20 + step, left)], True)[0]
             policy.observe(seconds(1, k), {text: (k, 0)})
             took, plain, looked = took + seconds(1, k), plain + seconds(1, 0), looked or k > 0
         policy.forget(text)
@@ -379,7 +382,7 @@ def test_a_first_look_waits_until_the_time_seen_and_asked_for_is_enough_for_it(n
 def test_a_first_look_does_not_wait_where_much_is_asked_for():
     policy = Adaptive()
     for step in range(20):
-        if policy.choose([Wish(0, "model", K, 20 + step, 128 - step)], True)[0]:
+        if policy.choose([DecodingRow(0, "model", K, 20 + step, 128 - step)], True)[0]:
             return
         policy.observe(20.0, {0: (0, 0)})
     pytest.fail("no look in 20 steps")
@@ -387,8 +390,8 @@ def test_a_first_look_does_not_wait_where_much_is_asked_for():
 
 def test_a_step_that_broke_off_is_not_learned_from():
     policy = Adaptive()
-    policy.choose([Wish(0, "model", 4, 9)], True)
-    assert policy.choose([Wish(1, "model", 4, 9)], True) == [0]
+    policy.choose([DecodingRow(0, "model", 4, 9)], True)
+    assert policy.choose([DecodingRow(1, "model", 4, 9)], True) == [0]
     policy.observe(1.0, {1: (0, 0)})
     assert policy.account.seconds == 1.0
 
@@ -414,7 +417,7 @@ def test_k_by_batch():
     assert KByBatch.of(4, ((1, 5),), None).most == 5
     limited = KByBatch.of(4, ((1, 5), (8, 3)), 2)
     assert [limited.k(num, None) for num in (1, 2, 3, 9)] == [5, 5, 0, 0]
-    assert Fixed().choose([Wish(0, "model", 3, 9)], True) == [3]
+    assert Fixed().choose([DecodingRow(0, "model", 3, 9)], True) == [3]
 
 
 @pytest.mark.parametrize(("finds", "rate"), [(0.15, 0.5), (0.3, 0.6), (0.3, 0.3), (0.05, 0.8)])
@@ -426,7 +429,9 @@ def test_a_drafter_that_now_and_then_finds_something_is_never_much_slower_than_n
         finding = dict[int, bool]()
         for step in range(220):
             begun, place = divmod(step, length)
-            wishes = [Wish(begun * rows + i, "ngram", min(K, length - 1 - place), 20 + place) for i in range(rows)]
+            wishes = [
+                DecodingRow(begun * rows + i, "ngram", min(K, length - 1 - place), 20 + place) for i in range(rows)
+            ]
             ks, found = policy.choose(wishes, True), dict[int, tuple[int, int]]()
             for wish, k in zip(wishes, ks, strict=True):
                 chance = 0.85 if finding.get(wish.handle) else finds * 0.15 / (1 - finds)
@@ -454,11 +459,13 @@ def test_what_deciding_takes_is_no_part_of_a_steps_cost(monkeypatch):
 
     monkeypatch.setattr(adaptive, "perf_counter", lambda: clock[0])
     monkeypatch.setattr(Adaptive, "_decide", slowly)
-    monkeypatch.setattr(Costs, "add", lambda costs, company, k, steps, numbers: told.extend((k, one) for one in steps))
+    monkeypatch.setattr(
+        StepCosts, "add", lambda costs, company, k, steps, numbers: told.extend((k, one) for one in steps)
+    )
     policy = Adaptive()
     for step in range(200):
         before = clock[0]
-        k = policy.choose([Wish(step // 3, "model", K, 20 + step % 3)], True)[0]
+        k = policy.choose([DecodingRow(step // 3, "model", K, 20 + step % 3)], True)[0]
         policy.observe(20.0 + 10 * k + clock[0] - before, {step // 3: (k, 0)})
     assert clock[0] > 15.0 * 20
     assert len(told) > 40
@@ -474,7 +481,7 @@ def test_to_draft_nothing_holds_for_a_batch_in_which_requests_are_replaced(monke
         for step in range(20):
             if step:
                 running += [920 + request] * (len(running) < rows)
-            wishes = [Wish(handle, "model", K, 50 + step) for handle in running]
+            wishes = [DecodingRow(handle, "model", K, 50 + step) for handle in running]
             ks = policy.choose(wishes, step > 0)
             policy.observe(
                 CURVES["compute-bound"](rows, max(ks)), {h: (k, 0) for h, k in zip(running, ks, strict=True)}
@@ -486,20 +493,20 @@ def test_rows_that_may_draft_again_are_decided_for():
     policy = Adaptive()
     simulate(policy, CURVES["memory-bound"], 0.95, rows=2, steps=600)
     for step in range(3):
-        wishes = [Wish(i, "model", 0, 20 + step) for i in (900, 901)]
+        wishes = [DecodingRow(i, "model", 0, 20 + step) for i in (900, 901)]
         assert policy.choose(wishes, True) == [0, 0]
         policy.observe(20.6, {900: (0, 0), 901: (0, 0)})
-    assert max(policy.choose([Wish(i, "model", K, 23) for i in (900, 901)], False)) > 0
+    assert max(policy.choose([DecodingRow(i, "model", K, 23) for i in (900, 901)], False)) > 0
 
 
 def test_what_a_draft_reads_is_not_measured_against_steps_with_prompts(monkeypatch):
     policy, told = Adaptive(), []
     simulate(policy, CURVES["memory-bound"], 0.95, steps=600)
-    monkeypatch.setattr(Costs, "add_reading", lambda *given: told.append(given[2:]))
+    monkeypatch.setattr(StepCosts, "add_reading", lambda *given: told.append(given[2:]))
     for text in range(900, 910):
         for step in range(30):
             is_pure = step % 4 != 2
-            k = policy.choose([Wish(text, "model", K, 100 + 5 * step, left=400)], is_pure)[0]
+            k = policy.choose([DecodingRow(text, "model", K, 100 + 5 * step, left=400)], is_pure)[0]
             seconds = CURVES["memory-bound"](1, k) + 40 * (not step) + 300 * (not is_pure)
             policy.observe(seconds, {text: (k, k)})
     assert len(told) > 4
@@ -509,11 +516,11 @@ def test_what_a_draft_reads_is_not_measured_against_steps_with_prompts(monkeypat
 def test_a_preempted_request_is_read_anew_though_it_was_drafted_for(monkeypatch):
     policy, told = Adaptive(), []
     simulate(policy, CURVES["memory-bound"], 0.95, steps=600)
-    monkeypatch.setattr(Costs, "add_reading", lambda *given: told.append(given[2]))
+    monkeypatch.setattr(StepCosts, "add_reading", lambda *given: told.append(given[2]))
 
     def steps(length, num):
         for step in range(num):
-            k = policy.choose([Wish(900, "model", K, length + 5 * step, left=2000)], True)[0]
+            k = policy.choose([DecodingRow(900, "model", K, length + 5 * step, left=2000)], True)[0]
             assert k > 0
             policy.observe(CURVES["memory-bound"](1, k), {900: (k, k)})
 
@@ -531,7 +538,7 @@ def test_a_look_ends_where_other_requests_prompts_are_fed():
     simulate(policy, CURVES["very slow draft"], 0.05, steps=600, length=100)
     for handle in range(700, 740):
         for step in range(50):
-            k = policy.choose([Wish(handle, "model", K, 20 + step)], True)[0]
+            k = policy.choose([DecodingRow(handle, "model", K, 20 + step)], True)[0]
             policy.observe(CURVES["very slow draft"](1, k), {handle: (k, 0)})
             if k:
                 break
@@ -539,6 +546,6 @@ def test_a_look_ends_where_other_requests_prompts_are_fed():
             continue
         assert policy.choose([], False) == []
         policy.observe(500.0, {})
-        assert policy.choose([Wish(handle + 100, "model", K, 400)], True) == [0]
+        assert policy.choose([DecodingRow(handle + 100, "model", K, 400)], True) == [0]
         return
     pytest.fail("no look in 2,000 steps")
