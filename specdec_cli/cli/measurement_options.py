@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from specdec_cli.cli.options import Shared
     from specdec_cli.engine.prompts import PromptRow, PromptSet
     from specdec_cli.recipe import Recipe
-    from specdec_cli.recipe.schema import Gates, Speculation
-    from specdec_cli.recipe.schema import WorkloadSection as WorkloadSection
+    from specdec_cli.recipe.schema import Gates, Speculation, WorkloadSection
 
 HOW, FILES = "How it is measured", "Result files"
 _TIMED_TASK = re.compile(r"\b(by_task|task_winners)\..*\.(speedup|timing)\b")

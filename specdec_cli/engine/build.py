@@ -26,8 +26,7 @@ from specdec_cli.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from specdec_cli.engine.engine import Engine
     from specdec_cli.lm.door import LM
-    from specdec_cli.recipe.schema import EngineSection as RecipeEngine
-    from specdec_cli.recipe.schema import Recipe
+    from specdec_cli.recipe.schema import EngineSection, Recipe
 
 EngineT = TypeVar("EngineT", bound="Engine")
 
@@ -284,7 +283,7 @@ def engine_options(recipe: Recipe) -> EngineOptions:
     )
 
 
-def given_cache_bytes(engine: RecipeEngine) -> KVCacheBytes:
+def given_cache_bytes(engine: EngineSection) -> KVCacheBytes:
     """What a recipe says of the KV cache's memory; a share can only be computed once the weights are loaded."""
     return engine.kv_cache_bytes() if engine.memory_share() is None else engine.kv_cache_bytes
 

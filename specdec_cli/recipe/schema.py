@@ -333,6 +333,8 @@ class Structured(Section):
 class EngineSection(Section):
     """Sizes of the engine: batch, context, KV cache."""
 
+    model_config = ConfigDict(title="Engine")
+
     max_num_seqs: int = Field(8, ge=1, le=4096)
     """Most sequences that run together."""
     max_model_len: int | None = Field(None, ge=2, le=2**24)
@@ -385,6 +387,8 @@ class EngineSection(Section):
 
 class WorkloadSection(Section):
     """The prompts that are measured."""
+
+    model_config = ConfigDict(title="Workload")
 
     dataset: str = Field("builtin:mini", min_length=1)
     """Prompts: builtin:mini, builtin:stories, a preset (mt-bench, gsm8k, ...), a file, a folder or a hub id."""

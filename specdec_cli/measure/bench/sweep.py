@@ -17,8 +17,7 @@ from specdec_cli.measure.bench.bench import Bench, EngineArm, Plan, Progress
 from specdec_cli.measure.bench.in_turn import InTurn
 from specdec_cli.measure.bench.passes import Differences, Track
 from specdec_cli.measure.bench.recommend import Case
-from specdec_cli.measure.bench.verdict import StepSplit as StepCosts
-from specdec_cli.measure.bench.verdict import costs_of
+from specdec_cli.measure.bench.verdict import StepSplit, costs_of
 from specdec_cli.measure.machine.load import Conditions, Load, look_at_load
 from specdec_cli.measure.predict.cost import Costs
 from specdec_cli.measure.predict.evidence import INDIFFERENT, TRUSTED, Evidence, Recommendation
@@ -271,7 +270,7 @@ class Sweep:
         predicted = None if self.prediction is None else self.prediction.rows[one.k - 1].speedup
         return Evidence(one.speedup, predicted, TRUSTED if self.batch_size == 1 else math.inf)
 
-    def _costs(self, k: int) -> StepCosts | None:
+    def _costs(self, k: int) -> StepSplit | None:
         one = self._bench_of(k)
         return None if one is None else costs_of(one)
 
