@@ -16,8 +16,7 @@ from specdec_cli.cli.prompts import given_prompts
 from specdec_cli.cli.screen import interruptible, open_screen, progress
 from specdec_cli.cli.structured import GrammarSource, wanted
 from specdec_cli.engine.arms import Arm, Comparison, Request, decode
-from specdec_cli.engine.chats import ChatMessage
-from specdec_cli.engine.prompts import PromptRow, PromptSet
+from specdec_cli.engine.prompts import ChatMessage, PromptRow, PromptSet
 from specdec_cli.errors import ExitCode, UsageError
 from specdec_cli.measure.workload.turns import Dialogue, Round, dialogues, lost_turns
 from specdec_cli.recipe.present import to_yaml

@@ -190,16 +190,13 @@ class Measurement(ABC, Generic[Study]):
 
     def tokenize(self, engine: Engine) -> Workload:
         """The prompts, tokenised; of conversations every turn, with the target's answers before it."""
-        from specdec_cli.measure.workload.workload import tokenize
-
-        def encode(row: PromptRow) -> list[int]:
-            return engine.encode(row.chat() if self.asked.chat else row.prompt)
+        from specdec_cli.measure.workload.workload import workload_of
 
         params = SamplingParams(**self.recipe.sampling.model_dump() | {"logprobs": None})
-        rows, num_lost = every_turn(engine, self.rows, self.asked.chat, params)
+        requests, num_lost = every_turn(engine, self.rows, self.asked.chat, params)
         if num_lost:
             self.prompts.notices.append(lost_turns(num_lost))
-        found = tokenize(rows, self.recipe.workload.dataset, encode, params, engine.target.max_context)
+        found = workload_of(requests, self.recipe.workload.dataset, engine.target.max_context)
         check_batch(self.asked.batch_size, len(found.requests))
         return found
 

@@ -1,1 +1,1 @@
-"""The engine: the step, sequences, the scheduler, verification."""
+"""The engine: the step, sequences, the scheduler, verification; requests, arms and the driver that decodes them."""

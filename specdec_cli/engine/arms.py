@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from specdec_cli.engine.driver import Driver, never
 from specdec_cli.engine.meter import Meter
 from specdec_cli.engine.outputs import Output, Outputs, Timing
 from specdec_cli.errors import UsageError
@@ -49,7 +50,7 @@ class Arm:
     meter: Meter = field(default_factory=Meter)
     draft: str | None = None
 
-    def begin(self, engine: Engine, requests: Sequence[Request]) -> Outputs:
+    def begin(self, driver: Driver, requests: Sequence[Request]) -> None:
         """Queue a group of requests and collect what becomes of them.
 
         Raises:
@@ -59,9 +60,10 @@ class Arm:
         self.passes.append(outputs)
         for request in requests:
             try:
-                sequence_id = outputs.add(
-                    engine,
+                outputs.add(
+                    driver,
                     request.token_ids,
+                    request.row.prompt,
                     request.params,
                     self.num_speculative_tokens,
                     request.row.index,
@@ -70,8 +72,6 @@ class Arm:
                 )
             except UsageError as error:
                 raise _named(error, request, len(requests)) from error
-            outputs.by_id[sequence_id].prompt = request.row.prompt
-        return outputs
 
     def observe(self, event: Event) -> None:
         """Fold one event of the pass that runs."""
@@ -102,7 +102,17 @@ Watch = Callable[[Arm, Event], None]
 Stopped = Callable[[], bool]
 
 
-def decode(engine: Engine, arm: Arm, requests: Sequence[Request], watch: Watch, stopped: Stopped) -> None:
+def unwatched(_arm: Arm, _event: Event) -> None:
+    """Watch nothing."""
+
+
+def decode(
+    engine: Engine,
+    arm: Arm,
+    requests: Sequence[Request],
+    watch: Watch = unwatched,
+    stopped: Stopped = never,
+) -> None:
     """Decode requests together in one arm; when `stopped` turns true, what is unfinished is aborted.
 
     Args:
@@ -111,14 +121,16 @@ def decode(engine: Engine, arm: Arm, requests: Sequence[Request], watch: Watch, 
         requests: one group.
         watch: told every event after the arm has folded it.
         stopped: asked between steps.
+
+    Raises:
+        Exception: the one that ended a request; the others are aborted.
     """
-    outputs = arm.begin(engine, requests)
-    while engine.has_work:
-        stop = stopped()
-        events = engine.step() if not stop else [e for i in outputs.by_id for e in engine.abort(i)]
-        for event in events:
-            arm.observe(event)
-            watch(arm, event)
+    with Driver(engine) as driver:
+        arm.begin(driver, requests)
+        for events in driver.steps(stopped):
+            for event in events:
+                arm.observe(event)
+                watch(arm, event)
 
 
 @dataclass(slots=True)
@@ -198,7 +210,7 @@ class Comparison:
         few = min(_NUM_WARM_UP_TOKENS, request.params.max_new_tokens)
         params = replace(request.params, max_new_tokens=few, min_tokens=0)
         uncounted = Arm(arm.name, arm.num_speculative_tokens)
-        decode(engine, uncounted, [replace(request, params=params)], lambda _arm, _event: None, stopped)
+        decode(engine, uncounted, [replace(request, params=params)], stopped=stopped)
 
 
 def _check(engine: Engine, requests: Sequence[Request]) -> None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from specdec_cli.events import (
     IMPOSSIBLE,
     Event,
-    Failed,
     Finished,
     FinishReason,
     SpeculativeCounts,
@@ -18,8 +17,7 @@ from specdec_cli.events import (
 )
 
 if TYPE_CHECKING:
-    from specdec_cli.engine.engine import Engine
-    from specdec_cli.engine.requests import Prompt
+    from specdec_cli.engine.driver import Driver
     from specdec_cli.sampling.grammar import Grammar
     from specdec_cli.sampling.params import SamplingParams
 
@@ -124,23 +122,36 @@ class Outputs:
 
     def add(
         self,
-        engine: Engine,
-        prompt: Prompt,
+        driver: Driver,
+        tokens: list[int],
+        text: str | None = None,
         params: SamplingParams | None = None,
         num_speculative_tokens: int | None = None,
         index: int | None = None,
         grammar: Grammar | None = None,
         draft: str | None = None,
     ) -> int:
-        """Queue a request on the engine and collect its events from now on; returns its id."""
+        """Queue a request and collect its events from now on; returns its id.
+
+        Args:
+            driver: takes the request.
+            tokens: the prompt's.
+            text: the prompt's, for the result.
+            params: how it is sampled.
+            num_speculative_tokens: its own k.
+            index: the prompt's place; the number of requests so far without one.
+            grammar: what the output must match.
+            draft: name of its drafter.
+
+        Raises:
+            UsageError: the engine does not accept it.
+        """
         from specdec_cli.engine.verify import is_lossless, resolve_mode
 
-        tokens = engine.encode(prompt)
-        sequence_id = engine.add(tokens, params, num_speculative_tokens, grammar=grammar, draft=draft)
-        text = prompt if isinstance(prompt, str) else engine.tokenizer.decode(tokens) if engine.tokenizer else None
+        sequence_id = driver.add(tokens, params, num_speculative_tokens, grammar=grammar, draft=draft)
         output = Output(len(self.by_id) if index is None else index, text, list(tokens))
         temperature = 0.0 if params is None else params.temperature
-        output.lossless = is_lossless(resolve_mode(engine.options.verify, temperature))
+        output.lossless = is_lossless(resolve_mode(driver.engine.options.verify, temperature))
         if params is not None and params.logprobs is not None:
             output.logprobs = []
         self.by_id[sequence_id] = output
@@ -148,17 +159,11 @@ class Outputs:
         return sequence_id
 
     def observe(self, event: Event) -> None:
-        """Fold one event.
-
-        Raises:
-            Exception: the one that ended a request.
-        """
+        """Fold one event; a failed request is the driver's concern."""
         if isinstance(event, Stepped):
             self._observe_step(event)
         elif isinstance(event, Finished) and event.sequence_id in self.by_id:
             self._observe_end(event)
-        elif isinstance(event, Failed) and event.sequence_id in self.by_id:
-            raise event.error
 
     def finished(self) -> list[Output]:
         """All outputs in the order they were added."""

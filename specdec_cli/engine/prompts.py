@@ -5,8 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from specdec_cli.engine.chats import ChatMessage, check_text
 from specdec_cli.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One message of a conversation; its role is user, assistant or system."""
+
+    role: str
+    content: str
+
+    def as_dict(self) -> dict[str, str]:
+        """As a chat template and a server take it."""
+        return {"role": self.role, "content": self.content}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +75,17 @@ def rows_of(prompts: Iterable[str]) -> list[PromptRow]:
     if not rows:
         raise UsageError("there is no prompt", "give one as an argument, with --prompt-file, or on standard input")
     return rows
+
+
+def check_text(prompt: str, what: str) -> None:
+    """Refuse text that says nothing, or that no tokenizer reads.
+
+    Raises:
+        UsageError: it is empty, or holds half a character.
+    """
+    if not prompt.strip():
+        raise UsageError(f"{what} is empty", "give at least one word")
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{what} is not valid Unicode: character `{error.start}`", "give it as UTF-8") from error

@@ -30,6 +30,13 @@ def encode(prompt: Prompt, tokenizer: Tokenizer | None) -> list[int]:
     return [operator.index(token) for token in items]
 
 
+def text_of(prompt: Prompt, tokens: list[int], tokenizer: Tokenizer | None) -> str | None:
+    """A prompt's text: as it was given, else its tokens'; None for token ids without a tokenizer."""
+    if isinstance(prompt, str):
+        return prompt
+    return None if tokenizer is None else tokenizer.decode(tokens)
+
+
 def check(
     tokens: Sequence[int],
     params: SamplingParams,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from specdec_cli.engine.driver import Driver
 from specdec_cli.engine.outputs import Output, Outputs
-from specdec_cli.engine.requests import Prompt, as_many, spread
-from specdec_cli.events import Event, Failed
+from specdec_cli.engine.requests import Prompt, as_many, spread, text_of
+from specdec_cli.events import Event
 
 if TYPE_CHECKING:
     from specdec_cli.engine.engine import Engine
@@ -49,17 +50,11 @@ def stream(
         Exception: the one that ended a request.
     """
     many = as_many(prompts)
-    ids: list[int] = []
-    try:
+    with Driver(engine) as driver:
         for prompt, one in zip(many, spread(params, len(many)), strict=True):
-            ids.append(engine.add(prompt, one, num_speculative_tokens))
-        while engine.has_work:
-            for event in engine.step():
-                if isinstance(event, Failed) and event.sequence_id in ids:
-                    raise event.error
-                yield event
-    finally:
-        _abandon(engine, ids)
+            driver.add(prompt, one, num_speculative_tokens)
+        for events in driver.steps():
+            yield from events
 
 
 def generate(
@@ -76,20 +71,13 @@ def generate(
     """
     many = as_many(prompts)
     outputs = Outputs()
-    try:
+    with Driver(engine) as driver:
         for prompt, one in zip(many, spread(params, len(many)), strict=True):
-            outputs.add(engine, prompt, one, num_speculative_tokens)
-        while engine.has_work:
-            for event in engine.step():
+            tokens = engine.encode(prompt)
+            outputs.add(driver, tokens, text_of(prompt, tokens, engine.tokenizer), one, num_speculative_tokens)
+        for events in driver.steps():
+            for event in events:
                 outputs.observe(event)
             if progress is not None:
                 progress(Generated.of(outputs))
-    finally:
-        _abandon(engine, outputs.by_id)
     return outputs.finished()
-
-
-def _abandon(engine: Engine, ids: Iterable[int]) -> None:
-    """Abort what is left of requests whose caller went away; those that finished are none."""
-    for sequence_id in list(ids):
-        engine.abort(sequence_id)

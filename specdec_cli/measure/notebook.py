@@ -71,10 +71,7 @@ class TracingEngine(Engine):
             raise UsageError("the engine still decodes requests", "trace when they have finished")
         many, say = as_many(prompts), progress or (lambda _: None)
         tokens = [self.encode(prompt) for prompt in many]
-        texts = [
-            prompt if isinstance(prompt, str) else self._text(ids) for prompt, ids in zip(many, tokens, strict=True)
-        ]
-        rows = [PromptRow(place, text) for place, text in enumerate(texts)]
+        rows = [PromptRow(place, one if isinstance(one, str) else "") for place, one in enumerate(many)]
         if not rows:
             raise UsageError("there is no prompt to trace")
         workload = tokenize(
@@ -84,9 +81,6 @@ class TracingEngine(Engine):
             self, workload.requests, lambda done, total: say(f"tracing the target: {done} of {total} prompts")
         )
         return WorkloadTrace(self, workload, made, say)
-
-    def _text(self, token_ids: list[int]) -> str:
-        return "" if self.tokenizer is None else self.tokenizer.decode(token_ids)
 
 
 class ResultTable(Sequence[Row]):

@@ -14,6 +14,7 @@ from tiny_grammar import byte_tokenizer, letter_tokens
 from specdec_cli.drafters.contract import Guesses, Resources
 from specdec_cli.drafters.model import Drafter
 from specdec_cli.engine import engine as engine_module
+from specdec_cli.engine.driver import Driver
 from specdec_cli.engine.engine import Engine, EngineOptions
 from specdec_cli.engine.outputs import Outputs
 from specdec_cli.errors import UsageError
@@ -70,11 +71,11 @@ def engine_of(models, draft: str | None = None, k: int = 4, **options) -> Engine
 
 def run(engine: Engine, grammars: Sequence[Grammar | None], params=LONG, prompt=PROMPT):
     """The outputs' texts, tokens and reasons, decoded together."""
-    outputs = Outputs()
+    outputs, driver = Outputs(), Driver(engine)
     for i, grammar in enumerate(grammars):
-        outputs.add(engine, prompt, replace(params, index=i), grammar=grammar)
-    while engine.has_work:
-        for event in engine.step():
+        outputs.add(driver, prompt, params=replace(params, index=i), grammar=grammar)
+    for events in driver.steps():
+        for event in events:
             outputs.observe(event)
         check_books(engine)
     return outputs.finished()

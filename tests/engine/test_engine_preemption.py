@@ -4,6 +4,7 @@ import pytest
 from tiny_engine import PROMPTS, Checked, check_books, drafter, ngram, tokens
 from tiny_models import make_tiny
 
+from specdec_cli.engine.driver import Driver
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.engine.outputs import Outputs
 from specdec_cli.engine.requests import spread
@@ -32,10 +33,11 @@ def run(checkpoint, num_blocks, draft, params, **options):
     made = {"none": lambda: drafter("none"), "ngram": ngram, "model": lambda: drafter(lm_of(checkpoint, num_blocks))}
     engine = Checked(target, made[draft](), None, EngineOptions(max_num_seqs=4, **options))
     outputs, num_preemptions = Outputs(), 0
+    driver = Driver(engine)
     for prompt, one in zip(PROMPTS, spread(params, len(PROMPTS)), strict=True):
-        outputs.add(engine, prompt, one)
-    while engine.has_work:
-        for event in engine.step():
+        outputs.add(driver, prompt, params=one)
+    for events in driver.steps():
+        for event in events:
             outputs.observe(event)
             assert not isinstance(event, Noticed), "a draft that ran out of blocks would say so"
             num_preemptions += event.num_preemptions if isinstance(event, Stepped) else 0

@@ -5,6 +5,7 @@ import json
 import pytest
 from toy_engine import toy_engine
 
+from specdec_cli.engine.driver import Driver
 from specdec_cli.engine.engine import EngineOptions
 from specdec_cli.engine.outputs import Outputs
 from specdec_cli.events import Emitted, Finished, Noticed, SpeculativeCounts, Stepped, TokenLogprob
@@ -12,16 +13,12 @@ from specdec_cli.sampling.params import SamplingParams
 
 
 class Requests:
-    """What `Outputs.add` needs of an engine."""
+    """What a driver that takes requests needs of an engine."""
 
-    tokenizer = None
     options = EngineOptions(verify="typical")
 
     def __init__(self) -> None:
         self.num = 10
-
-    def encode(self, prompt):
-        return list(prompt)
 
     def add(self, tokens, params, k, grammar=None, draft=None):
         self.num += 1
@@ -38,9 +35,9 @@ def first(number: int, token: int) -> Emitted:
 
 @pytest.fixture
 def outputs() -> Outputs:
-    made, engine = Outputs(), Requests()
-    made.add(engine, [1, 2], SamplingParams())
-    made.add(engine, [3], SamplingParams(logprobs=0), index=7)
+    made, driver = Outputs(), Driver(Requests())
+    made.add(driver, [1, 2], params=SamplingParams())
+    made.add(driver, [3], params=SamplingParams(logprobs=0), index=7)
     return made
 
 

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from specdec_cli.engine.driver import Driver
 from specdec_cli.engine.jobs.outbox import Outbox
 from specdec_cli.engine.jobs.records import Delta, Job, JobRecord, Observer
 from specdec_cli.engine.jobs.ticket import Ticket
@@ -53,6 +54,7 @@ class Bridge:
         on_death: Callable[[BaseException], None] | None = None,
     ) -> None:
         self.engine = engine
+        self._driver = Driver(engine)
         self.capacity = engine.options.max_num_seqs + max_waiting
         self.death: BaseException | None = None
         self.is_draining = False
@@ -229,7 +231,7 @@ class Bridge:
         self._outbox.post(ticket, Delta(prompt_logprobs=self._scored[1]))
 
     def _add(self, job: Job) -> int:
-        return self.engine.add(list(job.token_ids), job.params, **_wishes(job))
+        return self._driver.add(list(job.token_ids), job.params, job.num_speculative_tokens, **_wishes(job))
 
     def _abort(self, ticket: Ticket) -> None:
         """End a job that nobody wants any more, waiting or running; one that ended stays as it is."""
@@ -239,28 +241,16 @@ class Bridge:
             return
         running = next((known for known, one in self._running.items() if one is ticket), None)
         if running is not None:
-            self._dispatch(self.engine.abort(running), time.monotonic())
+            self._dispatch(self._driver.abort(running), time.monotonic())
 
     def _step(self) -> None:
-        """One step of the engine; an exception that it could not pin on a request ends the newest one that ran."""
-        try:
-            events = self.engine.step()
-        except Exception as error:
+        """One step of the engine."""
+        events = self._driver.step()
+        if events and isinstance(events[0], Failed):
+            logger.error("a step of the engine failed; the newest request ends by it", exc_info=events[0].error)
+        self._held.append((time.monotonic(), events))
+        if not (self._outbox.may_wait and _is_quick(events)):
             self._dispatch_held()
-            logger.exception("a step of the engine failed; the newest request ends by it")
-            newest = self.engine.newest_running
-            self._fail(max(self._running) if newest is None else newest, error)
-            if not self.engine.has_work:
-                for sequence_id in list(self._running):
-                    self._fail(sequence_id, error)
-        else:
-            self._held.append((time.monotonic(), events))
-            if not (self._outbox.may_wait and _is_quick(events)):
-                self._dispatch_held()
-
-    def _fail(self, sequence_id: int, error: BaseException) -> None:
-        self.engine.abort(sequence_id)
-        self._close_failed(self._running.pop(sequence_id), error)
 
     def _dispatch_held(self) -> None:
         held, self._held = self._held, []
@@ -352,8 +342,8 @@ class Bridge:
             left = [*self._running.values(), *self._waiting, *self._arrived]
             self._arrived = []
         reason = _stopping() if error is None else _dead()
-        for sequence_id in list(self._running) if error is None else ():
-            self.engine.abort(sequence_id)
+        if error is None:
+            self._driver.abort_all()
         for ticket in left:
             self._close(ticket, Delta(error=reason))
         self._running.clear()
@@ -381,7 +371,6 @@ def _dead() -> Unavailable:
 def _wishes(job: Job) -> dict[str, Any]:
     """The engine's further arguments that a job has set."""
     wishes = {
-        "num_speculative_tokens": job.num_speculative_tokens,
         "draft": job.draft,
         "prediction": job.prediction,
         "grammar": job.grammar,

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations
+from itertools import combinations, islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from specdec_cli.events import Event, Failed, Finished, SpeculativeCounts, Stepped
+from specdec_cli.engine.driver import Driver
+from specdec_cli.events import Event, Finished, SpeculativeCounts, Stepped
 from specdec_cli.lm.door import LM, Row
 from specdec_cli.measure.audit.chisquare import chi_square, detectable_shift, enumerate_joint
 from specdec_cli.sampling.chain import ChainRow, distribution
@@ -129,38 +130,39 @@ class Draws:
             watch: told the number of draws after each step.
             is_late: asked before a draw begins.
         """
-        k = self.engine.options.num_speculative_tokens
-        common = replace(self.params, max_new_tokens=self.length + k + 1)
         drawn: dict[int, list[int]] = {}
-        indices = iter(range(num))
-        while True:
-            for index in _next(indices, self.engine.options.max_num_seqs - len(drawn)):
-                if index >= MIN_DRAWS and is_late():
-                    indices = iter(())
-                    break
-                drawn[self.engine.add(self.prompt, replace(common, index=index))] = []
-            if not drawn:
-                return
-            self._observe(self.engine.step(), drawn)
-            watch(self.num)
+        indices = _indices(num, is_late)
+        with Driver(self.engine) as driver:
+            self._begin(driver, indices, drawn)
+            for events in driver.steps():
+                self._observe(events, drawn, driver)
+                watch(self.num)
+                self._begin(driver, indices, drawn)
 
-    def _observe(self, events: Sequence[Event], drawn: dict[int, list[int]]) -> None:
-        failed = next((event for event in events if isinstance(event, Failed)), None)
-        if failed is not None:
-            raise failed.error
+    def _begin(self, driver: Driver, indices: Iterator[int], drawn: dict[int, list[int]]) -> None:
+        """Begin as many draws as there are free places."""
+        options = self.engine.options
+        params = replace(self.params, max_new_tokens=self.length + options.num_speculative_tokens + 1)
+        for index in islice(indices, options.max_num_seqs - len(drawn)):
+            drawn[driver.add(self.prompt, replace(params, index=index))] = []
+
+    def _observe(self, events: Sequence[Event], drawn: dict[int, list[int]], driver: Driver) -> None:
         ended = {event.sequence_id for event in events if isinstance(event, Finished)}
         for emitted in (emitted for event in events if isinstance(event, Stepped) for emitted in event.emitted):
             self.speculative.add(emitted)
             tokens = drawn[emitted.sequence_id]
             tokens += emitted.tokens
             if len(tokens) >= self.length or emitted.sequence_id in ended:
-                self.engine.abort(emitted.sequence_id)
+                driver.abort(emitted.sequence_id)
                 self.counts[tuple(tokens[: self.length])] += 1
                 del drawn[emitted.sequence_id]
 
 
-def _next(indices: Iterator[int], num: int) -> Iterator[int]:
-    for _, index in zip(range(num), indices, strict=False):
+def _indices(num: int, is_late: Callable[[], bool]) -> Iterator[int]:
+    """Numbers of the draws to begin; none after MIN_DRAWS once it is late."""
+    for index in range(num):
+        if index >= MIN_DRAWS and is_late():
+            return
         yield index
 
 

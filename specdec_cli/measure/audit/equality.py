@@ -152,7 +152,7 @@ class EqualityCheck:
         )
         engine = variant(self.engine, self.drafters[how.draft] if how.k else NoDraft(), options)
         arm = Arm(str(how), how.k)
-        decode(engine, arm, group, lambda _arm, _event: None, lambda: False)
+        decode(engine, arm, group)
         return [output.token_ids for output in arm.outputs()], arm.counts()
 
     def _compare(

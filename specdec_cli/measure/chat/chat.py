@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from specdec_cli.engine.chats import ChatMessage, check_text
 from specdec_cli.engine.outputs import Timing
+from specdec_cli.engine.prompts import ChatMessage, check_text
 from specdec_cli.errors import UsageError
 
 

@@ -8,9 +8,8 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any
 
-from specdec_cli.engine.chats import ChatMessage
 from specdec_cli.engine.outputs import Timing
-from specdec_cli.engine.prompts import PromptRow
+from specdec_cli.engine.prompts import ChatMessage, PromptRow
 from specdec_cli.errors import UsageError
 from specdec_cli.measure.chat.chat import ChatReply, Watch, check_k
 from specdec_cli.measure.endpoint.answer import Answer

@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from specdec_cli.engine.arms import Arm, Request, decode
-from specdec_cli.engine.chats import ChatMessage
-from specdec_cli.engine.prompts import PromptRow
+from specdec_cli.engine.prompts import ChatMessage, PromptRow
 from specdec_cli.errors import UsageError
 from specdec_cli.events import Emitted, Event, Finished, Noticed, Stepped
 from specdec_cli.measure.chat.chat import ChatReply, Watch, check_k
@@ -88,11 +87,7 @@ class EngineSpeaker:
         def fold(arm: Arm, event: Event) -> None:
             watch(reply, _fold(reply, arm, event))
 
-        try:
-            decode(self.engine, arm, [request], fold, stopped)
-        finally:  # an error between two steps leaves the request in the engine
-            for sequence_id in arm.passes[-1].by_id if arm.passes else ():
-                self.engine.abort(sequence_id)
+        decode(self.engine, arm, [request], fold, stopped)
         output = arm.outputs()[0]
         reply.finish_reason, reply.timing = output.finish_reason, output.timing
         if output.finish_reason == "length" and len(tokens) + len(output.token_ids) >= self._capacity:

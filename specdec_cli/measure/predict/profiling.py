@@ -21,10 +21,11 @@ import torch
 from torch import Tensor
 
 from specdec_cli.drafters.contract import DraftRow, Guesses
+from specdec_cli.engine.driver import Driver
 from specdec_cli.engine.synthetic import conditional
 from specdec_cli.engine.verify import VerifyRow, resolve_mode, verify
 from specdec_cli.errors import UsageError
-from specdec_cli.events import Failed, Stepped
+from specdec_cli.events import Stepped
 from specdec_cli.lm.door import Row
 from specdec_cli.measure.machine import interruption
 from specdec_cli.measure.predict.cost import Costs, ProfileLoad
@@ -285,21 +286,18 @@ class _Profiler:
         few = min(
             (k + 1) * _MOST_STEPS + 2, max(room, (k + 1) * _LEAST_REAL_STEPS + 2), target.max_context - len(prompt)
         )
-        ids = []
-        for b in range(self.batch_size):
-            params = replace(self.params, max_new_tokens=few, min_tokens=0, ignore_eos=True, stop_token_ids=(), index=b)
-            ids.append(self.engine.add(prompt, params, k))
-        begin, spent = perf_counter(), list[float]()
-        while self.engine.has_work and not _are_enough(len(spent), perf_counter() - begin, _LEAST_REAL_STEPS):
-            for event in self.engine.step():
+        params = replace(self.params, max_new_tokens=few, min_tokens=0, ignore_eos=True, stop_token_ids=())
+        with Driver(self.engine) as driver:
+            for b in range(self.batch_size):
+                driver.add(prompt, replace(params, index=b), k)
+            begin, spent = perf_counter(), list[float]()
+            for event in (event for events in driver.steps() for event in events):
                 if isinstance(event, Stepped) and event.emitted and not event.emitted[0].from_prefill:
                     spent.append(event.overhead_seconds)
-                elif isinstance(event, Failed):
-                    raise event.error
+                if _are_enough(len(spent), perf_counter() - begin, _LEAST_REAL_STEPS):
+                    break
         for seconds in spent[len(spent) // 3 :]:
             self._add("overhead", 0, k, seconds)
-        for sequence_id in ids:
-            self.engine.abort(sequence_id)
 
 
 def _are_enough(num_steps: int, seconds: float, least: int = 1) -> bool:

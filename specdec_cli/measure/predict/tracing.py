@@ -16,8 +16,9 @@ from torch import Tensor
 
 from specdec_cli.drafters.contract import DraftRow
 from specdec_cli.drafters.model import Drafter as ModelDrafter
+from specdec_cli.engine.driver import Driver
 from specdec_cli.errors import UsageError
-from specdec_cli.events import Failed, Stepped
+from specdec_cli.events import Finished, Stepped
 from specdec_cli.lm.door import LM, Row
 from specdec_cli.lm.files.origin import origin_of
 from specdec_cli.measure.predict.trace import (
@@ -57,23 +58,7 @@ def trace_target(engine: Engine, requests: Sequence[Request], watch: Watch | Non
         UsageError: a request that the engine refuses.
     """
     assert not engine.has_work, "a trace needs an idle engine"
-    places = {_add(engine, request): place for place, request in enumerate(requests)}
-    outputs: list[list[int]] = [[] for _ in requests]
-    log_p: list[list[float]] = [[] for _ in requests]
-    num_ended = 0
-    while engine.has_work:
-        for event in engine.step():
-            if isinstance(event, Stepped):
-                for emitted in event.emitted:
-                    place = places[emitted.sequence_id]
-                    outputs[place] += emitted.tokens
-                    log_p[place] += [one.logprob for one in emitted.logprobs] or [0.0] * len(emitted.tokens)
-            elif isinstance(event, Failed):
-                raise event.error
-            elif getattr(event, "finish_reason", None) is not None:
-                num_ended += 1
-                if watch is not None:
-                    watch(num_ended, len(requests))
+    outputs, log_p = _decode(engine, requests, watch or (lambda _done, _total: None))
     prompts = [
         TracedPrompt(
             tuple(request.token_ids),
@@ -90,10 +75,29 @@ def trace_target(engine: Engine, requests: Sequence[Request], watch: Watch | Non
     return Trace(engine.target.name, engine.num_tokens, engine.eos_token_ids, known_by, prompts, flat, origin=origin)
 
 
-def _add(engine: Engine, request: Request) -> int:
+def _decode(engine: Engine, requests: Sequence[Request], watch: Watch) -> tuple[list[list[int]], list[list[float]]]:
+    """Each request's output tokens, and their log-probabilities under p."""
+    outputs: list[list[int]] = [[] for _ in requests]
+    log_p: list[list[float]] = [[] for _ in requests]
+    num_ended = 0
+    with Driver(engine) as driver:
+        places = {_add(driver, request): place for place, request in enumerate(requests)}
+        for event in (event for events in driver.steps() for event in events):
+            if isinstance(event, Stepped):
+                for emitted in event.emitted:
+                    place = places[emitted.sequence_id]
+                    outputs[place] += emitted.tokens
+                    log_p[place] += [one.logprob for one in emitted.logprobs] or [0.0] * len(emitted.tokens)
+            elif isinstance(event, Finished):
+                num_ended += 1
+                watch(num_ended, len(requests))
+    return outputs, log_p
+
+
+def _add(driver: Driver, request: Request) -> int:
     """Queue a request without a draft; at temperature 0 p is one-hot, and its logarithm needs no asking."""
     num = None if request.params.temperature == 0 else 0
-    return engine.add(request.token_ids, replace(request.params, logprobs=num), 0, verify="gumbel")
+    return driver.add(request.token_ids, replace(request.params, logprobs=num), 0, verify="gumbel")
 
 
 def trace_draft(trace: Trace, drafter: Drafter, k_max: int, watch: Watch | None = None) -> DraftTrace:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from string import Formatter
 from typing import Any
 
-from specdec_cli.engine.chats import (
+from specdec_cli.engine.prompts import ChatMessage, PromptRow, PromptSet, check_text
+from specdec_cli.errors import UsageError
+from specdec_cli.measure.workload.chats import (
     CHAT_COLUMNS,
     PROMPT_COLUMNS,
-    ChatMessage,
-    check_text,
     first_user_text,
     is_chat,
     is_longer,
@@ -20,8 +20,6 @@ from specdec_cli.engine.chats import (
     unwritten,
     whole_chat,
 )
-from specdec_cli.engine.prompts import PromptRow, PromptSet
-from specdec_cli.errors import UsageError
 from specdec_cli.measure.workload.row_fields import ID_COLUMNS, id_of, is_words, length_of, seed_of
 from specdec_cli.measure.workload.tables import RawRow
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
-from specdec_cli.engine.chats import PROMPT_COLUMNS, is_chat, kind_of
 from specdec_cli.errors import UsageError
 from specdec_cli.files import decoded, read_bytes, without_packing
+from specdec_cli.measure.workload.chats import PROMPT_COLUMNS, is_chat, kind_of
 
 _LINES_SUFFIXES = (".jsonl", ".ndjson")
 _JSON_SUFFIXES = (".json", *_LINES_SUFFIXES)

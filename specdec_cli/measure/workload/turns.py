@@ -11,8 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from specdec_cli.engine.arms import Arm, Request, decode
-from specdec_cli.engine.chats import ChatMessage
-from specdec_cli.engine.prompts import PromptRow
+from specdec_cli.engine.prompts import ChatMessage, PromptRow
 from specdec_cli.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -154,7 +153,7 @@ class Round:
     def decode_answers(self, arm: Arm) -> None:
         """Decode what is followed by another turn, and has room for its answer."""
         self._now = [(talk, request) for talk, request in self._now if talk.has_more and self._has_room(talk, request)]
-        decode(self.engine, arm, self.requests, lambda _arm, _event: None, lambda: False)
+        decode(self.engine, arm, self.requests)
 
     def _has_room(self, talk: Dialogue, request: Request) -> bool:
         if fits(request, self.engine.target.max_context):
@@ -169,7 +168,7 @@ class Round:
 
 def every_turn(
     engine: Engine, rows: Sequence[PromptRow], chat: bool, params: SamplingParams
-) -> tuple[list[PromptRow], int]:
+) -> tuple[list[Request], int]:
     """Every turn of every row with the target's own answers before it, in the order of the rows.
 
     Args:
@@ -181,14 +180,11 @@ def every_turn(
     Returns:
         The turns, and how many were left out because what was said before fills the context.
     """
-    talks = dialogues(rows)
-    if all(talk.num_turns == 1 for talk in talks):
-        return list(rows), 0
-    now = Round(engine, talks, chat, params)
-    found: list[PromptRow] = []
+    now = Round(engine, dialogues(rows), chat, params)
+    found: list[Request] = []
     while now.requests:
-        found += [request.row for request in now.requests]
+        found += now.requests
         arm = Arm("turns", 0)
         now.decode_answers(arm)
         now.advance(arm)
-    return sorted(found, key=lambda row: row.index), now.num_lost
+    return sorted(found, key=lambda request: request.row.index), now.num_lost

@@ -169,7 +169,7 @@ def tokenize(
     params: SamplingParams,
     max_context: int,
 ) -> Workload:
-    """Token ids and sampling parameters of every row that fits the context together with its output.
+    """The workload of rows that are not tokenized yet.
 
     Args:
         rows: the chosen rows.
@@ -181,18 +181,31 @@ def tokenize(
     Raises:
         UsageError: no row fits.
     """
-    requests, skipped = [], []
-    for row in rows:
-        request = request_of(row, encode(row), params)
-        if fits(request, max_context):
-            requests.append(request)
-        else:
-            skipped.append(Skipped(row.index, row.id, len(request.token_ids), request.params.max_new_tokens))
-    if not requests:
-        shortest = min(one.num_tokens for one in skipped)
+    return workload_of([request_of(row, encode(row), params) for row in rows], dataset, max_context)
+
+
+def workload_of(requests: Sequence[Request], dataset: str, max_context: int) -> Workload:
+    """The requests that fit the context together with their output.
+
+    Args:
+        requests: of the chosen rows.
+        dataset: their source's name.
+        max_context: of the target.
+
+    Raises:
+        UsageError: none of them fits.
+    """
+    fitting = tuple(request for request in requests if fits(request, max_context))
+    skipped = [
+        Skipped(request.row.index, request.row.id, len(request.token_ids), request.params.max_new_tokens)
+        for request in requests
+        if not fits(request, max_context)
+    ]
+    if not fitting:
+        shortest = min(skipped, key=lambda one: one.num_tokens)
         raise UsageError(
-            f"no prompt of `{dataset}` fits the context of `{max_context}` tokens: the shortest has `{shortest}`, "
-            f"and `{params.max_new_tokens}` more should follow",
+            f"no prompt of `{dataset}` fits the context of `{max_context}` tokens: the shortest has "
+            f"`{shortest.num_tokens}`, and `{shortest.max_new_tokens}` more should follow",
             "ask for fewer new tokens (-n), or choose a dataset of shorter prompts",
         )
-    return Workload(dataset, tuple(requests), tuple(skipped), max_context)
+    return Workload(dataset, fitting, tuple(skipped), max_context)

@@ -7,9 +7,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from specdec_cli.engine.chats import whole_chat
 from specdec_cli.engine.prompts import PromptRow, PromptSet
 from specdec_cli.errors import UsageError
+from specdec_cli.measure.workload.chats import whole_chat
 from specdec_cli.measure.workload.dataset import read_dataset, read_prompt_file
 from specdec_cli.measure.workload.turns import dialogues, turn_ends
 

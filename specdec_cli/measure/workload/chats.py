@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from specdec_cli.engine.prompts import ChatMessage, check_text
 from specdec_cli.errors import UsageError
 
 CHAT_COLUMNS = ("messages", "conversations", "conversation")
@@ -30,18 +30,6 @@ _WORDS_OF: Mapping[type, str] = {
 }
 _CALLS = ("tool_calls", "function_call")
 _TEXT_PARTS = ("text", "input_text", "output_text")
-
-
-@dataclass(frozen=True, slots=True)
-class ChatMessage:
-    """One message of a conversation; its role is user, assistant or system."""
-
-    role: str
-    content: str
-
-    def as_dict(self) -> dict[str, str]:
-        """As a chat template and a server take it."""
-        return {"role": self.role, "content": self.content}
 
 
 def is_chat(value: object) -> bool:
@@ -142,20 +130,6 @@ def kind_of(value: object) -> str:
     if value is None or isinstance(value, bytes):
         return "null" if value is None else "binary data"
     return f"a {_WORDS_OF.get(type(value), type(value).__name__)}"
-
-
-def check_text(prompt: str, what: str) -> None:
-    """Refuse text that says nothing, or that no tokenizer reads.
-
-    Raises:
-        UsageError: it is empty, or holds half a character.
-    """
-    if not prompt.strip():
-        raise UsageError(f"{what} is empty", "give at least one word")
-    try:
-        prompt.encode()
-    except UnicodeEncodeError as error:
-        raise UsageError(f"{what} is not valid Unicode: character `{error.start}`", "give it as UTF-8") from error
 
 
 def _speaker(message: Mapping[str, Any]) -> str | None:

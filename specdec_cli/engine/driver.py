@@ -1,0 +1,118 @@
+"""The driver: the one loop around `Engine.step`, and what becomes of a request that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Self
+
+from specdec_cli.events import Event, Failed, Finished
+
+if TYPE_CHECKING:
+    from specdec_cli.engine.engine import Engine
+    from specdec_cli.engine.requests import Prompt
+    from specdec_cli.sampling.params import SamplingParams
+
+
+def never() -> bool:
+    """Answer of a caller who does not stop early."""
+    return False
+
+
+class Driver:
+    """Decodes one caller's requests; as a context manager it aborts those that are still open at the end.
+
+    Args:
+        engine: decodes them; it may hold other callers' requests, too.
+
+    Attributes:
+        open: ids of the caller's requests that have not ended, in the order they were added.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.open: dict[int, None] = {}
+
+    def __enter__(self) -> Self:
+        """Take requests."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Abort what the caller leaves unfinished."""
+        self.abort_all()
+
+    def add(self, prompt: Prompt, params: SamplingParams | None = None, k: int | None = None, **wishes: Any) -> int:
+        """Queue a request as `Engine.add` does, and return its id.
+
+        Args:
+            prompt: text, token ids, or chat messages.
+            params: its sampling parameters.
+            k: its own num_speculative_tokens; None takes the engine's.
+            wishes: further arguments of `Engine.add`.
+
+        Raises:
+            UsageError: the engine does not accept it.
+        """
+        sequence_id = self.engine.add(prompt, params, k, **wishes)
+        self.open[sequence_id] = None
+        return sequence_id
+
+    def abort(self, sequence_id: int) -> list[Event]:
+        """End a request now; an unknown or finished id gives no event."""
+        self.open.pop(sequence_id, None)
+        return self.engine.abort(sequence_id)
+
+    def abort_all(self) -> list[Event]:
+        """End every open request now."""
+        return [event for sequence_id in list(self.open) for event in self.abort(sequence_id)]
+
+    def step(self) -> list[Event]:
+        """Run one step of the engine, and return its events.
+
+        An error that the engine cannot attribute to a request fails the newest running one; the others go on. Where the
+        engine has lost the others with it, they fail by the same error.
+
+        Raises:
+            Exception: such an error, where the newest running request is another caller's.
+        """
+        try:
+            events = self.engine.step()
+        except Exception as error:
+            blamed = self._newest()
+            if blamed is None:
+                raise
+            self.abort(blamed)
+            lost = () if self.engine.has_work else self.open
+            events = [Failed(sequence_id, error) for sequence_id in (blamed, *lost)]
+        for event in events:
+            if isinstance(event, Finished | Failed):
+                self.open.pop(event.sequence_id, None)
+        return events
+
+    def steps(self, stopped: Callable[[], bool] = never) -> Iterator[list[Event]]:
+        """Events of one step after another, until the engine is idle; requests may be added between two steps.
+
+        Args:
+            stopped: asked before each step; once it is true, what is open is aborted, and that was the last.
+
+        Raises:
+            Exception: the error that ended one of the caller's requests, after the events before it.
+        """
+        while self.engine.has_work:
+            if stopped():
+                yield self.abort_all()
+                return
+            own = set(self.open)
+            events = self.step()
+            failed = next((one for one in events if isinstance(one, Failed) and one.sequence_id in own), None)
+            if failed is None:
+                yield events
+            else:
+                yield events[: events.index(failed)]
+                raise failed.error
+
+    def _newest(self) -> int | None:
+        """The caller's request that a broken step is attributed to; None where it is another caller's."""
+        newest = self.engine.newest_running
+        if newest is None:
+            return max(self.open, default=None)
+        return newest if newest in self.open else None
