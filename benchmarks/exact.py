@@ -63,7 +63,7 @@ class Recorder:
         for row in rows:
             kept = self.logits.setdefault(row.handle, {})
             for i in range(row.num_logits):
-                kept[len(row.context) - row.num_logits + i] = logits[first + i].clone()
+                kept[row.num_tokens - row.num_logits + i] = logits[first + i].clone()
             first += row.num_logits
         return logits
 

@@ -113,8 +113,8 @@ class HeldLM(TableLM):
     def score(self, rows):
         time.sleep(self.seconds)
         for row in rows:
-            self.held[row.handle] = -(-len(row.context) // self.block_size)
-        self.plant(["".join(LETTERS[token] for token in row.context) for row in rows])
+            self.held[row.handle] = -(-row.num_tokens // self.block_size)
+        self.plant(["".join(LETTERS[token] for token in row.as_chain()) for row in rows])
         return super().score(rows)
 
     def release(self, handle: int) -> None:

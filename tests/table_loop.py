@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from specdec_cli.drafted import Drafted
 from specdec_cli.drafters.contract import Guesses
 from specdec_cli.engine import verify as verify_module
 from specdec_cli.engine.verify import VerifyRow
@@ -129,19 +130,19 @@ class Loop:
             previous += seen[:-1]
             last += seen[1:]
         p = self.distribution(self.logits(self.table.p, last, previous), rows)
-        guesses = [Guesses(drafted[i], torch.stack(q_rows[i]) if q_rows[i] else None) for i in running]
+        guesses = [Guesses(Drafted.chain(drafted[i]), torch.stack(q_rows[i]) if q_rows[i] else None) for i in running]
         verify_rows = [
             VerifyRow(self.mode, self.params[i], len(contexts[i]), g) for i, g in zip(running, guesses, strict=True)
         ]
         verdicts = verify_module.verify(p, verify_rows)
         for i, verdict in zip(running, verdicts, strict=True):
-            contexts[i] += [*drafted[i][: verdict.num_accepted], verdict.own]
-            self.num_accepted += verdict.num_accepted
+            contexts[i] += [*(drafted[i][node] for node in verdict.path), verdict.own]
+            self.num_accepted += len(verdict.path)
             self.num_drafted += len(drafted[i])
         self.num_steps += len(running)
 
     def chain_row(self, context, i, drafted):
-        return ChainRow(self.params[i], context, len(self.prompt), drafted, frozenset())
+        return ChainRow(self.params[i], context, len(self.prompt), Drafted.chain(drafted), frozenset())
 
     def propose(self, contexts, running):
         drafted = {i: [] for i in running}

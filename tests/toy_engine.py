@@ -68,9 +68,10 @@ class TableLM:
         self.num_calls += 1
         logits = []
         for row in rows:
-            for end in range(len(row.context) - row.num_logits + 1, len(row.context) + 1):
-                before = row.context[end - 2] if end > 1 else 0
-                logits.append(self.table[before, row.context[end - 1]])
+            text = row.as_chain()
+            for end in range(len(text) - row.num_logits + 1, len(text) + 1):
+                before = text[end - 2] if end > 1 else 0
+                logits.append(self.table[before, text[end - 1]])
         return torch.stack(logits) if logits else torch.empty(0, self.vocab_size)
 
     def guess(self, rows: list[Row], num_tokens: int) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from specdec_cli.drafted import NOTHING, Drafted
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -45,19 +47,21 @@ class DraftRow:
 
 @dataclass(slots=True)
 class Guesses:
-    """Drafted tokens of one sequence; `q` [len(tokens), V] float32 is what they were sampled from.
+    """Drafted tokens of one sequence; `q` [len(drafted), V] float32 is what each node was sampled from.
 
     `q` is None for a draft without chance (n-gram, an argmax): one-hot, or where the mode does not look at q.
     Of `unread` tokens the device alone knows which they are: stand-ins are in their places.
     """
 
-    tokens: list[int]
+    drafted: Drafted = NOTHING
     q: Tensor | None = None
     unread: Unread | None = None
 
     def read(self) -> Guesses:
         """The same with the tokens themselves; the host may wait for them."""
-        return self if self.unread is None else Guesses(self.unread.known(self.tokens), self.q)
+        if self.unread is None:
+            return self
+        return Guesses(self.drafted.with_tokens(self.unread.known(self.drafted.tokens)), self.q)
 
 
 @dataclass(slots=True)

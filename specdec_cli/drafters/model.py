@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from specdec_cli.drafted import NOTHING, Drafted
 from specdec_cli.drafters.contract import DraftRow, Guesses, Resources
 from specdec_cli.errors import RunError, UsageError
 
@@ -141,7 +142,7 @@ class Drafter:
         contexts = [draft.row.context + draft.tokens for draft in drafts]
         logits = self.lm.score([Row(d.row.handle, c, num_logits=1) for d, c in zip(drafts, contexts, strict=True)])
         chain = [
-            ChainRow(d.row.params, c, d.row.num_prompt_tokens, (), d.row.stop_ids)
+            ChainRow(d.row.params, c, d.row.num_prompt_tokens, NOTHING, d.row.stop_ids)
             for d, c in zip(drafts, contexts, strict=True)
         ]
         try:
@@ -204,7 +205,7 @@ class _Draft:
         needs_wide_noise = row.params.temperature > 0 and row.verify == "gumbel"
         if row.p_min > 0 or needs_wide_noise:
             return False
-        return not is_edited(ChainRow(row.params, row.context, row.num_prompt_tokens, (), row.stop_ids))
+        return not is_edited(ChainRow(row.params, row.context, row.num_prompt_tokens, NOTHING, row.stop_ids))
 
     def draw(self, max_context: int) -> Draw | None:
         """How a plain row's tokens are drawn; None where the likeliest are taken."""
@@ -229,4 +230,4 @@ class _Draft:
         """The guess, its q stacked to [len(tokens), V]."""
         import torch
 
-        return Guesses(self.tokens, torch.cat(self.q) if self.q else None, self.unread)
+        return Guesses(Drafted.chain(self.tokens), torch.cat(self.q) if self.q else None, self.unread)

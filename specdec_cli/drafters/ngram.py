@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from specdec_cli.drafted import Drafted
 from specdec_cli.drafters.contract import DraftRow, Guesses, Resources
 from specdec_cli.errors import UsageError
 
@@ -46,7 +47,7 @@ class Drafter:
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Guesses]:
         """What followed the longest n-gram seen before; where it runs past the end, it goes on in the guess itself."""
-        return [Guesses(self._guess(row)) for row in rows]
+        return [Guesses(Drafted.chain(self._guess(row))) for row in rows]
 
     def _guess(self, row: DraftRow) -> list[int]:
         index = self._indexes.setdefault(row.handle, Index(self.min, self.max))

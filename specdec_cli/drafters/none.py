@@ -22,7 +22,7 @@ class Drafter:
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Guesses]:
         """An empty guess for every row."""
-        return [Guesses([]) for _ in rows]
+        return [Guesses() for _ in rows]
 
     def release(self, handle: int) -> None:
         """Nothing to forget."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from specdec_cli.drafted import Drafted
 from specdec_cli.drafters.contract import DraftRow, Guesses, Resources
 from specdec_cli.errors import UsageError
 
@@ -60,7 +61,7 @@ class Drafter:
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Guesses]:
         """The predicted tokens from where the output stands in the prediction."""
-        return [Guesses(self._guess(row)) for row in rows]
+        return [Guesses(Drafted.chain(self._guess(row))) for row in rows]
 
     def _guess(self, row: DraftRow) -> list[int]:
         output = row.context[row.num_prompt_tokens :]

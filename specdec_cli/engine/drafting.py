@@ -65,7 +65,7 @@ class Drafters:
 
     def propose(self, rows: Sequence[tuple[str, DraftRow]]) -> list[Guesses]:
         """Guesses for rows, each by the drafter named beside it; empty where that one fails."""
-        guesses = [Guesses([]) for _ in rows]
+        guesses = [Guesses() for _ in rows]
         for name in dict.fromkeys(name for name, _ in rows):
             places = [i for i, (one, row) in enumerate(rows) if one == name and row.handle not in self._left_out]
             if name in self.switched_off or not places:
@@ -90,12 +90,12 @@ class Drafters:
             self._left_out.add(its)
             self._release(name, its)
             found = self._ask(name, others) if others else []
-            return [*found[: error.row], Guesses([]), *found[error.row :]]
+            return [*found[: error.row], Guesses(), *found[error.row :]]
         except Exception as error:
             self._failed(name, error)
             for row in rows:
                 self._release(name, row.handle)
-            return [Guesses([]) for _ in rows]
+            return [Guesses() for _ in rows]
         self._in_a_row[name] = 0
         return guesses
 
@@ -104,9 +104,9 @@ class Drafters:
         if len(guesses) != len(rows):
             raise RunError(f"it gave `{len(guesses)}` guesses for `{len(rows)}` rows")
         for row, guess in zip(rows, guesses, strict=True):
-            if len(guess.tokens) > row.k:
-                raise RunError(f"it guessed `{len(guess.tokens)}` tokens where `{row.k}` were wanted")
-            if guess.unread is None and not all(0 <= token < self._num_tokens for token in guess.tokens):
+            if len(guess.drafted) > row.k:
+                raise RunError(f"it guessed `{len(guess.drafted)}` tokens where `{row.k}` were wanted")
+            if guess.unread is None and not all(0 <= token < self._num_tokens for token in guess.drafted.tokens):
                 raise RunError("it guessed a token that does not exist")
 
     def _failed(self, name: str, error: Exception, in_a_row: bool = True) -> None:

@@ -385,7 +385,7 @@ class Engine:
     def _propose(self, batch: list[Scheduled]) -> list[Guesses]:
         asked = [(row.sequence.draft, self._draft_row(row)) for row in batch if row.k > 0]
         proposed = iter(self.drafters.propose(asked))
-        guesses = [next(proposed) if row.k > 0 else Guesses([]) for row in batch]
+        guesses = [next(proposed) if row.k > 0 else Guesses() for row in batch]
         for row in batch:
             self._notice_draft_limit(row.sequence)
         return guesses
@@ -424,7 +424,7 @@ class Engine:
         for row, guess in parts:
             tokens = row.sequence.tokens
             if row.is_decided:
-                rows.append(Row(row.sequence.id, tokens + guess.tokens, len(guess.tokens) + 1, guess.unread))
+                rows.append(Row(row.sequence.id, tokens, len(guess.drafted) + 1, guess.drafted, guess.unread))
             else:
                 rows.append(Row(row.sequence.id, tokens[: row.num_fed], 0))
         try:

@@ -22,23 +22,24 @@ def fit(guesses: Guesses, matcher: Matcher, place: int) -> tuple[Guesses, BoolAr
     output. Without chance, and where the mode compares with the target's own choice, dropping it changes nothing.
 
     Args:
-        guesses: what was drafted; may be empty.
+        guesses: a drafted chain; may be empty.
         matcher: the sequence's place in its grammar.
         place: the row's place in the call, for the error.
 
     Returns:
-        The guess, and allowed tokens [len(tokens) + 1, V] bool, one row for each position that is verified.
+        The guess, and allowed tokens [len(drafted) + 1, V] bool, one row for each place that is verified.
 
     Raises:
         LogitsError: the grammar cannot go on, so that no token is left.
     """
+    assert guesses.drafted.is_chain, "a grammar follows a drafted chain"
     try:
-        seen = matcher.look(guesses.tokens)
+        seen = matcher.look(guesses.drafted.tokens)
     except GrammarError as error:
         raise LogitsError(error.message, place, error.hint) from error
     num, allowed = seen.num_fitting, seen.allowed
-    if guesses.q is not None and not seen.is_closed and num < len(guesses.tokens):
+    if guesses.q is not None and not seen.is_closed and num < len(guesses.drafted):
         # The position after a refused token is never used.
         num, allowed = num + 1, np.concatenate([allowed, np.ones_like(allowed[:1])])
     q = None if guesses.q is None or num == 0 else guesses.q[:num]
-    return Guesses(guesses.tokens[:num], q), allowed
+    return Guesses(guesses.drafted.first(num), q), allowed

@@ -39,17 +39,21 @@ class _Judged:
         """
         (row, guess), verdict = self.part, self.verdict
         if self.p.broken:
-            reached = range(self.first, self.first + verdict.num_accepted + 1)
-            for error in (self.p.broken[position] for position in reached if position in self.p.broken):
+            for error in (self.p.broken[place] for place in self._places() if place in self.p.broken):
                 raise error
-        kept = [*guess.tokens[: verdict.num_accepted], verdict.own]
-        return row.sequence.extend(guess.tokens, verdict.num_accepted, verdict.own, self._logprobs(kept))
+        return row.sequence.extend(guess.drafted, verdict.path, verdict.own, self._logprobs())
 
-    def _logprobs(self, kept: Sequence[int]) -> list[TokenLogprob]:
+    def _places(self) -> list[int]:
+        """Where in p the accepted tokens and the own one were decided."""
+        return [self.first, *(self.first + node + 1 for node in self.verdict.path)]
+
+    def _logprobs(self) -> list[TokenLogprob]:
         num = self.part[0].sequence.params.logprobs
         if num is None:
             return []
-        return [self.p.logprobs(self.first + i, token, num) for i, token in enumerate(kept)]
+        tokens = self.part[1].drafted.tokens
+        kept = [*(tokens[node] for node in self.verdict.path), self.verdict.own]
+        return [self.p.logprobs(place, token, num) for place, token in zip(self._places(), kept, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +89,14 @@ class Judge:
         return tuple(emitted)
 
     def _judge_each(self, decided: Sequence[Part], logits: Tensor, fence: Fence) -> Iterator[_Judged]:
-        each = torch.split(logits, [len(guess.tokens) + 1 for _, guess in decided])
+        each = torch.split(logits, [len(guess.drafted) + 1 for _, guess in decided])
         for part, its_logits in zip(decided, each, strict=True):
             with fence(part[0].sequence):
                 yield from self._judge([part], its_logits)
 
     def _judge(self, decided: Sequence[Part], logits: Tensor) -> list[_Judged]:
         chain = [
-            ChainRow(s.params, s.tokens, s.num_prompt_tokens, guess.tokens, s.stop_ids, row.allowed)
+            ChainRow(s.params, s.tokens, s.num_prompt_tokens, guess.drafted, s.stop_ids, row.allowed)
             for s, row, guess in ((row.sequence, row, guess) for row, guess in decided)
         ]
         p = distribution(logits, chain, self.num_tokens)  # a device is waited for here, and has its guesses sent before
@@ -107,5 +111,5 @@ class Judge:
         judged, first = [], 0
         for part, verdict in zip(decided, verdicts, strict=True):
             judged.append(_Judged(part, p, first, verdict))
-            first += len(part[1].tokens) + 1
+            first += len(part[1].drafted) + 1
         return judged

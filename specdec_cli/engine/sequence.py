@@ -10,6 +10,7 @@ from specdec_cli.events import Emitted, FinishReason, TokenLogprob
 if TYPE_CHECKING:
     from collections.abc import Sequence as Items
 
+    from specdec_cli.drafted import Drafted
     from specdec_cli.sampling.grammar import Matcher
     from specdec_cli.sampling.params import SamplingParams
     from specdec_cli.text.stream import TextStream
@@ -81,17 +82,17 @@ class Sequence:
         """Tokens that it may still emit."""
         return self.max_tokens - len(self.tokens)
 
-    def extend(self, drafted: Items[int], num_accepted: int, own: int, logprobs: Items[TokenLogprob]) -> Emitted:
+    def extend(self, drafted: Drafted, path: Items[int], own: int, logprobs: Items[TokenLogprob]) -> Emitted:
         """Take a step's accepted tokens and the target's own one, cut where the request ends.
 
         Args:
             drafted: the drafted tokens of this step.
-            num_accepted: how many of them the target accepted.
+            path: the nodes that the target accepted, one after the other.
             own: the target's own next token after those.
             logprobs: one for each of the accepted tokens and the own one, or none.
         """
         from_prefill = self.is_prefilling
-        tokens = [*drafted[:num_accepted], own]
+        tokens = [*(drafted.tokens[node] for node in path), own]
         tokens = self._cut_at_token(tokens)
         text, num_kept = self._feed_text(tokens)
         del tokens[num_kept:]
@@ -104,7 +105,7 @@ class Sequence:
             tokens=tuple(tokens),
             text=text,
             num_drafted=len(drafted),
-            num_accepted=min(num_accepted, len(tokens)),
+            num_accepted=min(len(path), len(tokens)),
             from_prefill=from_prefill,
             logprobs=tuple(logprobs[: len(tokens)]),
             num_cached_tokens=(self.num_cached_tokens or 0) if from_prefill else 0,

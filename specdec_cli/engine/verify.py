@@ -30,6 +30,7 @@ from math import exp, isfinite
 import torch
 from torch import Tensor
 
+from specdec_cli.drafted import CONTEXT_END, Drafted
 from specdec_cli.drafters.contract import Guesses
 from specdec_cli.errors import UsageError
 from specdec_cli.sampling import noise
@@ -68,9 +69,9 @@ class VerifyRow:
 
 @dataclass(slots=True)
 class Verdict:
-    """How many drafted tokens stand, and the target's own token after them."""
+    """The drafted nodes that stand, each a child of the one before it, and the target's own token after them."""
 
-    num_accepted: int
+    path: tuple[int, ...]
     own: int
 
 
@@ -101,19 +102,19 @@ def verify(p: Distribution, rows: Sequence[VerifyRow]) -> list[Verdict]:
     """Judge every row's guesses.
 
     Args:
-        p: the target's distribution, len(guesses.tokens) + 1 positions per row, rows in order.
+        p: the target's distribution, at len(guesses.drafted) + 1 places of each row, rows in order.
         rows: the sequences; modes and lengths may differ.
 
     Returns:
         One verdict per row; it depends on that row alone.
     """
-    starts = [0, *accumulate(len(row.guesses.tokens) + 1 for row in rows)]
-    assert len(p.likeliest) == starts[-1], "p has a position for each drafted token and one more per row"
+    starts = [0, *accumulate(len(row.guesses.drafted) + 1 for row in rows)]
+    assert len(p.likeliest) == starts[-1], "p has a place for each drafted token and one more per row"
     verdicts: dict[int, Verdict] = {}
     members: dict[str, list[int]] = {}
     for i, row in enumerate(rows):
         if p.one_hot[starts[i]] and row.mode != SYNTHETIC:
-            verdicts[i] = _follow(row.guesses.tokens, p.likeliest, starts[i])
+            verdicts[i] = _walk(row.guesses.drafted, p.likeliest, starts[i])
         else:
             assert row.mode != "greedy", "greedy verification is for temperature 0"
             members.setdefault(row.mode, []).append(i)
@@ -138,29 +139,43 @@ class _Group:
     starts: list[int]
 
     @property
-    def tokens(self) -> list[list[int]]:
+    def drafted(self) -> list[Drafted]:
         """Each row's drafted tokens."""
-        return [row.guesses.tokens for row in self.rows]
+        return [row.guesses.drafted for row in self.rows]
 
-    def positions(self, more: int = 0) -> list[int]:
-        """Places in p of each row's drafted tokens, and of so many behind them."""
+    @property
+    def tokens(self) -> list[tuple[int, ...]]:
+        """The same without their order."""
+        return [row.guesses.drafted.tokens for row in self.rows]
+
+    def places(self) -> list[int]:
+        """Where in p each row's drafted tokens are decided: behind their parents."""
         return [
-            start + j for start, tokens in zip(self.starts, self.tokens, strict=True) for j in range(len(tokens) + more)
+            start + parent + 1
+            for start, drafted in zip(self.starts, self.drafted, strict=True)
+            for parent in drafted.parents
         ]
 
-    def probs(self, places: Sequence[int]) -> Tensor:
+    def all_places(self) -> list[int]:
+        """Every place of these rows in p."""
+        return [
+            place
+            for start, drafted in zip(self.starts, self.drafted, strict=True)
+            for place in range(start, start + len(drafted) + 1)
+        ]
+
+    def probs(self, places: list[int]) -> Tensor:
         """Rows [len(places), V] of p, to be read only."""
         assert self.p.probs is not None, "rows that sample have a dense p"
-        if places and places[-1] - places[0] == len(places) - 1:  # they ascend, so nothing stands between
+        if places and places == list(range(places[0], places[-1] + 1)):  # no copy
             return self.p.probs[places[0] : places[-1] + 1]
         return self.p.probs[self._tensor(places)]
 
     def of_drafted(self, values: Tensor) -> list[list[float]]:
-        """What values [n, V], of the same positions as p, say of each row's drafted tokens."""
+        """What values [n, V], of the same places as p, say of each row's drafted tokens."""
         width = values.shape[1]
         flat = [
-            place * width + token
-            for place, token in zip(self.positions(), chain.from_iterable(self.tokens), strict=True)
+            place * width + token for place, token in zip(self.places(), chain.from_iterable(self.tokens), strict=True)
         ]
         return self.by_row(values.take(self._tensor(flat)).tolist() if flat else [])
 
@@ -176,19 +191,19 @@ class _Group:
 
     def q_of_drafted(self) -> list[list[float]]:
         """Each row's q(x), 1 where it was drafted without chance."""
-        drawn = [row.guesses for row in self.rows if row.guesses.q is not None and row.guesses.tokens]
+        drawn = [row.guesses for row in self.rows if row.guesses.q is not None and row.guesses.drafted]
         values: Iterator[float] = iter(())
         if drawn:
             q = _together([guesses.q for guesses in drawn if guesses.q is not None])
-            tokens = torch.tensor([token for guesses in drawn for token in guesses.tokens], device=q.device)
+            tokens = torch.tensor([token for guesses in drawn for token in guesses.drafted.tokens], device=q.device)
             shape = len(tokens), self.p.scores.shape[1]
             assert q.shape == shape, "q has a row for each drafted token, as wide as p"
             found = q.gather(1, tokens[:, None])[:, 0].tolist()
             assert min(found) > 0, "a drafted token has a probability under the q that it was sampled from"
             values = iter(found)
         return [
-            [1.0] * len(row.guesses.tokens) if row.guesses.q is None else list(islice(values, len(row.guesses.tokens)))
-            for row in self.rows
+            [1.0] * len(drafted) if row.guesses.q is None else list(islice(values, len(drafted)))
+            for row, drafted in zip(self.rows, self.drafted, strict=True)
         ]
 
     def uniforms(self, purpose: Purpose, n: int) -> list[list[float]]:
@@ -204,13 +219,13 @@ class _Group:
         return [row[: len(tokens)] for row, tokens in zip(drawn, self.tokens, strict=True)]
 
     def gumbel_tokens(self) -> list[int]:
-        """argmax(log p + g) at all positions of these rows."""
+        """argmax(log p + g) at all places of these rows, g keyed by the position of the token that is chosen."""
         keys = [
-            (row.params.seed, row.params.index, row.position + j)
-            for row in self.rows
-            for j in range(len(row.guesses.tokens) + 1)
+            (row.params.seed, row.params.index, row.position + drafted.depth(node))
+            for row, drafted in zip(self.rows, self.drafted, strict=True)
+            for node in range(CONTEXT_END, len(drafted))
         ]
-        tokens: list[int] = noise.gumbel_argmax(self.probs(self.positions(1)), *zip(*keys, strict=True)).tolist()
+        tokens: list[int] = noise.gumbel_argmax(self.probs(self.all_places()), *zip(*keys, strict=True)).tolist()
         return tokens
 
     def _tensor(self, values: Sequence[int]) -> Tensor:
@@ -227,30 +242,37 @@ def _num_leading(stands: Iterable[bool]) -> int:
     return sum(1 for _ in takewhile(bool, stands))
 
 
-def _follow(tokens: Sequence[int], chosen: Sequence[int], start: int) -> Verdict:
-    """Accept one row's tokens as long as they are what the target chose itself; `start` is its first place."""
-    accepted = next((i for i, token in enumerate(tokens) if token != chosen[start + i]), len(tokens))
-    return Verdict(accepted, chosen[start + accepted])
+def _walk(drafted: Drafted, chosen: Sequence[int], start: int) -> Verdict:
+    """Accept one row's nodes as long as the target's own choice is among the children; `start` is its first place."""
+    path, node = [], CONTEXT_END
+    while (child := drafted.child(node, chosen[start + node + 1])) is not None:
+        path.append(child)
+        node = child
+    return Verdict(tuple(path), chosen[start + node + 1])
 
 
-def _follow_all(group: _Group, chosen: list[int]) -> list[Verdict]:
-    """The same of all rows, chosen at all their positions."""
-    starts = accumulate((len(tokens) + 1 for tokens in group.tokens), initial=0)
-    return [_follow(tokens, chosen, start) for tokens, start in zip(group.tokens, starts, strict=False)]
+def _walk_all(group: _Group, chosen: list[int]) -> list[Verdict]:
+    """The same of all rows, chosen at all their places."""
+    starts = accumulate((len(drafted) + 1 for drafted in group.drafted), initial=0)
+    return [_walk(drafted, chosen, start) for drafted, start in zip(group.drafted, starts, strict=False)]
 
 
 def _gumbel(group: _Group) -> list[Verdict]:
-    return _follow_all(group, group.gumbel_tokens())
+    return _walk_all(group, group.gumbel_tokens())
 
 
 def _exact_match(group: _Group) -> list[Verdict]:
-    uniforms = group.uniforms(Purpose.OWN, max(map(len, group.tokens)) + 1)
-    used = [u for row, tokens in zip(uniforms, group.tokens, strict=True) for u in row[: len(tokens) + 1]]
-    return _follow_all(group, inverse_cdf(group.probs(group.positions(1)), used).tolist())
+    uniforms = group.uniforms(Purpose.OWN, max(drafted.max_depth for drafted in group.drafted) + 1)
+    used = [
+        row[drafted.depth(node)]
+        for row, drafted in zip(uniforms, group.drafted, strict=True)
+        for node in range(CONTEXT_END, len(drafted))
+    ]
+    return _walk_all(group, inverse_cdf(group.probs(group.all_places()), used).tolist())
 
 
 def _typical(group: _Group) -> list[Verdict]:
-    p = group.probs(group.positions())
+    p = group.probs(group.places())
     entropy = group.by_row(torch.special.entr(p).sum(dim=-1, dtype=torch.float64).tolist())
     num_accepted = [
         _num_leading(one > min(TYPICAL_EPSILON, TYPICAL_DELTA * exp(-h)) for one, h in zip(p_x, entropies, strict=True))
@@ -272,7 +294,7 @@ def _synthetic(group: _Group) -> list[Verdict]:
     if not group.p.one_hot[places].all():
         drawn = _draw_own(group, num_accepted, group.probs(places))
         own = [one if group.p.one_hot[place] else other for place, one, other in zip(places, own, drawn, strict=True)]
-    return [Verdict(*pair) for pair in zip(num_accepted, own, strict=True)]
+    return _leading(num_accepted, own)
 
 
 def _rejection(group: _Group) -> list[Verdict]:
@@ -370,8 +392,12 @@ def _residual(group: _Group, num_accepted: Sequence[int], scale: Sequence[float]
 
 def _with_own(group: _Group, num_accepted: Sequence[int], weights: Tensor) -> list[Verdict]:
     """Verdicts with own tokens drawn from weights [B, V]."""
-    own = _draw_own(group, num_accepted, weights)
-    return [Verdict(*pair) for pair in zip(num_accepted, own, strict=True)]
+    return _leading(num_accepted, _draw_own(group, num_accepted, weights))
+
+
+def _leading(num_accepted: Sequence[int], own: Sequence[int]) -> list[Verdict]:
+    """Verdicts of chains, of which so many first tokens stand."""
+    return [Verdict(tuple(range(num)), token) for num, token in zip(num_accepted, own, strict=True)]
 
 
 def _draw_own(group: _Group, num_accepted: Sequence[int], weights: Tensor) -> list[int]:

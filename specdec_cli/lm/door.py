@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from specdec_cli.drafted import NOTHING, Drafted
+from specdec_cli.errors import RunError
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -38,18 +41,41 @@ class Row:
 
     Args:
         handle: names the sequence in this LM; a new one starts empty.
-        context: every token so far, drafted ones included. The LM keeps the common prefix that it holds for the
-            handle, discards the rest and feeds what is missing.
-        num_logits: logits are wanted for the last `num_logits` positions; 0 only fills the cache (a prompt's chunk).
-        unread: tokens that stand-ins in the context stand for.
+        context: every token so far. The LM keeps the common prefix that it holds for the handle, discards the rest and
+            feeds what is missing.
+        num_logits: logits are wanted after the last `num_logits` tokens, drafted ones counted as well; 0 only fills the
+            cache (a prompt's chunk).
+        drafted: nodes that follow the context, each of which reads the context and its own path.
+        unread: tokens that stand-ins in the context or among the drafted stand for.
         draw: of a row that is to be continued; None takes the likeliest tokens.
     """
 
     handle: int
     context: Sequence[int]
     num_logits: int
+    drafted: Drafted = NOTHING
     unread: Unread | None = None
     draw: Draw | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the context and drafted ones."""
+        return len(self.context) + len(self.drafted)
+
+    @property
+    def longest(self) -> int:
+        """Length of the longest text that it reads: the context and the deepest path."""
+        return len(self.context) + self.drafted.max_depth
+
+    def as_chain(self) -> list[int]:
+        """The context and the drafted tokens as one text.
+
+        Raises:
+            RunError: the drafted nodes are a tree, which has no such text.
+        """
+        if not self.drafted.is_chain:
+            raise RunError("this model cannot score a drafted tree", "use a draft that proposes a chain")
+        return [*self.context, *self.drafted.tokens]
 
 
 @dataclass(slots=True)
@@ -87,7 +113,7 @@ class LM(Protocol):
     device: torch.device
 
     def score(self, rows: Sequence[Row]) -> Tensor:
-        """Logits [sum of num_logits, V] float32, rows one after another, each row's positions in order."""
+        """Logits [sum of num_logits, V] float32, rows one after another, in each row context before drafted nodes."""
         ...
 
     def guess(self, rows: Sequence[Row], num_tokens: int) -> Continuations | None:

@@ -5,7 +5,7 @@ Audits and tests use it: its distributions can be enumerated, and thousands of r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -68,14 +68,12 @@ class TableLM:
 
     def score(self, rows: Sequence[Row]) -> Tensor:
         """Logits [sum of num_logits, V] float32, rows one after another, each row's positions in order."""
-        places = []
+        places: list[int] = []
         for row in rows:
-            length = len(row.context)
-            assert 0 <= row.num_logits <= length <= self.max_context, "a row does not fit the model"
-            self._blocks[row.handle] = -(-length // self.block_size)
-            for end in range(length - row.num_logits + 1, length + 1):
-                start = 0 if self._order is None else max(0, end - self._order)
-                places.append(self._place(tuple(row.context[start:end])))
+            assert 0 <= row.num_logits <= row.num_tokens, "more logits are wanted than there are tokens"
+            assert row.longest <= self.max_context, "a row does not fit the model"
+            self._blocks[row.handle] = -(-row.num_tokens // self.block_size)
+            places += map(self._place, self._seen(row))
         assert self.num_free_blocks >= 0, "more blocks are used than there are"
         return self._table[places]
 
@@ -93,6 +91,17 @@ class TableLM:
     def check_integrity(self) -> None:
         """Assert that no more blocks are used than there are."""
         assert 0 <= self.num_free_blocks <= self.num_blocks, "free + used blocks differ from the total"
+
+    def _seen(self, row: Row) -> Iterator[tuple[int, ...]]:
+        """What the logits of each wanted place depend on: the last tokens before it, on its own path."""
+        order, drafted = self._order, row.drafted
+        text = row.as_chain() if drafted.is_chain else row.context
+        length, num_tokens = len(text), row.num_tokens
+        for end in range(num_tokens - row.num_logits + 1, length + 1):
+            yield tuple(text[0 if order is None else max(0, end - order) : end])
+        for node in range(max(num_tokens - row.num_logits, length) - length, num_tokens - length):
+            seen = (*text[0 if order is None else max(0, length - order) :], *drafted.tokens_to(node))
+            yield seen if order is None else seen[-order:]
 
     def _place(self, context: tuple[int, ...]) -> int:
         """The table's row for a context, filled in when it is first asked for."""

@@ -250,10 +250,10 @@ class TransformersLM:
         """
         assert len({row.handle for row in rows}) == len(rows), "a sequence stands in two rows of one forward"
         for row in rows:
-            assert 0 <= row.num_logits <= len(row.context), "more logits wanted than there are tokens"
-            assert len(row.context) <= self.max_context, "a context is longer than the model takes"
+            assert 0 <= row.num_logits <= row.num_tokens, "more logits wanted than there are tokens"
+            assert row.longest <= self.max_context, "a context is longer than the model takes"
         threshold = self._short_context
-        if threshold is None or all(len(row.context) <= threshold for row in rows):
+        if threshold is None or all(row.longest <= threshold for row in rows):
             return self._score(rows, is_long=False)
         return self._score_both_sides(rows, threshold)
 
@@ -290,6 +290,7 @@ class TransformersLM:
 
     def _score_both_sides(self, rows: Sequence[Row], threshold: int) -> Tensor:
         """Long rope: positions up to the threshold with the short frequencies, later ones with the long."""
+        rows = [Row(row.handle, row.as_chain(), row.num_logits) for row in rows]
         num_short = [max(0, threshold - (len(row.context) - row.num_logits)) for row in rows]
         num_short = [min(short, row.num_logits) for short, row in zip(num_short, rows, strict=True)]
         short_rows = [

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from specdec_cli.drafted import Drafted
 from specdec_cli.errors import RunError
 from specdec_cli.events import TokenLogprob
 from specdec_cli.sampling.params import SamplingParams
@@ -41,21 +42,21 @@ class NoTokenLeftError(LogitsError):
 
 @dataclass(slots=True)
 class ChainRow:
-    """One request's part of a call: len(drafted) + 1 next-token positions.
+    """One request's part of a call: a next-token position at each place, the context's end and every drafted node.
 
     Args:
         params: its sampling parameters.
-        context: tokens before the first position, prompt and output.
+        context: tokens before the first place, prompt and output.
         num_prompt_tokens: how many of them are the prompt.
-        drafted: tokens after the context; position j sees `drafted[:j]`.
+        drafted: nodes after the context; place i + 1 sees the path to node i.
         stop_ids: tokens banned while fewer than `params.min_tokens` are emitted, drafted ones counted.
-        allowed: [len(drafted) + 1, V] bool, what a grammar allows at each position; None allows everything.
+        allowed: [len(drafted) + 1, V] bool, what a grammar allows at each place; None allows everything.
     """
 
     params: SamplingParams
     context: Sequence[int]
     num_prompt_tokens: int
-    drafted: Sequence[int]
+    drafted: Drafted
     stop_ids: frozenset[int]
     allowed: BoolArray | None = None
 
@@ -190,7 +191,7 @@ def _check(values: Sequence[float], rows: Sequence[ChainRow], lengths: Sequence[
             continue
         row = int(np.searchsorted(ends, position, side="right"))
         offset = position - int(ends[row]) + lengths[row]
-        found[position] = _error(value, row, len(rows[row].context) + offset)
+        found[position] = _error(value, row, len(rows[row].context) + rows[row].drafted.depth(offset - 1))
         if not offset:
             raise found[position]
     return found
@@ -302,9 +303,10 @@ def _edit(scores: Tensor, rows: Sequence[ChainRow], lengths: Sequence[int]) -> T
     if penalised:
         _penalise(scores, [rows[i] for i in penalised], starts[penalised])
     for i in banned:
-        until = min(len(rows[i].drafted) + 1, rows[i].params.min_tokens - _num_emitted(rows[i]))
+        early = rows[i].drafted.places_before(rows[i].params.min_tokens - _num_emitted(rows[i]))
+        places = torch.tensor([starts[i] + place for place in early], device=scores.device)
         tokens = torch.tensor([token for token in rows[i].stop_ids if token < scores.shape[1]], device=scores.device)
-        scores[starts[i] : starts[i] + until, tokens] = NEVER
+        scores[places[:, None], tokens] = NEVER
     for i in masked:
         _mask(scores[starts[i] : starts[i] + len(rows[i].drafted) + 1], rows[i].allowed)
     return scores
@@ -344,7 +346,8 @@ def _penalise(scores: Tensor, rows: Sequence[ChainRow], starts: IntArray) -> Non
     index = torch.from_numpy(starts[of_row] + offset).to(scores.device)
     prompt = _occurrences([row.context[: row.num_prompt_tokens] for row in rows], scores)
     output = _occurrences([row.context[row.num_prompt_tokens :] for row in rows], scores)
-    drafted = _occurrences([rows[r].drafted[:j] for r, j in zip(of_row.tolist(), offset.tolist(), strict=True)], scores)
+    paths = [rows[r].drafted.tokens_to(j - 1) for r, j in zip(of_row.tolist(), offset.tolist(), strict=True)]
+    drafted = _occurrences(paths, scores)
     of_row_index = torch.from_numpy(of_row).to(scores.device)
     count = output[of_row_index].add_(drafted)
     seen = (count > 0) | (prompt[of_row_index] > 0)

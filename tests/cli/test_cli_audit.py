@@ -66,7 +66,7 @@ def test_a_planted_bug_exits_with_3_after_the_document_is_written(models, capsys
 
     def wrong(p, rows):
         return [
-            Verdict(min(v.num_accepted + 1, len(row.guesses.tokens)), v.own)
+            Verdict(tuple(range(min(len(v.path) + 1, len(row.guesses.drafted)))), v.own)
             for v, row in zip(right(p, rows), rows, strict=True)
         ]
 
@@ -143,7 +143,7 @@ def test_a_difference_fails_its_junit_case(models, monkeypatch, tmp_path):
 
     def wrong(p, rows):
         return [
-            Verdict(min(v.num_accepted + 1, len(row.guesses.tokens)), v.own)
+            Verdict(tuple(range(min(len(v.path) + 1, len(row.guesses.drafted)))), v.own)
             for v, row in zip(right(p, rows), rows, strict=True)
         ]
 

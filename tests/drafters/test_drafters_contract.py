@@ -68,13 +68,13 @@ def test_every_drafter_keeps_the_contract(method: str, temperature: float, verif
     assert batch == before, "rows and contexts are read, never changed"
     assert len(guesses) == len(batch)
     for row, guess in zip(batch, guesses, strict=True):
-        assert len(guess.tokens) <= row.k
-        assert all(type(token) is int and 0 <= token < NUM_TOKENS for token in guess.tokens)
+        assert len(guess.drafted) <= row.k
+        assert all(type(token) is int and 0 <= token < NUM_TOKENS for token in guess.drafted.tokens)
         if guess.q is not None:
-            assert guess.q.shape == (len(guess.tokens), NUM_TOKENS)
+            assert guess.q.shape == (len(guess.drafted), NUM_TOKENS)
             assert guess.q.dtype == torch.float32
-            torch.testing.assert_close(guess.q.sum(-1), torch.ones(len(guess.tokens)))
-            assert all(guess.q[i, token] > 0 for i, token in enumerate(guess.tokens))
+            torch.testing.assert_close(guess.q.sum(-1), torch.ones(len(guess.drafted)))
+            assert all(guess.q[i, token] > 0 for i, token in enumerate(guess.drafted.tokens))
     for row in batch:
         drafter.release(row.handle)
         drafter.release(row.handle)
@@ -100,7 +100,7 @@ def test_a_guess_depends_on_its_row_alone(method: str) -> None:
 
 def same(first: list[Guesses], second: list[Guesses]) -> bool:
     return all(
-        a.tokens == b.tokens and ((a.q is None and b.q is None) or torch.equal(a.q, b.q))
+        a.drafted.tokens == b.drafted.tokens and ((a.q is None and b.q is None) or torch.equal(a.q, b.q))
         for a, b in zip(first, second, strict=True)
     )
 

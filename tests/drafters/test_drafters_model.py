@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from specdec_cli.drafted import NOTHING
 from specdec_cli.drafters import create
 from specdec_cli.drafters.contract import Drafter, DraftRow, Resources
 from specdec_cli.errors import RunError, UsageError
@@ -61,9 +62,9 @@ def test_rounds_feed_all_but_the_last_drafted_token() -> None:
     lm = Recorder()
     batch = [row([1, 2], 3), row([3], 1, handle=5), row([4, 4, 4], 2, handle=9)]
     guesses = load(lm).propose(batch)
-    assert [len(guess.tokens) for guess in guesses] == [3, 1, 2]
+    assert [len(guess.drafted) for guess in guesses] == [3, 1, 2]
     assert [[handle for handle, _, _ in call] for call in lm.calls] == [[0, 5, 9], [0, 9], [0]]
-    assert lm.calls[2] == [(0, [1, 2, *guesses[0].tokens[:2]], 1)]
+    assert lm.calls[2] == [(0, [1, 2, *guesses[0].drafted.tokens[:2]], 1)]
 
 
 @pytest.mark.parametrize("verify", ["rejection", "block"])
@@ -74,8 +75,8 @@ def test_q_is_what_was_sampled_from(verify: str) -> None:
     assert guess.q is not None
     assert guess.q.dtype == torch.float32
     for j in range(4):
-        context = [1, 2, *guess.tokens[:j]]
-        chain = [ChainRow(batch[0].params, context, 1, (), frozenset({6}))]
+        context = [1, 2, *guess.drafted.tokens[:j]]
+        chain = [ChainRow(batch[0].params, context, 1, NOTHING, frozenset({6}))]
         torch.testing.assert_close(
             guess.q[j : j + 1], distribution(lm.table[context[-1]][None], chain, NUM_TOKENS).dense()
         )
@@ -89,7 +90,7 @@ def test_drafted_tokens_follow_q() -> None:
     for start in range(0, 3000, 500):
         batch = [row([2], 1, "rejection", handle=i, index=i) for i in range(start, start + 500)]
         for guess in drafter.propose(batch):
-            counts[guess.tokens[0]] += 1
+            counts[guess.drafted.tokens[0]] += 1
     expected = (lm.table[2, :NUM_TOKENS] / 0.9).softmax(-1).numpy() * 3000
     assert ((counts - expected) ** 2 / expected).sum() < 22.5, "chi-square, 6 degrees of freedom, p = 0.001"
 
@@ -100,7 +101,9 @@ def test_every_position_has_its_own_noise(verify: str) -> None:
     lm.table[:] = lm.table[0].clone()
     drafter = load(lm)
     repeats = [
-        len(set(guess.tokens)) == 1 for seed in range(20) for guess in drafter.propose([row([1], 4, verify, seed=seed)])
+        len(set(guess.drafted.tokens)) == 1
+        for seed in range(20)
+        for guess in drafter.propose([row([1], 4, verify, seed=seed)])
     ]
     assert sum(repeats) < 10
 
@@ -117,7 +120,7 @@ def test_greedy_is_the_argmax_without_q() -> None:
     assert greedy.q is None
     assert sampled.q is not None
     token = 1
-    for guessed in greedy.tokens:
+    for guessed in greedy.drafted.tokens:
         token = int(lm.table[token, :NUM_TOKENS].argmax())
         assert guessed == token
 
@@ -132,11 +135,11 @@ def test_p_min_looks_at_q_before_the_draw(temperature: float) -> None:
         (full,) = load(lm).propose([row([1], 6, seed=seed, temperature=temperature)])
         (short,) = load(lm).propose([row([1], 6, seed=seed, temperature=temperature, p_min=p_min)])
         kept = 0
-        for last in [1, *full.tokens[:-1]]:
+        for last in [1, *full.drafted.tokens[:-1]]:
             if (lm.table[last, :NUM_TOKENS] / (temperature or 1)).softmax(-1).max() < p_min:
                 break
             kept += 1
-        assert short.tokens == full.tokens[:kept]
+        assert short.drafted.tokens == full.drafted.tokens[:kept]
         assert (short.q is None) == (temperature == 0 or kept == 0)
         shapes.add(kept)
     assert temperature == 0 or len(shapes) > 2
@@ -160,7 +163,7 @@ def test_it_drafts_no_further_than_it_can_read() -> None:
     lm.max_context = 5
     drafter = load(lm)
     assert drafter.max_context == 5
-    assert [len(g.tokens) for g in drafter.propose([row([1] * 4, 8), row([1] * 6, 8, handle=1)])] == [2, 0]
+    assert [len(g.drafted) for g in drafter.propose([row([1] * 4, 8), row([1] * 6, 8, handle=1)])] == [2, 0]
     assert max(len(context) for call in lm.calls for _, context, _ in call) == 5
 
 
@@ -209,7 +212,7 @@ def test_plain_rows_are_guessed_in_one_call() -> None:
     ]
     lm, by_scores = Leaping(), Recorder()
     found, expected = load(lm).propose(batch), load(by_scores).propose(batch)
-    assert [guesses.tokens for guesses in found] == [guesses.tokens for guesses in expected]
+    assert [guesses.drafted.tokens for guesses in found] == [guesses.drafted.tokens for guesses in expected]
     for one, other in zip(found, expected, strict=True):
         assert (one.q is None) == (other.q is None)
         assert one.q is None or torch.allclose(one.q, other.q)
@@ -235,8 +238,8 @@ def test_a_row_that_cannot_be_guessed_to_its_end_keeps_what_it_has(kind: type[Re
     lm.table[second] = float("nan")
     other = next(token for token in (4, 5) if token != second)
     found = load(lm).propose([row([other], 1, temperature=0.0), row([1], 3, handle=1, temperature=0.0)])
-    assert [len(guesses.tokens) for guesses in found] == [1, 1]
-    assert found[1].tokens == [second]
+    assert [len(guesses.drafted) for guesses in found] == [1, 1]
+    assert found[1].drafted.tokens == (second,)
 
 
 def test_broken_logits_name_the_draft_and_the_row() -> None:

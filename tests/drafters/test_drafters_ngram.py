@@ -43,15 +43,19 @@ def test_it_reads_as_the_rule_says(changes: list[tuple[int, list[int]]], shortes
     context: list[int] = []
     for kept, new in changes:
         context = [*context[:kept], *new]
-        assert drafter.propose([row(context, 5)])[0].tokens == by_reading(context, 5, shortest + more, shortest)
+        assert drafter.propose([row(context, 5)])[0].drafted.tokens == tuple(
+            by_reading(context, 5, shortest + more, shortest)
+        )
 
 
 def test_longest_match_first_then_the_latest() -> None:
     drafter = load(3, 1)
-    assert drafter.propose([row([1, 2, 3, 7, 9, 3, 8, 1, 2, 3], 1)])[0].tokens == [7], "three tokens beat the later one"
-    assert drafter.propose([row([3, 7, 3, 8, 5, 3], 2, handle=1)])[0].tokens == [8, 5], "the later of equals"
-    assert drafter.propose([row([4, 4], 3, handle=2)])[0].tokens == [4, 4, 4], "a loop goes on"
-    assert drafter.propose([row([1, 2, 3], 3, handle=3)])[0].tokens == []
+    assert drafter.propose([row([1, 2, 3, 7, 9, 3, 8, 1, 2, 3], 1)])[0].drafted.tokens == (7,), (
+        "three tokens beat the later one"
+    )
+    assert drafter.propose([row([3, 7, 3, 8, 5, 3], 2, handle=1)])[0].drafted.tokens == (8, 5), "the later of equals"
+    assert drafter.propose([row([4, 4], 3, handle=2)])[0].drafted.tokens == (4, 4, 4), "a loop goes on"
+    assert drafter.propose([row([1, 2, 3], 3, handle=3)])[0].drafted.tokens == ()
 
 
 def test_work_is_linear_in_new_tokens() -> None:
@@ -77,18 +81,18 @@ def read_ahead(text: list[int], **options: int) -> prediction.Drafter:
 
 def test_a_prediction_is_read_from_its_beginning() -> None:
     drafter = read_ahead([5, 6, 7, 8, 9, 5, 6])
-    assert drafter.propose([row([1, 2], 3, 2)])[0].tokens == [5, 6, 7], "without what the tokenizer puts around"
-    assert drafter.propose([row([1, 2, 5, 6], 3, 2)])[0].tokens == [7, 8, 9]
-    assert drafter.propose([row([1, 2, 5, 6, 7, 8, 9, 5, 6], 3, 2)])[0].tokens == [], "read to its end"
+    assert drafter.propose([row([1, 2], 3, 2)])[0].drafted.tokens == (5, 6, 7), "without what the tokenizer puts around"
+    assert drafter.propose([row([1, 2, 5, 6], 3, 2)])[0].drafted.tokens == (7, 8, 9)
+    assert drafter.propose([row([1, 2, 5, 6, 7, 8, 9, 5, 6], 3, 2)])[0].drafted.tokens == (), "read to its end"
 
 
 def test_a_prediction_is_found_again() -> None:
     drafter = read_ahead([5, 6, 7, 8, 9, 5, 6, 4, 3])
-    assert drafter.propose([row([1, 50], 3)])[0].tokens == [], "the output went elsewhere"
-    assert drafter.propose([row([1, 50, 8], 3)])[0].tokens == [9, 5, 6], "and came back"
-    assert drafter.propose([row([1, 50, 8, 60, 5, 6], 3)])[0].tokens == [4, 3], "the next place ahead"
-    assert drafter.propose([row([1, 50, 8, 60, 5, 6, 7], 2)])[0].tokens == [8, 9], "or back where it stands"
-    assert drafter.propose([row([1, 50, 8], 2)])[0].tokens == [9, 5], "a cut back"
+    assert drafter.propose([row([1, 50], 3)])[0].drafted.tokens == (), "the output went elsewhere"
+    assert drafter.propose([row([1, 50, 8], 3)])[0].drafted.tokens == (9, 5, 6), "and came back"
+    assert drafter.propose([row([1, 50, 8, 60, 5, 6], 3)])[0].drafted.tokens == (4, 3), "the next place ahead"
+    assert drafter.propose([row([1, 50, 8, 60, 5, 6, 7], 2)])[0].drafted.tokens == (8, 9), "or back where it stands"
+    assert drafter.propose([row([1, 50, 8], 2)])[0].drafted.tokens == (9, 5), "a cut back"
 
 
 @given(st.lists(tokens, min_size=1, max_size=6), tokens)
@@ -98,5 +102,5 @@ def test_a_prediction_depends_on_the_context_alone(steps: list[list[int]], text:
     context = [1]
     for new in steps:
         context = [*context, *new]
-        found = walked.propose([row(context, 4)])[0].tokens
-        assert found == read_ahead(text, max=2).propose([row(context, 4)])[0].tokens
+        found = walked.propose([row(context, 4)])[0].drafted.tokens
+        assert found == read_ahead(text, max=2).propose([row(context, 4)])[0].drafted.tokens

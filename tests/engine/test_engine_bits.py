@@ -50,7 +50,7 @@ class Recorded(Judge):
         for (row, guess), one in zip(decided, emitted, strict=True):
             at = logits[first : first + len(one.tokens)].clone()
             self.logits.setdefault(row.sequence.id, []).append(at)
-            first += len(guess.tokens) + 1
+            first += len(guess.drafted) + 1
         return emitted
 
 

@@ -10,6 +10,7 @@ import torch
 from tiny_engine import PROMPTS, ngram, tiny_lm
 from toy_engine import END, LETTERS, LetterTokenizer, TableLM
 
+from specdec_cli.drafted import Drafted
 from specdec_cli.drafters import create
 from specdec_cli.drafters.contract import DraftRow, Guesses, Resources
 from specdec_cli.engine.engine import Engine, EngineOptions
@@ -35,7 +36,7 @@ class Broken:
         self.num_asked += 1
         if self.num_asked - 1 in self.raises:
             raise self.error("no idea")
-        return [Guesses([1] * row.k) for row in rows]
+        return [Guesses(Drafted.chain([1] * row.k)) for row in rows]
 
     def release(self, handle: int) -> None:
         self.released.append(handle)
@@ -56,7 +57,7 @@ class Failing(TableLM):
         logits = super().score(rows)
         first = 0
         for row in rows:
-            if row.handle == self.bad and len(row.context) > 8:
+            if row.handle == self.bad and row.num_tokens > 8:
                 logits[first : first + row.num_logits] = float("nan")
             first += row.num_logits
         return logits
@@ -140,7 +141,7 @@ def test_a_drafter_that_keeps_failing_is_switched_off_and_that_is_said():
 @pytest.mark.parametrize("wrong", [[[1] * 9], [[len(LETTERS)]], []], ids=["too many", "no such token", "no guess"])
 def test_guesses_that_break_the_contract_are_a_fault(wrong):
     own = Broken()
-    own.propose = lambda rows: [Guesses(tokens) for tokens in wrong]  # type: ignore[method-assign]
+    own.propose = lambda rows: [Guesses(Drafted.chain(tokens)) for tokens in wrong]  # type: ignore[method-assign]
     engine = table_engine(own=own)
     engine.add("abc", GREEDY)
     tokens, events = run(engine)
@@ -172,9 +173,9 @@ class BrokenBehind(TableLM):
 
     def score(self, rows):
         logits = super().score(rows)
-        ends = [(row, end) for row in rows for end in range(len(row.context) - row.num_logits, len(row.context))]
+        ends = [(row, end) for row in rows for end in range(row.num_tokens - row.num_logits, row.num_tokens)]
         for place, (row, end) in enumerate(ends):
-            if row.context[max(end - 2, 0) : end + 1] == [1, 1, 1]:
+            if row.as_chain()[max(end - 2, 0) : end + 1] == [1, 1, 1]:
                 logits[place] = float("nan")
         return logits
 

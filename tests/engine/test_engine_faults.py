@@ -26,7 +26,7 @@ def cuts_back_too_little(score, num_kept):
     def patched(self, rows):
         faulty = []
         for row in rows:
-            context, num_new = list(row.context), max(row.num_logits, 1)
+            context, num_new = row.as_chain(), max(row.num_logits, 1)
             cached, num_real = held.get((id(self), row.handle), ([], 0))
             num_rejected = num_real - (len(context) - num_new)
             if cached and num_rejected >= 0:
@@ -82,14 +82,14 @@ def test_blocks_that_are_not_given_back(folder, monkeypatch):
 def test_off_by_one_bonus(target, itself, monkeypatch):
     expected = plain(target)
 
-    def greedy(tokens, chosen, start):
-        verdict = correct(tokens, chosen, start)
-        if tokens and verdict.num_accepted == len(tokens):
-            return Verdict(verdict.num_accepted, chosen[start + verdict.num_accepted - 1])
+    def greedy(drafted, chosen, start):
+        verdict = correct(drafted, chosen, start)
+        if drafted and len(verdict.path) == len(drafted):
+            return Verdict(verdict.path, chosen[start + len(verdict.path) - 1])
         return verdict
 
-    correct = verify_module._follow
-    monkeypatch.setattr(verify_module, "_follow", greedy)
+    correct = verify_module._walk
+    monkeypatch.setattr(verify_module, "_walk", greedy)
     assert plain(target) == expected
     assert tokens(decode(target, itself, 3, params=GREEDY)) != expected
 

@@ -248,9 +248,10 @@ def test_the_joint_of_three_tokens_is_the_masked_targets_own(mode):
 @pytest.mark.parametrize("mode", ["rejection", "block"])
 def test_the_planted_fault_of_cutting_before_a_refused_draw_is_caught(mode, monkeypatch):
     def cuts_before(guesses, matcher, place):
-        seen = matcher.look(guesses.tokens)
+        seen = matcher.look(guesses.drafted.tokens)
         num = seen.num_fitting
-        return Guesses(guesses.tokens[:num], guesses.q[:num] if guesses.q is not None and num else None), seen.allowed
+        q = guesses.q[:num] if guesses.q is not None and num else None
+        return Guesses(guesses.drafted.first(num), q), seen.allowed
 
     monkeypatch.setattr(engine_module, "fit", cuts_before)
     assert p_value(mode, 2 * NUM_DRAWS) < ALARM

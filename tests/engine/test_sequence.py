@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from specdec_cli.drafted import NOTHING, Drafted
 from specdec_cli.engine.sequence import Sequence
 from specdec_cli.sampling.params import SamplingParams
 
@@ -16,13 +17,13 @@ def sequence(max_tokens: int = 100, stop_ids: frozenset[int] = frozenset(), **pa
 
 def test_the_first_token_belongs_to_no_step() -> None:
     one = sequence()
-    assert one.extend([], 0, 7, []).from_prefill
-    assert not one.extend([], 0, 8, []).from_prefill
+    assert one.extend(NOTHING, (), 7, []).from_prefill
+    assert not one.extend(NOTHING, (), 8, []).from_prefill
     assert one.tokens == [1, 2, 3, 7, 8]
 
 
 def test_accepted_tokens_come_before_the_own_one() -> None:
-    emitted = sequence().extend([5, 6, 7, 8], 2, 9, [])
+    emitted = sequence().extend(Drafted.chain([5, 6, 7, 8]), range(2), 9, [])
     assert emitted.tokens == (5, 6, 9)
     assert (emitted.num_drafted, emitted.num_accepted) == (4, 2)
 
@@ -32,7 +33,7 @@ def test_a_stop_token_cuts_accepted_tokens_and_counts_up_to_the_cut(
     num_accepted: int, kept: tuple[int, ...], counted: int
 ) -> None:
     one = sequence(stop_ids=frozenset({6}))
-    emitted = one.extend([5, 6, 7, 8], num_accepted, 9, [])
+    emitted = one.extend(Drafted.chain([5, 6, 7, 8]), range(num_accepted), 9, [])
     assert emitted.tokens == kept
     assert emitted.num_accepted == counted
     assert (one.finish_reason, one.stop_reason) == (("stop", 6) if num_accepted == 4 else (None, None))
@@ -40,17 +41,17 @@ def test_a_stop_token_cuts_accepted_tokens_and_counts_up_to_the_cut(
 
 def test_a_length_cuts_and_has_no_stop_reason() -> None:
     one = sequence(max_tokens=5)
-    assert one.extend([5, 6, 7], 3, 9, []).tokens == (5, 6)
+    assert one.extend(Drafted.chain([5, 6, 7]), range(3), 9, []).tokens == (5, 6)
     assert (one.finish_reason, one.stop_reason) == ("length", None)
 
 
 def test_a_stop_token_at_the_last_place_is_a_stop() -> None:
     one = sequence(max_tokens=5, stop_ids=frozenset({6}))
-    one.extend([5, 6, 7], 3, 9, [])
+    one.extend(Drafted.chain([5, 6, 7]), range(3), 9, [])
     assert one.finish_reason == "stop"
 
 
 def test_logprobs_are_cut_with_their_tokens() -> None:
     one = sequence(max_tokens=4)
     marks: list[Any] = ["a", "b", "c"]
-    assert one.extend([5, 6], 2, 9, marks).logprobs == ("a",)
+    assert one.extend(Drafted.chain([5, 6]), range(2), 9, marks).logprobs == ("a",)

@@ -5,6 +5,7 @@ import pytest
 import torch
 from tiny_engine import tiny_engine, tiny_lm
 
+from specdec_cli.drafted import Drafted
 from specdec_cli.drafters.contract import Guesses
 from specdec_cli.engine.engine import EngineOptions
 from specdec_cli.engine.synthetic import at_depth, conditional, iid_length, solve_alpha, synthetic_rates
@@ -21,8 +22,8 @@ def verdicts(rates, tokens, temperature, logits=(1.0, 0.5, 0.0, -0.5), num=NUM, 
     """One step of many seeds with the same drafted tokens."""
     params = [SamplingParams(temperature=temperature, index=i, logit_bias=bias or {}) for i in range(num)]
     p = torch.tensor([logits] * (len(tokens) + 1)).repeat(num, 1)
-    p = distribution(p, [ChainRow(one, [0], 1, tokens, frozenset()) for one in params], len(logits))
-    rows = [VerifyRow("synthetic", one, 7, Guesses(list(tokens)), conditional(rates)) for one in params]
+    p = distribution(p, [ChainRow(one, [0], 1, Drafted.chain(tokens), frozenset()) for one in params], len(logits))
+    rows = [VerifyRow("synthetic", one, 7, Guesses(Drafted.chain(tokens)), conditional(rates)) for one in params]
     return verify(p, rows)
 
 
@@ -31,7 +32,7 @@ def test_positions_stand_at_the_marginal_rates_whatever_was_drafted(temperature)
     rates = (0.8, 0.6, 0.3)
     found = verdicts(rates, [3, 3, 2], temperature)
     for i, rate in enumerate(rates, 1):
-        assert np.mean([one.num_accepted >= i for one in found]) == pytest.approx(rate, abs=0.03)
+        assert np.mean([len(one.path) >= i for one in found]) == pytest.approx(rate, abs=0.03)
 
 
 def test_the_own_token_is_the_targets():
@@ -42,13 +43,13 @@ def test_the_own_token_is_the_targets():
 
 
 def test_a_token_that_cannot_occur_never_stands():
-    assert {one.num_accepted for one in verdicts((1.0, 1.0), [3, 1], 0.0, num=50)} == {2}
+    assert {len(one.path) for one in verdicts((1.0, 1.0), [3, 1], 0.0, num=50)} == {2}
     banned = (1.0, 0.5, 0.0, float("-inf"))
-    assert {one.num_accepted for one in verdicts((1.0, 1.0), [1, 3], 0.0, banned, num=50)} == {1}
+    assert {len(one.path) for one in verdicts((1.0, 1.0), [1, 3], 0.0, banned, num=50)} == {1}
 
 
 def test_what_is_drafted_beyond_the_rates_is_refused():
-    assert {one.num_accepted for one in verdicts((1.0,), [1, 1, 1], 1.0, num=50)} == {1}
+    assert {len(one.path) for one in verdicts((1.0,), [1, 1, 1], 1.0, num=50)} == {1}
 
 
 def test_a_row_is_judged_alike_in_any_company():

@@ -5,6 +5,7 @@ import pytest
 import torch
 from table_loop import PROMPT, Loop, Table, measured, numbered
 
+from specdec_cli.drafted import CONTEXT_END, NOTHING, Drafted
 from specdec_cli.drafters.contract import Guesses
 from specdec_cli.engine.verify import (
     LOSSLESS,
@@ -16,6 +17,9 @@ from specdec_cli.engine.verify import (
     verify,
 )
 from specdec_cli.errors import UsageError
+from specdec_cli.lm.door import Row
+from specdec_cli.lm.table import TableLM
+from specdec_cli.sampling import noise
 from specdec_cli.sampling.chain import ChainRow, distribution
 from specdec_cli.sampling.noise import Purpose, uniforms
 from specdec_cli.sampling.params import SamplingParams
@@ -97,7 +101,7 @@ def step_of(mode, num, position=7, k=3, table=TABLE, **options):
     chain = [loop.chain_row(contexts[i], i, drafted[i]) for i in range(num)]
     seen = [contexts[i][-2:] + drafted[i] for i in range(num)]
     logits = [torch.from_numpy(table.p[s[j], s[j + 1]]).float() for s in seen for j in range(len(s) - 1)]
-    guesses = [Guesses(drafted[i], torch.stack(q_rows[i]) if q_rows[i] else None) for i in range(num)]
+    guesses = [Guesses(Drafted.chain(drafted[i]), torch.stack(q_rows[i]) if q_rows[i] else None) for i in range(num)]
     rows = [VerifyRow(mode, loop.params[i], position, guesses[i]) for i in range(num)]
     return torch.stack(logits), chain, rows
 
@@ -108,7 +112,7 @@ def test_a_rows_verdict_does_not_depend_on_its_neighbours_modes_or_lengths():
     order = np.random.default_rng(0).permutation(sum(len(part[2]) for part in parts)).tolist()
     chain = [one for part in parts for one in part[1]]
     rows = [one for part in parts for one in part[2]]
-    logits = torch.cat([part[0] for part in parts]).split([len(one.guesses.tokens) + 1 for one in rows])
+    logits = torch.cat([part[0] for part in parts]).split([len(one.guesses.drafted) + 1 for one in rows])
     shuffled = distribution(torch.cat([logits[i] for i in order]), [chain[i] for i in order], TABLE.num_tokens)
     together = verify(shuffled, [rows[i] for i in order])
     for place, i in enumerate(order[:80]):
@@ -145,7 +149,7 @@ def test_verdicts_are_the_papers_row_by_row(mode, naive):
     verdicts = verify(p, rows)
     first = 0
     for one, verdict in zip(rows, verdicts, strict=True):
-        tokens, k = one.guesses.tokens, len(one.guesses.tokens)
+        tokens, k = list(one.guesses.drafted.tokens), len(one.guesses.drafted)
         q = np.eye(TABLE.num_tokens)[tokens] if one.guesses.q is None else one.guesses.q.double().numpy()
         if not k:
             q = np.zeros((1, TABLE.num_tokens))
@@ -153,7 +157,7 @@ def test_verdicts_are_the_papers_row_by_row(mode, naive):
         num_accepted, residual = naive(p.probs[first : first + k + 1].double().numpy(), q, tokens, u)
         own = uniforms(0, one.params.index, one.position, Purpose.OWN, 5)[num_accepted]
         token = int(np.searchsorted(np.cumsum(residual) / residual.sum(), own, side="right"))
-        assert verdict == Verdict(num_accepted, token)
+        assert verdict == Verdict(tuple(range(num_accepted)), token)
         first += k + 1
 
 
@@ -161,8 +165,9 @@ def one_step(mode, p, q, tokens, num=4000, temperature=1.0):
     """Verdicts of `num` draws of one step with given p [k+1, V] and q [k, V]."""
     params = numbered(SamplingParams(temperature=temperature), num)
     logits = torch.tensor(p, dtype=torch.float32).log().repeat(num, 1)
-    chain = [ChainRow(one, [0, 0], 2, tokens, frozenset()) for one in params]
-    guesses = Guesses(tokens, None if q is None else torch.tensor(q, dtype=torch.float32))
+    drafted = Drafted.chain(tokens)
+    chain = [ChainRow(one, [0, 0], 2, drafted, frozenset()) for one in params]
+    guesses = Guesses(drafted, None if q is None else torch.tensor(q, dtype=torch.float32))
     dist = distribution(logits, chain, len(p[0]))
     return verify(dist, [VerifyRow(mode, one, 2, guesses) for one in params])
 
@@ -171,14 +176,14 @@ def one_step(mode, p, q, tokens, num=4000, temperature=1.0):
 def test_p_equal_to_q_accepts_everything(mode):
     p = [[0.1, 0.2, 0.7]] * 4
     verdicts = one_step(mode, p, p[:3], [0, 1, 2])
-    assert np.mean([one.num_accepted == 3 for one in verdicts]) > 0.999
+    assert np.mean([len(one.path) == 3 for one in verdicts]) > 0.999
 
 
 @pytest.mark.parametrize("mode", ["rejection", "block"])
 def test_an_empty_residual_draws_from_p(mode):
     p = [[0.25, 0.75], [0.5, 0.5]]
     verdicts = one_step(mode, p, [[1.0, 0.9]], [1])
-    refused = [one for one in verdicts if one.num_accepted == 0]
+    refused = [one for one in verdicts if len(one.path) == 0]
     assert len(refused) > 300
     assert 0.15 < np.mean([one.own == 0 for one in refused]) < 0.35
 
@@ -186,7 +191,7 @@ def test_an_empty_residual_draws_from_p(mode):
 @pytest.mark.parametrize("mode", SAMPLED)
 def test_a_draft_without_chance_stands_with_probability_p_and_is_never_the_own_token_after_a_refusal(mode):
     verdicts = one_step(mode, [[0.3, 0.6, 0.1], [0.5, 0.25, 0.25]], None, [0])
-    refused = [one.own for one in verdicts if one.num_accepted == 0]
+    refused = [one.own for one in verdicts if len(one.path) == 0]
     assert len(refused) / len(verdicts) == pytest.approx(0.7, abs=0.03)
     assert 0 not in refused
     assert np.mean([own == 1 for own in refused]) == pytest.approx(6 / 7, abs=0.03)
@@ -196,11 +201,11 @@ def test_typical_accepts_by_the_entropy_threshold():
     flat = [0.04] * 25
     threshold = min(0.09, 0.3 * np.exp(-np.log(25.0)))
     assert threshold < 0.04
-    assert all(one.num_accepted == 1 for one in one_step("typical", [flat, flat], None, [3], num=20))
+    assert all(len(one.path) == 1 for one in one_step("typical", [flat, flat], None, [3], num=20))
     sharp = [0.9, 0.08, 0.02]
     entropy = -sum(x * np.log(x) for x in sharp)
     assert min(0.09, 0.3 * np.exp(-entropy)) > 0.08
-    assert all(one.num_accepted == 0 for one in one_step("typical", [sharp, sharp], None, [1], num=20))
+    assert all(len(one.path) == 0 for one in one_step("typical", [sharp, sharp], None, [1], num=20))
     owns = [one.own for one in one_step("typical", [sharp, sharp], None, [1])]
     assert np.mean([own == 0 for own in owns]) == pytest.approx(0.9, abs=0.03)
 
@@ -208,19 +213,19 @@ def test_typical_accepts_by_the_entropy_threshold():
 def test_no_guesses_give_one_own_token_from_p():
     for mode in SAMPLED:
         verdicts = one_step(mode, [[0.2, 0.8]], None, [])
-        assert {one.num_accepted for one in verdicts} == {0}
+        assert {len(one.path) for one in verdicts} == {0}
         assert np.mean([one.own for one in verdicts]) == pytest.approx(0.8, abs=0.03)
 
 
 def test_greedy_rows_keep_a_wide_vocabulary_as_indices():
     logits = torch.randn(3 * 3, 5000, generator=torch.Generator().manual_seed(0))
     best = logits.argmax(dim=-1).tolist()
-    drafts = [best[0:2], [best[3], best[4] + 1], [best[6] + 1, best[7]]]
-    chain = [ChainRow(SamplingParams(), [1], 1, tokens, frozenset()) for tokens in drafts]
+    drafts = list(map(Drafted.chain, [best[0:2], [best[3], best[4] + 1], [best[6] + 1, best[7]]]))
+    chain = [ChainRow(SamplingParams(), [1], 1, drafted, frozenset()) for drafted in drafts]
     p = distribution(logits, chain, 5000)
-    verdicts = verify(p, [VerifyRow("greedy", SamplingParams(), 1, Guesses(tokens)) for tokens in drafts])
+    verdicts = verify(p, [VerifyRow("greedy", SamplingParams(), 1, Guesses(drafted)) for drafted in drafts])
     assert p.probs is None
-    assert verdicts == [Verdict(2, best[2]), Verdict(1, best[4]), Verdict(0, best[6])]
+    assert verdicts == [Verdict((0, 1), best[2]), Verdict((0,), best[4]), Verdict((), best[6])]
 
 
 def test_a_drafted_token_with_no_probability_under_its_q_is_a_broken_drafter():
@@ -256,3 +261,49 @@ def test_a_mode_that_does_not_fit_is_refused(mode, temperature):
 
 def test_every_mode_but_typical_is_lossless():
     assert {mode for mode in MODES if is_lossless(mode)} == LOSSLESS == set(MODES) - {"typical"}
+
+
+# Every first token, and two that follow each of them; one branch goes on.
+TREE = Drafted((0, 1, 2, 3, 4, *(0, 3) * 5, 1), (*(-1,) * 5, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5))
+STOP_IDS = frozenset({2})
+
+
+def row_by_row(mode, drafted, params, context):
+    """The path that plain decoding takes through a tree, one token after the other, and its next token."""
+    node, path = CONTEXT_END, []
+    while True:
+        text = [*context, *drafted.tokens_to(node)]
+        logits = torch.from_numpy(TABLE.p[text[-2], text[-1]]).float()[None]
+        p = distribution(logits, [ChainRow(params, text, len(PROMPT), NOTHING, STOP_IDS)], TABLE.num_tokens)
+        if mode == "greedy":
+            token = p.likeliest[0]
+        elif mode == "gumbel":
+            noisy = p.probs[0].double().log() + noise.gumbel(0, params.index, len(text), TABLE.num_tokens)
+            token = int(noisy.argmax())
+        else:
+            u = uniforms(0, params.index, len(context), Purpose.OWN, len(path) + 1)[-1:]
+            token = int(p.sample(u)[0])
+        child = next((i for i in range(len(drafted)) if (drafted.parents[i], drafted.tokens[i]) == (node, token)), None)
+        if child is None:
+            return Verdict(tuple(path), token)
+        path.append(child)
+        node = child
+
+
+@pytest.mark.parametrize(("mode", "temperature"), [("greedy", 0.0), ("gumbel", 1.0), ("exact-match", 1.0)])
+@pytest.mark.parametrize("drafted", [TREE, Drafted.chain([0, 2, 4]), NOTHING], ids=["tree", "chain", "nothing"])
+def test_the_targets_own_choices_walk_a_tree_as_they_walk_plain_text(mode, temperature, drafted):
+    """Penalties and processors included: each node sees the context and its own path."""
+    table = TableLM(lambda text: torch.from_numpy(TABLE.p[text[-2], text[-1]]), TABLE.num_tokens, order=2)
+    params = SamplingParams(temperature=temperature, repetition_penalty=1.3, frequency_penalty=0.5, min_tokens=4)
+    rows, lm_rows, chain, expected = [], [], [], []
+    for i in range(60):
+        one = replace(params, index=i)
+        context = [*PROMPT, i % 5, i // 5 % 5]
+        lm_rows.append(Row(i, context, len(drafted) + 1, drafted))
+        chain.append(ChainRow(one, context, len(PROMPT), drafted, STOP_IDS))
+        rows.append(VerifyRow(mode, one, len(context), Guesses(drafted)))
+        expected.append(row_by_row(mode, drafted, one, context))
+    p = distribution(table.score(lm_rows), chain, TABLE.num_tokens)
+    assert verify(p, rows) == expected
+    assert drafted is not TREE or {len(one.path) for one in expected} >= {1, 2}

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from specdec_cli.drafted import Drafted
 from specdec_cli.lm.door import LM, Row
 from specdec_cli.lm.table import TableLM
 
@@ -55,3 +56,19 @@ def test_blocks_are_counted():
 def test_too_long_a_context_is_a_fault():
     with pytest.raises(AssertionError, match="does not fit"):
         TableLM(lambda context: [0.0], 1, max_context=4).score([Row(0, [0] * 5, 1)])
+
+
+@pytest.mark.parametrize("order", [None, 1, 3])
+def test_a_node_of_a_drafted_tree_sees_the_context_and_its_own_path(order):
+    lm = TableLM.random(7, order=2, seed=3)
+    lm._order = order
+    context, tree = [1, 2, 3], Drafted((4, 5, 6, 4, 2), (-1, -1, 0, 0, 2))
+    texts = [context[:2], context, *([*context, *tree.tokens_to(node)] for node in range(len(tree)))]
+    expected = lm.score([Row(i, text, 1) for i, text in enumerate(texts)])
+    for num in range(len(texts) + 1):
+        assert lm.score([Row(9, context, num, tree)]).equal(expected[len(texts) - num :])
+
+
+def test_a_drafted_chain_is_text():
+    lm = TableLM.random(7, order=None, seed=3)
+    assert lm.score([Row(0, [1, 2], 4, Drafted.chain([3, 4, 5]))]).equal(lm.score([Row(0, [1, 2, 3, 4, 5], 4)]))

@@ -13,6 +13,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from specdec_cli.drafted import Drafted
 from specdec_cli.errors import RunError
 from specdec_cli.sampling.chain import ChainRow, LogitsError, distribution, inverse_cdf
 from specdec_cli.sampling.noise import Purpose, uniforms_many
@@ -28,9 +29,8 @@ def logits_of(n, seed=0, num_tokens=V):
 
 
 def row(params, drafted=(), context=None, num_prompt_tokens=4, stop_ids=()):
-    return ChainRow(
-        params, PROMPT + OUTPUT if context is None else context, num_prompt_tokens, drafted, frozenset(stop_ids)
-    )
+    context = PROMPT + OUTPUT if context is None else context
+    return ChainRow(params, context, num_prompt_tokens, Drafted.chain(drafted), frozenset(stop_ids))
 
 
 def oracle(logits, params, context):

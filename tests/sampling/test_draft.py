@@ -1,5 +1,6 @@
 import torch
 
+from specdec_cli.drafted import NOTHING
 from specdec_cli.sampling.chain import ChainRow, distribution
 from specdec_cli.sampling.draft import draft_tokens
 from specdec_cli.sampling.noise import Purpose, gumbel, uniforms
@@ -10,7 +11,7 @@ V = 30
 
 def q_of(params):
     logits = 2 * torch.randn(len(params), V, generator=torch.Generator().manual_seed(3))
-    return distribution(logits, [ChainRow(one, [1, 2], 1, [], frozenset()) for one in params], V)
+    return distribution(logits, [ChainRow(one, [1, 2], 1, NOTHING, frozenset()) for one in params], V)
 
 
 def test_each_row_draws_with_the_noise_of_its_mode():
@@ -47,5 +48,5 @@ def test_a_row_alone_and_in_company_draws_the_same():
     together = draft_tokens(q, params, modes, list(range(80)), 1)
     logits = 2 * torch.randn(80, V, generator=torch.Generator().manual_seed(3))
     for i in range(0, 80, 13):
-        alone = distribution(logits[i : i + 1], [ChainRow(params[i], [1, 2], 1, [], frozenset())], V)
+        alone = distribution(logits[i : i + 1], [ChainRow(params[i], [1, 2], 1, NOTHING, frozenset())], V)
         assert draft_tokens(alone, [params[i]], [modes[i]], [i], 1) == [together[i]]

@@ -126,13 +126,13 @@ class Contexts:
         """Cut each row's cache back to what its context shares with it, and reserve blocks for the rest.
 
         Raises:
-            RunError: the cache has too few free blocks.
+            RunError: the cache has too few free blocks, or a row's drafted tokens are no chain.
         """
         feeds = []
         for row in rows:
             held = self.held.setdefault(row.handle, Held())
             held.settle()
-            context = list(row.context)
+            context = row.as_chain()
             keep = held.common_prefix(context, len(context) - row.num_logits) if held.is_long == is_long else 0
             held.is_long = is_long
             feeds.append(Feed(held, context, self._cut(held, keep), row.num_logits, row.unread))

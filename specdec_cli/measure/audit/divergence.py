@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from specdec_cli.drafted import NOTHING
 from specdec_cli.errors import SpecdecError
 from specdec_cli.lm.door import LM, Row
 from specdec_cli.sampling import noise
@@ -156,7 +157,7 @@ class DivergenceJudge:
         lm.release(_HANDLE)
         num_tokens = self.engine.num_tokens
         stop_ids = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else self.engine.eos_token_ids)
-        p = distribution(logits, [ChainRow(params, context, num_prompt, [], stop_ids)], num_tokens)
+        p = distribution(logits, [ChainRow(params, context, num_prompt, NOTHING, stop_ids)], num_tokens)
         tolerance = tolerance_of(dtype, logits[0, :num_tokens])
         if not gumbel or p.probs is None:
             return p.scores[0], tolerance

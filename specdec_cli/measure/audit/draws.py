@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from specdec_cli.drafted import NOTHING
 from specdec_cli.engine.driver import Driver
 from specdec_cli.events import Event, Finished, SpeculativeCounts, Stepped
 from specdec_cli.lm.door import LM, Row
@@ -239,7 +240,7 @@ def _next_token(lm: LM, num_tokens: int, context: list[int], num_prompt: int, pa
     """The target's own word on one context, alone and from an empty cache."""
     logits = lm.score([Row(_HANDLE, context, 1)])
     lm.release(_HANDLE)
-    p = distribution(logits, [ChainRow(params, context, num_prompt, [], frozenset())], num_tokens)
+    p = distribution(logits, [ChainRow(params, context, num_prompt, NOTHING, frozenset())], num_tokens)
     return _NextToken(p.scores[0].double().cpu().numpy(), p.dense()[0].double().cpu().numpy())
 
 

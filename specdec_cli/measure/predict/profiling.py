@@ -20,6 +20,7 @@ import psutil
 import torch
 from torch import Tensor
 
+from specdec_cli.drafted import Drafted
 from specdec_cli.drafters.contract import DraftRow, Guesses
 from specdec_cli.engine.driver import Driver
 from specdec_cli.engine.synthetic import conditional
@@ -245,7 +246,7 @@ class _Profiler:
         """Seconds of one step's draft and target: k tokens guessed, k+1 rows scored whatever was guessed."""
         length = self.lengths[place]
         contexts = [self.text[b : b + length] for b in range(self.batch_size)]
-        guesses = [Guesses([]) for _ in contexts]
+        guesses = [Guesses() for _ in contexts]
         begin = perf_counter()
         if k:
             proposed = self.engine.drafter.propose(list(self._draft_rows(place, contexts, k)))
@@ -253,8 +254,9 @@ class _Profiler:
         drafted = perf_counter() - begin if k else 0.0
         rows = []
         for b, (context, guess) in enumerate(zip(contexts, guesses, strict=True)):
-            tokens = [*guess.tokens, *self.text[b + length + len(guess.tokens) : b + length + k]]
-            rows.append(Row(self._handle(place, b), context + tokens, k + 1))
+            rest = self.text[b + length + len(guess.drafted) : b + length + k]
+            nodes = Drafted.chain([*guess.drafted.tokens, *rest])
+            rows.append(Row(self._handle(place, b), context, k + 1, nodes))
         begin = perf_counter()
         logits = self.engine.target.score(rows)
         if logits.is_cuda:
@@ -266,9 +268,9 @@ class _Profiler:
     def _verify(self, contexts: Sequence[list[int]], guesses: Sequence[Guesses], logits: Tensor) -> None:
         """Do with logits [B (k+1), V] what a step does before the next one begins."""
         own = zip(logits.chunk(len(contexts)), guesses, strict=True)
-        taken = torch.cat([rows[: len(guess.tokens) + 1] for rows, guess in own])
+        taken = torch.cat([rows[: len(guess.drafted) + 1] for rows, guess in own])
         each = [(replace(self.params, index=b), *one) for b, one in enumerate(zip(contexts, guesses, strict=True))]
-        chain = [ChainRow(params, context, 0, guess.tokens, frozenset()) for params, context, guess in each]
+        chain = [ChainRow(params, context, 0, guess.drafted, frozenset()) for params, context, guess in each]
         p = distribution(taken, chain, self.engine.num_tokens)
         verify(p, [VerifyRow(self.verify, params, len(context), guess, self.rates) for params, context, guess in each])
 

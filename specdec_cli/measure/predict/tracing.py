@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specdec_cli.drafted import Drafted
 from specdec_cli.drafters.contract import DraftRow
 from specdec_cli.drafters.model import Drafter as ModelDrafter
 from specdec_cli.engine.driver import Driver
@@ -209,7 +210,8 @@ class _ForcedPass:
             rows.append(Row(_handle(piece.place), context, piece.end - piece.begin))
             known = len(prompt.token_ids) + piece.begin
             stop_ids = self.trace.stop_ids(prompt)
-            chain.append(ChainRow(prompt.params, context[:known], len(prompt.token_ids), context[known:], stop_ids))
+            drafted = Drafted.chain(context[known:])
+            chain.append(ChainRow(prompt.params, context[:known], len(prompt.token_ids), drafted, stop_ids))
             emitted += prompt.output[piece.begin : piece.end]
         q = distribution(self.lm.score(rows), chain, self.trace.num_tokens)
         tokens = torch.tensor(emitted, device=q.argmax.device)
@@ -264,14 +266,14 @@ def _trace_guesses(trace: Trace, drafter: Drafter, k_max: int, watch: Watch) -> 
     return GuessTrace(num_guessed, num_matching, drafter.max_context)
 
 
-def _ask(drafter: Drafter, row: DraftRow) -> list[int]:
+def _ask(drafter: Drafter, row: DraftRow) -> Sequence[int]:
     guesses = drafter.propose([row])[0].read()
     if guesses.q is not None:
         raise UsageError(
             f"the draft `{type(drafter).__module__.rpartition('.')[2]}` samples and is no language model of its own",
             "a trace cannot tell its acceptance: measure every k (--exhaustive)",
         )
-    return guesses.tokens
+    return guesses.drafted.tokens
 
 
 def _num_matching(tokens: Sequence[int], text: Sequence[int]) -> int:

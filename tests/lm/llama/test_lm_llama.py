@@ -9,6 +9,7 @@ from planted import plant
 from tiny_engine import PROMPTS, decode, tokens
 from tiny_models import make_tiny
 
+from specdec_cli.drafted import NOTHING
 from specdec_cli.lm.door import Draw, Row
 from specdec_cli.lm.invariance import row_invariance
 from specdec_cli.lm.llama import llama_weights, native
@@ -189,7 +190,7 @@ def drawn_one_by_one(lm, row, num_tokens):
     for uniform in draw.uniforms:
         context = [*row.context, *found]
         logits = lm.score([Row(row.handle, context, 1)])
-        p = distribution(logits, [ChainRow(params, context, len(context), (), frozenset())], num_tokens)
+        p = distribution(logits, [ChainRow(params, context, len(context), NOTHING, frozenset())], num_tokens)
         found.append(int(p.sample(torch.tensor([uniform], dtype=torch.float64))))
         q.append(p.dense())
     return found, torch.cat(q)

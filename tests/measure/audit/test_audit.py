@@ -95,7 +95,7 @@ def test_accepting_one_token_too_many_is_a_bug(monkeypatch):
 
     def wrong(p, rows):
         return [
-            Verdict(min(v.num_accepted + 1, len(row.guesses.tokens)), v.own)
+            Verdict(tuple(range(min(len(v.path) + 1, len(row.guesses.drafted)))), v.own)
             for v, row in zip(right(p, rows), rows, strict=True)
         ]
 
@@ -211,7 +211,7 @@ def test_a_cache_that_lags_behind_fails_on_the_pair_itself():
         def score(self, rows):
             if len(rows) == 1 and rows[0].handle < 0:
                 return self.lm.score(rows)
-            return self.lm.score([Row(r.handle, [*r.context[:-1], r.context[-2]], r.num_logits) for r in rows])
+            return self.lm.score([Row(r.handle, [*(text := r.as_chain())[:-1], text[-2]], r.num_logits) for r in rows])
 
     result = run(
         pair(Stale(TableLM.random(V, seed=1), 0)), ("sampled",), drawn_modes=("block",), time_limit_seconds=5.0

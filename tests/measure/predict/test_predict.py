@@ -47,7 +47,7 @@ class TimedLM(TableLM):
 
     def score(self, rows):
         logits = sum(row.num_logits for row in rows)
-        self.clock.now += self.fixed + self.per_row * logits + self.per_token * max(len(r.context) for r in rows)
+        self.clock.now += self.fixed + self.per_row * logits + self.per_token * max(r.num_tokens for r in rows)
         return super().score(rows)
 
 
@@ -104,7 +104,7 @@ def test_what_verification_does_to_the_next_forward_is_in_the_profile(clock, mon
     engine, verified = timed_engine(clock), []
 
     def verify_and_empty_caches(p, rows):
-        verified.append([(len(row.guesses.tokens), row.guesses.q is not None) for row in rows])
+        verified.append([(len(row.guesses.drafted), row.guesses.q is not None) for row in rows])
         engine.target.fixed = 0.03
         return verify(p, rows)
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from specdec_cli.drafted import Drafted
 from specdec_cli.drafters import create
 from specdec_cli.drafters.contract import Guesses, Resources
 from specdec_cli.engine.arms import Request
@@ -335,7 +336,7 @@ def test_a_draft_that_samples_and_is_no_language_model_is_refused():
         max_context = None
 
         def propose(self, rows):
-            return [Guesses([1], torch.full((1, V), 1 / V)) for _ in rows]
+            return [Guesses(Drafted.chain([1]), torch.full((1, V), 1 / V)) for _ in rows]
 
         def release(self, handle):
             pass

@@ -92,7 +92,7 @@ def test_a_small_cache_takes_prompts_in_turns(trace):
 
         def score(self, rows):
             self.held = self.held | {row.handle for row in rows}
-            assert sum(-(-len(row.context) // self.block_size) for row in rows) <= self.num_blocks
+            assert sum(-(-row.num_tokens // self.block_size) for row in rows) <= self.num_blocks
             return super().score(rows)
 
         def release(self, handle):
