@@ -50,6 +50,15 @@ def test_the_citation_names_this_version():
     assert read("CITATION.cff")["version"] == specdec_cli.__version__
 
 
+def test_the_changelog_gives_each_version_a_date_and_about_twenty_lines():
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    versions = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
+    assert versions[0].startswith("Unreleased\n")
+    assert re.match(rf"{re.escape(specdec_cli.__version__)} \(\d{{4}}-\d\d-\d\d\)\n", versions[1])
+    for version in versions[1:]:
+        assert 10 <= version.count("\n- ") <= 25, version.splitlines()[0]
+
+
 def test_the_composed_services_find_each_other():
     services = read("compose.yaml")["services"]
     assert set(services) == {"specdec", "prometheus", "grafana"}
