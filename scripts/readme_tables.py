@@ -229,6 +229,23 @@ def free_draft(document: dict[str, Any]) -> str:
     return said + markdown(["k", "tokens per step", "efficiency [95 % interval]"], rows)
 
 
+def threads(document: dict[str, Any]) -> str:
+    """What a draft gains beside busy processes, on the threads that the engine chooses and on one."""
+    results = {name: facts for name, facts in document["results"].items() if name != "at_work"}
+    columns = {
+        "speed-up, threads chosen": "speed-up, threads chosen",
+        "speed-up, one thread": "speed-up, one thread",
+        "tokens/s, chosen over one, without draft": "tokens/s without a draft, chosen / one",
+        "tokens/s, chosen over one, with draft": "tokens/s with the draft, chosen / one",
+    }
+    rows = [
+        [name.split()[0], *(_interval(facts[key]["median"], facts[key]["ci95"]) for key in columns)]
+        for name, facts in results.items()
+    ]
+    head = [f"busy processes on {document['machine']['cores']} cores", *columns.values()]
+    return f"{measured_on(document)}.\n\n" + markdown(head, rows)
+
+
 def _interval(value: float, ends: Sequence[float]) -> str:
     return f"{value:.2f} [{ends[0]:.2f}, {ends[1]:.2f}]"
 
@@ -255,6 +272,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "free-draft": ("free_draft.json", free_draft),
     "free-draft-amx": ("free_draft_amx.json", free_draft),
     "free-draft-zen5": ("free_draft_zen5.json", free_draft),
+    "threads": ("threads.json", threads),
 }
 
 

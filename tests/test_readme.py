@@ -430,6 +430,17 @@ def test_a_free_draft_shows_the_embedded_target_as_it_is(tmp_path: Path):
     assert tables_script().table("free-draft", tmp_path).splitlines()[-1] == "| 2 | 2.97 | 0.99 [0.98, 1.00] |"
 
 
+def test_threads_stand_by_busy_processes(tmp_path: Path):
+    names = ("speed-up, threads chosen", "speed-up, one thread", "speed-up, chosen over one")
+    names += ("tokens/s, chosen over one, without draft", "tokens/s, chosen over one, with draft")
+    facts = {name: {"median": 1 + place, "ci95": [place, 9]} for place, name in enumerate(names)}
+    keep(tmp_path / "threads.json", {"at_work": 1.0, "0 neighbours": facts, "4 neighbours": facts})
+    _, _, head, _, *lines = tables_script().table("threads", tmp_path).splitlines()
+    assert head.startswith("| busy processes on 2 cores | speed-up, threads chosen | speed-up, one thread |")
+    cells = "1.00 [0.00, 9.00] | 2.00 [1.00, 9.00] | 4.00 [3.00, 9.00] | 5.00 [4.00, 9.00] |"
+    assert lines == [f"| 0 | {cells}", f"| 4 | {cells}"]
+
+
 def test_other_engines_stand_beside_ours_and_their_other_texts_are_told(tmp_path: Path):
     def peer(speed: float) -> dict:
         over = {"median": 100 / speed, "ci95": [1.0, 9.0]}
