@@ -250,33 +250,24 @@ def test_a_python_example_runs(example: str, capsys):
 def tree() -> list[tuple[str, str]]:
     """What the tree in docs/architecture.md names: path from the root, and the words beside it."""
     block = next(block for block in fenced("text", ARCHITECTURE) if block.startswith("specdec_cli/"))
-    named, folder = [], ""
-    for line in block.splitlines():
-        if line.startswith(" "):
-            names, _, words = line.strip().partition("  ")
-            named += [(f"{folder}/{name}", words.strip()) for name in names.split(", ")]
-        else:
-            name, _, words = line.partition(" ")
-            folder = name.rstrip("/")
-            named.append((folder, words.strip()))
-    return named
+    parts = [line.partition(" ") for line in block.splitlines()]
+    return [(name.rstrip("/"), words.strip()) for name, _, words in parts]
 
 
 def test_the_tree_names_what_is_there():
-    named = [path.rstrip("/") for path, _ in tree()]
-    may_be_absent = {"specdec_cli/builtin"}  # its weights may not be trained yet
-    missing = [path for path in named if not (ROOT / path).exists() and path not in may_be_absent]
-    assert not missing
-    for path, words in tree():
-        if path.endswith("/") and path != "specdec_cli/":
-            assert words, f"`{path}` has words beside it"
+    assert [path for path, _ in tree() if not (ROOT / path).exists()] == []
+    assert {"recipes", "tests", "benchmarks", "scripts", "docs"} <= {path for path, _ in tree()}
+    assert [path for path, words in tree() if not words] == []
 
 
-def test_every_room_is_in_the_tree():
-    rooms = {path.name for path in (ROOT / "specdec_cli").iterdir() if path.is_dir() and any(path.glob("*.py"))}
-    assert rooms <= {Path(path).name for path, _ in tree()}
-    tops = {"recipes", "tests", "benchmarks", "scripts", "docs"}
-    assert tops <= {path for path, _ in tree()}
+def test_every_room_stands_with_its_first_line_on_the_architecture_page():
+    package = ROOT / "specdec_cli"
+    first_lines = {
+        str(file.parent.relative_to(package)): file.read_text(encoding="utf-8").split("\n")[0].strip('"')
+        for file in package.glob("*/**/__init__.py")
+    }
+    rooms = dict(re.findall(r"^\| ?\d? \| `([\w/]+)/` \| (.*?) \|$", ARCHITECTURE, re.MULTILINE))
+    assert rooms == first_lines
 
 
 def test_every_link_to_a_file_leads_somewhere():

@@ -1,4 +1,4 @@
-"""Drafters: one file per drafting method. The folder is the registry; listing it imports no torch.
+"""Drafters: one file per drafting method. The folder is the registry; listing it does not import torch.
 
 A drafter from outside is any module with a dataclass named `Drafter`, called by its dotted name.
 """

@@ -1,1 +1,1 @@
-"""Language models behind one door: load, block cache, attention. The only room that knows transformers' models."""
+"""Language models behind one door: loading, block cache, attention. The only room that knows transformers' models."""

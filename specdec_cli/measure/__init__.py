@@ -1,1 +1,1 @@
-"""Measurement: meters, audits, statistics."""
+"""Measurement: workloads, traces, benchmarks, audits, statistics."""

@@ -1,4 +1,4 @@
-"""Recipes: the one loader, typed and strict, with positions in its errors and an origin for every value."""
+"""Recipes: one loader, typed and strict, with positions in its errors and an origin for every value."""
 
 from specdec_cli.recipe.draft import DraftMethods
 from specdec_cli.recipe.drafts import resolve_drafts

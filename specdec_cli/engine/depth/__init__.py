@@ -1,1 +1,1 @@
-"""How deep to guess: the fixed k, the adaptive policy, and the acceptance and costs that it estimates."""
+"""How many tokens to draft: fixed k, the adaptive policy, and its estimates of acceptance and cost."""

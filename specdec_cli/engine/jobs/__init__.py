@@ -1,1 +1,1 @@
-"""An engine in a thread of its own: requests in, events out, for asyncio and for servers."""
+"""An engine on a thread of its own, for asyncio and for servers: requests in, events out."""

@@ -1,1 +1,1 @@
-"""Keys and values: blocks, contexts, how much memory they may take, and how they are read."""
+"""The KV cache: blocks, contexts, memory limits and reads."""

@@ -1,1 +1,1 @@
-"""What a checkpoint folder holds and what it claims, read before any weight is loaded."""
+"""Checkpoint folders: what they contain, read before any weight is loaded."""

@@ -1,1 +1,1 @@
-"""transformers' forward over packed rows: its attention, eager, compiled and as CUDA graphs."""
+"""transformers' forward pass over packed rows: its attention, eager, compiled and as CUDA graphs."""

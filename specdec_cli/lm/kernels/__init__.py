@@ -1,1 +1,1 @@
-"""Packed and quantised linear layers, and the attention kernels of the GPU."""
+"""Packed and quantized linear layers, and attention kernels for GPUs."""

@@ -1,1 +1,1 @@
-"""The decoder of our own for the Llama shape: its weights, its C++ step, and how that is compiled."""
+"""Our own decoder for the Llama architecture: weights, the C++ step and its compilation."""

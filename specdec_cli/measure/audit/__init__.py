@@ -1,1 +1,1 @@
-"""Tests of exactness: equality with plain decoding, divergences explained, draws against p."""
+"""Tests of exactness: equality with plain decoding, explained divergences, samples against p."""

@@ -1,1 +1,1 @@
-"""What was measured and what follows: bench, sweep-k, compare-drafts, their journal and verdicts."""
+"""Results and verdicts of bench, sweep-k and compare-drafts, and the journal of a run."""

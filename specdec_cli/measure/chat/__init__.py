@@ -1,1 +1,1 @@
-"""A conversation measured turn by turn, with an engine or with an endpoint."""
+"""A conversation measured turn by turn, on an engine or an endpoint."""

@@ -1,1 +1,1 @@
-"""A server measured over HTTP: its requests, arrivals, answers and counters."""
+"""A server measured over HTTP: requests, arrivals, answers and counters."""

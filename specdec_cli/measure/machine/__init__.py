@@ -1,1 +1,1 @@
-"""The machine that measures: its load and limits, and what doctor finds before a run."""
+"""The machine during a measurement: its load and limits, and doctor's checks before a run."""

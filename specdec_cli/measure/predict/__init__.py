@@ -1,1 +1,1 @@
-"""What every k would bring: traces, replay, the costs of steps, and the prediction from both."""
+"""The predicted speed-up of every k: traces, replay and the costs of steps."""

@@ -1,1 +1,1 @@
-"""What is run: data sets and row files, and the prompts and turns that come out of them."""
+"""Workloads: data sets, row files, and the prompts and turns read from them."""

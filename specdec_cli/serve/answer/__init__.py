@@ -1,1 +1,1 @@
-"""Events of the engine as answers: chat, completions and responses, whole and streamed."""
+"""Engine events turned into answers: chat, completions and responses, whole and streamed."""

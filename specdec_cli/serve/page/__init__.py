@@ -1,4 +1,4 @@
-"""The page at `/`: one file without anything from elsewhere, and the policy that a browser is to hold it to."""
+"""The page at `/`: one file that loads nothing else, and its content security policy."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Request bodies as engine requests: fields, prompts, conversations, limits."""
+"""Request bodies turned into engine requests: fields, prompts, conversations, limits."""

@@ -1,1 +1,1 @@
-"""Tool calls: the formats that models write, read while they stream, and enforced when strict."""
+"""Tool calls: the formats that models write, read while they stream, enforced if strict."""

@@ -1,1 +1,1 @@
-"""What Prometheus scrapes: the counters, the histograms and their text form."""
+"""Prometheus metrics: counters, histograms and their text format."""
