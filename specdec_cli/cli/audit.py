@@ -59,7 +59,7 @@ def audit(
     mode: Annotated[
         str | None,
         typer.Option(
-            help="Some of greedy,sampled,gumbel.",
+            help="Modes to check: greedy, sampled, gumbel.",
             metavar="A,B",
             show_default="all that --verify allows",
             rich_help_panel=_WHAT,
@@ -68,7 +68,7 @@ def audit(
     prompt_file: Annotated[
         str | None,
         typer.Option(
-            help="Lines, or rows with prompt in JSONL, JSON, CSV or Parquet.",
+            help="Prompts: one per line, or rows with a prompt (JSONL, JSON, CSV, Parquet).",
             metavar="FILE",
             show_default="built-in stories",
             rich_help_panel=_WHAT,
@@ -77,13 +77,16 @@ def audit(
     num_prompts: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Most prompts of the file.", show_default=str(_DEFAULT_NUM_PROMPTS), rich_help_panel=_WHAT
+            min=1,
+            help="Maximum number of prompts from the file.",
+            show_default=str(_DEFAULT_NUM_PROMPTS),
+            rich_help_panel=_WHAT,
         ),
     ] = None,
     k_values: Annotated[
         str | None,
         typer.Option(
-            help="Numbers of drafted tokens.",
+            help="Values of k to check.",
             metavar="K,...",
             show_default="1,2,4,8 and the recipe's k",
             rich_help_panel=_WHAT,
@@ -92,7 +95,7 @@ def audit(
     batch_sizes: Annotated[
         str | None,
         typer.Option(
-            help="Numbers of sequences that run together.",
+            help="Batch sizes to check.",
             metavar="N,...",
             show_default="1,2,4",
             rich_help_panel=_WHAT,
@@ -102,25 +105,31 @@ def audit(
         float,
         typer.Option(
             min=0,
-            help="Time for the checks; each kind does one run in any case.",
+            help="Time limit for the checks. Each kind runs at least once.",
             metavar="SECONDS",
             rich_help_panel=_WHAT,
         ),
     ] = 60.0,
     table: Annotated[
         bool,
-        typer.Option("--table", help="Draw from the table model alone; no pair is loaded.", rich_help_panel=_WHAT),
+        typer.Option(
+            "--table",
+            help="Check the samplers with a small table model, without loading a pair.",
+            rich_help_panel=_WHAT,
+        ),
     ] = False,
     full: Annotated[
         bool,
         typer.Option(
-            "--full", help="With --table: draws that find a shift of 1 %, whatever the time.", rich_help_panel=_WHAT
+            "--full",
+            help="With --table: take enough samples to detect a shift of 1 %, whatever the time.",
+            rich_help_panel=_WHAT,
         ),
     ] = False,
     markdown: Markdown = None,
     junit: Annotated[
         Path | None,
-        typer.Option("--junit", help="Write every check as JUnit XML.", metavar="FILE", rich_help_panel=FILES),
+        typer.Option("--junit", help="Write all checks as JUnit XML.", metavar="FILE", rich_help_panel=FILES),
     ] = None,
     *,
     shared: Shared,

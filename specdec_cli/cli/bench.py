@@ -64,7 +64,7 @@ Repeats = Annotated[
     typer.Option(
         "--repeats",
         min=1,
-        help="How often every arm decodes every prompt.",
+        help="How many times each arm decodes each prompt.",
         show_default="2; 1 with --endpoint",
         rich_help_panel=HOW,
     ),
@@ -87,7 +87,8 @@ def bench(
     ] = "none",
     chat: Chat = False,
     lossless_check: Annotated[
-        bool, typer.Option(help="Compare every token of greedy and gumbel decoding.", rich_help_panel=HOW)
+        bool,
+        typer.Option(help="Compare every token with plain decoding (greedy and gumbel modes).", rich_help_panel=HOW),
     ] = True,
     dry_run: DryRun = False,
     markdown: Markdown = None,
@@ -106,7 +107,7 @@ def bench(
     *,
     shared: Shared,
 ) -> ExitCode | None:
-    """Measure what a draft gains, against the same engine without one. Exit code 3 if a gate is crossed."""
+    """Measure the speed-up of a draft over the same engine without one. Exits with 3 if a gate is crossed."""
     asked = EndpointWish(
         endpoint,
         concurrency,

@@ -51,7 +51,7 @@ def chat(
     endpoint: Annotated[
         str | None,
         typer.Option(
-            help="Talk to this OpenAI-compatible server instead of loading a model.",
+            help="Chat with this OpenAI-compatible server instead of loading a model.",
             metavar="URL",
             rich_help_panel="A server",
         ),
@@ -62,7 +62,7 @@ def chat(
     *,
     shared: Shared,
 ) -> ExitCode | None:
-    """Talk with a model in the terminal; each answer shows what the draft contributed.
+    """Chat with a model in the terminal and see what the draft contributes to each answer.
 
     In the conversation, /help lists the commands. Ctrl-C stops an answer, Ctrl-D ends.
     """

@@ -16,14 +16,14 @@ from typer.core import TyperCommand
 from specdec_cli.cli.help import Command, CommandGroup
 
 COMMANDS = {
-    "generate": "Decode prompts with a draft: the text of the target alone, sooner.",
-    "chat": "Talk with a model in the terminal; each answer shows what the draft contributed.",
-    "serve": "Serve a model over HTTP as OpenAI's API, with continuous batching and speculation.",
-    "bench": "Measure what a draft gains, against the same engine without one. Exit code 3 if a gate is crossed.",
+    "generate": "Decode prompts with a draft. The output is the target's own, only faster.",
+    "chat": "Chat with a model in the terminal and see what the draft contributes to each answer.",
+    "serve": "Serve a model over an OpenAI-compatible HTTP API with continuous batching and speculation.",
+    "bench": "Measure the speed-up of a draft over the same engine without one. Exits with 3 if a gate is crossed.",
     "compare-drafts": "Compare drafts for one target, each at its own best k.",
-    "sweep-k": "Find how deep to speculate, that it does not pay, or what it takes to know.",
+    "sweep-k": "Find the best k, or find out that no draft pays off or what is missing to decide.",
     "audit": "Check that the output is what the target alone would have produced; exit code 3 if not.",
-    "doctor": "Look at this machine; with a target, a draft or a recipe, at the pair too, without loading it.",
+    "doctor": "Check this machine and, with a target, a draft or a recipe, the pair without loading its weights.",
     "recipe": "List, show, copy and check recipes.",
 }
 """The first sentence of each command's help."""

@@ -23,7 +23,7 @@ _WITHOUT = [one.path for one in OPTIONS if one.path.startswith(_OF_A_RUN) and on
 
 @with_shared_options(aliases=True, without=_WITHOUT)
 def doctor(*, shared: Shared) -> None:
-    """Look at this machine; with a target, a draft or a recipe, at the pair too, without loading it."""
+    """Check this machine and, with a target, a draft or a recipe, the pair without loading its weights."""
     shared.takes_structured = True  # a recipe may ask for it
     resolved = shared.resolve()
     screen = open_screen(shared.quiet, streams_text=False)

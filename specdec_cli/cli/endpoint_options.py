@@ -23,7 +23,7 @@ Url = Annotated[
     str | None,
     typer.Option(
         "--endpoint",
-        help="Measure this OpenAI-compatible server, whoever made it, in place of an engine here.",
+        help="Measure this OpenAI-compatible server instead of a local engine.",
         metavar="URL",
         rich_help_panel=_PANEL,
     ),
@@ -34,7 +34,7 @@ Concurrency = Annotated[
         "--concurrency",
         min=1,
         max=4096,
-        help="Most requests to the server at a time.",
+        help="Maximum number of concurrent requests to the server.",
         show_default="1; no limit with --request-rate",
         rich_help_panel=_PANEL,
     ),
@@ -43,7 +43,7 @@ EndpointModel = Annotated[
     str | None,
     typer.Option(
         "--endpoint-model",
-        help="The server's name of the model.",
+        help="Model name to request from the server.",
         metavar="NAME",
         show_default="--target, else the first that it lists",
         rich_help_panel=_PANEL,
@@ -54,7 +54,7 @@ EndpointTimeout = Annotated[
     typer.Option(
         "--endpoint-timeout",
         min=0.001,
-        help="Longest silence of the server.",
+        help="Give up when the server sends nothing for this long.",
         metavar="SECONDS",
         show_default="300",
         rich_help_panel=_PANEL,
@@ -75,7 +75,7 @@ ExtraBody = Annotated[
     str | None,
     typer.Option(
         "--extra-body",
-        help="Fields to add to every request; those that the benchmark sets itself are refused.",
+        help="Fields to add to every request. Fields that the benchmark sets itself are refused.",
         metavar="JSON",
         rich_help_panel=_PANEL,
     ),
@@ -84,7 +84,7 @@ MaxTokens = Annotated[
     MaxTokensField | None,
     typer.Option(
         "--max-tokens-field",
-        help="The field that holds -n/--max-new-tokens.",
+        help="Request field for -n/--max-new-tokens.",
         show_default="max_tokens",
         rich_help_panel=_PANEL,
     ),
@@ -93,7 +93,7 @@ ApiKey = Annotated[
     str | None,
     typer.Option(
         "--api-key",
-        help="The server's key, which is never written down.",
+        help="API key for the server. It is never stored.",
         metavar="KEY",
         show_default="SPECDEC_API_KEY, else OPENAI_API_KEY",
         rich_help_panel=_PANEL,

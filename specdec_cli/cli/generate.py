@@ -38,7 +38,7 @@ _K = "speculation.num_speculative_tokens"
 def generate(
     prompt: Annotated[
         list[str] | None,
-        typer.Argument(help="Prompts; `-` reads one from stdin, as does no prompt at all in a pipe.", metavar="PROMPT"),
+        typer.Argument(help="Prompts. `-`, or no prompt in a pipe, reads one from stdin.", metavar="PROMPT"),
     ] = None,
     prompt_file: Annotated[
         str | None,
@@ -49,7 +49,10 @@ def generate(
         ),
     ] = None,
     chat: Annotated[
-        bool, typer.Option("--chat", help="Prompts are messages: use the chat template.", rich_help_panel=_PROMPTS)
+        bool,
+        typer.Option(
+            "--chat", help="Treat prompts as chat messages; apply the chat template.", rich_help_panel=_PROMPTS
+        ),
     ] = False,
     system: Annotated[
         str | None, typer.Option(help="System message; implies --chat.", metavar="TEXT", rich_help_panel=_PROMPTS)
@@ -64,19 +67,23 @@ def generate(
     ] = None,
     compare: Annotated[
         bool,
-        typer.Option("--compare", help="Decode without the draft too; show the speed-up.", rich_help_panel=_SHOWN),
+        typer.Option("--compare", help="Also decode without the draft and show the speed-up.", rich_help_panel=_SHOWN),
     ] = False,
     show_drafts: Annotated[
         bool,
-        typer.Option("--show-drafts", help="Mark accepted tokens and the target's own.", rich_help_panel=_SHOWN),
+        typer.Option(
+            "--show-drafts",
+            help="Mark which tokens were accepted and which are the target's own.",
+            rich_help_panel=_SHOWN,
+        ),
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would run; load nothing.", rich_help_panel=_SHOWN)
+        bool, typer.Option("--dry-run", help="Show what would run without loading anything.", rich_help_panel=_SHOWN)
     ] = False,
     *,
     shared: Shared,
 ) -> ExitCode | None:
-    """Decode prompts with a draft: the text of the target alone, sooner."""
+    """Decode prompts with a draft. The output is the target's own, only faster."""
     if show_drafts and shared.json:
         raise UsageError("`--show-drafts` marks streamed text, and `--json` streams none", "leave one of them out")
     if "sampling.logprobs" in shared.flags and not shared.json and shared.output is None:

@@ -45,7 +45,7 @@ GUIDES: dict[str, Guide] = {
                 "Decode with and without the draft and show the speed-up.",
                 'specdec generate "Once upon a time" --compare',
             ),
-            ("Use a target and a draft of your own.", 'specdec generate "Hello" -t MODEL -d DRAFT -k 4 --chat'),
+            ("Use your own target and draft.", 'specdec generate "Hello" -t MODEL -d DRAFT -k 4 --chat'),
             (
                 "Decode a file of prompts into a JSON document.",
                 "specdec generate --prompt-file prompts.jsonl --output result.json",
@@ -55,12 +55,12 @@ GUIDES: dict[str, Guide] = {
     "specdec chat": Guide(
         (*_MODELS, "--system", "--endpoint", "--max-new-tokens", "--temperature", "--max-model-len", *_RESULT),
         (
-            ("Talk with the built-in pair.", "specdec chat"),
+            ("Chat with the built-in pair.", "specdec chat"),
             (
-                "Talk with a model of your own.",
+                "Chat with your own model.",
                 'specdec chat -t MODEL -d DRAFT -k 4 --system "Answer in one sentence."',
             ),
-            ("Talk with a running server.", "specdec chat --endpoint http://127.0.0.1:8000"),
+            ("Chat with a running server.", "specdec chat --endpoint http://127.0.0.1:8000"),
         ),
     ),
     "specdec serve": Guide(
@@ -98,7 +98,7 @@ GUIDES: dict[str, Guide] = {
         (
             ("Measure the built-in pair on eight prompts.", "specdec bench --num-prompts 8"),
             (
-                "Fail with exit code 3 where the draft does not pay.",
+                "Fail with exit code 3 if the draft does not pay off.",
                 "specdec bench -r tuned.yaml --fail-if 'speedup.decode < 1.2' --junit gates.xml",
             ),
             (
@@ -123,7 +123,7 @@ GUIDES: dict[str, Guide] = {
         (
             ("Compare the built-in draft with an n-gram draft.", "specdec compare-drafts -d builtin:draft -d ngram"),
             (
-                "Compare two draft models on a data set of your own.",
+                "Compare two draft models on your own data set.",
                 "specdec compare-drafts -t MODEL -d DRAFT-A -d DRAFT-B --dataset prompts.jsonl",
             ),
             (
@@ -149,7 +149,7 @@ GUIDES: dict[str, Guide] = {
         (
             ("Find k for the built-in pair.", "specdec sweep-k --num-prompts 8"),
             (
-                "Find k for your models and write the recipe to serve.",
+                "Find k for your models and write a recipe for serve.",
                 "specdec sweep-k -t MODEL -d DRAFT --write-recipe tuned.yaml",
             ),
             (
@@ -181,7 +181,7 @@ GUIDES: dict[str, Guide] = {
     "specdec doctor": Guide(
         ("--recipe", "--target", "--draft", "--dtype", "--device", *_RESULT),
         (
-            ("Look at this machine.", "specdec doctor"),
+            ("Check this machine.", "specdec doctor"),
             ("Check a pair without loading its weights.", "specdec doctor -t MODEL -d DRAFT"),
             ("Check a recipe and write the report.", "specdec doctor -r tuned.yaml --output doctor.json"),
         ),
@@ -204,7 +204,7 @@ GUIDES: dict[str, Guide] = {
         ("--recipe", "--origin", "--set", "--target", "--draft", "--num-speculative-tokens", *_RESULT),
         (
             ("Show a shipped recipe.", "specdec recipe show builtin"),
-            ("Show where every value comes from.", "specdec recipe show mine.yaml --origin"),
+            ("Show where each value comes from.", "specdec recipe show mine.yaml --origin"),
             ("Show what a flag changes.", "specdec recipe show builtin -k 6 --set sampling.temperature=0.7"),
         ),
     ),
@@ -226,7 +226,7 @@ GUIDES: dict[str, Guide] = {
         examples=(
             ("Print the JSON Schema.", "specdec recipe schema"),
             ("Write it for an editor.", "specdec recipe schema > recipe.schema.json"),
-            ("Look at one section.", "specdec recipe schema | jq '.[\"$defs\"].Sampling'"),
+            ("Print one section.", "specdec recipe schema | jq '.[\"$defs\"].Sampling'"),
         )
     ),
 }

@@ -29,29 +29,31 @@ HOW, FILES = "How it is measured", "Result files"
 _TIMED_TASK = re.compile(r"\b(by_task|task_winners)\..*\.(speedup|timing)\b")
 
 KMax = Annotated[
-    int, typer.Option("--k-max", min=1, max=64, help="The largest k to consider.", rich_help_panel=HOW)
+    int, typer.Option("--k-max", min=1, max=64, help="Largest k to consider.", rich_help_panel=HOW)
 ]  # fmt: skip
 Exhaustive = Annotated[
     bool,
-    typer.Option("--exhaustive", help="Measure every k, not only the best predicted.", rich_help_panel=HOW),
+    typer.Option(
+        "--exhaustive", help="Measure every k instead of only those with the best prediction.", rich_help_panel=HOW
+    ),
 ]
 Repeats = Annotated[
-    int, typer.Option("--repeats", min=1, help="How often every arm decodes every prompt.", rich_help_panel=HOW)
+    int, typer.Option("--repeats", min=1, help="How many times each arm decodes each prompt.", rich_help_panel=HOW)
 ]
 BatchSize = Annotated[
-    int, typer.Option("--batch-size", min=1, help="Prompts that are decoded together.", rich_help_panel=HOW)
+    int, typer.Option("--batch-size", min=1, help="Number of prompts to decode together.", rich_help_panel=HOW)
 ]
 Chat = Annotated[
-    bool, typer.Option("--chat", help="Prompts are messages: use the chat template.", rich_help_panel=HOW)
+    bool, typer.Option("--chat", help="Treat prompts as chat messages; apply the chat template.", rich_help_panel=HOW)
 ]  # fmt: skip
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Show what would run; load nothing.", rich_help_panel=HOW)
+    bool, typer.Option("--dry-run", help="Show what would run without loading anything.", rich_help_panel=HOW)
 ]  # fmt: skip
 TraceFile = Annotated[
     Path | None,
     typer.Option(
         "--trace",
-        help="Read the trace from this file; write it if there is none.",
+        help="Read the trace from this file, or write it if the file does not exist.",
         metavar="FILE",
         rich_help_panel=FILES,
     ),
@@ -60,19 +62,26 @@ TraceFile = Annotated[
 
 Plot = Annotated[
     Path | None,
-    typer.Option("--plot", help="Draw the results.", metavar="FILE.png|FILE.svg", rich_help_panel=FILES),
+    typer.Option("--plot", help="Write a plot of the results.", metavar="FILE.png|FILE.svg", rich_help_panel=FILES),
 ]
 Html = Annotated[
     Path | None,
-    typer.Option("--html", help="Write a page with tables and plots, one file.", metavar="FILE", rich_help_panel=FILES),
+    typer.Option(
+        "--html", help="Write a self-contained HTML page with tables and plots.", metavar="FILE", rich_help_panel=FILES
+    ),
 ]
 Markdown = Annotated[
     Path | None,
-    typer.Option("--markdown", help="Write tables for a CI job's summary.", metavar="FILE", rich_help_panel=FILES),
+    typer.Option(
+        "--markdown",
+        help="Write the tables as Markdown, for example for a CI job summary.",
+        metavar="FILE",
+        rich_help_panel=FILES,
+    ),
 ]
 Csv = Annotated[
     Path | None,
-    typer.Option("--csv", help="Write the figures as rows of a table.", metavar="FILE", rich_help_panel=FILES),
+    typer.Option("--csv", help="Write the figures as CSV.", metavar="FILE", rich_help_panel=FILES),
 ]
 Junit = Annotated[
     Path | None,

@@ -266,9 +266,9 @@ def _json_object(flag: str, example: str) -> Callable[[str], dict[str, Any]]:
 
 _UNITS = {"SECONDS", "MICROSECONDS", "BYTES"}
 _FIELDS = {"recipe", "sets", "json", "output", "force", "quiet", "trust_remote_code", "resume"}
-_DRAFT_HELP = "What guesses: a model's hub id or folder, ngram, ngram:max=4,min=2, prediction, or none."
-_TRUST_HELP = "Run code that comes with a checkpoint: target, draft and tokenizer alike."
-_JSON_HELP = "One JSON document on stdout, nothing else there."
+_DRAFT_HELP = "The draft: a model's hub id or folder, ngram, ngram:max=4,min=2, prediction, or none."
+_TRUST_HELP = "Run code that comes with a checkpoint (target, draft or tokenizer)."
+_JSON_HELP = "Print one JSON document on stdout and nothing else."
 
 OPTIONS: tuple[Option, ...] = (
     Option("recipe", str, ("-r", "--recipe"), RUN, help="A shipped recipe's name or a YAML file.", metavar="NAME|FILE"),
@@ -278,7 +278,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("json", bool, ("--json",), RUN, help=_JSON_HELP),
     Option("output", Path, ("--output",), RUN, help="Write the JSON document to this file.", metavar="FILE"),
     Option("force", bool, ("--force",), RUN, help="Overwrite the file of --output."),
-    Option("quiet", bool, ("--quiet",), RUN, help="Only errors on stderr."),
+    Option("quiet", bool, ("--quiet",), RUN, help="Print only errors on stderr."),
     Option("trust_remote_code", bool, ("--trust-remote-code",), MODELS, help=_TRUST_HELP),
     Option("target.model", str, ("-t", "--target"), MODELS, ("--model",), metavar="NAME|DIR"),
     Option(
@@ -394,7 +394,7 @@ OPTIONS: tuple[Option, ...] = (
         float,
         ("--gpu-memory-utilization",),
         ENGINE,
-        help="Share of the device's memory (on a CPU: of the free RAM) for weights and KV cache.",
+        help="Fraction of the device's memory (on a CPU, of free RAM) for weights and KV cache.",
         metavar="SHARE",
         only_with_aliases=True,
         convert=_share_of_memory,
@@ -437,7 +437,7 @@ RESUME_OPTION = Option(
     bool,
     ("--resume",),
     RUN,
-    help="Continue an interrupted run from FILE.partial, which every run with --output FILE keeps until it is done.",
+    help="Continue an interrupted run from FILE.partial, which a run with --output FILE keeps until it is done.",
 )
 STRUCTURED_OPTIONS: tuple[Option, ...] = (
     Option("structured.json_schema", str, ("--json-schema",), STRUCTURED, metavar="FILE"),

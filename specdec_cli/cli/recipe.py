@@ -28,12 +28,12 @@ app = typer.Typer(
     suggest_commands=False,
 )
 
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
 Output = Annotated[
     Path | None,
     typer.Option("--output", help="Write the JSON document to this file.", metavar="FILE", callback=expanded),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite a file that exists.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")]
 
 
 @app.command("list", cls=Command)
@@ -55,11 +55,11 @@ def show(
         str | None,
         typer.Argument(help="A shipped recipe's name or a YAML file.", metavar="NAME|FILE", autocompletion=recipes),
     ] = None,
-    origin: Annotated[bool, typer.Option("--origin", help="Say where every value came from.")] = False,
+    origin: Annotated[bool, typer.Option("--origin", help="Show where each value comes from.")] = False,
     *,
     shared: Shared,
 ) -> None:
-    """Print a recipe as it would be run: with flags, --set, environment and defaults."""
+    """Print a recipe as it would run, with flags, --set, environment and defaults."""
     if name is not None and shared.recipe not in (None, name):
         raise UsageError(f"two recipes are named: `{name}` and `--recipe {shared.recipe}`", "name one of them")
     shared.recipe = name or shared.recipe
@@ -75,11 +75,12 @@ def show(
 def copy(
     name: Annotated[str, typer.Argument(help="A shipped recipe's name.", metavar="NAME", autocompletion=recipes)],
     destination: Annotated[
-        Path | None, typer.Argument(help="File or folder; NAME.yaml here if not given.", metavar="FILE|DIR")
+        Path | None,
+        typer.Argument(help="File or folder to write to; NAME.yaml in this folder by default.", metavar="FILE|DIR"),
     ] = None,
     force: Force = False,
 ) -> None:
-    """Copy a shipped recipe, to change it."""
+    """Copy a shipped recipe so that you can change it."""
     source = shipped.find(name)
     path = given_path(destination) if destination is not None else Path(f"{source.stem}.yaml")
     path = path / f"{source.stem}.yaml" if path.is_dir() else path
@@ -105,7 +106,7 @@ def validate(
     output: Output = None,
     force: Force = False,
 ) -> ExitCode:
-    """Check recipes; every error with its line and column. Exit code 2 if there is one."""
+    """Check recipes and report all errors with line and column. Exits with 2 if there are any."""
     _check_output(output, force)
     results = [_checked(file) for file in files]
     _deliver("specdec.recipe-validate/1", None, {"files": results}, json, output, force)

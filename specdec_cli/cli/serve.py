@@ -42,33 +42,36 @@ _DEFAULTS = {
     "engine.enable_prefix_caching": "on",
 }
 """What requests get that set nothing, where it is not the recipe's default."""
-_REPOSITORY_HELP = "YAML file `name: recipe` for each of several models, loaded when they are first asked for."
+_REPOSITORY_HELP = "Serve several models from a YAML file of `name: recipe` lines. Each is loaded on its first request."
 
 
 @with_shared_options(aliases=True, without=("sampling.logprobs",), beside=SERVE_OPTIONS, defaults=_DEFAULTS)
 def serve(
     model: Annotated[
         list[str] | None,
-        typer.Argument(help="The model that is served, as --target names it.", metavar="MODEL", autocompletion=targets),
+        typer.Argument(help="The model to serve, as in --target.", metavar="MODEL", autocompletion=targets),
     ] = None,
     api_key: Annotated[
         list[str] | None,
-        typer.Option(help="A key that requests must bring (repeatable).", metavar="KEY", rich_help_panel=SERVER),
+        typer.Option(help="API key that clients must send (repeatable).", metavar="KEY", rich_help_panel=SERVER),
     ] = None,
     insecure_no_auth: Annotated[
         bool,
-        typer.Option("--insecure-no-auth", help="Let other machines in without a key.", rich_help_panel=SERVER),
+        typer.Option(
+            "--insecure-no-auth", help="Accept requests from other machines without a key.", rich_help_panel=SERVER
+        ),
     ] = False,
     model_repository: Annotated[
         Path | None, typer.Option(help=_REPOSITORY_HELP, metavar="FILE", rich_help_panel=SERVER)
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be served; load nothing.", rich_help_panel=SERVER)
+        bool,
+        typer.Option("--dry-run", help="Show what would be served without loading anything.", rich_help_panel=SERVER),
     ] = False,
     *,
     shared: Shared,
 ) -> ExitCode | None:
-    """Serve a model over HTTP as OpenAI's API, with continuous batching and speculation."""
+    """Serve a model over an OpenAI-compatible HTTP API with continuous batching and speculation."""
     if not dry_run and (shared.json or shared.output is not None):
         raise UsageError("a server ends with no document: `--json` and `--output` are for --dry-run", "leave them out")
     _take_model(model or [], shared)

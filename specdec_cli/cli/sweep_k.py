@@ -69,7 +69,7 @@ BatchSizes = Annotated[
     typer.Option(
         "--batch-sizes",
         "--batch-size",
-        help="Prompts that are decoded together; of several numbers, each gets its own k.",
+        help="Numbers of prompts to decode together. Each gets its own k.",
         metavar="N,...",
         rich_help_panel=HOW,
     ),
@@ -79,7 +79,7 @@ Repeats = Annotated[
     typer.Option(
         "--repeats",
         min=1,
-        help="How often every arm decodes every prompt, at most.",
+        help="Maximum number of times each arm decodes each prompt.",
         show_default="1; 2 with --exhaustive",
         rich_help_panel=HOW,
     ),
@@ -107,7 +107,7 @@ def sweep_k(
     *,
     shared: Shared,
 ) -> ExitCode | None:
-    """Find how deep to speculate, that it does not pay, or what it takes to know.
+    """Find the best k, or find out that no draft pays off or what is missing to decide.
 
     Exit code 0 for all three verdicts (speculate, do-not-speculate, inconclusive), 3 if a gate is crossed, for example
     --fail-if 'recommended.verdict == inconclusive'.

@@ -197,32 +197,32 @@ class Section(BaseModel):
 
 
 class Target(Section):
-    """The model whose output is wanted."""
+    """The model whose output you want."""
 
     model: str = Field(DEFAULT_TARGET, min_length=1)
     """Hub id, local folder or built-in (`builtin:target`)."""
     revision: str | None = None
     """Branch, tag or commit of a hub id."""
     load_format: LoadFormat = "auto"
-    """Weights: auto (the model's files), or dummy (random numbers, no file is read; the draft's too)."""
+    """Weights: auto (the model's files), or dummy (random numbers for target and draft; reads no files)."""
     dtype: Dtype = "auto"
-    """Number format of the weights: auto (the checkpoint's own), float32, bfloat16 or float16."""
+    """Data type of the weights: auto (the checkpoint's own), float32, bfloat16 or float16."""
     quantize: Quantize = "none"
-    """Weights of linear layers: none (as they are), or int8 (one scale per output channel)."""
+    """Quantize linear layers when loading: none, or int8 (one scale per output channel)."""
     device: Device = "auto"
     """Where the model runs: auto, cpu, cuda or cuda:N."""
     tensor_parallel_size: TensorParallelSize = 1
-    """Devices that share the model; 1 until tensor parallelism is built."""
+    """Devices for the model. Must be 1: there is no tensor parallelism."""
     generation_config: str = Field("auto", min_length=1)
-    """End tokens, and what requests to serve take where they are silent: auto (the model's file), none, or a folder."""
+    """Source of end tokens, and of sampling defaults in serve: auto (the model's file), none, or a folder."""
     chat_template: str | None = Field(None, min_length=1)
-    """A file with a chat template, or the template itself, in place of the tokenizer's own."""
+    """Chat template, or a file that contains it, instead of the tokenizer's own."""
     default_chat_template_kwargs: dict[str, Any] | None = None
-    """Variables that every conversation passes to the chat template, unless a request sets them."""
+    """Variables for the chat template, unless a request sets them."""
 
 
 class Draft(Section):
-    """What guesses: a smaller `model`, or a `method` with its options as further keys."""
+    """The draft: a smaller `model`, or a `method` with its options as further keys."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -233,15 +233,15 @@ class Draft(Section):
     revision: str | None = None
     """Branch, tag or commit of the draft's hub id."""
     load_format: LoadFormat = "auto"
-    """The draft's weights: auto (its files), or dummy (random numbers); where it is not given, dummy beside a dummy."""
+    """The draft's weights: auto (its files), or dummy (random numbers). Defaults to dummy if the target's are."""
     dtype: Dtype = "auto"
-    """Number format of the draft's weights: auto (the checkpoint's own), float32, bfloat16 or float16."""
+    """Data type of the draft's weights: auto (the checkpoint's own), float32, bfloat16 or float16."""
     quantize: Quantize = "none"
-    """Weights of the draft's linear layers: none, or int8."""
+    """Quantize the draft's linear layers when loading: none or int8."""
     device: Device = "auto"
     """Where the draft runs: auto, cpu, cuda or cuda:N."""
     tensor_parallel_size: TensorParallelSize = 1
-    """Devices that share the draft; 1 until tensor parallelism is built."""
+    """Devices for the draft. Must be 1: there is no tensor parallelism."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -250,74 +250,74 @@ class Draft(Section):
 
 
 class Speculation(Section):
-    """How much is guessed, and how guesses are verified."""
+    """How many tokens to draft, and how they are verified."""
 
     num_speculative_tokens: int = Field(4, ge=0, le=64)
-    """k, the most tokens drafted in one step; 0 decodes without a draft."""
+    """k, the maximum number of tokens to draft in a step. 0 decodes without a draft."""
     depth_policy: Literal["fixed", "confidence", "adaptive"] = "fixed"
-    """How many to draft: always k (fixed), fewer where the draft is unsure (confidence), as many as pay (adaptive)."""
+    """How many tokens to draft: k (fixed), fewer when the draft is unsure (confidence), as many as pay (adaptive)."""
     p_min: float = Field(0.4, ge=0, le=1)
-    """Stop drafting where the draft's largest probability is below this (depth_policy confidence)."""
+    """Stop drafting when the draft's largest probability is below this (with depth policy confidence)."""
     verify: Verify = "auto"
-    """auto (greedy at temperature 0, else block), greedy, rejection, block, gumbel, exact-match, typical, synthetic."""
+    """Verification rule. auto is greedy at temperature 0 and block otherwise; typical and synthetic are lossy."""
     synthetic_acceptance_length: float | None = Field(None, ge=1, le=65)
-    """Accept by chance (lossy), one chance α for every drafted token, so that a step gives 1 + α + ... + α^k = this."""
+    """Accept tokens with one probability α (lossy) so that a step gives 1 + α + ... + α^k = this many tokens."""
     synthetic_acceptance_rates: Annotated[
         tuple[Annotated[float, Field(ge=0, le=1)], ...] | None, BeforeValidator(_acceptance_rates)
     ] = None
-    """Accept by chance (lossy): for each of k positions the rate at which all up to it stand (marginal, as in vLLM)."""
+    """Accept at random (lossy): the rate at which each position and all before it are accepted, as in vLLM."""
     disable_by_batch_size: int | None = Field(None, ge=1, le=2**20)
-    """Stop speculating when more sequences than this run together."""
+    """Do not speculate while more than this many sequences run."""
     k_by_batch: Annotated[tuple[tuple[int, int], ...] | None, BeforeValidator(_k_by_batch), _AS_TEXT] = None
-    """k by how many sequences run, such as 1:5,8:3,32:0: each from its number on; below the first, the usual k."""
+    """k by the number of running sequences, such as 1:5,8:3,32:0 (k = 5 from 1 sequence on, 3 from 8, none from 32)."""
 
 
 class Sampling(Section):
-    """How the next token is chosen and when an output ends; the fields of SamplingParams."""
+    """How tokens are sampled and when an output ends; the fields of SamplingParams."""
 
     max_new_tokens: int = Field(128, ge=1, le=2**31 - 1)
-    """Most tokens to emit."""
+    """Maximum number of tokens to generate."""
     temperature: float = Field(0.0, ge=0)
-    """0 is greedy."""
+    """Sampling temperature. 0 is greedy."""
     top_k: int | None = Field(None, ge=1, le=2**31 - 1)
-    """Keep the k likeliest tokens."""
+    """Sample from the k most likely tokens."""
     top_p: float = Field(1.0, gt=0, le=1)
-    """Keep the smallest set of tokens with at least this probability."""
+    """Sample from the smallest set of tokens whose probabilities add up to this."""
     min_p: float = Field(0.0, ge=0, le=1)
-    """Drop tokens below this share of the likeliest one's probability."""
+    """Drop tokens less likely than this fraction of the most likely one."""
     repetition_penalty: float = Field(1.0, ge=0.0001, le=10000)
-    """Make tokens of prompt and output less likely (above 1) or more (below)."""
+    """Penalize (above 1) or favour (below 1) tokens of the prompt and the output."""
     presence_penalty: float = Field(0.0, ge=-10000, le=10000)
-    """Subtract this once from logits of tokens in the output."""
+    """Subtract this from the logit of each token that occurs in the output."""
     frequency_penalty: float = Field(0.0, ge=-10000, le=10000)
-    """Subtract this for every occurrence in the output."""
+    """Subtract this from a token's logit for each of its occurrences in the output."""
     logit_bias: dict[int, Annotated[float, Field(ge=-1e9, le=1e9)]] = Field(default_factory=dict)
-    """Token id to a number that is added to its logit."""
+    """Add a number to the logit of a token id."""
     stop: Annotated[tuple[Annotated[str, BeforeValidator(_stop_text)], ...], BeforeValidator(_tuple)] = ()
-    """Texts that end an output; none of them is part of it."""
+    """Texts that end the output. They are not part of it."""
     stop_token_ids: Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(_tuple)] = ()
-    """Token ids that end an output, beside the model's own end tokens."""
+    """Token ids that end the output, in addition to the model's end tokens."""
     ignore_eos: bool = False
-    """Go on after the model's end tokens."""
+    """Do not stop at the model's end tokens."""
     min_tokens: int = Field(0, ge=0, le=2**31 - 1)
-    """Nothing ends an output before this many tokens."""
+    """Minimum number of tokens before anything ends the output."""
     skip_special_tokens: bool = True
     """Leave special tokens such as <|im_end|> out of the text."""
     seed: int = Field(0, ge=-(2**63), le=2**63 - 1)
-    """Seed of every random choice; a negative one, such as -1, is drawn at random."""
+    """Random seed. A negative one, such as -1, picks a seed at random."""
     logprobs: int | None = Field(None, ge=0, le=100)
-    """Report the emitted tokens' log-probabilities and those of this many alternatives, from the target's p."""
+    """Report log-probabilities of the output's tokens and of this many alternatives, under the target."""
 
 
 class Structured(Section):
-    """What outputs must match; one of the keys at most."""
+    """Constraints on the output; at most one of these keys."""
 
     json_schema: dict[str, Any] | str | None = None
-    """A JSON Schema, or the file that holds one."""
+    """Restrict the output to a JSON Schema, given as text or file."""
     regex: Annotated[str, Field(min_length=1)] | None = None
-    """A regular expression that the whole output matches (Rust's syntax)."""
+    """Restrict the output to a regular expression (Rust syntax), which must match all of it."""
     choice: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_tuple)] = ()
-    """Texts, one of which is the whole output."""
+    """Restrict the output to one of these texts."""
 
     @property
     def given(self) -> dict[str, Any]:
@@ -336,23 +336,23 @@ class EngineSection(Section):
     model_config = ConfigDict(title="Engine")
 
     max_num_seqs: int = Field(8, ge=1, le=4096)
-    """Most sequences that run together."""
+    """Maximum number of sequences in a batch."""
     max_model_len: int | None = Field(None, ge=2, le=2**24)
-    """Context limit, at most the target's own, which it is if not given."""
+    """Maximum context length, at most the target's own limit."""
     kv_block_size: int = Field(16, ge=1, le=1024)
-    """Tokens in one block of KV cache."""
+    """Tokens per block of the KV cache."""
     kv_cache_memory: Memory = "auto"
     """Memory for the KV cache: auto, bytes such as 2GiB, or a share such as 90% for weights and KV."""
     max_num_batched_tokens: int = Field(2048, ge=1, le=2**24)
-    """Most prompt tokens that are fed in one step."""
+    """Maximum number of prompt tokens in one step."""
     enable_prefix_caching: bool | None = None
-    """Feed what prompts begin with alike only once; if not given, serve does and everything else does not."""
+    """Compute common prefixes of prompts only once. On by default in serve and chat only."""
     decoder: Literal["auto", "transformers", "graphs"] = "auto"
-    """Forward of the models: auto (specdec's own where it knows the shape), transformers', or that in CUDA graphs."""
+    """Forward pass: auto (specdec's own where supported), transformers, or graphs (transformers' in CUDA graphs)."""
     compile: Annotated[bool | Literal["auto"], BeforeValidator(_compile)] = "auto"
-    """Run transformers' forward for every model, compiled by torch at load, half a minute or so each; auto does not."""
+    """Run transformers' forward pass compiled by torch, which takes up to half a minute per model. auto does not."""
     check_at_load: bool = True
-    """Compare a few tokens' logits of every model with transformers' untouched forward, and refuse one that differs."""
+    """Compare the logits of each loaded model with transformers' own forward pass, and refuse a model that differs."""
 
     def memory_share(self) -> float | None:
         """Share of the device's memory (on a CPU: of the free RAM) for weights and KV cache, or None if not a share."""
@@ -391,24 +391,24 @@ class WorkloadSection(Section):
     model_config = ConfigDict(title="Workload")
 
     dataset: str = Field("builtin:mini", min_length=1)
-    """Prompts: builtin:mini, builtin:stories, a preset (mt-bench, gsm8k, ...), a file, a folder or a hub id."""
+    """Data set of prompts: builtin:mini, builtin:stories, a preset (mt-bench, gsm8k, ...), a file, folder or hub id."""
     tasks: Annotated[tuple[str, ...] | None, BeforeValidator(_tasks)] = None
-    """Only these tasks (the rows' category) of the dataset."""
+    """Use only these tasks (categories) of the data set."""
     num_prompts: int = Field(24, ge=1, le=2**31 - 1)
-    """Most prompts, spread evenly over the tasks."""
+    """Maximum number of prompts, spread evenly over the tasks."""
 
 
 class Gates(Section):
-    """What makes a measurement fail with exit code 3."""
+    """Conditions under which a measurement fails with exit code 3."""
 
     fail_if: Annotated[tuple[Annotated[str, BeforeValidator(_gate)], ...], BeforeValidator(_tuple)] = ()
     """Fail where this holds: PATH OP NUMBER, for example speedup.decode < 1.2, or of several drafts
     rows.builtin:draft.speedup < 1.2, judged on whole intervals; or PATH == VERDICT (or !=), for example
     recommended.verdict == inconclusive."""
     baseline: str | None = Field(None, min_length=1)
-    """An earlier result (JSON) that must not be undercut."""
+    """Compare with an earlier result (JSON) and fail on a regression."""
     max_regression: Annotated[str, BeforeValidator(_percentage)] = "5%"
-    """How far below the baseline's interval a whole interval may lie; above it for a server's times."""
+    """Allowed regression against the baseline. Fails only if the whole interval lies beyond it."""
 
 
 Names = Annotated[
@@ -421,74 +421,74 @@ Seconds = Annotated[float, Field(gt=0, le=10**6)]
 
 
 class Serve(Section):
-    """The HTTP server: where it listens, how much it takes on, what it says."""
+    """The HTTP server: address, limits, logs and metrics."""
 
     host: str = Field("127.0.0.1", min_length=1)
-    """Address to listen on; beyond loopback it wants an API key."""
+    """Address to listen on. Addresses beyond loopback require an API key."""
     port: int = Field(8000, ge=0, le=65535)
-    """Port to listen on; 0 takes a free one."""
+    """Port to listen on. 0 picks a free one."""
     api_key_env: str = Field("SPECDEC_API_KEY", min_length=1)
-    """Environment variable that holds the API keys, separated by commas."""
+    """Environment variable with the API keys, separated by commas."""
     served_model_name: Names = ()
-    """The model's names: requests may use any, answers have the first; the target's if not given."""
+    """Names of the model in the API. Requests may use any of them; responses carry the first."""
     max_waiting: int = Field(256, ge=0, le=2**20)
-    """Most requests that wait beside those that run; one more is refused with 429."""
+    """Maximum number of waiting requests. Further ones get a 429."""
     max_queue_delay_microseconds: int = Field(0, ge=0, le=10**7)
-    """How long an idle server waits for company before it begins a batch."""
+    """How long an idle server waits for more requests before it starts a batch."""
     request_timeout_seconds: Seconds | None = 600.0
-    """Longest time from a request to the end of its answer; null for any."""
+    """Time limit for a request, from arrival to the end of the response. null for none."""
     drain_timeout_seconds: Seconds = 30.0
-    """How long running requests may go on after SIGTERM."""
+    """How long running requests may continue after SIGTERM."""
     hang_timeout_seconds: Seconds = 120.0
-    """A step longer than this makes /health say 503."""
+    """/health returns 503 while a step takes longer than this."""
     ping_interval_seconds: Seconds = 15.0
-    """A stream that is silent for this long gets a comment line, so that nobody takes it for dead."""
+    """Send a comment line on streams that have been silent for this long, to keep them open."""
     stream_interval: int | None = Field(None, ge=1, le=2**20)
-    """Tokens in one chunk of a stream, 1 for each by itself; null sends what a step gave."""
+    """Tokens per chunk of a stream. null sends one chunk per step."""
     cors_origins: Texts = ()
-    """Web pages of these origins may call the server; none by default."""
+    """Origins whose web pages may call the server. None by default."""
     allowed_hosts: Texts = ()
-    """Names that a request's Host header may have, beside the loopback's own."""
+    """Names to accept in the Host header, in addition to loopback names."""
     max_body_bytes: int = Field(4 * 2**20, ge=1024, le=2**30)
-    """Longest body of a request."""
+    """Maximum size of a request body."""
     max_choices: int = Field(64, ge=1, le=4096)
-    """Most choices of one request: prompts times n."""
+    """Maximum number of choices in a request (prompts × n)."""
     max_logprobs: int = Field(20, ge=0, le=100)
-    """Most alternatives beside each token that a request may ask for."""
+    """Maximum number of alternative tokens with log-probabilities that a request may ask for."""
     max_stop: int = Field(16, ge=0, le=4096)
-    """Most stop strings of a request, and most stop token ids."""
+    """Maximum number of stop strings, and of stop token ids, in a request."""
     max_stop_chars: int = Field(1024, ge=1, le=2**20)
-    """Longest stop string of a request, in characters."""
+    """Maximum length of a stop string in a request, in characters."""
     max_logit_bias: int = Field(1024, ge=0, le=2**20)
-    """Most entries of a request's logit_bias."""
+    """Maximum number of logit_bias entries in a request."""
     max_messages: int = Field(4096, ge=1, le=2**20)
-    """Most turns of a conversation."""
+    """Maximum number of messages in a request."""
     max_tools: int = Field(128, ge=0, le=4096)
-    """Most tools of a request."""
+    """Maximum number of tools in a request."""
     max_grammar_bytes: int = Field(64 * 2**10, ge=1, le=2**24)
-    """Longest JSON Schema, regular expression, grammar or list of choices of a request."""
+    """Maximum size of a JSON Schema, regular expression, grammar or list of choices in a request."""
     max_json_depth: int = Field(64, ge=8, le=200)
-    """Most objects and lists inside each other in the body of a request."""
+    """Maximum nesting depth of a request body."""
     max_speculative_tokens: int = Field(32, ge=0, le=64)
-    """Largest k that a request may ask for."""
+    """Maximum k that a request may ask for."""
     tool_call_parser: ToolCallParser | None = None
-    """Format of the model's tool calls, under vLLM's names; null takes the one that its chat template writes."""
+    """Tool-call format of the model, by vLLM's name. null detects it from the chat template."""
     reasoning_parser: ReasoningParser | None = None
-    """Format of the model's thinking, under vLLM's names, which answers then hold apart; null leaves it in content."""
+    """Reasoning format of the model, by vLLM's name, to separate thinking from content. null leaves it in content."""
     metrics_prefix: str = Field("specdec", pattern="^[a-zA-Z_][a-zA-Z0-9_]*$")
-    """What /metrics puts before the names of its series; vllm for stock dashboards."""
+    """Prefix of the metrics' names. Use vllm for dashboards made for vLLM."""
     log_format: Literal["text", "json"] = "text"
-    """Form of the log on stderr."""
+    """Format of the log on stderr."""
     log_prompts: bool = False
-    """Write prompts into the log."""
+    """Log prompts."""
     log_polls: bool = False
-    """Log requests to /health and /metrics, which come every few seconds."""
+    """Log requests to /health and /metrics."""
 
 
 class Recipe(Section):
     """Everything that decides what a run decodes and how."""
 
-    target: Target = Field(default_factory=Target, description="The model whose output is wanted.")
+    target: Target = Field(default_factory=Target, description="The model whose output you want.")
     draft: Draft = Field(
         default_factory=lambda: Draft(model=DEFAULT_DRAFT), description="A draft model, or a method with its options."
     )
