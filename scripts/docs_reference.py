@@ -34,9 +34,9 @@ def cli() -> str:
     parts = [
         "# Command line\n\n",
         MADE,
-        "`specdec COMMAND --help` shows the same on a terminal. A flag wins over `--set`, that over `SPECDEC_…` in the "
-        "environment, that over the recipe, that over the default. `--help` of a command shows its common options, "
-        "`--help-all` every one.\n\n",
+        "`specdec COMMAND --help` shows a command's common options on a terminal, `--help-all` every one. Options "
+        "override `--set`, which overrides `SPECDEC_…` variables, which override the recipe, which overrides the "
+        "defaults.\n\n",
     ]
     parts += _examples("specdec")
     for name, command in program.commands.items():  # type: ignore[attr-defined]

@@ -8,7 +8,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """What the process's exit status says."""
+    """The exit codes of the process."""
 
     DONE = 0
     COULD_NOT_RUN = 1

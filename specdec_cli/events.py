@@ -1,4 +1,4 @@
-"""What the engine tells its observers, and the counts that every statistic follows from.
+"""Events that the engine yields, and the counts from which every statistic follows.
 
 The engine yields events and prints nothing; commands, meters and the server consume the same ones.
 """
@@ -14,7 +14,7 @@ FinishReason = Literal["stop", "length", "abort"]
 
 
 IMPOSSIBLE = -9999.0
-"""What stands in documents, as in OpenAI's, for the logarithm of zero, which JSON has no number for."""
+"""Stands for the logarithm of zero in documents, as in OpenAI's, because JSON has no number for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Emitted:
-    """What one step gave one sequence.
+    """The result of one step for one sequence.
 
     `tokens[:num_accepted]` were drafted and accepted; a token after them is the target's own. Tokens cut by a stop
     or a length are not in here. `num_drafted` counts what was drafted and verified, cut or not. With the first tokens,

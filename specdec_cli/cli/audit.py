@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from specdec_cli.measure.audit.audit import AuditedPair, AuditPlan
     from specdec_cli.recipe import Recipe, Resolved
 
-_WHAT = "What is checked"
+_WHAT = "Checks"
 _MODES = ("greedy", "sampled", "gumbel")
 _DRAWN_MODES = ("rejection", "block", "exact-match", "gumbel")
 _MODES_OF_VERIFY = {
@@ -47,7 +47,7 @@ _LEFT_OUT = [
     *(f"speculation.{key}" for key in ("depth_policy", "p_min", "disable_by_batch_size", "k_by_batch")),
     *(f"speculation.synthetic_acceptance_{key}" for key in ("length", "rates")),
 ]
-"""What has no meaning here: every k is checked at every batch size, and lossy modes promise nothing to check."""
+"""Options without a meaning here: every k is checked at every batch size, and lossy modes promise nothing to check."""
 _K, _LENGTH = "speculation.num_speculative_tokens", "sampling.max_new_tokens"
 
 
@@ -134,7 +134,7 @@ def audit(
     *,
     shared: Shared,
 ) -> None:
-    """Check that the output is what the target alone would have produced; exit code 3 if not."""
+    """Check that the output is exactly what the target alone produces. Exits with 3 if it is not."""
     resolved = shared.resolve()
     wish = _AuditOptions(mode, prompt_file, num_prompts, k_values, batch_sizes, time_limit, table, full)
     files = {"markdown": markdown, "junit": junit}
@@ -160,7 +160,7 @@ class _AuditOptions:
     full: bool
 
     def modes(self, verify: str) -> tuple[str, ...]:
-        """What is checked, in the order of MODES.
+        """The modes to check, in the order of MODES.
 
         Raises:
             UsageError: an unknown mode, or one that the verification mode leaves nothing to check in.

@@ -121,14 +121,14 @@ def _check_gates(recipe: Recipe, has_arrivals: bool, rows: Sequence[PromptRow] |
 
 
 def _document_recipe(resolved: Resolved, plan: EndpointPlan) -> dict[str, Any]:
-    """What of the recipe has a meaning here."""
+    """The parts of the recipe that apply to a server."""
     whole = resolved.recipe.as_dict()
     target = {"target": {"model": plan.model}} if plan.model_from == "the recipe's target" else {}
     return target | {name: whole[name] for name in ("sampling", "workload", "gates")}
 
 
 def _show(resolved: Resolved, shared: Shared, plan: EndpointPlan) -> None:
-    """What would be sent, and where the recipe's values came from; nobody is asked."""
+    """Show what would be sent, and where the recipe's values come from, without contacting the server."""
     recipe = resolved.recipe
     num = num_at_hand(recipe.workload)
     kept = _document_recipe(resolved, plan)

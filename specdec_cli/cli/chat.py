@@ -41,7 +41,7 @@ _PATHS = {"recipe", "sets", "json", "output", "force", "quiet", "target.model"}
 
 
 _DEFAULTS = {_LENGTH: "to the context's end", "engine.enable_prefix_caching": "on"}
-"""What `--help` says where this command's default is not the recipe's."""
+"""Defaults in `--help` that differ from the recipe's."""
 
 
 @with_shared_options(aliases=True, without=_LEFT_OUT, defaults=_DEFAULTS)
@@ -53,7 +53,7 @@ def chat(
         typer.Option(
             help="Chat with this OpenAI-compatible server instead of loading a model.",
             metavar="URL",
-            rich_help_panel="A server",
+            rich_help_panel="Server",
         ),
     ] = None,
     endpoint_model: EndpointModel = None,

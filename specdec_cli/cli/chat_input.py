@@ -1,4 +1,4 @@
-"""What the user of `chat` types: one message or command at a time, of one line or of several."""
+"""Reads what the user of `chat` types: one message or command at a time, of one line or several."""
 
 from __future__ import annotations
 

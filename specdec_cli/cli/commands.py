@@ -21,8 +21,8 @@ COMMANDS = {
     "serve": "Serve a model over an OpenAI-compatible HTTP API with continuous batching and speculation.",
     "bench": "Measure the speed-up of a draft over the same engine without one. Exits with 3 if a gate is crossed.",
     "compare-drafts": "Compare drafts for one target, each at its own best k.",
-    "sweep-k": "Find the best k, or find out that no draft pays off or what is missing to decide.",
-    "audit": "Check that the output is what the target alone would have produced; exit code 3 if not.",
+    "sweep-k": "Find the best k, show that no draft pays off, or say what is missing to decide.",
+    "audit": "Check that the output is exactly what the target alone produces. Exits with 3 if it is not.",
     "doctor": "Check this machine and, with a target, a draft or a recipe, the pair without loading its weights.",
     "recipe": "List, show, copy and check recipes.",
 }
@@ -81,5 +81,5 @@ class Program(CommandGroup):
             self.commands = loaded
 
     def summaries(self) -> list[tuple[str, str]]:
-        """What each command does, without loading it."""
+        """The summary of each command, without loading it."""
         return list(COMMANDS.items())

@@ -82,7 +82,7 @@ def compare_drafts(
 ) -> ExitCode | None:
     """Compare drafts for one target, each at its own best k.
 
-    Exit code 0 for every verdict (speculate, do-not-speculate, inconclusive), 3 if a gate is crossed, for example
+    Exits with 0 for every verdict (speculate, do-not-speculate, inconclusive) and with 3 if a gate is crossed, such as
     --fail-if 'verdict != speculate'.
     """
     resolved = shared.resolve_drafts()
@@ -110,7 +110,7 @@ class _CompareOptions(MeasurementOptions):
 
 
 def _names(recipes: Sequence[Recipe]) -> list[str]:
-    """What the drafts are called; one that is loaded in two ways has a number behind it."""
+    """The drafts' names. A draft that is loaded in two ways gets a number."""
     names: list[str] = []
     seen: list[dict[str, Any]] = []
     for recipe in recipes:

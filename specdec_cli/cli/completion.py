@@ -1,4 +1,4 @@
-"""What the shell completes: recipes, models, drafts and data sets, by name. Nothing here imports torch."""
+"""Shell completion of recipes, models, drafts and data sets. Nothing here imports torch."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from specdec_cli.measure.endpoint.request_fields import MaxTokensField
 if TYPE_CHECKING:
     from specdec_cli.cli.options import Option
 
-_PANEL = "A server"
+_PANEL = "Server"
 _OWN_VARIABLE = "SPECDEC_API_KEY"
 _KEY_VARIABLES = (_OWN_VARIABLE, "OPENAI_API_KEY")
 
@@ -64,8 +64,8 @@ RequestRate = Annotated[
     float | None,
     typer.Option(
         "--request-rate",
-        help="Requests that arrive per second, at random (Poisson, by --seed), whether the server keeps up or not; "
-        "--concurrency then limits how many are open. With inf the next is sent when one has ended.",
+        help="Requests per second, arriving at random (Poisson, by --seed) whether the server keeps up or not. "
+        "--concurrency then limits how many are open. With inf, a new request is sent whenever one ends.",
         metavar="RATE",
         show_default="inf",
         rich_help_panel=_PANEL,
@@ -103,7 +103,7 @@ ApiKey = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class EndpointWish:
-    """What these options ask for; None where one is not given.
+    """The values of these options; None if an option is not given.
 
     Args:
         url: the server's address; None measures no server.

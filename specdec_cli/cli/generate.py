@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from specdec_cli.recipe import Recipe, Resolved
     from specdec_cli.sampling.grammar import Grammar
 
-_PROMPTS, _SHOWN = "Prompts", "What is shown"
+_PROMPTS, _SHOWN = "Prompts", "Display"
 _K = "speculation.num_speculative_tokens"
 
 
@@ -43,7 +43,7 @@ def generate(
     prompt_file: Annotated[
         str | None,
         typer.Option(
-            help="One prompt per line, or rows with prompt, messages or turns: JSONL, JSON, CSV, Parquet.",
+            help="File of prompts: one per line, or rows with prompt, messages or turns (JSONL, JSON, CSV, Parquet).",
             metavar="FILE",
             rich_help_panel=_PROMPTS,
         ),
@@ -128,7 +128,7 @@ def _drafts(recipe: Recipe) -> bool:
 
 
 def _show_plan(resolved: Resolved, rows: Sequence[PromptRow], shared: Shared) -> None:
-    """What would run, and where every value came from."""
+    """Show what would run, and where each value comes from."""
     if shared.json or shared.output is not None:
         body: dict[str, Any] = {"origins": resolved.origins, "num_prompts": len(rows)}
         document = envelope("specdec.recipe/1", resolved.recipe.as_dict(), body)
@@ -211,7 +211,7 @@ class _GenerateRun:
         return Engine.from_recipe(self.recipe, trust_remote_code=self.shared.trust_remote_code, progress=say)
 
     def _promise(self) -> tuple[Promise, bool]:
-        """What the mode promises, and whether it promises the same tokens as plain decoding."""
+        """The mode's promise, and whether it promises the same tokens as plain decoding."""
         from specdec_cli.engine.verify import is_lossless, resolve_mode
 
         temperature = self.recipe.sampling.temperature

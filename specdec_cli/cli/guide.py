@@ -1,4 +1,4 @@
-"""What each command's `--help` shows first: the options that a first user needs, and three examples."""
+"""The first help of each command: the options that a new user needs, and three examples."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def _help_all_option() -> Any:
 
 
 def help_text(command: Any, context: Any, everything: bool = False) -> str:
-    """What `--help` or `--help-all` shows.
+    """The text of `--help` or `--help-all`.
 
     Args:
         command: typer's command.
@@ -150,7 +150,7 @@ def panels(options: Iterable[Any]) -> dict[str, list[Any]]:
 
 
 def value_name(parameter: Any) -> str:
-    """What stands for a parameter's value: `N`, `FILE`, `a|b`; nothing for a flag."""
+    """The placeholder of a parameter's value: `N`, `FILE`, `a|b`; empty for a flag."""
     if not is_option(parameter):
         return str(parameter.metavar or parameter.name.upper())
     if parameter.is_flag:

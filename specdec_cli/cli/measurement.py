@@ -1,4 +1,4 @@
-"""What `bench`, `sweep-k` and `compare-drafts` share: the way from a recipe to a judged and written document.
+"""The shared part of `bench`, `sweep-k` and `compare-drafts`: from a recipe to a judged and written document.
 
 A command says what it loads, how that is measured and what stands in its document; the order of things is here.
 """
@@ -77,7 +77,7 @@ class Measurement(ABC, Generic[Study]):
 
     @property
     def recipe(self) -> Recipe:
-        """What is measured, as it is measured; what all drafts have in common where there are several."""
+        """The recipe that is measured; with several drafts, what they have in common."""
         return self.sized(self.resolved.recipe)
 
     @abstractmethod
@@ -94,7 +94,7 @@ class Measurement(ABC, Generic[Study]):
 
     @abstractmethod
     def study(self, engine: Engine, workload: Workload) -> Study:
-        """What is measured, ready; whoever looks at clocks here draws nothing."""
+        """Prepare the measurement. Code that reads clocks here draws nothing."""
 
     @abstractmethod
     def measure(self, study: Study, stopped: Callable[[], bool]) -> None:

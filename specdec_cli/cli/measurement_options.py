@@ -1,4 +1,4 @@
-"""What the measuring commands' own options have in common: their declarations, checks, and what a dry run shows."""
+"""Options shared by the measuring commands: their declarations, checks and dry run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from specdec_cli.recipe import Recipe
     from specdec_cli.recipe.schema import Gates, Speculation, WorkloadSection
 
-HOW, FILES = "How it is measured", "Result files"
+HOW, FILES = "Measurement", "Result files"
 _TIMED_TASK = re.compile(r"\b(by_task|task_winners)\..*\.(speedup|timing)\b")
 
 KMax = Annotated[
@@ -113,11 +113,11 @@ class MeasurementOptions:
 
     @property
     def first_batch_size(self) -> int:
-        """What the document's figures are of; of several numbers the smallest."""
+        """The batch size of the document's figures: the smallest if there are several."""
         return self.batch_size
 
     def as_plan(self) -> dict[str, Any]:
-        """What decides how it is measured; files do not."""
+        """The options that affect the measurement. Output files do not."""
         found = {one.name: getattr(self, one.name) for one in fields(self)}
         return {name: value for name, value in found.items() if isinstance(value, int | tuple)}
 
@@ -140,7 +140,7 @@ def num_prompts_words(workload: WorkloadSection, num: int | None) -> str:
 
 
 def show_plan(recipe: Mapping[str, Any], body: Mapping[str, Any], shared: Shared, text: str) -> None:
-    """What a dry run shows: a document where one is asked for, otherwise a line and the recipe as YAML."""
+    """Show a dry run: a document with `--json` or `--output`, otherwise a line and the recipe as YAML."""
     if shared.json or shared.output is not None:
         document = envelope("specdec.recipe/1", recipe, body)
         deliver(document, to_stdout=shared.json, path=shared.output, force=shared.force)

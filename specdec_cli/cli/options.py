@@ -41,7 +41,7 @@ WORKLOAD, GATES, SERVER = "Workload", "Gates", "Server"
 
 
 def draft_methods() -> DraftMethods:
-    """What the recipe must know of drafting methods, asked of the drafters' folder."""
+    """The drafting methods and their options, from the drafters' folder."""
     return DraftMethods(tuple(drafters.methods()), _method_options, drafters.create)
 
 
@@ -57,7 +57,7 @@ def _method_options(method: str) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Shared:
-    """What the shared options of one command line say.
+    """The values of a command line's shared options.
 
     Args:
         recipe: a shipped recipe's name or a file, or None.
@@ -174,7 +174,7 @@ class Option:
 
     @property
     def value_name(self) -> str | None:
-        """What stands for the value in `--help`; None for a flag."""
+        """The placeholder of the value in `--help`; None for a flag."""
         if self.metavar is not None or self.kind is bool:
             return self.metavar
         unit = self.path.rpartition("_")[2].upper()
@@ -182,7 +182,7 @@ class Option:
 
     @property
     def completion(self) -> Completion | None:
-        """What the shell completes its value with."""
+        """Shell completion of its value."""
         if self.path in COMPLETIONS:
             return COMPLETIONS[self.path]
         return choices(self.metavar) if self.metavar and "|" in self.metavar else None
@@ -428,7 +428,7 @@ DRAFTS_OPTION = Option(
     list[str],
     ("-d", "--draft"),
     MODELS,
-    help=f"{_DRAFT_HELP} Repeat it for every draft.",
+    help=f"{_DRAFT_HELP} Repeat it for each draft.",
     metavar="SPEC",
     convert=lambda specs: [drafters.parse_spec(spec) for spec in specs],
 )
@@ -534,7 +534,7 @@ def expanded(value: Any) -> Any:
 
 
 def _prepare_to_resume(shared: Shared) -> None:
-    """What an interrupted run wrote is overwritten by the one that continues it."""
+    """Let a run that continues an interrupted one overwrite its files."""
     if shared.output is None:
         raise UsageError("`--resume` continues the run of an --output, and none is named", "add --output FILE")
     shared.force = shared.force or is_interrupted(shared.output)

@@ -1,4 +1,4 @@
-"""What leaves the program: one JSON document, on stdout or in a file."""
+"""Output of the program: one JSON document, on stdout or in a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the standard streams of this process can do, and how a command waits and is interrupted."""
+"""The standard streams of this process, and how a command waits and is interrupted."""
 
 from __future__ import annotations
 

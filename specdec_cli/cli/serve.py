@@ -41,7 +41,7 @@ _DEFAULTS = {
     "sampling.seed": "drawn for each request",
     "engine.enable_prefix_caching": "on",
 }
-"""What requests get that set nothing, where it is not the recipe's default."""
+"""Defaults of requests that differ from the recipe's."""
 _REPOSITORY_HELP = "Serve several models from a YAML file of `name: recipe` lines. Each is loaded on its first request."
 
 
@@ -111,7 +111,7 @@ def _check_key_variable(resolved: Resolved) -> None:
 
 
 def _show_plan(named: Mapping[Names, Resolved], shared: Shared) -> None:
-    """What would be served, and where every value came from."""
+    """Show what would be served, and where each value comes from."""
     if shared.json or shared.output is not None:
         models = [
             {"name": names[0], "names": list(names), "recipe": one.recipe.as_dict(), "origins": one.origins}
@@ -232,7 +232,7 @@ def _sharing_prefixes(recipe: Recipe) -> Recipe:
 
 
 def default_sampling(resolved: Resolved) -> Defaults:
-    """What a request's absent fields take: what somebody named for this server, else OpenAI's defaults."""
+    """Values of fields that a request leaves out: those set for this server, else OpenAI's defaults."""
     from specdec_cli.serve.request.parameters import Defaults
 
     values = resolved.recipe.sampling.model_dump()

@@ -107,9 +107,9 @@ def sweep_k(
     *,
     shared: Shared,
 ) -> ExitCode | None:
-    """Find the best k, or find out that no draft pays off or what is missing to decide.
+    """Find the best k, show that no draft pays off, or say what is missing to decide.
 
-    Exit code 0 for all three verdicts (speculate, do-not-speculate, inconclusive), 3 if a gate is crossed, for example
+    Exits with 0 for every verdict (speculate, do-not-speculate, inconclusive) and with 3 if a gate is crossed, such as
     --fail-if 'recommended.verdict == inconclusive'.
     """
     resolved = shared.resolve()
@@ -259,7 +259,7 @@ class _SweepRun(Measurement["Sweeps"]):
         return measure() if self.journal is None else self.journal.costs(f"draft, {size} together", measure)
 
     def _traced(self, engine: Engine, workload: Workload, say: Callable[[str], None]) -> Traced | None:
-        """What predictions rest on; None where no trace can tell."""
+        """The evidence for predictions; None if no trace can predict."""
         from specdec_cli.measure.predict.traced import Traced, draft_name, obtain_trace
 
         if self.unknowable is not None:

@@ -1,4 +1,4 @@
-"""What a stream can show, and which versions are installed: what the quick commands need, without heavy imports."""
+"""Capabilities of a stream and installed versions, without heavy imports."""
 
 from __future__ import annotations
 

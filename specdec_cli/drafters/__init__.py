@@ -109,7 +109,7 @@ def parse_spec(spec: str) -> dict[str, Any]:
 
 
 def to_spec(fields: Mapping[str, Any]) -> str:
-    """What a person would write after `--draft`: a model's name, or a method and its options that are no defaults."""
+    """The draft as `--draft` takes it: a model's name, or a method with the options that differ from the defaults."""
     if fields.get("method") is None:
         return str(fields["model"])
     method = fields["method"]

@@ -1,4 +1,4 @@
-"""What a drafter sees and gives."""
+"""The interface of drafters: what they see and return."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Guesses:
 
 @dataclass(slots=True)
 class Resources:
-    """What a drafter may ask for when it is loaded.
+    """Everything that a drafter may use when it is loaded.
 
     Args:
         load_lm: loads a draft model by name or folder with the recipe's draft settings.

@@ -1,4 +1,4 @@
-"""What a run must not be taken for, and what it cost to begin: random weights, chance, a forward that was compiled."""
+"""Caveats of a run: random weights, synthetic acceptance, and the time that compilation took."""
 
 from __future__ import annotations
 

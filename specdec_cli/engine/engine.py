@@ -332,7 +332,7 @@ class Engine:
         )
 
     def _tell_policy(self, emitted: tuple[Emitted, ...], seconds: float, before: float) -> None:
-        """What a step cost, and with it what was done since the one before: more steps cost more of that.
+        """The time of a step, including the work since the previous one.
 
         Where that took longer than the step itself it was something else, done now and then.
         """

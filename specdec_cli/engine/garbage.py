@@ -1,4 +1,4 @@
-"""What Python's garbage collector need not look at."""
+"""Objects that Python's garbage collector need not look at."""
 
 import gc
 

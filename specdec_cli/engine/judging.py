@@ -1,4 +1,4 @@
-"""What a step's logits decide: each row's verdict, and the tokens that its sequence takes of it."""
+"""Judges a step's logits: each row's verdict, and the tokens that its sequence takes."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ def _parameters(owner: type, prefix: str = "", note: str = "") -> list[LoadParam
 
 
 def _documented(owner: type) -> dict[str, str]:
-    """What a data class's docstring says of each of its fields."""
+    """The description of each field in a data class's docstring."""
     text = inspect.getdoc(owner) or ""
     entries = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", text.partition("Args:")[2], re.MULTILINE)
     return {name: " ".join(meaning.split()) for name, meaning in entries}

@@ -1,4 +1,4 @@
-"""What a request may be: prompts in three forms, and what is refused before anything runs."""
+"""Checks of requests before anything runs: prompts in three forms, and the reasons to refuse one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the target says of a given text: the log-probability of each of its tokens."""
+"""Log-probabilities of a given text's tokens under the target."""
 
 from __future__ import annotations
 

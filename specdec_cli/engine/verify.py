@@ -370,7 +370,7 @@ def _p_behind(group: _Group, num_accepted: Sequence[int]) -> Tensor:
 
 
 def _residual(group: _Group, num_accepted: Sequence[int], scale: Sequence[float]) -> Tensor:
-    """What own tokens are drawn from, [B, V] of any sum: (scale p - q)+ after a refusal, p after full acceptance."""
+    """Distribution of own tokens, [B, V], not normalized: (scale p - q)+ after a rejection, p after full acceptance."""
     p = _p_behind(group, num_accepted)
     refused = [i for i, tokens in enumerate(group.tokens) if num_accepted[i] < len(tokens)]
     if not refused:

@@ -80,7 +80,7 @@ class Row:
 
 @dataclass(slots=True)
 class Continuations:
-    """What follows some contexts.
+    """Predictions after some contexts.
 
     Args:
         tokens: of each; stand-ins where they are unread.

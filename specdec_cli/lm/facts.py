@@ -1,4 +1,4 @@
-"""What is known of a model before its weights are read: limits, end tokens, memory. Nothing large is fetched."""
+"""Facts about a model before its weights are read: limits, end tokens, memory. No large file is downloaded."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def describe(
 
 
 def _probe(name: str, model: Any) -> CacheShape | None:
-    """What the model keeps of a token; None where its forward goes by numbers, which paper has none of.
+    """Bytes that the model caches per token; None if its forward pass depends on values, which meta tensors lack.
 
     Raises:
         UsageError: it does not run on a block cache.
@@ -180,7 +180,7 @@ def _probe(name: str, model: Any) -> CacheShape | None:
 
 
 def _probe_unquantized(name: str, config: Any, dtype: torch.dtype, trust_remote_code: bool) -> CacheShape | None:
-    """What the model would keep with plain weights, which is the same; None where its weights are plain."""
+    """The same with unquantized weights, which cache as much; None if the weights are unquantized."""
     if settings_of(config) is None:
         return None
     plain = copy.deepcopy(config)

@@ -36,7 +36,7 @@ _ALLOWED_QUANTIZED = 0.6
 
 
 class Oracle:
-    """What transformers' own forward says of two short texts.
+    """Logits of transformers' own forward pass for two short texts.
 
     Args:
         model: a transformers causal LM whose modules nobody has changed yet.

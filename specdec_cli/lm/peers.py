@@ -31,7 +31,7 @@ _POLL_SECONDS = 1.0  # between two looks at whether its thread still lives, not 
 
 @dataclass(frozen=True, slots=True)
 class PeerRun:
-    """What a peer gave for a group of prompts.
+    """A peer's result for a group of prompts.
 
     Args:
         token_ids: each prompt's new tokens, the end token included.
@@ -66,7 +66,7 @@ class TransformersPeer:
 
     @property
     def version(self) -> str:
-        """What a report names it."""
+        """Its name in reports."""
         return f"transformers {transformers.__version__}"
 
     def generate(self, prompts: Sequence[Sequence[int]], max_new_tokens: int, stop_ids: Sequence[int]) -> PeerRun:
@@ -148,7 +148,7 @@ class ContinuousPeer:
 
     @property
     def version(self) -> str:
-        """What a report names it."""
+        """Its name in reports."""
         return f"transformers {transformers.__version__}, continuous batching"
 
     def generate(self, prompts: Sequence[Sequence[int]], max_new_tokens: int, stop_ids: Sequence[int]) -> PeerRun:

@@ -1,4 +1,4 @@
-"""What a forward moves and computes: bytes of weights and cached keys, floating-point operations."""
+"""Traffic and work of a forward pass: bytes of weights and cached keys, floating-point operations."""
 
 from __future__ import annotations
 

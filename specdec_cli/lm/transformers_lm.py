@@ -44,7 +44,7 @@ OBSTACLES = {
 
 
 def decoder_when(decoder: str, is_compiled: bool) -> str:
-    """What of DECODERS a recipe asks for that names one and says whether it is compiled."""
+    """The entry of DECODERS for a recipe's decoder and its compile setting."""
     return {GRAPHS: COMPILED_GRAPHS}.get(decoder, COMPILED) if is_compiled else decoder
 
 
@@ -165,7 +165,7 @@ class TransformersLM:
         return ", ".join([TRANSFORMERS, *(name for name, is_done in done.items() if is_done)])
 
     def _forward_threads(self, decoder: str) -> Callable[[], AbstractContextManager[None]]:
-        """What transformers' forward runs in: cores that nobody else wants, or one number of threads.
+        """Threads of transformers' forward pass: as many as there are free cores, or a fixed number.
 
         torch compiles a forward for a number of threads, and bits that depend on it must not depend on the neighbours.
         """
@@ -339,7 +339,7 @@ class TransformersLM:
                     store.wipe(block * self.block_size, self.block_size)
 
     def _turns(self, feeds: Sequence[Feed]) -> Iterator[list[Feed]]:
-        """What is fed, in as many forwards as keep every row's bits; in one where none is promised."""
+        """Feed the rows in as many forward passes as keep every row's bits; in one if no bits are promised."""
         left = [feed for feed in feeds if feed.num_tokens]
         total = sum(feed.num_tokens for feed in left)
         most = total
@@ -421,7 +421,7 @@ class TransformersLM:
 
     @_on_its_device
     def _probe(self) -> CacheShape:
-        """What the model keeps of a token, tried with two.
+        """Bytes that the model caches per token, found by feeding two.
 
         Raises:
             UsageError: the forward does not run on a block cache, or leaves it untouched.
@@ -432,7 +432,7 @@ class TransformersLM:
 
 
 def device_room(device: torch.device, weight_bytes: int) -> Room:
-    """What loaded models leave of a device's memory, with what their caches have still to take.
+    """Memory of a device that loaded models leave free, after what their caches will still take.
 
     Args:
         device: where.

@@ -27,7 +27,7 @@ _OTHERWISE = (
     *("environment.decoder", "environment.draft_decoder"),
     *("environment.specdec", "environment.torch", "environment.transformers", "environment.python"),
 )
-"""What a speed-up depends on beside the recipe, as far as both documents say it."""
+"""Differences that affect a speed-up apart from the recipe, as far as both documents have them."""
 _OTHER_SERVER = ("endpoint.server", "endpoint.version")
 _NOT_COMPARED = f"{{}} has no interval to compare by, which takes {MIN_PAIRS} pairs or more"
 

@@ -80,7 +80,7 @@ class Pairs:
         return num_groups if num_groups > 1 else self.repeats
 
     def wanted(self, path: str) -> str:
-        """What it takes for an interval, in words."""
+        """The requirements of an interval, in words."""
         num = MIN_PAIRS if _is_replayed(path) else MIN_PAIRS * self.batch_size
         return f"measure {num} prompts or more{' of that task' if any(name in path for name in _BY_TASK) else ''}"
 
@@ -145,7 +145,7 @@ def _walked(
 
 
 def _unlike(gate: GateExpression, node: Mapping[str, Any]) -> str | None:
-    """What is wrong where a number is compared with a verdict, or the other way round."""
+    """The error if a number is compared with a verdict, or a verdict with a number."""
     if gate.verdict is not None and not _is_verdict(node):
         return f"`{gate.path}` is no verdict"
     if gate.verdict is None and _is_verdict(node):
@@ -238,7 +238,7 @@ def value_at(document: Mapping[str, Any], path: str) -> Any:
 
 
 def _items(node: Any) -> Mapping[str, Any]:
-    """What is below a node, by key; a list's items by their place, and by the name of the draft that they are of."""
+    """The children of a node by key; items of a list by position, and by the name of their draft."""
     if isinstance(node, Mapping):
         return node
     items = list(node) if isinstance(node, list) else []

@@ -177,7 +177,7 @@ class WorkloadTrace:
 
     @property
     def notices(self) -> list[str]:
-        """What to know beside the figures, such as prompts that do not fit the context."""
+        """Notes about the figures, such as prompts that do not fit the context."""
         return [*([self.workload.notice] if self.workload.notice else []), *self.trace.notices]
 
     def predict(

@@ -27,7 +27,7 @@ NUM_RESAMPLES = 2000
 MIN_PAIRS = 2
 ENOUGH_PAIRS = 6
 FIGURES = ("median", "speedup", "speedup_ratio")
-"""What a figure with an interval beside it is called in documents."""
+"""The key of a figure with an interval in documents."""
 TOO_FEW = (
     f"intervals of fewer than {ENOUGH_PAIRS} pairs are their range, which covers less than 95 % (2 pairs: 50 %, "
     "3 pairs: 75 %); one pair has none"

@@ -58,7 +58,7 @@ class Document:
 
 
 def plain_value(text: str) -> Any:
-    """What an unquoted scalar means: null, true, false, a decimal integer, a float; else the text itself."""
+    """The value of an unquoted scalar: null, true, false, a decimal integer, a float; else the text itself."""
     if text in _WORDS:
         return _WORDS[text]
     if re.fullmatch(r"[-+]?(0|[1-9][0-9]{0,30})", text):

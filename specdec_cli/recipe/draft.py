@@ -14,7 +14,7 @@ from specdec_cli.recipe.schema import DEFAULT_DRAFT, DEFAULT_DRAFT_QUANTIZE, DEF
 
 @dataclass(frozen=True, slots=True)
 class DraftMethods:
-    """What the recipe must know of drafting methods; the rooms above tell it.
+    """The drafting methods that a recipe may name. Rooms above this one provide them.
 
     Args:
         names: every method.

@@ -1,4 +1,4 @@
-"""What `--fail-if` says: a path into a result, a comparison, and a number or a verdict."""
+"""The expressions of `--fail-if`: a path into a result, a comparison, and a number or a verdict."""
 
 from __future__ import annotations
 

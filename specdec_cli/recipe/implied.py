@@ -1,4 +1,4 @@
-"""What some keys imply of others: random weights of a shape and of a draft beside one, the mode of given rates."""
+"""Keys that imply others: random weights for a shape and its draft, the mode for synthetic rates."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class Tree:
         return self.keys.get(path) or self.origin(path)
 
     def subject(self, path: Path) -> str:
-        """What a message calls a path: the flag or variable that gave it, or the key's name."""
+        """The name of a path in messages: the flag or variable that set it, or the key."""
         origin = self.origin(path)
         return origin.subject if origin and origin.subject else f"`{'.'.join(map(str, path))}`"
 
@@ -125,7 +125,7 @@ def from_document(document: Document) -> Tree:
 
 
 def from_environment(environment: Mapping[str, str], options: Iterable[str]) -> tuple[list[Assignment], list[Problem]]:
-    """What `SPECDEC_<SECTION>_<KEY>` variables say; an empty one says nothing.
+    """The values of `SPECDEC_<SECTION>_<KEY>` variables. Empty ones are ignored.
 
     Args:
         environment: the process's variables.
@@ -196,7 +196,7 @@ def never_trusted(subject: str, origin: ValueOrigin | None) -> Problem:
 
 
 def from_sets(sets: Sequence[str]) -> tuple[list[Assignment], list[Problem]]:
-    """What `--set key.path=value` says."""
+    """The values of `--set key.path=value`."""
     assignments, problems = [], []
     for text in sets:
         name, equals, value = text.partition("=")
@@ -214,7 +214,7 @@ def from_sets(sets: Sequence[str]) -> tuple[list[Assignment], list[Problem]]:
 
 
 def from_flags(flags: Mapping[str, tuple[Any, str]]) -> list[Assignment]:
-    """What options say: path to value and the option's name. A mapping for a whole section counts key by key."""
+    """The values of options: path to value and option name. A mapping for a whole section counts key by key."""
     assignments = []
     for name, (value, flag) in flags.items():
         path: Path = tuple(name.split("."))

@@ -1,4 +1,4 @@
-"""What is wrong with a recipe, in one sentence each: pydantic's findings in a person's words."""
+"""The problems of a recipe, one sentence each: pydantic's errors in plain English."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def _option_names(methods: DraftMethods | None) -> list[str]:
 
 
 def _problems_of_layer(assignments: Sequence[Assignment]) -> list[Problem]:
-    """What is wrong with values alone; whole sections by themselves, so that keys of them hide nothing."""
+    """Problems of the overrides alone; whole sections separately, so that their keys hide nothing."""
     problems = []
     for is_section in (True, False):
         alone = Tree()
@@ -116,7 +116,7 @@ def _problems_of_layer(assignments: Sequence[Assignment]) -> list[Problem]:
 
 
 def _problems_of_file(document: Document, tree: Tree, methods: DraftMethods | None) -> list[Problem]:
-    """What is wrong with the file alone, so that an override never hides it."""
+    """Problems of the file alone, so that an override never hides them."""
     recipe, problems = check(tree, document.refused)
     if recipe is not None and not problems:
         complete = Tree(copy.deepcopy(tree.values), dict(tree.origins), dict(tree.keys))

@@ -1,4 +1,4 @@
-"""What a recipe may say: its sections, their keys, types and ranges, each with the words that help and schema show.
+"""The schema of recipes: sections, keys, types and ranges, each with the description that help and schema show.
 
 A section is one class; a new one is that class and one line in `Recipe`.
 """
@@ -66,7 +66,7 @@ DEFAULT_TARGET = "builtin:target"
 DEFAULT_DRAFT = "builtin:draft"
 DEFAULT_DRAFT_QUANTIZE: Final = "int8"
 DEFAULT_PAIR_K = 5
-"""What the built-in pair runs with where nobody names anything, as in the recipe `builtin`."""
+"""Settings of the built-in pair if no model is named, as in the recipe `builtin`."""
 
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
@@ -259,7 +259,7 @@ class Speculation(Section):
     p_min: float = Field(0.4, ge=0, le=1)
     """Stop drafting when the draft's largest probability is below this (with depth policy confidence)."""
     verify: Verify = "auto"
-    """Verification rule. auto is greedy at temperature 0 and block otherwise; typical and synthetic are lossy."""
+    """Rule: auto (greedy at temperature 0, else block), greedy, rejection, block, gumbel, exact-match, typical, synthetic."""
     synthetic_acceptance_length: float | None = Field(None, ge=1, le=65)
     """Accept tokens with one probability α (lossy) so that a step gives 1 + α + ... + α^k = this many tokens."""
     synthetic_acceptance_rates: Annotated[
@@ -402,8 +402,8 @@ class Gates(Section):
     """Conditions under which a measurement fails with exit code 3."""
 
     fail_if: Annotated[tuple[Annotated[str, BeforeValidator(_gate)], ...], BeforeValidator(_tuple)] = ()
-    """Fail where this holds: PATH OP NUMBER, for example speedup.decode < 1.2, or of several drafts
-    rows.builtin:draft.speedup < 1.2, judged on whole intervals; or PATH == VERDICT (or !=), for example
+    """Fail if this holds: PATH OP NUMBER such as speedup.decode < 1.2, or with several drafts
+    rows.builtin:draft.speedup < 1.2, judged on whole intervals; or PATH == VERDICT (or !=) such as
     recommended.verdict == inconclusive."""
     baseline: str | None = Field(None, min_length=1)
     """Compare with an earlier result (JSON) and fail on a regression."""
@@ -502,7 +502,7 @@ class Recipe(Section):
     engine: EngineSection = Field(default_factory=EngineSection, description="Sizes of the engine.")
     workload: WorkloadSection = Field(default_factory=WorkloadSection, description="The prompts that are measured.")
     serve: Serve = Field(default_factory=Serve, description="The HTTP server.")
-    gates: Gates = Field(default_factory=Gates, description="What makes a measurement fail.")
+    gates: Gates = Field(default_factory=Gates, description="Conditions under which a measurement fails.")
 
     def draft_fields(self) -> dict[str, Any]:
         """The draft as drafters take it: `model`, or `method`, and the method's options."""

@@ -44,7 +44,7 @@ def bench_body(
     versions: Mapping[str, str],
     interrupted: bool,
 ) -> dict[str, Any]:
-    """What stands in the document after the fields that every document has; `gates` is empty until they are judged.
+    """The document's own fields, after those that every document has. `gates` is empty until the gates are judged.
 
     Args:
         bench: after its run.
@@ -321,7 +321,7 @@ def _roofline_words(roofline: Mapping[str, Any] | None) -> str | None:
 
 
 def lossless_words(lossless: Mapping[str, Any]) -> str:
-    """What became of the tokens' comparison."""
+    """The result of comparing the tokens."""
     if not lossless["promised"]:
         return f"Lossless: no (--verify {lossless['verify']} is not the target's distribution)."
     if lossless["checked_tokens"] is None:

@@ -51,7 +51,7 @@ def json_schema(has_arrivals: bool = True) -> dict[str, Any]:
 
 
 def endpoint_body(bench: EndpointBench, dataset: str, machine: Mapping[str, Any], interrupted: bool) -> dict[str, Any]:
-    """What stands in the document after the fields that every document has; `gates` is empty until they are judged.
+    """The document's own fields, after those that every document has. `gates` is empty until the gates are judged.
 
     Args:
         bench: after its run.
@@ -192,7 +192,7 @@ def _notices(bench: EndpointBench) -> list[str]:
 
 
 def live_table(bench: EndpointBench) -> RenderableType:
-    """What came back so far, without intervals."""
+    """The answers so far, without intervals."""
     table = Grid("answered", "failed", "output tokens", "first text ms", "per token ms", "answer ms")
     answers = [answer for _, answer in bench.answers()]
     figures = (

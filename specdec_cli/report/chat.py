@@ -1,4 +1,4 @@
-"""What `chat` shows and saves: the streaming answer, its line of acceptance statistics, the conversation as a file."""
+"""Output of `chat`: the streaming answer, its line of acceptance statistics, the conversation as a file."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _cached(reply: ChatReply) -> str:
 
 
 def chat_body(history: ChatHistory, target: str, endpoint: str | None) -> dict[str, Any]:
-    """What stands in the document after the fields that every document has.
+    """The document's own fields, after those that every document has.
 
     Args:
         history: the conversation.

@@ -46,7 +46,7 @@ def compare_body(
     machine: Mapping[str, Any],
     interrupted: bool,
 ) -> dict[str, Any]:
-    """What stands in the document after the fields that every document has; `gates` is empty until they are judged.
+    """The document's own fields, after those that every document has. `gates` is empty until the gates are judged.
 
     Args:
         comparison: after its run.

@@ -1,4 +1,4 @@
-"""What a person sees of `doctor`: the machine, its kernels, and a pair's preflight."""
+"""The report of `doctor`: the machine, its kernels, and a pair's preflight."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def _print_pair(console: Console, pair: Preflight) -> None:
 
 
 def _print_outlook(console: Console, outlook: Outlook) -> None:
-    """What the pair can give at best; without the machine's own costs, and said so."""
+    """The best possible speed-up of the pair, without the machine's own costs, which the text mentions."""
     from specdec_cli.measure.machine.outlook import Implied
 
     k = outlook.k

@@ -25,7 +25,7 @@ _COLUMNS = ("median", "low", "high", "p95", "p99")
 
 
 def endpoint_findings(document: Document) -> list[str]:
-    """What was found, throughput first."""
+    """The findings, throughput first."""
     accepted = acceptance_words(document["acceptance"])
     return [
         throughput_words(document),
@@ -120,7 +120,7 @@ def _csv_row(task: str, turn: str, found: Mapping[str, Any], figures: Sequence[s
 
 
 def acceptance_by_position(document: Document) -> list[tuple[str, Sequence[float | None]]]:
-    """What the server's counters say of each position in the draft."""
+    """Acceptance by position from the server's counters."""
     counted = (document["counters"] or {}).get("speculative") or {}
     kinds = {"per_position": "all of them up to here", "conditional": "this one, if those before it"}
     return [(name, counted.get(f"{kind}_acceptance_rates") or []) for kind, name in kinds.items()]

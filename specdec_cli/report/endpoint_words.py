@@ -32,7 +32,7 @@ def requests_words(body: Mapping[str, Any]) -> str:
 
 
 def acceptance_words(found: Mapping[str, Any] | None) -> str | None:
-    """What the answers say of their own acceptance, or None."""
+    """Acceptance as the answers report it, or None."""
     if found is None:
         return None
     rate, length = found["rate"], found["length"]
@@ -60,7 +60,7 @@ def throughput_words(body: Mapping[str, Any]) -> str:
 
 
 def counter_lines(counters: Mapping[str, Any] | None) -> list[str]:
-    """What the server itself counted, in words."""
+    """The server's own counts, in words."""
     if counters is None:
         return []
     head, lines = f"{counters['engine']}'s {counters['source']}", []

@@ -17,7 +17,7 @@ SCHEMA = "specdec.generate/1"
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """What a verification mode promises.
+    """The promise of a verification mode.
 
     Args:
         verify: the mode, resolved.
@@ -31,7 +31,7 @@ class Promise:
 def generate_body(
     arm: Arm, requests: Sequence[Request], promise: Promise, comparison: Comparison | None = None
 ) -> dict[str, Any]:
-    """What stands in the document after the fields that every document has.
+    """The document's own fields, after those that every document has.
 
     Args:
         arm: whose outputs these are.

@@ -53,12 +53,12 @@ def _shown(value: object) -> object:
 
 
 def tables(document: Document) -> list[PageTable]:
-    """What was measured."""
+    """The measurement's subject."""
     return list(_TABLES[document["schema"]](document))
 
 
 def findings(document: Document) -> list[str]:
-    """What was found, the most important sentence first."""
+    """The findings, the most important first."""
     if "endpoint" in document:
         return endpoint_findings(document)
     if document["schema"] == AUDIT:

@@ -133,7 +133,7 @@ def inline_svgs(document: Document) -> list[tuple[str, str]]:
 
 
 def panels_of(document: Document) -> Sequence[Panel]:
-    """What there is to draw.
+    """The plots of a document.
 
     Raises:
         UsageError: no document of a measurement.
@@ -157,7 +157,7 @@ def _drawn(panel: Panel, axes: Axes, document: Document, has_title: bool = True)
 
 
 def heading(document: Document) -> str:
-    """What was measured, in a line."""
+    """The measurement's subject, in a line."""
     recipe, name = document["recipe"], str(document["schema"]).partition("/")[0].removeprefix("specdec.")
     if "endpoint" in document:
         return f"specdec {name}: {subject(document)}"
@@ -168,7 +168,7 @@ def heading(document: Document) -> str:
 
 
 def subject(document: Document) -> str:
-    """What was measured: the target, or a server's model and its address."""
+    """The measurement's subject: the target, or a server's model and its address."""
     if "endpoint" in document:
         return f"{document['endpoint']['model']} at {document['endpoint']['url']}"
     return str(document["recipe"]["target"]["model"])

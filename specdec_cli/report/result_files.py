@@ -41,7 +41,7 @@ LEGENDS = {"audit": AUDIT_LEGEND, "bench": LEGEND, "bench-endpoint": endpoint_wo
 
 
 def markdown(document: Mapping[str, Any]) -> str:
-    """What was found, the tables, the gates, and what a reader must know beside the figures."""
+    """The findings, the tables, the gates and the notes."""
     name, recipe = _command(document), document["recipe"]
     k = f", k = {recipe['speculation']['num_speculative_tokens']}" if name == "bench" else ""
     lines = [f"## {_cell(heading(document))}{k}", ""]

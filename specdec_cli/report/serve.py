@@ -1,4 +1,4 @@
-"""What the terminal of `serve` shows while it runs: a live table, or a line now and then where there is no terminal.
+"""Output of `serve` while it runs: a live table, or an occasional line without a terminal.
 
 A thread of its own pulls plain numbers and draws; the engine's thread knows nothing of it.
 """
@@ -163,7 +163,7 @@ class Board:
         return self._recent[0][1] == self.latest and not self.latest.num_running and not self.latest.num_waiting
 
     def table(self) -> Table:
-        """What a terminal shows: the last seconds beside everything since the start."""
+        """The live table: the last seconds beside the totals since the start."""
         now, recent, overall = self.latest, self.recent, self.overall
         table = Grid("requests", "", "speculation", f"last {_WINDOW_SECONDS:.0f} s", "since start")
         for column, (style, justify) in zip(table.columns, _COLUMNS, strict=True):

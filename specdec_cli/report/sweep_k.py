@@ -47,7 +47,7 @@ def sweep_body(
     notices: list[str],
     interrupted: bool,
 ) -> dict[str, Any]:
-    """What stands in the document after the fields that every document has; `gates` is empty until they are judged.
+    """The document's own fields, after those that every document has. `gates` is empty until the gates are judged.
 
     Figures are the smallest batch size's; `by_batch_size` has every one's.
 
@@ -107,7 +107,7 @@ def sweep_body(
 
 
 def _table(sweeps: Sweeps) -> dict[str, Any] | None:
-    """What the recommended table of k would accept; None where there is one batch size, or no trace."""
+    """Predicted acceptance with the recommended table of k; None for one batch size, or without a trace."""
     found = sweeps.table()
     if found is None:
         return None
@@ -122,7 +122,7 @@ def _table(sweeps: Sweeps) -> dict[str, Any] | None:
 
 
 def _by_size(sweep: Sweep) -> dict[str, Any]:
-    """What was found at one batch size."""
+    """The result at one batch size."""
     prediction, measured, recommended = sweep.prediction, sweep.measured(), sweep.recommended()
     return {
         "batch_size": sweep.batch_size,

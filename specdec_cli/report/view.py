@@ -1,4 +1,4 @@
-"""What a person sees of `generate`: text on standard output, everything else on standard error."""
+"""Output of `generate`: text on standard output, everything else on standard error."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Screen:
-    """What the two standard streams can do.
+    """Capabilities of the two standard streams.
 
     Args:
         stdout: takes the text.

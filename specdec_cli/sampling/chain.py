@@ -2,7 +2,7 @@
 
 Its order is logit bias, repetition, presence and frequency penalties, banned tokens, temperature, top-k, top-p, min-p,
 softmax in float32. Temperature 0 is a one-hot row and is held as an index; a batch of such rows makes nothing dense.
-What one row's result is never depends on the other rows of a call.
+A row's result never depends on the other rows of a call.
 
 Letters: B rows (requests), n positions over all rows, V vocabulary.
 """
@@ -63,7 +63,7 @@ class ChainRow:
 
 @dataclass(slots=True)
 class Distribution:
-    """What the next token is drawn from, at n positions.
+    """Distributions of the next token at n positions.
 
     Args:
         scores: [n, V] float32, logits after bias, penalties and bans, before the temperature.
@@ -181,7 +181,7 @@ def _largest(scores: Tensor) -> tuple[list[int], list[float], bool]:
 
 
 def _check(values: Sequence[float], rows: Sequence[ChainRow], lengths: Sequence[int]) -> dict[int, LogitsError]:
-    """What is wrong with positions whose largest score is no finite number; raised where it is a row's first one."""
+    """Errors for positions whose largest score is not finite; raised if it is a row's first position."""
     found: dict[int, LogitsError] = {}
     if all(map(isfinite, values)):
         return found
@@ -198,7 +198,7 @@ def _check(values: Sequence[float], rows: Sequence[ChainRow], lengths: Sequence[
 
 
 def _error(value: float, row: int, num_before: int) -> LogitsError:
-    """What to say of a position's largest score; `num_before` tokens stand before it."""
+    """The error for a position's largest score, after `num_before` tokens."""
     if value == NEVER:
         return NoTokenLeftError(
             "every token is banned", row, "lower min_tokens, or relax logit_bias, stop_token_ids or the grammar"

@@ -47,7 +47,7 @@ class GrammarError(RunError):
 
 
 class TokenizerLike(Protocol):
-    """What is asked of a tokenizer: `text.Tokenizer` is one.
+    """The tokenizer interface that grammars need; `text.Tokenizer` has it.
 
     Attributes:
         hf: the tokenizer object of transformers.
@@ -62,7 +62,7 @@ class TokenizerLike(Protocol):
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """Its name in messages."""
         ...
 
     @property
@@ -101,7 +101,7 @@ class Grammar:
 
 @dataclass(frozen=True, slots=True)
 class Lookahead:
-    """What a grammar says to drafted tokens.
+    """A grammar's judgement of drafted tokens.
 
     Args:
         allowed: [num_fitting + 1, V] bool, the mask before each fitting token and after the last one.
@@ -263,7 +263,7 @@ def _llguidance() -> Any:
 
 
 def _definition(kind: str, source: str, matcher: Any) -> str:
-    """What llguidance takes as a grammar."""
+    """The form of a grammar that llguidance accepts."""
     compact = {"whitespace_flexible": False}
     definition: str
     if kind == "json_object":

@@ -20,7 +20,7 @@ Float64Array = npt.NDArray[np.float64]
 
 
 class Purpose(IntEnum):
-    """What a random number decides; a part of its key."""
+    """The purpose of a random number, which is part of its key."""
 
     DRAFT = 0
     ACCEPT = 1

@@ -1,4 +1,4 @@
-"""What a text must match, and the JSON that forced tool calls are."""
+"""Constraints on the output, and the JSON of forced tool calls."""
 
 from __future__ import annotations
 

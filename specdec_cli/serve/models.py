@@ -138,7 +138,7 @@ class Model:
 
     @property
     def facts(self) -> Facts:
-        """What requests are prepared against; raises as `bridge` does."""
+        """The context for preparing requests. Raises the same errors as `bridge`."""
         if self._facts is None:
             assert self.bridge, "a loaded model has facts"
         assert self._facts is not None, "a loaded model has facts"
@@ -178,7 +178,7 @@ class Model:
         )
 
     def _suggested(self, engine: Engine) -> str:
-        """What of the checkpoint's generation configuration holds, in words; empty without one."""
+        """The part of the checkpoint's generation configuration that applies, in words; empty without one."""
         generation = engine.generation
         for key, value in generation.unused.items():
             said = "`%s` asks for `%s: %s`, which is not applied"

@@ -30,7 +30,7 @@ class Body(BaseModel):
 
 
 class StreamOptions(Body):
-    """What a stream says beside text."""
+    """Options of a stream."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -174,7 +174,7 @@ class NamedTool(Body):
 
 
 class GenerationBody(Body):
-    """What completions and chat completions share."""
+    """Fields that completions and chat completions share."""
 
     model: str | None = None
     # Sampling

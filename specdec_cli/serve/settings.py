@@ -1,4 +1,4 @@
-"""What the server is told beside its models: the recipe's section `serve`, and the keys, which stand in no recipe."""
+"""Settings of the server: the recipe's section `serve`, and the API keys, which no recipe holds."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from specdec_cli.text.tokenizer import Tokenizer
 TEMPLATE_ARGUMENTS = {"conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt"}
 TEMPLATE_ARGUMENTS |= {"continue_final_message", "tokenize", "padding", "truncation", "max_length", "return_tensors"}
 TEMPLATE_ARGUMENTS |= {"return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs", "sanitize_control_tokens"}
-"""What is passed to a template, or to transformers, by itself: none of it is a variable that one may set."""
+"""Variables that are always passed to a template or to transformers, and that requests may not set."""
 _MARKS = "{}\n"
 _HINT = "give a file with a Jinja template, or the template itself"
 

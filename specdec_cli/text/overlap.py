@@ -17,7 +17,7 @@ PROBES = (
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """What two tokenizers share.
+    """The overlap of two vocabularies.
 
     Args:
         equal: every token has the same id in both and the probe texts are cut into the same tokens.

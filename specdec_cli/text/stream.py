@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """What feeding tokens gave.
+    """The result of feeding tokens.
 
     Args:
         text: text that can be shown: it begins no stop string and no later token changes it.

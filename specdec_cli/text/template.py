@@ -1,4 +1,4 @@
-"""What a chat template reads, from its syntax tree: a word that merely occurs in it is not read."""
+"""The names that a chat template reads, from its syntax tree. A name that merely occurs in the text does not count."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from specdec_cli.text.template import TemplateReads
 
 _TEMPLATE_ERRORS = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
-"""What a chat template raises over messages that it was not made for, beside jinja2's own errors."""
+"""Errors of chat templates over messages that they do not support, besides jinja2's own."""
 
 
 class Tokenizer:
@@ -155,7 +155,7 @@ class Tokenizer:
         return self._template(has_tools=False)
 
     def template_reads(self, has_tools: bool = False) -> TemplateReads:
-        """What the chat template of a conversation reads; nothing where there is none.
+        """The names that a conversation's chat template reads; none without a template.
 
         Args:
             has_tools: a conversation with tools may have a template of its own.
@@ -192,7 +192,7 @@ class Tokenizer:
         return str(getattr(self.hf, "name_or_path", "") or type(self.hf).__name__)
 
     def compare(self, other: Tokenizer) -> Overlap:
-        """What the two tokenizers share; a draft must have the target's (`Overlap.equal`)."""
+        """The overlap of the two tokenizers. A draft must have the target's (`Overlap.equal`)."""
         return overlap(
             (self.vocabulary, other.vocabulary),
             (self._special_tokens(), other._special_tokens()),

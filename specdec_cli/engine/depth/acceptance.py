@@ -1,4 +1,4 @@
-"""What drafters' guesses give: how many are made of those asked for, and accepted, by request and by drafter."""
+"""Estimates of how many of the requested tokens are drafted and accepted, by request and by drafter."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ class _Plan:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What exploring cost.
+    """The time that exploring cost.
 
     Attributes:
         seconds: of all steps seen.
@@ -140,7 +140,7 @@ class Adaptive:
 
     @property
     def account(self) -> Account:
-        """What exploring cost so far."""
+        """The time that exploring has cost so far."""
         self._learn()
         return Account(self._spent, self._explored, self._num_exploring)
 

@@ -1,4 +1,4 @@
-"""What steps cost, from the engine's own clocks: by rows, by how many of them draft with what, and by what was drafted.
+"""The costs of steps by the engine's own clocks: by rows, by how many of them draft, and by drafted tokens.
 
 It is drafted tokens that cost, not k: where a drafter finds nothing (n-grams), its search is all that is paid for.
 Costs need not be convex in them, so every number has a measurement of its own, but they do not fall, which tells apart
@@ -104,7 +104,7 @@ class Slope:
 
 @dataclass(frozen=True, slots=True)
 class Company:
-    """What a step's cost depends on beside k: how many rows, how many of them draft, with which drafters."""
+    """Everything that a step's cost depends on except k: rows, how many of them draft, and with which drafters."""
 
     num_rows: int
     num_drafting: int
@@ -153,7 +153,7 @@ class StepCosts:
         return sum(cost.num for cost in self._plain.values())
 
     def add(self, company: Company, k: int, steps: Sequence[Sample], numbers: range) -> None:
-        """What steps cost; where that is known already, they tell of the machine's pace first.
+        """Learn the costs of steps. If they are known already, the steps first tell the machine's current pace.
 
         Args:
             company: their rows.
@@ -297,7 +297,7 @@ class StepCosts:
 
 
 def _shared(drafted: float) -> float:
-    """What numbers of drafted tokens share a measurement: 0, a search that found nothing, is alone."""
+    """The numbers of drafted tokens that share a measurement. 0, a search without a find, is on its own."""
     return max(round(drafted / _STEP), 1) * _STEP if drafted else 0.0
 
 

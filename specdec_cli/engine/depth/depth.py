@@ -73,7 +73,7 @@ class DepthPolicy(Protocol):
         ...
 
     def observe(self, seconds: float, given: Mapping[int, tuple[int, int]]) -> None:
-        """What the step last chosen for took, and the tokens drafted and accepted of each sequence that goes on."""
+        """The time of the last step and, for each sequence that continues, its drafted and accepted tokens."""
         ...
 
     def forget(self, handle: int) -> None:

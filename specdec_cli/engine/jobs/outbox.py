@@ -1,4 +1,4 @@
-"""What the engine's thread has for the event loop: deltas, handed over together where steps are quick.
+"""Deltas from the engine's thread to the event loop, handed over together if steps are quick.
 
 A word to the event loop costs both threads a switch, so quick steps share one: `HAND_OVER_SECONDS`. What nobody reads
 before its end is kept until then.

@@ -1,4 +1,4 @@
-"""What a request on the engine's thread is: a job, its deltas, its record, and observers of all of them."""
+"""A request on the engine's thread: the job, its deltas, its record, and their observers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ StepCounts = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What one step gave one job; the last one has a finish reason.
+    """The result of one step for one job; the last one has a finish reason.
 
     Args:
         text: released text; may be empty while a character or a stop string is incomplete.

@@ -142,7 +142,7 @@ def _room_for(states: Tensor, num_slots: int) -> Tensor:
 
 @dataclass(eq=False)
 class BlockCache(Cache):  # type: ignore[misc]
-    """What a transformers model takes for its cache: it files new keys and values under the current layout.
+    """The cache object that a transformers model gets. It stores new keys and values by the current layout.
 
     Args:
         num_slots: tokens that each layer has room for.

@@ -18,7 +18,7 @@ _FLOAT32_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class CacheNeed:
-    """What one model's cache is for.
+    """The requirements of one model's cache.
 
     Args:
         name: of the model.

@@ -1,4 +1,4 @@
-"""What a cache holds of each sequence: blocks that follow its context, whole ones shared by contexts that begin alike.
+"""Cached contexts: the blocks of each sequence. Contexts with a common prefix share full blocks.
 
 A whole block is found again by its key, a hash of all tokens up to its end and of the sequence's salt. It is published
 once a context has grown past it, is never written while it can be found by others, and outlives its sequence in the
@@ -20,7 +20,7 @@ from specdec_cli.lm.door import Row
 
 @dataclass(slots=True)
 class Held:
-    """What the cache holds of one sequence.
+    """The cached context of one sequence.
 
     Args:
         tokens: whose keys and values are cached.

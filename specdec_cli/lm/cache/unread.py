@@ -44,7 +44,7 @@ class Unread:
         return min(self._read()) >= 0
 
     def stand_ins(self, row: int, num: int) -> list[int]:
-        """What stands for the first tokens of a row."""
+        """The placeholder for the first tokens of a row."""
         begin = _FIRST - row * self._most
         return list(range(begin, begin - num, -1))
 

@@ -1,4 +1,4 @@
-"""What a configuration is, and whether this engine decodes it: refused by name, before any weight is read.
+"""Whether this engine supports a configuration's architecture. Others are refused by name before weights are read.
 
 A configuration that passes can still fail the probe (`lm.forward`); what is refused here is known to fail, or would
 decode something else than the model says.
@@ -46,7 +46,7 @@ LAYERS = {
     "hybrid": _HYBRID,
     "hybrid_sliding": _HYBRID,
 }
-"""What a type of layer that this engine does not decode does, by its name in `layer_types`."""
+"""Reasons why layer types are not supported, by their name in `layer_types`."""
 TYPES = {
     "big_bird": "lays buffers of one text's length over all tokens of a forward",
     "bloom": "has ALiBi attention",
@@ -60,7 +60,7 @@ TYPES = {
     "reformer": "hashes its keys into buckets (LSH attention)",
     "xlm": "keeps a cache of its own",
 }
-"""What a family that this engine does not decode does, by its `model_type`."""
+"""Reasons why model families are not supported, by their `model_type`."""
 
 
 def check_architecture(name: str, config: Any, trust_remote_code: bool) -> None:
@@ -137,7 +137,7 @@ def _reasons(config: Any) -> Iterator[str]:
 
 
 def _not_causal(name: str, config: Any) -> UsageError:
-    """What a configuration is that transformers does not list among the causal LMs."""
+    """The error for a configuration that transformers does not list among the causal LMs."""
     kind = config.model_type
     text = config.get_text_config()
     hint = f"choose a causal LM ({FAMILIES})"

@@ -95,7 +95,7 @@ def _fetch(name: str, revision: str | None, trust_remote_code: bool, has_weights
 
 
 def _fetch_error(name: str, revision: str | None, error: Exception) -> RunError:
-    """What a failed download means to a person."""
+    """The error for a failed download."""
     match error:
         case GatedRepoError():
             return RunError(f"model `{name}` is gated", "accept its licence on the hub and log in with `hf auth login`")
@@ -112,7 +112,7 @@ def _fetch_error(name: str, revision: str | None, error: Exception) -> RunError:
 
 
 def hub_proxy_words() -> str:
-    """What a hint begins with where the hub is asked through a proxy."""
+    """The beginning of a hint if the hub is reached through a proxy."""
     proxy = None if constants.HF_HUB_OFFLINE else proxy_of(constants.ENDPOINT)
     return "" if proxy is None else f"the hub is asked through the {proxy}; "
 
@@ -201,7 +201,7 @@ def _broken_link(path: Path) -> RunError:
 
 
 def _no_weights(name: str, folder: Path) -> RunError:
-    """What a folder has in the place of the weights that transformers looks for."""
+    """Description of the files that a folder has instead of the weights that transformers looks for."""
     shards = sorted(path.name for path in folder.glob("*.safetensors"))
     broken = next((shard for shard in shards if not (folder / shard).exists()), None)
     if broken is not None:
@@ -280,7 +280,7 @@ def clear_errors(name: str) -> Iterator[None]:
 
 
 def remote_code_error(name: str, error: Exception) -> UsageError | None:
-    """What to say where a load stopped at a model's own Python code; None where it stopped at something else."""
+    """The error for a model that needs its own Python code; None if loading failed for another reason."""
     if "trust_remote_code" not in str(error):
         return None
     return UsageError(f"model `{name}` comes with Python code of its own", "read it, then pass --trust-remote-code")

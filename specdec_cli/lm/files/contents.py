@@ -1,4 +1,4 @@
-"""What a folder holds, where it is no checkpoint of a causal LM: an adapter, a draft head, another program's format.
+"""Recognizes folders that are not checkpoints of a causal LM: adapters, draft heads, formats of other programs.
 
 Each is refused by what it is, before its configuration or its tokenizer is read: they would be found missing or
 broken, which they are not.
@@ -98,7 +98,7 @@ def _raw_config(folder: Path) -> dict[str, Any]:
 
 
 def _other_kinds(folder: Path, config: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """What the folder is instead of a causal LM, with what to do; the most telling first."""
+    """What the folder is instead of a causal LM, each with a hint; the most specific first."""
     has_model = _has_weights(folder)
     if (folder / "model_index.json").is_file():
         yield "a diffusers pipeline (images or video)", "choose a language model"

@@ -46,7 +46,7 @@ def shape_folder(name: str) -> Path:
 
 
 def shape_changes(name: str) -> dict[str, int]:
-    """What a shape's name changes in its configuration: `?layers=N` keeps N layers.
+    """Changes to a shape's configuration by its name: `?layers=N` keeps N layers.
 
     Raises:
         UsageError: something else stands behind the question mark.

@@ -44,7 +44,7 @@ _HINT = "correct the file, or leave it unread with --generation-config none"
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What a checkpoint asks for.
+    """The settings that a checkpoint suggests.
 
     Args:
         sampling: fields of SamplingParams for requests that do not set them.

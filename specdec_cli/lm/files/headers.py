@@ -1,4 +1,4 @@
-"""What the headers of safetensors files say of their tensors: names, shapes, dtypes."""
+"""Tensors by the headers of safetensors files: names, shapes, dtypes."""
 
 from __future__ import annotations
 

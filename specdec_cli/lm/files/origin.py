@@ -62,7 +62,7 @@ def origin_of(lm: LM) -> Origin:
 
 
 def fingerprint(folder: Path, files: Iterable[str]) -> str:
-    """What tells checkpoints apart: 16 hexadecimal digits of a model folder's configuration and weights files."""
+    """Fingerprint of a checkpoint: 16 hexadecimal digits of a model folder's configuration and weight files."""
     digest = hashlib.sha256((folder / "config.json").read_bytes())
     for name in sorted(files):
         path = folder / name

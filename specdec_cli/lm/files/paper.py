@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 
 NEEDS_NUMBERS = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
-"""What a forward raises on paper where it branches on the numbers that it computes."""
+"""Errors of a forward pass on meta tensors that branches on the values it computes."""
 
 
 @contextmanager

@@ -145,7 +145,7 @@ def _quantizer(name: str, given: dict[str, Any], method: str | None) -> Any:
 
 
 def _shared_scale(given: dict[str, Any], method: str) -> str | None:
-    """What of a form's activations depends on the other rows of a batch, in words; None for nothing."""
+    """The part of a format's activations that depends on other rows of the batch, in words; None if none does."""
     if method == "bitsandbytes_8bit":
         return "outlier columns that are chosen for a whole batch"
     groups = given.get("config_groups") or {}

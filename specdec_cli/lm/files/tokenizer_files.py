@@ -14,7 +14,7 @@ TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer_confi
 
 
 def tokenizer_error(name: str, folder: Path, error: Exception) -> RunError:
-    """What a tokenizer lacks; transformers tries one package after another, and its error names the last."""
+    """The package that a tokenizer lacks. transformers tries several, and its error names the last one."""
     hint = "give a model folder that holds `tokenizer.json`"
     lone = next(iter(sorted(folder.glob("*.model"))), None)
     if lone is None or (folder / "tokenizer.json").is_file():

@@ -152,7 +152,7 @@ def _attend_by_hand(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """What the fused kernel cannot do: soft-capped scores and sinks; shapes as in `attend`, heads packed."""
+    """Attention without the fused kernel: soft-capped scores and sinks. Shapes as in `attend`, heads packed."""
     scores = torch.matmul(queries, keys.transpose(2, 3)) * (queries.shape[3] ** -0.5 if scaling is None else scaling)
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap

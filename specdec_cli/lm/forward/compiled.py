@@ -100,7 +100,7 @@ def _inductor_options() -> Collection[str]:
 
 
 def compile_error(name: str, error: Exception) -> RunError:
-    """What torch could not compile, in a sentence."""
+    """The error for something that torch could not compile."""
     return RunError(f"the forward of `{name}` does not compile: {first_line(error)}", _HINT)
 
 

@@ -21,7 +21,7 @@ from specdec_cli.lm.forward.attention import NAME, RowMasks, causal
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """What a model writes into its cache and how wide its logits are.
+    """The entries that a model writes into its cache, and the width of its logits.
 
     Args:
         kv_bytes_per_token: keys and values of one token in all layers that keep some.
@@ -72,7 +72,7 @@ class PackedForward:
         return logits.clone() if logits.is_inference() and not torch.is_inference_mode_enabled() else logits
 
     def _logits_to_keep(self, num_tokens: int, wanted: list[int]) -> tuple[int | Tensor, list[int] | None]:
-        """What transformers calls `logits_to_keep`, and which rows of its answer are wanted (None: the first ones)."""
+        """The `logits_to_keep` of transformers, and the rows of its result to use (None: the first ones)."""
         if not self._takes_numbers:
             return self._index(wanted or [num_tokens - 1]), None
         if not wanted:
@@ -119,7 +119,7 @@ class PackedForward:
 
 
 def _own_words(error: Exception) -> str:
-    """What an error says, or means, where it only names the block cache's classes."""
+    """The message of an error, or its meaning if it only names the block cache's classes."""
     said = first_line(error)
     if "LayerStore" in said:
         return "its attention reads keys and values itself"

@@ -50,7 +50,7 @@ class PackedLinear(nn.Module):
         return self.num_inputs * self.num_outputs
 
     def extra_repr(self) -> str:
-        """What `print(model)` shows."""
+        """The text that `print(model)` shows."""
         return f"{self.num_inputs}, {self.num_outputs}, bias={self.bias is not None}, {self.num_bytes} bytes"
 
 

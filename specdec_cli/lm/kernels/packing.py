@@ -174,7 +174,7 @@ class SharedProduct(nn.Module):
 
 
 class Part(nn.Module):
-    """What stands in a layer's place where its product is shared."""
+    """Replaces a layer that shares its matrix product."""
 
     def __init__(self, product: SharedProduct, place: int) -> None:
         super().__init__()

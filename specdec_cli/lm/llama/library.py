@@ -111,7 +111,7 @@ def cache_folder() -> Path:
 
 @functools.cache
 def processor() -> str:
-    """What tells this processor from others, its instructions among it."""
+    """Identity of this processor, including its instruction sets."""
     with suppress(OSError):
         found = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
         keys = ("vendor_id", "cpu family", "model", "model name", "stepping", "flags", "Features", "CPU part")
@@ -175,7 +175,7 @@ def _build(folder: Path, stem: str, source: str, command: Sequence[str], how_oft
 
 
 def _output_of(command: Sequence[str], given: bytes = b"", temporary: str | None = None) -> bytes:
-    """What a compiler writes to its standard output; its own temporary files go into a folder.
+    """The standard output of a compiler, with its temporary files in a folder.
 
     Raises:
         OSError: it has no room.

@@ -33,7 +33,7 @@ _LEAST = _PANELS[-1]
 
 
 def obstacle(model: Any, device: torch.device | None = None) -> str | None:
-    """What of a transformers model this decoder does not know; None when it can run it.
+    """The part of a transformers model that this decoder does not support; None if it can run the model.
 
     Args:
         model: a causal LM, on paper too.
@@ -61,7 +61,7 @@ def obstacle(model: Any, device: torch.device | None = None) -> str | None:
 
 
 def kept_as(kind: Kind, obstacle: str | None) -> Kind:
-    """What linear layers become in memory: bfloat16 is laid out anew for transformers' forward alone."""
+    """Memory of linear layers. Only transformers' forward pass changes the layout of bfloat16 weights."""
     return "plain" if obstacle is None and kind == "bf16" else kind
 
 

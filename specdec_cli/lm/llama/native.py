@@ -40,7 +40,7 @@ def missing() -> str | None:
 
 
 def remedy(obstacle: str | None) -> str | None:
-    """What helps where this is why our own decoder does not run; None where it is missing for another reason."""
+    """The hint if this keeps our own decoder from running; None if it is missing for another reason."""
     if obstacle is None or not _built.cache_info().currsize:  # nobody asked for it yet, and asking would build it
         return None
     found = _built()
@@ -113,7 +113,7 @@ def _short_spins(num: str) -> Iterator[None]:
 
 @functools.cache
 def _without_tiles() -> tuple[str, ...]:
-    """What keeps the decoder from tiles where the system does not grant them."""
+    """The variable that keeps the decoder from using tiles if the system does not grant them."""
     is_linux = sys.platform == "linux" and platform.machine() == "x86_64"
     is_granted = is_linux and ctypes.CDLL(None).syscall(_ARCH_PRCTL, _ASK, _TILES) == 0
     return () if is_granted else ("-U__AMX_TILE__",)

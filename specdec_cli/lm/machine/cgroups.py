@@ -30,7 +30,7 @@ class MemoryLimit:
 
     @property
     def free_bytes(self) -> int:
-        """What can still be taken."""
+        """Memory that is still available."""
         return max(self.limit_bytes - self.used_bytes, 0)
 
 

@@ -37,7 +37,7 @@ class DeviceMemory:
 
 
 def device_memory(device: torch.device) -> DeviceMemory:
-    """What there is of a device's memory now."""
+    """A device's memory at the moment."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return DeviceMemory(total, free)
@@ -75,7 +75,7 @@ def check_room(name: str, weight_bytes: int, what: str, device: torch.device, hi
 
 
 def _shell_limits() -> Iterator[MemoryLimit]:
-    """What `ulimit` and job schedulers set; Linux keeps to it, others accept it."""
+    """Limits that `ulimit` and job schedulers set. Linux enforces them; other systems only accept them."""
     if sys.platform != "linux":
         return
     import resource

@@ -94,7 +94,7 @@ class AuditedPair:
 
 @dataclass(slots=True)
 class AuditResult:
-    """What was checked and what was found.
+    """The checks of an audit and their results.
 
     Args:
         plan: what was asked for.

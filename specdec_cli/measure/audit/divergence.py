@@ -41,7 +41,7 @@ def tolerance_of(dtype: str, logits: Tensor) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Recheck:
-    """What the target loaded in float32 says at the same context."""
+    """The float32 target's logits at the same context."""
 
     prefers: int
     top2_gap: float
@@ -120,7 +120,7 @@ class DivergenceJudge:
         *,
         gumbel: bool,
     ) -> Mismatch | None:
-        """What differs between two outputs of one request, or None when nothing does.
+        """The first difference between two outputs of one request, or None if they are equal.
 
         Args:
             row: the prompt's place.
@@ -152,7 +152,7 @@ class DivergenceJudge:
     def _scores(
         self, lm: LM, context: list[int], num_prompt: int, params: SamplingParams, gumbel: bool, dtype: str
     ) -> tuple[Tensor, float]:
-        """What the choice is the argmax of, [V] in the units of logits, and the tolerance in the same units."""
+        """The scores [V] whose argmax is the choice, and their tolerance, both in units of logits."""
         logits = lm.score([Row(_HANDLE, context, 1)])
         lm.release(_HANDLE)
         num_tokens = self.engine.num_tokens

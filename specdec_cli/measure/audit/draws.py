@@ -186,7 +186,7 @@ def check(configuration: str, draws: Draws, joint: Mapping[tuple[int, ...], floa
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is drawn from a pair, and the exact answer."""
+    """Samples from a pair, and the exact distribution."""
 
     prompt: list[int]
     params: SamplingParams

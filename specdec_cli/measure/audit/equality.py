@@ -31,7 +31,7 @@ class Configuration:
 
 @dataclass(slots=True)
 class Compared:
-    """What was compared, and where it differed.
+    """The comparisons, and the differences found.
 
     Args:
         num_prompts: rows that were decoded.

@@ -37,7 +37,7 @@ class Arm(Protocol):
 
     @property
     def name(self) -> str:
-        """What a person calls it."""
+        """The name shown in reports."""
         ...
 
     def decode(self, group: Group, repeat: int, stopped: Callable[[], bool]) -> Pass | None:

@@ -84,7 +84,7 @@ def _drafts(comparison: Comparison) -> list[Contender]:
 
 
 def _evidence(comparison: Comparison, one: Contender) -> Evidence | None:
-    """What is known of a draft at its best k; its costs were taken before, so a prediction only has to agree."""
+    """The evidence for a draft at its best k. Its costs were measured beforehand, so a prediction only has to agree."""
     measured, k = comparison.speedup(one), comparison.best_k(one)
     rows = [] if one.prediction is None else [row for row in one.prediction.rows if row.k == k]
     return None if measured is None else Evidence(measured, rows[0].median_speedup if rows else None, math.inf)

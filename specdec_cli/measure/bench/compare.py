@@ -264,7 +264,7 @@ class Comparison:
         return max(speeds, key=lambda k: (-1.0 if (s := speeds[k]) is None else float(np.median(s[0] / s[1])), -k))
 
     def track(self, contender: Contender) -> Track:
-        """What a draft's best k gave."""
+        """The result of a draft at its best k."""
         return contender.tracks[self.best_k(contender)]
 
     def ranking(self) -> list[Contender]:

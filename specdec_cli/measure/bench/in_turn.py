@@ -54,7 +54,7 @@ class InTurn:
         self._take("after the last turn", max(1, ENOUGH - self.num_rounds))
 
     def costs(self, beforehand: Costs) -> Costs:
-        """What was found in turn, with the profile taken beforehand where that is too little."""
+        """Costs measured between the passes, or from the profile taken beforehand if there are too few."""
         if not self.profiles:
             return beforehand
         is_enough = self.num_rounds >= ENOUGH

@@ -124,7 +124,7 @@ class Journal:
 
 
 def workload_digest(requests: Sequence[Request]) -> str:
-    """What tells workloads apart: tokens and sampling parameters."""
+    """Fingerprint of a workload: tokens and sampling parameters."""
     said = [[request.token_ids, asdict(request.params)] for request in requests]
     return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()[:16]
 

@@ -1,4 +1,4 @@
-"""What an arm of a benchmark gave: passes over groups of prompts, their seconds, counts and tokens."""
+"""Passes of a benchmark's arms over groups of prompts: their seconds, counts and tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sweep recommends at one batch size, and why: to speculate at some k, not to, or that it is not known yet."""
+"""The recommendation of a sweep at one batch size, with its reason: a k, no draft, or inconclusive."""
 
 from __future__ import annotations
 

@@ -234,7 +234,7 @@ class Sweep:
         return all(ratio is not None and ratio.is_above(1 - INDIFFERENT) for ratio in ratios)
 
     def measured(self) -> dict[int, Measured]:
-        """What was measured by now, by k."""
+        """The measurements so far, by k."""
         if self.bench is None:
             return {}
         found = {}
@@ -266,7 +266,7 @@ class Sweep:
         return Conditions.of(self.load, [] if self.bench is None else self.bench.passes)
 
     def _evidence(self, one: Measured) -> Evidence:
-        """What is known of a measured k; predictions of a batch are approximate by more than their intervals."""
+        """The evidence for a measured k. Predictions for a batch are less certain than their intervals."""
         predicted = None if self.prediction is None else self.prediction.rows[one.k - 1].speedup
         return Evidence(one.speedup, predicted, TRUSTED if self.batch_size == 1 else math.inf)
 

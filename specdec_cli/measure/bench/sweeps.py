@@ -50,7 +50,7 @@ class Sweeps:
         return {one.batch_size: one.recommended().k for one in self.known()}
 
     def table(self) -> Replay | None:
-        """What the recommended table of k would accept, up to the largest batch; None for one size, or untraced."""
+        """Predicted acceptance with the recommended table of k, up to the largest batch; None for one size."""
         known = self.k_by_batch()
         if self.traced is None or len(known) < 2:
             return None
@@ -69,7 +69,7 @@ class Sweeps:
         return found
 
     def notices(self) -> list[str]:
-        """What the trace, the profiles and the passes noted, each sentence once."""
+        """The notes of the trace, the profiles and the passes, each once."""
         found = [] if self.traced is None else [*self.traced.trace.notices]
         found += [one.costs.warning for one in self.by_size if one.prediction is not None and one.costs.warning]
         found += [text for one in self.by_size if one.bench is not None for text in one.bench.notices]

@@ -1,4 +1,4 @@
-"""What a benchmark found, in sentences: faster or not, how sure that is, and why speculation was slower."""
+"""The verdict of a benchmark in sentences: faster or not, how sure, and why speculation was slower."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def measure_roofline(bench: Bench) -> dict[str, Any] | None:
 
 
 def sentences(bench: Bench, busy: str | None = None) -> list[str]:
-    """What was found; advice only where it is sure.
+    """The findings, with advice only if it is certain.
 
     Args:
         bench: after its run.

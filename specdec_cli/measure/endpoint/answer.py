@@ -12,7 +12,7 @@ _BROKEN_OFF = ("error", "abort", "aborted", "cancelled", "canceled")
 
 @dataclass(frozen=True, slots=True)
 class AnswerCounts:
-    """What an answer says of its own speculation.
+    """The speculation counts in an answer.
 
     Args:
         num_draft_tokens: drafted.
@@ -27,7 +27,7 @@ class AnswerCounts:
 
 @dataclass(slots=True)
 class Answer:
-    """What came of one request, in seconds since it was sent.
+    """The outcome of one request, in seconds since it was sent.
 
     Args:
         sent: the clock's reading then.

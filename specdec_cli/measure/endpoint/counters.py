@@ -1,4 +1,4 @@
-"""What a server counts about speculation: its Prometheus page before and after a run, and the difference.
+"""A server's counters of speculation: its Prometheus page before and after a run, and the difference.
 
 Names that are known, each as its engine's source spells it (a trailing `_total` apart):
 
@@ -62,7 +62,7 @@ class MetricsPage:
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """What a run added to a server's counters.
+    """The increase of a server's counters during a run.
 
     Args:
         page: the server's metrics after the run; None where it has none that are known.

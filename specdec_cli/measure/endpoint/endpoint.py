@@ -113,7 +113,7 @@ class Endpoint:
         return named or offered[0]
 
     async def text(self, path: str) -> str | None:
-        """What stands at a path below the root; None where there is nothing."""
+        """The resource at a path below the root; None if there is none."""
         import httpx2
 
         try:
@@ -123,7 +123,7 @@ class Endpoint:
         return response.text if response.status_code == 200 else None
 
     async def version(self) -> str | None:
-        """What `/version` says, as vLLM and specdec have it; None elsewhere."""
+        """The version from `/version`, as in vLLM and specdec; None for other servers."""
         text = await self.text("/version")
         try:
             said = json.loads(text or "null")
@@ -266,7 +266,7 @@ class Endpoint:
 
 
 def _transport(proxy: Proxy | None, num_connections: int) -> AsyncHTTPTransport:
-    """What carries the requests. Connections are kept: between two requests at a low rate, too."""
+    """The HTTP client. Connections are kept open, even between rare requests."""
     import httpx2
 
     limits = httpx2.Limits(

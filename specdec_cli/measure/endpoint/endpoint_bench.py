@@ -239,7 +239,7 @@ class EndpointBench:
 
 
 def _values(visit: Visit, answer: Answer, figure: Figure) -> list[float]:
-    """What one answer adds to a figure."""
+    """The value that one answer adds to a figure."""
     if figure == "itl_s":
         return answer.gaps_s
     one = {

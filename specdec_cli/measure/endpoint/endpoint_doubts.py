@@ -1,4 +1,4 @@
-"""What the answers themselves contradict: sentences about figures that are not what they seem to be."""
+"""Notices about figures that the answers contradict."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def _came_at_once(answer: Answer) -> bool:
 
 
 def _client(bench: EndpointBench, answered: Sequence[tuple[Visit, Answer]]) -> list[str]:
-    """What this client adds to the figures."""
+    """Notices about this client's effect on the figures."""
     found, sender, plan = [], bench.sender, bench.plan
     share = sender.cpu_seconds / sender.seconds if sender.seconds else 0.0
     if share > _BUSY_SHARE and sender.most_open > 1:

@@ -1,4 +1,4 @@
-"""What went wrong between this client and a server, in a sentence with the server's words and the proxy's name."""
+"""Errors between this client and a server, each a sentence with the server's words and the proxy's name."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Reporter:
 
 
 def system_words(error: BaseException | None) -> str | None:
-    """What the operating system said, `connection refused` for example, below the libraries' own words."""
+    """The operating system's error below the libraries' own, for example `connection refused`."""
     while error is not None:
         if isinstance(error, ssl.SSLError):
             reason = getattr(error, "reason", None) or "it failed"

@@ -92,7 +92,7 @@ def request_body(
     extra: Mapping[str, Any] | None = None,
     max_tokens_field: MaxTokensField = "max_tokens",
 ) -> dict[str, Any]:
-    """What is sent for one prompt; its own length and seed go before the run's."""
+    """The request body for one prompt. Its own length and seed override the run's."""
     own = {max_tokens_field: row.max_new_tokens, "seed": row.seed}
     asked = {"messages": row.chat()} if chat else {"prompt": row.prompt}
     stream = {"stream": True, "stream_options": {"include_usage": True}}

@@ -25,12 +25,12 @@ NOT_CLAIMED = (
     "prompts that are recomputed after a sequence lost its cache",
     "bit-for-bit equality in float32 and on a GPU: there tokens are promised, and `specdec audit` shows them",
 )
-"""What bit-for-bit exactness is not claimed for until it is tested on the machine at hand."""
+"""The cases without a promise of bit-for-bit exactness until they are tested on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What the doctor found.
+    """The findings of doctor.
 
     Args:
         machine: versions, devices, load.

@@ -26,7 +26,7 @@ _SWITCH_SECONDS = 5e-4  # what an involuntary switch costs at least, measured; q
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What this process used up to a moment.
+    """Resource usage of this process up to a moment.
 
     Args:
         wall_seconds: on the clock.
@@ -60,7 +60,7 @@ class Usage:
 
 
 def look_at_usage() -> Usage:
-    """What this process used up to now."""
+    """Resource usage of this process until now."""
     switches = None if resource is None else resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
     return Usage(perf_counter(), time.process_time(), _waited_seconds(), switches)
 

@@ -60,7 +60,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What this machine is.
+    """A description of this machine.
 
     Args:
         versions: package to version; None where it is not installed.

@@ -1,4 +1,4 @@
-"""What a pair takes of each device: weights, logits, and the KV caches that the engine would plan there."""
+"""Memory of a pair on each device: weights, logits, and the KV caches that the engine would plan."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What a model takes of a device, in bytes.
+    """Memory of a model on a device, in bytes.
 
     Args:
         device: where it would run.
@@ -47,7 +47,7 @@ class Memory:
 def pair_memory(
     models: Mapping[str, ModelFacts], places: Mapping[str, Device], recipe: Recipe, max_context: int
 ) -> dict[str, Memory]:
-    """What each model takes, without a plan for its cache.
+    """Memory of each model, without a plan for its cache.
 
     Args:
         models: by role.

@@ -1,4 +1,4 @@
-"""What a pair can give at best, from its sizes alone: nothing is loaded, and no machine is asked.
+"""The best possible speed-up of a pair by its sizes alone. Nothing is loaded or measured.
 
 Decoding one sequence at a short context is bound by memory: a forward costs the weights that it reads, for k+1 rows as
 for one. A draft's token then costs c plain steps, c the draft's bytes over the target's, and the speed-up is
@@ -25,7 +25,7 @@ _CLAIMED = ("speedup.decode", "speedup.latency")
 
 @dataclass(frozen=True, slots=True)
 class Implied:
-    """What a speed-up asks of the draft.
+    """The acceptance that a speed-up requires.
 
     Args:
         speedup: the speed-up.
@@ -94,6 +94,6 @@ def outlook(target: ModelFacts, draft: ModelFacts, recipe: Recipe) -> Outlook | 
 
 
 def _implied(speedup: float, step: float, k: int) -> Implied:
-    """What a speed-up takes where a step costs `step` plain ones."""
+    """The acceptance for a speed-up if a step costs `step` plain ones."""
     length = speedup * step
     return Implied(speedup, length, solve_alpha(length, k) if length <= k + 1 else None)

@@ -57,7 +57,7 @@ class TokenizerFacts:
 
 @dataclass(slots=True)
 class Preflight:
-    """What is known of a pair.
+    """Facts about a pair.
 
     Args:
         target: None where it could not be described.
@@ -165,7 +165,7 @@ def _as_problem(error: SpecdecError) -> Finding:
 
 
 def _read_generation(found: Preflight, recipe: Recipe, trust_remote_code: bool) -> None:
-    """What the target's generation configuration asks for, its end tokens before the configuration's."""
+    """The target's generation configuration, its end tokens before those of the model's configuration."""
     target = found.target
     if target is None or target.load_format == "dummy":
         return

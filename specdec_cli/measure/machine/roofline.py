@@ -19,7 +19,7 @@ _SECONDS = 0.4
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """What the machine reached.
+    """The fraction of the roofline that was reached.
 
     Args:
         bytes_per_second: reading `num_bytes` again and again.

@@ -1,4 +1,4 @@
-"""What the parts of a step cost, as a profile found it: medians, and the rounds that they are of."""
+"""A cost profile: medians of the parts of a step, and the rounds they come from."""
 
 from __future__ import annotations
 

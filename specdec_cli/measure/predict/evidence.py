@@ -43,7 +43,7 @@ class Recommendation:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What is known of one speed-up.
+    """The evidence for one speed-up.
 
     Args:
         measured: over plain decoding; None where it was not.
@@ -111,7 +111,7 @@ def side(speedup: Interval | None) -> bool | None:
 
 
 def needs(evidence: Evidence, busy: str | None, batch_size: int = 1) -> tuple[str, ...]:
-    """What would settle an open question.
+    """The measures that would settle an open question.
 
     Args:
         evidence: on the best of what was compared.

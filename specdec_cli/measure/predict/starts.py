@@ -149,7 +149,7 @@ class Starts:
         return np.arange(self.contexts.shape[1]) < self.lengths[:, None]
 
     def steps(self, k: int) -> Steps:
-        """What a step with k does at every start."""
+        """The outcome of a step with k at every start."""
         asked = np.minimum(self.room, k)
         if self.survival is not None:
             drafted, survival = asked, self.survival[..., : k + 1].copy()

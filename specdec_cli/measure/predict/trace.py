@@ -267,7 +267,7 @@ def load(path: Path) -> Trace:
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:
-    """What tells tokenizers apart: the vocabulary's size, the end tokens, and how a mixed text is cut."""
+    """Fingerprint of a tokenizer: vocabulary size, end tokens, and the tokens of a mixed text."""
     said = [tokenizer.num_tokens, list(tokenizer.eos_token_ids), tokenizer.encode(_PROBE, add_special_tokens=False)]
     return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
 

@@ -43,12 +43,12 @@ class Traced:
         return replace(made, rows=rows, recommended=choose(rows))
 
     def table(self, k_by_batch: Mapping[int, int], max_num_seqs: int) -> Replay:
-        """What a table of k would accept, prompts coming one after another, up to `max_num_seqs` together."""
+        """Predicted acceptance of a table of k for prompts that arrive in turn, up to `max_num_seqs` at a time."""
         return replay_table(self.trace, self.draft, self.verify, k_by_batch, max_num_seqs)
 
 
 def draft_name(recipe: Recipe) -> str:
-    """What a draft is called in a trace: its model, or its method with its options."""
+    """The name of a draft in a trace: its model, or its method with its options."""
     fields = recipe.draft_fields()
     if "model" in fields:
         return str(fields["model"])

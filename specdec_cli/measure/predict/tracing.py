@@ -102,7 +102,7 @@ def _add(driver: Driver, request: Request) -> int:
 
 
 def trace_draft(trace: Trace, drafter: Drafter, k_max: int, watch: Watch | None = None) -> DraftTrace:
-    """What a draft says along the trace's text.
+    """A draft's predictions along the trace's text.
 
     Args:
         trace: the target's.

@@ -120,7 +120,7 @@ def text_of(value: Any, where: str, what: str = "the prompt") -> str:
 
 
 def kind_of(value: object) -> str:
-    """What a value is, in words."""
+    """The type of a value, in words."""
     if isinstance(value, dict):
         is_picture = {"bytes", "path"} <= value.keys()
         return "an image or audio file" if is_picture else "an object"

@@ -216,7 +216,7 @@ class _Reader:
             )
 
     def _notices(self) -> Iterable[str]:
-        """What was left out, in sentences."""
+        """Sentences about the rows that were left out."""
         if self.skipped:
             num = "1 row" if len(self.skipped) == 1 else f"{len(self.skipped)} rows"
             yield f"{num} without a prompt left out, the first is {self.skipped[0]}"

@@ -1,4 +1,4 @@
-"""What a row asks for beside its prompt: a name, a length, a seed."""
+"""Fields of a row besides its prompt: a name, a length, a seed."""
 
 from __future__ import annotations
 

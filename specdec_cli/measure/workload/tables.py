@@ -251,7 +251,7 @@ def _csv(text: str, what: str, is_tsv: bool) -> Iterator[Mapping[str, Any]]:
 
 
 def _delimiter(text: str, is_tsv: bool) -> str:
-    """What separates the cells of the first line that has any: a comma, semicolon, tab or bar."""
+    """The separator of the first line that has one: a comma, semicolon, tab or bar."""
     line = next((line for line in text.replace("\r", "\n").split("\n") if line.strip()), "")
     if is_tsv and "\t" in line:
         return "\t"

@@ -129,7 +129,7 @@ class Round:
 
     @property
     def requests(self) -> list[Request]:
-        """What is decoded now."""
+        """The conversations in their current turn."""
         return [request for _, request in self._now]
 
     def advance(self, arm: Arm) -> list[int]:

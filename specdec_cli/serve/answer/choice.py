@@ -65,14 +65,14 @@ class Choice:
             self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
 
     def text(self, delta: Delta) -> str:
-        """What a delta adds to the text: the echo first, the stop string last if it is asked for."""
+        """The text that a delta adds: the echo first, the stop string last if requested."""
         text, self._echoed = (self._echoed or "") + delta.text, None
         if delta.finish_reason is not None and self._plan.include_stop:
             text += self._stop_text(delta.stop_reason)
         return text
 
     def deltas(self, delta: Delta) -> list[dict[str, Any]]:
-        """What a delta adds to a chat's message, as OpenAI's `delta` objects."""
+        """OpenAI's `delta` objects for what a delta adds to a chat message."""
         text, found = self.text(delta), []
         if self._thoughts is not None:
             thought, text = self._split(text, is_last=delta.finish_reason is not None)

@@ -22,7 +22,7 @@ MAX_HEAD_BYTES = 64 * 2**10
 
 
 class _Part(enum.Enum):
-    """What of a request is being received."""
+    """The part of a request that is being received."""
 
     NOTHING = enum.auto()
     HEAD = enum.auto()

@@ -1,4 +1,4 @@
-"""What every route needs at hand: the models, the settings, a small pool, and the way from a request to an answer."""
+"""The objects that every route needs: models, settings, a small pool, and the path from a request to an answer."""
 
 from __future__ import annotations
 

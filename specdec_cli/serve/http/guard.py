@@ -1,4 +1,4 @@
-"""What stands before every route, as plain ASGI: request ids, the log line, hosts, keys, the size of a body."""
+"""ASGI middleware of every route: request ids, the log line, hosts, keys, the size of a body."""
 
 from __future__ import annotations
 

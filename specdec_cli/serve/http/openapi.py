@@ -42,14 +42,14 @@ _BODIES: dict[str, type[Body]] = {}
 
 
 def body_of(kind: type[Body]) -> dict[str, Any]:
-    """What a route says of its body."""
+    """A route's request body in OpenAPI."""
     _BODIES[kind.__name__] = kind
     schema = {"$ref": _REF.format(model=kind.__name__)}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 def responses(*statuses: int, takes_body: bool = False, generates: bool = False) -> dict[int | str, dict[str, Any]]:
-    """What a route says of its answers.
+    """A route's responses in OpenAPI.
 
     Args:
         statuses: of errors beside those that follow.

@@ -15,7 +15,7 @@ _TRY_TOKENS = 64
 
 
 def ready_lines(models: Models, url: str, key_variable: str | None) -> Iterator[str]:
-    """What a person needs to know once the server takes requests.
+    """The lines that a user needs once the server accepts requests.
 
     Args:
         models: what is served.

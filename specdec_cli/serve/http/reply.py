@@ -111,7 +111,7 @@ class Reply(Response):
         first: asyncio.Future[list[Placed] | None],
         batches: AsyncIterator[list[Placed]],
     ) -> None:
-        """What is here at a time goes in one write."""
+        """Write all parts that are ready at once."""
         parts: list[bytes] = []
         try:
             parts += map(self._answer.event, self._answer.opening())
@@ -140,7 +140,7 @@ class Reply(Response):
         return any(job.prompt_logprobs is not None or job.params.logprobs is not None for job in jobs)
 
     async def _aside(self, write: Callable[[], Written], is_long: bool) -> Written:
-        """What is written; words for many log-probabilities take a while: not on the event loop."""
+        """The text to write. Formatting many log-probabilities takes a while, so it does not run on the event loop."""
         return await asyncio.to_thread(write) if is_long else write()
 
     async def _begin(self, send: Send) -> None:

@@ -54,7 +54,7 @@ _OF_TYPE: Mapping[str, tuple[Kind, tuple[str, ...]]] = {
     "ebnf": ("grammar", ("ebnf", "value")),
     "text": ("grammar", ()),
 }
-"""What each type of a response format is, and the fields that may say it."""
+"""The kind of constraint of each response format, and the fields that may hold it."""
 _EMPTY_IS_NONE = ("grammar", "grammar_string", "ebnf", "json_schema")
 """Texts whose empty value is the default of the servers that they come from."""
 _UNREAD = {
@@ -181,7 +181,7 @@ def _of_format(asked: ResponseFormat, where: str) -> Iterator[Constraint]:
 
 
 def _sources(asked: ResponseFormat, where: str) -> Iterator[tuple[str, Any]]:
-    """What a response format says, by the place where it stands."""
+    """The constraints of a response format, by the field that holds them."""
     if asked.json_schema is not None:
         _check_known(asked.json_schema, f"{where}.json_schema")
         yield "json_schema.schema", asked.json_schema.schema_

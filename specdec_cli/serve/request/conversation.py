@@ -25,7 +25,7 @@ _REASONING = ("reasoning_content", "reasoning", "thinking")
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What a chat template is given.
+    """The variables passed to a chat template.
 
     Args:
         messages: the turns, oldest first.
@@ -146,7 +146,7 @@ def _turns(message: Message, where: str, reads: TemplateReads, writer: CallWrite
 
 
 def _reasoning(message: Message, where: str, reads: TemplateReads) -> dict[str, str]:
-    """What the assistant thought, under the names that the template reads."""
+    """The assistant's reasoning, under the names that the template reads."""
     field = "reasoning" if message.reasoning_content is None else "reasoning_content"
     thought = message.reasoning_content or message.reasoning
     if not thought:

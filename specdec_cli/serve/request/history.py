@@ -121,7 +121,7 @@ def _object(text: str) -> dict[str, Any] | None:
 
 
 def _members(text: str) -> dict[str, Any]:
-    """What can be read of an object that was cut; any other text under the name `arguments`."""
+    """The readable part of a truncated object; any other text under the name `arguments`."""
     try:
         found = from_json(text, allow_partial="trailing-strings")
     except ValueError:

@@ -29,7 +29,7 @@ _MAX_BIAS = 100
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What absent sampling fields of a request take.
+    """Defaults of a request's sampling fields.
 
     Args:
         params: their values; temperature 1 where nobody named one, as OpenAI has it.
@@ -47,7 +47,7 @@ class Defaults:
         return Defaults(replace(self.params, **taken), self.named | set(taken), self.is_greedy)
 
     def taken(self, generation: Generation) -> dict[str, Any]:
-        """What of a checkpoint's wishes holds: nothing that was set for this server, nothing that contradicts that."""
+        """The checkpoint's settings that apply: those that neither repeat nor contradict the server's own."""
         kept = set(self.named) | ({"temperature"} if self.is_greedy else set())
         if self.params.min_tokens > generation.sampling.get("max_new_tokens", 2**31):
             kept.add("max_new_tokens")

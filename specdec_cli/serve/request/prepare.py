@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from specdec_cli.text.tokenizer import Tokenizer
 
 COMPLETION_TOKENS = 16
-"""What OpenAI and vLLM emit for a completion without `max_tokens`."""
+"""Tokens that OpenAI and vLLM generate for a completion without `max_tokens`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a request is prepared against: one served model.
+    """The served model for which a request is prepared.
 
     Args:
         tokenizer: of the target; None takes token ids only.

@@ -112,7 +112,7 @@ class ThoughtReader:
         return thought, said
 
     def finish(self) -> tuple[str, str]:
-        """What was held back, when no text follows; call once."""
+        """The text that was held back, once no more follows. Call it once."""
         left, self._held = self._held, ""
         return (left, "") if self.phase == "thinking" else ("", left)
 

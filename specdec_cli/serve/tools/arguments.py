@@ -108,7 +108,7 @@ def _resolve(reference: str, root: Mapping[str, Any]) -> Any:
 
 
 def _readings(text: str) -> list[tuple[str, str]]:
-    """What a text may stand for beside a string, as type and JSON, best first."""
+    """Readings of a text other than as a string, as type and JSON, best first."""
     found = []
     try:
         value = json.loads(text, parse_constant=_refuse)

@@ -93,7 +93,7 @@ class Calls:
         self.end_text(next_char)
 
     def end_text(self, next_char: str | None = None) -> None:
-        """What was read up to here belongs to calls, but for a character that was read already."""
+        """The text up to here belongs to calls, except for one character that was read ahead."""
         self.is_open = False
         if self.raw is not None:
             self.raw[:] = next_char or ""

@@ -94,7 +94,7 @@ def _match(patterns: Mapping[Format, str], text: str, name: str, at_begin: bool 
 
 
 def _turn(tokenizer: Tokenizer, written: str) -> str:
-    """What the assistant says in a written conversation, without the head of its turn; empty where that is unclear."""
+    """The assistant's text in a rendered conversation, without the head of its turn; empty if unclear."""
     plain = written_text(tokenizer)
     if plain is None or SAID not in plain:
         return ""

@@ -28,7 +28,7 @@ MARKS: Mapping[str, tuple[str, str]] = {
     "jamba": ("<tool_calls>", "</tool_calls>"),
     "phi4_mini_json": ("functools", ""),
 }
-"""What stands before and after an object, or a list of objects."""
+"""The text before and after an object, or a list of objects."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ Reading = Generator[None, str | None, str]
 
 
 class NoCallError(Exception):
-    """What is being read is no tool call."""
+    """The text is not a tool call."""
 
 
 def expect(wanted: str, char: str | None) -> None:

@@ -15,7 +15,7 @@ CALLED = "probe_called"
 CALL_ID = "000000000"
 """Its id, which a template may write in place of the name."""
 SAID = "§probe§"
-"""What the assistant says in a turn without a call."""
+"""The assistant's text in a turn without a call."""
 _TOOL = {
     "type": "function",
     "function": {

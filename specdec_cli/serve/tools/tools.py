@@ -41,7 +41,7 @@ PYTHON_MARKS: Mapping[str, str] = {
     "<|tool_call_start|>": "<|tool_call_end|>",
     "<|python_tag|>": "",
 }
-"""What stands before and after bracketed Python calls."""
+"""The text before and after bracketed Python calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class ToolParser:
         return self._drain()
 
     def finish(self) -> list[ToolDelta]:
-        """What was held back, when no text follows; call once."""
+        """The text that was held back, once no more follows. Call it once."""
         self._has_ended = True
         with suppress(StopIteration):
             self._run.send(None)

@@ -1,4 +1,4 @@
-"""What the server counts: as Prometheus text under vLLM's names, and as plain values for the terminal's table.
+"""The server's counters: as Prometheus text under vLLM's names, and as plain values for the terminal's table.
 
 The engine's thread adds to plain numbers; nothing is formatted until somebody asks.
 """
