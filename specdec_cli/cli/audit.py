@@ -148,7 +148,7 @@ def audit(
 
 @dataclass(frozen=True, slots=True)
 class _AuditOptions:
-    """What the command's own options ask for."""
+    """The command's own options."""
 
     mode: str | None
     prompt_file: str | None

@@ -143,7 +143,7 @@ def bench(
 
 @dataclass(frozen=True, slots=True)
 class _BenchOptions(MeasurementOptions):
-    """What the command's own options ask for beside."""
+    """The command's further options."""
 
     peers: tuple[str, ...]
     lossless_check: bool
@@ -160,7 +160,7 @@ def _check(recipe: Recipe, batch_size: int, shared: Shared) -> None:
 
 
 def _show_plan(resolved: Resolved, wish: _BenchOptions, shared: Shared) -> None:
-    """What would run, and where every value came from."""
+    """Show what would run, and where each value comes from."""
     num = num_at_hand(resolved.recipe.workload)
     arms = ["with the draft", "without a draft", *wish.peers]
     body: dict[str, Any] = {

@@ -102,7 +102,7 @@ def compare_drafts(
 
 @dataclass(frozen=True, slots=True)
 class _CompareOptions(MeasurementOptions):
-    """What the command's own options ask for beside."""
+    """The command's further options."""
 
     k_max: int
     exhaustive: bool
@@ -156,7 +156,7 @@ def _drafts(resolved: Sequence[Resolved]) -> list[dict[str, Any]]:
 
 
 def _show_plan(resolved: Sequence[Resolved], names: Sequence[str], wish: _CompareOptions, shared: Shared) -> None:
-    """What would run, and where every value came from."""
+    """Show what would run, and where each value comes from."""
     workload = resolved[0].recipe.workload
     num = num_at_hand(workload)
     body: dict[str, Any] = {

@@ -140,7 +140,7 @@ def _show_plan(resolved: Resolved, rows: Sequence[PromptRow], shared: Shared) ->
 
 @dataclass(frozen=True, slots=True)
 class _GenerateOptions:
-    """What the command's own options ask for."""
+    """The command's own options."""
 
     chat: bool
     system: str | None

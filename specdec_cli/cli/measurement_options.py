@@ -93,7 +93,7 @@ Junit = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class MeasurementOptions:
-    """What the options of every measuring command ask for.
+    """The options that all measuring commands have.
 
     Args:
         repeats: how often every arm decodes every prompt.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class GrammarSource:
-    """What an output must match, not compiled yet.
+    """A constraint on the output, not compiled yet.
 
     Args:
         kind: of grammar, as compile_grammar takes it.
@@ -38,7 +38,7 @@ class GrammarSource:
 
 
 def wanted(section: Structured) -> GrammarSource | None:
-    """What a recipe asks for, its file read; None for any text.
+    """The recipe's constraint, read from its file if it names one; None without a constraint.
 
     Raises:
         UsageError: a file that cannot be read, or llguidance is not installed.

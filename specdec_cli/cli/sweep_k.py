@@ -133,7 +133,7 @@ def sweep_k(
 
 @dataclass(frozen=True, slots=True)
 class _SweepOptions(MeasurementOptions):
-    """What the command's own options ask for beside."""
+    """The command's further options."""
 
     k_max: int
     exhaustive: bool
@@ -178,7 +178,7 @@ def _unknowable(recipe: Recipe, wish: _SweepOptions) -> str | None:
 
 
 def _show_plan(resolved: Resolved, wish: _SweepOptions, shared: Shared) -> None:
-    """What would run, and where every value came from."""
+    """Show what would run, and where each value comes from."""
     num = num_at_hand(resolved.recipe.workload)
     body: dict[str, Any] = {
         "origins": resolved.origins,

@@ -46,7 +46,7 @@ class Drafter:
         self._num_tokens = resources.num_tokens
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Guesses]:
-        """What followed the longest n-gram seen before; where it runs past the end, it goes on in the guess itself."""
+        """Tokens after the last occurrence of the longest n-gram; past the end of the text, its own guess continues."""
         return [Guesses(Drafted.chain(self._guess(row))) for row in rows]
 
     def _guess(self, row: DraftRow) -> list[int]:

@@ -284,7 +284,7 @@ def engine_options(recipe: Recipe) -> EngineOptions:
 
 
 def given_cache_bytes(engine: EngineSection) -> KVCacheBytes:
-    """What a recipe says of the KV cache's memory; a share can only be computed once the weights are loaded."""
+    """The recipe's KV cache memory. A share can only be computed once the weights are loaded."""
     return engine.kv_cache_bytes() if engine.memory_share() is None else engine.kv_cache_bytes
 
 

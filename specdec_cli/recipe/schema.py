@@ -259,7 +259,7 @@ class Speculation(Section):
     p_min: float = Field(0.4, ge=0, le=1)
     """Stop drafting when the draft's largest probability is below this (with depth policy confidence)."""
     verify: Verify = "auto"
-    """Rule: auto (greedy at temperature 0, else block), greedy, rejection, block, gumbel, exact-match, typical, synthetic."""
+    """auto (greedy at temperature 0, else block), greedy, rejection, block, gumbel, exact-match, typical, synthetic."""
     synthetic_acceptance_length: float | None = Field(None, ge=1, le=65)
     """Accept tokens with one probability α (lossy) so that a step gives 1 + α + ... + α^k = this many tokens."""
     synthetic_acceptance_rates: Annotated[
@@ -386,7 +386,7 @@ class EngineSection(Section):
 
 
 class WorkloadSection(Section):
-    """The prompts that are measured."""
+    """The prompts to measure."""
 
     model_config = ConfigDict(title="Workload")
 
@@ -498,9 +498,9 @@ class Recipe(Section):
     sampling: Sampling = Field(
         default_factory=Sampling, description="How the next token is chosen, when an output ends."
     )
-    structured: Structured = Field(default_factory=Structured, description="What outputs must match.")
+    structured: Structured = Field(default_factory=Structured, description="Constraints on outputs.")
     engine: EngineSection = Field(default_factory=EngineSection, description="Sizes of the engine.")
-    workload: WorkloadSection = Field(default_factory=WorkloadSection, description="The prompts that are measured.")
+    workload: WorkloadSection = Field(default_factory=WorkloadSection, description="The prompts to measure.")
     serve: Serve = Field(default_factory=Serve, description="The HTTP server.")
     gates: Gates = Field(default_factory=Gates, description="Conditions under which a measurement fails.")
 

@@ -11,7 +11,7 @@ from specdec_cli.engine.depth.depth import DecodingRow
 from specdec_cli.engine.depth.survival import Survival
 
 Outcome = tuple[Sequence[DecodingRow], list[int], Mapping[int, tuple[int, int]]]
-"""What a step was asked for and gave: rows, k of each, tokens drafted and accepted by sequence."""
+"""Request and result of a step: rows, k of each, and tokens drafted and accepted by sequence."""
 
 
 @dataclass(slots=True)

@@ -63,7 +63,7 @@ def _integer_product(device: torch.device) -> IntegerProduct:
 
 
 def kind_for(dtype: torch.dtype, device: torch.device, quantize: str = "none") -> Kind:
-    """What a model's linear layers become.
+    """The replacement of a model's linear layers.
 
     Args:
         dtype: of its weights.
@@ -89,7 +89,7 @@ def has_triton() -> bool:
 
 
 def kernels() -> dict[str, str]:
-    """What transformers' forward multiplies weights with here, in words: bfloat16 and int8 on the CPU, any on a GPU."""
+    """The matrix products in transformers' forward pass, in words: bfloat16 and int8 on a CPU, all on a GPU."""
     plain = {"bf16": "torch's plain product", "int8": "torch's plain integer product, slow"}
     fast = {"bf16": "packed for oneDNN", "int8": "packed for oneDNN (VNNI)"}
     reasons: dict[str, str | None] = {"bf16": missing("bf16"), "int8": missing("int8")}

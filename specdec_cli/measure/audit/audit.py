@@ -49,7 +49,7 @@ Watch = Callable[[AuditProgress], None]
 
 @dataclass(frozen=True, slots=True)
 class AuditPlan:
-    """What is audited.
+    """The subject of an audit.
 
     Args:
         modes: some of MODES.

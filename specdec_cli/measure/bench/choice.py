@@ -17,7 +17,7 @@ _MORE = "more prompts (--num-prompts) or repeats (--repeats)"
 
 @dataclass(frozen=True, slots=True)
 class DraftChoice:
-    """What a comparison found.
+    """The result of a comparison.
 
     Args:
         verdict: whether some draft pays.
@@ -42,7 +42,7 @@ class DraftChoice:
 
 
 def choose_draft(comparison: Comparison) -> DraftChoice:
-    """What a comparison recommends."""
+    """The recommendation of a comparison."""
     found = {one: evidence for one in _drafts(comparison) if (evidence := _evidence(comparison, one)) is not None}
     if not found:
         said = "Nothing was measured: no prompt decoded a second token with a draft and without."

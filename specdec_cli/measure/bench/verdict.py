@@ -81,7 +81,7 @@ def costs_of(bench: Bench) -> StepSplit | None:
 
 
 def load_of(track: Track) -> MeasuredStep | None:
-    """What a step of an arm asked of the target; None without a step."""
+    """The target's work in a step of an arm; None without a step."""
     counts = track.counts()
     if not track.num_steps:
         return None

@@ -160,7 +160,7 @@ def _at(name: str, position: object) -> str:
 
 
 def difference(before: MetricsPage | None, after: MetricsPage | None, num_tokens: int | None) -> Counters:
-    """What a run added.
+    """The increase during a run.
 
     Args:
         before: the metrics before it.

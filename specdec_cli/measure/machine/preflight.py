@@ -87,7 +87,7 @@ class Preflight:
 
     @property
     def errors(self) -> list[Finding]:
-        """What keeps the pair from running."""
+        """The problems that keep the pair from running."""
         return [problem for problem in self.problems if problem.severity == "error"]
 
     def as_dict(self) -> dict[str, Any]:

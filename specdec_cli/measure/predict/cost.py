@@ -16,7 +16,7 @@ _BUSY_SHARE = 0.25
 
 @dataclass(frozen=True, slots=True)
 class ProfileLoad:
-    """What else ran: runnable processes in the last minute before and after, and the cores for them."""
+    """Load of the machine: runnable processes in the minute before and after, and the number of cores."""
 
     before: float
     after: float

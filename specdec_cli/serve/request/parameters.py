@@ -64,7 +64,7 @@ class Defaults:
 
 @dataclass(frozen=True, slots=True)
 class OutputFields:
-    """What a request wants of its ends, by the fields of its own API.
+    """The end conditions of a request, from the fields of its API.
 
     Args:
         max_tokens: most tokens to emit; None where the field is absent.

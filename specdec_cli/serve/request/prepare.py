@@ -60,7 +60,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class ResponsePlan:
-    """What the answer looks like.
+    """The form of the answer.
 
     Args:
         kind: completion or chat.

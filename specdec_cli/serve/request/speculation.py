@@ -23,7 +23,7 @@ class RequestSpeculation:
 
 
 def find_speculation(request: GenerationBody, facts: Facts) -> RequestSpeculation:
-    """What a request asks for; `enabled: false` decodes it without a draft, whatever stands beside it.
+    """The request's speculation. `enabled: false` decodes without a draft, whatever the other fields say.
 
     Raises:
         ApiError: 400 naming the field: an unknown draft, too many tokens, two answers to one question.
