@@ -1,7 +1,7 @@
 #!/usr/bin/env python
-"""The reference pages of the documentation, written from the code: commands, recipes, Python API.
+"""The reference pages of the documentation, written from the code: commands, recipes, Python API, table of rooms.
 
-python scripts/docs_reference.py           # write docs/cli.md, docs/recipe-reference.md and docs/python-api.md
+python scripts/docs_reference.py           # write docs/{cli,recipe-reference,python-api,architecture}.md
 python scripts/docs_reference.py --check   # exit 1 if that would change something
 """
 
@@ -256,7 +256,19 @@ def _cell(text: str) -> str:
     )
 
 
-PAGES = {"cli.md": cli, "recipe-reference.md": recipes, "python-api.md": python_api}
+def architecture() -> str:
+    """The architecture page, its table of rooms filled with the first line of each room's docstring."""
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    row = re.compile(r"^(\|[ \d]*\| `([\w/]+)/` \| ).* \|$", re.MULTILINE)
+    return row.sub(lambda found: f"{found[1]}{_first_line(found[2])} |", text)
+
+
+def _first_line(room: str) -> str:
+    file = Path(specdec_cli.__file__).parent / room / "__init__.py"
+    return file.read_text(encoding="utf-8").splitlines()[0].strip('"')
+
+
+PAGES = {"cli.md": cli, "recipe-reference.md": recipes, "python-api.md": python_api, "architecture.md": architecture}
 
 
 def run() -> int:

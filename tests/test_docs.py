@@ -22,7 +22,7 @@ def reference():
     return module
 
 
-@pytest.mark.parametrize("name", ["cli.md", "recipe-reference.md", "python-api.md"])
+@pytest.mark.parametrize("name", ["cli.md", "recipe-reference.md", "python-api.md", "architecture.md"])
 def test_a_reference_page_is_what_the_code_says(name):
     page = reference().PAGES[name]()
     hint = "run `python scripts/docs_reference.py`"
