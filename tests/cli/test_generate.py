@@ -423,7 +423,7 @@ def test_the_built_in_pair_prints_one_valid_document(capsys):
     assert "no target named: using the built-in pair (builtin:target, draft builtin:draft)" in err
 
 
-def test_no_compiler_is_one_line_with_its_remedy(tmp_path):
+def test_point_4_no_compiler_is_one_line_with_its_remedy(tmp_path):
     environment = os.environ | {"CXX": "no-such-compiler", "XDG_CACHE_HOME": str(tmp_path)}
     command = [sys.executable, "-m", "specdec_cli", "generate", "Once", "-n", "4"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)

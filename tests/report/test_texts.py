@@ -79,7 +79,7 @@ def orders(num_events: dict[int, int]) -> Iterator[tuple[int, ...]]:
     ],
     ids=["of two steps", "one ends at once", "all end at once", "empty steps", "four"],
 )
-def test_texts_may_end_in_any_order(chunks):
+def test_point_1_texts_may_end_in_any_order(chunks):
     """`generate "A dog" "A cat"` where the cat's text ends while the dog's is on display, and every other order."""
     places = [3 * place for place in range(len(chunks))]
     ends = ["".join(some) if some and "".join(some).endswith("\n") else "".join(some) + "\n" for some in chunks]

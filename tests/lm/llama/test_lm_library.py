@@ -94,7 +94,7 @@ def foreign(path: Path) -> bytes:
     ],
     ids=["empty", "a byte short", "cut", "overwritten", "text", "another library"],
 )
-def test_a_damaged_library_is_built_again(cache, caplog, damage):
+def test_point_4_a_damaged_library_is_built_again(cache, caplog, damage):
     load(SOURCE)
     (kept,) = cache.glob("*.so")
     damaged = damage(kept)
@@ -121,7 +121,7 @@ assert load_library(sys.argv[1], [sys.argv[2], "-x", "c++"], may_lack_compiler=F
 """
 
 
-def test_processes_at_the_same_time_build_once(cache, tmp_path):
+def test_point_4_processes_at_the_same_time_build_once(cache, tmp_path):
     slow = compiler(tmp_path, f"sleep 1\n{GOOD}")
     running = [subprocess.Popen([sys.executable, "-c", IN_A_PROCESS, SOURCE, slow]) for _ in range(4)]
     assert [process.wait(60) for process in running] == [0] * 4

@@ -191,7 +191,7 @@ def test_a_machine_without_limits(machine):
     assert (memory.total_bytes, memory.free_bytes, memory.limit) == (64 * GB, 40 * GB, None)
 
 
-def test_the_tightest_limit_holds(machine):
+def test_point_5_the_tightest_limit_holds(machine):
     small, empty = MemoryLimit("cgroup /a", 2 * GB, GB // 2), MemoryLimit("cgroup /", 8 * GB, 7 * GB)
     machine([small, empty], [MemoryLimit("ulimit -v", 30 * GB, 5 * GB)])
     memory = device_memory(CPU)
@@ -276,7 +276,7 @@ def test_weights_that_do_not_fit_are_not_read(machine, tmp_path, monkeypatch, op
     assert (type(error.value.__cause__) is ReadError) == fits
 
 
-def test_everybody_asks_one_function():
+def test_point_5_everybody_asks_one_function():
     asks = {}
     for path in PACKAGE.rglob("*.py"):
         names = {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}

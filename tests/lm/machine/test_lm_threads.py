@@ -98,7 +98,7 @@ def clock():
     return Clock()
 
 
-def test_beside_neighbours_that_the_system_shows_no_forward_waits(clock):
+def test_point_2_beside_neighbours_that_the_system_shows_no_forward_waits(clock):
     cores = Cores(others=1)
     crew = Crew(clock, cores, num_cores=2)
     assert work_beside(crew, clock, cores, 5000) == [1] * 5000
@@ -187,7 +187,7 @@ def test_an_interruption_that_is_over_leaves_nobody_out(clock):
         assert work(crew, clock, 200) == [2] * 200
 
 
-def test_beside_a_busy_process_one_works_alone_almost_always(clock):
+def test_point_2_beside_a_busy_process_one_works_alone_almost_always(clock):
     crew = unseen(clock)
     sizes = work(crew, clock, 5000, lost=9 * FORWARD)
     assert sizes[:3] == [2, 2, 1]

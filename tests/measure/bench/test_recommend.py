@@ -95,7 +95,7 @@ def swept(monkeypatch, speedups_by_k, num_prompts=24, predicted=None, **more) ->
     return made
 
 
-def test_the_issues_case_is_inconclusive(monkeypatch):
+def test_point_3_contradictory_evidence_is_inconclusive(monkeypatch):
     """Load 6.5: k = 3 predicted 2.97 (1.92 to 4.99) and measured 0.46 (0.43 to 1.70) in two pairs."""
     predicted = prediction({k: interval(2.97, 1.92, 4.99) for k in (1, 2, 3)})
     found = swept(monkeypatch, {1: [0.2], 2: [0.2], 3: [0.43, 1.70]}, 2, predicted).recommended()

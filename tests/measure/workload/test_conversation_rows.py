@@ -46,7 +46,7 @@ SHAREGPT = [
 WHOLE = [("system", "Be kind."), ("user", "Hi"), ("assistant", "Hello"), ("user", "Bye")]
 
 
-def test_the_issues_row_is_the_text_of_its_message(tmp_path):
+def test_point_6_a_row_of_messages_is_the_text_of_its_message(tmp_path):
     path = tmp_path / "rows.json"
     path.write_text(json.dumps([{"prompt": STORY}]))
     assert [row.prompt for row in both(str(path)).rows] == ["Tell me a story"]
@@ -117,7 +117,7 @@ def test_text_parts_are_lines(tmp_path):
         ({"messages": "hello", "prompt": None}, "not null"),
     ],
 )
-def test_what_is_not_text_is_refused_with_its_kind_and_row(tmp_path, row, kind):
+def test_point_6_what_is_not_text_is_refused_with_its_kind_and_row(tmp_path, row, kind):
     name = lines(tmp_path, {"prompt": "fine"}, row)
     with pytest.raises(UsageError) as caught:
         both(name)

@@ -103,7 +103,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_a_file_in_every_form_gives_the_same_rows(tmp_path, name):
+def test_point_7_a_file_in_every_form_gives_the_same_rows(tmp_path, name):
     assert both(put(tmp_path, name, FORMS[name])) == AS_READ
 
 
@@ -303,7 +303,7 @@ def prompts(name: str) -> list[str]:
     return [row.prompt for row in read_dataset(name).rows]
 
 
-def test_a_preset_takes_the_hubs_own_folder(gsm8k, monkeypatch):
+def test_point_7_a_preset_takes_the_hubs_own_folder(gsm8k, monkeypatch):
     want = ["Question: main test?\nAnswer:"]
     assert prompts(f"gsm8k:{gsm8k}") == want
     assert read_dataset(f"gsm8k:{gsm8k}").notices == []

@@ -51,7 +51,7 @@ def prepared(models: Models, **fields):
     return completion(over=models.all[0].facts, prompt="the end", **fields).jobs[0].params
 
 
-def test_a_silent_request_takes_the_checkpoints_values(model: Path):
+def test_point_14_a_silent_request_takes_the_checkpoints_values(model: Path):
     write(model, ASKED | {"eos_token_id": [5, 7]})
     models = served(model)
     params = prepared(models)
@@ -130,7 +130,7 @@ def test_a_broken_file_says_so_everywhere(model: Path, capsys, given: str, said:
     write(model, {})
 
 
-def test_generate_ends_at_every_end_token_of_another_folder(model: Path, tmp_path: Path, capsys):
+def test_point_14_generate_ends_at_every_end_token_of_another_folder(model: Path, tmp_path: Path, capsys):
     write(model, {})
     words = ["generate", "the end", "-t", str(model), "-d", "none", "-n", "30", "--json"]
     assert run(words) == 0
