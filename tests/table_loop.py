@@ -13,7 +13,7 @@ import torch
 from specdec_cli.drafted import Drafted
 from specdec_cli.drafters.contract import Guesses
 from specdec_cli.engine import verify as verify_module
-from specdec_cli.engine.verify import VerifyRow
+from specdec_cli.engine.group import VerifyRow
 from specdec_cli.measure.audit.chisquare import ChiSquare, chi_square, enumerate_joint
 from specdec_cli.sampling import chain, draft
 from specdec_cli.sampling.chain import ChainRow
@@ -154,8 +154,9 @@ class Loop:
             logits = self.logits(self.table.q, [s[-1] for s in seen], [s[-2] for s in seen])
             q = self.distribution(logits, [self.chain_row(contexts[i] + drafted[i], i, []) for i in drafting])
             positions = [len(contexts[i]) for i in drafting]
-            params, modes = [self.params[i] for i in drafting], [self.mode] * len(drafting)
-            tokens = draft.draft_tokens(q, params, modes, positions, offset)
+            params = [self.params[i] for i in drafting]
+            shared = [verify_module.RULES[self.mode].shares_noise] * len(drafting)
+            tokens = draft.draft_tokens(q, params, shared, positions, offset)
             given = self.q_given(q, logits)
             likeliest = q.argmax.tolist()
             going = []

@@ -181,7 +181,7 @@ class _AuditOptions:
 def _check(wish: _AuditOptions, recipe: Recipe) -> None:
     """Refuse what contradicts itself before anything is loaded."""
     verify = recipe.speculation.verify
-    if verify in ("typical", "synthetic"):
+    if verify not in _MODES_OF_VERIFY:
         raise UsageError(
             f"`--verify {verify}` is lossy by design: there is no promise to audit",
             "audit a lossless mode: auto, greedy, rejection, block, gumbel or exact-match",

@@ -214,7 +214,7 @@ class _BenchRun(Measurement["Bench"]):
         found = Bench(engine, workload, plan, self._peers, journal=self.journal)
         if unequal := unequal_precision(self.asked.peers, self.recipe):
             found.notices.append(unequal)
-        if self.recipe.speculation.verify == "synthetic":
+        if self.recipe.speculation.is_synthetic:
             found.draft.name += " (synthetic)"
         return found
 

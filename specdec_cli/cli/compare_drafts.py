@@ -148,7 +148,9 @@ def _p_min(recipe: Recipe) -> float:
 
 def _is_predictable(recipe: Recipe) -> bool:
     """Whether a trace knows this verification."""
-    return recipe.speculation.verify not in ("typical", "synthetic") and _p_min(recipe) == 0
+    from specdec_cli.measure.predict.starts import RULES
+
+    return recipe.speculation.verify in ("auto", *RULES) and _p_min(recipe) == 0
 
 
 def _drafts(resolved: Sequence[Resolved]) -> list[dict[str, Any]]:

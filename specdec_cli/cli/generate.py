@@ -171,7 +171,7 @@ class _GenerateRun:
     def _arm_name(self) -> str:
         if not _drafts(self.recipe):
             return "without a draft"
-        synthetic = " (synthetic)" if self.recipe.speculation.verify == "synthetic" else ""
+        synthetic = " (synthetic)" if self.recipe.speculation.is_synthetic else ""
         return f"with {self.draft_name}{synthetic}"
 
     def go(self) -> ExitCode | None:

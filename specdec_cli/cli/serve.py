@@ -209,7 +209,7 @@ def _loader(resolved: Resolved, shared: Shared) -> Callable[[], Any]:
 
         from specdec_cli.engine.caveats import caveats
         from specdec_cli.engine.engine import Engine
-        from specdec_cli.engine.verify import TYPICAL
+        from specdec_cli.engine.verify import AUTO, RULES
 
         log = logging.getLogger("specdec_cli.serve")
         trusted = shared.trust_remote_code
@@ -217,8 +217,9 @@ def _loader(resolved: Resolved, shared: Shared) -> Callable[[], Any]:
         engine = Engine.from_recipe(recipe, trust_remote_code=trusted, others=_OTHERS, progress=log.info)
         for caveat in caveats(recipe, engine):
             log.warning(caveat)
-        if recipe.speculation.verify == TYPICAL:
-            log.warning("verification mode `typical` is lossy: sampled text has not the target's distribution")
+        mode = recipe.speculation.verify
+        if mode != AUTO and not RULES[mode].is_lossless and not recipe.speculation.is_synthetic:
+            log.warning(f"verification mode `{mode}` is lossy: sampled text has not the target's distribution")
         return engine
 
     return load

@@ -27,7 +27,9 @@ class DraftRow:
         k: most tokens to guess, at least 1.
         params: the request's sampling parameters (the draft samples as the target will).
         stop_ids: tokens that end this request (banned while fewer than min_tokens are emitted).
-        verify: the verification mode the guesses will meet: greedy, rejection, block, gumbel, exact-match, typical.
+        needs_q: whether tokens drawn by chance have to come with the q that they were drawn from.
+        shares_noise: whether the target chooses by noise keyed by position (`Purpose.GUMBEL`), which the draft is to
+            choose by as well; otherwise it draws by noise of its own (`Purpose.DRAFT`).
         p_min: stop before a position whose largest q is below this; 0 never stops.
         prediction: tokens that the output is expected to follow, where the request brought them.
         cache_salt: a draft model may share what it has cached with sequences of the same salt; None with nobody.
@@ -39,7 +41,8 @@ class DraftRow:
     k: int
     params: SamplingParams
     stop_ids: frozenset[int]
-    verify: str
+    needs_q: bool
+    shares_noise: bool
     p_min: float
     prediction: Sequence[int] | None = None
     cache_salt: str | None = None
@@ -49,7 +52,7 @@ class DraftRow:
 class Guesses:
     """Drafted tokens of one sequence; `q` [len(drafted), V] float32 is what each node was sampled from.
 
-    `q` is None for a draft without chance (n-gram, an argmax): one-hot, or where the mode does not look at q.
+    `q` is None for a draft without chance (n-gram, an argmax): one-hot, or where the row does not need it.
     Of `unread` tokens the device alone knows which they are: stand-ins are in their places.
     """
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from specdec_cli.sampling.chain import Distribution
 
 _CHUNK = 512  # tokens of an unseen context per forward, so that a long prompt's activations stay small
-_MODES_WITH_Q = ("rejection", "block")
 
 
 @dataclass
@@ -164,9 +163,8 @@ class Drafter:
         if all(draft.is_done for draft in drafts):
             return
         rows = [draft.row for draft in drafts]
-        tokens = draft_tokens(
-            q, [row.params for row in rows], [row.verify for row in rows], [len(row.context) for row in rows], offset
-        )
+        params, shares_noise = [row.params for row in rows], [row.shares_noise for row in rows]
+        tokens = draft_tokens(q, params, shares_noise, [len(row.context) for row in rows], offset)
         for i, (draft, token) in enumerate(zip(drafts, tokens, strict=True)):
             if not draft.is_done:
                 draft.tokens.append(token)
@@ -194,7 +192,7 @@ class _Draft:
 
     @property
     def needs_q(self) -> bool:
-        return self.row.verify in _MODES_WITH_Q and self.row.params.temperature > 0
+        return self.row.needs_q and self.row.params.temperature > 0
 
     @property
     def is_plain(self) -> bool:
@@ -202,7 +200,7 @@ class _Draft:
         from specdec_cli.sampling.chain import ChainRow, is_edited
 
         row = self.row
-        needs_wide_noise = row.params.temperature > 0 and row.verify == "gumbel"
+        needs_wide_noise = row.params.temperature > 0 and row.shares_noise
         if row.p_min > 0 or needs_wide_noise:
             return False
         return not is_edited(ChainRow(row.params, row.context, row.num_prompt_tokens, NOTHING, row.stop_ids))

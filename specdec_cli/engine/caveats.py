@@ -26,7 +26,7 @@ def caveats(recipe: Recipe, engine: Engine) -> list[str]:
         found.append(f"random weights (load_format dummy) of {' and '.join(random)}: what is decoded means nothing")
     if isinstance(getattr(engine.tokenizer, "hf", None), StandIn):
         found.append("no tokenizer: a dummy reads text as its bytes and writes every further token as `<its id>`")
-    if recipe.speculation.verify == "synthetic":
+    if recipe.speculation.is_synthetic:
         found.append(
             "synthetic acceptance: drafted tokens stand by chance, so nothing here says how often this draft is right"
         )

@@ -24,7 +24,7 @@ from specdec_cli.engine.run import Generated
 from specdec_cli.engine.scheduler import Limits, Scheduled, Scheduler
 from specdec_cli.engine.sequence import Sequence
 from specdec_cli.engine.synthetic import conditional
-from specdec_cli.engine.verify import SYNTHETIC, resolve_mode
+from specdec_cli.engine.verify import RULES, resolve_mode, rule_of
 from specdec_cli.errors import UsageError
 from specdec_cli.events import Emitted, Event, Failed, Finished, Noticed, Stepped
 from specdec_cli.lm.door import LM, Row
@@ -255,8 +255,9 @@ class Engine:
             prediction=predicted,
             cache_salt=cache_salt if self.options.prefix_caching else None,
         )
-        if sequence.verify == SYNTHETIC and not self._judge.rates:
-            raise UsageError("verification mode `synthetic` needs rates", "give the engine synthetic_acceptance_rates")
+        if RULES[sequence.verify].needs_rates and not self._judge.rates:
+            said = f"verification mode `{sequence.verify}` needs rates"
+            raise UsageError(said, "give the engine synthetic_acceptance_rates")
         if params.stop and self.tokenizer is None:
             raise UsageError("stop strings need a tokenizer", "use stop_token_ids")
         if self._scheduler.num_blocks_needed(sequence) > self.target.num_blocks:
@@ -392,6 +393,7 @@ class Engine:
 
     def _draft_row(self, row: Scheduled) -> DraftRow:
         sequence = row.sequence
+        rule = rule_of(sequence.verify, sequence.params.temperature)
         return DraftRow(
             handle=sequence.id,
             context=sequence.tokens,
@@ -399,7 +401,8 @@ class Engine:
             k=row.k,
             params=sequence.params,
             stop_ids=sequence.stop_ids,
-            verify=sequence.verify,
+            needs_q=rule.needs_q,
+            shares_noise=rule.shares_noise,
             p_min=self.options.p_min,
             prediction=sequence.prediction,
             cache_salt=sequence.cache_salt,

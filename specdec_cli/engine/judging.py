@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from specdec_cli.drafters.contract import Guesses
+from specdec_cli.engine.group import Verdict, VerifyRow
 from specdec_cli.engine.scheduler import Scheduled
 from specdec_cli.engine.sequence import Sequence as Request
-from specdec_cli.engine.verify import Verdict, VerifyRow, verify
+from specdec_cli.engine.verify import verify
 from specdec_cli.events import Emitted, TokenLogprob
 from specdec_cli.sampling.chain import ChainRow, Distribution, distribution
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from specdec_cli.engine.depth.adaptive import Adaptive
 from specdec_cli.engine.depth.depth import POLICIES, DepthPolicy, Fixed, KByBatch
-from specdec_cli.engine.verify import MODES, SYNTHETIC
+from specdec_cli.engine.verify import AUTO, RULES
 from specdec_cli.errors import UsageError
 
 
@@ -46,8 +46,8 @@ class EngineOptions:
         """Refuse values out of range, each by its name."""
         ranges = {
             "num_speculative_tokens": self.num_speculative_tokens >= 0,
-            "verify": self.verify in (*MODES, SYNTHETIC, "auto"),
-            "synthetic_acceptance_rates": (self.synthetic_acceptance_rates is None) == (self.verify != SYNTHETIC),
+            "verify": self.verify in (*RULES, AUTO),
+            "synthetic_acceptance_rates": (self.synthetic_acceptance_rates is not None) == self._needs_rates,
             "depth_policy": self.depth_policy in POLICIES,
             "k_by_batch": _is_table(self.k_by_batch),
             "p_min": 0 <= self.p_min <= 1,
@@ -59,6 +59,10 @@ class EngineOptions:
         for name, fine in ranges.items():
             if not fine:
                 raise UsageError(f"{name} is out of range: `{getattr(self, name)}`")
+
+    @property
+    def _needs_rates(self) -> bool:
+        return self.verify in RULES and RULES[self.verify].needs_rates
 
     def depths(self) -> KByBatch:
         """k by how many sequences run together."""

@@ -22,57 +22,51 @@ Letters: B rows, n positions of rows, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain, islice, takewhile
+from itertools import accumulate, islice, takewhile
 from math import exp, isfinite
 
 import torch
 from torch import Tensor
 
 from specdec_cli.drafted import CONTEXT_END, Drafted
-from specdec_cli.drafters.contract import Guesses
+from specdec_cli.engine.group import RowGroup, Verdict, VerifyRow, together
 from specdec_cli.errors import UsageError
-from specdec_cli.sampling import noise
 from specdec_cli.sampling.chain import Distribution, inverse_cdf
 from specdec_cli.sampling.noise import Purpose
-from specdec_cli.sampling.params import SamplingParams
 
-TYPICAL = "typical"
-"""The mode that changes the distribution."""
-MODES = ("greedy", "rejection", "block", "gumbel", "exact-match", TYPICAL)
-LOSSLESS = frozenset(MODES) - {TYPICAL}
-SYNTHETIC = "synthetic"
-"""The mode that verifies nothing; it needs rates."""
 TYPICAL_EPSILON = 0.09
 TYPICAL_DELTA = 0.3
 
 
-@dataclass(slots=True)
-class VerifyRow:
-    """One sequence's step.
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A way to decide which drafted tokens stand, and what it asks of a draft and promises of the output.
+
+    Everything that depends on the verification mode asks these fields, so a new rule is one entry in RULES.
 
     Args:
-        mode: one of MODES, or SYNTHETIC.
-        params: its sampling parameters; seed and index key the noise.
-        position: length of its context when the step began.
-        guesses: what was drafted; may be empty.
-        rates: of mode synthetic, the chance of each drafted token when all before it stand; none is 0.
+        judge: one verdict for each row of a group.
+        samples: whether it decides at temperatures above 0.
+        needs_q: whether a draft that draws its tokens by chance has to say what from. Without its q such a token would
+            be judged as if the draft had proposed it with certainty, which biases the output.
+        shares_noise: whether the target chooses each token by noise that is keyed by the token's position alone, so
+            that a draft which chooses by the same noise often chooses the same token.
+        is_lossless: whether the output follows the target's distribution.
+        keeps_tokens: whether the output is, token for token, that of decoding without a draft.
+        needs_rates: whether given chances decide, at every temperature, and not the target.
+        judges_trees: whether it judges nodes that are no chain.
     """
 
-    mode: str
-    params: SamplingParams
-    position: int
-    guesses: Guesses
-    rates: Sequence[float] = ()
-
-
-@dataclass(slots=True)
-class Verdict:
-    """The drafted nodes that stand, each a child of the one before it, and the target's own token after them."""
-
-    path: tuple[int, ...]
-    own: int
+    judge: Callable[[RowGroup], list[Verdict]]
+    samples: bool = True
+    needs_q: bool = False
+    shares_noise: bool = False
+    is_lossless: bool = True
+    keeps_tokens: bool = False
+    needs_rates: bool = False
+    judges_trees: bool = False
 
 
 def resolve_mode(mode: str, temperature: float) -> str:
@@ -81,21 +75,37 @@ def resolve_mode(mode: str, temperature: float) -> str:
     Raises:
         UsageError: an unknown mode, or `greedy` for a request that samples.
     """
-    if mode == "auto":
-        return "greedy" if temperature == 0 else "block"
-    if mode not in (*MODES, SYNTHETIC):
-        raise UsageError(f"unknown verification mode `{mode}`", f"one of auto, {', '.join(MODES)}")
-    if mode == "greedy" and temperature > 0:
+    if mode == AUTO:
+        return GREEDY if temperature == 0 else "block"
+    if mode not in RULES:
+        raise UsageError(f"unknown verification mode `{mode}`", f"one of {AUTO}, {', '.join(MODES)}")
+    if temperature > 0 and not RULES[mode].samples:
         raise UsageError(
-            f"verification mode `greedy` does not fit temperature `{temperature:g}`",
+            f"verification mode `{mode}` does not fit temperature `{temperature:g}`",
             "use --verify auto, or --temperature 0",
         )
     return mode
 
 
+def rule_of(mode: str, temperature: float) -> Rule:
+    """The rule that judges a request: at temperature 0, where every other one comes to the same, greedy.
+
+    With a one-hot p each rule that looks at p accepts its token alone and adds it, `typical` as well.
+
+    Args:
+        mode: a name in RULES, or `auto`.
+        temperature: the request's.
+
+    Raises:
+        UsageError: as `resolve_mode`.
+    """
+    rule = RULES[resolve_mode(mode, temperature)]
+    return RULES[GREEDY] if temperature == 0 and not rule.needs_rates else rule
+
+
 def is_lossless(mode: str) -> bool:
     """Whether the mode leaves the target's distribution unchanged."""
-    return mode in LOSSLESS
+    return RULES[mode].is_lossless
 
 
 def verify(p: Distribution, rows: Sequence[VerifyRow]) -> list[Verdict]:
@@ -110,131 +120,17 @@ def verify(p: Distribution, rows: Sequence[VerifyRow]) -> list[Verdict]:
     """
     starts = [0, *accumulate(len(row.guesses.drafted) + 1 for row in rows)]
     assert len(p.likeliest) == starts[-1], "p has a place for each drafted token and one more per row"
-    verdicts: dict[int, Verdict] = {}
     members: dict[str, list[int]] = {}
     for i, row in enumerate(rows):
-        if p.one_hot[starts[i]] and row.mode != SYNTHETIC:
-            verdicts[i] = _walk(row.guesses.drafted, p.likeliest, starts[i])
-        else:
-            assert row.mode != "greedy", "greedy verification is for temperature 0"
-            members.setdefault(row.mode, []).append(i)
+        is_greedy = p.one_hot[starts[i]] and not RULES[row.mode].needs_rates
+        assert is_greedy or RULES[row.mode].samples, f"`{row.mode}` verification is for temperature 0"
+        members.setdefault(GREEDY if is_greedy else row.mode, []).append(i)
+    verdicts: dict[int, Verdict] = {}
     for mode, places in members.items():
-        group = _Group(p, [rows[i] for i in places], [starts[i] for i in places])
-        verdicts.update(zip(places, _RULES[mode](group), strict=True))
+        rule, group = RULES[mode], RowGroup(p, [rows[i] for i in places], [starts[i] for i in places])
+        assert rule.judges_trees or all(drafted.is_chain for drafted in group.drafted), f"`{mode}` judges chains alone"
+        verdicts.update(zip(places, rule.judge(group), strict=True))
     return [verdicts[i] for i in range(len(rows))]
-
-
-@dataclass(slots=True)
-class _Group:
-    """The rows of one mode. What has a vocabulary's width lives on p's device, all else on the host, row by row.
-
-    Args:
-        p: the distribution of all rows of the call.
-        rows: this mode's rows.
-        starts: each row's first position in p.
-    """
-
-    p: Distribution
-    rows: list[VerifyRow]
-    starts: list[int]
-
-    @property
-    def drafted(self) -> list[Drafted]:
-        """Each row's drafted tokens."""
-        return [row.guesses.drafted for row in self.rows]
-
-    @property
-    def tokens(self) -> list[tuple[int, ...]]:
-        """The same without their order."""
-        return [row.guesses.drafted.tokens for row in self.rows]
-
-    def places(self) -> list[int]:
-        """Where in p each row's drafted tokens are decided: behind their parents."""
-        return [
-            start + parent + 1
-            for start, drafted in zip(self.starts, self.drafted, strict=True)
-            for parent in drafted.parents
-        ]
-
-    def all_places(self) -> list[int]:
-        """Every place of these rows in p."""
-        return [
-            place
-            for start, drafted in zip(self.starts, self.drafted, strict=True)
-            for place in range(start, start + len(drafted) + 1)
-        ]
-
-    def probs(self, places: list[int]) -> Tensor:
-        """Rows [len(places), V] of p, to be read only."""
-        assert self.p.probs is not None, "rows that sample have a dense p"
-        if places and places == list(range(places[0], places[-1] + 1)):  # no copy
-            return self.p.probs[places[0] : places[-1] + 1]
-        return self.p.probs[self._tensor(places)]
-
-    def of_drafted(self, values: Tensor) -> list[list[float]]:
-        """What values [n, V], of the same places as p, say of each row's drafted tokens."""
-        width = values.shape[1]
-        flat = [
-            place * width + token for place, token in zip(self.places(), chain.from_iterable(self.tokens), strict=True)
-        ]
-        return self.by_row(values.take(self._tensor(flat)).tolist() if flat else [])
-
-    def p_of_drafted(self) -> list[list[float]]:
-        """Each row's p(x)."""
-        assert self.p.probs is not None, "rows that sample have a dense p"
-        return self.of_drafted(self.p.probs)
-
-    def by_row(self, values: Iterable[float]) -> list[list[float]]:
-        """Values of all rows' drafted tokens, row by row."""
-        rest = iter(values)
-        return [list(islice(rest, len(tokens))) for tokens in self.tokens]
-
-    def q_of_drafted(self) -> list[list[float]]:
-        """Each row's q(x), 1 where it was drafted without chance."""
-        drawn = [row.guesses for row in self.rows if row.guesses.q is not None and row.guesses.drafted]
-        values: Iterator[float] = iter(())
-        if drawn:
-            q = _together([guesses.q for guesses in drawn if guesses.q is not None])
-            tokens = torch.tensor([token for guesses in drawn for token in guesses.drafted.tokens], device=q.device)
-            shape = len(tokens), self.p.scores.shape[1]
-            assert q.shape == shape, "q has a row for each drafted token, as wide as p"
-            found = q.gather(1, tokens[:, None])[:, 0].tolist()
-            assert min(found) > 0, "a drafted token has a probability under the q that it was sampled from"
-            values = iter(found)
-        return [
-            [1.0] * len(drafted) if row.guesses.q is None else list(islice(values, len(drafted)))
-            for row, drafted in zip(self.rows, self.drafted, strict=True)
-        ]
-
-    def uniforms(self, purpose: Purpose, n: int) -> list[list[float]]:
-        """Each row's first n uniform numbers, keyed by the position at which the step began; the j-th is offset j."""
-        keys = [row.params.seed for row in self.rows], [row.params.index for row in self.rows]
-        found: list[list[float]] = noise.uniforms_many(*keys, [row.position for row in self.rows], purpose, n).tolist()
-        return found
-
-    def acceptance_uniforms(self) -> list[list[float]]:
-        """Uniform numbers of each row's drafted tokens."""
-        most = max(map(len, self.tokens))
-        drawn = self.uniforms(Purpose.ACCEPT, most) if most else [[] for _ in self.rows]
-        return [row[: len(tokens)] for row, tokens in zip(drawn, self.tokens, strict=True)]
-
-    def gumbel_tokens(self) -> list[int]:
-        """argmax(log p + g) at all places of these rows, g keyed by the position of the token that is chosen."""
-        keys = [
-            (row.params.seed, row.params.index, row.position + drafted.depth(node))
-            for row, drafted in zip(self.rows, self.drafted, strict=True)
-            for node in range(CONTEXT_END, len(drafted))
-        ]
-        tokens: list[int] = noise.gumbel_argmax(self.probs(self.all_places()), *zip(*keys, strict=True)).tolist()
-        return tokens
-
-    def _tensor(self, values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self.p.scores.device)
-
-
-def _together(parts: Sequence[Tensor]) -> Tensor:
-    """Parts [n_i, V] one after another; one alone is not copied."""
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def _num_leading(stands: Iterable[bool]) -> int:
@@ -251,17 +147,23 @@ def _walk(drafted: Drafted, chosen: Sequence[int], start: int) -> Verdict:
     return Verdict(tuple(path), chosen[start + node + 1])
 
 
-def _walk_all(group: _Group, chosen: list[int]) -> list[Verdict]:
+def _walk_all(group: RowGroup, chosen: list[int]) -> list[Verdict]:
     """The same of all rows, chosen at all their places."""
     starts = accumulate((len(drafted) + 1 for drafted in group.drafted), initial=0)
     return [_walk(drafted, chosen, start) for drafted, start in zip(group.drafted, starts, strict=False)]
 
 
-def _gumbel(group: _Group) -> list[Verdict]:
+def _greedy(group: RowGroup) -> list[Verdict]:
+    return [
+        _walk(drafted, group.p.likeliest, start) for drafted, start in zip(group.drafted, group.starts, strict=True)
+    ]
+
+
+def _gumbel(group: RowGroup) -> list[Verdict]:
     return _walk_all(group, group.gumbel_tokens())
 
 
-def _exact_match(group: _Group) -> list[Verdict]:
+def _exact_match(group: RowGroup) -> list[Verdict]:
     uniforms = group.uniforms(Purpose.OWN, max(drafted.max_depth for drafted in group.drafted) + 1)
     used = [
         row[drafted.depth(node)]
@@ -271,7 +173,7 @@ def _exact_match(group: _Group) -> list[Verdict]:
     return _walk_all(group, inverse_cdf(group.probs(group.all_places()), used).tolist())
 
 
-def _typical(group: _Group) -> list[Verdict]:
+def _typical(group: RowGroup) -> list[Verdict]:
     p = group.probs(group.places())
     entropy = group.by_row(torch.special.entr(p).sum(dim=-1, dtype=torch.float64).tolist())
     num_accepted = [
@@ -281,7 +183,7 @@ def _typical(group: _Group) -> list[Verdict]:
     return _with_own(group, num_accepted, _p_behind(group, num_accepted))
 
 
-def _synthetic(group: _Group) -> list[Verdict]:
+def _synthetic(group: RowGroup) -> list[Verdict]:
     """Chance alone decides, but a token that cannot occur (banned, or against a grammar) never stands."""
     num_accepted = []
     # Where nothing is banned, nothing is looked up: on a GPU that would be two more waits.
@@ -297,7 +199,7 @@ def _synthetic(group: _Group) -> list[Verdict]:
     return _leading(num_accepted, own)
 
 
-def _rejection(group: _Group) -> list[Verdict]:
+def _rejection(group: RowGroup) -> list[Verdict]:
     num_accepted = [
         _num_leading(u * q < p for u, q, p in zip(uniforms, q_x, p_x, strict=True))
         for uniforms, q_x, p_x in zip(
@@ -307,7 +209,7 @@ def _rejection(group: _Group) -> list[Verdict]:
     return _with_own(group, num_accepted, _residual(group, num_accepted, [1.0] * len(num_accepted)))
 
 
-def _block(group: _Group) -> list[Verdict]:
+def _block(group: RowGroup) -> list[Verdict]:
     p_drafted = group.p_of_drafted()
     kept = [_kept_mass(p_x, q_x) for p_x, q_x in zip(p_drafted, group.q_of_drafted(), strict=True)]
     gains = _gains(group, kept, p_drafted)
@@ -339,7 +241,7 @@ def _longest_block(uniforms: Sequence[float], kept: Sequence[float], gains: Sequ
     return 0
 
 
-def _gains(group: _Group, kept: Sequence[Sequence[float]], p_drafted: Sequence[Sequence[float]]) -> list[list[float]]:
+def _gains(group: RowGroup, kept: Sequence[Sequence[float]], p_drafted: Sequence[Sequence[float]]) -> list[list[float]]:
     """S_1 … S_{k-1} of each row: Σ(P_i p - q)+ behind i of its tokens."""
     # Without chance q is one-hot at x, so (P p - q)+ is P p everywhere but at x.
     gains = [
@@ -352,7 +254,7 @@ def _gains(group: _Group, kept: Sequence[Sequence[float]], p_drafted: Sequence[S
         q = [row.guesses.q[1:] for row in (group.rows[i] for i in drawn) if row.guesses.q is not None]
         p = group.probs(places)
         scale = [mass for i in drawn for mass in kept[i][1:-1]]
-        excess = _excess(p, _together(q).to(p.device), scale)
+        excess = _excess(p, together(q).to(p.device), scale)
         sums = iter(excess.sum(dim=-1, dtype=torch.float64).tolist())
         for i in drawn:
             gains[i] = list(islice(sums, len(gains[i])))
@@ -364,12 +266,12 @@ def _excess(p: Tensor, q: Tensor, scale: Sequence[float]) -> Tensor:
     return (p * torch.tensor(scale, device=p.device)[:, None]).sub_(q).clamp_(min=0)
 
 
-def _p_behind(group: _Group, num_accepted: Sequence[int]) -> Tensor:
+def _p_behind(group: RowGroup, num_accepted: Sequence[int]) -> Tensor:
     """Each row's p [B, V] behind the tokens that stand."""
     return group.probs([start + accepted for start, accepted in zip(group.starts, num_accepted, strict=True)])
 
 
-def _residual(group: _Group, num_accepted: Sequence[int], scale: Sequence[float]) -> Tensor:
+def _residual(group: RowGroup, num_accepted: Sequence[int], scale: Sequence[float]) -> Tensor:
     """Distribution of own tokens, [B, V], not normalized: (scale p - q)+ after a rejection, p after full acceptance."""
     p = _p_behind(group, num_accepted)
     refused = [i for i, tokens in enumerate(group.tokens) if num_accepted[i] < len(tokens)]
@@ -390,7 +292,7 @@ def _residual(group: _Group, num_accepted: Sequence[int], scale: Sequence[float]
     return torch.where(empty, p, weights)
 
 
-def _with_own(group: _Group, num_accepted: Sequence[int], weights: Tensor) -> list[Verdict]:
+def _with_own(group: RowGroup, num_accepted: Sequence[int], weights: Tensor) -> list[Verdict]:
     """Verdicts with own tokens drawn from weights [B, V]."""
     return _leading(num_accepted, _draw_own(group, num_accepted, weights))
 
@@ -400,18 +302,24 @@ def _leading(num_accepted: Sequence[int], own: Sequence[int]) -> list[Verdict]:
     return [Verdict(tuple(range(num)), token) for num, token in zip(num_accepted, own, strict=True)]
 
 
-def _draw_own(group: _Group, num_accepted: Sequence[int], weights: Tensor) -> list[int]:
+def _draw_own(group: RowGroup, num_accepted: Sequence[int], weights: Tensor) -> list[int]:
     """Own tokens drawn from weights [B, V]."""
     uniforms = group.uniforms(Purpose.OWN, max(num_accepted) + 1)
     drawn: list[int] = inverse_cdf(weights, [u[i] for u, i in zip(uniforms, num_accepted, strict=True)]).tolist()
     return drawn
 
 
-_RULES: dict[str, Callable[[_Group], list[Verdict]]] = {
-    "rejection": _rejection,
-    "block": _block,
-    "gumbel": _gumbel,
-    "exact-match": _exact_match,
-    TYPICAL: _typical,
-    SYNTHETIC: _synthetic,
+GREEDY = "greedy"
+AUTO = "auto"
+RULES: dict[str, Rule] = {
+    GREEDY: Rule(_greedy, samples=False, keeps_tokens=True, judges_trees=True),
+    "rejection": Rule(_rejection, needs_q=True),
+    "block": Rule(_block, needs_q=True),
+    "gumbel": Rule(_gumbel, shares_noise=True, keeps_tokens=True, judges_trees=True),
+    "exact-match": Rule(_exact_match, judges_trees=True),
+    "typical": Rule(_typical, is_lossless=False),
+    "synthetic": Rule(_synthetic, is_lossless=False, needs_rates=True),
 }
+"""Every verification mode. The order is that of messages."""
+MODES = tuple(name for name, rule in RULES.items() if not rule.needs_rates)
+"""The modes that verify."""

@@ -271,6 +271,11 @@ class Speculation(Section):
     k_by_batch: Annotated[tuple[tuple[int, int], ...] | None, BeforeValidator(_k_by_batch), _AS_TEXT] = None
     """k by the number of running sequences, such as 1:5,8:3,32:0 (k = 5 from 1 sequence on, 3 from 8, none from 32)."""
 
+    @property
+    def is_synthetic(self) -> bool:
+        """Whether given chances decide what is accepted, and not the target."""
+        return self.synthetic_acceptance_length is not None or self.synthetic_acceptance_rates is not None
+
 
 class Sampling(Section):
     """How tokens are sampled and when an output ends; the fields of SamplingParams."""

@@ -42,7 +42,7 @@ def tuned_recipe(resolved: Resolved, document: Mapping[str, Any]) -> str:
     if verdicts != {INCONCLUSIVE} and any(ks):
         update["speculation"] = _at_depths(recipe.speculation, dict(zip(sizes, ks, strict=True)))
     elif INCONCLUSIVE not in verdicts:
-        verify = "auto" if recipe.speculation.verify == "synthetic" else recipe.speculation.verify
+        verify = "auto" if recipe.speculation.is_synthetic else recipe.speculation.verify
         update["speculation"] = recipe.speculation.model_copy(update={**_NO_DRAFT, "verify": verify})
         update["draft"] = Draft(method="none")
     tuned = recipe.model_copy(update=update)

@@ -1,4 +1,4 @@
-"""Choosing drafted tokens from q, with the noise that the verification mode expects."""
+"""Choosing drafted tokens from q, with the noise that verification expects."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specdec_cli.sampling.params import SamplingParams
 def draft_tokens(
     q: Distribution,
     params: Sequence[SamplingParams],
-    modes: Sequence[str],
+    shares_noise: Sequence[bool],
     step_positions: Sequence[int],
     offset: int,
 ) -> list[int]:
@@ -24,25 +24,25 @@ def draft_tokens(
     Args:
         q: the draft's distribution, one position per row.
         params: each row's sampling parameters (its seed and index key the noise).
-        modes: each row's verification mode; `gumbel` rows share the target's noise, others draw their own.
+        shares_noise: whether each row chooses by the target's noise; others draw their own.
         step_positions: length of each row's context when the step began.
         offset: how many tokens of this step are drafted already.
 
     Returns:
-        One token per row; a one-hot row gives its likeliest token, whatever the mode.
+        One token per row; a one-hot row gives its likeliest token, whatever the noise.
     """
     if q.probs is None:
         return q.likeliest
     tokens = q.argmax.clone()
-    is_gumbel = np.array([mode == "gumbel" for mode in modes], dtype=np.bool_)
+    is_shared = np.array(shares_noise, dtype=np.bool_)
     for shared in (True, False):
-        rows = np.flatnonzero(~q.one_hot & (is_gumbel == shared)).tolist()
+        rows = np.flatnonzero(~q.one_hot & (is_shared == shared)).tolist()
         if not rows:
             continue
         seeds, indices = [params[i].seed for i in rows], [params[i].index for i in rows]
         positions = [step_positions[i] for i in rows]
         index = torch.tensor(rows, device=tokens.device)
-        probs = q.probs if len(rows) == len(modes) else q.probs[index]
+        probs = q.probs if len(rows) == len(params) else q.probs[index]
         if shared:
             tokens[index] = noise.gumbel_argmax(probs, seeds, indices, [p + offset for p in positions])
         else:

@@ -12,7 +12,7 @@ from tiny_models import make_tiny
 from specdec_cli.cli.main import run
 from specdec_cli.engine import judging
 from specdec_cli.engine import verify as verify_module
-from specdec_cli.engine.verify import Verdict
+from specdec_cli.engine.group import Verdict
 from specdec_cli.report.audit import json_schema, verdict_words
 
 QUICK = ["-n", "6", "--num-prompts", "2", "--k-values", "1,3", "--batch-sizes", "1,2", "--time-limit", "1"]

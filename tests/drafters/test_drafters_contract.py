@@ -46,23 +46,22 @@ def load(method: str) -> Drafter:
     return drafter
 
 
-def rows(temperature: float, verify: str) -> list[DraftRow]:
+def rows(temperature: float, needs_q: bool = True, shares_noise: bool = False, seed: int = 3) -> list[DraftRow]:
     contexts = ([0, 1, 2, 0, 1, 2, 0, 1], [5], [3, 3, 3, 3], [1, 2, 12, 1, 2])
-    params = SamplingParams(temperature=temperature, seed=3)
+    params = SamplingParams(temperature=temperature, seed=seed)
     return [
-        DraftRow(i, list(context), 1, k, params, frozenset({7}), verify, 0.0)
+        DraftRow(i, list(context), 1, k, params, frozenset({7}), needs_q, shares_noise, 0.0)
         for i, (context, k) in enumerate(zip(contexts, (4, 1, 8, 3), strict=True))
     ]
 
 
-MODES = [(0.0, "greedy"), (0.8, "rejection"), (0.8, "block"), (0.8, "gumbel"), (0.8, "exact-match"), (0.8, "typical")]
-
-
-@pytest.mark.parametrize(("temperature", "verify"), MODES)
+@pytest.mark.parametrize("shares_noise", [True, False])
+@pytest.mark.parametrize("needs_q", [True, False])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("method", sorted(drafters.methods()))
-def test_every_drafter_keeps_the_contract(method: str, temperature: float, verify: str) -> None:
+def test_every_drafter_keeps_the_contract(method: str, temperature: float, needs_q: bool, shares_noise: bool) -> None:
     drafter = load(method)
-    batch = rows(temperature, verify)
+    batch = rows(temperature, needs_q, shares_noise)
     before = copy.deepcopy(batch)
     guesses = drafter.propose(batch)
     assert batch == before, "rows and contexts are read, never changed"
@@ -85,7 +84,7 @@ def test_every_drafter_keeps_the_contract(method: str, temperature: float, verif
 def test_a_guess_depends_on_its_row_alone(method: str) -> None:
     """Not on neighbours, not on the steps that led here, and not on what the handle held before."""
     drafter = load(method)
-    batch = rows(0.8, "block")
+    batch = rows(0.8)
     together = drafter.propose(batch)
     alone = [load(method).propose([row])[0] for row in batch]
     assert same(alone, together)
@@ -96,6 +95,16 @@ def test_a_guess_depends_on_its_row_alone(method: str) -> None:
             shorter.num_prompt_tokens = 1
             drafter.propose([shorter])
     assert same(drafter.propose(batch), together)
+
+
+@pytest.mark.parametrize("shares_noise", [True, False])
+@pytest.mark.parametrize("method", sorted(drafters.methods()))
+def test_whoever_draws_by_chance_brings_its_q_where_it_is_needed(method: str, shares_noise: bool) -> None:
+    """Without q a guess has to be the same for every seed."""
+    drafter = load(method)
+    by_seed = [drafter.propose(rows(0.8, True, shares_noise, seed)) for seed in range(8)]
+    is_by_chance = len({tuple(guess.drafted for guess in guesses) for guesses in by_seed}) > 1
+    assert all((guess.q is not None) == is_by_chance for guesses in by_seed for guess in guesses if guess.drafted)
 
 
 def same(first: list[Guesses], second: list[Guesses]) -> bool:

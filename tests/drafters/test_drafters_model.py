@@ -11,6 +11,7 @@ import torch
 from specdec_cli.drafted import NOTHING
 from specdec_cli.drafters import create
 from specdec_cli.drafters.contract import Drafter, DraftRow, Resources
+from specdec_cli.engine.verify import RULES
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.door import Continuations, Row
 from specdec_cli.sampling import noise
@@ -54,8 +55,9 @@ def load(lm: Recorder) -> Drafter:
 def row(
     context: list[int], k: int, verify: str = "block", handle: int = 0, p_min: float = 0.0, **params: object
 ) -> DraftRow:
+    rule = RULES[verify]
     chosen = SamplingParams(**{"temperature": 0.9, **params})  # type: ignore[arg-type]
-    return DraftRow(handle, context, 1, k, chosen, frozenset({6}), verify, p_min)
+    return DraftRow(handle, context, 1, k, chosen, frozenset({6}), rule.needs_q, rule.shares_noise, p_min)
 
 
 def test_rounds_feed_all_but_the_last_drafted_token() -> None:

@@ -12,7 +12,7 @@ from specdec_cli.sampling.params import SamplingParams
 
 
 def row(context: list[int], k: int, num_prompt_tokens: int = 1, handle: int = 0) -> DraftRow:
-    return DraftRow(handle, context, num_prompt_tokens, k, SamplingParams(), frozenset(), "greedy", 0.0)
+    return DraftRow(handle, context, num_prompt_tokens, k, SamplingParams(), frozenset(), False, False, 0.0)
 
 
 def load(longest: int, shortest: int) -> ngram.Drafter:

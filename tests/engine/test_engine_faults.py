@@ -4,7 +4,7 @@ import pytest
 from tiny_engine import PROMPTS, alone, decode, tiny_lm, tokens
 
 from specdec_cli.engine import verify as verify_module
-from specdec_cli.engine.verify import Verdict
+from specdec_cli.engine.group import Verdict
 from specdec_cli.lm.cache.contexts import Contexts
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.transformers_lm import TransformersLM

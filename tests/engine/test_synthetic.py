@@ -8,8 +8,9 @@ from tiny_engine import tiny_engine, tiny_lm
 from specdec_cli.drafted import Drafted
 from specdec_cli.drafters.contract import Guesses
 from specdec_cli.engine.engine import EngineOptions
+from specdec_cli.engine.group import VerifyRow
 from specdec_cli.engine.synthetic import at_depth, conditional, iid_length, solve_alpha, synthetic_rates
-from specdec_cli.engine.verify import VerifyRow, is_lossless, verify
+from specdec_cli.engine.verify import is_lossless, verify
 from specdec_cli.errors import UsageError
 from specdec_cli.recipe.schema import Speculation
 from specdec_cli.sampling.chain import ChainRow, distribution

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from specdec_cli.drafters.contract import Drafter
 from specdec_cli.engine.arms import Arm, Request, decode
 from specdec_cli.engine.engine import Engine
+from specdec_cli.engine.verify import rule_of
 from specdec_cli.measure.audit.divergence import DivergenceJudge, Mismatch
 
 if TYPE_CHECKING:
@@ -172,7 +173,7 @@ class EqualityCheck:
                 request.params,
                 want,
                 have,
-                gumbel=self.verify == "gumbel" and request.params.temperature > 0,
+                gumbel=rule_of(self.verify, request.params.temperature).shares_noise,
             )
             if mismatch is not None:
                 compared.mismatches.append(mismatch)

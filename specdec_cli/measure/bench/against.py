@@ -48,7 +48,7 @@ def check_peers(names: Sequence[str], recipe: Recipe, batch_size: int) -> None:
     """
     if not names:
         return
-    if "dummy" in (recipe.target.load_format, recipe.draft.load_format) or recipe.speculation.verify == "synthetic":
+    if "dummy" in (recipe.target.load_format, recipe.draft.load_format) or recipe.speculation.is_synthetic:
         raise UsageError(
             f"`--against {','.join(names)}` reads weights and verifies: it fits neither random weights nor synthetic "
             "acceptance",

@@ -23,8 +23,9 @@ from torch import Tensor
 from specdec_cli.drafted import Drafted
 from specdec_cli.drafters.contract import DraftRow, Guesses
 from specdec_cli.engine.driver import Driver
+from specdec_cli.engine.group import VerifyRow
 from specdec_cli.engine.synthetic import conditional
-from specdec_cli.engine.verify import VerifyRow, resolve_mode, verify
+from specdec_cli.engine.verify import resolve_mode, rule_of, verify
 from specdec_cli.errors import UsageError
 from specdec_cli.events import Stepped
 from specdec_cli.lm.door import Row
@@ -135,6 +136,7 @@ class _Profiler:
         self.verify = resolve_mode(
             engine.options.verify if self.params.temperature else "auto", self.params.temperature
         )
+        self.rule = rule_of(self.verify, self.params.temperature)
         self.rates = conditional(engine.options.synthetic_acceptance_rates or ())
         enough = max(lengths) + k_max + batch_size
         self.text = [token for _ in range(-(-enough // len(text))) for token in text]
@@ -277,7 +279,17 @@ class _Profiler:
     def _draft_rows(self, place: int, contexts: Sequence[list[int]], k: int) -> Iterator[DraftRow]:
         for b, context in enumerate(contexts):
             params = replace(self.params, index=b)
-            yield DraftRow(self._handle(place, b), context, len(context), k, params, frozenset(), self.verify, 0.0)
+            yield DraftRow(
+                handle=self._handle(place, b),
+                context=context,
+                num_prompt_tokens=len(context),
+                k=k,
+                params=params,
+                stop_ids=frozenset(),
+                needs_q=self.rule.needs_q,
+                shares_noise=self.rule.shares_noise,
+                p_min=0.0,
+            )
 
     def _overhead(self, k: int) -> None:
         """Some real steps; what they spend outside draft and target."""

@@ -21,19 +21,51 @@ Letters: B prompts, n the longest output, N positions of all outputs, k drafted 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from specdec_cli.errors import UsageError
-from specdec_cli.measure.predict.trace import DraftTrace, GuessTrace, Trace
+from specdec_cli.measure.predict.trace import DraftTrace, GuessTrace, ModelTrace, Trace
 from specdec_cli.measure.stats import FloatArray
+from specdec_cli.recipe.schema import Verify
 
 IntArray = npt.NDArray[np.int64]
 
-RULES = ("greedy", "rejection", "block", "exact-match", "gumbel", "one-hot")
+
+@dataclass(frozen=True, slots=True)
+class _Replayed:
+    """How a trace tells what a rule accepts.
+
+    Args:
+        accepted: from a draft, log p and log q [N] float64 of the emitted tokens, the chance of each token [N].
+        gains: whether a token more likely under q than under p makes up for one that is less likely.
+    """
+
+    accepted: Callable[[ModelTrace, FloatArray, FloatArray], FloatArray]
+    gains: bool = False
+
+
+def _by_ratio(draft: ModelTrace, log_p: FloatArray, log_q: FloatArray) -> FloatArray:
+    return np.exp(np.minimum(log_q - log_p, 0.0))
+
+
+def _by_argmax(draft: ModelTrace, log_p: FloatArray, log_q: FloatArray) -> FloatArray:
+    return draft.is_argmax.astype(np.float64)
+
+
+_REPLAYED = {
+    "greedy": _Replayed(_by_argmax),
+    "rejection": _Replayed(_by_ratio),
+    "block": _Replayed(_by_ratio, gains=True),
+    "exact-match": _Replayed(lambda draft, log_p, log_q: np.exp(log_q)),
+    "gumbel": _Replayed(lambda draft, log_p, log_q: draft.is_gumbel.astype(np.float64)),
+    "one-hot": _Replayed(_by_argmax),
+}
+RULES = tuple(_REPLAYED)
 
 
 def check_knowable(rule: str, p_min: float = 0.0) -> None:
@@ -42,7 +74,7 @@ def check_knowable(rule: str, p_min: float = 0.0) -> None:
     Raises:
         UsageError: a rule or schedule that has to be measured.
     """
-    if rule in ("typical", "synthetic"):
+    if rule not in ("auto", *RULES) and rule in get_args(Verify):
         raise UsageError(
             f"a trace cannot replay the rule `{rule}`: it changes the text that it would be replayed along",
             "measure it with bench",
@@ -117,21 +149,13 @@ class Starts:
             self.first = np.stack([(values * is_start).sum(axis=1) for values in (matching, guessed)], axis=1)
             return
         log_p, log_q = self.trace.log_p.astype(np.float64), self.draft.log_q.astype(np.float64)
-        match self.rule:
-            case "greedy" | "one-hot":
-                accepted = self.draft.is_argmax.astype(np.float64)
-            case "gumbel":
-                accepted = self.draft.is_gumbel.astype(np.float64)
-            case "exact-match":
-                accepted = np.exp(log_q)
-            case _:
-                accepted = np.exp(np.minimum(log_q - log_p, 0.0))
+        accepted = _REPLAYED[self.rule].accepted(self.draft, log_p, log_q)
         each = self._padded(accepted, 0.0)
         readable = is_start & (self.room >= 1)
         self.first = np.stack([(each * readable).sum(axis=1), readable.sum(axis=1)], axis=1)
         windows = np.ones((len(each), each.shape[1], self.k_max + 1))
         ratio = np.ones(each.shape)
-        gain = self._padded(np.exp(log_q - log_p), 0.0) if self.rule == "block" else each
+        gain = self._padded(np.exp(log_q - log_p), 0.0) if _REPLAYED[self.rule].gains else each
         for i in range(1, self.k_max + 1):
             ratio = ratio * _shifted(gain, i - 1)
             windows[..., i] = np.minimum(windows[..., i - 1], ratio)

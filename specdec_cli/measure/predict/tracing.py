@@ -243,14 +243,15 @@ def _trace_guesses(trace: Trace, drafter: Drafter, k_max: int, watch: Watch) -> 
     first = 0
     for place, prompt in enumerate(trace.prompts):
         row = DraftRow(
-            _handle(place),
-            list(prompt.token_ids),
-            len(prompt.token_ids),
-            1,
-            prompt.params,
-            trace.stop_ids(prompt),
-            "block",
-            0.0,
+            handle=_handle(place),
+            context=list(prompt.token_ids),
+            num_prompt_tokens=len(prompt.token_ids),
+            k=1,
+            params=prompt.params,
+            stop_ids=trace.stop_ids(prompt),
+            needs_q=True,  # by which a draft with chance is known
+            shares_noise=False,
+            p_min=0.0,
         )
         try:
             for start in range(1, len(prompt.output)):

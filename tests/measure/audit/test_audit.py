@@ -15,8 +15,8 @@ from specdec_cli.engine import judging
 from specdec_cli.engine import verify as verify_module
 from specdec_cli.engine.arms import Request
 from specdec_cli.engine.engine import Engine, EngineOptions
+from specdec_cli.engine.group import Verdict
 from specdec_cli.engine.prompts import PromptRow
-from specdec_cli.engine.verify import Verdict
 from specdec_cli.errors import ExitCode, GateError, RunError
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.table import TableLM
@@ -180,11 +180,12 @@ def test_the_tolerance_follows_the_dtype():
 
 
 def test_gumbel_noise_that_depends_on_the_step_is_found(monkeypatch):
-    right = verify_module._RULES["gumbel"]
-    monkeypatch.setitem(verify_module._RULES, "gumbel", verify_module._RULES["exact-match"])
+    right = verify_module.RULES["gumbel"]
+    by_step = replace(right, judge=verify_module.RULES["exact-match"].judge)
+    monkeypatch.setitem(verify_module.RULES, "gumbel", by_step)
     broken = run(pair(), ("gumbel",))
     assert not broken.passed
-    monkeypatch.setitem(verify_module._RULES, "gumbel", right)
+    monkeypatch.setitem(verify_module.RULES, "gumbel", right)
     assert run(pair(), ("gumbel",)).passed
 
 

@@ -1,0 +1,66 @@
+"""One table of verification rules: what a rule asks of a draft and promises of the output follows from its entry."""
+
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+from tiny_engine import PROMPTS, decode, ngram, tokens
+
+from specdec_cli.engine.verify import AUTO, RULES, Rule, rule_of
+from specdec_cli.measure.audit.audit import DRAWN_MODES
+from specdec_cli.recipe.schema import Verify
+from specdec_cli.sampling.params import SamplingParams
+
+SAMPLED = SamplingParams(max_new_tokens=16, temperature=0.9, seed=5)
+
+
+def watched(rule: Rule, seen: list) -> Rule:
+    """The same rule, which notes what it is handed."""
+
+    def judge(group):
+        seen.extend(row.guesses for row in group.rows if row.guesses.drafted)
+        return rule.judge(group)
+
+    return replace(rule, judge=judge)
+
+
+@pytest.mark.parametrize("model", ["stranger", "itself"])
+def test_a_new_rule_that_needs_q_gets_it_from_every_drafter(target, draft_of, monkeypatch, model):
+    """It is an entry in the table and known nowhere else."""
+    seen = []
+    monkeypatch.setitem(RULES, "planted", watched(RULES["rejection"], seen))
+    for draft in (draft_of(model), ngram()):
+        expected = tokens(decode(target, draft, 4, params=SAMPLED, verify="rejection"))
+        seen.clear()
+        assert tokens(decode(target, draft, 4, params=SAMPLED, verify="planted")) == expected
+        is_by_chance = draft is not None and not hasattr(draft, "max")  # n-gram guesses the same for every seed
+        assert len(seen) > len(PROMPTS)
+        assert {guesses.q is not None for guesses in seen} == {is_by_chance}
+
+
+def test_a_rule_that_does_not_ask_for_q_gets_none(target, itself, monkeypatch):
+    seen = []
+    monkeypatch.setitem(RULES, "planted", watched(RULES["exact-match"], seen))
+    decode(target, itself, 4, params=SAMPLED, verify="planted")
+    assert {guesses.q for guesses in seen} == {None}
+
+
+def test_a_draft_shares_the_noise_of_a_new_rule_that_says_so(target, itself, monkeypatch):
+    monkeypatch.setitem(RULES, "planted", replace(RULES["gumbel"]))
+    outputs = decode(target, itself, 4, params=SAMPLED, verify="planted")
+    assert all(output.speculative.acceptance_rate == 1.0 for output in outputs)
+    monkeypatch.setitem(RULES, "planted", replace(RULES["gumbel"], shares_noise=False))
+    apart = decode(target, itself, 4, params=SAMPLED, verify="planted")
+    assert tokens(apart) == tokens(outputs), "noise by position alone gives the same text with any draft"
+    assert all(output.speculative.acceptance_rate < 0.9 for output in apart)
+
+
+def test_the_choices_of_recipe_and_audit_are_those_of_the_table():
+    assert set(get_args(Verify)) == {AUTO, *RULES}
+    assert set(DRAWN_MODES) == {name for name, rule in RULES.items() if rule.is_lossless and rule.samples}
+
+
+@pytest.mark.parametrize("mode", [AUTO, *RULES])
+def test_at_temperature_zero_every_rule_that_asks_the_target_is_greedy(mode):
+    rule = rule_of(mode, 0.0)
+    assert (rule is RULES["greedy"]) == (mode != "synthetic")
