@@ -15,11 +15,12 @@ from specdec_cli.engine.options import EngineOptions
 from specdec_cli.engine.synthetic import synthetic_rates
 from specdec_cli.errors import UsageError
 from specdec_cli.lm.cache.cache_plan import KVCacheBytes
+from specdec_cli.lm.decoders import decoder_when
 from specdec_cli.lm.files.dummy import StandIn
 from specdec_cli.lm.files.generation import NONE
 from specdec_cli.lm.load import check_context, load_lm, load_tokenizer
 from specdec_cli.lm.machine.threads import allot_threads
-from specdec_cli.lm.transformers_lm import TransformersLM, decoder_when
+from specdec_cli.lm.transformers_lm import TransformersLM
 from specdec_cli.text.chat_template import chat_tokenizer
 from specdec_cli.text.tokenizer import Tokenizer
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from specdec_cli.lm.cache.budget import device_room
 from specdec_cli.lm.cache.cache_plan import KVCacheBytes, Room, check_draft_room, logits_bytes, plan_blocks
-from specdec_cli.lm.transformers_lm import TransformersLM, device_room
+from specdec_cli.lm.transformers_lm import TransformersLM
 
 if TYPE_CHECKING:
     from specdec_cli.engine.options import EngineOptions

@@ -13,6 +13,7 @@ from huggingface_hub import constants, snapshot_download
 
 from specdec_cli.errors import RunError, SpecdecError, UsageError
 from specdec_cli.files import given_path
+from specdec_cli.lm.decoders import COMPILED, COMPILED_GRAPHS, check_decoder, own_obstacle
 from specdec_cli.lm.files import dummy
 from specdec_cli.lm.files.architecture import check_architecture
 from specdec_cli.lm.files.checkpoint import (
@@ -26,23 +27,22 @@ from specdec_cli.lm.files.checkpoint import (
 )
 from specdec_cli.lm.files.contents import check_contents
 from specdec_cli.lm.files.generation import NONE, read_generation
+from specdec_cli.lm.files.lengths import max_context
 from specdec_cli.lm.files.paper import NEEDS_NUMBERS, on_paper
 from specdec_cli.lm.files.quantization import check_quantization, forget_quantization, settings_of
 from specdec_cli.lm.forward.compiled import check_compiler
-from specdec_cli.lm.forward.forward import CacheShape, PackedForward
+from specdec_cli.lm.forward.forward import CacheShape
+from specdec_cli.lm.forward.packed import PackedForward
 from specdec_cli.lm.kernels.kinds import kind_when
 from specdec_cli.lm.kernels.packing import weights_of
-from specdec_cli.lm.llama.llama_weights import kept_as, obstacle
+from specdec_cli.lm.llama.llama_weights import kept_as
 from specdec_cli.lm.load import (
-    check_compilable,
-    check_recordable,
     device_named,
     load_tokenizer,
     model_on_paper,
     resolve_dtype,
 )
 from specdec_cli.lm.traffic import model_traffic, num_experts
-from specdec_cli.lm.transformers_lm import COMPILED, COMPILED_GRAPHS, OBSTACLES, RECORDED, _max_context
 from specdec_cli.proxy import exempt_this_machine
 
 _SMALL_FILES = ["*.json", "*.model", "*.txt", "*.jinja"]
@@ -128,11 +128,9 @@ def describe(
     with quiet(), clear_errors(name):
         config = read_config(name, folder, trust_remote_code)
         check_architecture(name, config, trust_remote_code)
+        check_decoder(name, decoder, config, place, quantize)
         if decoder in (COMPILED, COMPILED_GRAPHS):
-            check_compilable(name, config, place, quantize)
             check_compiler(place)
-        if decoder in RECORDED:
-            check_recordable(name, config, place)
         is_complete = not is_dummy and _has_weights(name, folder)
         if is_dummy:
             forget_quantization(config)
@@ -143,14 +141,14 @@ def describe(
             source = folder if is_complete else None
             model = model_on_paper(name, source, config, kind, trust_remote_code)
             kept = _probe(name, model) or _probe_unquantized(name, config, kind, trust_remote_code)
-            found = OBSTACLES.get(decoder) or obstacle(model, place)
+            found = own_obstacle(model, decoder, place)
         packed = weights_of(model, kept_as(kind_when(decoder == COMPILED, kind, place, quantize), found))
         text = model.config.get_text_config()
         return ModelFacts(
             name=name,
             architecture=config.model_type,
             dtype=str(kind).removeprefix("torch."),
-            max_context=_max_context(text, None),
+            max_context=max_context(text, None),
             embedding_size=int(text.vocab_size) if kept is None else kept.vocab_size,
             num_parameters=dummy.num_parameters(model),
             weights_bytes=sum(weight.num_bytes for weight in packed),

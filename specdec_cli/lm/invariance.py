@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specdec_cli.lm.cache.cache import KEY_GRAIN, LayerStore, Layout, Span
+from specdec_cli.lm.cache.cache import LayerStore
+from specdec_cli.lm.cache.layout import KEY_GRAIN, MOST_ROWS, Layout, Span
 from specdec_cli.lm.forward.attention import RowMasks, attend, causal
 from specdec_cli.lm.kernels.kinds import Kind, kind_for, pack
 from specdec_cli.lm.llama import native
@@ -27,8 +28,7 @@ DECODER |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 24}
 LINEAR_SHAPES = ((160, 160), (432, 160), (160, 432), (1024, 1024), (1024, 3584), (2048, 2048))
 ATTENTION_SHAPES = ((5, 5, 32), (12, 12, 64), (16, 8, 64), (8, 1, 64))
 CONTEXTS = (20, 63, 200, 511, 700)
-ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 32, 33, 48, 64)
-MOST_ROWS = max(ROWS)
+ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 32, 33, 48, MOST_ROWS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +137,9 @@ def _decoder_checks(dtype: torch.dtype) -> Iterator[InvarianceCheck]:
         def last(num_rows: int, decoder: LlamaDecoder = decoder) -> Tensor:
             start = len(tokens) - num_rows
             spans = [Span(0, num_rows, len(tokens), 0, None, start)]
-            layout = Layout([], spans, [(0, num_rows, start)], num_rows, False)
-            return decoder.forward(tokens[start:], layout, list(range(num_rows)))
+            places = range(start, len(tokens))
+            layout = Layout(tokens[start:], [*places], spans, [(0, num_rows, start)], [*range(num_rows)], num_rows)
+            return decoder.forward(layout)
 
         whole = last(len(tokens))
         differ = tuple(n for n in ROWS if not torch.equal(last(n), whole[-n:]))
@@ -206,7 +207,8 @@ def _attend(store: LayerStore, queries: Tensor, first: int) -> Tensor:
         stop = min(queries.shape[2], num_keys - first)
         spans.append(Span(start, stop, num_keys, 0, None))
         start = stop
-    layout = Layout(list(range(first, first + queries.shape[2])), spans, [], 0, store.keys.dtype != torch.float32)
+    positions, is_bitwise = list(range(first, first + queries.shape[2])), store.keys.dtype != torch.float32
+    layout = Layout([], positions, spans, [], wanted=[], num_written=0, is_bitwise=is_bitwise)
     return attend(torch.nn.Identity(), queries, store, store, RowMasks(layout, causal))[0]
 
 

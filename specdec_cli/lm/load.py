@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.pytorch_utils import Conv1D
 
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.cache.cache_plan import KVCacheBytes
+from specdec_cli.lm.decoders import COMPILED, check_decoder
 from specdec_cli.lm.files import dummy
 from specdec_cli.lm.files.architecture import check_architecture
 from specdec_cli.lm.files.checkpoint import (
@@ -28,6 +29,7 @@ from specdec_cli.lm.files.checkpoint import (
 )
 from specdec_cli.lm.files.generation import AUTO, Generation, read_generation
 from specdec_cli.lm.files.headers import differing, first_dtype, read_headers
+from specdec_cli.lm.files.lengths import own_context
 from specdec_cli.lm.files.origin import Origin, fingerprint
 from specdec_cli.lm.files.quantization import (
     check_quantization,
@@ -38,17 +40,11 @@ from specdec_cli.lm.files.quantization import (
     stays_quantized,
 )
 from specdec_cli.lm.files.tokenizer_files import TOKENIZER_FILES, tokenizer_error
-from specdec_cli.lm.forward.attention import NAME
+from specdec_cli.lm.forward.attention import attention_of
 from specdec_cli.lm.kernels.kinds import kind_when
 from specdec_cli.lm.machine.device_memory import check_room
 from specdec_cli.lm.oracle import Oracle
-from specdec_cli.lm.transformers_lm import (
-    COMPILED,
-    COMPILED_GRAPHS,
-    RECORDED,
-    TransformersLM,
-    own_context,
-)
+from specdec_cli.lm.transformers_lm import TransformersLM
 
 ON_PAPER = "batched_mm"  # experts in one product each, with no branch on what a router chose
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -111,10 +107,7 @@ def load_lm(
             _check_room(name, folder, dtype, quantize, target_device)
         else:
             forget_quantization(config)
-        if decoder in (COMPILED, COMPILED_GRAPHS):
-            check_compilable(name, config, target_device, quantize)
-        if decoder in RECORDED:
-            check_recordable(name, config, target_device)
+        check_decoder(name, decoder, config, target_device, quantize)
         generation = read_generation(folder, generation_config) if has_weights else Generation()
         if has_weights:
             model = _model(name, folder, config, resolve_dtype(name, dtype, config, folder), trust_remote_code)
@@ -249,52 +242,6 @@ def dtype_named(dtype: str) -> torch.dtype | str:
     if dtype != "auto" and dtype not in DTYPES:
         raise UsageError(f"unknown dtype `{dtype}`", f"use auto, {', '.join(DTYPES)}")
     return DTYPES.get(dtype, "auto")
-
-
-def attention_of(config: Any) -> str:
-    """The attention that a family takes: ours where it can be replaced."""
-    model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    if model_class is None or model_class._can_set_attn_implementation():
-        return NAME
-    return "sdpa" if model_class._supports_sdpa else "eager"
-
-
-def check_compilable(name: str, config: Any, device: torch.device, quantize: str) -> None:
-    """Refuse what torch's compiler does not see through.
-
-    Raises:
-        UsageError: int8 weights on a CPU, or a family with an attention of its own.
-    """
-    hint = "leave --compile out"
-    if quantize != "none" and device.type == "cpu":
-        raise UsageError(f"`{quantize}` weights cannot be compiled: their products are torch's own operators", hint)
-    if attention_of(config) != NAME:
-        raise UsageError(
-            f"architecture `{config.model_type}` of `{name}` cannot be compiled: its attention is fixed", hint
-        )
-
-
-def check_recordable(name: str, config: Any, device: torch.device) -> None:
-    """Refuse what no graph of a GPU can hold.
-
-    Raises:
-        UsageError: another device, a family with an attention of its own, or positions that depend on the length.
-    """
-    hint = "leave --decoder out"
-    if device.type != "cuda":
-        raise UsageError(f"`engine.decoder: graphs` is for a GPU, and `{name}` runs on `{device}`", hint)
-    if attention_of(config) != NAME:
-        raise UsageError(
-            f"architecture `{config.model_type}` of `{name}` cannot be recorded: its attention is fixed", hint
-        )
-    text_config = config.get_text_config()
-    values = getattr(text_config, "v_head_dim", None)
-    if values not in (None, getattr(text_config, "head_dim", values)):
-        raise UsageError(f"`{name}` cannot be recorded: its values are not as wide as its keys", hint)
-    rope = getattr(text_config, "rope_parameters", None) or {}
-    kinds = {entry.get("rope_type") for entry in (rope, *rope.values()) if isinstance(entry, dict)}
-    if kinds & {"dynamic", "longrope"}:
-        raise UsageError(f"`{name}` cannot be recorded: its rotary positions depend on the context's length", hint)
 
 
 def resolve_dtype(name: str, dtype: str, config: Any, folder: Path | None) -> torch.dtype:

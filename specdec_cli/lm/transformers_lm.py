@@ -2,66 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from functools import partial, wraps
-from time import perf_counter
-from typing import Any, TypeVar, cast
-from weakref import WeakSet
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from specdec_cli.errors import SpecdecError
-from specdec_cli.lm.cache.cache import KEY_GRAIN, BlockCache, Layout, Span
-from specdec_cli.lm.cache.cache_plan import CacheNeed, KVCacheBytes, Room, plan_blocks
-from specdec_cli.lm.cache.contexts import Contexts, Feed, Held
+from specdec_cli.lm.cache.budget import count_in, device_room
+from specdec_cli.lm.cache.cache_plan import CacheNeed, KVCacheBytes, plan_blocks
+from specdec_cli.lm.cache.contexts import Contexts, Feed
+from specdec_cli.lm.decoders import forward_for, own_obstacle
 from specdec_cli.lm.door import Continuations, Row
-from specdec_cli.lm.files.checkpoint import quiet
 from specdec_cli.lm.files.generation import Generation
+from specdec_cli.lm.files.lengths import long_rope_threshold, max_context
 from specdec_cli.lm.files.origin import Origin
-from specdec_cli.lm.forward.compiled import CompiledCache, compile_error, compile_layers
-from specdec_cli.lm.forward.forward import CacheShape, PackedForward
-from specdec_cli.lm.forward.graphs import Graphs
-from specdec_cli.lm.invariance import MOST_ROWS, rows_together, same_bits_on_one_thread
+from specdec_cli.lm.forward.forward import on_its_device
 from specdec_cli.lm.kernels.kinds import Kind
-from specdec_cli.lm.kernels.packing import leave_files, pack_model, weights_of
-from specdec_cli.lm.llama.llama import LlamaDecoder
-from specdec_cli.lm.llama.llama_weights import kept_as, obstacle
-from specdec_cli.lm.machine.device_memory import device_memory
-from specdec_cli.lm.machine.threads import fixed_threads, most_threads, watched_forward
-
-DECODERS = (AUTO, TRANSFORMERS, COMPILED, GRAPHS, COMPILED_GRAPHS) = (
-    "auto", "transformers", "compiled", "graphs", "compiled graphs",
-)  # fmt: skip
-RECORDED = (GRAPHS, COMPILED_GRAPHS)
-OBSTACLES = {
-    TRANSFORMERS: "it is switched off",
-    COMPILED: "torch compiles this one, and not our own",
-    GRAPHS: "graphs record this one",
-    COMPILED_GRAPHS: "torch compiles this one for graphs",
-}
-
-
-def decoder_when(decoder: str, is_compiled: bool) -> str:
-    """The entry of DECODERS for a recipe's decoder and its compile setting."""
-    return {GRAPHS: COMPILED_GRAPHS}.get(decoder, COMPILED) if is_compiled else decoder
-
-
-_Method = TypeVar("_Method", bound=Callable[..., Any])
-
-
-def _on_its_device(method: _Method) -> _Method:
-    """A method that may launch Triton's kernels or record events, which belong to whatever GPU is the current one."""
-
-    @wraps(method)
-    def run(self: Any, *arguments: Any, **named: Any) -> Any:
-        if self.device.type != "cuda":
-            return method(self, *arguments, **named)
-        with torch.cuda.device(self.device):
-            return method(self, *arguments, **named)
-
-    return cast("_Method", run)
+from specdec_cli.lm.kernels.packing import weights_of
+from specdec_cli.lm.llama.llama_weights import kept_as
 
 
 class TransformersLM:
@@ -119,63 +77,40 @@ class TransformersLM:
         self.block_size = block_size
         self.dtype: torch.dtype = model.dtype
         self.device: torch.device = model.device
-        self.decoder_obstacle = OBSTACLES.get(decoder) or obstacle(model)
-        self.kind = kind = kept_as(kind, self.decoder_obstacle)
-        self.weights = weights_of(model, kind)
+        self.decoder_obstacle = own_obstacle(model, decoder)
+        self.kind = kept_as(kind, self.decoder_obstacle)
+        self.weights = weights_of(model, self.kind)
         self.weight_bytes = sum(weight.num_bytes for weight in self.weights)
         text_config = model.config.get_text_config()
-        self.max_context = _max_context(text_config, max_model_len)
-        # Long rope has two sets of frequencies and switches at this length (Phi-3); keys of the one are of no use
-        # to the other.
-        self._short_context = _long_rope_threshold(text_config)
-        # Our own decoder gives a row the same bits in any company as it is; torch's kernels take some care.
-        is_own = self.decoder_obstacle is None
-        self._bitwise = self.device.type == "cpu" and self.dtype != torch.float32 and not is_own
-        self._packed = PackedForward(model, self._bitwise)
-        self._packed_bitwise = self._bitwise and not self._packed.has_joined_keys
-        is_bfloat16 = self._bitwise and self.dtype == torch.bfloat16
-        self._rows_together = rows_together(self.dtype, kind) if is_bfloat16 else MOST_ROWS
-        self._threads = self._forward_threads(decoder)
-        # A graph for one token alone would be another one.
-        self._has_company = self._bitwise or decoder == COMPILED
-        self.compile_seconds: float | None = None
-        self._is_compiled = False
-        if kind != "plain" or is_own:
-            leave_files(model)
-        self._decoder = LlamaDecoder(model, kind) if is_own else None
-        if self._decoder is None:
-            pack_model(model, kind)
-        kept = self._probe()
-        self.vocab_size: int = kept.vocab_size
-        self.kv_bytes_per_token: int = kept.kv_bytes_per_token
-        self._is_to_compile = decoder in (COMPILED, COMPILED_GRAPHS)
-        self._is_recorded = decoder in RECORDED
+        self.max_context = max_context(text_config, max_model_len)
+        self._short_context = long_rope_threshold(text_config)
+        self._forward = forward_for(
+            model,
+            name,
+            decoder,
+            self.kind,
+            is_own=self.decoder_obstacle is None,
+            weight_bytes=self.weight_bytes,
+            block_size=block_size,
+            max_context=self.max_context,
+        )
+        self.vocab_size = self._forward.shape.vocab_size
+        self.kv_bytes_per_token = self._forward.shape.kv_bytes_per_token
         if num_blocks is None:
             need, room = self.cache_need(max_num_seqs, extra_tokens), device_room(self.device, self.weight_bytes)
             (num_blocks,) = plan_blocks([need], room, max_num_seqs, kv_cache_bytes)
         self.hold(num_blocks)
-        _LOADED.add(self)
+        count_in(self)
 
     @property
     def decoder(self) -> str:
         """Whose forward runs: `own`, or `transformers`, and behind it `compiled`, `graphs` or both."""
-        if self._decoder is not None:
-            return "own"
-        done = {COMPILED: self.compile_seconds is not None, GRAPHS: self._graphs is not None}
-        return ", ".join([TRANSFORMERS, *(name for name, is_done in done.items() if is_done)])
+        return self._forward.name
 
-    def _forward_threads(self, decoder: str) -> Callable[[], AbstractContextManager[None]]:
-        """Threads of transformers' forward pass: as many as there are free cores, or a fixed number.
-
-        torch compiles a forward for a number of threads, and bits that depend on it must not depend on the neighbours.
-        """
-        if self.device.type != "cpu" or self.decoder_obstacle is None:
-            return nullcontext
-        most = most_threads(self.weight_bytes)
-        is_fixed = decoder in (COMPILED, COMPILED_GRAPHS) or (
-            self._bitwise and not same_bits_on_one_thread(self.dtype, self.kind)
-        )
-        return partial(fixed_threads if is_fixed else watched_forward, most)
+    @property
+    def compile_seconds(self) -> float | None:
+        """How long `compile` took; None where it was not called."""
+        return self._forward.compile_seconds
 
     def compile(self) -> None:
         """Compile transformers' forward and run it, so that no later step waits; a minute or so on a CPU.
@@ -183,20 +118,8 @@ class TransformersLM:
         Raises:
             RunError: there is no C++ compiler, or torch cannot compile this forward.
         """
-        assert self._is_to_compile, "what is to be compiled is loaded for it"
-        began = perf_counter()
-        compile_layers(self.model)
-        self._is_compiled = True
+        self._forward.compile(self.name)
         self.hold(self.num_blocks)
-        try:
-            with quiet(), self._threads():
-                for num_tokens in (2, 5) if self._has_company else (1, 2, 5):
-                    self._packed.attempt(CompiledCache(num_tokens + KEY_GRAIN), num_tokens)
-        except (SpecdecError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:
-            raise compile_error(self.name, error) from error
-        self.compile_seconds = perf_counter() - began
 
     def cache_need(self, num_seqs: int, extra_tokens: int, max_context: int | None = None) -> CacheNeed:
         """A cache for so many sequences, each of a whole context (the model's or a shorter one) and extra tokens."""
@@ -208,21 +131,12 @@ class TransformersLM:
         """Make the cache anew, for so many blocks; what the old one held is lost."""
         self.num_blocks = num_blocks
         self._contexts = Contexts(self.name, num_blocks, self.block_size)
-        num_slots = num_blocks * self.block_size + KEY_GRAIN
-        joins = self._packed.has_joined_keys
-        self._cache = CompiledCache(num_slots) if self._is_compiled else BlockCache(num_slots, joins)
-        if self._decoder is not None:
-            self._decoder.allocate(num_slots, self.block_size)
-        is_recorded = self._is_recorded
-        self._graphs = (
-            Graphs(self.model, self._cache, num_blocks, self.block_size, self.max_context) if is_recorded else None
-        )
+        self._forward.allocate(num_blocks)
 
     @property
     def promised_bytes(self) -> int:
         """Memory that its cache has still to take: of a GPU in its first forward; of a CPU as it is written, or all."""
-        is_taken = self.device.type == "cuda" and bool(self._cache.stores)
-        return 0 if is_taken else self.num_blocks * self.block_size * self.kv_bytes_per_token
+        return 0 if self._forward.has_taken_cache else self.num_blocks * self.block_size * self.kv_bytes_per_token
 
     @property
     def num_free_blocks(self) -> int:
@@ -241,7 +155,7 @@ class TransformersLM:
         """Assert that blocks free + used = total, and that each sequence holds what it needs."""
         self._contexts.check()
 
-    @_on_its_device
+    @on_its_device
     def score(self, rows: Sequence[Row]) -> Tensor:
         """Logits [sum of num_logits, V] float32, rows one after another, each row's positions in order.
 
@@ -257,7 +171,7 @@ class TransformersLM:
             return self._score(rows, is_long=False)
         return self._score_both_sides(rows, threshold)
 
-    @_on_its_device
+    @on_its_device
     def guess(self, rows: Sequence[Row], num_tokens: int) -> Continuations | None:
         """Continuations of contexts, `num_logits` tokens of each; None without our own decoder or graphs.
 
@@ -267,23 +181,18 @@ class TransformersLM:
             RunError: the cache has too few free blocks.
         """
         draws = [row.draw for row in rows]
-        if self._decoder is None and (self._graphs is None or any(draws)):
+        if not (self._forward.can_draw if any(draws) else self._forward.can_guess):
             return None
         assert num_tokens <= self.vocab_size, "more tokens are to be chosen from than are scored"
         # What follows a context stands in for itself until it is found.
         longer = [Row(row.handle, [*row.context, *[0] * (row.num_logits - 1)], row.num_logits) for row in rows]
         assert all(len(row.context) <= self.max_context for row in longer), "a context is longer than the model takes"
-        feeds, counts = self._contexts.feeds(longer, is_long=False), [row.num_logits for row in rows]
-        if self._decoder is not None:
-            found = self._decoder.guess(*self._lay_out(feeds), counts, draws, num_tokens)
-        else:
-            assert self._graphs is not None
-            in_graph = self._graphs.guess(feeds, counts, num_tokens)
-            if in_graph is None:  # what was reserved is given back
-                kept = [Row(row.handle, feed.held.tokens, 0) for row, feed in zip(rows, feeds, strict=True)]
-                self._contexts.feeds(kept, is_long=False)
-                return None
-            found = in_graph
+        feeds = self._contexts.feeds(longer, is_long=False)
+        found = self._forward.guess(feeds, [row.num_logits for row in rows], draws, num_tokens)
+        if found is None:  # what was reserved is given back
+            kept = [Row(row.handle, feed.held.tokens, 0) for row, feed in zip(rows, feeds, strict=True)]
+            self._contexts.feeds(kept, is_long=False)
+            return None
         for feed, row, guessed in zip(feeds, rows, found.tokens, strict=True):
             feed.held.hold([*row.context, *guessed[: row.num_logits - 1]], found.unread)
         return found
@@ -314,158 +223,18 @@ class TransformersLM:
 
     def _score(self, rows: Sequence[Row], is_long: bool) -> Tensor:
         feeds = self._contexts.feeds(rows, is_long)
-        logits = self._graphs.score(feeds) if self._graphs is not None else None
-        if logits is None:
-            for feed in feeds:
-                feed.settle()
-            parts = [self._forward(self._cache, *self._lay_out(turn)) for turn in self._turns(feeds)]
-            if not parts:
-                return torch.empty(0, self.vocab_size, device=self.device)
-            logits = parts[0] if len(parts) == 1 else torch.cat(parts)
+        logits = self._forward.score(feeds)
         for feed in feeds:
             feed.held.hold(feed.context, feed.unread)
-        if self._bitwise:
+        if self._forward.spreads_nan:
             self._leave_no_nan(feeds, logits)
         return logits
 
     def _leave_no_nan(self, feeds: Sequence[Feed], logits: Tensor) -> None:
-        """Wipe what rows without a distribution have filed: others read it, masked, and nothing times NaN is NaN."""
+        """Wipe what rows without a distribution have filed."""
         largest = logits.amax(1)
         if largest.isfinite().all():
             return
         for feed, its in zip(feeds, torch.split(largest, [feed.num_logits for feed in feeds]), strict=True):
-            for block in () if its.isfinite().all() else self._contexts.spoil(feed.held):
-                for store in self._cache.stores.values():
-                    store.wipe(block * self.block_size, self.block_size)
-
-    def _turns(self, feeds: Sequence[Feed]) -> Iterator[list[Feed]]:
-        """Feed the rows in as many forward passes as keep every row's bits; in one if no bits are promised."""
-        left = [feed for feed in feeds if feed.num_tokens]
-        total = sum(feed.num_tokens for feed in left)
-        most = total
-        if self._rows_together < total <= MOST_ROWS:
-            most = -(-total // -(-total // self._rows_together))
-        while left:
-            turn, room = [], most
-            while left and room:
-                first, *rest = left.pop(0).cut(room)
-                turn.append(first)
-                room -= first.num_tokens
-                left[:0] = rest
-            yield turn
-
-    def _lay_out(self, feeds: Sequence[Feed]) -> tuple[list[int], Layout, list[int]]:
-        """Tokens of the forward, their layout, and the places among them whose logits are wanted."""
-        tokens: list[int] = []
-        positions: list[int] = []
-        wanted: list[int] = []
-        spans: list[Span] = []
-        pieces: list[tuple[int, int, int]] = []
-        for feed in feeds:
-            length = len(feed.context)
-            start = len(tokens)
-            tokens += feed.context[feed.keep :]
-            positions += range(feed.keep, length)
-            wanted += range(len(tokens) - feed.num_logits, len(tokens))
-            spans += self._spans(feed, start)
-            pieces += self._pieces(feed, start)
-        num_written = len(tokens)
-        if self._has_company and num_written == 1:
-            # One row alone takes another kernel than two or more: a copy of it rides along, and is not written.
-            tokens, positions = tokens * 2, positions * 2
-            spans[0].stop += 1
-        layout = Layout(positions, spans, pieces, num_written, self._packed_bitwise, self.device)
-        return tokens, layout, wanted
-
-    def _spans(self, feed: Feed, start: int) -> Iterator[Span]:
-        """A row's queries; where bits matter, cut wherever the number of keys that they read grows by a grain."""
-        length, keep = len(feed.context), feed.keep
-        grain = KEY_GRAIN if self._packed_bitwise else length
-        held = feed.held
-        slots = None if held.in_one_piece else self._slots(held, -(-length // grain) * grain)
-        first_slot = held.blocks[0] * self.block_size
-        while keep < length:
-            num_keys = (keep // grain + 1) * grain
-            stop = min(length, num_keys)
-            offset = start - feed.keep
-            seen = None if slots is None else slots[:num_keys]
-            yield Span(offset + keep, offset + stop, num_keys, first_slot, seen, keep)
-            keep = stop
-
-    def _slots(self, held: Held, num_keys: int) -> Tensor:
-        """Slots of a scattered sequence's first `num_keys` positions [num_keys] int64; any slot beyond its end."""
-        blocks = torch.tensor(held.blocks, device=self.device)
-        slots = (blocks[:, None] * self.block_size + torch.arange(self.block_size, device=self.device)).flatten()
-        slots = slots[:num_keys]
-        return torch.cat((slots, slots[:1].expand(num_keys - len(slots))))
-
-    def _pieces(self, feed: Feed, start: int) -> Iterator[tuple[int, int, int]]:
-        """Where a row's new keys go, as (start, stop, slot) over the forward's tokens."""
-        size, length, blocks = self.block_size, len(feed.context), feed.held.blocks
-        offset = start - feed.keep
-        if feed.held.in_one_piece:
-            yield start, offset + length, blocks[0] * size + feed.keep
-            return
-        position = feed.keep
-        while position < length:
-            stop = min(length, (position // size + 1) * size)
-            yield offset + position, offset + stop, blocks[position // size] * size + position % size
-            position = stop
-
-    def _forward(self, cache: BlockCache, tokens: list[int], layout: Layout, wanted: list[int]) -> Tensor:
-        """One forward; logits [len(wanted), V] float32."""
-        if self._decoder is not None:
-            return self._decoder.forward(tokens, layout, wanted)
-        with self._threads():
-            return self._packed.run(cache, tokens, layout, wanted)
-
-    @_on_its_device
-    def _probe(self) -> CacheShape:
-        """Bytes that the model caches per token, found by feeding two.
-
-        Raises:
-            UsageError: the forward does not run on a block cache, or leaves it untouched.
-        """
-        if self._decoder is not None:
-            return CacheShape(self._decoder.kv_bytes_per_token, self._decoder.vocab_size)
-        return self._packed.probe(self.name)
-
-
-def device_room(device: torch.device, weight_bytes: int) -> Room:
-    """Memory of a device that loaded models leave free, after what their caches will still take.
-
-    Args:
-        device: where.
-        weight_bytes: of the models that are planned, loaded already.
-    """
-    found = device_memory(device)
-    promised = sum(lm.promised_bytes for lm in _LOADED if lm.device == device)
-    whole = found.total_bytes if device.type == "cuda" else found.free_bytes + weight_bytes
-    return Room(found.free_bytes - promised, whole, weight_bytes)
-
-
-def _max_context(config: Any, max_model_len: int | None) -> int:
-    """The context limit: the smaller of the configuration's and the caller's."""
-    limit = own_context(config)
-    if limit is None:
-        limit = max_model_len or 2048
-    return min(limit, max_model_len or limit)
-
-
-def own_context(config: Any) -> int | None:
-    """The context limit that a configuration names, in tokens; None where it names none."""
-    names = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
-    limits = [getattr(config, name, None) for name in names]
-    return next((int(limit) for limit in limits if limit), None)
-
-
-def _long_rope_threshold(config: Any) -> int | None:
-    """The length up to which long rope uses its short frequencies; None without long rope."""
-    parameters = getattr(config, "rope_parameters", None) or {}
-    for entry in (parameters, *parameters.values()):
-        if isinstance(entry, dict) and entry.get("rope_type") == "longrope":
-            return int(entry["original_max_position_embeddings"])
-    return None
-
-
-_LOADED: WeakSet[TransformersLM] = WeakSet()  # models whose caches may still have to take their memory
+            if not its.isfinite().all():
+                self._forward.wipe(self._contexts.spoil(feed.held))

@@ -12,7 +12,7 @@ from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.loading import LoadSettings
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.errors import RunError
-from specdec_cli.lm import transformers_lm
+from specdec_cli.lm.cache import budget
 from specdec_cli.lm.machine import device_memory as device_memory_module
 from specdec_cli.lm.machine.device_memory import DeviceMemory
 from specdec_cli.measure.machine import machine
@@ -41,13 +41,13 @@ def pair(tmp_path_factory):
 def memory(monkeypatch):
     """Sets how much memory is free before anything is loaded; weights take theirs."""
     loaded = weakref.WeakSet()
-    monkeypatch.setattr(transformers_lm, "_LOADED", loaded)
+    monkeypatch.setattr(budget, "_LOADED", loaded)
 
     def set_free(num_bytes: int) -> None:
         def now(device: torch.device) -> DeviceMemory:
             return DeviceMemory(10 * num_bytes, num_bytes - sum(lm.weight_bytes for lm in loaded))
 
-        for module in (transformers_lm, machine, device_memory_module):
+        for module in (budget, machine, device_memory_module):
             monkeypatch.setattr(module, "device_memory", now)
 
     return set_free
@@ -99,7 +99,7 @@ def test_doctor_says_what_the_engine_plans(pair, memory, decoder, draft, cache):
     models = {"target": built.target} | ({} if draft is None else {"draft": built.drafter.lm})
     planned = {role: lm.num_blocks * lm.block_size for role, lm in models.items()}
     for lm in models.values():
-        transformers_lm._LOADED.discard(lm)
+        budget._LOADED.discard(lm)
     found = examine(recipe).pair
     assert found is not None
     assert {role: one.kv_planned_tokens for role, one in found.memory.items()} == planned
@@ -121,7 +121,7 @@ def test_doctor_refuses_in_the_engines_words(pair, memory, cache, num_seqs, free
     recipe = resolve(sets=sets).recipe
     with pytest.raises(RunError) as error:
         Engine.from_recipe(recipe)
-    transformers_lm._LOADED.clear()
+    budget._LOADED.clear()
     said = examine(recipe).error()
     assert said is not None
     assert said.message.split("`")[0] == error.value.message.split("`")[0]

@@ -6,6 +6,7 @@ from tiny_engine import PROMPTS, alone, decode, tiny_lm, tokens
 from specdec_cli.engine import verify as verify_module
 from specdec_cli.engine.group import Verdict
 from specdec_cli.lm.cache.contexts import Contexts
+from specdec_cli.lm.cache.layout import Layouts
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.transformers_lm import TransformersLM
 from specdec_cli.sampling import noise
@@ -55,7 +56,7 @@ def test_a_cache_that_keeps_rejected_tokens(target, draft_of, monkeypatch, name,
 def test_a_rejected_tokens_keys_left_in_the_cache(target, stranger, monkeypatch):
     """The own token's key is not written over that of the rejected token in its place."""
     expected, stale = plain(target), set()
-    cut, pieces = Contexts._cut, TransformersLM._pieces
+    cut, pieces = Contexts._cut, Layouts._pieces
 
     def noting(self, held, keep):
         (stale.add if 0 < keep < len(held.tokens) else stale.discard)(id(held))
@@ -67,7 +68,7 @@ def test_a_rejected_tokens_keys_left_in_the_cache(target, stranger, monkeypatch)
             yield first + skip, stop, slot + skip
 
     monkeypatch.setattr(Contexts, "_cut", noting)
-    monkeypatch.setattr(TransformersLM, "_pieces", skipping)
+    monkeypatch.setattr(Layouts, "_pieces", skipping)
     assert plain(target) == expected, "plain decoding hides the fault"
     assert tokens(decode(target, stranger, 4, params=GREEDY)) != expected
 

@@ -68,14 +68,14 @@ def test_salts_never_share(target, draft):
 def test_a_draft_model_reads_a_prefix_once_too(target, draft, monkeypatch):
     engine = tiny_engine(target, draft, 4, prefix_caching=True)
     decoded(engine, [BEGIN])
-    kept = []
-    lay_out = draft._lay_out
+    kept, feeds_of = [], draft._contexts.feeds
 
-    def noting(feeds):
+    def noting(rows, is_long):
+        feeds = feeds_of(rows, is_long)
         kept.extend(feed.keep for feed in feeds)
-        return lay_out(feeds)
+        return feeds
 
-    monkeypatch.setattr(draft, "_lay_out", noting)
+    monkeypatch.setattr(draft._contexts, "feeds", noting)
     decoded(engine, [BEGIN])
     assert min(kept) >= (len(BEGIN) - 1) // 16 * 16, "the draft feeds what is behind the last whole block"
 
@@ -98,13 +98,14 @@ def test_a_step_that_broke_off_goes_on_from_what_is_known(target, draft, monkeyp
     for prompt in PROMPTS:
         engine.add(prompt, GREEDY)
     engine.step()
-    forward, found = target._forward, {}
+    forward = target._forward
+    run, found = forward.run, {}
 
-    def failing(*args):
-        monkeypatch.setattr(target, "_forward", forward)
+    def failing(layout):
+        monkeypatch.setattr(forward, "run", run)
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(target, "_forward", failing)
+    monkeypatch.setattr(forward, "run", failing)
     outputs = {one.id: one.tokens for one in engine._sequences.values()}
     with pytest.raises(RuntimeError, match="out of memory"):
         engine.step()

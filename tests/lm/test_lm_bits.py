@@ -1,6 +1,7 @@
 """In bfloat16 on a CPU a row has the same bits in any company: decoding alone, verifying, in a batch."""
 
 import functools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -81,8 +82,9 @@ def test_turns_give_every_row_its_logits(monkeypatch, tmp_path):
         lm.release(row.handle)
     sizes = []
     forward = lm._forward
-    monkeypatch.setattr(lm, "_forward", lambda cache, *of: sizes.append(len(of[0])) or forward(cache, *of))
-    monkeypatch.setattr(lm, "_rows_together", 6)
+    run = forward.run
+    monkeypatch.setattr(forward, "run", lambda layout: sizes.append(len(layout.tokens)) or run(layout))
+    monkeypatch.setattr(forward, "layouts", replace(forward.layouts, rows_together=6))
     torch.testing.assert_close(lm.score(rows), whole, rtol=1e-3, atol=1e-4)
     assert sizes == [6, 6, 6, 6, 6, 5]
     lm.check_integrity()
@@ -91,7 +93,7 @@ def test_turns_give_every_row_its_logits(monkeypatch, tmp_path):
     assert sizes[6:] == [5]
     for row in rows:
         lm.release(row.handle)
-    monkeypatch.setattr(lm, "_rows_together", 64)
+    monkeypatch.setattr(forward, "layouts", replace(forward.layouts, rows_together=64))
     torch.testing.assert_close(found, lm.score(longer), rtol=1e-3, atol=1e-4)
     for row in rows:
         lm.release(row.handle)
@@ -135,13 +137,12 @@ def test_float32_and_our_own_decoder_run_unpadded(tmp_path, monkeypatch, decoder
     for dtype, rows in (("float32", 1), ("bfloat16", 1 if decoder == "auto" else 2), ("float16", 2)):
         lm = load_lm(folder, dtype=dtype, decoder=decoder)
         seen = []
-        forward = lm._forward
 
-        def watching(cache, tokens, layout, wanted, seen=seen, forward=forward):
-            seen.append(len(tokens))
-            return forward(cache, tokens, layout, wanted)
+        def watching(layout, seen=seen, run=lm._forward.run):
+            seen.append(len(layout.tokens))
+            return run(layout)
 
-        monkeypatch.setattr(lm, "_forward", watching)
+        monkeypatch.setattr(lm._forward, "run", watching)
         assert lm.score([Row(0, [5], 1)]).shape == (1, 97)
         assert seen == [rows]
         assert lm.score([Row(0, [5, 6, 7], 0), Row(1, [5], 1)]).shape == (1, 97)

@@ -1,7 +1,7 @@
-"""Keys and values in blocks, and the layout of one packed forward over them.
+"""Keys and values in blocks, where a forward of transformers files and reads them.
 
-A forward's tokens are the missing tokens of all its rows, one row after another. Its `Layout` says where their keys
-are written and which keys each span of queries reads. transformers' moving cache API is met here and nowhere else.
+The forward's `Layout` says where its tokens' keys are written and which keys each span of queries reads. transformers'
+moving cache API is met here and nowhere else.
 """
 
 from __future__ import annotations
@@ -9,84 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from specdec_cli.lm.cache.layout import Layout, Span
 from specdec_cli.lm.cache.memory import zeros
-
-# Attention reads keys in multiples of this many where bits matter: a query's key count then follows from its position
-# alone, and a sum over more masked keys need not round alike.
-KEY_GRAIN = 64
-# More pieces to write than this go through one indexed copy.
-MAX_PIECES = 8
-
-
-@dataclass(slots=True)
-class Span:
-    """Neighbouring queries of one sequence that attend together.
-
-    Args:
-        start: the first query's place among the forward's tokens.
-        stop: one behind the last query's place.
-        num_keys: how many keys they read, from position 0 on; masks hide those behind a query.
-        first_slot: where the keys begin, when they lie in one piece.
-        slots: slot of every key [num_keys] int64, when they do not.
-        position: the first query's position in its sequence.
-    """
-
-    start: int
-    stop: int
-    num_keys: int
-    first_slot: int
-    slots: Tensor | None
-    position: int = 0
-
-
-@dataclass
-class Layout:
-    """One forward: n tokens of several sequences.
-
-    Args:
-        places: each token's position in its own sequence.
-        spans: the queries, in order; together they cover all n tokens.
-        pieces: (start, stop, slot): tokens start..stop-1 are written to slot, slot+1, ...
-        num_written: the first so many tokens are written (a padding token is not).
-        bitwise: attention must give a row the same bits in whatever company.
-        device: where the forward runs.
-        kernels: what attends all sequences at once (`lm.split_attention`); None where spans are taken one by one.
-        slots: for it, those of the keys at every position of every sequence [B, T] int64.
-    """
-
-    places: list[int]
-    spans: list[Span]
-    pieces: list[tuple[int, int, int]]
-    num_written: int
-    bitwise: bool
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    kernels: Any = None
-    slots: Tensor | None = None
-
-    @cached_property
-    def positions(self) -> Tensor:
-        """The places [1, n] int64."""
-        return torch.tensor([self.places], device=self.device)
-
-    @cached_property
-    def key_positions(self) -> Tensor:
-        """Positions of the longest span's keys [T] int64."""
-        return torch.arange(max(span.num_keys for span in self.spans), device=self.device)
-
-    @cached_property
-    def write_slots(self) -> Tensor | None:
-        """Slot of every written token [num_written] int64; None when there are few pieces."""
-        if len(self.pieces) <= MAX_PIECES:
-            return None
-        slots = [slot + i for start, stop, slot in self.pieces for i in range(stop - start)]
-        return torch.tensor(slots, device=self.device)
 
 
 class LayerStore:

@@ -1,1 +1,1 @@
-"""transformers' forward pass over packed rows: its attention, eager, compiled and as CUDA graphs."""
+"""The forward pass behind one protocol: our own decoder, transformers' eager, compiled and as CUDA graphs."""

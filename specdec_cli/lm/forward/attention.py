@@ -14,9 +14,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AttentionInterface, AttentionMaskInterface
 
-from specdec_cli.lm.cache.cache import LayerStore, Layout, Span
+from specdec_cli.lm.cache.cache import LayerStore
+from specdec_cli.lm.cache.layout import Layout, Span
 
 NAME = "specdec"
 MIN_ROWS = 4
@@ -46,11 +47,11 @@ class RowMasks:
         if self._all is None:
             assert self.layout.slots is not None, "kernels are given slots"
             keys = torch.arange(self.layout.slots.shape[1], device=self.layout.device)
-            self._all = self._allowed(keys[0], keys[0], self.layout.positions[0, :, None], keys[None, :])
+            self._all = self._allowed(keys[0], keys[0], self.layout.position_ids[0, :, None], keys[None, :])
         return self._all
 
     def _build(self, span: Span, num_groups: int, dtype: torch.dtype) -> Tensor:
-        positions = self.layout.positions[0, span.start : span.stop]
+        positions = self.layout.position_ids[0, span.start : span.stop]
         missing = _missing_queries(span, num_groups, self.layout)
         if missing:
             positions = torch.cat((positions, positions[-1:].expand(missing)))
@@ -77,7 +78,7 @@ class RowMasks:
 
 def _missing_queries(span: Span, num_groups: int, layout: Layout) -> int:
     """How many queries to add so that a product has MIN_ROWS rows."""
-    if not layout.bitwise:
+    if not layout.is_bitwise:
         return 0
     return max(0, -(-MIN_ROWS // num_groups) - (span.stop - span.start))
 
@@ -177,6 +178,14 @@ def row_masks(*, kv_length: Layout, mask_function: MaskFunction, **_: Any) -> Ro
 def causal(batch_index: Tensor, head_index: Tensor, query_positions: Tensor, key_positions: Tensor) -> Tensor:
     """A query sees its own and earlier positions."""
     return key_positions <= query_positions
+
+
+def attention_of(config: Any) -> str:
+    """The attention that a family takes: ours where it can be replaced."""
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if model_class is None or model_class._can_set_attn_implementation():
+        return NAME
+    return "sdpa" if model_class._supports_sdpa else "eager"
 
 
 AttentionInterface.register(NAME, attend)

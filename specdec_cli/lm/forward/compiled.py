@@ -15,16 +15,19 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from specdec_cli.errors import RunError
-from specdec_cli.lm.cache.cache import BlockCache, Layout
-from specdec_cli.lm.files.checkpoint import first_line
+from specdec_cli.errors import RunError, SpecdecError
+from specdec_cli.lm.cache.cache import BlockCache
+from specdec_cli.lm.cache.layout import KEY_GRAIN, Layout
+from specdec_cli.lm.files.checkpoint import first_line, quiet
 from specdec_cli.lm.forward.attention import MaskFunction, RowMasks, attend
+from specdec_cli.lm.forward.eager import EagerForward
 from specdec_cli.lm.llama.native import compiler
 
 NAME = "specdec-compiled"
@@ -62,6 +65,35 @@ class CompiledCache(BlockCache):
 
 
 _running: ContextVar[CompiledCache] = ContextVar("the cache of the forward that runs")
+
+
+class CompiledForward(EagerForward):
+    """transformers' forward, by torch once `compile` is called; until then it runs as it is."""
+
+    _is_compiled = False
+
+    @property
+    def name(self) -> str:
+        """Whose forward it is."""
+        return super().name if self.compile_seconds is None else f"{super().name}, compiled"
+
+    def compile(self, name: str) -> None:
+        """Have torch compile the layers for one token (where that is another graph), two and any number."""
+        began = perf_counter()
+        compile_layers(self.model)
+        self._is_compiled = True
+        try:
+            with quiet(), self._threads():
+                for num_tokens in (2, 5) if self.layouts.has_company else (1, 2, 5):
+                    self._packed.attempt(CompiledCache(num_tokens + KEY_GRAIN), num_tokens)
+        except (SpecdecError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            raise compile_error(name, error) from error
+        self.compile_seconds = perf_counter() - began
+
+    def _new_cache(self) -> BlockCache:
+        return CompiledCache(self.num_slots) if self._is_compiled else super()._new_cache()
 
 
 def compile_layers(model: Any) -> None:

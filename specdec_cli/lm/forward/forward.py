@@ -1,22 +1,22 @@
-"""transformers' own forward over a block cache, and the probe that tells whether a family runs on one.
+"""The protocol of a model's forward pass and its cache of keys and values. It has four implementations.
 
-The probe is the one test that the engine and `doctor` share: the engine runs it on the loaded model, `doctor` on the
-model on paper (`lm.paper`), where it costs no memory and reads no weight.
+`OwnForward` is our C++ decoder, `EagerForward` transformers' forward, `CompiledForward` the same through torch.compile,
+`RecordedForward` the same as CUDA graphs; `lm.decoders` chooses one for a model. Callers hand over feeds: which tokens
+of each row the cache lacks, the blocks they belong in, and how many logits are wanted.
 """
 
 from __future__ import annotations
 
-import inspect
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import wraps
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from specdec_cli.errors import UsageError
-from specdec_cli.lm.cache.cache import KEY_GRAIN, BlockCache, Layout, Span
-from specdec_cli.lm.files.checkpoint import FAMILIES, first_line
-from specdec_cli.lm.forward.attention import NAME, RowMasks, causal
+from specdec_cli.lm.cache.contexts import Feed
+from specdec_cli.lm.door import Continuations, Draw
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,102 +32,99 @@ class CacheShape:
     vocab_size: int
 
 
-class PackedForward:
-    """Rows of several sequences through one forward of a transformers model.
+class Forward(Protocol):
+    """A loaded model's forward and its keys and values.
 
-    Args:
-        model: a causal LM, its attention set as `lm.load` does; on paper too.
-        is_bitwise: a row must get the same bits in any company.
+    Attributes:
+        shape: what it keeps of a token, and the width of its logits.
+        can_guess: `guess` continues rows with the likeliest tokens.
+        can_draw: `guess` draws tokens, too.
+        spreads_nan: attention reads slots behind a row's own keys, masked. A NaN there reaches other rows, so the
+            blocks of a row without a distribution must be wiped.
     """
 
-    def __init__(self, model: Any, is_bitwise: bool = False) -> None:
-        self.model = model
-        self.has_joined_keys = model.config.get_text_config()._attn_implementation != NAME
-        self._is_bitwise = is_bitwise
-        self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
-        # Gemma 4 cuts inputs and masks to the last tokens before layers that share keys, where it is given a number.
-        self._takes_numbers = not getattr(model.config.get_text_config(), "num_kv_shared_layers", None)
+    shape: CacheShape
+    can_guess: bool
+    can_draw: bool
+    spreads_nan: bool
 
-    def run(self, cache: BlockCache, tokens: list[int], layout: Layout, wanted: list[int]) -> Tensor:
-        """Logits [len(wanted), V] float32 of the tokens at the places `wanted`; keys and values go into the cache."""
-        num_wanted = len(wanted)
-        keep, rows = self._logits_to_keep(len(tokens), wanted)
-        options: dict[str, Any] = {"logits_to_keep": keep} if self._keeps_logits else {}
-        with torch.inference_mode(), cache.running(layout):
-            mask = RowMasks(layout, causal).block_diagonal(self.model.dtype) if self.has_joined_keys else None
-            logits: Tensor = self.model(
-                input_ids=torch.tensor([tokens], device=self.model.device),
-                attention_mask=mask,
-                position_ids=layout.positions,
-                past_key_values=cache,
-                use_cache=True,
-                **options,
-            ).logits[0]
-            if not self._keeps_logits:
-                logits = logits[wanted]
-            elif rows is not None:
-                logits = logits[rows]
-        logits = logits[:num_wanted].float()
-        # Callers may write into what they get, outside inference mode too.
-        return logits.clone() if logits.is_inference() and not torch.is_inference_mode_enabled() else logits
+    @property
+    def name(self) -> str:
+        """`own`, or `transformers`, followed by `compiled` and `graphs` where they apply."""
+        ...
 
-    def _logits_to_keep(self, num_tokens: int, wanted: list[int]) -> tuple[int | Tensor, list[int] | None]:
-        """The `logits_to_keep` of transformers, and the rows of its result to use (None: the first ones)."""
-        if not self._takes_numbers:
-            return self._index(wanted or [num_tokens - 1]), None
-        if not wanted:
-            return 1, None
-        if self._is_bitwise and len(wanted) == 1:
-            # The output layer is a product too, and must not see one row alone.
-            wanted = wanted * 2
-            return (0, None) if num_tokens == 2 and wanted[0] == 0 else (self._index(wanted), None)
-        if wanted[0] == num_tokens - len(wanted):
-            return (0 if wanted[0] == 0 else len(wanted)), None
-        return self._index(wanted), None
+    @property
+    def compile_seconds(self) -> float | None:
+        """How long `compile` took; None where it was not called."""
+        ...
 
-    def _index(self, places: list[int]) -> Tensor:
-        return torch.tensor(places, device=self.model.device)
+    @property
+    def has_taken_cache(self) -> bool:
+        """Whether `allocate` has taken all its memory: a GPU's in the first forward, a CPU's only as it is written."""
+        ...
 
-    def attempt(self, cache: BlockCache, num_tokens: int) -> Tensor:
-        """Logits [num_tokens, V] of a sequence of the first token alone, on a cache of its own."""
-        span, piece = Span(0, num_tokens, num_tokens, 0, None), (0, num_tokens, 0)
-        layout = Layout(list(range(num_tokens)), [span], [piece], num_tokens, False, self.model.device)
-        return self.run(cache, [0] * num_tokens, layout, list(range(num_tokens)))
+    def allocate(self, num_blocks: int) -> None:
+        """Make the cache anew, for so many blocks; keys and values that the old one held are lost."""
+        ...
 
-    def probe(self, name: str) -> CacheShape:
-        """Run two tokens on a cache of their own.
+    def score(self, feeds: Sequence[Feed]) -> Tensor:
+        """Feed tokens and file their keys and values in the feeds' blocks.
+
+        Returns:
+            The wanted logits [sum of num_logits, V] float32, feed by feed, which the caller may change.
+        """
+        ...
+
+    def guess(
+        self, feeds: Sequence[Feed], counts: Sequence[int], draws: Sequence[Draw | None], num_tokens: int
+    ) -> Continuations | None:
+        """Continue sequences token by token in one call.
+
+        Args:
+            feeds: contexts with any tokens in the places of those that are to be found, except the last.
+            counts: how many are to be found of each, at least 1.
+            draws: how those of each are drawn; None takes the likeliest.
+            num_tokens: of these first tokens of the vocabulary.
+
+        Returns:
+            A continuation for each; None where this many tokens take another way, and nothing was fed.
+        """
+        ...
+
+    def wipe(self, blocks: Sequence[int]) -> None:
+        """Make blocks safe to be read, masked, by other rows after numbers that are none were filed in them."""
+        ...
+
+    def compile(self, name: str) -> None:
+        """Compile and run, so that no later step waits; the cache is to be allocated anew afterwards.
 
         Args:
             name: the model's, for messages.
 
         Raises:
-            UsageError: the forward does not run on a block cache, or leaves it untouched.
+            RunError: there is no C++ compiler, or torch cannot compile this forward.
         """
-        kind = self.model.config.model_type
-        if "position_ids" not in inspect.signature(self.model.forward).parameters:
-            raise _refusal(name, kind, "it takes no position ids")
-        cache = BlockCache(2 + KEY_GRAIN, self.has_joined_keys)
-        try:
-            logits = self.attempt(cache, 2)
-        except (torch.OutOfMemoryError, MemoryError):
-            raise
-        except Exception as error:
-            raise _refusal(name, kind, _own_words(error)) from error
-        if not cache.stores:
-            raise _refusal(name, kind, "it keeps keys and values elsewhere")
-        return CacheShape(sum(store.bytes_per_token for store in cache.stores.values()), logits.shape[1])
+        ...
 
 
-def _own_words(error: Exception) -> str:
-    """The message of an error, or its meaning if it only names the block cache's classes."""
-    said = first_line(error)
-    if "LayerStore" in said:
-        return "its attention reads keys and values itself"
-    if "RowMasks" in said or "Layout" in said:
-        return "it makes or changes attention masks itself"
-    return said
+def joined(parts: Sequence[Tensor], shape: CacheShape, device: torch.device) -> Tensor:
+    """Logits [n, V] of several forwards, or of none."""
+    if not parts:
+        return torch.empty(0, shape.vocab_size, device=device)
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
-def _refusal(name: str, kind: str, why: str) -> UsageError:
-    message = f"architecture `{kind}` of `{name}` is not supported: its forward does not run on a block cache ({why})"
-    return UsageError(message, f"choose a model of another family ({FAMILIES})")
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def on_its_device(method: _Method) -> _Method:
+    """A method that may launch Triton's kernels or record events, which belong to whatever GPU is the current one."""
+
+    @wraps(method)
+    def run(self: Any, *arguments: Any, **named: Any) -> Any:
+        if self.device.type != "cuda":
+            return method(self, *arguments, **named)
+        with torch.cuda.device(self.device):
+            return method(self, *arguments, **named)
+
+    return cast("_Method", run)

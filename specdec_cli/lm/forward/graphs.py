@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 
 from specdec_cli.errors import RunError
-from specdec_cli.lm.cache.cache import BlockCache, Layout, Span
+from specdec_cli.lm.cache.cache import BlockCache
 from specdec_cli.lm.cache.contexts import Feed
+from specdec_cli.lm.cache.layout import Layout, Span
 from specdec_cli.lm.cache.unread import Unread, put_in
 from specdec_cli.lm.door import Continuations
 from specdec_cli.lm.files.checkpoint import first_line
@@ -245,14 +246,14 @@ class Graphs:
         is_written = (positions >= 0) & (positions < min(num_keys, self._max_context))
         positions = positions.clamp(0, min(num_keys, self._max_context) - 1)
         spans = [Span(row * each, (row + 1) * each, num_keys, 0, slots[row]) for row in range(num_rows)]
-        layout = Layout([], spans, [], num_rows * each, False, self._device)
-        layout.positions = positions.view(1, -1)
+        layout = Layout([], [], spans, [], wanted=[], num_written=num_rows * each, device=self._device)
+        layout.position_ids = positions.view(1, -1)
         layout.kernels, layout.slots = self._kernels, slots
         layout.write_slots = torch.where(is_written, slots.gather(1, positions), self._nowhere).view(-1)
         with self._cache.running(layout):
             logits: Tensor = self._model(
                 input_ids=tokens.view(1, -1),
-                position_ids=layout.positions,
+                position_ids=layout.position_ids,
                 past_key_values=self._cache,
                 use_cache=True,
             ).logits[0]

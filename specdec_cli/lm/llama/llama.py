@@ -10,7 +10,7 @@ where there is no C++ compiler (`native`).
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import accumulate, chain
 from time import perf_counter
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_cli.lm.cache.cache import Layout
+from specdec_cli.lm.cache.layout import Layout
 from specdec_cli.lm.cache.memory import Arena, zeros
 from specdec_cli.lm.door import Continuations, Draw
 from specdec_cli.lm.kernels.kinds import Kind
@@ -178,28 +178,21 @@ class LlamaDecoder:
         self._cache = zeros((len(self._layers), heads, slots, size), self._dtype)
         self._step.num_slots, self._step.block, self._step.cache = slots, block_size, self._cache.data_ptr()
 
-    def forward(self, tokens: list[int], layout: Layout, wanted: list[int]) -> Tensor:
-        """Logits [len(wanted), V] float32 of the tokens at the places `wanted`; keys and values go into the cache."""
-        logits = torch.empty(len(wanted), self.vocab_size)
-        self._prepare(tokens, layout, wanted, logits.data_ptr())
+    def forward(self, layout: Layout) -> Tensor:
+        """The wanted logits [len(wanted), V] float32; keys and values go into the cache."""
+        logits = torch.empty(len(layout.wanted), self.vocab_size)
+        self._prepare(layout, logits.data_ptr())
         self._run(self._library.forward)
         return logits
 
     def guess(
-        self,
-        tokens: list[int],
-        layout: Layout,
-        wanted: list[int],
-        counts: list[int],
-        draws: list[Draw | None],
-        num_tokens: int,
+        self, layout: Layout, counts: Sequence[int], draws: Sequence[Draw | None], num_tokens: int
     ) -> Continuations:
         """Continuations of sequences; keys and values of all but their last tokens go into the cache.
 
         Args:
-            tokens: of each sequence those that the cache lacks, then any in the places of those that are to be found.
-            layout: of all these.
-            wanted: places of the tokens before those that are to be found, sequence by sequence.
+            layout: of each sequence's tokens that the cache lacks, then any in the places of those that are to be
+                found; wanted are the logits of the tokens before these, sequence by sequence.
             counts: how many are to be found of each sequence, at least 1.
             draws: how those of each sequence are drawn; None takes the likeliest.
             num_tokens: of these first tokens of the vocabulary.
@@ -207,9 +200,10 @@ class LlamaDecoder:
         Returns:
             A continuation for each; shorter where its largest logit is no finite number.
         """
-        q = torch.empty(len(wanted), num_tokens) if any(draws) else None
-        self._prepare(tokens, layout, wanted, self._guess_logits.at_least(len(counts) * self.vocab_size))
-        found = (ctypes.c_int64 * len(wanted))()
+        num_wanted = len(layout.wanted)
+        q = torch.empty(num_wanted, num_tokens) if any(draws) else None
+        self._prepare(layout, self._guess_logits.at_least(len(counts) * self.vocab_size))
+        found = (ctypes.c_int64 * num_wanted)()
         uniforms = [draw.uniforms if draw else [0.0] * count for draw, count in zip(draws, counts, strict=True)]
         self._run(
             self._library.guess,
@@ -217,7 +211,7 @@ class LlamaDecoder:
             len(counts),
             num_tokens,
             (_Chance * len(draws))(*map(_chance, draws)),
-            (ctypes.c_double * len(wanted))(*chain.from_iterable(uniforms)),
+            (ctypes.c_double * num_wanted)(*chain.from_iterable(uniforms)),
             _address(q),
             found,
         )
@@ -237,12 +231,12 @@ class LlamaDecoder:
         call(ctypes.byref(self._model), ctypes.byref(self._step), *others)
         CREW.learn(self._step.num_threads, perf_counter() - begin, self._waited.value)
 
-    def _prepare(self, tokens: list[int], layout: Layout, wanted: list[int], logits: int) -> None:
+    def _prepare(self, layout: Layout, logits: int) -> None:
         """Say in the step what this call is to do; `logits` is the address where they go."""
         step, most_keys = self._step, max(span.num_keys for span in layout.spans)
         self._turn_to(most_keys)
-        step.rows, step.wanted = _rows(tokens, layout), (ctypes.c_int64 * len(wanted))(*wanted)
-        step.num_rows, step.num_wanted, step.most_keys = len(tokens), len(wanted), most_keys
+        step.rows, step.wanted = _rows(layout), (ctypes.c_int64 * len(layout.wanted))(*layout.wanted)
+        step.num_rows, step.num_wanted, step.most_keys = len(layout.tokens), len(layout.wanted), most_keys
         step.num_threads, step.logits = CREW.size(torch.get_num_threads()), logits
         step.scratch = self._scratch.at_least(
             self._library.scratch_floats(ctypes.byref(self._model), ctypes.byref(step))
@@ -273,9 +267,9 @@ class _Floats:
         return self._address
 
 
-def _rows(tokens: list[int], layout: Layout) -> Any:
+def _rows(layout: Layout) -> Any:
     """Of each token itself, its position, its slot or -1, the slot of its first key, and the address of their slots."""
-    slots = [-1] * len(tokens)
+    tokens, slots = layout.tokens, [-1] * len(layout.tokens)
     for start, stop, slot in layout.pieces:
         slots[start:stop] = range(slot, slot + stop - start)
     found: list[int] = []

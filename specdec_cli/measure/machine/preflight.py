@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from specdec_cli.errors import ExitCode, SpecdecError
+from specdec_cli.lm.decoders import decoder_when
 from specdec_cli.lm.facts import ModelFacts, describe, describe_tokenizer, small_files
 from specdec_cli.lm.files.dummy import StandIn
 from specdec_cli.lm.files.generation import Generation, read_generation
 from specdec_cli.lm.load import check_context
-from specdec_cli.lm.transformers_lm import decoder_when
 from specdec_cli.measure.machine.figures import figure
 from specdec_cli.measure.machine.memory_plan import Memory, check_rooms, pair_memory, plan_memory
 from specdec_cli.measure.machine.outlook import Outlook, outlook

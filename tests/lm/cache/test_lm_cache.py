@@ -7,12 +7,13 @@ import torch
 from tiny_models import make_tiny
 
 from specdec_cli.errors import RunError
-from specdec_cli.lm import transformers_lm
+from specdec_cli.lm.cache import budget
 from specdec_cli.lm.cache.blocks import BlockPool
+from specdec_cli.lm.cache.budget import device_room
 from specdec_cli.lm.cache.cache_plan import Room
 from specdec_cli.lm.door import Row
+from specdec_cli.lm.forward.forward import on_its_device
 from specdec_cli.lm.load import load_lm
-from specdec_cli.lm.transformers_lm import _on_its_device, device_room
 
 
 @pytest.fixture(scope="module")
@@ -27,14 +28,13 @@ def lm(folder):
 
 def fed(lm, monkeypatch):
     """How many tokens every forward is given from now on."""
-    counts = []
-    forward = lm._forward
+    counts, run = [], lm._forward.run
 
-    def counting(cache, tokens, *rest):
-        counts.append(len(tokens))
-        return forward(cache, tokens, *rest)
+    def counting(layout):
+        counts.append(len(layout.tokens))
+        return run(layout)
 
-    monkeypatch.setattr(lm, "_forward", counting)
+    monkeypatch.setattr(lm._forward, "run", counting)
     return counts
 
 
@@ -188,7 +188,7 @@ def test_memory_of_a_gpu_is_promised_once(folder, monkeypatch):
     promised = first.num_blocks * first.block_size * first.kv_bytes_per_token
     assert first.promised_bytes == promised
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (promised * 2, promised * 2))
-    monkeypatch.setattr(transformers_lm, "_LOADED", {first, second})
+    monkeypatch.setattr(budget, "_LOADED", {first, second})
     assert device_room(second.device, 7) == Room(promised, promised * 2, 7)
     first.device = torch.device("cpu")
     assert device_room(second.device, 7) == Room(promised * 2, promised * 2, 7)
@@ -202,7 +202,7 @@ def test_a_forward_runs_with_its_own_gpu_as_the_current_one(monkeypatch):
     class Somewhere:
         device = torch.device("cuda:1")
 
-        @_on_its_device
+        @on_its_device
         def forward(self, rows, *, more):
             return rows + more
 

@@ -10,10 +10,9 @@ from tiny_models import make_tiny
 
 from specdec_cli.engine.engine import Engine
 from specdec_cli.errors import RunError, UsageError
-from specdec_cli.lm import transformers_lm
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.forward import compiled
-from specdec_cli.lm.forward.forward import PackedForward
+from specdec_cli.lm.forward.packed import PackedForward
 from specdec_cli.lm.load import load_lm
 from specdec_cli.sampling.params import SamplingParams
 
@@ -88,12 +87,15 @@ def test_what_cannot_be_compiled_is_refused_by_name(tmp_path, family, options, w
 def test_an_engine_has_both_models_compiled(tmp_path, monkeypatch):
     done = []
     monkeypatch.setattr(
-        transformers_lm.TransformersLM, "compile", lambda lm: done.append(lm) or setattr(lm, "compile_seconds", 2.0)
+        compiled.CompiledForward,
+        "compile",
+        lambda forward, name: done.append(forward) or setattr(forward, "compile_seconds", 2.0),
     )
     said = []
     engine = Engine.load("builtin:target", "builtin:draft", compile=True, progress=said.append)
-    assert done == [engine.target, engine.drafter.lm]
-    assert {lm.decoder for lm in done} == {"transformers, compiled"}
+    models = [engine.target, engine.drafter.lm]
+    assert done == [lm._forward for lm in models]
+    assert {lm.decoder for lm in models} == {"transformers, compiled"}
     assert "compiled draft builtin:draft in 2.0 s" in said
     Engine.load("builtin:target", None)
     assert len(done) == 2

@@ -13,7 +13,7 @@ from tiny_engine import PROMPTS, decode, ngram, tiny_engine, tokens
 from tiny_models import VOCAB, make_tiny
 
 from specdec_cli.errors import RunError, UsageError
-from specdec_cli.lm import load
+from specdec_cli.lm import decoders, load
 from specdec_cli.lm.cache.unread import Unread
 from specdec_cli.lm.door import Draw, Row
 from specdec_cli.lm.forward import graphs
@@ -66,7 +66,7 @@ def recorder(device, monkeypatch):
 
     monkeypatch.setattr(graphs, "record", recorder if device == "cpu" else counted)
     if device == "cpu":
-        monkeypatch.setattr(load, "check_recordable", lambda *_: None)
+        monkeypatch.setattr(decoders, "check_recordable", lambda *_: None)
     return recorder
 
 
@@ -307,7 +307,7 @@ def test_who_cannot_be_recorded_is_told_so(tmp_path):
     def refused(family, device="cuda", **shape):
         folder = str(make_tiny(family, tmp_path / family, **shape))
         with pytest.raises(UsageError) as caught:
-            load.check_recordable(folder, load.read_config(folder, load.Path(folder), False), torch.device(device))
+            decoders.check_recordable(folder, load.read_config(folder, load.Path(folder), False), torch.device(device))
         return caught.value.message
 
     assert "is for a GPU, and" in refused("llama", "cpu")

@@ -10,7 +10,7 @@ pytest.importorskip("triton", reason="Triton's kernels take Triton, which is for
 from test_lm_compiled import num_graphs
 from test_lm_graphs import GPU, TEXT, Recorder
 
-from specdec_cli.lm import load
+from specdec_cli.lm import decoders
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.forward import graphs
 from specdec_cli.lm.kernels import few_rows, kinds, split_attention
@@ -122,7 +122,7 @@ def recorded(tmp_path, monkeypatch):
     if DEVICE == "cpu":
         monkeypatch.setattr(graphs, "record", Recorder())
         monkeypatch.setattr(graphs, "kernels_for", lambda _: split_attention)
-        monkeypatch.setattr(load, "check_recordable", lambda *_: None)
+        monkeypatch.setattr(decoders, "check_recordable", lambda *_: None)
 
     def made(family, **shape):
         folder = str(make_tiny(family, tmp_path / family, **shape))

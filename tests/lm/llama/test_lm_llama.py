@@ -245,7 +245,8 @@ def set_embedding(lm, token, value):
     """Make a token's embedding something else, in our own decoder's panels."""
     tokens = torch.arange(97, dtype=lm.dtype)[:, None].expand(-1, lm.config.hidden_size)
     with torch.inference_mode():
-        lm._decoder._embedding[llama_weights.panels(tokens, llama_weights.half_of(len(tokens))) == token] = value
+        is_its = llama_weights.panels(tokens, llama_weights.half_of(len(tokens))) == token
+        lm._forward.decoder._embedding[is_its] = value
 
 
 def test_a_continuation_ends_where_the_numbers_do(tmp_path):

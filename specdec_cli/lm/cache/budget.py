@@ -1,0 +1,47 @@
+"""The memory that loaded models leave of a device, with what their caches have still to take."""
+
+from __future__ import annotations
+
+from typing import Protocol
+from weakref import WeakSet
+
+import torch
+
+from specdec_cli.lm.cache.cache_plan import Room
+from specdec_cli.lm.machine.device_memory import device_memory
+
+
+class CacheHolder(Protocol):
+    """A model with a cache on a device.
+
+    Attributes:
+        device: where.
+    """
+
+    device: torch.device
+
+    @property
+    def promised_bytes(self) -> int:
+        """Memory that its cache has still to take."""
+        ...
+
+
+def count_in(holder: CacheHolder) -> None:
+    """Leave room for a model's cache from now on, for as long as the model lives."""
+    _LOADED.add(holder)
+
+
+def device_room(device: torch.device, weight_bytes: int) -> Room:
+    """Memory of a device that loaded models leave free, after what their caches will still take.
+
+    Args:
+        device: where.
+        weight_bytes: of the models that are planned, loaded already.
+    """
+    found = device_memory(device)
+    promised = sum(holder.promised_bytes for holder in _LOADED if holder.device == device)
+    whole = found.total_bytes if device.type == "cuda" else found.free_bytes + weight_bytes
+    return Room(found.free_bytes - promised, whole, weight_bytes)
+
+
+_LOADED: WeakSet[CacheHolder] = WeakSet()

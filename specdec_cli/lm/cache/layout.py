@@ -1,0 +1,183 @@
+"""The layout of a packed forward: its tokens, where each stands, what it reads and where it is written.
+
+A forward's tokens are those that the cache lacks of all its rows, one row after another. `Layouts` makes the layout
+from what each row feeds (`contexts.Feed`); the forwards of `lm.forward` run it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdec_cli.lm.cache.contexts import Feed, Held
+
+# Attention reads keys in multiples of this many where bits matter: a query's key count then follows from its position
+# alone, and a sum over more masked keys need not round alike.
+KEY_GRAIN = 64
+# More pieces to write than this go through one indexed copy.
+MAX_PIECES = 8
+# Rows of one forward that the promise of equal bits covers (`lm.invariance` tries as many).
+MOST_ROWS = 64
+
+
+@dataclass(slots=True)
+class Span:
+    """Neighbouring queries of one sequence that attend together.
+
+    Args:
+        start: the first query's place among the forward's tokens.
+        stop: one behind the last query's place.
+        num_keys: how many keys they read, from position 0 on; masks hide those behind a query.
+        first_slot: where the keys begin, when they lie in one piece.
+        slots: slot of every key [num_keys] int64, when they do not.
+        position: the first query's position in its sequence.
+    """
+
+    start: int
+    stop: int
+    num_keys: int
+    first_slot: int
+    slots: Tensor | None
+    position: int = 0
+
+
+@dataclass
+class Layout:
+    """One forward: n tokens of several sequences.
+
+    Args:
+        tokens: what is fed; empty where the device alone knows it (`lm.forward.graphs`).
+        positions: each token's position in its own sequence.
+        spans: the queries, in order; together they cover all n tokens.
+        pieces: (start, stop, slot): tokens start..stop-1 are written to slot, slot+1, ...
+        wanted: places among the tokens of those with wanted logits.
+        num_written: the first so many tokens are written (a padding token is not).
+        is_bitwise: attention must give a row the same bits in whatever company.
+        device: where the forward runs.
+        kernels: what attends all sequences at once (`lm.split_attention`); None where spans are taken one by one.
+        slots: for it, those of the keys at every position of every sequence [B, T] int64.
+    """
+
+    tokens: list[int]
+    positions: list[int]
+    spans: list[Span]
+    pieces: list[tuple[int, int, int]]
+    wanted: list[int]
+    num_written: int
+    is_bitwise: bool = False
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    kernels: Any = None
+    slots: Tensor | None = None
+
+    @cached_property
+    def position_ids(self) -> Tensor:
+        """The positions [1, n] int64."""
+        return torch.tensor([self.positions], device=self.device)
+
+    @cached_property
+    def key_positions(self) -> Tensor:
+        """Positions of the longest span's keys [T] int64."""
+        return torch.arange(max(span.num_keys for span in self.spans), device=self.device)
+
+    @cached_property
+    def write_slots(self) -> Tensor | None:
+        """Slot of every written token [num_written] int64; None when there are few pieces."""
+        if len(self.pieces) <= MAX_PIECES:
+            return None
+        slots = [slot + i for start, stop, slot in self.pieces for i in range(stop - start)]
+        return torch.tensor(slots, device=self.device)
+
+
+@dataclass(frozen=True, slots=True)
+class Layouts:
+    """Makes layouts over a cache of blocks.
+
+    Args:
+        block_size: tokens in a block.
+        device: where the forward runs.
+        is_bitwise: attention must give a row the same bits in any company.
+        has_company: a token alone in a forward is fed twice, because one row takes another kernel than two or more.
+        rows_together: how many rows, of `MOST_ROWS`, keep their bits in one forward.
+    """
+
+    block_size: int
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    is_bitwise: bool = False
+    has_company: bool = False
+    rows_together: int = MOST_ROWS
+
+    def turns(self, feeds: Sequence[Feed]) -> Iterator[Layout]:
+        """Layouts of as many forward passes as keep every row's bits; of one if no bits are promised."""
+        left = [feed for feed in feeds if feed.num_tokens]
+        total = sum(feed.num_tokens for feed in left)
+        most = total
+        if self.rows_together < total <= MOST_ROWS:
+            most = -(-total // -(-total // self.rows_together))
+        while left:
+            turn, room = [], most
+            while left and room:
+                first, *rest = left.pop(0).cut(room)
+                turn.append(first)
+                room -= first.num_tokens
+                left[:0] = rest
+            yield self.of(turn)
+
+    def of(self, feeds: Sequence[Feed]) -> Layout:
+        """The layout of one forward."""
+        tokens: list[int] = []
+        positions: list[int] = []
+        wanted: list[int] = []
+        spans: list[Span] = []
+        pieces: list[tuple[int, int, int]] = []
+        for feed in feeds:
+            start = len(tokens)
+            tokens += feed.context[feed.keep :]
+            positions += range(feed.keep, len(feed.context))
+            wanted += range(len(tokens) - feed.num_logits, len(tokens))
+            spans += self._spans(feed, start)
+            pieces += self._pieces(feed, start)
+        num_written = len(tokens)
+        if self.has_company and num_written == 1:
+            tokens, positions = tokens * 2, positions * 2
+            spans[0].stop += 1
+        return Layout(tokens, positions, spans, pieces, wanted, num_written, self.is_bitwise, self.device)
+
+    def _spans(self, feed: Feed, start: int) -> Iterator[Span]:
+        """A row's queries; where bits matter, cut wherever the number of keys that they read grows by a grain."""
+        length, keep = len(feed.context), feed.keep
+        grain = KEY_GRAIN if self.is_bitwise else length
+        held = feed.held
+        slots = None if held.in_one_piece else self._slots(held, -(-length // grain) * grain)
+        first_slot = held.blocks[0] * self.block_size
+        while keep < length:
+            num_keys = (keep // grain + 1) * grain
+            stop = min(length, num_keys)
+            offset = start - feed.keep
+            seen = None if slots is None else slots[:num_keys]
+            yield Span(offset + keep, offset + stop, num_keys, first_slot, seen, keep)
+            keep = stop
+
+    def _slots(self, held: Held, num_keys: int) -> Tensor:
+        """Slots of a scattered sequence's first `num_keys` positions [num_keys] int64; any slot beyond its end."""
+        blocks = torch.tensor(held.blocks, device=self.device)
+        slots = (blocks[:, None] * self.block_size + torch.arange(self.block_size, device=self.device)).flatten()
+        slots = slots[:num_keys]
+        return torch.cat((slots, slots[:1].expand(num_keys - len(slots))))
+
+    def _pieces(self, feed: Feed, start: int) -> Iterator[tuple[int, int, int]]:
+        """Where a row's new keys go, as (start, stop, slot) over the forward's tokens."""
+        size, length, blocks = self.block_size, len(feed.context), feed.held.blocks
+        offset = start - feed.keep
+        if feed.held.in_one_piece:
+            yield start, offset + length, blocks[0] * size + feed.keep
+            return
+        position = feed.keep
+        while position < length:
+            stop = min(length, (position // size + 1) * size)
+            yield offset + position, offset + stop, blocks[position // size] * size + position % size
+            position = stop

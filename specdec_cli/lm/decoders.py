@@ -1,0 +1,170 @@
+"""The choice of a model's forward: our own decoder, or transformers' in one of three ways, and what each refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+
+from specdec_cli.errors import UsageError
+from specdec_cli.lm.cache.layout import MOST_ROWS, Layouts
+from specdec_cli.lm.forward.attention import NAME, attention_of
+from specdec_cli.lm.forward.compiled import CompiledForward
+from specdec_cli.lm.forward.eager import EagerForward
+from specdec_cli.lm.forward.forward import Forward
+from specdec_cli.lm.forward.own import OwnForward
+from specdec_cli.lm.forward.packed import PackedForward
+from specdec_cli.lm.forward.recorded import RecordedForward
+from specdec_cli.lm.invariance import rows_together, same_bits_on_one_thread
+from specdec_cli.lm.kernels.kinds import Kind
+from specdec_cli.lm.kernels.packing import leave_files, pack_model
+from specdec_cli.lm.llama.llama import LlamaDecoder
+from specdec_cli.lm.llama.llama_weights import obstacle
+from specdec_cli.lm.machine.threads import fixed_threads, most_threads, watched_forward
+
+DECODERS = (AUTO, TRANSFORMERS, COMPILED, GRAPHS, COMPILED_GRAPHS) = (
+    "auto", "transformers", "compiled", "graphs", "compiled graphs",
+)  # fmt: skip
+_COMPILED = (COMPILED, COMPILED_GRAPHS)
+_RECORDED = (GRAPHS, COMPILED_GRAPHS)
+_OBSTACLES = {
+    TRANSFORMERS: "it is switched off",
+    COMPILED: "torch compiles this one, and not our own",
+    GRAPHS: "graphs record this one",
+    COMPILED_GRAPHS: "torch compiles this one for graphs",
+}
+
+
+def decoder_when(decoder: str, is_compiled: bool) -> str:
+    """The entry of DECODERS for a recipe's decoder and its compile setting."""
+    return {GRAPHS: COMPILED_GRAPHS}.get(decoder, COMPILED) if is_compiled else decoder
+
+
+def own_obstacle(model: Any, decoder: str, device: torch.device | None = None) -> str | None:
+    """Why transformers' forward decodes a model; None where our own decoder does.
+
+    Args:
+        model: a causal LM, on paper too.
+        decoder: one of DECODERS.
+        device: where it would run; None is where it is.
+    """
+    return _OBSTACLES.get(decoder) or obstacle(model, device)
+
+
+def forward_for(
+    model: Any,
+    name: str,
+    decoder: str,
+    kind: Kind,
+    *,
+    is_own: bool,
+    weight_bytes: int,
+    block_size: int,
+    max_context: int,
+) -> Forward:
+    """The forward of a model, whose linear layers it takes or packs in place.
+
+    Args:
+        model: a transformers causal LM, in evaluation mode, on its device.
+        name: of the model, for messages.
+        decoder: one of DECODERS.
+        kind: what the linear layers become.
+        is_own: our own decoder runs it (`own_obstacle`).
+        weight_bytes: of its weights, as they will lie in memory.
+        block_size: tokens in a block of its cache.
+        max_context: most tokens of a context.
+
+    Raises:
+        UsageError: the architecture does not run on a block cache.
+    """
+    if is_own:
+        leave_files(model)
+        return OwnForward(LlamaDecoder(model, kind), Layouts(block_size))
+    is_bitwise = model.device.type == "cpu" and model.dtype != torch.float32
+    packed, threads = PackedForward(model, is_bitwise), _threads(model, decoder, kind, weight_bytes, is_bitwise)
+    if kind != "plain":
+        leave_files(model)
+    pack_model(model, kind)
+    layouts = Layouts(
+        block_size,
+        model.device,
+        is_bitwise and not packed.has_joined_keys,
+        has_company=is_bitwise or decoder == COMPILED,  # a graph for one token alone would be another one
+        rows_together=rows_together(model.dtype, kind) if is_bitwise and model.dtype == torch.bfloat16 else MOST_ROWS,
+    )
+    made = CompiledForward if decoder in _COMPILED else EagerForward
+    forward = made(packed, packed.probe(name), layouts, threads)
+    return RecordedForward(forward, max_context) if decoder in _RECORDED else forward
+
+
+def _threads(
+    model: Any, decoder: str, kind: Kind, weight_bytes: int, is_bitwise: bool
+) -> Callable[[], AbstractContextManager[None]]:
+    """Threads of transformers' forward pass: as many as there are free cores, or a fixed number.
+
+    torch compiles a forward for a number of threads, and bits that depend on it must not depend on the neighbours.
+    """
+    if model.device.type != "cpu":
+        return nullcontext
+    is_fixed = decoder in _COMPILED or (is_bitwise and not same_bits_on_one_thread(model.dtype, kind))
+    return partial(fixed_threads if is_fixed else watched_forward, most_threads(weight_bytes))
+
+
+def check_decoder(name: str, decoder: str, config: Any, device: torch.device, quantize: str) -> None:
+    """Refuse a decoder that a model cannot have, before its weights are read.
+
+    Args:
+        name: of the model, for messages.
+        decoder: one of DECODERS.
+        config: of the model.
+        device: where it would run.
+        quantize: none, or int8.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    if decoder in _COMPILED:
+        check_compilable(name, config, device, quantize)
+    if decoder in _RECORDED:
+        check_recordable(name, config, device)
+
+
+def check_compilable(name: str, config: Any, device: torch.device, quantize: str) -> None:
+    """Refuse what torch's compiler does not see through.
+
+    Raises:
+        UsageError: int8 weights on a CPU, or a family with an attention of its own.
+    """
+    hint = "leave --compile out"
+    if quantize != "none" and device.type == "cpu":
+        raise UsageError(f"`{quantize}` weights cannot be compiled: their products are torch's own operators", hint)
+    if attention_of(config) != NAME:
+        raise UsageError(
+            f"architecture `{config.model_type}` of `{name}` cannot be compiled: its attention is fixed", hint
+        )
+
+
+def check_recordable(name: str, config: Any, device: torch.device) -> None:
+    """Refuse what no graph of a GPU can hold.
+
+    Raises:
+        UsageError: another device, a family with an attention of its own, or positions that depend on the length.
+    """
+    hint = "leave --decoder out"
+    if device.type != "cuda":
+        raise UsageError(f"`engine.decoder: graphs` is for a GPU, and `{name}` runs on `{device}`", hint)
+    if attention_of(config) != NAME:
+        raise UsageError(
+            f"architecture `{config.model_type}` of `{name}` cannot be recorded: its attention is fixed", hint
+        )
+    text_config = config.get_text_config()
+    values = getattr(text_config, "v_head_dim", None)
+    if values not in (None, getattr(text_config, "head_dim", values)):
+        raise UsageError(f"`{name}` cannot be recorded: its values are not as wide as its keys", hint)
+    rope = getattr(text_config, "rope_parameters", None) or {}
+    kinds = {entry.get("rope_type") for entry in (rope, *rope.values()) if isinstance(entry, dict)}
+    if kinds & {"dynamic", "longrope"}:
+        raise UsageError(f"`{name}` cannot be recorded: its rotary positions depend on the context's length", hint)

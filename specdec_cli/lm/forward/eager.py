@@ -1,0 +1,96 @@
+"""transformers' own forward, eager, over a block cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from torch import Tensor
+
+from specdec_cli.lm.cache.cache import BlockCache
+from specdec_cli.lm.cache.contexts import Feed
+from specdec_cli.lm.cache.layout import KEY_GRAIN, Layout, Layouts
+from specdec_cli.lm.door import Draw
+from specdec_cli.lm.forward.forward import CacheShape, joined
+from specdec_cli.lm.forward.packed import PackedForward
+
+
+class EagerForward:
+    """Packed forwards of a transformers model.
+
+    Args:
+        packed: the model's forward over packed rows.
+        shape: what it keeps of a token.
+        layouts: of its forwards.
+        threads: what a forward runs in.
+
+    Attributes:
+        model: the transformers model.
+        layouts: of its forwards.
+        cache: what its forwards read and write.
+        num_slots: tokens that each layer of the cache has room for.
+    """
+
+    can_guess = can_draw = False
+
+    def __init__(
+        self,
+        packed: PackedForward,
+        shape: CacheShape,
+        layouts: Layouts,
+        threads: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        self.model: Any = packed.model
+        self.shape = shape
+        self.layouts = layouts
+        self.spreads_nan = packed.is_bitwise
+        self.compile_seconds: float | None = None
+        self._packed = packed
+        self._threads = threads
+        self.allocate(0)
+
+    @property
+    def name(self) -> str:
+        """Whose forward it is."""
+        return "transformers"
+
+    @property
+    def has_taken_cache(self) -> bool:
+        """Whether a forward has run on a GPU."""
+        return self.layouts.device.type == "cuda" and bool(self.cache.stores)
+
+    def allocate(self, num_blocks: int) -> None:
+        """Make the cache anew."""
+        self.num_slots = num_blocks * self.layouts.block_size + KEY_GRAIN
+        self.cache: BlockCache = self._new_cache()
+
+    def score(self, feeds: Sequence[Feed]) -> Tensor:
+        """The wanted logits [sum of num_logits, V] float32."""
+        for feed in feeds:
+            feed.settle()
+        parts = [self.run(layout) for layout in self.layouts.turns(feeds)]
+        return joined(parts, self.shape, self.layouts.device)
+
+    def run(self, layout: Layout) -> Tensor:
+        """One forward; logits [len(wanted), V] float32."""
+        with self._threads():
+            return self._packed.run(self.cache, layout)
+
+    def guess(
+        self, feeds: Sequence[Feed], counts: Sequence[int], draws: Sequence[Draw | None], num_tokens: int
+    ) -> None:
+        """It knows no quicker way than `score`: None."""
+
+    def wipe(self, blocks: Sequence[int]) -> None:
+        """Put zeros into blocks: nothing times NaN is NaN, masked or not."""
+        for block in blocks:
+            for store in self.cache.stores.values():
+                store.wipe(block * self.layouts.block_size, self.layouts.block_size)
+
+    def compile(self, name: str) -> None:
+        """It runs as it is."""
+        raise AssertionError("what is to be compiled is loaded for it")
+
+    def _new_cache(self) -> BlockCache:
+        return BlockCache(self.num_slots, self._packed.has_joined_keys)

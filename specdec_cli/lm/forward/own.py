@@ -1,0 +1,59 @@
+"""The forward of our own decoder (`lm.llama`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from specdec_cli.lm.cache.contexts import Feed
+from specdec_cli.lm.cache.layout import KEY_GRAIN, Layout, Layouts
+from specdec_cli.lm.door import Continuations, Draw
+from specdec_cli.lm.forward.forward import CacheShape, joined
+from specdec_cli.lm.llama.llama import LlamaDecoder
+
+
+class OwnForward:
+    """Packed forwards in compiled code. A row has the same bits in any company as it is.
+
+    Args:
+        decoder: of the model.
+        layouts: of its forwards.
+    """
+
+    name = "own"
+    can_guess = can_draw = True
+    spreads_nan = False
+    has_taken_cache = False
+    compile_seconds: float | None = None
+
+    def __init__(self, decoder: LlamaDecoder, layouts: Layouts) -> None:
+        self.decoder = decoder
+        self.shape = CacheShape(decoder.kv_bytes_per_token, decoder.vocab_size)
+        self.layouts = layouts
+
+    def allocate(self, num_blocks: int) -> None:
+        """Make the cache anew."""
+        self.decoder.allocate(num_blocks * self.layouts.block_size + KEY_GRAIN, self.layouts.block_size)
+
+    def score(self, feeds: Sequence[Feed]) -> Tensor:
+        """The wanted logits [sum of num_logits, V] float32."""
+        parts = [self.run(layout) for layout in self.layouts.turns(feeds)]
+        return joined(parts, self.shape, self.layouts.device)
+
+    def run(self, layout: Layout) -> Tensor:
+        """One forward; logits [len(wanted), V] float32."""
+        return self.decoder.forward(layout)
+
+    def guess(
+        self, feeds: Sequence[Feed], counts: Sequence[int], draws: Sequence[Draw | None], num_tokens: int
+    ) -> Continuations:
+        """Continuations in one call."""
+        return self.decoder.guess(self.layouts.of(feeds), counts, draws, num_tokens)
+
+    def wipe(self, blocks: Sequence[int]) -> None:
+        """Nothing: attention reads a row's own keys alone."""
+
+    def compile(self, name: str) -> None:
+        """It was compiled before it was loaded."""
+        raise AssertionError("our own decoder is not for torch to compile")

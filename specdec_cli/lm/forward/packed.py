@@ -1,0 +1,125 @@
+"""transformers' own forward over a block cache, and the probe that tells whether a family runs on one.
+
+The probe is the one test that the engine and `doctor` share: the engine runs it on the loaded model, `doctor` on the
+model on paper (`lm.paper`), where it costs no memory and reads no weight.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdec_cli.errors import UsageError
+from specdec_cli.lm.cache.cache import BlockCache
+from specdec_cli.lm.cache.layout import KEY_GRAIN, Layout, Span
+from specdec_cli.lm.files.checkpoint import FAMILIES, first_line
+from specdec_cli.lm.forward.attention import NAME, RowMasks, causal
+from specdec_cli.lm.forward.forward import CacheShape, on_its_device
+
+
+class PackedForward:
+    """Rows of several sequences through one forward of a transformers model.
+
+    Args:
+        model: a causal LM, its attention set as `lm.load` does; on paper too.
+        is_bitwise: a row must get the same bits in any company.
+    """
+
+    def __init__(self, model: Any, is_bitwise: bool = False) -> None:
+        self.model = model
+        self.device: torch.device = model.device
+        self.has_joined_keys = model.config.get_text_config()._attn_implementation != NAME
+        self.is_bitwise = is_bitwise
+        self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+        # Gemma 4 cuts inputs and masks to the last tokens before layers that share keys, where it is given a number.
+        self._takes_numbers = not getattr(model.config.get_text_config(), "num_kv_shared_layers", None)
+
+    def run(self, cache: BlockCache, layout: Layout) -> Tensor:
+        """The wanted logits [len(wanted), V] float32; keys and values go into the cache."""
+        num_wanted = len(layout.wanted)
+        keep, rows = self._logits_to_keep(len(layout.tokens), layout.wanted)
+        options: dict[str, Any] = {"logits_to_keep": keep} if self._keeps_logits else {}
+        with torch.inference_mode(), cache.running(layout):
+            mask = RowMasks(layout, causal).block_diagonal(self.model.dtype) if self.has_joined_keys else None
+            logits: Tensor = self.model(
+                input_ids=torch.tensor([layout.tokens], device=self.device),
+                attention_mask=mask,
+                position_ids=layout.position_ids,
+                past_key_values=cache,
+                use_cache=True,
+                **options,
+            ).logits[0]
+            if not self._keeps_logits:
+                logits = logits[layout.wanted]
+            elif rows is not None:
+                logits = logits[rows]
+        logits = logits[:num_wanted].float()
+        # Callers may write into what they get, outside inference mode too.
+        return logits.clone() if logits.is_inference() and not torch.is_inference_mode_enabled() else logits
+
+    def _logits_to_keep(self, num_tokens: int, wanted: list[int]) -> tuple[int | Tensor, list[int] | None]:
+        """The `logits_to_keep` of transformers, and the rows of its result to use (None: the first ones)."""
+        if not self._takes_numbers:
+            return self._index(wanted or [num_tokens - 1]), None
+        if not wanted:
+            return 1, None
+        if self.is_bitwise and len(wanted) == 1:
+            # The output layer is a product too, and must not see one row alone.
+            wanted = wanted * 2
+            return (0, None) if num_tokens == 2 and wanted[0] == 0 else (self._index(wanted), None)
+        if wanted[0] == num_tokens - len(wanted):
+            return (0 if wanted[0] == 0 else len(wanted)), None
+        return self._index(wanted), None
+
+    def _index(self, places: list[int]) -> Tensor:
+        return torch.tensor(places, device=self.device)
+
+    def attempt(self, cache: BlockCache, num_tokens: int) -> Tensor:
+        """Logits [num_tokens, V] of a sequence of the first token alone, on a cache of its own."""
+        span, piece = Span(0, num_tokens, num_tokens, 0, None), (0, num_tokens, 0)
+        places = list(range(num_tokens))
+        tokens, device = [0] * num_tokens, self.device
+        layout = Layout(tokens, places, [span], [piece], wanted=places, num_written=num_tokens, device=device)
+        return self.run(cache, layout)
+
+    @on_its_device
+    def probe(self, name: str) -> CacheShape:
+        """Run two tokens on a cache of their own.
+
+        Args:
+            name: the model's, for messages.
+
+        Raises:
+            UsageError: the forward does not run on a block cache, or leaves it untouched.
+        """
+        kind = self.model.config.model_type
+        if "position_ids" not in inspect.signature(self.model.forward).parameters:
+            raise _refusal(name, kind, "it takes no position ids")
+        cache = BlockCache(2 + KEY_GRAIN, self.has_joined_keys)
+        try:
+            logits = self.attempt(cache, 2)
+        except (torch.OutOfMemoryError, MemoryError):
+            raise
+        except Exception as error:
+            raise _refusal(name, kind, _own_words(error)) from error
+        if not cache.stores:
+            raise _refusal(name, kind, "it keeps keys and values elsewhere")
+        return CacheShape(sum(store.bytes_per_token for store in cache.stores.values()), logits.shape[1])
+
+
+def _own_words(error: Exception) -> str:
+    """The message of an error, or its meaning if it only names the block cache's classes."""
+    said = first_line(error)
+    if "LayerStore" in said:
+        return "its attention reads keys and values itself"
+    if "RowMasks" in said or "Layout" in said:
+        return "it makes or changes attention masks itself"
+    return said
+
+
+def _refusal(name: str, kind: str, why: str) -> UsageError:
+    message = f"architecture `{kind}` of `{name}` is not supported: its forward does not run on a block cache ({why})"
+    return UsageError(message, f"choose a model of another family ({FAMILIES})")

@@ -1,0 +1,71 @@
+"""transformers' forward in CUDA graphs, and as it is for what fits no graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from specdec_cli.lm.cache.contexts import Feed
+from specdec_cli.lm.door import Continuations, Draw
+from specdec_cli.lm.forward.eager import EagerForward
+from specdec_cli.lm.forward.graphs import Graphs
+
+
+class RecordedForward:
+    """Graphs over the cache of another forward, which runs what no graph is made for.
+
+    Args:
+        inner: eager or compiled; its layers are what the graphs record.
+        max_context: most tokens of a context.
+    """
+
+    can_guess, can_draw = True, False
+
+    def __init__(self, inner: EagerForward, max_context: int) -> None:
+        self.shape = inner.shape
+        self.spreads_nan = inner.spreads_nan
+        self._inner = inner
+        self._max_context = max_context
+        self.allocate(0)
+
+    @property
+    def name(self) -> str:
+        """Whose forward it is."""
+        return f"{self._inner.name}, graphs"
+
+    @property
+    def compile_seconds(self) -> float | None:
+        """How long torch compiled the layers; None where it did not."""
+        return self._inner.compile_seconds
+
+    @property
+    def has_taken_cache(self) -> bool:
+        """Whether a forward has run on a GPU."""
+        return self._inner.has_taken_cache
+
+    def allocate(self, num_blocks: int) -> None:
+        """Make the cache anew, and forget all graphs: they hold the old one's addresses."""
+        inner = self._inner
+        inner.allocate(num_blocks)
+        self._graphs = Graphs(inner.model, inner.cache, num_blocks, inner.layouts.block_size, self._max_context)
+
+    def score(self, feeds: Sequence[Feed]) -> Tensor:
+        """The wanted logits [sum of num_logits, V] float32."""
+        logits = self._graphs.score(feeds)
+        return self._inner.score(feeds) if logits is None else logits
+
+    def guess(
+        self, feeds: Sequence[Feed], counts: Sequence[int], draws: Sequence[Draw | None], num_tokens: int
+    ) -> Continuations | None:
+        """The likeliest continuations in one graph; None where no graph is made for what is fed first."""
+        assert not any(draws), "a graph draws nothing"
+        return self._graphs.guess(feeds, counts, num_tokens)
+
+    def wipe(self, blocks: Sequence[int]) -> None:
+        """Put zeros into blocks."""
+        self._inner.wipe(blocks)
+
+    def compile(self, name: str) -> None:
+        """Compile the layers that the graphs record."""
+        self._inner.compile(name)
