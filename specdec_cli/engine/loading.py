@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from difflib import get_close_matches
-from typing import Any, TypedDict, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypedDict, TypeVar
 
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.errors import UsageError
@@ -197,6 +197,30 @@ def takes_load_arguments(function: F) -> F:
     entries = "".join(f"{indent}{one.name}: {one.meaning}\n" for one in load_parameters())
     function.__doc__ = re.sub(rf"^{indent}changes: .*\n", lambda _: entries, function.__doc__ or "", flags=re.MULTILINE)
     return function
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def loads_like(load: Callable[P, object]) -> Callable[[Callable[..., T]], Callable[Concatenate[Any, P], T]]:
+    """Give a class method that passes its arguments on to another one that method's signature and documentation.
+
+    Type checkers, `help()`, notebooks and the reference pages then show the same arguments for both.
+
+    Args:
+        load: the bound class method that takes the arguments.
+    """
+
+    def decorate(function: Callable[..., T]) -> Callable[Concatenate[Any, P], T]:
+        own, shown = inspect.signature(function), inspect.signature(load)
+        first = next(iter(own.parameters.values()))
+        function.__signature__ = own.replace(parameters=[first, *shown.parameters.values()])  # type: ignore[attr-defined]
+        _, arguments, rest = (load.__doc__ or "").partition("        Args:")
+        function.__doc__ = f"{(function.__doc__ or '').rstrip()}\n\n{arguments}{rest}"
+        return function
+
+    return decorate
 
 
 def _default(one: Field[Any]) -> Any:

@@ -6,7 +6,7 @@ from typing import get_type_hints
 
 import pytest
 
-from specdec_cli import Engine, EngineOptions
+from specdec_cli import AsyncEngine, Engine, EngineOptions
 from specdec_cli.engine.loading import LoadArguments, LoadSettings, ModelSettings, load_parameters, settle
 from specdec_cli.errors import UsageError
 
@@ -20,15 +20,22 @@ def test_the_typed_arguments_are_the_data_classes_fields():
     assert {one.name for one in load_parameters()} == expected.keys()
 
 
-def test_load_shows_every_argument_with_its_default_and_meaning():
-    shown = inspect.signature(Engine.load).parameters
+@pytest.mark.parametrize("load", [Engine.load, AsyncEngine.load])
+def test_load_shows_every_argument_with_its_default_and_meaning(load):
+    shown = inspect.signature(load).parameters
     for owner in (EngineOptions, LoadSettings, ModelSettings):
         for one in fields(owner):
             if one.name not in ("target", "draft"):
                 assert shown[one.name].default == one.default, one.name
-                assert f"    {one.name}: " in inspect.getdoc(Engine.load)
-    assert "**changes" not in str(inspect.signature(Engine.load))
-    assert "Examples:" in inspect.getdoc(Engine.load)
+                assert f"    {one.name}: " in inspect.getdoc(load)
+    assert "**" not in str(inspect.signature(load))
+    assert "Examples:" in inspect.getdoc(load)
+    assert "Raises:" in inspect.getdoc(load)
+
+
+def test_both_engines_load_with_the_same_arguments():
+    one, other = (inspect.signature(owner.load) for owner in (Engine, AsyncEngine))
+    assert list(one.parameters.values()) == list(other.parameters.values())
 
 
 @pytest.mark.parametrize("one", load_parameters(), ids=lambda one: one.name)

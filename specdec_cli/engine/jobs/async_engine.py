@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from collections.abc import Sequence as Items
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self
 
 from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.jobs.bridge import Bridge
 from specdec_cli.engine.jobs.records import Delta, Job
-from specdec_cli.engine.loading import LoadArguments, LoadProgress, LoadSettings, takes_load_arguments
-from specdec_cli.engine.options import EngineOptions
+from specdec_cli.engine.loading import LoadProgress, loads_like
 from specdec_cli.engine.outputs import Output, timing_of
 from specdec_cli.engine.requests import Prompt, as_many, spread
 from specdec_cli.engine.verify import is_lossless, resolve_mode
@@ -50,30 +49,15 @@ class AsyncEngine:
         self._numbers = itertools.count()
 
     @classmethod
-    @takes_load_arguments
-    def load(
-        cls,
-        target: str = "builtin:target",
-        draft: str | Mapping[str, Any] | None = "builtin:draft",
-        *,
-        options: EngineOptions | None = None,
-        settings: LoadSettings | None = None,
-        **changes: Unpack[LoadArguments],
-    ) -> Self:
+    @loads_like(Engine.load)
+    def load(cls, *given: Any, **named: Any) -> Self:
         """Load a target and a draft, as `Engine.load`.
 
-        Args:
-            target: model id on the hub, local folder or built-in name.
-            draft: a model, a method such as `ngram`, a mapping with `method` or `model`; None decodes without a draft.
-            options: engine options as one object; the arguments below override its fields.
-            settings: load settings as one object; the arguments below override its fields.
-            changes: see `loading.load_parameters`.
-
-        Raises:
-            UsageError: an unknown argument, method or value, or a draft with another tokenizer.
-            RunError: a model that does not load.
+        Examples:
+            async with AsyncEngine.load("./my-model", "ngram", max_model_len=2048) as engine:
+                print(await engine.generate("Once upon a time"))
         """
-        return cls(Engine.load(target, draft, options=options, settings=settings, **changes))
+        return cls(Engine.load(*given, **named))
 
     @classmethod
     def from_recipe(
