@@ -17,7 +17,8 @@ from specdec_cli.cli.endpoint_options import (
     ExtraBody,
     MaxTokens,
     RequestRate,
-    Url,
+    refuse_without_server,
+    url_option,
 )
 from specdec_cli.cli.measurement import Measurement
 from specdec_cli.cli.measurement_options import (
@@ -37,6 +38,7 @@ from specdec_cli.cli.measurement_options import (
     chosen_prompts,
     num_at_hand,
     num_prompts_words,
+    repeats_option,
     show_plan,
 )
 from specdec_cli.cli.options import GATE_OPTIONS, RESUME_OPTION, WORKLOAD_OPTIONS, Shared, with_shared_options
@@ -59,22 +61,12 @@ if TYPE_CHECKING:
 
 
 _REPEATS = 2
-Repeats = Annotated[
-    int | None,
-    typer.Option(
-        "--repeats",
-        min=1,
-        help="How many times each arm decodes each prompt.",
-        show_default="2; 1 with --endpoint",
-        rich_help_panel=HOW,
-    ),
-]
 
 
 @with_shared_options(without=["sampling.logprobs"], beside=(*WORKLOAD_OPTIONS, *GATE_OPTIONS, RESUME_OPTION))
 def bench(
     context: typer.Context,
-    repeats: Repeats = None,
+    repeats: Annotated[int | None, repeats_option(shown="2; 1 with --endpoint")] = None,
     batch_size: BatchSize = 1,
     against: Annotated[
         str,
@@ -94,7 +86,10 @@ def bench(
     markdown: Markdown = None,
     csv: Csv = None,
     junit: Junit = None,
-    endpoint: Url = None,
+    endpoint: Annotated[
+        str | None,
+        url_option("Measure this OpenAI-compatible server instead of a local engine."),
+    ] = None,
     concurrency: Concurrency = None,
     endpoint_model: EndpointModel = None,
     endpoint_timeout: EndpointTimeout = None,
@@ -118,7 +113,7 @@ def bench(
         max_tokens_field,
         api_key,
     )
-    asked.check_alone()
+    refuse_without_server(context, endpoint)
     if endpoint is not None:
         from specdec_cli.cli.bench_endpoint import run_endpoint
 

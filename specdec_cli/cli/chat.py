@@ -12,7 +12,15 @@ from rich.text import Text
 from specdec_cli import drafters
 from specdec_cli.cli.chat_commands import ChatCommands
 from specdec_cli.cli.chat_input import ReadLine, open_input, read_typed
-from specdec_cli.cli.endpoint_options import ApiKey, EndpointModel, EndpointTimeout, key_of, refuse_others
+from specdec_cli.cli.endpoint_options import (
+    ApiKey,
+    EndpointModel,
+    EndpointTimeout,
+    key_of,
+    refuse_others,
+    refuse_without_server,
+    url_option,
+)
 from specdec_cli.cli.options import OPTIONS, Shared, with_shared_options
 from specdec_cli.cli.output import deliver, envelope, machine_of
 from specdec_cli.cli.screen import interruptible, open_screen, progress
@@ -49,12 +57,7 @@ def chat(
     context: typer.Context,
     system: Annotated[str | None, typer.Option(help="System message.", metavar="TEXT")] = None,
     endpoint: Annotated[
-        str | None,
-        typer.Option(
-            help="Chat with this OpenAI-compatible server instead of loading a model.",
-            metavar="URL",
-            rich_help_panel="Server",
-        ),
+        str | None, url_option("Chat with this OpenAI-compatible server instead of loading a model.")
     ] = None,
     endpoint_model: EndpointModel = None,
     endpoint_timeout: EndpointTimeout = None,
@@ -68,10 +71,7 @@ def chat(
     """
     if system is not None and not system.strip():
         raise UsageError("`--system` is empty", "give the system message, or leave the option out")
-    server = {"--endpoint-model": endpoint_model, "--endpoint-timeout": endpoint_timeout, "--api-key": api_key}
-    given = next((name for name, value in server.items() if value is not None), None)
-    if endpoint is None and given is not None:
-        raise UsageError(f"`{given}` has no effect without --endpoint", "name the server: --endpoint URL")
+    refuse_without_server(context, endpoint)
     if endpoint is not None:
         refuse_others(context, OPTIONS, _OWN, _PATHS, ("sampling.",))
     resolved = shared.resolve()

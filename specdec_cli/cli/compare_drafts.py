@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from specdec_cli import drafters
 from specdec_cli.cli.measurement import Measurement
@@ -21,7 +21,6 @@ from specdec_cli.cli.measurement_options import (
     Markdown,
     MeasurementOptions,
     Plot,
-    Repeats,
     TraceFile,
     check_files,
     check_fixed_depth,
@@ -31,6 +30,7 @@ from specdec_cli.cli.measurement_options import (
     depth_within_rates,
     num_at_hand,
     num_prompts_words,
+    repeats_option,
     show_plan,
 )
 from specdec_cli.cli.options import (
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 def compare_drafts(
     k_max: KMax = 8,
     exhaustive: Exhaustive = False,
-    repeats: Repeats = 2,
+    repeats: Annotated[int, repeats_option()] = 2,
     batch_size: BatchSize = 1,
     chat: Chat = False,
     dry_run: DryRun = False,

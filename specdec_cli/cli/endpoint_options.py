@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,15 +19,12 @@ _PANEL = "Server"
 _OWN_VARIABLE = "SPECDEC_API_KEY"
 _KEY_VARIABLES = (_OWN_VARIABLE, "OPENAI_API_KEY")
 
-Url = Annotated[
-    str | None,
-    typer.Option(
-        "--endpoint",
-        help="Measure this OpenAI-compatible server instead of a local engine.",
-        metavar="URL",
-        rich_help_panel=_PANEL,
-    ),
-]
+
+def url_option(help_text: str) -> Any:
+    """The option `--endpoint` of a command, which says what the command does with a server."""
+    return typer.Option("--endpoint", help=help_text, metavar="URL", rich_help_panel=_PANEL)
+
+
 Concurrency = Annotated[
     int | None,
     typer.Option(
@@ -125,24 +122,16 @@ class EndpointWish:
     max_tokens_field: MaxTokensField | None
     key: str | None = field(repr=False)
 
-    def check_alone(self) -> None:
-        """Refuse options about a server where none is named.
 
-        Raises:
-            UsageError: there is such an option.
-        """
-        options = {
-            "--concurrency": self.concurrency,
-            "--endpoint-model": self.model,
-            "--endpoint-timeout": self.timeout_s,
-            "--request-rate": self.request_rate,
-            "--extra-body": self.extra_body,
-            "--max-tokens-field": self.max_tokens_field,
-            "--api-key": self.key,
-        }
-        given = next((name for name, value in options.items() if value is not None), None)
-        if self.url is None and given is not None:
-            raise UsageError(f"`{given}` has no effect without --endpoint", "name the server: --endpoint URL")
+def refuse_without_server(context: typer.Context, url: str | None) -> None:
+    """Refuse options about a server where none is named.
+
+    Raises:
+        UsageError: there is such an option.
+    """
+    given = (_flag(one) for one in _given(context) if getattr(one, "rich_help_panel", None) == _PANEL)
+    if url is None and (flag := next(given, None)) is not None:
+        raise UsageError(f"`{flag}` has no effect without --endpoint", "name the server: --endpoint URL")
 
 
 def key_of(given: str | None) -> str | None:
@@ -177,15 +166,22 @@ def refuse_others(
         UsageError: there is such an option.
     """
     path_of = {option.parameter: option.path for option in options}
-    for parameter in context.command.params:
-        name = parameter.name or ""
-        source = context.get_parameter_source(name)
-        path = path_of.get(name, "")
-        if source is None or source.name != "COMMANDLINE" or name in own:
-            continue
-        if path not in paths and not path.startswith(sections):
-            flag = next((word for word in parameter.opts if word.startswith("--")), name)
+    for parameter in _given(context):
+        path = path_of.get(parameter.name, "")
+        if parameter.name not in own and path not in paths and not path.startswith(sections):
             raise UsageError(
-                f"`{flag}` has no effect with --endpoint: a server is sent prompts and sampling alone",
+                f"`{_flag(parameter)}` has no effect with --endpoint: a server is sent prompts and sampling alone",
                 "leave it out; what a server decodes with is chosen where it is started",
             )
+
+
+def _given(context: typer.Context) -> Iterator[Any]:
+    """The command's parameters that the command line gives."""
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if source is not None and source.name == "COMMANDLINE":
+            yield parameter
+
+
+def _flag(parameter: Any) -> str:
+    return next((word for word in parameter.opts if word.startswith("--")), str(parameter.name))

@@ -37,9 +37,6 @@ Exhaustive = Annotated[
         "--exhaustive", help="Measure every k instead of only those with the best prediction.", rich_help_panel=HOW
     ),
 ]
-Repeats = Annotated[
-    int, typer.Option("--repeats", min=1, help="How many times each arm decodes each prompt.", rich_help_panel=HOW)
-]
 BatchSize = Annotated[
     int, typer.Option("--batch-size", min=1, help="Number of prompts to decode together.", rich_help_panel=HOW)
 ]
@@ -58,7 +55,6 @@ TraceFile = Annotated[
         rich_help_panel=FILES,
     ),
 ]
-
 
 Plot = Annotated[
     Path | None,
@@ -89,6 +85,17 @@ Junit = Annotated[
         "--junit", help="Write gates and the lossless check as JUnit XML.", metavar="FILE", rich_help_panel=FILES
     ),
 ]
+
+
+def repeats_option(shown: str | bool = True, number: str = "How many times") -> Any:
+    """The option `--repeats` of a command.
+
+    Args:
+        shown: the default in words where it depends on other options.
+        number: begins the sentence of its help.
+    """
+    said = f"{number} each arm decodes each prompt."
+    return typer.Option("--repeats", min=1, help=said, show_default=shown, rich_help_panel=HOW)
 
 
 @dataclass(frozen=True, slots=True)

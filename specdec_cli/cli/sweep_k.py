@@ -32,6 +32,7 @@ from specdec_cli.cli.measurement_options import (
     depth_within_rates,
     num_at_hand,
     num_prompts_words,
+    repeats_option,
     show_plan,
     whole_numbers,
 )
@@ -74,23 +75,13 @@ BatchSizes = Annotated[
         rich_help_panel=HOW,
     ),
 ]
-Repeats = Annotated[
-    int | None,
-    typer.Option(
-        "--repeats",
-        min=1,
-        help="Maximum number of times each arm decodes each prompt.",
-        show_default="1; 2 with --exhaustive",
-        rich_help_panel=HOW,
-    ),
-]
 
 
 @with_shared_options(without=_LEFT_OUT, beside=(*WORKLOAD_OPTIONS, *GATE_OPTIONS, RESUME_OPTION))
 def sweep_k(
     k_max: KMax = 8,
     exhaustive: Exhaustive = False,
-    repeats: Repeats = None,
+    repeats: Annotated[int | None, repeats_option("1; 2 with --exhaustive", "Maximum number of times")] = None,
     batch_sizes: BatchSizes = "1",
     chat: Chat = False,
     dry_run: DryRun = False,
