@@ -66,6 +66,24 @@ class Unavailable(SpecdecError):  # noqa: N818 - a state, reported as an answer
         self.retry_after_seconds = retry_after_seconds
 
 
+_DEBUG_HINT = "--debug shows the traceback; please report it as an issue"
+
+
+def in_words(error: Exception) -> tuple[str, str | None, ExitCode]:
+    """Sentence, hint and exit code of any error."""
+    if isinstance(error, SpecdecError):
+        return error.message, error.hint, error.exit_code
+    if isinstance(error, OSError) and error.strerror:
+        subject = f"`{error.filename}`: " if error.filename else "the system refused: "
+        return f"{subject}{error.strerror}", None, ExitCode.COULD_NOT_RUN
+    said = str(error).strip().split("\n")[0]
+    if type(error).__name__ in ("OutOfMemoryError", "MemoryError") or "can't allocate memory" in said:
+        hint = "decode fewer sequences at a time, or lower kv_cache_memory or max_model_len"
+        return f"not enough memory{f': {said}' if said else ''}", hint, ExitCode.COULD_NOT_RUN
+    message = f"unexpected {type(error).__name__}{f': {said}' if said else ''}"
+    return message, _DEBUG_HINT, ExitCode.COULD_NOT_RUN
+
+
 _CLOSE, _PARTS_CLOSE = 0.75, 0.6
 """Least similarity of two words, and of the parts in which they differ, for one to be suggested for the other."""
 

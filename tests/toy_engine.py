@@ -85,6 +85,23 @@ class TableLM:
         return self.num_blocks
 
 
+class FailingLM(TableLM):
+    """A target whose logits are no numbers once a context with a certain beginning has 8 tokens."""
+
+    def __init__(self, begin: str) -> None:
+        super().__init__()
+        self.begin = LetterTokenizer().encode(begin)
+
+    def score(self, rows: list[Row]) -> torch.Tensor:
+        logits = super().score(rows)
+        first = 0
+        for row in rows:
+            if len(row.context) > 8 and list(row.context[: len(self.begin)]) == self.begin:
+                logits[first : first + row.num_logits] = float("nan")
+            first += row.num_logits
+        return logits
+
+
 def toy_engine(k: int = 4, max_num_seqs: int = 8, verify: str = "auto", target: TableLM | None = None) -> Engine:
     drafter = create("ngram", {"min": 1})
     drafter.load(Resources(lambda name: TableLM(), LetterTokenizer().encode, len(LETTERS)))

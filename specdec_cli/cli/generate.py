@@ -15,10 +15,10 @@ from specdec_cli.cli.output import deliver, envelope, machine_of
 from specdec_cli.cli.prompts import given_prompts
 from specdec_cli.cli.screen import interruptible, open_screen, progress
 from specdec_cli.cli.structured import GrammarSource, wanted
-from specdec_cli.engine.arms import Arm, Comparison, Request, decode
+from specdec_cli.engine.arms import WITHOUT, Arm, Comparison, Request, decode
 from specdec_cli.engine.prompts import ChatMessage, PromptRow, PromptSet
-from specdec_cli.errors import ExitCode, UsageError
-from specdec_cli.measure.workload.turns import Dialogue, Round, dialogues, lost_turns
+from specdec_cli.errors import ExitCode, RunError, UsageError, in_words
+from specdec_cli.measure.workload.turns import Dialogue, Round, dialogues, lost_turns, unasked_turns
 from specdec_cli.recipe.present import to_yaml
 from specdec_cli.report.generate import SCHEMA, Promise, generate_body
 from specdec_cli.report.pieces import TokenPieces
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from specdec_cli.sampling.grammar import Grammar
 
 _PROMPTS, _SHOWN = "Prompts", "Display"
+_MOST_FAILURES = 5  # prompts whose errors are shown one by one
 _K = "speculation.num_speculative_tokens"
 
 
@@ -170,7 +171,7 @@ class _GenerateRun:
 
     def _arm_name(self) -> str:
         if not _drafts(self.recipe):
-            return "without a draft"
+            return WITHOUT
         synthetic = " (synthetic)" if self.recipe.speculation.is_synthetic else ""
         return f"with {self.draft_name}{synthetic}"
 
@@ -190,9 +191,10 @@ class _GenerateRun:
 
         for said in [*self.prompts.notices, *caveats(self.recipe, engine)]:
             self.screen.say(f"note: {said}", "yellow")
-        arm = Arm(self._arm_name())
+        is_one = len(round_.places) == 1
+        arm, plain = Arm(self._arm_name(), keeps_errors=not is_one), Arm(WITHOUT, 0, keeps_errors=not is_one)
         promise, must_agree = self._promise()
-        comparison = Comparison(arm, tokens_must_agree=must_agree) if self.wish.compare else None
+        comparison = Comparison(arm, plain, must_agree) if self.wish.compare else None
         with interruptible() as stopped:
             view, requests = self._decode(round_, arm, comparison, stopped)
             view.summary(promise, comparison)
@@ -202,7 +204,10 @@ class _GenerateRun:
                 body = generate_body(arm, requests, promise, comparison)
                 document = envelope(SCHEMA, self.recipe.as_dict(), body, **machine_of(engine))
                 deliver(document, to_stdout=self.shared.json, path=self.shared.output, force=self.shared.force)
-            return ExitCode.INTERRUPTED if stopped() else None
+            if stopped():
+                return ExitCode.INTERRUPTED
+        _raise_failures([arm] if comparison is None else [arm, plain], len(round_.places))
+        return None
 
     def _load(self, say: Callable[[str], None]) -> Engine:
         say("starting torch and transformers")
@@ -269,7 +274,27 @@ class _GenerateRun:
                     view.skip(place)
         if round_.num_lost:
             self.screen.say(f"note: {lost_turns(round_.num_lost)}", "yellow")
+        if round_.num_unasked:
+            self.screen.say(f"note: {unasked_turns(round_.num_unasked)}", "yellow")
         return view, decoded
+
+
+def _raise_failures(arms: Sequence[Arm], num_prompts: int) -> None:
+    """Report the prompts that failed, once everything else is written.
+
+    Raises:
+        RunError: there are such.
+    """
+    errors = {one.index: one.error for arm in arms for one in arm.outputs() if one.error is not None}
+    if not errors:
+        return
+    first, *rest = [f"prompt {index + 1}: {in_words(error)[0]}" for index, error in sorted(errors.items())]
+    shown = [f"{len(errors)} of {num_prompts} prompts failed; {first}", *rest[: _MOST_FAILURES - 1]]
+    num_hidden = len(errors) - len(shown)
+    raise RunError(
+        "\n".join([*shown, f"and {num_hidden} more"] if num_hidden else shown),
+        "run these again; the other outputs are complete",
+    )
 
 
 def _token_pieces(engine: Engine, skip_special_tokens: bool) -> TokenPieces:

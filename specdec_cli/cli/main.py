@@ -20,10 +20,9 @@ import typer
 from specdec_cli import __version__
 from specdec_cli.cli.commands import Program
 from specdec_cli.cli.terminal import colourful, version_of
-from specdec_cli.errors import ExitCode, SpecdecError, did_you_mean
+from specdec_cli.errors import ExitCode, did_you_mean, in_words
 
 _UsageProblem: Any = typer.BadParameter.__mro__[1]  # typer's or click's UsageError, whichever this typer raises
-_DEBUG_HINT = "--debug shows the traceback; please report it as an issue"
 
 
 def _app() -> typer.Typer:
@@ -105,19 +104,7 @@ def _guarded(arguments: list[str], debug: bool) -> int:
 
 def _words(error: Exception) -> tuple[str, str | None, ExitCode]:
     """An error's sentence, hint and exit code."""
-    if isinstance(error, SpecdecError):
-        return error.message, error.hint, error.exit_code
-    if isinstance(error, _UsageProblem):
-        return *_usage_words(error), ExitCode.USAGE
-    if isinstance(error, OSError) and error.strerror:
-        subject = f"`{error.filename}`: " if error.filename else "the system refused: "
-        return f"{subject}{error.strerror}", None, ExitCode.COULD_NOT_RUN
-    said = str(error).strip().split("\n")[0]
-    if type(error).__name__ in ("OutOfMemoryError", "MemoryError") or "can't allocate memory" in said:
-        hint = "decode fewer sequences at a time, or lower kv_cache_memory or max_model_len"
-        return f"not enough memory{f': {said}' if said else ''}", hint, ExitCode.COULD_NOT_RUN
-    message = f"unexpected {type(error).__name__}{f': {said}' if said else ''}"
-    return message, _DEBUG_HINT, ExitCode.COULD_NOT_RUN
+    return (*_usage_words(error), ExitCode.USAGE) if isinstance(error, _UsageProblem) else in_words(error)
 
 
 def _invoke(arguments: list[str]) -> int:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from specdec_cli.sampling.grammar import Grammar
     from specdec_cli.sampling.params import SamplingParams
 
+WITHOUT = "without a draft"
+"""Name of the plain arm."""
 _NUM_WARM_UP_TOKENS = 8
 
 
@@ -42,6 +44,7 @@ class Arm:
         passes: results, one for each group of requests that it decoded together.
         meter: counts of its steps, for a screen.
         draft: name of its drafter; None takes the engine's own.
+        keeps_errors: whether a request that fails keeps its error and the others go on; else the error is raised.
     """
 
     name: str
@@ -49,6 +52,7 @@ class Arm:
     passes: list[Outputs] = field(default_factory=list)
     meter: Meter = field(default_factory=Meter)
     draft: str | None = None
+    keeps_errors: bool = False
 
     def begin(self, driver: Driver, requests: Sequence[Request]) -> None:
         """Queue a group of requests and collect what becomes of them.
@@ -123,9 +127,9 @@ def decode(
         stopped: asked between steps.
 
     Raises:
-        Exception: the one that ended a request; the others are aborted.
+        Exception: the one that ended a request, unless the arm keeps errors; the others are aborted.
     """
-    with Driver(engine) as driver:
+    with Driver(engine, keeps_errors=arm.keeps_errors) as driver:
         arm.begin(driver, requests)
         for events in driver.steps(stopped):
             for event in events:
@@ -144,7 +148,7 @@ class Comparison:
     """
 
     draft: Arm
-    plain: Arm = field(default_factory=lambda: Arm("without a draft", 0))
+    plain: Arm = field(default_factory=lambda: Arm(WITHOUT, 0))
     tokens_must_agree: bool = True
 
     def run(self, engine: Engine, requests: Sequence[Request], watch: Watch, stopped: Stopped) -> None:
@@ -198,7 +202,7 @@ class Comparison:
     def _pairs(self) -> list[tuple[Output, Output]]:
         plain = {output.index: output for output in self.plain.outputs()}
         pairs = [(output, plain[output.index]) for output in self.draft.outputs() if output.index in plain]
-        return [(a, b) for a, b in pairs if "abort" not in (a.finish_reason, b.finish_reason)]
+        return [(a, b) for a, b in pairs if _is_complete(a) and _is_complete(b)]
 
     def _turns(self, requests: Sequence[Request], size: int) -> Iterator[tuple[Arm, Sequence[Request]]]:
         for turn, begin in enumerate(range(0, len(requests), size)):
@@ -209,7 +213,7 @@ class Comparison:
     def _warm_up(self, engine: Engine, arm: Arm, request: Request, stopped: Stopped) -> None:
         few = min(_NUM_WARM_UP_TOKENS, request.params.max_new_tokens)
         params = replace(request.params, max_new_tokens=few, min_tokens=0)
-        uncounted = Arm(arm.name, arm.num_speculative_tokens)
+        uncounted = Arm(arm.name, arm.num_speculative_tokens, keeps_errors=arm.keeps_errors)
         decode(engine, uncounted, [replace(request, params=params)], stopped=stopped)
 
 
@@ -229,7 +233,11 @@ def _named(error: UsageError, request: Request, num_requests: int) -> UsageError
 
 
 def _is_whole(outputs: Outputs) -> bool:
-    return all(output.finish_reason not in (None, "abort") for output in outputs.finished())
+    return all(map(_is_complete, outputs.finished()))
+
+
+def _is_complete(output: Output) -> bool:
+    return output.finish_reason not in (None, "abort")
 
 
 def as_document(comparison: Comparison) -> dict[str, Any]:

@@ -23,13 +23,14 @@ class Driver:
 
     Args:
         engine: decodes them; it may hold other callers' requests, too.
+        keeps_errors: whether the others go on where one of the requests fails.
 
     Attributes:
         open: ids of the caller's requests that have not ended, in the order they were added.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+    def __init__(self, engine: Engine, *, keeps_errors: bool = False) -> None:
+        self.engine, self._keeps_errors = engine, keeps_errors
         self.open: dict[int, None] = {}
 
     def __enter__(self) -> Self:
@@ -95,7 +96,8 @@ class Driver:
             stopped: asked before each step; once it is true, what is open is aborted, and that was the last.
 
         Raises:
-            Exception: the error that ended one of the caller's requests, after the events before it.
+            Exception: the error that ended one of the caller's requests, after the events before it, unless errors are
+                kept; the requests' `Failed` events then have them.
         """
         while self.engine.has_work:
             if stopped():
@@ -104,7 +106,7 @@ class Driver:
             own = set(self.open)
             events = self.step()
             failed = next((one for one in events if isinstance(one, Failed) and one.sequence_id in own), None)
-            if failed is None:
+            if failed is None or self._keeps_errors:
                 yield events
             else:
                 yield events[: events.index(failed)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from specdec_cli.events import Event, Finished, SpeculativeCounts, Stepped
+from specdec_cli.events import Event, Failed, Finished, SpeculativeCounts, Stepped
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Meter:
 
     def observe(self, event: Event) -> None:
         """Fold one event."""
-        if isinstance(event, Finished):
+        if isinstance(event, Finished | Failed):
             self.num_finished += 1
         elif isinstance(event, Stepped):
             self._observe_step(event)

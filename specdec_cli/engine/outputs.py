@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from specdec_cli.errors import in_words
 from specdec_cli.events import (
     IMPOSSIBLE,
     Event,
+    Failed,
     Finished,
     FinishReason,
     SpeculativeCounts,
@@ -49,12 +51,13 @@ class Output:
         prompt_token_ids: its tokens.
         text: generated text.
         token_ids: generated tokens.
-        finish_reason: stop, length or abort; None while it runs.
+        finish_reason: stop, length or abort; None while it runs, and where it failed.
         stop_reason: the stop string or token that ended it, if one did.
         logprobs: one per generated token, where the sampling parameters ask for them.
         speculative: acceptance counts and rates.
         timing: seconds and tokens per second.
         lossless: False where the verification mode does not preserve the target's distribution.
+        error: the one that ended it, where the others went on.
     """
 
     index: int
@@ -68,6 +71,7 @@ class Output:
     speculative: SpeculativeCounts = field(default_factory=SpeculativeCounts)
     timing: Timing = field(default_factory=Timing)
     lossless: bool = True
+    error: Exception | None = None
 
     def __repr__(self) -> str:
         """Beginning of the text, number of tokens, acceptance and speed."""
@@ -93,6 +97,8 @@ class Output:
             "speculative": self.speculative.as_dict(),
             "timing": self.timing.as_dict(),
         }
+        if self.error is not None:
+            document["error"], *_ = in_words(self.error)
         if self.logprobs is not None:
             document["logprobs"] = [
                 {
@@ -159,11 +165,13 @@ class Outputs:
         return sequence_id
 
     def observe(self, event: Event) -> None:
-        """Fold one event; a failed request is the driver's concern."""
+        """Fold one event."""
         if isinstance(event, Stepped):
             self._observe_step(event)
         elif isinstance(event, Finished) and event.sequence_id in self.by_id:
             self._observe_end(event)
+        elif isinstance(event, Failed) and event.sequence_id in self.by_id:
+            self.by_id[event.sequence_id].error = event.error
 
     def finished(self) -> list[Output]:
         """All outputs in the order they were added."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from specdec_cli.events import Event, Finished, Noticed, Stepped
+from specdec_cli.events import Event, Failed, Finished, Noticed, Stepped
 from specdec_cli.report.live import LiveArea
 from specdec_cli.report.pieces import LEGEND, STYLES, Piece, TokenPieces, marked, plain_pieces
 from specdec_cli.report.table import Column, number, run_table
@@ -143,6 +143,9 @@ class RunView:
             place = by_id[event.sequence_id].index
             texts.feed(place, pieces)
             texts.end(place)
+        elif isinstance(event, Failed):
+            self._token_pieces.pop(event.sequence_id, None)
+            texts.end(by_id[event.sequence_id].index)
 
     def _notice(self, message: str) -> None:
         """Say it once: now, or after the live area has gone."""

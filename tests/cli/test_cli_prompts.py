@@ -9,7 +9,9 @@ import pytest
 from fake_server import Fake, serving
 
 from specdec_cli.cli.main import run
+from specdec_cli.engine.driver import Driver
 from specdec_cli.errors import UsageError
+from specdec_cli.events import Failed
 from specdec_cli.files import given_path
 from specdec_cli.measure.baseline import read_baseline
 from specdec_cli.recipe import resolve
@@ -70,6 +72,26 @@ def test_the_text_of_every_turn_has_its_place(capsys):
     out, err = capsys.readouterr()
     assert out.count("###") == 3
     assert "note: 2 rows hold a conversation, of which the first user message is the prompt; --chat reads all" in err
+
+
+def test_what_follows_a_turn_that_failed_is_left_out_by_name(capsys, monkeypatch):
+    step, given = Driver.step, Path("two.jsonl")
+    given.write_text(json.dumps(ROWS[1]) + "\n" + json.dumps(ROWS[2]) + "\n")
+
+    def fail_the_first_of_two(self):
+        events = step(self)
+        if len(self.open) == 2:
+            first = min(self.open)
+            self.abort(first)
+            events.append(Failed(first, ValueError("planted")))
+        return events
+
+    monkeypatch.setattr(Driver, "step", fail_the_first_of_two)
+    assert run(["generate", "--prompt-file", "two.jsonl", "--chat", "-n", "4"]) == 1
+    out, err = capsys.readouterr()
+    assert [line for line in out.split("\n") if line.startswith("###")] == [f"### {n}" for n in range(1, 5)]
+    assert "note: 2 later turns were left out: the turn before failed" in err
+    assert "error: 1 of 4 prompts failed; prompt 1: unexpected ValueError: planted" in err
 
 
 def test_turns_that_fill_the_context_are_left_out_by_name(capsys):

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from itertools import permutations
 
 import jsonschema
 import pytest
-from toy_engine import LetterTokenizer, toy_engine
+from toy_engine import FailingLM, LetterTokenizer, toy_engine
 
 from specdec_cli.cli.main import run
 from specdec_cli.engine.engine import Engine
@@ -432,3 +433,40 @@ def test_point_4_no_compiler_is_one_line_with_its_remedy(tmp_path):
     assert line.endswith("or name one with CXX")
     quiet = subprocess.run([*command, "--quiet"], capture_output=True, text=True, env=environment, check=True)
     assert (quiet.stdout, quiet.stderr) == (done.stdout, "")
+
+
+def test_a_prompt_that_fails_ends_no_other(loaded, capsys, monkeypatch):
+    monkeypatch.setattr(Engine, "from_recipe", lambda *_, **__: toy_engine(target=FailingLM("fg")))
+    assert generate("ab", "fg", "cd", "-n", "20") == 1
+    out, err = capsys.readouterr()
+    first, second, third = (part.partition("\n")[2].strip("\n") for part in out.split("### ")[1:])
+    assert (first, third) == (expected("ab").strip("\n"), expected("cd").strip("\n"))
+    assert len(second) < 20
+    assert "acceptance rate" in err, "what was decoded is summed up"
+    assert re.search("^error: 1 of 3 prompts failed; prompt 2: .*logit", err, re.MULTILINE)
+
+
+@pytest.mark.parametrize("more", [(), ("--compare",)])
+def test_a_failed_prompt_has_its_error_in_the_document(loaded, capsys, monkeypatch, more):
+    monkeypatch.setattr(Engine, "from_recipe", lambda *_, **__: toy_engine(target=FailingLM("fg")))
+    assert generate("fg", "ab", "-n", "20", "--json", *more) == 1
+    one, other = document_of(capsys.readouterr().out)["outputs"]
+    assert (one["finish_reason"], other["finish_reason"]) == (None, "length")
+    assert "logit" in one["error"]
+    assert "error" not in other
+
+
+def test_one_prompt_alone_fails_with_its_own_error(loaded, capsys, monkeypatch):
+    monkeypatch.setattr(Engine, "from_recipe", lambda *_, **__: toy_engine(target=FailingLM("fg")))
+    assert generate("fg", "-n", "20") == 1
+    assert "prompts failed" not in capsys.readouterr().err
+
+
+def test_many_failures_are_counted_and_the_first_named(loaded, capsys, monkeypatch):
+    monkeypatch.setattr(Engine, "from_recipe", lambda *_, **__: toy_engine(target=FailingLM("f")))
+    assert generate(*(f"f{letter}" for letter in "abcdefg"), "-n", "20", "--quiet") == 1
+    err = capsys.readouterr().err
+    assert "error: 7 of 7 prompts failed; prompt 1: " in err
+    assert "error: prompt 5: " in err
+    assert "prompt 6: " not in err
+    assert "error: and 2 more" in err

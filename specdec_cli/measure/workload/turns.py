@@ -99,6 +99,12 @@ def lost_turns(num: int) -> str:
     return f"{turns} left out: what was said before fills the context"
 
 
+def unasked_turns(num: int) -> str:
+    """The sentence about turns after one that failed."""
+    turns = "1 later turn was" if num == 1 else f"{num} later turns were"
+    return f"{turns} left out: the turn before failed"
+
+
 class Round:
     """The turns of all conversations that are decoded together: first all first ones, then the second, and so on.
 
@@ -112,6 +118,7 @@ class Round:
     Attributes:
         requests: of this round; none after the last.
         num_lost: turns that did not fit the context after what was said before.
+        num_unasked: turns after one that failed.
     """
 
     def __init__(
@@ -122,7 +129,7 @@ class Round:
         params: SamplingParams,
         grammar: Grammar | None = None,
     ) -> None:
-        self.engine, self.num_lost = engine, 0
+        self.engine, self.num_lost, self.num_unasked = engine, 0, 0
         self._chat, self._params, self._grammar = chat, params, grammar
         self.places = [talk.index + turn for talk in talks for turn in range(talk.num_turns)]
         self._now = [(talk, self._request(talk.next())) for talk in talks]
@@ -133,14 +140,19 @@ class Round:
         return [request for _, request in self._now]
 
     def advance(self, arm: Arm) -> list[int]:
-        """Go on to the next turns, after what the arm answered to these; gives the places of turns that are lost."""
-        texts = {output.index: output.text for output in arm.outputs()}
+        """Go on to the next turns, after what the arm answered to these; gives the places of turns left out."""
+        outputs = {output.index: output for output in arm.outputs()}
         later: list[tuple[Dialogue, Request]] = []
         lost: list[int] = []
+        unasked: list[int] = []
         for talk, request in self._now:
             if not talk.has_more:
                 continue
-            talk.answer(texts[request.row.index])
+            answered = outputs[request.row.index]
+            if answered.error is not None:
+                unasked += range(request.row.index + 1, talk.index + talk.num_turns)
+                continue
+            talk.answer(answered.text)
             following = self._request(talk.next())
             if fits(following, self.engine.target.max_context):
                 later.append((talk, following))
@@ -148,7 +160,8 @@ class Round:
                 lost += range(following.row.index, talk.index + talk.num_turns)
         self._now = later
         self.num_lost += len(lost)
-        return lost
+        self.num_unasked += len(unasked)
+        return lost + unasked
 
     def decode_answers(self, arm: Arm) -> None:
         """Decode what is followed by another turn, and has room for its answer."""
