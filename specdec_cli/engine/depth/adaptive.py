@@ -9,11 +9,11 @@ takes the k of the most tokens per second, 0 included:
 What it decides by is over when it decides: no token of the step, drafted or sampled, can change its k. But clocks
 differ from run to run, so where text depends on k (sampling in every mode but gumbel) it differs too.
 
-Now and then a step is spent on a k that is not the best (exploring), for at most `EXPLORATION` of the time, and of the
-time that plain decoding would have taken; the first look at a draft alone may take more, and is for some rows of a
-large batch. It waits until the time seen and the tokens still asked for are enough that it will have been little. A
+Now and then a step is spent on a k that is not the best (exploring), for at most `EXPLORATION_SHARE` of the time, and
+of the time that plain decoding would have taken; the first look at a draft alone may take more, and is for some rows of
+a large batch. It waits until the time seen and the tokens still asked for are enough that it will have been little. A
 draft has to read first what it did not draft itself, which is part of what a look costs: where that is much, requests
-that just began are looked at. What soon ends is not read.
+that just began are looked at. What soon ends is not read. `tuning` holds the constants.
 
 To decide takes Python that a small model's step would feel, so a decision holds for some steps and what they took is
 learned from afterwards; one to draft nothing outlives the rows that it was made for. What deciding takes is no part of
@@ -30,41 +30,10 @@ from operator import attrgetter, itemgetter
 from statistics import fmean
 from time import perf_counter
 
+from specdec_cli.engine.depth import tuning
 from specdec_cli.engine.depth.acceptance import Acceptance, Outcome
-from specdec_cli.engine.depth.costs import INTERRUPTED, Company, Cost, Sample, StepCosts, hoped
+from specdec_cli.engine.depth.costs import Company, Cost, Sample, StepCosts, hoped
 from specdec_cli.engine.depth.depth import DecodingRow
-
-EXPLORATION = 0.004  # what exploring may lose, of the time
-_FIRST_K = 1  # the first one measured: what a slow or bad draft costs is found out at little cost
-_FARTHER = 2  # times the deepest k tried so far: beyond, a line through what was measured is not believed
-_FIRST_ROWS = 8  # and for so many: to read a large batch's prompts takes a draft long, and of fewer little is seen
-# It costs about so many plain steps, beside what deciding to takes, which may be so much of the time there is for it.
-_FIRST_COSTS, _FIRST_SHARE = 2, 0.02
-_PLAIN_FIRST = 3  # plain steps measured before that: an interrupted one alone would make any draft look good
-_MARGIN = 0.04, 0.02  # speculation that seems to gain less than this is not begun but for a look, or not kept on
-_REPAID_IN = 32  # steps at most, what a draft has to read before it drafts; else it is left alone
-_HOPELESS = 0.8  # of plain decoding's tokens per second; a draft that gives no more is not tried for each new request
-_GRACE_STEPS = 1  # exploring may lose this many plain steps before its share of the time has grown to them
-_STEPS_BETWEEN = 8  # from one exploring to the next
-# For how many steps a decision holds: at least, and at most until another look is allowed.
-_HELD = 8, 96  # to draft
-_HELD_AT_MOST_WHERE_ROWS_ENDED = 24
-_HELD_AT_REST = 16, 2048  # to draft nothing
-_HELD_WHERE_NONE_MAY = 128  # for they may again
-_LEARNED = 32  # of a decision's steps the last ones tell what they cost: to learn from each takes time, too
-_STEPS_SEEN = 8  # that a decision needs behind it for each step that it holds for
-# Between looks at plain decoding, which speculation is held against: first less, and more where a look costs much.
-_STEPS_BETWEEN_PLAIN = 128
-_PLAIN_KNOWN = 7  # plain steps measured, by then
-# Steps of a look: a draft has to read first what it did not draft, so its first step after plain ones is no measure.
-# More where they lose less than deciding to does.
-_STEPS_TOGETHER = 3, 8
-# Steps of a look at plain decoding, the most that are affordable. After a draft's steps or a prompt it takes some until
-# a processor's caches are the target's again, so those of the first half are no measure, or of many the first ones.
-_PLAIN_TOGETHER = (8, 3, 1)
-_SETTLED = 8
-_SLOWEST = 3  # a first look's step counts for so many plain ones at most: a model's first forward of all takes long
-
 
 _Step = tuple[Company, Sequence[DecodingRow], float, int, Outcome | None]
 """Its rows' company, its rows, seconds, undisturbed steps of its kind before it, None if it was plain.
@@ -199,7 +168,7 @@ class Adaptive:
         company = Company.of(wishes)
         if set(plan.rows).issuperset(rows):
             if company != plan.decided_for:
-                held_back = max(plan.num_left - _HELD_AT_MOST_WHERE_ROWS_ENDED, 0)
+                held_back = max(plan.num_left - tuning.HELD_WHERE_ROWS_ENDED_MOST, 0)
                 plan.num_left -= held_back
                 plan.num_held_back += held_back
             return True
@@ -218,11 +187,11 @@ class Adaptive:
         plan.drafting = [wish for wish in wishes if wish.most]
         num_plain = self._costs.plain(plan.company).num
         if not plan.drafting:
-            plan.num_left, plan.outlives = _HELD_WHERE_NONE_MAY, True
+            plan.num_left, plan.outlives = tuning.HELD_AT_REST_STEPS_MOST, True
         elif self._costs.is_known(plan.company):
             self._choose_best(plan, wishes)
-        elif num_plain < _PLAIN_FIRST:
-            plan.num_left = 2 * (_PLAIN_FIRST - num_plain)
+        elif num_plain < tuning.FIRST_LOOK_PLAIN_KNOWN:
+            plan.num_left = 2 * (tuning.FIRST_LOOK_PLAIN_KNOWN - num_plain)
         else:
             self._look_first(plan, wishes)
         self._acceptance.meet(wishes)
@@ -231,7 +200,7 @@ class Adaptive:
             plan.num_unread = self._unread(plan.drafting)
             self._read |= {wish.handle: wish.length for wish in plan.drafting}
         else:
-            plan.steps = deque(maxlen=_LEARNED)
+            plan.steps = deque(maxlen=tuning.LEARNED_STEPS)
         if bool(plan.k) != bool(self._drafted_for) or not plan.drafted_for <= self._drafted_for:
             self._num_alike = 0
         return plan
@@ -241,38 +210,42 @@ class Adaptive:
         most, unread = max(map(_MOST, wishes)), self._unread(plan.drafting)
         seconds = self._costs.seconds(plan.company, self._acceptance.drafting(plan.drafting, most), _context(wishes))
         tokens = self._acceptance.tokens(wishes, most)
-        known = min(most, _FARTHER * max([_FIRST_K, *self._costs.last(plan.company)]))
+        known = min(most, tuning.DEEPER_FACTOR * max([tuning.FIRST_K, *self._costs.last(plan.company)]))
         k = max(range(known + 1), key=lambda one: tokens[one] / seconds[one])
-        margin = _MARGIN[bool(self._drafted_for)]
+        margin = tuning.MARGIN_TO_KEEP if self._drafted_for else tuning.MARGIN_TO_BEGIN
         if tokens[k] / seconds[k] < (1 + margin) * tokens[0] / seconds[0]:
             k = 0
         reading = self._costs.reading(plan.company, unread)
         # What a step of k saves: plain decoding's time for its tokens, less its own.
         num_left = sum(wish.left for wish in plan.drafting) / (len(plan.drafting) * tokens[k] / tokens[0])
-        if k and reading > min(_REPAID_IN, num_left) * (seconds[0] * tokens[k] / tokens[0] - seconds[k]):
+        saved = seconds[0] * tokens[k] / tokens[0] - seconds[k]
+        if k and reading > min(tuning.REPAID_WITHIN_STEPS, num_left) * saved:
             k = 0
         plan.best_rate = tokens[k] / seconds[k] / len(wishes)
         look = self._look(plan.company, k, tokens, seconds, reading) if plan.is_pure else None
         plan.num_left = self._num_steps(k, seconds[0]) if look is None else look[1]
         plan.outlives = not k and _is_hopeless(self._acceptance.tokens(wishes, most, is_new=True), seconds)
-        plan.reading_first, plan.earned = reading, EXPLORATION * seconds[0]
+        plan.reading_first, plan.earned = reading, tuning.EXPLORATION_SHARE * seconds[0]
         plan.k, plan.is_exploring = (k, False) if look is None else (look[0], True)
-        plan.most_seconds = INTERRUPTED * seconds[plan.k]
+        plan.most_seconds = tuning.INTERRUPTED_FACTOR * seconds[plan.k]
         if plan.k and unread:  # which is exploring's cost, too; an interruption is not
             usual = seconds[plan.k] + reading
-            plan.most_seconds = (_SLOWEST if self._costs.knows_reading(plan.company) else _REPAID_IN) * usual
+            is_known = self._costs.knows_reading(plan.company)
+            plan.most_seconds = (tuning.SLOWEST_FACTOR if is_known else tuning.REPAID_WITHIN_STEPS) * usual
 
     def _look_first(self, plan: _Plan, wishes: Sequence[DecodingRow]) -> None:
         """A first look at a draft, where plain steps are known and nothing else."""
         seconds = self._costs.plain_seconds(plan.company, _context(wishes))
-        plan.best_rate, plan.most_seconds = 1 / seconds, _SLOWEST * seconds
+        plan.best_rate, plan.most_seconds = 1 / seconds, tuning.SLOWEST_FACTOR * seconds
         left = sum(wish.left for wish in plan.drafting) / len(plan.drafting)
-        if _FIRST_COSTS * seconds + self._deciding_to_look > _FIRST_SHARE * (self._spent + left * seconds):
+        cost = tuning.FIRST_LOOK_PLAIN_STEPS * seconds + self._deciding_to_look
+        if cost > tuning.FIRST_LOOK_SHARE * (self._spent + left * seconds):
             plan.num_left = max(int(left), 1)
         elif plan.is_pure:
             self._explored += self._deciding_to_look
-            plan.drafting = sorted(plan.drafting, key=_LENGTH)[:_FIRST_ROWS]
-            plan.k, plan.is_exploring, plan.num_left = min(max(map(_MOST, wishes)), _FIRST_K), True, _STEPS_TOGETHER[0]
+            plan.drafting = sorted(plan.drafting, key=_LENGTH)[: tuning.FIRST_LOOK_ROWS]
+            plan.k, plan.is_exploring = min(max(map(_MOST, wishes)), tuning.FIRST_K), True
+            plan.num_left = tuning.LOOK_STEPS
 
     def _unread(self, wishes: Sequence[DecodingRow]) -> int:
         """Tokens that drafters would have to read before they draft for these rows."""
@@ -324,22 +297,22 @@ class Adaptive:
         num_together = 0
         for num, (company, wishes, seconds, num_alike, _) in zip(reversed(drafted), reversed(plan.steps), strict=True):
             num_together = max(num_together, num_alike + 1)
-            if num is not None and num_alike >= (1 if plan.k else min(_SETTLED, num_together // 2)):
+            if num is not None and num_alike >= (1 if plan.k else min(tuning.SETTLED_STEPS, num_together // 2)):
                 settled.append((company, (num, seconds, _context(wishes))))
             num_together *= num_alike > 0
-        return settled[_LEARNED - 1 :: -1]
+        return settled[tuning.LEARNED_STEPS - 1 :: -1]
 
     def _account(self, plan: _Plan, num_tokens: float) -> None:
         """What exploring may lose grows with the time, plain decoding's where that would have taken less."""
         as_plain = plan.seconds
         if self._costs.plain(plan.decided_for).num:
             as_plain = num_tokens * self._costs.plain_seconds(plan.decided_for, _context(plan.steps[0][1]))
-        self._allowance += EXPLORATION * min(plan.seconds, as_plain)
+        self._allowance += tuning.EXPLORATION_SHARE * min(plan.seconds, as_plain)
         if plan.is_exploring and plan.best_rate is not None:
             self._num_exploring += plan.num_steps
             took = sum(min(seconds, plan.most_seconds) for _, _, seconds, _, _ in plan.steps)
             self._explored += took - num_tokens / plan.best_rate
-            self._explored = max(self._explored, -EXPLORATION * self._spent)
+            self._explored = max(self._explored, -tuning.EXPLORATION_SHARE * self._spent)
 
     @property
     def _deciding_to_look(self) -> float:
@@ -348,7 +321,7 @@ class Adaptive:
 
     def _allowed(self, plain_seconds: float) -> float:
         """Seconds that exploring may still lose."""
-        return self._allowance + _GRACE_STEPS * plain_seconds - self._explored
+        return self._allowance + tuning.GRACE_STEPS * plain_seconds - self._explored
 
     def _num_steps(self, best: int, plain_seconds: float) -> int:
         """For how many steps a decision holds: until the next look, but not for long while little is known.
@@ -356,10 +329,11 @@ class Adaptive:
         Where nothing is drafted, nothing is learned of a draft either: it holds until a look is allowed.
         """
         since = self._now - self._looked
-        until_allowed = 0 if since else int(self._lacking / (EXPLORATION * plain_seconds))
-        least, most = _HELD if best else _HELD_AT_REST
-        held = max(least - since, min(until_allowed, most), 1)
-        return held if not best else max(min(held, self._now // _STEPS_SEEN), 1)
+        until_allowed = 0 if since else int(self._lacking / (tuning.EXPLORATION_SHARE * plain_seconds))
+        if not best:
+            return max(tuning.HELD_AT_REST_STEPS - since, min(until_allowed, tuning.HELD_AT_REST_STEPS_MOST), 1)
+        held = max(tuning.HELD_STEPS - since, min(until_allowed, tuning.HELD_STEPS_MOST))
+        return max(min(held, self._now // tuning.STEPS_SEEN_FACTOR), 1)
 
     def _look(
         self, company: Company, best: int, tokens: Sequence[float], seconds: Sequence[float], reading: float
@@ -368,7 +342,7 @@ class Adaptive:
         since, before = self._now - self._looked, self._plan
         if before is not None and before.is_exploring and before.num_left and best != before.k < len(tokens):
             return before.k, before.num_left
-        if since < _STEPS_BETWEEN:
+        if since < tuning.STEPS_BETWEEN_LOOKS:
             return None
         self._looked = self._now
         plain, last = self._costs.plain(company), self._costs.last(company)
@@ -381,15 +355,16 @@ class Adaptive:
         def beside(k: int) -> float:  # whatever the number of steps
             return reading * (k > 0) + self._deciding_to_look
 
-        num_unknown = max(_PLAIN_KNOWN - self._costs.num_plain, 0)
-        rarely: float = _STEPS_BETWEEN_PLAIN >> num_unknown
+        num_unknown = max(tuning.PLAIN_KNOWN - self._costs.num_plain, 0)
+        rarely: float = tuning.STEPS_BETWEEN_PLAIN_LOOKS >> num_unknown
         if not num_unknown:
-            rarely = max(rarely, (_PLAIN_TOGETHER[0] * lost(0) + beside(0)) / (EXPLORATION * seconds[best]))
+            longest = tuning.PLAIN_LOOK_STEPS[0] * lost(0) + beside(0)
+            rarely = max(rarely, longest / (tuning.EXPLORATION_SHARE * seconds[best]))
         allowed = self._allowed(seconds[0])
         if best and (not plain.is_trusted or self._now - last.get(0, 0) >= rarely):
             self._explored += self._deciding_to_look
-            return 0, next((num for num in _PLAIN_TOGETHER if num * lost(0) + beside(0) <= allowed), 1)
-        others = [k for k in range(min(len(tokens), _FARTHER * deepest + 1)) if k != best]
+            return 0, next((num for num in tuning.PLAIN_LOOK_STEPS if num * lost(0) + beside(0) <= allowed), 1)
+        others = [k for k in range(min(len(tokens), tuning.DEEPER_FACTOR * deepest + 1)) if k != best]
         nums = {k: _look_steps(lost(k), self._deciding_to_look) for k in others}
         losses = {k: nums[k] * lost(k) + beside(k) for k in others}
         self._lacking = max(min(losses.values()) - allowed, 0.0)
@@ -398,7 +373,7 @@ class Adaptive:
             return None
         k = max(affordable, key=lambda k: (self._now - last.get(k, 0)) / max(losses[k], seconds[0] / 8))
         self._explored += self._deciding_to_look
-        self._looked += nums[k] - _STEPS_TOGETHER[0]  # what is longer is no reason to look again sooner
+        self._looked += nums[k] - tuning.LOOK_STEPS  # what is longer is no reason to look again sooner
         return k, nums[k]
 
 
@@ -412,11 +387,11 @@ def _context(wishes: Sequence[DecodingRow]) -> int:
 
 def _is_hopeless(tokens: Sequence[float], seconds: Sequence[float]) -> bool:
     """Whether drafting is far from paying at every k."""
-    most = _HOPELESS * tokens[0] / seconds[0]
+    most = tuning.HOPELESS_SHARE * tokens[0] / seconds[0]
     return all(one < most * took for one, took in zip(tokens[1:], seconds[1:], strict=True))
 
 
 def _look_steps(lost: float, deciding: float) -> int:
     """For how many steps to look where each loses some seconds, and deciding to some more."""
-    least, most = _STEPS_TOGETHER
-    return most if deciding >= most * lost else max(int(deciding / lost), least)
+    most = tuning.LOOK_STEPS_MOST
+    return most if deciding >= most * lost else max(int(deciding / lost), tuning.LOOK_STEPS)

@@ -19,20 +19,10 @@ from math import inf
 from operator import mul, sub
 from statistics import fmean
 
+from specdec_cli.engine.depth import tuning
 from specdec_cli.engine.depth.depth import DecodingRow
 
-INTERRUPTED = 1.5  # a step that takes so many times what was expected is taken for an interrupted one
-_MEMORY = 64  # steps that a mean of seconds looks back on
-_OLD = 32  # steps without a measurement, after which a mean counts for so many of them at most:
-_MEMORY_IF_OLD = 8
-_PACE_MEMORY = 8  # steps in which the machine's pace is followed
-_TRUSTED = 2  # measurements that a cost needs: one alone may have been interrupted
-_ALIKE = 2  # times as many rows, or as few: of others nothing is borrowed before a look
-_STEP = 0.5  # in drafted tokens a row; numbers within half of it share a measurement
-_SLOPE_MEMORY = 512  # steps that the slope looks back on
-_DOUBT = 1024.0  # tokens; half of a slope is believed once squares of what contexts differ by sum up to its square
-_LEAST = 4  # no context makes a step so many times faster
-_PLAIN = -1e-6  # where a plain step stands among them: below one whose drafters looked and found nothing
+_PLAIN = -1e-6  # where a plain step stands among drafted tokens: below one whose drafters looked and found nothing
 
 
 Sample = tuple[float, float, float]
@@ -63,23 +53,24 @@ class Cost:
     @property
     def is_trusted(self) -> bool:
         """Whether it was measured often enough."""
-        return self.num >= _TRUSTED
+        return self.num >= tuning.TRUSTED_MEASUREMENTS
 
     def at(self, context: float, slope: float) -> float:
         """Seconds where the contexts have so many tokens, each of which costs `slope` seconds."""
-        return max(self.seconds + slope * (context - self.context), self.seconds / _LEAST)
+        return max(self.seconds + slope * (context - self.context), self.seconds / tuning.CONTEXT_SPEED_UP_MOST)
 
     def add(self, seconds: float, drafted: float, context: float, clocked: float) -> None:
         """One more measurement."""
         self.num += 1
-        self.drafted += (drafted - self.drafted) / min(self.num, _MEMORY)
-        self.context += (context - self.context) / min(self.num, _MEMORY)
-        self.clocked += (clocked - self.clocked) / min(self.num, _MEMORY)
+        self.drafted += (drafted - self.drafted) / min(self.num, tuning.COST_MEMORY_STEPS)
+        self.context += (context - self.context) / min(self.num, tuning.COST_MEMORY_STEPS)
+        self.clocked += (clocked - self.clocked) / min(self.num, tuning.COST_MEMORY_STEPS)
         if self.num <= 3:  # the middle one; of two the smaller
             self._first.append(seconds)
             self.seconds = sorted(self._first)[self.num // 3]
         else:
-            self.seconds += (min(seconds, INTERRUPTED * self.seconds) - self.seconds) / min(self.num, _MEMORY)
+            seconds = min(seconds, tuning.INTERRUPTED_FACTOR * self.seconds)
+            self.seconds += (seconds - self.seconds) / min(self.num, tuning.COST_MEMORY_STEPS)
 
 
 @dataclass(slots=True)
@@ -92,14 +83,14 @@ class Slope:
     @property
     def seconds(self) -> float:
         """For one token."""
-        return max(self._covariance, 0.0) / (self._variance + _DOUBT**2)
+        return max(self._covariance, 0.0) / (self._variance + tuning.SLOPE_DOUBT_TOKENS**2)
 
     def add(self, cost: Cost, clocked: float, context: float) -> None:
         """How a step differs from others of its kind, by the clock: a pace that is followed would hide it."""
         longer = context - cost.context
-        more = min(clocked, INTERRUPTED * cost.clocked) - cost.clocked
-        self._covariance += more * longer - self._covariance / _SLOPE_MEMORY
-        self._variance += longer**2 - self._variance / _SLOPE_MEMORY
+        more = min(clocked, tuning.INTERRUPTED_FACTOR * cost.clocked) - cost.clocked
+        self._covariance += more * longer - self._covariance / tuning.SLOPE_MEMORY_STEPS
+        self._variance += longer**2 - self._variance / tuning.SLOPE_MEMORY_STEPS
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +103,7 @@ class Company:
 
     @classmethod
     def of(cls, wishes: Sequence[DecodingRow]) -> Company:
-        """The company of some rows; numbers above 8 are rounded, so that alike ones share their costs."""
+        """The company of some rows; large numbers are rounded, so that alike ones share their costs."""
         names = [wish.drafter for wish in wishes if wish.most]
         return cls(_bucket(len(wishes)), _bucket(len(names)), tuple(sorted(set(names))))
 
@@ -122,8 +113,8 @@ class Company:
 
 
 def _bucket(num: int) -> int:
-    """The number itself up to 8, then rounded down to three binary digits."""
-    step = 1 << max(num.bit_length() - 3, 0) if num > 8 else 1
+    """The number itself while it is small, then rounded down to three binary digits."""
+    step = 1 << max(num.bit_length() - 3, 0) if num > tuning.EXACT_ROWS else 1
     return num // step * step
 
 
@@ -171,13 +162,14 @@ class StepCosts:
             cost = costs.get(shared)
             if cost is None:
                 cost = costs[shared] = Cost()
-            if numbers[0] - 1 - cost.seen > _OLD:
-                cost.num = min(cost.num, _MEMORY_IF_OLD)
+            if numbers[0] - 1 - cost.seen > tuning.OLD_AFTER_STEPS:
+                cost.num = min(cost.num, tuning.OLD_MEMORY_STEPS)
             cost.seen = numbers[-1]
             usual = seconds / self.pace
             if cost.is_trusted:
                 surprise = usual / cost.at(context, self._slope_of(k > 0))
-                self.pace *= min(max(surprise, 1 / INTERRUPTED), INTERRUPTED) ** (1 / _PACE_MEMORY)
+                surprise = min(max(surprise, 1 / tuning.INTERRUPTED_FACTOR), tuning.INTERRUPTED_FACTOR)
+                self.pace *= surprise ** (1 / tuning.PACE_MEMORY_STEPS)
                 of_kind.add(cost, seconds, context)
             cost.add(usual, drafted if k else _PLAIN, context, seconds)
 
@@ -193,7 +185,7 @@ class StepCosts:
 
     def knows_reading(self, company: Company) -> bool:
         """Whether `reading` was seen often enough; the first time is a model's first forward."""
-        return self._reading.get(company.drafters, (0.0, 1, 0))[2] >= _TRUSTED
+        return self._reading.get(company.drafters, (0.0, 1, 0))[2] >= tuning.TRUSTED_MEASUREMENTS
 
     def last(self, company: Company) -> dict[int, int]:
         """By k, the step in which it was last tried."""
@@ -211,8 +203,8 @@ class StepCosts:
         """
         return company.num_rows in self._plain and any(
             other.drafters == company.drafters
-            and company.num_rows <= _ALIKE * other.num_rows
-            and other.num_rows <= _ALIKE * company.num_rows
+            and company.num_rows <= tuning.ALIKE_ROWS_FACTOR * other.num_rows
+            and other.num_rows <= tuning.ALIKE_ROWS_FACTOR * company.num_rows
             and any(cost.is_trusted for cost in costs.values())
             for other, costs in self._drafting.items()
         )
@@ -287,7 +279,7 @@ class StepCosts:
         for shared, cost in sorted(self._measured(company).items()):
             is_plain = shared == _PLAIN
             seconds = self._plain_at(company.num_rows, context) if is_plain else cost.at(context, slope)
-            num, together = min(cost.num, _MEMORY), [shared]
+            num, together = min(cost.num, tuning.COST_MEMORY_STEPS), [shared]
             while pools and pools[-1][0] > seconds:
                 lower, more, others = pools.pop()
                 seconds = (lower * more + seconds * num) / (more + num)
@@ -298,7 +290,7 @@ class StepCosts:
 
 def _shared(drafted: float) -> float:
     """The numbers of drafted tokens that share a measurement. 0, a search without a find, is on its own."""
-    return max(round(drafted / _STEP), 1) * _STEP if drafted else 0.0
+    return max(round(drafted / tuning.DRAFTED_GRAIN), 1) * tuning.DRAFTED_GRAIN if drafted else 0.0
 
 
 def hoped(seconds: Sequence[float], k: int, deepest: int) -> float:
@@ -330,7 +322,7 @@ def _on_line(known: Sequence[tuple[float, float]], drafted: float) -> float:
         low, least = known[above - 1]
         return least + (most - least) / (high - low) * (drafted - low)
     low, least = known[-1]
-    before = next((one for one in reversed(known) if one[0] <= low - _STEP / 2), None)
+    before = next((one for one in reversed(known) if one[0] <= low - tuning.DRAFTED_GRAIN / 2), None)
     if before is None:
         return least
     return max(least + (least - before[1]) / (low - before[0]) * (drafted - low), least)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from itertools import accumulate
 from operator import mul
 
-_PRIOR_WEIGHT = 4.0  # steps that a prior counts for
-_REQUEST_MEMORY = 64  # steps that a request's acceptance looks back on
-_POOL_MEMORY = 256  # and that of all requests of a drafter
-_LARGE = 1e12
+from specdec_cli.engine.depth import tuning
+
+_LARGE = 1e12  # weights are scaled down beyond, long before a float overflows
 
 
 class Survival:
@@ -21,10 +20,10 @@ class Survival:
         expected: P(token j, given those before it) as long as nothing was seen.
     """
 
-    def __init__(self, prior: Survival | None = None, expected: float = 0.5) -> None:
+    def __init__(self, prior: Survival | None = None, expected: float = tuning.UNSEEN_ACCEPTANCE) -> None:
         self._prior = prior
         self._expected = expected
-        self._growth = 1 / (1 - 1 / (_POOL_MEMORY if prior is None else _REQUEST_MEMORY))
+        self._growth = 1 / (1 - 1 / (tuning.POOL_MEMORY_STEPS if prior is None else tuning.REQUEST_MEMORY_STEPS))
         self._weight = 1.0  # what the newest step counts for
         self._refused: list[float] = []  # steps by how many tokens were accepted before one was refused
         self._whole: list[float] = []  # and by how many were asked for where all were accepted
@@ -63,7 +62,7 @@ class Survival:
         ended = [refused + whole for refused, whole in zip(self._refused, self._whole, strict=True)]
         went_on = list(accumulate(reversed(ended)))[::-1]
         went_on += [0.0] * (k + 1 - len(went_on))
-        found, before, prior_weight = [], self._expected, _PRIOR_WEIGHT * self._weight
+        found, before, prior_weight = [], self._expected, tuning.PRIOR_STEPS * self._weight
         for j in range(k):
             accepted = went_on[j + 1]
             tried = accepted + (self._refused[j] if j < len(self._refused) else 0.0)
