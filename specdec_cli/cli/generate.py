@@ -193,8 +193,8 @@ class _GenerateRun:
             self.screen.say(f"note: {said}", "yellow")
         is_one = len(round_.places) == 1
         arm, plain = Arm(self._arm_name(), keeps_errors=not is_one), Arm(WITHOUT, 0, keeps_errors=not is_one)
-        promise, must_agree = self._promise()
-        comparison = Comparison(arm, plain, must_agree) if self.wish.compare else None
+        promise = Promise.of(self.recipe)
+        comparison = Comparison(arm, plain, promise.keeps_tokens) if self.wish.compare else None
         with interruptible() as stopped:
             view, requests = self._decode(round_, arm, comparison, stopped)
             view.summary(promise, comparison)
@@ -214,14 +214,6 @@ class _GenerateRun:
         from specdec_cli.engine.engine import Engine
 
         return Engine.from_recipe(self.recipe, trust_remote_code=self.shared.trust_remote_code, progress=say)
-
-    def _promise(self) -> tuple[Promise, bool]:
-        """The mode's promise, and whether it promises the same tokens as plain decoding."""
-        from specdec_cli.engine.verify import is_lossless, resolve_mode
-
-        temperature = self.recipe.sampling.temperature
-        mode = resolve_mode(self.recipe.speculation.verify, temperature)
-        return Promise(mode, is_lossless(mode)), mode == "gumbel" or (temperature == 0 and mode != "synthetic")
 
     def _params(self) -> SamplingParams:
         return SamplingParams(**self.recipe.sampling.model_dump())

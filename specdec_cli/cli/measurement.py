@@ -257,18 +257,14 @@ class Measurement(ABC, Generic[Study]):
 
     def _document(self, engine: Engine, study: Study, interrupted: bool) -> dict[str, Any]:
         from specdec_cli.engine.caveats import caveats
-        from specdec_cli.engine.verify import is_lossless, resolve_mode
         from specdec_cli.measure.baseline import against_baseline, other_circumstances, other_recipe
         from specdec_cli.measure.gates import judge, parse_all
         from specdec_cli.measure.machine.load import Conditions
         from specdec_cli.measure.stats import TOO_FEW, lacks_interval
 
-        temperature = self.recipe.sampling.temperature
-        mode = resolve_mode(self.recipe.speculation.verify, temperature)
-        promise = Promise(mode, is_lossless(mode))
-        must_agree = promise.is_lossless and (mode == "gumbel" or temperature == 0)
+        promise = Promise.of(self.recipe)
         conditions = Conditions.of(self.load_before, self.passes(study))
-        body = self.body(study, promise, must_agree, conditions.as_dict(), interrupted)
+        body = self.body(study, promise, promise.keeps_tokens, conditions.as_dict(), interrupted)
         num_resumed = 0 if self.journal is None else self.journal.num_resumed
         body["plan"] |= {"chat": self.asked.chat, "resumed": num_resumed}
         if num_resumed:

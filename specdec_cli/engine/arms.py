@@ -144,7 +144,7 @@ class Comparison:
     Args:
         draft: the arm with the draft.
         plain: the arm without.
-        tokens_must_agree: whether both arms promise the same tokens (greedy and gumbel).
+        tokens_must_agree: whether both arms promise the same tokens (`Rule.keeps_tokens`).
     """
 
     draft: Arm

@@ -152,12 +152,12 @@ class Outputs:
         Raises:
             UsageError: the engine does not accept it.
         """
-        from specdec_cli.engine.verify import is_lossless, resolve_mode
+        from specdec_cli.engine.verify import rule_of
 
         sequence_id = driver.add(tokens, params, num_speculative_tokens, grammar=grammar, draft=draft)
         output = Output(len(self.by_id) if index is None else index, text, list(tokens))
         temperature = 0.0 if params is None else params.temperature
-        output.lossless = is_lossless(resolve_mode(driver.engine.options.verify, temperature))
+        output.lossless = rule_of(driver.engine.options.verify, temperature).is_lossless
         if params is not None and params.logprobs is not None:
             output.logprobs = []
         self.by_id[sequence_id] = output

@@ -103,11 +103,6 @@ def rule_of(mode: str, temperature: float) -> Rule:
     return RULES[GREEDY] if temperature == 0 and not rule.needs_rates else rule
 
 
-def is_lossless(mode: str) -> bool:
-    """Whether the mode leaves the target's distribution unchanged."""
-    return RULES[mode].is_lossless
-
-
 def verify(p: Distribution, rows: Sequence[VerifyRow]) -> list[Verdict]:
     """Judge every row's guesses.
 

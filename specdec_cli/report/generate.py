@@ -11,6 +11,7 @@ from specdec_cli.report.schema import read_schema
 
 if TYPE_CHECKING:
     from specdec_cli.engine.arms import Arm, Comparison, Request
+    from specdec_cli.recipe import Recipe
 
 SCHEMA = "specdec.generate/1"
 
@@ -21,11 +22,22 @@ class Promise:
 
     Args:
         verify: the mode, resolved.
-        is_lossless: whether its output is what the target alone would have produced.
+        is_lossless: whether its output follows the target's distribution.
+        keeps_tokens: whether its output is, token for token, that of decoding without a draft.
     """
 
     verify: str
     is_lossless: bool
+    keeps_tokens: bool = False
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> Promise:
+        """The promise of a recipe's mode at its temperature: at 0 `typical` verifies greedily, too."""
+        from specdec_cli.engine.verify import resolve_mode, rule_of
+
+        asked = recipe.speculation.verify, recipe.sampling.temperature
+        rule = rule_of(*asked)
+        return cls(resolve_mode(*asked), rule.is_lossless, rule.keeps_tokens)
 
 
 def generate_body(

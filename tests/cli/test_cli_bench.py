@@ -219,6 +219,13 @@ def test_sampled_tokens_are_not_compared(loaded, capsys):
     assert "Lossless: no (--verify typical" in capsys.readouterr().out
 
 
+def test_typical_at_temperature_zero_promises_what_greedy_does(loaded, capsys):
+    assert bench("--verify", "typical", "--json") == 0
+    lossless = checked(capsys.readouterr().out)["lossless"]
+    assert (lossless["promised"], lossless["verify"], lossless["mismatches"]) == (True, "typical", 0)
+    assert lossless["checked_tokens"] > 0
+
+
 def test_a_batch(loaded, capsys):
     assert bench("--batch-size", "3", "--num-prompts", "16", "--tasks", "chat,code", "--json") == 0
     document = checked(capsys.readouterr().out)

@@ -163,6 +163,14 @@ def test_typical_says_that_it_is_lossy(loaded, capsys):
     assert all("lossless" not in output for output in document["outputs"]), "it is an object, and the document's"
 
 
+def test_typical_at_temperature_zero_is_greedy_and_promises_the_targets_tokens(loaded, capsys):
+    assert generate("ab ab", "cd", "-n", "20", "--json", "--compare", "--verify", "typical") == 0
+    document = document_of(capsys.readouterr().out)
+    lossless = document["lossless"]
+    assert (lossless["promised"], lossless["verify"], lossless["mismatches"]) == (True, "typical", 0)
+    assert lossless["checked_tokens"] == 40
+
+
 def test_typical_says_so_on_stderr_too(loaded, capsys):
     assert generate("ab ab", "-n", "5", "--verify", "typical", "--temperature", "1") == 0
     assert "lossless: false" in capsys.readouterr().err

@@ -36,8 +36,8 @@ def first(number: int, token: int) -> Emitted:
 @pytest.fixture
 def outputs() -> Outputs:
     made, driver = Outputs(), Driver(Requests())
-    made.add(driver, [1, 2], params=SamplingParams())
-    made.add(driver, [3], params=SamplingParams(logprobs=0), index=7)
+    made.add(driver, [1, 2], params=SamplingParams(temperature=1.0))
+    made.add(driver, [3], params=SamplingParams(temperature=1.0, logprobs=0), index=7)
     return made
 
 

@@ -8,7 +8,8 @@ from tiny_engine import PROMPTS, decode, ngram, tokens
 
 from specdec_cli.engine.verify import AUTO, RULES, Rule, rule_of
 from specdec_cli.measure.audit.audit import DRAWN_MODES
-from specdec_cli.recipe.schema import Verify
+from specdec_cli.recipe.schema import Recipe, Sampling, Speculation, Verify
+from specdec_cli.report.generate import Promise
 from specdec_cli.sampling.params import SamplingParams
 
 SAMPLED = SamplingParams(max_new_tokens=16, temperature=0.9, seed=5)
@@ -53,6 +54,32 @@ def test_a_draft_shares_the_noise_of_a_new_rule_that_says_so(target, itself, mon
     apart = decode(target, itself, 4, params=SAMPLED, verify="planted")
     assert tokens(apart) == tokens(outputs), "noise by position alone gives the same text with any draft"
     assert all(output.speculative.acceptance_rate < 0.9 for output in apart)
+
+
+PROMISES = [  # mode, temperature, lossless, same tokens as without a draft
+    *((mode, 0.0, True, True) for mode in (AUTO, "greedy", "rejection", "block", "gumbel", "exact-match", "typical")),
+    ("synthetic", 0.0, False, False),
+    *((mode, 0.9, True, False) for mode in (AUTO, "rejection", "block", "exact-match")),
+    ("gumbel", 0.9, True, True),
+    ("typical", 0.9, False, False),
+    ("synthetic", 0.9, False, False),
+]
+
+
+@pytest.mark.parametrize(("mode", "temperature", "is_lossless", "keeps_tokens"), PROMISES)
+def test_tokens_are_promised_exactly_where_decoding_keeps_them(
+    target, stranger, itself, mode, temperature, is_lossless, keeps_tokens
+):
+    rule = rule_of(mode, temperature)
+    assert (rule.is_lossless, rule.keeps_tokens) == (is_lossless, keeps_tokens)
+    recipe = Recipe(speculation=Speculation(verify=mode), sampling=Sampling(temperature=temperature))
+    assert (Promise.of(recipe).is_lossless, Promise.of(recipe).keeps_tokens) == (is_lossless, keeps_tokens)
+    params = SamplingParams(max_new_tokens=24, temperature=temperature, seed=5)
+    rates = {"synthetic_acceptance_rates": (0.9, 0.8, 0.7, 0.6)} if rule.needs_rates else {}
+    plain = tokens(decode(target, None, 0, params=params, verify=mode, **rates))
+    both = [decode(target, draft, 4, params=params, verify=mode, **rates) for draft in (stranger, itself)]
+    assert all(tokens(drafted) == plain for drafted in both) == keeps_tokens
+    assert {output.lossless for drafted in both for output in drafted} == {is_lossless}
 
 
 def test_the_choices_of_recipe_and_audit_are_those_of_the_table():

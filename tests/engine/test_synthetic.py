@@ -10,7 +10,7 @@ from specdec_cli.drafters.contract import Guesses
 from specdec_cli.engine.engine import EngineOptions
 from specdec_cli.engine.group import VerifyRow
 from specdec_cli.engine.synthetic import at_depth, conditional, iid_length, solve_alpha, synthetic_rates
-from specdec_cli.engine.verify import is_lossless, verify
+from specdec_cli.engine.verify import rule_of, verify
 from specdec_cli.errors import UsageError
 from specdec_cli.recipe.schema import Speculation
 from specdec_cli.sampling.chain import ChainRow, distribution
@@ -93,7 +93,7 @@ def test_the_engine_counts_what_was_asked_for(tmp_path):
     rates = (0.8, 0.6)
     engine = tiny_engine(target, draft, 2, verify="synthetic", synthetic_acceptance_rates=rates)
     outputs = engine.generate([[5, 17, 80]] * 6, SamplingParams(max_new_tokens=100))
-    assert not is_lossless("synthetic")
+    assert not rule_of("synthetic", 0.0).is_lossless
     assert not any(output.lossless for output in outputs)
     assert len({tuple(output.token_ids) for output in outputs}) == 6
     accepted = sum(output.speculative.num_accepted_tokens for output in outputs)

@@ -11,7 +11,6 @@ from specdec_cli.engine.group import Verdict, VerifyRow
 from specdec_cli.engine.verify import (
     MODES,
     RULES,
-    is_lossless,
     resolve_mode,
     verify,
 )
@@ -256,10 +255,6 @@ def test_a_mode_that_does_not_fit_is_refused(mode, temperature):
         resolve_mode(mode, temperature)
     assert f"`{mode}`" in caught.value.message
     assert caught.value.hint
-
-
-def test_every_mode_but_typical_is_lossless():
-    assert {mode for mode in MODES if is_lossless(mode)} == set(MODES) - {"typical"}
 
 
 # Every first token, and two that follow each of them; one branch goes on.

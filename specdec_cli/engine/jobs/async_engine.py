@@ -15,7 +15,7 @@ from specdec_cli.engine.jobs.records import Delta, Job
 from specdec_cli.engine.loading import LoadProgress, loads_like
 from specdec_cli.engine.outputs import Output, timing_of
 from specdec_cli.engine.requests import Prompt, as_many, spread
-from specdec_cli.engine.verify import is_lossless, resolve_mode
+from specdec_cli.engine.verify import rule_of
 from specdec_cli.errors import Unavailable, UsageError
 from specdec_cli.sampling.params import SamplingParams
 
@@ -189,7 +189,7 @@ class AsyncEngine:
         if text is None and engine.tokenizer is not None:
             text = engine.tokenizer.decode(list(job.token_ids))
         output = Output(index, text, list(job.token_ids), speculative=record.speculative)
-        output.lossless = is_lossless(resolve_mode(engine.options.verify, job.params.temperature))
+        output.lossless = rule_of(engine.options.verify, job.params.temperature).is_lossless
         output.logprobs = None if job.params.logprobs is None else []
         async for delta in ticket:
             if delta.error is not None:

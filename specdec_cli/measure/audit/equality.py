@@ -165,6 +165,8 @@ class EqualityCheck:
         got: Sequence[list[int]],
     ) -> None:
         for request, want, have in zip(group, expected, got, strict=True):
+            rule = rule_of(self.verify, request.params.temperature)
+            assert rule.keeps_tokens, "tokens are compared where a draft has to keep them"
             compared.num_tokens += len(want)
             mismatch = self.judge.judge(
                 request.row.index,
@@ -173,7 +175,7 @@ class EqualityCheck:
                 request.params,
                 want,
                 have,
-                gumbel=rule_of(self.verify, request.params.temperature).shares_noise,
+                gumbel=rule.shares_noise,
             )
             if mismatch is not None:
                 compared.mismatches.append(mismatch)
