@@ -23,7 +23,7 @@ import numpy as np
 import record
 
 from specdec_cli import Engine, SamplingParams
-from specdec_cli.engine.arms import Request
+from specdec_cli.engine.decoding import Request
 from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.events import Stepped
 from specdec_cli.measure.predict.replay import replay

@@ -29,7 +29,7 @@ import specdec_cli
 from specdec_cli import Engine, SamplingParams
 from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.measure.bench.compare import against
-from specdec_cli.measure.bench.sweep import Sweep, profile_in_turn, profile_workload
+from specdec_cli.measure.bench.sweep import Sweep, arms_of, profile_in_turn, profile_workload
 from specdec_cli.measure.predict.cost import Costs
 from specdec_cli.measure.predict.predict import Prediction
 from specdec_cli.measure.predict.rounds import Rounds
@@ -123,11 +123,11 @@ def main() -> None:
     costs = profile_workload(engine, workload, options.k_max, 1)
     profiled = perf_counter()
     prediction = text.predict(options.k_max, costs)
-    few = Sweep(engine, workload, costs, prediction, options.k_max, repeats=options.repeats)
+    few = Sweep(arms_of(engine), workload, costs, prediction, options.k_max, repeats=options.repeats)
     few.in_turn = profile_in_turn(engine, workload, text, options.k_max, 1)
     list(few.run())
     swept = perf_counter()
-    every = Sweep(engine, workload, costs, prediction, options.k_max, True, repeats=options.all_repeats)
+    every = Sweep(arms_of(engine), workload, costs, prediction, options.k_max, True, repeats=options.all_repeats)
     profiles: list[Costs] = []
     measuring = measure_every(every, profiles, engine, options.exhaustive_repeats)
     in_turn = text.predict(options.k_max, middle(profiles))

@@ -23,7 +23,7 @@ from specdec_cli.report.audit import SCHEMA, print_audit
 from specdec_cli.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
-    from specdec_cli.engine.arms import Request
+    from specdec_cli.engine.decoding import Request
     from specdec_cli.engine.engine import Engine
     from specdec_cli.lm.door import LM
     from specdec_cli.measure.audit.audit import AuditedPair, AuditPlan

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from specdec_cli.engine.engine import Engine
+    from specdec_cli.lm.door import LM
     from specdec_cli.measure.bench.against import PeerArm
     from specdec_cli.measure.bench.bench import Bench
     from specdec_cli.measure.bench.passes import Pass
@@ -179,6 +180,7 @@ class _BenchRun(Measurement["Bench"]):
 
     asked: _BenchOptions
     _peers: list[PeerArm] = field(init=False, default_factory=list)
+    _target: LM = field(init=False)
 
     def json_schema(self) -> dict[str, Any]:
         """The JSON Schema of the document."""
@@ -197,31 +199,29 @@ class _BenchRun(Measurement["Bench"]):
         engine = Engine.from_recipe(self.recipe, trust_remote_code=trust, progress=say)
         workload = self.tokenize(engine)
         check_lengths(self.asked.peers, self.study(engine, workload).groups())
+        self._target = engine.target
         self._peers = load_peers(self.asked.peers, self.recipe, engine.eos_token_ids, trust, say)
         return engine, workload
 
     def study(self, engine: Engine, workload: Workload) -> Bench:
         """The benchmark."""
+        from specdec_cli.engine.arms import EngineArm
         from specdec_cli.measure.bench.against import unequal_precision
         from specdec_cli.measure.bench.bench import Bench, Plan
 
-        plan = Plan(None, self.asked.batch_size, self.asked.repeats)
-        found = Bench(engine, workload, plan, self._peers, journal=self.journal)
+        kind = " (synthetic)" if self.recipe.speculation.is_synthetic else ""
+        draft, plain = EngineArm(f"with the draft{kind}", engine, None), EngineArm("without a draft", engine, 0)
+        plan = Plan(self.asked.batch_size, self.asked.repeats)
+        found = Bench(workload, plan, draft, plain, self._peers, journal=self.journal)
         if unequal := unequal_precision(self.asked.peers, self.recipe):
             found.notices.append(unequal)
-        if self.recipe.speculation.is_synthetic:
-            found.draft.name += " (synthetic)"
         return found
 
     def measure(self, study: Bench, stopped: Callable[[], bool]) -> None:
         """Let the arms take turns."""
-        try:
-            with BenchView(self.screen.console, self.screen.is_live, say=self.screen.say) as view:
-                for at in study.run(stopped):
-                    view.show(study, at)
-        finally:
-            for peer in self._peers:
-                peer.close()
+        with BenchView(self.screen.console, self.screen.is_live, say=self.screen.say) as view:
+            for at in study.run(stopped):
+                view.show(study, at)
 
     def is_measured(self, study: Bench) -> bool:
         """Whether both arms decoded."""
@@ -238,7 +238,7 @@ class _BenchRun(Measurement["Bench"]):
         from specdec_cli.measure.bench.verdict import measure_roofline
         from specdec_cli.measure.machine.figures import figure
 
-        roofline = figure("the roofline", lambda: measure_roofline(study), study.notices)
+        roofline = figure("the roofline", lambda: measure_roofline(study, self._target), study.notices)
         return bench_body(
             study,
             promise,

@@ -26,6 +26,7 @@ from specdec_cli.cli.screen import interruptible, open_screen
 from specdec_cli.errors import ExitCode
 from specdec_cli.measure.endpoint.address import check_key, parse_address
 from specdec_cli.measure.endpoint.arrivals import parse_rate
+from specdec_cli.measure.endpoint.endpoint_arm import EndpointArm
 from specdec_cli.measure.endpoint.endpoint_bench import EndpointBench
 from specdec_cli.measure.endpoint.endpoint_plan import EndpointPlan, pace_words
 from specdec_cli.measure.endpoint.request_fields import check_max_tokens_field, parse_extra_body, sampling_fields
@@ -41,7 +42,6 @@ from specdec_cli.report.view import Screen
 
 if TYPE_CHECKING:
     from specdec_cli.engine.prompts import PromptRow, PromptSet
-    from specdec_cli.measure.gates import Judged
     from specdec_cli.recipe import Recipe, Resolved
 
 _OWN = {
@@ -164,14 +164,14 @@ class _EndpointRun:
 
     def go(self) -> ExitCode | None:
         """Ask, show, write, judge."""
-        from specdec_cli.measure.baseline import read_baseline
+        from specdec_cli.measure.baseline import judge_document, read_baseline
         from specdec_cli.measure.gates import raise_if_crossed
 
         recipe, rows = self.resolved.recipe, self.prompts.rows
         _check_gates(recipe, self.plan.has_arrivals, rows)
         earlier = None if recipe.gates.baseline is None else read_baseline(recipe.gates.baseline, SCHEMA)
         load = look_at_load()
-        bench = EndpointBench(self.plan, rows, recipe.sampling)
+        bench = EndpointBench(EndpointArm(self.plan, recipe.sampling), rows)
         with interruptible() as stopped:
             self._measure(bench, stopped)
             if not bench.num_answered:
@@ -180,7 +180,7 @@ class _EndpointRun:
             body = endpoint_body(bench, recipe.workload.dataset, load.since(), stopped())
             body["notices"] = [*self.prompts.notices, *body["notices"]]
             document = envelope(SCHEMA, _document_recipe(self.resolved, self.plan), body)
-            judged = self._judge(document, earlier)
+            judged = judge_document(document, recipe.gates, earlier)
             write_results(document, self.wish, lambda: server_csv(document), self.shared.force)
             deliver_with_report(document, self.shared, lambda page: print_endpoint(page, document))
             if stopped():
@@ -188,22 +188,6 @@ class _EndpointRun:
                 return ExitCode.INTERRUPTED
         raise_if_crossed(judged)
         return None
-
-    def _judge(self, document: dict[str, Any], earlier: dict[str, Any] | None) -> list[Judged]:
-        """Judge the document by the recipe's gates, and write down what came of it."""
-        from specdec_cli.measure.baseline import against_baseline, other_circumstances, other_recipe
-        from specdec_cli.measure.gates import judge, parse_all
-        from specdec_cli.measure.stats import TOO_FEW, lacks_interval
-
-        gates = self.resolved.recipe.gates
-        document["notices"] += [TOO_FEW] if lacks_interval(document) else []
-        judged = judge(parse_all(gates.fail_if), document)
-        if earlier is not None:
-            judged += against_baseline(document, earlier, gates.max_regression)
-            unlike = (other_recipe(document, earlier), other_circumstances(document, earlier))
-            document["notices"] += [words for words in unlike if words]
-        document["gates"] = [one.as_dict() for one in judged]
-        return judged
 
     def _measure(self, bench: EndpointBench, stopped: Callable[[], bool]) -> None:
         """Send everything; the table is drawn while no request is open, else a thread counts in one line."""

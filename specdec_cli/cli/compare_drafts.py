@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from specdec_cli.engine.engine import Engine
-    from specdec_cli.measure.bench.compare import Comparison, Contender
+    from specdec_cli.measure.bench.compare import Contender, DraftComparison
     from specdec_cli.measure.bench.passes import Pass
     from specdec_cli.measure.predict.trace import Trace
     from specdec_cli.measure.workload.workload import Workload
@@ -192,7 +192,7 @@ def _plan_yaml(resolved: Sequence[Resolved]) -> str:
 
 
 @dataclass(slots=True)
-class _CompareRun(Measurement["Comparison"]):
+class _CompareRun(Measurement["DraftComparison"]):
     """One run of the command.
 
     Args:
@@ -238,12 +238,12 @@ class _CompareRun(Measurement["Comparison"]):
         ]
         return engines[0], self.tokenize(engines[0])
 
-    def study(self, engine: Engine, workload: Workload) -> Comparison:
+    def study(self, engine: Engine, workload: Workload) -> DraftComparison:
         """Every draft traced, priced and predicted."""
-        from specdec_cli.measure.bench.compare import Comparison
+        from specdec_cli.measure.bench.compare import DraftComparison
 
         wish, earlier = self.asked, self._read_trace(engine, workload)
-        comparison = Comparison(
+        comparison = DraftComparison(
             self._contenders,
             workload,
             wish.k_max,
@@ -274,33 +274,33 @@ class _CompareRun(Measurement["Comparison"]):
         trace.check(engine.tokenizer, workload.requests)
         return trace
 
-    def measure(self, study: Comparison, stopped: Callable[[], bool]) -> None:
+    def measure(self, study: DraftComparison, stopped: Callable[[], bool]) -> None:
         """Let the drafts take turns."""
         view = BenchView(self.screen.console, self.screen.is_live, lambda _: drafts_table(study), self.screen.say)
         with view:
             for at in study.run(stopped):
                 view.show(study.bench, at)
 
-    def is_measured(self, study: Comparison) -> bool:
+    def is_measured(self, study: DraftComparison) -> bool:
         """Whether there is a draft and a plain arm to compare."""
         return study.is_measured
 
-    def passes(self, study: Comparison) -> list[Pass]:
+    def passes(self, study: DraftComparison) -> list[Pass]:
         """Those that count, of all arms."""
         return study.bench.passes
 
     def body(
-        self, study: Comparison, promise: Promise, must_agree: bool, machine: dict[str, Any], interrupted: bool
+        self, study: DraftComparison, promise: Promise, must_agree: bool, machine: dict[str, Any], interrupted: bool
     ) -> dict[str, Any]:
         """The document's own keys."""
         return compare_body(study, promise, must_agree, machine, interrupted)
 
-    def csv(self, study: Comparison, document: dict[str, Any]) -> str:
+    def csv(self, study: DraftComparison, document: dict[str, Any]) -> str:
         """A row per draft, and one for each of its tasks."""
         from specdec_cli.report.result_files import compare_csv
 
         return compare_csv(document)
 
-    def draw(self, page: Console, study: Comparison, document: dict[str, Any]) -> None:
+    def draw(self, page: Console, study: DraftComparison, document: dict[str, Any]) -> None:
         """Print the report."""
         print_compare(page, study, document)

@@ -15,7 +15,8 @@ from specdec_cli.cli.output import deliver, envelope, machine_of
 from specdec_cli.cli.prompts import given_prompts
 from specdec_cli.cli.screen import interruptible, open_screen, progress
 from specdec_cli.cli.structured import GrammarSource, wanted
-from specdec_cli.engine.arms import WITHOUT, Arm, Comparison, Request, decode
+from specdec_cli.engine.comparison import WITHOUT, Comparison
+from specdec_cli.engine.decoding import Decoding, Request, decode
 from specdec_cli.engine.prompts import ChatMessage, PromptRow, PromptSet
 from specdec_cli.errors import ExitCode, RunError, UsageError, in_words
 from specdec_cli.measure.workload.turns import Dialogue, Round, dialogues, lost_turns, unasked_turns
@@ -192,7 +193,7 @@ class _GenerateRun:
         for said in [*self.prompts.notices, *caveats(self.recipe, engine)]:
             self.screen.say(f"note: {said}", "yellow")
         is_one = len(round_.places) == 1
-        arm, plain = Arm(self._arm_name(), keeps_errors=not is_one), Arm(WITHOUT, 0, keeps_errors=not is_one)
+        arm, plain = Decoding(self._arm_name(), keeps_errors=not is_one), Decoding(WITHOUT, 0, keeps_errors=not is_one)
         promise = Promise.of(self.recipe)
         comparison = Comparison(arm, plain, promise.keeps_tokens) if self.wish.compare else None
         with interruptible() as stopped:
@@ -236,7 +237,7 @@ class _GenerateRun:
         return dialogues(rows)
 
     def _decode(
-        self, round_: Round, arm: Arm, comparison: Comparison | None, stopped: Callable[[], bool]
+        self, round_: Round, arm: Decoding, comparison: Comparison | None, stopped: Callable[[], bool]
     ) -> tuple[RunView, list[Request]]:
         """Decode every turn, the first of all rows together, then the second, and so on."""
         arms, ks = [arm], [self.recipe.speculation.num_speculative_tokens if _drafts(self.recipe) else 0]
@@ -271,7 +272,7 @@ class _GenerateRun:
         return view, decoded
 
 
-def _raise_failures(arms: Sequence[Arm], num_prompts: int) -> None:
+def _raise_failures(arms: Sequence[Decoding], num_prompts: int) -> None:
     """Report the prompts that failed, once everything else is written.
 
     Raises:

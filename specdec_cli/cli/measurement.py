@@ -257,10 +257,8 @@ class Measurement(ABC, Generic[Study]):
 
     def _document(self, engine: Engine, study: Study, interrupted: bool) -> dict[str, Any]:
         from specdec_cli.engine.caveats import caveats
-        from specdec_cli.measure.baseline import against_baseline, other_circumstances, other_recipe
-        from specdec_cli.measure.gates import judge, parse_all
+        from specdec_cli.measure.baseline import judge_document
         from specdec_cli.measure.machine.load import Conditions
-        from specdec_cli.measure.stats import TOO_FEW, lacks_interval
 
         promise = Promise.of(self.recipe)
         conditions = Conditions.of(self.load_before, self.passes(study))
@@ -275,13 +273,7 @@ class Measurement(ABC, Generic[Study]):
         known = [*self.prompts.notices, *caveats(self.recipe, engine), *self._changes()]
         document["notices"] = [*known, *document["notices"]]
         document["notices"] += [conditions.discarded] if conditions.discarded else []
-        document["notices"] += [TOO_FEW] if lacks_interval(body) else []
-        self._judged = judge(parse_all(self.recipe.gates.fail_if), document)
-        if self._baseline is not None:
-            self._judged += against_baseline(document, self._baseline, self.recipe.gates.max_regression)
-            unlike = (other_recipe(document, self._baseline), other_circumstances(document, self._baseline))
-            document["notices"] += [one for one in unlike if one is not None]
-        document["gates"] = [one.as_dict() for one in self._judged]
+        self._judged = judge_document(document, self.recipe.gates, self._baseline)
         return document
 
     def _write(self, study: Study, document: dict[str, Any], interrupted: bool) -> None:

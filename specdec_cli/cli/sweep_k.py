@@ -222,7 +222,7 @@ class _SweepRun(Measurement["Sweeps"]):
 
     def study(self, engine: Engine, workload: Workload) -> Sweeps:
         """Every k predicted, at every batch size."""
-        from specdec_cli.measure.bench.sweep import Sweep, profile_in_turn
+        from specdec_cli.measure.bench.sweep import Sweep, arms_of, profile_in_turn
         from specdec_cli.measure.bench.sweeps import Sweeps
 
         wish, k_in_use = self.asked, self.resolved.recipe.speculation.num_speculative_tokens
@@ -234,7 +234,7 @@ class _SweepRun(Measurement["Sweeps"]):
             costs = self._costs(engine, workload, size)
             made = None if traced is None else traced.predict(wish.k_max, costs)
             few = (wish.k_max, wish.exhaustive, size, wish.repeats)
-            sweep = Sweep(engine, workload, costs, made, *few, self.journal, self.load_before, k_in_use)
+            sweep = Sweep(arms_of(engine), workload, costs, made, *few, self.journal, self.load_before, k_in_use)
             if traced is not None:
                 sweep.in_turn = profile_in_turn(engine, workload, traced, wish.k_max, size, self.journal)
             found.append(sweep)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -219,5 +220,28 @@ class Outputs:
 def timing_of(begin: float, first: float, last: float, num_decoded: int) -> Timing:
     """Timing from the moments of queueing, first and last token, and the number of tokens after the first."""
     decode = last - first
-    rate = num_decoded / decode if num_decoded and decode > 0 else None
-    return Timing(first - begin, decode, last - begin, rate)
+    return Timing(first - begin, decode, last - begin, _rate(num_decoded, decode))
+
+
+def joined_timing(timings: Sequence[Timing], ttft_s: float | None, num_decoded: int) -> Timing:
+    """Several timings as one: their seconds added up.
+
+    Args:
+        timings: one after the other.
+        ttft_s: what stands for their times to a first token.
+        num_decoded: tokens after the first ones, of all together.
+    """
+    decode = sum(one.decode_s or 0.0 for one in timings)
+    return Timing(ttft_s, decode, sum(one.total_s or 0.0 for one in timings), _rate(num_decoded, decode))
+
+
+def _rate(num_decoded: int, seconds: float) -> float | None:
+    return num_decoded / seconds if num_decoded and seconds > 0 else None
+
+
+def first_difference(got: Sequence[int], want: Sequence[int]) -> int | None:
+    """Position of the first token at which two outputs differ, the shorter one's end included; None for equal ones."""
+    for position, (one, other) in enumerate(zip(got, want, strict=False)):
+        if one != other:
+            return position
+    return None if len(got) == len(want) else min(len(got), len(want))

@@ -69,6 +69,11 @@ class TransformersPeer:
         """Its name in reports."""
         return f"transformers {transformers.__version__}"
 
+    @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+        return torch.device(self._model.device)
+
     def generate(self, prompts: Sequence[Sequence[int]], max_new_tokens: int, stop_ids: Sequence[int]) -> PeerRun:
         """Decode prompts together; shorter ones are padded on the left.
 
@@ -150,6 +155,11 @@ class ContinuousPeer:
     def version(self) -> str:
         """Its name in reports."""
         return f"transformers {transformers.__version__}, continuous batching"
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+        return torch.device(self._model.device)
 
     def generate(self, prompts: Sequence[Sequence[int]], max_new_tokens: int, stop_ids: Sequence[int]) -> PeerRun:
         """Decode prompts together; all are there before its loop takes the first.

@@ -9,9 +9,10 @@ from typing import Any
 
 from specdec_cli.errors import UsageError
 from specdec_cli.files import given_path, read_text
-from specdec_cli.measure.gates import RECOMMENDED, Judged, figure_at, value_at
-from specdec_cli.measure.stats import MIN_PAIRS
+from specdec_cli.measure.gates import RECOMMENDED, Judged, figure_at, judge, parse_all, value_at
+from specdec_cli.measure.stats import MIN_PAIRS, TOO_FEW, lacks_interval
 from specdec_cli.recipe.gate import parse_percentage
+from specdec_cli.recipe.schema import Gates
 
 _MORE_IS_BETTER = ("speedup.decode", "speedup.latency", RECOMMENDED)
 _LESS_IS_BETTER = (
@@ -48,6 +49,24 @@ def read_baseline(path: str, schema_name: str) -> dict[str, Any]:
     if not any(_interval(document, name) for name in _COMPARED):
         raise UsageError(f"baseline `{path}` has no interval to compare with", "measure it with more prompts")
     return document
+
+
+def judge_document(document: dict[str, Any], gates: Gates, baseline: Mapping[str, Any] | None) -> list[Judged]:
+    """Judge a document by a recipe's gates, and write into it what came of that.
+
+    Args:
+        document: its `notices` grow, and it gets its `gates`.
+        gates: the recipe's.
+        baseline: an earlier document, where the gates name one.
+    """
+    document["notices"] += [TOO_FEW] if lacks_interval(document) else []
+    judged = judge(parse_all(gates.fail_if), document)
+    if baseline is not None:
+        judged += against_baseline(document, baseline, gates.max_regression)
+        unlike = (other_recipe(document, baseline), other_circumstances(document, baseline))
+        document["notices"] += [one for one in unlike if one is not None]
+    document["gates"] = [one.as_dict() for one in judged]
+    return judged
 
 
 def against_baseline(document: Mapping[str, Any], baseline: Mapping[str, Any], max_regression: str) -> list[Judged]:

@@ -59,11 +59,10 @@ def bench_body(
     from specdec_cli.measure.machine.figures import figure
 
     missing: list[str] = []
-    costs = figure("the cost of a step", lambda: _as_dict(costs_of(bench)), missing)
+    costs = figure("the cost of a step", lambda: _as_dict(costs_of(bench.draft, bench.plain)), missing)
     efficiency = figure("the efficiency", lambda: bench.efficiency, missing)
     findings = figure("the verdict in words", lambda: sentences(bench, machine["busy"]), missing) or []
     differences = bench.differences().as_dict() if tokens_must_agree else _UNCHECKED
-    tracks = [bench.draft, bench.plain, *bench.against.values()]
     known = [notice for notice in (bench.workload.notice, bench.hidden_tasks) if notice is not None]
     notices = [*known, *bench.notices, *_too_fast(roofline), *missing]
     return {
@@ -73,7 +72,7 @@ def bench_body(
             "group_sizes": {str(size): num for size, num in bench.group_sizes().items()},
             "repeats": bench.plan.repeats,
             "order": "A B B A",
-            "passes": sum(len(track.passes) for track in tracks),
+            "passes": len(bench.passes),
             "interrupted": interrupted,
         },
         "machine": dict(machine),

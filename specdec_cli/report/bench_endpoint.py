@@ -68,7 +68,7 @@ def endpoint_body(bench: EndpointBench, dataset: str, machine: Mapping[str, Any]
             "arrival_seed": plan.seed if plan.has_arrivals else None,
             "repeats": plan.repeats,
             "chat": plan.chat,
-            "fields": bench.fields,
+            "fields": bench.arm.fields,
             "extra_body": dict(plan.extra_body),
             "max_tokens_field": plan.max_tokens_field,
             "timeout_s": plan.timeout_s,
@@ -76,11 +76,11 @@ def endpoint_body(bench: EndpointBench, dataset: str, machine: Mapping[str, Any]
         },
         "endpoint": {
             "url": plan.address.root,
-            "model": bench.model,
+            "model": bench.arm.model,
             "model_from": plan.model_from,
-            "server": bench.server,
-            "version": bench.version,
-            "proxy": None if bench.proxy is None else str(bench.proxy),
+            "server": bench.arm.server,
+            "version": bench.arm.version,
+            "proxy": None if bench.arm.proxy is None else str(bench.arm.proxy),
         },
         "machine": dict(machine),
         "requests": {
@@ -171,8 +171,8 @@ def _errors(bench: EndpointBench) -> list[dict[str, Any]]:
 
 def _notices(bench: EndpointBench) -> list[str]:
     notices = []
-    if bench.proxy is not None:
-        notices.append(f"every request went through the {bench.proxy}, and its time is in the figures")
+    if bench.arm.proxy is not None:
+        notices.append(f"every request went through the {bench.arm.proxy}, and its time is in the figures")
     if bench.num_failed:
         notices.append(f"{bench.num_failed} of {len(bench.visits)} requests failed; the figures are of the others")
     if bench.sender.num_unsent:

@@ -16,7 +16,7 @@ from specdec_cli.report.schema import read_schema
 from specdec_cli.report.table import NOTHING, number, percent
 
 if TYPE_CHECKING:
-    from specdec_cli.measure.bench.compare import Comparison, Contender
+    from specdec_cli.measure.bench.compare import Contender, DraftComparison
     from specdec_cli.measure.bench.passes import Kind, Track
     from specdec_cli.measure.stats import Interval
     from specdec_cli.report.generate import Promise
@@ -40,7 +40,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def compare_body(
-    comparison: Comparison,
+    comparison: DraftComparison,
     promise: Promise,
     tokens_must_agree: bool,
     machine: Mapping[str, Any],
@@ -105,7 +105,7 @@ def compare_body(
 _KINDS: tuple[Kind, ...] = ("decode", "latency")
 
 
-def _row(comparison: Comparison, one: Contender) -> dict[str, Any]:
+def _row(comparison: DraftComparison, one: Contender) -> dict[str, Any]:
     track = comparison.track(one)
     counts, (parameters, memory_bytes) = track.counts(), one.sizes()
     return {
@@ -147,7 +147,7 @@ def _totals(track: Track) -> dict[str, Any]:
     return {"timing": track.timing().as_dict(), "speculative": track.counts().as_dict()}
 
 
-def _task_winner(comparison: Comparison, task: str) -> dict[str, Any]:
+def _task_winner(comparison: DraftComparison, task: str) -> dict[str, Any]:
     from specdec_cli.measure.bench.choice import task_winner
 
     winner, speedup = task_winner(comparison, task)
@@ -162,7 +162,7 @@ def _ends(interval: Interval) -> list[float] | None:
     return None if interval.ci95 is None else list(interval.ci95)
 
 
-def _differences(comparison: Comparison, tokens_must_agree: bool) -> dict[str, Any]:
+def _differences(comparison: DraftComparison, tokens_must_agree: bool) -> dict[str, Any]:
     """All drafts' outputs against plain decoding's, as one."""
     if not tokens_must_agree:
         return {"checked_tokens": None, "mismatches": None, "first_divergence": None}
@@ -170,7 +170,7 @@ def _differences(comparison: Comparison, tokens_must_agree: bool) -> dict[str, A
     return dict(found.as_dict())
 
 
-def print_compare(console: Console, comparison: Comparison, body: Mapping[str, Any]) -> None:
+def print_compare(console: Console, comparison: DraftComparison, body: Mapping[str, Any]) -> None:
     """Print the report."""
     console.print(drafts_table(comparison))
     console.print(Text(LEGEND, style="dim"), soft_wrap=True)
@@ -194,7 +194,7 @@ def winner_words(name: str | None) -> str:
     return UNDECIDED if name is None else draft_words(name)
 
 
-def drafts_table(comparison: Comparison) -> Table:
+def drafts_table(comparison: DraftComparison) -> Table:
     """The drafts as they were measured so far, the fastest first."""
     heads = ("draft", "best k", "speed-up (95 %)", "end to end", "predicted", "accepted", "length", "cost", "memory")
     rows = []
@@ -217,7 +217,7 @@ def drafts_table(comparison: Comparison) -> Table:
     return _table(heads, rows)
 
 
-def _tasks_table(comparison: Comparison, body: Mapping[str, Any]) -> Table:
+def _tasks_table(comparison: DraftComparison, body: Mapping[str, Any]) -> Table:
     rows = [
         [
             task,

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from specdec_cli.engine.arms import as_document
+from specdec_cli.engine.comparison import as_document
 from specdec_cli.report.schema import read_schema
 
 if TYPE_CHECKING:
-    from specdec_cli.engine.arms import Arm, Comparison, Request
+    from specdec_cli.engine.comparison import Comparison
+    from specdec_cli.engine.decoding import Decoding, Request
     from specdec_cli.recipe import Recipe
 
 SCHEMA = "specdec.generate/1"
@@ -41,7 +42,7 @@ class Promise:
 
 
 def generate_body(
-    arm: Arm, requests: Sequence[Request], promise: Promise, comparison: Comparison | None = None
+    arm: Decoding, requests: Sequence[Request], promise: Promise, comparison: Comparison | None = None
 ) -> dict[str, Any]:
     """The document's own fields, after those that every document has.
 

@@ -87,7 +87,7 @@ def bench_csv(bench: Bench) -> str:
 
 def _bench_rows(bench: Bench) -> Iterator[Sequence[object]]:
     for task in (None, *bench.tasks()):
-        for track in (bench.draft, bench.plain, *bench.against.values()):
+        for track in bench.tracks:
             timing = track.timing(task)
             counts = track.counts(task) if task is None or task in track.task_counts else None
             speedup = bench.speedup("decode", task) if track is bench.draft else None

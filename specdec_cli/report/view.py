@@ -17,7 +17,8 @@ from specdec_cli.report.table import Column, number, run_table
 from specdec_cli.report.texts import Sink, Texts, Writer
 
 if TYPE_CHECKING:
-    from specdec_cli.engine.arms import Arm, Comparison
+    from specdec_cli.engine.comparison import Comparison
+    from specdec_cli.engine.decoding import Decoding
     from specdec_cli.report.generate import Promise
 
 
@@ -63,7 +64,7 @@ class RunView:
     def __init__(
         self,
         screen: Screen,
-        arms: Sequence[Arm],
+        arms: Sequence[Decoding],
         ks: Sequence[int],
         places: Sequence[int],
         streams_text: bool,
@@ -99,7 +100,7 @@ class RunView:
             for message in self._notices:
                 self.screen.say(f"note: {message}", "yellow")
 
-    def watch(self, arm: Arm, event: Event) -> None:
+    def watch(self, arm: Decoding, event: Event) -> None:
         """Show one event."""
         if isinstance(event, Noticed):
             self._notice(event.message)
@@ -126,7 +127,7 @@ class RunView:
         if not promise.is_lossless:
             self.screen.say(f"lossless: false (--verify {promise.verify} is not the target's distribution)", "yellow")
 
-    def _show_text(self, texts: Texts, arm: Arm, event: Event) -> None:
+    def _show_text(self, texts: Texts, arm: Decoding, event: Event) -> None:
         by_id = arm.passes[-1].by_id
         if isinstance(event, Stepped):
             for emitted in event.emitted:

@@ -117,7 +117,7 @@ def test_nothing_is_drawn_while_a_clock_runs(loaded, capsys, monkeypatch):
     show = BenchView.show
 
     def watched(view, found, progress):
-        steps_seen.append(found.engine.has_work)
+        steps_seen.append(found.plain_arm.engine.has_work)
         show(view, found, progress)
 
     monkeypatch.setattr(BenchView, "show", watched)
@@ -266,7 +266,9 @@ def test_no_arm_finds_a_prompt_in_the_cache(capsys, tmp_path):
     cached, add = [], Track.add
 
     def watched(track, one):
-        cached.extend(e.num_cached_tokens for event in one.events if isinstance(event, Stepped) for e in event.emitted)
+        cached.extend(
+            e.num_cached_tokens for event in one.run.events if isinstance(event, Stepped) for e in event.emitted
+        )
         add(track, one)
 
     words = ["-t", str(folder), "-d", "ngram", "-n", "4", "--dataset", str(prompts), "--quiet", "--repeats", "1"]
@@ -351,14 +353,11 @@ def test_transformers_beside_our_engine(capsys, tmp_path):
 
 
 def test_unequal_precision_is_said_wherever_the_other_engine_stands(loaded, capsys, monkeypatch, tmp_path):
+    from specdec_cli.engine.arms import EngineArm
     from specdec_cli.measure.bench import against
-    from specdec_cli.measure.bench.bench import EngineArm
 
     class Peer(EngineArm):
         peer = type("Named", (), {"version": "1"})
-
-        def close(self):
-            pass
 
     def load(names, *_):
         return [Peer(name, toy_engine(), 0) for name in names]

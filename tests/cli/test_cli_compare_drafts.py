@@ -370,7 +370,7 @@ def test_nothing_is_drawn_while_a_clock_runs(loaded, capsys, monkeypatch):
     from specdec_cli.report.bench import BenchView
 
     seen = []
-    monkeypatch.setattr(BenchView, "show", lambda view, bench, at: seen.append(bench.engine.has_work))
+    monkeypatch.setattr(BenchView, "show", lambda view, bench, at: seen.append(bench.plain_arm.engine.has_work))
     assert compared(*given("good", "ngram"), "--quiet") == 0
     assert len(seen) == 3 + 3 * 12 + 1
     assert not any(seen)

@@ -156,17 +156,16 @@ def test_a_sweep_takes_at_most_a_third_of_the_exhaustive_ones_passes(loaded, cap
 
 def by_batch(monkeypatch, best: dict[int, int], plain_seconds: float = 2.0):
     """Every k takes known seconds at every batch size: the best one's 1, another's 1.5; no trace foretells them."""
+    from specdec_cli.engine.arms import ArmRun, EngineArm
     from specdec_cli.engine.outputs import Timing
-    from specdec_cli.measure.bench.bench import EngineArm
-    from specdec_cli.measure.bench.passes import Pass
 
-    def decode(arm, group, repeat, stopped):
-        k, num = arm.num_speculative_tokens, len(group.requests)
+    def run(arm, requests, stopped):
+        k, num = arm.num_speculative_tokens, len(requests)
         seconds = plain_seconds if k == 0 else 1.0 if k == best[num] else 1.5
-        tokens = tuple((1,) * 4 for _ in group.requests)
-        return None if stopped() else Pass(group, repeat, tokens, Timing(0.1, seconds, seconds, None), num)
+        tokens = tuple((1,) * 4 for _ in requests)
+        return None if stopped() else ArmRun(tokens, Timing(0.1, seconds, seconds, None), num)
 
-    monkeypatch.setattr(EngineArm, "decode", decode)
+    monkeypatch.setattr(EngineArm, "run", run)
     monkeypatch.setattr(sweep.Sweep, "_evidence", lambda _, one: Evidence(one.speedup))
 
 
@@ -359,14 +358,16 @@ def test_the_other_files(loaded, capsys, tmp_path):
 
 def contradicted(monkeypatch, best: float = 0.43, other: float = 1.7):
     """The issue's case: k = 3 is predicted 2.97 (1.92 to 4.99), and two prompts are measured 0.43 and 1.70."""
+    from specdec_cli.engine.arms import ArmRun, EngineArm
     from specdec_cli.engine.outputs import Timing
-    from specdec_cli.measure.bench.bench import EngineArm
-    from specdec_cli.measure.bench.passes import Pass
 
-    def decode(arm, group, repeat, stopped):
-        faster = (best if group.place % 2 else other) if arm.num_speculative_tokens else 1.0
-        tokens = tuple((1,) * 4 for _ in group.requests)
-        return Pass(group, repeat, tokens, Timing(0.1, 1 / faster, 1 / faster, None), len(group.requests))
+    places: dict[int, int] = {}
+
+    def run(arm, requests, stopped):
+        place = places.setdefault(requests[0].row.index, len(places))
+        faster = (best if place % 2 else other) if arm.num_speculative_tokens else 1.0
+        tokens = tuple((1,) * 4 for _ in requests)
+        return ArmRun(tokens, Timing(0.1, 1 / faster, 1 / faster, None), len(requests))
 
     def predict(self, k_max, costs):
         made = original(self, k_max, costs)
@@ -374,7 +375,7 @@ def contradicted(monkeypatch, best: float = 0.43, other: float = 1.7):
         return replace(made, rows=rows, recommended=choose(rows))
 
     original = traced.Traced.predict
-    monkeypatch.setattr(EngineArm, "decode", decode)
+    monkeypatch.setattr(EngineArm, "run", run)
     monkeypatch.setattr(traced.Traced, "predict", predict)
 
 
@@ -591,7 +592,9 @@ def test_nothing_is_drawn_while_a_clock_runs(loaded, capsys, monkeypatch):
     from specdec_cli.report.sweep_k import SweepView
 
     seen = []
-    monkeypatch.setattr(SweepView, "show", lambda view, found, progress: seen.append(found.engine.has_work))
+    monkeypatch.setattr(
+        SweepView, "show", lambda view, found, progress: seen.append(found.bench.plain_arm.engine.has_work)
+    )
     assert sweep_k("--quiet") == 0
     assert seen
     assert not any(seen)

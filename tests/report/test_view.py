@@ -8,7 +8,8 @@ import pytest
 from rich.console import Console
 from toy_engine import LetterTokenizer, toy_engine
 
-from specdec_cli.engine.arms import Arm, Comparison, Request, decode
+from specdec_cli.engine.comparison import Comparison
+from specdec_cli.engine.decoding import Decoding, Request, decode
 from specdec_cli.engine.prompts import rows_of
 from specdec_cli.events import Noticed, Stepped
 from specdec_cli.report.generate import Promise
@@ -29,7 +30,7 @@ def requests(*prompts: str) -> list[Request]:
 
 
 def test_a_live_run_leaves_the_whole_text_and_one_table():
-    stream, out, arm = io.StringIO(), io.StringIO(), Arm("with ngram")
+    stream, out, arm = io.StringIO(), io.StringIO(), Decoding("with ngram")
     view = RunView(replace(terminal(stream), stdout=out), [arm], [4], [0, 1], streams_text=True)
     with view:
         decode(toy_engine(), arm, requests("ab", "cd"), view.watch, lambda: False)
@@ -45,7 +46,7 @@ def test_a_live_run_leaves_the_whole_text_and_one_table():
 @pytest.mark.parametrize("lengths", sorted(permutations((1, 4, 30))), ids=str)
 @pytest.mark.parametrize(("is_live", "is_shared"), [(True, True), (True, False), (False, False)])
 def test_prompts_that_end_in_any_order_leave_their_texts(lengths, is_live, is_shared):
-    stream, out, arm = io.StringIO(), io.StringIO(), Arm("with ngram")
+    stream, out, arm = io.StringIO(), io.StringIO(), Decoding("with ngram")
     screen = replace(terminal(stream, is_live=is_live), stdout=out, is_shared=is_shared)
     given = [
         replace(request, params=SamplingParams(num))
@@ -59,7 +60,7 @@ def test_prompts_that_end_in_any_order_leave_their_texts(lengths, is_live, is_sh
 
 
 def test_an_interrupted_run_leaves_the_texts_that_there_are():
-    stream, out, arm = io.StringIO(), io.StringIO(), Arm("with ngram")
+    stream, out, arm = io.StringIO(), io.StringIO(), Decoding("with ngram")
     given = [replace(one, params=SamplingParams(num)) for one, num in zip(requests("ab", "cd"), (60, 3), strict=True)]
     view = RunView(replace(terminal(stream), stdout=out), [arm], [4], [0, 1], streams_text=True)
     with view:
@@ -69,7 +70,7 @@ def test_an_interrupted_run_leaves_the_texts_that_there_are():
 
 
 def test_json_streams_no_text():
-    stream, arm = io.StringIO(), Arm("with ngram")
+    stream, arm = io.StringIO(), Decoding("with ngram")
     view = RunView(terminal(stream), [arm], [4], [0], streams_text=False)
     with view:
         decode(toy_engine(), arm, requests("ab"), view.watch, lambda: False)
@@ -78,7 +79,7 @@ def test_json_streams_no_text():
 
 
 def test_a_notice_waits_for_the_live_area_to_go():
-    stream, arm = io.StringIO(), Arm("with ngram")
+    stream, arm = io.StringIO(), Decoding("with ngram")
     view = RunView(terminal(stream), [arm], [4], [0], streams_text=False)
     with view:
         for _ in range(3):
@@ -88,7 +89,7 @@ def test_a_notice_waits_for_the_live_area_to_go():
 
 
 def test_quiet_says_nothing():
-    stream, out, arm = io.StringIO(), io.StringIO(), Arm("with ngram")
+    stream, out, arm = io.StringIO(), io.StringIO(), Decoding("with ngram")
     quiet = terminal(stream, is_live=False, is_quiet=True)
     screen, tokenizer = Screen(out, False, quiet.console, False, False, True), LetterTokenizer()
     view = RunView(screen, [arm], [4], [0], True, token_pieces=lambda: TokenPieces(tokenizer.detokenizer()))
@@ -101,7 +102,7 @@ def test_quiet_says_nothing():
 
 
 def test_a_difference_between_arms_is_said_in_words():
-    stream, comparison = io.StringIO(), Comparison(Arm("with ngram"))
+    stream, comparison = io.StringIO(), Comparison(Decoding("with ngram"))
     view = RunView(terminal(stream, is_live=False), [comparison.draft, comparison.plain], [4, 0], [0], True)
 
     def spoil(arm, event):

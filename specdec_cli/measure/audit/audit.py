@@ -22,7 +22,7 @@ from specdec_cli.measure.audit.equality import Compared, EqualityCheck, variant
 
 if TYPE_CHECKING:
     from specdec_cli.drafters.contract import Drafter
-    from specdec_cli.engine.arms import Request
+    from specdec_cli.engine.decoding import Request
     from specdec_cli.engine.engine import Engine
     from specdec_cli.engine.options import EngineOptions
     from specdec_cli.lm.door import LM

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from specdec_cli.drafted import NOTHING
+from specdec_cli.engine.outputs import first_difference
 from specdec_cli.errors import SpecdecError
 from specdec_cli.lm.door import LM, Row
 from specdec_cli.sampling import noise
@@ -131,7 +132,7 @@ class DivergenceJudge:
             got: the output with the draft.
             gumbel: whether the tokens were chosen with Gumbel noise.
         """
-        position = _first_difference(expected, got)
+        position = first_difference(expected, got)
         if position is None:
             return None
         want = expected[position] if position < len(expected) else None
@@ -177,13 +178,6 @@ class DivergenceJudge:
         scores, _ = self._scores(self._float32, context, num_prompt, params, gumbel, "float32")
         gap, top = _top2(scores)
         return Recheck(top[0], gap)
-
-
-def _first_difference(expected: Sequence[int], got: Sequence[int]) -> int | None:
-    for position, (one, other) in enumerate(zip(expected, got, strict=False)):
-        if one != other:
-            return position
-    return None if len(expected) == len(got) else min(len(expected), len(got))
 
 
 def _top2(scores: Tensor) -> tuple[float, tuple[int, ...]]:

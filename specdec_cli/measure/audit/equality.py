@@ -8,7 +8,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from specdec_cli.drafters.contract import Drafter
-from specdec_cli.engine.arms import Arm, Request, decode
+from specdec_cli.engine.decoding import Decoding, Request, decode
 from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.verify import rule_of
 from specdec_cli.measure.audit.divergence import DivergenceJudge, Mismatch
@@ -152,7 +152,7 @@ class EqualityCheck:
             disable_by_batch_size=None,
         )
         engine = variant(self.engine, self.drafters[how.draft] if how.k else NoDraft(), options)
-        arm = Arm(str(how), how.k)
+        arm = Decoding(str(how), how.k)
         decode(engine, arm, group)
         return [output.token_ids for output in arm.outputs()], arm.counts()
 

@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from specdec_cli.engine.outputs import Timing
+from specdec_cli.engine.arms import ArmRun
+from specdec_cli.engine.outputs import timing_of
 from specdec_cli.errors import UsageError
 
 if TYPE_CHECKING:
+    from specdec_cli.engine.decoding import Request
     from specdec_cli.lm.peers import Peer
-    from specdec_cli.measure.bench.passes import Group, Pass
+    from specdec_cli.measure.bench.passes import Group
     from specdec_cli.recipe.schema import Recipe
 
 OURS = "none"
@@ -137,7 +139,7 @@ def load_peers(
 
 @dataclass(frozen=True, slots=True)
 class PeerArm:
-    """Another engine; it is not asked to stop within a group.
+    """Another engine in this process; it is not asked to stop within a run.
 
     Args:
         name: as `--against` has it.
@@ -149,21 +151,25 @@ class PeerArm:
     peer: Peer
     stop_ids: tuple[int, ...]
 
-    def decode(self, group: Group, repeat: int, stopped: Callable[[], bool]) -> Pass | None:
-        """Decode a group; None when it should not begin."""
-        from specdec_cli.measure.bench.passes import Pass
+    @property
+    def is_computing(self) -> bool:
+        """Whether its model runs on this machine's cores."""
+        return self.peer.device.type == "cpu"
 
+    def start(self) -> None:
+        """Nothing: the model is loaded."""
+
+    def run(self, requests: Sequence[Request], stopped: Callable[[], bool]) -> ArmRun | None:
+        """Decode requests together; None when it should not begin."""
         if stopped():
             return None
-        lengths = {request.params.max_new_tokens for request in group.requests}
+        lengths = {request.params.max_new_tokens for request in requests}
         assert len(lengths) == 1, "transformers decodes a group to one length"
-        run = self.peer.generate([request.token_ids for request in group.requests], lengths.pop(), self.stop_ids)
-        num = sum(map(len, run.token_ids))
-        decode = run.total_seconds - run.first_seconds
-        rate = (num - run.num_first) / decode if num > run.num_first and decode > 0 else None
-        timing = Timing(run.first_seconds, decode, run.total_seconds, rate)
-        return Pass(group, repeat, tuple(map(tuple, run.token_ids)), timing, run.num_first)
+        run = self.peer.generate([request.token_ids for request in requests], lengths.pop(), self.stop_ids)
+        num_decoded = sum(map(len, run.token_ids)) - run.num_first
+        timing = timing_of(0.0, run.first_seconds, run.total_seconds, num_decoded)
+        return ArmRun(tuple(map(tuple, run.token_ids)), timing, run.num_first)
 
-    def close(self) -> None:
-        """End what runs between two groups."""
+    def stop(self) -> None:
+        """End what runs between two runs."""
         self.peer.close()

@@ -1,4 +1,4 @@
-"""The benchmark: one engine with its draft and without, other engines beside it, taking turns prompt by prompt.
+"""The benchmark: an arm with a draft and one without, other arms beside them, taking turns prompt by prompt.
 
 The arms' order is turned round with every group and every repeat (A B, B A, …), so that a machine that drifts does it
 to all of them. Warm-up is thrown away, prompts are tokenised before, and nothing is drawn while a clock runs: `run`
@@ -9,60 +9,27 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from specdec_cli.engine import arms
-from specdec_cli.engine.arms import Request
-from specdec_cli.events import Event, Noticed
+from specdec_cli.engine.driver import never
+from specdec_cli.events import Noticed
+from specdec_cli.measure.bench import passes
 from specdec_cli.measure.bench.passes import Differences, Group, Kind, Pass, Track
 from specdec_cli.measure.machine import interruption
-from specdec_cli.measure.stats import Interval, bootstrap_median, paired
 from specdec_cli.measure.workload.workload import Workload, task_of
 
 if TYPE_CHECKING:
-    from specdec_cli.engine.engine import Engine
+    from specdec_cli.engine.arms import Arm
+    from specdec_cli.engine.decoding import Request
     from specdec_cli.measure.bench.journal import Journal
+    from specdec_cli.measure.stats import Interval
 
 _NUM_WARM_UP_TOKENS = 16
 _MOST_ATTEMPTS = 3  # of one pass
 _MOST_DISCARDED = 0.5  # of all passes: a machine that is always busy is measured as it is
-
-
-class Arm(Protocol):
-    """One way of decoding groups."""
-
-    @property
-    def name(self) -> str:
-        """The name shown in reports."""
-        ...
-
-    def decode(self, group: Group, repeat: int, stopped: Callable[[], bool]) -> Pass | None:
-        """Decode a group; None when it was stopped before the end."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class EngineArm:
-    """Our engine at a k of its own; 0 is plain decoding, None whatever the engine's options say."""
-
-    name: str
-    engine: Engine
-    num_speculative_tokens: int | None
-
-    def decode(self, group: Group, repeat: int, stopped: Callable[[], bool]) -> Pass | None:
-        """Decode a group; None when it was stopped before the end."""
-        arm = arms.Arm(self.name, self.num_speculative_tokens)
-        events: list[Event] = []
-        arms.decode(self.engine, arm, group.requests, lambda _, event: events.append(event), stopped)
-        outputs = arm.passes[0].by_id  # in the order of the group's requests
-        if any(output.finish_reason in (None, "abort") for output in outputs.values()):
-            return None
-        tokens = tuple(tuple(output.token_ids) for output in outputs.values())
-        return Pass(group, repeat, tokens, arm.passes[0].timing(), len(outputs), tuple(events), tuple(outputs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +37,10 @@ class Plan:
     """How it is measured.
 
     Args:
-        num_speculative_tokens: k of the arm with the draft; None takes the engine's, its table of k included.
         batch_size: requests that are decoded together, of whatever tasks; those left over make a smaller group.
         repeats: how often every arm decodes every group.
     """
 
-    num_speculative_tokens: int | None
     batch_size: int = 1
     repeats: int = 2
 
@@ -94,40 +59,56 @@ class Bench:
     """A benchmark, before, while and after it runs.
 
     Args:
-        engine: the loaded pair, idle.
         workload: what is decoded.
         plan: how it is measured.
+        draft_arm: decodes with the draft.
+        plain_arm: decodes without.
         others: further plain arms.
+        notices: what a person should know.
         journal: takes every finished pass, and gives those that an earlier run finished; None keeps none.
     """
 
-    engine: Engine
     workload: Workload
     plan: Plan
+    draft_arm: Arm
+    plain_arm: Arm
     others: Sequence[Arm] = ()
-    draft: Track = field(default_factory=lambda: Track("with the draft"))
-    plain: Track = field(default_factory=lambda: Track("without a draft"))
-    against: dict[str, Track] = field(default_factory=dict)
     notices: list[str] = field(default_factory=list)
     journal: Journal | None = None
+    draft: Track = field(init=False)
+    plain: Track = field(init=False)
+    against: dict[str, Track] = field(init=False)
 
-    def run(self, stopped: Callable[[], bool] = lambda: False) -> Iterator[Progress]:
+    def __post_init__(self) -> None:
+        """Give every arm its track."""
+        self.draft, self.plain = Track(self.draft_arm.name), Track(self.plain_arm.name)
+        self.against = {other.name: Track(other.name) for other in self.others}
+
+    @property
+    def tracks(self) -> list[Track]:
+        """What every arm gave."""
+        return [self.draft, self.plain, *self.against.values()]
+
+    def run(self, stopped: Callable[[], bool] = never) -> Iterator[Progress]:
         """Warm up, then measure; yields before every pass, where whoever draws may draw.
 
         Args:
             stopped: asked between steps and passes; what is whole by then is kept.
         """
-        self.against = {other.name: Track(other.name) for other in self.others}
-        k = self.plan.num_speculative_tokens
-        ours = (EngineArm(self.draft.name, self.engine, k), EngineArm(self.plain.name, self.engine, 0))
-        tracks: list[tuple[Arm, Track]] = [(ours[0], self.draft), (ours[1], self.plain)]
-        tracks += [(other, self.against[other.name]) for other in self.others]
+        with ExitStack() as started:
+            for arm in (self.draft_arm, self.plain_arm, *self.others):
+                started.callback(arm.stop)
+                arm.start()
+            yield from self._measure(stopped)
+
+    def _measure(self, stopped: Callable[[], bool]) -> Iterator[Progress]:
+        tracks = list(zip((self.draft_arm, self.plain_arm, *self.others), self.tracks, strict=True))
         groups = self.groups()
         self._note_what_is_left(groups)
         total = len(groups) * self.plan.repeats * len(tracks)
         for arm, _ in tracks:
             yield Progress(0, total, f"warming up {arm.name}")
-            arm.decode(_short(groups[0]), 0, stopped)
+            arm.run(_short(groups[0].requests), stopped)
         done, names = 0, [arm.name for arm, _ in tracks]
         for repeat in range(self.plan.repeats):
             for group in groups:
@@ -161,15 +142,14 @@ class Bench:
 
     def _watched(self, arm: Arm, group: Group, repeat: int, stopped: Callable[[], bool]) -> Pass | None:
         before = interruption.look_at_usage()
-        one = arm.decode(group, repeat, stopped)
-        is_computing = self.engine.target.device.type == "cpu"
-        lost = interruption.look_at_usage().lost_share_since(before, is_computing)
-        return None if one is None else replace(one, lost_share=lost)
+        run = arm.run(group.requests, stopped)
+        lost = interruption.look_at_usage().lost_share_since(before, arm.is_computing)
+        return None if run is None else Pass(group, repeat, run, lost)
 
     @property
     def passes(self) -> list[Pass]:
         """Those that count, of all arms."""
-        return [one for track in (self.draft, self.plain, *self.against.values()) for one in track.passes]
+        return [one for track in self.tracks for one in track.passes]
 
     @property
     def num_discarded(self) -> int:
@@ -214,18 +194,8 @@ class Bench:
             task: only this one's groups; None comes back where groups hold several.
             against: another arm than our own without a draft.
         """
-        fast, slow = self.draft.seconds_per_token(kind), (against or self.plain).seconds_per_token(kind)
-        places = {one.group.place for one in self.draft.passes if task in (None, one.group.task)}
-        both = [key for key in fast if key in slow and key[0] in places]
-        groups = sorted({place for place, _ in both})
-        if len(groups) < 2:
-            ratios = np.array([slow[key] / fast[key] for key in both])
-            return bootstrap_median(ratios) if len(ratios) else None
-        speeds = [
-            np.array([1 / np.median([seconds[key] for key in both if key[0] == place]) for place in groups])
-            for seconds in (fast, slow)
-        ]
-        return paired(speeds[0], speeds[1]).ratio
+        found = passes.against(self.draft, against or self.plain, kind, task)
+        return None if found is None else found.ratio
 
     @property
     def tokens_per_step(self) -> float | None:
@@ -241,17 +211,10 @@ class Bench:
 
     def differences(self, against: Track | None = None) -> Differences:
         """Every output with the draft against the same request's output without."""
-        slow = {(one.group.place, one.repeat): one for one in (against or self.plain).passes}
-        found = Differences()
-        for one in self.draft.passes:
-            other = slow.get((one.group.place, one.repeat))
-            if other is not None:
-                for request, got, want in zip(one.group.requests, one.token_ids, other.token_ids, strict=True):
-                    found.add(request.row.index, got, want)
-        return found
+        return Differences.between([self.draft], against or self.plain)
 
     def _note(self, one: Pass) -> None:
-        for event in one.events:
+        for event in one.run.events:
             if isinstance(event, Noticed) and event.message not in self.notices:
                 self.notices.append(event.message)
 
@@ -262,9 +225,9 @@ class Bench:
             self.notices.append(f"{num} prompts do not fill batches of {size}: the last is of {last}")
 
 
-def _short(group: Group) -> Group:
-    """The group with few new tokens, to warm an arm up with."""
-    short = [
+def _short(requests: Sequence[Request]) -> list[Request]:
+    """The requests with few new tokens, to warm an arm up with."""
+    return [
         replace(
             request,
             params=replace(
@@ -273,6 +236,5 @@ def _short(group: Group) -> Group:
                 min_tokens=min(_NUM_WARM_UP_TOKENS, request.params.min_tokens),
             ),
         )
-        for request in group.requests
+        for request in requests
     ]
-    return replace(group, requests=tuple(short))

@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from specdec_cli.measure.bench.compare import Comparison, Contender, against
+from specdec_cli.measure.bench.compare import Contender, DraftComparison
+from specdec_cli.measure.bench.passes import against
 from specdec_cli.measure.machine.load import Conditions
 from specdec_cli.measure.predict.evidence import INDIFFERENT, Evidence, Verdict, needs, times
 from specdec_cli.measure.stats import Interval
@@ -41,7 +42,7 @@ class DraftChoice:
         return NO_WINNER if self.verdict == "do-not-speculate" else None
 
 
-def choose_draft(comparison: Comparison) -> DraftChoice:
+def choose_draft(comparison: DraftComparison) -> DraftChoice:
     """The recommendation of a comparison."""
     found = {one: evidence for one in _drafts(comparison) if (evidence := _evidence(comparison, one)) is not None}
     if not found:
@@ -59,7 +60,7 @@ def choose_draft(comparison: Comparison) -> DraftChoice:
     return _open(comparison, found, busy, said)
 
 
-def task_winner(comparison: Comparison, task: str) -> tuple[str | None, Interval | None]:
+def task_winner(comparison: DraftComparison, task: str) -> tuple[str | None, Interval | None]:
     """The winner of one task's prompts: a name, `none`, or None where that is not known; and the fastest's interval.
 
     A task has few prompts, and with five even their range covers less than 95 %.
@@ -78,24 +79,24 @@ def task_winner(comparison: Comparison, task: str) -> tuple[str | None, Interval
     return (winner.draft if is_first else None), speedup
 
 
-def _drafts(comparison: Comparison) -> list[Contender]:
+def _drafts(comparison: DraftComparison) -> list[Contender]:
     """Those that draft, the fastest first."""
     return [one for one in comparison.ranking() if one.drafts]
 
 
-def _evidence(comparison: Comparison, one: Contender) -> Evidence | None:
+def _evidence(comparison: DraftComparison, one: Contender) -> Evidence | None:
     """The evidence for a draft at its best k. Its costs were measured beforehand, so a prediction only has to agree."""
     measured, k = comparison.speedup(one), comparison.best_k(one)
     rows = [] if one.prediction is None else [row for row in one.prediction.rows if row.k == k]
     return None if measured is None else Evidence(measured, rows[0].median_speedup if rows else None, math.inf)
 
 
-def _is_no_slower(comparison: Comparison, one: Contender, other: Contender, task: str | None = None) -> bool:
+def _is_no_slower(comparison: DraftComparison, one: Contender, other: Contender, task: str | None = None) -> bool:
     found = against(comparison.track(one), comparison.track(other), task=task)
     return found is not None and found.ratio.is_above(1 - INDIFFERENT)
 
 
-def _speculate(comparison: Comparison, best: Contender, rest: list[Contender]) -> DraftChoice:
+def _speculate(comparison: DraftComparison, best: Contender, rest: list[Contender]) -> DraftChoice:
     """Some draft pays; which one is open where another may be faster."""
     rivals = [one for one in rest if not _is_no_slower(comparison, best, one)]
     said = f"{_times(comparison, best)}{_runner_up(comparison, best, rivals or rest)}"
@@ -106,7 +107,7 @@ def _speculate(comparison: Comparison, best: Contender, rest: list[Contender]) -
     return DraftChoice("speculate", None, best, (_MORE,), said)
 
 
-def _open(comparison: Comparison, found: Mapping[Contender, Evidence], busy: str | None, said: str) -> DraftChoice:
+def _open(comparison: DraftComparison, found: Mapping[Contender, Evidence], busy: str | None, said: str) -> DraftChoice:
     """Nothing pays for sure, and something may."""
     fastest = next(iter(found))
     asked = next((evidence for evidence in found.values() if evidence.pays is None), found[fastest])
@@ -123,7 +124,7 @@ def _open(comparison: Comparison, found: Mapping[Contender, Evidence], busy: str
     return DraftChoice("inconclusive", None, fastest, wanted, text)
 
 
-def _runner_up(comparison: Comparison, winner: Contender, rest: list[Contender]) -> str:
+def _runner_up(comparison: DraftComparison, winner: Contender, rest: list[Contender]) -> str:
     found = against(comparison.track(winner), comparison.track(rest[0])) if rest else None
     if found is None:
         return ""
@@ -136,11 +137,11 @@ def _runner_up(comparison: Comparison, winner: Contender, rest: list[Contender])
     return f"; {name} is not surely slower{smaller} (ratio {times(found.ratio)}, {chance})"
 
 
-def _name(comparison: Comparison, one: Contender) -> str:
+def _name(comparison: DraftComparison, one: Contender) -> str:
     return f"{one.draft} (k = {comparison.best_k(one)})"
 
 
-def _times(comparison: Comparison, one: Contender) -> str:
+def _times(comparison: DraftComparison, one: Contender) -> str:
     speedup = comparison.speedup(one)
     assert speedup is not None, "only what was measured is quoted"
     return f"{times(speedup)} as fast as plain decoding"

@@ -14,18 +14,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from specdec_cli.drafters.model import Drafter as ModelDrafter
+from specdec_cli.engine.arms import EngineArm
 from specdec_cli.errors import UsageError
 from specdec_cli.lm.files.origin import origin_of
 from specdec_cli.lm.transformers_lm import TransformersLM
-from specdec_cli.measure.bench.bench import Bench, EngineArm, Plan, Progress
-from specdec_cli.measure.bench.passes import Differences, Kind, Track
+from specdec_cli.measure.bench.bench import Bench, Plan, Progress
+from specdec_cli.measure.bench.passes import Differences, Kind, Track, against, speeds
 from specdec_cli.measure.machine.load import Load, look_at_load
 from specdec_cli.measure.predict.cost import Costs
 from specdec_cli.measure.predict.predict import Predicted, Prediction, predict
 from specdec_cli.measure.predict.profiling import profile
 from specdec_cli.measure.predict.replay import replay
 from specdec_cli.measure.predict.tracing import trace_draft, trace_target
-from specdec_cli.measure.stats import FloatArray, Interval, Paired, paired
+from specdec_cli.measure.stats import Interval, Paired
 from specdec_cli.measure.workload.workload import Workload
 
 if TYPE_CHECKING:
@@ -62,6 +63,10 @@ class Contender:
     def drafts(self) -> bool:
         """Whether it is a draft at all."""
         return self.method != NO_DRAFT
+
+    def arm(self, k: int) -> EngineArm:
+        """The engine with this draft at a k."""
+        return EngineArm(f"{self.draft} k={k}", self.engine, k)
 
     def predicted_best(self) -> Predicted | None:
         """The k of the largest predicted speed-up, the smaller of equals, be it worth while or not."""
@@ -103,7 +108,7 @@ class Pair:
 
 
 @dataclass(slots=True, eq=False)
-class Comparison:
+class DraftComparison:
     """A comparison, before, while and after it runs.
 
     Args:
@@ -200,24 +205,23 @@ class Comparison:
             stopped: asked between steps and passes; what is whole by then is kept.
         """
         arms = [
-            (contender, k, EngineArm(f"{contender.draft} k={k}", contender.engine, k))
+            (contender, k, contender.arm(k))
             for contender in self.contenders
             if contender.drafts
             for k in self._depths(contender)
         ]
-        (first, k, arm), others = arms[0], [other for *_, other in arms[1:]]
-        plan = Plan(k, self.batch_size, self.repeats)
+        (first, _, draft_arm), others = arms[0], [arm for *_, arm in arms[1:]]
+        plain_arm = EngineArm("without a draft", first.engine, 0)
+        plan = Plan(self.batch_size, self.repeats)
         self._bench = bench = Bench(
-            first.engine, self.workload, plan, others, Track(arm.name), notices=self.notices, journal=self.journal
+            self.workload, plan, draft_arm, plain_arm, others, notices=self.notices, journal=self.journal
         )
-        running = bench.run(stopped)
-        for progress in running:
-            for contender, k, one in arms:  # the tracks are there from the first turn on
-                contender.tracks[k] = bench.against.get(one.name, bench.draft)
-            for contender in self.contenders:
-                if not contender.drafts:
-                    contender.tracks[0] = bench.plain
-            yield progress
+        for contender, k, arm in arms:
+            contender.tracks[k] = bench.against.get(arm.name, bench.draft)
+        for contender in self.contenders:
+            if not contender.drafts:
+                contender.tracks[0] = bench.plain
+        yield from bench.run(stopped)
 
     def _depths(self, contender: Contender) -> list[int]:
         best = contender.predicted_best()
@@ -245,8 +249,7 @@ class Comparison:
     @property
     def num_passes(self) -> int:
         """Whole passes of all arms."""
-        bench = self.bench
-        return sum(len(track.passes) for track in (bench.draft, bench.plain, *bench.against.values()))
+        return len(self.bench.passes)
 
     def speedup(self, contender: Contender, kind: Kind = "decode", task: str | None = None) -> Interval | None:
         """How much faster a draft is at its best k than no draft."""
@@ -260,8 +263,8 @@ class Comparison:
 
     def best_k(self, contender: Contender) -> int:
         """The measured k of the largest speed-up, the smaller of equals."""
-        speeds = {k: _speeds(track, self.plain) for k, track in contender.tracks.items()}
-        return max(speeds, key=lambda k: (-1.0 if (s := speeds[k]) is None else float(np.median(s[0] / s[1])), -k))
+        by_k = {k: speeds(track, self.plain, "decode") for k, track in contender.tracks.items()}
+        return max(by_k, key=lambda k: (-1.0 if (s := by_k[k]) is None else float(np.median(s[0] / s[1])), -k))
 
     def track(self, contender: Contender) -> Track:
         """The result of a draft at its best k."""
@@ -279,36 +282,5 @@ class Comparison:
 
     def differences(self) -> Differences:
         """Every output of every draft against the same request's output without one."""
-        plain = {(one.group.place, one.repeat): one for one in self.plain.passes}
-        found = Differences()
         tracks = [track for one in self.contenders if one.drafts for track in one.tracks.values()]
-        for one in (one for track in tracks for one in track.passes):
-            if other := plain.get((one.group.place, one.repeat)):
-                for request, got, want in zip(one.group.requests, one.token_ids, other.token_ids, strict=True):
-                    found.add(request.row.index, got, want)
-        return found
-
-
-def against(fast: Track, slow: Track, kind: Kind = "decode", task: str | None = None) -> Paired | None:
-    """One arm's speed over another's; a pair is a group of prompts, each arm at the median of its repeats.
-
-    With a single group its repeats are the pairs. None where the arms have no group in common.
-    """
-    speeds = _speeds(fast, slow, kind, task)
-    return None if speeds is None else paired(*speeds)
-
-
-def _speeds(
-    fast: Track, slow: Track, kind: Kind = "decode", task: str | None = None
-) -> tuple[FloatArray, FloatArray] | None:
-    a, b = fast.seconds_per_token(kind), slow.seconds_per_token(kind)
-    places = {one.group.place for one in fast.passes if task in (None, one.group.task)}
-    both = sorted(key for key in a if key in b and key[0] in places)
-    groups = sorted({place for place, _ in both})
-    if len(groups) < 2:
-        return (np.array([1 / a[key] for key in both]), np.array([1 / b[key] for key in both])) if both else None
-    mine, other = (
-        np.array([1 / np.median([seconds[key] for key in both if key[0] == place]) for place in groups])
-        for seconds in (a, b)
-    )
-    return mine, other
+        return Differences.between(tracks, self.plain)

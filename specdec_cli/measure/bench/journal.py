@@ -17,13 +17,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specdec_cli.engine.arms import ArmRun
 from specdec_cli.engine.outputs import Timing
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.events import Emitted, Event, Noticed, Stepped
 from specdec_cli.measure.bench.passes import Group, Pass
 
 if TYPE_CHECKING:
-    from specdec_cli.engine.arms import Request
+    from specdec_cli.engine.decoding import Request
     from specdec_cli.measure.predict.cost import Costs
 
 FORMAT = "specdec.journal/3"
@@ -173,8 +174,8 @@ def _read(journal: Journal, wanted: Mapping[str, Any]) -> None:
 
 
 def _kept(one: Pass) -> dict[str, Any]:
-    timing = one.timing
-    places = {sequence_id: place for place, sequence_id in enumerate(one.sequence_ids)}
+    run, timing = one.run, one.run.timing
+    places = {sequence_id: place for place, sequence_id in enumerate(run.sequence_ids)}
     steps = [
         [
             [event.draft_seconds, event.verify_seconds, event.overhead_seconds],
@@ -183,17 +184,18 @@ def _kept(one: Pass) -> dict[str, Any]:
                 for e in event.emitted
             ],
         ]
-        for event in one.events
+        for event in run.events
         if isinstance(event, Stepped)
     ]
     return {
-        "tokens": one.token_ids,
+        "tokens": run.token_ids,
+        "counted": run.counted,
         "timing": [timing.ttft_s, timing.decode_s, timing.total_s, timing.decode_tokens_per_second],
-        "num_first_tokens": one.num_first_tokens,
+        "num_first_tokens": run.num_first_tokens,
         "lost_share": one.lost_share,
         "num_discarded": one.num_discarded,
         "steps": steps,
-        "notices": [event.message for event in one.events if isinstance(event, Noticed)],
+        "notices": [event.message for event in run.events if isinstance(event, Noticed)],
     }
 
 
@@ -206,18 +208,17 @@ def _restored(group: Group, repeat: int, line: Mapping[str, Any]) -> Pass:
             for place, num, drafted, accepted, from_prefill in rows
         )
         events.append(Stepped(emitted, len(rows), 0, 0, draft, verify, overhead, 0, 0))
-    tokens = tuple(map(tuple, line["tokens"]))
-    return Pass(
-        group,
-        repeat,
+    tokens = None if line["tokens"] is None else tuple(map(tuple, line["tokens"]))
+    places = range(len(group.requests)) if line["steps"] else ()
+    run = ArmRun(
         tokens,
         Timing(*line["timing"]),
         line["num_first_tokens"],
         tuple(events),
-        tuple(range(len(tokens))),
-        line["lost_share"],
-        line["num_discarded"],
+        tuple(places),
+        tuple(line.get("counted", ())),
     )
+    return Pass(group, repeat, run, line["lost_share"], line["num_discarded"])
 
 
 _ARRAYS = ("target_seconds", "draft_seconds", "overhead_seconds")

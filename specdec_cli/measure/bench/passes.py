@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any, Literal
 
-from specdec_cli.engine.arms import Request
+import numpy as np
+
+from specdec_cli.engine.arms import ArmRun
+from specdec_cli.engine.decoding import Request
 from specdec_cli.engine.meter import Meter
-from specdec_cli.engine.outputs import Timing
-from specdec_cli.events import Event, SpeculativeCounts, Stepped
+from specdec_cli.engine.outputs import Timing, first_difference, joined_timing
+from specdec_cli.events import SpeculativeCounts, Stepped
 from specdec_cli.measure.machine.interruption import INTERRUPTED_SHARE
+from specdec_cli.measure.stats import FloatArray, Paired, paired
 from specdec_cli.measure.workload.workload import task_of
 
 Kind = Literal["decode", "latency"]
@@ -34,24 +38,21 @@ class Pass:
     Args:
         group: which.
         repeat: counts from 0.
-        token_ids: each request's output.
-        timing: the group as one.
-        num_first_tokens: tokens that were there when the decode clock began.
-        events: what an engine of ours said, until they are counted; empty for others.
-        sequence_ids: by which the events name the group's requests, in their order; empty for others.
+        run: counts and times; its events only until they are counted.
         lost_share: share of its time that other processes cost; None where that is not known.
         num_discarded: interrupted attempts before it.
     """
 
     group: Group
     repeat: int
-    token_ids: tuple[tuple[int, ...], ...]
-    timing: Timing
-    num_first_tokens: int
-    events: tuple[Event, ...] = ()
-    sequence_ids: tuple[int, ...] = ()
+    run: ArmRun
     lost_share: float | None = None
     num_discarded: int = 0
+
+    @property
+    def turn(self) -> tuple[int, int]:
+        """Group and repeat, by which passes of two arms make a pair."""
+        return self.group.place, self.repeat
 
     @property
     def is_interrupted(self) -> bool:
@@ -61,14 +62,19 @@ class Pass:
     @property
     def num_tokens(self) -> int:
         """Tokens of all outputs."""
-        return sum(map(len, self.token_ids))
+        return sum(self.run.lengths)
+
+    @property
+    def num_decoded_tokens(self) -> int:
+        """Of them, those that the decode clock measures."""
+        return self.num_tokens - self.run.num_first_tokens
 
     def seconds_per_token(self, kind: Kind) -> float | None:
         """Seconds of a decoded token, or of a token from the request's arrival on; None where there was none."""
         if kind == "decode":
-            num, seconds = self.num_tokens - self.num_first_tokens, self.timing.decode_s
+            num, seconds = self.num_decoded_tokens, self.run.timing.decode_s
         else:
-            num, seconds = self.num_tokens, self.timing.total_s
+            num, seconds = self.num_tokens, self.run.timing.total_s
         return seconds / num if seconds and num > 0 else None
 
 
@@ -90,12 +96,12 @@ class Track:
 
     def add(self, one: Pass) -> None:
         """Take a pass; its events are counted and let go."""
-        self.passes.append(replace(one, events=()))
+        self.passes.append(replace(one, run=replace(one.run, events=())))
         requests = one.group.requests
         for request in requests:
             self.task_counts.setdefault(task_of(request.row), SpeculativeCounts())
-        tasks = {place: task_of(request.row) for place, request in zip(one.sequence_ids, requests, strict=False)}
-        for event in one.events:
+        tasks = {place: task_of(request.row) for place, request in zip(one.run.sequence_ids, requests, strict=False)}
+        for event in one.run.events:
             self.meter.observe(event)
             if isinstance(event, Stepped):
                 self._add_step(event, tasks)
@@ -111,13 +117,11 @@ class Track:
     def timing(self, task: str | None = None) -> Timing:
         """All passes as one: the median time to a first token, other seconds added up."""
         passes = [one for one in self.passes if task in (None, one.group.task)]
-        firsts = [one.timing.ttft_s for one in passes if one.timing.ttft_s is not None]
+        firsts = [one.run.timing.ttft_s for one in passes if one.run.timing.ttft_s is not None]
         if not firsts:
             return Timing()
-        decode = sum(one.timing.decode_s or 0.0 for one in passes)
-        num = sum(one.num_tokens - one.num_first_tokens for one in passes)
-        rate = num / decode if num and decode > 0 else None
-        return Timing(median(firsts), decode, sum(one.timing.total_s or 0.0 for one in passes), rate)
+        num = sum(one.num_decoded_tokens for one in passes)
+        return joined_timing([one.run.timing for one in passes], median(firsts), num)
 
     def counts(self, task: str | None = None) -> SpeculativeCounts:
         """Counts of its steps."""
@@ -125,7 +129,7 @@ class Track:
 
     def seconds_per_token(self, kind: Kind) -> dict[tuple[int, int], float]:
         """By (group, repeat)."""
-        found = {(one.group.place, one.repeat): one.seconds_per_token(kind) for one in self.passes}
+        found = {one.turn: one.seconds_per_token(kind) for one in self.passes}
         return {key: seconds for key, seconds in found.items() if seconds is not None}
 
 
@@ -143,6 +147,18 @@ class Differences:
     num_outputs: int = 0
     first: tuple[int, int] | None = None
 
+    @classmethod
+    def between(cls, several: Iterable[Track], plain: Track) -> Differences:
+        """Every output of some arms against the same request's in another; arms that tell no tokens are left out."""
+        others = {one.turn: one.run.token_ids for one in plain.passes}
+        found = cls()
+        for one in (one for track in several for one in track.passes):
+            tokens, wanted = one.run.token_ids, others.get(one.turn)
+            if tokens is not None and wanted is not None:
+                for request, got, want in zip(one.group.requests, tokens, wanted, strict=True):
+                    found.add(request.row.index, got, want)
+        return found
+
     def include(self, other: Differences) -> None:
         """Count another comparison's outputs too."""
         self.num_tokens += other.num_tokens
@@ -152,10 +168,10 @@ class Differences:
     def add(self, row: int, got: Sequence[int], want: Sequence[int]) -> None:
         """Compare one output."""
         self.num_tokens += len(want)
-        if got != want:
+        position = first_difference(got, want)
+        if position is not None:
             self.num_outputs += 1
-            same = next((i for i, pair in enumerate(zip(got, want, strict=False)) if pair[0] != pair[1]), None)
-            self.first = self.first or (row, min(len(got), len(want)) if same is None else same)
+            self.first = self.first or (row, position)
 
     def as_dict(self) -> Mapping[str, Any]:
         """The JSON form, without what was promised."""
@@ -166,3 +182,33 @@ class Differences:
             "mismatches": None if is_empty else self.num_outputs,
             "first_divergence": first,
         }
+
+
+def speeds(fast: Track, slow: Track, kind: Kind, task: str | None = None) -> tuple[FloatArray, FloatArray] | None:
+    """Two arms' speeds [pairs], in tokens per second, pair by pair; None where they have no group in common.
+
+    A pair is a group, each arm at the median of its repeats; with a single group its repeats are the pairs.
+
+    Args:
+        fast: one arm.
+        slow: the other.
+        kind: `decode` (after the first token) or `latency` (from arrival to the end).
+        task: only this one's groups; there are none where groups hold several.
+    """
+    a, b = fast.seconds_per_token(kind), slow.seconds_per_token(kind)
+    places = {one.group.place for one in fast.passes if task in (None, one.group.task)}
+    both = sorted(key for key in a if key in b and key[0] in places)
+    groups = sorted({place for place, _ in both})
+    if len(groups) < 2:
+        return (np.array([1 / a[key] for key in both]), np.array([1 / b[key] for key in both])) if both else None
+    mine, other = (
+        np.array([1 / np.median([seconds[key] for key in both if key[0] == place]) for place in groups])
+        for seconds in (a, b)
+    )
+    return mine, other
+
+
+def against(fast: Track, slow: Track, kind: Kind = "decode", task: str | None = None) -> Paired | None:
+    """How much faster one arm is than another, as `speeds` pairs them."""
+    found = speeds(fast, slow, kind, task)
+    return None if found is None else paired(*found)

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from specdec_cli.measure.bench.bench import Bench, EngineArm, Plan, Progress
+from specdec_cli.engine.arms import Arm, EngineArm
+from specdec_cli.measure.bench.bench import Bench, Plan, Progress
 from specdec_cli.measure.bench.in_turn import InTurn
-from specdec_cli.measure.bench.passes import Differences, Track
+from specdec_cli.measure.bench.passes import Differences, Track, against
 from specdec_cli.measure.bench.recommend import Case
 from specdec_cli.measure.bench.verdict import StepSplit, costs_of
 from specdec_cli.measure.machine.load import Conditions, Load, look_at_load
@@ -31,10 +32,18 @@ if TYPE_CHECKING:
     from specdec_cli.measure.predict.traced import Traced
     from specdec_cli.measure.workload.workload import Workload
 
+ArmOf = Callable[[str, int], Arm]
+"""An arm of a name and a k."""
+
 MAX_CANDIDATES = 2
 PROFILE_SECONDS = 15.0
 _BEFOREHAND = MIN_REPEATS, 8  # rounds of the profile that chooses; as many again stand between the passes
 _MIN_GROUPS = 8
+
+
+def arms_of(engine: Engine) -> ArmOf:
+    """Our engine at every k."""
+    return lambda name, k: EngineArm(name, engine, k)
 
 
 def profile_workload(
@@ -149,7 +158,7 @@ class Sweep:
     """A sweep, before, while and after its candidates are measured.
 
     Args:
-        engine: the loaded pair, idle.
+        arm_of: our engine at a k, under a name; arms take turns on one engine.
         workload: what is decoded.
         costs: of the pair.
         prediction: of every k, as `Traced.predict` makes it; None where no trace can know.
@@ -164,7 +173,7 @@ class Sweep:
         settled_after: groups (repeats counted) after which more would not have changed the choice; None if all ran.
     """
 
-    engine: Engine
+    arm_of: ArmOf
     workload: Workload
     costs: Costs
     prediction: Prediction | None
@@ -187,11 +196,9 @@ class Sweep:
         if not self.is_exhaustive and self.prediction is not None:
             self.ks = candidates(self.prediction.rows)
         if self.ks:
-            first, *rest = self.ks
-            plan = Plan(first, self.batch_size, self.repeats)
-            others = [EngineArm(self._name(k), self.engine, k) for k in rest]
-            draft, plain = Track(self._name(first)), Track(self._name(0))
-            self.bench = Bench(self.engine, self.workload, plan, others, draft, plain, journal=self.journal)
+            plain, first, *rest = (self.arm_of(self._name(k), k) for k in (0, *self.ks))
+            plan = Plan(self.batch_size, self.repeats)
+            self.bench = Bench(self.workload, plan, first, plain, rest, journal=self.journal)
 
     def run(self, stopped: Callable[[], bool] = lambda: False) -> Iterator[Progress]:
         """Measure, as `Bench.run`; nothing where no k is worth it.
@@ -230,8 +237,8 @@ class Sweep:
         if not (leader.speedup.is_above(1.0) or leader.speedup.is_below(1.0)):
             return False
         others = [one.track for one in measured.values() if one is not leader]
-        ratios = [replace(self.bench, draft=leader.track).speedup("decode", against=track) for track in others]
-        return all(ratio is not None and ratio.is_above(1 - INDIFFERENT) for ratio in ratios)
+        found = [against(leader.track, track) for track in others]
+        return all(one is not None and one.ratio.is_above(1 - INDIFFERENT) for one in found)
 
     def measured(self) -> dict[int, Measured]:
         """The measurements so far, by k."""
@@ -239,20 +246,17 @@ class Sweep:
             return {}
         found = {}
         for k in sorted(self.ks):
-            one = self._bench_of(k)
-            speedup = one.speedup("decode") if one is not None else None
-            if one is not None and speedup is not None:
-                found[k] = Measured(k, speedup, one.draft)
+            track = self._track(k)
+            one = against(track, self.bench.plain)
+            if one is not None:
+                found[k] = Measured(k, one.ratio, track)
         return found
 
     def differences(self) -> Differences:
         """Every output with a draft, of every k, against the same request's without."""
-        found = Differences()
-        for k in self.ks if self.bench is not None else ():
-            one = self._bench_of(k)
-            if one is not None:
-                found.include(one.differences())
-        return found
+        if self.bench is None:
+            return Differences()
+        return Differences.between([self._track(k) for k in self.ks], self.bench.plain)
 
     def recommended(self) -> Recommendation:
         """The k to run with, and how sure that is."""
@@ -271,16 +275,15 @@ class Sweep:
         return Evidence(one.speedup, predicted, TRUSTED if self.batch_size == 1 else math.inf)
 
     def _costs(self, k: int) -> StepSplit | None:
-        one = self._bench_of(k)
-        return None if one is None else costs_of(one)
+        assert self.bench is not None, "only a measured k has costs"
+        return costs_of(self._track(k), self.bench.plain)
 
     def _name(self, k: int) -> str:
         """An arm's, unlike every other batch size's: one journal holds them all."""
         together = "" if self.batch_size == 1 else f", {self.batch_size} together"
         return f"{f'k = {k}' if k else 'without a draft'}{together}"
 
-    def _bench_of(self, k: int) -> Bench | None:
-        """The benchmark of one k against plain decoding; None before it has a pass."""
-        assert self.bench is not None, "only a measured k has a benchmark"
-        track = self.bench.draft if k == self.ks[0] else self.bench.against.get(self._name(k))
-        return replace(self.bench, draft=track) if track is not None and track.passes else None
+    def _track(self, k: int) -> Track:
+        """What a measured k gave."""
+        assert self.bench is not None, "only a measured k has a track"
+        return self.bench.draft if k == self.ks[0] else self.bench.against[self._name(k)]

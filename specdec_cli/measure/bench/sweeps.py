@@ -58,8 +58,7 @@ class Sweeps:
 
     def tracks(self) -> list[Track]:
         """Every arm of every batch size."""
-        benches = [one.bench for one in self.by_size if one.bench is not None]
-        return [track for bench in benches for track in (bench.draft, bench.plain, *bench.against.values())]
+        return [track for one in self.by_size if one.bench is not None for track in one.bench.tracks]
 
     def differences(self) -> Differences:
         """Every output with a draft against the same request's without, of all batch sizes."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specdec_cli.measure.bench.bench import Bench
 from specdec_cli.measure.bench.passes import Track
 from specdec_cli.measure.machine.roofline import MeasuredStep, measure_speed, roofline
 from specdec_cli.measure.stats import ENOUGH_PAIRS, MIN_PAIRS, Interval
+
+if TYPE_CHECKING:
+    from specdec_cli.lm.door import LM
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +67,19 @@ class StepSplit:
         }
 
 
-def costs_of(bench: Bench) -> StepSplit | None:
-    """The costs that both arms' steps had; None where one of them took no step."""
-    plain, draft, counts = bench.plain, bench.draft.counts(), bench.draft.counts()
-    if not (plain.num_steps and bench.draft.num_steps and plain.counts().verify_seconds):
+def costs_of(draft: Track, plain: Track) -> StepSplit | None:
+    """The costs that two arms' steps had, with a draft and without; None where one of them took no step."""
+    with_draft, without = draft.counts(), plain.counts()
+    if not (plain.num_steps and draft.num_steps and without.verify_seconds):
         return None
     return StepSplit(
         plain_step_seconds=plain.meter.decode_seconds / plain.num_steps,
-        plain_forward_seconds=plain.counts().verify_seconds / plain.num_steps,
-        draft_seconds_per_step=draft.draft_seconds / bench.draft.num_steps,
-        verify_seconds_per_step=draft.verify_seconds / bench.draft.num_steps,
-        overhead_seconds_per_step=draft.overhead_seconds / bench.draft.num_steps,
-        tokens_per_step=counts.num_emitted_tokens / counts.num_steps,
-        drafted_per_step=counts.num_draft_tokens / counts.num_steps,
+        plain_forward_seconds=without.verify_seconds / plain.num_steps,
+        draft_seconds_per_step=with_draft.draft_seconds / draft.num_steps,
+        verify_seconds_per_step=with_draft.verify_seconds / draft.num_steps,
+        overhead_seconds_per_step=with_draft.overhead_seconds / draft.num_steps,
+        tokens_per_step=with_draft.num_emitted_tokens / with_draft.num_steps,
+        drafted_per_step=with_draft.num_draft_tokens / with_draft.num_steps,
     )
 
 
@@ -87,9 +90,9 @@ def load_of(track: Track) -> MeasuredStep | None:
         return None
     num_sequences = counts.num_steps / track.num_steps
     lengths = [
-        len(request.token_ids) + len(tokens) / 2
+        len(request.token_ids) + num / 2
         for one in track.passes
-        for request, tokens in zip(one.group.requests, one.token_ids, strict=True)
+        for request, num in zip(one.group.requests, one.run.lengths, strict=True)
     ]
     return MeasuredStep(
         num_sequences=num_sequences,
@@ -99,12 +102,16 @@ def load_of(track: Track) -> MeasuredStep | None:
     )
 
 
-def measure_roofline(bench: Bench) -> dict[str, Any] | None:
-    """Measure the machine and set both kinds of step against it; None where the target's sizes are not known."""
+def measure_roofline(bench: Bench, target: LM) -> dict[str, Any] | None:
+    """Measure the machine and set both kinds of step against it; None where the target's sizes are not known.
+
+    Args:
+        bench: after its run.
+        target: of both arms.
+    """
     from specdec_cli.lm.traffic import traffic_of
     from specdec_cli.lm.transformers_lm import TransformersLM
 
-    target = bench.engine.target
     if not isinstance(target, TransformersLM):
         return None
     traffic, plain = traffic_of(target), load_of(bench.plain)
@@ -134,7 +141,7 @@ def sentences(bench: Bench, busy: str | None = None) -> list[str]:
             f"Efficiency {bench.efficiency:.2f}: a step gives {bench.tokens_per_step:.2f} tokens, and the speed-up is "
             f"{decode.median:.2f}."
         )
-    costs = costs_of(bench)
+    costs = costs_of(bench.draft, bench.plain)
     if _direction(decode) < 0 and costs is not None:
         found += _why(costs)
     for name, track in bench.against.items():

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from specdec_cli.engine.arms import Arm, Request, decode
+from specdec_cli.engine.decoding import Decoding, Request, decode
 from specdec_cli.engine.prompts import ChatMessage, PromptRow
 from specdec_cli.errors import UsageError
 from specdec_cli.events import Emitted, Event, Finished, Noticed, Stepped
@@ -79,12 +79,12 @@ class EngineSpeaker:
     def answer(self, messages: Sequence[ChatMessage], watch: Watch, stopped: Callable[[], bool]) -> ChatReply:
         """Answer the last message."""
         tokens = self.engine.encode([one.as_dict() for one in messages])
-        reply, arm = ChatReply(num_prompt_tokens=len(tokens)), Arm("chat", self.k, draft=self._draft)
+        reply, arm = ChatReply(num_prompt_tokens=len(tokens)), Decoding("chat", self.k, draft=self._draft)
         is_first = not any(one.role == "assistant" for one in messages)
         request = Request(PromptRow(0, messages[-1].content), tokens, self._sampling(len(tokens), is_first))
         self._num_asked += 1
 
-        def fold(arm: Arm, event: Event) -> None:
+        def fold(arm: Decoding, event: Event) -> None:
             watch(reply, _fold(reply, arm, event))
 
         decode(self.engine, arm, [request], fold, stopped)
@@ -115,7 +115,7 @@ class EngineSpeaker:
         return replace(self._params, max_new_tokens=most, min_tokens=fewest, index=self._num_asked)
 
 
-def _fold(reply: ChatReply, arm: Arm, event: Event) -> str:
+def _fold(reply: ChatReply, arm: Decoding, event: Event) -> str:
     """Update an answer by one event; gives its new text."""
     text = ""
     if isinstance(event, Noticed):

@@ -36,7 +36,7 @@ class Endpoint:
         address: where it is.
         key: sent as a bearer token; None sends none.
         timeout_s: longest silence of the server.
-        concurrency: most requests at a time.
+        concurrency: most requests at a time; None sets no limit.
 
     Attributes:
         proxy: what stands between, as the environment says; None to this machine and wherever NO_PROXY names it.
@@ -47,7 +47,9 @@ class Endpoint:
         UsageError: the environment names a proxy that cannot be used.
     """
 
-    def __init__(self, address: Address, key: str | None = None, timeout_s: float = 300, concurrency: int = 1) -> None:
+    def __init__(
+        self, address: Address, key: str | None = None, timeout_s: float = 300, concurrency: int | None = 1
+    ) -> None:
         import httpx2
 
         self.address = address
@@ -60,7 +62,7 @@ class Endpoint:
         self._client = httpx2.AsyncClient(
             headers={"authorization": f"Bearer {key}"} if key else {},
             timeout=httpx2.Timeout(timeout_s, connect=_CONNECT_SECONDS),
-            transport=_transport(self.proxy, concurrency + 1),
+            transport=_transport(self.proxy, None if concurrency is None else concurrency + 1),
         )
 
     async def __aenter__(self) -> Endpoint:
@@ -265,7 +267,7 @@ class Endpoint:
             raise self._say.error(f"the connection to `{root}` broke: {said}", "look into the server's log") from error
 
 
-def _transport(proxy: Proxy | None, num_connections: int) -> AsyncHTTPTransport:
+def _transport(proxy: Proxy | None, num_connections: int | None) -> AsyncHTTPTransport:
     """The HTTP client. Connections are kept open, even between rare requests."""
     import httpx2
 

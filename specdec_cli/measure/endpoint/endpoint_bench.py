@@ -6,23 +6,22 @@ after the last answer, so that their difference is this run's.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from specdec_cli.engine.driver import never
 from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.errors import RunError
 from specdec_cli.measure.endpoint.answer import Answer
-from specdec_cli.measure.endpoint.counters import Counters, difference, read_settled
-from specdec_cli.measure.endpoint.endpoint import Endpoint
-from specdec_cli.measure.endpoint.endpoint_plan import EndpointPlan, Visit
-from specdec_cli.measure.endpoint.request_fields import request_body, sampling_fields, warm_up_row
+from specdec_cli.measure.endpoint.counters import Counters, MetricsPage, difference
+from specdec_cli.measure.endpoint.endpoint_arm import EndpointArm
+from specdec_cli.measure.endpoint.endpoint_plan import Visit
+from specdec_cli.measure.endpoint.request_fields import warm_up_row
 from specdec_cli.measure.endpoint.sending import Sender
 from specdec_cli.measure.workload.turns import turn_ends
-from specdec_cli.measure.workload.workload import task_of
-from specdec_cli.proxy import Proxy
-from specdec_cli.recipe.schema import Sampling
+from specdec_cli.measure.workload.workload import task_of, tasks_of
 
 Figure = Literal["ttft_s", "tpot_s", "itl_s", "latency_s", "queue_s", "arrival_ttft_s", "arrival_latency_s"]
 FIGURES: tuple[Figure, ...] = ("ttft_s", "tpot_s", "itl_s", "latency_s")
@@ -61,24 +60,18 @@ class EndpointBench:
     """A run against a server, and its figures.
 
     Args:
-        plan: how it is asked.
+        arm: the server, and how it is asked.
         rows: the prompts.
-        sampling: of every request.
 
     Attributes:
         sender: what sent the requests, with their clock.
         num_sent_again: requests that found their kept connection closed; their times tell of both.
     """
 
-    def __init__(self, plan: EndpointPlan, rows: Sequence[PromptRow], sampling: Sampling) -> None:
-        self.plan, self.rows = plan, list(rows)
-        self.fields = sampling_fields(sampling, plan.max_tokens_field)
-        self.model = plan.model or ""
-        self.server: str | None = None
-        self.version: str | None = None
-        self.proxy: Proxy | None = None
+    def __init__(self, arm: EndpointArm, rows: Sequence[PromptRow]) -> None:
+        self.arm, self.plan, self.rows = arm, arm.plan, list(rows)
         self.counters = Counters(None, {}, ())
-        self.sender = Sender(plan, self._body, lambda: False, lambda: None)
+        self.sender = Sender(self.plan, arm.body, never, lambda: None)
         self.num_sent_again = 0
 
     @property
@@ -119,33 +112,24 @@ class EndpointBench:
             EndpointError: nothing can be measured: no server, no such model, a key that is refused.
             RunError: the server went away, or no request was answered, or none with any output.
         """
-        self.sender = Sender(self.plan, self._body, stopped, when_idle)
-        asyncio.run(self._run())
-
-    async def _run(self) -> None:
-        plan = self.plan
-        most = self.total if plan.concurrency is None else plan.concurrency
-        async with Endpoint(plan.address, plan.key, plan.timeout_s, most) as endpoint:
-            self.proxy = endpoint.proxy
-            await self._introduce(endpoint)
-            await endpoint.ask(plan.path, self._body(warm_up_row(self.rows)))
-            before = await read_settled(endpoint.text, self.model)
-            sent_before = endpoint.num_sent_again
-            await self.sender.send(endpoint, self.rows)
-            self.num_sent_again = endpoint.num_sent_again - sent_before
-            self._check_answered()
-            after = await read_settled(endpoint.text, self.model) if before is not None else None
+        self.sender = Sender(self.plan, self.arm.body, stopped, when_idle)
+        with ExitStack() as started:
+            started.callback(self.arm.stop)
+            self.arm.start()
+            before, after = self._measure()
         tokens = None if self.num_failed else self.num_tokens()
         self.counters = difference(before, after, tokens)
 
-    def _body(self, row: PromptRow) -> dict[str, Any]:
-        plan = self.plan
-        return request_body(row, self.model, plan.chat, self.fields, plan.extra_body, plan.max_tokens_field)
-
-    async def _introduce(self, endpoint: Endpoint) -> None:
-        """Learn who is there, and choose the model."""
-        self.model = await endpoint.choose_model(self.model)
-        self.server, self.version = endpoint.server, await endpoint.version()
+    def _measure(self) -> tuple[MetricsPage | None, MetricsPage | None]:
+        """Warm up and send everything; the server's counters before and after it."""
+        arm = self.arm
+        arm.ask(warm_up_row(self.rows))
+        before = arm.page()
+        sent_before = arm.num_sent_again
+        arm.send(self.sender, self.rows)
+        self.num_sent_again = arm.num_sent_again - sent_before
+        self._check_answered()
+        return before, arm.page() if before is not None else None
 
     def _check_answered(self) -> None:
         """Refuse to report on a server that went away, or that answered nothing."""
@@ -194,10 +178,7 @@ class EndpointBench:
     @property
     def tasks(self) -> dict[str, int]:
         """Tasks and how many prompts each has; empty where no row names one."""
-        if not any(row.category for row in self.rows):
-            return {}
-        names = [task_of(row) for row in self.rows]
-        return {task: names.count(task) for task in dict.fromkeys(names)}
+        return tasks_of(self.rows)
 
     def acceptance(self, task: str | None = None, turn: int | None = None) -> dict[str, Any] | None:
         """Acceptance by the answers' own counts, with intervals over prompts; None where no answer has any."""

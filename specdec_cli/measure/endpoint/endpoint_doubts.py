@@ -39,9 +39,10 @@ def _of(answered: Sequence[tuple[Visit, Answer]], is_odd: Callable[[Visit, Answe
 
 def _models(bench: EndpointBench, answered: Sequence[tuple[Visit, Answer]]) -> list[str]:
     """Who answered: many servers answer for the one model that they have, whichever is asked for."""
-    others = {answer.model for _, answer in answered if answer.model not in (None, bench.model)}
+    others = {answer.model for _, answer in answered if answer.model not in (None, bench.arm.model)}
     named = ", ".join(f"`{printable(name or '')[:80]}`" for name in sorted(filter(None, others))[:3])
-    return [f"the answers come from the model {named}, and `{printable(bench.model)}` was asked for"] if others else []
+    asked = printable(bench.arm.model)
+    return [f"the answers come from the model {named}, and `{asked}` was asked for"] if others else []
 
 
 def _counts(bench: EndpointBench, answered: Sequence[tuple[Visit, Answer]]) -> list[str]:
@@ -90,7 +91,7 @@ def _lengths(bench: EndpointBench, answered: Sequence[tuple[Visit, Answer]]) -> 
         lambda visit, answer: answer.finish_reason == "length" and _is_short(visit, answer),
         f"were cut before `{name}` tokens: the server has a limit of its own, or does not read that field",
     )
-    if bench.fields.get("ignore_eos"):
+    if bench.arm.fields.get("ignore_eos"):
         found += _of(
             answered,
             lambda visit, answer: answer.finish_reason == "stop" and _is_short(visit, answer),

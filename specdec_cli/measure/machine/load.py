@@ -80,7 +80,7 @@ class Conditions:
     def of(cls, load: Load, passes: Iterable[Pass]) -> Conditions:
         """Those of some passes."""
         counted = list(passes)
-        known = [(one.lost_share, one.timing.total_s or 0.0) for one in counted if one.lost_share is not None]
+        known = [(one.lost_share, one.run.timing.total_s or 0.0) for one in counted if one.lost_share is not None]
         total = sum(seconds for _, seconds in known)
         lost = sum(share * seconds for share, seconds in known) / total if total else None
         num_interrupted = sum(one.is_interrupted for one in counted)

@@ -29,7 +29,7 @@ from specdec_cli.lm.files.origin import Origin
 from specdec_cli.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
-    from specdec_cli.engine.arms import Request
+    from specdec_cli.engine.decoding import Request
     from specdec_cli.text.tokenizer import Tokenizer
 
 FORMAT = "specdec.trace/2"

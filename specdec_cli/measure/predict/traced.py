@@ -16,7 +16,7 @@ from specdec_cli.measure.predict.tracing import trace_draft, trace_target
 
 if TYPE_CHECKING:
     from specdec_cli.drafters.contract import Drafter
-    from specdec_cli.engine.arms import Request
+    from specdec_cli.engine.decoding import Request
     from specdec_cli.engine.engine import Engine
     from specdec_cli.measure.predict.cost import Costs
     from specdec_cli.recipe import Recipe

@@ -37,7 +37,7 @@ from specdec_cli.sampling.chain import ChainRow, Distribution, distribution
 
 if TYPE_CHECKING:
     from specdec_cli.drafters.contract import Drafter
-    from specdec_cli.engine.arms import Request
+    from specdec_cli.engine.decoding import Request
     from specdec_cli.engine.engine import Engine
 
 Watch = Callable[[int, int], None]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from specdec_cli.engine.arms import Arm, Request, decode
+from specdec_cli.engine.decoding import Decoding, Request, decode
 from specdec_cli.engine.prompts import ChatMessage, PromptRow
 from specdec_cli.sampling.params import SamplingParams
 
@@ -139,7 +139,7 @@ class Round:
         """The conversations in their current turn."""
         return [request for _, request in self._now]
 
-    def advance(self, arm: Arm) -> list[int]:
+    def advance(self, arm: Decoding) -> list[int]:
         """Go on to the next turns, after what the arm answered to these; gives the places of turns left out."""
         outputs = {output.index: output for output in arm.outputs()}
         later: list[tuple[Dialogue, Request]] = []
@@ -163,7 +163,7 @@ class Round:
         self.num_unasked += len(unasked)
         return lost + unasked
 
-    def decode_answers(self, arm: Arm) -> None:
+    def decode_answers(self, arm: Decoding) -> None:
         """Decode what is followed by another turn, and has room for its answer."""
         self._now = [(talk, request) for talk, request in self._now if talk.has_more and self._has_room(talk, request)]
         decode(self.engine, arm, self.requests)
@@ -197,7 +197,7 @@ def every_turn(
     found: list[Request] = []
     while now.requests:
         found += now.requests
-        arm = Arm("turns", 0)
+        arm = Decoding("turns", 0)
         now.decode_answers(arm)
         now.advance(arm)
     return sorted(found, key=lambda request: request.row.index), now.num_lost

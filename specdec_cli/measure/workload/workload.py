@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from typing import Any
 
-from specdec_cli.engine.arms import Request
+from specdec_cli.engine.decoding import Request
 from specdec_cli.engine.prompts import PromptRow, PromptSet
 from specdec_cli.errors import UsageError
 from specdec_cli.measure.workload.dataset import read_dataset
@@ -65,13 +66,7 @@ class Workload:
     @property
     def tasks(self) -> dict[str, int]:
         """Tasks and how many prompts each has; empty where no row names one."""
-        if not any(request.row.category for request in self.requests):
-            return {}
-        counts: dict[str, int] = {}
-        for request in self.requests:
-            task = task_of(request.row)
-            counts[task] = counts.get(task, 0) + 1
-        return counts
+        return tasks_of([request.row for request in self.requests])
 
     @property
     def notice(self) -> str | None:
@@ -95,6 +90,11 @@ class Workload:
 def task_of(row: PromptRow) -> str:
     """A row's task; rows without one share a name."""
     return row.category or NO_TASK
+
+
+def tasks_of(rows: Sequence[PromptRow]) -> dict[str, int]:
+    """Tasks and how many rows each has; empty where no row names one."""
+    return dict(Counter(map(task_of, rows))) if any(row.category for row in rows) else {}
 
 
 def read_rows(dataset: str, tasks: Sequence[str] | None, num_prompts: int, chat: bool | None = False) -> PromptSet:

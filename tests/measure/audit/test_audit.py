@@ -13,7 +13,7 @@ from specdec_cli.drafters.contract import Resources
 from specdec_cli.drafters.model import Drafter
 from specdec_cli.engine import judging
 from specdec_cli.engine import verify as verify_module
-from specdec_cli.engine.arms import Request
+from specdec_cli.engine.decoding import Request
 from specdec_cli.engine.engine import Engine, EngineOptions
 from specdec_cli.engine.group import Verdict
 from specdec_cli.engine.prompts import PromptRow

@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 from toy_engine import END, LetterTokenizer, TableLM, toy_engine
 
+from specdec_cli.engine.arms import ArmRun, EngineArm
 from specdec_cli.engine.engine import Engine, EngineOptions
 from specdec_cli.engine.outputs import Timing
 from specdec_cli.engine.prompts import PromptRow
-from specdec_cli.measure.bench.bench import Bench, EngineArm, Plan
+from specdec_cli.measure.bench.bench import Bench, Plan
 from specdec_cli.measure.bench.passes import Group, Pass, Track
 from specdec_cli.measure.bench.verdict import StepSplit, _why, costs_of, load_of, sentences
 from specdec_cli.measure.workload.workload import tokenize
@@ -26,12 +27,9 @@ def workload(rows=ROWS, num=12, **params):
 
 
 def bench(engine=None, repeats=1, batch_size=1, **more) -> Bench:
-    return Bench(
-        engine or toy_engine(max_num_seqs=batch_size),
-        more.pop("work", None) or workload(),
-        Plan(4, batch_size, repeats),
-        **more,
-    )
+    engine = engine or toy_engine(max_num_seqs=batch_size)
+    work, plan = more.pop("work", None) or workload(), Plan(batch_size, repeats)
+    return Bench(work, plan, EngineArm("with", engine, more.pop("k", 4)), EngineArm("without", engine, 0), **more)
 
 
 def test_a_table_of_k_decides_what_the_draft_s_arm_drafts():
@@ -39,8 +37,7 @@ def test_a_table_of_k_decides_what_the_draft_s_arm_drafts():
     engine = Engine(
         engine.target, engine.drafter, LetterTokenizer(), EngineOptions(num_speculative_tokens=2, k_by_batch=((1, 5),))
     )
-    one = Bench(engine, workload(), Plan(None))
-    list(one.run())
+    one = ran(bench(engine, k=None))
     assert len(one.draft.counts().per_position_acceptance_rates) == 5
 
 
@@ -52,17 +49,25 @@ def ran(one: Bench) -> Bench:
 class Other:
     """An arm that notes its turns and takes known seconds."""
 
+    is_computing = True
+
     def __init__(self, name, turns, seconds=1.0):
         self.name, self.turns, self.seconds = name, turns, seconds
 
-    def decode(self, group, repeat, stopped):
-        self.turns.append((self.name, group.place, repeat, group.requests[0].params.max_new_tokens))
-        return made(group, repeat, self.seconds)
+    def start(self):
+        self.turns.append((self.name, "started"))
+
+    def run(self, requests, stopped):
+        self.turns.append((self.name, requests[0].row.index, requests[0].params.max_new_tokens))
+        return made(requests, self.seconds)
+
+    def stop(self):
+        self.turns.append((self.name, "stopped"))
 
 
-def made(group, repeat, seconds, num=11, first=1):
+def made(requests, seconds, num=11, first=1) -> ArmRun:
     timing = Timing(0.1, seconds, seconds + 0.1, None)
-    return Pass(group, repeat, tuple((1,) * num for _ in group.requests), timing, first * len(group.requests))
+    return ArmRun(tuple((1,) * num for _ in requests), timing, first * len(requests))
 
 
 def test_arms_take_turns_and_turn_round():
@@ -73,14 +78,14 @@ def test_arms_take_turns_and_turn_round():
     assert order[:4] == [f"warming up {name}" for name in (draft, plain, "p", "q")]
     there, back = [draft, plain, "p", "q"], ["q", "p", plain, draft]
     assert order[4:-1] == (there + back) * 2 + (back + there) * 2
-    assert [turn[1:3] for turn in turns[2::2]] == [(g, r) for r in range(2) for g in range(4)]
+    places = [request.row.index for group in one.groups() for request in group.requests]
+    assert [turn[1] for turn in turns if turn[0] == "p"] == ["started", places[0], *places, *places, "stopped"]
 
 
 def test_warm_up_is_short_and_thrown_away():
     turns = []
     one = ran(bench(toy_engine(), work=workload(num=30), others=[Other("p", turns)]))
-    assert turns[0] == ("p", 0, 0, 16)
-    assert [turn[3] for turn in turns[1:]] == [30] * 4
+    assert [turn[-1] for turn in turns[1:-1]] == [16, *[30] * 4]
     assert [len(track.passes) for track in (one.draft, one.plain, one.against["p"])] == [4, 4, 4]
 
 
@@ -123,8 +128,8 @@ def test_tokens_stand_beside_their_own_request():
     first, second = (
         {
             request.row.index: tokens
-            for run in one.draft.passes
-            for request, tokens in zip(run.group.requests, run.token_ids, strict=True)
+            for found in one.draft.passes
+            for request, tokens in zip(found.group.requests, found.run.token_ids, strict=True)
         }
         for one in (alone, mixed)
     )
@@ -147,20 +152,16 @@ def test_every_token_is_compared_and_counted(batch_size):
 
 
 def test_a_draft_that_changes_a_token_is_found():
-    class Faulty(EngineArm):
-        def decode(self, group, repeat, stopped):
-            found = super().decode(group, repeat, stopped)
-            tokens = list(found.token_ids[0])
-            tokens[5] = tokens[5] % 9 + 1
-            return replace(found, token_ids=(tuple(tokens),))
-
     one = bench()
-    groups = one.groups()
-    engine = one.engine
-    one.draft.add(Faulty("draft", engine, 4).decode(groups[1], 0, lambda: False))
-    one.plain.add(EngineArm("plain", engine, 0).decode(groups[1], 0, lambda: False))
+    group = one.groups()[1]
+    for arm, track in ((one.draft_arm, one.draft), (one.plain_arm, one.plain)):
+        track.add(Pass(group, 0, arm.run(group.requests, lambda: False)))
+    tokens = list(one.draft.passes[0].run.token_ids[0])
+    tokens[5] = tokens[5] % 9 + 1
+    wrong = replace(one.draft.passes[0].run, token_ids=(tuple(tokens),))
+    one.draft.passes[0] = replace(one.draft.passes[0], run=wrong)
     found = one.differences()
-    assert (found.num_outputs, found.first) == (1, (groups[1].requests[0].row.index, 5))
+    assert (found.num_outputs, found.first) == (1, (group.requests[0].row.index, 5))
     assert found.as_dict()["first_divergence"] == {"index": 1, "position": 5}
 
 
@@ -168,7 +169,7 @@ def test_end_tokens_are_respected():
     target = TableLM()
     target.table[..., END] = 6.0
     one = ran(bench(toy_engine(target=target), work=workload(num=200)))
-    lengths = [len(tokens) for run in one.draft.passes for tokens in run.token_ids]
+    lengths = [len(tokens) for found in one.draft.passes for tokens in found.run.token_ids]
     assert max(lengths) < 200
     assert one.differences().num_outputs == 0
 
@@ -185,7 +186,7 @@ def test_an_interruption_keeps_what_is_whole():
     list(one.run(stopped))
     assert 0 < len(one.draft.passes) < 12
     assert abs(len(one.draft.passes) - len(one.plain.passes)) <= 1
-    assert not one.engine.has_work
+    assert not one.plain_arm.engine.has_work
 
 
 def timed(draft_seconds, plain_seconds, repeats=1) -> Bench:
@@ -196,7 +197,8 @@ def timed(draft_seconds, plain_seconds, repeats=1) -> Bench:
         for place, by_repeat in enumerate(seconds):
             for repeat, each in enumerate(by_repeat):
                 task = "x" if place % 2 else "y"
-                track.add(made(Group(place, task, (requests[place % 4],)), repeat, each))
+                group = Group(place, task, (requests[place % 4],))
+                track.add(Pass(group, repeat, made(group.requests, each)))
     return one
 
 
@@ -222,7 +224,7 @@ def test_one_prompt_has_an_interval_over_its_repeats_and_none_without():
 
 def test_an_output_that_ends_at_once_has_no_decode_speed():
     group = Group(0, "x", workload().requests[:1])
-    one = made(group, 0, 0.0, num=1)
+    one = Pass(group, 0, made(group.requests, 0.0, num=1))
     assert one.seconds_per_token("decode") is None
     assert one.seconds_per_token("latency") == pytest.approx(0.1)
     assert timed([], []).speedup("decode") is None
@@ -269,7 +271,7 @@ def test_it_says_why_speculation_is_slower(draft, verify, rest, tokens, word):
 
 def test_costs_are_those_of_the_counted_steps():
     one = ran(bench())
-    costs = costs_of(one)
+    costs = costs_of(one.draft, one.plain)
     counts = one.draft.counts()
     assert costs.tokens_per_step == one.tokens_per_step == counts.num_emitted_tokens / counts.num_steps
     assert costs.step_seconds * one.draft.num_steps == pytest.approx(one.draft.meter.decode_seconds)
@@ -277,5 +279,5 @@ def test_costs_are_those_of_the_counted_steps():
 
 
 def test_an_arm_that_took_no_step_has_no_costs():
-    assert costs_of(bench()) is None
+    assert costs_of(Track("x"), Track("y")) is None
     assert Track("x").timing().as_dict() == Timing().as_dict()

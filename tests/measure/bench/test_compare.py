@@ -7,6 +7,7 @@ from tiny_engine import drafter
 from tiny_models import make_tiny
 from toy_engine import LetterTokenizer, toy_engine
 
+from specdec_cli.engine.arms import ArmRun, EngineArm
 from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.outputs import Timing
 from specdec_cli.engine.prompts import PromptRow
@@ -14,7 +15,7 @@ from specdec_cli.lm.facts import describe
 from specdec_cli.lm.load import load_lm
 from specdec_cli.measure.bench.bench import Bench, Plan
 from specdec_cli.measure.bench.choice import choose_draft, task_winner
-from specdec_cli.measure.bench.compare import Comparison, Contender
+from specdec_cli.measure.bench.compare import Contender, DraftComparison
 from specdec_cli.measure.bench.passes import Group, Pass, Track
 from specdec_cli.measure.machine.load import Load
 from specdec_cli.measure.stats import Interval
@@ -31,7 +32,7 @@ def test_a_packed_draft_has_all_its_parameters(tmp_path, dtype, quantize, tied):
     assert Contender("draft", "model", engine).sizes()[0] == describe(folder).num_parameters
 
 
-def compared(num_prompts, seconds) -> Comparison:
+def compared(num_prompts, seconds) -> DraftComparison:
     """Drafts that took known seconds with every prompt, or with each, and plain decoding, which took one."""
     rows = [PromptRow(i, "ab ab", category="code" if i % 2 else "chat") for i in range(num_prompts)]
     encode = LetterTokenizer().encode
@@ -41,17 +42,17 @@ def compared(num_prompts, seconds) -> Comparison:
         made = Track(name)
         for place, request in enumerate(work.requests):
             took = each[place] if isinstance(each, list) else each
-            made.add(
-                Pass(Group(place, request.row.category, (request,)), 0, ((1,) * 4,), Timing(0, took, took, None), 1)
-            )
+            run = ArmRun(((1,) * 4,), Timing(0, took, took, None), 1)
+            made.add(Pass(Group(place, request.row.category, (request,)), 0, run))
         return made
 
     engine = toy_engine()
     drafts = [Contender(name, "model", engine, tracks={2: track(name, each)}) for name, each in seconds.items()]
-    found = Comparison(drafts, work, 2)
-    tracks = {one.draft: one.tracks[2] for one in drafts[1:]}
-    plain = track("none", 1.0)
-    found._bench = Bench(engine, work, Plan(2), draft=drafts[0].tracks[2], plain=plain, against=tracks)
+    found = DraftComparison(drafts, work, 2)
+    arms = [one.arm(2) for one in drafts]
+    found._bench = bench = Bench(work, Plan(), arms[0], EngineArm("none", engine, 0), arms[1:])
+    bench.draft, bench.plain = drafts[0].tracks[2], track("none", 1.0)
+    bench.against = {one.draft: one.tracks[2] for one in drafts[1:]}
     return found
 
 

@@ -5,6 +5,7 @@ import json
 import pytest
 from toy_engine import LetterTokenizer, toy_engine
 
+from specdec_cli.engine.arms import EngineArm
 from specdec_cli.errors import UsageError
 from specdec_cli.measure.bench.bench import Bench, Plan
 from specdec_cli.measure.bench.journal import check_journal, journal_path, open_journal, workload_digest
@@ -23,7 +24,12 @@ def workload(num: int = 3, dataset: str = "builtin:stories"):
 
 
 def bench(journal, repeats: int = 2) -> Bench:
-    return Bench(toy_engine(3), workload(), Plan(3, 1, repeats), journal=journal)
+    return bench_of(workload(), Plan(1, repeats), journal)
+
+
+def bench_of(work, plan: Plan, journal) -> Bench:
+    engine = toy_engine(3)
+    return Bench(work, plan, EngineArm("draft", engine, 3), EngineArm("plain", engine, 0), journal=journal)
 
 
 def figures(found: Bench) -> list:
@@ -48,7 +54,7 @@ def test_a_batch_of_several_tasks_comes_back_with_every_tasks_acceptance(tmp_pat
     for resume in (False, True):
         journal = open_journal(tmp_path / "r.json", HEAD, resume=resume)
         work = workload(6, "builtin:mini")
-        found.append(Bench(toy_engine(3), work, Plan(3, 4, 1), journal=journal))
+        found.append(bench_of(work, Plan(4, 1), journal))
         list(found[-1].run())
     assert found[1].journal.num_resumed == 4
     for task in work.tasks:
@@ -74,7 +80,7 @@ def test_only_what_is_left_is_decoded_and_turns_stay_whole(tmp_path, monkeypatch
     )
     list(again.run())
     assert again.journal.num_resumed == 4, "the fifth pass has no partner: its turn is decoded anew"
-    draft, plain = "with the draft", "without a draft"
+    draft, plain = "draft", "plain"
     assert calls == [
         (0, 2, draft), (0, 2, plain), (1, 0, plain), (1, 0, draft), (1, 1, draft), (1, 1, plain),
         (1, 2, plain), (1, 2, draft),

@@ -7,11 +7,10 @@ from types import SimpleNamespace
 import pytest
 from toy_engine import LetterTokenizer, toy_engine
 
+from specdec_cli.engine.arms import ArmRun, EngineArm
 from specdec_cli.engine.outputs import Timing
 from specdec_cli.engine.prompts import PromptRow
-from specdec_cli.measure.bench.bench import EngineArm
-from specdec_cli.measure.bench.passes import Pass
-from specdec_cli.measure.bench.sweep import Sweep
+from specdec_cli.measure.bench.sweep import Sweep, arms_of
 from specdec_cli.measure.machine.load import Load
 from specdec_cli.measure.predict.evidence import Evidence, Recommendation, needs, side
 from specdec_cli.measure.stats import Interval
@@ -83,13 +82,13 @@ def swept(monkeypatch, speedups_by_k, num_prompts=24, predicted=None, **more) ->
     encode = LetterTokenizer().encode
     work = tokenize(rows, "mine", lambda row: encode(row.prompt), SamplingParams(max_new_tokens=4), 512)
 
-    def decode(arm, group, repeat, stopped):
+    def run(arm, requests, stopped):
         speedups = speedups_by_k.get(arm.num_speculative_tokens, [1.0])
-        seconds = 1 / speedups[group.place % len(speedups)]
-        return None if stopped() else Pass(group, repeat, ((1,) * 4,), Timing(0.0, seconds, seconds, None), 1)
+        seconds = 1 / speedups[requests[0].row.index % len(speedups)]
+        return None if stopped() else ArmRun(((1,) * 4,), Timing(0.0, seconds, seconds, None), 1)
 
-    monkeypatch.setattr(EngineArm, "decode", decode)
-    made = Sweep(toy_engine(), work, None, None, max(speedups_by_k), is_exhaustive=True, k_in_use=5, **more)
+    monkeypatch.setattr(EngineArm, "run", run)
+    made = Sweep(arms_of(toy_engine()), work, None, None, max(speedups_by_k), is_exhaustive=True, k_in_use=5, **more)
     made.prediction = predicted
     list(made.run())
     return made

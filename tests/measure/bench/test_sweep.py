@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 from toy_engine import LetterTokenizer, toy_engine
 
+from specdec_cli.engine.arms import ArmRun, EngineArm
 from specdec_cli.engine.outputs import Timing
 from specdec_cli.engine.prompts import PromptRow
-from specdec_cli.measure.bench.bench import EngineArm
-from specdec_cli.measure.bench.passes import Pass
-from specdec_cli.measure.bench.sweep import MAX_CANDIDATES, Sweep, _is_looked_at, candidates
+from specdec_cli.measure.bench.sweep import MAX_CANDIDATES, Sweep, _is_looked_at, arms_of, candidates
 from specdec_cli.measure.predict.evidence import Recommendation
 from specdec_cli.measure.stats import Interval
 from specdec_cli.measure.workload.workload import tokenize
@@ -28,13 +27,13 @@ def sweep(monkeypatch, seconds_by_k, noise=0.0, **more) -> Sweep:
     work = tokenize(rows, "mine", lambda row: encode(row.prompt), SamplingParams(max_new_tokens=4), 512)
     passes = count()
 
-    def decode(arm, group, repeat, stopped):
+    def run(arm, requests, stopped):
         factor = np.exp(noise * np.sin(7.0 * next(passes)))
         seconds = seconds_by_k[arm.num_speculative_tokens] * factor
-        return Pass(group, repeat, ((1,) * 4,), Timing(0.0, seconds, seconds, None), 1)
+        return ArmRun(((1,) * 4,), Timing(0.0, seconds, seconds, None), 1)
 
-    monkeypatch.setattr(EngineArm, "decode", decode)
-    made = Sweep(toy_engine(), work, None, None, max(seconds_by_k), is_exhaustive=True, repeats=2)
+    monkeypatch.setattr(EngineArm, "run", run)
+    made = Sweep(arms_of(toy_engine()), work, None, None, max(seconds_by_k), is_exhaustive=True, repeats=2)
     made.is_exhaustive = more.get("is_exhaustive", False)
     return made
 

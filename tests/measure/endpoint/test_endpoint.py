@@ -12,6 +12,7 @@ from specdec_cli.measure.endpoint import sending
 from specdec_cli.measure.endpoint.address import check_key, parse_address
 from specdec_cli.measure.endpoint.answer import Answer
 from specdec_cli.measure.endpoint.endpoint import Endpoint
+from specdec_cli.measure.endpoint.endpoint_arm import EndpointArm
 from specdec_cli.measure.endpoint.endpoint_bench import EndpointBench
 from specdec_cli.measure.endpoint.endpoint_plan import EndpointPlan
 from specdec_cli.measure.endpoint.refusal import EndpointError, system_words
@@ -97,7 +98,7 @@ def test_what_is_done_between_requests_is_in_no_time(monkeypatch, concurrency):
     monkeypatch.setattr(sending, "perf_counter", lambda: clock[0])
     with serving(Fake()) as fake:
         plan = EndpointPlan(parse_address(fake.url), concurrency=concurrency)
-        bench = EndpointBench(plan, rows_of(list("abcdefg")), Sampling())
+        bench = EndpointBench(EndpointArm(plan, Sampling()), rows_of(list("abcdefg")))
         monkeypatch.setattr(Endpoint, "ask", ask)
         bench.run(lambda: False, draw)
     assert idle == [0] * (7 if concurrency == 1 else len(idle))

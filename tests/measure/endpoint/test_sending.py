@@ -11,6 +11,7 @@ from specdec_cli.engine.prompts import rows_of
 from specdec_cli.errors import UsageError
 from specdec_cli.measure.endpoint.address import parse_address
 from specdec_cli.measure.endpoint.arrivals import arrival_times, parse_rate
+from specdec_cli.measure.endpoint.endpoint_arm import EndpointArm
 from specdec_cli.measure.endpoint.endpoint_bench import EndpointBench
 from specdec_cli.measure.endpoint.endpoint_doubts import doubts
 from specdec_cli.measure.endpoint.endpoint_plan import EndpointPlan, pace_words
@@ -42,7 +43,7 @@ def test_15_a_rate_in_words():
 
 def measured(fake: Fake, num: int, **more: object) -> EndpointBench:
     plan = EndpointPlan(parse_address(fake.url), **more)
-    bench = EndpointBench(plan, rows_of([f"prompt {i}" for i in range(num)]), Sampling(max_new_tokens=15))
+    bench = EndpointBench(EndpointArm(plan, Sampling(max_new_tokens=15)), rows_of([f"prompt {i}" for i in range(num)]))
     bench.run(lambda: False, lambda: None)
     return bench
 
@@ -85,7 +86,7 @@ def test_15_a_slow_rate_has_no_queue_and_its_idle_time_counts():
 def test_15_a_run_at_a_rate_is_stopped_while_it_waits():
     with serving(Fake(metrics=None)) as fake:
         plan = EndpointPlan(parse_address(fake.url), concurrency=None, request_rate=0.001)
-        bench = EndpointBench(plan, rows_of(["a", "b"]), Sampling())
+        bench = EndpointBench(EndpointArm(plan, Sampling()), rows_of(["a", "b"]))
         bench.run(lambda: True, lambda: None)
     assert bench.visits == []
 

@@ -8,11 +8,12 @@ from itertools import repeat
 import pytest
 from toy_engine import LetterTokenizer, toy_engine
 
+from specdec_cli.engine.arms import ArmRun, EngineArm
+from specdec_cli.engine.decoding import Request
 from specdec_cli.engine.outputs import Timing
 from specdec_cli.engine.prompts import PromptRow
-from specdec_cli.measure.bench.bench import Bench, EngineArm, Plan
+from specdec_cli.measure.bench.bench import Bench, Plan
 from specdec_cli.measure.bench.journal import Journal, open_journal
-from specdec_cli.measure.bench.passes import Group, Pass
 from specdec_cli.measure.machine import interruption
 from specdec_cli.measure.machine.interruption import Usage
 from specdec_cli.measure.machine.load import Conditions, Load
@@ -89,21 +90,24 @@ class Busy:
         rows = [PromptRow(i, "ab ab") for i in range(self.num_prompts)]
         encode, params = LetterTokenizer().encode, SamplingParams(max_new_tokens=4)
         work = tokenize(rows, "mine", lambda row: encode(row.prompt), params, 512)
-        self.bench = Bench(toy_engine(), work, Plan(2, 1, 1), journal=self.journal)
+        engine = toy_engine()
+        self.bench = Bench(
+            work, Plan(1, 1), EngineArm("draft", engine, 2), EngineArm("plain", engine, 0), journal=self.journal
+        )
         self.now = self.waited = 0.0
         self.is_warming, self.coming = True, iter(self.shares)
-        self.monkeypatch.setattr(EngineArm, "decode", lambda arm, *group: self.decode(arm, *group))
+        self.monkeypatch.setattr(EngineArm, "run", lambda arm, requests, _: self.decode(arm, requests))
         look = lambda: Usage(self.now, self.now, self.waited, 0)  # noqa: E731
         self.monkeypatch.setattr(interruption, "look_at_usage", look)
 
-    def decode(self, arm: EngineArm, group: Group, repeat: int, stopped) -> Pass:
+    def decode(self, arm: EngineArm, requests: list[Request]) -> ArmRun:
         share = 0.0 if self.is_warming else next(self.coming, 0.0)
         if not self.is_warming:
-            self.attempts.append((arm.num_speculative_tokens, group.place))
+            self.attempts.append((arm.num_speculative_tokens, requests[0].row.index))
         seconds = (1.0 if arm.num_speculative_tokens else 2.0) / (1 - share)
         self.now += seconds
         self.waited += seconds * share
-        return Pass(group, repeat, ((1,) * 4,), Timing(0.0, seconds, seconds, None), 1)
+        return ArmRun(((1,) * 4,), Timing(0.0, seconds, seconds, None), 1)
 
     def run(self, stopped=lambda: False) -> Bench:
         for at in self.bench.run(stopped):

@@ -9,7 +9,7 @@ import pytest
 
 from specdec_cli.drafters import create
 from specdec_cli.drafters.contract import Resources
-from specdec_cli.engine.arms import Request
+from specdec_cli.engine.decoding import Request
 from specdec_cli.engine.engine import Engine, EngineOptions
 from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.engine.synthetic import iid_length

@@ -11,7 +11,7 @@ import torch
 from specdec_cli.drafted import Drafted
 from specdec_cli.drafters import create
 from specdec_cli.drafters.contract import Guesses, Resources
-from specdec_cli.engine.arms import Request
+from specdec_cli.engine.decoding import Request
 from specdec_cli.engine.engine import Engine, EngineOptions
 from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.errors import UsageError
