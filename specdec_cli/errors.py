@@ -95,7 +95,7 @@ def did_you_mean(word: object, known: Iterable[object]) -> str:
 
 
 def closest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that somebody most likely meant, or None.
+    """The known word that was most likely meant, or None.
 
     Dashes, underscores and capitals make no difference. A word of three letters or more may be the beginning of the one
     that was meant.

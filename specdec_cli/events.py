@@ -84,7 +84,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Noticed:
-    """Something a person should know, said once: for example that the draft's context limit was passed."""
+    """A notice for the user, given once: for example that the draft's context limit was exceeded."""
 
     sequence_id: int | None
     message: str
@@ -104,7 +104,7 @@ class SpeculativeCounts:
     Args:
         num_steps: steps that gave tokens.
         num_emitted_tokens: which they gave.
-        draft_seconds: they spent drafting; likewise the others.
+        draft_seconds: time spent drafting; the other fields accordingly.
         outcomes: of the steps that verified drafted tokens, how many there were for each number drafted and accepted.
     """
 

@@ -1,6 +1,6 @@
-"""Files that a person names: `~`, what is no file, and text in the encodings and compressions that people have.
+"""Files named by the user: `~`, paths that are not files, text encodings and compression.
 
-How a file is packed and encoded is told by its first bytes, not by its name.
+Compression and encoding are recognized by the first bytes, not by the name.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _CHUNK = 1 << 24
 
 
 def given_path(name: str | os.PathLike[str]) -> Path:
-    """The path of a file that a person names, `~` expanded unless a file has that very name.
+    """The path of a file named by the user, `~` expanded unless a file has exactly that name.
 
     Raises:
-        UsageError: `~name` of somebody who has no home folder here.
+        UsageError: `~name` of a user without a home folder.
     """
     path = Path(name)
     if not os.fspath(name).startswith("~") or os.path.lexists(path):
@@ -208,7 +208,7 @@ _PACKED_SUFFIXES = (".gz", ".gzip", ".bz2", ".xz", ".zst", ".zstd")
 
 
 def _is_harmless(path: Path) -> bool:
-    """Whether a character device ends: the null device, or a terminal, which a person ends."""
+    """Whether a character device ends: the null device, or a terminal."""
     if path.samefile(os.devnull):
         return True
     with path.open("rb", buffering=0) as file:
@@ -219,7 +219,7 @@ def _from_pipe(path: Path, what: str) -> bytes:
     """Everything that a pipe gives, whose writer may be late but must be there.
 
     Raises:
-        UsageError: nobody writes into it.
+        UsageError: the pipe has no writer.
     """
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     with os.fdopen(handle, "rb", buffering=0) as file:
@@ -230,7 +230,7 @@ def _from_pipe(path: Path, what: str) -> bytes:
             if first == b"":
                 sleep(0.02)
         if first == b"":
-            raise UsageError(f"{what} is a pipe that nobody writes into", "start the writer first, or name a file")
+            raise UsageError(f"{what} is a pipe without a writer", "start the writer first, or name a file")
         os.set_blocking(handle, True)
         parts = [first or b""]
         while part := file.read(_CHUNK):

@@ -67,7 +67,7 @@ def exempt_this_machine(url: str) -> Proxy | None:
     """Add a URL's host to NO_PROXY where it is this machine, for libraries that read the environment by themselves.
 
     Returns:
-        The proxy that the URL is asked through all the same, or None.
+        The proxy that is nevertheless used for the URL, or None.
     """
     host = urlsplit(url).hostname
     given = getproxies()

@@ -1,4 +1,4 @@
-"""`specdec bench --endpoint`: the same prompts sent to a server, whoever made it."""
+"""`specdec bench --endpoint`: the same prompts sent to any OpenAI-compatible server."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def run_endpoint(
         shared: the command's shared options; workload, sampling and gates count, and a target's name.
         asked: the server and how it is asked.
         wish: how often every prompt is sent, whether prompts are messages, and the files of the result.
-        dry_run: show what would be sent; ask nobody.
+        dry_run: show what would be sent, without contacting the server.
 
     Raises:
         UsageError: options that say nothing to a server, or contradict themselves.

@@ -146,7 +146,7 @@ class _Chat:
 
     @property
     def _has_length(self) -> bool:
-        """Whether somebody limited the length of answers; they may fill the context otherwise."""
+        """Whether the length of answers is limited; otherwise they may fill the context."""
         return self.resolved.origins.get(_LENGTH) != "default"
 
     def go(self, speaker: Speaker, endpoint: str | None) -> ExitCode | None:
@@ -192,7 +192,7 @@ class _Chat:
         return None
 
     def _ask(self, prompt: str, speaker: Speaker) -> bool:
-        """Show the answer to a message; gives whether Ctrl-C ended the run, which only a person's chat survives."""
+        """Show the answer to a message. True if Ctrl-C ended the run, which only an interactive chat survives."""
         settings = settings_words(speaker.draft, speaker.k)
         with interruptible(repeatedly=True) as stopped:
             with ReplyView(self.screen, self._writer(), self.screen.is_live, settings) as view:

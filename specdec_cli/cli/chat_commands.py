@@ -18,7 +18,7 @@ from specdec_cli.report.view import Screen
 _MARKDOWN, _JSON = (".md", ".markdown"), (".json",)
 _HELP = (
     ("/k N", "draft N tokens per step; 0 decodes without a draft"),
-    ("/draft NAME", "use another draft: ngram, none, or own, the one that the conversation began with"),
+    ("/draft NAME", "use another draft: ngram, none, or own (the first draft of the conversation)"),
     ("/system TEXT", "set the system message; without TEXT, remove it"),
     ("/history", "list the messages so far"),
     ("/clear", "forget the messages; the system message stays"),

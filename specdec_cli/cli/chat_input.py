@@ -72,7 +72,7 @@ def _line_or_end(read_line: ReadLine) -> str | None:
 
 
 def open_input() -> tuple[ReadLine, bool]:
-    """The reader of standard input, and whether a person types there.
+    """The reader of standard input, and whether it is a terminal.
 
     Raises:
         UsageError: standard input is closed.
@@ -121,7 +121,7 @@ def _load_readline() -> None:
 
 
 def _prompt_toolkit() -> ReadLine | None:
-    """An editor of several lines, where prompt_toolkit is installed (the extra `chat`): Alt-Enter adds a line."""
+    """A multi-line editor if prompt_toolkit is installed (the extra `chat`): Alt-Enter adds a line."""
     try:
         from prompt_toolkit import PromptSession
         from prompt_toolkit.key_binding import KeyBindings

@@ -264,7 +264,7 @@ class _CompareRun(Measurement["DraftComparison"]):
         return comparison
 
     def _read_trace(self, engine: Engine, workload: Workload) -> Trace | None:
-        """An earlier trace of the same prompts; drafts are traced anew, as they may have changed."""
+        """An earlier trace of the same prompts. Drafts are traced again because they may have changed."""
         from specdec_cli.measure.predict.trace import load
 
         path = self.trace_file(self.asked.trace)

@@ -140,7 +140,7 @@ def key_of(given: str | None) -> str | None:
 
 
 def _key_in(variable: str) -> str | None:
-    """A variable's key; of several, which `serve` takes in its own, the first."""
+    """The key in a variable: the first one if it holds several, as for `serve`."""
     value = os.environ.get(variable, "")
     keys = value.split(",") if variable == _OWN_VARIABLE else [value]
     return next(filter(None, map(str.strip, keys)), None)
@@ -159,8 +159,8 @@ def refuse_others(
         context: the command line.
         options: the recipe's options that the command takes.
         own: the command's own parameters that say something to a server.
-        paths: likewise of the recipe's keys and the fields of `Shared`.
-        sections: likewise of the recipe's sections, each with its dot.
+        paths: the same for keys of the recipe and fields of `Shared`.
+        sections: the same for sections of the recipe, each with its dot.
 
     Raises:
         UsageError: there is such an option.

@@ -50,11 +50,11 @@ class Measurement(ABC, Generic[Study]):
     """One run of a measuring command.
 
     Args:
-        resolved: the recipe as it was given; of several drafts the first one's.
+        resolved: the recipe as given; with several drafts, that of the first.
         asked: what the command's own options ask for.
         prompts: what is decoded.
         shared: the command's shared options.
-        screen: where a person is told how far it is.
+        screen: shows the progress.
     """
 
     schema: ClassVar[str]
@@ -242,7 +242,9 @@ class Measurement(ABC, Generic[Study]):
         self.journal = open_journal(self.shared.output, head, self.shared.resume)
         if self.shared.resume:
             num = self.journal.num_kept
-            self.screen.say(f"resuming after {num} passes" if num else "nothing to resume: beginning anew", "dim")
+            self.screen.say(
+                f"resuming after {num} passes" if num else "nothing to resume: starting from the beginning", "dim"
+            )
 
     def _changes(self) -> Iterator[str]:
         """Where the recipe was not measured as it was given."""

@@ -104,7 +104,7 @@ class MeasurementOptions:
 
     Args:
         repeats: how often every arm decodes every prompt.
-        batch_size: prompts that are decoded together; of several numbers the largest.
+        batch_size: prompts that are decoded together; the largest of several sizes.
         chat: whether prompts are messages.
         plot: file of a picture, or None.
         html: file of a page, or None.
@@ -229,7 +229,7 @@ def check_speculates(speculation: Speculation, batch_size: int) -> None:
 
 
 def check_timed_tasks(gates: Gates, batch_size: int, rows: Sequence[PromptRow]) -> None:
-    """Refuse gates on times of a task where prompts of several tasks are decoded together.
+    """Refuse gates on times by task if prompts of several tasks are decoded together.
 
     Raises:
         UsageError: there is one.

@@ -556,7 +556,7 @@ def _gather(options: Iterable[Option], values: Mapping[str, Any]) -> Shared:
 
 
 def _expand(flags: dict[str, tuple[Any, str]], name: str, given: Mapping[str, tuple[Any, str]]) -> None:
-    """Add what one option says of several keys; what another option says too is refused."""
+    """Add an option that sets several keys. A key that another option also sets is refused."""
     for path, value in given.items():
         if path in flags:
             raise UsageError(f"`{flags[path][1]}` and `{name}` say the same in two ways", "leave one of them out")

@@ -102,7 +102,7 @@ def check_destination(path: Path | None, force: bool, flag: str = "--output") ->
     """Refuse an `--output`, or another file that a flag names, that could not be written, before any work is done.
 
     Raises:
-        UsageError: it exists and `--force` is not given, is no plain file, or its folder is missing or not writable.
+        UsageError: it exists without `--force`, is not a regular file, or its folder is missing or not writable.
     """
     if path is None:
         return
@@ -110,7 +110,7 @@ def check_destination(path: Path | None, force: bool, flag: str = "--output") ->
         raise UsageError(f"`{flag} {path}` is a folder", "name a file in it")
     if os.path.lexists(path):
         if path.exists() and not path.is_file():
-            raise UsageError(f"`{flag} {path}` is no plain file", "name another; --json writes to stdout")
+            raise UsageError(f"`{flag} {path}` is not a regular file", "name another; --json writes to stdout")
         if not force:
             raise UsageError(f"`{flag} {path}` exists already", "name another file, or overwrite it with --force")
     folder = path.resolve().parent

@@ -45,7 +45,7 @@ def write_texts(
 
     Args:
         document: of the measurement.
-        files: by their kind: markdown, junit, or csv; None for those that nobody wants.
+        files: by kind: markdown, junit, or csv; None for those not requested.
         force: replace files that are there.
         csv: the figures as rows of a table; None where a command has no such file.
 

@@ -103,7 +103,7 @@ def _take_model(given: Sequence[str], shared: Shared) -> None:
 
 
 def _check_key_variable(resolved: Resolved) -> None:
-    """Refuse a variable for the API keys that somebody named and nobody set: the server would ask for no key."""
+    """Refuse a named variable for API keys that is not set: the server would run without keys."""
     name = resolved.recipe.serve.api_key_env
     if resolved.origins["serve.api_key_env"] != "default" and not os.environ.get(name, "").strip():
         said = f"`serve.api_key_env` names the environment variable `{name}`, which is not set"
@@ -226,7 +226,7 @@ def _loader(resolved: Resolved, shared: Shared) -> Callable[[], Any]:
 
 
 def _sharing_prefixes(recipe: Recipe) -> Recipe:
-    """The recipe, with prefix caching on where nobody said whether it should be."""
+    """The recipe, with prefix caching on unless it is set."""
     if recipe.engine.enable_prefix_caching is not None:
         return recipe
     return recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"enable_prefix_caching": True})})
@@ -270,7 +270,7 @@ def _read(path: Path, shared: Shared) -> dict[Names, Resolved]:
 
 
 def _check_own_settings(name: str, resolved: Resolved) -> None:
-    """Refuse a repository's recipe that says how the server is to be: one server has one address and one limit."""
+    """Refuse a repository's recipe that sets address or limits, which belong to the server."""
     origins = resolved.origins.items()
     for key, origin in origins:
         if key.startswith("serve.") and key not in _OF_A_MODEL and origin.startswith("recipe "):

@@ -152,7 +152,7 @@ def _unknowable(recipe: Recipe, wish: _SweepOptions) -> str | None:
     """Why no trace can tell; then every k is measured, which has to be asked for.
 
     Raises:
-        UsageError: nobody asked for it, or a trace was named all the same.
+        UsageError: --exhaustive is missing, or a trace was named although none is used.
     """
     from specdec_cli.measure.predict.starts import check_knowable
 

@@ -32,7 +32,7 @@ class DraftRow:
             choose by as well; otherwise it draws by noise of its own (`Purpose.DRAFT`).
         p_min: stop before a position whose largest q is below this; 0 never stops.
         prediction: tokens that the output is expected to follow, where the request brought them.
-        cache_salt: a draft model may share what it has cached with sequences of the same salt; None with nobody.
+        cache_salt: a draft model may share cached tokens with sequences of the same salt; None shares nothing.
     """
 
     handle: int

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def share_out(
     target: TransformersLM, drafts: Sequence[TransformersLM], options: EngineOptions, kv_cache_bytes: KVCacheBytes
 ) -> None:
-    """Make the caches of a target and its drafts anew, now that all weights are loaded.
+    """Recreate the caches of a target and its drafts after all weights are loaded.
 
     Args:
         target: idle.

@@ -1,4 +1,4 @@
-"""When a step's parts begin and end: by the host's clock, or by events of the device, for which nobody waits."""
+"""When a step's parts begin and end: by the host's clock, or by device events, without waiting for them."""
 
 from __future__ import annotations
 

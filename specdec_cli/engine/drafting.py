@@ -1,7 +1,7 @@
 """The drafters of an engine, by name: who guesses for which row, and what happens when one fails.
 
-A drafter that raises costs its rows their guesses, never their output: they decode plain in that step. That is said
-once for each kind of error; a drafter that fails in three steps in a row is switched off, and that is said too.
+If a drafter raises, its rows lose their guesses, not their output: they decode plain in that step. A notice appears
+once for each kind of error. After three consecutive failures the drafter is disabled, with another notice.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Drafters:
         own_name: the own one's name.
         num_failures: failed steps of each drafter so far.
         switched_off: names of drafters that are asked no more.
-        notices: what a person should know and was not told yet.
+        notices: that have not been reported yet.
     """
 
     def __init__(self, own: Drafter, others: Mapping[str, Drafter], num_tokens: int) -> None:

@@ -289,7 +289,7 @@ class Engine:
         """One verification over all running sequences; its events in order, `Stepped` first.
 
         A request whose own part fails ends with `Failed`, and the others go on. Where the forward itself fails, the
-        error is raised, nobody has got a token, and the next step computes again what was in the cache.
+        error is raised, no sequence has received a token, and the next step recomputes the cache.
         """
         with free_cores():
             return self._step()
@@ -471,7 +471,7 @@ class Engine:
         return num_cached
 
     def _stop(self, sequence: Sequence) -> None:
-        """Give a sequence's blocks back, of the target and of the drafts, which read it anew if it goes on."""
+        """Return a sequence's blocks, the target's and the drafts'. If it goes on, the drafts read it again."""
         self.target.release(sequence.id)
         self.drafters.release(sequence.id)
         self.policy.forget(sequence.id)

@@ -57,7 +57,7 @@ class PromptRow:
 
 @dataclass(frozen=True, slots=True)
 class PromptSet:
-    """Rows, and what a person should know about how they were read."""
+    """Rows, and notices about how they were read."""
 
     rows: list[PromptRow]
     notices: list[str] = field(default_factory=list)

@@ -47,7 +47,7 @@ def stream(
     """Events of decoding prompts together; sequence ids count from the first one's in the prompts' order.
 
     Raises:
-        Exception: the one that ended a request.
+        Exception: the error that ended a request.
     """
     many = as_many(prompts)
     with Driver(engine) as driver:
@@ -67,7 +67,7 @@ def generate(
     """Results of decoding prompts together, in the prompts' order; see `Engine.generate`.
 
     Raises:
-        Exception: the one that ended a request.
+        Exception: the error that ended a request.
     """
     many = as_many(prompts)
     outputs = Outputs()

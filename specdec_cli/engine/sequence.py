@@ -35,7 +35,7 @@ class Sequence:
         draft_max_context: longest context that its drafter reads; None has no limit.
         wish: its own k, or None for the engine's.
         prediction: tokens that its output is expected to follow; None without any.
-        cache_salt: shares cached prefixes with sequences of the same salt; None with nobody.
+        cache_salt: shares cached prefixes with sequences of the same salt; None shares nothing.
         num_computed: how many of its tokens are in the cache.
         num_cached_tokens: how many of its prompt's were there when it began; None before.
     """

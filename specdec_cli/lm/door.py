@@ -23,8 +23,8 @@ class Draw:
     Args:
         temperature: above 0.
         top_k: as in SamplingParams; None leaves all.
-        top_p: likewise; 1 leaves all.
-        min_p: likewise; 0 leaves all.
+        top_p: top-p; 1 keeps all tokens.
+        min_p: min-p; 0 keeps all tokens.
         uniforms: numbers in [0, 1), one for each token.
     """
 
@@ -47,7 +47,7 @@ class Row:
             cache (a prompt's chunk).
         drafted: nodes that follow the context, each of which reads the context and its own path.
         unread: tokens that stand-ins in the context or among the drafted stand for.
-        draw: of a row that is to be continued; None takes the likeliest tokens.
+        draw: how to sample the continuation; None takes the most likely tokens.
     """
 
     handle: int
@@ -97,7 +97,7 @@ class LM(Protocol):
     """A causal language model.
 
     Attributes:
-        name: what a person calls it.
+        name: as shown in reports and messages.
         vocab_size: V, the width of its logits (padding of the vocabulary included).
         max_context: most tokens of context that it takes.
         num_blocks: blocks of KV cache in all.

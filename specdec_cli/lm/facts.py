@@ -53,7 +53,7 @@ class ModelFacts:
     """A model by its configuration and its files' headers.
 
     Args:
-        name: what a person calls it.
+        name: as shown in reports and messages.
         architecture: for example `llama`.
         dtype: what it would run in: float32, bfloat16 or float16.
         max_context: its own context limit, in tokens.

@@ -122,7 +122,7 @@ def _in_turns(product: Callable[[Tensor], Tensor], most: int, rows: Tensor) -> T
 
 
 def _decoder_checks(dtype: torch.dtype) -> Iterator[InvarianceCheck]:
-    """The last rows of a text anew, in our own decoder; a model of random weights."""
+    """The last rows of a text computed again in our own decoder, with random weights."""
     if native.missing() is not None or dtype == torch.float16:
         return
     tokens = [(11 * i * i + 3 * i) % 97 for i in range(MOST_ROWS)]

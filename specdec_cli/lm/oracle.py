@@ -39,7 +39,7 @@ class Oracle:
     """Logits of transformers' own forward pass for two short texts.
 
     Args:
-        model: a transformers causal LM whose modules nobody has changed yet.
+        model: a transformers causal LM with its original modules.
     """
 
     def __init__(self, model: Any) -> None:

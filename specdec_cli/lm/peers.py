@@ -180,7 +180,7 @@ class ContinuousPeer:
             return self._decode(prompts, max_new_tokens, stop_ids)
 
     def close(self) -> None:
-        """End its thread and give its cache back; a later call begins anew."""
+        """End its thread and free its cache; a later call starts again."""
         if self._manager is not None:
             manager, self._manager = self._manager, None
             with quiet():

@@ -21,7 +21,7 @@ class TableLM:
         function: from a context's last `order` tokens (fewer at its beginning) to V logits; called once for each.
         vocab_size: V.
         order: how many last tokens the logits depend on; None is all of them.
-        name: what a person calls it.
+        name: as shown in reports and messages.
         max_context: most tokens of context.
         num_blocks: blocks that sequences share, counted like a cache's.
         block_size: tokens in a block.
@@ -54,7 +54,7 @@ class TableLM:
     def random(
         cls, vocab_size: int, *, order: int = 2, seed: int = 0, scale: float = 1.0, name: str = "table"
     ) -> TableLM:
-        """Normal logits of standard deviation `scale`, drawn anew for every context of `order` tokens."""
+        """Normal logits of standard deviation `scale`, drawn for each context of `order` tokens."""
 
         def function(context: tuple[int, ...]) -> np.ndarray:
             return np.random.default_rng([seed, len(context), *context]).normal(0.0, scale, vocab_size)

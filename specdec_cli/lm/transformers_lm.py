@@ -27,7 +27,7 @@ class TransformersLM:
 
     Args:
         model: a transformers causal LM, in evaluation mode, its attention set as `attention_for` says.
-        name: what a person calls it.
+        name: as shown in reports and messages.
         eos_token_ids: tokens that end a text.
         max_num_seqs: sequences that the cache should have room for.
         max_model_len: a shorter context limit than the model's own, or None.
@@ -46,7 +46,7 @@ class TransformersLM:
         decoder_obstacle: why transformers' forward runs; None when our own decoder does.
         compile_seconds: what `compile` took; None where it was not called.
         origin: where the weights are from, as `load_lm` found them.
-        generation: how the checkpoint likes to be sampled, likewise.
+        generation: the checkpoint's sampling defaults and end tokens.
 
     Raises:
         UsageError: the architecture cannot run on a block cache.
@@ -128,7 +128,7 @@ class TransformersLM:
         return CacheNeed(self.name, self.kv_bytes_per_token * self.block_size, num_blocks)
 
     def hold(self, num_blocks: int) -> None:
-        """Make the cache anew, for so many blocks; what the old one held is lost."""
+        """Recreate the cache with so many blocks. The contents of the old one are lost."""
         self.num_blocks = num_blocks
         self._contexts = Contexts(self.name, num_blocks, self.block_size)
         self._forward.allocate(num_blocks)
@@ -183,7 +183,7 @@ class TransformersLM:
         draws = [row.draw for row in rows]
         if not (self._forward.can_draw if any(draws) else self._forward.can_guess):
             return None
-        assert num_tokens <= self.vocab_size, "more tokens are to be chosen from than are scored"
+        assert num_tokens <= self.vocab_size, "there are more tokens to choose from than are scored"
         # What follows a context stands in for itself until it is found.
         longer = [Row(row.handle, [*row.context, *[0] * (row.num_logits - 1)], row.num_logits) for row in rows]
         assert all(len(row.context) <= self.max_context for row in longer), "a context is longer than the model takes"

@@ -169,7 +169,7 @@ def _first_key(path: str, known: Sequence[str]) -> tuple[str, str]:
 
 
 def _resolved(node: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A schema's node without references, and of alternatives the one that is not null."""
+    """A schema's node with references resolved; of alternatives, the first that is not null."""
     while True:
         if "$ref" in node:
             node = schema["$defs"][node["$ref"].rpartition("/")[2]]

@@ -7,7 +7,7 @@ so that configurations which share prompts are compared on the same resamples.
 Few pairs bound a median loosely: whatever the distribution, the smallest and the largest of n values hold it between
 them with chance 1 - 2^(1-n), which reaches 95 % at six. So up to _RANGE_PAIRS the interval of a median is that range,
 for no narrower pair of values covers 95 % (the bootstrap's covers 85 % at 7); below ENOUGH_PAIRS even the range covers
-less, which whoever shows it says (TOO_FEW). One pair has no interval.
+less, which reports must say (TOO_FEW). One pair has no interval.
 """
 
 from __future__ import annotations

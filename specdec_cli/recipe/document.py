@@ -1,7 +1,7 @@
 """YAML read safely, with the line and column of every key and value.
 
 Values are built here from YAML's events, not by PyYAML's constructors: so aliases never expand, tags never call
-anything, and `no`, `010` or `2024-01-01` stay the text that a person wrote.
+anything, and `no`, `010` or `2024-01-01` stay the text that was written.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Document:
         values: path to the value's place.
         keys: path to the key's place.
         problems: what was refused while the rest could still be read.
-        refused: paths whose values were refused; nothing more is to be said about them.
+        refused: paths with refused values, which get no further errors.
     """
 
     source: str

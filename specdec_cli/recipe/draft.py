@@ -46,7 +46,7 @@ def fill_draft(tree: Tree, built_in: bool, methods: DraftMethods | None) -> None
 
 
 def _fill_depth(tree: Tree) -> None:
-    """The built-in pair's own k, where nobody gave one; a given acceptance is of the general default."""
+    """The built-in pair's own k if none is given. Synthetic acceptance keeps the general default."""
     speculation = tree.values.setdefault("speculation", {})
     if isinstance(speculation, dict) and not any(str(key).startswith("synthetic_") for key in speculation):
         speculation.setdefault("num_speculative_tokens", DEFAULT_PAIR_K)

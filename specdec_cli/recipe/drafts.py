@@ -26,7 +26,7 @@ def resolve_drafts(
 ) -> list[Resolved]:
     """A checked recipe for every draft, alike in everything else; flags go before the recipe's list.
 
-    How draft models are loaded (`draft.dtype`, …) is said once for all of them and leaves drafts without a model alone.
+    Loading options of draft models (`draft.dtype`, …) apply to all of them, and not to drafts without a model.
 
     Args:
         name: a shipped recipe's name or a file, whose `draft` may be a list; None starts from the defaults.
@@ -69,7 +69,7 @@ def _resolve_all(
     runs: Sequence[tuple[Document | None, Sequence[str], Mapping[str, str], Mapping[str, tuple[Any, str]]]],
     methods: DraftMethods | None,
 ) -> list[Resolved]:
-    """Resolve each; what is wrong outside the draft is said once."""
+    """Resolve each. Problems outside the draft are reported once."""
     found, problems = [], []
     for document, sets, environment, flags in runs:
         try:

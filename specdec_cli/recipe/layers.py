@@ -258,7 +258,7 @@ def _is_text(path: Path) -> bool:
 
 
 def _kinds(annotation: Any) -> set[Any]:
-    """The types that a key takes; what is said of them beside left out."""
+    """The types that a key takes, without their further constraints."""
     if get_origin(annotation) is Annotated:
         return _kinds(get_args(annotation)[0])
     parts = get_args(annotation)
@@ -268,8 +268,8 @@ def _kinds(annotation: Any) -> set[Any]:
 def lay_over(tree: Tree, assignments: Sequence[Assignment]) -> None:
     """Lay one layer over what lies below.
 
-    Who names a model anew means none of the old one's revision, nor of what a recipe says of its conversations. Who
-    names a draft anew means none of the old method and its options, and with a method nothing of how the old model was
+    Naming another model drops the old one's revision and the recipe's conversation settings. Naming another
+    draft drops the old method and its options, and a method drops everything about how the old model was
     loaded. Who gives k means no table of k from below. Who gives synthetic acceptance or structured output in one form
     means none of the others.
     """

@@ -77,7 +77,7 @@ def sentence(error: Mapping[str, Any], subject: str, known: Sequence[str]) -> st
 
     Args:
         error: one of `ValidationError.errors()`.
-        subject: what a person wrote, in backticks: a key's path, a flag, a variable.
+        subject: as the user wrote it, in backticks: a key's path, a flag, a variable.
         known: the keys that would have been right, for an unknown one.
     """
     kind, value, context = error["type"], error.get("input"), error.get("ctx", {})

@@ -27,7 +27,7 @@ class Resolved:
         recipe: its values.
         origins: `section.key` to `flag --k`, `environment NAME`, `recipe FILE:LINE` or `default`.
         source: the recipe's file in messages, or None without one.
-        built_in_pair: whether nobody named a target.
+        built_in_pair: whether no target is named.
     """
 
     recipe: Recipe

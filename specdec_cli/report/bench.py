@@ -1,4 +1,4 @@
-"""The document of `bench`, `specdec.bench/1`, and what a person sees of it."""
+"""The document of `bench`, `specdec.bench/1`, and its report."""
 
 from __future__ import annotations
 

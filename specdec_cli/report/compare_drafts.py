@@ -1,4 +1,4 @@
-"""The document of `compare-drafts`, `specdec.compare-drafts/1`, and what a person sees of it."""
+"""The document of `compare-drafts`, `specdec.compare-drafts/1`, and its report."""
 
 from __future__ import annotations
 

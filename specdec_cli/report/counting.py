@@ -1,4 +1,4 @@
-"""One line that counts while the clock runs: written by a thread, so cheap that it delays nobody.
+"""One line that counts while the clock runs, written by a thread, so that it delays nothing.
 
 Between requests a table may be drawn; while one is open it may not, for Rich holds the interpreter for milliseconds. A
 ready line holds it for some ten microseconds, four times a second, and a slow terminal keeps this thread waiting alone.

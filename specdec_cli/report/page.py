@@ -11,7 +11,7 @@ _PLAIN_WIDTH = 120
 
 
 class ReportConsole(Console):
-    """A console whose reader may go away: what is left to be done is done all the same.
+    """A console whose reader may go away. The command then still finishes its work.
 
     On a terminal lines wrap between words; elsewhere a line that is printed with `soft_wrap` stays whole.
     """
@@ -31,7 +31,7 @@ def wraps(stream: IO[str]) -> bool:
 
 
 def to_nowhere(stream: IO[str]) -> None:
-    """Let a standard stream, what it still holds included, go to nobody: its reader has gone."""
+    """Discard a standard stream and its buffer, because its reader has gone."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)

@@ -41,7 +41,7 @@ class TokenPieces:
     """Cuts a sequence's released text where its tokens do.
 
     A detokenizer of its own says how long each token's text is; the text itself is what the engine released, so
-    that held back and cropped text (stop strings, characters of several tokens) comes out right.
+    that held back and cropped text (stop strings, multi-token characters) comes out right.
 
     Args:
         detokenizer: a fresh one.

@@ -189,7 +189,7 @@ def junit(document: Mapping[str, Any]) -> str:
 
 
 def _cases(document: Mapping[str, Any]) -> Iterator[tuple[str, bool | None, str]]:
-    """Name, whether it passed (None: it cannot be told), and why."""
+    """Name, whether it passed (None: unknown), and why."""
     if _command(document) == "audit":
         yield from audit_cases(document)
         return

@@ -123,7 +123,7 @@ _COLUMNS: tuple[tuple[str, Literal["left", "right"]], ...] = (
 
 
 class Board:
-    """Snapshots of the last seconds, and what a person reads off them.
+    """Snapshots of the last seconds, and the figures from them.
 
     Args:
         clock: seconds that only grow.

@@ -1,4 +1,4 @@
-"""The document of `sweep-k`, `specdec.sweep-k/1`, and what a person sees of it."""
+"""The document of `sweep-k`, `specdec.sweep-k/1`, and its report."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ class SweepView:
 
 
 def sweep_table(sweep: Sweep, recommended: Mapping[str, Any] | None, title: str | None = None) -> RenderableType:
-    """Every k, predicted beside measured; the recommended one is marked, or the one that stays for now."""
+    """Every k, predicted and measured. The recommended one is marked, or the k in use."""
     table = Grid(*HEADS, title=title)
     measured = sweep.measured()
     for k in range(1, sweep.k_max + 1):

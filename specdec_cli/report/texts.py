@@ -26,7 +26,7 @@ class Writer:
 
     Args:
         stream: standard output.
-        colour: whether kinds are told by colour; else accepted tokens stand in brackets.
+        colour: whether colours mark the kinds; otherwise accepted tokens are in brackets.
         goes_on: whether there is more to be done than to write, so that a reader who goes away ends nothing.
     """
 

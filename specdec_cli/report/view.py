@@ -58,7 +58,7 @@ class RunView:
         places: the rows' places, in order.
         streams_text: whether text goes to standard output (not with `--json`).
         token_pieces: cuts one output's text into tokens for `--show-drafts`; None shows text as it is released.
-        goes_on: whether what is left to be done is done where nobody reads the text any more.
+        goes_on: whether to finish the work after the reader of the text has gone.
     """
 
     def __init__(

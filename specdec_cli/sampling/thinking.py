@@ -1,6 +1,6 @@
 """A grammar that begins where a model's thinking ends: until then an output may say anything but end.
 
-Where a model thinks is read from text, so that markers of one token and of several are the same. A thought that was
+Thinking is recognized in the text, so markers of one token or several are the same. A thought that was
 not begun by the prompt may begin the output or be left out: both are allowed until one of them is certain.
 """
 

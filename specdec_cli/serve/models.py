@@ -212,7 +212,7 @@ class Models:
     """The models by name, and how they are together.
 
     Args:
-        models: at least one; the first is the one that a request means where it names none.
+        models: at least one; the first is the default for requests.
         hang_timeout_seconds: a step longer than this counts as stuck.
     """
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 Token = Annotated[int, Field(ge=0, lt=2**31)]
 Item = TypeVar("Item")
 Items = Annotated[list[Item], Field(fail_fast=True)]
-"""A list whose first wrong item is told, and not all of a million."""
+"""A list that reports its first wrong item, not a million of them."""
 Unused = Literal[None]
 """The type of a known field that only `null` leaves neutral here."""
 

@@ -19,7 +19,7 @@ class Settings:
 
     Args:
         serve: the recipe's section.
-        api_keys: whoever has one of these may use every route; without any, everybody may.
+        api_keys: any of them gives access to every route; without keys, everyone has access.
     """
 
     serve: Serve

@@ -1,4 +1,4 @@
-"""A chat template that somebody names in place of a tokenizer's own: a file, or the template itself."""
+"""A chat template that replaces a tokenizer's own: a file, or the template itself."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HINT = "give a file with a Jinja template, or the template itself"
 
 
 def chat_tokenizer(hf_tokenizer: Any, template: str | None, variables: Mapping[str, Any] | None) -> Tokenizer:
-    """A tokenizer with what somebody says of its conversations.
+    """A tokenizer with the user's conversation settings.
 
     Args:
         hf_tokenizer: a tokenizer object of transformers.

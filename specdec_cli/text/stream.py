@@ -16,7 +16,7 @@ class Released:
 
     Args:
         text: text that can be shown: it begins no stop string and no later token changes it.
-        num_kept: how many of the fed tokens belong to the output; the one that completes a stop is the last.
+        num_kept: how many of the fed tokens belong to the output; a token that completes a stop is the last.
         stop: the stop string or the stop token that ended the output, or None.
     """
 
@@ -28,8 +28,8 @@ class Released:
 class TextStream:
     """Tokens in, text out, until a stop string or a stop token.
 
-    Tokens are looked at one by one, so how they are grouped into calls changes nothing. Of several stop strings that
-    a token completes, the one that begins first in the text wins.
+    Tokens are checked one by one, so their grouping into calls changes nothing. If a token completes several stop
+    strings, the earliest in the text wins.
 
     Args:
         detokenizer: a fresh one.

@@ -289,7 +289,7 @@ def test_no_arm_finds_a_prompt_in_the_cache(capsys, tmp_path):
         (["--batch-size", "9"], "a batch of `9` needs as many prompts, and there are `8`"),
         (["--batch-size", "2", "--fail-if", "by_task.chat.speedup.decode < 1"], "needs the times of one task"),
         (["--tasks", "codes"], "no prompt has the task `codes`"),
-        (["--against", "vllm"], "`--against vllm` names no plain arm"),
+        (["--against", "vllm"], "`--against vllm` is not a plain arm"),
         (["--against", "transformers", "--temperature", "1"], "decodes greedily and without `sampling.temperature`"),
         (["--against", "transformers-assisted"], "needs a draft model, and the draft is `ngram`"),
         (["--fail-if", "speedup.decode"], "must be PATH OP NUMBER"),
@@ -543,4 +543,4 @@ def test_an_interrupted_document_is_overwritten_by_the_run_that_continues_it(loa
     assert bench("--output", str(path), "--resume") == 0
     assert checked(path.read_text())["plan"]["resumed"] == 4
     assert bench("--output", str(tmp_path / "new.json"), "--resume") == 0
-    assert "nothing to resume: beginning anew" in capsys.readouterr().err
+    assert "nothing to resume: starting from the beginning" in capsys.readouterr().err

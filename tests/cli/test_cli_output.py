@@ -78,5 +78,5 @@ def test_force_overwrites_through_a_link(tmp_path: Path):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="device files")
 def test_devices_are_no_destination():
-    with pytest.raises(UsageError, match="no plain file"):
+    with pytest.raises(UsageError, match="not a regular file"):
         output.check_destination(Path("/dev/null"), force=True)

@@ -150,7 +150,7 @@ class Adaptive:
         self._num_alike = num_alike + 1
 
     def forget(self, handle: int) -> None:
-        """A sequence ended or is read anew; what its drafter's pool learned of it stays."""
+        """A sequence ended or will be read again. Its drafter's pool keeps what it learned."""
         self._ended.append(handle)
 
     def _outlives(self, plan: _Plan, rows: Sequence[int], wishes: Sequence[DecodingRow], is_pure: bool) -> bool:
@@ -316,7 +316,7 @@ class Adaptive:
 
     @property
     def _deciding_to_look(self) -> float:
-        """Seconds of two decisions: the one that begins a look and the one after it."""
+        """Seconds of two decisions: the first of a look, and the next one."""
         return 2 * self._deciding.seconds
 
     def _allowed(self, plain_seconds: float) -> float:

@@ -66,7 +66,7 @@ class DecodingRow:
 
 
 class DepthPolicy(Protocol):
-    """Chooses k for the rows of a step and is told what became of it."""
+    """Chooses k for the rows of a step and learns from the result."""
 
     def choose(self, wishes: Sequence[DecodingRow], is_pure: bool) -> list[int]:
         """k for each row, at most its `most`; the step is pure when no prompt is fed in it."""
@@ -77,7 +77,7 @@ class DepthPolicy(Protocol):
         ...
 
     def forget(self, handle: int) -> None:
-        """A sequence ended, or was preempted: its drafts read it anew."""
+        """A sequence ended, or was preempted and will be read again by its drafts."""
         ...
 
 

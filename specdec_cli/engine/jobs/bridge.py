@@ -37,7 +37,7 @@ class Bridge:
     """Runs an engine on a thread of its own.
 
     Args:
-        engine: decodes; nobody else may touch it once the bridge started.
+        engine: only the bridge may use it once the bridge has started.
         observers: told on the engine's thread of what happens.
         max_waiting: most jobs that wait beside those that run.
         max_queue_delay_seconds: an idle engine waits up to this long for company before a first step.
@@ -187,7 +187,7 @@ class Bridge:
         return True
 
     def _sleep(self) -> None:
-        """Wait on the condition, which is held, while nothing runs, and for company once somebody came."""
+        """Wait on the condition, which is held, until a request arrives, and then briefly for more of them."""
         if self._running or self._waiting:
             return
         self._busy_since = None
@@ -234,7 +234,7 @@ class Bridge:
         return self._driver.add(list(job.token_ids), job.params, job.num_speculative_tokens, **_wishes(job))
 
     def _abort(self, ticket: Ticket) -> None:
-        """End a job that nobody wants any more, waiting or running; one that ended stays as it is."""
+        """Cancel a waiting or running job. A job that has ended stays as it is."""
         if ticket in self._waiting:
             self._waiting.remove(ticket)
             self._close(ticket, Delta(finish_reason="abort"))
@@ -333,7 +333,7 @@ class Bridge:
                 self._observers = tuple(one for one in self._observers if one is not observer)
 
     def _end(self, error: BaseException | None) -> None:
-        """Fail what is left when the thread ends, whoever ended it."""
+        """Fail the remaining jobs when the thread ends, for whatever reason."""
         self._dispatch_held()
         self._busy_since = None
         with self._condition:

@@ -27,7 +27,7 @@ class Job:
         cache_salt: prompts share KV blocks only with those of the same salt.
         prompt_logprobs: alternatives reported beside each prompt token, scored before decoding; None scores nothing.
         decodes: False ends the job after its prompt is scored, with finish reason length (`max_tokens: 0`).
-        whole: nobody reads it before its end.
+        whole: the deltas are read only after the end.
     """
 
     request_id: str
@@ -62,7 +62,7 @@ class Delta:
         error: why it ended, where an exception did that.
         prompt_logprobs: on the first delta, if asked for: one for each prompt token after the first.
         num_cached_tokens: on the first delta, where known: prompt tokens whose KV was there already.
-        steps: of several steps as one delta, each one's `counts`.
+        steps: the `counts` of each step if the delta joins several.
     """
 
     text: str = ""

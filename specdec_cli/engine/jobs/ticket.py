@@ -21,7 +21,7 @@ class Ticket:
         job: what it was given for.
         record: the job's life in numbers, written by the engine's thread.
         loop: the event loop that reads it.
-        cancel: tells the bridge that nobody wants the rest.
+        cancel: tells the bridge to cancel the job.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ Placed = tuple[int, Delta]
 
 
 async def together(tickets: Sequence[Ticket]) -> AsyncIterator[list[Placed]]:
-    """The deltas of several tickets as they come, all that are here at a time; ends with the last of them."""
+    """The deltas of several tickets as they arrive, all available ones together; ends with the last of them."""
     wake = asyncio.Event()
     for ticket in tickets:
         ticket.wake = wake

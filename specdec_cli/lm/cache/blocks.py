@@ -1,6 +1,6 @@
 """The block pool: which blocks of KV cache are free, which are shared, and which to hand out next.
 
-A block that was published under a key stays findable when nobody holds it any more, until its place is needed: the one
+A block that was published under a key stays findable after its last holder, until its space is needed: the one
 that was left first goes first. It counts as free all the while.
 """
 
@@ -18,7 +18,7 @@ class BlockPool:
         num_blocks: blocks in all.
 
     Attributes:
-        num_free: blocks that nobody holds, findable or not.
+        num_free: blocks without a holder, findable or not.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -61,7 +61,7 @@ class BlockPool:
 
     def publish(self, block: int, key: bytes) -> None:
         """Make a held block findable; where another one is under this key already, that one stays."""
-        assert self._num_holders[block], f"block {block} is published and nobody holds it"
+        assert self._num_holders[block], f"block {block} is published without a holder"
         if key not in self._by_key and block not in self._keys:
             self._by_key[key] = block
             self._keys[block] = key
@@ -78,8 +78,8 @@ class BlockPool:
         return block
 
     def withdraw(self, block: int) -> bool:
-        """Make a held block unfindable, as it is to be written; False where another sequence holds it too."""
-        assert self._num_holders[block], f"block {block} is withdrawn and nobody holds it"
+        """Make a held block unfindable before writing to it; False if another sequence holds it too."""
+        assert self._num_holders[block], f"block {block} is withdrawn without a holder"
         if self._num_holders[block] > 1:
             return False
         key = self._keys.pop(block, None)
@@ -95,7 +95,7 @@ class BlockPool:
             "holders differ from the books"
         )
         assert all(self._taken[block] for block in (*holders, *self._left)), "a held block is marked free"
-        assert self._taken.count(1) == len(holders) + len(self._left), "a block is taken that nobody holds"
+        assert self._taken.count(1) == len(holders) + len(self._left), "a block without a holder is shared"
         assert all(self._keys[block] == key for key, block in self._by_key.items()), "a key leads to another block"
 
     def _forget(self, block: int) -> None:

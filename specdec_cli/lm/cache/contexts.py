@@ -27,7 +27,7 @@ class Held:
         blocks: where, in order.
         in_one_piece: whether these are neighbours.
         is_long: whether keys were turned by long rope's long frequencies.
-        salt: shares blocks with sequences of the same salt; None with nobody.
+        salt: shares blocks with sequences of the same salt; None shares none.
         keys: of its first whole blocks, those that were published.
         unread: tokens that stand-ins among them stand for.
     """
@@ -158,7 +158,7 @@ class Contexts:
             self.pool.free(held.blocks)
 
     def spoil(self, held: Held) -> list[int]:
-        """Forget what is held of a sequence, whose keys or values are no numbers; blocks that nobody else holds."""
+        """Drop a sequence with NaN keys or values; returns its blocks without another holder."""
         alone = [block for block in held.blocks if self.pool.withdraw(block)]
         self.pool.free(held.blocks)
         held.tokens, held.blocks, held.keys, held.in_one_piece = [], [], [], True
@@ -172,7 +172,7 @@ class Contexts:
             assert len(held.blocks) == needed, f"sequence {handle} holds {len(held.blocks)} blocks, needs {needed}"
 
     def _cut(self, held: Held, keep: int) -> int:
-        """Cut back to `keep` tokens, or to a whole block where somebody else reads the one to be written next."""
+        """Cut back to `keep` tokens, or to a full block if another sequence reads the block to write next."""
         whole, rest = divmod(keep, self._block_size)
         if rest and whole < len(held.keys) and not self.pool.withdraw(held.blocks[whole]):
             keep -= rest

@@ -57,7 +57,7 @@ def check_contents(name: str, folder: Path, has_weights: bool = True) -> None:
     """Refuse a folder that holds something else than a causal LM, by what it is.
 
     Args:
-        name: what a person calls the model.
+        name: the model's name in messages.
         folder: where it is.
         has_weights: its weights are wanted, too.
 

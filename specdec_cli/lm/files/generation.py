@@ -1,4 +1,4 @@
-"""A checkpoint's `generation_config.json`: how it likes to be sampled where nobody says, and what ends its texts."""
+"""A checkpoint's `generation_config.json`: its default sampling parameters and end tokens."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def _sampling(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _greedy(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Temperature 0 where somebody wrote `do_sample: false`, not where saving a model has put it there."""
+    """Temperature 0 for an explicit `do_sample: false`, not for one that saving a model has added."""
     samples = given.get("do_sample")
     if samples is not None and not isinstance(samples, bool):
         raise _wrong(path, "do_sample", "true or false", samples)

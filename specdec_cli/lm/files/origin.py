@@ -25,7 +25,7 @@ class Origin:
     """A model as it was loaded.
 
     Args:
-        name: what a person called it: a folder differs from machine to machine.
+        name: as given by the user; a folder differs from machine to machine.
         revision: of a hub id, as it was asked for.
         dtype: of its numbers, as in memory.
         quantize: of its linear layers, as recipes say.

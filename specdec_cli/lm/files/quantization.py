@@ -43,7 +43,7 @@ def check_quantization(name: str, config: Any, folder: Path | None, quantize: st
     loads them (`stays_quantized` is None), as any other checkpoint.
 
     Args:
-        name: what a person calls the model.
+        name: the model's name in messages.
         config: its transformers configuration.
         folder: of its safetensors files; None where they are not here.
         quantize: none or int8, as recipes say.
@@ -105,7 +105,7 @@ def is_dequantized(config: Any) -> bool:
 
 
 def forget_quantization(config: Any) -> None:
-    """Take the form out of a configuration, for weights that are made anew and plain."""
+    """Remove the quantization from a configuration, for new, unquantized weights."""
     for one in (config, config.get_text_config()):
         if getattr(one, "quantization_config", None) is not None:
             del one.quantization_config

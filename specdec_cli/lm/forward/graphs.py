@@ -146,8 +146,8 @@ class Graphs:
         """Greedy continuations, as `LM.guess` gives them; None where no graph is made for what is fed first.
 
         Args:
-            feeds: contexts with any tokens in the places of those that are to be found, but for the last.
-            counts: how many are to be found of each, at least 1.
+            feeds: contexts with placeholders for the tokens to find, except the last.
+            counts: tokens to find for each, at least 1.
             num_tokens: of these first tokens of the vocabulary.
 
         Raises:

@@ -82,7 +82,7 @@ def is_untouched(module: nn.Module) -> bool:
 
 
 def has_plain_weight(module: nn.Module) -> bool:
-    """Whether a module's weight is a matrix of floating-point numbers as torch keeps them, and its bias likewise."""
+    """Whether a module's weight is a matrix of floating-point numbers as torch keeps them, and so is its bias."""
     parameters = [one for one in module._parameters.values() if one is not None]
     weight = module._parameters.get("weight")
     is_plain = all(type(one) in _ORDINARY and one.dtype in _PLAIN for one in parameters)
@@ -115,7 +115,7 @@ def leave_files(model: Any) -> None:
 def pack_model(model: Any, kind: Kind) -> None:
     """Replace a model's linear layers one by one, so that only one of them is there twice at a time.
 
-    What is no plain linear layer (see `is_linear`) stays as it is: experts of a mixture, quantized layers.
+    Other modules than plain linear layers (see `is_linear`) stay as they are: experts of a mixture, quantized layers.
     """
     if kind == "plain":
         return
@@ -149,7 +149,7 @@ def _pack_siblings(parent: nn.Module, names: tuple[str, ...], kind: Kind) -> Non
 class SharedProduct(nn.Module):
     """One product for layers that are given the same input: the first that is called computes, the others take.
 
-    A part is handed out once; whoever comes with another input, or comes again, has the product computed anew.
+    Each part is handed out once. For another input, or a second request, the product is computed again.
     """
 
     def __init__(self, linear: PackedLinear, sizes: list[int]) -> None:

@@ -1,4 +1,4 @@
-"""The threads of forwards beside other processes: as many as there are cores that nobody else wants."""
+"""The threads of forward passes: as many as there are cores that no other process wants."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class RunQueue:
             self._file = None
 
     def __call__(self) -> int | None:
-        """Threads that run or wait, the one that asks among them; None where the system does not tell."""
+        """Threads that run or wait, including this one; None if the system does not say."""
         if self._file is None:
             return None
         try:
@@ -91,7 +91,7 @@ class Crew:
         Args:
             size: threads that it had.
             seconds: it took.
-            waited: seconds that one of them waited for others, the one that waited most.
+            waited: seconds that the longest-waiting thread waited for others.
         """
         self._look_when_due(size)
         if size == 1:

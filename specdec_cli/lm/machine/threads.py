@@ -45,7 +45,7 @@ def most_threads(weight_bytes: int) -> int:
 
 @contextmanager
 def free_cores(most: int | None = None) -> Iterator[int]:
-    """Run torch's operators on the cores that nobody else wants.
+    """Run torch's operators on the cores that no other process wants.
 
     Each operator waits for its slowest thread, and on a busy machine that is one without a core.
 
@@ -77,7 +77,7 @@ def watched_forward(most: int) -> Iterator[None]:
 
 @contextmanager
 def fixed_threads(number: int) -> Iterator[None]:
-    """Run a forward on so many threads, whoever else wants the cores."""
+    """Run a forward pass on so many threads, whatever other processes run."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:

@@ -38,7 +38,7 @@ def parse_against(text: str) -> tuple[str, ...]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     wrong = next((name for name in names if name != OURS and name not in PEERS), None)
     if wrong is not None or not names:
-        raise UsageError(f"`--against {text}` names no plain arm", f"some of {', '.join((OURS, *PEERS))}")
+        raise UsageError(f"`--against {text}` is not a plain arm", f"some of {', '.join((OURS, *PEERS))}")
     return tuple(name for name in PEERS if name in names)
 
 

@@ -173,7 +173,7 @@ class Bench:
 
     @property
     def hidden_tasks(self) -> str | None:
-        """A sentence where groups hold several tasks, whose times cannot be told apart, or None."""
+        """A notice if groups hold several tasks, because their times cannot be separated, or None."""
         if self.plan.batch_size == 1 or len(self.workload.tasks) < 2:
             return None
         return (

@@ -44,7 +44,7 @@ class Contender:
     """One draft.
 
     Args:
-        draft: what a person calls it.
+        draft: its name in reports.
         method: how it drafts.
         engine: the shared target with this draft.
         costs: of its steps; None before they are measured, and where it never drafts.
@@ -120,7 +120,7 @@ class DraftComparison:
         is_exhaustive: whether every k is measured.
         verify: the rule of verification.
         trace: the target's text; made where it is not given.
-        notices: what a person should know.
+        notices: for the reader of the report.
         journal: of the run, or None.
         load: of the machine, before.
     """

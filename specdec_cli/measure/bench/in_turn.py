@@ -1,4 +1,4 @@
-"""Step costs taken between the passes that they foretell, so that prediction and measurement are of the same minutes.
+"""Step costs measured between the passes that they predict, so that both cover the same minutes.
 
 A shared machine changes its pace while it measures: a profile taken beforehand was off by up to a half where profiles
 taken in turn were off by a tenth. So the profile taken beforehand chooses what is measured, and rounds that stand
@@ -29,7 +29,7 @@ class InTurn:
 
     Args:
         measure: takes a profile.
-        predict: what step costs foretell.
+        predict: predicts speed-ups from step costs.
         profiles: taken so far.
     """
 

@@ -53,7 +53,7 @@ def check_journal(output: Path, resume: bool, force: bool) -> None:
     path = journal_path(output)
     if path.exists() and not (resume or force):
         raise UsageError(
-            f"`{path}` holds what an interrupted run finished", "continue it with --resume, or begin anew with --force"
+            f"`{path}` holds what an interrupted run finished", "continue it with --resume, or start again with --force"
         )
 
 
@@ -154,7 +154,7 @@ def open_journal(output: Path, head: Mapping[str, Any], resume: bool) -> Journal
 
 
 def _read(journal: Journal, wanted: Mapping[str, Any]) -> None:
-    hint = "begin anew with --force, or name another --output"
+    hint = "start again with --force, or name another --output"
     try:
         text = journal.path.read_text(encoding="utf-8")
         whole = text[: text.rfind("\n") + 1]

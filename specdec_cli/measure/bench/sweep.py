@@ -169,7 +169,7 @@ class Sweep:
         journal: of the run, or None.
         load: of the machine, before.
         k_in_use: the recipe's own k at this batch size, which stays where the sweep is inconclusive.
-        in_turn: takes step costs between the passes, from which `costs` and `prediction` are made anew at the end.
+        in_turn: measures step costs between the passes, from which `costs` and `prediction` are updated at the end.
         settled_after: groups (repeats counted) after which more would not have changed the choice; None if all ran.
     """
 

@@ -19,7 +19,7 @@ class ChatReply:
         text: the text so far.
         finish_reason: `stop`, `length`, or `abort` where Ctrl-C stopped it; None while it streams.
         num_prompt_tokens: tokens of the conversation before it; None where a server does not count them.
-        num_cached_tokens: of those, tokens that the prefix cache held; likewise.
+        num_cached_tokens: tokens of the prompt that the prefix cache held.
         num_tokens: tokens of the answer; likewise.
         speculative: acceptance statistics under the keys of INTERFACE's `stats`; None where nothing counts them.
         timing: seconds and tokens per second.

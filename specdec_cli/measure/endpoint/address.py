@@ -1,4 +1,4 @@
-"""A server's address and its API key, as somebody typed them."""
+"""A server's address and its API key, as given by the user."""
 
 from __future__ import annotations
 

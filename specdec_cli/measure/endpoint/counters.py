@@ -49,7 +49,7 @@ class MetricsPage:
         path: where they stand.
         engine: whose they are.
         counters: name without the engine's prefix and without `_total`, a position in braces, to the sum over labels.
-        gauges: name likewise, with its labels where there are several, to the value.
+        gauges: name, with labels if there are several, to value.
         prefix: the engine's.
     """
 
@@ -66,7 +66,7 @@ class Counters:
 
     Args:
         page: the server's metrics after the run; None where it has none that are known.
-        added: counter to its difference; empty where the server began to count anew.
+        added: counter to its difference; empty if the server reset its counters.
         notices: sentences about what is missing or odd.
     """
 
@@ -173,7 +173,7 @@ def difference(before: MetricsPage | None, after: MetricsPage | None, num_tokens
     keys = [*after.counters, *(key for key in before.counters if key not in after.counters)]
     added = {key: after.counters.get(key, 0.0) - before.counters.get(key, 0.0) for key in keys}
     if any(value < 0 for value in added.values()):
-        anew = "the server began to count anew during the run: acceptance is not known"
+        anew = "the server reset its counters during the run: acceptance is unknown"
         return Counters(after, {}, (anew,))
     return Counters(after, added, (*_silence(after, added), *_strangers(added, num_tokens)))
 

@@ -41,7 +41,7 @@ class Endpoint:
     Attributes:
         proxy: what stands between, as the environment says; None to this machine and wherever NO_PROXY names it.
         owner: `owned_by` of the first model that the server lists; `specdec` is this package's own server.
-        num_sent_again: requests that found their kept connection closed, and that were sent anew on another one.
+        num_sent_again: requests that found their kept connection closed and were sent again on another one.
 
     Raises:
         UsageError: the environment names a proxy that cannot be used.
@@ -98,7 +98,7 @@ class Endpoint:
         return [name for name in names if isinstance(name, str)]
 
     async def choose_model(self, named: str) -> str:
-        """The model to ask for: the one that is named, else the first that the server lists.
+        """The model to request: the given one, else the first that the server lists.
 
         Raises:
             EndpointError: the server does not answer, or does not list models although none is named.
@@ -178,7 +178,7 @@ class Endpoint:
     async def _send(self, request: Request) -> tuple[Response, bool]:
         """The answer's head, and whether a connection was opened for it.
 
-        A server may close a kept connection just when it is used again, so that is tried anew.
+        A server may close a kept connection just when it is used again, so the request is retried.
         """
         import httpx2
 

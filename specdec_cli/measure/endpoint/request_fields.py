@@ -1,4 +1,4 @@
-"""The body of a request to a server: prompt and sampling, which the benchmark owns, and fields that somebody adds."""
+"""The body of a request to a server: prompt and sampling, which the benchmark sets, and extra fields."""
 
 from __future__ import annotations
 

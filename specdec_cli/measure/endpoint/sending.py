@@ -109,7 +109,7 @@ class Sender:
 
     @asynccontextmanager
     async def _place(self) -> AsyncIterator[None]:
-        """One of the places that the plan's limit leaves; whoever came first gets it."""
+        """One of the slots that the plan's limit leaves, in order of arrival."""
         if self._places is None:
             yield
             return

@@ -114,7 +114,7 @@ def examine(recipe: Recipe | None = None, *, trust_remote_code: bool = False) ->
     obstacle = missing()
     if not_kept() is not None:
         warnings.append(
-            f"every run compiles our own decoder anew, because it cannot be kept in {not_kept()}; name a folder that "
+            f"every run compiles our own decoder again, because it cannot be kept in {not_kept()}; name a folder that "
             "can be written with XDG_CACHE_HOME"
         )
     return Diagnosis(

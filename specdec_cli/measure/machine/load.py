@@ -65,7 +65,7 @@ class Conditions:
     Args:
         load: before.
         num_passes: passes that count.
-        num_interrupted: of them, passes that other processes interrupted all the same.
+        num_interrupted: counted passes that other processes interrupted nevertheless.
         num_discarded: interrupted passes that were decoded again and do not count.
         lost_share: share of the counted passes' time that other processes cost; None where the system does not say.
     """

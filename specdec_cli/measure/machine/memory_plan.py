@@ -24,7 +24,7 @@ class Memory:
         device: where it would run.
         weights: of the model.
         kv_per_token: keys and values of one token; None where only loading tells.
-        kv_wanted: for max_num_seqs sequences of the whole context; None likewise.
+        kv_wanted: for max_num_seqs sequences of the whole context; None as for the others.
         logits: float32 logits of one step: max_num_seqs × (k+1) × V for a target, max_num_seqs × k × V for a draft.
         kv_planned: what the engine gives the cache; None where that is not known, or nothing fits.
         kv_planned_tokens: tokens that it holds.

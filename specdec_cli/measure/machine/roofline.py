@@ -91,7 +91,7 @@ def roofline(traffic: Traffic, speed: Speed, plain: MeasuredStep | None, verify:
         traffic: the target's sizes.
         speed: the machine's.
         plain: a step without a draft, or None where none was measured.
-        verify: a step that verifies, likewise.
+        verify: the same for a step that verifies.
     """
     return {
         "bandwidth_bytes_per_second": speed.bytes_per_second,

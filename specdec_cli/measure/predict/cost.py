@@ -45,7 +45,7 @@ class Costs:
         seconds: what the profile took.
         load: of the machine.
         rounds: what the medians are of; None where it is not known, and then they are taken for sure.
-        num_in_turn: rounds that were taken between the passes which the costs foretell.
+        num_in_turn: rounds that were taken between the passes that the costs predict.
     """
 
     k_max: int
@@ -76,7 +76,7 @@ class Costs:
         return np.concatenate([self.target_seconds.ravel(), self.draft_seconds.ravel(), self.overhead_seconds])
 
     def drawn(self, num_resamples: int = NUM_RESAMPLES) -> FloatArray:
-        """The medians [S, M] of rounds drawn anew, in the order of `flat`; without rounds always the same."""
+        """The medians [S, M] of resampled rounds, in the order of `flat`; without rounds always the same."""
         if self.rounds is None:
             return np.broadcast_to(self.flat, (num_resamples, len(self.flat)))
         return self.rounds.drawn_medians(num_resamples)

@@ -26,7 +26,7 @@ class Recommendation:
     """Which k to run with, and how sure that is.
 
     Args:
-        k: 0 is no draft; where the verdict is inconclusive the one that is in use.
+        k: 0 is no draft; if the verdict is inconclusive, the k in use.
         speedup: of that k; where the verdict is inconclusive all that the evidence on the best k leaves open; None
             without a draft, and where nothing is known.
         why: in words.

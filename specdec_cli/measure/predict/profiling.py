@@ -315,5 +315,5 @@ class _Profiler:
 
 
 def _are_enough(num_steps: int, seconds: float, least: int = 1) -> bool:
-    """Whether so many steps of a kind, which took so long, tell what one costs."""
+    """Whether so many equal steps, which took so long, are enough to know the cost of one."""
     return num_steps >= least and (num_steps >= _MOST_STEPS or seconds >= _VISIT_SECONDS)

@@ -206,7 +206,7 @@ def replay_table(
     """Expected counts when k depends on how many sequences run together.
 
     Who runs with whom depends on what was accepted before, so the scheduler is simulated, `num_rounds` times for rules
-    of chance and once for others; what a visited start accepts is its expectation all the same.
+    of chance and once for others; a visited start still counts with its expected acceptance.
 
     Args:
         trace: a target's text with this draft.

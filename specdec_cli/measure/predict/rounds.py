@@ -1,4 +1,4 @@
-"""The rounds of a cost profile: every configuration's seconds, round by round, and medians of rounds drawn anew.
+"""The rounds of a cost profile: each configuration's seconds, round by round, and medians of resampled rounds.
 
 A prediction is no surer than the medians that it rests on. Rounds are drawn whole, so that what slowed a machine down
 for a while slows draft, verification and plain step of the same draw alike.

@@ -111,7 +111,7 @@ class Trace:
         log_p: [N] float32, nats of each emitted token under p; 0 at temperature 0.
         drafts: by name.
         origin: the target as it was loaded.
-        notices: what a person should know who reads figures from it here; not in its file.
+        notices: for the reader of its figures; not in its file.
     """
 
     target: str

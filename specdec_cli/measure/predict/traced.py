@@ -66,7 +66,7 @@ def obtain_trace(
 ) -> Trace:
     """The trace of a workload with the engine's draft, made now or read from a file that fits it.
 
-    A draft in the file is read where it is the loaded one, its weights, dtype and quantization; else it is traced anew.
+    A draft is read from the file if weights, dtype and quantization are those of the loaded one; else traced again.
 
     Args:
         engine: idle.

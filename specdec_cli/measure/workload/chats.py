@@ -84,7 +84,7 @@ def whole_chat(messages: Sequence[Mapping[str, Any]], where: str) -> tuple[ChatM
     """A conversation up to its last user message; what answers that one is for the model to say.
 
     Raises:
-        UsageError: nobody asks anything, or a message is no text.
+        UsageError: no user message, or a message that is not text.
     """
     roles = [_role(message, f"{where}: message {place}") for place, message in enumerate(messages, start=1)]
     if "user" not in roles:

@@ -30,13 +30,13 @@ Rows = tuple[list[RawRow], list[str]]
 def rows_of_folder(
     path: Path, name: str, config: str | None, split: str | None, usual: tuple[str | None, str | None]
 ) -> Rows:
-    """Rows of a folder, and what a person should know of the choice.
+    """Rows of a folder, and notices about the choice.
 
     Args:
         path: the folder.
-        name: what a person called it.
+        name: as given by the user.
         config: the variant, where there are several.
-        split: the split, likewise.
+        split: the split, as given by the user.
         usual: a preset's config and split, taken where they are there and nothing else is asked for.
 
     Raises:
@@ -61,7 +61,7 @@ def rows_of_hub(name: str, config: str | None, split: str | None, given: str) ->
         name: hub id.
         config: the variant, or None for the only one.
         split: the split, or None for test, validation or train.
-        given: what a person called it.
+        given: its name as given by the user.
 
     Raises:
         UsageError: it has several configs or splits, and none is chosen.
@@ -121,7 +121,7 @@ def _files(path: Path, name: str, config: str | None, usual: str | None) -> tupl
 def _split(
     splits: Mapping[str, object], name: str, given: str | None, usual: str | None, config: str | None
 ) -> tuple[str, list[str]]:
-    """The split to read, and a sentence where it is one of several that nobody chose."""
+    """The split to read, and a notice if it was chosen from several by default."""
     names = list(splits)
     wanted = given or next((one for one in (usual, *_SPLITS) if one in names), names[0] if len(names) == 1 else None)
     if wanted not in names:

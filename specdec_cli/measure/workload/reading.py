@@ -1,4 +1,4 @@
-"""From a row's columns to its prompt: which is read, what is refused, and what a person should know of the rest."""
+"""From a row's columns to its prompt: which one is read, what is refused, and notices about the others."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _CATALOGUE_COLUMNS = (
     *("index", "idx", "metadata", "meta", "tags", "type", "split", "num_turns", "timestamp", "created_at"),
 )
 _NOT_PROMPTS = frozenset((*_ANSWER_COLUMNS, *_CATALOGUE_COLUMNS))
-"""Columns beside a prompt that nobody expects to be part of it."""
+"""Columns that are not expected to be part of the prompt."""
 _SKIP = "or leave such rows out: 'FILE?empty=skip'"
 
 
@@ -46,7 +46,7 @@ class Reading:
 
     Args:
         chat: whether whole conversations are wanted; None where a command decodes plain prompts alone.
-        column: the one that holds prompts; None takes the first of PROMPT_COLUMNS that is there.
+        column: holds the prompts; None takes the first of PROMPT_COLUMNS that is there.
         template: a preset's text with columns in braces, instead of a column.
         task_column: says each row's task; None takes `category`.
         task: of all rows that have none of their own.

@@ -98,7 +98,7 @@ def tasks_of(rows: Sequence[PromptRow]) -> dict[str, int]:
 
 
 def read_rows(dataset: str, tasks: Sequence[str] | None, num_prompts: int, chat: bool | None = False) -> PromptSet:
-    """The chosen rows of a data set, and what a person should know of how it was read.
+    """The chosen rows of a data set, and notices about how it was read.
 
     Args:
         dataset: `builtin:mini`, `builtin:stories`, or what `read_dataset` takes.

@@ -27,7 +27,7 @@ def create_app(models: Models, settings: Settings) -> FastAPI:
     """The application.
 
     Args:
-        models: what is served; whoever calls this loads and stops them.
+        models: to serve; the caller loads and stops them.
         settings: keys, limits, times.
     """
     desk = Desk(models, settings)
@@ -54,7 +54,7 @@ def create_app(models: Models, settings: Settings) -> FastAPI:
 
 
 def _guards(settings: Settings, desk: Desk) -> list[Middleware]:
-    """From the outside in: a preflight has no key, and whoever has no key sends no body and learns of no crowd."""
+    """From the outside in: a preflight has no key, and without a key no body is read and no queue state is revealed."""
     guards = [Middleware(RequestIds, logs_polls=settings.serve.log_polls), Middleware(Hosts, names=settings.hosts)]
     if settings.serve.cors_origins:
         guards.append(

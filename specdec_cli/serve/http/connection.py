@@ -30,7 +30,7 @@ class _Part(enum.Enum):
 
 
 class Connection(HttpToolsProtocol):
-    """Speaks HTTP/1.1; a head that does not come is a 408, and nobody's body is read after the answer.
+    """Speaks HTTP/1.1. A head that does not arrive is a 408, and no body is read after the answer.
 
     Requests that come before the one ahead of them was answered wait for that; what is no HTTP is refused after them.
     An offer to speak another protocol (`Upgrade`) is passed over, as RFC 9110 (7.8) allows.

@@ -97,7 +97,7 @@ class Hosts:
 
 
 class Keys:
-    """Lets in whoever brings an API key, as a bearer token or as the password of basic authentication.
+    """Accepts requests with an API key, as a bearer token or as the password of basic authentication.
 
     Only the exact paths in `OPEN` need none, so other spellings of them gain nothing. Every key is compared, each in
     constant time. The key's hash keeps KV blocks of different keys apart (`cache_salt`).
@@ -213,7 +213,7 @@ def _request_id(headers: Headers) -> str:
 
 
 def _host_name(header: str) -> str:
-    """`localhost` of `localhost:8000`, `::1` of `[::1]:8000`; an unusable header gives a name that nobody has."""
+    """`localhost` of `localhost:8000`, `::1` of `[::1]:8000`; an unusable header gives a name that no host has."""
     found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^:\[\]/@\s]+))(?::\d{1,5})?", header)
     return (found[1] or found[2]).lower() if found else ""
 

@@ -58,7 +58,7 @@ class Reply(Response):
         self._lock = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, until all is said, the client is gone, or the time is up."""
+        """Answer until the response ends, the client disconnects, or the time is up."""
         gone = asyncio.create_task(_until_gone(receive))
         work = asyncio.create_task(self._stream(send) if self._streams else self._whole(send))
         try:

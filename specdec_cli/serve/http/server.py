@@ -28,7 +28,7 @@ _CLOSING_SECONDS = 5
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket: whoever starts a second server on its port learns so at once.
+    """A listening socket. A second server on its port fails at once.
 
     Raises:
         UsageError: no such address on this machine.
@@ -56,7 +56,7 @@ class Server(uvicorn.Server):
     The first SIGTERM or SIGINT drains: what runs may finish for a while, what comes gets 503. The second one exits.
 
     Args:
-        models: what is served; loaded by whoever makes this.
+        models: to serve; the caller loads them.
         settings: of the server.
         listener: of `listen`.
     """
@@ -141,7 +141,7 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     def _failed(self, model: Model, error: BaseException) -> None:
-        """End the process, unless other models live on without the one that could not be loaded."""
+        """End the process, unless other models remain besides one that could not be loaded."""
         if model.state == "failed" and len(self.models.all) > 1:
             logger.error("model could not be loaded: %s", error, extra={"model": model.name})
             return

@@ -90,7 +90,7 @@ def call_writers(tokenizer: Tokenizer, chat_template: str, form: Format | None) 
     Args:
         tokenizer: has the template.
         chat_template: the template, so that a changed one is looked at again.
-        form: of the model's calls, for a template that passes over them; None where nobody knows it.
+        form: of the model's calls, for a template that ignores them; None if unknown.
     """
     of_object, of_text = written_call(tokenizer, {"probe_key": "probe value"}), written_call(tokenizer, _TEXT)
     takes_objects = of_object is not None and "probe value" in of_object

@@ -32,8 +32,8 @@ class Defaults:
     """Defaults of a request's sampling fields.
 
     Args:
-        params: their values; temperature 1 where nobody named one, as OpenAI has it.
-        named: names of parameters that somebody set for this server; a seed and a length count only among them.
+        params: their values; temperature 1 by default, as in OpenAI's API.
+        named: parameters that are set for this server; a seed and a length count only if they are.
         is_greedy: whether the server verifies in mode `greedy`, which takes temperature 0 alone.
     """
 
@@ -58,7 +58,7 @@ class Defaults:
         return self.params.max_new_tokens if "max_new_tokens" in self.named else otherwise
 
     def seed(self) -> int:
-        """Seed of a request that brings none: a drawn one, unless somebody set one."""
+        """Seed of a request without one: random, unless one is set for the server."""
         return self.params.seed if "seed" in self.named else random_seed()
 
 

@@ -145,7 +145,7 @@ def _printable(name: str) -> str:
 
 
 def _refusal(kind: type[AnyBody], document: dict[str, Any], error: ValidationError) -> ApiError:
-    """A 400 of pydantic's errors at one field; a union's errors are as many as its members and are told as one."""
+    """A 400 for pydantic's errors at one field. The errors of a union, one for each member, are joined."""
     errors = error.errors(include_url=False)
     rivals = [one for one in errors if one["loc"][:1] == errors[0]["loc"][:1]]
     field = kind.model_fields.get(str(errors[0]["loc"][0]))

@@ -70,7 +70,7 @@ _WORD = r"[^\s\"<>()]*[\w}>]"
 
 @lru_cache(maxsize=32)
 def find_format(tokenizer: Tokenizer, chat_template: str) -> Format | None:
-    """The format in which a chat template writes calls, else the one that its instructions show; None for neither.
+    """The format in which a chat template writes calls, else the format in its instructions; None for neither.
 
     Args:
         tokenizer: has the template.

@@ -68,7 +68,7 @@ def choose_tools(
 
 
 def model_format(parser: ToolCallParser | None, tokenizer: Tokenizer | None) -> Format | None:
-    """The format of the model's tool calls; None where nobody names one and the chat template writes no known one."""
+    """The format of the model's tool calls; None if none is named and the chat template writes no known one."""
     if parser is not None:
         return PARSERS[parser]
     return None if tokenizer is None else find_format(tokenizer, tokenizer.chat_template)

@@ -243,7 +243,7 @@ class ToolParser:
         return None
 
     def _drain(self) -> list[ToolDelta]:
-        """The deltas so far, neighbours of a kind joined."""
+        """The deltas so far, with neighbours of one kind joined."""
         joined: list[ToolDelta] = []
         for one in self._calls.out:
             if self._only_one and one.index > 0:

@@ -1,6 +1,6 @@
 """The server's counters: as Prometheus text under vLLM's names, and as plain values for the terminal's table.
 
-The engine's thread adds to plain numbers; nothing is formatted until somebody asks.
+The engine's thread adds to plain numbers; nothing is formatted before it is requested.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ def test_a_restart_is_noticed_and_nothing_is_made_of_it():
     found = difference(page({"spec_decode_num_drafts": 9.0}), page({"spec_decode_num_drafts": 2.0}), None)
     assert found.as_dict()["speculative"] is None
     assert found.as_dict()["raw"] == {}
-    assert "began to count anew" in found.notices[0]
+    assert "reset its counters" in found.notices[0]
 
 
 def test_a_server_without_metrics_is_null_and_a_notice():

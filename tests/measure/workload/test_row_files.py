@@ -247,7 +247,7 @@ def test_pipes_are_read_and_what_never_ends_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "_PIPE_SECONDS", 0.3)
     pipe = tmp_path / "rows"
     os.mkfifo(pipe)
-    with pytest.raises(UsageError, match="is a pipe that nobody writes into"):
+    with pytest.raises(UsageError, match="is a pipe without a writer"):
         read_dataset(str(pipe))
     writer = threading.Thread(target=lambda: pipe.write_bytes(gzip.compress(JSONL.encode() * 5000)))
     writer.start()
