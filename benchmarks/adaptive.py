@@ -6,7 +6,7 @@
 
 Story prompts are decoded greedily, `--batch` together, by four engines around the same target and draft (where weights
 lie in memory makes some per cent), one after the other in an order drawn by chance for each group of prompts. All have
-run before; the adaptive one knows nothing before the first group, with `--cold` before any, where all are made anew:
+run before; the adaptive one knows nothing before the first group, with `--cold` before any, where all are recreated:
 each group then tells what learning from nothing costs in a run of that length. A ratio is plain seconds over the arm's,
 prompts included: `total` of all groups, with a bootstrap 95 % interval over groups. `plain_again` is what the same
 measurement says of plain decoding against itself: how much of a difference is the machine's noise.
@@ -59,7 +59,7 @@ def as_new(engine: Engine, options: EngineOptions) -> Engine:
 
 @dataclass
 class Run:
-    """What one engine's decoding of a group took and gave."""
+    """Times and tokens of one engine's decoding of a group."""
 
     seconds: float = 0.0
     texts: dict[int, list[int]] = field(default_factory=dict)
@@ -100,7 +100,7 @@ def main() -> None:
     parser.add_argument("--k", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--groups", type=int, default=36, help="of prompts; there are 36 prompts, then the first again")
-    parser.add_argument("--cold", action="store_true", help="learn anew for each group")
+    parser.add_argument("--cold", action="store_true", help="learn again for each group")
     options = parser.parse_args()
     before = record.machine()
     arms = engines(options.draft, options.random_weights, options.k, options.batch)

@@ -35,7 +35,7 @@ def interval(values: list[float]) -> list[float]:
 
 @dataclass
 class Row:
-    """What one k took and gave on the prompts so far."""
+    """Times and tokens of one k on the prompts so far."""
 
     ratios: list[float] = field(default_factory=list)
     plain_rates: list[float] = field(default_factory=list)
@@ -57,7 +57,7 @@ class Row:
         self.num_accepted += counts.num_accepted_tokens
 
     def as_dict(self, k: int) -> dict[str, Any]:
-        """What is kept of it."""
+        """The part that is kept."""
         speedup = {"median": round(median(self.ratios), 3), "ci95": interval(self.ratios), "pairs": len(self.ratios)}
         return {
             "k": k,

@@ -3,7 +3,7 @@
     python benchmarks/chaos.py [--disconnects 500]
 
 A second after the last of the disconnects nothing may run, wait or hold a block. At ten times capacity every refusal
-is a 429 within 50 ms, and whoever was let in gets a whole answer. SIGTERM lets streams end; a second signal ends all.
+is a 429 within 50 ms, and every admitted request gets a whole answer. SIGTERM lets streams end; a second one ends all.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def burst(served: Served, num: int, **fields: object) -> list[tuple[int, bytes, 
 
 
 def idle(served: Served) -> dict[str, float]:
-    """What runs, waits and is held."""
+    """Running and waiting requests, and held blocks."""
     names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
     return {name: served.metric(name) for name in names}
 

@@ -1,4 +1,4 @@
-"""What unmodified client libraries get from a server, held against the same request sent as plain HTTP.
+"""Results of unmodified client libraries, compared with the same request sent as plain HTTP.
 
 Each check gives what a client got and what it had to get; a client that raises is a difference too.
 """
@@ -22,7 +22,7 @@ GREEDY: dict[str, Any] = {"max_tokens": 24, "temperature": 0}
 
 
 class Animal(BaseModel):
-    """What `.parse`, `with_structured_output` and the tool ask for; more fields would let a small model ramble."""
+    """The schema for `.parse`, `with_structured_output` and the tool. More fields would let a small model ramble."""
 
     model_config = ConfigDict(extra="forbid")
     kind: Literal["cat", "dog", "bird"]

@@ -62,7 +62,7 @@ def lm_eval_rows(
     """Each arm of `local-completions`, compared with `hf`.
 
     Args:
-        urls: servers of the same model by what is said of them (`k=3`, `k=0`).
+        urls: servers of the same model by name (`k=3`, `k=0`).
         model: the name that they serve.
         api_key: what they want.
         folder: the model's own.

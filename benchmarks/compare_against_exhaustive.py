@@ -36,7 +36,7 @@ def compare(options: argparse.Namespace, *more: str) -> tuple[dict[str, Any], fl
 
 
 def faster(document: dict[str, Any]) -> dict[frozenset[str], str | None]:
-    """For each pair of drafts the one that is surely faster, or None."""
+    """The certainly faster draft of each pair, or None."""
     found = {}
     for pair in document["pairwise"]:  # by speed, so that two documents need not name a pair alike
         low, high = pair["ci95"] or (0.0, 2.0)

@@ -1,4 +1,4 @@
-"""What verification and the loop cost when drafting costs nothing: speed-up over plain ÷ tokens per step, by k.
+"""The cost of verification and the loop when drafting costs nothing: speed-up over plain ÷ tokens per step, by k.
 
     python benchmarks/free_draft.py
     python benchmarks/free_draft.py --name embedded --target DIR/target --dtype bfloat16 [--quantize int8]

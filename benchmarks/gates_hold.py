@@ -6,7 +6,7 @@ Two gates on the speed-up and one on the acceptance length; two on a regression 
 settings, which is none, and of the draft where now one with random weights guesses, which is one. Machine noise must
 not flip any of them; a run adds its gates to the kept ones.
 
-What noise can flip: a difference of the size of the intervals (k = 1 held against k = 3 failed 15 times of 20 with 12
+Noise can flip a difference of the size of the intervals (k = 1 held against k = 3 failed 15 times of 20 with 12
 prompts; n-grams against the draft, 15 % lower at least, 4 of 20 on a busy machine), and a margin narrower than the
 machine's drift (5 % below the same settings failed 2 times of 20 while the load went up and down).
 """

@@ -40,7 +40,7 @@ def bench(*options: str) -> dict[str, Any]:
 
 
 def figures(document: dict[str, Any]) -> dict[str, Any]:
-    """What a reader compares: tokens per second, speed-ups with intervals, shares of the machine."""
+    """Figures to compare: tokens per second, speed-ups with intervals, shares of the machine."""
     against = {
         name: {
             "tokens_per_second": one["timing"]["decode_tokens_per_second"],

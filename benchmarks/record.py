@@ -17,7 +17,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers were measured on, the load average at this moment included."""
+    """The machine of the measurement, with the load average at this moment."""
     words = dict(line.split(":", 1) for line in Path("/proc/cpuinfo").read_text().splitlines() if ":" in line)
     about = {name.strip(): value.strip() for name, value in words.items()}
     tiles = " AMX" if "amx_tile" in about.get("flags", "").split() else ""
@@ -40,7 +40,7 @@ def machine() -> dict[str, Any]:
 
 
 def brief(before: dict[str, Any]) -> dict[str, Any]:
-    """What one of several results in a file says of its own run."""
+    """The machine of one result among several in a file."""
     return {key: before[key] for key in ("cpu", "load_average_1m", "commit", "measured")}
 
 

@@ -26,7 +26,7 @@ from specdec_cli.lm.load import load_lm
 from specdec_cli.lm.traffic import traffic_of
 from specdec_cli.lm.transformers_lm import TransformersLM
 
-# dtype, and how linear layers are quantised
+# dtype, and how linear layers are quantized
 PRECISIONS = {"float32": ("float32", "none"), "bfloat16": ("bfloat16", "none"), "int8": ("bfloat16", "int8")}
 
 
@@ -44,7 +44,7 @@ def forward_seconds(lm: TransformersLM, context: list[int], num_rows: int, repea
 
 
 def bytes_per_second(num_bytes: float, repeats: int) -> float:
-    """What reading a buffer of so many bytes gives; a small one's stays in the caches, and so do small weights."""
+    """Bandwidth of reading a buffer of this size. A small one stays in the caches, as small weights do."""
     buffer, times = torch.ones(int(num_bytes) // 4), []
     for _ in range(repeats):
         begin = perf_counter()

@@ -62,7 +62,7 @@ PROMPTS = (
 
 @dataclass
 class Heard:
-    """What the clients counted."""
+    """The clients' counts."""
 
     num_tokens: int = 0
     num_streams: int = 0

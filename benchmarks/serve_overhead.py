@@ -1,4 +1,4 @@
-"""What HTTP costs one stream: tokens per second of a request against those of the engine alone, on the built-in pair.
+"""The cost of HTTP for one stream: tokens per second of a request and of the engine alone, on the built-in pair.
 
     python benchmarks/serve_overhead.py [--rounds 10]
 

@@ -41,7 +41,7 @@ STORIES = Path(specdec_cli.__file__).parent / "measure" / "workload" / "prompts"
 
 
 def read_workload(engine: Engine, path: Path, num: int, params: SamplingParams) -> Workload:
-    """The first prompts of a file, tokenised."""
+    """The first prompts of a file, tokenized."""
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()[:num]]
     rows = [PromptRow(i, line.get("prompt") or line["turns"][0]) for i, line in enumerate(lines)]
     return tokenize(rows, path.name, lambda row: engine.encode(row.prompt), params, engine.target.max_context)

@@ -1,4 +1,4 @@
-"""What a draft gains beside busy neighbours: threads as the engine chooses them, and one thread, in turn.
+"""The gain of a draft beside busy processes: threads as the engine chooses them, and one thread, in turn.
 
     python benchmarks/threads.py [--busy 0 1 2 4] [--starts 4] [--prompts 6] [--k 5] [--tokens 160] [--at-work 1.0]
 
@@ -85,7 +85,7 @@ class Decoding:
         self._process.wait()
 
     def answer(self) -> Any:
-        """What it says next."""
+        """Its next answer."""
         assert self._process.stdout is not None
         return json.loads(self._process.stdout.readline())
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Write the tables of README.md and docs/performance.md from benchmarks/results/*.json. Nobody types their numbers.
+"""Write the tables of README.md and docs/performance.md from benchmarks/results/*.json. No number is typed by hand.
 
     python scripts/readme_tables.py           # rewrite the text between the markers
     python scripts/readme_tables.py --check   # exit 1 if a page is out of date
@@ -230,7 +230,7 @@ def free_draft(document: dict[str, Any]) -> str:
 
 
 def threads(document: dict[str, Any]) -> str:
-    """What a draft gains beside busy processes, on the threads that the engine chooses and on one."""
+    """The gain of a draft beside busy processes, on the threads that the engine chooses and on one."""
     results = {name: facts for name, facts in document["results"].items() if name != "at_work"}
     columns = {
         "speed-up, threads chosen": "speed-up, threads chosen",

@@ -282,7 +282,7 @@ def draft_from_target(work: Path) -> LlamaForCausalLM:
 
 @dataclass(frozen=True)
 class Stage:
-    """What is trained, its highest learning rate, and how much of its loss is the divergence from a teacher."""
+    """The model to train, its highest learning rate, and the weight of the divergence from a teacher in its loss."""
 
     name: str
     learning_rate: float

@@ -1,7 +1,7 @@
 """Drafted tokens: a tree of continuations of a context. A chain is the tree in which every node has one child.
 
 A node's number is its place in `tokens`, and a parent comes before its children; -1 stands for the end of the context.
-What the target says is laid out in *places*: place 0 follows the context, place i + 1 follows node i, so node i itself
+The target's results are laid out in *places*: place 0 follows the context, place i + 1 follows node i, so node i itself
 is decided at place `parents[i] + 1`. A place is not a position: the text position of node i is
 `len(context) + depth(i) - 1`, and siblings share it.
 """

@@ -191,7 +191,7 @@ class _BenchRun(Measurement["Bench"]):
         return {"by_task": list(dict.fromkeys(map(task_of, self.rows))), "against": list(self.asked.peers)}
 
     def load(self, say: Callable[[str], None]) -> tuple[Engine, Workload]:
-        """The pair, the tokenised workload, and the other engines."""
+        """The pair, the tokenized workload, and the other engines."""
         from specdec_cli.engine.engine import Engine
         from specdec_cli.measure.bench.against import check_lengths, load_peers
 

@@ -28,7 +28,7 @@ _HELP = (
 )
 _KEYS = (
     'A line that ends in a backslash continues on the next one; """ begins and ends a block of lines.',
-    "Ctrl-C stops an answer; what was said so far stays in the conversation.",
+    "Ctrl-C stops an answer; the text so far stays in the conversation.",
 )
 
 

@@ -225,7 +225,7 @@ class _CompareRun(Measurement["DraftComparison"]):
         return self.recipe.as_dict() | {"draft": _drafts(self.drafts)}
 
     def load(self, say: Callable[[str], None]) -> tuple[Engine, Workload]:
-        """The target once, every draft, and the tokenised workload."""
+        """The target once, every draft, and the tokenized workload."""
         from specdec_cli.engine.build import engines_from_recipes
         from specdec_cli.engine.engine import Engine
         from specdec_cli.measure.bench.compare import Contender

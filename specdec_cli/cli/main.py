@@ -69,7 +69,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """
     given, debug = _take_debug(list(sys.argv[1:] if arguments is None else arguments))
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # whoever started the process has closed it
+        if getattr(sys, name) is None:  # the parent process has closed it
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -148,7 +148,7 @@ def _complain(message: str, hint: str | None, code: ExitCode) -> int:
     )
     lines = [f"{error} {_printable(line)}" for line in message.split("\n")] if message else []
     lines += ["", f"{hint_word} {_printable(hint)}"] if hint else []
-    with suppress(BrokenPipeError):  # nobody reads stderr; the exit code still tells
+    with suppress(BrokenPipeError):  # stderr has no reader; the exit code remains
         sys.stderr.write("".join(f"{line}\n" for line in lines))
     return code
 

@@ -90,7 +90,7 @@ class Measurement(ABC, Generic[Study]):
 
     @abstractmethod
     def load(self, say: Callable[[str], None]) -> tuple[Engine, Workload]:
-        """Load the models; gives the engine whose machine the document names, and the tokenised workload."""
+        """Load the models; gives the engine whose machine the document names, and the tokenized workload."""
 
     @abstractmethod
     def study(self, engine: Engine, workload: Workload) -> Study:
@@ -189,7 +189,7 @@ class Measurement(ABC, Generic[Study]):
         return named or (None if self.journal is None else self.journal.trace_path)
 
     def tokenize(self, engine: Engine) -> Workload:
-        """The prompts, tokenised; of conversations every turn, with the target's answers before it."""
+        """The prompts, tokenized; of conversations every turn, with the target's answers before it."""
         from specdec_cli.measure.workload.workload import workload_of
 
         params = SamplingParams(**self.recipe.sampling.model_dump() | {"logprobs": None})

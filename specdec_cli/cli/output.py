@@ -123,7 +123,7 @@ def check_destination(path: Path | None, force: bool, flag: str = "--output") ->
 def deliver(document: Mapping[str, Any], *, to_stdout: bool, path: Path | None = None, force: bool = False) -> None:
     """Write a document where it is wanted: to a file all at once, to stdout as the only thing there.
 
-    Nobody may read stdout any more: the command goes on, whose exit code says more than that.
+    If stdout has no reader any more, the command continues, because its exit code matters more.
 
     Raises:
         RunError: the file cannot be written, or appeared while the work was done.

@@ -1,4 +1,4 @@
-"""`specdec sweep-k`: how deep to speculate: one trace, every k predicted, the best few measured, one recommendation."""
+"""`specdec sweep-k`: one trace, every k predicted, the best few measured, one recommendation."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ class _SweepRun(Measurement["Sweeps"]):
         return {"by_task": list(dict.fromkeys(row.category for row in self.rows if row.category is not None))}
 
     def load(self, say: Callable[[str], None]) -> tuple[Engine, Workload]:
-        """The pair, with room for the largest k, and the tokenised workload."""
+        """The pair, with room for the largest k, and the tokenized workload."""
         from specdec_cli.engine.engine import Engine
 
         recipe = self.sized(self.recipe, self.asked.k_max)

@@ -95,7 +95,7 @@ class RowGroup:
         return self.p.probs[self._tensor(places)]
 
     def of_drafted(self, values: Tensor) -> list[list[float]]:
-        """What values [n, V], of the same places as p, say of each row's drafted tokens."""
+        """Values of each row's drafted tokens, from `values` [n, V] of the same places as p."""
         width = values.shape[1]
         flat = [
             place * width + token for place, token in zip(self.places(), chain.from_iterable(self.tokens), strict=True)

@@ -58,7 +58,7 @@ class Output:
         speculative: acceptance counts and rates.
         timing: seconds and tokens per second.
         lossless: False where the verification mode does not preserve the target's distribution.
-        error: the one that ended it, where the others went on.
+        error: the error that ended it, if the others went on.
     """
 
     index: int

@@ -93,7 +93,7 @@ class TableLM:
         assert 0 <= self.num_free_blocks <= self.num_blocks, "free + used blocks differ from the total"
 
     def _seen(self, row: Row) -> Iterator[tuple[int, ...]]:
-        """What the logits of each wanted place depend on: the last tokens before it, on its own path."""
+        """The last tokens before each wanted place, on its own path, which determine its logits."""
         order, drafted = self._order, row.drafted
         text = row.as_chain() if drafted.is_chain else row.context
         length, num_tokens = len(text), row.num_tokens

@@ -151,7 +151,7 @@ def joint_median(values: FloatArray, drawn: FloatArray, *, seed: int = 0) -> Int
 
     Args:
         values: [B] as they are best known.
-        drawn: [S, B] with what they rest on drawn anew; of each row the prompts are drawn once.
+        drawn: [S, B], resampled; the prompts of each row are drawn once.
         seed: of the prompts' resamples, as `bootstrap_median` draws them.
     """
     num = len(values)

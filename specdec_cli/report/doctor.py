@@ -135,7 +135,7 @@ def _print_outlook(console: Console, outlook: Outlook) -> None:
 
     k = outlook.k
     table = Grid(
-        "speed-up", "acceptance", "tokens a step", "", title=f"What this pair can give at k = {k}, by bytes alone"
+        "speed-up", "acceptance", "tokens a step", "", title=f"Best speed-up of this pair at k = {k}, by bytes alone"
     )
     step = 1 + outlook.cost_ratio * k
     rows = [(Implied(speedup, speedup * step, alpha), "") for alpha, speedup in outlook.speedup_by_acceptance.items()]

@@ -37,7 +37,7 @@ class LogitsError(RunError):
 
 
 class NoTokenLeftError(LogitsError):
-    """What a request asks for bans every token."""
+    """The request's settings ban every token."""
 
 
 @dataclass(slots=True)

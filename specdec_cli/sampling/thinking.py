@@ -44,7 +44,7 @@ def after_thinking(grammar: Grammar, markers: ThinkingMarkers, begins: Begins) -
 
 
 class _Vocabulary:
-    """Which tokens end a thought too late or may go on with its marker, by what was said of it."""
+    """The tokens that end a thought too late or may continue its marker."""
 
     def __init__(self, tokenizer: Any, markers: ThinkingMarkers) -> None:
         self.markers = markers

@@ -98,7 +98,7 @@ def test_turns_that_fill_the_context_are_left_out_by_name(capsys):
     arguments = ["generate", "--prompt-file", "rows.jsonl.gz", "--chat", "-n", "8", "--max-model-len", "40"]
     assert run(arguments) == 0
     out, err = capsys.readouterr()
-    assert "left out: what was said before fills the context" in err
+    assert "left out: the conversation before fills the context" in err
     assert out.rstrip().split("\n")[-2] == "### 5", "what comes after a turn that is left out is shown"
 
 

@@ -6,7 +6,7 @@ takes the k of the most tokens per second, 0 included:
     (R + Σ_i Σ_{j ≤ k} s_i(j)) / t(k)   R rows, s_i(j) = P(at least j of row i's drafted tokens are accepted),
                                         t(k) seconds of a step in which k are asked for
 
-What it decides by is over when it decides: no token of the step, drafted or sampled, can change its k. But clocks
+Its decisions rest on the past: no token of the step, drafted or sampled, can change its k. But clocks
 differ from run to run, so where text depends on k (sampling in every mode but gumbel) it differs too.
 
 Now and then a step is spent on a k that is not the best (exploring), for at most `EXPLORATION_SHARE` of the time, and
@@ -38,13 +38,13 @@ from specdec_cli.engine.depth.depth import DecodingRow
 _Step = tuple[Company, Sequence[DecodingRow], float, int, Outcome | None]
 """Its rows' company, its rows, seconds, undisturbed steps of its kind before it, None if it was plain.
 
-What disturbs is another kind of step, and a prompt; a step in which one is fed has -1.
+Another kind of step disturbs, and so does a prompt; a step in which one is fed has -1.
 """
 
 
 @dataclass(slots=True)
 class _Plan:
-    """What some steps do, mostly of the same rows; and those that did."""
+    """The results of some steps, mostly of the same rows, and those steps."""
 
     decided_for: Company
     company: Company  # this and the next two: of the step that is made
@@ -303,7 +303,7 @@ class Adaptive:
         return settled[tuning.LEARNED_STEPS - 1 :: -1]
 
     def _account(self, plan: _Plan, num_tokens: float) -> None:
-        """What exploring may lose grows with the time, plain decoding's where that would have taken less."""
+        """The allowed loss by exploring grows with the time, or with plain decoding's time if that is shorter."""
         as_plain = plan.seconds
         if self._costs.plain(plan.decided_for).num:
             as_plain = num_tokens * self._costs.plain_seconds(plan.decided_for, _context(plan.steps[0][1]))

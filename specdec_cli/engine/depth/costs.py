@@ -3,7 +3,7 @@
 It is drafted tokens that cost, not k: where a drafter finds nothing (n-grams), its search is all that is paid for.
 Costs need not be convex in them, so every number has a measurement of its own, but they do not fall, which tells apart
 what noise makes look better; what was not measured yet is borrowed from another batch size, in proportion, or read off
-a line between neighbours. A machine that others share is faster at one time than at another; that is told apart from
+a line between neighbours. A shared machine is faster at one time than at another; that is separated from
 what a number costs (`Costs.pace`), or one that was last measured in a good moment would seem the better one.
 So is what the rows' contexts add, whose keys and values every step reads (`Slope`): as they grow, a plain step may take
 twice as long, and what was measured before would be compared with what is measured then.

@@ -1,4 +1,4 @@
-"""How likely drafted tokens are to be accepted, learned from those that were."""
+"""The probability that drafted tokens are accepted, learned from earlier ones."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Deltas from the engine's thread to the event loop, handed over together if steps are quick.
 
-A word to the event loop costs both threads a switch, so quick steps share one: `HAND_OVER_SECONDS`. What nobody reads
-before its end is kept until then.
+A word to the event loop costs both threads a switch, so quick steps share one: `HAND_OVER_SECONDS`. Deltas that are
+not read before the end are kept until then.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Outbox:
         self._of_this_step.add(ticket)
 
     def end_step(self) -> None:
-        """What comes from now on is of another step."""
+        """Deltas from now on belong to another step."""
         self._of_this_step.clear()
 
     def end_round(self) -> list[Ticket]:

@@ -28,7 +28,7 @@ class BlockPool:
         self._num_holders = [0] * num_blocks
         self._keys: dict[int, bytes] = {}
         self._by_key: dict[bytes, int] = {}
-        self._left: dict[int, None] = {}  # findable and held by nobody, in the order in which they were left
+        self._left: dict[int, None] = {}  # findable and without a holder, in the order in which they were left
 
     def allocate(self, count: int, after: int | None = None) -> list[int]:
         """`count` free blocks; the block behind `after` comes first where it is free."""

@@ -48,7 +48,7 @@ class Span:
 
 @dataclass
 class Layout:
-    """One forward: n tokens of several sequences.
+    """One forward pass: n tokens of several sequences.
 
     Args:
         tokens: what is fed; empty where the device alone knows it (`lm.forward.graphs`).

@@ -98,7 +98,7 @@ def _raw_config(folder: Path) -> dict[str, Any]:
 
 
 def _other_kinds(folder: Path, config: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """What the folder is instead of a causal LM, each with a hint; the most specific first."""
+    """The kinds of folder other than a causal LM, each with a hint; the most specific first."""
     has_model = _has_weights(folder)
     if (folder / "model_index.json").is_file():
         yield "a diffusers pipeline (images or video)", "choose a language model"

@@ -30,7 +30,7 @@ def check_quantization(name: str, config: Any, folder: Path | None, quantize: st
     """Refuse, by name, quantized weights that would not be computed with as they were meant.
 
     It decides on the configuration and on the headers of the safetensors files; the engine asks it before it loads
-    weights, and so can whoever loads none.
+    weights, and so can code that loads none.
 
     - A form that transformers does not know, or does not load on this machine (a package or a GPU is missing): refused
       with transformers' own reason.

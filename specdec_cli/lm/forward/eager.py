@@ -61,7 +61,7 @@ class EagerForward:
         return self.layouts.device.type == "cuda" and bool(self.cache.stores)
 
     def allocate(self, num_blocks: int) -> None:
-        """Make the cache anew."""
+        """Recreate the cache."""
         self.num_slots = num_blocks * self.layouts.block_size + KEY_GRAIN
         self.cache: BlockCache = self._new_cache()
 
@@ -90,7 +90,7 @@ class EagerForward:
 
     def compile(self, name: str) -> None:
         """It runs as it is."""
-        raise AssertionError("what is to be compiled is loaded for it")
+        raise AssertionError("a model must be loaded for compiling before it is compiled")
 
     def _new_cache(self) -> BlockCache:
         return BlockCache(self.num_slots, self._packed.has_joined_keys)

@@ -64,7 +64,7 @@ class Forward(Protocol):
         ...
 
     def allocate(self, num_blocks: int) -> None:
-        """Make the cache anew, for so many blocks; keys and values that the old one held are lost."""
+        """Recreate the cache with so many blocks. Keys and values of the old one are lost."""
         ...
 
     def score(self, feeds: Sequence[Feed]) -> Tensor:
@@ -82,7 +82,7 @@ class Forward(Protocol):
 
         Args:
             feeds: contexts with any tokens in the places of those that are to be found, except the last.
-            counts: how many are to be found of each, at least 1.
+            counts: tokens to find for each, at least 1.
             draws: how those of each are drawn; None takes the likeliest.
             num_tokens: of these first tokens of the vocabulary.
 
@@ -96,7 +96,7 @@ class Forward(Protocol):
         ...
 
     def compile(self, name: str) -> None:
-        """Compile and run, so that no later step waits; the cache is to be allocated anew afterwards.
+        """Compile and run, so that no later step waits. The cache must be allocated again afterwards.
 
         Args:
             name: the model's, for messages.

@@ -33,7 +33,7 @@ class OwnForward:
         self.layouts = layouts
 
     def allocate(self, num_blocks: int) -> None:
-        """Make the cache anew."""
+        """Recreate the cache."""
         self.decoder.allocate(num_blocks * self.layouts.block_size + KEY_GRAIN, self.layouts.block_size)
 
     def score(self, feeds: Sequence[Feed]) -> Tensor:

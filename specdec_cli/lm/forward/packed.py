@@ -21,7 +21,7 @@ from specdec_cli.lm.forward.forward import CacheShape, on_its_device
 
 
 class PackedForward:
-    """Rows of several sequences through one forward of a transformers model.
+    """Rows of several sequences in one forward pass of a transformers model.
 
     Args:
         model: a causal LM, its attention set as `lm.load` does; on paper too.

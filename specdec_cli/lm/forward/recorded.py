@@ -45,7 +45,7 @@ class RecordedForward:
         return self._inner.has_taken_cache
 
     def allocate(self, num_blocks: int) -> None:
-        """Make the cache anew, and forget all graphs: they hold the old one's addresses."""
+        """Recreate the cache and drop all graphs, which hold the old addresses."""
         inner = self._inner
         inner.allocate(num_blocks)
         self._graphs = Graphs(inner.model, inner.cache, num_blocks, inner.layouts.block_size, self._max_context)

@@ -36,7 +36,7 @@ def _kernel(
     is_row, is_out = row < num_rows, out < num_outputs
     of_weight = weight + out.to(tl.int64)[:, None] * num_inputs + inner[None, :]
     of_x = x + row[:, None] * num_inputs + inner[None, :]
-    left = tl.load(of_weight, is_out[:, None], 0.0)  # nobody writes weights: they are read while others still compute
+    left = tl.load(of_weight, is_out[:, None], 0.0)  # weights never change: read them while others still compute
     if EARLY:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()

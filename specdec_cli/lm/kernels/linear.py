@@ -1,6 +1,6 @@
 """Linear layers whose weights are packed once, at load, for this machine's kernels.
 
-bf16: oneDNN's own layout of the weight, which its product otherwise makes anew at every call. int8: one scale for each
+bf16: oneDNN's own layout of the weight, which its product otherwise makes again at every call. int8: one scale for each
 output channel, one for each row of activations; never one for a whole batch, which would make rows depend on each
 other. Both give a row the same bits in any company of two rows or more (`doctor` tries it).
 

@@ -2,7 +2,7 @@
 
 A whole forward is one call of compiled code (`llama_step.cpp`): a small model's step would be spent in dispatch and a
 large one's in products that read slower than memory gives. A row's numbers are computed in one order, whatever rows are
-beside it, so that it has the same bits in any company, in every dtype. The weights are transformers' own, laid out anew
+beside it, so that it has the same bits in any company, in every dtype. The weights are transformers' own, rearranged
 (`llama_weights`). transformers' forward is the oracle; what is not known by name goes through it, and everything does
 where there is no C++ compiler (`native`).
 """
@@ -193,7 +193,7 @@ class LlamaDecoder:
         Args:
             layout: of each sequence's tokens that the cache lacks, then any in the places of those that are to be
                 found; wanted are the logits of the tokens before these, sequence by sequence.
-            counts: how many are to be found of each sequence, at least 1.
+            counts: tokens to find for each sequence, at least 1.
             draws: how those of each sequence are drawn; None takes the likeliest.
             num_tokens: of these first tokens of the vocabulary.
 

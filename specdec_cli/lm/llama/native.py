@@ -41,7 +41,7 @@ def missing() -> str | None:
 
 def remedy(obstacle: str | None) -> str | None:
     """The hint if this keeps our own decoder from running; None if it is missing for another reason."""
-    if obstacle is None or not _built.cache_info().currsize:  # nobody asked for it yet, and asking would build it
+    if obstacle is None or not _built.cache_info().currsize:  # not requested yet, and a request would build it
         return None
     found = _built()
     return found.remedy if isinstance(found, BuildError) and found.reason == obstacle else None

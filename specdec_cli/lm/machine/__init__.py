@@ -1,1 +1,1 @@
-"""What this process may use of the machine: memory, cores and threads."""
+"""The share of the machine that this process may use: memory, cores and threads."""

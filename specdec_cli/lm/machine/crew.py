@@ -43,8 +43,8 @@ class Crew:
 
     A thread that does not run keeps all others waiting, some fifty times in a forward: beside one busy process on two
     cores two threads take several times as long as one. A crew therefore has no more threads than there are cores that
-    nobody else wants. It looks at the machine's run queue before its first forward, and again when a thread has kept
-    the others waiting; while others want cores, it looks again every few hundredths of a second.
+    no other process wants. It looks at the machine's run queue before its first forward, and again when a thread has
+    kept the others waiting; while others want cores, it looks again every few hundredths of a second.
 
     The run queue does not show everything (other systems than Linux, a container's share of the cores, a host that
     takes a virtual core away). So what forwards lose to waiting is watched as well. Where that is more than a thread is

@@ -1,7 +1,7 @@
 """The benchmark: an arm with a draft and one without, other arms beside them, taking turns prompt by prompt.
 
 The arms' order is turned round with every group and every repeat (A B, B A, …), so that a machine that drifts does it
-to all of them. Warm-up is thrown away, prompts are tokenised before, and nothing is drawn while a clock runs: `run`
+to all of them. Warm-up is thrown away, prompts are tokenized before, and nothing is drawn while a clock runs: `run`
 yields between the passes. A pass that other processes interrupted is decoded again, a few times at most.
 """
 

@@ -43,7 +43,7 @@ Watch = Callable[[float], None]
 
 CONTEXT_LENGTHS = (32, 128, 256)
 MIN_REPEATS, MAX_REPEATS = 3, 15
-_VISIT_SECONDS = 0.01  # for so long steps of a kind follow each other, of which the first third is a warm-up, but
+_VISIT_SECONDS = 0.01  # equal steps follow each other for so long; the first third is a warm-up, but
 _MOST_STEPS = 12  # for no more of them
 _LEAST_REAL_STEPS = 4  # of those that tell the engine's own work
 _ROUNDS_PER_OVERHEAD = 3  # the engine's own work is a few per cent of a step: fewer samples do

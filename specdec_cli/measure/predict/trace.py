@@ -1,7 +1,7 @@
 """The trace: a target's text, and for each of its tokens what a draft would have said there.
 
 From it follows, for every k and every rule of verification, what would have been accepted (`replay`). It holds a few
-numbers for each position, never a vocabulary's width. What it cannot know is said where it is asked for: what was
+numbers for each position, never a vocabulary's width. Figures that it cannot know say so: what was
 drafted after the first refusal (`p_min`, adaptive depths), rules that change the text (`typical`), drafts that sample
 and are not a language model of their own.
 

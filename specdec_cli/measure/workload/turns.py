@@ -96,7 +96,7 @@ def fits(request: Request, max_context: int) -> bool:
 def lost_turns(num: int) -> str:
     """The sentence about turns that could not be decoded."""
     turns = "1 later turn was" if num == 1 else f"{num} later turns were"
-    return f"{turns} left out: what was said before fills the context"
+    return f"{turns} left out: the conversation before fills the context"
 
 
 def unasked_turns(num: int) -> str:
@@ -117,7 +117,7 @@ class Round:
 
     Attributes:
         requests: of this round; none after the last.
-        num_lost: turns that did not fit the context after what was said before.
+        num_lost: turns that did not fit into the context after the conversation before.
         num_unasked: turns after one that failed.
     """
 
@@ -191,7 +191,7 @@ def every_turn(
         params: the run's.
 
     Returns:
-        The turns, and how many were left out because what was said before fills the context.
+        The turns, and how many were left out because the conversation before fills the context.
     """
     now = Round(engine, dialogues(rows), chat, params)
     found: list[Request] = []

@@ -1,4 +1,4 @@
-"""The workload: which prompts are measured, spread evenly over their tasks and tokenised once, outside the timing."""
+"""The workload: which prompts are measured, spread evenly over their tasks and tokenized once, outside the timing."""
 
 from __future__ import annotations
 
