@@ -1,6 +1,6 @@
 """Arms: ways of decoding that are compared, each with `start`, `run(requests)` and `stop`.
 
-Whoever compares is handed arms and knows nothing else: our engine with a draft or without, transformers, a server, or
+Comparisons get arms and know nothing else: our engine with a draft or without, transformers, a server, or
 another engine as a subprocess, which `start` launches and waits for, `run` asks, and `stop` ends.
 """
 
@@ -49,7 +49,7 @@ class Arm(Protocol):
 
     @property
     def name(self) -> str:
-        """What a report calls it; no other arm of a comparison has the same."""
+        """Its name in reports, unique in a comparison."""
         ...
 
     @property

@@ -34,7 +34,7 @@ class Decoding:
     """One way of decoding requests on an engine, and what it gave.
 
     Args:
-        name: what a person calls it.
+        name: as shown in reports and messages.
         num_speculative_tokens: its k; None takes the engine's.
         passes: results, one for each group of requests that it decoded together.
         meter: counts of its steps, for a screen.
@@ -120,7 +120,7 @@ def decode(
         stopped: asked between steps.
 
     Raises:
-        Exception: the one that ended a request, unless errors are kept; the others are aborted.
+        Exception: the error that ended a request, unless errors are kept; the others are aborted.
     """
     with Driver(engine, keeps_errors=decoding.keeps_errors) as driver:
         decoding.begin(driver, requests)

@@ -64,7 +64,7 @@ class Bench:
         draft_arm: decodes with the draft.
         plain_arm: decodes without.
         others: further plain arms.
-        notices: what a person should know.
+        notices: for the reader of the report.
         journal: takes every finished pass, and gives those that an earlier run finished; None keeps none.
     """
 
@@ -86,11 +86,11 @@ class Bench:
 
     @property
     def tracks(self) -> list[Track]:
-        """What every arm gave."""
+        """The passes of every arm."""
         return [self.draft, self.plain, *self.against.values()]
 
     def run(self, stopped: Callable[[], bool] = never) -> Iterator[Progress]:
-        """Warm up, then measure; yields before every pass, where whoever draws may draw.
+        """Warm up, then measure. Yields before every pass, when the display may be drawn.
 
         Args:
             stopped: asked between steps and passes; what is whole by then is kept.

@@ -284,6 +284,6 @@ class Sweep:
         return f"{f'k = {k}' if k else 'without a draft'}{together}"
 
     def _track(self, k: int) -> Track:
-        """What a measured k gave."""
+        """The result of a measured k."""
         assert self.bench is not None, "only a measured k has a track"
         return self.bench.draft if k == self.ks[0] else self.bench.against[self._name(k)]

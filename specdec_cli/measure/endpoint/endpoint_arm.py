@@ -115,11 +115,11 @@ class EndpointArm:
 
     @property
     def num_sent_again(self) -> int:
-        """Requests that found their kept connection closed, and were sent anew."""
+        """Requests that found their kept connection closed and were sent again."""
         return 0 if self._endpoint is None else self._endpoint.num_sent_again
 
     def body(self, row: PromptRow) -> dict[str, Any]:
-        """What is sent for a prompt."""
+        """The request body for a prompt."""
         plan = self.plan
         return request_body(row, self.model, plan.chat, self.fields, plan.extra_body, plan.max_tokens_field)
 
@@ -141,7 +141,7 @@ class EndpointArm:
 
 
 def counts_and_times(answers: Sequence[Answer]) -> ArmRun:
-    """What whole answers to requests that were sent together say of the server.
+    """The server's figures from whole answers to requests that were sent together.
 
     The decode clock runs from the first text of all to the last. One token of each answer counts as there by then:
     how many tokens a chunk holds, no server says.
