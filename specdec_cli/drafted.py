@@ -27,6 +27,9 @@ class Drafted:
         tokens: of each node.
         parents: the node before each node, -1 for the context's end; a range where the nodes are a chain.
 
+    Attributes:
+        is_chain: whether every node follows the one before it.
+
     Raises:
         RunError: the parents describe no tree: one is missing or comes after its child, two siblings have the same
             token, or there are more than MOST_NODES nodes.
@@ -34,6 +37,7 @@ class Drafted:
 
     tokens: tuple[int, ...] = ()
     parents: Sequence[int] = range(-1, -1)
+    is_chain: bool = field(default=True, init=False, repr=False, compare=False)
     _paths: tuple[tuple[int, ...], ...] | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -45,6 +49,7 @@ class Drafted:
         is_chain = parents == tuple(chain)
         object.__setattr__(self, "parents", chain if is_chain else parents)
         if not is_chain:
+            object.__setattr__(self, "is_chain", False)
             self._check()
 
     @classmethod
@@ -56,11 +61,6 @@ class Drafted:
     def __len__(self) -> int:
         """The number of nodes."""
         return len(self.tokens)
-
-    @property
-    def is_chain(self) -> bool:
-        """Whether every node follows the one before it."""
-        return isinstance(self.parents, range)
 
     @property
     def max_depth(self) -> int:
@@ -98,6 +98,21 @@ class Drafted:
         if self.is_chain:
             return node + 1 if node + 1 < len(self.tokens) and self.tokens[node + 1] == token else None
         return next((i for i in self.children(node) if self.tokens[i] == token), None)
+
+    def walk(self, chosen: Sequence[int]) -> tuple[int, ...]:
+        """The path on which every node's token is the one chosen at its place; `chosen` has a token for each place."""
+        if self.is_chain:
+            num = 0
+            for token, choice in zip(self.tokens, chosen, strict=False):
+                if token != choice:
+                    break
+                num += 1
+            return tuple(range(num))
+        path, node = [], self.child(CONTEXT_END, chosen[0])
+        while node is not None:
+            path.append(node)
+            node = self.child(node, chosen[node + 1])
+        return tuple(path)
 
     def places_before(self, depth: int) -> Sequence[int]:
         """The places that fewer than `depth` drafted tokens stand before, in ascending order."""

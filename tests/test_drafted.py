@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 
 import pytest
 
@@ -43,6 +44,17 @@ def test_every_answer_follows_from_the_parents(drafted: Drafted) -> None:
     assert drafted.max_depth == max(depths)
     for depth in range(-1, 6):
         assert list(drafted.places_before(depth)) == [place for place, its in enumerate(depths) if its < depth]
+
+
+@pytest.mark.parametrize("drafted", [TREE, CHAIN, NOTHING], ids=["tree", "chain", "nothing"])
+def test_a_walk_goes_down_as_long_as_a_child_has_the_chosen_token(drafted: Drafted) -> None:
+    for seed in range(200):
+        chosen = random.Random(seed).choices(range(5, 9), k=len(drafted) + 1)
+        path = drafted.walk(chosen)
+        node = path[-1] if path else CONTEXT_END
+        assert path == walked(drafted, node)
+        assert all(drafted.tokens[i] == chosen[drafted.parents[i] + 1] for i in path)
+        assert drafted.child(node, chosen[node + 1]) is None
 
 
 def test_a_chain_is_the_tree_whose_parents_count_from_minus_one() -> None:

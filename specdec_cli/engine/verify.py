@@ -135,11 +135,8 @@ def _num_leading(stands: Iterable[bool]) -> int:
 
 def _walk(drafted: Drafted, chosen: Sequence[int], start: int) -> Verdict:
     """Accept one row's nodes as long as the target's own choice is among the children; `start` is its first place."""
-    path, node = [], CONTEXT_END
-    while (child := drafted.child(node, chosen[start + node + 1])) is not None:
-        path.append(child)
-        node = child
-    return Verdict(tuple(path), chosen[start + node + 1])
+    path = drafted.walk(chosen[start : start + len(drafted) + 1])
+    return Verdict(path, chosen[start + (path[-1] + 1 if path else 0)])
 
 
 def _walk_all(group: RowGroup, chosen: list[int]) -> list[Verdict]:
