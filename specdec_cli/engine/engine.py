@@ -8,14 +8,12 @@ from contextlib import contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-import torch
-
-from specdec_cli.drafters.contract import Drafter, DraftRow, Guesses
+from specdec_cli.drafters.contract import Drafter, Guesses
 from specdec_cli.engine import requests, run
 from specdec_cli.engine.clock import Clock
 from specdec_cli.engine.drafting import NONE, Drafters
 from specdec_cli.engine.fit import fit
-from specdec_cli.engine.judging import Judge, Part
+from specdec_cli.engine.judging import Judge, Judged, Part
 from specdec_cli.engine.loading import LoadArguments, LoadProgress, LoadSettings, settle, takes_load_arguments
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.engine.outputs import Output
@@ -23,11 +21,12 @@ from specdec_cli.engine.requests import Prompt
 from specdec_cli.engine.run import Generated
 from specdec_cli.engine.scheduler import Limits, Scheduled, Scheduler
 from specdec_cli.engine.sequence import Sequence
+from specdec_cli.engine.stepper import Stepper
 from specdec_cli.engine.synthetic import conditional
-from specdec_cli.engine.verify import RULES, resolve_mode, rule_of
+from specdec_cli.engine.verify import RULES, resolve_mode
 from specdec_cli.errors import UsageError
 from specdec_cli.events import Emitted, Event, Failed, Finished, Noticed, Stepped
-from specdec_cli.lm.door import LM, Row
+from specdec_cli.lm.door import LM
 from specdec_cli.lm.files.generation import Generation
 from specdec_cli.lm.machine.threads import free_cores
 from specdec_cli.sampling.params import SamplingParams
@@ -65,7 +64,6 @@ class Engine:
     ) -> None:
         self.target = target
         self.generation = generation or Generation()
-        self._clock = Clock(target.device)
         self.drafter = drafter
         self.tokenizer = tokenizer
         self.options = options or EngineOptions()
@@ -78,7 +76,17 @@ class Engine:
         self._sequences: dict[int, Sequence] = {}
         self._next_id = 0
         self._left_at: float | None = None
-        self._judge = Judge(self.num_tokens, conditional(self.options.synthetic_acceptance_rates or ()))
+        judge = Judge(self.num_tokens, conditional(self.options.synthetic_acceptance_rates or ()))
+        self._stepper = Stepper(
+            target,
+            self.drafters.propose,
+            judge,
+            Clock(target.device),
+            self.options.p_min,
+            self._fit,
+            self._fence,
+            self._forget,
+        )
         self._notices: list[Noticed] = []
         self._scheduler = Scheduler(
             Limits(
@@ -255,7 +263,7 @@ class Engine:
             prediction=predicted,
             cache_salt=cache_salt if self.options.prefix_caching else None,
         )
-        if RULES[sequence.verify].needs_rates and not self._judge.rates:
+        if RULES[sequence.verify].needs_rates and not self._stepper.judge.rates:
             said = f"verification mode `{sequence.verify}` needs rates"
             raise UsageError(said, "give the engine synthetic_acceptance_rates")
         if params.stop and self.tokenizer is None:
@@ -295,22 +303,15 @@ class Engine:
             return self._step()
 
     def _step(self) -> list[Event]:
-        begin, mark = perf_counter(), self._clock.mark
+        begin = perf_counter()
         left_at, self._left_at = self._left_at, None
         batch = self._scheduler.next()
         assert batch, "a step needs a sequence that can run; look at has_work first"
-        marks = [mark()]
-        guesses = self._propose(batch)
-        marks.append(mark())
-        parts = self._fit(batch, guesses)
-        marks.append(mark())
-        logits = self._score(parts)
-        marks.append(mark())
-        emitted = self._judge.decide([part for part in parts if part[0].is_decided], logits, self._fence)
-        finished = [self._finish(row.sequence) for row, _ in parts if row.sequence.finish_reason is not None]
-        draft_seconds, verify_seconds = (self._clock.seconds(*marks[i : i + 2]) for i in (0, 2))
+        work = self._stepper.run(batch)
+        emitted = tuple(self._take(work.judged))
+        finished = [self._finish(row.sequence) for row, _ in work.parts if row.sequence.finish_reason is not None]
         end = perf_counter()
-        stepped = self._stepped(batch, emitted, draft_seconds, verify_seconds, end - begin)
+        stepped = self._stepped(batch, emitted, work.draft_seconds, work.verify_seconds, end - begin)
         self._tell_policy(emitted, end - begin, 0.0 if left_at is None else begin - left_at)
         self._left_at = end if self.has_work else None
         return [stepped, *self._take_news(), *finished]
@@ -383,35 +384,17 @@ class Engine:
         """
         return run.generate(self, prompts, params, num_speculative_tokens, progress)
 
-    def _propose(self, batch: list[Scheduled]) -> list[Guesses]:
-        asked = [(row.sequence.draft, self._draft_row(row)) for row in batch if row.k > 0]
-        proposed = iter(self.drafters.propose(asked))
-        guesses = [next(proposed) if row.k > 0 else Guesses() for row in batch]
-        for row in batch:
-            self._notice_draft_limit(row.sequence)
-        return guesses
+    def _take(self, judged: Items[Judged]) -> Iterator[Emitted]:
+        """What the sequences take of their verdicts."""
+        for one in judged:
+            with self._fence(one.part[0].sequence):
+                yield one.take()
 
-    def _draft_row(self, row: Scheduled) -> DraftRow:
-        sequence = row.sequence
-        rule = rule_of(sequence.verify, sequence.params.temperature)
-        return DraftRow(
-            handle=sequence.id,
-            context=sequence.tokens,
-            num_prompt_tokens=sequence.num_prompt_tokens,
-            k=row.k,
-            params=sequence.params,
-            stop_ids=sequence.stop_ids,
-            needs_q=rule.needs_q,
-            shares_noise=rule.shares_noise,
-            p_min=self.options.p_min,
-            prediction=sequence.prediction,
-            cache_salt=sequence.cache_salt,
-        )
-
-    def _fit(self, batch: list[Scheduled], guesses: list[Guesses]) -> list[Part]:
+    def _fit(self, batch: Items[Scheduled], guesses: Items[Guesses]) -> list[Part]:
         """Rows with their guesses, cut where a grammar refuses them; its masks go with the rows."""
         parts = []
         for i, (row, guess) in enumerate(zip(batch, guesses, strict=True)):
+            self._notice_draft_limit(row.sequence)
             with self._fence(row.sequence):
                 matcher, fitting = row.sequence.matcher, guess
                 if matcher is not None and row.is_decided:
@@ -419,27 +402,9 @@ class Engine:
                 parts.append((row, fitting))
         return parts
 
-    def _score(self, parts: list[Part]) -> torch.Tensor:
-        """One forward over all rows: prompts' chunks and k+1 verify rows together; none where all rows have ended."""
-        if not parts:
-            return torch.empty(0, self.target.vocab_size)
-        rows = []
-        for row, guess in parts:
-            tokens = row.sequence.tokens
-            if row.is_decided:
-                rows.append(Row(row.sequence.id, tokens, len(guess.drafted) + 1, guess.drafted, guess.unread))
-            else:
-                rows.append(Row(row.sequence.id, tokens[: row.num_fed], 0))
-        try:
-            logits = self.target.score(rows)
-        except BaseException:
-            for row, _ in parts:  # what a forward that broke off has written is not known
-                self.target.release(row.sequence.id)
-                row.sequence.num_computed = self._start(row.sequence)
-            raise
-        for row, _ in parts:
-            row.sequence.num_computed = min(row.num_fed, len(row.sequence.tokens) - 1)
-        return logits
+    def _forget(self, sequence: Sequence) -> None:
+        """Begin anew with what the cache still holds for a sequence that it has given back."""
+        sequence.num_computed = self._start(sequence)
 
     def _finish(self, sequence: Sequence) -> Finished:
         self._remove(sequence)

@@ -24,8 +24,15 @@ Fence = Callable[[Request], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Judged:
-    """A row's verdict, with p and the place in it where the row begins."""
+class Judged:
+    """The verdict on a row.
+
+    Args:
+        part: the row, and what was verified for it.
+        p: of all rows judged with it.
+        first: place in p where the row begins.
+        verdict: what stands.
+    """
 
     part: Part
     p: Distribution
@@ -69,7 +76,7 @@ class Judge:
     num_tokens: int
     rates: Sequence[float] = ()
 
-    def decide(self, decided: Sequence[Part], logits: Tensor, fence: Fence) -> tuple[Emitted, ...]:
+    def judge(self, decided: Sequence[Part], logits: Tensor, fence: Fence) -> list[Judged]:
         """Judge all rows together; where that fails each alone, so that only those end whose own part it is.
 
         Args:
@@ -78,24 +85,19 @@ class Judge:
             fence: stands around what is one request's own.
         """
         if not decided:
-            return ()
+            return []
         try:
-            judged = self._judge(decided, logits)
+            return self._judge(decided, logits)
         except Exception:
-            judged = list(self._judge_each(decided, logits, fence))
-        emitted = []
-        for one in judged:
-            with fence(one.part[0].sequence):
-                emitted.append(one.take())
-        return tuple(emitted)
+            return list(self._judge_each(decided, logits, fence))
 
-    def _judge_each(self, decided: Sequence[Part], logits: Tensor, fence: Fence) -> Iterator[_Judged]:
+    def _judge_each(self, decided: Sequence[Part], logits: Tensor, fence: Fence) -> Iterator[Judged]:
         each = torch.split(logits, [len(guess.drafted) + 1 for _, guess in decided])
         for part, its_logits in zip(decided, each, strict=True):
             with fence(part[0].sequence):
                 yield from self._judge([part], its_logits)
 
-    def _judge(self, decided: Sequence[Part], logits: Tensor) -> list[_Judged]:
+    def _judge(self, decided: Sequence[Part], logits: Tensor) -> list[Judged]:
         chain = [
             ChainRow(s.params, s.tokens, s.num_prompt_tokens, guess.drafted, s.stop_ids, row.allowed)
             for s, row, guess in ((row.sequence, row, guess) for row, guess in decided)
@@ -111,6 +113,6 @@ class Judge:
         )
         judged, first = [], 0
         for part, verdict in zip(decided, verdicts, strict=True):
-            judged.append(_Judged(part, p, first, verdict))
+            judged.append(Judged(part, p, first, verdict))
             first += len(part[1].drafted) + 1
         return judged

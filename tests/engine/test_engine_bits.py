@@ -45,13 +45,13 @@ class Recorded(Judge):
 
     logits: ClassVar[dict[int, list[torch.Tensor]]] = {}
 
-    def decide(self, decided, logits, fence):
-        emitted, first = super().decide(decided, logits, fence), 0
-        for (row, guess), one in zip(decided, emitted, strict=True):
-            at = logits[first : first + len(one.tokens)].clone()
-            self.logits.setdefault(row.sequence.id, []).append(at)
+    def judge(self, decided, logits, fence):
+        judged, first = super().judge(decided, logits, fence), 0
+        for (row, guess), one in zip(decided, judged, strict=True):
+            num = min(len(one.verdict.path) + 1, row.sequence.room)
+            self.logits.setdefault(row.sequence.id, []).append(logits[first : first + num].clone())
             first += len(guess.drafted) + 1
-        return emitted
+        return judged
 
 
 @pytest.mark.parametrize("k", range(1, 9))
@@ -72,7 +72,7 @@ def test_logits_are_the_same_bits(models):
 
     def logits(draft, k, prompts):
         engine = Checked(target, draft, None, EngineOptions(num_speculative_tokens=k))
-        engine._judge = Recorded(engine.num_tokens, ())
+        engine._stepper.judge = Recorded(engine.num_tokens, ())
         Recorded.logits.clear()
         engine.generate(prompts, PARAMS)
         return [torch.cat(rows) for rows in Recorded.logits.values()]

@@ -226,7 +226,7 @@ def test_what_a_request_has_computed_itself_is_not_counted_as_cached():
 
 def test_a_step_whose_rows_have_all_ended_asks_the_target_nothing():
     target = TableLM()
-    assert table_engine(target)._score([]).shape == (0, target.vocab_size)
+    assert table_engine(target)._stepper._score([]).shape == (0, target.vocab_size)
     assert target.num_calls == 0
 
 

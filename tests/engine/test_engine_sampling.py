@@ -116,7 +116,7 @@ def test_logprobs_are_cut_with_their_tokens(target, itself):
 def narrow(engine, num_tokens):
     """What the engine takes from its tokenizer."""
     engine.num_tokens = num_tokens
-    engine._judge = replace(engine._judge, num_tokens=num_tokens)
+    engine._stepper.judge = replace(engine._stepper.judge, num_tokens=num_tokens)
 
 
 def test_padding_of_the_vocabulary_is_never_decoded(folder):

@@ -3,14 +3,15 @@
 Every figure is the median of repeats that take turns with all others, forwards and backwards by turns, so that a
 machine's drift meets them alike. Curves are raw: they need not be monotone, and nothing is smoothed.
 
-Draft and target run as in a step, one after the other through the LM's door, and what they give is verified before the
-next one, which takes caches from it: the sequences are scored again and again from the same contexts, and their caches
-cut themselves back. A visit that other processes interrupted is made again, a few times at most.
+Draft and target run through the engine's own step, and what they give is verified before the next one, which takes
+caches from it: the sequences are scored again and again from the same contexts, and their caches cut themselves back.
+They take nothing of the verdicts. A visit that other processes interrupted is made again, a few times at most.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
+from collections.abc import Sequence as Items
 from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -18,22 +19,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 import psutil
 import torch
-from torch import Tensor
 
 from specdec_cli.drafted import Drafted
 from specdec_cli.drafters.contract import DraftRow, Guesses
+from specdec_cli.engine.clock import Clock
 from specdec_cli.engine.driver import Driver
-from specdec_cli.engine.group import VerifyRow
+from specdec_cli.engine.judging import Judge
+from specdec_cli.engine.scheduler import Scheduled
+from specdec_cli.engine.sequence import Sequence
+from specdec_cli.engine.stepper import Stepper
 from specdec_cli.engine.synthetic import conditional
-from specdec_cli.engine.verify import resolve_mode, rule_of, verify
+from specdec_cli.engine.verify import resolve_mode
 from specdec_cli.errors import UsageError
 from specdec_cli.events import Stepped
-from specdec_cli.lm.door import Row
 from specdec_cli.measure.machine import interruption
 from specdec_cli.measure.predict.cost import Costs, ProfileLoad
 from specdec_cli.measure.predict.rounds import Rounds
 from specdec_cli.measure.stats import FloatArray
-from specdec_cli.sampling.chain import ChainRow, distribution
 from specdec_cli.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -53,9 +55,9 @@ _MOST_VISITS = 3  # to one configuration in one round, if others are interrupted
 def profile(
     engine: Engine,
     k_max: int,
-    context_lengths: Sequence[int] = CONTEXT_LENGTHS,
+    context_lengths: Items[int] = CONTEXT_LENGTHS,
     *,
-    text: Sequence[int] = (1, 2, 3),
+    text: Items[int] = (1, 2, 3),
     params: SamplingParams | None = None,
     time_limit_seconds: float = 15.0,
     batch_size: int = 1,
@@ -102,7 +104,7 @@ def profile(
     return bench.costs(num, perf_counter() - begin, load, overhead_seconds)
 
 
-def _fitting(engine: Engine, k_max: int, lengths: Sequence[int], batch_size: int) -> list[int]:
+def _fitting(engine: Engine, k_max: int, lengths: Items[int], batch_size: int) -> list[int]:
     """Context lengths within both models' limits and the KV cache."""
     limits = [limit for limit in (engine.target.max_context, engine.drafter.max_context) if limit is not None]
     longest = min(limits) - k_max
@@ -126,20 +128,18 @@ class _Profiler:
         self,
         engine: Engine,
         k_max: int,
-        lengths: Sequence[int],
-        text: Sequence[int],
+        lengths: Items[int],
+        text: Items[int],
         params: SamplingParams | None,
         batch_size: int,
     ) -> None:
         self.engine, self.k_max, self.lengths, self.batch_size = engine, k_max, tuple(lengths), batch_size
         self.params = replace(params or SamplingParams(), stop=(), logprobs=None)
-        self.verify = resolve_mode(
-            engine.options.verify if self.params.temperature else "auto", self.params.temperature
-        )
-        self.rule = rule_of(self.verify, self.params.temperature)
-        self.rates = conditional(engine.options.synthetic_acceptance_rates or ())
         enough = max(lengths) + k_max + batch_size
         self.text = [token for _ in range(-(-enough // len(text))) for token in text]
+        judge = Judge(engine.num_tokens, conditional(engine.options.synthetic_acceptance_rates or ()))
+        self.stepper = Stepper(engine.target, self._propose, judge, Clock(engine.target.device))
+        self.sequences = [[self._sequence(place, b) for b in range(batch_size)] for place in range(len(lengths))]
         self.seconds: dict[tuple[str, int, int], list[float]] = {}
         self.overhead_rounds: list[list[float]] = []
         self.num_visits = self.num_repeated = 0
@@ -148,12 +148,24 @@ class _Profiler:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for handle in (self._handle(place, b) for place in range(len(self.lengths)) for b in range(self.batch_size)):
-            self.engine.target.release(handle)
-            self.engine.drafter.release(handle)
+        for sequence in (one for together in self.sequences for one in together):
+            self.engine.target.release(sequence.id)
+            self.engine.drafter.release(sequence.id)
 
-    def _handle(self, place: int, sequence: int) -> int:
-        return -1 - place * self.batch_size - sequence
+    def _sequence(self, place: int, b: int) -> Sequence:
+        """A context, as if all of it were output; b is its place in the batch, and in the text."""
+        temperature, length = self.params.temperature, self.lengths[place]
+        return Sequence(
+            id=-1 - place * self.batch_size - b,
+            tokens=self.text[b : b + length],
+            num_prompt_tokens=0,
+            params=replace(self.params, index=b),
+            stop_ids=frozenset(),
+            verify=resolve_mode(self.engine.options.verify if temperature else "auto", temperature),
+            k=self.k_max,
+            max_tokens=self.engine.target.max_context,
+            text=None,
+        )
 
     def warm_up(self) -> None:
         """A round that does not count."""
@@ -245,51 +257,29 @@ class _Profiler:
         return float(drafted), float(scored)
 
     def _step(self, place: int, k: int) -> tuple[float, float]:
-        """Seconds of one step's draft and target: k tokens guessed, k+1 rows scored whatever was guessed."""
-        length = self.lengths[place]
-        contexts = [self.text[b : b + length] for b in range(self.batch_size)]
-        guesses = [Guesses() for _ in contexts]
-        begin = perf_counter()
-        if k:
-            proposed = self.engine.drafter.propose(list(self._draft_rows(place, contexts, k)))
-            guesses = [guess.read() for guess in proposed]
-        drafted = perf_counter() - begin if k else 0.0
-        rows = []
-        for b, (context, guess) in enumerate(zip(contexts, guesses, strict=True)):
-            rest = self.text[b + length + len(guess.drafted) : b + length + k]
-            nodes = Drafted.chain([*guess.drafted.tokens, *rest])
-            rows.append(Row(self._handle(place, b), context, k + 1, nodes))
-        begin = perf_counter()
-        logits = self.engine.target.score(rows)
-        if logits.is_cuda:
-            torch.cuda.synchronize(logits.device)
-        scored = perf_counter() - begin
-        self._verify(contexts, guesses, logits)
-        return drafted, scored
+        """Seconds of one step's draft and target."""
+        work = self.stepper.run([Scheduled(one, len(one.tokens), k) for one in self.sequences[place]])
+        return work.draft_seconds if k else 0.0, work.verify_seconds
 
-    def _verify(self, contexts: Sequence[list[int]], guesses: Sequence[Guesses], logits: Tensor) -> None:
-        """Do with logits [B (k+1), V] what a step does before the next one begins."""
-        own = zip(logits.chunk(len(contexts)), guesses, strict=True)
-        taken = torch.cat([rows[: len(guess.drafted) + 1] for rows, guess in own])
-        each = [(replace(self.params, index=b), *one) for b, one in enumerate(zip(contexts, guesses, strict=True))]
-        chain = [ChainRow(params, context, 0, guess.drafted, frozenset()) for params, context, guess in each]
-        p = distribution(taken, chain, self.engine.num_tokens)
-        verify(p, [VerifyRow(self.verify, params, len(context), guess, self.rates) for params, context, guess in each])
+    def _propose(self, asked: Items[tuple[str, DraftRow]]) -> list[Guesses]:
+        """The draft's guesses, filled up to k tokens, so that k + 1 rows are scored whatever was guessed."""
+        if not asked:
+            return []
+        rows = [row for _, row in asked]
+        return [self._filled(row, guess) for row, guess in zip(rows, self.engine.drafter.propose(rows), strict=True)]
 
-    def _draft_rows(self, place: int, contexts: Sequence[list[int]], k: int) -> Iterator[DraftRow]:
-        for b, context in enumerate(contexts):
-            params = replace(self.params, index=b)
-            yield DraftRow(
-                handle=self._handle(place, b),
-                context=context,
-                num_prompt_tokens=len(context),
-                k=k,
-                params=params,
-                stop_ids=frozenset(),
-                needs_q=self.rule.needs_q,
-                shares_noise=self.rule.shares_noise,
-                p_min=0.0,
-            )
+    def _filled(self, row: DraftRow, guess: Guesses) -> Guesses:
+        """A guess with tokens drafted without chance behind it where it is shorter than k."""
+        num = len(guess.drafted)
+        if num == row.k:
+            return guess
+        guess, first = guess.read(), row.params.index + len(row.context)  # where the text goes on
+        rest = self.text[first + num : first + row.k]
+        q = guess.q
+        if q is not None:
+            sure = torch.nn.functional.one_hot(torch.tensor(rest, device=q.device), q.shape[1])
+            q = torch.cat([q, sure.to(q.dtype)])
+        return Guesses(Drafted.chain([*guess.drafted.tokens, *rest]), q)
 
     def _overhead(self, k: int) -> None:
         """Some real steps; what they spend outside draft and target."""

@@ -279,8 +279,8 @@ def test_a_large_model_takes_the_cores_that_nobody_else_wants(torch_threads, mon
 def test_operators_between_forwards_keep_to_free_cores_too(torch_threads, monkeypatch):
     engine = Engine.load("builtin:draft", "none")
     monkeypatch.setattr(threads, "CREW", Crew(num_runnable=Cores(others=9), num_cores=3))
-    seen, decide = [], Judge.decide
-    monkeypatch.setattr(Judge, "decide", lambda *of: seen.append(torch.get_num_threads()) or decide(*of))
+    seen, judge = [], Judge.judge
+    monkeypatch.setattr(Judge, "judge", lambda *of: seen.append(torch.get_num_threads()) or judge(*of))
     engine.generate("Once", SamplingParams(max_new_tokens=4))
     assert set(seen) == {1}
     assert torch.get_num_threads() == 3

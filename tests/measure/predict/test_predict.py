@@ -108,7 +108,7 @@ def test_what_verification_does_to_the_next_forward_is_in_the_profile(clock, mon
         engine.target.fixed = 0.03
         return verify(p, rows)
 
-    monkeypatch.setattr("specdec_cli.measure.predict.profiling.verify", verify_and_empty_caches)
+    monkeypatch.setattr("specdec_cli.engine.judging.verify", verify_and_empty_caches)
     costs = profile(engine, 2, (16,), time_limit_seconds=0.0, params=SamplingParams(temperature=1.0), batch_size=2)
     assert costs.target_seconds[0] == pytest.approx([0.03 + 0.002 * rows + 16e-5 for rows in (1, 2, 3)], abs=5e-4)
     assert {(2, True), (1, True), (0, False)} == {one for rows in verified for one in rows}

@@ -1,0 +1,140 @@
+"""The work of a step, from drafting to verdicts: the engine does it for its requests, a cost profile for contexts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+
+from specdec_cli.drafters.contract import DraftRow, Guesses
+from specdec_cli.engine.clock import Clock
+from specdec_cli.engine.judging import Fence, Judge, Judged, Part
+from specdec_cli.engine.scheduler import Scheduled
+from specdec_cli.engine.sequence import Sequence as Request
+from specdec_cli.engine.verify import rule_of
+from specdec_cli.lm.door import LM, Row
+
+Propose = Callable[[Sequence[tuple[str, DraftRow]]], list[Guesses]]
+"""Guesses for rows, each by the drafter named beside it."""
+Fit = Callable[[Sequence[Scheduled], Sequence[Guesses]], list[Part]]
+"""What is verified of the guesses; rows that end before may be left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """What a step's work gave.
+
+    Args:
+        parts: rows with what was verified for them.
+        judged: the verdicts of those rows that get a next token.
+        draft_seconds: seconds of drafting.
+        verify_seconds: seconds of the target's forward.
+    """
+
+    parts: list[Part]
+    judged: list[Judged]
+    draft_seconds: float
+    verify_seconds: float
+
+
+def as_proposed(batch: Sequence[Scheduled], guesses: Sequence[Guesses]) -> list[Part]:
+    """Every row with its whole guess."""
+    return list(zip(batch, guesses, strict=True))
+
+
+def unfenced(_: Request) -> AbstractContextManager[None]:
+    """Let an exception through."""
+    return nullcontext()
+
+
+def unknown_again(sequence: Request) -> None:
+    """Nothing of a sequence is in the cache."""
+    sequence.num_computed = 0
+
+
+@dataclass(slots=True)
+class Stepper:
+    """Propose, score, distribution, verify; the sequences take nothing of the verdicts yet.
+
+    Args:
+        target: scores.
+        propose: asks the drafters.
+        judge: turns logits into verdicts.
+        clock: of the target's device.
+        p_min: drafts stop before a position whose largest q is below this.
+        fit: cuts guesses to what may be verified.
+        fence: stands around what is one request's own.
+        forget: told of each sequence whose cached tokens a broken forward has made unknown.
+    """
+
+    target: LM
+    propose: Propose
+    judge: Judge
+    clock: Clock
+    p_min: float = 0.0
+    fit: Fit = as_proposed
+    fence: Fence = unfenced
+    forget: Callable[[Request], None] = unknown_again
+
+    def run(self, batch: Sequence[Scheduled]) -> StepWork:
+        """Do a step's work for scheduled rows.
+
+        Raises:
+            Exception: the forward failed; what its sequences had in the cache is given back.
+        """
+        mark = self.clock.mark
+        marks = [mark()]
+        guesses = self._guesses(batch)
+        marks.append(mark())
+        parts = self.fit(batch, guesses)
+        marks.append(mark())
+        logits = self._score(parts)
+        marks.append(mark())
+        judged = self.judge.judge([part for part in parts if part[0].is_decided], logits, self.fence)
+        return StepWork(parts, judged, *(self.clock.seconds(*marks[i : i + 2]) for i in (0, 2)))
+
+    def _guesses(self, batch: Sequence[Scheduled]) -> list[Guesses]:
+        asked = [(row.sequence.draft, self._draft_row(row)) for row in batch if row.k > 0]
+        proposed = iter(self.propose(asked))
+        return [next(proposed) if row.k > 0 else Guesses() for row in batch]
+
+    def _draft_row(self, row: Scheduled) -> DraftRow:
+        sequence = row.sequence
+        rule = rule_of(sequence.verify, sequence.params.temperature)
+        return DraftRow(
+            handle=sequence.id,
+            context=sequence.tokens,
+            num_prompt_tokens=sequence.num_prompt_tokens,
+            k=row.k,
+            params=sequence.params,
+            stop_ids=sequence.stop_ids,
+            needs_q=rule.needs_q,
+            shares_noise=rule.shares_noise,
+            p_min=self.p_min,
+            prediction=sequence.prediction,
+            cache_salt=sequence.cache_salt,
+        )
+
+    def _score(self, parts: Sequence[Part]) -> torch.Tensor:
+        """One forward over all rows: prompts' chunks and k+1 verify rows together; none where all rows have ended."""
+        if not parts:
+            return torch.empty(0, self.target.vocab_size)
+        rows = []
+        for row, guess in parts:
+            tokens = row.sequence.tokens
+            if row.is_decided:
+                rows.append(Row(row.sequence.id, tokens, len(guess.drafted) + 1, guess.drafted, guess.unread))
+            else:
+                rows.append(Row(row.sequence.id, tokens[: row.num_fed], 0))
+        try:
+            logits = self.target.score(rows)
+        except BaseException:
+            for row, _ in parts:  # what a forward that broke off has written is not known
+                self.target.release(row.sequence.id)
+                self.forget(row.sequence)
+            raise
+        for row, _ in parts:
+            row.sequence.num_computed = min(row.num_fed, len(row.sequence.tokens) - 1)
+        return logits
