@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from specdec_cli.drafted import CONTEXT_END
 from specdec_cli.drafters.contract import Guesses
 from specdec_cli.sampling.chain import LogitsError
 from specdec_cli.sampling.grammar import GrammarError
@@ -15,14 +16,15 @@ if TYPE_CHECKING:
 
 
 def fit(guesses: Guesses, matcher: Matcher, place: int) -> tuple[Guesses, BoolArray]:
-    """Cut a guess at the first token that the grammar refuses.
+    """Cut each path of a guess at the first token that the grammar refuses.
 
-    Where tokens were sampled from q the refused one stays, as the last: p is 0 there, so that it never stands, and the
-    own token comes from what q leaves of p. To drop it because of its value would skip that correction and bias the
-    output. Without chance, and where the mode compares with the target's own choice, dropping it changes nothing.
+    Where tokens were sampled from q the refused one stays, as its path's last: p is 0 there, so that it never stands,
+    and the own token comes from what q leaves of p. To drop it because of its value would skip that correction and
+    bias the output. Without chance, and where the mode compares with the target's own choice, dropping it changes
+    nothing.
 
     Args:
-        guesses: a drafted chain; may be empty.
+        guesses: drafted tokens, read; may be empty.
         matcher: the sequence's place in its grammar.
         place: the row's place in the call, for the error.
 
@@ -32,14 +34,18 @@ def fit(guesses: Guesses, matcher: Matcher, place: int) -> tuple[Guesses, BoolAr
     Raises:
         LogitsError: the grammar cannot go on, so that no token is left.
     """
-    assert guesses.drafted.is_chain, "a grammar follows a drafted chain"
+    drafted, q = guesses.drafted, guesses.q
     try:
-        seen = matcher.look(guesses.drafted.tokens)
+        seen = matcher.look(drafted)
     except GrammarError as error:
         raise LogitsError(error.message, place, error.hint) from error
-    num, allowed = seen.num_fitting, seen.allowed
-    if guesses.q is not None and not seen.is_closed and num < len(guesses.drafted):
-        # The position after a refused token is never used.
-        num, allowed = num + 1, np.concatenate([allowed, np.ones_like(allowed[:1])])
-    q = None if guesses.q is None or num == 0 else guesses.q[:num]
-    return Guesses(guesses.drafted.first(num), q), allowed
+    if q is None:
+        kept = list(seen.fitting)
+    else:
+        kept = [node for node, parent in enumerate(drafted.parents) if parent in seen.masks]
+    # What would follow a refused token, or one after which nothing is emitted, is never used.
+    everything = np.ones_like(seen.masks[CONTEXT_END])
+    allowed = np.stack([seen.masks.get(node, everything) for node in (CONTEXT_END, *kept)])
+    if q is not None and len(kept) < len(drafted):
+        q = q[kept] if kept else None
+    return Guesses(drafted.keep(kept), q), allowed

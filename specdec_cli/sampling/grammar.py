@@ -4,22 +4,24 @@ llguidance (extra `structured`) says what the text may be; here is what that mea
 tokenizer is given an end token of its own, beyond the vocabulary, which is allowed exactly where the text may end:
 there a request's own end tokens are allowed, and nowhere else.
 
-Letters: k drafted tokens, V vocabulary.
+Letter: V vocabulary.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, Protocol, Self, get_args
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 
+from specdec_cli.drafted import CONTEXT_END, Drafted
 from specdec_cli.errors import RunError, UsageError
 
 BoolArray = npt.NDArray[np.bool_]
@@ -101,18 +103,16 @@ class Grammar:
 
 @dataclass(frozen=True, slots=True)
 class Lookahead:
-    """A grammar's judgement of drafted tokens.
+    """A grammar's judgement of drafted tokens, each on its own path.
 
     Args:
-        allowed: [num_fitting + 1, V] bool, the mask before each fitting token and after the last one.
-        num_fitting: how many of the drafted tokens fit, up to and with one after which nothing is emitted.
-        is_closed: whether nothing is ever emitted after the last fitting token: it ends the output, or the grammar
-            cannot go on there. The last mask allows everything then.
+        fitting: the nodes that fit after all before them, in their order.
+        masks: [V] bool, the tokens that may follow the context (CONTEXT_END) and each fitting node. A node is missing
+            where nothing is ever emitted after it: it ends the output, or the grammar cannot go on there.
     """
 
-    allowed: BoolArray
-    num_fitting: int
-    is_closed: bool
+    fitting: tuple[int, ...]
+    masks: dict[int, BoolArray]
 
 
 class Matcher:
@@ -167,29 +167,42 @@ class Matcher:
                 return i + 1
         return len(tokens)
 
-    def look(self, drafted: Sequence[int]) -> Lookahead:
+    def look(self, drafted: Drafted) -> Lookahead:
         """Masks along drafted tokens as far as they fit; the place in the grammar stays as it was.
 
         Raises:
             GrammarError: as `allowed`.
         """
-        masks, is_closed = [self.allowed], False
-        # A copy, not a roll-back: a follower that runs into an error never comes out of it.
-        ahead = self._follower.deep_copy()
-        for token in drafted:
-            if not masks[-1][token]:
-                break
-            if is_closed := token in self._stop_ids:
-                break
-            ahead.consume_token(token)
-            mask, is_finished = self._mask(ahead)
-            if mask is None or is_finished:
-                is_closed = True
-                break
-            masks.append(mask)
-        if is_closed:
-            masks.append(np.ones(self._num_tokens, dtype=np.bool_))
-        return Lookahead(np.stack(masks), len(masks) - 1, is_closed)
+        masks, fitting = {CONTEXT_END: self.allowed}, []
+        # Copies, not roll-backs: a follower that runs into an error never comes out of it.
+        ahead = {CONTEXT_END: self.copy()}
+        last_child = dict(zip(drafted.parents, range(len(drafted)), strict=True))
+        for node, (parent, token) in enumerate(zip(drafted.parents, drafted.tokens, strict=True)):
+            if parent not in masks or not masks[parent][token]:
+                continue
+            fitting.append(node)
+            if token in self._stop_ids:
+                continue
+            here = ahead[parent] if node == last_child[parent] else ahead[parent].copy()
+            here.accept((token,))
+            mask = here._open_mask()
+            if mask is not None:
+                masks[node], ahead[node] = mask, here
+        return Lookahead(tuple(fitting), masks)
+
+    def copy(self) -> Self:
+        """Another output at the same place."""
+        other = copy.copy(self)
+        other._follower = self._follower.deep_copy()
+        return other
+
+    def _open_mask(self) -> BoolArray | None:
+        """As `allowed`, but None where nothing can follow."""
+        try:
+            mask = self.allowed
+        except GrammarError:
+            return None
+        return None if self.is_finished else mask
 
     def _mask(self, follower: Any) -> tuple[BoolArray | None, bool]:
         """The tokens [V] that may come next, and whether none may because the text is complete.

@@ -6,7 +6,6 @@ not begun by the prompt may begin the output or be left out: both are allowed un
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from threading import Lock
@@ -15,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from specdec_cli.sampling.grammar import BoolArray, Grammar, GrammarError, Lookahead, Matcher, TokenizerLike
+from specdec_cli.sampling.grammar import BoolArray, Grammar, Matcher, TokenizerLike
 
 Begins = Literal["thinking", "undecided", "content"]
 """How an output begins: inside a thought, perhaps with one, or without."""
@@ -156,37 +155,6 @@ class _ThinkingMatcher(Matcher):
                 return i + super_ended
         return len(tokens)
 
-    def look(self, drafted: Sequence[int]) -> Lookahead:
-        """Masks along drafted tokens as far as they fit; the place stays as it was."""
-        if self._phase == "content":
-            return super().look(drafted)
-        masks, ahead = [self.allowed], self._copy()
-        for i, token in enumerate(drafted):
-            if not masks[-1][token]:
-                break
-            if token in self._stop_ids:
-                return _closed(masks, self._num_tokens)
-            if ahead._phase == "content":
-                rest = Matcher.look(ahead, drafted[i:])
-                return Lookahead(
-                    np.concatenate([np.stack(masks[:-1]), rest.allowed]), i + rest.num_fitting, rest.is_closed
-                )
-            ahead.accept([token])
-            try:
-                mask = ahead.allowed
-            except GrammarError:
-                return _closed(masks, self._num_tokens)
-            if ahead.is_finished:
-                return _closed(masks, self._num_tokens)
-            masks.append(mask)
-        return Lookahead(np.stack(masks), len(masks) - 1, False)
-
-    def _copy(self) -> _ThinkingMatcher:
-        other = copy.copy(self)
-        other._follower = self._follower.deep_copy()
-        other._words = np.zeros_like(self._words)
-        return other
-
     def _think(self, said: str) -> None:
         """Take text of a thought; its end begins the grammar."""
         text, end = self._text + said, self._vocabulary.markers.end
@@ -212,9 +180,3 @@ class _ThinkingMatcher(Matcher):
             self._phase = "content"
         ended = super().accept([token]) if is_content else 0
         return ended if self.is_finished or token in self._stop_ids or self._allowed is None else 0
-
-
-def _closed(masks: list[BoolArray], num_tokens: int) -> Lookahead:
-    """Nothing is emitted after the next token, which fits."""
-    everything = np.ones(num_tokens, dtype=np.bool_)
-    return Lookahead(np.stack([*masks, everything]), len(masks), True)

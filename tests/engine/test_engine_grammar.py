@@ -8,14 +8,17 @@ from dataclasses import replace
 import jsonschema
 import numpy as np
 import pytest
+import torch
 from tiny_engine import check_books, drafter, ngram, tiny_lm
 from tiny_grammar import byte_tokenizer, letter_tokens
 
+from specdec_cli.drafted import Drafted
 from specdec_cli.drafters.contract import Guesses, Resources
 from specdec_cli.drafters.model import Drafter
 from specdec_cli.engine import engine as engine_module
 from specdec_cli.engine.driver import Driver
 from specdec_cli.engine.engine import Engine, EngineOptions
+from specdec_cli.engine.fit import fit
 from specdec_cli.engine.outputs import Outputs
 from specdec_cli.errors import UsageError
 from specdec_cli.lm.table import TableLM
@@ -248,13 +251,31 @@ def test_the_joint_of_three_tokens_is_the_masked_targets_own(mode):
 @pytest.mark.parametrize("mode", ["rejection", "block"])
 def test_the_planted_fault_of_cutting_before_a_refused_draw_is_caught(mode, monkeypatch):
     def cuts_before(guesses, matcher, place):
-        seen = matcher.look(guesses.drafted.tokens)
-        num = seen.num_fitting
-        q = guesses.q[:num] if guesses.q is not None and num else None
-        return Guesses(guesses.drafted.first(num), q), seen.allowed
+        fitting, allowed = fit(Guesses(guesses.drafted), matcher, place)
+        num = len(fitting.drafted)
+        return Guesses(fitting.drafted, guesses.q[:num] if guesses.q is not None and num else None), allowed
 
     monkeypatch.setattr(engine_module, "fit", cuts_before)
     assert p_value(mode, 2 * NUM_DRAWS) < ALARM
+
+
+@pytest.mark.parametrize("is_drawn", [True, False], ids=["with q", "without"])
+def test_each_path_of_a_tree_is_cut_at_what_the_grammar_refuses(is_drawn):
+    """A token drawn from q stays, as its path's last; one without q goes, with all after it."""
+    matcher = Constrained.grammar.start(toy.NUM_TOKENS, frozenset())
+    #      a  d  c | ab  aa  da  dc | abd  aab  daa
+    tree = Drafted((0, 3, 2, 1, 0, 0, 2, 3, 1, 0), (-1, -1, -1, 0, 0, 1, 1, 3, 4, 5))
+    q = torch.arange(10.0)[:, None].expand(-1, toy.NUM_TOKENS) if is_drawn else None
+    fitting, allowed = fit(Guesses(tree, q), matcher, 0)
+    kept = [0, 1, 2, 3, 4, 5, 6, 7, 9] if is_drawn else [0, 1, 3, 5, 7, 9]
+    assert fitting.drafted == tree.keep(kept)
+    assert (fitting.q is None) == (not is_drawn)
+    assert fitting.q is None or fitting.q[:, 0].tolist() == kept
+    for place, mask in enumerate(allowed):
+        path = fitting.drafted.tokens_to(place - 1)
+        is_refused = any(path[i] not in allowed_after(path[:i]) for i in range(len(path)))
+        expected = range(toy.NUM_TOKENS) if is_refused else allowed_after(path)
+        assert np.flatnonzero(mask).tolist() == list(expected)
 
 
 THOUGHTS = [

@@ -8,6 +8,7 @@ import pytest
 from tiny_engine import letter_tokenizer
 from tiny_grammar import byte_tokenizer, letter_tokens
 
+from specdec_cli.drafted import CONTEXT_END, Drafted
 from specdec_cli.errors import UsageError
 from specdec_cli.sampling.grammar import KINDS, Grammar, GrammarError, Matcher, compile_grammar
 from specdec_cli.text.tokenizer import Tokenizer
@@ -68,16 +69,30 @@ def test_looking_ahead_stops_at_what_does_not_fit_and_leaves_the_place_alone():
         ("", 0, False), ("b", 0, False), ("abbd", 3, False), ("abb", 3, False), ("abca", 3, True), ("a\0b", 2, True),
     ]:  # fmt: skip
         tokens = [EOS if letter == "\0" else letters(letter)[0] for letter in drafted]
-        seen = matcher.look(tokens)
-        assert (seen.num_fitting, seen.is_closed) == (num, is_closed), drafted
-        assert seen.allowed.shape == (num + 1, V)
-        assert seen.allowed[-1].all() == is_closed
+        seen = matcher.look(Drafted.chain(tokens))
+        assert seen.fitting == tuple(range(num)), drafted
+        assert set(seen.masks) == {CONTEXT_END, *range(num - is_closed)}
         follower = start("regex", "ab*c?")
-        for token, mask in zip(tokens, seen.allowed, strict=False):
-            if not mask.all():
-                assert np.array_equal(mask, follower.allowed)
-                follower.accept([token])
+        for node in sorted(seen.masks):
+            follower.accept(tokens[node : node + 1] if node >= 0 else [])
+            assert np.array_equal(seen.masks[node], follower.allowed)
     assert np.array_equal(matcher.allowed, before)
+
+
+def test_looking_ahead_follows_each_path_of_a_tree():
+    """Every node's mask is that of its own path alone, whatever its siblings said."""
+    tree = Drafted((*letters("adabcbbc"), EOS), (-1, -1, 0, 0, 0, 2, 3, 3, 6))
+    matcher = start("regex", "ab*c?")
+    before = matcher.allowed.copy()
+    seen = matcher.look(tree)
+    assert np.array_equal(matcher.allowed, before)
+    # After `a`: `b` and `c` fit, `a` does not; after `ab`: `b` and `c`; after `abb` the text may end.
+    assert seen.fitting == (0, 3, 4, 6, 7, 8)
+    assert set(seen.masks) == {CONTEXT_END, 0, 3, 6}, "nothing follows `ac`, `abc` and the end"
+    for node, mask in seen.masks.items():
+        follower = start("regex", "ab*c?")
+        follower.accept(tree.tokens_to(node))
+        assert np.array_equal(mask, follower.allowed)
 
 
 def test_an_end_at_which_nothing_stands_ends_without_a_token():
@@ -149,8 +164,8 @@ def test_a_grammar_that_grows_too_costly_ends_in_an_error_of_its_own():
     schema = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(3000)}}
     grammar = compile_grammar("json_schema", json.dumps(schema), TOKENIZER)
     matcher = grammar.start(V, (EOS,))
-    seen = matcher.look(letters("{"))
-    assert (seen.num_fitting, seen.is_closed) == (1, True)
+    seen = matcher.look(Drafted.chain(letters("{")))
+    assert (seen.fitting, set(seen.masks)) == ((0,), {CONTEXT_END})
     assert matcher.accept(letters("{abc")) == 1
     assert not matcher.is_finished
     with pytest.raises(GrammarError, match="cannot go on"):

@@ -8,6 +8,7 @@ import pytest
 from tiny_grammar import _wrapped
 from tokenizers import AddedToken, pre_tokenizers
 
+from specdec_cli.drafted import Drafted
 from specdec_cli.sampling.grammar import Matcher, compile_grammar
 from specdec_cli.sampling.thinking import ThinkingMarkers, after_thinking
 from specdec_cli.text.tokenizer import Tokenizer
@@ -106,11 +107,11 @@ def test_looking_ahead_sees_what_accepting_finds(kind: str, begins: str, seed: i
     guess = [*guess[: draw.randint(0, len(guess))], *([EOS] if draw.random() < 0.3 else [])]
     looking, walking = start(kind, begins), start(kind, begins)
     before = looking.allowed.copy()
-    seen = looking.look(guess)
+    seen = looking.look(Drafted.chain(guess))
     assert (looking.allowed == before).all()
     num = 0
     for token in guess:
-        assert (seen.allowed[num] == walking.allowed).all()
+        assert (seen.masks[num - 1] == walking.allowed).all()
         if not walking.allowed[token]:
             break
         num += 1
@@ -118,9 +119,10 @@ def test_looking_ahead_sees_what_accepting_finds(kind: str, begins: str, seed: i
         if token == EOS or walking.is_finished:
             break
     else:
-        assert (seen.allowed[num] == walking.allowed).all()
-    assert seen.num_fitting == num
-    assert seen.is_closed == (num > 0 and (guess[num - 1] == EOS or walking.is_finished))
+        assert (seen.masks[num - 1] == walking.allowed).all()
+    assert seen.fitting == tuple(range(num))
+    is_closed = num > 0 and (guess[num - 1] == EOS or walking.is_finished)
+    assert (num - 1 not in seen.masks) == is_closed
 
 
 @pytest.mark.parametrize("kind", KINDS)
