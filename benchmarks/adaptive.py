@@ -28,6 +28,7 @@ import record
 
 import specdec_cli
 from specdec_cli import Engine, EngineOptions, SamplingParams
+from specdec_cli.engine.depth.adaptive import Adaptive
 from specdec_cli.engine.garbage import leave_alone
 from specdec_cli.engine.loading import LoadSettings, ModelSettings
 from specdec_cli.events import Event, Stepped
@@ -111,13 +112,16 @@ def main() -> None:
     arms["adaptive"] = as_new(arms["adaptive"], arms["adaptive"].options)
     leave_alone()
     runs: list[dict[str, Run]] = []
-    policies, chance = [], random.Random(0)
+    policies: list[Adaptive] = []
+    chance = random.Random(0)
     for group in range(options.groups):
         own = [prompts[(group * options.batch + i) % len(prompts)] for i in range(options.batch)]
         if options.cold:
             arms = {name: as_new(arm, arm.options) for name, arm in arms.items()}
-        if arms["adaptive"].policy not in policies:
-            policies.append(arms["adaptive"].policy)
+        policy = arms["adaptive"].policy
+        assert isinstance(policy, Adaptive), "the arm is adaptive"
+        if policy not in policies:
+            policies.append(policy)
         runs.append(in_turn(arms, own, params, chance))
     accounts = [policy.account for policy in policies]
     share = sum(account.exploring_seconds for account in accounts) / sum(account.seconds for account in accounts)

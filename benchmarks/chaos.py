@@ -58,7 +58,9 @@ def burst(served: Served, num: int, **fields: object) -> list[tuple[int, bytes, 
 
     Bare sockets: what a client's own library takes for so many at once is not the server's doing.
     """
-    waiting, sent, heard = selectors.DefaultSelector(), {}, {}
+    waiting = selectors.DefaultSelector()
+    sent: dict[socket.socket, float] = {}
+    heard: dict[socket.socket, bytes] = {}
     sockets = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(num)]
     time.sleep(0.2)
     for one in sockets:
@@ -66,11 +68,11 @@ def burst(served: Served, num: int, **fields: object) -> list[tuple[int, bytes, 
         one.sendall(request(**fields))
         one.setblocking(False)
         waiting.register(one, selectors.EVENT_READ)
-    answers = []
+    answers: list[tuple[int, bytes, float]] = []
     while len(answers) < num:
         for key, _ in waiting.select():
+            assert isinstance(key.fileobj, socket.socket), "only sockets were registered"
             one = key.fileobj
-            assert isinstance(one, socket.socket), "only sockets were registered"
             piece = one.recv(2**20)
             heard[one] += piece
             if not piece:

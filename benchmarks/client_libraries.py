@@ -10,6 +10,7 @@ import json
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -137,7 +138,11 @@ def langchain_checks(place: Place) -> Iterator[Check]:
     longer = ChatOpenAI(**{**common, "max_tokens": 100})
     for method in ("json_schema", "function_calling"):
         made: Any = longer.with_structured_output(Animal, method=method)
-        yield f"with_structured_output, {method}", lambda made=made: (type(made.invoke(turn)), Animal)
+        yield f"with_structured_output, {method}", partial(_type_of_answer, made, turn)
+
+
+def _type_of_answer(model: Any, turn: str) -> tuple[type, type]:
+    return type(model.invoke(turn)), Animal
 
 
 def litellm_checks(place: Place) -> Iterator[Check]:

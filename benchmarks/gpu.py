@@ -205,6 +205,7 @@ def main() -> None:
     )  # fmt: skip
     for target in options.targets:
         lm = Engine.load(target, None, options=EngineOptions(max_num_seqs=1), settings=settings).target
+        assert isinstance(lm, TransformersLM), "a shape is a transformers model"
         seconds, others = forwards(lm, options.context, options.rows, options.repeats)
         one = seconds[min(seconds)]
         read = sum(weight.num_bytes for weight in lm.weights if not weight.is_looked_up)

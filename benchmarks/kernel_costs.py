@@ -10,6 +10,7 @@ less. Beside them: what reading the same bytes costs. A kernel that this machine
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 from time import perf_counter
 
@@ -28,7 +29,9 @@ def products(shape: tuple[int, int], count: int) -> dict[str, list[Callable[[Ten
     """`count` products of each kernel, with weights of their own."""
     generator = torch.Generator().manual_seed(0)
     weights = [(torch.randn(shape, generator=generator) * shape[1] ** -0.5).bfloat16() for _ in range(count)]
-    plain = {"F.linear": [lambda x, weight=weight: F.linear(x, weight) for weight in weights]}  # type: ignore[misc]
+    plain: dict[str, list[Callable[[Tensor], Tensor]]] = {
+        "F.linear": [partial(F.linear, weight=weight) for weight in weights]
+    }
     packed: list[Kind] = [kind for kind in ("bf16", "int8") if missing(kind) is None]
     return plain | {kind: [pack(weight, None, kind) for weight in weights] for kind in packed}
 

@@ -140,7 +140,7 @@ def replay_subset(trace: Trace, num: int) -> Trace:
     if num == len(trace.prompts):
         return trace
     size = sum(len(prompt.output) for prompt in trace.prompts[:num])
-    draft = trace.drafts["draft"]
+    draft: Any = trace.drafts["draft"]
     fields = {name: getattr(draft, name) for name in type(draft).__slots__}
     arrays = {name: values[:size] for name, values in fields.items() if isinstance(values, np.ndarray)}
     cut = replace(trace, prompts=trace.prompts[:num], log_p=trace.log_p[:size], drafts={})

@@ -201,7 +201,8 @@ def tokens(served: Served) -> tuple[float, float]:
 def drafted_a_token(counts: Sequence[tuple[float, float]]) -> float:
     """Tokens drafted for one emitted, from counts before and after some rounds, of one start after the other."""
     drafted, emitted = (sum(each[1::2]) - sum(each[::2]) for each in zip(*counts, strict=True))
-    return round(drafted / emitted, 2)
+    ratio: float = round(drafted / emitted, 2)
+    return ratio
 
 
 async def counted(served: Served) -> tuple[float, float]:

@@ -15,8 +15,8 @@ from time import perf_counter
 import record
 import torch
 
-from specdec_cli.drafters import get
 from specdec_cli.drafters.contract import Resources
+from specdec_cli.drafters.model import Drafter
 from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.lm.door import Row
@@ -48,6 +48,10 @@ class ReadyLM:
     def guess(self, rows: Sequence[Row], num_tokens: int) -> None:
         """No quicker way than `score`."""
 
+    def adopt(self, handle: int, context: Sequence[int], salt: str) -> int:
+        """Nothing is cached."""
+        return 0
+
     def release(self, handle: int) -> None:
         """Nothing is held."""
 
@@ -55,7 +59,7 @@ class ReadyLM:
 def measure(params: SamplingParams, verify: str, table: torch.Tensor) -> float:
     """Median milliseconds of a step outside the models."""
     target, draft = ReadyLM(table), ReadyLM(table)
-    drafter = get("model")(model="ready")
+    drafter = Drafter(model="ready")
     drafter.load(Resources(lambda _: draft, None, V))
     engine = Engine(target, drafter, None, EngineOptions(num_speculative_tokens=K, verify=verify))
     engine.add([1, 2, 3], params)

@@ -28,7 +28,7 @@ import record
 import specdec_cli
 from specdec_cli import Engine, SamplingParams
 from specdec_cli.engine.prompts import PromptRow
-from specdec_cli.measure.bench.compare import against
+from specdec_cli.measure.bench.passes import against
 from specdec_cli.measure.bench.sweep import Sweep, arms_of, profile_in_turn, profile_workload
 from specdec_cli.measure.predict.cost import Costs
 from specdec_cli.measure.predict.predict import Prediction

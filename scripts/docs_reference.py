@@ -212,7 +212,8 @@ def _signature(thing: Any) -> str:
 
 
 def _parameter(parameter: inspect.Parameter) -> str:
-    stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+    kind = parameter.kind
+    stars = "*" if kind is parameter.VAR_POSITIONAL else "**" if kind is parameter.VAR_KEYWORD else ""
     default = "" if parameter.default is parameter.empty else f" = {_default(parameter.default)}"
     return f"{stars}{parameter.name}: {parameter.annotation}{default}"
 

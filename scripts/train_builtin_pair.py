@@ -181,7 +181,7 @@ class Fixed(torch.utils.data.Dataset):  # type: ignore[type-arg]
         return {"input_ids": row, "labels": row}
 
 
-class TaughtTrainer(Trainer):
+class TaughtTrainer(Trainer):  # type: ignore[misc]
     """Trainer whose loss is in part the divergence from a teacher, and the rest the text's own loss."""
 
     def __init__(self, *args: Any, teacher: torch.nn.Module | None, share: float, **kwargs: Any) -> None:

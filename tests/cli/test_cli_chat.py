@@ -425,3 +425,14 @@ def test_ctrl_c_stops_a_servers_answer_even_while_it_is_silent(terminal):
         chat.wait_for("stopped", 15)
         chat.type("/quit\r")
         assert chat.end() == 0
+
+
+def test_alt_enter_adds_a_line_in_the_editor():
+    pytest.importorskip("prompt_toolkit", reason="the extra `chat` is not installed")
+    from prompt_toolkit.application import create_app_session
+    from prompt_toolkit.input import create_pipe_input
+    from prompt_toolkit.output import DummyOutput
+
+    with create_pipe_input() as keys, create_app_session(input=keys, output=DummyOutput()):
+        keys.send_text("one\x1b\rtwo\r")
+        assert chat_input._prompt_toolkit()("> ") == "one\ntwo"
