@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,7 @@ from specdec_cli.recipe.present import to_yaml
 from specdec_cli.report.bench import BenchView
 from specdec_cli.report.bench_endpoint import SCHEMA, endpoint_body, json_schema, live_table, print_endpoint
 from specdec_cli.report.counting import CountingLine
+from specdec_cli.report.pace import Pace
 from specdec_cli.report.result_files import server_csv
 from specdec_cli.report.view import Screen
 
@@ -190,17 +192,16 @@ class _EndpointRun:
         return None
 
     def _measure(self, bench: EndpointBench, stopped: Callable[[], bool]) -> None:
-        """Send everything; the table is drawn while no request is open, else a thread counts in one line."""
+        """Send everything; the table is drawn while no request is open, elsewhere a thread counts in one line."""
         self.screen.say(f"asking {self.plan.address.root}; the first answer is not counted")
+        pace, how = Pace(), pace_words(self.plan.concurrency, self.plan.request_rate)
 
         def line() -> str:
-            pace = pace_words(self.plan.concurrency, self.plan.request_rate)
-            return f"{len(bench.visits)} of {bench.total} requests, {pace}"
+            done, total = len(bench.visits), bench.total
+            return f"{done} of {total} requests, {pace.words(done, total)}, {how}"
 
-        console, is_live = self.screen.console, self.screen.is_live
-        if self.plan.concurrency != 1 or self.plan.has_arrivals:
-            with CountingLine(console.file, line, is_live):
-                bench.run(stopped, lambda: None)
-            return
-        with BenchView(console, is_live) as view:
-            bench.run(stopped, lambda: view.draw(lambda: live_table(bench), line()))
+        may_draw = self.screen.is_live and self.plan.concurrency == 1 and not self.plan.has_arrivals
+        with BenchView(self.screen.console, may_draw) as view:
+            counting = nullcontext() if may_draw else CountingLine(self.screen, line)
+            with counting:
+                bench.run(stopped, lambda: view.draw(lambda: live_table(bench), line()))

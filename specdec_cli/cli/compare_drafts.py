@@ -41,7 +41,7 @@ from specdec_cli.cli.options import (
     Shared,
     with_shared_options,
 )
-from specdec_cli.cli.screen import open_screen
+from specdec_cli.cli.screen import open_screen, timed_progress
 from specdec_cli.errors import ExitCode, UsageError
 from specdec_cli.measure.workload.workload import task_of
 from specdec_cli.recipe.present import to_yaml, yaml_value
@@ -257,7 +257,8 @@ class _CompareRun(Measurement["DraftComparison"]):
         )
         if self.capped is not None:
             comparison.notices.append(self.capped)
-        comparison.study(_is_predictable(self.recipe), lambda text: self.screen.say(text, "dim"))
+        with timed_progress(self.screen) as tell:
+            comparison.study(_is_predictable(self.recipe), tell)
         path = self.trace_file(wish.trace)
         if path is not None and earlier is None and comparison.trace is not None:
             comparison.trace.save(path)

@@ -252,6 +252,7 @@ class _GenerateRun:
             streams_text=not self.shared.json,
             token_pieces=pieces if self.wish.show_drafts else None,
             goes_on=self.shared.output is not None,
+            most_tokens=self.recipe.sampling.max_new_tokens,
         )
         decoded: list[Request] = []
         with view:

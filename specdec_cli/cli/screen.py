@@ -8,16 +8,13 @@ import signal
 import stat
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rich.markup import escape
-
 from specdec_cli.cli.terminal import colourful
-from specdec_cli.report import pace as pace_module
-from specdec_cli.report.pace import Pace
+from specdec_cli.report.counting import CountingLine
+from specdec_cli.report.pace import Waiting
 from specdec_cli.report.page import ReportConsole, wraps
 from specdec_cli.report.view import Screen
 
@@ -38,7 +35,7 @@ def open_screen(is_quiet: bool, streams_text: bool) -> Screen:
         stdout_colour=colourful(sys.stdout),
         console=ReportConsole(stderr=True, highlight=False, **_console_options()),
         is_live=may_draw and not (streams_text and _is_pipe()),
-        is_shared=sys.stdout.isatty(),
+        is_shared=sys.stdout.isatty() or _is_one_stream(),
         is_quiet=is_quiet,
     )
 
@@ -50,6 +47,14 @@ def _console_options() -> dict[str, Any]:
     return {"force_terminal": False, "no_color": True, "color_system": None, "width": width}
 
 
+def _is_one_stream() -> bool:
+    """Whether both standard streams end up in the same place: `2>&1`."""
+    try:
+        return os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
+    except (OSError, ValueError):
+        return False
+
+
 def _is_pipe() -> bool:
     try:
         mode = os.fstat(sys.stdout.fileno()).st_mode
@@ -59,45 +64,33 @@ def _is_pipe() -> bool:
 
 
 @contextmanager
-def progress(screen: Screen) -> Iterator[Callable[[str], None]]:
+def progress(screen: Screen) -> Iterator[Waiting]:
     """Takes words about what is being waited for: with a spinner on a terminal, elsewhere a line every 15 seconds.
 
     What the package logs meanwhile, such as a first compilation, becomes a line anywhere.
     """
-    with _logged(screen):
-        if screen.is_quiet:
-            yield lambda _: None
-        elif colourful(sys.stderr):
-            pace = Pace()
-            with screen.console.status("") as status:
-                yield lambda text: status.update(f"[dim]{escape(text)} ({pace.words()})")
+    waiting = Waiting()
+    with _logged(screen.say):
+        if colourful(sys.stderr) and not screen.is_quiet:
+            with screen.console.status(waiting):
+                yield waiting
         else:
-            with _lines(screen) as say:
-                yield say
+            with CountingLine(screen, waiting.words):
+                yield waiting
 
 
 @contextmanager
-def _lines(screen: Screen) -> Iterator[Callable[[str], None]]:
-    """Say every 15 seconds what is being waited for, from a thread: a model loads in one long call."""
-    words, ended, pace = deque([""], maxlen=1), threading.Event(), Pace()
-
-    def run() -> None:
-        while not ended.wait(pace_module.SECONDS_BETWEEN_LINES):
-            screen.say(f"{words[-1] or 'working'} ({pace.words()})")
-
-    thread = threading.Thread(target=run, name="progress lines", daemon=True)
-    thread.start()
-    try:
-        yield words.append
-    finally:
-        ended.set()
-        thread.join()
+def timed_progress(screen: Screen) -> Iterator[Waiting]:
+    """Progress of work whose time is measured: a terminal shows one cheap line instead of a spinner."""
+    waiting = Waiting()
+    with CountingLine(screen, waiting.words) as line, _logged(line.say):
+        yield waiting
 
 
 @contextmanager
-def _logged(screen: Screen) -> Iterator[None]:
+def _logged(say: Callable[[str], None]) -> Iterator[None]:
     """Say what the package logs."""
-    logger, handler, level = logging.getLogger("specdec_cli"), _Said(screen), logging.getLogger("specdec_cli").level
+    logger, handler, level = logging.getLogger("specdec_cli"), _Said(say), logging.getLogger("specdec_cli").level
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     try:
@@ -108,14 +101,14 @@ def _logged(screen: Screen) -> Iterator[None]:
 
 
 class _Said(logging.Handler):
-    """Says records on a screen."""
+    """Says records."""
 
-    def __init__(self, screen: Screen) -> None:
+    def __init__(self, say: Callable[[str], None]) -> None:
         super().__init__()
-        self._screen = screen
+        self._say = say
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._screen.say(record.getMessage())
+        self._say(record.getMessage())
 
 
 @contextmanager

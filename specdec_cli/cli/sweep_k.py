@@ -38,7 +38,7 @@ from specdec_cli.cli.measurement_options import (
 )
 from specdec_cli.cli.options import GATE_OPTIONS, RESUME_OPTION, WORKLOAD_OPTIONS, Shared, with_shared_options
 from specdec_cli.cli.output import write_file
-from specdec_cli.cli.screen import open_screen, progress
+from specdec_cli.cli.screen import open_screen, timed_progress
 from specdec_cli.errors import ExitCode, UsageError
 from specdec_cli.recipe.present import to_yaml
 from specdec_cli.report.generate import Promise
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from specdec_cli.measure.bench.sweeps import Sweeps
     from specdec_cli.measure.predict.cost import Costs
     from specdec_cli.measure.predict.traced import Traced
+    from specdec_cli.measure.predict.tracing import Tell
     from specdec_cli.measure.workload.workload import Workload
     from specdec_cli.recipe import Recipe, Resolved
 
@@ -226,12 +227,11 @@ class _SweepRun(Measurement["Sweeps"]):
         from specdec_cli.measure.bench.sweeps import Sweeps
 
         wish, k_in_use = self.asked, self.resolved.recipe.speculation.num_speculative_tokens
-        with progress(self.screen) as say:
-            traced = self._traced(engine, workload, say)
-        self.screen.say("measuring what steps cost", "dim")
+        with timed_progress(self.screen) as tell:
+            traced = self._traced(engine, workload, tell)
+            by_size = {size: self._costs(engine, workload, size, tell) for size in wish.batch_sizes}
         found = []
-        for size in wish.batch_sizes:
-            costs = self._costs(engine, workload, size)
+        for size, costs in by_size.items():
             made = None if traced is None else traced.predict(wish.k_max, costs)
             few = (wish.k_max, wish.exhaustive, size, wish.repeats)
             sweep = Sweep(arms_of(engine), workload, costs, made, *few, self.journal, self.load_before, k_in_use)
@@ -240,16 +240,20 @@ class _SweepRun(Measurement["Sweeps"]):
             found.append(sweep)
         return Sweeps(tuple(found), traced)
 
-    def _costs(self, engine: Engine, workload: Workload, size: int) -> Costs:
+    def _costs(self, engine: Engine, workload: Workload, size: int, tell: Tell) -> Costs:
         """Costs at a batch size; of an earlier run that this one continues, its own."""
         from specdec_cli.measure.bench.sweep import profile_workload
+        from specdec_cli.measure.predict.tracing import in_phase
+
+        together = "" if size == 1 else f" at batch size {size}"
 
         def measure() -> Costs:
-            return profile_workload(engine, workload, self.asked.k_max, size)
+            watch = in_phase(tell, f"measuring what steps cost{together}")
+            return profile_workload(engine, workload, self.asked.k_max, size, watch=watch)
 
         return measure() if self.journal is None else self.journal.costs(f"draft, {size} together", measure)
 
-    def _traced(self, engine: Engine, workload: Workload, say: Callable[[str], None]) -> Traced | None:
+    def _traced(self, engine: Engine, workload: Workload, tell: Tell) -> Traced | None:
         """The evidence for predictions; None if no trace can predict."""
         from specdec_cli.measure.predict.traced import Traced, draft_name, obtain_trace
 
@@ -257,7 +261,7 @@ class _SweepRun(Measurement["Sweeps"]):
             return None
         name, path = draft_name(self.recipe), self.trace_file(self.asked.trace)
         is_read = path is not None and path.exists()
-        trace = obtain_trace(engine, workload.requests, name, self.asked.k_max, path, say)
+        trace = obtain_trace(engine, workload.requests, name, self.asked.k_max, path, tell)
         self._trace = {
             "file": None if self.asked.trace is None else str(self.asked.trace),
             "read": is_read,

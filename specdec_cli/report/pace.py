@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from time import perf_counter
 
+from rich.text import Text
+
 SECONDS_BETWEEN_LINES = 15.0
 """Where no live area can be drawn."""
 
@@ -14,6 +16,11 @@ class Pace:
     def __init__(self) -> None:
         self._begin = self._last = perf_counter()
 
+    @property
+    def elapsed_seconds(self) -> float:
+        """Seconds since the work began."""
+        return perf_counter() - self._begin
+
     def is_due(self) -> bool:
         """Whether the next line is due; asking starts the next pause."""
         now = perf_counter()
@@ -22,11 +29,39 @@ class Pace:
         self._last = now
         return True
 
-    def words(self, done: int = 0, total: int = 0) -> str:
+    def words(self, done: float = 0, total: float = 0) -> str:
         """`40 s elapsed, about 2 min left`; without a count only the elapsed time."""
-        elapsed = perf_counter() - self._begin
-        said = f"{_duration(elapsed)} elapsed"
-        return f"{said}, about {_duration(elapsed / done * (total - done))} left" if 0 < done < total else said
+        return f"{_duration(self.elapsed_seconds)} elapsed{self.left(done, total)}"
+
+    def left(self, done: float, total: float) -> str:
+        """`, about 2 min left`, or nothing where that is not known."""
+        if not 0 < done < total:
+            return ""
+        return f", about {_duration(self.elapsed_seconds / done * (total - done))} left"
+
+
+class Waiting:
+    """Phases of a long wait, each with its own remaining time."""
+
+    def __init__(self) -> None:
+        self._pace = self._phase_pace = Pace()
+        self._phase, self._done, self._total = "", 0.0, 0.0
+
+    def __call__(self, phase: str, done: float = 0, total: float = 0, /) -> None:
+        """Take the phase that runs now and how much of it is done; a total of 1 counts in per cent."""
+        if phase != self._phase:
+            self._phase_pace = Pace()
+        self._phase, self._done, self._total = phase, done, total
+
+    def __rich__(self) -> Text:
+        """The words at the time of drawing."""
+        return Text(self.words(), style="dim")
+
+    def words(self) -> str:
+        """`tracing the target: 3 of 8 (5 s elapsed, about 8 s left)`."""
+        phase, done, total = self._phase or "working", self._done, self._total
+        count = f": {done:.0%}" if total == 1 else f": {done:.0f} of {total:.0f}" if total else ""
+        return f"{phase}{count} ({self._pace.words()}{self._phase_pace.left(done, total)})"
 
 
 def _duration(seconds: float) -> str:

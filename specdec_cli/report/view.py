@@ -12,6 +12,7 @@ from rich.text import Text
 
 from specdec_cli.events import Event, Failed, Finished, Noticed, Stepped
 from specdec_cli.report.live import LiveArea
+from specdec_cli.report.pace import Pace
 from specdec_cli.report.pieces import LEGEND, STYLES, Piece, TokenPieces, marked, plain_pieces
 from specdec_cli.report.table import Column, number, run_table
 from specdec_cli.report.texts import Sink, Texts, Writer
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from specdec_cli.engine.comparison import Comparison
     from specdec_cli.engine.decoding import Decoding
     from specdec_cli.report.generate import Promise
+
+
+_SECONDS_WITHOUT_PROGRESS = 5.0  # a single output that takes no longer has a table alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +35,7 @@ class Screen:
         stdout_colour: whether it may be coloured.
         console: standard error.
         is_live: whether a live area may be drawn on standard error.
-        is_shared: whether standard output is the same terminal.
+        is_shared: whether standard output is the same terminal or the same file.
         is_quiet: whether standard error is for errors alone.
     """
 
@@ -59,6 +63,7 @@ class RunView:
         streams_text: whether text goes to standard output (not with `--json`).
         token_pieces: cuts one output's text into tokens for `--show-drafts`; None shows text as it is released.
         goes_on: whether to finish the work after the reader of the text has gone.
+        most_tokens: limit of one output, from which the remaining time is estimated.
     """
 
     def __init__(
@@ -70,8 +75,10 @@ class RunView:
         streams_text: bool,
         token_pieces: Callable[[], TokenPieces] | None = None,
         goes_on: bool = False,
+        most_tokens: int = 0,
     ) -> None:
         self.screen = screen
+        self._pace, self._most_tokens = Pace(), most_tokens
         self._arms, self._ks, self._places = list(arms), list(ks), list(places)
         self._new_pieces = token_pieces
         self._writer = Writer(screen.stdout, screen.stdout_colour, goes_on) if streams_text else None
@@ -108,8 +115,12 @@ class RunView:
             self._show_text(self._texts, arm, event)
         if self._area is not None:
             self._area.refresh()
-        elif self._writer is not None:
+            return
+        if self._writer is not None:
             self._writer.flush()
+        breaks_text = self._writer is not None and self.screen.is_shared
+        if not breaks_text and self._pace.is_due():
+            self.screen.say(self._progress())
 
     def skip(self, place: int) -> None:
         """Wait no longer for a text that will not come."""
@@ -161,13 +172,30 @@ class RunView:
         ]
 
     def _content(self) -> RenderableType:
-        done = sum(arm.meter.num_finished for arm in self._arms)
-        total = len(self._places) * len(self._arms)
         table = run_table(self._columns())
-        if total == 1:
-            return table
+        is_long = self._pace.elapsed_seconds >= _SECONDS_WITHOUT_PROGRESS
+        return Group(table, Text(self._progress(), style="dim")) if self._total > 1 or is_long else table
+
+    @property
+    def _total(self) -> int:
+        return len(self._places) * len(self._arms)
+
+    def _progress(self) -> str:
+        """`3 of 8 finished, up to 4 together, 40 s elapsed, about 70 s left`; of a single output its tokens."""
+        num_finished = sum(arm.meter.num_finished for arm in self._arms)
+        time = self._pace.words(num_finished + sum(map(self._share_of_unfinished, self._arms)), self._total)
+        if self._total == 1:
+            num = self._arms[0].meter.num_tokens
+            return f"{num} token{'' if num == 1 else 's'}, {time}"
         running = max(arm.meter.num_running for arm in self._arms)
-        return Group(table, Text(f"{done} of {total} finished, up to {running} together", style="dim"))
+        return f"{num_finished} of {self._total} finished, up to {running} together, {time}"
+
+    def _share_of_unfinished(self, arm: Decoding) -> float:
+        """How much of an arm's running outputs there is, each whole output as one."""
+        if not arm.passes or not self._most_tokens:
+            return 0.0
+        running = [one for one in arm.passes[-1].finished() if one.finish_reason is None and one.error is None]
+        return sum(min(1.0, len(one.token_ids) / self._most_tokens) for one in running)
 
     def _show_legend(self) -> None:
         if self.screen.is_quiet:

@@ -1,15 +1,24 @@
 """Lines about what is being waited for where no live area can be drawn."""
 
 import io
+import json
+import re
 from time import sleep
 
 import pytest
+from fake_server import Fake, serving
 from rich.console import Console
+from toy_engine import LetterTokenizer, toy_engine
 
-from specdec_cli.cli.screen import open_screen, progress
+from specdec_cli.cli.main import run
+from specdec_cli.cli.screen import open_screen, progress, timed_progress
+from specdec_cli.engine.decoding import Decoding, Request, decode
+from specdec_cli.engine.prompts import rows_of
 from specdec_cli.measure.bench.bench import Progress
 from specdec_cli.report import pace
 from specdec_cli.report.bench import BenchView
+from specdec_cli.report.view import RunView, Screen
+from specdec_cli.sampling.params import SamplingParams
 
 
 @pytest.fixture(autouse=True)
@@ -17,7 +26,8 @@ def quick(monkeypatch):
     monkeypatch.setattr(pace, "SECONDS_BETWEEN_LINES", 0.02)
 
 
-def test_a_long_load_says_what_it_does_and_for_how_long(capsys):
+@pytest.mark.parametrize("progress", [progress, timed_progress])
+def test_long_work_says_what_it_does_and_for_how_long(capsys, progress):
     with progress(open_screen(False, streams_text=False)) as say:
         say("loading the target")
         sleep(0.3)
@@ -37,6 +47,64 @@ def test_passes_have_elapsed_and_remaining_time():
     sleep(0.05)
     view.show(None, Progress(arm="plain", done=1, total=4))
     assert said == ["1 of 4 passes, 0 s elapsed, about 0 s left; next: plain"]
+
+
+def test_phases_have_counts_shares_and_their_own_remaining_time(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(pace, "perf_counter", lambda: now[0])
+    waiting = pace.Waiting()
+    now[0] += 30
+    waiting("tracing the target", 0, 8)
+    now[0] += 10
+    waiting("tracing the target", 2, 8)
+    assert waiting.words() == "tracing the target: 2 of 8 (40 s elapsed, about 30 s left)"
+    waiting("measuring what steps cost")
+    now[0] += 6
+    waiting("measuring what steps cost", 0.4, 1)
+    assert waiting.words() == "measuring what steps cost: 40% (46 s elapsed, about 9 s left)"
+
+
+@pytest.mark.parametrize("streams_text", [True, False])
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_generate_says_how_far_it_is(streams_text: bool, is_shared: bool):
+    """Never into a text that goes to the same place."""
+    out, err, arm = io.StringIO(), io.StringIO(), Decoding("with ngram", keeps_errors=True)
+    screen = Screen(out, False, Console(file=err, width=200), is_live=False, is_shared=is_shared, is_quiet=False)
+    rows = [Request(row, LetterTokenizer().encode(row.prompt), SamplingParams(30)) for row in rows_of(("ab", "cd"))]
+    view = RunView(screen, [arm], [4], [0, 1], streams_text=streams_text, most_tokens=30)
+    engine = toy_engine()
+    step = engine.step
+    engine.step = lambda: sleep(0.01) or step()
+    with view:
+        decode(engine, arm, rows, view.watch, lambda: False)
+    said = err.getvalue().splitlines()
+    if streams_text and is_shared:
+        assert said == []
+    else:
+        assert re.fullmatch(r"0 of 2 finished, up to 2 together, \d+ s elapsed, about \d+ s left", said[0])
+
+
+def test_one_long_output_tells_its_tokens():
+    err, arm = io.StringIO(), Decoding("with ngram")
+    screen = Screen(io.StringIO(), False, Console(file=err, width=200), False, is_shared=False, is_quiet=False)
+    rows = [Request(row, LetterTokenizer().encode(row.prompt), SamplingParams(30)) for row in rows_of(("ab",))]
+    view = RunView(screen, [arm], [4], [0], streams_text=False, most_tokens=30)
+    engine = toy_engine()
+    step = engine.step
+    engine.step = lambda: sleep(0.03) or step()
+    with view:
+        decode(engine, arm, rows, view.watch, lambda: False)
+    assert re.match(r"1 token, \d+ s elapsed, about \d+ s left\n2 tokens, ", err.getvalue())
+
+
+def test_a_servers_benchmark_says_how_far_it_is(capsys, tmp_path):
+    prompts = tmp_path / "p.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"prompt {i}"}) + "\n" for i in range(4)))
+    with serving(fake := Fake(pause_s=0.1)):
+        assert run(["bench", "--endpoint", fake.url, "--dataset", str(prompts), "-n", "4"]) == 0
+    assert re.search(
+        r"^[1-3] of 4 requests, \d+ s elapsed, about \d+ s left, 1 at a time$", capsys.readouterr().err, re.M
+    )
 
 
 @pytest.mark.parametrize(

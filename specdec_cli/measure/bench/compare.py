@@ -25,7 +25,7 @@ from specdec_cli.measure.predict.cost import Costs
 from specdec_cli.measure.predict.predict import Predicted, Prediction, predict
 from specdec_cli.measure.predict.profiling import profile
 from specdec_cli.measure.predict.replay import replay
-from specdec_cli.measure.predict.tracing import trace_draft, trace_target
+from specdec_cli.measure.predict.tracing import Tell, Watch, in_phase, trace_draft, trace_target, untold
 from specdec_cli.measure.stats import Interval, Paired
 from specdec_cli.measure.workload.workload import Workload
 
@@ -138,12 +138,12 @@ class DraftComparison:
     load: Load = field(default_factory=look_at_load)
     _bench: Bench | None = None
 
-    def study(self, is_predictable: bool = True, say: Callable[[str], None] = lambda _: None) -> None:
+    def study(self, is_predictable: bool = True, tell: Tell = untold) -> None:
         """Trace the target once, every draft along it, and price their steps.
 
         Args:
             is_predictable: whether a trace knows this verification at all.
-            say: told what is being done.
+            tell: told what is being done, and how far it is.
 
         Raises:
             UsageError: a draft whose acceptance no trace tells, unless every k is measured.
@@ -153,21 +153,21 @@ class DraftComparison:
             self.trace.check_target(origin_of(rivals[0].engine.target))
             self.notices += self.trace.notices
         if self.trace is None and is_predictable:
-            say("tracing the target")
-            self.trace = trace_target(rivals[0].engine, self.workload.requests)
+            watch = in_phase(tell, "tracing the target")
+            self.trace = trace_target(rivals[0].engine, self.workload.requests, watch)
+        seconds = max(_PROFILE_SECONDS / len(rivals), _MIN_PROFILE_SECONDS)
         for contender in rivals:
-            say(f"measuring what a step of {contender.draft} costs")
-            contender.costs = self._costs(contender, max(_PROFILE_SECONDS / len(rivals), _MIN_PROFILE_SECONDS))
+            share = in_phase(tell, f"measuring what a step of {contender.draft} costs")
+            contender.costs = self._costs(contender, seconds, share)
             if self.trace is not None and is_predictable:
-                say(f"tracing {contender.draft}")
-                self._predict(contender, contender.costs, self.trace)
+                self._predict(contender, contender.costs, self.trace, in_phase(tell, f"tracing {contender.draft}"))
 
-    def _costs(self, contender: Contender, seconds: float) -> Costs:
+    def _costs(self, contender: Contender, seconds: float, watch: Callable[[float], None]) -> Costs:
         if self.journal is None:
-            return self._profile(contender, seconds)
-        return self.journal.costs(contender.draft, lambda: self._profile(contender, seconds))
+            return self._profile(contender, seconds, watch)
+        return self.journal.costs(contender.draft, lambda: self._profile(contender, seconds, watch))
 
-    def _profile(self, contender: Contender, seconds: float) -> Costs:
+    def _profile(self, contender: Contender, seconds: float, watch: Callable[[float], None]) -> Costs:
         requests = self.workload.requests
         lengths = [len(request.token_ids) for request in requests]
         ends = [len(request.token_ids) + request.params.max_new_tokens for request in requests]
@@ -179,6 +179,7 @@ class DraftComparison:
             params=requests[0].params,
             time_limit_seconds=seconds,
             batch_size=self.batch_size,
+            watch=watch,
         )
 
     def _text(self) -> list[int]:
@@ -188,9 +189,9 @@ class DraftComparison:
             return [*longest.token_ids, *longest.output]
         return max((request.token_ids for request in self.workload.requests), key=len)
 
-    def _predict(self, contender: Contender, costs: Costs, trace: Trace) -> None:
+    def _predict(self, contender: Contender, costs: Costs, trace: Trace, watch: Watch) -> None:
         try:
-            trace.drafts[contender.draft] = trace_draft(trace, contender.engine.drafter, self.k_max)
+            trace.drafts[contender.draft] = trace_draft(trace, contender.engine.drafter, self.k_max, watch)
         except UsageError as error:
             if not self.is_exhaustive:
                 raise

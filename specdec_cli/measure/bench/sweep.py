@@ -23,7 +23,7 @@ from specdec_cli.measure.machine.load import Conditions, Load, look_at_load
 from specdec_cli.measure.predict.cost import Costs
 from specdec_cli.measure.predict.evidence import INDIFFERENT, TRUSTED, Evidence, Recommendation
 from specdec_cli.measure.predict.predict import Predicted, Prediction
-from specdec_cli.measure.predict.profiling import MIN_REPEATS, profile
+from specdec_cli.measure.predict.profiling import MIN_REPEATS, Watch, profile
 from specdec_cli.measure.stats import FloatArray, Interval, paired
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def profile_workload(
     k_max: int,
     batch_size: int,
     seconds: float = PROFILE_SECONDS,
-    say: Callable[[str], None] = lambda _: None,
+    watch: Watch | None = None,
     *,
     repeats: tuple[int, int] = _BEFOREHAND,
     first: int = 0,
@@ -71,7 +71,7 @@ def profile_workload(
         params=workload.requests[0].params,
         time_limit_seconds=seconds,
         batch_size=batch_size,
-        watch=lambda share: say(f"measuring costs: {share:.0%}"),
+        watch=watch,
         repeats=repeats,
         first=first,
         is_warm=is_warm,

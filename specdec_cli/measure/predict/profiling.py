@@ -77,7 +77,7 @@ def profile(
         params: sampling parameters of the workload, on which the costs of draft and verification depend.
         time_limit_seconds: no further repeat begins after this, once there are enough.
         batch_size: sequences of each forward.
-        watch: told the share of the time limit that has gone.
+        watch: told how much of the profile is done, as a share.
         repeats: how many are enough, and the most.
         first: number of the first repeat, which says whether it goes forth or back.
         is_warm: whether the pair has just decoded and needs no round to warm up.
@@ -99,9 +99,16 @@ def profile(
                 bench.overheads(is_forth)
             num += 1
             if watch is not None:
-                watch(min(1.0, (perf_counter() - begin) / time_limit_seconds))
+                watch(_share(num, repeats, perf_counter() - begin, time_limit_seconds))
     load = ProfileLoad(load_before, psutil.getloadavg()[0], psutil.cpu_count() or 1)
     return bench.costs(num, perf_counter() - begin, load, overhead_seconds)
+
+
+def _share(num: int, repeats: tuple[int, int], seconds: float, limit: float) -> float:
+    """How much of a profile is done: it ends with the most repeats, or with enough of them at the time limit."""
+    enough, most = repeats
+    in_time = seconds / limit if limit > 0 else 1.0
+    return max(num / most, min(1.0, in_time, num / enough))
 
 
 def _fitting(engine: Engine, k_max: int, lengths: Items[int], batch_size: int) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ from specdec_cli.lm.files.origin import origin_of
 from specdec_cli.measure.predict.predict import Prediction, choose, predict
 from specdec_cli.measure.predict.replay import Replay, replay, replay_table
 from specdec_cli.measure.predict.trace import GuessTrace, ModelTrace, Trace, load
-from specdec_cli.measure.predict.tracing import trace_draft, trace_target
+from specdec_cli.measure.predict.tracing import Tell, in_phase, trace_draft, trace_target, untold
 
 if TYPE_CHECKING:
     from specdec_cli.drafters.contract import Drafter
@@ -62,7 +62,7 @@ def obtain_trace(
     name: str,
     k_max: int,
     path: Path | None = None,
-    say: Callable[[str], None] = lambda _: None,
+    tell: Tell = untold,
 ) -> Trace:
     """The trace of a workload with the engine's draft, made now or read from a file that fits it.
 
@@ -74,7 +74,7 @@ def obtain_trace(
         name: the draft's, in the trace.
         k_max: largest k.
         path: read where it exists, else written; None for neither.
-        say: told in words how far it is.
+        tell: told how far it is.
 
     Raises:
         UsageError: a file of other prompts, other sampling or another target, or a draft that no trace can hold.
@@ -83,13 +83,9 @@ def obtain_trace(
     trace = _read(path, engine, requests) if path is not None and path.exists() else None
     is_new = trace is None
     if trace is None:
-        trace = trace_target(
-            engine, requests, lambda done, total: say(f"tracing the target: {done} of {total} prompts")
-        )
+        trace = trace_target(engine, requests, in_phase(tell, "tracing the target"))
     if not _holds(trace, name, engine.drafter):
-        trace.drafts[name] = trace_draft(
-            trace, engine.drafter, k_max, lambda done, total: say(f"tracing the draft: {done} of {total} prompts")
-        )
+        trace.drafts[name] = trace_draft(trace, engine.drafter, k_max, in_phase(tell, "tracing the draft"))
     if path is not None and is_new:
         trace.save(path)
     return trace

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -41,6 +41,33 @@ if TYPE_CHECKING:
     from specdec_cli.engine.engine import Engine
 
 Watch = Callable[[int, int], None]
+
+
+class Tell(Protocol):
+    """Progress callback: the current phase of a long piece of work, and how much of it is done."""
+
+    def __call__(self, phase: str, done: float = 0, total: float = 0, /) -> None:
+        """Report progress; a total of 1 counts in per cent, a total of 0 is unknown."""
+        ...
+
+
+def untold(phase: str, done: float = 0, total: float = 0, /) -> None:
+    """Ignore progress."""
+
+
+class _InPhase(Protocol):
+    def __call__(self, done: float, total: float = 1, /) -> None: ...
+
+
+def in_phase(tell: Tell, phase: str) -> _InPhase:
+    """Report that a phase begins; returns a callback for its progress, as a count or as a share."""
+    tell(phase)
+
+    def watch(done: float, total: float = 1, /) -> None:
+        tell(phase, done, total)
+
+    return watch
+
 
 _MAX_LOGITS = 1 << 22  # numbers of one call's logits: 16 MB, whatever the vocabulary
 _MAX_FED = 1024  # tokens of one forward
