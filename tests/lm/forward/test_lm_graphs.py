@@ -202,7 +202,7 @@ def test_stand_ins_are_the_tokens_that_they_stand_for(both):
 
     def longer(tokens, unreads):
         return [
-            Row(i, [*context, *more], len(more) + 1, unread)
+            Row(i, [*context, *more], len(more) + 1, unread=unread)
             for i, (context, more, unread) in enumerate(zip(contexts, tokens, unreads, strict=True))
         ]
 
