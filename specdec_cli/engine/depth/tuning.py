@@ -1,7 +1,8 @@
 """The adaptive policy's constants: unit, meaning and reason of each.
 
-(t) ends the reason of a constant without which a test in `tests/engine/depth` fails, on clocks that are made up. (b)
-marks one about which those tests say nothing: only `benchmarks/adaptive.py` on a quiet machine can tell what it gains.
+(t) marks a constant without which, or with a very different value, a test in `tests/engine/depth` fails. Those tests
+run on simulated clocks. (b) marks one that they do not need: only `benchmarks/adaptive.py`, on a quiet machine, can
+tell what it gains.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ PLAIN_LOOK_STEPS = (8, 3, 1)
 SETTLED_STEPS = 8
 """Plain steps; after so many in a row a step is a measure, for caches hold the target again. Of fewer, half are. (t)"""
 STEPS_BETWEEN_LOOKS = 8
-"""Steps; from one look to the next."""
+"""Steps; from one look to the next. (t)"""
 STEPS_BETWEEN_PLAIN_LOOKS = 128
-"""Steps; from one look at plain decoding to the next, while drafting. Half as many for each step of PLAIN_KNOWN."""
+"""Steps; between looks at plain decoding while drafting. Halved for each step that PLAIN_KNOWN still lacks. (t)"""
 PLAIN_KNOWN = 7
 """Plain steps; as many as these are measured until looks at plain decoding become rare. (t)"""
 GRACE_STEPS = 1
@@ -48,9 +49,9 @@ MARGIN_TO_BEGIN, MARGIN_TO_KEEP = 0.04, 0.02
 REPAID_WITHIN_STEPS = 32
 """Steps; within so many, drafting has to save what the draft reads before it begins. (b)"""
 HOPELESS_SHARE = 0.8
-"""Share of plain decoding's rate; a draft that gives less at every k is not tried for each new request."""
+"""Share of plain decoding's rate; a draft that gives less at every k is not tried for each new request. (t)"""
 HELD_STEPS, HELD_STEPS_MOST = 8, 96
-"""Steps; how long a decision to draft holds, at least and at most. To decide takes Python's time in every step."""
+"""Steps; how long a decision to draft holds, because deciding takes time. At least (t), and at most (b)."""
 HELD_AT_REST_STEPS, HELD_AT_REST_STEPS_MOST = 16, 2048
 """Steps; how long a decision to draft nothing holds: until a look is allowed, but not for ever. (t)"""
 HELD_WHERE_ROWS_ENDED_MOST = 24
@@ -63,13 +64,13 @@ LEARNED_STEPS = 32
 # Costs of steps.
 
 INTERRUPTED_FACTOR = 1.5
-"""Times the expected seconds; a longer step counts as an interrupted one of just so many."""
+"""Times the expected seconds; a longer step counts as interrupted, and for only so many. (t)"""
 COST_MEMORY_STEPS = 64
-"""Steps; what a mean of seconds looks back on. (b)"""
+"""Steps; what a mean of seconds looks back on. (t)"""
 OLD_AFTER_STEPS, OLD_MEMORY_STEPS = 32, 8
 """Steps; a mean without a measurement for the first number of them counts for the second at most. (t)"""
 PACE_MEMORY_STEPS = 8
-"""Steps; what the machine's pace looks back on. (b)"""
+"""Steps; what the machine's pace looks back on. (t)"""
 TRUSTED_MEASUREMENTS = 2
 """Measurements; a cost needs so many, for one alone may have been interrupted. (t)"""
 EXACT_ROWS = 8
@@ -77,11 +78,11 @@ EXACT_ROWS = 8
 ALIKE_ROWS_FACTOR = 2
 """Times as many rows, or as few; costs are not borrowed from farther away before a look. (t)"""
 DRAFTED_GRAIN = 0.5
-"""Drafted tokens a row; numbers within half of it share a measurement. (b)"""
+"""Drafted tokens a row; numbers within half of it share a measurement. (t)"""
 SLOPE_MEMORY_STEPS = 512
 """Steps; what the cost of a context's token looks back on. (b)"""
 SLOPE_DOUBT_TOKENS = 1024.0
-"""Tokens; half of a slope is believed once squares of what contexts differ by sum up to its square."""
+"""Tokens; half of a slope is believed once squares of what contexts differ by sum up to its square. (t)"""
 CONTEXT_SPEED_UP_MOST = 4
 """Times; no context makes a step faster than that: however wrong a slope is, seconds stay positive. (b)"""
 
@@ -90,8 +91,8 @@ CONTEXT_SPEED_UP_MOST = 4
 UNSEEN_ACCEPTANCE = 0.5
 """Probability; that a drafted token is accepted, while nothing was seen of a drafter. (b)"""
 PRIOR_STEPS = 4.0
-"""Steps; what a prior counts for beside what was seen. (b)"""
+"""Steps; what a prior counts for beside what was seen. (t)"""
 REQUEST_MEMORY_STEPS = 64
 """Steps; what a request's acceptance looks back on. (b)"""
 POOL_MEMORY_STEPS = 256
-"""Steps; what the acceptance of all of a drafter's requests looks back on. (b)"""
+"""Steps; what the acceptance of all of a drafter's requests looks back on. (t)"""
