@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from specdec_cli.engine.prompts import PromptRow, PromptSet
     from specdec_cli.measure.bench.journal import Journal
     from specdec_cli.measure.bench.passes import Pass
-    from specdec_cli.measure.gates import Judged
+    from specdec_cli.measure.gates import GateResult
     from specdec_cli.measure.machine.load import Load
     from specdec_cli.measure.machine.machine import Machine
     from specdec_cli.measure.workload.workload import Workload
@@ -65,7 +65,7 @@ class Measurement(ABC, Generic[Study]):
     prompts: PromptSet
     shared: Shared
     screen: Screen
-    _judged: list[Judged] = field(init=False, default_factory=list)
+    _judged: list[GateResult] = field(init=False, default_factory=list)
     _baseline: dict[str, Any] | None = field(init=False, default=None)
     journal: Journal | None = field(init=False, default=None)
     load_before: Load = field(init=False)

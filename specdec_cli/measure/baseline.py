@@ -9,7 +9,7 @@ from typing import Any
 
 from specdec_cli.errors import UsageError
 from specdec_cli.files import given_path, read_text
-from specdec_cli.measure.gates import RECOMMENDED, Judged, figure_at, judge, parse_all, value_at
+from specdec_cli.measure.gates import RECOMMENDED, GateResult, figure_at, judge, parse_all, value_at
 from specdec_cli.measure.stats import MIN_PAIRS, TOO_FEW, lacks_interval
 from specdec_cli.recipe.gate import parse_percentage
 from specdec_cli.recipe.schema import Gates
@@ -51,7 +51,7 @@ def read_baseline(path: str, schema_name: str) -> dict[str, Any]:
     return document
 
 
-def judge_document(document: dict[str, Any], gates: Gates, baseline: Mapping[str, Any] | None) -> list[Judged]:
+def judge_document(document: dict[str, Any], gates: Gates, baseline: Mapping[str, Any] | None) -> list[GateResult]:
     """Judge a document by a recipe's gates, and write into it what came of that.
 
     Args:
@@ -69,7 +69,7 @@ def judge_document(document: dict[str, Any], gates: Gates, baseline: Mapping[str
     return judged
 
 
-def against_baseline(document: Mapping[str, Any], baseline: Mapping[str, Any], max_regression: str) -> list[Judged]:
+def against_baseline(document: Mapping[str, Any], baseline: Mapping[str, Any], max_regression: str) -> list[GateResult]:
     """Judge a document against an earlier one.
 
     The ratio's interval adds both intervals in squares on a logarithmic scale, as of independent measurements; the
@@ -88,7 +88,7 @@ def _more_batch_sizes(document: Mapping[str, Any], baseline: Mapping[str, Any]) 
     return [f"{place}.{RECOMMENDED}" for place, new, old in zip(places, *sizes, strict=True) if new == old]
 
 
-def _regression(name: str, document: Mapping[str, Any], baseline: Mapping[str, Any], allowed: float) -> Judged:
+def _regression(name: str, document: Mapping[str, Any], baseline: Mapping[str, Any], allowed: float) -> GateResult:
     is_time = name in _LESS_IS_BETTER
     expression = f"{name} / baseline > {1 + allowed:g}" if is_time else f"{name} / baseline < {1 - allowed:g}"
     new, old = _interval(document, name), _interval(baseline, name)
@@ -96,7 +96,7 @@ def _regression(name: str, document: Mapping[str, Any], baseline: Mapping[str, A
     if new is None:
         found = value_at(document, name)
         said = "nothing was measured" if not found or found.get("median") is None else _NOT_COMPARED.format(name)
-        return Judged(expression, None, None, False, said)
+        return GateResult(expression, None, None, False, said)
     logs = [[math.log(one) for one in three] for three in (new, old)]
     (new_log, new_low, new_high), (old_log, old_low, old_high) = logs
     ratio = math.exp(new_log - old_log)
@@ -104,7 +104,7 @@ def _regression(name: str, document: Mapping[str, Any], baseline: Mapping[str, A
     high = ratio * math.exp(math.hypot(new_high - new_log, old_log - old_low))
     passed = low <= 1 + allowed if is_time else high >= 1 - allowed
     said = f"{name} is {new[0]:.4g}, the baseline's {old[0]:.4g}: {ratio:.3g} of it (95 %: {low:.3g} to {high:.3g})"
-    return Judged(expression, ratio, (low, high), passed, said)
+    return GateResult(expression, ratio, (low, high), passed, said)
 
 
 def _interval(document: Mapping[str, Any], name: str) -> tuple[float, float, float] | None:

@@ -19,7 +19,7 @@ RECOMMENDED = "recommended.speedup"
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class GateResult:
     """A gate and what became of it.
 
     Args:
@@ -184,7 +184,7 @@ def _types(node: Mapping[str, Any]) -> list[str]:
     return [kind] if isinstance(kind, str) else list(kind)
 
 
-def judge(gates: Sequence[GateExpression], document: Mapping[str, Any]) -> list[Judged]:
+def judge(gates: Sequence[GateExpression], document: Mapping[str, Any]) -> list[GateResult]:
     """Judge a document; a gate fails where the whole interval lies on its failing side, or where there is no figure."""
     return [_judge(gate, figure_at(document, gate.path)) for gate in gates]
 
@@ -203,28 +203,28 @@ def _is_firmly_plain(document: Mapping[str, Any], above: str) -> bool:
     return verdict == "do-not-speculate" or (verdict is None and value_at(document, f"{above}k") == 0)
 
 
-def _judge_verdict(gate: GateExpression, found: Any) -> Judged:
+def _judge_verdict(gate: GateExpression, found: Any) -> GateResult:
     if not isinstance(found, str):
-        return Judged(str(gate), None, None, False, "nothing was measured")
-    return Judged(str(gate), found, None, not gate.is_crossed_by(found), f"{gate.path} is {found}")
+        return GateResult(str(gate), None, None, False, "nothing was measured")
+    return GateResult(str(gate), found, None, not gate.is_crossed_by(found), f"{gate.path} is {found}")
 
 
-def _judge(gate: GateExpression, found: Any) -> Judged:
+def _judge(gate: GateExpression, found: Any) -> GateResult:
     if gate.verdict is not None:
         return _judge_verdict(gate, found)
     value = next((found[key] for key in FIGURES if key in found), None) if isinstance(found, Mapping) else found
     interval = found.get("ci95") if isinstance(found, Mapping) else None
     if value is None:
-        return Judged(str(gate), None, None, False, "nothing was measured")
+        return GateResult(str(gate), None, None, False, "nothing was measured")
     if isinstance(found, Mapping) and interval is None:
         said = f"{gate.path} is {value:.4g} without an interval to judge by, which takes {MIN_PAIRS} pairs or more"
-        return Judged(str(gate), float(value), None, False, said)
+        return GateResult(str(gate), float(value), None, False, said)
     low, high = interval or (value, value)
     crossed = gate.is_crossed(low) and gate.is_crossed(high)
     if gate.operator == "==":
         crossed = crossed and low == high
     said = f"{value:.4g}" if interval is None else f"{value:.4g} (95 %: {low:.4g} to {high:.4g})"
-    return Judged(str(gate), float(value), (low, high) if interval else None, not crossed, f"{gate.path} is {said}")
+    return GateResult(str(gate), float(value), (low, high) if interval else None, not crossed, f"{gate.path} is {said}")
 
 
 def value_at(document: Mapping[str, Any], path: str) -> Any:
@@ -246,7 +246,7 @@ def _items(node: Any) -> Mapping[str, Any]:
     return {str(place): one for place, one in enumerate(items)} | named
 
 
-def raise_if_crossed(judged: Sequence[Judged]) -> None:
+def raise_if_crossed(judged: Sequence[GateResult]) -> None:
     """End with exit code 3 where a gate failed.
 
     Raises:
