@@ -21,6 +21,7 @@ import record
 
 import specdec_cli
 from specdec_cli import Engine, SamplingParams
+from specdec_cli.engine.driver import Driver
 from specdec_cli.engine.loading import LoadSettings, ModelSettings
 from specdec_cli.events import Stepped
 from specdec_cli.measure.stats import bootstrap_median
@@ -32,10 +33,10 @@ def decode(
     engine: Engine, prompt: str, params: SamplingParams, k: int, prediction: list[int]
 ) -> tuple[list[int], float, int]:
     """Tokens, seconds and number of the steps behind the prompt's."""
-    engine.add(prompt, params, k, prediction=prediction or None)
     tokens, seconds, num_steps = [], 0.0, 0
-    while engine.has_work:
-        for event in engine.step():
+    with Driver(engine) as driver:
+        driver.add(prompt, params, k, prediction=prediction or None)
+        for event in (event for events in driver.steps() for event in events):
             if not isinstance(event, Stepped):
                 continue
             tokens += [token for one in event.emitted for token in one.tokens]

@@ -24,6 +24,7 @@ import record
 
 from specdec_cli import Engine, SamplingParams
 from specdec_cli.engine.decoding import Request
+from specdec_cli.engine.driver import Driver
 from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.events import Stepped
 from specdec_cli.measure.predict.replay import replay
@@ -50,15 +51,14 @@ def make_requests(engine: Engine, prompts: list[str], params: SamplingParams, ro
 
 def count(engine: Engine, requests: list[Request], k: int, rule: str) -> tuple[np.ndarray, np.ndarray]:
     """Accepted tokens plus drafting steps [B], and drafting steps [B], of each request."""
-    places = {engine.add(one.token_ids, one.params, k, rule): place for place, one in enumerate(requests)}
     accepted, drafts = np.zeros(len(requests)), np.zeros(len(requests))
-    while engine.has_work:
-        for event in engine.step():
-            if isinstance(event, Stepped):
-                for emitted in event.emitted:
-                    if emitted.num_drafted:
-                        drafts[places[emitted.sequence_id]] += 1
-                        accepted[places[emitted.sequence_id]] += emitted.num_accepted
+    with Driver(engine) as driver:
+        places = {driver.add(one.token_ids, one.params, k, verify=rule): i for i, one in enumerate(requests)}
+        steps = (event for events in driver.steps() for event in events if isinstance(event, Stepped))
+        for emitted in (emitted for step in steps for emitted in step.emitted):
+            if emitted.num_drafted:
+                drafts[places[emitted.sequence_id]] += 1
+                accepted[places[emitted.sequence_id]] += emitted.num_accepted
     return accepted + drafts, drafts
 
 

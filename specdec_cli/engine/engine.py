@@ -13,7 +13,7 @@ from specdec_cli.engine import requests, run
 from specdec_cli.engine.clock import Clock
 from specdec_cli.engine.drafting import NONE, Drafters
 from specdec_cli.engine.fit import fit
-from specdec_cli.engine.judging import Judge, Judged, Part
+from specdec_cli.engine.judging import Judge, JudgedRow, Part
 from specdec_cli.engine.loading import LoadArguments, LoadProgress, LoadSettings, settle, takes_load_arguments
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.engine.outputs import Output
@@ -384,8 +384,8 @@ class Engine:
         """
         return run.generate(self, prompts, params, num_speculative_tokens, progress)
 
-    def _take(self, judged: Items[Judged]) -> Iterator[Emitted]:
-        """What the sequences take of their verdicts."""
+    def _take(self, judged: Items[JudgedRow]) -> Iterator[Emitted]:
+        """Let each sequence take its accepted tokens and the target's own one."""
         for one in judged:
             with self._fence(one.part[0].sequence):
                 yield one.take()
@@ -403,7 +403,7 @@ class Engine:
         return parts
 
     def _forget(self, sequence: Sequence) -> None:
-        """Begin anew with what the cache still holds for a sequence that it has given back."""
+        """Start a sequence again from what the cache holds, now that its own blocks are given back."""
         sequence.num_computed = self._start(sequence)
 
     def _finish(self, sequence: Sequence) -> Finished:

@@ -24,7 +24,7 @@ Fence = Callable[[Request], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class JudgedRow:
     """The verdict on a row.
 
     Args:
@@ -76,7 +76,7 @@ class Judge:
     num_tokens: int
     rates: Sequence[float] = ()
 
-    def judge(self, decided: Sequence[Part], logits: Tensor, fence: Fence) -> list[Judged]:
+    def judge(self, decided: Sequence[Part], logits: Tensor, fence: Fence) -> list[JudgedRow]:
         """Judge all rows together; where that fails each alone, so that only those end whose own part it is.
 
         Args:
@@ -91,13 +91,13 @@ class Judge:
         except Exception:
             return list(self._judge_each(decided, logits, fence))
 
-    def _judge_each(self, decided: Sequence[Part], logits: Tensor, fence: Fence) -> Iterator[Judged]:
+    def _judge_each(self, decided: Sequence[Part], logits: Tensor, fence: Fence) -> Iterator[JudgedRow]:
         each = torch.split(logits, [len(guess.drafted) + 1 for _, guess in decided])
         for part, its_logits in zip(decided, each, strict=True):
             with fence(part[0].sequence):
                 yield from self._judge([part], its_logits)
 
-    def _judge(self, decided: Sequence[Part], logits: Tensor) -> list[Judged]:
+    def _judge(self, decided: Sequence[Part], logits: Tensor) -> list[JudgedRow]:
         chain = [
             ChainRow(s.params, s.tokens, s.num_prompt_tokens, guess.drafted, s.stop_ids, row.allowed)
             for s, row, guess in ((row.sequence, row, guess) for row, guess in decided)
@@ -113,6 +113,6 @@ class Judge:
         )
         judged, first = [], 0
         for part, verdict in zip(decided, verdicts, strict=True):
-            judged.append(Judged(part, p, first, verdict))
+            judged.append(JudgedRow(part, p, first, verdict))
             first += len(part[1].drafted) + 1
         return judged

@@ -10,7 +10,7 @@ import torch
 
 from specdec_cli.drafters.contract import DraftRow, Guesses
 from specdec_cli.engine.clock import Clock
-from specdec_cli.engine.judging import Fence, Judge, Judged, Part
+from specdec_cli.engine.judging import Fence, Judge, JudgedRow, Part
 from specdec_cli.engine.scheduler import Scheduled
 from specdec_cli.engine.sequence import Sequence as Request
 from specdec_cli.engine.verify import rule_of
@@ -24,7 +24,7 @@ Fit = Callable[[Sequence[Scheduled], Sequence[Guesses]], list[Part]]
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """What a step's work gave.
+    """Result of a step's work.
 
     Args:
         parts: rows with what was verified for them.
@@ -34,7 +34,7 @@ class StepWork:
     """
 
     parts: list[Part]
-    judged: list[Judged]
+    judged: list[JudgedRow]
     draft_seconds: float
     verify_seconds: float
 
