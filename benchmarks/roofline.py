@@ -23,7 +23,6 @@ import torch
 
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.load import load_lm
-from specdec_cli.lm.traffic import traffic_of
 from specdec_cli.lm.transformers_lm import TransformersLM
 
 # dtype, and how linear layers are quantized
@@ -75,7 +74,7 @@ def main() -> None:
         )
     if options.threads:
         torch.set_num_threads(options.threads)
-    moved = {name: traffic_of(lm).bytes_moved(1, options.context) for name, lm in targets.items()}
+    moved = {name: lm.traffic.bytes_moved(1, options.context) for name, lm in targets.items()}
     context = [5 + i % 97 for i in range(options.context)]
     seconds: dict[str, dict[int, list[float]]] = {name: {n: [] for n in options.rows} for name in targets}
     speeds: dict[str, list[float]] = {name: [] for name in targets}

@@ -20,16 +20,16 @@ from specdec_cli.drafters.model import Drafter
 from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.lm.door import Row
+from specdec_cli.lm.table import LMWithoutWeights
 from specdec_cli.sampling.params import SamplingParams
 
 V, K, STEPS, ROUNDS = 32_000, 4, 150, 5
 
 
-class ReadyLM:
+class ReadyLM(LMWithoutWeights):
     """Logits by position from a table; draft and target share it, so every greedy draft is accepted."""
 
     name, vocab_size, max_context, num_blocks, block_size, num_free_blocks = "ready", V, 100_000, 10_000, 16, 10_000
-    device = torch.device("cpu")
 
     def __init__(self, table: torch.Tensor) -> None:
         self.table = table
@@ -44,13 +44,6 @@ class ReadyLM:
         logits = self.table[index]
         self.seconds += perf_counter() - begin
         return logits
-
-    def guess(self, rows: Sequence[Row], num_tokens: int) -> None:
-        """No quicker way than `score`."""
-
-    def adopt(self, handle: int, context: Sequence[int], salt: str) -> int:
-        """Nothing is cached."""
-        return 0
 
     def release(self, handle: int) -> None:
         """Nothing is held."""

@@ -158,7 +158,35 @@ def test_loads_nothing_heavy(module: str):
     assert heavy == {}
 
 
+def asks_what_it_is(call: ast.Call) -> bool:
+    """Whether a call asks an LM, a forward or a drafter for its class, or for something it may not have."""
+    words = {getattr(node, "id", None) or getattr(node, "attr", None) for node in ast.walk(call.args[-1])}
+    name = call.args[1].value if len(call.args) > 1 and isinstance(call.args[1], ast.Constant) else None
+    asked = ast.unparse(call.func)
+    return (asked == "isinstance" and any(str(word).endswith(("LM", "Forward", "Drafter")) for word in words)) or (
+        asked in ("getattr", "hasattr") and name in PROTOCOLS
+    )
+
+
+PROTOCOLS = {"lm", "device", "dtype", "decoder", "decoder_obstacle", "compile_seconds", "origin", "max_context"}
+
+
+def test_nobody_asks_an_lm_or_a_drafter_what_it_is():
+    """Callers find what they need in the protocols `door.LM`, `forward.Forward` and `contract.Drafter`."""
+    found = [
+        f"{module}:{node.lineno} {ast.unparse(node)}"
+        for module, path in MODULES.items()
+        if room(module) in ("drafters", "engine", "measure", "report", "cli", "serve")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and node.args and asks_what_it_is(node)
+    ]
+    assert found == []
+
+
 def test_the_check_itself_can_fail():
+    asked = ("isinstance(drafter, ModelDrafter)", "isinstance(lm, TableLM | int)", 'getattr(target, "dtype", None)')
+    assert all(asks_what_it_is(ast.parse(call, mode="eval").body) for call in asked)
+    assert not asks_what_it_is(ast.parse("isinstance(k, int)", mode="eval").body)
     upward = Import("specdec_cli.engine.engine", 1, "specdec_cli.report.table", True)
     sideways = Import("specdec_cli.lm.load", 1, "specdec_cli.sampling.chain", True)
     downward = Import("specdec_cli.engine.engine", 1, "specdec_cli.lm.door", True)

@@ -8,6 +8,7 @@ from specdec_cli.drafters import create
 from specdec_cli.drafters.contract import Resources
 from specdec_cli.engine.engine import Engine, EngineOptions
 from specdec_cli.lm.door import Row
+from specdec_cli.lm.table import LMWithoutWeights
 from specdec_cli.text.stream import TextStream
 
 LETTERS = "\0abcdefgh .\n"
@@ -29,6 +30,7 @@ class LetterTokenizer:
 
     num_tokens = len(LETTERS)
     eos_token_ids = (END,)
+    is_stand_in = False
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [max(1, LETTERS.find(letter)) for letter in text]
@@ -46,15 +48,13 @@ class LetterTokenizer:
         return TextStream(LetterDetokenizer(), stop, stop_ids)
 
 
-class TableLM:
+class TableLM(LMWithoutWeights):
     """Logits that depend on the last two tokens, drawn once; deterministic, and now and then repeating itself."""
 
     name = "table"
     max_context = 512
     block_size = 16
     num_blocks = 1024
-    device = torch.device("cpu")
-    dtype = torch.float32
 
     def __init__(self, seed: int = 0) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -73,9 +73,6 @@ class TableLM:
                 before = text[end - 2] if end > 1 else 0
                 logits.append(self.table[before, text[end - 1]])
         return torch.stack(logits) if logits else torch.empty(0, self.vocab_size)
-
-    def guess(self, rows: list[Row], num_tokens: int) -> None:
-        pass
 
     def release(self, handle: int) -> None:
         pass

@@ -314,7 +314,7 @@ class _AuditRun:
             }
         )
         engine = Engine.from_recipe(recipe, trust_remote_code=self.shared.trust_remote_code, progress=say)
-        dtype = str(getattr(engine.target, "dtype", "float32")).removeprefix("torch.")
+        dtype = str(engine.target.dtype).removeprefix("torch.")
         model = self.recipe.draft.model
         draft = str(self.recipe.draft.method) if model is None else model
         if model is not None and given_path(model).is_dir():

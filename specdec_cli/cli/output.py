@@ -83,19 +83,17 @@ def machine_of(engine: Engine) -> dict[str, str | None]:
 
     from specdec_cli.measure.machine.machine import cpu_model
 
-    draft = getattr(engine.drafter, "lm", None)
-    devices = [getattr(lm, "device", None) for lm in (engine.target, draft)]
-    gpus = (torch.cuda.get_device_name(one) for one in devices if one is not None and one.type == "cuda")
-    found = {
+    target, draft = engine.target, engine.drafter.lm
+    devices = [lm.device for lm in (target, draft) if lm is not None]
+    return {
         "cpu": cpu_model(),
-        "gpu": next(gpus, None),
-        "device": getattr(engine.target, "device", None),
-        "draft_device": getattr(draft, "device", None),
-        "dtype": getattr(engine.target, "dtype", None),
-        "decoder": getattr(engine.target, "decoder", None),
-        "draft_decoder": getattr(draft, "decoder", None),
+        "gpu": next((torch.cuda.get_device_name(device) for device in devices if device.type == "cuda"), None),
+        "device": str(target.device),
+        "draft_device": None if draft is None else str(draft.device),
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "decoder": target.decoder,
+        "draft_decoder": None if draft is None else draft.decoder,
     }
-    return {key: None if value is None else str(value).removeprefix("torch.") for key, value in found.items()}
 
 
 def check_destination(path: Path | None, force: bool, flag: str = "--output") -> None:

@@ -19,6 +19,7 @@ from specdec_cli.errors import UsageError, closest
 __all__ = ["create", "get", "methods", "options", "parse_spec", "to_spec"]
 
 _NOT_METHODS = {"__init__", "contract"}
+_MEMBERS = ("lm", "max_context", "load", "propose", "release")  # of the protocol `contract.Drafter`
 _HINT = "write a model's name or folder, or one of: "
 
 
@@ -37,7 +38,7 @@ def get(method: str) -> type[Drafter]:
     """The class of a method: a file of this folder, or `my_package.my_module` with a dataclass named Drafter.
 
     Raises:
-        UsageError: no such method.
+        UsageError: no such method, or one from outside that lacks a part of the drafters' contract.
     """
     known = methods()
     if method in known:
@@ -51,6 +52,11 @@ def get(method: str) -> type[Drafter]:
         raise UsageError(f"the drafting method `{method}` cannot be imported: {error}", hint) from error
     if not dataclasses.is_dataclass(found):
         raise UsageError(f"`{method}.Drafter` is no dataclass", "its dataclass fields are its options")
+    known_names = {*dir(found), *(field.name for field in dataclasses.fields(found))}
+    missing = next((name for name in _MEMBERS if name not in known_names), None)
+    if missing is not None:
+        hint = "specdec_cli/drafters/contract.py says what a drafter has; WithoutModel has a part of it for many"
+        raise UsageError(f"`{method}.Drafter` has no `{missing}`", hint)
     return found
 
 

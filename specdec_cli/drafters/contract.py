@@ -83,11 +83,12 @@ class Resources:
 
 
 class Drafter(Protocol):
-    """One drafting method. Its file's name is its name in recipes, its dataclass fields are its options there.
+    """One drafting method. Its file's name is its name in recipes, its dataclass fields are its options there."""
 
-    Attributes:
-        max_context: longest context it can draft from, or None without a limit.
-    """
+    @property
+    def lm(self) -> LM | None:
+        """The language model whose distribution its guesses come from, once it is loaded; None without one."""
+        ...
 
     @property
     def max_context(self) -> int | None:
@@ -105,3 +106,10 @@ class Drafter(Protocol):
     def release(self, handle: int) -> None:
         """Forget a sequence."""
         ...
+
+
+class WithoutModel:
+    """Base of drafters without a language model, which read contexts of any length."""
+
+    lm = None
+    max_context = None

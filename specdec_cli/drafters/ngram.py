@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specdec_cli.drafted import Drafted
-from specdec_cli.drafters.contract import DraftRow, Guesses, Resources
+from specdec_cli.drafters.contract import DraftRow, Guesses, Resources, WithoutModel
 from specdec_cli.errors import UsageError
 
 
 @dataclass
-class Drafter:
+class Drafter(WithoutModel):
     """Guesses by looking back in prompt and output.
 
     Args:
@@ -35,11 +35,6 @@ class Drafter:
             raise UsageError(f"`max` of `ngram` must be from min (`{self.min}`) to 64, not `{self.max}`")
         self._num_tokens = 0
         self._indexes: dict[int, Index] = {}
-
-    @property
-    def max_context(self) -> int | None:
-        """No limit."""
-        return None
 
     def load(self, resources: Resources) -> None:
         """Learn the vocabulary's size."""

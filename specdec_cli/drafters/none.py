@@ -5,17 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specdec_cli.drafters.contract import DraftRow, Guesses, Resources
+from specdec_cli.drafters.contract import DraftRow, Guesses, Resources, WithoutModel
 
 
 @dataclass
-class Drafter:
+class Drafter(WithoutModel):
     """Guesses nothing."""
-
-    @property
-    def max_context(self) -> int | None:
-        """No limit."""
-        return None
 
     def load(self, resources: Resources) -> None:
         """Nothing to make ready."""

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from specdec_cli.drafted import Drafted
-from specdec_cli.drafters.contract import DraftRow, Guesses, Resources
+from specdec_cli.drafters.contract import DraftRow, Guesses, Resources, WithoutModel
 from specdec_cli.errors import UsageError
 
 
 @dataclass
-class Drafter:
+class Drafter(WithoutModel):
     """Guesses the continuation of a predicted text.
 
     Args:
@@ -41,11 +41,6 @@ class Drafter:
             raise UsageError(f"`max` of `prediction` must be from min (`{self.min}`) to 64, not `{self.max}`")
         self._text: _Text | None = None
         self._pointers: dict[int, _Pointer] = {}
-
-    @property
-    def max_context(self) -> int | None:
-        """No limit."""
-        return None
 
     def load(self, resources: Resources) -> None:
         """Tokenise the prediction and note where each of its n-grams ends."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from specdec_cli import drafters
 from specdec_cli.drafters.contract import Drafter, Resources
-from specdec_cli.drafters.model import Drafter as ModelDrafter
 from specdec_cli.engine.caches import hold_beside, share_out
 from specdec_cli.engine.loading import LoadProgress, LoadSettings, ModelSettings
 from specdec_cli.engine.options import EngineOptions
@@ -16,7 +16,6 @@ from specdec_cli.engine.synthetic import synthetic_rates
 from specdec_cli.errors import UsageError
 from specdec_cli.lm.cache.cache_plan import KVCacheBytes
 from specdec_cli.lm.decoders import decoder_when
-from specdec_cli.lm.files.dummy import StandIn
 from specdec_cli.lm.files.generation import NONE
 from specdec_cli.lm.load import check_context, load_lm, load_tokenizer
 from specdec_cli.lm.machine.threads import allot_threads
@@ -88,37 +87,67 @@ def load_engines(
     lm = _load(target, settings.target, settings, options, settings.generation_config)
     if settings.compile:
         _compile(lm, "target", say)
-    loaded = [load_drafter(fields, lm, tokenizer, options, its) for fields, its in zip(given, own, strict=True)]
-    models = [drafter.lm for drafter in loaded if isinstance(drafter, ModelDrafter)]
-    share_out(lm, [one for one in models if isinstance(one, TransformersLM)], options, settings.kv_cache_bytes)
+    loaders = [_DraftLoader(lm, tokenizer, options, its) for its in own]
+    loaded = [loader.load(fields) for loader, fields in zip(loaders, given, strict=True)]
+    share_out(lm, [model for loader in loaders for model in loader.models], options, settings.kv_cache_bytes)
     return [
         engine_class(
-            *(lm, drafter, tokenizer, options, lm.eos_token_ids, _others(fields, lm, tokenizer, options, its)),
+            *(lm, drafter, tokenizer, options, lm.eos_token_ids, loader.others(fields)),
             generation=lm.generation,
         )
-        for drafter, fields, its in zip(loaded, given, own, strict=True)
+        for drafter, fields, loader in zip(loaded, given, loaders, strict=True)
     ]
 
 
-def load_drafter(
-    fields: Mapping[str, Any], target: LM, tokenizer: Tokenizer, options: EngineOptions, settings: LoadSettings
-) -> Drafter:
-    """A drafter for a target that is loaded; that their tokenizers agree was checked.
+@dataclass(slots=True)
+class _DraftLoader:
+    """Loads drafters for a target that is loaded; that their tokenizers agree was checked.
 
     Args:
-        fields: `model`, or `method` and its options.
         target: the loaded target.
         tokenizer: the target's.
         options: how the engine will speculate and batch.
         settings: how models are loaded.
-
-    Raises:
-        UsageError: an unknown method or option, or a draft of another vocabulary.
-        RunError: a model that does not load.
+        models: the draft models that were loaded, whose caches are still to be planned.
     """
-    drafter = _make_drafter(fields)
-    drafter.load(_resources(target, tokenizer, settings, options, settings.progress or (lambda _: None)))
-    return drafter
+
+    target: LM
+    tokenizer: Tokenizer
+    options: EngineOptions
+    settings: LoadSettings
+    models: list[TransformersLM] = field(default_factory=list)
+
+    def load(self, fields: Mapping[str, Any]) -> Drafter:
+        """A drafter from `model`, or `method` and its options.
+
+        Raises:
+            UsageError: an unknown method or option, or a draft of another vocabulary.
+            RunError: a model that does not load.
+        """
+        values = dict(fields)
+        drafter = drafters.create(values.pop("method", "model"), values)
+        num_tokens = min(self.tokenizer.num_tokens, self.target.vocab_size)
+        encode = partial(self.tokenizer.encode, add_special_tokens=False)
+        drafter.load(Resources(self._load_model, encode, num_tokens))
+        return drafter
+
+    def others(self, own: Mapping[str, Any]) -> dict[str, Drafter]:
+        """The drafters beside an engine's own, by name; predictions come with the requests."""
+        per_request = {"prediction": {"per_request": True}}
+        return {
+            name: self.load({"method": name, **per_request.get(name, {})})
+            for name in self.settings.others
+            if name != own.get("method")
+        }
+
+    def _load_model(self, name: str) -> LM:
+        say = self.settings.progress or (lambda _: None)
+        say(f"loading draft {name}")
+        lm = _load(name, self.settings.draft, self.settings, self.options)
+        if self.settings.compile:
+            _compile(lm, "draft", say)
+        self.models.append(lm)
+        return lm
 
 
 def another_drafter(
@@ -140,23 +169,12 @@ def another_drafter(
     if engine.tokenizer is None:
         raise UsageError("the engine has no tokenizer, which a further draft needs", "give the engine one")
     if "model" in fields:
-        _check_tokenizers(engine.tokenizer, str(getattr(engine.target, "name", "target")), fields["model"], settings)
-    drafter = load_drafter(fields, engine.target, engine.tokenizer, engine.options, settings)
-    if isinstance(drafter, ModelDrafter) and isinstance(drafter.lm, TransformersLM):
-        hold_beside(drafter.lm, engine.target.max_context, engine.options)
+        _check_tokenizers(engine.tokenizer, engine.target.name, fields["model"], settings)
+    loader = _DraftLoader(engine.target, engine.tokenizer, engine.options, settings)
+    drafter = loader.load(fields)
+    for lm in loader.models:
+        hold_beside(lm, engine.target.max_context, engine.options)
     return drafter
-
-
-def _others(
-    own: Mapping[str, Any], target: LM, tokenizer: Tokenizer, options: EngineOptions, settings: LoadSettings
-) -> dict[str, Drafter]:
-    """The drafters beside an engine's own, by name; predictions come with the requests."""
-    per_request = {"prediction": {"per_request": True}}
-    return {
-        name: load_drafter({"method": name, **per_request.get(name, {})}, target, tokenizer, options, settings)
-        for name in settings.others
-        if name != own.get("method")
-    }
 
 
 def engines_from_recipes(
@@ -209,7 +227,7 @@ def _check_tokenizers(tokenizer: Tokenizer, target: str, draft: str, settings: L
             load_format=settings.draft.load_format,
         )
     )
-    if isinstance(tokenizer.hf, StandIn) or isinstance(other.hf, StandIn):
+    if tokenizer.is_stand_in or other.is_stand_in:
         return
     overlap = tokenizer.compare(other)
     if not overlap.equal:
@@ -245,26 +263,6 @@ def _compile(lm: TransformersLM, role: str, say: LoadProgress) -> None:
     say(f"compiling {role} {lm.name}: half a minute or so")
     lm.compile()
     say(f"compiled {role} {lm.name} in {lm.compile_seconds:.1f} s")
-
-
-def _make_drafter(fields: Mapping[str, Any]) -> Drafter:
-    values = dict(fields)
-    return drafters.create(values.pop("method", "model"), values)
-
-
-def _resources(
-    target: LM, tokenizer: Tokenizer, settings: LoadSettings, options: EngineOptions, say: LoadProgress
-) -> Resources:
-    num_tokens = min(tokenizer.num_tokens, target.vocab_size)
-
-    def load_draft(name: str) -> LM:
-        say(f"loading draft {name}")
-        lm = _load(name, settings.draft, settings, options)
-        if settings.compile:
-            _compile(lm, "draft", say)
-        return lm
-
-    return Resources(load_draft, lambda text: tokenizer.encode(text, add_special_tokens=False), num_tokens)
 
 
 def engine_options(recipe: Recipe) -> EngineOptions:

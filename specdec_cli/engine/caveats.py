@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from specdec_cli.lm.files.dummy import StandIn
 from specdec_cli.lm.llama import native
 
 if TYPE_CHECKING:
     from specdec_cli.engine.engine import Engine
+    from specdec_cli.lm.door import LM
     from specdec_cli.recipe.schema import Draft, Recipe, Target
 
 
@@ -24,7 +24,7 @@ def caveats(recipe: Recipe, engine: Engine) -> list[str]:
     found = []
     if random:
         found.append(f"random weights (load_format dummy) of {' and '.join(random)}: what is decoded means nothing")
-    if isinstance(getattr(engine.tokenizer, "hf", None), StandIn):
+    if engine.tokenizer is not None and engine.tokenizer.is_stand_in:
         found.append("no tokenizer: a dummy reads text as its bytes and writes every further token as `<its id>`")
     if recipe.speculation.is_synthetic:
         found.append(
@@ -35,7 +35,7 @@ def caveats(recipe: Recipe, engine: Engine) -> list[str]:
 
 def lacking_compiler(engine: Engine) -> list[str]:
     """That models run slower than they could for want of a C++ compiler, and what helps."""
-    obstacles = {role: getattr(lm, "decoder_obstacle", None) for role, lm in _models(engine).items()}
+    obstacles = {role: lm.decoder_obstacle for role, lm in _models(engine).items()}
     found = []
     for obstacle in dict.fromkeys(obstacles.values()):
         remedy = native.remedy(obstacle)
@@ -50,10 +50,11 @@ def lacking_compiler(engine: Engine) -> list[str]:
 
 def compiled(engine: Engine) -> list[str]:
     """How long torch compiled, and for what; nothing where it did not."""
-    seconds = {role: getattr(lm, "compile_seconds", None) for role, lm in _models(engine).items()}
+    seconds = {role: lm.compile_seconds for role, lm in _models(engine).items()}
     words = [f"{took:.1f} s for the {role}" for role, took in seconds.items() if took is not None]
     return [f"transformers' forward runs, compiled: that took {' and '.join(words)}"] if words else []
 
 
-def _models(engine: Engine) -> dict[str, Any]:
-    return {"target": engine.target, "draft": getattr(engine.drafter, "lm", None)}
+def _models(engine: Engine) -> dict[str, LM]:
+    draft = engine.drafter.lm
+    return {"target": engine.target} | ({} if draft is None else {"draft": draft})

@@ -174,9 +174,10 @@ class Engine:
 
     def __repr__(self) -> str:
         """Models, k, verification mode and the number of open requests."""
+        draft = self.drafter.lm
         parts = {
-            "target": getattr(self.target, "name", type(self.target).__name__),
-            "draft": getattr(getattr(self.drafter, "lm", None), "name", self.drafters.own_name),
+            "target": self.target.name,
+            "draft": self.drafters.own_name if draft is None else draft.name,
             "num_speculative_tokens": self.options.num_speculative_tokens,
             "verify": self.options.verify,
             "device": str(self.target.device),

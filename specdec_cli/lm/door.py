@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from specdec_cli.lm.cache.unread import Unread
+    from specdec_cli.lm.files.origin import Origin
+    from specdec_cli.lm.traffic import Traffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,8 @@ class LM(Protocol):
         num_blocks: blocks of KV cache in all.
         block_size: tokens in a block.
         device: where it runs.
+        dtype: what it computes in.
+        decoder_obstacle: why our own decoder does not run it; None where it does, or where there is nothing to decode.
     """
 
     name: str
@@ -111,6 +115,38 @@ class LM(Protocol):
     num_blocks: int
     block_size: int
     device: torch.device
+    dtype: torch.dtype
+    decoder_obstacle: str | None
+
+    @property
+    def origin(self) -> Origin:
+        """Where its numbers come from."""
+        ...
+
+    @property
+    def decoder(self) -> str:
+        """Whose forward runs, for people and documents: `own`, `transformers` with what is done to it, or `table`."""
+        ...
+
+    @property
+    def compile_seconds(self) -> float | None:
+        """How long torch compiled its forward; None where it did not."""
+        ...
+
+    @property
+    def num_parameters(self) -> int | None:
+        """Its weights, each counted once; None without weights."""
+        ...
+
+    @property
+    def num_bytes(self) -> int | None:
+        """Memory for its weights and its cache; None without weights."""
+        ...
+
+    @property
+    def traffic(self) -> Traffic | None:
+        """Sizes from which a forward's cost follows; None without weights."""
+        ...
 
     def score(self, rows: Sequence[Row]) -> Tensor:
         """Logits [sum of num_logits, V] float32, rows one after another, in each row context before drafted nodes."""

@@ -12,9 +12,41 @@ import torch
 from torch import Tensor
 
 from specdec_cli.lm.door import Row
+from specdec_cli.lm.files.origin import Origin
+from specdec_cli.lm.traffic import Traffic
 
 
-class TableLM:
+class LMWithoutWeights:
+    """Base of LMs without weights: they have no size, know no quicker way than `score` and share no prefixes.
+
+    A subclass adds `name`, `vocab_size`, `max_context`, `num_blocks`, `block_size`, `num_free_blocks`, `score` and
+    `release`.
+    """
+
+    name: str
+    device = torch.device("cpu")
+    dtype = torch.float32
+    decoder = "table"
+    decoder_obstacle: str | None = None
+    compile_seconds: float | None = None
+    num_parameters: int | None = None
+    num_bytes: int | None = None
+    traffic: Traffic | None = None
+
+    @property
+    def origin(self) -> Origin:
+        """Its name is all that is known."""
+        return Origin(self.name)
+
+    def guess(self, rows: Sequence[Row], num_tokens: int) -> None:
+        """It knows no quicker way than `score`: None."""
+
+    def adopt(self, handle: int, context: Sequence[int], salt: str) -> int:
+        """It holds no prefixes: 0."""
+        return 0
+
+
+class TableLM(LMWithoutWeights):
     """A model whose logits are looked up.
 
     Args:
@@ -43,7 +75,6 @@ class TableLM:
         self.max_context = max_context
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.device = torch.device("cpu")
         self._function = function
         self._order = order
         self._places: dict[tuple[int, ...], int] = {}
@@ -76,13 +107,6 @@ class TableLM:
             places += map(self._place, self._seen(row))
         assert self.num_free_blocks >= 0, "more blocks are used than there are"
         return self._table[places]
-
-    def guess(self, rows: Sequence[Row], num_tokens: int) -> None:
-        """A table knows no quicker way than `score`: None."""
-
-    def adopt(self, handle: int, context: Sequence[int], salt: str) -> int:
-        """A table holds no prefixes: 0."""
-        return 0
 
     def release(self, handle: int) -> None:
         """Forget a sequence and give its blocks back; unknown handles are fine."""

@@ -11,7 +11,6 @@ from specdec_cli.lm.files.architecture import setting
 
 if TYPE_CHECKING:
     from specdec_cli.lm.kernels.packing import Weight
-    from specdec_cli.lm.transformers_lm import TransformersLM
 
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _TAKEN = ("num_experts_per_tok", "top_k_experts", "moe_topk", "moe_k", "moe_top_k")
@@ -63,11 +62,6 @@ class Traffic:
             raise RunError("the model's configuration does not say how wide its attention is")
         per_token = 2 * (self.dense_parameters + self.expert_parameters * self.expert_share)
         return num_tokens * (per_token + 4 * self.attention_width * context)
-
-
-def traffic_of(lm: TransformersLM) -> Traffic:
-    """Read the sizes off a loaded model."""
-    return model_traffic(lm.config, lm.weights, lm.kv_bytes_per_token)
 
 
 def model_traffic(config: Any, weights: Sequence[Weight], kv_bytes_per_token: int) -> Traffic:

@@ -20,6 +20,7 @@ from specdec_cli.lm.forward.forward import on_its_device
 from specdec_cli.lm.kernels.kinds import Kind
 from specdec_cli.lm.kernels.packing import weights_of
 from specdec_cli.lm.llama.llama_weights import kept_as
+from specdec_cli.lm.traffic import Traffic, model_traffic
 
 
 class TransformersLM:
@@ -120,6 +121,22 @@ class TransformersLM:
         """
         self._forward.compile(self.name)
         self.hold(self.num_blocks)
+
+    @property
+    def num_parameters(self) -> int:
+        """Its weights, each counted once: of a tied embedding, the packed output has a copy."""
+        is_tied = self.config.get_text_config().tie_word_embeddings
+        return sum(weight.num_numbers for weight in self.weights if not (is_tied and weight.is_looked_up))
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory for its weights and its cache."""
+        return self.weight_bytes + self.num_blocks * self.block_size * self.kv_bytes_per_token
+
+    @property
+    def traffic(self) -> Traffic:
+        """Sizes from which a forward's cost follows."""
+        return model_traffic(self.config, self.weights, self.kv_bytes_per_token)
 
     def cache_need(self, num_seqs: int, extra_tokens: int, max_context: int | None = None) -> CacheNeed:
         """A cache for so many sequences, each of a whole context (the model's or a shorter one) and extra tokens."""

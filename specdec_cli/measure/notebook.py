@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from specdec_cli import drafters
-from specdec_cli.drafters.model import Drafter as ModelDrafter
 from specdec_cli.engine.build import another_drafter
 from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.prompts import PromptRow
@@ -245,9 +244,9 @@ class WorkloadTrace:
     def _drafter(self, draft: DraftSpec | None, settings: LoadSettings | None) -> tuple[str, Drafter]:
         """A draft by its name, loaded once."""
         own = self.engine.drafter
-        own_name = own.lm.name if isinstance(own, ModelDrafter) else self.engine.drafters.own_name
+        own_name = self.engine.drafters.own_name if own.lm is None else own.lm.name
         fields = drafters.parse_spec(draft) if isinstance(draft, str) else draft
-        if fields is None or (isinstance(own, ModelDrafter) and fields == {"model": own_name}):
+        if fields is None or (own.lm is not None and fields == {"model": own_name}):
             name, found = own_name, own
         else:
             name = draft if isinstance(draft, str) else ",".join(f"{key}={fields[key]}" for key in fields)

@@ -77,6 +77,16 @@ class Tokenizer:
             return ()
         return tuple(token_id) if isinstance(token_id, list | tuple) else (int(token_id),)
 
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether conversations can be put into text."""
+        return bool(getattr(self.hf, "chat_template", None))
+
+    @property
+    def is_stand_in(self) -> bool:
+        """Whether the model has no tokenizer, and text is read as its bytes (`load_format: dummy`)."""
+        return bool(getattr(self.hf, "is_stand_in", False))
+
     @cached_property
     def special_ids(self) -> frozenset[int]:
         """Tokens that `skip_special_tokens` leaves out of the text."""
@@ -127,7 +137,7 @@ class Tokenizer:
         """Text of a conversation by the chat template; arguments and errors as `chat`."""
         import jinja2
 
-        if not getattr(self.hf, "chat_template", None):
+        if not self.has_chat_template:
             raise UsageError(
                 f"the tokenizer of `{self.name}` has no chat template",
                 "leave out --chat and --system, or use a chat model",

@@ -13,13 +13,14 @@ import torch
 from specdec_cli import drafters
 from specdec_cli.drafters.contract import Drafter, DraftRow, Guesses, Resources
 from specdec_cli.lm.door import Row
+from specdec_cli.lm.table import LMWithoutWeights
 from specdec_cli.sampling.params import SamplingParams
 
 NUM_TOKENS = 11
 NEEDED = {"model": {"model": "tiny"}, "prediction": {"text": "abcabdab"}}
 
 
-class TableLM:
+class TableLM(LMWithoutWeights):
     """Logits that depend on the last two tokens; three more of them than the vocabulary, as padding."""
 
     name, vocab_size, max_context, num_blocks, block_size, num_free_blocks = "tiny", NUM_TOKENS + 3, 40, 1, 1, 1
@@ -31,9 +32,6 @@ class TableLM:
                 seed = sum(token * 31**i for i, token in enumerate(reversed(row.context[max(0, end - 2) : end])))
                 parts.append(2 * torch.randn(1, self.vocab_size, generator=torch.Generator().manual_seed(seed)))
         return torch.cat(parts)
-
-    def guess(self, rows: Sequence[Row], num_tokens: int) -> None:
-        pass
 
     def release(self, handle: int) -> None:
         pass

@@ -14,6 +14,7 @@ from specdec_cli.drafters.contract import Drafter, DraftRow, Resources
 from specdec_cli.engine.verify import RULES
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.door import Continuations, Row
+from specdec_cli.lm.table import LMWithoutWeights
 from specdec_cli.sampling import noise
 from specdec_cli.sampling.chain import ChainRow, distribution
 from specdec_cli.sampling.params import SamplingParams
@@ -21,7 +22,7 @@ from specdec_cli.sampling.params import SamplingParams
 NUM_TOKENS = 7
 
 
-class Recorder:
+class Recorder(LMWithoutWeights):
     """A model whose logits follow from the last token; it writes down what it was given."""
 
     name, max_context, num_blocks, block_size, num_free_blocks = "recorder", 2000, 1, 1, 1
@@ -38,9 +39,6 @@ class Recorder:
         wanted = [row for row in rows if row.num_logits]
         assert all(row.num_logits == 1 for row in wanted)
         return torch.stack([self.table[row.context[-1]] for row in wanted]) if wanted else torch.empty(0, 8)
-
-    def guess(self, rows: Sequence[Row], num_tokens: int) -> None:
-        return None
 
     def release(self, handle: int) -> None:
         self.released.append(handle)

@@ -103,7 +103,12 @@ def test_a_drafter_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (tmp_path / "outside_package").mkdir()
     (tmp_path / "outside_package" / "mine.py").write_text(
         "from __future__ import annotations\nfrom dataclasses import dataclass\n"
-        "@dataclass\nclass Drafter:\n    share: float = 0.5\n    name: str | None = None\n"
+        "from specdec_cli.drafters.contract import WithoutModel\n"
+        "@dataclass\nclass Drafter(WithoutModel):\n    share: float = 0.5\n    name: str | None = None\n"
+        "    def load(self, resources): ...\n    def propose(self, rows): ...\n    def release(self, handle): ...\n"
+    )
+    (tmp_path / "outside_package" / "older.py").write_text(
+        "from dataclasses import dataclass\n@dataclass\nclass Drafter:\n    max_context: int = 0\n"
     )
     (tmp_path / "outside_package" / "bare.py").write_text("class Drafter:\n    pass\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -113,5 +118,7 @@ def test_a_drafter_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         drafters.create("outside_package.mine", {"share": "x"})
     with pytest.raises(UsageError, match="no dataclass"):
         drafters.get("outside_package.bare")
+    with pytest.raises(UsageError, match=r"`outside_package\.older\.Drafter` has no `lm`"):
+        drafters.get("outside_package.older")
     for name in [name for name in sys.modules if name.startswith("outside_package")]:
         monkeypatch.delitem(sys.modules, name)

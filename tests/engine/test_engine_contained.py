@@ -12,7 +12,7 @@ from toy_engine import END, LETTERS, LetterTokenizer, TableLM
 
 from specdec_cli.drafted import Drafted
 from specdec_cli.drafters import create
-from specdec_cli.drafters.contract import DraftRow, Guesses, Resources
+from specdec_cli.drafters.contract import DraftRow, Guesses, Resources, WithoutModel
 from specdec_cli.engine.engine import Engine, EngineOptions
 from specdec_cli.errors import UsageError
 from specdec_cli.events import Event, Failed, Finished, Noticed, Stepped
@@ -23,12 +23,11 @@ GREEDY = SamplingParams(max_new_tokens=20)
 
 
 @dataclass
-class Broken:
+class Broken(WithoutModel):
     """A drafter that raises in some of its steps."""
 
     raises: Sequence[int] = ()
     error: type[Exception] = ValueError
-    max_context: int | None = None
     num_asked: int = 0
     released: list[int] = field(default_factory=list)
 

@@ -136,6 +136,8 @@ def fill(model: Any) -> None:
 class StandIn(PreTrainedTokenizerFast):  # type: ignore[misc]  # transformers is untyped here
     """The tokenizer of a model that has none."""
 
+    is_stand_in = True
+
 
 def stand_in_tokenizer(config: Any) -> StandIn:
     """A tokenizer for a configuration that has none: text becomes its bytes, every further token is `<its id>`.

@@ -12,10 +12,6 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from specdec_cli.lm.door import LM
 
 _SAMPLE_BYTES = 512
 
@@ -53,12 +49,6 @@ class Origin:
         """Whether the same numbers come out, but for the machine: one checkpoint, in one dtype, packed alike."""
         alike = (self.dtype, self.quantize) == (other.dtype, other.quantize)
         return alike and self.has_weights_of(other)
-
-
-def origin_of(lm: LM) -> Origin:
-    """Where a language model comes from; of one without files only its name is known."""
-    found = getattr(lm, "origin", None)
-    return found if isinstance(found, Origin) else Origin(lm.name)
 
 
 def fingerprint(folder: Path, files: Iterable[str]) -> str:

@@ -13,11 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from specdec_cli.drafters.model import Drafter as ModelDrafter
 from specdec_cli.engine.arms import EngineArm
 from specdec_cli.errors import UsageError
-from specdec_cli.lm.files.origin import origin_of
-from specdec_cli.lm.transformers_lm import TransformersLM
 from specdec_cli.measure.bench.bench import Bench, Plan, Progress
 from specdec_cli.measure.bench.passes import Differences, Kind, Track, against, speeds
 from specdec_cli.measure.machine.load import Load, look_at_load
@@ -87,15 +84,8 @@ class Contender:
 
     def sizes(self) -> tuple[int | None, int | None]:
         """Parameters and bytes (weights and KV cache) of its model; 0 without one, None where they are not known."""
-        if not isinstance(self.engine.drafter, ModelDrafter):
-            return 0, 0
         lm = self.engine.drafter.lm
-        if not isinstance(lm, TransformersLM):
-            return None, None
-        is_tied = lm.model.config.get_text_config().tie_word_embeddings
-        copied = [weight for weight in lm.weights if is_tied and weight.is_looked_up]  # the packed output has its own
-        num = sum(weight.num_numbers for weight in lm.weights) - sum(weight.num_numbers for weight in copied)
-        return num, lm.weight_bytes + lm.num_blocks * lm.block_size * lm.kv_bytes_per_token
+        return (0, 0) if lm is None else (lm.num_parameters, lm.num_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +140,7 @@ class DraftComparison:
         """
         rivals = [contender for contender in self.contenders if contender.drafts]
         if self.trace is not None:
-            self.trace.check_target(origin_of(rivals[0].engine.target))
+            self.trace.check_target(rivals[0].engine.target.origin)
             self.notices += self.trace.notices
         if self.trace is None and is_predictable:
             watch = in_phase(tell, "tracing the target")

@@ -109,12 +109,9 @@ def measure_roofline(bench: Bench, target: LM) -> dict[str, Any] | None:
         bench: after its run.
         target: of both arms.
     """
-    from specdec_cli.lm.traffic import traffic_of
-    from specdec_cli.lm.transformers_lm import TransformersLM
-
-    if not isinstance(target, TransformersLM):
+    traffic, plain = target.traffic, load_of(bench.plain)
+    if traffic is None:
         return None
-    traffic, plain = traffic_of(target), load_of(bench.plain)
     num_bytes = traffic.bytes_moved(plain.num_tokens, plain.num_sequences * plain.context) if plain else 0
     speed = measure_speed(target.device, target.dtype, num_bytes)
     return roofline(traffic, speed, plain, load_of(bench.draft))

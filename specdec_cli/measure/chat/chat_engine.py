@@ -34,7 +34,7 @@ class EngineSpeaker:
         self, engine: Engine, params: SamplingParams, own_draft: str, ends_at_context: bool, most_k: int
     ) -> None:
         self.engine = engine
-        self.target = str(getattr(engine.target, "name", "target"))
+        self.target = engine.target.name
         self.own_draft = own_draft
         self._params, self._ends_at_context, self._most_k = params, ends_at_context, most_k
         self._k = engine.options.depths().most

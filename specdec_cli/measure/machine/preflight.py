@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from specdec_cli.errors import ExitCode, SpecdecError
 from specdec_cli.lm.decoders import decoder_when
 from specdec_cli.lm.facts import ModelFacts, describe, describe_tokenizer, small_files
-from specdec_cli.lm.files.dummy import StandIn
 from specdec_cli.lm.files.generation import Generation, read_generation
 from specdec_cli.lm.load import check_context
 from specdec_cli.measure.machine.figures import figure
@@ -123,7 +122,7 @@ def preflight(recipe: Recipe, machine: Machine, *, trust_remote_code: bool = Fal
     found.target = _describe(found, recipe.target, trust_remote_code, decoder)
     found.draft = _describe(found, recipe.draft, trust_remote_code, decoder) if "draft" in models else None
     _read_generation(found, recipe, trust_remote_code)
-    _compare_tokenizers(found, models, trust_remote_code)
+    _compare_tokenizers(found, recipe.target, models, trust_remote_code)
     _limit_contexts(found, recipe, trust_remote_code)
     missing: list[str] = []
     figure("the memory that it takes", lambda: _estimate_memory(found, recipe, machine), missing)
@@ -182,7 +181,10 @@ def _read_generation(found: Preflight, recipe: Recipe, trust_remote_code: bool) 
         found.problems.append(Finding("warning", message))
 
 
-def _compare_tokenizers(found: Preflight, models: Mapping[str, Target | Draft], trust_remote_code: bool) -> None:
+def _compare_tokenizers(
+    found: Preflight, target: Target, models: Mapping[str, Target | Draft], trust_remote_code: bool
+) -> None:
+    """Load both tokenizers as the engine does, where a draft's conversations are the target's."""
     loaded: dict[str, Tokenizer] = {}
     for role, model in models.items():
         facts = found.target if role == "target" else found.draft
@@ -195,13 +197,15 @@ def _compare_tokenizers(found: Preflight, models: Mapping[str, Target | Draft], 
                 trust_remote_code=trust_remote_code,
                 load_format=model.load_format,
             )
-            tokenizer = loaded[role] = _tokenizer(hf, model)
+            is_target = role == "target"
+            conversations = (target.chat_template, target.default_chat_template_kwargs) if is_target else (None, None)
+            tokenizer = loaded[role] = chat_tokenizer(hf, *conversations)
         except SpecdecError as error:
             found.problems.append(_as_problem(error))
             continue
         found.tokenizers[role] = _tokenizer_facts(tokenizer)
         _check_padding(found, role, facts, tokenizer)
-    if len(loaded) == 2 and not any(isinstance(one.hf, StandIn) for one in loaded.values()):
+    if len(loaded) == 2 and not any(one.is_stand_in for one in loaded.values()):
         _compare(found, loaded["target"], loaded["draft"])
     if "target" in loaded and not found.tokenizers["target"].has_chat_template:
         found.problems.append(
@@ -211,19 +215,12 @@ def _compare_tokenizers(found: Preflight, models: Mapping[str, Target | Draft], 
         )
 
 
-def _tokenizer(hf: Any, model: Target | Draft) -> Tokenizer:
-    """A model's tokenizer as the engine makes it; a draft's conversations are the target's."""
-    given = getattr(model, "chat_template", None)
-    variables = getattr(model, "default_chat_template_kwargs", None)
-    return chat_tokenizer(hf, given, variables)
-
-
 def _tokenizer_facts(tokenizer: Tokenizer) -> TokenizerFacts:
     return TokenizerFacts(
         num_tokens=tokenizer.num_tokens,
         special_tokens={str(role): str(token) for role, token in tokenizer.hf.special_tokens_map.items()},
         eos_token_ids=tokenizer.eos_token_ids,
-        has_chat_template=bool(getattr(tokenizer.hf, "chat_template", None)),
+        has_chat_template=tokenizer.has_chat_template,
     )
 
 

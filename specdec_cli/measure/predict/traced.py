@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specdec_cli.drafters.model import Drafter as ModelDrafter
-from specdec_cli.lm.files.origin import origin_of
 from specdec_cli.measure.predict.predict import Prediction, choose, predict
 from specdec_cli.measure.predict.replay import Replay, replay, replay_table
 from specdec_cli.measure.predict.trace import GuessTrace, ModelTrace, Trace, load
@@ -93,7 +91,7 @@ def obtain_trace(
 
 def _read(path: Path, engine: Engine, requests: Sequence[Request]) -> Trace:
     trace = load(path)
-    trace.check_target(origin_of(engine.target))
+    trace.check_target(engine.target.origin)
     trace.check(engine.tokenizer, requests)
     return trace
 
@@ -101,9 +99,9 @@ def _read(path: Path, engine: Engine, requests: Sequence[Request]) -> Trace:
 def _holds(trace: Trace, name: str, drafter: Drafter) -> bool:
     """Whether a trace has a draft, and it is the loaded one; says in its notices where another has the name."""
     held = trace.drafts.get(name)
-    if not isinstance(drafter, ModelDrafter):
+    if drafter.lm is None:
         return isinstance(held, GuessTrace)
-    now = origin_of(drafter.lm)
+    now = drafter.lm.origin
     if isinstance(held, ModelTrace) and held.origin is not None and held.origin.computes_as(now):
         return True
     if held is not None:

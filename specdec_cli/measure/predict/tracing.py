@@ -16,12 +16,10 @@ from torch import Tensor
 
 from specdec_cli.drafted import Drafted
 from specdec_cli.drafters.contract import DraftRow
-from specdec_cli.drafters.model import Drafter as ModelDrafter
 from specdec_cli.engine.driver import Driver
 from specdec_cli.errors import UsageError
 from specdec_cli.events import Finished, Stepped
 from specdec_cli.lm.door import LM, Row
-from specdec_cli.lm.files.origin import origin_of
 from specdec_cli.measure.predict.trace import (
     BoolArray,
     DraftTrace,
@@ -99,7 +97,7 @@ def trace_target(engine: Engine, requests: Sequence[Request], watch: Watch | Non
     ]
     known_by = fingerprint(engine.tokenizer) if engine.tokenizer is not None else None
     flat = np.array([value for one in log_p for value in one], dtype=np.float32)
-    origin = origin_of(engine.target)
+    origin = engine.target.origin
     return Trace(engine.target.name, engine.num_tokens, engine.eos_token_ids, known_by, prompts, flat, origin=origin)
 
 
@@ -141,7 +139,7 @@ def trace_draft(trace: Trace, drafter: Drafter, k_max: int, watch: Watch | None 
         UsageError: the draft samples and is no language model, so that only a measurement tells its acceptance.
     """
     tell = watch or (lambda _done, _total: None)
-    if isinstance(drafter, ModelDrafter):
+    if drafter.lm is not None:
         return _ForcedPass(trace, drafter.lm).run(tell)
     return _trace_guesses(trace, drafter, k_max, tell)
 
@@ -182,7 +180,7 @@ class _ForcedPass:
         finally:
             for place in held:
                 self.lm.release(_handle(place))
-        return ModelTrace(log_q, is_argmax, is_gumbel, self.lm.max_context, origin_of(self.lm))
+        return ModelTrace(log_q, is_argmax, is_gumbel, self.lm.max_context, self.lm.origin)
 
     def _groups(self) -> Iterator[list[_Piece]]:
         """Pieces that go into one forward together, within bounds of logits, tokens, rows and cache."""

@@ -6,7 +6,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny
 
-from specdec_cli.lm.files.origin import Origin, fingerprint, origin_of
+from specdec_cli.lm.files.origin import Origin, fingerprint
 from specdec_cli.lm.load import load_lm
 from specdec_cli.lm.table import TableLM
 
@@ -46,7 +46,7 @@ def test_dtype_and_packing_change_no_fingerprint(folder):
 
 
 def test_without_files_the_last_part_of_the_name_tells(folder):
-    table = origin_of(TableLM.random(8, name="some/table"))
+    table = TableLM.random(8, name="some/table").origin
     assert table == Origin("some/table")
     assert table.has_weights_of(Origin("other/table"))
     assert not table.has_weights_of(Origin("some/other"))

@@ -13,7 +13,6 @@ from specdec_cli.lm.kernels import kinds, linear
 from specdec_cli.lm.kernels.kinds import has_triton, kernels, kind_for, missing, pack
 from specdec_cli.lm.kernels.packing import Part, packed_layers
 from specdec_cli.lm.load import load_lm
-from specdec_cli.lm.traffic import traffic_of
 
 CPU = torch.device("cpu")
 TEXT = [(11 * i * i + 3 * i) % 97 for i in range(40)]
@@ -149,9 +148,9 @@ def test_one_copy_of_the_weights(tmp_path, dtype, tied):
     assert packed.weight_bytes == rest + sum(layer.num_bytes for layer in layers)
     assert packed.weight_bytes < whole.weight_bytes
     table = packed.model.get_input_embeddings().weight
-    assert traffic_of(packed).dense_bytes == packed.weight_bytes - table.numel() * table.element_size()
+    assert packed.traffic.dense_bytes == packed.weight_bytes - table.numel() * table.element_size()
     assert describe(folder, dtype=dtype, quantize="int8").weights_bytes == packed.weight_bytes
-    assert describe(folder, dtype=dtype, quantize="int8").read_bytes == traffic_of(packed).dense_bytes
+    assert describe(folder, dtype=dtype, quantize="int8").read_bytes == packed.traffic.dense_bytes
 
 
 def all_hold():

@@ -4,13 +4,13 @@ import pytest
 import torch
 from tiny_engine import tiny_lm
 
-from specdec_cli.lm.traffic import Traffic, traffic_of
+from specdec_cli.lm.traffic import Traffic
 from specdec_cli.measure.machine.roofline import MeasuredStep, Speed, measure_speed, roofline
 
 
 def test_a_forward_reads_every_weight_once_and_every_key(tmp_path):
     lm = tiny_lm(tmp_path)
-    traffic = traffic_of(lm)
+    traffic = lm.traffic
     embedding = lm.model.get_input_embeddings().weight
     assert traffic.dense_bytes == lm.weight_bytes - embedding.numel() * 4
     assert traffic.bytes_moved(5, 0) == traffic.dense_bytes
@@ -22,12 +22,12 @@ def test_a_forward_reads_every_weight_once_and_every_key(tmp_path):
 
 def test_tied_embeddings_are_read(tmp_path):
     lm = tiny_lm(tmp_path, tie_word_embeddings=True)
-    assert traffic_of(lm).dense_bytes == lm.weight_bytes
+    assert lm.traffic.dense_bytes == lm.weight_bytes
 
 
 def test_tokens_of_a_mixture_touch_some_experts(tmp_path):
     lm = tiny_lm(tmp_path, "mixtral")
-    traffic = traffic_of(lm)
+    traffic = lm.traffic
     assert traffic.expert_bytes == 2 * 4 * 3 * 48 * 32 * 4
     assert traffic.expert_share == 0.5
     one, two = (traffic.bytes_moved(m, 0) - traffic.dense_bytes for m in (1, 2))

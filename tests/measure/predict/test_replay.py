@@ -10,7 +10,7 @@ import torch
 
 from specdec_cli.drafted import Drafted
 from specdec_cli.drafters import create
-from specdec_cli.drafters.contract import Guesses, Resources
+from specdec_cli.drafters.contract import Guesses, Resources, WithoutModel
 from specdec_cli.engine.decoding import Request
 from specdec_cli.engine.engine import Engine, EngineOptions
 from specdec_cli.engine.prompts import PromptRow
@@ -332,9 +332,7 @@ def test_what_a_trace_cannot_know_is_refused(sampled):
 
 
 def test_a_draft_that_samples_and_is_no_language_model_is_refused():
-    class Sampler:
-        max_context = None
-
+    class Sampler(WithoutModel):
         def propose(self, rows):
             return [Guesses(Drafted.chain([1]), torch.full((1, V), 1 / V)) for _ in rows]
 
