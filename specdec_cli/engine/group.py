@@ -25,11 +25,11 @@ class VerifyRow:
     """One sequence's step.
 
     Args:
-        mode: one of MODES, or SYNTHETIC.
+        mode: a name in RULES.
         params: its sampling parameters; seed and index key the noise.
         position: length of its context when the step began.
         guesses: what was drafted; may be empty.
-        rates: of mode synthetic, the chance of each drafted token when all before it stand; none is 0.
+        rates: for a rule that needs them, the chance of each drafted token when all before it stand; none is 0.
     """
 
     mode: str
@@ -49,11 +49,11 @@ class Verdict:
 
 @dataclass(slots=True)
 class RowGroup:
-    """The rows of one mode. What has a vocabulary's width lives on p's device, all else on the host, row by row.
+    """The rows of one rule. What has a vocabulary's width lives on p's device, all else on the host, row by row.
 
     Args:
         p: the distribution of all rows of the call.
-        rows: this mode's rows.
+        rows: of the rule.
         starts: each row's first position in p.
     """
 
