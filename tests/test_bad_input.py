@@ -241,7 +241,12 @@ CHOICES = [
     generate("unknown depth policy", "--depth-policy wild", "`--depth-policy` must be one of"),
     generate("unknown dtype", "--dtype float8", "`--dtype` must be one of"),
     generate("quantization", "--quantize int5", "`--quantize` must be one of none, int8"),
-    generate("tensor parallelism", "--tensor-parallel-size 2", "`--tensor-parallel-size` must be 1", "not built"),
+    generate(
+        "tensor parallelism",
+        "--tensor-parallel-size 2",
+        "`--tensor-parallel-size` must be 1",
+        "there is no tensor parallelism",
+    ),
     generate("tensor parallelism 0", "--tensor-parallel-size 0", "`--tensor-parallel-size` must be at least 1"),
     generate("unknown device", "--device tpu", "`--device` must be auto, cpu, cuda or cuda:N"),
     generate("a GPU that is not here", f"{ON_TARGET} --device cuda:77", "device `cuda:77` is not here", code=RUN),
@@ -397,13 +402,13 @@ RECIPES = [
     generate("set: wrong type", "--set sampling.seed=one", "`--set sampling.seed` must be a whole number"),
     generate("set: a section, hidden by a flag", "--set sampling=3 -n 4", "`--set sampling` must be a mapping"),
     generate("set: broken list", "--set sampling.stop=[a", "`--set sampling.stop` is not a value in YAML"),
-    case("recipe copy over a file", "recipe copy builtin my.yaml", USAGE, "exists already", files={"my.yaml": "mine"}),
+    case("recipe copy over a file", "recipe copy builtin my.yaml", USAGE, "already exists", files={"my.yaml": "mine"}),
     case("recipe copy into no folder", "recipe copy builtin no/my.yaml", USAGE, "does not exist"),
     case("recipe copy of nothing", "recipe copy nothing", USAGE, "no recipe `nothing`"),
 ]
 
 OUTPUT = [
-    generate("output: exists", "--output out.json", "exists already", "--force", files={"out.json": "mine"}),
+    generate("output: exists", "--output out.json", "already exists", "--force", files={"out.json": "mine"}),
     generate("output: no folder", "--output no/out.json", "folder of `--output no/out.json` does not exist"),
     generate("output: a folder", "--output .", "is a folder"),
     generate("output: force alone", "--force", "`--force` has no effect without --output"),
@@ -422,9 +427,9 @@ OTHERS = [
     case("audit: another tokenizer", f"{AUDIT} -d @/stranger", USAGE, "%) have the same id"),
     case("audit: missing draft", f"{AUDIT} -d ./none", RUN, "model folder `./none` does not exist"),
     case("audit: k negative", f"{AUDIT} -d ngram -k -1", USAGE, "`--num-speculative-tokens` must be at least 0"),
-    case("audit: output exists", f"{AUDIT} --output o.json", USAGE, "exists already", files={"o.json": "mine"}),
+    case("audit: output exists", f"{AUDIT} --output o.json", USAGE, "already exists", files={"o.json": "mine"}),
     case("doctor: k negative", "doctor -k -1", USAGE, "`--num-speculative-tokens` must be at least 0"),
-    case("doctor: output exists", "doctor --output o.json", USAGE, "exists already", files={"o.json": "mine"}),
+    case("doctor: output exists", "doctor --output o.json", USAGE, "already exists", files={"o.json": "mine"}),
 ]
 
 CASES = [*MODELS, *NUMBERS, *CHOICES, *PROMPTS, *RECIPES, *OUTPUT, *OTHERS]
@@ -513,7 +518,7 @@ def specdec(arguments: list[str | bytes], stdin: bytes | None = b"", **options) 
         (["generate", "-k", "-1", "a"], b"", USAGE, "must be at least 0"),
         (["generate", b"caf\xe9"], b"", USAGE, "not valid Unicode"),
         (["generate"], b"\xff\x41", USAGE, "standard input is not valid UTF-8"),
-        (["generate", "--output", "out.json", "a"], b"", USAGE, "exists already"),
+        (["generate", "--output", "out.json", "a"], b"", USAGE, "already exists"),
         (["generate", "--quiet", "-t", "./none", "a"], b"", RUN, "`./none` does not exist"),
     ],
     ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else "",

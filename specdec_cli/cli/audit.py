@@ -190,7 +190,9 @@ def _check(wish: _AuditOptions, recipe: Recipe) -> None:
     if wish.full and not wish.table:
         raise UsageError("`--full` is for the table model", "add --table, or give the pair more time: --time-limit 600")
     if wish.table and modes != ("sampled",):
-        raise UsageError("`--table` draws from a table: it fits `--mode sampled` alone", "leave --mode or --table out")
+        raise UsageError(
+            "`--table` checks samplers, so it works only with `--mode sampled`", "leave --mode or --table out"
+        )
     if not wish.table and recipe.draft.method == "none":
         raise UsageError("there is no draft to audit", "name one with --draft, for example --draft ngram")
 

@@ -186,7 +186,7 @@ class _EndpointRun:
             write_results(document, self.wish, lambda: server_csv(document), self.shared.force)
             deliver_with_report(document, self.shared, lambda page: print_endpoint(page, document))
             if stopped():
-                self.screen.say("interrupted: this is what there was", "yellow")
+                self.screen.say("interrupted: these are the results so far", "yellow")
                 return ExitCode.INTERRUPTED
         raise_if_crossed(judged)
         return None

@@ -139,7 +139,7 @@ def _check(resolved: Sequence[Resolved], shared: Shared, wish: _CompareOptions) 
     if not wish.exhaustive:
         check_knowable(recipe.speculation.verify, _p_min(recipe))
     if wish.trace is not None and not _is_predictable(recipe):
-        raise UsageError("`--trace` has no effect where no trace tells the acceptance", "leave --trace out")
+        raise UsageError("`--trace` has no effect if no trace can predict the acceptance", "leave --trace out")
 
 
 def _p_min(recipe: Recipe) -> float:

@@ -170,8 +170,8 @@ def refuse_others(
         path = path_of.get(parameter.name, "")
         if parameter.name not in own and path not in paths and not path.startswith(sections):
             raise UsageError(
-                f"`{_flag(parameter)}` has no effect with --endpoint: a server is sent prompts and sampling alone",
-                "leave it out; what a server decodes with is chosen where it is started",
+                f"`{_flag(parameter)}` has no effect with --endpoint: only prompts and sampling are sent to a server",
+                "leave it out; set it when you start the server",
             )
 
 

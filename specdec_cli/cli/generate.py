@@ -200,7 +200,7 @@ class _GenerateRun:
             view, requests = self._decode(round_, arm, comparison, stopped)
             view.summary(promise, comparison)
             if stopped():
-                self.screen.say("interrupted: this is what there was", "yellow")
+                self.screen.say("interrupted: these are the results so far", "yellow")
             if self.shared.json or self.shared.output is not None:
                 body = generate_body(arm, requests, promise, comparison)
                 document = envelope(SCHEMA, self.recipe.as_dict(), body, **machine_of(engine))

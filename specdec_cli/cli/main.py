@@ -29,7 +29,7 @@ def _app() -> typer.Typer:
     app = typer.Typer(
         name="specdec",
         cls=Program,
-        help="Speculative decoding of language models: whether, with which draft and how deep.",
+        help="Speculative decoding of language models: whether it pays off, with which draft and which k.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         suggest_commands=False,

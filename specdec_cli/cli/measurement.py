@@ -165,7 +165,7 @@ class Measurement(ABC, Generic[Study]):
             document = self._document(engine, study, was_stopped)
             self._write(study, document, was_stopped)
             if was_stopped:
-                self.screen.say(f"interrupted: this is what there was{self._how_to_go_on()}", "yellow")
+                self.screen.say(f"interrupted: these are the results so far{self._how_to_go_on()}", "yellow")
                 return ExitCode.INTERRUPTED
         if self.journal is not None:
             self.journal.remove()
@@ -252,7 +252,7 @@ class Measurement(ABC, Generic[Study]):
         if given.max_num_seqs != measured.max_num_seqs:
             yield f"max_num_seqs is {measured.max_num_seqs} here, not {given.max_num_seqs}: a batch runs together"
         if given.enable_prefix_caching:
-            yield "prefix caching is off here: the arms decode the same prompts, and each feeds them from the beginning"
+            yield "prefix caching is off here, because the arms decode the same prompts"
 
     def _how_to_go_on(self) -> str:
         return "" if self.journal is None else "; --resume continues it"

@@ -251,7 +251,7 @@ def depth_within_rates(speculation: Speculation, k_max: int) -> tuple[int, str |
     rates = speculation.synthetic_acceptance_rates
     if rates is None or k_max <= len(rates):
         return k_max, None
-    said = f"k ends at {len(rates)}, not at {k_max}: so many synthetic acceptance rates are given"
+    said = f"k ends at {len(rates)}, not at {k_max}, because so many synthetic acceptance rates are given"
     return len(rates), said
 
 
@@ -264,7 +264,7 @@ def whole_numbers(text: str, flag: str, most: int) -> tuple[int, ...]:
     try:
         numbers = sorted({int(part) for part in text.split(",")})
     except ValueError:
-        raise UsageError(f"`{flag} {text}` is no list of whole numbers", f"for example {flag} 1,4") from None
+        raise UsageError(f"`{flag} {text}` is not a list of whole numbers", f"for example {flag} 1,4") from None
     if numbers[0] < 1 or numbers[-1] > most:
         raise UsageError(f"`{flag} {text}` must be from 1 to {most}", f"for example {flag} 1,4")
     return tuple(numbers)

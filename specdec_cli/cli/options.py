@@ -114,7 +114,7 @@ class Shared:
         given = resolved.recipe.structured.given
         if given and not self.takes_structured:
             raise UsageError(
-                f"`structured.{next(iter(given))}` is of no use to this command, whose outputs are free text",
+                f"`structured.{next(iter(given))}` has no effect in this command",
                 "leave it out of the recipe; `generate` has structured output, and so have requests to `serve`",
             )
         self._report_variables(resolved)
@@ -536,7 +536,7 @@ def expanded(value: Any) -> Any:
 def _prepare_to_resume(shared: Shared) -> None:
     """Let a run that continues an interrupted one overwrite its files."""
     if shared.output is None:
-        raise UsageError("`--resume` continues the run of an --output, and none is named", "add --output FILE")
+        raise UsageError("`--resume` needs the --output FILE of the run to continue", "add --output FILE")
     shared.force = shared.force or is_interrupted(shared.output)
 
 
@@ -559,5 +559,5 @@ def _expand(flags: dict[str, tuple[Any, str]], name: str, given: Mapping[str, tu
     """Add an option that sets several keys. A key that another option also sets is refused."""
     for path, value in given.items():
         if path in flags:
-            raise UsageError(f"`{flags[path][1]}` and `{name}` say the same in two ways", "leave one of them out")
+            raise UsageError(f"`{flags[path][1]}` and `{name}` set the same thing", "leave one of them out")
         flags[path] = value

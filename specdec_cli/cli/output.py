@@ -110,10 +110,10 @@ def check_destination(path: Path | None, force: bool, flag: str = "--output") ->
         if path.exists() and not path.is_file():
             raise UsageError(f"`{flag} {path}` is not a regular file", "name another; --json writes to stdout")
         if not force:
-            raise UsageError(f"`{flag} {path}` exists already", "name another file, or overwrite it with --force")
+            raise UsageError(f"`{flag} {path}` already exists", "name another file, or overwrite it with --force")
     folder = path.resolve().parent
     if not folder.is_dir():
-        raise UsageError(f"the folder of `{flag} {path}` does not exist", f"make it first: mkdir -p {folder}")
+        raise UsageError(f"the folder of `{flag} {path}` does not exist", f"create it first: mkdir -p {folder}")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UsageError(f"the folder of `{flag} {path}` is not writable", "name a file in another folder")
 
@@ -171,7 +171,7 @@ def write_file(path: Path, content: str | bytes, force: bool = False) -> None:
             os.close(os.open(final, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
         os.replace(temporary, final)
     except FileExistsError:
-        raise RunError(f"`{path}` exists already", "name another file, or overwrite it with --force") from None
+        raise RunError(f"`{path}` already exists", "name another file, or overwrite it with --force") from None
     except OSError as error:
         raise RunError(f"`{path}` cannot be written: {error.strerror}", "name a file in another folder") from None
     finally:

@@ -85,7 +85,7 @@ def copy(
     path = given_path(destination) if destination is not None else Path(f"{source.stem}.yaml")
     path = path / f"{source.stem}.yaml" if path.is_dir() else path
     if path.exists() and not force:
-        raise UsageError(f"`{path}` exists already", "name another file, or overwrite it with --force")
+        raise UsageError(f"`{path}` already exists", "name another file, or overwrite it with --force")
     if path.exists() and path.samefile(source):
         raise UsageError(f"`{path}` is the recipe itself", "name another file")
     if not path.resolve().parent.is_dir():

@@ -73,7 +73,7 @@ def serve(
 ) -> ExitCode | None:
     """Serve a model over an OpenAI-compatible HTTP API with continuous batching and speculation."""
     if not dry_run and (shared.json or shared.output is not None):
-        raise UsageError("a server ends with no document: `--json` and `--output` are for --dry-run", "leave them out")
+        raise UsageError("`serve` writes no document: `--json` and `--output` are for --dry-run", "leave them out")
     _take_model(model or [], shared)
     resolved = shared.resolve(draws_seed=False)
     named = {_model_names(resolved): resolved} if model_repository is None else _read(model_repository, shared)
@@ -219,7 +219,7 @@ def _loader(resolved: Resolved, shared: Shared) -> Callable[[], Any]:
             log.warning(caveat)
         mode = recipe.speculation.verify
         if mode != AUTO and not RULES[mode].is_lossless and not recipe.speculation.is_synthetic:
-            log.warning(f"verification mode `{mode}` is lossy: sampled text has not the target's distribution")
+            log.warning(f"verification mode `{mode}` is lossy: samples do not follow the target's distribution")
         return engine
 
     return load
@@ -274,7 +274,7 @@ def _check_own_settings(name: str, resolved: Resolved) -> None:
     origins = resolved.origins.items()
     for key, origin in origins:
         if key.startswith("serve.") and key not in _OF_A_MODEL and origin.startswith("recipe "):
-            hint = "say it on the command line: it holds for all models"
+            hint = "set it on the command line for all models"
             raise UsageError(f"the recipe of `{name}` sets `{key}`, which is the server's ({origin})", hint)
 
 

@@ -73,7 +73,7 @@ def _draft(said: Mapping[str, Any]) -> dict[str, Any]:
         if key in said:
             raise UsageError(f"`{FLAG}` sets `{key}`, which is for the method `ngram`", "leave it out")
     if method not in (None, "draft_model"):
-        raise UsageError(f"`{FLAG}` asks for the method `{method}`, which is not built", "use draft_model or ngram")
+        raise UsageError(f"`{FLAG}` asks for the method `{method}`, which is not supported", "use draft_model or ngram")
     if model is None:
         raise UsageError(f"`{FLAG}` names no draft", "give it a `model`, or the method `ngram`")
     return {"model": model}

@@ -248,7 +248,7 @@ class _SweepRun(Measurement["Sweeps"]):
         together = "" if size == 1 else f" at batch size {size}"
 
         def measure() -> Costs:
-            watch = in_phase(tell, f"measuring what steps cost{together}")
+            watch = in_phase(tell, f"measuring the costs of steps{together}")
             return profile_workload(engine, workload, self.asked.k_max, size, watch=watch)
 
         return measure() if self.journal is None else self.journal.costs(f"draft, {size} together", measure)
@@ -296,8 +296,8 @@ class _SweepRun(Measurement["Sweeps"]):
         sizes = [size for size in self.asked.batch_sizes if size > 1]
         if sizes and self.unknowable is None:
             found.append(
-                f"predictions at batch size {', '.join(map(str, sizes))} are approximate: they take all sequences of "
-                "a batch to run to its end, at one context length; measured figures are not concerned"
+                f"predictions at batch size {', '.join(map(str, sizes))} are approximate: they assume that all "
+                "sequences of a batch run to its end at one context length; measured figures are not affected"
             )
         return found + sweeps.notices()
 

@@ -140,7 +140,9 @@ def _parse_options(method: str, text: str) -> dict[str, Any]:
     for part in text.split(","):
         name, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals or not value:
-            raise UsageError(f"`{part}` in the draft `{method}:{text}` is no option", f"write `{method}:name=value,…`")
+            raise UsageError(
+                f"`{part}` in the draft `{method}:{text}` is not an option", f"write `{method}:name=value,…`"
+            )
         if name not in names:
             hint = _suggest(name, names, "it has: ") if names else "it has no options"
             raise UsageError(f"the drafting method `{method}` has no option `{name}`", hint)

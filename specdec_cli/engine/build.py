@@ -260,7 +260,7 @@ def _load(
 
 
 def _compile(lm: TransformersLM, role: str, say: LoadProgress) -> None:
-    say(f"compiling {role} {lm.name}: half a minute or so")
+    say(f"compiling {role} {lm.name}: about half a minute")
     lm.compile()
     say(f"compiled {role} {lm.name} in {lm.compile_seconds:.1f} s")
 

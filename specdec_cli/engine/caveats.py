@@ -28,7 +28,7 @@ def caveats(recipe: Recipe, engine: Engine) -> list[str]:
         found.append("no tokenizer: a dummy reads text as its bytes and writes every further token as `<its id>`")
     if recipe.speculation.is_synthetic:
         found.append(
-            "synthetic acceptance: drafted tokens stand by chance, so nothing here says how often this draft is right"
+            "synthetic acceptance: drafted tokens are accepted at random, so the figures say nothing about this draft"
         )
     return [*found, *compiled(engine), *lacking_compiler(engine)]
 
@@ -52,7 +52,7 @@ def compiled(engine: Engine) -> list[str]:
     """How long torch compiled, and for what; nothing where it did not."""
     seconds = {role: lm.compile_seconds for role, lm in _models(engine).items()}
     words = [f"{took:.1f} s for the {role}" for role, took in seconds.items() if took is not None]
-    return [f"transformers' forward runs, compiled: that took {' and '.join(words)}"] if words else []
+    return [f"transformers' forward pass is compiled, which took {' and '.join(words)}"] if words else []
 
 
 def _models(engine: Engine) -> dict[str, LM]:

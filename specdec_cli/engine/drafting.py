@@ -115,10 +115,10 @@ class Drafters:
         said = f"{type(error).__name__}: {error}".split("\n")[0]
         if (name, type(error)) not in self._said:
             self._said.add((name, type(error)))
-            self.notices.append(Noticed(None, f"the draft `{name}` failed ({said}): decoding on without its guesses"))
+            self.notices.append(Noticed(None, f"the draft `{name}` failed ({said}): continuing without its guesses"))
         if self._in_a_row[name] >= _MOST_FAILURES:
             self.switched_off.add(name)
-            words = f"the draft `{name}` failed {_MOST_FAILURES} times in a row and is switched off"
+            words = f"the draft `{name}` failed {_MOST_FAILURES} times in a row and is disabled"
             self.notices.append(Noticed(None, words))
 
     def _release(self, name: str, handle: int) -> None:

@@ -447,5 +447,5 @@ class Engine:
             sequence.warned_of_draft_limit = True
             limit = sequence.draft_max_context
             self._notices.append(
-                Noticed(sequence.id, f"past the draft's context of {limit} tokens: decoding on without a draft")
+                Noticed(sequence.id, f"past the draft's context of {limit} tokens: continuing without a draft")
             )

@@ -32,7 +32,7 @@ def fit(guesses: Guesses, matcher: Matcher, place: int) -> tuple[Guesses, BoolAr
         The guess, and allowed tokens [len(drafted) + 1, V] bool, one row for each place that is verified.
 
     Raises:
-        LogitsError: the grammar cannot go on, so that no token is left.
+        LogitsError: the grammar cannot continue, so that no token is left.
     """
     drafted, q = guesses.drafted, guesses.q
     try:

@@ -73,7 +73,7 @@ def conditional(rates: Sequence[float]) -> tuple[float, ...]:
     befores = (1.0, *rates)[: len(rates)]
     if any(not 0 <= rate <= before for before, rate in zip(befores, rates, strict=True)):
         raise UsageError(
-            f"the synthetic acceptance rates are no marginal rates: `{list(rates)}`",
-            "rates from 0 to 1, none above the one before it",
+            f"the synthetic acceptance rates are not marginal rates: `{list(rates)}`",
+            "give rates from 0 to 1 that do not increase",
         )
     return tuple(rate / before if before > 0 else 0.0 for before, rate in zip(befores, rates, strict=True))

@@ -65,7 +65,7 @@ def _synthetic_acceptance(recipe: Recipe, tree: Tree) -> list[Problem]:
     )
     if length is None and rates is None:
         hint = "give --synthetic-acceptance-length or --synthetic-acceptance-rates"
-        missing = tree.problem(_VERIFY, f"`{SYNTHETIC}` needs an acceptance to synthesise", hint)
+        missing = tree.problem(_VERIFY, f"`{SYNTHETIC}` needs an acceptance length or rates", hint)
         return [missing] if speculation.verify == SYNTHETIC else []
     if length is not None and rates is not None:
         return [tree.problem(_RATES, "cannot go with `synthetic_acceptance_length`", "give one of them")]
@@ -74,7 +74,7 @@ def _synthetic_acceptance(recipe: Recipe, tree: Tree) -> list[Problem]:
         said = f"replaces verification, and verify is `{speculation.verify}`"
         return [tree.problem(path, said, "leave one of them out")]
     if length is not None and length > k + 1:
-        said = f"`{length:g}` is more than k + 1 = {k + 1}, the most tokens of a step"
+        said = f"`{length:g}` is more than k + 1 = {k + 1}, the maximum number of tokens per step"
         return [tree.problem(path, said, "lower it, or raise num_speculative_tokens (-k)")]
     if rates is not None and len(rates) != k:
         said = f"has {len(rates)} rates, and num_speculative_tokens is `{k}`: each drafted token has one"

@@ -182,7 +182,7 @@ def unread_variables(environment: Mapping[str, str], read: Iterable[str] = ()) -
     known = _variables(())
     names = sorted(set(environment) - _OTHERS - set(read))
     return [
-        f"environment variable `{name}` is not read: it names no key of a recipe, which are `{PREFIX}SECTION_KEY`"
+        f"environment variable `{name}` is ignored: it is not a recipe's key, `{PREFIX}SECTION_KEY`"
         for name in names
         if name.startswith(PREFIX) and environment[name] and name not in known and not _is_meant(name, known)
     ]

@@ -236,7 +236,9 @@ def _sure_of_everything(recipe: Recipe, tree: Tree) -> list[Problem]:
     """Only a draft model has probabilities to be unsure by."""
     if recipe.speculation.depth_policy != "confidence" or recipe.draft.model is not None:
         return []
-    said = f"`{recipe.speculation.depth_policy}` needs a draft model, and draft method `{recipe.draft.method}` is none"
+    said = (
+        f"`{recipe.speculation.depth_policy}` needs a draft model, and draft method `{recipe.draft.method}` is not one"
+    )
     return [tree.problem(("speculation", "depth_policy"), said, "use depth_policy `fixed`, or name a draft model")]
 
 

@@ -80,7 +80,7 @@ def _device(value: Any) -> Any:
 
 def _one_device(value: Any) -> Any:
     if isinstance(value, int) and value > 1:
-        raise PydanticCustomError("tensor_parallel", "must be 1: tensor parallelism is not built yet")
+        raise PydanticCustomError("tensor_parallel", "must be 1: there is no tensor parallelism")
     return value
 
 
@@ -105,7 +105,7 @@ def _acceptance_rates(value: Any) -> Any:
     rates = _tuple(value)
     is_numbers = isinstance(rates, tuple) and all(isinstance(rate, int | float) for rate in rates)
     if is_numbers and (not rates or any(later > rate for rate, later in itertools.pairwise(rates))):
-        raise PydanticCustomError("rates", "must be rates from 0 to 1, none above the one before it")
+        raise PydanticCustomError("rates", "must be rates from 0 to 1 that do not increase")
     return rates
 
 
@@ -498,11 +498,9 @@ class Recipe(Section):
         default_factory=lambda: Draft(model=DEFAULT_DRAFT), description="A draft model, or a method with its options."
     )
     speculation: Speculation = Field(
-        default_factory=Speculation, description="How much is guessed and how it is verified."
+        default_factory=Speculation, description="How many tokens to draft, and how they are verified."
     )
-    sampling: Sampling = Field(
-        default_factory=Sampling, description="How the next token is chosen, when an output ends."
-    )
+    sampling: Sampling = Field(default_factory=Sampling, description="How tokens are sampled and when an output ends.")
     structured: Structured = Field(default_factory=Structured, description="Constraints on outputs.")
     engine: EngineSection = Field(default_factory=EngineSection, description="Sizes of the engine.")
     workload: WorkloadSection = Field(default_factory=WorkloadSection, description="The prompts to measure.")

@@ -58,7 +58,7 @@ def find(name: str | os.PathLike[str]) -> Path:
     if os.path.lexists(path):
         return path
     if looks_like_name:
-        hint = "`specdec recipe list` shows the shipped ones; a file of yours is named with its path"
+        hint = "`specdec recipe list` shows the shipped ones; name your own file by its path"
         raise UsageError(f"there is no recipe `{text}`{did_you_mean(text, names)}", hint)
     raise UsageError(f"there is no file `{text}`", "`specdec recipe list` shows the shipped recipes")
 
@@ -76,5 +76,5 @@ def read_bytes(path: Path) -> bytes:
         raise UsageError(f"the recipe `{path}` is a folder", "name a YAML file in it") from None
     except OSError as error:
         raise UsageError(
-            f"the recipe `{path}` cannot be read: {error.strerror}", "check the path and its rights"
+            f"the recipe `{path}` cannot be read: {error.strerror}", "check the path and its permissions"
         ) from None

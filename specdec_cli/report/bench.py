@@ -233,7 +233,7 @@ AGAINST_HEADS = ("other arm", "the draft is faster by", "end to end")
 ARM_HEADS = ("arm", "tokens/s", "first ms", "accepted", "length", "time in %", "speed-up (95 %)", "end to end")
 LEGEND = (
     "first: milliseconds to the first token. time in %: draft / verification / the rest. speed-up: over the same "
-    "engine without a draft. In brackets: 95 % intervals, where there are enough pairs."
+    "engine without a draft. In brackets: 95 % intervals, if there are enough pairs."
 )
 
 
@@ -322,7 +322,7 @@ def _roofline_words(roofline: Mapping[str, Any] | None) -> str | None:
 def lossless_words(lossless: Mapping[str, Any]) -> str:
     """The result of comparing the tokens."""
     if not lossless["promised"]:
-        return f"Lossless: no (--verify {lossless['verify']} is not the target's distribution)."
+        return f"Lossless: no (--verify {lossless['verify']} does not follow the target's distribution)."
     if lossless["checked_tokens"] is None:
         return "Lossless: promised in distribution; tokens were not compared."
     if not lossless["mismatches"]:

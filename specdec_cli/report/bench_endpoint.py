@@ -182,11 +182,11 @@ def _notices(bench: EndpointBench) -> list[str]:
     if bench.num_sent_again:
         notices.append(
             f"the server closed {bench.num_sent_again} connections before it answered; those requests were sent again, "
-            "and their times hold both"
+            "and their times include both attempts"
         )
     if bench.plan.repeats > 1:
         notices.append(
-            "every prompt was sent several times: a server that keeps prefixes answers sooner after the first"
+            "every prompt was sent several times: a server with prefix caching answers faster after the first time"
         )
     return [*notices, *doubts(bench), *bench.counters.notices]
 

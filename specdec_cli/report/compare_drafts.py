@@ -26,7 +26,7 @@ UNDECIDED = "undecided"
 _BASELINE = "none"  # what recipes and documents call plain decoding
 LEGEND = (
     "cost: a drafted token over a plain step. predicted: from the trace. memory: weights and KV cache of the draft. "
-    "In brackets: 95 % intervals, where there are pairs enough."
+    "In brackets: 95 % intervals, if there are enough pairs."
 )
 _NO_INTERVAL: Mapping[str, Any] = {"median": None, "ci95": None, "pairs": 0}
 

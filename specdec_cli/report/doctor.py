@@ -44,7 +44,7 @@ def print_doctor(console: Console, diagnosis: Diagnosis, not_claimed: tuple[str,
     for dtype, kernel in diagnosis.linear.items():
         console.print(Text(f"transformers' linear layers in {dtype} on the CPU: {kernel}"), soft_wrap=True)
     _print_invariance(console, diagnosis)
-    console.print(Text("bit-for-bit equality is not claimed, until tested here, for", style="dim"))
+    console.print(Text("bit-for-bit equality is not promised, until tested here, for", style="dim"))
     for sentence in not_claimed:
         console.print(Text(f"  {sentence}", style="dim"), soft_wrap=True)
     if diagnosis.pair is not None:
@@ -140,7 +140,7 @@ def _print_outlook(console: Console, outlook: Outlook) -> None:
     step = 1 + outlook.cost_ratio * k
     rows = [(Implied(speedup, speedup * step, alpha), "") for alpha, speedup in outlook.speedup_by_acceptance.items()]
     rows += [(outlook.break_even, "break-even"), (Implied(outlook.ceiling, k + 1, 1.0), "everything accepted")]
-    rows += [(one, "what the recipe's gate takes") for one in outlook.claims]
+    rows += [(one, "required by the recipe's gate") for one in outlook.claims]
     rows += [(outlook.synthetic, "synthetic, as the recipe says")] if outlook.synthetic is not None else []
     for one, words in sorted(rows, key=lambda row: row[0].speedup):
         acceptance = "cannot be" if one.acceptance is None else f"{one.acceptance:.2f}"
@@ -149,8 +149,8 @@ def _print_outlook(console: Console, outlook: Outlook) -> None:
     console.print(
         Text(
             f"a drafted token costs {outlook.cost_ratio:.4f} plain steps: {gigabytes(outlook.draft_bytes)} over "
-            f"{gigabytes(outlook.target_bytes)} of weights read; decoding bound by memory, one chance for every "
-            "drafted token; a machine gives less"
+            f"{gigabytes(outlook.target_bytes)} of weights read. Assumes memory-bound decoding and one acceptance "
+            "probability for all tokens; a real machine gives less"
         ),
         soft_wrap=True,
     )
@@ -162,7 +162,7 @@ def _pair_rows(pair: Preflight) -> list[tuple[str, str, str]]:
     if pair.draft is None and pair.draft_method != "model":
         columns[1]["name"] = f"method {pair.draft_method}"
     if pair.generation is not None and pair.generation.words:
-        columns[0]["for silent requests to serve"] = pair.generation.words
+        columns[0]["defaults of requests to serve"] = pair.generation.words
     for column, role in zip(columns, facts, strict=True):
         tokenizer, memory = pair.tokenizers.get(role), pair.memory.get(role)
         if tokenizer is not None:
@@ -187,7 +187,7 @@ def _pair_rows(pair: Preflight) -> list[tuple[str, str, str]]:
 def _facts_column(facts: ModelFacts | None) -> dict[str, str]:
     if facts is None:
         return {}
-    missing = " (random weights)" if facts.load_format == "dummy" else " (weights are not here yet)"
+    missing = " (random weights)" if facts.load_format == "dummy" else " (weights are not downloaded yet)"
     where = "" if facts.is_complete else missing
     return {
         "name": facts.name + where,
@@ -208,9 +208,7 @@ def gigabytes(num_bytes: int) -> str:
 
 def _verdict(diagnosis: Diagnosis) -> Text:
     if diagnosis.verdict == "ok":
-        what = (
-            "the pair can run" if diagnosis.pair is not None else "ready; name a pair to look at it: --target, --draft"
-        )
+        what = "the pair can run" if diagnosis.pair is not None else "ready; name a pair to check it: --target, --draft"
         return Text(f"OK: {what}", style="bold green")
-    words = {"incompatible": "the pair does not go together", "cannot-run": "the pair cannot run here"}
+    words = {"incompatible": "the pair does not fit together", "cannot-run": "the pair cannot run here"}
     return Text(f"NOT OK: {words[diagnosis.verdict]}", style="bold red")

@@ -122,5 +122,5 @@ def _csv_row(task: str, turn: str, found: Mapping[str, Any], figures: Sequence[s
 def acceptance_by_position(document: Document) -> list[tuple[str, Sequence[float | None]]]:
     """Acceptance by position from the server's counters."""
     counted = (document["counters"] or {}).get("speculative") or {}
-    kinds = {"per_position": "all of them up to here", "conditional": "this one, if those before it"}
+    kinds = {"per_position": "all up to this position", "conditional": "this position, given those before"}
     return [(name, counted.get(f"{kind}_acceptance_rates") or []) for kind, name in kinds.items()]

@@ -140,7 +140,7 @@ def panels_of(document: Document) -> Sequence[Panel]:
     """
     panels = _PANELS.get(str(document.get("schema")))
     if panels is None:
-        raise UsageError(f"there are no pictures of `{document.get('schema')}`", f"there are of {', '.join(_PANELS)}")
+        raise UsageError(f"there is no plot of `{document.get('schema')}`", f"there are plots of {', '.join(_PANELS)}")
     return panels
 
 
@@ -246,13 +246,13 @@ def _per_token(counts: Mapping[str, Any]) -> dict[str, float] | None:
 
 def _split_of(axes: Axes, named: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
     known = [(name, split) for name, counts in named if (split := _per_token(counts)) is not None]
-    _time_split(axes, [name for name, _ in known], [split for _, split in known], "milliseconds of a decoded token")
+    _time_split(axes, [name for name, _ in known], [split for _, split in known], "milliseconds per decoded token")
 
 
 def _bench_positions(axes: Axes, document: Document) -> None:
     counts = document["draft"]["speculative"]
     marginal, conditional = (counts[f"{kind}_acceptance_rates"] for kind in ("per_position", "conditional"))
-    _by_position(axes, [("all of them up to here", marginal), ("this one, if those before it", conditional)])
+    _by_position(axes, [("all up to this position", marginal), ("this position, given those before", conditional)])
     axes.set_ylabel("accepted")
 
 

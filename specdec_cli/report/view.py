@@ -136,7 +136,9 @@ class RunView:
         if comparison is not None:
             console.print(_verdict(comparison), soft_wrap=True)
         if not promise.is_lossless:
-            self.screen.say(f"lossless: false (--verify {promise.verify} is not the target's distribution)", "yellow")
+            self.screen.say(
+                f"lossless: false (--verify {promise.verify} does not follow the target's distribution)", "yellow"
+            )
 
     def _show_text(self, texts: Texts, arm: Decoding, event: Event) -> None:
         by_id = arm.passes[-1].by_id

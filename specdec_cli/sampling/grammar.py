@@ -108,7 +108,7 @@ class Lookahead:
     Args:
         fitting: the nodes that fit after all before them, in their order.
         masks: [V] bool, the tokens that may follow the context (CONTEXT_END) and each fitting node. A node is missing
-            where nothing is ever emitted after it: it ends the output, or the grammar cannot go on there.
+            where nothing is ever emitted after it: it ends the output, or the grammar cannot continue there.
     """
 
     fitting: tuple[int, ...]
@@ -146,7 +146,7 @@ class Matcher:
         """
         if self._allowed is None:
             words = _words(self._follower.get_error())
-            raise GrammarError(f"the grammar cannot go on: {words}", "simplify the grammar")
+            raise GrammarError(f"the grammar cannot continue: {words}", "simplify the grammar")
         return self._allowed
 
     def accept(self, tokens: Sequence[int]) -> int:
@@ -207,7 +207,7 @@ class Matcher:
     def _mask(self, follower: Any) -> tuple[BoolArray | None, bool]:
         """The tokens [V] that may come next, and whether none may because the text is complete.
 
-        The mask is None where the grammar cannot go on and the text is not complete.
+        The mask is None where the grammar cannot continue and the text is not complete.
         """
         follower.unsafe_compute_mask_ptr(self._words.ctypes.data, self._words.nbytes)
         if follower.is_error():
@@ -316,7 +316,7 @@ def _choices(source: str) -> list[str]:
     try:
         found = json.loads(source)
     except ValueError as error:
-        raise _refused("choice", f"it is no JSON ({error})") from error
+        raise _refused("choice", f"it is not JSON ({error})") from error
     if not isinstance(found, list) or not found or not all(isinstance(text, str) and text for text in found):
         raise _refused("choice", "it must be a list of texts, none of them empty")
     return found

@@ -206,7 +206,7 @@ def test_the_table_needs_no_model(capsys):
         (["--draft", "none"], "there is no draft to audit"),
         (["-k", "0"], "nothing to audit"),
         (["-k", "2", "--k-values", "1"], "give one of them"),
-        (["--k-values", "1,x"], "no list of whole numbers"),
+        (["--k-values", "1,x"], "not a list of whole numbers"),
         (["--k-values", "0"], "must be from 1 to 64"),
         (["--batch-sizes", "1000"], "must be from 1 to 64"),
         (["--prompt-file", "/nowhere/prompts.txt"], "cannot be read"),

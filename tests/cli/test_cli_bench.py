@@ -154,7 +154,7 @@ def test_the_other_files(loaded, capsys, tmp_path):
     suite = ElementTree.parse(names["junit"]).getroot()
     assert (suite.get("tests"), suite.get("failures")) == ("2", "0")
     assert bench(*flags) == 2
-    assert "exists already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert bench(*flags, "--force") == 0
 
 
@@ -456,7 +456,7 @@ def test_a_picture_and_a_page(loaded, capsys, tmp_path):
         (["--plot", "x.pdf"], "`--plot x.pdf` must end in .png or .svg"),
         (["--plot", "x.svg", "--html", "x.svg"], "two files have the same name"),
         (["--html", "/nowhere/x.html"], "the folder of `--html /nowhere/x.html` does not exist"),
-        (["--resume"], "`--resume` continues the run of an --output, and none is named"),
+        (["--resume"], "`--resume` needs the --output FILE of the run to continue"),
     ],
 )
 def test_refusals_of_pictures_and_resuming(loaded, capsys, arguments, said):
@@ -500,7 +500,7 @@ def test_an_interrupted_run_is_resumed(loaded, capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(Track, "add", interrupting)
     words = ["--output", str(path), "--csv", str(csv_path)]
     assert bench(*words) == 130
-    assert "interrupted: this is what there was; --resume continues it" in capsys.readouterr().err
+    assert "interrupted: these are the results so far; --resume continues it" in capsys.readouterr().err
     assert checked(path.read_text())["plan"]["interrupted"] is True
     assert bench(*words) == 2
     path.unlink()
@@ -524,7 +524,7 @@ def test_an_interrupted_run_is_resumed(loaded, capsys, monkeypatch, tmp_path):
     assert "6 of 32 passes are of an earlier, interrupted run" in document["notices"]
     assert sorted(one.name for one in tmp_path.iterdir()) == ["r.csv", "r.json"]
     assert bench(*words, "--resume") == 2
-    assert "exists already" in capsys.readouterr().err, "a whole document is not overwritten"
+    assert "already exists" in capsys.readouterr().err, "a whole document is not overwritten"
 
 
 def test_an_interrupted_document_is_overwritten_by_the_run_that_continues_it(loaded, capsys, monkeypatch, tmp_path):

@@ -231,7 +231,7 @@ def test_ctrl_c_leaves_what_was_answered(capsys, monkeypatch):
     assert counted(found) == {"planned": 16, "answered": 3, "failed": 0, "not_sent": 0, "sent_again": 0}
     assert found["plan"]["interrupted"] is True
     assert len(fake.requests) == 4
-    assert "interrupted: this is what there was" in err
+    assert "interrupted: these are the results so far" in err
 
 
 def test_tokens_are_never_counted_from_chunks(capsys):

@@ -153,7 +153,7 @@ def test_k_ends_where_the_synthetic_rates_do(loaded, capsys):
     assert compared(*given("good"), *words, "--synthetic-acceptance-rates", "0.8,0.5") == 0
     document = checked(capsys.readouterr().out)
     assert [one["k"] for one in document["rows"][0]["measured"]] == [1, 2]
-    assert "k ends at 2, not at 3: so many synthetic acceptance rates are given" in document["notices"]
+    assert "k ends at 2, not at 3, because so many synthetic acceptance rates are given" in document["notices"]
 
 
 def test_the_other_files(loaded, capsys, tmp_path):
@@ -363,7 +363,7 @@ def test_ctrl_c_leaves_what_is_whole(loaded, capsys, monkeypatch):
     document = checked(out)
     assert document["plan"]["interrupted"] is True
     assert document["plan"]["passes"] == 7
-    assert "interrupted: this is what there was" in err
+    assert "interrupted: these are the results so far" in err
 
 
 def test_nothing_is_drawn_while_a_clock_runs(loaded, capsys, monkeypatch):

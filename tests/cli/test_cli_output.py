@@ -61,7 +61,7 @@ def test_a_file_that_appeared_meanwhile_stays(tmp_path: Path):
     path = tmp_path / "x.json"
     output.check_destination(path, force=False)
     path.write_text("mine")
-    with pytest.raises(RunError, match="exists already"):
+    with pytest.raises(RunError, match="already exists"):
         output.deliver({}, to_stdout=False, path=path)
     assert path.read_text() == "mine"
     assert len(list(tmp_path.iterdir())) == 1

@@ -58,10 +58,10 @@ def test_phases_have_counts_shares_and_their_own_remaining_time(monkeypatch):
     now[0] += 10
     waiting("tracing the target", 2, 8)
     assert waiting.words() == "tracing the target: 2 of 8 (40 s elapsed, about 30 s left)"
-    waiting("measuring what steps cost")
+    waiting("measuring the costs of steps")
     now[0] += 6
-    waiting("measuring what steps cost", 0.4, 1)
-    assert waiting.words() == "measuring what steps cost: 40% (46 s elapsed, about 9 s left)"
+    waiting("measuring the costs of steps", 0.4, 1)
+    assert waiting.words() == "measuring the costs of steps: 40% (46 s elapsed, about 9 s left)"
 
 
 @pytest.mark.parametrize("streams_text", [True, False])

@@ -60,8 +60,8 @@ def test_a_batch_size_and_other_flags_stand_beside_it(capsys):
         ('{"model": "a", "num_speculative_token": 3}', "did you mean `num_speculative_tokens`?"),
         ('{"model": "a", "max_model_len": 512}', "`max_model_len`, which is not supported"),
         ('{"model": "a", "quantization": "fp8"}', "`quantization`, which is not supported"),
-        ('{"model": "a", "method": "eagle3"}', "the method `eagle3`, which is not built"),
-        ('{"model": "a", "method": ["ngram"]}', "which is not built"),
+        ('{"model": "a", "method": "eagle3"}', "the method `eagle3`, which is not supported"),
+        ('{"model": "a", "method": ["ngram"]}', "which is not supported"),
         ('{"method": "ngram", "model": "a"}', "gives the method `ngram` a model"),
         ('{"method": "ngram", "revision": "a"}', "`revision`, which is for a draft model"),
         ('{"model": "a", "prompt_lookup_max": 4}', "`prompt_lookup_max`, which is for the method `ngram`"),
@@ -82,7 +82,7 @@ def test_what_it_does_not_know_is_refused_by_name(capsys, given: str, said: str)
 @pytest.mark.parametrize("words", [["-d", "ngram"], ["--speculative-model", "x"], ["--draft", "none"]])
 def test_two_words_about_the_draft_are_refused(capsys, words: list[str]):
     assert run([*DRY, "--speculative-config", '{"model": "builtin:draft"}', *words]) == 2
-    assert "and `--speculative-config` say the same in two ways" in capsys.readouterr().err
+    assert "and `--speculative-config` set the same thing" in capsys.readouterr().err
     assert run([*DRY, "--speculative-config", '{"model": "a", "num_speculative_tokens": 3}', "-k", "3"]) == 2
 
 

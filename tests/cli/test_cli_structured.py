@@ -74,4 +74,4 @@ def test_what_is_wrong_is_named(loaded, capsys, arguments, words):
 def test_a_command_of_free_text_refuses_it(loaded, capsys, command):
     (loaded / "r.yaml").write_text("structured: {regex: a+}\n")
     assert int(run([command, "-r", "r.yaml", *(["-d", "ngram"] if command != "serve" else [])])) == 2
-    assert "`structured.regex` is of no use to this command" in capsys.readouterr().err
+    assert "`structured.regex` has no effect in this command" in capsys.readouterr().err

@@ -307,7 +307,7 @@ def test_k_ends_where_the_synthetic_rates_do(loaded, capsys, monkeypatch):
     document = checked(capsys.readouterr().out)
     assert [row["k"] for row in document["rows"]] == [1, 2]
     assert document["plan"]["k_max"] == 2
-    assert "k ends at 2, not at 4: so many synthetic acceptance rates are given" in document["notices"]
+    assert "k ends at 2, not at 4, because so many synthetic acceptance rates are given" in document["notices"]
     assert sweep_k(*words, "--k-max", "1") == 0
     assert not any("k ends at" in one for one in checked(capsys.readouterr().out)["notices"])
 
@@ -353,7 +353,7 @@ def test_the_other_files(loaded, capsys, tmp_path):
     assert suite.get("skipped") == str(verdicts.count("inconclusive"))
     assert [row["verdict"] for row in rows] == [verdict for verdict in verdicts for _ in range(4)]
     assert sweep_k(*words) == 2
-    assert "exists already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
 
 
 def contradicted(monkeypatch, best: float = 0.43, other: float = 1.7):
@@ -584,7 +584,7 @@ def test_the_tuned_recipe_reads_back(loaded, capsys, monkeypatch, tmp_path):
     assert recipe.as_dict()["draft"] == document["recipe"]["draft"]
     assert path.read_text().startswith("# By `specdec sweep-k`: k = ")
     assert sweep_k("--write-recipe", str(path)) == 2
-    assert "exists already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert sweep_k("--write-recipe", str(path), "--force") == 0
 
 
@@ -620,7 +620,7 @@ def test_what_no_trace_can_know_is_measured_or_refused(loaded, capsys):
         (["--fail-if", "recommended.q < 1"], "`recommended` has no `q`"),
         (["--trace", "/nowhere/t"], "the folder of `--trace /nowhere/t` does not exist"),
         (["--write-recipe", "x", "--output", "x"], "two files have the same name"),
-        (["--batch-sizes", "1,x"], "`--batch-sizes 1,x` is no list of whole numbers"),
+        (["--batch-sizes", "1,x"], "`--batch-sizes 1,x` is not a list of whole numbers"),
         (["--batch-size", "0"], "`--batch-sizes 0` must be from 1 to 1024"),
         (["--batch-sizes", "1,7"], "a batch of `7` needs as many prompts, and there are `6`"),
         (["--batch-sizes", "1,4", "--set", "speculation.disable_by_batch_size=2"], "`4` should run together"),
@@ -678,7 +678,7 @@ def test_an_interruption_leaves_what_is_whole_and_exit_code_130(loaded, capsys, 
         assert document["plan"]["interrupted"]
         assert bool(document["plan"]["measured_k"]) is is_measured
         assert len(document["by_batch_size"]) == 1
-        assert "interrupted: this is what there was" in err
+        assert "interrupted: these are the results so far" in err
         assert not path.exists()
 
 

@@ -46,7 +46,7 @@ def test_the_report_and_its_files_say_synthetic(pair, capsys, tmp_path):
     assert "(synthetic)" in out  # a cell wraps between words
     for name in ("m.md", "c.csv"):
         assert "with the draft (synthetic)" in (tmp_path / name).read_text()
-    assert "--verify synthetic is not the target's distribution" in out
+    assert "--verify synthetic does not follow the target's distribution" in out
 
 
 def test_generate_says_what_its_text_is(pair, capsys):
@@ -91,7 +91,7 @@ def test_doctor_prints_what_a_claim_implies(capsys, monkeypatch):
     monkeypatch.setattr(doctor, "row_invariance", lambda _: [passed])
     run(["doctor", "-r", "published-llama2-70b-tinyllama"])
     out = capsys.readouterr().out
-    assert "2.40×      0.65         2.54            what the recipe's gate takes" in out
+    assert "2.40×      0.65         2.54            required by the recipe's gate" in out
     assert "shape:llama-2-70b (random weights)" in out
 
 

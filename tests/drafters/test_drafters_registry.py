@@ -51,9 +51,9 @@ def test_an_existing_folder_may_have_any_name(tmp_path: Path, monkeypatch: pytes
     ("self-exit:4", "not available"),
     ("parallel:some/dir", "not available"),
     ("ngram+gpt2", "not available"),
-    ("ngram:max", "no option"),
-    ("ngram:", "no option"),
-    ("ngram:max=", "no option"),
+    ("ngram:max", "not an option"),
+    ("ngram:", "not an option"),
+    ("ngram:max=", "not an option"),
     ("ngram:max=two", "must be a whole number, not `two`"),
     ("ngram:max=2.5", "must be a whole number"),
     ("ngram:max=2,max=3", "given twice"),
@@ -116,7 +116,7 @@ def test_a_drafter_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert (made.share, made.name) == (1, None)  # type: ignore[attr-defined]
     with pytest.raises(UsageError, match="a number, not `'x'`"):
         drafters.create("outside_package.mine", {"share": "x"})
-    with pytest.raises(UsageError, match="no dataclass"):
+    with pytest.raises(UsageError, match="not a dataclass"):
         drafters.get("outside_package.bare")
     with pytest.raises(UsageError, match=r"`outside_package\.older\.Drafter` has no `lm`"):
         drafters.get("outside_package.older")

@@ -119,7 +119,7 @@ def test_a_drafter_that_raises_once_costs_its_guesses_alone():
     tokens, events = run(engine)
     assert tokens == plain(["abc", "fed"])
     assert notices(events) == [
-        "the draft `test_engine_contained` failed (ValueError: no idea): decoding on without its guesses"
+        "the draft `test_engine_contained` failed (ValueError: no idea): continuing without its guesses"
     ]
     assert engine.drafters.num_failures == {"test_engine_contained": 1}
     assert not engine.drafters.switched_off
@@ -134,7 +134,7 @@ def test_a_drafter_that_keeps_failing_is_switched_off_and_that_is_said():
     assert tokens == plain(["abc"])
     assert own.num_asked == 3
     assert engine.drafters.switched_off == {"test_engine_contained"}
-    assert [("switched off" in said) for said in notices(events)] == [False, True]
+    assert [("disabled" in said) for said in notices(events)] == [False, True]
 
 
 @pytest.mark.parametrize("wrong", [[[1] * 9], [[len(LETTERS)]], []], ids=["too many", "no such token", "no guess"])

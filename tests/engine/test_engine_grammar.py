@@ -187,7 +187,7 @@ def test_a_grammar_that_cannot_go_on_ends_its_request_alone(models):
         texts += "".join(e.text for event in events for e in getattr(event, "emitted", ()) if e.sequence_id != first)
         texts += "".join(e.text for e in events if type(e).__name__ == "Finished" and e.sequence_id != first)
     assert len(told) == 1
-    assert "the grammar cannot go on" in told[0]
+    assert "the grammar cannot continue" in told[0]
     assert texts in CHOICES
 
 

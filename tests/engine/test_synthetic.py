@@ -60,7 +60,7 @@ def test_a_row_is_judged_alike_in_any_company():
 
 @pytest.mark.parametrize("rates", [(0.5, 0.6), (1.2,), (-0.1,)])
 def test_rates_that_are_none_are_refused(rates):
-    with pytest.raises(UsageError, match="no marginal rates"):
+    with pytest.raises(UsageError, match="not marginal rates"):
         conditional(rates)
 
 

@@ -62,7 +62,7 @@ def test_one_way_given_anew_replaces_the_other(tmp_path):
         (["speculation.synthetic_acceptance_length=5.5"], "is more than k + 1 = 5"),
         (["speculation.synthetic_acceptance_length=0.9"], "at least 1"),
         (["speculation.synthetic_acceptance_rates=[0.5, 0.4]"], "has 2 rates, and num_speculative_tokens is `4`"),
-        (["speculation.synthetic_acceptance_rates=[0.5, 0.6, 0.4, 0.1]"], "none above the one before it"),
+        (["speculation.synthetic_acceptance_rates=[0.5, 0.6, 0.4, 0.1]"], "that do not increase"),
         (["speculation.synthetic_acceptance_rates=[1.5, 0.6, 0.4, 0.1]"], "1"),
         (["speculation.synthetic_acceptance_rates=[]"], "must be rates from 0 to 1"),
         (["speculation.synthetic_acceptance_rates=[a]"], "rates"),

@@ -233,7 +233,7 @@ def test_nothing_measured_is_said():
 def test_refusals(tmp_path, monkeypatch):
     with pytest.raises(UsageError, match=r"must end in \.png or \.svg"):
         plot.check_plot(tmp_path / "x.pdf")
-    with pytest.raises(UsageError, match=r"no pictures of `specdec\.generate/1`"):
+    with pytest.raises(UsageError, match=r"no plot of `specdec\.generate/1`"):
         plot.plot({"schema": "specdec.generate/1"})
     monkeypatch.setattr(plot, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match="`--plot` draws with matplotlib, which is not installed") as error:

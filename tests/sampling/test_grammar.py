@@ -141,7 +141,7 @@ def test_json_is_compact_unless_whitespace_is_asked_for():
         ("json_schema", "[1", "EOF while parsing"),
         ("json_schema", '{"type": "foo"}', "Invalid type: foo"),
         ("json_schema", '{"not": {}}', 'Unimplemented keys: ["not"]'),
-        ("choice", "x", "no JSON"),
+        ("choice", "x", "not JSON"),
         ("choice", '["a", ""]', "none of them empty"),
         ("choice", "[]", "a list of texts"),
         ("grammar", "start: foo", 'unknown name: "foo"'),
@@ -168,7 +168,7 @@ def test_a_grammar_that_grows_too_costly_ends_in_an_error_of_its_own():
     assert (seen.fitting, set(seen.masks)) == ((0,), {CONTEXT_END})
     assert matcher.accept(letters("{abc")) == 1
     assert not matcher.is_finished
-    with pytest.raises(GrammarError, match="cannot go on"):
+    with pytest.raises(GrammarError, match="cannot continue"):
         _ = matcher.allowed
     assert grammar.start(V, (EOS,)).allowed.any(), "another output of the same grammar is not touched"
 

@@ -247,7 +247,7 @@ class Bridge:
         """One step of the engine."""
         events = self._driver.step()
         if events and isinstance(events[0], Failed):
-            logger.error("a step of the engine failed; the newest request ends by it", exc_info=events[0].error)
+            logger.error("a step of the engine failed and ended the newest request", exc_info=events[0].error)
         self._held.append((time.monotonic(), events))
         if not (self._outbox.may_wait and _is_quick(events)):
             self._dispatch_held()
@@ -350,7 +350,7 @@ class Bridge:
         self._waiting.clear()
         self._hand_over()
         if error is not None:
-            logger.critical("the engine's thread ended by an error", exc_info=error)
+            logger.critical("the engine's thread stopped after an error", exc_info=error)
             if self._on_death is not None:
                 self._on_death(error)
 
@@ -365,7 +365,7 @@ def _stopping() -> Unavailable:
 
 
 def _dead() -> Unavailable:
-    return Unavailable("the engine has ended by an error", "engine_dead")
+    return Unavailable("the engine has stopped after an error", "engine_dead")
 
 
 def _wishes(job: Job) -> dict[str, Any]:
