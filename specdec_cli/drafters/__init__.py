@@ -51,7 +51,7 @@ def get(method: str) -> type[Drafter]:
         hint = "a method from outside is an importable module with a dataclass named Drafter"
         raise UsageError(f"the drafting method `{method}` cannot be imported: {error}", hint) from error
     if not dataclasses.is_dataclass(found):
-        raise UsageError(f"`{method}.Drafter` is no dataclass", "its dataclass fields are its options")
+        raise UsageError(f"`{method}.Drafter` is not a dataclass", "its dataclass fields are its options")
     known_names = {*dir(found), *(field.name for field in dataclasses.fields(found))}
     missing = next((name for name in _MEMBERS if name not in known_names), None)
     if missing is not None:

@@ -23,7 +23,7 @@ def caveats(recipe: Recipe, engine: Engine) -> list[str]:
     random = [role for role, model in models.items() if model.model is not None and model.load_format == "dummy"]
     found = []
     if random:
-        found.append(f"random weights (load_format dummy) of {' and '.join(random)}: what is decoded means nothing")
+        found.append(f"random weights (load_format dummy) of {' and '.join(random)}: the output is meaningless")
     if engine.tokenizer is not None and engine.tokenizer.is_stand_in:
         found.append("no tokenizer: a dummy reads text as its bytes and writes every further token as `<its id>`")
     if recipe.speculation.is_synthetic:
