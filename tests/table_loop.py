@@ -153,10 +153,12 @@ class Loop:
             seen = [contexts[i][-2:] + drafted[i] for i in drafting]
             logits = self.logits(self.table.q, [s[-1] for s in seen], [s[-2] for s in seen])
             q = self.distribution(logits, [self.chain_row(contexts[i] + drafted[i], i, []) for i in drafting])
-            positions = [len(contexts[i]) for i in drafting]
-            params = [self.params[i] for i in drafting]
-            shared = [verify_module.RULES[self.mode].shares_noise] * len(drafting)
-            tokens = draft.draft_tokens(q, params, shared, positions, offset)
+            shared = verify_module.RULES[self.mode].shares_noise
+            wanted = [
+                draft.ChildrenWanted(self.params[i], 1, len(contexts[i]), offset, offset, shares_noise=shared)
+                for i in drafting
+            ]
+            tokens = [token for (token,) in draft.draft_children(q, wanted)]
             given = self.q_given(q, logits)
             likeliest = q.argmax.tolist()
             going = []

@@ -18,8 +18,16 @@ from specdec_cli.errors import UsageError, closest
 
 __all__ = ["create", "get", "methods", "options", "parse_spec", "to_spec"]
 
-_NOT_METHODS = {"__init__", "contract"}
-_MEMBERS = ("lm", "max_context", "load", "propose", "release")  # of the protocol `contract.Drafter`
+_NOT_METHODS = {"__init__", "contract", "growth"}
+_MEMBERS = (
+    "lm",
+    "max_context",
+    "builds_trees",
+    "draws",
+    "load",
+    "propose",
+    "release",
+)  # of the protocol `contract.Drafter`
 _HINT = "write a model's name or folder, or one of: "
 
 

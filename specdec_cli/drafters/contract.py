@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from specdec_cli.drafted import NOTHING, Drafted
+from specdec_cli.tree_shape import TreeShape
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,7 +25,7 @@ class DraftRow:
         handle: names the sequence; the same for all its steps.
         context: prompt and output so far.
         num_prompt_tokens: how many of them are the prompt.
-        k: most tokens to guess, at least 1.
+        k: most tokens to guess one after another, at least 1; with a tree, how deep it may be.
         params: the request's sampling parameters (the draft samples as the target will).
         stop_ids: tokens that end this request (banned while fewer than min_tokens are emitted).
         needs_q: whether tokens drawn by chance have to come with the q that they were drawn from.
@@ -33,6 +34,7 @@ class DraftRow:
         p_min: stop before a position whose largest q is below this; 0 never stops.
         prediction: tokens that the output is expected to follow, where the request brought them.
         cache_salt: a draft model may share cached tokens with sequences of the same salt; None shares nothing.
+        tree: shape of the guess; None wants a chain. Only drafters that build trees are asked for one.
     """
 
     handle: int
@@ -46,13 +48,20 @@ class DraftRow:
     p_min: float
     prediction: Sequence[int] | None = None
     cache_salt: str | None = None
+    tree: TreeShape | None = None
+
+    @property
+    def most_nodes(self) -> int:
+        """Most drafted nodes."""
+        return self.k if self.tree is None else self.tree.num_nodes(self.k)
 
 
 @dataclass(slots=True)
 class Guesses:
     """Drafted tokens of one sequence; `q` [len(drafted), V] float32 is what each node was sampled from.
 
-    `q` is None for a draft without chance (n-gram, an argmax): one-hot, or where the row does not need it.
+    Siblings are sampled without replacement from the q of their parent, the first of them first, and each has that q
+    whole. `q` is None for a draft without chance (n-gram, the best of q): one-hot, or where the row does not need it.
     Of `unread` tokens the device alone knows which they are: stand-ins are in their places.
     """
 
@@ -95,12 +104,22 @@ class Drafter(Protocol):
         """Longest context (guesses included) that it can read; None has no limit."""
         ...
 
+    @property
+    def builds_trees(self) -> bool:
+        """Whether it guesses in the shape of a tree where a row wants one; known once it is loaded."""
+        ...
+
+    @property
+    def draws(self) -> bool:
+        """Whether it draws tokens by chance where a row samples; a draft without chance has no q."""
+        ...
+
     def load(self, resources: Resources) -> None:
         """Make ready; called once before the first `propose`."""
         ...
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Guesses]:
-        """Guesses for every row, at most `row.k` each; an empty guess is fine."""
+        """Guesses for every row, at most `row.k` deep and in the row's shape; an empty guess is fine."""
         ...
 
     def release(self, handle: int) -> None:
@@ -109,7 +128,9 @@ class Drafter(Protocol):
 
 
 class WithoutModel:
-    """Base of drafters without a language model, which read contexts of any length."""
+    """Base of drafters without a language model: they read contexts of any length, and guess chains without chance."""
 
     lm = None
     max_context = None
+    builds_trees = False
+    draws = False

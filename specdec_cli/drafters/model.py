@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from specdec_cli.drafted import NOTHING, Drafted
+from specdec_cli.drafted import NOTHING
 from specdec_cli.drafters.contract import DraftRow, Guesses, Resources
+from specdec_cli.drafters.growth import Growth
 from specdec_cli.errors import RunError, UsageError
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from specdec_cli.lm.cache.unread import Unread
     from specdec_cli.lm.door import LM, Draw
     from specdec_cli.sampling.chain import Distribution
@@ -50,6 +50,16 @@ class Drafter:
         """Longest context that the draft model reads."""
         return self.lm.max_context
 
+    @property
+    def builds_trees(self) -> bool:
+        """Whether the draft model scores trees."""
+        return self.lm.scores_trees
+
+    @property
+    def draws(self) -> bool:
+        """It samples as the target will."""
+        return True
+
     def load(self, resources: Resources) -> None:
         """Load the draft model.
 
@@ -63,7 +73,7 @@ class Drafter:
             raise UsageError(message, "choose a draft with the target's tokenizer")
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Guesses]:
-        """Up to k tokens per row. Of rows that are not guessed in one call, round j scores one position each.
+        """Up to k tokens per row, or a tree of that depth; of rows not guessed in one call, one depth each round.
 
         Raises:
             RunError: what it guessed before, unread, was no token.
@@ -72,18 +82,15 @@ class Drafter:
         for row in rows:
             if row.cache_salt is not None and row.handle not in self._num_fed:
                 self._num_fed[row.handle] = self.lm.adopt(row.handle, row.context, row.cache_salt)
-        drafts = [_Draft(row, place) for place, row in enumerate(rows)]
-        drafting = [draft for draft in drafts if draft.wants_more(self.lm.max_context)]
+        drafts = [Growth(row, place) for place, row in enumerate(rows)]
+        most = self.lm.max_context
+        drafting = [draft for draft in drafts if draft.wants_more(most)]
         self._feed_long_contexts(drafting)
-        self._guess([draft for draft in drafting if draft.is_plain])
-        offset = 0
-        while active := [draft for draft in drafts if draft.wants_more(self.lm.max_context)]:
-            q = self._score(active)
-            if q is None:
-                continue
-            _stop_unsure(active, q)
-            self._sample(active, q, offset)
-            offset += 1
+        self._guess([draft for draft in drafting if _is_plain(draft.row)])
+        while growing := [draft for draft in drafts if draft.wants_more(most)]:
+            q = self._score(growing)
+            if q is not None:
+                _grow(growing, q)
         return [draft.guesses() for draft in drafts]
 
     def release(self, handle: int) -> None:
@@ -101,7 +108,7 @@ class Drafter:
                 "try --draft-dtype float32, or another checkpoint if it is float32 already",
             )
 
-    def _feed_long_contexts(self, drafts: Sequence[_Draft]) -> None:
+    def _feed_long_contexts(self, drafts: Sequence[Growth]) -> None:
         """Fill the cache chunk by chunk until at most one chunk of each context is unseen."""
         from specdec_cli.lm.door import Row
 
@@ -113,119 +120,84 @@ class Drafter:
         for draft in drafts:
             fed[draft.row.handle] = len(draft.row.context)
 
-    def _guess(self, drafts: Sequence[_Draft]) -> None:
+    def _guess(self, drafts: Sequence[Growth]) -> None:
         """Guess for plain rows in one call, where the LM has one for it."""
         from specdec_cli.lm.door import Row
 
-        most = self.lm.max_context
-        rows = [Row(d.row.handle, d.row.context, d.most_tokens(most), draw=d.draw(most)) for d in drafts]
+        counts = [draft.most_depth(self.lm.max_context) for draft in drafts]
+        rows = [
+            Row(draft.row.handle, draft.row.context, num, draw=_to_draw(draft.row, num))
+            for draft, num in zip(drafts, counts, strict=True)
+        ]
         found = self.lm.guess(rows, self._num_tokens) if rows else None
         if found is not None:
             self._unread = found.unread
             for i, (draft, tokens) in enumerate(zip(drafts, found.tokens, strict=True)):
-                draft.tokens, draft.unread = tokens, found.unread
-                if draft.needs_q:
-                    draft.q.append(found.q[i])
+                draft.take_chain(tokens, found.unread, found.q[i] if draft.needs_q else None)
 
-    def _score(self, drafts: Sequence[_Draft]) -> Distribution | None:
-        """The draft's distribution q after each row's context and its tokens drafted so far.
+    def _score(self, drafts: Sequence[Growth]) -> Distribution | None:
+        """The draft's distribution q at every end of the rows' drafted tokens.
 
         None where one of them has none: that row ends with what it has, whatever that is, as it decides nothing.
 
         Raises:
             LogitsError: a row has none at its first token.
         """
-        from specdec_cli.lm.door import Row
-        from specdec_cli.sampling.chain import ChainRow, LogitsError, distribution
+        from specdec_cli.sampling.chain import LogitsError, distribution
 
-        contexts = [draft.row.context + draft.tokens for draft in drafts]
-        logits = self.lm.score([Row(d.row.handle, c, num_logits=1) for d, c in zip(drafts, contexts, strict=True)])
-        chain = [
-            ChainRow(d.row.params, c, d.row.num_prompt_tokens, NOTHING, d.row.stop_ids)
-            for d, c in zip(drafts, contexts, strict=True)
-        ]
+        logits = self.lm.score([draft.to_score() for draft in drafts])
+        ends = [(draft, end) for draft in drafts for end in draft.to_distribute()]
         try:
-            return distribution(logits, chain, self._num_tokens)
+            return distribution(logits, [end for _, end in ends], self._num_tokens)
         except LogitsError as error:
-            if drafts[error.row].tokens:
-                drafts[error.row].is_done = True
+            draft = ends[error.row][0]
+            if draft.tokens:
+                draft.is_done = True
                 return None
             message = f"the draft `{self.model}`: {error.message}"
-            raise LogitsError(message, drafts[error.row].place, error.hint) from error
-
-    def _sample(self, drafts: Sequence[_Draft], q: Distribution, offset: int) -> None:
-        """Draw every row's next token and keep it, with its q, where the row still drafts.
-
-        Noise is keyed and has no state: a draw that is not kept changes no other.
-        """
-        from specdec_cli.sampling.draft import draft_tokens
-
-        if all(draft.is_done for draft in drafts):
-            return
-        rows = [draft.row for draft in drafts]
-        params, shares_noise = [row.params for row in rows], [row.shares_noise for row in rows]
-        tokens = draft_tokens(q, params, shares_noise, [len(row.context) for row in rows], offset)
-        for i, (draft, token) in enumerate(zip(drafts, tokens, strict=True)):
-            if not draft.is_done:
-                draft.tokens.append(token)
-                if draft.needs_q:
-                    draft.q.append(q.dense()[i : i + 1])
+            raise LogitsError(message, draft.place, error.hint) from error
 
 
-def _stop_unsure(drafts: Sequence[_Draft], q: Distribution) -> None:
-    """End rows whose largest q is below their p_min; before the draw, as deciding on a drawn token's q is biased."""
-    if any(draft.row.p_min > 0 for draft in drafts):
-        for draft, confidence in zip(drafts, q.confidence().tolist(), strict=True):
-            draft.is_done = confidence < draft.row.p_min
+def _grow(drafts: Sequence[Growth], q: Distribution) -> None:
+    """Choose the children of every end and keep them.
+
+    Noise is keyed and has no state: a draw that is not kept changes no other.
+    """
+    from specdec_cli.sampling.draft import draft_children, likely_children
+
+    ends = [draft.num_ends for draft in drafts]
+    starts = [0, *accumulate(ends)]
+    is_unsure = any(draft.row.p_min > 0 for draft in drafts)
+    sure = q.confidence().tolist() if is_unsure else [1.0] * starts[-1]
+    wanted = [draft.wanted(sure[start : start + num]) for draft, start, num in zip(drafts, starts, ends, strict=False)]
+    if any(draft.is_dynamic for draft in drafts):
+        nums = [one.num for draft, its in zip(drafts, wanted, strict=True) for one in its]
+        likely = likely_children(q, nums)
+    children = draft_children(q, [one for its in wanted for one in its])
+    for draft, start, num in zip(drafts, starts, ends, strict=False):
+        if draft.is_dynamic:
+            draft.grow_likely(likely[start : start + num])
+        else:
+            draft.grow(children[start : start + num], q, start)
 
 
-@dataclass(slots=True)
-class _Draft:
-    """One row's guess as it grows; `q` holds [tokens, V] float32 in parts where verification looks at it."""
+def _is_plain(row: DraftRow) -> bool:
+    """Whether the draft's own scores alone say how a chain goes on: with what is likeliest, or by a draw."""
+    from specdec_cli.sampling.chain import ChainRow, is_edited
 
-    row: DraftRow
-    place: int
-    tokens: list[int] = field(default_factory=list)
-    q: list[Tensor] = field(default_factory=list)
-    unread: Unread | None = None
-    is_done: bool = False
+    needs_wide_noise = row.params.temperature > 0 and row.shares_noise
+    if row.p_min > 0 or needs_wide_noise or row.tree is not None:
+        return False
+    return not is_edited(ChainRow(row.params, row.context, row.num_prompt_tokens, NOTHING, row.stop_ids))
 
-    @property
-    def needs_q(self) -> bool:
-        return self.row.needs_q and self.row.params.temperature > 0
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether the draft's own scores alone say how the row goes on: with what is likeliest, or by a draw."""
-        from specdec_cli.sampling.chain import ChainRow, is_edited
+def _to_draw(row: DraftRow, num: int) -> Draw | None:
+    """How so many tokens of a plain row are drawn; None where the likeliest are taken."""
+    from specdec_cli.lm.door import Draw
+    from specdec_cli.sampling import noise
 
-        row = self.row
-        needs_wide_noise = row.params.temperature > 0 and row.shares_noise
-        if row.p_min > 0 or needs_wide_noise:
-            return False
-        return not is_edited(ChainRow(row.params, row.context, row.num_prompt_tokens, NOTHING, row.stop_ids))
-
-    def draw(self, max_context: int) -> Draw | None:
-        """How a plain row's tokens are drawn; None where the likeliest are taken."""
-        from specdec_cli.lm.door import Draw
-        from specdec_cli.sampling import noise
-
-        params, num = self.row.params, self.most_tokens(max_context)
-        if params.temperature == 0:
-            return None
-        uniforms = noise.uniforms(params.seed, params.index, len(self.row.context), noise.Purpose.DRAFT, num)
-        return Draw(params.temperature, params.top_k, params.top_p, params.min_p, uniforms.tolist())
-
-    def most_tokens(self, max_context: int) -> int:
-        """How many tokens are wanted in all, each of which the draft model can read all before."""
-        return min(self.row.k, max_context + 1 - len(self.row.context))
-
-    def wants_more(self, max_context: int) -> bool:
-        """Whether another token is wanted and the draft model can read all that stands before it."""
-        return not self.is_done and len(self.tokens) < self.most_tokens(max_context)
-
-    def guesses(self) -> Guesses:
-        """The guess, its q stacked to [len(tokens), V]."""
-        import torch
-
-        return Guesses(Drafted.chain(self.tokens), torch.cat(self.q) if self.q else None, self.unread)
+    params = row.params
+    if params.temperature == 0:
+        return None
+    uniforms = noise.uniforms(params.seed, params.index, len(row.context), noise.Purpose.DRAFT, num)
+    return Draw(params.temperature, params.top_k, params.top_p, params.min_p, uniforms.tolist())

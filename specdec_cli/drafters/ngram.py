@@ -7,12 +7,17 @@ makes sure that the context still begins with what was indexed.)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
-from specdec_cli.drafted import Drafted
+from specdec_cli.drafted import CONTEXT_END, Drafted
 from specdec_cli.drafters.contract import DraftRow, Guesses, Resources, WithoutModel
 from specdec_cli.errors import UsageError
+from specdec_cli.tree_shape import TreeShape
+
+_MOST_OCCURRENCES = 256  # looked at for a tree that they do not fill
 
 
 @dataclass
@@ -24,6 +29,7 @@ class Drafter(WithoutModel):
         min: shortest n-gram to look for.
     """
 
+    builds_trees = True
     max: int = 4
     min: int = 2
 
@@ -41,15 +47,22 @@ class Drafter(WithoutModel):
         self._num_tokens = resources.num_tokens
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Guesses]:
-        """Tokens after the last occurrence of the longest n-gram; past the end of the text, its own guess continues."""
-        return [Guesses(Drafted.chain(self._guess(row))) for row in rows]
+        """Tokens after the last occurrence of the longest n-gram; past the end of the text, its own guess continues.
 
-    def _guess(self, row: DraftRow) -> list[int]:
+        A tree holds the continuations of further occurrences as well, as far as its shape has room: those of the
+        longest n-gram first, the latest before earlier ones, then those of shorter n-grams.
+        """
+        return [Guesses(self._guess(row)) for row in rows]
+
+    def _guess(self, row: DraftRow) -> Drafted:
         index = self._indexes.setdefault(row.handle, Index(self.min, self.max))
         index.follow(row.context)
-        place = index.find()
-        if place is None:
-            return []
+        continuations = (self._continue(row, place) for place in index.find_all())
+        if row.tree is None:
+            return Drafted.chain(next(continuations, []))
+        return _merge(islice(continuations, _MOST_OCCURRENCES), row.tree, row.most_nodes)
+
+    def _continue(self, row: DraftRow, place: int) -> list[int]:
         known = len(row.context)
         tokens: list[int] = []
         for i in range(place, place + row.k):
@@ -94,14 +107,21 @@ class Index:
                     self.num_insertions += 1
             self._num_indexed = end
 
-    def find(self) -> int | None:
-        """The place after the latest earlier occurrence of the longest known n-gram at the end, or None."""
+    def find_all(self) -> Iterator[int]:
+        """The places after earlier occurrences of the n-grams at the end: longest first, of each the latest first."""
+        seen = set()
         for length in reversed(self._lengths):
             if length <= len(self.tokens):
                 place = self._places.get(tuple(self.tokens[-length:]))
-                if place is not None:
-                    return place
-        return None
+                while place is not None:
+                    if place not in seen:
+                        seen.add(place)
+                        yield place
+                    place = self._displaced[self._insertion(place, length)]
+
+    def _insertion(self, end: int, length: int) -> int:
+        """The number of the insertion of the n-gram of a length that ends before `end`."""
+        return sum(max(0, end - one) for one in self._lengths) + length - self._lengths[0]
 
     def _cut_back(self, num_kept: int) -> None:
         for end in range(self._num_indexed, max(0, num_kept - 1), -1):
@@ -115,6 +135,22 @@ class Index:
                         self._places[gram] = before
         self._num_indexed = min(self._num_indexed, max(0, num_kept - 1))
         del self.tokens[num_kept:]
+
+
+def _merge(continuations: Iterable[Sequence[int]], shape: TreeShape, most_nodes: int) -> Drafted:
+    """A tree of texts that follow the context, each added as far as the shape has room for it."""
+    nodes: dict[tuple[int, int], int] = {}
+    num_children: Counter[int] = Counter()
+    for tokens in continuations:
+        node = CONTEXT_END
+        for depth, token in enumerate(tokens, 1):
+            if (node, token) not in nodes:
+                if len(nodes) == most_nodes or num_children[node] == shape.width(depth):
+                    break
+                num_children[node] += 1
+                nodes[node, token] = len(nodes)
+            node = nodes[node, token]
+    return Drafted(tuple(token for _, token in nodes), tuple(parent for parent, _ in nodes))
 
 
 def _common_prefix(known: list[int], context: Sequence[int]) -> int:

@@ -104,8 +104,10 @@ class Drafters:
         if len(guesses) != len(rows):
             raise RunError(f"it gave `{len(guesses)}` guesses for `{len(rows)}` rows")
         for row, guess in zip(rows, guesses, strict=True):
-            if len(guess.drafted) > row.k:
-                raise RunError(f"it guessed `{len(guess.drafted)}` tokens where `{row.k}` were wanted")
+            if len(guess.drafted) > row.most_nodes:
+                raise RunError(f"it guessed `{len(guess.drafted)}` tokens where `{row.most_nodes}` were wanted")
+            if guess.drafted.max_depth > row.k or (row.tree is None and not guess.drafted.is_chain):
+                raise RunError(f"it guessed another shape than `{row.tree or 'a chain'}` of depth `{row.k}`")
             if guess.unread is None and not all(0 <= token < self._num_tokens for token in guess.drafted.tokens):
                 raise RunError("it guessed a token that does not exist")
 

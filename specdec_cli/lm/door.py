@@ -148,6 +148,11 @@ class LM(Protocol):
         """Sizes from which a forward's cost follows; None without weights."""
         ...
 
+    @property
+    def scores_trees(self) -> bool:
+        """Whether it scores drafted nodes that are no chain."""
+        ...
+
     def score(self, rows: Sequence[Row]) -> Tensor:
         """Logits [sum of num_logits, V] float32, rows one after another, in each row context before drafted nodes."""
         ...

@@ -26,6 +26,7 @@ class LMWithoutWeights:
     name: str
     device = torch.device("cpu")
     dtype = torch.float32
+    scores_trees = False
     decoder = "table"
     decoder_obstacle: str | None = None
     compile_seconds: float | None = None
@@ -58,6 +59,8 @@ class TableLM(LMWithoutWeights):
         num_blocks: blocks that sequences share, counted like a cache's.
         block_size: tokens in a block.
     """
+
+    scores_trees = True
 
     def __init__(
         self,

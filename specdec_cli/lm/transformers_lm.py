@@ -156,6 +156,11 @@ class TransformersLM:
         return 0 if self._forward.has_taken_cache else self.num_blocks * self.block_size * self.kv_bytes_per_token
 
     @property
+    def scores_trees(self) -> bool:
+        """Its attention sees a text as a chain."""
+        return False
+
+    @property
     def num_free_blocks(self) -> int:
         """Blocks that no sequence holds, those of cached prefixes among them."""
         return self._contexts.pool.num_free

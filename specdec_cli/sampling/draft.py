@@ -1,51 +1,146 @@
-"""Choosing drafted tokens from q, with the noise that verification expects."""
+"""Choosing drafted tokens from q, with the noise that verification expects.
+
+Letters: n positions, V vocabulary.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-import numpy as np
 import torch
+from torch import Tensor
 
 from specdec_cli.sampling import noise
-from specdec_cli.sampling.chain import Distribution, inverse_cdf
+from specdec_cli.sampling.chain import NEVER, Distribution, inverse_cdf
 from specdec_cli.sampling.params import SamplingParams
 
 
-def draft_tokens(
-    q: Distribution,
-    params: Sequence[SamplingParams],
-    shares_noise: Sequence[bool],
-    step_positions: Sequence[int],
-    offset: int,
-) -> list[int]:
-    """Draft one token for each row of q.
+@dataclass(frozen=True, slots=True)
+class ChildrenWanted:
+    """Tokens wanted at one position of q: the children of a drafted node, or of the context's end.
 
     Args:
-        q: the draft's distribution, one position per row.
-        params: each row's sampling parameters (its seed and index key the noise).
-        shares_noise: whether each row chooses by the target's noise; others draw their own.
-        step_positions: length of each row's context when the step began.
-        offset: how many tokens of this step are drafted already.
+        params: the request's sampling parameters; seed and index key the noise.
+        num: how many are wanted; fewer are found where fewer tokens have a probability.
+        step_position: length of the request's context when the step began.
+        depth: drafted tokens before them.
+        offset: which uniform number of the step the first of them is drawn with; the others take the next ones. No two
+            nodes of a step share one.
+        is_drawn: whether they are drawn by chance; else they are the likeliest.
+        shares_noise: whether chance is the target's own noise (see `noise.gumbel_argmax`).
+    """
+
+    params: SamplingParams
+    num: int
+    step_position: int
+    depth: int
+    offset: int
+    is_drawn: bool = True
+    shares_noise: bool = False
+
+
+def draft_children(q: Distribution, wanted: Sequence[ChildrenWanted]) -> list[list[int]]:
+    """Choose the tokens wanted at every position of q.
+
+    Args:
+        q: the draft's distribution, [n, V].
+        wanted: what is wanted at each position.
 
     Returns:
-        One token per row; a one-hot row gives its likeliest token, whatever the noise.
+        Distinct tokens at each position. Likely ones come in descending order. Drawn ones come in the order in which
+        they were drawn without replacement: each from q without those before it, normalized again. With the target's
+        noise they come in descending order of log q + g. A one-hot position gives its likeliest tokens.
     """
+    if q.probs is None and all(one.num <= 1 for one in wanted):
+        return [[token][: one.num] for one, token in zip(wanted, q.likeliest, strict=True)]
+    found: dict[int, list[int]] = {}
+    for is_shared, choose in ((True, _ranked_by_noise), (False, _drawn)):
+        places = [i for i, one in enumerate(wanted) if one.is_drawn and one.num and one.shares_noise == is_shared]
+        places = [i for i in places if not q.one_hot[i]]
+        if places:
+            found |= zip(places, choose(_rows(q, places), [wanted[i] for i in places]), strict=True)
+    if len(found) < len(wanted):
+        likely = likely_children(q, [0 if i in found else one.num for i, one in enumerate(wanted)])
+        found |= {i: [token for token, _ in best] for i, best in enumerate(likely) if i not in found}
+    return [found[i] for i in range(len(wanted))]
+
+
+def likely_children(q: Distribution, nums: Sequence[int]) -> list[list[tuple[int, float]]]:
+    """The likeliest tokens at each position of q and their probabilities, in descending order.
+
+    Args:
+        q: the draft's distribution, [n, V].
+        nums: how many are wanted at each position; fewer are found where fewer tokens have a probability.
+
+    Returns:
+        Pairs of token and probability, at a one-hot position the one at temperature 1.
+    """
+    return [
+        list(zip(tokens, values, strict=True))[:num]
+        for tokens, values, num in zip(*_best(_at_temperature(q), q.likeliest, max(nums)), nums, strict=True)
+    ]
+
+
+def _at_temperature(q: Distribution) -> Tensor:
+    """Probabilities [n, V]; those of one-hot positions at temperature 1."""
+    if q.probs is not None and not q.one_hot.any():
+        return q.probs
+    plain = q.scores.softmax(dim=-1)
     if q.probs is None:
-        return q.likeliest
-    tokens = q.argmax.clone()
-    is_shared = np.array(shares_noise, dtype=np.bool_)
-    for shared in (True, False):
-        rows = np.flatnonzero(~q.one_hot & (is_shared == shared)).tolist()
-        if not rows:
-            continue
-        seeds, indices = [params[i].seed for i in rows], [params[i].index for i in rows]
-        positions = [step_positions[i] for i in rows]
-        index = torch.tensor(rows, device=tokens.device)
-        probs = q.probs if len(rows) == len(params) else q.probs[index]
-        if shared:
-            tokens[index] = noise.gumbel_argmax(probs, seeds, indices, [p + offset for p in positions])
-        else:
-            drawn = noise.uniforms_many(seeds, indices, positions, noise.Purpose.DRAFT, offset + 1)
-            tokens[index] = inverse_cdf(probs, drawn[:, offset])
-    return tokens.tolist()
+        return plain
+    return torch.where(torch.from_numpy(q.one_hot).to(plain.device)[:, None], plain, q.probs)
+
+
+def _best(
+    values: Tensor, likeliest: Sequence[int], num: int, least: float = 0.0
+) -> tuple[list[list[int]], list[list[float]]]:
+    """The tokens of the largest values [n, V] above `least`, the likeliest first, and these values."""
+    top = values.topk(min(num, values.shape[1]), dim=-1)
+    tokens, largest = [], []
+    for ids, found, first in zip(top.indices.tolist(), top.values.tolist(), likeliest, strict=True):
+        pairs = sorted(zip(ids, found, strict=True), key=lambda pair: (pair[0] != first, -pair[1], pair[0]))
+        if pairs and pairs[0][0] != first:  # of tokens that tie for the largest value, another one was found
+            pairs = [(first, pairs[0][1]), *pairs[:-1]]
+        tokens.append([token for token, value in pairs if value > least])
+        largest.append([value for _, value in pairs if value > least])
+    return tokens, largest
+
+
+def _ranked_by_noise(probs: Tensor, wanted: Sequence[ChildrenWanted]) -> list[list[int]]:
+    """The tokens with the largest log q + g, of probs [n, V]."""
+    keys = [one.params.seed for one in wanted], [one.params.index for one in wanted]
+    values = noise.perturbed(probs, *keys, [one.step_position + one.depth for one in wanted])
+    tokens, _ = _best(values, values.argmax(dim=-1).tolist(), max(one.num for one in wanted), least=NEVER)
+    return [best[: one.num] for best, one in zip(tokens, wanted, strict=True)]
+
+
+def _drawn(probs: Tensor, wanted: Sequence[ChildrenWanted]) -> list[list[int]]:
+    """Tokens drawn one after another without replacement from probs [n, V]."""
+    most = max(one.offset + one.num for one in wanted)
+    keys = [one.params.seed for one in wanted], [one.params.index for one in wanted]
+    uniforms = noise.uniforms_many(*keys, [one.step_position for one in wanted], noise.Purpose.DRAFT, most)
+    found: list[list[int]] = [[] for _ in wanted]
+    places = list(range(len(wanted)))
+    for drawn in range(max(one.num for one in wanted)):
+        if drawn:
+            if drawn == 1:
+                probs = probs.clone()
+            probs[places, [found[i][-1] for i in places]] = 0.0
+            left = probs.sum(dim=-1).tolist()
+            places = [i for i in places if wanted[i].num > drawn and left[i] > 0]
+        if not places:
+            break
+        weights = probs if len(places) == len(wanted) else probs[places]
+        tokens = inverse_cdf(weights, uniforms[places, [wanted[i].offset + drawn for i in places]])
+        for i, token in zip(places, tokens.tolist(), strict=True):
+            found[i].append(token)
+    return found
+
+
+def _rows(q: Distribution, places: Sequence[int]) -> Tensor:
+    """Probabilities [len(places), V] at some positions, to be read only."""
+    assert q.probs is not None, "positions that sample have a dense q"
+    if len(places) == len(q.likeliest):
+        return q.probs
+    return q.probs[torch.tensor(places, device=q.probs.device)]

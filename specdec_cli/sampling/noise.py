@@ -108,5 +108,15 @@ def gumbel_argmax(probs: Tensor, seeds: Sequence[int], indices: Sequence[int], p
     Draft and target that share g choose the same token as often as such a coupling can promise (Daliri, Musco, Suresh
     2024), and what the target chooses depends on p and the key alone.
     """
+    return perturbed(probs, seeds, indices, positions).argmax(dim=-1)
+
+
+def perturbed(probs: Tensor, seeds: Sequence[int], indices: Sequence[int], positions: Sequence[int]) -> Tensor:
+    """log p + g [n, V] float64 of probs [n, V] float32, g keyed by the absolute position."""
+    keys = list(zip(seeds, indices, positions, strict=True))
+    number = {key: i for i, key in enumerate(dict.fromkeys(keys))}
+    seeds, indices, positions = zip(*number, strict=True)
     noise = gumbel_many(seeds, indices, positions, probs.shape[1]).to(probs.device)
-    return noise.add_(probs.log()).argmax(dim=-1)
+    if len(number) < len(keys):  # places of a tree at the same depth share their noise
+        noise = noise[[number[key] for key in keys]]
+    return noise.add_(probs.log())
