@@ -47,9 +47,8 @@ class Chromium:
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log"):
             self.call(f"{domain}.enable")
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.call("Emulation.setEmulatedMedia", features=[scheme])
+        self.resize(width, height)
+        self.colour(dark)
 
     def __enter__(self) -> "Chromium":
         return self
@@ -59,6 +58,13 @@ class Chromium:
         os.kill(self._pid, signal.SIGKILL)
         os.waitpid(self._pid, 0)
         self._read.close()
+
+    def resize(self, width: int, height: int) -> None:
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+
+    def colour(self, dark: bool) -> None:
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.call("Emulation.setEmulatedMedia", features=[scheme])
 
     def call(self, method: str, **params: object) -> dict:
         """One command and its answer; what the console said on the way is kept."""

@@ -4,7 +4,7 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import uvicorn
 from starlette.applications import Starlette
@@ -16,7 +16,13 @@ from specdec_cli.events import Emitted, Stepped
 from specdec_cli.serve.page import read_page
 from specdec_cli.serve.watch.metrics import Metrics
 
-STEPS = ((("Once", True), (" upon", True), (" a", False)), ((" time", True), (" <b>there", False)), ((" was.", False),))
+Steps = tuple[tuple[tuple[str, bool], ...], ...]
+"""An answer: of each step its tokens, and whether each was drafted and accepted."""
+STEPS: Steps = (
+    (("Once", True), (" upon", True), (" a", False)),
+    ((" time", True), (" <b>there", False)),
+    ((" was.", False),),
+)
 
 
 class PageServer:
@@ -28,11 +34,14 @@ class PageServer:
         template: str | None = "{{ messages }}",
         key: str | None = None,
         model: dict | None = None,
+        answers: Sequence[Steps] = (STEPS,),
     ) -> None:
+        self.answers = answers
         self.metrics = Metrics("toy", prefix)
         self.template, self.key = template, key
         self.model = {"id": "toy", "object": "model"} | (model or {})
         self.num_refused = 0
+        self.is_loading = False
         self.bodies: list[dict] = []
         self.num_disconnected = 0
         routes = [
@@ -84,14 +93,15 @@ class PageServer:
             return refusal
         body = await request.json()
         self.bodies.append(body)
-        if "messages" in body and self._length(body) > self.model.get("max_model_len", 10**9):
+        if self._length(body) > self.model.get("max_model_len", 10**9):
             error = {"message": "`messages` are too long", "param": "messages", "code": "context_length_exceeded"}
             return JSONResponse({"error": error}, 400)
         said = body["messages"][-1]["content"] if "messages" in body else body["prompt"]
         if "refuse" in said:
             error = {"message": "the queue is full", "type": "rate_limit_error", "param": None, "code": "queue_full"}
             return JSONResponse({"error": error}, 429, {"Retry-After": "3"})
-        stream = self._stream("messages" in body, "forever" in said, "break off" in said)
+        steps = self.answers[(len(self.bodies) - 1) % len(self.answers)]
+        stream = self._stream(steps, "messages" in body, "forever" in said, "break off" in said)
         return StreamingResponse(stream, media_type="text/event-stream")
 
     async def tokenize(self, request: Request) -> Response:
@@ -100,13 +110,13 @@ class PageServer:
 
     def _length(self, body: dict) -> int:
         """A conversation's tokens: ten for each turn."""
-        return 10 * len(body["messages"])
+        return 10 * len(body.get("messages", ["prompt"]))
 
-    async def _stream(self, is_chat: bool, forever: bool, breaks: bool = False) -> AsyncIterator[bytes]:
+    async def _stream(self, steps: Steps, is_chat: bool, forever: bool, breaks: bool) -> AsyncIterator[bytes]:
         ended = False
         try:
             while True:
-                for step in STEPS:
+                for step in steps:
                     yield self._chunk(step, is_chat)
                     await asyncio.sleep(0.005)
                 if breaks:
@@ -135,6 +145,8 @@ class PageServer:
         return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
 
     def _refusal(self, request: Request) -> Response | None:
+        if self.is_loading:
+            return JSONResponse({"error": {"message": "the model is loading", "code": "loading"}}, 503)
         if self.key is None or request.headers.get("authorization") == f"Bearer {self.key}":
             return None
         self.num_refused += 1

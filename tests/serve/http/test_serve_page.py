@@ -188,6 +188,7 @@ def test_the_header_names_model_draft_and_k(browser: Chromium):
     with PageServer(model={"speculative": {"draft": "small (int8)", "num_speculative_tokens": 5}}) as url:
         browser.open(url)
         browser.wait(f"{text('served')} === 'toy · draft small (int8) · k = 5'")
+        browser.open("about:blank")  # polls no server that has ended
     with PageServer(model={"speculative": {"draft": None, "num_speculative_tokens": 0}}) as url:
         browser.open(url)
         browser.wait(f"{text('served')} === 'toy · no draft'")
@@ -239,7 +240,7 @@ def test_a_full_queue_is_one_sentence_and_no_turn(tmp_path: Path):
         browser.open(url)
         browser.wait(f"{text('served')} === 'toy'")
         ask(browser, "refuse me", "Failed.")
-        assert browser.value(text("trouble")) == "The server's queue is full: try again in 3 s."
+        assert browser.value(text("trouble")) == "The server's queue is full: try again in 3\u00a0s."
         assert num_turns(browser) == 0
         assert browser.value("document.getElementById('prompt').value") == "refuse me"
         assert not is_shown(browser, "offer")
@@ -341,3 +342,183 @@ def test_charts_show_short_peaks(browser: Chromium):
             })()"""
         )
     assert found == [[None, 0, 400, 0, 0], 1, "500", "5 %", 1]
+
+
+CONTRASTS = """(() => {
+  const parse = (colour) => (colour.match(/[\\d.]+/g) ?? []).map(Number);
+  const over = ([r, g, b, a = 1], below) => [r, g, b].map((one, i) => one * a + below[i] * (1 - a));
+  const light = (colour) => {
+    const [r, g, b] = colour.map((one) => (one /= 255) <= .04045 ? one / 12.92 : ((one + .055) / 1.055) ** 2.4);
+    return .2126 * r + .7152 * g + .0722 * b;
+  };
+  const paper = (element) => {
+    const below = element.parentElement ? paper(element.parentElement) : [255, 255, 255];
+    return over(parse(getComputedStyle(element).backgroundColor), below);
+  };
+  const faded = (element) => element ? getComputedStyle(element).opacity * faded(element.parentElement) : 1;
+  const poor = [];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  for (let node = walker.nextNode(); node; node = walker.nextNode()) {
+    const element = node.parentElement, style = getComputedStyle(element);
+    if (!node.data.trim() || !element.checkVisibility()) continue;
+    if (element.closest("script, style, option, :disabled")) continue;
+    const below = paper(element), colour = element instanceof SVGElement ? style.fill : style.color;
+    const [one, other] = [over([...parse(colour).slice(0, 3), faded(element)], below), below].map(light);
+    const ratio = (Math.max(one, other) + .05) / (Math.min(one, other) + .05);
+    if (ratio < 4.5) poor.push(`${node.data.trim().slice(0, 30)}: ${ratio.toFixed(2)}`);
+  }
+  return poor;
+})()"""
+
+
+def unlock(browser: Chromium) -> None:
+    browser.wait(f"{text('gate-text')} === 'This server asks for an API key.'")
+    browser.type("wrong")
+    browser.press("Enter")
+    browser.wait(f"{text('gate-text')} === 'The server does not accept this API key.'")
+
+
+def talk(browser: Chromium) -> None:
+    ask(browser, "one")
+    browser.wait("document.getElementById('speed-now').textContent !== '–'")
+
+
+def refused(browser: Chromium) -> None:
+    ask(browser, "refuse me", "Failed.")
+
+
+def shortened(browser: Chromium) -> None:
+    for prompt in ("one", "two", "three"):
+        ask(browser, prompt)
+    ask(browser, "four", "Failed.")
+    assert browser.value(CONTRASTS) == []
+    browser.value("document.getElementById('shorten').click()")
+    browser.wait(f"{status('Done.')} && document.querySelectorAll('#log .turn.dropped').length === 4")
+
+
+STATES = {
+    "a conversation": (talk, {}),
+    "a wrong key": (unlock, {"key": "secret"}),
+    "a full queue": (refused, {}),
+    "dropped turns": (shortened, {"model": {"max_model_len": 60}}),
+    "long names": (talk, {"model": {"id": "/home/user/models/" + "a-long-name-" * 6}}),
+}
+ANSWERS = (
+    ((("https://example.org/" + "a-word-without-spaces/" * 12, True), (" ends", False)),),
+    ((("投机解码用一个小模型起草" * 8, True), (" 👩‍👩‍👧‍👦🎉" * 20, False)),),
+    ((("def f(x):\n    return x" + " + x" * 60, True), ("\n", False)),),
+)
+
+
+@needs_chromium
+@pytest.mark.parametrize("state", STATES)
+def test_every_state_is_readable_at_every_width(tmp_path: Path, state: str):
+    """Contrast of WCAG AA, light and dark; nothing sticks out to the side; the composer is in sight."""
+    drive, given = STATES[state]
+    with Chromium(tmp_path / "profile") as browser, PageServer(answers=ANSWERS, **given) as url:
+        browser.open(url)
+        if "key" not in given:
+            browser.wait(f"!{text('served')}.startsWith('asking')")
+        drive(browser)
+        for width, height in ((320, 640), (390, 844), (800, 900), (1280, 800)):
+            browser.resize(width, height)
+            assert browser.value("document.documentElement.scrollWidth <= innerWidth"), f"{state} at {width}"
+            parts = "[...document.querySelectorAll('#log, #play, #live, header')]"
+            assert browser.value(f"{parts}.every((e) => e.scrollWidth <= e.clientWidth)"), f"{state} at {width}"
+            browser.wait(f"document.getElementById('settings').open === {str(width >= 768).lower()}")
+            if height > 800:
+                bottom = "document.getElementById('form').getBoundingClientRect().bottom"
+                browser.wait(f"{height - 120} < {bottom} && {bottom} <= {height}")
+            for dark in (False, True):
+                browser.colour(dark)
+                assert browser.value(CONTRASTS) == [], f"{state} at {width}, {'dark' if dark else 'light'}"
+
+
+@needs_chromium
+def test_the_end_of_the_conversation_stays_in_sight(browser: Chromium):
+    """When the settings open, and when the window grows and shrinks; not after the reader has scrolled up."""
+    log = "document.getElementById('log')"
+    gap = f"({log}.scrollHeight - {log}.scrollTop - {log}.clientHeight)"
+    with PageServer(answers=ANSWERS) as url:
+        browser.open(url)
+        browser.wait(f"{text('served')} === 'toy'")
+        for _ in range(8):
+            ask(browser, "again")
+        for width, height in ((390, 700), (390, 1400), (1280, 600)):
+            browser.resize(width, height)
+            browser.wait(f"{gap} < 2")
+        browser.value("document.getElementById('settings').open = false")
+        browser.wait(f"{gap} < 2")
+        browser.value("document.getElementById('log').scrollTop = 0")
+        browser.wait(f"{gap} > 200")
+        browser.resize(390, 700)
+        browser.wait("!document.getElementById('settings').open")
+        assert browser.value(gap) > 200
+
+
+@needs_chromium
+def test_the_focus_is_visible_on_every_control(browser: Chromium):
+    """Every control that the keyboard reaches has an outline of at least 2 pixels around it."""
+    with PageServer() as url:
+        browser.open(url)
+        browser.wait(f"{text('served')} === 'toy'")
+        seen = set()
+        for _ in range(20):
+            browser.press("Tab")
+            name, width = browser.value(
+                "(() => { const e = document.activeElement; return [e.id || e.tagName, "
+                "e === document.body ? 9 : parseFloat(getComputedStyle(e).outlineWidth)]; })()"
+            )
+            seen.add(name)
+            assert width >= 2, name
+    assert {"send", "clear", "temperature", "model", "prompt", "log", "SUMMARY", "A"} <= seen
+
+
+@needs_chromium
+@pytest.mark.parametrize("mode", ["chat", "completion"])
+def test_a_message_that_alone_is_too_long_is_one_sentence(tmp_path: Path, mode: str):
+    what = "message" if mode == "chat" else "text"
+    with Chromium(tmp_path / "profile") as browser, PageServer(model={"max_model_len": 5}) as url:
+        browser.open(url)
+        browser.wait(f"{text('served')} === 'toy'")
+        browser.value(f"document.getElementById('mode-{mode}').click()")
+        ask(browser, "too long", "Failed.")
+        assert browser.value(text("trouble")) == (
+            f"This {what} and the answer do not fit into the model's context of 5 tokens."
+        )
+        assert not is_shown(browser, "offer")
+        assert num_turns(browser) == 0
+        assert browser.value("document.getElementById('prompt').value") == "too long"
+
+
+@needs_chromium
+def test_a_server_that_loads_says_so_and_recovers(tmp_path: Path):
+    server = PageServer()
+    server.is_loading = True
+    with Chromium(tmp_path / "profile") as browser, server as url:
+        browser.open(url)
+        browser.wait(f"{text('served')} === 'The server takes no requests now: the model is loading.'")
+        ask(browser, "hello", "Failed.")
+        assert browser.value(text("trouble")) == "The server takes no requests now: the model is loading."
+        assert num_turns(browser) == 0
+        server.is_loading = False
+        browser.wait(f"{text('served')} === 'toy'")
+        ask(browser, "")
+        assert num_turns(browser) == 2
+        assert not is_shown(browser, "trouble")
+
+
+@needs_chromium
+def test_one_point_and_a_peak_of_waiting_requests_are_drawn(browser: Chromium):
+    with PageServer() as url:
+        browser.open(url)
+        browser.wait("document.querySelectorAll('#cache circle').length === 1")
+        found = browser.value(
+            """(() => {
+              const base = { ...past.at(-1), speed: 1, rate: .5 };
+              past = [0, 1, 2, 3].map((i) => ({ ...base, time: base.time - 3 + i, waiting: i === 1 ? 9 : 0 }));
+              draw();
+              return [...document.querySelectorAll('#requests circle')].map((one) => one.getAttribute('class'));
+            })()"""
+        )
+    assert found == ["dot of-two"]
