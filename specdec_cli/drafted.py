@@ -114,6 +114,17 @@ class Drafted:
             node = self.child(node, chosen[node + 1])
         return tuple(path)
 
+    def follow(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        """The longest path whose tokens are the first of these."""
+        path, node = [], CONTEXT_END
+        for token in tokens:
+            child = self.child(node, token)
+            if child is None:
+                break
+            path.append(child)
+            node = child
+        return tuple(path)
+
     def places_before(self, depth: int) -> Sequence[int]:
         """The places that fewer than `depth` drafted tokens stand before, in ascending order."""
         if self.is_chain:

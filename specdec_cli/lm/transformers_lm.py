@@ -11,6 +11,7 @@ from torch import Tensor
 from specdec_cli.lm.cache.budget import count_in, device_room
 from specdec_cli.lm.cache.cache_plan import CacheNeed, KVCacheBytes, plan_blocks
 from specdec_cli.lm.cache.contexts import Contexts, Feed
+from specdec_cli.lm.cache.long_rope import both_sides
 from specdec_cli.lm.decoders import forward_for, own_obstacle
 from specdec_cli.lm.door import Continuations, Row
 from specdec_cli.lm.files.generation import Generation
@@ -147,7 +148,7 @@ class TransformersLM:
     def hold(self, num_blocks: int) -> None:
         """Recreate the cache with so many blocks. The contents of the old one are lost."""
         self.num_blocks = num_blocks
-        self._contexts = Contexts(self.name, num_blocks, self.block_size)
+        self._contexts = Contexts(self.name, num_blocks, self.block_size, self._forward.move)
         self._forward.allocate(num_blocks)
 
     @property
@@ -220,34 +221,24 @@ class TransformersLM:
         return found
 
     def _score_both_sides(self, rows: Sequence[Row], threshold: int) -> Tensor:
-        """Long rope: positions up to the threshold with the short frequencies, later ones with the long."""
-        rows = [Row(row.handle, row.as_chain(), row.num_logits) for row in rows]
-        num_short = [max(0, threshold - (len(row.context) - row.num_logits)) for row in rows]
-        num_short = [min(short, row.num_logits) for short, row in zip(num_short, rows, strict=True)]
-        short_rows = [
-            Row(row.handle, row.context[:threshold], short)
-            for row, short in zip(rows, num_short, strict=True)
-            if short or len(row.context) <= threshold
-        ]
-        long_rows = [
-            Row(row.handle, row.context, row.num_logits - short)
-            for row, short in zip(rows, num_short, strict=True)
-            if len(row.context) > threshold
-        ]
-        parts = {}
-        for is_long, some_rows in ((False, short_rows), (True, long_rows)):
+        """Long rope: texts up to the threshold with the short frequencies, longer ones with the long."""
+        sides = [both_sides(row, threshold) for row in rows]
+        parts: dict[tuple[int, bool], Tensor] = {}
+        for is_long in (False, True):
+            some_rows = [side.rows[is_long] for side in sides if is_long in side.rows]
             if some_rows:
                 logits = torch.split(self._score(some_rows, is_long), [row.num_logits for row in some_rows])
                 parts.update({(row.handle, is_long): part for row, part in zip(some_rows, logits, strict=True)})
-        return torch.cat(
-            [parts[key] for row in rows for key in ((row.handle, False), (row.handle, True)) if key in parts]
-        )
+        found = [
+            parts[row.handle, is_long][i] for row, side in zip(rows, sides, strict=True) for is_long, i in side.wanted
+        ]
+        return torch.stack(found) if found else torch.empty(0, self.vocab_size, device=self.device)
 
     def _score(self, rows: Sequence[Row], is_long: bool) -> Tensor:
         feeds = self._contexts.feeds(rows, is_long)
         logits = self._forward.score(feeds)
         for feed in feeds:
-            feed.held.hold(feed.context, feed.unread)
+            feed.held.hold(feed.context, feed.unread, feed.tree)
         if self._forward.spreads_nan:
             self._leave_no_nan(feeds, logits)
         return logits

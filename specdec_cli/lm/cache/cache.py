@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from specdec_cli.lm.cache.contexts import Moves
 from specdec_cli.lm.cache.layout import Layout, Span
 from specdec_cli.lm.cache.memory import zeros
 
@@ -48,6 +49,13 @@ class LayerStore:
             count = stop - start
             self.keys.narrow(2, slot, count).copy_(key if whole else key.narrow(2, start, count))
             self.values.narrow(2, slot, count).copy_(value if whole else value.narrow(2, start, count))
+
+    def move(self, moves: Moves) -> None:
+        """Copy states from slots to others; all are read before one is written."""
+        before, after = (torch.tensor(slots, device=self.keys.device) for slots in zip(*moves, strict=True))
+        with torch.inference_mode():
+            for kept in (self.keys, self.values):
+                kept.index_copy_(2, after, kept.index_select(2, before))
 
     def wipe(self, slot: int, count: int) -> None:
         """Put zeros into some slots."""

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from specdec_cli.drafted import NOTHING, Drafted
 from specdec_cli.errors import RunError
 from specdec_cli.lm.cache.blocks import BlockPool
 from specdec_cli.lm.cache.unread import Unread
 from specdec_cli.lm.door import Row
+
+Moves = Sequence[tuple[int, int]]
+"""Slots to copy from, and slots to copy to."""
 
 
 @dataclass(slots=True)
@@ -23,13 +27,14 @@ class Held:
     """The cached context of one sequence.
 
     Args:
-        tokens: whose keys and values are cached.
+        tokens: whose keys and values are cached; those of a drafted tree's nodes stand at the end, in the nodes' order.
         blocks: where, in order.
         in_one_piece: whether these are neighbours.
         is_long: whether keys were turned by long rope's long frequencies.
         salt: shares blocks with sequences of the same salt; None shares none.
         keys: of its first whole blocks, those that were published.
         unread: tokens that stand-ins among them stand for.
+        tree: the nodes at the end, each of which has read its own path alone; a chain's are text like any other.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -39,10 +44,26 @@ class Held:
     salt: str | None = None
     keys: list[bytes] = field(default_factory=list)
     unread: Unread | None = None
+    tree: Drafted = NOTHING
 
-    def hold(self, tokens: list[int], unread: Unread | None) -> None:
+    @property
+    def num_text(self) -> int:
+        """How many of the tokens are text, one after the other."""
+        return len(self.tokens) - len(self.tree)
+
+    def hold(self, tokens: list[int], unread: Unread | None, tree: Drafted = NOTHING) -> None:
         """Take note of what is cached now."""
-        self.tokens, self.unread = tokens, unread
+        self.tokens, self.unread, self.tree = tokens, unread, tree
+
+    def take_path(self, context: Sequence[int]) -> tuple[int, ...]:
+        """Keep of the tree the path that the context takes, as text behind the text; its nodes."""
+        tree, start = self.tree, self.num_text
+        path: tuple[int, ...] = ()
+        if len(tree) and self.tokens[:start] == context[:start]:
+            path = tree.follow(context[start:])
+        self.tokens[start:] = [tree.tokens[node] for node in path]
+        self.tree = NOTHING
+        return path
 
     def settle(self) -> None:
         """Put the tokens themselves in the place of what stands for them."""
@@ -59,13 +80,37 @@ class Held:
 
 @dataclass(slots=True)
 class Feed:
-    """One row's part of a forward: tokens from `keep` on, the last `num_logits` of which want logits."""
+    """One row's part of a forward.
+
+    Args:
+        held: its sequence's books.
+        context: text and drafted tokens, in the order of their places in the cache.
+        keep: how many of them are cached; the others are fed.
+        num_logits: logits are wanted after the last so many.
+        unread: tokens that stand-ins among them stand for.
+        tree: the nodes at the end of the context where they are no chain; a chain's are text like any other.
+        num_text: places before the tree.
+    """
 
     held: Held
     context: list[int]
     keep: int
     num_logits: int
     unread: Unread | None = None
+    tree: Drafted = NOTHING
+    num_text: int = 0
+
+    def position(self, place: int) -> int:
+        """The position in its text of what stands at a place: a node's is its depth behind the context."""
+        if not len(self.tree) or place < self.num_text:
+            return place
+        return self.num_text + self.tree.depth(place - self.num_text) - 1
+
+    @property
+    def positions(self) -> Sequence[int]:
+        """Positions of the fed tokens."""
+        fed = range(self.keep, len(self.context))
+        return [self.position(place) for place in fed] if len(self.tree) else fed
 
     @property
     def num_tokens(self) -> int:
@@ -94,13 +139,15 @@ class Contexts:
         name: of the model, for the error of a full cache.
         num_blocks: blocks in all.
         block_size: tokens in a block.
+        move: copies keys and values from slots to others, (from, to) one after another; of each from ≥ to, ascending.
     """
 
-    def __init__(self, name: str, num_blocks: int, block_size: int) -> None:
+    def __init__(self, name: str, num_blocks: int, block_size: int, move: Callable[[Moves], None]) -> None:
         self.pool = BlockPool(num_blocks)
         self.held: dict[int, Held] = {}
         self._name = name
         self._block_size = block_size
+        self._move = move
 
     def adopt(self, handle: int, context: Sequence[int], salt: str) -> int:
         """Begin a sequence with the longest cached prefix of its context; at least one token is left to feed.
@@ -126,16 +173,20 @@ class Contexts:
         """Cut each row's cache back to what its context shares with it, and reserve blocks for the rest.
 
         Raises:
-            RunError: the cache has too few free blocks, or a row's drafted tokens are no chain.
+            RunError: the cache has too few free blocks.
         """
         feeds = []
         for row in rows:
             held = self.held.setdefault(row.handle, Held())
             held.settle()
-            context = row.as_chain()
-            keep = held.common_prefix(context, len(context) - row.num_logits) if held.is_long == is_long else 0
+            self._straighten(held, row.context)
+            context = [*row.context, *row.drafted.tokens]
+            tree = NOTHING if row.drafted.is_chain else row.drafted
+            num_text = len(context) - len(tree)
+            most = min(len(context) - row.num_logits, num_text)
+            keep = held.common_prefix(context, most) if held.is_long == is_long else 0
             held.is_long = is_long
-            feeds.append(Feed(held, context, self._cut(held, keep), row.num_logits, row.unread))
+            feeds.append(Feed(held, context, self._cut(held, keep), row.num_logits, row.unread, tree, num_text))
         missing = [-(-len(feed.context) // self._block_size) - len(feed.held.blocks) for feed in feeds]
         if sum(missing) > self.pool.num_free:
             raise RunError(
@@ -154,14 +205,14 @@ class Contexts:
         held = self.held.pop(handle, None)
         if held is not None:
             held.settle()
-            self._publish(held, len(held.tokens))
+            self._publish(held, held.num_text)
             self.pool.free(held.blocks)
 
     def spoil(self, held: Held) -> list[int]:
         """Drop a sequence with NaN keys or values; returns its blocks without another holder."""
         alone = [block for block in held.blocks if self.pool.withdraw(block)]
         self.pool.free(held.blocks)
-        held.tokens, held.blocks, held.keys, held.in_one_piece = [], [], [], True
+        held.tokens, held.blocks, held.keys, held.in_one_piece, held.tree = [], [], [], True, NOTHING
         return alone
 
     def check(self) -> None:
@@ -170,6 +221,13 @@ class Contexts:
         for handle, held in self.held.items():
             needed = -(-len(held.tokens) // self._block_size)
             assert len(held.blocks) == needed, f"sequence {handle} holds {len(held.blocks)} blocks, needs {needed}"
+
+    def _straighten(self, held: Held, context: Sequence[int]) -> None:
+        """Move the keys and values of the path that a context takes through a drafted tree behind the text."""
+        start, size, blocks = held.num_text, self._block_size, held.blocks
+        places = [(start + node, start + i) for i, node in enumerate(held.take_path(context)) if node != i]
+        if places:
+            self._move([(blocks[a // size] * size + a % size, blocks[b // size] * size + b % size) for a, b in places])
 
     def _cut(self, held: Held, keep: int) -> int:
         """Cut back to `keep` tokens, or to a full block if another sequence reads the block to write next."""

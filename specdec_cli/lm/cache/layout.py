@@ -6,6 +6,7 @@ from what each row feeds (`contexts.Feed`); the forwards of `lm.forward` run it.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -36,6 +37,7 @@ class Span:
         first_slot: where the keys begin, when they lie in one piece.
         slots: slot of every key [num_keys] int64, when they do not.
         position: the first query's position in its sequence.
+        num_in_order: how many first keys lie as the sequence's blocks do; a drafted node's are then those of its path.
     """
 
     start: int
@@ -44,6 +46,7 @@ class Span:
     first_slot: int
     slots: Tensor | None
     position: int = 0
+    num_in_order: int = sys.maxsize
 
 
 @dataclass
@@ -137,9 +140,10 @@ class Layouts:
         for feed in feeds:
             start = len(tokens)
             tokens += feed.context[feed.keep :]
-            positions += range(feed.keep, len(feed.context))
+            positions += feed.positions
             wanted += range(len(tokens) - feed.num_logits, len(tokens))
             spans += self._spans(feed, start)
+            spans += self._node_spans(feed, start)
             pieces += self._pieces(feed, start)
         num_written = len(tokens)
         if self.has_company and num_written == 1:
@@ -149,7 +153,7 @@ class Layouts:
 
     def _spans(self, feed: Feed, start: int) -> Iterator[Span]:
         """A row's queries; where bits matter, cut wherever the number of keys that they read grows by a grain."""
-        length, keep = len(feed.context), feed.keep
+        length, keep = min(len(feed.context), feed.num_text), feed.keep
         grain = KEY_GRAIN if self.is_bitwise else length
         held = feed.held
         slots = None if held.in_one_piece else self._slots(held, -(-length // grain) * grain)
@@ -161,6 +165,21 @@ class Layouts:
             seen = None if slots is None else slots[:num_keys]
             yield Span(offset + keep, offset + stop, num_keys, first_slot, seen, keep)
             keep = stop
+
+    def _node_spans(self, feed: Feed, start: int) -> Iterator[Span]:
+        """A drafted tree's nodes, each alone: it reads the text and its path, in the order that a chain's keys have."""
+        nodes = range(max(feed.keep, feed.num_text) - feed.num_text, len(feed.context) - feed.num_text)
+        if not nodes:
+            return
+        grain = KEY_GRAIN if self.is_bitwise else 1
+        slots = self._slots(feed.held, len(feed.context))
+        for node in nodes:
+            position = feed.position(feed.num_text + node)
+            places = [feed.num_text + one for one in feed.tree.path(node)]
+            more = -(position + 1) % grain
+            seen = torch.cat((slots[: feed.num_text], slots[places + places[-1:] * more]))
+            place = start + feed.num_text + node - feed.keep
+            yield Span(place, place + 1, position + 1 + more, 0, seen, position, feed.num_text)
 
     def _slots(self, held: Held, num_keys: int) -> Tensor:
         """Slots of a scattered sequence's first `num_keys` positions [num_keys] int64; any slot beyond its end."""

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from specdec_cli.lm.cache.cache import BlockCache
-from specdec_cli.lm.cache.contexts import Feed
+from specdec_cli.lm.cache.contexts import Feed, Moves
 from specdec_cli.lm.cache.layout import KEY_GRAIN, Layout, Layouts
 from specdec_cli.lm.door import Draw
 from specdec_cli.lm.forward.forward import CacheShape, joined
@@ -81,6 +81,11 @@ class EagerForward:
         self, feeds: Sequence[Feed], counts: Sequence[int], draws: Sequence[Draw | None], num_tokens: int
     ) -> None:
         """It knows no quicker way than `score`: None."""
+
+    def move(self, moves: Moves) -> None:
+        """Copy keys and values from slots to others."""
+        for store in self.cache.stores.values():
+            store.move(moves)
 
     def wipe(self, blocks: Sequence[int]) -> None:
         """Put zeros into blocks: nothing times NaN is NaN, masked or not."""

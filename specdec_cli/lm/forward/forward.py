@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar, cast
 import torch
 from torch import Tensor
 
-from specdec_cli.lm.cache.contexts import Feed
+from specdec_cli.lm.cache.contexts import Feed, Moves
 from specdec_cli.lm.door import Continuations, Draw
 
 
@@ -89,6 +89,10 @@ class Forward(Protocol):
         Returns:
             A continuation for each; None where this many tokens take another way, and nothing was fed.
         """
+        ...
+
+    def move(self, moves: Moves) -> None:
+        """Copy tokens' keys and values from slots to others, in order: no copy overwrites what a later one reads."""
         ...
 
     def wipe(self, blocks: Sequence[int]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from specdec_cli.lm.cache.contexts import Feed
+from specdec_cli.lm.cache.contexts import Feed, Moves
 from specdec_cli.lm.cache.layout import KEY_GRAIN, Layout, Layouts
 from specdec_cli.lm.door import Continuations, Draw
 from specdec_cli.lm.forward.forward import CacheShape, joined
@@ -50,6 +50,10 @@ class OwnForward:
     ) -> Continuations:
         """Continuations in one call."""
         return self.decoder.guess(self.layouts.of(feeds), counts, draws, num_tokens)
+
+    def move(self, moves: Moves) -> None:
+        """Copy keys and values from slots to others."""
+        self.decoder.move(moves)
 
     def wipe(self, blocks: Sequence[int]) -> None:
         """Nothing: attention reads a row's own keys alone."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from specdec_cli.lm.cache.contexts import Feed
+from specdec_cli.lm.cache.contexts import Feed, Moves
 from specdec_cli.lm.door import Continuations, Draw
 from specdec_cli.lm.forward.eager import EagerForward
 from specdec_cli.lm.forward.graphs import Graphs
@@ -52,7 +52,7 @@ class RecordedForward:
 
     def score(self, feeds: Sequence[Feed]) -> Tensor:
         """The wanted logits [sum of num_logits, V] float32."""
-        logits = self._graphs.score(feeds)
+        logits = None if any(len(feed.tree) for feed in feeds) else self._graphs.score(feeds)
         return self._inner.score(feeds) if logits is None else logits
 
     def guess(
@@ -61,6 +61,10 @@ class RecordedForward:
         """The likeliest continuations in one graph; None where no graph is made for what is fed first."""
         assert not any(draws), "a graph draws nothing"
         return self._graphs.guess(feeds, counts, num_tokens)
+
+    def move(self, moves: Moves) -> None:
+        """Copy keys and values from slots to others."""
+        self._inner.move(moves)
 
     def wipe(self, blocks: Sequence[int]) -> None:
         """Put zeros into blocks."""

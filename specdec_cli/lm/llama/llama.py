@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specdec_cli.lm.cache.contexts import Moves
 from specdec_cli.lm.cache.layout import Layout
 from specdec_cli.lm.cache.memory import Arena, zeros
 from specdec_cli.lm.door import Continuations, Draw
@@ -185,6 +186,11 @@ class LlamaDecoder:
         self._run(self._library.forward)
         return logits
 
+    def move(self, moves: Moves) -> None:
+        """Copy tokens' keys and values from slots to others, one after another."""
+        slots = (ctypes.c_int64 * (2 * len(moves)))(*chain.from_iterable(moves))
+        self._library.move(ctypes.byref(self._model), ctypes.byref(self._step), slots, len(moves))
+
     def guess(
         self, layout: Layout, counts: Sequence[int], draws: Sequence[Draw | None], num_tokens: int
     ) -> Continuations:
@@ -268,7 +274,7 @@ class _Floats:
 
 
 def _rows(layout: Layout) -> Any:
-    """Of each token itself, its position, its slot or -1, the slot of its first key, and the address of their slots."""
+    """What `Row` in the C++ source holds of each token, as one array."""
     tokens, slots = layout.tokens, [-1] * len(layout.tokens)
     for start, stop, slot in layout.pieces:
         slots[start:stop] = range(slot, slot + stop - start)
@@ -276,7 +282,8 @@ def _rows(layout: Layout) -> Any:
     for span in layout.spans:
         address = 0 if span.slots is None else span.slots.data_ptr()
         for place in range(span.start, span.stop):
-            found += (tokens[place], span.position + place - span.start, slots[place], span.first_slot, address)
+            position = span.position + place - span.start
+            found += (tokens[place], position, slots[place], span.first_slot, address, span.num_in_order)
     return (ctypes.c_int64 * len(found))(*found)
 
 

@@ -234,6 +234,7 @@ struct Row {
     int64_t token, position, slot;  // where its key is written; -1 nowhere
     int64_t first_slot;             // of its sequence's keys where they lie in one piece
     const int64_t* slots;           // of each key, where only `block` of them together do
+    int64_t num_in_order;           // that many first of them do; a drafted node's others are its path's, one by one
 };
 
 struct Step {
@@ -831,7 +832,10 @@ struct Attention {
     long pitch;
 
     long slot(long t) const { return rows->slots ? rows->slots[t] : rows->first_slot + t; }
-    long run(long t) const { return rows->slots ? slots - t % slots : WIDTH; }  // how many follow in one piece
+    long run(long t) const {  // how many follow in one piece
+        if (!rows->slots) return WIDTH;
+        return t < rows->num_in_order ? std::min(slots - t % slots, long(rows->num_in_order) - t) : 1;
+    }
 
     // Queries [rows, G, D] with a pitch for each; as many keys as the last row sees.
     void score(const float* queries, long row_pitch, long group_pitch) const {
@@ -1100,6 +1104,23 @@ void run(const Model& m, const Step& s, Member& member) {
     inputs.times(m.head, s.num_wanted).into(part_of(m.head, thread, threads), s.logits, V);
 }
 
+// Copies a token's keys and values to another slot, for each pair of slots (from, to).
+template <class Number>
+void move(const Model& m, const Step& s, const int64_t* slots, long count) {
+    const long D = m.head_size;
+    const auto key_at = [=](long slot) { return slot / WIDTH * WIDTH * D + slot % WIDTH; };
+    for (long l = 0; l < m.num_layers; l++)
+        for (long k = 0; k < m.num_key_heads; k++) {
+            Number* const keys = (Number*)s.cache + (2 * l * m.num_key_heads + k) * s.num_slots * D;
+            Number* const values = keys + m.num_key_heads * s.num_slots * D;
+            for (long i = 0; i < count; i++) {
+                const long from = slots[2 * i], to = slots[2 * i + 1];
+                for (long j = 0; j < D; j++) keys[key_at(to) + j * WIDTH] = keys[key_at(from) + j * WIDTH];
+                std::memcpy(values + to * D, values + from * D, D * sizeof(Number));
+            }
+        }
+}
+
 void run(const Model& m, const Step& s, Member& member) {
     if (m.kind == 0) run<Float32, float>(m, s, member);
     else if (m.kind == 1) run<BFloat16, uint16_t>(m, s, member);
@@ -1197,6 +1218,11 @@ int64_t panel_outputs() { return PANEL; }
 int64_t scratch_floats(const Model* m, const Step* s) {
     const Room room(*m, *s);
     return room.shared + s->num_threads * room.own;
+}
+
+void move(const Model* m, const Step* s, const int64_t* slots, int64_t count) {
+    if (m->is_half) move<uint16_t>(*m, *s, slots, count);
+    else move<float>(*m, *s, slots, count);
 }
 
 void forward(const Model* m, const Step* s) {

@@ -86,6 +86,7 @@ def _load(source: str) -> Library:
     calls.scratch_floats.argtypes, calls.scratch_floats.restype = (pointer, pointer), number
     calls.panel_outputs.argtypes, calls.panel_outputs.restype = (), number
     calls.forward.argtypes, calls.forward.restype = (pointer, pointer), None
+    calls.move.argtypes, calls.move.restype = (pointer, pointer, pointer, number), None
     calls.guess.argtypes = (pointer, pointer, pointer, number, number, pointer, pointer, pointer, pointer)
     calls.guess.restype = None
     return found

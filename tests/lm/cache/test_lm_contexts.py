@@ -6,7 +6,6 @@ from test_lm_bits import holds
 from tiny_models import make_tiny
 
 from specdec_cli.drafted import Drafted
-from specdec_cli.errors import RunError
 from specdec_cli.lm.cache.blocks import BlockPool
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.load import load_lm
@@ -125,10 +124,7 @@ def test_pool_gives_up_what_was_left_first_and_a_sequences_end_before_its_beginn
     assert pool.num_free == 6
 
 
-def test_a_drafted_chain_is_scored_as_text_and_a_tree_is_refused(lm):
+def test_a_drafted_chain_is_scored_as_text(lm):
     expected = lm.score([Row(0, TEXT[:10], 4)])
     lm.release(0)
     assert lm.score([Row(0, TEXT[:7], 4, Drafted.chain(TEXT[7:10]))]).equal(expected)
-    lm.release(0)
-    with pytest.raises(RunError, match="cannot score a drafted tree"):
-        lm.score([Row(0, TEXT[:7], 4, Drafted((1, 2, 3), (-1, -1, 0)))])
