@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich import box
@@ -10,6 +11,10 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
 from rich.table import Column, Table
 from rich.text import Text
+
+_GAPS = (((0, 1), True), ((0, 1, 0, 0), True), ((0, 1, 0, 0), False))
+"""Paddings of a cell, and whether there are edges: three columns of the terminal between two cells, or two."""
+_NUMBER = re.compile(r"[-−+]?\d[\d,.]*( ?%|×)?")
 
 
 class Grid(Table):
@@ -32,13 +37,17 @@ class Grid(Table):
         texts = [[_text(console, cell) for cell in _cells(column, self.show_header)] for column in self.columns]
         natural = [max((text.cell_len for text in column), default=0) for column in texts]
         least = [max((_longest_word(text) for text in column), default=0) for column in texts]
-        room = options.max_width - self._borders(console, options, sum(natural))
-        if sum(least) > room:
-            yield from self._stacked(console, options.max_width)
-            return
-        for column, width in zip(self.columns, _shrunk(natural, least, room), strict=True):
-            column.width, column.no_wrap = width, False
-        yield from super().__rich_console__(console, options)
+        for column, cells in zip(self.columns, texts, strict=True):
+            if _are_numbers([text.plain for text in cells[self.show_header :]]):
+                column.justify = "right"
+        for self.padding, self.show_edge in _GAPS:
+            room = options.max_width - self._borders(console, options, sum(natural))
+            if sum(least) <= room:
+                for column, width in zip(self.columns, _shrunk(natural, least, room), strict=True):
+                    column.width, column.no_wrap = width, False
+                yield from super().__rich_console__(console, options)
+                return
+        yield from self._stacked(console, options.max_width)
 
     def _borders(self, console: Console, options: ConsoleOptions, content: int) -> int:
         """Columns of the terminal between the table's columns and at its edges."""
@@ -71,6 +80,12 @@ def _cells(column: Column, with_head: bool) -> list[Any]:
 
 def _text(console: Console, cell: Any) -> Text:
     return cell if isinstance(cell, Text) else console.render_str(str(cell), highlight=False)
+
+
+def _are_numbers(cells: Sequence[str]) -> bool:
+    """Whether a column holds numbers, or dashes where there is none, whose places belong below each other."""
+    given = [cell for cell in cells if cell not in ("", "–")]
+    return bool(given) and all(_NUMBER.fullmatch(cell) for cell in given)
 
 
 def _longest_word(text: Text) -> int:

@@ -97,5 +97,27 @@ def test_a_long_note_wraps_between_words_where_there_is_a_width(monkeypatch):
     assert not wraps(stream)
 
 
+@pytest.mark.parametrize("heads", [ARM_HEADS, TASK_HEADS, sweep_k.HEADS], ids=["arms", "tasks", "every k"])
+def test_80_columns_have_room_for_the_tables_of_the_core_commands(heads, monkeypatch):
+    """With cells as long as they get: a head line, a rule, and no row as a list."""
+    cells = {"arm": "without a draft", "task": "summarising", "speed-up (95 %)": "1.97× (1.92–2.05)", "": "recommended"}
+    cells |= {"end to end": "1.97× (1.92–2.05)", "time in %": "16/75/9", "draft/verify/rest %": "10/80/10"}
+    cells |= {"predicted (95 %)": "1.97× (1.92–2.05)", "measured (95 %)": "1.97× (1.92–2.05)", "k": "12"}
+    out = drawn(_table(heads, [[cells.get(head, "1497.8") for head in heads]] * 2), 80, monkeypatch)
+    assert "────" in out
+    assert not any(line.startswith(f"{heads[0]}: ") for line in out.splitlines())
+
+
+def test_numbers_stand_below_each_other(monkeypatch):
+    rows = [["a", "706.8", "–", "1.5× (1.4–1.6)"], ["数学 🐶", "1,497.8", "51.7%", "–"]]
+    lines = drawn(_table(("arm", "tokens/s", "accepted", "speed-up"), rows), 80, monkeypatch).splitlines()
+    head, first, second = (Text(line) for line in lines if line.strip() and "─" not in line)
+    ends = [[line[: line.plain.index(word) + len(word)].cell_len for word in words] for line, words in (
+        (head, ("tokens/s", "accepted")), (first, ("706.8", "–")), (second, ("1,497.8", "51.7%")),
+    )]  # fmt: skip
+    assert ends[0] == ends[1] == ends[2]
+    assert first.plain.index("1.5×") == head.plain.index("speed-up"), "intervals begin below each other"
+
+
 def test_every_report_draws_with_the_grid():
     assert compare_drafts.Grid is sweep_k.Grid is Grid
