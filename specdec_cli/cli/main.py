@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import shutil
 import sys
 import traceback
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ from specdec_cli.cli.terminal import colourful, version_of
 from specdec_cli.errors import ExitCode, did_you_mean, in_words
 
 _UsageProblem: Any = typer.BadParameter.__mro__[1]  # typer's or click's UsageError, whichever this typer raises
+_COLOURS = {"error": "\x1b[31m", "hint": "\x1b[36m"}
 
 
 def _app() -> typer.Typer:
@@ -143,14 +145,29 @@ def _usage_words(problem: Any) -> tuple[str, str | None]:
 
 def _complain(message: str, hint: str | None, code: ExitCode) -> int:
     """Write `error: …`, one line for each of the message's, an empty line and `hint: …` to stderr."""
-    error, hint_word = (
-        ("\x1b[31merror:\x1b[0m", "\x1b[36mhint:\x1b[0m") if colourful(sys.stderr) else ("error:", "hint:")
-    )
-    lines = [f"{error} {_printable(line)}" for line in message.split("\n")] if message else []
-    lines += ["", f"{hint_word} {_printable(hint)}"] if hint else []
+    lines = [part for line in message.split("\n") for part in _folded(f"error: {_printable(line)}")] if message else []
+    lines += ["", *_folded(f"hint: {_printable(hint)}")] if hint else []
+    if colourful(sys.stderr):
+        lines = [re.sub(r"^(error|hint):", lambda word: f"{_COLOURS[word[1]]}{word[0]}\x1b[0m", line) for line in lines]
     with suppress(BrokenPipeError):  # stderr has no reader; the exit code remains
         sys.stderr.write("".join(f"{line}\n" for line in lines))
     return code
+
+
+def _folded(line: str) -> list[str]:
+    """A line as lines that a terminal does not break within a word; elsewhere as it is."""
+    if not sys.stderr.isatty():
+        return [line]
+    from rich.cells import cell_len
+
+    width, lines = shutil.get_terminal_size().columns, [""]
+    for word in line.split(" "):
+        longer = f"{lines[-1]} {word}" if lines[-1] else word
+        if cell_len(longer) <= width or not lines[-1]:
+            lines[-1] = longer
+        else:
+            lines.append(word)
+    return lines
 
 
 def _printable(text: str) -> str:

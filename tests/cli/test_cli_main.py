@@ -1,4 +1,5 @@
 import os
+import re
 import subprocess
 import sys
 from importlib.metadata import version
@@ -228,3 +229,18 @@ def test_did_you_mean_takes_underscores_for_dashes_and_never_guesses_far(argumen
 def test_an_option_that_means_nothing_for_a_command_is_refused(arguments, capsys):
     assert main.run(arguments) == 2
     assert "there is no option" in (err := capsys.readouterr().err) or "has no effect" in err
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_an_error_breaks_no_word_on_a_terminal(width, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TERM", "xterm")
+    for name in ("NO_COLOR", "CI"):
+        monkeypatch.delenv(name, raising=False)
+    assert main.run(["generate", "--temprature", "3", "狗狗 🐶"]) == 2
+    whole = capsys.readouterr().err
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert main.run(["generate", "--temprature", "3", "狗狗 🐶"]) == 2
+    shown = re.sub(r"\x1b\[\d+m", "", capsys.readouterr().err)
+    assert max(map(len, shown.splitlines())) <= width
+    assert shown.split() == whole.split()
