@@ -147,7 +147,7 @@ def test_13_an_error_through_a_proxy_names_it(monkeypatch):
 
 @pytest.mark.parametrize(
     ("value", "words"),
-    [("ftp://cache", "no address of a proxy"), ("http://[", "no address"), ("http://a:b:c", "no address")],
+    [("ftp://cache", "not a proxy's address"), ("http://[", "not a proxy"), ("http://a:b:c", "not a proxy")],
 )
 def test_13_a_proxy_that_cannot_be_one(monkeypatch, value, words):
     monkeypatch.setenv("ALL_PROXY", value)
@@ -186,6 +186,6 @@ def test_13_a_hub_that_is_asked_through_a_proxy_is_named_with_it(monkeypatch):
     monkeypatch.setattr(constants, "ENDPOINT", "https://hub.test")
     assert hub_proxy_words() == ""
     monkeypatch.setenv("HTTPS_PROXY", "http://me:hidden@cache:3128")
-    assert hub_proxy_words() == "the hub is asked through the proxy `http://cache:3128` (HTTPS_PROXY); "
+    assert hub_proxy_words() == "the hub is reached through the proxy `http://cache:3128` (HTTPS_PROXY); "
     monkeypatch.setattr(constants, "ENDPOINT", "https://0.0.0.0:9")
     assert hub_proxy_words() == "", "a mirror on this machine"

@@ -31,8 +31,8 @@ DECODERS = (AUTO, TRANSFORMERS, COMPILED, GRAPHS, COMPILED_GRAPHS) = (
 _COMPILED = (COMPILED, COMPILED_GRAPHS)
 _RECORDED = (GRAPHS, COMPILED_GRAPHS)
 _OBSTACLES = {
-    TRANSFORMERS: "it is switched off",
-    COMPILED: "torch compiles this one, and not our own",
+    TRANSFORMERS: "it is disabled",
+    COMPILED: "torch compiles transformers' forward pass, not our own",
     GRAPHS: "graphs record this one",
     COMPILED_GRAPHS: "torch compiles this one for graphs",
 }

@@ -230,7 +230,7 @@ def small_files(name: str, revision: str | None, trust_remote_code: bool, has_we
         )
     except Exception as error:
         raise RunError(
-            f"model `{name}` is neither a folder nor in the local hub cache, and no hub could be asked: "
+            f"model `{name}` is neither a folder nor in the local hub cache, and no hub could be reached: "
             f"{first_line(error)}",
             f"{hub_proxy_words()}give a local folder, or download the model first",
         ) from error

@@ -265,7 +265,7 @@ def resolve_dtype(name: str, dtype: str, config: Any, folder: Path | None) -> to
     found = str(given or "float32").removeprefix("torch.")
     if found not in DTYPES:
         raise UsageError(
-            f"`{name}` is in `{found}`, which the engine does not compute in", f"use --dtype with {', '.join(DTYPES)}"
+            f"`{name}` is in `{found}`, which the engine does not support", f"use --dtype with {', '.join(DTYPES)}"
         )
     return DTYPES[found]
 

@@ -66,7 +66,7 @@ class Oracle:
             RunError: transformers' own forward fails.
         """
         if self._failure is not None:
-            said = f"transformers' own forward of `{name}` fails: {first_line(self._failure)}"
+            said = f"transformers' own forward pass of `{name}` fails: {first_line(self._failure)}"
             raise RunError(said, "try another --dtype, or choose another checkpoint") from self._failure
 
     def error(self, lm: TransformersLM) -> float:
@@ -93,7 +93,7 @@ class Oracle:
             )
         precision = "int8" if lm.kind == "int8" else str(lm.dtype).removeprefix("torch.")
         raise RunError(
-            f"`{lm.name}` gives other logits here than in transformers' own forward: the relative error is "
+            f"`{lm.name}` gives other logits here than in transformers' own forward pass: the relative error is "
             f"{error:.2g}, and {precision} explains {allowed}",
             "please report it; `--decoder transformers` may decode it, engine.check_at_load: false skips this check",
         )

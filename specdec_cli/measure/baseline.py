@@ -43,7 +43,7 @@ def read_baseline(path: str, schema_name: str) -> dict[str, Any]:
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"baseline `{path}` is no JSON", "name a result of --output") from error
+        raise UsageError(f"baseline `{path}` is not JSON", "name a result of --output") from error
     if not isinstance(document, dict) or document.get("schema") != schema_name:
         raise UsageError(f"baseline `{path}` is no `{schema_name}` document", "name a result of the same command")
     if not any(_interval(document, name) for name in _COMPARED):
@@ -123,7 +123,7 @@ def other_recipe(document: Mapping[str, Any], baseline: Mapping[str, Any]) -> st
     if "endpoint" in document:
         plan, earlier = document["plan"], baseline.get("plan") or {}
         changed += [name for name in _SAME_OF_SERVERS if (plan[name] or None) != (earlier.get(name) or None)]
-    return f"the baseline is of another {' and '.join(changed)}: the two are not alike" if changed else None
+    return f"the baseline is of another {' and '.join(changed)}: the two are not comparable" if changed else None
 
 
 def other_circumstances(document: Mapping[str, Any], baseline: Mapping[str, Any]) -> str | None:
@@ -135,7 +135,7 @@ def other_circumstances(document: Mapping[str, Any], baseline: Mapping[str, Any]
         for path, was, now in values
         if was is not None and now is not None and was != now
     ]
-    return f"the baseline was measured otherwise: {'; '.join(unlike)}" if unlike else None
+    return f"the baseline was measured differently: {'; '.join(unlike)}" if unlike else None
 
 
 def _shown(value: object) -> str:

@@ -141,15 +141,15 @@ def _walked(
             return node, f"{where} has no `{key}`, but {', '.join(known) or 'nothing below it'}"
         node, above = _resolved(inner, schema), f"{above}.{key}" if above else key
     is_number = {"number", "integer"} & set(_types(node))
-    return node, None if is_number or _is_interval(node) or _is_verdict(node) else f"`{path}` is no number"
+    return node, None if is_number or _is_interval(node) or _is_verdict(node) else f"`{path}` is not a number"
 
 
 def _unlike(gate: GateExpression, node: Mapping[str, Any]) -> str | None:
     """The error if a number is compared with a verdict, or a verdict with a number."""
     if gate.verdict is not None and not _is_verdict(node):
-        return f"`{gate.path}` is no verdict"
+        return f"`{gate.path}` is not a verdict"
     if gate.verdict is None and _is_verdict(node):
-        return f"`{gate.path}` is no number, but {', '.join(VERDICTS[:-1])} or {VERDICTS[-1]}"
+        return f"`{gate.path}` is not a number, but {', '.join(VERDICTS[:-1])} or {VERDICTS[-1]}"
     return None
 
 

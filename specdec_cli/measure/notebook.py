@@ -268,7 +268,7 @@ class WorkloadTrace:
         if (name, k_max) not in self._costs:
             self.say(f"tracing {name}")
             self.trace.drafts[name] = trace_draft(self.trace, drafter, k_max)
-            self.say(f"measuring what steps with {name} cost")
+            self.say(f"measuring the cost of steps with {name} cost")
             made = variant(self.engine, drafter, fixed)
             self._costs[name, k_max] = sweep.profile_workload(made, self.workload, k_max, 1)
         return Traced(self.trace, name, options.verify).predict(k_max, self._costs[name, k_max])

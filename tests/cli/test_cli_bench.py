@@ -178,10 +178,10 @@ def test_a_baseline(loaded, capsys, tmp_path):
     assert bench("--output", str(path)) == 0
     old = json.loads(path.read_text())
     assert bench("--baseline", str(path), "--max-regression", "90%") == 0
-    assert "the baseline was measured otherwise" not in capsys.readouterr().out
+    assert "the baseline was measured differently" not in capsys.readouterr().out
     (tmp_path / "other.json").write_text(json.dumps(old | {"plan": old["plan"] | {"batch_size": 2, "chat": True}}))
     assert bench("--baseline", str(tmp_path / "other.json"), "--max-regression", "90%") == 0
-    said = "note: the baseline was measured otherwise: batch_size 2, here 1; chat true, here false"
+    said = "note: the baseline was measured differently: batch_size 2, here 1; chat true, here false"
     assert said in capsys.readouterr().out
     for figure in old["speedup"].values():
         figure["median"], figure["ci95"] = 1000, [990, 1010]
@@ -506,7 +506,7 @@ def test_an_interrupted_run_is_resumed(loaded, capsys, monkeypatch, tmp_path):
     path.unlink()
     csv_path.unlink()
     assert bench(*words) == 2
-    assert "r.json.partial` holds what an interrupted run finished" in capsys.readouterr().err
+    assert "r.json.partial` holds the results of an interrupted run" in capsys.readouterr().err
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr(machine, "cpu_model", lambda: "another processor")
         assert bench(*words, "--resume") == 2

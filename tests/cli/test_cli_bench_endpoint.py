@@ -152,7 +152,7 @@ def test_the_key_goes_into_the_header_alone(capsys, monkeypatch, tmp_path):
     path = tmp_path / "r.json"
     with serving(Fake(key="sk-hidden")) as fake:
         assert bench(fake) == 1
-        assert "refuses to be asked without a key (401)" in capsys.readouterr().err
+        assert "refuses to be used without a key (401)" in capsys.readouterr().err
         assert bench(fake, "--api-key", "sk-wrong") == 1
         assert "sk-wrong" not in capsys.readouterr().err
         monkeypatch.setenv("OPENAI_API_KEY", "sk-hidden")
@@ -181,7 +181,7 @@ def test_errors_are_counted_with_the_servers_words(capsys):
     ("fault", "begin", "words"),
     [
         (404, 0, "/v1/completions` refused the request (404): I say 404"),
-        ("html", 0, "/v1/models` answers with something that is no JSON: `<html>hello</html>`"),
+        ("html", 0, "/v1/models` answers with something that is not JSON: `<html>hello</html>`"),
         ("error list", 0, "/v1/models` answers with an error: no database"),
         ("dies", 0, "the connection to"),
         (500, 1, "none of 16 requests was answered"),
@@ -249,7 +249,7 @@ def test_counters_that_are_not_there_or_not_ours(capsys):
         assert bench(fake, "--json") == 0
     found = document(capsys)
     assert found["counters"] is None
-    assert "the server's /metrics says nothing about speculation: acceptance is not known" in found["notices"]
+    assert "the server's /metrics says nothing about speculation: acceptance is unknown" in found["notices"]
     with serving(Fake(others=1)) as fake:
         assert bench(fake, "--json") == 0
     assert any("counted 256 output tokens while" in notice for notice in document(capsys)["notices"])
@@ -295,7 +295,7 @@ def test_a_baseline(capsys, tmp_path):
         assert [gate["expression"] for gate in found["gates"]] == [
             f"timing.{name} / baseline > 1.05" for name in ("ttft_s", "tpot_s", "latency_s")
         ]
-        assert "the baseline is of another concurrency: the two are not alike" in found["notices"]
+        assert "the baseline is of another concurrency: the two are not comparable" in found["notices"]
         assert bench(fake, "--baseline", scaled(path, 0.01), "--max-regression", "80%") == 3
         assert "gate crossed: `timing.latency_s / baseline > 1.8`" in capsys.readouterr().err
         asked = len(fake.requests)
@@ -510,7 +510,7 @@ def test_15_gates_and_baselines_of_a_rate(capsys, tmp_path):
         assert document(capsys)["plan"]["concurrency"] == 1
         assert bench(fake, "--request-rate", "400", "--baseline", scaled(path, 100), "--json") == 0
         found = document(capsys)
-    assert "the baseline is of another request_rate: the two are not alike" in found["notices"]
+    assert "the baseline is of another request_rate: the two are not comparable" in found["notices"]
     assert "timing.arrival_latency_s / baseline > 1.05" in [gate["expression"] for gate in found["gates"]]
 
 
@@ -682,7 +682,7 @@ def test_15_answers_of_another_model_are_told(capsys):
         assert bench(fake, "--endpoint-model", "typo", "--json") == 0
     [said] = [notice for notice in document(capsys)["notices"] if "model" in notice]
     assert said.startswith("the answers come from the model `other")
-    assert "`typo` was asked for" in said
+    assert "`typo` was requested" in said
     assert "\x1b" not in said
 
 

@@ -175,7 +175,7 @@ def test_do_not_speculate(loaded, capsys):
     assert compared(*given("expensive"), "--k-max", "1", "--json") == 0
     document = checked(capsys.readouterr().out)
     assert document["winner"] == "none"
-    assert document["recommendation"].startswith("Do not speculate: no draft is surely faster; the best, expensive")
+    assert document["recommendation"].startswith("Do not speculate: no draft is certainly faster; the best, expensive")
 
 
 def test_a_few_prompts_leave_it_open(loaded, capsys):
@@ -186,7 +186,7 @@ def test_a_few_prompts_leave_it_open(loaded, capsys):
     assert document["winner"] is None
     assert document["pairwise"][0]["p_a_faster"] is None
     assert document["recommendation"].startswith(
-        "Inconclusive: too few pairs to be sure. The fastest, good (k = 3), is"
+        "Inconclusive: too few pairs to be certain. The fastest, good (k = 3), is"
     )
     assert (document["verdict"], document["needs"]) == ("inconclusive", ["6 prompts or more (--num-prompts)"])
     assert document["notices"].count(TOO_FEW) == 1

@@ -54,13 +54,15 @@ def test_a_forward_that_is_compiled(capsys, models, monkeypatch):
     pair = ["--target", models / "target", "--draft", models / "draft", "--compile"]
     monkeypatch.setenv("CXX", "python3")
     document, _ = doctor(capsys, *pair)
-    assert document["pair"]["target"]["decoder"] == "transformers (torch compiles this one, and not our own)"
+    assert (
+        document["pair"]["target"]["decoder"] == "transformers (torch compiles transformers' forward pass, not our own)"
+    )
     assert document["recipe"]["engine"]["compile"] is True
     _, err = doctor(capsys, *pair, "--quantize", "int8", code=2)
     assert "`int8` weights cannot be compiled" in err
     monkeypatch.setenv("CXX", "no-such-compiler")
     _, err = doctor(capsys, *pair, code=1)
-    assert "takes a C++ compiler, and there is no `no-such-compiler`" in err
+    assert "needs a C++ compiler, and there is no `no-such-compiler`" in err
 
 
 def test_the_machine_alone(capsys):
@@ -93,7 +95,7 @@ def test_a_fitting_pair(capsys, models):
     assert memory["logits"] == 2 * 4 * 97 * 4
     assert memory["kv_wanted"] == 2 * (128 + 16) * memory["kv_per_token"]
     messages = [problem["message"] for problem in pair["problems"]]
-    assert any("decodes on without a draft" in message for message in messages)
+    assert any("continues without a draft" in message for message in messages)
     assert any("no chat template" in message for message in messages)
 
 
@@ -173,7 +175,7 @@ def test_kernels_without_the_property_are_said(capsys, monkeypatch):
     monkeypatch.setattr(doctor_module, "row_invariance", lambda _: [failed])
     document, _ = doctor(capsys)
     assert not document["row_invariance"]["holds"]
-    assert any("depend on its company" in warning for warning in document["warnings"])
+    assert any("depend on the other rows" in warning for warning in document["warnings"])
 
 
 def test_the_report_is_for_people(capsys, models):

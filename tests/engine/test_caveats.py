@@ -36,5 +36,5 @@ def test_a_missing_compiler_is_one_sentence_with_its_remedy(without_compiler):
 def test_other_obstacles_have_none(without_compiler):
     assert lacking_compiler(engine(GONE)) == [], "nobody has asked for the decoder"
     native.missing()
-    assert lacking_compiler(engine("architecture `GPT2LMHeadModel`", "it is switched off")) == []
+    assert lacking_compiler(engine("architecture `GPT2LMHeadModel`", "it is disabled")) == []
     assert lacking_compiler(engine(None, None)) == []

@@ -53,7 +53,7 @@ def test_a_layer_with_another_ones_weights_is_caught(folder, dtype, quantize, de
         pytest.skip("nothing is packed")
     if decoder == "auto" and dtype == "float16":
         pytest.skip("our own decoder takes no float16, and nothing is packed")
-    with pytest.raises(RunError, match="other logits here than in transformers' own forward"):
+    with pytest.raises(RunError, match="other logits here than in transformers' own forward pass"):
         load_lm(folder, dtype=dtype, quantize=quantize, decoder=decoder)
 
 
@@ -88,7 +88,9 @@ def test_a_model_that_transformers_cannot_decode_is_refused_for_that(folder, mon
         raise RuntimeError("its kernels take no such dtype.")
 
     monkeypatch.setattr(transformers.LlamaForCausalLM, "forward", forward)
-    with pytest.raises(RunError, match=r"transformers' own forward of `.*` fails: its kernels take no such dtype$"):
+    with pytest.raises(
+        RunError, match=r"transformers' own forward pass of `.*` fails: its kernels take no such dtype$"
+    ):
         load_lm(folder)
 
 

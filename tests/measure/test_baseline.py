@@ -33,7 +33,7 @@ def test_a_baseline_must_be_one(tmp_path):
     path.write_text(json.dumps(document()))
     assert read_baseline(str(path), "specdec.bench/1")["efficiency"] == 0.5
     for text, said in (
-        ("{", "no JSON"),
+        ("{", "not JSON"),
         ('{"schema": "x"}', "no `specdec.bench/1`"),
         (json.dumps(document(1.0, None)), "no interval"),
     ):
@@ -46,7 +46,7 @@ def test_a_baseline_must_be_one(tmp_path):
 
 def test_an_unlike_baseline_is_said():
     new, old = ({"recipe": {"target": {"model": name}, "workload": {}, "sampling": {}}} for name in "ab")
-    assert other_recipe(new, old) == "the baseline is of another target: the two are not alike"
+    assert other_recipe(new, old) == "the baseline is of another target: the two are not comparable"
     assert other_recipe(new, new) is None
 
 
@@ -63,7 +63,7 @@ def test_a_baseline_of_another_machine_or_another_way_is_said():
     }
     assert other_circumstances(new, new) is None
     assert other_circumstances(new, old) == (
-        "the baseline was measured otherwise: batch_size 4, here 1; chat true, here false; cpu Zen 3, here Zen 4; "
+        "the baseline was measured differently: batch_size 4, here 1; chat true, here false; cpu Zen 3, here Zen 4; "
         "threads 8, here 2; num_cores 8, here 2; torch 2.8, here 2.9"
     )
     assert other_circumstances(new, {"plan": {"batch_size": 1}}) is None, "what an older document does not say"

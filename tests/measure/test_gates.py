@@ -142,10 +142,10 @@ def test_paths_of_the_document(path):
     [
         ("speedup.decod", "`speedup` has no `decod`, but decode, latency"),
         ("by_task.cod.speedup.decode", "`by_task` has no `cod`, but code, a.b"),
-        ("speedup", "`speedup` is no number"),
+        ("speedup", "`speedup` is not a number"),
         ("recipe.target.model", "`recipe` has no `target`"),
         ("nothing", "the document has no `nothing`"),
-        ("lossless.promised", "is no number"),
+        ("lossless.promised", "is not a number"),
     ],
 )
 def test_wrong_paths_are_refused_before_anything_runs(path, said):
@@ -235,9 +235,9 @@ def test_verdicts_are_words_that_gates_compare():
     check_paths([parse_gate("verdict == inconclusive")], compare_schema(), {})
     check_paths([parse_gate("by_batch_size.1.recommended.verdict == inconclusive")], sweep_schema(), {})
     for schema, gate in ((json_schema, "speedup.decode"), (sweep_schema, "recommended.k"), (compare_schema, "winner")):
-        with pytest.raises(UsageError, match=r"is no (verdict|number)"):
+        with pytest.raises(UsageError, match=r"is not a (verdict|number)"):
             check_paths([parse_gate(f"{gate} == speculate")], schema(), {})
-    with pytest.raises(UsageError, match="`verdict` is no number, but speculate, do-not-speculate or inconclusive"):
+    with pytest.raises(UsageError, match="`verdict` is not a number, but speculate, do-not-speculate or inconclusive"):
         check_paths([parse_gate("verdict == 1")], compare_schema(), {})
 
 

@@ -88,7 +88,7 @@ def check_architecture(name: str, config: Any, trust_remote_code: bool) -> None:
         raise UsageError(f"`{name}` is a `{written_for[0]}`, not a causal LM", hint)
     if kind in ENCODERS and not getattr(config, "is_decoder", False):
         raise UsageError(
-            f"architecture `{kind}` of `{name}` is an encoder: it reads text in both directions and continues none",
+            f"architecture `{kind}` of `{name}` is an encoder: it reads text in both directions and cannot continue it",
             hint,
         )
     if kind in _OWN_POSITIONS:
@@ -149,7 +149,7 @@ def _not_causal(name: str, config: Any) -> UsageError:
     elif text is not config:
         what = "is a multimodal model, which is not supported"
     elif type(config) in MODEL_FOR_MASKED_LM_MAPPING:
-        what = "is an encoder: it reads text in both directions and continues none"
+        what = "is an encoder: it reads text in both directions and cannot continue it"
     else:
         what = "is not a causal LM"
     return UsageError(f"architecture `{kind}` of `{name}` {what}", hint)

@@ -107,14 +107,14 @@ def _fetch_error(name: str, revision: str | None, error: Exception) -> RunError:
         case LocalEntryNotFoundError():
             what = "is neither a folder nor in the local hub cache"
         case _:
-            what = f"could not be fetched: {first_line(error)}"
+            what = f"could not be downloaded: {first_line(error)}"
     return RunError(f"model `{name}` {what}", f"{hub_proxy_words()}if no hub can be reached, give a local folder")
 
 
 def hub_proxy_words() -> str:
     """The beginning of a hint if the hub is reached through a proxy."""
     proxy = None if constants.HF_HUB_OFFLINE else proxy_of(constants.ENDPOINT)
-    return "" if proxy is None else f"the hub is asked through the {proxy}; "
+    return "" if proxy is None else f"the hub is reached through the {proxy}; "
 
 
 def read_config(name: str, folder: Path, trust_remote_code: bool) -> Any:
@@ -196,7 +196,7 @@ def _indexed_files(index: Path) -> list[str]:
 
 
 def _broken_link(path: Path) -> RunError:
-    said = f"`{path}` is a link to `{path.readlink()}`, which is not there"
+    said = f"`{path}` is a link to `{path.readlink()}`, which does not exist"
     return RunError(said, "copy or download the model again; of a hub's cache, copy `blobs` too")
 
 
@@ -283,7 +283,7 @@ def remote_code_error(name: str, error: Exception) -> UsageError | None:
     """The error for a model that needs its own Python code; None if loading failed for another reason."""
     if "trust_remote_code" not in str(error):
         return None
-    return UsageError(f"model `{name}` comes with Python code of its own", "read it, then pass --trust-remote-code")
+    return UsageError(f"model `{name}` comes with its own Python code", "read it, then pass --trust-remote-code")
 
 
 def first_line(error: BaseException) -> str:

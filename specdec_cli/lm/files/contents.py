@@ -108,7 +108,7 @@ def _other_kinds(folder: Path, config: dict[str, Any]) -> Iterator[tuple[str, st
     if head is not None:
         yield _HEADS[head], _DRAFT_HINT
     if any((folder / file).is_file() for file in ("config_sentence_transformers.json", "modules.json")):
-        yield "a sentence-transformers model, which embeds texts and continues none", "choose a language model"
+        yield "a sentence-transformers model, which embeds texts and cannot continue them", "choose a language model"
     quantized = _foreign_quantization(folder, config)
     if quantized is not None:
         yield quantized, "give the checkpoint that it was quantized from; `--quantize int8` packs it here"

@@ -89,7 +89,7 @@ def read_generation(folder: Path, wanted: str = AUTO) -> Generation:
         return _read(own, wanted == AUTO) if own.is_file() else Generation()
     other = given_path(wanted) / FILE
     if not other.is_file():
-        said = f"`--generation-config {wanted}` is no folder with a `{FILE}`"
+        said = f"`--generation-config {wanted}` is not a folder with a `{FILE}`"
         raise UsageError(said, f"give {AUTO}, {NONE} or a folder that holds a `{FILE}`")
     found = _read(other, True)
     if found.eos_token_ids or not own.is_file():

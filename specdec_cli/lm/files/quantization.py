@@ -62,7 +62,7 @@ def check_quantization(name: str, config: Any, folder: Path | None, quantize: st
         raise RunError(f"`{name}` is quantized ({words}) in a form without a `quant_method`, as MLX writes it", _HINT)
     if quantize != "none":
         raise UsageError(
-            f"`{name}` is quantized already (`{method}`) and cannot be quantized to `{quantize}`", "leave it at none"
+            f"`{name}` is already quantized (`{method}`) and cannot be quantized to `{quantize}`", "set it to none"
         )
     if method not in AUTO_QUANTIZATION_CONFIG_MAPPING:
         raise RunError(f"`{name}` is quantized by `{method}`, which transformers does not load", _HINT)
@@ -70,7 +70,7 @@ def check_quantization(name: str, config: Any, folder: Path | None, quantize: st
     shared = _shared_scale(given, method)
     if shared is not None:
         raise UsageError(
-            f"`{name}` is quantized by `{method}` with {shared}: a draft would change what the target says", _HINT
+            f"`{name}` is quantized by `{method}` with {shared}: a draft would change the target's output", _HINT
         )
 
 

@@ -145,7 +145,7 @@ def check_compiler(device: torch.device) -> None:
     wanted = compiler()
     if device.type == "cpu" and shutil.which(wanted[0]) is None:
         raise RunError(
-            f"`engine.compile: true` takes a C++ compiler, and there is no `{' '.join(wanted)}`",
+            f"`engine.compile: true` needs a C++ compiler, and there is no `{' '.join(wanted)}`",
             "install one (CXX names another), or leave --compile out",
         )
 

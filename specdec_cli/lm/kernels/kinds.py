@@ -135,7 +135,7 @@ def _try_triton() -> str | None:
 
 def _try_bfloat16() -> str | None:
     if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return "this processor multiplies no bfloat16"
+        return "this processor has no bfloat16 products"
     rows, weight = (torch.linspace(-1, 1, n * 64).sin().view(n, 64).bfloat16() for n in (5, 96))
     found = OneDnnLinear(weight, None)(rows)
     right = rows.float() @ weight.float().t()

@@ -195,8 +195,8 @@ def _output_of(command: Sequence[str], given: bytes = b"", temporary: str | None
     if _NO_SPACE.search(said):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     if done.returncode < 0:
-        reason = f"the C++ compiler `{command[0]}` was ended by signal {-done.returncode}"
-        raise BuildError(reason, "it may lack memory: end other processes, or raise the container's limit")
+        reason = f"the C++ compiler `{command[0]}` was killed by signal {-done.returncode}"
+        raise BuildError(reason, "it may have run out of memory: end other processes, or raise the container's limit")
     lines = [line.strip() for line in said.splitlines() if line.strip()] or [f"exit status {done.returncode}"]
     reason = next((line for line in lines if "error" in line), lines[0])
     raise BuildError(f"its own does not compile: {reason}", _OTHER_COMPILER)

@@ -55,7 +55,7 @@ def choose_draft(comparison: DraftComparison) -> DraftChoice:
     fastest = next(iter(found))
     said = f"{_name(comparison, fastest)}, is {_times(comparison, fastest)}"
     if busy is None and all(evidence.pays is False for evidence in found.values()):
-        said = f"Do not speculate: no draft is surely faster; the best, {said}."
+        said = f"Do not speculate: no draft is certainly faster; the best, {said}."
         return DraftChoice("do-not-speculate", None, fastest, (), said)
     return _open(comparison, found, busy, said)
 
@@ -117,9 +117,9 @@ def _open(comparison: DraftComparison, found: Mapping[Contender, Evidence], busy
     elif busy is not None:
         why = "the machine was busy"
     elif asked.is_of_few:
-        why = "too few pairs to be sure"
+        why = "too few pairs to be certain"
     else:
-        why = "the interval holds both answers"
+        why = "the interval contains both answers"
     text = f"Inconclusive: {why}. The fastest, {said}. To settle it: {'; '.join(wanted)}."
     return DraftChoice("inconclusive", None, fastest, wanted, text)
 
@@ -134,7 +134,7 @@ def _runner_up(comparison: DraftComparison, winner: Contender, rest: list[Conten
         return f", and {times(found.ratio)} as fast as {name}, the next ({chance})"
     mine, other = winner.sizes()[1], rest[0].sizes()[1]
     smaller = " and takes less memory" if mine is not None and other is not None and other < mine else ""
-    return f"; {name} is not surely slower{smaller} (ratio {times(found.ratio)}, {chance})"
+    return f"; {name} is not certainly slower{smaller} (ratio {times(found.ratio)}, {chance})"
 
 
 def _name(comparison: DraftComparison, one: Contender) -> str:

@@ -147,7 +147,7 @@ class DraftComparison:
             self.trace = trace_target(rivals[0].engine, self.workload.requests, watch)
         seconds = max(_PROFILE_SECONDS / len(rivals), _MIN_PROFILE_SECONDS)
         for contender in rivals:
-            share = in_phase(tell, f"measuring what a step of {contender.draft} costs")
+            share = in_phase(tell, f"measuring the cost of a step with {contender.draft} costs")
             contender.costs = self._costs(contender, seconds, share)
             if self.trace is not None and is_predictable:
                 self._predict(contender, contender.costs, self.trace, in_phase(tell, f"tracing {contender.draft}"))

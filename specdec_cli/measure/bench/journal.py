@@ -53,7 +53,8 @@ def check_journal(output: Path, resume: bool, force: bool) -> None:
     path = journal_path(output)
     if path.exists() and not (resume or force):
         raise UsageError(
-            f"`{path}` holds what an interrupted run finished", "continue it with --resume, or start again with --force"
+            f"`{path}` holds the results of an interrupted run",
+            "continue it with --resume, or start again with --force",
         )
 
 

@@ -88,8 +88,8 @@ class Case:
         if evidence.pays is not None:
             return f"{self.busy}; {found}"
         if evidence.is_of_few:
-            return f"too few pairs to be sure: {found}{also}"
-        return f"the interval holds both answers: {found}{also}"
+            return f"too few pairs to be certain: {found}{also}"
+        return f"the interval contains both answers: {found}{also}"
 
     def _why(self, best: int) -> str:
         which = "the only k measured" if len(self.by_k) == 1 else f"the largest of the {len(self.by_k)} measured"

@@ -205,7 +205,7 @@ def _why(costs: StepSplit) -> Iterator[str]:
         )
     elif costs.breakeven_tokens_per_step < most:
         yield (
-            f"Too little is accepted: {costs.breakeven_tokens_per_step:.2f} tokens per step would break even, and "
+            f"Too few tokens are accepted: {costs.breakeven_tokens_per_step:.2f} tokens per step would break even, and "
             f"{most:.2f} are possible; a draft that agrees more often may pay, and so may a smaller k."
         )
     else:

@@ -169,7 +169,7 @@ def difference(before: MetricsPage | None, after: MetricsPage | None, num_tokens
     """
     if before is None or after is None:
         words = "says nothing about speculation" if before is None else "went away during the run"
-        return Counters(None, {}, (f"the server's {PATHS[0]} {words}: acceptance is not known",))
+        return Counters(None, {}, (f"the server's {PATHS[0]} {words}: acceptance is unknown",))
     keys = [*after.counters, *(key for key in before.counters if key not in after.counters)]
     added = {key: after.counters.get(key, 0.0) - before.counters.get(key, 0.0) for key in keys}
     if any(value < 0 for value in added.values()):
@@ -184,7 +184,7 @@ def _silence(page: MetricsPage, added: Mapping[str, float]) -> list[str]:
     gauges = [name for name in page.gauges if any(word in name for word in _ABOUT_SPECULATION)]
     if gauges:
         return [f"{page.engine} has gauges of speculation alone: they speak of its last moments, not of this run"]
-    return [f"the server's {page.path} says nothing about speculation: acceptance is not known"]
+    return [f"the server's {page.path} says nothing about speculation: acceptance is unknown"]
 
 
 def _strangers(added: Mapping[str, float], num_tokens: int | None) -> list[str]:
@@ -193,7 +193,7 @@ def _strangers(added: Mapping[str, float], num_tokens: int | None) -> list[str]:
         return []
     return [
         f"the server counted {counted:.0f} output tokens while this run's answers had {num_tokens}: "
-        "its counters may hold the work of others"
+        "its counters may include other clients"
     ]
 
 

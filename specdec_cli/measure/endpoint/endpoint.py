@@ -164,7 +164,7 @@ class Endpoint:
                         if watch is not None:
                             watch(answer)
         if answer.fault is not None:
-            raise self._say.error(answer.fault, "look into its log")
+            raise self._say.error(answer.fault, "check its log")
         return answer
 
     async def _get(self, url: str, timeout_s: float | None = None) -> Response:
@@ -238,7 +238,7 @@ class Endpoint:
         except (ValueError, RecursionError):
             said = self._say.clean(text).strip()[:60]
             raise self._say.error(
-                f"`{url}` answers with something that is no JSON: `{said}`", "is it an OpenAI-compatible server?"
+                f"`{url}` answers with something that is not JSON: `{said}`", "is it an OpenAI-compatible server?"
             ) from None
 
     def _refusal(self, response: Response, url: str) -> EndpointError:
@@ -261,10 +261,10 @@ class Endpoint:
             raise self._say.error(f"no server at `{root}`: {said}", hint, is_gone=True) from error
         except (httpx2.TimeoutException, TimeoutError) as error:
             silence = f"the server was silent for {self._timeout_s:g} s"
-            raise self._say.error(silence, "raise --endpoint-timeout, or look into its log") from error
+            raise self._say.error(silence, "raise --endpoint-timeout, or check its log") from error
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             said = self._say.clean(str(error)) or type(error).__name__
-            raise self._say.error(f"the connection to `{root}` broke: {said}", "look into the server's log") from error
+            raise self._say.error(f"the connection to `{root}` broke: {said}", "check the server's log") from error
 
 
 def _transport(proxy: Proxy | None, num_connections: int | None) -> AsyncHTTPTransport:
@@ -284,4 +284,4 @@ def _transport(proxy: Proxy | None, num_connections: int | None) -> AsyncHTTPTra
     except (ValueError, httpx2.InvalidURL):
         assert proxy is not None, "only a proxy has an address of its own"
         hint = f"for example http://host:3128; {proxy.hint}"
-        raise UsageError(f"the {proxy} is no address of a proxy", hint) from None
+        raise UsageError(f"the {proxy} is not a proxy's address", hint) from None

@@ -136,14 +136,14 @@ class EndpointBench:
         gone = self.sender.gone
         if gone is not None:
             after = f"after {self.num_answered} of {self.total} answers"
-            raise RunError(f"the server went away {after}: {gone.message}", "look into its log")
+            raise RunError(f"the server went away {after}: {gone.message}", "check its log")
         if self.visits and not self.num_answered:
             first = next(visit.error for visit in self.visits if visit.error is not None)
             raise RunError(f"none of {len(self.visits)} requests was answered: {first.message}", first.hint)
         if self.visits and not any(answer.arrivals for _, answer in self.answers()):
             raise RunError(
                 f"all of {self.num_answered} answers are empty: there is nothing to time",
-                "look at what the server answers, and whether it needs --chat",
+                "check the server's answers, and whether it needs --chat",
             )
 
     @property

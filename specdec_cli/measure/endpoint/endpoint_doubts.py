@@ -42,7 +42,7 @@ def _models(bench: EndpointBench, answered: Sequence[tuple[Visit, Answer]]) -> l
     others = {answer.model for _, answer in answered if answer.model not in (None, bench.arm.model)}
     named = ", ".join(f"`{printable(name or '')[:80]}`" for name in sorted(filter(None, others))[:3])
     asked = printable(bench.arm.model)
-    return [f"the answers come from the model {named}, and `{asked}` was asked for"] if others else []
+    return [f"the answers come from the model {named}, but `{asked}` was requested"] if others else []
 
 
 def _counts(bench: EndpointBench, answered: Sequence[tuple[Visit, Answer]]) -> list[str]:
@@ -54,12 +54,12 @@ def _counts(bench: EndpointBench, answered: Sequence[tuple[Visit, Answer]]) -> l
         found += _of(
             answered,
             lambda _, answer: answer.completion_tokens is None,
-            "came without usage: output tokens and their throughput are not known",
+            "came without usage: output tokens and throughput are unknown",
         )
     found += _of(
         answered,
         lambda _, answer: answer.completion_tokens == 0 and bool(answer.arrivals),
-        "have output, but no token by the server's usage: tokens and their throughput are not known",
+        "have output, but no token by the server's usage: tokens and throughput are unknown",
     )
     found += _of(
         answered,
@@ -111,7 +111,7 @@ def _streams(answered: Sequence[tuple[Visit, Answer]]) -> list[str]:
     found += _of(
         answered,
         lambda _, answer: answer.finish_reason is None,
-        "have no finish_reason: whether they are whole is not known",
+        "have no finish_reason: they may be incomplete",
     )
     if 2 * sum(_came_at_once(answer) for _, answer in answered) <= len(answered):
         return found
@@ -135,7 +135,7 @@ def _client(bench: EndpointBench, answered: Sequence[tuple[Visit, Answer]]) -> l
     share = sender.cpu_seconds / sender.seconds if sender.seconds else 0.0
     if share > _BUSY_SHARE and sender.most_open > 1:
         found.append(
-            f"this client computed for {share:.0%} of the time: its own work is in the figures; ask fewer at a time"
+            f"this client computed for {share:.0%} of the time: the figures include its own work; lower --concurrency"
         )
     if plan.concurrency is not None and not plan.has_arrivals and sender.most_open < plan.concurrency:
         found.append(f"never more than {sender.most_open} requests were open at a time, fewer than --concurrency")

@@ -63,12 +63,12 @@ class Reporter:
         told = f" ({status}): {said}" if said else f" ({status})"
         if status in (401, 403):
             hint = "give the key with --api-key, SPECDEC_API_KEY or OPENAI_API_KEY"
-            refused = "the key" if self.key else "to be asked without a key"
+            refused = "the key" if self.key else "to be used without a key"
             return self.error(f"`{url}` refuses {refused}{told}", hint, status=status)
         if 300 <= status < 400:
             where = self.clean(location or "elsewhere")
             return self.error(f"`{url}` sends on to `{where}` ({status})", "give that as --endpoint", status=status)
-        hints = {404: "check --endpoint and --endpoint-model", 429: "ask fewer at a time: --concurrency"}
+        hints = {404: "check --endpoint and --endpoint-model", 429: "send fewer at a time: --concurrency"}
         if status in (400, 422) and _OTHER_FIELD in said:
             hints[status] = f"--max-tokens-field {_OTHER_FIELD} sends the same number under that name"
         return self.error(f"`{url}` refused the request{told}", hints.get(status), status=status)

@@ -23,7 +23,7 @@ NOT_CLAIMED = (
     "linear layers of a class of their own in bfloat16: they keep torch's plain product",
     "more than 64 rows in one forward: the row-invariance test ends there",
     "prompts that are recomputed after a sequence lost its cache",
-    "bit-for-bit equality in float32 and on a GPU: there tokens are promised, and `specdec audit` shows them",
+    "bit-for-bit equality in float32 and on a GPU: there only equal tokens are promised, which `specdec audit` checks",
 )
 """The cases without a promise of bit-for-bit exactness until they are tested on this machine."""
 
@@ -106,11 +106,11 @@ def examine(recipe: Recipe | None = None, *, trust_remote_code: bool = False) ->
     warnings = [machine.busy] if machine.busy else []
     if any(not check.holds for check in invariance if check.needed):
         warnings.append(
-            "a row's bits depend on its company in this machine's bfloat16 kernels: greedy output with a draft may "
+            "a row's bits depend on the other rows in this machine's bfloat16 kernels: greedy output with a draft may "
             "differ from plain decoding at near-ties, as it may in float32"
         )
     if pair is not None and pair.target is not None and pair.target.is_mixture_of_experts:
-        warnings.append("the target is a mixture of experts: bit-for-bit equality is not claimed, run `specdec audit`")
+        warnings.append("the target is a mixture of experts: bit-for-bit equality is not promised; run `specdec audit`")
     obstacle = missing()
     if not_kept() is not None:
         warnings.append(

@@ -36,7 +36,7 @@ class Load:
         """A sentence when something else is running."""
         if self.average <= _BUSY_SHARE * self.num_cores:
             return None
-        return f"the machine is busy: {self.words}; times measured now are not its own"
+        return f"the machine is busy: {self.words}; times measured now are unreliable"
 
     @property
     def is_overloaded(self) -> bool:
@@ -96,7 +96,7 @@ class Conditions:
                 f"({self.load.words} before)"
             )
         if self.load.is_overloaded or (self.lost_share is None and self.load.busy):
-            return f"the machine was busy: {self.load.words} before; the times measured may not be its own"
+            return f"the machine was busy: {self.load.words} before; the measured times may be unreliable"
         return None
 
     @property

@@ -250,7 +250,7 @@ def _compare(found: Preflight, target: Tokenizer, draft: Tokenizer) -> None:
     if found.target and found.draft and set(found.target.eos_token_ids) != set(found.draft.eos_token_ids):
         target_ids, draft_ids = list(found.target.eos_token_ids), list(found.draft.eos_token_ids)
         message = (
-            f"the end tokens are `{target_ids}` for the target and `{draft_ids}` for the draft: the target's end a text"
+            f"the end tokens are `{target_ids}` for the target and `{draft_ids}` for the draft: the target's are used"
         )
         found.problems.append(Finding("warning", message))
 
@@ -276,7 +276,7 @@ def _limit_contexts(found: Preflight, recipe: Recipe, trust_remote_code: bool) -
     if found.draft_max_context < found.max_context:
         message = (
             f"the draft reads `{found.draft_max_context}` tokens, the target `{found.max_context}`: "
-            "past that the engine decodes on without a draft"
+            "beyond that the engine continues without a draft"
         )
         found.problems.append(Finding("warning", message))
 

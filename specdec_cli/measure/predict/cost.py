@@ -27,7 +27,7 @@ class ProfileLoad:
         """A sentence when something else was running before the profile began."""
         if self.before <= _BUSY_SHARE * self.num_cores:
             return None
-        return f"the machine was busy: load {self.before:.1f} on {self.num_cores} cores; step times are not its own"
+        return f"the machine was busy: load {self.before:.1f} on {self.num_cores} cores; step times are unreliable"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,7 +67,7 @@ class Costs:
             return None
         return (
             f"step costs at batch size {self.batch_size} were measured in {self.num_repeats} rounds, and it takes "
-            f"{ENOUGH} to tell how sure they are: predicted intervals are too narrow"
+            f"{ENOUGH} to know how certain they are: predicted intervals are too narrow"
         )
 
     @property

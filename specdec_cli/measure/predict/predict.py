@@ -200,8 +200,8 @@ def _open(best: Predicted) -> Recommendation:
     if not np.isfinite(best.speedup.median):
         why = "nothing was decoded after the first tokens, so there is nothing to speed up"
         return Recommendation(0, None, why, "inconclusive", ("prompts whose outputs are longer than one token",))
-    few = "" if best.speedup.ci95 is not None else f" ({best.speedup.pairs} prompts are too few to be sure)"
-    why = f"the best {_short(best)}, not surely above 1{few}: {_reason(best)}"
+    few = "" if best.speedup.ci95 is not None else f" ({best.speedup.pairs} prompts are too few to be certain)"
+    why = f"the best {_short(best)}, not certainly above 1{few}: {_reason(best)}"
     wanted = needs(Evidence(best.speedup), None) or ("a measurement",)
     return Recommendation(0, best.speedup, why, "inconclusive", wanted)
 

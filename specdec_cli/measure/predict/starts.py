@@ -76,14 +76,14 @@ def check_knowable(rule: str, p_min: float = 0.0) -> None:
     """
     if rule not in ("auto", *RULES) and rule in get_args(Verify):
         raise UsageError(
-            f"a trace cannot replay the rule `{rule}`: it changes the text that it would be replayed along",
+            f"a trace cannot replay the rule `{rule}`: it changes the text on which it would be replayed",
             "measure it with bench",
         )
     if rule != "auto" and rule not in RULES:
         raise UsageError(f"unknown verification rule `{rule}`", f"one of auto, {', '.join(RULES)}")
     if p_min > 0:
         raise UsageError(
-            f"a trace cannot replay p_min `{p_min:g}`: what is drafted after the first refusal is not in it",
+            f"a trace cannot replay p_min `{p_min:g}`: it does not contain tokens drafted after the first rejection",
             "measure it with bench, or predict without p_min",
         )
 

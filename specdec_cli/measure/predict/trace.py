@@ -255,7 +255,7 @@ def load(path: Path) -> Trace:
     except (OSError, SafetensorError, ValueError) as error:
         raise UsageError(f"the trace `{path}` cannot be read: {error}", "trace again") from error
     if not isinstance(header, dict):
-        raise UsageError(f"`{path}` is no trace of specdec", "give a file that --trace wrote")
+        raise UsageError(f"`{path}` is not a trace of specdec", "give a file that --trace wrote")
     if header.get("format") != FORMAT:
         raise UsageError(
             f"the trace `{path}` is `{header.get('format')}`, this version reads `{FORMAT}`", "trace again"

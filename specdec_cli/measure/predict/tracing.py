@@ -296,7 +296,7 @@ def _ask(drafter: Drafter, row: DraftRow) -> Sequence[int]:
     guesses = drafter.propose([row])[0].read()
     if guesses.q is not None:
         raise UsageError(
-            f"the draft `{type(drafter).__module__.rpartition('.')[2]}` samples and is no language model of its own",
+            f"the draft `{type(drafter).__module__.rpartition('.')[2]}` samples and is not a language model",
             "a trace cannot tell its acceptance: measure every k (--exhaustive)",
         )
     return guesses.drafted.tokens

@@ -190,7 +190,9 @@ def _check_hub_id(path: str, name: str, preset: Source | None) -> None:
     """Refuse a name that can be no hub's: a mistyped file or folder."""
     suffix = Path(without_packing(path)).suffix.lower()
     if path == "-":
-        raise UsageError("`-` is no data set: a measurement reads its prompts from a file", "name one, or /dev/stdin")
+        raise UsageError(
+            "`-` is not a data set: a measurement reads its prompts from a file", "name one, or /dev/stdin"
+        )
     if "://" in path:
         raise UsageError(f"the data set `{name}` is an address, and files are read from this disk", f"curl -LO {path}")
     if suffix in ROW_SUFFIXES or Path(path).suffix != Path(without_packing(path)).suffix:
@@ -214,7 +216,7 @@ def _fetched(name: str) -> list[RawRow]:
         between = proxy_of(address)
         through = "" if between is None else f"; asked through the {between}"
         raise RunError(
-            f"the data set `{name}` could not be fetched from {address}: {error}{through}",
+            f"the data set `{name}` could not be downloaded from {address}: {error}{through}",
             f"download it elsewhere and give --dataset {name}:FILE",
         ) from error
     return rows_of_bytes(unpacked(data, address), address, address)

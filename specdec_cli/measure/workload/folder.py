@@ -159,7 +159,7 @@ def _clear_errors(name: str, is_here: bool) -> Iterator[None]:
     from huggingface_hub import constants
 
     between = None if is_here or constants.HF_HUB_OFFLINE else exempt_this_machine(constants.ENDPOINT)
-    through = f"the hub is asked through the {between}; " if between is not None else ""
+    through = f"the hub is reached through the {between}; " if between is not None else ""
     hint = f"{through}without a hub give a file: --dataset FILE, or PRESET:FILE for a preset's rows"
     loggers = [logging.getLogger(room) for room in ("datasets", "huggingface_hub", "fsspec")]
     levels = [logger.level for logger in loggers]

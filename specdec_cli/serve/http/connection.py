@@ -67,7 +67,7 @@ class Connection(HttpToolsProtocol):
             self._parse(data)
         except httptools.HttpParserError as error:
             cause = error.__context__
-            self._refuse(cause if isinstance(cause, ApiError) else _no_http("this is no HTTP request"))
+            self._refuse(cause if isinstance(cause, ApiError) else _no_http("this is not an HTTP request"))
         else:
             if self._num_bodiless > MAX_HEAD_BYTES:
                 self._refuse(_head_is_long())
@@ -79,7 +79,7 @@ class Connection(HttpToolsProtocol):
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             if self.parser.get_method() == b"CONNECT":
-                raise httptools.HttpParserError("this is no proxy") from None
+                raise httptools.HttpParserError("this is not a proxy") from None
             head = self._head_without_upgrade()
             self.parser = httptools.HttpRequestParser(self)
             self._parse(head + data[upgrade.args[0] :])
@@ -157,7 +157,7 @@ class Connection(HttpToolsProtocol):
             self._deadline = None
 
     def _head_is_late(self) -> None:
-        said = f"the head of the request did not come within `{HEAD_SECONDS:g}` seconds"
+        said = f"the head of the request did not arrive within `{HEAD_SECONDS:g}` seconds"
         self._refuse(ApiError(408, said, code="timeout"))
 
     def _refuse(self, error: ApiError) -> None:

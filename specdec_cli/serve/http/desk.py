@@ -82,9 +82,9 @@ class Desk:
             async with asyncio.timeout(_BODY_SECONDS):
                 body = await request.body()
         except ClientDisconnect:
-            raise ApiError(499, "the client went away before its body was here", code="client_gone") from None
+            raise ApiError(499, "the client disconnected before its body arrived", code="client_gone") from None
         except TimeoutError:
-            raise ApiError(408, f"the body did not come within `{_BODY_SECONDS:g}` seconds", code="timeout") from None
+            raise ApiError(408, f"the body did not arrive within `{_BODY_SECONDS:g}` seconds", code="timeout") from None
         limits = self.settings.limits
         parsed, ignored = (
             await self.aside(parse, kind, body, limits) if len(body) > _LARGE_BODY_BYTES else parse(kind, body, limits)

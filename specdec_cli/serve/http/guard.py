@@ -118,7 +118,7 @@ class Keys:
             if not sum(hmac.compare_digest(given, key) for key in self.keys):
                 error = ApiError(
                     401,
-                    "this server wants an API key: `Authorization: Bearer KEY`",
+                    "this server requires an API key: `Authorization: Bearer KEY`",
                     code="invalid_api_key",
                     headers={"WWW-Authenticate": "Bearer"},
                 )

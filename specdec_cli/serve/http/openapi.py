@@ -31,10 +31,10 @@ _WORDS = {
     400: "The request is wrong; `param` names the field.",
     401: "The API key is missing or wrong.",
     404: "There is no such model.",
-    408: "The body did not come in time.",
+    408: "The body did not arrive in time.",
     413: "The body is too long.",
-    415: "The body is no JSON.",
-    429: "The queue is full; `Retry-After` says when to come back.",
+    415: "The body is not JSON.",
+    429: "The queue is full; `Retry-After` says when to try again.",
     503: "The server is loading, shutting down or stuck.",
     504: "The time is up.",
 }

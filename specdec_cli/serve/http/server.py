@@ -37,7 +37,7 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except OSError as error:
-        raise UsageError(f"`{host}` is no address: {error.strerror}", "for example --host 127.0.0.1") from None
+        raise UsageError(f"`{host}` is not an address: {error.strerror}", "for example --host 127.0.0.1") from None
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -105,13 +105,13 @@ class Server(uvicorn.Server):
         """
         self.run(sockets=[self.listener])
         if not self.models.stop():
-            logger.error("the engine does not stop: its step goes on")
+            logger.error("the engine does not stop: a step is still running")
             os._exit(ExitCode.COULD_NOT_RUN)
         if isinstance(self.failure, SpecdecError):
             raise self.failure
         if self.failure is not None:
             said = f"{type(self.failure).__name__}: {self.failure}"
-            raise RunError(f"the engine ended by an error: {said}") from self.failure
+            raise RunError(f"the engine stopped after an error: {said}") from self.failure
         return ExitCode.INTERRUPTED if self._signal == signal.SIGINT else ExitCode.DONE
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:

@@ -94,7 +94,7 @@ class Conversation:
         for name in found:
             where = f"chat_template_kwargs.{name}"
             if name in TEMPLATE_ARGUMENTS:
-                raise bad_field(where, "is no variable of a template; the request has a field for it")
+                raise bad_field(where, "is not a variable of a template; the request has a field for it")
             if name not in reads.variables:
                 raise bad_field(where, "is not read by the model's chat template")
         if self.reasoning_effort is not None:

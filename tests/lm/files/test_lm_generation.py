@@ -85,7 +85,7 @@ def test_another_folder(tmp_path: Path):
     own.mkdir()
     other.mkdir()
     read(own, QWEN3)
-    with pytest.raises(UsageError, match="is no folder with a `generation_config"):
+    with pytest.raises(UsageError, match="is not a folder with a `generation_config"):
         read_generation(own, str(other))
     read(other, {"temperature": 0.2})
     found = read_generation(own, str(other))

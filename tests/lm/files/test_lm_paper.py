@@ -135,7 +135,7 @@ def test_a_link_to_nothing_is_called_that(tmp_path, file):
     (tmp_path / "away").symlink_to("nowhere")
     for name, link in ((folder, folder / file), (tmp_path / "away", tmp_path / "away")):
         engine, doctor = both(name)
-        assert engine[1] == f"`{link}` is a link to `{link.readlink()}`, which is not there"
+        assert engine[1] == f"`{link}` is a link to `{link.readlink()}`, which does not exist"
         assert doctor == engine or file == "model.safetensors"
 
 

@@ -198,7 +198,7 @@ def test_no_disk_with_room_is_said(cache, tmp_path):
             "CXX",
         ),
         ("exit 3", "does not compile: exit status 3", "CXX"),
-        ("kill -9 $$", "was ended by signal 9", "memory"),
+        ("kill -9 $$", "was killed by signal 9", "memory"),
         ("exit 0", "made no library", "CXX"),
         ('echo garbage > "$out"', "its own does not load", "XDG_CACHE_HOME"),
         ("sleep 9", "took more than 1 s", "CXX"),

@@ -70,7 +70,7 @@ def folder(request, tmp_path):
 def test_float32_logits_and_tokens_are_those_of_transformers(folder):
     own, theirs = load_lm(folder), load_lm(folder, decoder="transformers")
     assert own.decoder_obstacle is None
-    assert theirs.decoder_obstacle == "it is switched off"
+    assert theirs.decoder_obstacle == "it is disabled"
     assert torch.allclose(score(own), score(theirs), atol=2e-4, rtol=1e-4)
     params = SamplingParams(max_new_tokens=24)
     expected = tokens(decode(theirs, None, 0, params=params))

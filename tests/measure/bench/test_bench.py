@@ -258,7 +258,13 @@ def test_it_says_what_is_sure_and_what_is_not():
     ("draft", "verify", "rest", "tokens", "word"),
     [
         (1.0, 1.0, 0.0, 1.5, "The draft costs too much: if it were free, the speed-up would be 1.50"),
-        (1.0, 1.5, 0.0, 1.4, "Too little is accepted: 2.50 tokens per step would break even, and 5.00 are possible"),
+        (
+            1.0,
+            1.5,
+            0.0,
+            1.4,
+            "Too few tokens are accepted: 2.50 tokens per step would break even, and 5.00 are possible",
+        ),
         (1.0, 1.5, 3.0, 1.4, "The largest part is neither the draft nor the target"),
         (3.0, 4.0, 0.0, 3.0, "No draft pays at this k"),
     ],

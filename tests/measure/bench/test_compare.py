@@ -83,7 +83,7 @@ def test_few_pairs_are_inconclusive_unless_a_prediction_says_the_same(num):
     assert (found.verdict, found.winner, found.winner_name) == ("inconclusive", None, None)
     assert found.needs == ("6 prompts or more (--num-prompts)",)
     assert found.recommendation.startswith(
-        "Inconclusive: too few pairs to be sure. The fastest, good (k = 2), is 2.00×"
+        "Inconclusive: too few pairs to be certain. The fastest, good (k = 2), is 2.00×"
     )
     row = SimpleNamespace(k=2, median_speedup=Interval(1.9, (1.5, 2.3), 24))
     for one in alone.contenders:
@@ -97,7 +97,7 @@ def test_slower_drafts_win_nothing_and_that_is_known():
     found = choose_draft(slow)
     assert (found.verdict, found.winner, found.winner_name, found.needs) == ("do-not-speculate", None, "none", ())
     assert task_winner(slow, "code")[0] == "none"
-    assert found.recommendation.startswith("Do not speculate: no draft is surely faster; the best, bad (k = 2)")
+    assert found.recommendation.startswith("Do not speculate: no draft is certainly faster; the best, bad (k = 2)")
 
 
 def test_an_interval_that_holds_both_answers_is_no_do_not_speculate():
@@ -105,7 +105,9 @@ def test_an_interval_that_holds_both_answers_is_no_do_not_speculate():
     choice = choose_draft(found)
     assert (choice.verdict, choice.winner_name) == ("inconclusive", None)
     assert choice.needs == ("more prompts (--num-prompts) or repeats (--repeats)",)
-    assert choice.recommendation.startswith("Inconclusive: the interval holds both answers. The fastest, odd (k = 2)")
+    assert choice.recommendation.startswith(
+        "Inconclusive: the interval contains both answers. The fastest, odd (k = 2)"
+    )
     assert task_winner(found, "code")[0] is None
 
 
@@ -115,7 +117,7 @@ def test_a_winner_that_another_draft_may_beat_is_undecided():
     choice = choose_draft(close)
     assert (choice.verdict, choice.winner_name, choice.winner) == ("speculate", None, None)
     assert choice.recommendation.startswith("Speculate; the best draft is undecided: ")
-    assert "is not surely slower" in choice.recommendation
+    assert "is not certainly slower" in choice.recommendation
     assert "slow (k" not in choice.recommendation
     assert choice.needs
     as_good = compared(12, {"one": 0.5, "other": 0.505, "slow": 0.9})

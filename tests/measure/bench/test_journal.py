@@ -121,7 +121,7 @@ def test_an_existing_journal_asks_what_becomes_of_it(tmp_path):
     path = tmp_path / "r.json"
     check_journal(path, resume=False, force=False)
     open_journal(path, HEAD, resume=False)
-    with pytest.raises(UsageError, match="holds what an interrupted run finished"):
+    with pytest.raises(UsageError, match="holds the results of an interrupted run"):
         check_journal(path, resume=False, force=False)
     check_journal(path, resume=True, force=False)
     check_journal(path, resume=False, force=True)

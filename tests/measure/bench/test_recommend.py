@@ -129,7 +129,7 @@ def test_evidence_that_agrees_is_firm(monkeypatch):
 def test_an_interval_that_holds_both_answers_is_inconclusive(monkeypatch):
     found = swept(monkeypatch, {1: [0.5], 2: [0.8, 1.3]}).recommended()
     assert (found.k, found.verdict) == (5, "inconclusive")
-    assert found.why.startswith("the interval holds both answers: k = 2 was measured 1.05× (0.80 to 1.30)")
+    assert found.why.startswith("the interval contains both answers: k = 2 was measured 1.05× (0.80 to 1.30)")
     assert found.needs == ("more prompts (--num-prompts) or repeats (--repeats)",)
 
 

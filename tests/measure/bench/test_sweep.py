@@ -90,7 +90,7 @@ def test_too_few_pairs_recommend_nothing_by_themselves(monkeypatch):
     list(one.run())
     assert one.measured()[2].speedup == Interval(2.0, None, 1)
     assert one.recommended().k == 0
-    assert one.recommended().why.startswith("too few pairs to be sure: k = 2 was measured 2.00× as fast as no draft")
+    assert one.recommended().why.startswith("too few pairs to be certain: k = 2 was measured 2.00× as fast as no draft")
     predicted = Recommendation(1, Interval(1.4, (1.2, 1.6), 24), "k = 1 gives the most", "speculate")
     one.prediction = SimpleNamespace(recommended=predicted, rows=[SimpleNamespace(speedup=predicted.speedup)] * 2)
     found = one.recommended()

@@ -132,7 +132,7 @@ def test_a_restart_is_noticed_and_nothing_is_made_of_it():
 def test_a_server_without_metrics_is_null_and_a_notice():
     found = difference(None, None, 5)
     assert found.as_dict() is None
-    assert found.notices == ("the server's /metrics says nothing about speculation: acceptance is not known",)
+    assert found.notices == ("the server's /metrics says nothing about speculation: acceptance is unknown",)
     assert "went away" in difference(page({}), None, 5).notices[0]
 
 

@@ -145,7 +145,7 @@ def test_a_server_that_closes_connections_between_requests_is_asked_again():
         (401, "refuses the key (401)", 401),
         (307, "sends on to `http://elsewhere/`", 307),
         ("no stream", "answers with `application/json`, not with a stream", None),
-        ("garbage", "is no JSON: `{nonsense`", None),
+        ("garbage", "is not JSON: `{nonsense`", None),
         ("error body", "`application/json`, not with a stream of events: no such model", None),
         ("error", "broke off its answer: the engine died", None),
         ("dies", "the connection to", None),

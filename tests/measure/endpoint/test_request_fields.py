@@ -75,7 +75,7 @@ def test_15_extra_fields_that_the_benchmark_owns_are_refused_by_name(name):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "no JSON"), ("{", "no JSON"), ("{'a': 1}", "no JSON"), ("[1]", "must be a JSON object"),
+        ("", "not JSON"), ("{", "not JSON"), ("{'a': 1}", "not JSON"), ("[1]", "must be a JSON object"),
         ("null", "must be a JSON object"), ('"a"', "must be a JSON object"), ('{"a": NaN}', "JSON cannot say"),
         ('{"a": 1e999}', "JSON cannot say"), ('{"a": "\\ud800"}', "JSON cannot say"), ("[" * 100000, "JSON cannot say"),
     ],

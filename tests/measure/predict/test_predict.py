@@ -359,11 +359,11 @@ def test_a_gain_that_is_not_sure_is_no_recommendation():
     row = predict([made_replay(2, SURVIVAL)], made_costs()).rows[0]
     unsure = replace(row, speedup=replace(row.speedup, median=1.02, ci95=(0.97, 1.1)))
     assert choose([unsure]).k == 0
-    assert "not surely" in choose([unsure]).why
+    assert "not certainly" in choose([unsure]).why
     assert choose([replace(row, speedup=replace(row.speedup, median=1.02, ci95=(1.01, 1.1)))]).k == 2
     few = choose([replace(row, speedup=replace(row.speedup, median=1.2, ci95=None, pairs=3))])
     assert few.k == 0
-    assert "not surely above 1 (3 prompts are too few to be sure)" in few.why
+    assert "not certainly above 1 (3 prompts are too few to be certain)" in few.why
 
 
 def test_costs_as_json_have_the_contracts_keys():

@@ -260,7 +260,7 @@ def test_pipes_are_read_and_what_never_ends_is_refused(tmp_path, monkeypatch):
     for address in ("https://example.com/rows.jsonl", "hf://datasets/openai/gsm8k", "s3://bucket/rows"):
         with pytest.raises(UsageError, match="is an address, and files are read from this disk"):
             read_dataset(address)
-    with pytest.raises(UsageError, match="`-` is no data set"):
+    with pytest.raises(UsageError, match="`-` is not a data set"):
         read_dataset("-")
     with pytest.raises(UsageError, match="Is a directory"):
         read_prompt_file(str(tmp_path))

@@ -142,7 +142,7 @@ def test_point_14_generate_ends_at_every_end_token_of_another_folder(model: Path
     assert document["outputs"][0]["token_ids"] == plain[: first + 1]
     assert document["recipe"]["target"]["generation_config"] == str(tmp_path)
     assert run([*words, "--generation-config", str(tmp_path / "nowhere")]) == 2
-    assert "is no folder with a" in capsys.readouterr().err
+    assert "is not a folder with a" in capsys.readouterr().err
 
 
 def test_doctor_shows_what_applies(model: Path, capsys):
