@@ -274,7 +274,7 @@ class _Floats:
 
 
 def _rows(layout: Layout) -> Any:
-    """What `Row` in the C++ source holds of each token, as one array."""
+    """The fields of `Row` in the C++ source for each token, as one array."""
     tokens, slots = layout.tokens, [-1] * len(layout.tokens)
     for start, stop, slot in layout.pieces:
         slots[start:stop] = range(slot, slot + stop - start)
