@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from specdec_cli.drafted import NOTHING, Drafted
 from specdec_cli.errors import RunError
@@ -16,6 +16,23 @@ if TYPE_CHECKING:
     from specdec_cli.lm.cache.unread import Unread
     from specdec_cli.lm.files.origin import Origin
     from specdec_cli.lm.traffic import Traffic
+
+Tap = int | Literal["final"]
+"""Hidden states: the output of layer i, counted from 0, or what the output layer reads, behind the final norm."""
+
+
+@dataclass(slots=True)
+class Tapped:
+    """Hidden states of the tokens that a forward feeds of a row; the LM fills it in.
+
+    Args:
+        first: place of the first fed token in the row: context tokens first, drafted nodes behind them.
+        states: [fed tokens, len(taps), hidden] in the model's dtype, the taps in the order of `LM.taps`; a tensor of
+            its own. None where nothing was fed.
+    """
+
+    first: int = 0
+    states: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +67,7 @@ class Row:
         drafted: nodes that follow the context, each of which reads the context and its own path.
         unread: tokens that stand-ins in the context or among the drafted stand for.
         draw: how to sample the continuation; None takes the most likely tokens.
+        tapped: where `score` puts the fed tokens' hidden states; None wants none.
     """
 
     handle: int
@@ -58,6 +76,7 @@ class Row:
     drafted: Drafted = NOTHING
     unread: Unread | None = None
     draw: Draw | None = None
+    tapped: Tapped | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -107,6 +126,7 @@ class LM(Protocol):
         device: where it runs.
         dtype: what it computes in.
         decoder_obstacle: why our own decoder does not run it; None where it does, or where there is nothing to decode.
+        taps: the hidden states that `score` gives to rows that want them.
     """
 
     name: str
@@ -117,6 +137,7 @@ class LM(Protocol):
     device: torch.device
     dtype: torch.dtype
     decoder_obstacle: str | None
+    taps: tuple[Tap, ...]
 
     @property
     def origin(self) -> Origin:
@@ -154,7 +175,27 @@ class LM(Protocol):
         ...
 
     def score(self, rows: Sequence[Row]) -> Tensor:
-        """Logits [sum of num_logits, V] float32, rows one after another, in each row context before drafted nodes."""
+        """Logits [sum of num_logits, V] float32, rows one after another, in each row context before drafted nodes.
+
+        Rows with a `tapped` get hidden states of all that is fed of them, wanted logits or not. Logits have the same
+        bits with and without.
+        """
+        ...
+
+    def tap(self, taps: Sequence[Tap]) -> None:
+        """Add hidden states to those that `score` gives.
+
+        Raises:
+            UsageError: there is no such layer, or the model cannot give hidden states.
+        """
+        ...
+
+    def embed(self, tokens: Sequence[int]) -> Tensor:
+        """Input embeddings [n, hidden] in the model's dtype."""
+        ...
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits [n, V] float32 of hidden states behind the final norm [n, hidden], as `score` computes them."""
         ...
 
     def guess(self, rows: Sequence[Row], num_tokens: int) -> Continuations | None:

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec_cli.lm.door import Row
+from specdec_cli.errors import UsageError
+from specdec_cli.lm.door import Row, Tap
 from specdec_cli.lm.files.origin import Origin
 from specdec_cli.lm.traffic import Traffic
 
@@ -33,6 +34,7 @@ class LMWithoutWeights:
     num_parameters: int | None = None
     num_bytes: int | None = None
     traffic: Traffic | None = None
+    taps: tuple[Tap, ...] = ()
 
     @property
     def origin(self) -> Origin:
@@ -45,6 +47,31 @@ class LMWithoutWeights:
     def adopt(self, handle: int, context: Sequence[int], salt: str) -> int:
         """It holds no prefixes: 0."""
         return 0
+
+    def tap(self, taps: Sequence[Tap]) -> None:
+        """Refuse: it has no hidden states.
+
+        Raises:
+            UsageError: any are wanted.
+        """
+        if taps:
+            raise UsageError(f"the draft reads hidden states, and `{self.name}` has none", "choose another draft")
+
+    def embed(self, tokens: Sequence[int]) -> Tensor:
+        """It has no embeddings.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(f"`{self.name}` has no embeddings", "choose another draft")
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """It has no output layer.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(f"`{self.name}` has no output layer", "choose another draft")
 
 
 class TableLM(LMWithoutWeights):

@@ -13,11 +13,12 @@ from specdec_cli.lm.cache.cache_plan import CacheNeed, KVCacheBytes, plan_blocks
 from specdec_cli.lm.cache.contexts import Contexts, Feed
 from specdec_cli.lm.cache.long_rope import both_sides
 from specdec_cli.lm.decoders import forward_for, own_obstacle
-from specdec_cli.lm.door import Continuations, Row
+from specdec_cli.lm.door import Continuations, Row, Tap
 from specdec_cli.lm.files.generation import Generation
 from specdec_cli.lm.files.lengths import long_rope_threshold, max_context
 from specdec_cli.lm.files.origin import Origin
 from specdec_cli.lm.forward.forward import on_its_device
+from specdec_cli.lm.forward.taps import check_taps
 from specdec_cli.lm.kernels.kinds import Kind
 from specdec_cli.lm.kernels.packing import weights_of
 from specdec_cli.lm.llama.llama_weights import kept_as
@@ -47,6 +48,7 @@ class TransformersLM:
         weights: the weights as they lie in memory.
         decoder_obstacle: why transformers' forward runs; None when our own decoder does.
         compile_seconds: what `compile` took; None where it was not called.
+        taps: the hidden states that `score` gives to rows that want them.
         origin: where the weights are from, as `load_lm` found them.
         generation: the checkpoint's sampling defaults and end tokens.
 
@@ -96,6 +98,7 @@ class TransformersLM:
             block_size=block_size,
             max_context=self.max_context,
         )
+        self.taps: tuple[Tap, ...] = ()
         self.vocab_size = self._forward.shape.vocab_size
         self.kv_bytes_per_token = self._forward.shape.kv_bytes_per_token
         if num_blocks is None:
@@ -178,6 +181,30 @@ class TransformersLM:
         """Assert that blocks free + used = total, and that each sequence holds what it needs."""
         self._contexts.check()
 
+    def tap(self, taps: Sequence[Tap]) -> None:
+        """Add hidden states to those that `score` gives.
+
+        Raises:
+            UsageError: there is no such layer, or what a position's states are depends on the text's length.
+        """
+        if not taps:
+            return
+        short = self._short_context
+        is_outgrown = short is not None and short < self.max_context
+        check_taps(self.name, taps, self.config.get_text_config(), short if is_outgrown else None)
+        self._forward.tap(taps)
+        self.taps = tuple(dict.fromkeys([*self.taps, *taps]))
+
+    @on_its_device
+    def embed(self, tokens: Sequence[int]) -> Tensor:
+        """Input embeddings [n, hidden] in the model's dtype."""
+        return self._forward.embed(torch.tensor(tokens, dtype=torch.int64))
+
+    @on_its_device
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits [n, V] float32 of hidden states behind the final norm [n, hidden], as `score` computes them."""
+        return self._forward.head(hidden)
+
     @on_its_device
     def score(self, rows: Sequence[Row]) -> Tensor:
         """Logits [sum of num_logits, V] float32, rows one after another, each row's positions in order.
@@ -236,9 +263,14 @@ class TransformersLM:
 
     def _score(self, rows: Sequence[Row], is_long: bool) -> Tensor:
         feeds = self._contexts.feeds(rows, is_long)
+        for row, feed in zip(rows, feeds, strict=True):
+            feed.is_tapped = row.tapped is not None
         logits = self._forward.score(feeds)
         for feed in feeds:
             feed.held.hold(feed.context, feed.unread, feed.tree)
+        for row, feed in zip(rows, feeds, strict=True):
+            if row.tapped is not None:
+                row.tapped.first, row.tapped.states = feed.keep, feed.states
         if self._forward.spreads_nan:
             self._leave_no_nan(feeds, logits)
         return logits

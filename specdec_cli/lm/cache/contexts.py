@@ -11,12 +11,16 @@ import hashlib
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from specdec_cli.drafted import NOTHING, Drafted
 from specdec_cli.errors import RunError
 from specdec_cli.lm.cache.blocks import BlockPool
 from specdec_cli.lm.cache.unread import Unread
 from specdec_cli.lm.door import Row
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Moves = Sequence[tuple[int, int]]
 """Slots to copy from, and slots to copy to."""
@@ -90,6 +94,8 @@ class Feed:
         unread: tokens that stand-ins among them stand for.
         tree: the nodes at the end of the context where they are no chain; a chain's are text like any other.
         num_text: places before the tree.
+        is_tapped: hidden states of the fed tokens are wanted.
+        states: these [fed tokens, taps, hidden], once a forward has run.
     """
 
     held: Held
@@ -99,6 +105,8 @@ class Feed:
     unread: Unread | None = None
     tree: Drafted = NOTHING
     num_text: int = 0
+    is_tapped: bool = False
+    states: Tensor | None = None
 
     def position(self, place: int) -> int:
         """The position in its text of what stands at a place: a node's is its depth behind the context."""

@@ -64,6 +64,8 @@ class Layout:
         device: where the forward runs.
         kernels: what attends all sequences at once (`lm.split_attention`); None where spans are taken one by one.
         slots: for it, those of the keys at every position of every sequence [B, T] int64.
+        is_tapped: hidden states are wanted.
+        states: of the written tokens [num_written, taps, hidden], where they were wanted and the forward has run.
     """
 
     tokens: list[int]
@@ -76,6 +78,8 @@ class Layout:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     kernels: Any = None
     slots: Tensor | None = None
+    is_tapped: bool = False
+    states: Tensor | None = None
 
     @cached_property
     def position_ids(self) -> Tensor:

@@ -28,6 +28,7 @@ from specdec_cli.lm.cache.layout import KEY_GRAIN, Layout
 from specdec_cli.lm.files.checkpoint import first_line, quiet
 from specdec_cli.lm.forward.attention import MaskFunction, RowMasks, attend
 from specdec_cli.lm.forward.eager import EagerForward
+from specdec_cli.lm.forward.taps import decoder_layers
 from specdec_cli.lm.llama.native import compiler
 
 NAME = "specdec-compiled"
@@ -105,9 +106,8 @@ def compile_layers(model: Any) -> None:
     check_compiler(model.device)
     _register()
     model.config.get_text_config()._attn_implementation = NAME
-    layers = max((one for one in model.get_decoder().children() if isinstance(one, torch.nn.ModuleList)), key=len)
     run = _compiled(lambda layer, *given, **named: type(layer).forward(layer, *given, **named), model.device)
-    for layer in layers:
+    for layer in decoder_layers(model):
         layer.forward = partial(run, layer)
 
 

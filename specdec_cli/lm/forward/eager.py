@@ -6,14 +6,16 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from specdec_cli.lm.cache.cache import BlockCache
 from specdec_cli.lm.cache.contexts import Feed, Moves
 from specdec_cli.lm.cache.layout import KEY_GRAIN, Layout, Layouts
-from specdec_cli.lm.door import Draw
+from specdec_cli.lm.door import Draw, Tap
 from specdec_cli.lm.forward.forward import CacheShape, joined
 from specdec_cli.lm.forward.packed import PackedForward
+from specdec_cli.lm.forward.taps import output_layer, run_turns
 
 
 class EagerForward:
@@ -30,6 +32,7 @@ class EagerForward:
         layouts: of its forwards.
         cache: what its forwards read and write.
         num_slots: tokens that each layer of the cache has room for.
+        hooks: copy hidden states while a forward runs.
     """
 
     can_guess = can_draw = False
@@ -46,6 +49,7 @@ class EagerForward:
         self.layouts = layouts
         self.spreads_nan = packed.is_bitwise
         self.compile_seconds: float | None = None
+        self.hooks = packed.hooks
         self._packed = packed
         self._threads = threads
         self.allocate(0)
@@ -69,8 +73,7 @@ class EagerForward:
         """The wanted logits [sum of num_logits, V] float32."""
         for feed in feeds:
             feed.settle()
-        parts = [self.run(layout) for layout in self.layouts.turns(feeds)]
-        return joined(parts, self.shape, self.layouts.device)
+        return joined(run_turns(self.layouts, feeds, self.run), self.shape, self.layouts.device)
 
     def run(self, layout: Layout) -> Tensor:
         """One forward; logits [len(wanted), V] float32."""
@@ -86,6 +89,21 @@ class EagerForward:
         """Copy keys and values from slots to others."""
         for store in self.cache.stores.values():
             store.move(moves)
+
+    def tap(self, taps: Sequence[Tap]) -> None:
+        """Add hidden states to those that `score` gives to feeds that want them."""
+        self.hooks.add(taps)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Input embeddings [n, hidden]."""
+        with torch.inference_mode():
+            found: Tensor = self.model.get_input_embeddings()(tokens.to(self.layouts.device))
+        return found.clone()
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits [n, V] float32 of final hidden states [n, hidden]."""
+        with self._threads():
+            return output_layer(self.model, hidden)
 
     def wipe(self, blocks: Sequence[int]) -> None:
         """Put zeros into blocks: nothing times NaN is NaN, masked or not."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from specdec_cli.lm.cache.contexts import Feed, Moves
-from specdec_cli.lm.door import Continuations, Draw
+from specdec_cli.lm.door import Continuations, Draw, Tap
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +93,18 @@ class Forward(Protocol):
 
     def move(self, moves: Moves) -> None:
         """Copy tokens' keys and values from slots to others, in order: no copy overwrites what a later one reads."""
+        ...
+
+    def tap(self, taps: Sequence[Tap]) -> None:
+        """Add hidden states of layers that exist to those that `score` gives to feeds that want them."""
+        ...
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Input embeddings [n, hidden] of tokens [n] int64."""
+        ...
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits [n, V] float32 of final hidden states [n, hidden]."""
         ...
 
     def wipe(self, blocks: Sequence[int]) -> None:

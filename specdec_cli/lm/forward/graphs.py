@@ -26,6 +26,7 @@ from specdec_cli.lm.cache.layout import Layout, Span
 from specdec_cli.lm.cache.unread import Unread, put_in
 from specdec_cli.lm.door import Continuations
 from specdec_cli.lm.files.checkpoint import first_line
+from specdec_cli.lm.forward.taps import TapHooks
 from specdec_cli.lm.kernels.kinds import has_triton
 
 _TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 24, 32, 48, 64, 65)
@@ -34,6 +35,7 @@ _NOTHING = -1  # a token or a block that only fills the shape
 _WARM_UPS = 2  # runs before the recorded one: libraries make their workspaces in them
 
 Replay = Callable[[], None]
+Outputs = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,20 +72,20 @@ class _Graph:
     inputs: Tensor
     drafted: Tensor  # [B·R] int64, tokens that the host has not read
     replay: Replay
-    output: Tensor
+    outputs: Outputs
 
     def takes(self, unread: Unread | None) -> bool:
         """Whether there is room for these tokens."""
         return unread is None or unread.tokens.numel() <= len(self.drafted)
 
-    def run(self, values: list[int], unread: Unread | None = None) -> Tensor:
-        """Replay it on other inputs; the output is overwritten by the next run."""
+    def run(self, values: list[int], unread: Unread | None = None) -> Outputs:
+        """Replay it on other inputs; the outputs are overwritten by the next run."""
         if unread is not None:
             self.drafted[: unread.tokens.numel()].copy_(unread.tokens.flatten())
         pinned = torch.tensor(values, dtype=torch.int64, pin_memory=self.inputs.is_cuda)
         self.inputs.copy_(pinned, non_blocking=True)
         self.replay()
-        return self.output
+        return self.outputs
 
 
 class Graphs:
@@ -95,10 +97,20 @@ class Graphs:
         num_blocks: blocks of the cache.
         block_size: tokens in a block.
         max_context: most tokens of a context.
+        hooks: copy hidden states; a graph is recorded with those that are installed then.
     """
 
-    def __init__(self, model: Any, cache: BlockCache, num_blocks: int, block_size: int, max_context: int) -> None:
+    def __init__(
+        self,
+        model: Any,
+        cache: BlockCache,
+        num_blocks: int,
+        block_size: int,
+        max_context: int,
+        hooks: TapHooks,
+    ) -> None:
         self._model = model
+        self._hooks = hooks
         self._cache = cache
         self._block_size = block_size
         self._nowhere = num_blocks * block_size  # the slot that takes what only fills the shape
@@ -108,7 +120,7 @@ class Graphs:
         cuda: Any = torch.cuda
         # One for all: an output is read before another graph is replayed.
         self._pool = cuda.graph_pool_handle() if self._device.type == "cuda" else None
-        self._scores: dict[Bucket, _Graph] = {}
+        self._scores: dict[tuple[Bucket, bool], _Graph] = {}
         self._guesses: dict[tuple[Bucket, int, int], _Graph] = {}
 
     def score(self, feeds: Sequence[Feed]) -> Tensor | None:
@@ -123,9 +135,10 @@ class Graphs:
         bucket = Bucket.around(len(feeds), max(lengths), max(len(feed.held.blocks) for feed in feeds))
         if bucket is None:
             return None
-        graph = self._scores.get(bucket)
+        key = bucket, any(feed.is_tapped for feed in feeds)
+        graph = self._scores.get(key)
         if graph is None:
-            graph = self._scores[bucket] = self._recorded(partial(self._score, bucket), bucket)
+            graph = self._scores[key] = self._recorded(partial(self._score, *key), bucket)
         unread = feeds[0].unread
         if any(feed.unread is not unread for feed in feeds) or not graph.takes(unread):
             unread = None
@@ -139,8 +152,11 @@ class Graphs:
         ]
         fed = [(feed.context[feed.keep :], feed.keep) for feed in feeds]
         filling = [0] * (bucket.num_rows * each - len(wanted))
-        logits = graph.run([*self._inputs(bucket, feeds, fed), *wanted, *filling], unread)[: len(wanted)]
-        return logits.clone()
+        logits, *states = graph.run([*self._inputs(bucket, feeds, fed), *wanted, *filling], unread)
+        for row, (feed, length) in enumerate(zip(feeds, lengths, strict=True)):
+            if feed.is_tapped:
+                feed.states = states[0][row * each : row * each + length].clone()
+        return logits[: len(wanted)].clone()
 
     def guess(self, feeds: Sequence[Feed], counts: Sequence[int], num_tokens: int) -> Continuations | None:
         """Greedy continuations, as `LM.guess` gives them; None where no graph is made for what is fed first.
@@ -167,7 +183,8 @@ class Graphs:
             graph = self._guesses[key] = self._recorded(partial(self._guess, *key), bucket)
         last = [len(tokens) - 1 for tokens, _ in fed]
         filling = [0] * (bucket.num_rows * bucket.num_tokens - len(last))
-        unread = Unread(graph.run([*self._inputs(bucket, feeds, fed), *last, *filling])[: len(feeds)].clone())
+        (found,) = graph.run([*self._inputs(bucket, feeds, fed), *last, *filling])
+        unread = Unread(found[: len(feeds)].clone())
         return Continuations([unread.stand_ins(row, n) for row, n in enumerate(counts)], unread)
 
     def _inputs(self, bucket: Bucket, feeds: Sequence[Feed], fed: Sequence[tuple[list[int], int]]) -> list[int]:
@@ -186,7 +203,7 @@ class Graphs:
         tables += [_NOTHING] * (rows * bucket.num_blocks)
         return [*tokens, *positions, *tables]
 
-    def _recorded(self, forward: Callable[[Tensor, Tensor], Tensor], bucket: Bucket) -> _Graph:
+    def _recorded(self, forward: Callable[[Tensor, Tensor], Outputs], bucket: Bucket) -> _Graph:
         """Record a forward that reads a vector of a bucket's inputs and one more number for each of its tokens.
 
         Beside it stand drafted tokens that the host has not read, at most as many as the bucket's.
@@ -196,7 +213,7 @@ class Graphs:
         inputs = torch.tensor([*[0] * num_tokens, *nothing, *[0] * num_tokens], device=self._device)
         drafted = torch.zeros(num_tokens, dtype=torch.int64, device=self._device)
         try:
-            replay, output = record(lambda: forward(inputs, drafted), self._device, self._pool)
+            replay, outputs = record(lambda: forward(inputs, drafted), self._device, self._pool)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
@@ -204,14 +221,19 @@ class Graphs:
             raise RunError(
                 f"a forward of `{name}` cannot be recorded: {first_line(error)}", "leave --decoder out"
             ) from error
-        return _Graph(inputs, drafted, replay, output)
+        return _Graph(inputs, drafted, replay, outputs)
 
-    def _score(self, bucket: Bucket, inputs: Tensor, drafted: Tensor) -> Tensor:
-        """The logits [B·R, V] float32 that are wanted, and behind them any."""
+    def _score(self, bucket: Bucket, is_tapped: bool, inputs: Tensor, drafted: Tensor) -> Outputs:
+        """The logits [B·R, V] float32 that are wanted, and behind them any; hidden states [B·R, taps, hidden]."""
         tokens, positions, tables, wanted = self._views(bucket, inputs)
-        return self._forward(put_in(tokens, drafted), positions, self._slots(tables))[wanted].float()
+        forward = partial(self._forward, put_in(tokens, drafted), positions, self._slots(tables))
+        if not is_tapped:
+            return (forward()[wanted].float(),)
+        with self._hooks.copying() as states:
+            logits = forward()[wanted].float()
+        return logits, states()
 
-    def _guess(self, bucket: Bucket, most: int, num_tokens: int, inputs: Tensor, _drafted: Tensor) -> Tensor:
+    def _guess(self, bucket: Bucket, most: int, num_tokens: int, inputs: Tensor, _drafted: Tensor) -> Outputs:
         """Continuations [B, most]; `_NOTHING` where no largest logit is a finite number."""
         tokens, positions, tables, last = self._views(bucket, inputs)
         slots = self._slots(tables)
@@ -224,7 +246,7 @@ class Graphs:
             places = torch.where(places == _NOTHING, places, places + 1)
             logits = self._forward(found[-1].clamp(min=0), places, slots)[:, None]
             found.append(_likeliest(logits, num_tokens))
-        return torch.cat(found, 1)
+        return (torch.cat(found, 1),)
 
     def _views(self, bucket: Bucket, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Tokens [B, R], positions [B, R], block tables [B, N], and one more number for each token [B·R]."""
@@ -269,8 +291,8 @@ def kernels_for(device: torch.device) -> Any:
     return split_attention
 
 
-def record(run: Callable[[], Tensor], device: torch.device, pool: Any) -> tuple[Replay, Tensor]:
-    """Record what a function does on a GPU: what does it again, and where its result then stands.
+def record(run: Callable[[], Outputs], device: torch.device, pool: Any) -> tuple[Replay, Outputs]:
+    """Record what a function does on a GPU: what does it again, and where its results then stand.
 
     Args:
         run: reads and writes the same tensors every time.
@@ -290,9 +312,9 @@ def record(run: Callable[[], Tensor], device: torch.device, pool: Any) -> tuple[
         now.wait_stream(aside)
         graph = cuda.CUDAGraph()
         with cuda.graph(graph, pool=pool):
-            output = run()
+            outputs = run()
     replay: Replay = graph.replay
-    return replay, output
+    return replay, outputs
 
 
 def _likeliest(logits: Tensor, num_tokens: int) -> Tensor:

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from specdec_cli.lm.cache.contexts import Feed, Moves
 from specdec_cli.lm.cache.layout import KEY_GRAIN, Layout, Layouts
-from specdec_cli.lm.door import Continuations, Draw
+from specdec_cli.lm.door import Continuations, Draw, Tap
 from specdec_cli.lm.forward.forward import CacheShape, joined
+from specdec_cli.lm.forward.taps import run_turns
 from specdec_cli.lm.llama.llama import LlamaDecoder
 
 
@@ -38,8 +39,7 @@ class OwnForward:
 
     def score(self, feeds: Sequence[Feed]) -> Tensor:
         """The wanted logits [sum of num_logits, V] float32."""
-        parts = [self.run(layout) for layout in self.layouts.turns(feeds)]
-        return joined(parts, self.shape, self.layouts.device)
+        return joined(run_turns(self.layouts, feeds, self.run), self.shape, self.layouts.device)
 
     def run(self, layout: Layout) -> Tensor:
         """One forward; logits [len(wanted), V] float32."""
@@ -54,6 +54,18 @@ class OwnForward:
     def move(self, moves: Moves) -> None:
         """Copy keys and values from slots to others."""
         self.decoder.move(moves)
+
+    def tap(self, taps: Sequence[Tap]) -> None:
+        """Add hidden states to those that `score` gives to feeds that want them."""
+        self.decoder.tap(taps)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Input embeddings [n, hidden]."""
+        return self.decoder.embed(tokens)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits [n, V] float32 of final hidden states [n, hidden]."""
+        return self.decoder.head(hidden)
 
     def wipe(self, blocks: Sequence[int]) -> None:
         """Nothing: attention reads a row's own keys alone."""

@@ -18,6 +18,7 @@ from specdec_cli.lm.cache.layout import KEY_GRAIN, Layout, Span
 from specdec_cli.lm.files.checkpoint import FAMILIES, first_line
 from specdec_cli.lm.forward.attention import NAME, RowMasks, causal
 from specdec_cli.lm.forward.forward import CacheShape, on_its_device
+from specdec_cli.lm.forward.taps import TapHooks
 
 
 class PackedForward:
@@ -33,12 +34,21 @@ class PackedForward:
         self.device: torch.device = model.device
         self.has_joined_keys = model.config.get_text_config()._attn_implementation != NAME
         self.is_bitwise = is_bitwise
+        self.hooks = TapHooks(model)
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         # Gemma 4 cuts inputs and masks to the last tokens before layers that share keys, where it is given a number.
         self._takes_numbers = not getattr(model.config.get_text_config(), "num_kv_shared_layers", None)
 
     def run(self, cache: BlockCache, layout: Layout) -> Tensor:
-        """The wanted logits [len(wanted), V] float32; keys and values go into the cache."""
+        """The wanted logits [len(wanted), V] float32; states go into the cache, tapped ones to the layout."""
+        if layout.is_tapped:
+            with self.hooks.copying() as states:
+                logits = self._run(cache, layout)
+            layout.states = states()[: layout.num_written]
+            return logits
+        return self._run(cache, layout)
+
+    def _run(self, cache: BlockCache, layout: Layout) -> Tensor:
         num_wanted = len(layout.wanted)
         keep, rows = self._logits_to_keep(len(layout.tokens), layout.wanted)
         options: dict[str, Any] = {"logits_to_keep": keep} if self._keeps_logits else {}

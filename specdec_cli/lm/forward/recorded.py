@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from specdec_cli.lm.cache.contexts import Feed, Moves
-from specdec_cli.lm.door import Continuations, Draw
+from specdec_cli.lm.door import Continuations, Draw, Tap
 from specdec_cli.lm.forward.eager import EagerForward
 from specdec_cli.lm.forward.graphs import Graphs
 
@@ -46,9 +46,13 @@ class RecordedForward:
 
     def allocate(self, num_blocks: int) -> None:
         """Recreate the cache and drop all graphs, which hold the old addresses."""
-        inner = self._inner
-        inner.allocate(num_blocks)
-        self._graphs = Graphs(inner.model, inner.cache, num_blocks, inner.layouts.block_size, self._max_context)
+        self._inner.allocate(num_blocks)
+        self._num_blocks = num_blocks
+        self._graphs = self._new_graphs()
+
+    def _new_graphs(self) -> Graphs:
+        inner, size = self._inner, self._inner.layouts.block_size
+        return Graphs(inner.model, inner.cache, self._num_blocks, size, self._max_context, inner.hooks)
 
     def score(self, feeds: Sequence[Feed]) -> Tensor:
         """The wanted logits [sum of num_logits, V] float32."""
@@ -65,6 +69,19 @@ class RecordedForward:
     def move(self, moves: Moves) -> None:
         """Copy keys and values from slots to others."""
         self._inner.move(moves)
+
+    def tap(self, taps: Sequence[Tap]) -> None:
+        """Add hidden states to those that `score` gives to feeds that want them; drops the graphs, which lack them."""
+        self._inner.tap(taps)
+        self._graphs = self._new_graphs()
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Input embeddings [n, hidden]."""
+        return self._inner.embed(tokens)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits [n, V] float32 of final hidden states [n, hidden]."""
+        return self._inner.head(hidden)
 
     def wipe(self, blocks: Sequence[int]) -> None:
         """Put zeros into blocks."""

@@ -21,7 +21,7 @@ from torch import Tensor
 from specdec_cli.lm.cache.contexts import Moves
 from specdec_cli.lm.cache.layout import Layout
 from specdec_cli.lm.cache.memory import Arena, zeros
-from specdec_cli.lm.door import Continuations, Draw
+from specdec_cli.lm.door import Continuations, Draw, Tap
 from specdec_cli.lm.kernels.kinds import Kind
 from specdec_cli.lm.llama import native
 from specdec_cli.lm.llama.llama_weights import Layer, Matrix, Shape, empty, half_of, norm_weight, panels, take_layer
@@ -90,6 +90,9 @@ class _Step(ctypes.Structure):
         ("scratch", ctypes.c_void_p),
         ("logits", ctypes.c_void_p),
         ("waited", ctypes.POINTER(ctypes.c_double)),
+        ("taps", ctypes.c_void_p),
+        ("num_taps", ctypes.c_int64),
+        ("states", ctypes.c_void_p),
     )
 
 
@@ -128,6 +131,7 @@ class LlamaDecoder:
         self._rotary = inner.rotary_emb
         arena = Arena()
         self._num_turns = 0
+        self._taps: list[int] = []
         self._scratch, self._guess_logits = _Floats(), _Floats()
         self._waited = ctypes.c_double()
         self._step = _Step(waited=ctypes.pointer(self._waited))
@@ -180,10 +184,38 @@ class LlamaDecoder:
         self._step.num_slots, self._step.block, self._step.cache = slots, block_size, self._cache.data_ptr()
 
     def forward(self, layout: Layout) -> Tensor:
-        """The wanted logits [len(wanted), V] float32; keys and values go into the cache."""
+        """The wanted logits [len(wanted), V] float32; states go into the cache, tapped ones to the layout."""
         logits = torch.empty(len(layout.wanted), self.vocab_size)
         self._prepare(layout, logits.data_ptr())
+        if not layout.is_tapped:
+            self._run(self._library.forward)
+            return logits
+        states = torch.empty(len(layout.tokens), len(self._taps), self._shape.hidden_size)
+        self._step.num_taps, self._step.states = len(self._taps), states.data_ptr()
         self._run(self._library.forward)
+        layout.states = states.to(self._dtype)
+        return logits
+
+    def tap(self, taps: Sequence[Tap]) -> None:
+        """Add hidden states to those that a layout is given if it wants them."""
+        places = (len(self._layers) if tap == "final" else tap for tap in taps)
+        self._taps = list(dict.fromkeys([*self._taps, *places]))
+        self._tap_places = (ctypes.c_int64 * len(self._taps))(*self._taps)
+        self._step.taps = ctypes.addressof(self._tap_places)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Input embeddings [n, hidden] of tokens [n] int64."""
+        assert not len(tokens) or 0 <= int(tokens.min()) <= int(tokens.max()) < self.vocab_size, "no such token"
+        found = torch.empty(len(tokens), self._shape.hidden_size)
+        self._library.embed(ctypes.byref(self._model), tokens.data_ptr(), len(tokens), found.data_ptr())
+        return found.to(self._dtype)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits [n, V] float32 of final hidden states [n, hidden]."""
+        hidden = hidden.float().contiguous()
+        logits = torch.empty(len(hidden), self.vocab_size)
+        self._size_step(len(hidden), len(hidden), 0, logits.data_ptr())
+        self._run(self._library.head, hidden.data_ptr())
         return logits
 
     def move(self, moves: Moves) -> None:
@@ -242,7 +274,12 @@ class LlamaDecoder:
         step, most_keys = self._step, max(span.num_keys for span in layout.spans)
         self._turn_to(most_keys)
         step.rows, step.wanted = _rows(layout), (ctypes.c_int64 * len(layout.wanted))(*layout.wanted)
-        step.num_rows, step.num_wanted, step.most_keys = len(layout.tokens), len(layout.wanted), most_keys
+        self._size_step(len(layout.tokens), len(layout.wanted), most_keys, logits)
+
+    def _size_step(self, num_rows: int, num_wanted: int, most_keys: int, logits: int) -> None:
+        """Put sizes into the step, without hidden states, and make room for them."""
+        step = self._step
+        step.num_rows, step.num_wanted, step.most_keys, step.num_taps = num_rows, num_wanted, most_keys, 0
         step.num_threads, step.logits = CREW.size(torch.get_num_threads()), logits
         step.scratch = self._scratch.at_least(
             self._library.scratch_floats(ctypes.byref(self._model), ctypes.byref(step))

@@ -246,6 +246,9 @@ struct Step {
     float* scratch;        // as many as `scratch_floats` says
     float* logits;         // [num_wanted, V]
     double* waited;        // adds the seconds that the one of several threads that waited most did for the others
+    const int64_t* taps;   // layers whose outputs are wanted; behind the last one is the final norm
+    int64_t num_taps;
+    float* states;         // [num_rows, num_taps, hidden]: these outputs
 };
 
 struct Chance {            // how a sequence's continuation is drawn
@@ -1017,6 +1020,34 @@ void together(const Step& s, Work work) {
     *s.waited += waited;
 }
 
+// Logits of the inputs that were prepared for them: a thread's part.
+template <class Kind>
+void head(const Model& m, const Step& s, const Inputs<Kind>& inputs, Tiles& tiles, const Member& member) {
+    if (s.num_wanted >= Kind::TILES_FROM) tiles.shape(group_size(s.num_wanted));
+    const Part own = part_of(m.head, member.thread, member.threads);
+    inputs.times(m.head, s.num_wanted).into(own, s.logits, m.head.out);
+}
+
+// Logits of final hidden states [num_wanted, hidden].
+template <class Kind>
+void head(const Model& m, const Step& s, const float* hidden, const Member& member) {
+    const Room room(m, s);
+    float* const mine = s.scratch + room.shared + member.thread * room.own;
+    Tiles tiles;
+    Inputs<Kind> inputs{(typename Kind::Input*)mine, mine + room.row - s.num_rows, mine + room.row};
+    for (long i = 0; i < s.num_wanted; i++) inputs.prepare(i, hidden + i * m.hidden, m.hidden);
+    head(m, s, inputs, tiles, member);
+}
+
+// Puts the outputs of a layer where they are wanted: a thread's part of the rows.
+template <class Write>
+void tap(const Model& m, const Step& s, long layer, const float* x, const Member& member, Write write) {
+    const Part rows = part_of(s.num_rows, member.thread, member.threads);
+    for (long t = 0; t < s.num_taps; t++)
+        if (s.taps[t] == layer)
+            for (long r = rows.begin; r < rows.end; r++) write(x + r * m.hidden, s.states + (r * s.num_taps + t) * m.hidden);
+}
+
 // A thread's part of a forward; the others may still be busy with their logits.
 template <class Kind, class Number>
 void run(const Model& m, const Step& s, Member& member) {
@@ -1094,14 +1125,15 @@ void run(const Model& m, const Step& s, Member& member) {
         for (long r = 0; r < n; r++) inputs.prepare(r, gate_up + r * 2 * I, I);
         inputs.times(layer.down, n).onto(part_of(layer.down, thread, threads), x, hidden);
         member.meet();
+        tap(m, s, l, x, member, [=](const float* from, float* to) { std::copy(from, from + hidden, to); });
     }
+    tap(m, s, m.num_layers, x, member,
+        [&](const float* from, float* to) { inputs.norm(from, m.norm, hidden, m.epsilon, to); });
     for (long i = 0; i < s.num_wanted; i++) {
         inputs.norm(x + s.wanted[i] * hidden, m.norm, hidden, m.epsilon, inputs.row);
         inputs.prepare(i, inputs.row, hidden);
     }
-    if (s.num_wanted >= Kind::TILES_FROM) tiles.shape(group_size(s.num_wanted));
-    const long V = m.head.out;
-    inputs.times(m.head, s.num_wanted).into(part_of(m.head, thread, threads), s.logits, V);
+    head(m, s, inputs, tiles, member);
 }
 
 // Copies a token's keys and values to another slot, for each pair of slots (from, to).
@@ -1223,6 +1255,24 @@ int64_t scratch_floats(const Model* m, const Step* s) {
 void move(const Model* m, const Step* s, const int64_t* slots, int64_t count) {
     if (m->is_half) move<uint16_t>(*m, *s, slots, count);
     else move<float>(*m, *s, slots, count);
+}
+
+// Embeddings [count, hidden].
+void embed(const Model* m, const int64_t* tokens, int64_t count, float* to) {
+    for (long i = 0; i < count; i++, to += m->hidden) {
+        const Panel panel(m->head, tokens[i]);
+        if (m->is_half) embed((const uint16_t*)m->embedding, panel, tokens[i], m->hidden, to);
+        else embed((const float*)m->embedding, panel, tokens[i], m->hidden, to);
+    }
+}
+
+// Logits of final hidden states [num_wanted, hidden].
+void head(const Model* m, const Step* s, const float* hidden) {
+    together(*s, [=](const Member& member) {
+        if (m->kind == 0) head<Float32>(*m, *s, hidden, member);
+        else if (m->kind == 1) head<BFloat16>(*m, *s, hidden, member);
+        else head<Int8>(*m, *s, hidden, member);
+    });
 }
 
 void forward(const Model* m, const Step* s) {

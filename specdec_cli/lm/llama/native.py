@@ -87,6 +87,8 @@ def _load(source: str) -> Library:
     calls.panel_outputs.argtypes, calls.panel_outputs.restype = (), number
     calls.forward.argtypes, calls.forward.restype = (pointer, pointer), None
     calls.move.argtypes, calls.move.restype = (pointer, pointer, pointer, number), None
+    calls.embed.argtypes, calls.embed.restype = (pointer, pointer, number, pointer), None
+    calls.head.argtypes, calls.head.restype = (pointer, pointer, pointer), None
     calls.guess.argtypes = (pointer, pointer, pointer, number, number, pointer, pointer, pointer, pointer)
     calls.guess.restype = None
     return found

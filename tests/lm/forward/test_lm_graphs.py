@@ -5,6 +5,7 @@ same output. On a GPU the same tests take CUDA's graphs.
 """
 
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from tiny_models import VOCAB, make_tiny
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm import decoders, load
 from specdec_cli.lm.cache.unread import Unread
-from specdec_cli.lm.door import Draw, Row
+from specdec_cli.lm.door import Draw, Row, Tapped
 from specdec_cli.lm.forward import graphs
 from specdec_cli.lm.forward.graphs import Bucket
 from specdec_cli.lm.load import load_lm
@@ -40,14 +41,15 @@ class Recorder:
     def __call__(self, run, device, pool):
         self.num_recorded += 1
         with torch.inference_mode():
-            output = run()
+            outputs = run()
 
         def replay():
             self.num_replayed += 1
             with torch.inference_mode():
-                output.copy_(run())
+                for output, now in zip(outputs, run(), strict=True):
+                    output.copy_(now)
 
-        return replay, output
+        return replay, outputs
 
 
 @pytest.fixture(params=["cpu", GPU])
@@ -325,3 +327,31 @@ def test_a_forward_that_waits_for_the_device_is_one_sentence(both, monkeypatch):
     monkeypatch.setattr(graphs, "record", refuse)
     with pytest.raises(RunError, match="a forward of `llama` cannot be recorded: CUDA error: operation not permitted"):
         recorded.score([Row(0, TEXT[:9], 1)])
+
+
+def test_graphs_give_the_hidden_states_that_rows_want(both, recorder):
+    plain, recorded = both()
+    for lm in (plain, recorded):
+        lm.tap((1, "final"))
+    rows = [Row(0, TEXT[:9], 1), Row(1, TEXT[30:43], 3)]
+    assert torch.allclose(plain.score(rows), recorded.score(rows), atol=2e-4)
+    before = recorder.num_recorded
+    steps = [
+        [Row(0, TEXT[:12], 3, tapped=Tapped()), Row(1, TEXT[30:44], 1)],
+        [Row(0, TEXT[:13], 1, tapped=Tapped()), Row(1, TEXT[30:47], 3, tapped=Tapped())],
+        [Row(0, TEXT[:14], 1, tapped=Tapped())],
+    ]
+    for rows in steps:
+        copies = [replace(row, tapped=row.tapped and Tapped()) for row in rows]
+        assert torch.allclose(plain.score(rows), recorded.score(copies), atol=2e-4)
+        for row, copy in zip(rows, copies, strict=True):
+            assert (row.tapped is None) == (copy.tapped is None)
+            if row.tapped is not None:
+                assert row.tapped.first == copy.tapped.first
+                assert torch.allclose(row.tapped.states, copy.tapped.states, atol=2e-4)
+                kept = copy.tapped.states.clone()
+                recorded.score([Row(9, TEXT[:5], 2, tapped=Tapped())])
+                assert torch.equal(copy.tapped.states, kept), "they are the caller's own"
+    assert recorder.num_recorded > before
+    hidden = rows[0].tapped.states[:, 1]
+    assert torch.allclose(plain.head(hidden), recorded.head(hidden), atol=2e-4)

@@ -1,0 +1,142 @@
+"""Hidden states that a forward gives beside its logits (`lm.door.Tap`), and transformers' output layer alone.
+
+Hooks copy the states while transformers' forward runs; our own decoder copies its own. A model that nobody taps has no
+hooks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdec_cli.errors import UsageError
+from specdec_cli.lm.cache.contexts import Feed
+from specdec_cli.lm.cache.layout import Layout, Layouts
+from specdec_cli.lm.door import Tap
+
+
+def decoder_layers(model: Any) -> Any:
+    """The layers of a transformers model, in order."""
+    return max((one for one in model.get_decoder().children() if isinstance(one, torch.nn.ModuleList)), key=len)
+
+
+def check_taps(name: str, taps: Sequence[Tap], config: Any, short_context: int | None = None) -> None:
+    """Refuse taps that a model cannot give.
+
+    Args:
+        name: of the model, for messages.
+        taps: wanted hidden states.
+        config: of its text model.
+        short_context: long rope's threshold, where contexts may be longer: a position's states change then.
+
+    Raises:
+        UsageError: there is no such layer, states of two widths, or long rope.
+    """
+    hint, num_layers = "choose a draft that was made for this target", config.num_hidden_layers
+    wrong = next((tap for tap in taps if tap != "final" and not (isinstance(tap, int) and 0 <= tap < num_layers)), None)
+    if wrong is not None:
+        said = f"the draft reads hidden states of layer `{wrong}`, and `{name}` has {num_layers} layers, counted from 0"
+        raise UsageError(said, hint)
+    if getattr(config, "word_embed_proj_dim", config.hidden_size) != config.hidden_size and "final" in taps:
+        raise UsageError(f"`{name}` projects its final hidden states to another width than its layers have", hint)
+    if short_context is not None:
+        said = f"hidden states of `{name}` change once a text outgrows {short_context} tokens (long rope)"
+        raise UsageError(said, f"set max_model_len to at most {short_context}, or choose a draft without hidden states")
+
+
+class TapHooks:
+    """Copies of hidden states while transformers' forward runs.
+
+    Args:
+        model: a transformers causal LM.
+
+    Attributes:
+        taps: whose hidden states are copied.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.taps: tuple[Tap, ...] = ()
+        self._model = model
+        self._states: dict[Tap, Tensor] | None = None
+
+    def add(self, taps: Sequence[Tap]) -> None:
+        """Install hooks for taps that have none yet."""
+        layers = decoder_layers(self._model) if taps else []
+        for tap in taps:
+            if tap not in self.taps:
+                self.taps += (tap,)
+                module = self._model.get_decoder() if tap == "final" else layers[tap]
+                module.register_forward_hook(self._hook(tap))
+
+    @contextmanager
+    def copying(self) -> Iterator[Callable[[], Tensor]]:
+        """Copy while a forward runs in here; afterwards the function gives the states [n, len(taps), hidden]."""
+        states: dict[Tap, Tensor] = {}
+        self._states = states
+        try:
+            yield lambda: torch.stack([states[tap] for tap in self.taps], 1)
+        finally:
+            self._states = None
+
+    def _hook(self, tap: Tap) -> Callable[..., None]:
+        def copy(_module: Any, _given: Any, output: Any) -> None:
+            if self._states is not None:
+                states = output if isinstance(output, Tensor) else output[0]
+                self._states[tap] = states.detach().reshape(-1, states.shape[-1]).clone()
+
+        return copy
+
+
+class _Given:
+    """A decoder's output that has nothing but its hidden states; all else that a family looks for is None."""
+
+    def __init__(self, hidden: Tensor) -> None:
+        self.last_hidden_state = hidden
+
+    def __getitem__(self, place: Any) -> Any:
+        return (self.last_hidden_state,)[place]
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+def output_layer(model: Any, hidden: Tensor) -> Tensor:
+    """Logits [n, V] float32 of final hidden states [n, hidden], with whatever a family does to its logits.
+
+    Two rows at least go through the product, whose kernels differ for one.
+    """
+    decoder, num_rows = model.get_decoder(), len(hidden)
+    rows = hidden if num_rows > 1 else hidden.expand(2, -1)
+    decoder.forward = lambda *_, **__: _Given(rows[None])
+    try:
+        with torch.inference_mode():
+            logits: Tensor = model(input_ids=torch.zeros(1, len(rows), dtype=torch.int64, device=rows.device)).logits
+    finally:
+        del decoder.forward
+    return logits[0, :num_rows].float().clone()
+
+
+def run_turns(layouts: Layouts, feeds: Sequence[Feed], run: Callable[[Layout], Tensor]) -> list[Tensor]:
+    """Logits of each forward that the feeds take; those that want hidden states are given them.
+
+    Args:
+        layouts: of the forwards.
+        feeds: in order.
+        run: one forward; puts hidden states into a layout that wants them.
+    """
+    is_tapped = any(feed.is_tapped for feed in feeds)
+    logits, states = [], []
+    for layout in layouts.turns(feeds):
+        layout.is_tapped = is_tapped
+        logits.append(run(layout))
+        if layout.states is not None:
+            states.append(layout.states)
+    if states:
+        whole = states[0] if len(states) == 1 else torch.cat(states)
+        for feed, its in zip(feeds, torch.split(whole, [feed.num_tokens for feed in feeds]), strict=True):
+            feed.states = its if feed.is_tapped else None
+    return logits
