@@ -82,6 +82,26 @@ def likely_children(q: Distribution, nums: Sequence[int]) -> list[list[tuple[int
     ]
 
 
+def ranks(q: Distribution, tokens: Tensor, most: int) -> Tensor:
+    """The place of given tokens in the order of `likely_children`, counted from 0.
+
+    Args:
+        q: the draft's distribution, [n, V].
+        tokens: [n] int64, one at each position.
+        most: the result where at least so many tokens come first, or where the token has no probability.
+
+    Returns:
+        Ranks [n] int64 from 0 to `most`.
+    """
+    probs, first = _at_temperature(q), q.argmax
+    own = probs.gather(1, tokens[:, None])
+    is_smaller = torch.arange(probs.shape[1], device=probs.device) < tokens[:, None]
+    comes_first = (probs > own) | ((probs == own) & is_smaller)
+    comes_first.scatter_(1, first[:, None], True)  # of tokens that tie for the largest value, it leads
+    found = torch.where(tokens == first, 0, comes_first.sum(dim=-1))
+    return torch.where(own[:, 0] > 0, found, most).clamp(max=most)
+
+
 def _at_temperature(q: Distribution) -> Tensor:
     """Probabilities [n, V]; those of one-hot positions at temperature 1."""
     if q.probs is not None and not q.one_hot.any():

@@ -1,11 +1,13 @@
 """The trace: a target's text, and for each of its tokens what a draft would have said there.
 
 From it follows, for every k and every rule of verification, what would have been accepted (`replay`). It holds a few
-numbers for each position, never a vocabulary's width. Figures that it cannot know say so: what was
+numbers for each position, never a vocabulary's width. The rank of each token in a draft model's distribution predicts
+every static tree at temperature 0. Figures that it cannot know say so: what was
 drafted after the first refusal (`p_min`, adaptive depths), rules that change the text (`typical`), drafts that sample
 and are not a language model of their own.
 
-The file is one safetensors file: arrays by name, everything else as JSON in its header, with a version.
+The file is one safetensors file: arrays by name, everything else as JSON in its header, with a version. Ranks are
+optional in it: files of earlier versions lack them and predict chains alone, and earlier versions ignore them.
 
 Letters: B prompts, N output tokens of all prompts one after another, K the largest k of a guessing draft.
 """
@@ -24,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from specdec_cli.drafted import MOST_NODES
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.files.origin import Origin
 from specdec_cli.sampling.params import SamplingParams
@@ -33,6 +36,8 @@ if TYPE_CHECKING:
     from specdec_cli.text.tokenizer import Tokenizer
 
 FORMAT = "specdec.trace/2"
+RANK_BEYOND = MOST_NODES
+"""The rank of tokens that no tree reaches: it has at most MOST_NODES siblings."""
 _HEADER = "specdec.trace"
 _HINT = "leave --trace out to trace again, or choose another file for it"
 _PROBE = "The 3 quick brown foxes don't jump — 12.5 % of “lazy” dogs…\n\tnaïve Ärger 東京 🙂 return f(x) != None;"
@@ -40,6 +45,7 @@ _PROBE = "The 3 quick brown foxes don't jump — 12.5 % of “lazy” dogs…\n\
 BoolArray = npt.NDArray[np.bool_]
 Float32Array = npt.NDArray[np.float32]
 Int16Array = npt.NDArray[np.int16]
+UInt8Array = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +77,9 @@ class ModelTrace:
         is_gumbel: [N] whether argmax(log q + g), g the text's own noise, is the emitted token.
         max_context: the draft's context limit.
         origin: the draft as it was loaded.
+        rank: [N] uint8, how many tokens the draft finds likelier than the emitted one; RANK_BEYOND for that many and
+            more, and where the draft gives it no probability or could not read so far. None in a file of an earlier
+            version.
     """
 
     log_q: Float32Array
@@ -78,11 +87,14 @@ class ModelTrace:
     is_gumbel: BoolArray
     max_context: int | None
     origin: Origin | None = None
+    rank: UInt8Array | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class GuessTrace:
-    """A draft without chance along the text: what it proposed at every start, for every k.
+    """A draft without a distribution along the text: what it proposed at every start, for every k.
+
+    Its tokens have no ranks, so this trace predicts chains alone.
 
     Args:
         num_guessed: [N, K] tokens that it proposed before each output position when asked for 1…K.
@@ -149,6 +161,26 @@ class Trace:
             held = ", ".join(self.drafts) or "none"
             raise UsageError(f"the trace holds no draft `{name}`", f"it holds: {held}; trace the draft first")
         return self.drafts[name]
+
+    def ranks(self, name: str) -> UInt8Array:
+        """Ranks [N] of the emitted tokens in a draft's distribution.
+
+        Raises:
+            UsageError: the draft is not in the trace or has no distribution, or its trace has no ranks.
+        """
+        draft = self.draft(name)
+        if isinstance(draft, GuessTrace):
+            raise UsageError(
+                f"the draft `{name}` has no distribution, so a trace cannot predict its trees",
+                "predict chains, or trace a draft model",
+            )
+        if draft.rank is None:
+            raise UsageError(
+                f"the trace of the draft `{name}` has no ranks: an earlier version wrote it, and it predicts chains "
+                "but not trees",
+                _HINT,
+            )
+        return draft.rank
 
     def check(self, tokenizer: Tokenizer | None, requests: Sequence[Request]) -> None:
         """Refuse to stand for other prompts, other sampling or another tokenizer.
@@ -219,7 +251,8 @@ class Trace:
             arrays[f"{name}.lengths"] = np.array([len(part) for part in parts], dtype=np.int32)
         for place, draft in enumerate(self.drafts.values()):
             for name in _array_names(type(draft)):
-                arrays[f"draft.{place}.{name}"] = np.ascontiguousarray(getattr(draft, name))
+                if (values := getattr(draft, name)) is not None:
+                    arrays[f"draft.{place}.{name}"] = np.ascontiguousarray(values)
         return arrays
 
     def _header(self) -> dict[str, Any]:
@@ -303,14 +336,20 @@ def _restore(header: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) 
     )
     for place, one in enumerate(header["drafts"]):
         kind = kinds[one["kind"]]
-        fields: dict[str, Any] = {name: arrays[f"draft.{place}.{name}"] for name in _array_names(kind)}
+        fields: dict[str, Any] = {name: _array(arrays, f"draft.{place}.{name}") for name in _array_names(kind)}
         if kind is ModelTrace:
             fields["origin"] = _origin(one["origin"])
         trace.drafts[one["name"]] = kind(**fields, max_context=one["max_context"])
-    lengths = [len(trace.log_p), *(len(getattr(d, _array_names(type(d))[0])) for d in trace.drafts.values())]
+    held = [getattr(draft, name) for draft in trace.drafts.values() for name in _array_names(type(draft))]
+    lengths = [len(trace.log_p), *(len(values) for values in held if values is not None)]
     if any(length != trace.num_output_tokens for length in lengths):
         raise ValueError("arrays of different lengths")
     return trace
+
+
+def _array(arrays: Mapping[str, npt.NDArray[Any]], name: str) -> npt.NDArray[Any] | None:
+    """An array of a file; None for ranks that it lacks."""
+    return arrays.get(name) if name.endswith(".rank") else arrays[name]
 
 
 def _split(arrays: Mapping[str, npt.NDArray[Any]], name: str) -> list[tuple[int, ...]]:

@@ -21,6 +21,7 @@ from specdec_cli.errors import UsageError
 from specdec_cli.events import Finished, Stepped
 from specdec_cli.lm.door import LM, Row
 from specdec_cli.measure.predict.trace import (
+    RANK_BEYOND,
     BoolArray,
     DraftTrace,
     Float32Array,
@@ -28,10 +29,12 @@ from specdec_cli.measure.predict.trace import (
     ModelTrace,
     Trace,
     TracedPrompt,
+    UInt8Array,
     fingerprint,
 )
 from specdec_cli.sampling import noise
 from specdec_cli.sampling.chain import ChainRow, Distribution, distribution
+from specdec_cli.sampling.draft import ranks
 
 if TYPE_CHECKING:
     from specdec_cli.drafters.contract import Drafter
@@ -166,12 +169,13 @@ class _ForcedPass:
         num = self.trace.num_output_tokens
         log_q = np.full(num, -np.inf, dtype=np.float32)
         is_argmax, is_gumbel = np.zeros(num, dtype=np.bool_), np.zeros(num, dtype=np.bool_)
+        rank = np.full(num, RANK_BEYOND, dtype=np.uint8)
         held: set[int] = set()
         try:
             for pieces in self._groups():
                 held |= {piece.place for piece in pieces}
                 at = np.concatenate([np.arange(p.begin, p.end) + p.first for p in pieces])
-                log_q[at], is_argmax[at], is_gumbel[at] = self._score(pieces)
+                log_q[at], is_argmax[at], is_gumbel[at], rank[at] = self._score(pieces)
                 for piece in pieces:
                     if piece.is_last:
                         self.lm.release(_handle(piece.place))
@@ -180,7 +184,7 @@ class _ForcedPass:
         finally:
             for place in held:
                 self.lm.release(_handle(place))
-        return ModelTrace(log_q, is_argmax, is_gumbel, self.lm.max_context, self.lm.origin)
+        return ModelTrace(log_q, is_argmax, is_gumbel, self.lm.max_context, self.lm.origin, rank)
 
     def _groups(self) -> Iterator[list[_Piece]]:
         """Pieces that go into one forward together, within bounds of logits, tokens, rows and cache."""
@@ -221,8 +225,8 @@ class _ForcedPass:
                 yield _Piece(place, begin, until, first, until == end)
             first += len(prompt.output)
 
-    def _score(self, pieces: Sequence[_Piece]) -> tuple[Float32Array, BoolArray, BoolArray]:
-        """log q, argmax and gumbel matches of the pieces' tokens, one piece after another."""
+    def _score(self, pieces: Sequence[_Piece]) -> tuple[Float32Array, BoolArray, BoolArray, UInt8Array]:
+        """log q, argmax and gumbel matches and ranks of the pieces' tokens, one piece after another."""
         rows: list[Row] = []
         chain: list[ChainRow] = []
         emitted: list[int] = []
@@ -241,10 +245,11 @@ class _ForcedPass:
         q = distribution(self.lm.score(rows), chain, self.trace.num_tokens)
         tokens = torch.tensor(emitted, device=q.argmax.device)
         is_argmax: BoolArray = (q.argmax == tokens).cpu().numpy()
+        rank = ranks(q, tokens, RANK_BEYOND).cpu().numpy().astype(np.uint8)
         if q.probs is None:
-            return np.where(is_argmax, 0.0, -np.inf).astype(np.float32), is_argmax, is_argmax
+            return np.where(is_argmax, 0.0, -np.inf).astype(np.float32), is_argmax, is_argmax, rank
         log_q = q.probs.gather(1, tokens[:, None])[:, 0].log().float().cpu().numpy()
-        return log_q, is_argmax, _gumbel_matches(q, chain, tokens, is_argmax)
+        return log_q, is_argmax, _gumbel_matches(q, chain, tokens, is_argmax), rank
 
 
 def _gumbel_matches(q: Distribution, chain: Sequence[ChainRow], tokens: Tensor, is_argmax: BoolArray) -> BoolArray:

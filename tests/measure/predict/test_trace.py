@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import save_file
 from tiny_models import VOCAB, make_tiny
 from toy_engine import LETTERS, LetterTokenizer, TableLM, toy_engine
@@ -18,10 +19,12 @@ from specdec_cli.lm.load import load_lm
 from specdec_cli.measure.predict import traced as traced_room
 from specdec_cli.measure.predict import tracing
 from specdec_cli.measure.predict.replay import replay
-from specdec_cli.measure.predict.trace import GuessTrace, ModelTrace, load
+from specdec_cli.measure.predict.trace import RANK_BEYOND, GuessTrace, ModelTrace, load
 from specdec_cli.measure.predict.traced import obtain_trace
 from specdec_cli.measure.predict.tracing import trace_draft, trace_target
 from specdec_cli.sampling import noise
+from specdec_cli.sampling.chain import Distribution
+from specdec_cli.sampling.draft import likely_children, ranks
 from specdec_cli.sampling.params import SamplingParams
 
 PROMPTS = ("abc", "hello deaf cab", "g", "bad egg cafe face")
@@ -71,6 +74,7 @@ def test_the_numbers_are_those_of_the_chain(trace):
             assert trace.log_p[flat] == pytest.approx(float(p[token].log()), abs=1e-5)
             assert found.log_q[flat] == pytest.approx(float(q[token].log()), abs=1e-5)
             assert found.is_argmax[flat] == (int(q.argmax()) == token)
+            assert found.rank[flat] == int((q > q[token]).sum())
             assert found.is_gumbel[flat] == (int((q.log() + g).argmax()) == token)
             flat += 1
     assert flat == trace.num_output_tokens
@@ -82,7 +86,7 @@ def test_scoring_in_pieces_changes_nothing(trace, monkeypatch):
         monkeypatch.setattr(tracing, limit, value)
         lm = TableLM(1)
         pieces = trace_draft(trace, model_drafter(lm), 4)
-        for name in ("log_q", "is_argmax", "is_gumbel"):
+        for name in ("log_q", "is_argmax", "is_gumbel", "rank"):
             np.testing.assert_allclose(getattr(pieces, name), getattr(whole, name), atol=1e-5)
 
 
@@ -113,6 +117,7 @@ def test_where_the_draft_cannot_read_nothing_is_accepted(trace):
         readable = max(0, 12 - len(prompt.token_ids) + 1)
         beyond = found.log_q[first + readable : first + len(prompt.output)]
         assert np.isneginf(beyond).all()
+        assert (found.rank[first + readable : first + len(prompt.output)] == RANK_BEYOND).all()
         first += len(prompt.output)
 
 
@@ -125,10 +130,36 @@ def test_a_file_gives_the_trace_back(trace, tmp_path):
     assert (again.target, again.num_tokens, again.eos_token_ids) == ("table", len(LETTERS), (0,))
     assert isinstance(again.drafts["model"], ModelTrace)
     assert isinstance(again.drafts["ngram"], GuessTrace)
+    np.testing.assert_array_equal(again.ranks("model"), trace.ranks("model"))
     for name in ("model", "ngram"):
         for rule in ("rejection", "block"):
             want, got = (replay(one, name, rule, 4) for one in (trace, again))
             assert [one.as_dict() for one in got] == [one.as_dict() for one in want]
+
+
+def test_a_file_of_an_earlier_version_predicts_chains_and_not_trees(trace, tmp_path):
+    path = tmp_path / "text.trace"
+    replace(trace, drafts={"model": replace(trace.drafts["model"], rank=None)}).save(path)
+    again = load(path)
+    assert [one.as_dict() for one in replay(again, "model")] == [one.as_dict() for one in replay(trace, "model")]
+    with pytest.raises(UsageError, match="an earlier version wrote it, and it predicts chains but not trees"):
+        again.ranks("model")
+
+
+def test_a_draft_without_a_distribution_has_no_ranks(trace):
+    with pytest.raises(UsageError, match="`ngram` has no distribution, so a trace cannot predict its trees"):
+        trace.ranks("ngram")
+
+
+def test_ranks_follow_the_order_in_which_trees_branch():
+    """Ties, banned tokens and the token that leads its ties."""
+    scores = torch.tensor([[1.0, 2.0, 2.0, 0.0], [0.0, 0.0, 0.0, 0.0], [-torch.inf, 1.0, 3.0, 1.0]])
+    q = Distribution(scores, [2, 0, 2], np.array([True] * 3), None)
+    order = [[token for token, _ in best] for best in likely_children(q, [4] * 3)]
+    for token in range(4):
+        found = ranks(q, torch.tensor([token] * 3), 64).tolist()
+        assert found == [one.index(token) if token in one else 64 for one in order]
+    assert ranks(q, torch.tensor([3, 3, 3]), 2).tolist() == [2, 2, 2]
 
 
 def test_no_vocabulary_wide_array_is_kept(trace):
@@ -160,7 +191,7 @@ def test_files_that_are_no_trace_are_refused(trace, tmp_path):
     with pytest.raises(UsageError, match="cannot be read"):
         load(path)
     save_file({"x": np.zeros(2)}, path)
-    with pytest.raises(UsageError, match="no trace"):
+    with pytest.raises(UsageError, match="not a trace of specdec"):
         load(path)
     save_file({"x": np.zeros(2)}, path, metadata={"specdec.trace": '{"format": "specdec.trace/9"}'})
     with pytest.raises(UsageError, match=r"specdec\.trace/9"):
