@@ -140,7 +140,7 @@ def _print_outlook(console: Console, outlook: Outlook) -> None:
     step = 1 + outlook.cost_ratio * k
     rows = [(Implied(speedup, speedup * step, alpha), "") for alpha, speedup in outlook.speedup_by_acceptance.items()]
     rows += [(outlook.break_even, "break-even"), (Implied(outlook.ceiling, k + 1, 1.0), "everything accepted")]
-    rows += [(one, "required by the recipe's gate") for one in outlook.claims]
+    rows += [(one, "the recipe's gate") for one in outlook.claims]
     rows += [(outlook.synthetic, "synthetic, as the recipe says")] if outlook.synthetic is not None else []
     for one, words in sorted(rows, key=lambda row: row[0].speedup):
         acceptance = "cannot be" if one.acceptance is None else f"{one.acceptance:.2f}"

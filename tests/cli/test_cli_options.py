@@ -143,7 +143,7 @@ def test_a_variable_that_nothing_reads_is_reported_once(name: str, monkeypatch, 
     shared = Shared()
     shared.resolve()
     shared.resolve()
-    assert capsys.readouterr().err.count(f"`{name}` is not read") == 1
+    assert capsys.readouterr().err.count(f"`{name}` is ignored") == 1
     Shared(quiet=True).resolve()
     monkeypatch.setenv(name, "")
     Shared().resolve()

@@ -91,7 +91,7 @@ def test_doctor_prints_what_a_claim_implies(capsys, monkeypatch):
     monkeypatch.setattr(doctor, "row_invariance", lambda _: [passed])
     run(["doctor", "-r", "published-llama2-70b-tinyllama"])
     out = capsys.readouterr().out
-    assert "2.40×      0.65         2.54            required by the recipe's gate" in out
+    assert "2.40×         0.65            2.54   the recipe's gate" in out
     assert "shape:llama-2-70b (random weights)" in out
 
 
