@@ -37,6 +37,7 @@ _MODES_OF_VERIFY = {
     "greedy": ("greedy",),
     "rejection": ("greedy", "sampled"),
     "block": ("greedy", "sampled"),
+    "traversal": ("greedy", "sampled"),
     "exact-match": ("greedy", "sampled"),
     "gumbel": _MODES,
 }
@@ -184,7 +185,7 @@ def _check(wish: _AuditOptions, recipe: Recipe) -> None:
     if verify not in _MODES_OF_VERIFY:
         raise UsageError(
             f"`--verify {verify}` is lossy by design: there is no promise to audit",
-            "audit a lossless mode: auto, greedy, rejection, block, gumbel or exact-match",
+            "audit a lossless mode: auto, greedy, rejection, block, traversal, gumbel or exact-match",
         )
     modes = wish.modes(verify)
     if wish.full and not wish.table:
@@ -296,7 +297,7 @@ class _AuditRun:
             modes=self.wish.modes(verify),
             ks=ks,
             batch_sizes=batch_sizes,
-            drawn_modes=(verify,) if verify in _DRAWN_MODES else _DRAWN_MODES,
+            drawn_modes=(verify,) if verify in (*_DRAWN_MODES, "traversal") else _DRAWN_MODES,
             num_speculative_tokens=max(self.recipe.speculation.num_speculative_tokens, 1),
             time_limit_seconds=self.wish.time_limit,
             full=self.wish.full,

@@ -60,8 +60,9 @@ class DraftRow:
 class Guesses:
     """Drafted tokens of one sequence; `q` [len(drafted), V] float32 is what each node was sampled from.
 
-    Siblings are sampled without replacement from the q of their parent, the first of them first, and each has that q
-    whole. `q` is None for a draft without chance (n-gram, the best of q): one-hot, or where the row does not need it.
+    In a tree, `q[i]` is the draft's distribution after node i's parent, the same for all siblings: they were drawn from
+    it without replacement, in the order of their numbers. How many there are never depends on which ones were drawn.
+    `q` is None for a draft without chance (n-gram, the best of q): one-hot, or where the row does not need it.
     Of `unread` tokens the device alone knows which they are: stand-ins are in their places.
     """
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from specdec_cli.drafted import CONTEXT_END, Drafted
 from specdec_cli.drafters.contract import Guesses
 from specdec_cli.sampling import noise
-from specdec_cli.sampling.chain import Distribution
+from specdec_cli.sampling.chain import Distribution, inverse_cdf
 from specdec_cli.sampling.noise import Purpose
 from specdec_cli.sampling.params import SamplingParams
 
@@ -136,10 +136,16 @@ class RowGroup:
         return found
 
     def acceptance_uniforms(self) -> list[list[float]]:
-        """Uniform numbers of each row's drafted tokens."""
+        """Uniform numbers of each row's drafted tokens; a node's offset is its number."""
         most = max(map(len, self.tokens))
         drawn = self.uniforms(Purpose.ACCEPT, most) if most else [[] for _ in self.rows]
         return [row[: len(tokens)] for row, tokens in zip(drawn, self.tokens, strict=True)]
+
+    def own_tokens(self, offsets: Sequence[int], weights: Tensor) -> list[int]:
+        """Each row's own token, drawn from weights [B, V] by the uniform number of its offset."""
+        uniforms = self.uniforms(Purpose.OWN, max(offsets) + 1)
+        drawn: list[int] = inverse_cdf(weights, [u[i] for u, i in zip(uniforms, offsets, strict=True)]).tolist()
+        return drawn
 
     def gumbel_tokens(self) -> list[int]:
         """argmax(log p + g) at all places of these rows, g keyed by the position of the token that is chosen."""

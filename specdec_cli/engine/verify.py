@@ -6,8 +6,9 @@ drafted tokens of a row, k their number, u uniform numbers, own token the one th
 | mode | a drafted token stands | own token | source |
 |---|---|---|---|
 | greedy | x = argmax p | argmax p | |
-| rejection | u < p(x)/q(x) | from (p - q)+ | Leviathan, Kalman, Matias 2022 |
+| rejection | u < p(x)/q(x) | from (p - q)+ | Leviathan, Kalman, Matias 2022; of trees Jeon et al. 2024 |
 | block | the longest i with u_i < h_i | from (P_i p - q)+ | Sun et al. 2024 |
+| traversal | the same on a tree, from its leaves up | likewise | Weng et al. 2025 |
 | gumbel | x = argmax(log p + g) | argmax(log p + g) | Daliri, Musco, Suresh 2024 |
 | exact-match | x = a draw from p | that draw | |
 | typical (lossy) | p(x) > min(epsilon, delta e^-H(p)) | from p | Cai et al. 2024 (Medusa) |
@@ -24,14 +25,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, islice, takewhile
+from itertools import accumulate, takewhile
 from math import exp, isfinite
 
 import torch
 from torch import Tensor
 
 from specdec_cli.drafted import CONTEXT_END, Drafted
-from specdec_cli.engine.group import RowGroup, Verdict, VerifyRow, together
+from specdec_cli.engine.group import RowGroup, Verdict, VerifyRow
+from specdec_cli.engine.residual import rejection, traversal
 from specdec_cli.errors import UsageError
 from specdec_cli.sampling.chain import Distribution, inverse_cdf
 from specdec_cli.sampling.noise import Purpose
@@ -101,6 +103,24 @@ def rule_of(mode: str, temperature: float) -> Rule:
     """
     rule = RULES[resolve_mode(mode, temperature)]
     return RULES[GREEDY] if temperature == 0 and not rule.needs_rates else rule
+
+
+def check_trees(mode: str, temperature: float) -> None:
+    """Refuse a mode that has no rule for drafted trees; ask before anything runs.
+
+    Args:
+        mode: a name in RULES, or `auto`.
+        temperature: the request's.
+
+    Raises:
+        UsageError: it judges chains alone; or as `resolve_mode`.
+    """
+    if not rule_of(mode, temperature).judges_trees:
+        fitting = ", ".join(name for name, rule in RULES.items() if rule.judges_trees and rule.samples)
+        raise UsageError(
+            f"verification mode `{resolve_mode(mode, temperature)}` judges chains alone, and this draft builds trees",
+            f"use --verify with one of {fitting}, or leave the tree out",
+        )
 
 
 def verify(p: Distribution, rows: Sequence[VerifyRow]) -> list[Verdict]:
@@ -186,76 +206,9 @@ def _synthetic(group: RowGroup) -> list[Verdict]:
     places = [start + accepted for start, accepted in zip(group.starts, num_accepted, strict=True)]
     own = [group.p.likeliest[place] for place in places]
     if not group.p.one_hot[places].all():
-        drawn = _draw_own(group, num_accepted, group.probs(places))
+        drawn = group.own_tokens(num_accepted, group.probs(places))
         own = [one if group.p.one_hot[place] else other for place, one, other in zip(places, own, drawn, strict=True)]
     return _leading(num_accepted, own)
-
-
-def _rejection(group: RowGroup) -> list[Verdict]:
-    num_accepted = [
-        _num_leading(u * q < p for u, q, p in zip(uniforms, q_x, p_x, strict=True))
-        for uniforms, q_x, p_x in zip(
-            group.acceptance_uniforms(), group.q_of_drafted(), group.p_of_drafted(), strict=True
-        )
-    ]
-    return _with_own(group, num_accepted, _residual(group, num_accepted, [1.0] * len(num_accepted)))
-
-
-def _block(group: RowGroup) -> list[Verdict]:
-    p_drafted = group.p_of_drafted()
-    kept = [_kept_mass(p_x, q_x) for p_x, q_x in zip(p_drafted, group.q_of_drafted(), strict=True)]
-    gains = _gains(group, kept, p_drafted)
-    num_accepted = [_longest_block(*row) for row in zip(group.acceptance_uniforms(), kept, gains, strict=True)]
-    scale = [mass[accepted] for mass, accepted in zip(kept, num_accepted, strict=True)]
-    return _with_own(group, num_accepted, _residual(group, num_accepted, scale))
-
-
-def _kept_mass(p_x: Sequence[float], q_x: Sequence[float]) -> list[float]:
-    """P_0 … P_k of a row: P_0 = 1, P_i = min(1, P_{i-1} p(x_i)/q(x_i))."""
-    return list(accumulate(zip(p_x, q_x, strict=True), lambda mass, x: min(1.0, mass * x[0] / x[1]), initial=1.0))
-
-
-def _longest_block(uniforms: Sequence[float], kept: Sequence[float], gains: Sequence[float]) -> int:
-    """The most tokens i with u_i < h_i, where h_i = S_i/(S_i + 1 - P_i) with S_i = Σ(P_i p - q)+, and h_k = P_k.
-
-    Args:
-        uniforms: u_1 … u_k.
-        kept: P_0 … P_k.
-        gains: S_1 … S_{k-1}.
-    """
-    for i in range(len(uniforms), 0, -1):
-        chance = kept[i]
-        if i < len(uniforms):
-            total = gains[i - 1] + 1.0 - kept[i]
-            chance = gains[i - 1] / total if total > 0 else 1.0
-        if uniforms[i - 1] < chance:
-            return i
-    return 0
-
-
-def _gains(group: RowGroup, kept: Sequence[Sequence[float]], p_drafted: Sequence[Sequence[float]]) -> list[list[float]]:
-    """S_1 … S_{k-1} of each row: Σ(P_i p - q)+ behind i of its tokens."""
-    # Without chance q is one-hot at x, so (P p - q)+ is P p everywhere but at x.
-    gains = [
-        [mass * (1.0 - one) for mass, one in zip(masses[1:-1], p_x[1:], strict=True)]
-        for masses, p_x in zip(kept, p_drafted, strict=True)
-    ]
-    drawn = [i for i, row in enumerate(group.rows) if row.guesses.q is not None and gains[i]]
-    if drawn:
-        places = [group.starts[i] + j for i in drawn for j in range(1, len(kept[i]) - 1)]
-        q = [row.guesses.q[1:] for row in (group.rows[i] for i in drawn) if row.guesses.q is not None]
-        p = group.probs(places)
-        scale = [mass for i in drawn for mass in kept[i][1:-1]]
-        excess = _excess(p, together(q).to(p.device), scale)
-        sums = iter(excess.sum(dim=-1, dtype=torch.float64).tolist())
-        for i in drawn:
-            gains[i] = list(islice(sums, len(gains[i])))
-    return gains
-
-
-def _excess(p: Tensor, q: Tensor, scale: Sequence[float]) -> Tensor:
-    """(scale p - q)+ [n, V] from p, q [n, V] float32 and scale [n]."""
-    return (p * torch.tensor(scale, device=p.device)[:, None]).sub_(q).clamp_(min=0)
 
 
 def _p_behind(group: RowGroup, num_accepted: Sequence[int]) -> Tensor:
@@ -263,30 +216,9 @@ def _p_behind(group: RowGroup, num_accepted: Sequence[int]) -> Tensor:
     return group.probs([start + accepted for start, accepted in zip(group.starts, num_accepted, strict=True)])
 
 
-def _residual(group: RowGroup, num_accepted: Sequence[int], scale: Sequence[float]) -> Tensor:
-    """Distribution of own tokens, [B, V], not normalized: (scale p - q)+ after a rejection, p after full acceptance."""
-    p = _p_behind(group, num_accepted)
-    refused = [i for i, tokens in enumerate(group.tokens) if num_accepted[i] < len(tokens)]
-    if not refused:
-        return p
-    drawn = {i: q[num_accepted[i]] for i in refused if (q := group.rows[i].guesses.q) is not None}
-    if drawn:
-        nothing = torch.zeros(p.shape[1], device=p.device)
-        q = torch.stack([drawn[i].to(p.device) if i in drawn else nothing for i in range(len(group.rows))])
-        weights = _excess(p, q, [one if i in drawn else 1.0 for i, one in enumerate(scale)])
-    else:
-        weights = p.clone()
-    for i in refused:
-        if i not in drawn:  # without chance q is one-hot at the refused token
-            weights[i, group.tokens[i][num_accepted[i]]] = 0.0
-    # Where p equals q a refusal comes from the last bits alone, and nothing is left over: draw from p.
-    empty = weights.sum(dim=-1, keepdim=True) <= 0
-    return torch.where(empty, p, weights)
-
-
 def _with_own(group: RowGroup, num_accepted: Sequence[int], weights: Tensor) -> list[Verdict]:
     """Verdicts with own tokens drawn from weights [B, V]."""
-    return _leading(num_accepted, _draw_own(group, num_accepted, weights))
+    return _leading(num_accepted, group.own_tokens(num_accepted, weights))
 
 
 def _leading(num_accepted: Sequence[int], own: Sequence[int]) -> list[Verdict]:
@@ -294,19 +226,13 @@ def _leading(num_accepted: Sequence[int], own: Sequence[int]) -> list[Verdict]:
     return [Verdict(tuple(range(num)), token) for num, token in zip(num_accepted, own, strict=True)]
 
 
-def _draw_own(group: RowGroup, num_accepted: Sequence[int], weights: Tensor) -> list[int]:
-    """Own tokens drawn from weights [B, V]."""
-    uniforms = group.uniforms(Purpose.OWN, max(num_accepted) + 1)
-    drawn: list[int] = inverse_cdf(weights, [u[i] for u, i in zip(uniforms, num_accepted, strict=True)]).tolist()
-    return drawn
-
-
 GREEDY = "greedy"
 AUTO = "auto"
 RULES: dict[str, Rule] = {
     GREEDY: Rule(_greedy, samples=False, keeps_tokens=True, judges_trees=True),
-    "rejection": Rule(_rejection, needs_q=True),
-    "block": Rule(_block, needs_q=True),
+    "rejection": Rule(rejection, needs_q=True, judges_trees=True),
+    "block": Rule(traversal, needs_q=True),
+    "traversal": Rule(traversal, needs_q=True, judges_trees=True),
     "gumbel": Rule(_gumbel, shares_noise=True, keeps_tokens=True, judges_trees=True),
     "exact-match": Rule(_exact_match, judges_trees=True),
     "typical": Rule(_typical, is_lossless=False),

@@ -16,7 +16,7 @@ from specdec_cli.errors import UsageError
 from specdec_cli.recipe.gate import VERDICTS, parse_gate, parse_percentage
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-Verify = Literal["auto", "greedy", "rejection", "block", "gumbel", "exact-match", "typical", "synthetic"]
+Verify = Literal["auto", "greedy", "rejection", "block", "traversal", "gumbel", "exact-match", "typical", "synthetic"]
 LoadFormat = Literal["auto", "dummy"]
 Quantize = Literal["none", "int8"]
 ReasoningParser = Literal[
@@ -259,7 +259,8 @@ class Speculation(Section):
     p_min: float = Field(0.4, ge=0, le=1)
     """Stop drafting when the draft's largest probability is below this (with depth policy confidence)."""
     verify: Verify = "auto"
-    """auto (greedy at temperature 0, else block), greedy, rejection, block, gumbel, exact-match, typical, synthetic."""
+    """auto (greedy at temperature 0, else block), greedy, rejection, block, traversal, gumbel, exact-match, typical,
+    synthetic."""
     synthetic_acceptance_length: float | None = Field(None, ge=1, le=65)
     """Accept tokens with one probability α (lossy) so that a step gives 1 + α + ... + α^k = this many tokens."""
     synthetic_acceptance_rates: Annotated[

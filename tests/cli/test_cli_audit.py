@@ -11,8 +11,8 @@ from tiny_models import make_tiny
 
 from specdec_cli.cli.main import run
 from specdec_cli.engine import judging
-from specdec_cli.engine import verify as verify_module
 from specdec_cli.engine.group import Verdict
+from specdec_cli.engine.residual import _Residuals
 from specdec_cli.report.audit import json_schema, verdict_words
 
 QUICK = ["-n", "6", "--num-prompts", "2", "--k-values", "1,3", "--batch-sizes", "1,2", "--time-limit", "1"]
@@ -85,9 +85,11 @@ def test_a_planted_bug_exits_with_3_after_the_document_is_written(models, capsys
 
 
 def test_a_wrong_distribution_exits_with_3(models, capsys, monkeypatch):
-    monkeypatch.setattr(
-        verify_module, "_residual", lambda group, accepted, *_: verify_module._p_behind(group, accepted)
-    )
+    def without_residual(residuals, nodes, _):
+        group = residuals.group
+        return group.probs([start + node + 1 for start, node in zip(group.starts, nodes, strict=True)])
+
+    monkeypatch.setattr(_Residuals, "own_weights", without_residual)
     monkeypatch.setattr("specdec_cli.measure.audit.draws.MIN_DRAWS", 2000)
     arguments = ["--mode", "sampled", "--verify", "rejection", "--time-limit", "0.1", "--json", "--quiet"]
     assert audit(models, *arguments) == 3

@@ -7,7 +7,8 @@ import pytest
 import torch
 from table_loop import Loop, Table, measured
 
-from specdec_cli.engine import verify as verify_module
+from specdec_cli.engine import group as group_module
+from specdec_cli.engine.residual import _Residuals
 from specdec_cli.sampling import noise
 from specdec_cli.sampling.params import SamplingParams
 
@@ -38,15 +39,16 @@ class StopsBeforeADoubtfulDraw(Loop):
         return bool(q_row.max() >= 0.6)
 
 
-def missing_residual(group, num_accepted, *_):
-    return verify_module._p_behind(group, num_accepted)
+def missing_residual(residuals, nodes, _):
+    group = residuals.group
+    return group.probs([start + node + 1 for start, node in zip(group.starts, nodes, strict=True)])
 
 
-def off_by_one_bonus(residual):
-    def patched(group, num_accepted, *rest):
-        weights = residual(group, num_accepted, *rest)
-        is_full = [0 < accepted == len(tokens) for accepted, tokens in zip(num_accepted, group.tokens, strict=True)]
-        before = verify_module._p_behind(group, [max(accepted - 1, 0) for accepted in num_accepted])
+def off_by_one_bonus(own_weights):
+    def patched(residuals, nodes, parents):
+        weights = own_weights(residuals, nodes, parents)
+        is_full = [parent is None and node >= 0 for node, parent in zip(nodes, parents, strict=True)]
+        before = missing_residual(residuals, [max(node - 1, -1) for node in nodes], parents)
         return torch.where(torch.tensor(is_full)[:, None], before, weights)
 
     return patched
@@ -85,13 +87,13 @@ def test_softmax_at_temperature_zero():
 
 @pytest.mark.parametrize("mode", ["rejection", "block"])
 def test_missing_residual(mode, monkeypatch):
-    monkeypatch.setattr(verify_module, "_residual", missing_residual)
+    monkeypatch.setattr(_Residuals, "own_weights", missing_residual)
     assert p_value(mode) < ALARM
 
 
 @pytest.mark.parametrize("mode", ["rejection", "block"])
 def test_residual_not_normalised(mode, monkeypatch):
-    monkeypatch.setattr(verify_module, "inverse_cdf", not_normalised)
+    monkeypatch.setattr(group_module, "inverse_cdf", not_normalised)
     assert p_value(mode) < ALARM
 
 
@@ -110,7 +112,7 @@ def test_q_from_before_the_processors(mode, options):
 
 @pytest.mark.parametrize("mode", ["rejection", "block"])
 def test_off_by_one_bonus(mode, monkeypatch):
-    monkeypatch.setattr(verify_module, "_residual", off_by_one_bonus(verify_module._residual))
+    monkeypatch.setattr(_Residuals, "own_weights", off_by_one_bonus(_Residuals.own_weights))
     # The bonus is token k + 1, so the joint has to reach beyond k tokens.
     assert p_value(mode, k=2) < ALARM
 

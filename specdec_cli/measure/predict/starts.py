@@ -9,7 +9,7 @@ S_i(s), given the text. EXACTNESS.md, "Traces", says which:
 | rejection | Π min(1, q(x_j)/p(x_j)) |
 | exact-match | Π q(x_j) |
 | gumbel | Π 1[argmax(log q + g_j) = x_j] |
-| block | P_i Π q(x_j)/p(x_j), P_i = min(1, P_{i-1} p(x_i)/q(x_i)): the smallest of 1 and Π q/p over all prefixes |
+| block, traversal | P_i Π q(x_j)/p(x_j), P_i = min(1, P_{i-1} p(x_i)/q(x_i)): the least of 1 and the prefixes' Π q/p |
 | a draft without chance | 1[its first i guesses are the text's], under every rule |
 
 m accepted tokens lead to the start s + m + 1, so the probability that a step begins at s is a forward pass over starts,
@@ -61,6 +61,7 @@ _REPLAYED = {
     "greedy": _Replayed(_by_argmax),
     "rejection": _Replayed(_by_ratio),
     "block": _Replayed(_by_ratio, gains=True),
+    "traversal": _Replayed(_by_ratio, gains=True),
     "exact-match": _Replayed(lambda draft, log_p, log_q: np.exp(log_q)),
     "gumbel": _Replayed(lambda draft, log_p, log_q: draft.is_gumbel.astype(np.float64)),
     "one-hot": _Replayed(_by_argmax),
