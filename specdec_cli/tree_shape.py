@@ -57,13 +57,17 @@ class TreeShape:
 
     @property
     def is_chain(self) -> bool:
-        """Whether no node has a sibling."""
-        return self.budget == 1 or (not self.is_dynamic and max(self.children) == 1)
+        """Whether it is static and no node has a sibling."""
+        return not self.is_dynamic and max(self.children) == 1
 
     @property
     def depth(self) -> int:
         """Nodes on the longest path, where k does not cut it."""
         return len(self.children) if self.budget is None else self.budget
+
+    def cut(self, k: int) -> TreeShape:
+        """The first k depths of a static tree; a dynamic one stays as it is."""
+        return self if self.is_dynamic else TreeShape(self.children[: max(k, 1)])
 
     def width(self, depth: int) -> int:
         """Most children of a node one level above `depth`; the first level is 1, and there is none below the last."""

@@ -16,7 +16,7 @@ from specdec_cli.tree_shape import TreeShape
         ("3", [0, 3, 3, 3, 3], 1, False),
         ("1,2", [0, 1, 3, 3, 3], 2, False),
         ("dynamic:60", [0, 60, 60, 60, 60], 60, False),
-        ("dynamic:1", [0, 1, 1, 1, 1], 1, True),
+        ("dynamic:1", [0, 1, 1, 1, 1], 1, False),
     ],
 )
 def test_a_shape_and_its_nodes_by_depth(text: str, nodes: list[int], depth: int, is_chain: bool) -> None:

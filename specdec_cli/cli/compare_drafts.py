@@ -136,7 +136,7 @@ def _check(resolved: Sequence[Resolved], shared: Shared, wish: _CompareOptions) 
     check_fixed_depth(recipe.speculation)
     check_speculates(recipe.speculation, wish.batch_size)
     check_regression(recipe, shared)
-    if not wish.exhaustive:
+    if not wish.exhaustive and recipe.speculation.tree is None:
         check_knowable(recipe.speculation.verify, _p_min(recipe))
     if wish.trace is not None and not _is_predictable(recipe):
         raise UsageError("`--trace` has no effect if no trace can predict the acceptance", "leave --trace out")
@@ -150,7 +150,7 @@ def _is_predictable(recipe: Recipe) -> bool:
     """Whether a trace knows this verification."""
     from specdec_cli.measure.predict.starts import RULES
 
-    return recipe.speculation.verify in ("auto", *RULES) and _p_min(recipe) == 0
+    return recipe.speculation.verify in ("auto", *RULES) and _p_min(recipe) == 0 and recipe.speculation.tree is None
 
 
 def _drafts(resolved: Sequence[Resolved]) -> list[dict[str, Any]]:

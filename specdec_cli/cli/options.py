@@ -316,6 +316,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option("speculation.depth_policy", str, ("--depth-policy",), SPECULATION, metavar="fixed|confidence|adaptive"),
     Option("speculation.p_min", float, ("--p-min",), SPECULATION),
+    Option("speculation.tree", str, ("--tree",), SPECULATION, metavar="4,2,1|dynamic:N"),
     Option("speculation.verify", str, ("--verify",), SPECULATION, metavar="MODE"),
     Option("speculation.synthetic_acceptance_length", float, ("--synthetic-acceptance-length",), SPECULATION),
     Option(

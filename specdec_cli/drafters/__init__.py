@@ -19,15 +19,8 @@ from specdec_cli.errors import UsageError, closest
 __all__ = ["create", "get", "methods", "options", "parse_spec", "to_spec"]
 
 _NOT_METHODS = {"__init__", "contract", "growth"}
-_MEMBERS = (
-    "lm",
-    "max_context",
-    "builds_trees",
-    "draws",
-    "load",
-    "propose",
-    "release",
-)  # of the protocol `contract.Drafter`
+# The members of `contract.Drafter`.
+_MEMBERS = ("lm", "max_context", "builds_trees", "draws", "load", "propose", "release")
 _HINT = "write a model's name or folder, or one of: "
 
 

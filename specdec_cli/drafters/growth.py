@@ -91,7 +91,7 @@ class Growth:
             self._q, self._q_of = [q], list(range(len(tokens)))
 
     def to_score(self) -> Row:
-        """The rows that the draft model reads to continue every end.
+        """The row that the draft model scores for its distribution at every end.
 
         A chain is read as text, so that the draft's cache keeps it.
         """

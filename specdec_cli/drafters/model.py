@@ -29,6 +29,7 @@ class Drafter:
     """
 
     model: str
+    draws = True
 
     def __post_init__(self) -> None:
         """Refuse an empty name."""
@@ -54,11 +55,6 @@ class Drafter:
     def builds_trees(self) -> bool:
         """Whether the draft model scores trees."""
         return self.lm.scores_trees
-
-    @property
-    def draws(self) -> bool:
-        """It samples as the target will."""
-        return True
 
     def load(self, resources: Resources) -> None:
         """Load the draft model.

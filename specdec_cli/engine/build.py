@@ -90,9 +90,18 @@ def load_engines(
     loaders = [_DraftLoader(lm, tokenizer, options, its) for its in own]
     loaded = [loader.load(fields) for loader, fields in zip(loaders, given, strict=True)]
     share_out(lm, [model for loader in loaders for model in loader.models], options, settings.kv_cache_bytes)
+    # Of several engines, one that decodes without a draft has nothing to shape.
+    plain = replace(options, tree=None) if len(given) > 1 else options
     return [
         engine_class(
-            *(lm, drafter, tokenizer, options, lm.eos_token_ids, loader.others(fields)),
+            *(
+                lm,
+                drafter,
+                tokenizer,
+                plain if fields.get("method") == "none" else options,
+                lm.eos_token_ids,
+                loader.others(fields),
+            ),
             generation=lm.generation,
         )
         for drafter, fields, loader in zip(loaded, given, loaders, strict=True)
@@ -250,7 +259,7 @@ def _load(
         trust_remote_code=settings.trust_remote_code,
         max_num_seqs=options.max_num_seqs,
         block_size=settings.block_size,
-        extra_tokens=options.depths().most,
+        extra_tokens=options.most_nodes,
         max_model_len=settings.max_model_len,
         num_blocks=-(-_TRIED_TOKENS // settings.block_size),
         decoder=decoder_when(settings.decoder, settings.compile),
@@ -273,6 +282,7 @@ def engine_options(recipe: Recipe) -> EngineOptions:
         verify=speculation.verify,
         synthetic_acceptance_rates=synthetic_rates(speculation),
         depth_policy=speculation.depth_policy,
+        tree=speculation.tree,
         p_min=speculation.p_min if speculation.depth_policy == "confidence" else 0.0,
         k_by_batch=speculation.k_by_batch or (),
         disable_by_batch_size=speculation.disable_by_batch_size,

@@ -29,7 +29,7 @@ def share_out(
     Raises:
         RunError: there is no room, or less for a draft than for the target.
     """
-    num_seqs, k = options.max_num_seqs, options.depths().most
+    num_seqs, k = options.max_num_seqs, options.most_nodes
     models = [target, *drafts]
     for device in dict.fromkeys(lm.device for lm in models):
         group = [lm for lm in models if lm.device == device]
@@ -60,7 +60,7 @@ def hold_beside(draft: TransformersLM, max_context: int, options: EngineOptions)
     Raises:
         RunError: there is no room.
     """
-    need = draft.cache_need(options.max_num_seqs, options.depths().most, max_context)
+    need = draft.cache_need(options.max_num_seqs, options.most_nodes, max_context)
     found = device_room(draft.device, draft.weight_bytes)
     room = Room(found.left_bytes, found.whole_bytes, found.weight_bytes)
     draft.hold(plan_blocks([need], room, options.max_num_seqs)[0])

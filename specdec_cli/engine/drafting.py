@@ -63,6 +63,15 @@ class Drafters:
         """Longest context that a drafter reads; None has no limit."""
         return None if name == NONE else self.by_name[name].max_context
 
+    def check_tree(self, name: str) -> None:
+        """Refuse a tree from a drafter that guesses chains.
+
+        Raises:
+            UsageError: it builds no trees.
+        """
+        if name == NONE or not self.by_name[name].builds_trees:
+            raise UsageError(f"the draft `{name}` builds no trees", "leave --tree out, or use a draft model or `ngram`")
+
     def propose(self, rows: Sequence[tuple[str, DraftRow]]) -> list[Guesses]:
         """Guesses for rows, each by the drafter named beside it; empty where that one fails."""
         guesses = [Guesses() for _ in rows]

@@ -23,13 +23,14 @@ from specdec_cli.engine.scheduler import Limits, Scheduled, Scheduler
 from specdec_cli.engine.sequence import Sequence
 from specdec_cli.engine.stepper import Stepper
 from specdec_cli.engine.synthetic import conditional
-from specdec_cli.engine.verify import RULES, resolve_mode
+from specdec_cli.engine.verify import RULES, check_trees, resolve_mode
 from specdec_cli.errors import UsageError
 from specdec_cli.events import Emitted, Event, Failed, Finished, Noticed, Stepped
 from specdec_cli.lm.door import LM
 from specdec_cli.lm.files.generation import Generation
 from specdec_cli.lm.machine.threads import free_cores
 from specdec_cli.sampling.params import SamplingParams
+from specdec_cli.tree_shape import TreeShape
 
 if TYPE_CHECKING:
     from specdec_cli.recipe.schema import Recipe
@@ -72,6 +73,8 @@ class Engine:
         self.drafters = Drafters(drafter, others or {}, self.num_tokens)
         self.policy = self.options.policy()
         self._depths = self.options.depths()
+        if self.options.shape_of(self.options.tree) is not None:
+            self._shape(self.options.tree, self.drafters.own_name)
         self._failed: list[Failed] = []
         self._sequences: dict[int, Sequence] = {}
         self._next_id = 0
@@ -212,6 +215,7 @@ class Engine:
         num_speculative_tokens: int | None = None,
         verify: str | None = None,
         *,
+        tree: str | None = None,
         draft: str | None = None,
         prediction: Items[int] | None = None,
         grammar: Grammar | None = None,
@@ -224,6 +228,7 @@ class Engine:
             params: its sampling parameters; greedy, 128 tokens by default.
             num_speculative_tokens: its own k; 0 decodes it without a draft.
             verify: its own verification mode.
+            tree: shape of its drafted trees; None takes the engine's where its drafter builds trees.
             draft: name of its drafter; None takes the engine's own, `none` decodes without.
             prediction: tokens that the output is expected to follow, for the drafter `prediction`.
             grammar: what its text must match; the output ends where the grammar can only end, min_tokens or not.
@@ -245,6 +250,9 @@ class Engine:
             raise UsageError(f"num_speculative_tokens is out of range: `{wish}`", "0 decodes without a draft")
         name = self.drafters.name(draft, prediction)
         k = 0 if name == NONE else self._depths.most if wish is None else wish
+        shape = self._shape(tree, name)
+        if shape is not None and shape.is_chain:
+            k, shape = min(k, shape.depth), None
         stop_ids = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else self.eos_token_ids)
         sequence = Sequence(
             id=self._next_id,
@@ -252,7 +260,7 @@ class Engine:
             num_prompt_tokens=len(tokens),
             params=params,
             stop_ids=stop_ids,
-            verify=resolve_mode(verify or self.options.verify, params.temperature),
+            verify=self._mode(verify, params.temperature, shape, name),
             k=k,
             max_tokens=min(len(tokens) + params.max_new_tokens, self.target.max_context),
             text=self.tokenizer.stream(params.stop, skip_special_tokens=params.skip_special_tokens)
@@ -262,6 +270,7 @@ class Engine:
             draft_max_context=self.drafters.max_context(name),
             wish=wish,
             prediction=predicted,
+            tree=shape,
             cache_salt=cache_salt if self.options.prefix_caching else None,
         )
         if RULES[sequence.verify].needs_rates and not self._stepper.judge.rates:
@@ -283,6 +292,34 @@ class Engine:
         self._sequences[sequence.id] = sequence
         self._scheduler.add(sequence)
         return sequence.id
+
+    def _shape(self, tree: str | None, draft: str) -> TreeShape | None:
+        """The shape of a request's drafts: its own, or the engine's where its drafter builds trees; None without one.
+
+        Raises:
+            UsageError: no shape, or the target or the drafter has no trees.
+        """
+        shape = self.options.shape_of(self.options.tree if tree is None else tree)
+        if shape is None or shape.is_chain:
+            return shape
+        if tree is None and (draft == NONE or not self.drafters.by_name[draft].builds_trees):
+            return None
+        if not self.target.scores_trees:
+            raise UsageError("this model cannot score a drafted tree", "leave the tree out")
+        self.drafters.check_tree(draft)
+        return shape
+
+    def _mode(self, verify: str | None, temperature: float, shape: TreeShape | None, draft: str) -> str:
+        """A request's verification mode, resolved.
+
+        Raises:
+            UsageError: it does not fit the temperature or the tree.
+        """
+        draws = draft != NONE and self.drafters.by_name[draft].draws
+        mode = resolve_mode(verify or self.options.verify, temperature, shape, draws)
+        if shape is not None:
+            check_trees(mode, temperature)
+        return mode
 
     def abort(self, sequence_id: int) -> list[Event]:
         """End a request now and give its blocks back; an unknown or finished id gives no event."""

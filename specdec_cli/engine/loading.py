@@ -85,6 +85,7 @@ class LoadArguments(TypedDict, total=False):
     verify: str
     synthetic_acceptance_rates: tuple[float, ...] | None
     depth_policy: str
+    tree: str | None
     p_min: float
     k_by_batch: tuple[tuple[int, int], ...]
     disable_by_batch_size: int | None

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from specdec_cli.engine.depth.adaptive import Adaptive
 from specdec_cli.engine.depth.depth import POLICIES, DepthPolicy, Fixed, KByBatch
 from specdec_cli.engine.verify import AUTO, RULES
 from specdec_cli.errors import UsageError
+from specdec_cli.tree_shape import TreeShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,8 @@ class EngineOptions:
         synthetic_acceptance_rates: for verify `synthetic`, the probability that the first i drafted tokens of a step
             are all accepted, for i = 1…k.
         depth_policy: fixed and confidence draft k tokens (see p_min); adaptive chooses the depth by measured cost.
+        tree: shape of the drafted tree, for example 4,2,1 (children per depth) or dynamic:32 (the most likely nodes); k
+            limits its depth. None drafts chains. A request may set its own.
         p_min: stop drafting at a position whose largest draft probability is below this.
         k_by_batch: pairs (number of sequences, k) in ascending order: k from that many concurrent sequences on.
         disable_by_batch_size: no drafting while more sequences than this run together.
@@ -35,6 +39,7 @@ class EngineOptions:
     verify: str = "auto"
     synthetic_acceptance_rates: tuple[float, ...] | None = None
     depth_policy: str = "fixed"
+    tree: str | None = None
     p_min: float = 0.0
     k_by_batch: tuple[tuple[int, int], ...] = ()
     disable_by_batch_size: int | None = None
@@ -60,6 +65,12 @@ class EngineOptions:
         for name, fine in ranges.items():
             if not fine:
                 raise UsageError(f"{name} is out of range: `{getattr(self, name)}`")
+        shape = self.shape_of(self.tree)
+        if shape is not None and not shape.is_chain and self.verify != AUTO and not RULES[self.verify].judges_trees:
+            raise UsageError(
+                f"verification mode `{self.verify}` judges chains alone, and the tree is `{self.tree}`",
+                "use --verify auto, or leave --tree out",
+            )
 
     @property
     def _needs_rates(self) -> bool:
@@ -68,6 +79,41 @@ class EngineOptions:
     def depths(self) -> KByBatch:
         """k by how many sequences run together."""
         return KByBatch.of(self.num_speculative_tokens, self.k_by_batch, self.disable_by_batch_size)
+
+    def shape_of(self, tree: str | None) -> TreeShape | None:
+        """The shape of a tree for this engine; None without one.
+
+        Raises:
+            UsageError: no shape, one deeper than k, or one beside the adaptive depth policy.
+        """
+        if tree is None:
+            return None
+        shape = TreeShape.parse(tree)
+        k = self.depths().most
+        if not shape.is_dynamic and 0 < k < shape.depth:
+            raise UsageError(
+                f"the tree `{tree}` is `{shape.depth}` deep, and num_speculative_tokens is `{k}`",
+                f"set num_speculative_tokens to {shape.depth} (-k), or shorten the tree",
+            )
+        if self.depth_policy == "adaptive":
+            raise UsageError(
+                f"the depth policy `adaptive` does not fit the tree `{tree}`: it learns how long a chain pays",
+                "use --depth-policy fixed or confidence, or leave --tree out",
+            )
+        return shape
+
+    @property
+    def most_nodes(self) -> int:
+        """Most drafted tokens of a sequence in one step."""
+        shape, k = self.shape_of(self.tree), self.depths().most
+        return k if shape is None else shape.num_nodes(k)
+
+    def at_depth(self, k: int) -> EngineOptions:
+        """The same at one k whatever the batch; a static tree is cut to that depth."""
+        shape = self.shape_of(self.tree)
+        tree = None if shape is None or k == 0 else str(shape.cut(k))
+        fixed: dict[str, Any] = {"depth_policy": "fixed", "k_by_batch": (), "disable_by_batch_size": None}
+        return replace(self, num_speculative_tokens=k, tree=tree, **fixed)
 
     def policy(self) -> DepthPolicy:
         """A new depth policy."""

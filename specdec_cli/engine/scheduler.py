@@ -120,12 +120,16 @@ class Scheduler:
 
     def num_blocks_needed(self, sequence: Sequence) -> int:
         """Blocks for the longest context it can reach, drafted tokens included."""
-        longest = min(sequence.max_tokens + sequence.k, self.limits.max_context)
-        return -(-longest // self.limits.block_size)
+        return self._num_blocks(sequence, sequence.max_tokens)
 
     def num_blocks_next(self, sequence: Sequence) -> int:
         """Blocks for what it can hold after its next token, drafted tokens included."""
-        longest = min(len(sequence.tokens) + sequence.k + 1, self.limits.max_context)
+        return self._num_blocks(sequence, len(sequence.tokens) + 1)
+
+    def _num_blocks(self, sequence: Sequence, length: int) -> int:
+        """Blocks for so many tokens and the drafted ones; siblings share a position, so a tree may pass the context."""
+        most = self.limits.max_context
+        longest = min(length, most) + sequence.most_nodes if sequence.tree else min(length + sequence.k, most)
         return -(-longest // self.limits.block_size)
 
     def has_room(self, num_tokens: int) -> bool:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from specdec_cli.sampling.grammar import Matcher
     from specdec_cli.sampling.params import SamplingParams
     from specdec_cli.text.stream import TextStream
+    from specdec_cli.tree_shape import TreeShape
 
 
 @dataclass(slots=True, eq=False)
@@ -35,6 +36,7 @@ class Sequence:
         draft_max_context: longest context that its drafter reads; None has no limit.
         wish: its own k, or None for the engine's.
         prediction: tokens that its output is expected to follow; None without any.
+        tree: shape of its drafts; None for chains.
         cache_salt: shares cached prefixes with sequences of the same salt; None shares nothing.
         num_computed: how many of its tokens are in the cache.
         num_cached_tokens: how many of its prompt's were there when it began; None before.
@@ -54,6 +56,7 @@ class Sequence:
     draft_max_context: int | None = None
     wish: int | None = None
     prediction: list[int] | None = None
+    tree: TreeShape | None = None
     cache_salt: str | None = None
     num_computed: int = 0
     num_cached_tokens: int | None = None
@@ -66,6 +69,11 @@ class Sequence:
     def num_output_tokens(self) -> int:
         """Tokens emitted so far."""
         return len(self.tokens) - self.num_prompt_tokens
+
+    @property
+    def most_nodes(self) -> int:
+        """Most drafted tokens of a step."""
+        return self.k if self.tree is None else self.tree.num_nodes(self.k)
 
     @property
     def is_prefilling(self) -> bool:

@@ -115,6 +115,7 @@ class Stepper:
             p_min=self.p_min,
             prediction=sequence.prediction,
             cache_salt=sequence.cache_salt,
+            tree=sequence.tree,
         )
 
     def _score(self, parts: Sequence[Part]) -> torch.Tensor:

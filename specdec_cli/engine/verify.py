@@ -37,6 +37,7 @@ from specdec_cli.engine.residual import rejection, traversal
 from specdec_cli.errors import UsageError
 from specdec_cli.sampling.chain import Distribution, inverse_cdf
 from specdec_cli.sampling.noise import Purpose
+from specdec_cli.tree_shape import TreeShape
 
 TYPICAL_EPSILON = 0.09
 TYPICAL_DELTA = 0.3
@@ -71,14 +72,27 @@ class Rule:
     judges_trees: bool = False
 
 
-def resolve_mode(mode: str, temperature: float) -> str:
-    """The mode a request decodes with: `auto` is greedy at temperature 0 and block above it.
+def resolve_mode(mode: str, temperature: float, tree: TreeShape | None = None, draws: bool = False) -> str:
+    """The mode a request decodes with.
+
+    `auto` is greedy at temperature 0. Above it, block judges chains; trees that were built without chance are judged by
+    the target's own draws, than which no lossless rule accepts more of them; sampled trees by traversal.
+
+    Args:
+        mode: a name in RULES, or `auto`.
+        temperature: the request's.
+        tree: shape of its drafts; None for chains.
+        draws: whether its drafter draws tokens by chance.
 
     Raises:
         UsageError: an unknown mode, or `greedy` for a request that samples.
     """
     if mode == AUTO:
-        return GREEDY if temperature == 0 else "block"
+        if temperature == 0:
+            return GREEDY
+        if tree is None:
+            return "block"
+        return "traversal" if draws and not tree.is_dynamic else "exact-match"
     if mode not in RULES:
         raise UsageError(f"unknown verification mode `{mode}`", f"one of {AUTO}, {', '.join(MODES)}")
     if temperature > 0 and not RULES[mode].samples:

@@ -262,9 +262,7 @@ class WorkloadTrace:
         check_knowable(options.verify, options.p_min)
         if self.engine.has_work:
             raise UsageError("the engine still decodes requests", "predict when they have finished")
-        fixed = replace(
-            options, num_speculative_tokens=k_max, depth_policy="fixed", k_by_batch=(), disable_by_batch_size=None
-        )
+        fixed = replace(options.at_depth(k_max), tree=None)  # a trace predicts chains alone
         if (name, k_max) not in self._costs:
             self.say(f"tracing {name}")
             self.trace.drafts[name] = trace_draft(self.trace, drafter, k_max)

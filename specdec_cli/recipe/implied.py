@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from specdec_cli.errors import UsageError
 from specdec_cli.recipe.layers import Tree
 from specdec_cli.recipe.problems import Path, Problem
 from specdec_cli.recipe.schema import Recipe
+from specdec_cli.tree_shape import TreeShape
 
 SHAPE = "shape:"
 """Begins the name of a model that is a shape alone, such as `shape:llama-2-70b`."""
 SYNTHETIC = "synthetic"
 _LENGTH, _RATES = ("speculation", "synthetic_acceptance_length"), ("speculation", "synthetic_acceptance_rates")
+_TREE = ("speculation", "tree")
 _VERIFY, _K = ("speculation", "verify"), ("speculation", "num_speculative_tokens")
 
 
@@ -23,9 +26,20 @@ def fill_implied(tree: Tree) -> None:
         if model.startswith(SHAPE) or of_target:
             why = (section, "model") if model.startswith(SHAPE) else ("target", "load_format")
             _imply(tree, (section, "load_format"), "dummy", why)
+    shape = _shape(_given(tree, _TREE))
+    if shape is not None and not shape.is_dynamic and not tree.layer(_K):
+        _imply(tree, _K, shape.depth, _TREE)
     for path in (_LENGTH, _RATES):
         if _given(tree, path) is not None and _given(tree, _VERIFY) in (None, "auto"):
             _imply(tree, _VERIFY, SYNTHETIC, path)
+
+
+def _shape(value: object) -> TreeShape | None:
+    """The tree that a recipe names; None where it names none, or no shape, which its check refuses."""
+    try:
+        return None if value is None else TreeShape.parse(str(value))
+    except UsageError:
+        return None
 
 
 def _given(tree: Tree, path: Path) -> object:
@@ -33,7 +47,7 @@ def _given(tree: Tree, path: Path) -> object:
     return section.get(path[1]) if isinstance(section, dict) else None
 
 
-def _imply(tree: Tree, path: Path, value: str, why: Path) -> None:
+def _imply(tree: Tree, path: Path, value: str | int, why: Path) -> None:
     tree.values[path[0]][path[1]] = value
     origin = tree.origin(why)
     if origin is not None:
@@ -42,7 +56,22 @@ def _imply(tree: Tree, path: Path, value: str, why: Path) -> None:
 
 def implied_problems(recipe: Recipe, tree: Tree) -> list[Problem]:
     """Keys that contradict what others imply."""
-    return [*_weights_of_a_shape(recipe, tree), *_synthetic_acceptance(recipe, tree)]
+    return [*_weights_of_a_shape(recipe, tree), *_synthetic_acceptance(recipe, tree), *_tree_problems(recipe, tree)]
+
+
+def _tree_problems(recipe: Recipe, tree: Tree) -> list[Problem]:
+    """A static tree is not cut, and the adaptive policy has no tree."""
+    speculation = recipe.speculation
+    shape, k = _shape(speculation.tree), speculation.num_speculative_tokens
+    if shape is None:
+        return []
+    if not shape.is_dynamic and 0 < k < shape.depth:
+        said = f"`{shape}` is `{shape.depth}` deep, and num_speculative_tokens is `{k}`"
+        return [tree.problem(_TREE, said, f"set num_speculative_tokens to {shape.depth} (-k), or shorten the tree")]
+    if speculation.depth_policy == "adaptive":
+        said = "does not fit depth_policy `adaptive`, which learns how long a chain pays"
+        return [tree.problem(_TREE, said, "use depth_policy fixed or confidence, or leave the tree out")]
+    return []
 
 
 def _weights_of_a_shape(recipe: Recipe, tree: Tree) -> list[Problem]:

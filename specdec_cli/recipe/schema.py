@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from specdec_cli.errors import UsageError
 from specdec_cli.recipe.gate import VERDICTS, parse_gate, parse_percentage
+from specdec_cli.tree_shape import TreeShape
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Verify = Literal["auto", "greedy", "rejection", "block", "traversal", "gumbel", "exact-match", "typical", "synthetic"]
@@ -123,6 +124,16 @@ def _k_by_batch(value: Any) -> Any:
     if len(table) < len(pairs) or sizes != sorted(set(sizes)) or sizes[0] < 1 or any(k > 64 for _, k in table):
         raise PydanticCustomError("k_by_batch", "must be a text such as 1:5,8:3,32:0: ascending sequences, k up to 64")
     return table
+
+
+def _tree(value: Any) -> Any:
+    """`4,2,1` or `dynamic:32`; a plain number is a static tree of one depth."""
+    if value is None:
+        return None
+    try:
+        return str(TreeShape.parse(str(value)))
+    except UsageError as error:
+        raise PydanticCustomError("tree", "{why}", {"why": f"{error.message}: {error.hint}"}) from error
 
 
 _AS_TEXT = WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "null"}]})
@@ -258,9 +269,11 @@ class Speculation(Section):
     """How many tokens to draft: k (fixed), fewer when the draft is unsure (confidence), as many as pay (adaptive)."""
     p_min: float = Field(0.4, ge=0, le=1)
     """Stop drafting when the draft's largest probability is below this (with depth policy confidence)."""
+    tree: Annotated[str | None, BeforeValidator(_tree)] = None
+    """Draft trees: children per depth (4,2,1) or the most likely nodes (dynamic:32). Their depth is at most k."""
     verify: Verify = "auto"
-    """auto (greedy at temperature 0, else block), greedy, rejection, block, traversal, gumbel, exact-match, typical,
-    synthetic."""
+    """auto (greedy at temperature 0, else block or a tree's rule), greedy, rejection, block, traversal, gumbel,
+    exact-match, typical, synthetic."""
     synthetic_acceptance_length: float | None = Field(None, ge=1, le=65)
     """Accept tokens with one probability α (lossy) so that a step gives 1 + α + ... + α^k = this many tokens."""
     synthetic_acceptance_rates: Annotated[

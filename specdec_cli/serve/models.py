@@ -203,7 +203,7 @@ def _longest_context(engine: Engine, most_drafted: int) -> int:
         most_drafted: the largest k that a request may ask for.
     """
     target = engine.target
-    num_drafted = max(engine.options.depths().most, most_drafted)
+    num_drafted = max(engine.options.most_nodes, most_drafted)
     held = target.num_blocks * target.block_size
     return target.max_context if held >= target.max_context else max(held - num_drafted, 1)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from specdec_cli.engine.verify import RULES
 from specdec_cli.errors import GateError
 from specdec_cli.measure.audit import toy
 from specdec_cli.measure.audit.divergence import DivergenceJudge, Mismatch
@@ -292,17 +293,14 @@ class _Audit:
         pair = self.pair
         question = ask_pair(pair.engine, self.requests[0].token_ids, self.requests[0].params)
         num = full_power_draws(max(len(question.joint), 2))
-        cases = self._cases(self.plan.num_speculative_tokens)
+        shape = pair.engine.options.shape_of(pair.engine.options.tree)
+        cases = [
+            (mode, k)
+            for mode, k in self._cases(self.plan.num_speculative_tokens)
+            if shape is None or RULES[mode].judges_trees
+        ]
         for i, (mode, k) in self._in_time(cases, "pair"):
-            options = replace(
-                pair.engine.options,
-                num_speculative_tokens=k,
-                verify=mode,
-                max_num_seqs=_PAIR_BATCH,
-                depth_policy="fixed",
-                k_by_batch=(),
-                disable_by_batch_size=None,
-            )
+            options = replace(pair.engine.options.at_depth(k), verify=mode, max_num_seqs=_PAIR_BATCH)
             draws = Draws(variant(pair.engine, pair.engine.drafter, options), question.prompt, question.params)
             name = f"draft {pair.draft}, {mode}, k={k}"
             self._draw(name, draws, num, deadline.part(len(cases) - i))

@@ -142,16 +142,11 @@ class EqualityCheck:
         """Each request's output tokens."""
         from specdec_cli.drafters.none import Drafter as NoDraft
 
-        options = replace(
-            self.engine.options,
-            num_speculative_tokens=how.k,
-            max_num_seqs=how.batch_size,
-            verify=self.verify,
-            depth_policy="fixed",
-            k_by_batch=(),
-            disable_by_batch_size=None,
-        )
-        engine = variant(self.engine, self.drafters[how.draft] if how.k else NoDraft(), options)
+        drafter = self.drafters[how.draft] if how.k else NoDraft()
+        options = replace(self.engine.options.at_depth(how.k), max_num_seqs=how.batch_size, verify=self.verify)
+        if not drafter.builds_trees:
+            options = replace(options, tree=None)
+        engine = variant(self.engine, drafter, options)
         arm = Decoding(str(how), how.k)
         decode(engine, arm, group)
         return [output.token_ids for output in arm.outputs()], arm.counts()

@@ -215,6 +215,10 @@ class DraftComparison:
         yield from bench.run(stopped)
 
     def _depths(self, contender: Contender) -> list[int]:
+        options = contender.engine.options
+        shape = options.shape_of(options.tree)
+        if shape is not None and not self.is_exhaustive:  # a trace predicts chains alone
+            return [min(self.k_max, shape.depth)]
         best = contender.predicted_best()
         if self.is_exhaustive or best is None:
             return list(range(1, self.k_max + 1))

@@ -56,7 +56,7 @@ def pair_memory(
         max_context: the longest context that the engine decodes.
     """
     options = engine_options(recipe)
-    num_seqs, k = options.max_num_seqs, options.depths().most
+    num_seqs, k = options.max_num_seqs, options.most_nodes
     rows = {"target": k + 1, "draft": max(k, 1)}
     found = {}
     for role, facts in models.items():

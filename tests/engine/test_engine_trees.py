@@ -1,0 +1,161 @@
+"""Trees through the whole engine: the output is that of plain decoding, and the cache's blocks add up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from specdec_cli.drafters import create
+from specdec_cli.drafters.contract import Drafter, Resources
+from specdec_cli.engine.engine import Engine, EngineOptions
+from specdec_cli.errors import UsageError
+from specdec_cli.events import Stepped
+from specdec_cli.lm.door import Row
+from specdec_cli.lm.table import TableLM
+from specdec_cli.sampling.params import SamplingParams
+
+V, END = 11, 10
+PROMPTS = [[1, 2, 3, 1, 2], [4], [5, 6] * 9, [7, 8, 9, 7, 8, 9, 7], [2, 2, 2]]
+STATIC = ["4,2,1", "2,2,2,2,1,1", "16", "3,3,2"]
+DYNAMIC = ["dynamic:4", "dynamic:16", "dynamic:60"]
+
+
+class CheckedLM(TableLM):
+    """A table that checks at every call that free and used blocks are all there are."""
+
+    def score(self, rows: Sequence[Row]):
+        logits = super().score(rows)
+        self.check_integrity()
+        return logits
+
+
+def table(seed: int = 0, num_blocks: int = 4096, max_context: int = 200) -> CheckedLM:
+    """Logits that end a text now and then."""
+    random = TableLM.random(V, order=2, seed=seed, scale=2.0)
+    return CheckedLM(
+        random._function, V, order=2, num_blocks=num_blocks, block_size=4, max_context=max_context, name=f"table-{seed}"
+    )
+
+
+def drafter(draft: str) -> Drafter:
+    """A random model, the target itself, or n-gram."""
+    made = create("ngram", {"min": 1}) if draft == "ngram" else create("model", {"model": draft})
+    made.load(Resources(lambda name: table(0 if draft == "itself" else 5), None, V))
+    return made
+
+
+def engine(draft: str, tree: str | None, k: int = 6, target: TableLM | None = None, **options) -> Engine:
+    given = EngineOptions(num_speculative_tokens=k, tree=tree, **options)
+    return Engine(target or table(), drafter(draft), options=given, eos_token_ids=(END,))
+
+
+def params(temperature: float = 0.0, **more) -> SamplingParams:
+    return SamplingParams(**{"max_new_tokens": 40, "temperature": temperature, "seed": 3, **more})
+
+
+def decode(one: Engine, sampling: SamplingParams, prompts: Sequence[list[int]] = PROMPTS) -> list[list[int]]:
+    return [output.token_ids for output in one.generate(list(prompts), sampling)]
+
+
+@pytest.mark.parametrize("max_num_seqs", [1, 4])
+@pytest.mark.parametrize("tree", STATIC + DYNAMIC)
+@pytest.mark.parametrize("draft", ["random", "itself", "ngram"])
+def test_greedy_output_is_that_of_plain_decoding(draft: str, tree: str, max_num_seqs: int) -> None:
+    plain = decode(engine("random", None, k=0, max_num_seqs=max_num_seqs), params())
+    one = engine(draft, tree, max_num_seqs=max_num_seqs)
+    assert decode(one, params()) == plain
+    assert one.target.num_free_blocks == one.target.num_blocks
+
+
+@pytest.mark.parametrize("k", range(1, 7))
+@pytest.mark.parametrize("tree", ["3,2,1,1,1,1", "dynamic:16"])
+def test_every_depth_gives_plain_decodings_output(tree: str, k: int) -> None:
+    plain = decode(engine("random", None, k=0), params())
+    one = engine("itself", tree)
+    assert [output.token_ids for output in one.generate(PROMPTS, params(), num_speculative_tokens=k)] == plain
+
+
+@pytest.mark.parametrize("tree", ["4,2,1", "dynamic:16"])
+@pytest.mark.parametrize("draft", ["random", "itself", "ngram"])
+def test_gumbel_output_is_that_of_plain_decoding(draft: str, tree: str) -> None:
+    plain = decode(engine("random", None, k=0, verify="gumbel"), params(0.9, top_k=6))
+    assert decode(engine(draft, tree, verify="gumbel"), params(0.9, top_k=6)) == plain
+
+
+@pytest.mark.parametrize("tree", ["4,2,1", "dynamic:16"])
+@pytest.mark.parametrize("verify", ["auto", "gumbel", "exact-match"])
+def test_sampled_text_is_the_same_alone_and_in_company(verify: str, tree: str) -> None:
+    sampling = params(0.9, top_p=0.9, presence_penalty=0.5, min_tokens=5)
+    together = decode(engine("random", tree, verify=verify, max_num_seqs=5), sampling)
+    alone = decode(engine("random", tree, verify=verify, max_num_seqs=1), sampling)
+    assert together == alone
+
+
+def test_rows_with_their_own_trees_share_a_step() -> None:
+    plain = decode(engine("random", None, k=0), params())
+    one = engine("itself", None, max_num_seqs=8)
+    trees = [None, "4,2,1", "dynamic:16", "2,2", "dynamic:60"]
+    ids = [one.add(prompt, params(), tree=tree) for prompt, tree in zip(PROMPTS, trees, strict=True)]
+    found: dict[int, list[int]] = {i: [] for i in ids}
+    while one.has_work:
+        for event in one.step():
+            if isinstance(event, Stepped):
+                for emitted in event.emitted:
+                    found[emitted.sequence_id] += emitted.tokens
+    assert list(found.values()) == plain
+
+
+@pytest.mark.parametrize("tree", ["4,2,1", "dynamic:60"])
+def test_a_draft_that_is_the_target_is_accepted_to_the_depth(tree: str) -> None:
+    outputs = engine("itself", tree, k=3).generate([[4]], params(ignore_eos=True, max_new_tokens=41))
+    assert outputs[0].speculative.acceptance_length == 4
+
+
+@pytest.mark.parametrize("tree", ["4,2,1", "dynamic:30"])
+def test_blocks_are_reserved_for_every_node(tree: str) -> None:
+    plain = decode(engine("random", None, k=0), params())
+    tight = engine("itself", tree, target=table(num_blocks=34))
+    assert decode(tight, params()) == plain
+    assert tight.target.num_free_blocks == 34
+
+
+def test_a_tree_at_the_contexts_end() -> None:
+    plain = decode(engine("random", None, k=0, target=table(max_context=24)), params(ignore_eos=True))
+    one = engine("itself", "4,2,2", target=table(max_context=24))
+    assert decode(one, params(ignore_eos=True)) == plain
+    assert max(len(prompt) + len(out) for prompt, out in zip(PROMPTS, plain, strict=True)) == 24
+
+
+def test_a_shape_without_siblings_is_the_chain() -> None:
+    one = engine("random", "1,1,1", k=6, verify="block")
+    chain = engine("random", None, k=3, verify="block")
+    assert decode(one, params(0.9)) == decode(chain, params(0.9))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tree": "4,2", "verify": "block"}, "`block` judges chains alone, and the tree is"),
+        ({"tree": "4,2", "verify": "typical"}, "`typical` judges chains alone"),
+        ({"tree": "auto"}, "the tree `auto` is not a shape"),
+        ({"tree": "2,1,1,1,1,1,1"}, "`7` deep, and num_speculative_tokens is `6`"),
+        ({"tree": "4,2", "depth_policy": "adaptive"}, "`adaptive` does not fit the tree"),
+    ],
+)
+def test_what_does_not_fit_a_tree_is_refused(options: dict, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        engine("random", **options).add([1], params(0.9))
+
+
+def test_a_model_or_draft_without_trees_is_refused_at_load() -> None:
+    chain = table()
+    chain.scores_trees = False
+    with pytest.raises(UsageError, match="this model cannot score a drafted tree"):
+        engine("random", "4,2", target=chain)
+    none = create("none", {})
+    with pytest.raises(UsageError, match="the draft `none` builds no trees"):
+        Engine(table(), none, options=EngineOptions(tree="4,2"))
+    plain = Engine(table(), none)
+    with pytest.raises(UsageError, match="the draft `none` builds no trees"):
+        plain.add([1], tree="4,2")
