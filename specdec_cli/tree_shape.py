@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
 
-from specdec_cli.drafted import MOST_NODES
+from specdec_cli.drafted import CONTEXT_END, MOST_NODES
 from specdec_cli.errors import UsageError
 
 _DYNAMIC = "dynamic"
@@ -64,6 +64,21 @@ class TreeShape:
     def depth(self) -> int:
         """Nodes on the longest path, where k does not cut it."""
         return len(self.children) if self.budget is None else self.budget
+
+    @property
+    def parents(self) -> tuple[int, ...]:
+        """The node before each node of a static tree, -1 for the context's end.
+
+        Nodes come depth by depth, and siblings stand next to each other, the likeliest first.
+        """
+        assert not self.is_dynamic, "the nodes of a dynamic tree depend on the draft's probabilities"
+        parents: list[int] = []
+        ends = range(CONTEXT_END, CONTEXT_END + 1)
+        for num in self.children:
+            begin = len(parents)
+            parents += [end for end in ends for _ in range(num)]
+            ends = range(begin, len(parents))
+        return tuple(parents)
 
     def cut(self, k: int) -> TreeShape:
         """The first k depths of a static tree; a dynamic one stays as it is."""

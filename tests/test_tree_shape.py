@@ -32,6 +32,11 @@ def test_width_is_that_of_the_depth() -> None:
     assert TreeShape.parse("dynamic:9").width(3) == 9
 
 
+def test_parents_come_depth_by_depth_and_siblings_together() -> None:
+    assert TreeShape.parse("3,2,1").parents == (-1, -1, -1, 0, 0, 1, 1, 2, 2, 3, 4, 5, 6, 7, 8)
+    assert TreeShape.parse("1,1,1").parents == (-1, 0, 1)
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from specdec_cli.errors import UsageError
-from specdec_cli.measure.predict.starts import RULES, IntArray, Starts, check_knowable
+from specdec_cli.measure.predict.starts import RULES, IntArray, Starts, Steps, check_knowable
 from specdec_cli.measure.predict.trace import Trace
 from specdec_cli.measure.stats import FloatArray, Interval, ratio_of_totals
 
-__all__ = ["RULES", "Replay", "by_position", "by_task", "check_knowable", "replay", "replay_table"]
+__all__ = ["RULES", "Replay", "by_position", "by_task", "check_knowable", "replay", "replay_table", "tally"]
 
 _NUM_BINS = 8
 
@@ -159,7 +159,7 @@ def replay(trace: Trace, draft: str, rule: str = "auto", k_max: int = 8) -> list
     found = []
     for k in range(1, k_max + 1):
         steps = starts.steps(k)
-        found.append(_tally(starts, k, {k: starts.visits(steps)}))
+        found.append(tally(starts, k, [(steps, starts.visits(steps))]))
     return found
 
 
@@ -245,20 +245,26 @@ def replay_table(
                 running[place] = start + 1
                 if running[place] >= starts.lengths[place]:
                     del running[place]
-    made = _tally(starts, k_max, visits)
+    made = tally(starts, k_max, [(depths[k], weight) for k, weight in visits.items()])
     made.steps_by_batch = dict(sorted(batches.items()))
     return made
 
 
-def _tally(starts: Starts, k: int, visits: Mapping[int, FloatArray]) -> Replay:
-    """Counts of steps that begin at starts with these probabilities, by the k that they had."""
+def tally(starts: Starts, k: int, taken: Sequence[tuple[Steps, FloatArray]]) -> Replay:
+    """Expected counts of steps.
+
+    Args:
+        starts: the trace, laid out.
+        k: most tokens drafted in a step.
+        taken: outcomes of steps at every start, each with the probability [B, n] that such a step begins there.
+    """
     num, n = starts.contexts.shape
     at_least = {name: np.zeros((num, k + 2)) for name in ("asked", "drafted", "accepted", "reached")}
     drafts_at, accepted_at = np.zeros((num, n)), np.zeros((num, n))
     histogram = np.zeros((num, k + 1))
     num_steps, context = np.zeros(num), np.zeros(num)
-    for depth, weight in visits.items():
-        steps = starts.steps(depth)
+    for steps, weight in taken:
+        depth = steps.survival.shape[2] - 1
         drafting = weight * (steps.drafted > 0)
         expected = steps.survival[..., 1:].sum(axis=2)
         num_steps += weight.sum(axis=1)

@@ -146,24 +146,24 @@ class Starts:
         starts = np.arange(self.contexts.shape[1])
         is_start = (starts >= 1) & (starts < self.lengths[:, None])
         if isinstance(self.draft, GuessTrace):
-            guessed, matching = (self._padded(a[:, 0], 0) for a in (self.draft.num_guessed, self.draft.num_matching))
+            guessed, matching = (self.padded(a[:, 0], 0) for a in (self.draft.num_guessed, self.draft.num_matching))
             self.first = np.stack([(values * is_start).sum(axis=1) for values in (matching, guessed)], axis=1)
             return
         log_p, log_q = self.trace.log_p.astype(np.float64), self.draft.log_q.astype(np.float64)
         accepted = _REPLAYED[self.rule].accepted(self.draft, log_p, log_q)
-        each = self._padded(accepted, 0.0)
+        each = self.padded(accepted, 0.0)
         readable = is_start & (self.room >= 1)
         self.first = np.stack([(each * readable).sum(axis=1), readable.sum(axis=1)], axis=1)
         windows = np.ones((len(each), each.shape[1], self.k_max + 1))
         ratio = np.ones(each.shape)
-        gain = self._padded(np.exp(log_q - log_p), 0.0) if _REPLAYED[self.rule].gains else each
+        gain = self.padded(np.exp(log_q - log_p), 0.0) if _REPLAYED[self.rule].gains else each
         for i in range(1, self.k_max + 1):
             ratio = ratio * _shifted(gain, i - 1)
             windows[..., i] = np.minimum(windows[..., i - 1], ratio)
         self.survival = windows
 
-    def _padded(self, flat: npt.NDArray[Any], fill: float) -> FloatArray:
-        """Values of all positions [N] as [B, n]."""
+    def padded(self, flat: npt.NDArray[Any], fill: float) -> FloatArray:
+        """Values of all positions [N] as [B, n], with `fill` behind each output's end."""
         padded = np.full((len(self.lengths), self.contexts.shape[1]), fill)
         padded[self._is_output] = flat
         return padded
@@ -181,7 +181,7 @@ class Starts:
         else:
             assert isinstance(self.draft, GuessTrace), "a model's survival is filled in"
             drafted, matching = (
-                self._padded(_of_asked(values, asked[self._is_output]), 0).astype(np.int64)
+                self.padded(_of_asked(values, asked[self._is_output]), 0).astype(np.int64)
                 for values in (self.draft.num_guessed, self.draft.num_matching)
             )
             survival = (np.arange(k + 1) <= matching[..., None]).astype(np.float64)
