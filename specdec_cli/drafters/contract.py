@@ -61,7 +61,7 @@ class Guesses:
     """Drafted tokens of one sequence; `q` [len(drafted), V] float32 is what each node was sampled from.
 
     In a tree, `q[i]` is the draft's distribution after node i's parent, the same for all siblings: they were drawn from
-    it without replacement, in the order of their numbers. How many there are never depends on which ones were drawn.
+    it without replacement, in the order of their numbers. Whether a node exists never depends on its own token.
     `q` is None for a draft without chance (n-gram, the best of q): one-hot, or where the row does not need it.
     Of `unread` tokens the device alone knows which they are: stand-ins are in their places.
     """
