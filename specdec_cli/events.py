@@ -31,8 +31,10 @@ class Emitted:
     """The result of one step for one sequence.
 
     `tokens[:num_accepted]` were drafted and accepted; a token after them is the target's own. Tokens cut by a stop
-    or a length are not in here. `num_drafted` counts what was drafted and verified, cut or not. With the first tokens,
-    `num_cached_tokens` says how many of the prompt's were in the cache already.
+    or a length are not in here. `num_drafted` counts what was drafted and verified one after another, cut or not: the
+    depth of a tree, whose nodes are `num_nodes`. `ranks` has a pair for each place of the tree that the accepted path
+    reached: the accepted child's place among its siblings from 1 (0: none was accepted), and how many there were. With
+    the first tokens, `num_cached_tokens` says how many of the prompt's were in the cache already.
     """
 
     sequence_id: int
@@ -43,6 +45,8 @@ class Emitted:
     from_prefill: bool
     logprobs: tuple[TokenLogprob, ...] = ()
     num_cached_tokens: int = 0
+    num_nodes: int = 0
+    ranks: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +109,9 @@ class SpeculativeCounts:
         num_steps: steps that gave tokens.
         num_emitted_tokens: which they gave.
         draft_seconds: time spent drafting; the other fields accordingly.
+        num_draft_nodes: drafted tokens that were verified, siblings counted.
+        ranks: of the places that accepted paths reached, how many there were for each rank of the accepted child (0:
+            none was accepted) and number of children.
         outcomes: of the steps that verified drafted tokens, how many there were for each number drafted and accepted.
     """
 
@@ -114,6 +121,8 @@ class SpeculativeCounts:
     verify_seconds: float = 0.0
     overhead_seconds: float = 0.0
     outcomes: Counter[tuple[int, int]] = field(default_factory=Counter)
+    num_draft_nodes: int = 0
+    ranks: Counter[tuple[int, int]] = field(default_factory=Counter)
 
     def __repr__(self) -> str:
         """Counts and the rates that follow from them."""
@@ -129,9 +138,12 @@ class SpeculativeCounts:
         """Count what a step gave a sequence; the first token, which prefill gives, belongs to no step."""
         if not emitted.from_prefill:
             self.add_step(len(emitted.tokens), emitted.num_drafted, emitted.num_accepted)
+            self.num_draft_nodes += emitted.num_nodes - emitted.num_drafted
+            self.ranks.update(emitted.ranks)
 
     def add_step(self, num_tokens: int, num_drafted: int, num_accepted: int) -> None:
-        """Count a step that gave so many tokens."""
+        """Count a step that gave so many tokens, of which a chain was drafted."""
+        self.num_draft_nodes += num_drafted
         self.num_steps += 1
         self.num_emitted_tokens += num_tokens
         if num_drafted:
@@ -199,6 +211,21 @@ class SpeculativeCounts:
         """P(accepted >= i | accepted >= i-1, drafted >= i) for i = 1..k."""
         return [_ratio(a, r) for a, r in zip(self.accepted_at_least, self.reached, strict=True)]
 
+    @property
+    def drafted_trees(self) -> bool:
+        """Whether any drafted token had a sibling."""
+        return self.num_draft_nodes > self.num_draft_tokens
+
+    @property
+    def acceptance_by_rank(self) -> list[float | None]:
+        """Fraction of reached places with at least r children at which the r-th child was accepted, r = 1, 2, …."""
+        most = max((num for _, num in self.ranks), default=0)
+        found = []
+        for rank in range(1, most + 1):
+            tried = sum(count for (_, num), count in self.ranks.items() if num >= rank)
+            found.append(_ratio(sum(count for (one, _), count in self.ranks.items() if one == rank), tried))
+        return found
+
     def _steps(self, holds: Callable[[int, int, int], bool]) -> list[int]:
         """Of how many steps something holds, for i = 1..k."""
         most = max((drafted for drafted, _ in self.outcomes), default=0)
@@ -209,12 +236,14 @@ class SpeculativeCounts:
         return {
             "num_drafts": self.num_drafts,
             "num_draft_tokens": self.num_draft_tokens,
+            **({"num_draft_nodes": self.num_draft_nodes} if self.drafted_trees else {}),
             "num_accepted_tokens": self.num_accepted_tokens,
             "num_emitted_tokens": self.num_emitted_tokens,
             "acceptance_rate": self.acceptance_rate,
             "acceptance_length": self.acceptance_length,
             "per_position_acceptance_rates": self.per_position_acceptance_rates,
             "conditional_acceptance_rates": self.conditional_acceptance_rates,
+            **({"acceptance_by_rank": self.acceptance_by_rank} if self.drafted_trees else {}),
             "acceptance_histogram": self.histogram,
             "draft_seconds": self.draft_seconds,
             "verify_seconds": self.verify_seconds,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from specdec_cli.drafted import CONTEXT_END
 from specdec_cli.events import Emitted, FinishReason, TokenLogprob
 
 if TYPE_CHECKING:
@@ -112,8 +113,10 @@ class Sequence:
             sequence_id=self.id,
             tokens=tuple(tokens),
             text=text,
-            num_drafted=len(drafted),
+            num_drafted=drafted.max_depth,
             num_accepted=min(len(path), len(tokens)),
+            num_nodes=len(drafted),
+            ranks=() if drafted.is_chain else _ranks(drafted, path, len(tokens)),
             from_prefill=from_prefill,
             logprobs=tuple(logprobs[: len(tokens)]),
             num_cached_tokens=(self.num_cached_tokens or 0) if from_prefill else 0,
@@ -145,3 +148,13 @@ class Sequence:
             return released.text, len(tokens)
         self.finish_reason, self.stop_reason = "stop", released.stop
         return released.text, released.num_kept
+
+
+def _ranks(drafted: Drafted, path: Items[int], num_kept: int) -> tuple[tuple[int, int], ...]:
+    """The accepted child's rank and the number of children, at each place whose outcome is in the kept tokens."""
+    found = []
+    for node, accepted in list(zip((CONTEXT_END, *path), (*path, None), strict=True))[:num_kept]:
+        children = drafted.children(node)
+        if children:
+            found.append((0 if accepted is None else children.index(accepted) + 1, len(children)))
+    return tuple(found)

@@ -161,8 +161,8 @@ class TransformersLM:
 
     @property
     def scores_trees(self) -> bool:
-        """Its attention sees a text as a chain."""
-        return False
+        """Every node reads the context and its own path."""
+        return True
 
     @property
     def num_free_blocks(self) -> int:

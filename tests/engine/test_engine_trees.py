@@ -6,11 +6,13 @@ from collections.abc import Sequence
 
 import pytest
 
+from specdec_cli.drafted import Drafted
 from specdec_cli.drafters import create
 from specdec_cli.drafters.contract import Drafter, Resources
 from specdec_cli.engine.engine import Engine, EngineOptions
+from specdec_cli.engine.sequence import Sequence as Running
 from specdec_cli.errors import UsageError
-from specdec_cli.events import Stepped
+from specdec_cli.events import SpeculativeCounts, Stepped
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.table import TableLM
 from specdec_cli.sampling.params import SamplingParams
@@ -159,3 +161,30 @@ def test_a_model_or_draft_without_trees_is_refused_at_load() -> None:
     plain = Engine(table(), none)
     with pytest.raises(UsageError, match="the draft `none` builds no trees"):
         plain.add([1], tree="4,2")
+
+
+def test_nodes_depths_and_ranks_are_counted() -> None:
+    drafted = Drafted((5, 6, 7, 8, 9), (-1, -1, 0, 0, 3))
+    sequence = Running(0, [1, 2], 1, params(), frozenset(), "greedy", 3, 40, None)
+    counts = SpeculativeCounts()
+    for path in [(0, 3, 4), (0,), (1,), ()]:
+        counts.add(sequence.extend(drafted, path, 3, []))
+    assert (counts.num_draft_nodes, counts.num_draft_tokens, counts.num_accepted_tokens) == (20, 12, 5)
+    assert counts.per_position_acceptance_rates == [0.75, 0.25, 0.25]
+    # The context's end had two children in all steps, node 0 in two of them, node 3 one child in one.
+    assert counts.acceptance_by_rank == [3 / 7, 2 / 6]
+    document = counts.as_dict()
+    assert (document["num_draft_nodes"], document["acceptance_by_rank"]) == (20, [3 / 7, 2 / 6])
+
+
+def test_a_cut_path_counts_as_far_as_it_stands() -> None:
+    drafted = Drafted((5, 6, 7), (-1, -1, 0))
+    sequence = Running(0, [1, 2], 1, params(), frozenset({5}), "greedy", 2, 40, None)
+    emitted = sequence.extend(drafted, (0, 2), 3, [])
+    assert (emitted.tokens, emitted.num_accepted, emitted.ranks) == ((5,), 1, ((1, 2),))
+
+
+def test_chains_have_no_figures_of_trees() -> None:
+    outputs = engine("random", None, k=3).generate([[4]], params())
+    assert outputs[0].speculative.num_draft_nodes == outputs[0].speculative.num_draft_tokens
+    assert not {"num_draft_nodes", "acceptance_by_rank"} & outputs[0].speculative.as_dict().keys()
