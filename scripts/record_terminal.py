@@ -24,11 +24,14 @@ from itertools import groupby
 from pathlib import Path
 
 from rich.ansi import AnsiDecoder
+from rich.cells import cell_len
 from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
 _LINES = 60
+_SECOND_HALF = [("", Style())]
+"""The second column of a wide character."""
 _FONT = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 _CODE = re.compile(r"\x1b\[([?\d;]*)([A-Za-z])")
 
@@ -69,16 +72,32 @@ class Terminal:
             elif character == "\r":
                 self._column = 0
             else:
-                self._put(character)
+                self._put(character, cell_len(character))
 
-    def _put(self, character: str) -> None:
-        if self._column == self._columns:
+    def _put(self, character: str, width: int) -> None:
+        """Draw a character: a wide one fills two columns, one of no width joins the character before it."""
+        if not width and not self._column:
+            return
+        if self._column + width > self._columns:
             self._down()
             self._column = 0
         row = self._rows[self._row]
-        row += [(" ", Style())] * (self._column + 1 - len(row))
-        row[self._column] = (character, self._decoder.style)
-        self._column += 1
+        row += [(" ", Style())] * (self._column + width - len(row))
+        if width:
+            self._clear_halves(row, self._column, self._column + width)
+            row[self._column : self._column + width] = [(character, self._decoder.style), *_SECOND_HALF[: width - 1]]
+        else:
+            place = max(i for i in range(self._column) if row[i] != _SECOND_HALF[0])
+            row[place] = (row[place][0] + character, row[place][1])
+        self._column += width
+
+    @staticmethod
+    def _clear_halves(row: list[tuple[str, Style]], begin: int, end: int) -> None:
+        """Clear the halves that stay of wide characters whose other half is overwritten."""
+        if row[begin] == _SECOND_HALF[0]:
+            row[begin - 1] = (" ", Style())
+        if end < len(row) and row[end] == _SECOND_HALF[0]:
+            row[end] = (" ", Style())
 
     def _down(self) -> None:
         self._row += 1

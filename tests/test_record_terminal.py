@@ -48,6 +48,13 @@ def test_long_lines_wrap_and_erased_ends_go(script):
     assert screen(script, "a\x1b[9A\r\nb\r\n\r\n") == ["a", "b"]
 
 
+def test_wide_characters_fill_two_columns(script):
+    assert screen(script, "狗狗狗", columns=5) == ["狗狗", "狗"]
+    assert screen(script, "ab🐶c", columns=3) == ["ab", "🐶c"]
+    assert screen(script, "狗x\ry", columns=5) == ["y x"], "half of a wide character is none"
+    assert screen(script, "e\u0301e\u0301狗\u0301x", columns=5) == ["e\u0301e\u0301狗\u0301x"]
+
+
 def test_colours_stay_with_their_characters(script):
     terminal = script.Terminal(20)
     terminal.feed("a\x1b[1;32mbc\x1b[0md")
