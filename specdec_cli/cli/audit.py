@@ -195,7 +195,7 @@ def _check(wish: _AuditOptions, recipe: Recipe) -> None:
             "`--table` checks samplers, so it works only with `--mode sampled`", "leave --mode or --table out"
         )
     if not wish.table and recipe.draft.method == "none":
-        raise UsageError("there is no draft to audit", "name one with --draft, for example --draft ngram")
+        raise UsageError("there is no draft to audit", "name one with --draft, for example `--draft ngram`")
 
 
 def _check_table(wish: _AuditOptions, shared: Shared) -> None:

@@ -81,7 +81,7 @@ class ChatCommands:
             try:
                 k = int(value)
             except ValueError:
-                raise UsageError(f"`/k {value}` is not a whole number", "for example /k 6") from None
+                raise UsageError(f"`/k {value}` is not a whole number", "for example `/k 6`") from None
             self.speaker.set_k(k)
         self._say_settings()
 
@@ -122,7 +122,7 @@ class ChatCommands:
         force = value.startswith("--force ")
         named = value.removeprefix("--force ").strip()
         if not named:
-            raise UsageError("`/save` needs the name of a file", "for example /save conversation.md")
+            raise UsageError("`/save` needs the name of a file", "for example `/save conversation.md`")
         path = given_path(named)
         suffix = path.suffix.lower()
         if suffix not in (*_MARKDOWN, *_JSON):
@@ -146,5 +146,5 @@ def _check(path: Path, force: bool) -> None:
     try:
         check_destination(path, force, "/save")
     except UsageError as error:
-        hint = f"/save --force {path} overwrites it" if "exists already" in error.message else error.hint
+        hint = f"`/save --force {path}` overwrites it" if "exists already" in error.message else error.hint
         raise UsageError(error.message, hint) from None

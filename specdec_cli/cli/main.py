@@ -155,19 +155,14 @@ def _complain(message: str, hint: str | None, code: ExitCode) -> int:
 
 
 def _folded(line: str) -> list[str]:
-    """A line as lines that a terminal does not break within a word; elsewhere as it is."""
+    """A line as lines that a terminal breaks within neither a word nor a command; elsewhere as it is."""
     if not sys.stderr.isatty():
         return [line]
-    from rich.cells import cell_len
+    from rich.text import Text
 
-    width, lines = shutil.get_terminal_size().columns, [""]
-    for word in line.split(" "):
-        longer = f"{lines[-1]} {word}" if lines[-1] else word
-        if cell_len(longer) <= width or not lines[-1]:
-            lines[-1] = longer
-        else:
-            lines.append(word)
-    return lines
+    from specdec_cli.report.wrapping import wrapped
+
+    return [part.plain for part in wrapped(Text(line), shutil.get_terminal_size().columns)]
 
 
 def _printable(text: str) -> str:

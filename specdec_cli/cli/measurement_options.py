@@ -264,9 +264,9 @@ def whole_numbers(text: str, flag: str, most: int) -> tuple[int, ...]:
     try:
         numbers = sorted({int(part) for part in text.split(",")})
     except ValueError:
-        raise UsageError(f"`{flag} {text}` is not a list of whole numbers", f"for example {flag} 1,4") from None
+        raise UsageError(f"`{flag} {text}` is not a list of whole numbers", f"for example `{flag} 1,4`") from None
     if numbers[0] < 1 or numbers[-1] > most:
-        raise UsageError(f"`{flag} {text}` must be from 1 to {most}", f"for example {flag} 1,4")
+        raise UsageError(f"`{flag} {text}` must be from 1 to {most}", f"for example `{flag} 1,4`")
     return tuple(numbers)
 
 

@@ -233,7 +233,7 @@ def _biases(texts: Iterable[str]) -> dict[int, float]:
         try:
             number = int(token), float(bias)
         except ValueError:
-            hint = "for example --logit-bias 42=-5"
+            hint = "for example `--logit-bias 42=-5`"
             raise UsageError(f"`--logit-bias {text}` is not ID=BIAS, a token id and a number", hint) from None
         if number[0] in biases:
             raise UsageError(f"`--logit-bias` names token `{number[0]}` twice", "give each token one bias")
@@ -245,7 +245,7 @@ def _rates(text: str) -> list[float]:
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
-        hint = "for example --synthetic-acceptance-rates 0.8,0.6,0.4"
+        hint = "for example `--synthetic-acceptance-rates 0.8,0.6,0.4`"
         raise UsageError(f"`--synthetic-acceptance-rates {text}` is not numbers with commas", hint) from None
 
 
@@ -256,9 +256,9 @@ def _json_object(flag: str, example: str) -> Callable[[str], dict[str, Any]]:
         try:
             found = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise UsageError(f"`{flag}` is not JSON: {error}", f"for example {flag} '{example}'") from None
+            raise UsageError(f"`{flag}` is not JSON: {error}", f"for example `{flag} '{example}'`") from None
         if not isinstance(found, dict):
-            raise UsageError(f"`{flag}` must be a JSON object, not `{text[:60]}`", f"for example {flag} '{example}'")
+            raise UsageError(f"`{flag}` must be a JSON object, not `{text[:60]}`", f"for example `{flag} '{example}'`")
         return found
 
     return read

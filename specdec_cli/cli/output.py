@@ -113,7 +113,7 @@ def check_destination(path: Path | None, force: bool, flag: str = "--output") ->
             raise UsageError(f"`{flag} {path}` already exists", "name another file, or overwrite it with --force")
     folder = path.resolve().parent
     if not folder.is_dir():
-        raise UsageError(f"the folder of `{flag} {path}` does not exist", f"create it first: mkdir -p {folder}")
+        raise UsageError(f"the folder of `{flag} {path}` does not exist", f"create it first: `mkdir -p {folder}`")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UsageError(f"the folder of `{flag} {path}` is not writable", "name a file in another folder")
 

@@ -34,7 +34,7 @@ def given_prompts(prompts: Sequence[str], prompt_file: str | None, chat: bool) -
         return prompts_of(rows_of_bytes(_read_stdin(), _STDIN, _STDIN), _STDIN, Reading(chat))
     if not prompts:
         if sys.stdin is None or sys.stdin.isatty():
-            hint = 'for example: specdec generate "Once upon a time"'
+            hint = 'for example: `specdec generate "Once upon a time"`'
             raise UsageError("there is no prompt: give one as an argument, with --prompt-file or in a pipe", hint)
         prompts = ["-"]
     if list(prompts).count("-") > 1:

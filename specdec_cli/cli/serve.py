@@ -24,6 +24,7 @@ from specdec_cli.sampling.params import SamplingParams
 if TYPE_CHECKING:
     from specdec_cli.recipe import Resolved
     from specdec_cli.recipe.schema import Recipe
+    from specdec_cli.report.view import Screen
     from specdec_cli.serve.models import Model, Models
     from specdec_cli.serve.request.parameters import Defaults
     from specdec_cli.serve.settings import Settings
@@ -128,7 +129,7 @@ def _show_plan(named: Mapping[Names, Resolved], shared: Shared) -> None:
 def _run(named: Mapping[Names, Resolved], settings: Settings, shared: Shared, *, is_repository: bool) -> ExitCode:
     """Listen, load, serve; the port is taken before the first model is looked at."""
     from specdec_cli.serve.http.logs import configure_logs
-    from specdec_cli.serve.http.ready import ready_lines
+    from specdec_cli.serve.http.ready import curl_line, ready_lines
     from specdec_cli.serve.http.server import Server, leave_loaded_alone, listen, when_ready
 
     listener = listen(settings.serve.host, settings.serve.port)
@@ -142,11 +143,12 @@ def _run(named: Mapping[Names, Resolved], settings: Settings, shared: Shared, *,
     key_variable = settings.serve.api_key_env if settings.api_keys else None
 
     def tell() -> None:
-        for line in ready_lines(models, server.url, key_variable):
+        for line in ready_lines(models, server.url):
             screen.say(line)
+        screen.say_whole(f"try it: {curl_line(models, server.url, key_variable)}")
 
     when_ready(models, tell)
-    with _view(models, shared, settings):
+    with _view(models, screen, settings):
         code = server.serve_forever()
     if models.is_loading:
         # Its thread cannot be stopped, and torch's code aborts the process when the interpreter ends around it.
@@ -156,16 +158,15 @@ def _run(named: Mapping[Names, Resolved], settings: Settings, shared: Shared, *,
     return code
 
 
-def _view(models: Models, shared: Shared, settings: Settings) -> AbstractContextManager[Any]:
+def _view(models: Models, screen: Screen, settings: Settings) -> AbstractContextManager[Any]:
     """The live table on a terminal; a line in the log now and then elsewhere."""
     import logging
 
     from specdec_cli.report.serve import ServeView
 
-    screen = open_screen(shared.quiet, streams_text=False)
     if screen.is_live and settings.serve.log_format == "text":
         return ServeView(models.snapshot, screen.console)
-    return ServeView(models.snapshot, log=None if shared.quiet else logging.getLogger("specdec_cli.serve").info)
+    return ServeView(models.snapshot, log=None if screen.is_quiet else logging.getLogger("specdec_cli.serve").info)
 
 
 def _models(named: Mapping[Names, Resolved], settings: Settings, shared: Shared) -> Models:
@@ -283,5 +284,5 @@ def _check_packages() -> None:
     if missing is not None:
         raise UsageError(
             f"`specdec serve` needs the package `{missing}`, which is not installed",
-            "pip install 'specdec-cli[serve]'",
+            "`pip install 'specdec-cli[serve]'`",
         )

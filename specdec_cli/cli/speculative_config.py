@@ -44,7 +44,7 @@ def read_speculative_config(text: str) -> dict[str, tuple[Any, str]]:
 
 
 def _parse(text: str) -> dict[str, Any]:
-    hint = """for example --speculative-config '{"model": "./draft", "num_speculative_tokens": 4}'"""
+    hint = """for example `--speculative-config '{"model": "./draft", "num_speculative_tokens": 4}'`"""
     try:
         given = json.loads(text, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:

@@ -120,7 +120,7 @@ class ResultTable(Sequence[Row]):
         try:
             pandas = importlib.import_module("pandas")
         except ImportError:
-            raise UsageError("pandas is not installed", "pip install pandas, or use the attribute `rows`") from None
+            raise UsageError("pandas is not installed", "`pip install pandas`, or use the attribute `rows`") from None
         return pandas.DataFrame(self.rows)
 
     def __repr__(self) -> str:
@@ -278,7 +278,7 @@ def _depths(k: Iterable[int]) -> list[int]:
     Raises:
         UsageError: none, or one out of range.
     """
-    hint = "for example k=range(1, 9)"
+    hint = "for example `k=range(1, 9)`"
     try:
         depths = sorted({index(one) for one in ([k] if isinstance(k, int) else k)})
     except TypeError:

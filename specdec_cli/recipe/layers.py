@@ -203,7 +203,7 @@ def from_sets(sets: Sequence[str]) -> tuple[list[Assignment], list[Problem]]:
         path: Path = tuple(name.strip().split("."))
         origin = ValueOrigin(OVERRIDE, "flag --set", f"`--set {name.strip()}`", order=(1 << 30, 2))
         if not equals or not all(path):
-            hint = "for example --set sampling.temperature=0.7"
+            hint = "for example `--set sampling.temperature=0.7`"
             problems.append(Problem(f"`--set {text}` is not KEY.PATH=VALUE", hint, order=origin.order))
             continue
         try:

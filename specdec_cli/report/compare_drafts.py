@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from specdec_cli.report.generate import Promise
 
 SCHEMA = "specdec.compare-drafts/1"
+HEADS = ("draft", "best k", "speed-up (95 %)", "end to end", "predicted", "accepted", "length", "cost", "memory")
 UNDECIDED = "undecided"
 _BASELINE = "none"  # what recipes and documents call plain decoding
 LEGEND = (
@@ -196,7 +197,6 @@ def winner_words(name: str | None) -> str:
 
 def drafts_table(comparison: DraftComparison) -> Table:
     """The drafts as they were measured so far, the fastest first."""
-    heads = ("draft", "best k", "speed-up (95 %)", "end to end", "predicted", "accepted", "length", "cost", "memory")
     rows = []
     for one in comparison.ranking():
         k, counts = comparison.best_k(one), comparison.track(one).counts()
@@ -214,7 +214,7 @@ def drafts_table(comparison: DraftComparison) -> Table:
                 _bytes(one.sizes()[1]),
             ]
         )
-    return _table(heads, rows)
+    return _table(HEADS, rows)
 
 
 def _tasks_table(comparison: DraftComparison, body: Mapping[str, Any]) -> Table:

@@ -6,6 +6,9 @@ import os
 from typing import IO, Any, TextIO
 
 from rich.console import Console
+from rich.text import Text
+
+from specdec_cli.report.wrapping import wrapped
 
 _PLAIN_WIDTH = 120
 
@@ -13,12 +16,16 @@ _PLAIN_WIDTH = 120
 class ReportConsole(Console):
     """A console whose reader may go away. The command then still finishes its work.
 
-    On a terminal lines wrap between words; elsewhere a line that is printed with `soft_wrap` stays whole.
+    On a terminal a line that is printed with `soft_wrap` wraps between words, and a command between backticks stays
+    whole; elsewhere all of the line does.
     """
 
     def print(self, *objects: Any, soft_wrap: bool | None = None, **given: Any) -> None:
         """Print as rich's console does."""
-        super().print(*objects, soft_wrap=soft_wrap and not wraps(self.file), **given)
+        if soft_wrap and wraps(self.file):
+            texts = [one if isinstance(one, Text) else self.render_str(str(one)) for one in objects]
+            objects = (Text("\n").join(wrapped(Text(" ").join(texts), self.width)),)
+        super().print(*objects, soft_wrap=soft_wrap, **given)
 
     def on_broken_pipe(self) -> None:
         """Write on to nowhere."""

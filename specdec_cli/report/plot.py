@@ -67,7 +67,9 @@ def check_available(flag: str) -> None:
         UsageError: matplotlib is not installed.
     """
     if find_spec("matplotlib") is None:
-        raise UsageError(f"`{flag}` draws with matplotlib, which is not installed", "pip install 'specdec-cli[plots]'")
+        raise UsageError(
+            f"`{flag}` draws with matplotlib, which is not installed", "`pip install 'specdec-cli[plots]'`"
+        )
 
 
 def check_plot(path: Path) -> None:
@@ -77,7 +79,7 @@ def check_plot(path: Path) -> None:
         UsageError: it is not, or matplotlib is not installed.
     """
     if path.suffix.lower() not in ENDINGS:
-        raise UsageError(f"`--plot {path}` must end in {' or '.join(ENDINGS)}", "for example --plot speedup.svg")
+        raise UsageError(f"`--plot {path}` must end in {' or '.join(ENDINGS)}", "for example `--plot speedup.svg`")
     check_available("--plot")
 
 

@@ -165,7 +165,7 @@ class Board:
     def table(self) -> Table:
         """The live table: the last seconds beside the totals since the start."""
         now, recent, overall = self.latest, self.recent, self.overall
-        table = Grid("requests", "", "speculation", f"last {_WINDOW_SECONDS:.0f} s", "since start")
+        table = Grid("requests", "", "speculation", f"last {_WINDOW_SECONDS:.0f} s", "since start", may_split=False)
         for column, (style, justify) in zip(table.columns, _COLUMNS, strict=True):
             column.style, column.justify = style, justify
         left = (

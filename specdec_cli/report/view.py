@@ -51,6 +51,11 @@ class Screen:
         if not self.is_quiet:
             self.console.print(Text(message, style=style), soft_wrap=True)
 
+    def say_whole(self, message: str) -> None:
+        """One line to be copied, unless quiet: only the terminal wraps it, so a copy has no line break."""
+        if not self.is_quiet:
+            self.console.print(Text(message, style="dim"), no_wrap=True, overflow="ignore", crop=False)
+
 
 class RunView:
     """Shows a run as its events come; a context manager, so that the terminal is left tidy.

@@ -270,7 +270,7 @@ def _llguidance() -> Any:
         import llguidance
     except ImportError as error:
         raise UsageError(
-            "structured output needs llguidance, which is not installed", "pip install 'specdec-cli[structured]'"
+            "structured output needs llguidance, which is not installed", "`pip install 'specdec-cli[structured]'`"
         ) from error
     return llguidance
 

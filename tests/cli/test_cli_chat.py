@@ -398,7 +398,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(terminal):
     chat.interrupt()
     chat.wait_for("Ctrl-D or /quit ends the conversation")
     chat.type("/k nine\r")
-    chat.wait_for("hint: for example /k 6")
+    chat.wait_for("hint: for example `/k 6`")
     assert chat.end() == 0
 
 

@@ -244,3 +244,12 @@ def test_an_error_breaks_no_word_on_a_terminal(width, monkeypatch, capsys):
     shown = re.sub(r"\x1b\[\d+m", "", capsys.readouterr().err)
     assert max(map(len, shown.splitlines())) <= width
     assert shown.split() == whole.split()
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_a_command_in_a_hint_can_be_copied(width, monkeypatch, capsys):
+    command = "`pip install 'specdec-cli[structured]' --no-cache-dir`"
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    main._complain("structured output needs llguidance", f"it is not installed here: {command} brings it", 2)
+    assert command in capsys.readouterr().err

@@ -108,6 +108,36 @@ def test_80_columns_have_room_for_the_tables_of_the_core_commands(heads, monkeyp
     assert not any(line.startswith(f"{heads[0]}: ") for line in out.splitlines())
 
 
+DRAFT_CELLS = [
+    "builtin:draft",
+    "12",
+    "1.97× (1.92–2.05)",
+    "1.97× (1.92–2.05)",
+    "1.97×",
+    "51.7%",
+    "3.55",
+    "0.123",
+    "1.2 MB",
+]
+
+
+def test_columns_that_do_not_fit_stand_in_a_second_table(monkeypatch):
+    table = _table(compare_drafts.HEADS, [DRAFT_CELLS, ["ngram", *DRAFT_CELLS[1:]]])
+    lines = [line for line in drawn(table, 80, monkeypatch).splitlines() if line.strip() and "─" not in line]
+    assert [line.split()[0] for line in lines] == ["draft", "builtin:draft", "ngram"] * 2
+    assert all("1.97× (1.92–2.05)" in line for line in lines[1:3]), "the measured speeds are together"
+    assert lines[3].split() == ["draft", "accepted", "length", "cost", "memory"]
+    assert len(drawn(table, 120, monkeypatch).split("accepted")) == 2, "one table where there is room"
+    assert "draft: ngram" in drawn(table, 40, monkeypatch), "a list where two tables do not fit"
+
+
+@pytest.mark.parametrize("width", [30, 40])
+def test_a_percent_sign_stays_with_its_number(width: int, monkeypatch):
+    heads = ("a draft of a long name", "speed-up (95 %)", "more", "and more of it")
+    out = drawn(_table(heads, [["builtin:draft", "1.97× (1.92–2.05)", "x", "y"]]), width, monkeypatch)
+    assert "(95 %)" in out
+
+
 def test_numbers_stand_below_each_other(monkeypatch):
     rows = [["a", "706.8", "–", "1.5× (1.4–1.6)"], ["数学 🐶", "1,497.8", "51.7%", "–"]]
     lines = drawn(_table(("arm", "tokens/s", "accepted", "speed-up"), rows), 80, monkeypatch).splitlines()
@@ -117,6 +147,16 @@ def test_numbers_stand_below_each_other(monkeypatch):
     )]  # fmt: skip
     assert ends[0] == ends[1] == ends[2]
     assert first.plain.index("1.5×") == head.plain.index("speed-up"), "intervals begin below each other"
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_a_command_between_backticks_stays_whole(width: int, monkeypatch):
+    command = "`specdec bench --recipe /a/long/path/to/tuned.yaml --resume`"
+    monkeypatch.setenv("COLUMNS", str(width))
+    stream = io.StringIO()
+    open_page(stream, colour=False).print(Text(f"interrupted after nine passes: {command} continues"), soft_wrap=True)
+    assert command in stream.getvalue()
+    assert len(stream.getvalue().splitlines()) > 1
 
 
 def test_every_report_draws_with_the_grid():

@@ -238,4 +238,4 @@ def test_refusals(tmp_path, monkeypatch):
     monkeypatch.setattr(plot, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match="`--plot` draws with matplotlib, which is not installed") as error:
         plot.check_plot(tmp_path / "x.svg")
-    assert error.value.hint == "pip install 'specdec-cli[plots]'"
+    assert error.value.hint == "`pip install 'specdec-cli[plots]'`"

@@ -13,6 +13,7 @@ from specdec_cli.engine.decoding import Decoding, Request, decode
 from specdec_cli.engine.prompts import rows_of
 from specdec_cli.events import Noticed, Stepped
 from specdec_cli.report.generate import Promise
+from specdec_cli.report.page import open_page
 from specdec_cli.report.pieces import TokenPieces
 from specdec_cli.report.view import RunView, Screen
 from specdec_cli.sampling.params import SamplingParams
@@ -114,3 +115,14 @@ def test_a_difference_between_arms_is_said_in_words():
         comparison.run(toy_engine(), requests("ab"), spoil, lambda: False)
     view.summary(GREEDY, comparison)
     assert "tokens DIFFER in 1 outputs, first in prompt 1 at token 10" in stream.getvalue()
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_a_line_to_be_copied_has_no_line_break(width: int, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(width))
+    stream, line = io.StringIO(), f"try it: curl http://127.0.0.1:8000/v1/completions -d '{{{'x' * 99} \"a\": 1}}'"
+    screen = replace(terminal(stream), console=open_page(stream, colour=False))
+    screen.say_whole(line)
+    assert stream.getvalue() == f"{line}\n"
+    replace(screen, is_quiet=True).say_whole(line)
+    assert stream.getvalue() == f"{line}\n"

@@ -177,7 +177,7 @@ def test_a_missing_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(UsageError) as caught:
         compile_grammar("regex", "a", TOKENIZER)
-    assert caught.value.hint == "pip install 'specdec-cli[structured]'"
+    assert caught.value.hint == "`pip install 'specdec-cli[structured]'`"
 
 
 def test_a_tokenizer_that_cannot_be_read_is_refused():

@@ -30,7 +30,7 @@ def parse_address(url: str) -> Address:
     Raises:
         UsageError: it is no address of a server, or holds a password or a query.
     """
-    example = "for example --endpoint http://127.0.0.1:8000"
+    example = "for example `--endpoint http://127.0.0.1:8000`"
     try:
         parts = urlsplit(url.strip())
         has_host = bool(parts.hostname) and (parts.port is None or parts.port > 0)

@@ -56,7 +56,7 @@ def parse_extra_body(text: str | None) -> dict[str, Any]:
     Raises:
         UsageError: it is no JSON object, or has a field that the benchmark owns.
     """
-    example = """for example --extra-body '{"chat_template_kwargs": {"enable_thinking": false}}'"""
+    example = """for example `--extra-body '{"chat_template_kwargs": {"enable_thinking": false}}'`"""
     if text is None:
         return {}
     try:

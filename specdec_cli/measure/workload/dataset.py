@@ -194,7 +194,9 @@ def _check_hub_id(path: str, name: str, preset: Source | None) -> None:
             "`-` is not a data set: a measurement reads its prompts from a file", "name one, or /dev/stdin"
         )
     if "://" in path:
-        raise UsageError(f"the data set `{name}` is an address, and files are read from this disk", f"curl -LO {path}")
+        raise UsageError(
+            f"the data set `{name}` is an address, and files are read from this disk", f"`curl -LO {path}`"
+        )
     if suffix in ROW_SUFFIXES or Path(path).suffix != Path(without_packing(path)).suffix:
         raise UsageError(f"there is no data set `{name}`: no such file", "check the path")
     if preset is not None or not _HUB_ID.fullmatch(path):

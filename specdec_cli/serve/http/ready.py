@@ -14,24 +14,38 @@ _ANY = {"//0.0.0.0:": "//127.0.0.1:", "//[::]:": "//[::1]:"}
 _TRY_TOKENS = 64
 
 
-def ready_lines(models: Models, url: str, key_variable: str | None) -> Iterator[str]:
+def ready_lines(models: Models, url: str) -> Iterator[str]:
     """The lines that a user needs once the server accepts requests.
 
     Args:
         models: what is served.
         url: where the server listens.
-        key_variable: environment variable that holds the API key; None without keys.
     """
     yield f"serving {', '.join(models.names)} at {url}"
     for model in models.all:
         name = f"{model.name}: " if len(models.all) > 1 else ""
         suggested = f", generation config: {model.suggested}" if model.suggested else ""
         yield f"{name}target {model.root}, {model.drafting}{suggested}"
-    near = url
-    for everywhere, here in _ANY.items():
-        near = near.replace(everywhere, here)
+    near = _near(url)
     yield f"page {near}/, API reference {near}/docs"
-    yield f"try it: {_curl(models.all[0], near, key_variable, is_named=len(models.all) > 1)}"
+
+
+def curl_line(models: Models, url: str, key_variable: str | None) -> str:
+    """A command that tries the first model.
+
+    Args:
+        models: what is served.
+        url: where the server listens.
+        key_variable: environment variable that holds the API key; None without keys.
+    """
+    return _curl(models.all[0], _near(url), key_variable, is_named=len(models.all) > 1)
+
+
+def _near(url: str) -> str:
+    """The address on this machine of a server that listens on all of the machine's."""
+    for everywhere, here in _ANY.items():
+        url = url.replace(everywhere, here)
+    return url
 
 
 def _curl(model: Model, url: str, key_variable: str | None, is_named: bool) -> str:

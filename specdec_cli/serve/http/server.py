@@ -37,7 +37,7 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except OSError as error:
-        raise UsageError(f"`{host}` is not an address: {error.strerror}", "for example --host 127.0.0.1") from None
+        raise UsageError(f"`{host}` is not an address: {error.strerror}", "for example `--host 127.0.0.1`") from None
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

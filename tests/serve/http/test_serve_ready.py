@@ -8,7 +8,7 @@ from toy_engine import toy_engine
 from toy_server import served_engine, toy_models
 
 from specdec_cli.recipe.schema import Serve
-from specdec_cli.serve.http.ready import ready_lines
+from specdec_cli.serve.http.ready import curl_line, ready_lines
 from specdec_cli.serve.models import Model, Models
 from specdec_cli.serve.settings import Settings
 
@@ -36,22 +36,22 @@ def ready():
     ],
 )
 def test_it_names_target_draft_k_page_and_a_request(ready, url: str, near: str):
-    first, what, page, curl = ready_lines(ready, url, None)
+    first, what, page = ready_lines(ready, url)
     assert first == f"serving toy at {url}"
     assert what == "target big, draft small (int8), k = 5"
     assert page == f"page {near}/, API reference {near}/docs"
-    words = shlex.split(curl.removeprefix("try it: "))
+    words = shlex.split(curl_line(ready, url, None))
     assert words[:2] == ["curl", f"{near}/v1/chat/completions"]
     assert json.loads(words[-1])["messages"]
 
 
 def test_with_keys_the_request_brings_one(ready):
-    assert '-H "Authorization: Bearer $MY_KEYS"' in list(ready_lines(ready, "http://h:1", "MY_KEYS"))[-1]
+    assert '-H "Authorization: Bearer $MY_KEYS"' in curl_line(ready, "http://h:1", "MY_KEYS")
 
 
 def test_without_a_template_the_request_is_a_completion(ready):
     ready.all[0].facts.tokenizer.hf.chat_template = None
-    curl = list(ready_lines(ready, "http://h:1", None))[-1]
+    curl = curl_line(ready, "http://h:1", None)
     assert "/v1/completions" in curl
     assert '"prompt"' in curl
 
@@ -60,11 +60,11 @@ def test_without_a_template_the_request_is_a_completion(ready):
 def test_without_a_draft_it_says_so(given: dict):
     models = toy_models(SETTINGS, load=False)
     models.all[0] = model(**given)
-    assert list(ready_lines(models, "http://h:1", None))[1] == "target toy, no draft"
+    assert list(ready_lines(models, "http://h:1"))[1] == "target toy, no draft"
 
 
 def test_of_several_models_each_is_named():
     models = Models([model("one's"), model("two")])
-    lines = list(ready_lines(models, "http://h:1", None))
+    lines = list(ready_lines(models, "http://h:1"))
     assert lines[1:3] == ["one's: target one's, no draft", "two: target two, no draft"]
-    assert json.loads(shlex.split(lines[-1].removeprefix("try it: "))[-1])["model"] == "one's"
+    assert json.loads(shlex.split(curl_line(models, "http://h:1", None))[-1])["model"] == "one's"

@@ -65,7 +65,7 @@ def test_point_14_a_silent_request_takes_the_checkpoints_values(model: Path):
         assert answer["usage"]["completion_tokens"] == 9
         chat_free = client.post("/v1/completions", json=body | {"max_tokens": 12}).json()
         assert chat_free["usage"]["completion_tokens"] == 12
-    words = next(line for line in ready_lines(models, "http://127.0.0.1:8000", None) if "generation config" in line)
+    words = next(line for line in ready_lines(models, "http://127.0.0.1:8000") if "generation config" in line)
     assert "generation config: temperature 0.6, top_p 0.9, top_k 7, min_p 0.05" in words
     assert "; end tokens 5 7" in words
     assert models.stop()
