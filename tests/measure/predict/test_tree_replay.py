@@ -17,6 +17,7 @@ from specdec_cli.engine.group import VerifyRow
 from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.engine.verify import verify
 from specdec_cli.errors import RunError, UsageError
+from specdec_cli.events import SpeculativeCounts, Stepped
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.table import TableLM
 from specdec_cli.measure.predict.replay import replay
@@ -131,6 +132,25 @@ def test_ranks_predict_every_count_of_a_real_walk(shape, max_context):
     emitted = sum(len(prompt.output) - 1 for prompt in trace.prompts)
     assert found.tokens_per_step().median == pytest.approx(emitted / counts.num_steps)
     assert counts.by_rank[1] > 5 or tree.is_chain, "siblings of the first child are accepted, too"
+
+
+@pytest.mark.parametrize("shape", ["4,2,1", "2,3,2", "9,3"])
+def test_ranks_predict_what_the_engine_counts(shape):
+    target, draft = pair()
+    trace, tree, counts = traced(), TreeShape.parse(shape), SpeculativeCounts()
+    options = EngineOptions(num_speculative_tokens=tree.depth, max_num_seqs=64, tree=shape)
+    engine = Engine(target, drafter_of(draft), None, options, eos_token_ids=(EOS,))
+    for prompt in trace.prompts:
+        engine.add(prompt.token_ids, prompt.params)
+    while engine.has_work:
+        for event in engine.step():
+            for emitted in event.emitted if isinstance(event, Stepped) else ():
+                counts.add(emitted)
+    found = replay_tree(trace, "draft", tree.parents)
+    assert found.by_depth.num_steps.sum() == counts.num_steps
+    assert found.num_nodes.sum() == counts.num_draft_tokens
+    assert found.by_depth.num_accepted_tokens.sum() == counts.num_accepted_tokens
+    assert found.acceptance_length().median == pytest.approx(counts.acceptance_length)
 
 
 def test_a_chain_is_the_tree_without_siblings():
