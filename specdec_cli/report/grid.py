@@ -28,8 +28,8 @@ class Grid(Table):
     Args:
         heads: of the columns; none at all has no head line.
         title: above the table.
-        may_split: whether the columns may stand in two tables, one below the other. Both begin with the first column,
-            which must name the row.
+        may_split: whether the columns may stand in two tables, one below the other. Both begin with the columns that
+            tell the rows apart.
         given: what rich's Table takes beside.
     """
 
@@ -48,7 +48,7 @@ class Grid(Table):
             yield from self._stacked(console, options.max_width)
             return
         tables[0].title = self.title
-        yield from tables
+        yield from tables if tables[0].show_edge else _apart(tables)
 
     def _fitted(self, console: Console, options: ConsoleOptions, texts: list[list[Text]]) -> list[Table]:
         """The one table, with the widest gaps that have room for every word; none if there are none."""
@@ -60,14 +60,19 @@ class Grid(Table):
 
     def _split(self, console: Console, options: ConsoleOptions, texts: list[list[Text]]) -> list[Table]:
         """Two tables of the same look, without wrapped cells if possible, the first as wide as it can be; or none."""
-        places = range(len(texts))
+        places, num_keys = range(len(texts)), self._num_keys(texts)
         for may_wrap, gap in product((False, True), _GAPS):
-            for cut in reversed(places[2:]) if self._may_split else ():
+            for cut in reversed(places[num_keys + 1 :]) if self._may_split else ():
                 first = self._part(console, options, texts, places[:cut], gap, may_wrap)
-                second = self._part(console, options, texts, [0, *places[cut:]], gap, may_wrap)
+                second = self._part(console, options, texts, [*places[:num_keys], *places[cut:]], gap, may_wrap)
                 if first is not None and second is not None:
                     return [first, second]
         return []
+
+    def _num_keys(self, texts: list[list[Text]]) -> int:
+        """How many of the first columns it takes to tell every row from the others."""
+        rows = list(zip(*([text.plain for text in column[self.show_header :]] for column in texts), strict=True))
+        return next((num for num in range(1, len(texts)) if len({row[:num] for row in rows}) == len(rows)), len(texts))
 
     def _part(
         self,
@@ -126,6 +131,12 @@ class Grid(Table):
             for head, text in zip(heads[1:], rest, strict=True):
                 if text.plain:
                     yield from _indented(console, _named(head, text), width, indent=2)
+
+
+def _apart(tables: Sequence[Table]) -> Iterator[Table | Text]:
+    """Tables without edges, with an empty line between them."""
+    for i, table in enumerate(tables):
+        yield from (Text(""), table) if i else (table,)
 
 
 def _borders(console: Console, options: ConsoleOptions, table: Table, content: int) -> int:

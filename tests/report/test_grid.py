@@ -131,6 +131,15 @@ def test_columns_that_do_not_fit_stand_in_a_second_table(monkeypatch):
     assert "draft: ngram" in drawn(table, 40, monkeypatch), "a list where two tables do not fit"
 
 
+def test_both_tables_have_the_columns_that_tell_the_rows_apart(monkeypatch):
+    heads = ("A", "B", "A over B (95 %)", "P(A is faster)")
+    rows = [[a, b, "2.28× (0.94–3.62)", "0.751"] for a, b in (("draft-one", "ngram"), ("draft-one", "other"))]
+    lines = [line.split() for line in drawn(_table(heads, rows), 32, monkeypatch).splitlines()]
+    shown = [line[:2] for line in lines if line[:1] == ["draft-one"]]
+    assert shown == [["draft-one", "ngram"], ["draft-one", "other"]] * 2
+    assert [] in lines, "an empty line between them"
+
+
 @pytest.mark.parametrize("width", [30, 40])
 def test_a_percent_sign_stays_with_its_number(width: int, monkeypatch):
     heads = ("a draft of a long name", "speed-up (95 %)", "more", "and more of it")
