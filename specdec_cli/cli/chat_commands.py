@@ -146,5 +146,5 @@ def _check(path: Path, force: bool) -> None:
     try:
         check_destination(path, force, "/save")
     except UsageError as error:
-        hint = f"`/save --force {path}` overwrites it" if "exists already" in error.message else error.hint
+        hint = f"`/save --force {path}` overwrites it" if "already exists" in error.message else error.hint
         raise UsageError(error.message, hint) from None

@@ -14,7 +14,6 @@ import typer
 
 from specdec_cli.cli.output import check_destination, deliver, envelope
 from specdec_cli.errors import UsageError
-from specdec_cli.measure.bench.journal import check_journal
 from specdec_cli.measure.workload.dataset import is_at_hand
 from specdec_cli.measure.workload.workload import read_rows, task_of
 from specdec_cli.report.plot import check_available, check_plot
@@ -182,6 +181,8 @@ def check_files(
         if not is_read:
             check_destination(path, shared.force and flag != "--trace", flag)
     if shared.output is not None:
+        from specdec_cli.measure.bench.journal import check_journal
+
         check_journal(shared.output, shared.resume, shared.force)
 
 

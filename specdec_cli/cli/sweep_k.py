@@ -146,6 +146,9 @@ def _check(recipe: Recipe, wish: _SweepOptions) -> None:
         raise UsageError("there is no draft to sweep", "name one with --draft")
     if recipe.draft.method == "prediction":
         raise UsageError("the draft `prediction` reads one prompt's text, and a sweep has many", "choose another")
+    if recipe.speculation.tree is not None:
+        said = f"sweep-k predicts and measures chains, and the recipe drafts the tree `{recipe.speculation.tree}`"
+        raise UsageError(said, "take speculation.tree out of the recipe, or measure the tree with specdec bench")
     check_fixed_depth(recipe.speculation)
     check_speculates(recipe.speculation, wish.batch_size)
 

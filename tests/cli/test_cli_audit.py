@@ -198,7 +198,7 @@ def test_the_table_needs_no_model(capsys):
         (["--mode", "greedy,everything"], "names `everything`"),
         (["--mode", "gumbel", "--verify", "block"], "has nothing to check with `--verify block`"),
         (["--full"], "`--full` is for the table model"),
-        (["--table", "--mode", "greedy"], "fits `--mode sampled` alone"),
+        (["--table", "--mode", "greedy"], "works only with `--mode sampled`"),
         (["--table", "--prompt-file", "x"], "has no effect with `--table`"),
         (["--table", "-t", "x"], "`--target` has no effect with `--table`"),
         (["--table", "-k", "3"], "`--num-speculative-tokens` has no effect with `--table`"),

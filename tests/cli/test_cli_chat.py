@@ -219,7 +219,7 @@ def test_save_writes_json_and_markdown_and_overwrites_nothing_unasked(loaded, ty
     assert page.startswith("# Conversation with table\n\n## User\n\nabc\n\n## Assistant\n\n")
     assert (tmp_path / "old.md").read_text() == page
     assert typed("abc\n/save talk.md\n", *toys()) == 2
-    assert "hint: /save --force talk.md overwrites it" in capsys.readouterr().err
+    assert "hint: `/save --force talk.md` overwrites it" in capsys.readouterr().err
 
 
 def test_what_makes_no_conversation_is_refused_before_it_begins(loaded, typed, capsys):

@@ -626,6 +626,7 @@ def test_what_no_trace_can_know_is_measured_or_refused(loaded, capsys):
         (["--batch-sizes", "1,4", "--set", "speculation.disable_by_batch_size=2"], "`4` should run together"),
         (["--max-regression", "5%"], "has no effect without a baseline"),
         (["--baseline", "none.json"], "baseline `none.json` cannot be read"),
+        (["--set", "speculation.tree=2,1"], "predicts and measures chains"),
         (["-n", "600"], "no prompt of `builtin:mini` fits the context of `512` tokens"),
     ],
 )
