@@ -20,7 +20,7 @@ __all__ = ["create", "get", "methods", "options", "parse_spec", "to_spec"]
 
 _NOT_METHODS = {"__init__", "contract", "growth"}
 # The members of `contract.Drafter`.
-_MEMBERS = ("lm", "max_context", "builds_trees", "draws", "load", "propose", "release")
+_MEMBERS = ("lm", "max_context", "builds_trees", "draws", "taps", "adopt", "load", "propose", "release")
 _HINT = "write a model's name or folder, or one of: "
 
 

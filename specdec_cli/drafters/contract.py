@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from specdec_cli.lm.cache.unread import Unread
-    from specdec_cli.lm.door import LM
+    from specdec_cli.lm.door import LM, Tap
     from specdec_cli.sampling.params import SamplingParams
 
 
@@ -35,6 +35,9 @@ class DraftRow:
         prediction: tokens that the output is expected to follow, where the request brought them.
         cache_salt: a draft model may share cached tokens with sequences of the same salt; None shares nothing.
         tree: shape of the guess; None wants a chain. Only drafters that build trees are asked for one.
+        features: [n, len(taps), hidden] in the target's dtype: its hidden states at positions len(context) - 1 - n to
+            len(context) - 2, those that were kept since this sequence's last row (for its first: since where `adopt`
+            let it begin). The last token is still to be read by the target. None where none are new, or without taps.
     """
 
     handle: int
@@ -49,6 +52,7 @@ class DraftRow:
     prediction: Sequence[int] | None = None
     cache_salt: str | None = None
     tree: TreeShape | None = None
+    features: Tensor | None = None
 
     @property
     def most_nodes(self) -> int:
@@ -85,11 +89,13 @@ class Resources:
         load_lm: loads a draft model by name or folder with the recipe's draft settings.
         encode: text to token ids with the target's tokenizer, or None where there is no tokenizer.
         num_tokens: V, the size of the real vocabulary; guesses and q never go beyond it.
+        target: the loaded target, whose `embed` and `head` a drafter with taps may call; None without one.
     """
 
     load_lm: Callable[[str], LM]
     encode: Callable[[str], list[int]] | None
     num_tokens: int
+    target: LM | None = None
 
 
 class Drafter(Protocol):
@@ -115,6 +121,20 @@ class Drafter(Protocol):
         """Whether it draws tokens by chance where a row samples; a draft without chance has no q."""
         ...
 
+    @property
+    def taps(self) -> Sequence[Tap]:
+        """The target's hidden states that it reads (`DraftRow.features`); known before it is loaded."""
+        ...
+
+    def adopt(self, handle: int, context: Sequence[int], salt: str) -> int:
+        """Begin a new sequence that may reuse cached prefixes, for a drafter with taps.
+
+        Returns:
+            How many first tokens of the context it can do without the features of. The target feeds all others, though
+            it may have cached them; 0 has it feed everything.
+        """
+        ...
+
     def load(self, resources: Resources) -> None:
         """Make ready; called once before the first `propose`."""
         ...
@@ -128,7 +148,20 @@ class Drafter(Protocol):
         ...
 
 
-class WithoutModel:
+class WithoutFeatures:
+    """Base of drafters that read no hidden states of the target."""
+
+    @property
+    def taps(self) -> Sequence[Tap]:
+        """None."""
+        return ()
+
+    def adopt(self, handle: int, context: Sequence[int], salt: str) -> int:
+        """It needs no features at all."""
+        return len(context)
+
+
+class WithoutModel(WithoutFeatures):
     """Base of drafters without a language model: they read contexts of any length, and guess chains without chance."""
 
     lm = None

@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from specdec_cli.drafted import NOTHING
-from specdec_cli.drafters.contract import DraftRow, Guesses, Resources
+from specdec_cli.drafters.contract import DraftRow, Guesses, Resources, WithoutFeatures
 from specdec_cli.drafters.growth import Growth
 from specdec_cli.errors import RunError, UsageError
 
@@ -21,7 +21,7 @@ _CHUNK = 512  # tokens of an unseen context per forward, so that a long prompt's
 
 
 @dataclass
-class Drafter:
+class Drafter(WithoutFeatures):
     """Guesses with a smaller language model: in one call where it has one for that, else round by round over all rows.
 
     Args:

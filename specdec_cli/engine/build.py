@@ -137,7 +137,9 @@ class _DraftLoader:
         drafter = drafters.create(values.pop("method", "model"), values)
         num_tokens = min(self.tokenizer.num_tokens, self.target.vocab_size)
         encode = partial(self.tokenizer.encode, add_special_tokens=False)
-        drafter.load(Resources(self._load_model, encode, num_tokens))
+        if drafter.taps:
+            self.target.tap(drafter.taps)
+        drafter.load(Resources(self._load_model, encode, num_tokens, self.target))
         return drafter
 
     def others(self, own: Mapping[str, Any]) -> dict[str, Drafter]:

@@ -1,6 +1,7 @@
 """The drafters of an engine, by name: who guesses for which row, and what happens when one fails.
 
-If a drafter raises, its rows lose their guesses, not their output: they decode plain in that step. A notice appears
+If a drafter raises, its rows lose their guesses, not their output: they decode plain in that step, and to their end
+where it reads features of the target. A notice appears
 once for each kind of error. After three consecutive failures the drafter is disabled, with another notice.
 """
 
@@ -11,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from specdec_cli.drafters.contract import Drafter, DraftRow, Guesses
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.events import Noticed
+from specdec_cli.lm.door import Tap
 from specdec_cli.sampling.chain import LogitsError
 
 NONE, PREDICTION = "none", "prediction"
@@ -72,6 +74,25 @@ class Drafters:
         if name == NONE or not self.by_name[name].builds_trees:
             raise UsageError(f"the draft `{name}` builds no trees", "leave --tree out, or use a draft model or `ngram`")
 
+    @property
+    def all_taps(self) -> tuple[Tap, ...]:
+        """The target's hidden states that any of them reads."""
+        return tuple(dict.fromkeys(tap for drafter in self.by_name.values() for tap in drafter.taps))
+
+    def taps(self, name: str, handle: int) -> Sequence[Tap]:
+        """The hidden states that a drafter still reads of a sequence."""
+        return () if name == NONE or name in self.switched_off or handle in self._left_out else self.by_name[name].taps
+
+    def adopt(self, name: str, handle: int, context: Sequence[int], salt: str) -> int:
+        """How many first tokens of a new sequence the target need not feed for its drafter's sake."""
+        if not self.taps(name, handle):
+            return len(context)
+        try:
+            return min(self.by_name[name].adopt(handle, context, salt), len(context))
+        except Exception as error:
+            self._failed(name, error)
+            return 0
+
     def propose(self, rows: Sequence[tuple[str, DraftRow]]) -> list[Guesses]:
         """Guesses for rows, each by the drafter named beside it; empty where that one fails."""
         guesses = [Guesses() for _ in rows]
@@ -104,6 +125,8 @@ class Drafters:
             self._failed(name, error)
             for row in rows:
                 self._release(name, row.handle)
+            if self.by_name[name].taps:  # it has lost features that no later step gives again
+                self._left_out.update(row.handle for row in rows)
             return [Guesses() for _ in rows]
         self._in_a_row[name] = 0
         return guesses

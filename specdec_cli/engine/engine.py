@@ -26,7 +26,7 @@ from specdec_cli.engine.synthetic import conditional
 from specdec_cli.engine.verify import RULES, check_trees, resolve_mode
 from specdec_cli.errors import UsageError
 from specdec_cli.events import Emitted, Event, Failed, Finished, Noticed, Stepped
-from specdec_cli.lm.door import LM
+from specdec_cli.lm.door import LM, Tap
 from specdec_cli.lm.files.generation import Generation
 from specdec_cli.lm.machine.threads import free_cores
 from specdec_cli.sampling.params import SamplingParams
@@ -75,6 +75,8 @@ class Engine:
         self._depths = self.options.depths()
         if self.options.shape_of(self.options.tree) is not None:
             self._shape(self.options.tree, self.drafters.own_name)
+        if self.drafters.all_taps:
+            target.tap(self.drafters.all_taps)
         self._failed: list[Failed] = []
         self._sequences: dict[int, Sequence] = {}
         self._next_id = 0
@@ -89,6 +91,7 @@ class Engine:
             self._fit,
             self._fence,
             self._forget,
+            self._taps,
         )
         self._notices: list[Noticed] = []
         self._scheduler = Scheduler(
@@ -442,7 +445,8 @@ class Engine:
 
     def _forget(self, sequence: Sequence) -> None:
         """Start a sequence again from what the cache holds, now that its own blocks are given back."""
-        sequence.num_computed = self._start(sequence)
+        most = self._stepper.features.known(sequence.id) if self._taps(sequence) else len(sequence.tokens)
+        sequence.num_computed = self._adopt(sequence, most)
 
     def _finish(self, sequence: Sequence) -> Finished:
         self._remove(sequence)
@@ -465,10 +469,26 @@ class Engine:
             self._failed.append(Failed(sequence.id, error))
 
     def _start(self, sequence: Sequence) -> int:
-        """Take over what the cache still holds of a sequence's tokens; how many that is."""
+        """Take over what the cache still holds of a sequence's tokens, if its draft can go on there; how many."""
+        most, salt = len(sequence.tokens), sequence.cache_salt
+        if self._taps(sequence) and salt is not None:
+            most = self.drafters.adopt(sequence.draft, sequence.id, sequence.tokens, salt)
+        num_cached = self._adopt(sequence, most)
+        self._stepper.features.begin(sequence.id, num_cached)
+        return num_cached
+
+    def _taps(self, sequence: Sequence) -> Items[Tap]:
+        """The target's hidden states that a sequence's draft reads."""
+        limit = sequence.draft_max_context
+        if sequence.k == 0 or (limit is not None and len(sequence.tokens) > limit):
+            return ()
+        return self.drafters.taps(sequence.draft, sequence.id)
+
+    def _adopt(self, sequence: Sequence, most: int) -> int:
+        """Take over what the cache holds of at most so many of a sequence's first tokens; how many that is."""
         if sequence.cache_salt is None:
             return 0
-        num_cached = self.target.adopt(sequence.id, sequence.tokens, sequence.cache_salt)
+        num_cached = self.target.adopt(sequence.id, sequence.tokens[: most + 1], sequence.cache_salt)
         if sequence.num_cached_tokens is None:
             sequence.num_cached_tokens = num_cached
         return num_cached
@@ -477,6 +497,7 @@ class Engine:
         """Return a sequence's blocks, the target's and the drafts'. If it goes on, the drafts read it again."""
         self.target.release(sequence.id)
         self.drafters.release(sequence.id)
+        self._stepper.features.drop(sequence.id)
         self.policy.forget(sequence.id)
 
     def _notice_draft_limit(self, sequence: Sequence) -> None:

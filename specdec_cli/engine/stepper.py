@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from specdec_cli.drafters.contract import DraftRow, Guesses
 from specdec_cli.engine.clock import Clock
+from specdec_cli.engine.features import FeatureBook
 from specdec_cli.engine.judging import Fence, Judge, JudgedRow, Part
 from specdec_cli.engine.scheduler import Scheduled
 from specdec_cli.engine.sequence import Sequence as Request
 from specdec_cli.engine.verify import rule_of
-from specdec_cli.lm.door import LM, Row
+from specdec_cli.lm.door import LM, Row, Tap, Tapped
 
 Propose = Callable[[Sequence[tuple[str, DraftRow]]], list[Guesses]]
 """Guesses for rows, each by the drafter named beside it."""
@@ -54,6 +55,11 @@ def unknown_again(sequence: Request) -> None:
     sequence.num_computed = 0
 
 
+def untapped(_: Request) -> Sequence[Tap]:
+    """No hidden states are read."""
+    return ()
+
+
 @dataclass(slots=True)
 class Stepper:
     """Propose, score, distribution, verify; the sequences take nothing of the verdicts yet.
@@ -67,6 +73,8 @@ class Stepper:
         fit: cuts guesses to what may be verified.
         fence: stands around what is one request's own.
         forget: told of each sequence whose cached tokens a broken forward has made unknown.
+        taps: the target's hidden states that a sequence's drafter reads.
+        features: those that drafters have not read yet.
     """
 
     target: LM
@@ -77,6 +85,8 @@ class Stepper:
     fit: Fit = as_proposed
     fence: Fence = unfenced
     forget: Callable[[Request], None] = unknown_again
+    taps: Callable[[Request], Sequence[Tap]] = untapped
+    features: FeatureBook = field(default_factory=FeatureBook)
 
     def run(self, batch: Sequence[Scheduled]) -> StepWork:
         """Do a step's work for scheduled rows.
@@ -93,6 +103,8 @@ class Stepper:
         logits = self._score(parts)
         marks.append(mark())
         judged = self.judge.judge([part for part in parts if part[0].is_decided], logits, self.fence)
+        for one in judged:
+            self.features.accept(one.part[0].sequence.id, one.verdict.path)
         return StepWork(parts, judged, *(self.clock.seconds(*marks[i : i + 2]) for i in (0, 2)))
 
     def _guesses(self, batch: Sequence[Scheduled]) -> list[Guesses]:
@@ -116,19 +128,22 @@ class Stepper:
             prediction=sequence.prediction,
             cache_salt=sequence.cache_salt,
             tree=sequence.tree,
+            features=self._features(sequence),
         )
+
+    def _features(self, sequence: Request) -> torch.Tensor | None:
+        """The hidden states that its drafter has not read yet."""
+        taps = self.taps(sequence)
+        if not taps:
+            return None
+        columns = [self.target.taps.index(tap) for tap in taps]
+        return self.features.take(sequence.id, len(sequence.tokens), columns)
 
     def _score(self, parts: Sequence[Part]) -> torch.Tensor:
         """One forward over all rows: prompts' chunks and k+1 verify rows together; none where all rows have ended."""
         if not parts:
             return torch.empty(0, self.target.vocab_size)
-        rows = []
-        for row, guess in parts:
-            tokens = row.sequence.tokens
-            if row.is_decided:
-                rows.append(Row(row.sequence.id, tokens, len(guess.drafted) + 1, guess.drafted, guess.unread))
-            else:
-                rows.append(Row(row.sequence.id, tokens[: row.num_fed], 0))
+        rows = [self._row(row, guess) for row, guess in parts]
         try:
             logits = self.target.score(rows)
         except BaseException:
@@ -138,4 +153,15 @@ class Stepper:
             raise
         for row, _ in parts:
             row.sequence.num_computed = min(row.num_fed, len(row.sequence.tokens) - 1)
+        for scored in rows:
+            if scored.tapped is not None:
+                self.features.add(scored.handle, scored.tapped, len(scored.context))
         return logits
+
+    def _row(self, row: Scheduled, guess: Guesses) -> Row:
+        sequence = row.sequence
+        tapped = Tapped() if self.taps(sequence) else None
+        if not row.is_decided:
+            return Row(sequence.id, sequence.tokens[: row.num_fed], 0, tapped=tapped)
+        num_logits = len(guess.drafted) + 1
+        return Row(sequence.id, sequence.tokens, num_logits, guess.drafted, guess.unread, tapped=tapped)

@@ -145,7 +145,9 @@ class _Profiler:
         enough = max(lengths) + k_max + batch_size
         self.text = [token for _ in range(-(-enough // len(text))) for token in text]
         judge = Judge(engine.num_tokens, conditional(engine.options.synthetic_acceptance_rates or ()))
-        self.stepper = Stepper(engine.target, self._propose, judge, Clock(engine.target.device))
+        self.stepper = Stepper(
+            engine.target, self._propose, judge, Clock(engine.target.device), taps=lambda _: engine.drafter.taps
+        )
         self.sequences = [[self._sequence(place, b) for b in range(batch_size)] for place in range(len(lengths))]
         self.seconds: dict[tuple[str, int, int], list[float]] = {}
         self.overhead_rounds: list[list[float]] = []
@@ -184,6 +186,8 @@ class _Profiler:
     def feed(self) -> None:
         """Put every context into the caches of both models."""
         for place in range(len(self.lengths)):
+            if self.engine.drafter.taps:  # it drafts once the target has read the context
+                self._step(place, 0)
             self._step(place, self.k_max)
 
     def forwards(self, is_forth: bool) -> None:

@@ -139,8 +139,11 @@ def trace_draft(trace: Trace, drafter: Drafter, k_max: int, watch: Watch | None 
         watch: told how many of all prompts are done.
 
     Raises:
-        UsageError: the draft samples and is no language model, so that only a measurement tells its acceptance.
+        UsageError: the draft samples and is no language model, or reads the target's hidden states: only a measurement
+            tells its acceptance.
     """
+    if drafter.taps:
+        raise UsageError("a draft that reads the target's hidden states cannot be traced", "measure it with `bench`")
     tell = watch or (lambda _done, _total: None)
     if drafter.lm is not None:
         return _ForcedPass(trace, drafter.lm).run(tell)

@@ -1,0 +1,103 @@
+"""Hidden states of the target on their way to a drafter: those of every kept position, each once, in order.
+
+A forward feeds chunks of a prompt, a step's last token and drafted nodes, and after a failure or a preemption some of
+them again. The book keeps what stands and drops what the verdict refused, until the drafter takes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from specdec_cli.lm.door import Tapped
+
+
+@dataclass(slots=True)
+class _PendingStates:
+    """The states of one sequence that its drafter has not taken.
+
+    Args:
+        begin: position of the first; the drafter has those before, or needs none.
+        kept: states [positions, taps, hidden] of neighbouring positions.
+        nodes: states [nodes, taps, hidden] of the tokens that were drafted behind these, before the verdict.
+    """
+
+    begin: int
+    kept: list[Tensor] = field(default_factory=list)
+    nodes: Tensor | None = None
+
+    @property
+    def end(self) -> int:
+        """The position behind the last kept one."""
+        return self.begin + sum(len(states) for states in self.kept)
+
+    def cut(self, end: int) -> None:
+        """Drop what is kept of positions from `end` on."""
+        while self.kept and self.end > end:
+            self.kept[-1] = self.kept[-1][: max(0, len(self.kept[-1]) - self.end + end)]
+            if not len(self.kept[-1]):
+                self.kept.pop()
+
+
+class FeatureBook:
+    """The states of all sequences that wait for their drafters."""
+
+    def __init__(self) -> None:
+        self._pending: dict[int, _PendingStates] = {}
+
+    def begin(self, sequence_id: int, position: int) -> None:
+        """Start a sequence: the drafter knows, or needs not know, the states before a position."""
+        self._pending[sequence_id] = _PendingStates(position)
+
+    def known(self, sequence_id: int) -> int:
+        """First so many positions whose states the drafter or the book has."""
+        return self._pending.setdefault(sequence_id, _PendingStates(0)).end
+
+    def add(self, sequence_id: int, tapped: Tapped, num_context: int) -> None:
+        """Take what a forward fed: context tokens, and behind them drafted nodes.
+
+        Args:
+            sequence_id: of the row.
+            tapped: the row's, as the target filled it in.
+            num_context: tokens of the row's context, drafted ones not counted.
+        """
+        if tapped.states is None:
+            return
+        pending = self._pending.setdefault(sequence_id, _PendingStates(0))
+        pending.cut(tapped.first)
+        assert tapped.first <= pending.end, "the target skipped positions that the drafter has no states of"
+        num = num_context - tapped.first
+        new = tapped.states[:num][pending.end - tapped.first :]
+        if len(new):
+            pending.kept.append(new)
+        pending.nodes = tapped.states[num:]
+
+    def accept(self, sequence_id: int, path: Sequence[int]) -> None:
+        """Keep the nodes on the accepted path."""
+        pending = self._pending.get(sequence_id)
+        if pending is not None and pending.nodes is not None:
+            if path:
+                pending.kept.append(pending.nodes[list(path)])
+            pending.nodes = None
+
+    def take(self, sequence_id: int, num_tokens: int, columns: Sequence[int]) -> Tensor | None:
+        """States [positions, columns, hidden] since the last call, up to the last token but one of so many.
+
+        Of the last token there are none: the target reads it in the step to come. None where there are none at all.
+        """
+        pending = self._pending.get(sequence_id)
+        if pending is None:
+            return None
+        pending.cut(num_tokens - 1)
+        kept, pending.begin, pending.kept = pending.kept, pending.end, []
+        if not kept:
+            return None
+        states = kept[0] if len(kept) == 1 else torch.cat(kept)
+        return states if list(columns) == list(range(states.shape[1])) else states[:, list(columns)]
+
+    def drop(self, sequence_id: int) -> None:
+        """Forget a sequence; unknown ones are fine."""
+        self._pending.pop(sequence_id, None)
