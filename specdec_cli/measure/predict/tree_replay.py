@@ -5,6 +5,9 @@ children are the likeliest tokens of the draft in descending order, so the walk 
 its siblings is the rank of the next token, and ends where there is no such child. As for chains, every step begins
 behind the last one's own token.
 
+Where several tokens have the same probability and a node has children for only some of them, the drafter may choose
+others than the ranks say; that happens with drafts in half precision.
+
 Letters: B prompts, n the longest output, N positions of all outputs, L the tree's depth, R ranks below RANK_BEYOND.
 """
 
@@ -31,7 +34,8 @@ class TreeReplay:
         parents: of the tree's nodes.
         by_depth: counts by depth: what a chain's replay counts for drafted tokens, here for the depths of the tree.
         num_nodes: [B] drafted nodes. Where fewer tokens can occur than a node has children, the engine drafts fewer.
-        reached_by_rank: [B, R] how often a step had a node of this rank among the children to choose from.
+        reached_by_rank: [B, R] how often a step had a node of this rank among the children to choose from; as the
+            engine counts, not behind an accepted token that ends the output.
         accepted_by_rank: [B, R] how often it accepted that node.
     """
 
@@ -87,7 +91,7 @@ def replay_tree(trace: Trace, draft: str, parents: Sequence[int]) -> TreeReplay:
     visits = starts.visits(steps)
     by_depth = tally(starts, tree.depth, [(steps, visits)])
     num_nodes = (visits * tree.num_nodes[steps.asked]).sum(axis=1)
-    return TreeReplay(tree.parents, by_depth, num_nodes, *_by_rank(tree, choices, walked, steps, visits))
+    return TreeReplay(tree.parents, by_depth, num_nodes, *_by_rank(starts, tree, choices, walked, steps, visits))
 
 
 def acceptance_by_rank(trace: Trace, draft: str) -> FloatArray:
@@ -159,7 +163,7 @@ def _walk(starts: Starts, tree: _StaticTree, choices: IntArray) -> tuple[IntArra
 
 
 def _by_rank(
-    tree: _StaticTree, choices: IntArray, states: IntArray, steps: Steps, visits: FloatArray
+    starts: Starts, tree: _StaticTree, choices: IntArray, states: IntArray, steps: Steps, visits: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
     """How often each prompt's steps reached a child of each rank, and accepted it: [B, R] both."""
     num, n = choices.shape
@@ -167,7 +171,8 @@ def _by_rank(
     by_children, accepted = np.zeros((num, RANK_BEYOND + 1)), np.zeros((num, RANK_BEYOND + 1))
     padded = np.pad(choices, ((0, 0), (0, tree.depth)), constant_values=RANK_BEYOND)
     for depth in range(1, tree.depth + 1):
-        reaches = visits * steps.survival[..., depth - 1] * (steps.asked >= depth)
+        is_decided = (steps.asked >= depth) & (np.arange(n) + depth - 1 < starts.lengths[:, None])
+        reaches = visits * steps.survival[..., depth - 1] * is_decided
         np.add.at(by_children, (prompts, tree.num_children[states[..., depth - 1]]), reaches)
         stands = visits * steps.survival[..., depth]
         np.add.at(accepted, (prompts, padded[:, depth - 1 : depth - 1 + n]), stands)
