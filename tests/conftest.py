@@ -20,7 +20,7 @@ if not torch.cuda.is_available():
 
 
 @pytest.fixture(autouse=True)
-def quiet_machine(monkeypatch):
+def quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine on which nothing else runs: what a measuring command finds depends on no load."""
     from specdec_cli.measure.machine import interruption
     from specdec_cli.measure.machine.interruption import Usage

@@ -7,13 +7,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 from urllib.parse import urlsplit
+
+from typed import not_none
+
+
+class Proxy(ThreadingHTTPServer):
+    daemon_threads = True
+    target: str | None
+    asked: list[str]
+    url: str
 
 
 class ProxyHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    server: Proxy
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, *_: Any) -> None:
         pass
 
     def answer(self, status: int, body: bytes, kind: str = "text/html") -> None:
@@ -34,7 +45,7 @@ class ProxyHandler(BaseHTTPRequestHandler):
             self.answer(502, b"<h1>Bad gateway of the proxy</h1>")
             return
         parts = urlsplit(self.server.target)
-        connection = HTTPConnection(parts.hostname, parts.port)
+        connection = HTTPConnection(not_none(parts.hostname), parts.port)
         connection.request(self.command, urlsplit(self.path).path, body or None, {"content-type": "application/json"})
         found = connection.getresponse()
         self.answer(found.status, found.read(), found.getheader("content-type", ""))
@@ -48,10 +59,9 @@ class ProxyHandler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def proxying(target: str | None = None) -> Iterator[ThreadingHTTPServer]:
+def proxying(target: str | None = None) -> Iterator[Proxy]:
     """A proxy with `url` and what it was `asked`; everything goes to the target where one is given."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), ProxyHandler)
-    server.daemon_threads = True
+    server = Proxy(("127.0.0.1", 0), ProxyHandler)
     server.target, server.asked = target, []
     server.url = f"http://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)

@@ -82,7 +82,16 @@ class Fake:
         )
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    fake: Fake
+
+    def handle_error(self, *_: Any) -> None:
+        """A client that went away is not the server's fault."""
+
+
 class Handler(BaseHTTPRequestHandler):
+    server: _Server
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     server_version, sys_version = "fake", ""
@@ -204,13 +213,6 @@ class Handler(BaseHTTPRequestHandler):
         if fault != "cut":
             self.event("[DONE]")
         self.wfile.write(b"0\r\n\r\n")
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def handle_error(self, *_: Any) -> None:
-        """A client that went away is not the server's fault."""
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import shutil
 import signal
 import time
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 BINARY = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 _FLAGS = (
@@ -26,7 +26,9 @@ def _spawn(command: list[str]) -> tuple[int, BinaryIO, BinaryIO]:
     """A process that reads commands from descriptor 3 and answers on 4; its id, and our ends of the two pipes."""
     (there, write), (read, back) = os.pipe(), os.pipe()
     high = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in (there, back)]  # clear of 3 and 4
-    actions = [(os.POSIX_SPAWN_DUP2, end, place) for end, place in zip(high, (3, 4), strict=True)]
+    actions: list[tuple[Any, ...]] = [
+        (os.POSIX_SPAWN_DUP2, end, place) for end, place in zip(high, (3, 4), strict=True)
+    ]
     actions += [(os.POSIX_SPAWN_OPEN, stream, os.devnull, os.O_WRONLY, 0) for stream in (1, 2)]
     pid = os.posix_spawn(command[0], command, dict(os.environ), file_actions=actions)
     for end in (there, back, *high):
@@ -53,7 +55,7 @@ class Chromium:
     def __enter__(self) -> "Chromium":
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_: Any) -> None:
         self._write.close()
         os.kill(self._pid, signal.SIGKILL)
         os.waitpid(self._pid, 0)
@@ -66,7 +68,7 @@ class Chromium:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
 
-    def call(self, method: str, **params: object) -> dict:
+    def call(self, method: str, **params: Any) -> dict[str, Any]:
         """One command and its answer; what the console said on the way is kept."""
         self._number += 1
         message = {"id": self._number, "method": method, "params": params}
@@ -83,7 +85,7 @@ class Chromium:
         self.call("Page.navigate", url=url)
         self.wait(f"location.href.startsWith({json.dumps(url)}) && document.readyState === 'complete'")
 
-    def value(self, expression: str) -> object:
+    def value(self, expression: str) -> Any:
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
@@ -110,7 +112,7 @@ class Chromium:
         picture = self.call("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(picture["data"]))
 
-    def _next(self) -> dict:
+    def _next(self) -> dict[str, Any]:
         while b"\0" not in self._rest:
             chunk = self._read.read(1 << 16)
             assert chunk, "the browser ended"
@@ -118,7 +120,7 @@ class Chromium:
         message, self._rest = self._rest.split(b"\0", 1)
         return json.loads(message)
 
-    def _note(self, event: dict) -> None:
+    def _note(self, event: dict[str, Any]) -> None:
         if event.get("method") == "Runtime.exceptionThrown":
             self.console.append(str(event["params"]["exceptionDetails"].get("exception", {}).get("description")))
         elif event.get("method") == "Log.entryAdded":

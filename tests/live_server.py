@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from toy_engine import LETTERS, TableLM
 from toy_server import toy_models
@@ -34,9 +35,12 @@ class LiveServer(Server):
         return self.models.all[0].bridge
 
     def connect(self, timeout: float = SECONDS) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection(*self.listener.getsockname()[:2], timeout=timeout)
+        host, port = self.listener.getsockname()[:2]
+        return http.client.HTTPConnection(host, port, timeout=timeout)
 
-    def post(self, path: str, body: dict | bytes, headers: dict[str, str] = JSON) -> tuple[int, dict]:
+    def post(
+        self, path: str, body: dict[str, Any] | bytes, headers: dict[str, str] = JSON
+    ) -> tuple[int, dict[str, Any]]:
         """Status and JSON of an answer."""
         connection = self.connect()
         try:
@@ -46,7 +50,7 @@ class LiveServer(Server):
         finally:
             connection.close()
 
-    def text(self, body: dict) -> str:
+    def text(self, body: dict[str, Any]) -> str:
         """The text of a completion."""
         status, answer = self.post("/v1/completions", body)
         assert status == 200, answer
@@ -54,7 +58,7 @@ class LiveServer(Server):
 
 
 @contextmanager
-def live(engine: Engine, keys: tuple[str, ...] = (), **serve: object) -> Iterator[LiveServer]:
+def live(engine: Engine, keys: tuple[str, ...] = (), **serve: Any) -> Iterator[LiveServer]:
     """A server of an engine until the block ends, or until it ended by itself."""
     settings = Settings(Serve(port=0, **serve), keys)
     server = LiveServer(toy_models(settings, engine), settings, listen("127.0.0.1", 0))

@@ -5,6 +5,7 @@ import json
 import threading
 import time
 from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -33,7 +34,7 @@ class PageServer:
         prefix: str = "specdec",
         template: str | None = "{{ messages }}",
         key: str | None = None,
-        model: dict | None = None,
+        model: dict[str, Any] | None = None,
         answers: Sequence[Steps] = (STEPS,),
     ) -> None:
         self.answers = answers
@@ -42,7 +43,7 @@ class PageServer:
         self.model = {"id": "toy", "object": "model"} | (model or {})
         self.num_refused = 0
         self.is_loading = False
-        self.bodies: list[dict] = []
+        self.bodies: list[dict[str, Any]] = []
         self.num_disconnected = 0
         routes = [
             Route("/", self.page),
@@ -65,7 +66,7 @@ class PageServer:
         port = self._server.servers[0].sockets[0].getsockname()[1]
         return f"http://127.0.0.1:{port}/"
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_: Any) -> None:
         self._server.should_exit = True
         self._server.force_exit = True
         self._thread.join()
@@ -94,7 +95,11 @@ class PageServer:
         body = await request.json()
         self.bodies.append(body)
         if self._length(body) > self.model.get("max_model_len", 10**9):
-            error = {"message": "`messages` are too long", "param": "messages", "code": "context_length_exceeded"}
+            error: dict[str, Any] = {
+                "message": "`messages` are too long",
+                "param": "messages",
+                "code": "context_length_exceeded",
+            }
             return JSONResponse({"error": error}, 400)
         said = body["messages"][-1]["content"] if "messages" in body else body["prompt"]
         if "refuse" in said:
@@ -108,7 +113,7 @@ class PageServer:
         count = self._length(await request.json())
         return JSONResponse({"count": count, "max_model_len": self.model["max_model_len"], "tokens": []})
 
-    def _length(self, body: dict) -> int:
+    def _length(self, body: dict[str, Any]) -> int:
         """A conversation's tokens: ten for each turn."""
         return 10 * len(body.get("messages", ["prompt"]))
 
@@ -124,7 +129,8 @@ class PageServer:
                     raise ConnectionError("planted")
                 if not forever:
                     break
-            choice = {"index": 0, "finish_reason": "stop"} | ({"delta": {}} if is_chat else {"text": ""})
+            choice: dict[str, Any] = {"index": 0, "finish_reason": "stop"}
+            choice["delta" if is_chat else "text"] = {} if is_chat else ""
             usage = {"prompt_tokens": 4, "completion_tokens": 6, "total_tokens": 10}
             for document in ({"choices": [choice]}, {"choices": [], "usage": usage}):
                 yield b"data: " + json.dumps(document).encode() + b"\n\n"
@@ -139,7 +145,7 @@ class PageServer:
         self.metrics.stepped(Stepped((emitted,), 2, 1, 0, 0.001, 0.002, 0.001, 40, 100), 0)
         text = "".join(text for text, _ in step)
         tokens = [{"text": text, "accepted": accepted} for text, accepted in step]
-        choice = {"index": 0, "finish_reason": None}
+        choice: dict[str, Any] = {"index": 0, "finish_reason": None}
         choice |= {"delta": {"content": text}} if is_chat else {"text": text}
         choice["speculative"] = {"num_drafted": 3, "num_accepted": num_accepted, "tokens": tokens}
         return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"

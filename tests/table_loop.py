@@ -87,7 +87,7 @@ def exact_joint(table, params, length, prompt=PROMPT):
 class Loop:
     """The engine's step, for many draws at once. Planted faults override its parts."""
 
-    def __init__(self, table, params, mode, k, prompt=PROMPT, num_draws=20_000, without_chance=()):
+    def __init__(self, table, params, mode, k, prompt=PROMPT, num_draws=20_000, without_chance=()) -> None:
         self.table, self.mode, self.prompt, self.num_draws = table, mode, prompt, num_draws
         self.params = numbered(params, num_draws)
         self.k = k if callable(k) else lambda index: k
@@ -104,7 +104,7 @@ class Loop:
         """What is handed on as q."""
         return q.dense()
 
-    def keep_drafted(self, token, q_row):
+    def keep_drafted(self, token, q_row) -> bool:
         """Whether a token drawn from q stays drafted."""
         return True
 
@@ -121,7 +121,7 @@ class Loop:
             gc.enable()
         return [context[len(self.prompt) : wanted] for context in contexts]
 
-    def step(self, contexts, running):
+    def step(self, contexts, running) -> None:
         drafted, q_rows = self.propose(contexts, running)
         rows, previous, last = [], [], []
         for i in running:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import transformers
@@ -36,7 +37,7 @@ class Case:
     files: dict[str, str | bytes] | None = None
     environment: dict[str, str] | None = None
     stdin: bytes = b""
-    make: Callable[[Path, Path], object] | None = None
+    make: Callable[[Path, Path], Any] | None = None
 
 
 def case(name: str, arguments: str | list[str], code: int, *said: str, **rest) -> Case:
@@ -51,7 +52,7 @@ def generate(name: str, arguments: str | list[str], *said: str, code: int = USAG
 
 
 @pytest.fixture(scope="module")
-def sound(tmp_path_factory) -> Path:
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Models that load: a target, a draft of its family, one with another tokenizer, and a Mamba's folder."""
     folder = tmp_path_factory.mktemp("sound")
     for seed, name in enumerate(["target", "draft", "stranger"]):
@@ -63,7 +64,7 @@ def sound(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path, monkeypatch):
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty folder to work in, no variables of ours, a closed port for a hub."""
     for name in [name for name in os.environ if name.startswith("SPECDEC_")]:
         monkeypatch.delenv(name)
@@ -89,7 +90,7 @@ def assert_one_sentence(err: str, *said: str) -> None:
         assert words in err, err
 
 
-def model(change: Callable[[Path], object], role: str = "target") -> Callable[[Path, Path], object]:
+def model(change: Callable[[Path], Any], role: str = "target") -> Callable[[Path, Path], Any]:
     """A copy of a sound model, `./model`, with something done to it."""
 
     def make(sound: Path, here: Path) -> None:
@@ -99,15 +100,15 @@ def model(change: Callable[[Path], object], role: str = "target") -> Callable[[P
     return make
 
 
-def drop(*files: str) -> Callable[[Path], object]:
+def drop(*files: str) -> Callable[[Path], Any]:
     return lambda folder: [(folder / file).unlink() for file in files]
 
 
-def write(file: str, text: str) -> Callable[[Path], object]:
+def write(file: str, text: str) -> Callable[[Path], Any]:
     return lambda folder: (folder / file).write_text(text)
 
 
-def edit_config(**changes) -> Callable[[Path], object]:
+def edit_config(**changes) -> Callable[[Path], Any]:
     def change(folder: Path) -> None:
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(config | changes))
@@ -137,7 +138,7 @@ def foreign_tokenizer(folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def broken(name: str, change: Callable[[Path], object], *said: str, code: int = RUN) -> Case:
+def broken(name: str, change: Callable[[Path], Any], *said: str, code: int = RUN) -> Case:
     return generate(f"model: {name}", "-t ./model --quiet", *said, code=code, make=model(change))
 
 
@@ -447,7 +448,9 @@ def prepare(case: Case, sound: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_one_clear_sentence(case: Case, sound: Path, monkeypatch, capsys):
+def test_one_clear_sentence(
+    case: Case, sound: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     arguments = prepare(case, sound)
     for name, value in (case.environment or {}).items():
         monkeypatch.setenv(name, value)
@@ -461,7 +464,7 @@ def test_one_clear_sentence(case: Case, sound: Path, monkeypatch, capsys):
     assert contents(sound, Path.cwd()) == before
 
 
-def test_a_hub_that_cannot_be_reached_is_said_quickly(capsys):
+def test_a_hub_that_cannot_be_reached_is_said_quickly(capsys: pytest.CaptureFixture[str]) -> None:
     run(["generate", "-t", "./none", "--quiet", "a"])  # torch and transformers are imported now
     capsys.readouterr()
     start = time.perf_counter()
@@ -473,7 +476,7 @@ def test_a_hub_that_cannot_be_reached_is_said_quickly(capsys):
 
 
 @pytest.mark.skipif(hasattr(os, "geteuid") and os.geteuid() == 0, reason="root may read everything")
-def test_an_unreadable_prompt_file(tmp_path, capsys):
+def test_an_unreadable_prompt_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "p.txt").write_text("x")
     (tmp_path / "p.txt").chmod(0)
     assert run(["generate", "--prompt-file", str(tmp_path / "p.txt")]) == USAGE
@@ -483,7 +486,7 @@ def test_an_unreadable_prompt_file(tmp_path, capsys):
 BOMB = "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9 if i else ['x'] * 9)}]\n" for i in range(30))
 
 
-def test_a_yaml_bomb_is_defused(capsys):
+def test_a_yaml_bomb_is_defused(capsys: pytest.CaptureFixture[str]) -> None:
     """Nine to the thirtieth values if it went off; every alias is refused where it stands."""
     Path("bomb.yaml").write_text(BOMB)
     start = time.perf_counter()
@@ -497,7 +500,7 @@ def test_a_yaml_bomb_is_defused(capsys):
     assert lines[-1].startswith("hint: ")
 
 
-def test_every_problem_of_a_recipe_has_one_line(capsys):
+def test_every_problem_of_a_recipe_has_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     Path("my.yaml").write_text("sampling: {temperatur: 1, top_p: 2}\nengin: {}\n")
     assert run(["generate", "-r", "my.yaml", "a"]) == USAGE
     places = re.findall(r"^error: my\.yaml:(\d+:\d+): ", capsys.readouterr().err, re.MULTILINE)
@@ -523,7 +526,7 @@ def specdec(arguments: list[str | bytes], stdin: bytes | None = b"", **options) 
     ],
     ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else "",
 )
-def test_as_a_process(arguments, stdin, code, said):
+def test_as_a_process(arguments, stdin: bytes, code, said: str) -> None:
     Path("out.json").write_text("mine")
     done = specdec(arguments, stdin)
     assert done.returncode == code
@@ -532,7 +535,7 @@ def test_as_a_process(arguments, stdin, code, said):
     assert Path("out.json").read_text() == "mine"
 
 
-def test_a_closed_standard_input():
+def test_a_closed_standard_input() -> None:
     done = subprocess.run(
         ["bash", "-c", f"exec {sys.executable} -m specdec_cli.cli.main generate <&-"],
         capture_output=True,
@@ -544,7 +547,7 @@ def test_a_closed_standard_input():
     assert_one_sentence(done.stderr, "there is no prompt")
 
 
-def test_a_contradiction_is_refused_before_torch_is_imported():
+def test_a_contradiction_is_refused_before_torch_is_imported() -> None:
     program = (
         "import sys; from specdec_cli.cli.main import run\n"
         "code = run(['generate', '--verify', 'greedy', '--temperature', '1', 'a'])\n"

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 from test_readme import parse, program, words_of
+from typed import not_none
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -17,13 +18,13 @@ PAGES = sorted(DOCS.rglob("*.md"))
 
 def reference():
     spec = importlib.util.spec_from_file_location("docs_reference", ROOT / "scripts" / "docs_reference.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = importlib.util.module_from_spec(not_none(spec))
+    not_none(not_none(spec).loader).exec_module(module)
     return module
 
 
 @pytest.mark.parametrize("name", ["cli.md", "recipe-reference.md", "python-api.md", "architecture.md"])
-def test_a_reference_page_is_what_the_code_says(name):
+def test_a_reference_page_is_what_the_code_says(name: str) -> None:
     page = reference().PAGES[name]()
     hint = "run `python scripts/docs_reference.py`"
     assert (DOCS / name).read_text(encoding="utf-8").rstrip() == page.rstrip(), hint
@@ -36,7 +37,7 @@ def listed(nav) -> list[str]:
     return [name for one in inner for name in listed(one)]
 
 
-def test_every_page_is_listed_once():
+def test_every_page_is_listed_once() -> None:
     nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
     assert sorted(listed(nav)) == [str(page.relative_to(DOCS)) for page in PAGES]
 
@@ -48,7 +49,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
-def test_links_to_files_lead_somewhere(page):
+def test_links_to_files_lead_somewhere(page) -> None:
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         if re.match(r"[a-z]+:", target):
@@ -69,9 +70,9 @@ def command_lines() -> list[str]:
 
 
 @pytest.mark.parametrize("line", command_lines())
-def test_a_command_line_parses(line):
+def test_a_command_line_parses(line) -> None:
     parse(program(), "specdec", words_of(line))
 
 
-def test_every_command_is_used_on_some_page():
+def test_every_command_is_used_on_some_page() -> None:
     assert {words_of(line)[0] for line in command_lines()} == set(program().commands)

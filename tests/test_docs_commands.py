@@ -29,7 +29,7 @@ MEASURES = ("bench", "sweep-k", "compare-drafts")
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SPECDEC_API_KEY", raising=False)
     for name, text in FILES.items():
@@ -47,7 +47,7 @@ def words(line: str) -> list[str]:
     return found
 
 
-def run(arguments: list[str], capsys, may_be=(0,)) -> None:
+def run(arguments: list[str], capsys: pytest.CaptureFixture[str], may_be=(0,)) -> None:
     code = main.run(arguments)
     assert code in may_be, f"specdec {' '.join(arguments)}: {capsys.readouterr().err}"
 
@@ -64,19 +64,19 @@ def can_be_dry(name: str) -> bool:
 DRY = [line for line in command_lines() if can_be_dry(words_of(line)[0])]
 
 
-def test_there_are_commands():
+def test_there_are_commands() -> None:
     assert len(DRY) > 20
 
 
 @pytest.mark.parametrize("line", DRY)
-def test_a_command_would_run(line, folder, capsys):
+def test_a_command_would_run(line, folder, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = words(line)
     dry = [] if "--dry-run" in arguments else ["--dry-run"]
     run([*arguments, *dry, *overwriting(arguments)], capsys)
 
 
 @pytest.mark.parametrize("line", [line for line in command_lines() if words_of(line)[0] == "recipe"])
-def test_a_command_on_recipes_runs(line, folder, capsys):
+def test_a_command_on_recipes_runs(line, folder, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "mine.yaml").unlink()
     if "validate" in line:
         (folder / "mine.yaml").write_text(FILES["mine.yaml"])
@@ -99,7 +99,7 @@ def is_run(arguments: list[str]) -> bool:
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_PAIR, reason="the built-in pair is not there")
 @pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.name)
-def test_the_commands_of_a_page_run(page, folder, capsys):
+def test_the_commands_of_a_page_run(page, folder, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in filter(is_run, map(words, lines_of(page))):
         few = ["--num-prompts", "8" if "--batch-sizes" in arguments else "2"] if arguments[0] in MEASURES else []
         few += ["-n", "4"] if arguments[0] in ("generate", *MEASURES) else []

@@ -49,14 +49,14 @@ def names_of(kind) -> set[str]:
 
 
 @pytest.mark.parametrize("kind", ["ChatCompletionRequest", "CompletionRequest", "Message", "Speculative"])
-def test_the_http_page_names_every_field(kind):
+def test_the_http_page_names_every_field(kind: str) -> None:
     protocol = pytest.importorskip("specdec_cli.serve.protocol")
     said = " ".join(code(without_blocks(page("http-api.md"))))
     missing = {name for name in names_of(getattr(protocol, kind)) if not re.search(rf"\b{re.escape(name)}\b", said)}
     assert not missing
 
 
-def test_the_http_page_names_every_route():
+def test_the_http_page_names_every_route() -> None:
     routes = pytest.importorskip("specdec_cli.serve.http.routes").router.routes
     text = page("http-api.md")
     for route in routes:
@@ -73,19 +73,19 @@ NAMES = {"by_task": ["code"], "rows": ["builtin:draft"]}
 
 
 @pytest.mark.parametrize("row", rows(page("ci-gates.md"), "gate"), ids=lambda row: row[0])
-def test_a_gate_is_on_a_figure_of_its_command(row):
+def test_a_gate_is_on_a_figure_of_its_command(row) -> None:
     gate, *_ = code(row[0])
     commands = code(row[1]) or ["bench", "sweep-k", "compare-drafts"]
     for command in commands:
         check_paths(parse_all([gate]), SCHEMAS[command](), NAMES)
 
 
-def test_a_gate_on_no_figure_is_found():
+def test_a_gate_on_no_figure_is_found() -> None:
     with pytest.raises(UsageError, match="speed_up"):
         check_paths(parse_all(["speed_up < 1"]), bench.json_schema(), NAMES)
 
 
-def test_the_limits_are_the_servers():
+def test_the_limits_are_the_servers() -> None:
     shown = rows(page("serving.md"), "option")
     defaults = {name: field.default for name, field in Serve.model_fields.items()}
     for options, default, _ in shown:
@@ -99,7 +99,7 @@ def test_the_limits_are_the_servers():
     assert limits - {"--max-queue-delay-microseconds"} <= named
 
 
-def test_the_actions_inputs_are_its_own():
+def test_the_actions_inputs_are_its_own() -> None:
     action = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
     shown = {code(row[0])[0]: row[1] for row in rows(page("ci-gates.md"), "input")}
     assert shown.keys() == action["inputs"].keys()
@@ -123,16 +123,16 @@ def recipes() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("name", "block"), recipes(), ids=lambda text: text.splitlines()[0][:40])
-def test_a_recipe_is_valid(name, block):
+def test_a_recipe_is_valid(name, block) -> None:
     resolve_document(read_document(block.encode(), name))
 
 
-def test_there_are_recipes():
+def test_there_are_recipes() -> None:
     assert {name for name, _ in recipes()} >= {"recipes.md", "choosing-k.md"}
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in DOCS.glob("*.md")))
-def test_every_block_of_json_is_json(name):
+def test_every_block_of_json_is_json(name) -> None:
     import json
 
     for block in re.findall(r"^```json\n(.*?)^```$", page(name), re.MULTILINE | re.DOTALL):
@@ -148,10 +148,10 @@ def examples() -> list[tuple[str, str]]:
 
 @pytest.mark.skipif(not (ROOT / "specdec_cli/builtin/target/model.safetensors").is_file(), reason="no built-in pair")
 @pytest.mark.parametrize(("name", "block"), examples(), ids=lambda text: text.splitlines()[0][:40])
-def test_an_example_in_python_runs(name, block, capsys):
+def test_an_example_in_python_runs(name, block, capsys: pytest.CaptureFixture[str]) -> None:
     exec(compile(block, name, "exec"), {"__name__": "example"})
     assert capsys.readouterr().out
 
 
-def test_there_are_examples_in_python():
+def test_there_are_examples_in_python() -> None:
     assert "decoding.md" in [name for name, _ in examples()]

@@ -28,13 +28,13 @@ class Family:
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def family(request, tmp_path_factory) -> Family:
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Family:
     folder = make_tiny(request.param, tmp_path_factory.mktemp(request.param), seed=1)
     return Family(folder, load_lm(str(folder)), load_lm(str(folder)), transformers_greedy(folder, PROMPTS))
 
 
 @pytest.fixture(scope="module")
-def stranger(tmp_path_factory) -> TransformersLM:
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> TransformersLM:
     return tiny_lm(tmp_path_factory.mktemp("draft"), "llama", seed=9, num_hidden_layers=1)
 
 
@@ -48,13 +48,13 @@ def counts(outputs) -> tuple[int, int]:
     return sum(one.num_draft_tokens for one in every), sum(one.num_accepted_tokens for one in every)
 
 
-def test_without_a_draft(family):
+def test_without_a_draft(family) -> None:
     assert any(len(set(text)) > 8 for text in family.plain), "the oracle's text repeats itself: it would hide faults"
     assert tokens(decode(family.target, None, 0, params=PARAMS)) == family.plain
     assert one_by_one(family.target, None, 0) == family.plain
 
 
-def test_with_a_random_draft(family, stranger):
+def test_with_a_random_draft(family, stranger) -> None:
     for place, k in enumerate((0, 1, 4, 8)):
         outputs = decode(family.target, stranger, k, params=PARAMS)
         assert tokens(outputs) == family.plain
@@ -64,7 +64,7 @@ def test_with_a_random_draft(family, stranger):
         assert tokens(decode(family.target, stranger, k, [PROMPTS[place]], PARAMS)) == [family.plain[place]]
 
 
-def test_with_itself_as_draft(family):
+def test_with_itself_as_draft(family) -> None:
     for k in (1, 4, 8):
         outputs = decode(family.target, family.itself, k, params=PARAMS)
         assert tokens(outputs) == family.plain
@@ -72,7 +72,7 @@ def test_with_itself_as_draft(family):
         assert one_by_one(family.target, family.itself, k) == family.plain
 
 
-def test_with_ngram(family):
+def test_with_ngram(family) -> None:
     for k in (1, 4, 8):
         outputs = decode(family.target, ngram(), k, params=PARAMS)
         assert tokens(outputs) == family.plain

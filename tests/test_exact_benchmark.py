@@ -14,7 +14,7 @@ from specdec_cli.lm.llama import native
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
-def exit_status(monkeypatch, *arguments):
+def exit_status(monkeypatch: pytest.MonkeyPatch, *arguments):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     monkeypatch.setattr(sys, "argv", ["exact.py", "--short", *arguments])
     with pytest.raises(SystemExit) as ended:
@@ -26,7 +26,7 @@ def is_row_invariant():
     return all(check.holds for check in row_invariance(torch.bfloat16) if check.needed)
 
 
-def test_the_short_form_holds(monkeypatch, capsys):
+def test_the_short_form_holds(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     if not is_row_invariant():
         pytest.skip("this machine's bfloat16 kernels are not row-invariant")
     assert exit_status(monkeypatch) == 0
@@ -34,7 +34,9 @@ def test_the_short_form_holds(monkeypatch, capsys):
 
 
 @pytest.mark.skipif(native.missing() is not None, reason="our own decoder does not run here")
-def test_a_row_that_follows_its_company_is_noticed(monkeypatch, capsys):
+def test_a_row_that_follows_its_company_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The planted fault: rows that are computed together have other bits."""
     plant(monkeypatch, "a row is another one in company")
     assert exit_status(monkeypatch, "--precision", "bfloat16") == 1

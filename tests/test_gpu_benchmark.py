@@ -14,10 +14,10 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
 @pytest.fixture
-def run(monkeypatch):
+def run(monkeypatch: pytest.MonkeyPatch):
     """Runs the script with these options; its names."""
 
-    def run(*options, name="__main__"):
+    def run(*options, name: str = "__main__"):
         monkeypatch.syspath_prepend(str(BENCHMARKS))
         monkeypatch.setattr(sys, "argv", ["gpu.py", *options])
         return runpy.run_path(str(BENCHMARKS / "gpu.py"), run_name=name)
@@ -25,7 +25,9 @@ def run(monkeypatch):
     return run
 
 
-def test_every_part_of_it_runs_without_a_gpu_and_nothing_is_kept(run, tmp_path, capsys, monkeypatch):
+def test_every_part_of_it_runs_without_a_gpu_and_nothing_is_kept(
+    run, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     kept = set((BENCHMARKS / "results").iterdir())
     target = str(make_tiny("llama", tmp_path / "target", max_position_embeddings=2048))
     draft = str(make_tiny("llama", tmp_path / "draft", max_position_embeddings=2048, num_hidden_layers=1))
@@ -40,14 +42,14 @@ def test_every_part_of_it_runs_without_a_gpu_and_nothing_is_kept(run, tmp_path, 
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_it_says_so(run, capsys):
+def test_without_a_gpu_it_says_so(run, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         run()
     assert ended.value.code == 1
     assert capsys.readouterr().err == "there is no GPU here: nothing was measured\n"
 
 
-def test_the_graphs_of_a_round_are_those_replayed_most(run, monkeypatch):
+def test_the_graphs_of_a_round_are_those_replayed_most(run, monkeypatch: pytest.MonkeyPatch) -> None:
     names, replayed = run(name="gpu"), []
     monkeypatch.setattr(graphs, "record", lambda run, device, pool: (lambda: replayed.append(run()), None))
     recorder, cpu = names["Recorder"](), torch.device("cpu")
@@ -60,7 +62,7 @@ def test_the_graphs_of_a_round_are_those_replayed_most(run, monkeypatch):
         assert set(replayed) == most
 
 
-def test_waits_are_told_from_calls_that_do_not_wait(run):
+def test_waits_are_told_from_calls_that_do_not_wait(run) -> None:
     num_waits = run(name="gpu")["num_waits"]
     waits = ["cudaStreamSynchronize", "cudaMemcpy", "cudaEventSynchronize", "cudaDeviceSynchronize"]
     assert num_waits([*waits, "cudaMemcpyAsync", "cudaGraphLaunch", "aten::item", "cudaEventQuery"]) == 4

@@ -21,10 +21,10 @@ def classes() -> dict[str, list[str]]:
     return found
 
 
-def test_class_names_are_unique():
+def test_class_names_are_unique() -> None:
     assert {name: places for name, places in classes().items() if len(places) > 1 and name not in PLUG_INS} == {}
 
 
-def test_plug_ins_lie_in_their_room():
+def test_plug_ins_lie_in_their_room() -> None:
     for name in PLUG_INS:
         assert all(place.startswith("drafters/") for place in classes()[name])

@@ -2,10 +2,12 @@
 
 import asyncio
 import socket
+from pathlib import Path
 
 import pytest
 from fake_proxy import proxying
 from fake_server import Fake, serving
+from typed import not_none
 
 from specdec_cli import proxy
 from specdec_cli.errors import RunError, UsageError
@@ -17,7 +19,7 @@ from specdec_cli.proxy import exempt_this_machine, is_this_machine, proxy_of
 
 
 @pytest.fixture(autouse=True)
-def no_proxies(monkeypatch):
+def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
@@ -31,18 +33,20 @@ OWN_NAMES = [
 
 
 @pytest.mark.parametrize("host", OWN_NAMES)
-def test_13_this_machine_has_many_names(host, monkeypatch):
+def test_13_this_machine_has_many_names(host, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://cache:3128")
     assert is_this_machine(host)
     assert proxy_of(f"http://[{host}]:8000" if ":" in host else f"http://{host}:8000") is None
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "example.test", "2001:db8::1", "224.0.0.1", "a" * 300, "", "no\ud800"])
-def test_13_other_machines(host):
+def test_13_other_machines(host: str) -> None:
     assert not is_this_machine(host)
 
 
-def test_13_addresses_of_own_interfaces_and_names_of_the_hosts_file(monkeypatch, tmp_path):
+def test_13_addresses_of_own_interfaces_and_names_of_the_hosts_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     asked = []
 
     def resolve(host, *_, **__):
@@ -60,7 +64,7 @@ def test_13_addresses_of_own_interfaces_and_names_of_the_hosts_file(monkeypatch,
     assert asked == [], "the proxy looks up names that are not ours"
 
 
-def test_13_an_own_address_is_found_without_asking_the_network():
+def test_13_an_own_address_is_found_without_asking_the_network() -> None:
     import psutil
 
     found = [a.address for card in psutil.net_if_addrs().values() for a in card if a.family == socket.AF_INET]
@@ -80,7 +84,7 @@ def test_13_an_own_address_is_found_without_asking_the_network():
         ("http://far.test", "far.test", True), (",,", "far.test", False), ("]:[,a:b:c/9", "far.test", False),
     ],
 )  # fmt: skip
-def test_13_no_proxy(monkeypatch, no_proxy, host, exempt):
+def test_13_no_proxy(monkeypatch: pytest.MonkeyPatch, no_proxy: str, host: str, exempt: bool) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://cache:3128")
     monkeypatch.setenv("NO_PROXY", no_proxy)
     found = proxy_of(f"http://[{host}]:8000" if ":" in host else f"http://{host}:8000")
@@ -99,7 +103,7 @@ def test_13_no_proxy(monkeypatch, no_proxy, host, exempt):
         ({"HTTP_PROXY": ""}, "http://far.test", "None"),
     ],
 )
-def test_13_which_proxy_and_who_says_so(monkeypatch, variables, url, words):
+def test_13_which_proxy_and_who_says_so(monkeypatch: pytest.MonkeyPatch, variables, url: str, words: str) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert str(proxy_of(url)) == words
@@ -115,7 +119,7 @@ def models(url: str) -> list[str]:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "localhost", "127.1", socket.gethostname()])
-def test_13_a_server_here_is_asked_without_the_proxy(monkeypatch, host):
+def test_13_a_server_here_is_asked_without_the_proxy(monkeypatch: pytest.MonkeyPatch, host) -> None:
     with proxying() as between, serving(Fake()) as fake:
         for name in ("HTTP_PROXY", "ALL_PROXY", "HTTPS_PROXY"):
             monkeypatch.setenv(name, between.url)
@@ -123,7 +127,7 @@ def test_13_a_server_here_is_asked_without_the_proxy(monkeypatch, host):
     assert between.asked == []
 
 
-def test_13_an_error_through_a_proxy_names_it(monkeypatch):
+def test_13_an_error_through_a_proxy_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     with proxying() as between:
         monkeypatch.setenv("HTTP_PROXY", between.url)
         monkeypatch.setenv("HTTPS_PROXY", between.url)
@@ -135,7 +139,7 @@ def test_13_an_error_through_a_proxy_names_it(monkeypatch):
         "`http://far.test:8000/v1/models` refused the request (502): Bad gateway of the proxy; "
         f"asked through the proxy `{between.url}` (HTTP_PROXY)"
     )
-    assert "NO_PROXY=far.test" in caught.value.hint
+    assert "NO_PROXY=far.test" in not_none(caught.value.hint)
     assert "403" in tunnelled.value.message
     assert "(HTTPS_PROXY)" in tunnelled.value.message
     with pytest.raises(EndpointError, match="connection refused; asked through the proxy") as caught:
@@ -149,7 +153,7 @@ def test_13_an_error_through_a_proxy_names_it(monkeypatch):
     ("value", "words"),
     [("ftp://cache", "not a proxy's address"), ("http://[", "not a proxy"), ("http://a:b:c", "not a proxy")],
 )
-def test_13_a_proxy_that_cannot_be_one(monkeypatch, value, words):
+def test_13_a_proxy_that_cannot_be_one(monkeypatch: pytest.MonkeyPatch, value: str, words: str) -> None:
     monkeypatch.setenv("ALL_PROXY", value)
     with pytest.raises(UsageError, match=words) as caught:
         models("http://far.test")
@@ -158,14 +162,14 @@ def test_13_a_proxy_that_cannot_be_one(monkeypatch, value, words):
         assert models(fake.url)
 
 
-def test_13_a_socks_proxy_without_its_package_is_a_sentence(monkeypatch):
+def test_13_a_socks_proxy_without_its_package_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "socksio", None)
     monkeypatch.setenv("ALL_PROXY", "socks5://cache:1080")
     with pytest.raises(UsageError, match="needs the package `socksio`"):
         models("http://far.test")
 
 
-def test_13_libraries_that_read_the_environment_leave_this_machine_alone(monkeypatch):
+def test_13_libraries_that_read_the_environment_leave_this_machine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     import os
 
     monkeypatch.setenv("HTTP_PROXY", "http://cache:3128")
@@ -177,7 +181,7 @@ def test_13_libraries_that_read_the_environment_leave_this_machine_alone(monkeyp
     assert os.environ["no_proxy"] == "near.test,0.0.0.0"
 
 
-def test_13_a_hub_that_is_asked_through_a_proxy_is_named_with_it(monkeypatch):
+def test_13_a_hub_that_is_asked_through_a_proxy_is_named_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub import constants
 
     from specdec_cli.lm.files.checkpoint import hub_proxy_words

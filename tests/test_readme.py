@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -111,7 +112,7 @@ def cells(output: str) -> set[str]:
     return {cell for cell in found if not re.search(r"\d|^─+$", cell)}
 
 
-def test_the_quick_start_is_four_commands_with_their_output():
+def test_the_quick_start_is_four_commands_with_their_output() -> None:
     assert [words_of(line)[0] for line in command_lines()] == ["generate", "bench", "sweep-k", "serve"]
     assert len(fenced("console")) == 4
     for line, output in shown().items():
@@ -124,7 +125,9 @@ MEASURED = [pytest.param(line, marks=() if f" {QUICK} " in line else pytest.mark
 
 @pytest.mark.skipif(not BUILTIN.is_dir(), reason="the built-in pair's weights are not here")
 @pytest.mark.parametrize("line", MEASURED)
-def test_a_command_prints_what_the_readme_shows(line: str, tmp_path: Path, monkeypatch, capsys):
+def test_a_command_prints_what_the_readme_shows(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert main.run(words_of(line)) == 0
     printed = capsys.readouterr()
@@ -141,7 +144,7 @@ speculation: {num_speculative_tokens: 4}
 
 @pytest.mark.slow
 @pytest.mark.skipif(not BUILTIN.is_dir(), reason="the built-in pair's weights are not here")
-def test_the_served_recipe_answers_as_the_readme_shows(tmp_path: Path):
+def test_the_served_recipe_answers_as_the_readme_shows(tmp_path: Path) -> None:
     (serve, ready), (curl, answer) = list(shown().items())[-2:]
     (tmp_path / "tuned.yaml").write_text(TUNED, encoding="utf-8")
     with socket.socket() as free:
@@ -161,7 +164,7 @@ def test_the_served_recipe_answers_as_the_readme_shows(tmp_path: Path):
     assert [piece for piece in pieces if piece not in got] == []
 
 
-def test_the_install_lines_name_what_there_is():
+def test_the_install_lines_name_what_there_is() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     install = README[README.index("## Install") : README.index("## Quick start")]
     assert f"`{project['name']}`" in install
@@ -176,19 +179,19 @@ def test_the_install_lines_name_what_there_is():
     assert ". .venv/bin/activate" in install
 
 
-def test_the_readme_is_short():
+def test_the_readme_is_short() -> None:
     assert len(README.splitlines()) <= 190
     assert len(re.findall(r"\S*\w\S*", README)) <= 1200
 
 
-def test_the_picture_is_there():
+def test_the_picture_is_there() -> None:
     pictures = re.findall(r"!\[([^\]]+)\]\(([^)]+)\)", README)
     assert pictures
     assert [name for _, name in pictures if not (ROOT / name).is_file()] == []
 
 
 @pytest.mark.parametrize("line", command_lines())
-def test_a_command_line_parses(line: str):
+def test_a_command_line_parses(line: str) -> None:
     context = parse(program(), "specdec", words_of(line))
     recipe = context.params.get("shared_recipe")
     written = {
@@ -199,34 +202,36 @@ def test_a_command_line_parses(line: str):
     assert recipe is None or recipe in {found.name for found in shipped.list_recipes()} | written
 
 
-def test_a_line_with_an_unknown_option_does_not_parse():
+def test_a_line_with_an_unknown_option_does_not_parse() -> None:
     with pytest.raises(main._UsageProblem):
         parse(program(), "specdec", words_of("specdec generate --no-such-option x  # comment"))
 
 
-def test_every_command_is_shown_and_every_shown_one_exists():
+def test_every_command_is_shown_and_every_shown_one_exists() -> None:
     listed = re.findall(r"^\| `specdec ([\w-]+)` \|", README, re.MULTILINE)
     assert sorted(listed) == sorted(program().commands)
     assert {words_of(line)[0] for line in command_lines()} <= set(listed)
 
 
-def test_every_exit_code_is_named():
+def test_every_exit_code_is_named() -> None:
     sentence = re.search(r"Exit codes: (.*?)\.\s", README, re.DOTALL)
     assert sentence
     assert {int(code) for code in re.findall(r"\b\d+\b", sentence[1])} == set(ExitCode)
 
 
-def test_the_shared_options_of_every_decoding_command_are_looked_at():
+def test_the_shared_options_of_every_decoding_command_are_looked_at() -> None:
     assert set(LEFT_OUT) == set(program().commands) - NOT_DECODING
 
 
-def options_in_help(command: str, capsys) -> set[str]:
+def options_in_help(command: str, capsys: pytest.CaptureFixture[str]) -> set[str]:
     assert main.run([command, "--help-all"]) == 0
     return set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", capsys.readouterr().out))
 
 
 @pytest.mark.parametrize("command", sorted(LEFT_OUT))
-def test_help_lists_the_shared_options(command: str, capsys, monkeypatch):
+def test_help_lists_the_shared_options(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "160")
     listed = options_in_help(command, capsys)
     short = {name for name, long in SHORT.items() if long not in LEFT_OUT[command]}
@@ -240,7 +245,9 @@ def test_help_lists_the_shared_options(command: str, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("command", sorted(LEFT_OUT))
-def test_help_names_every_option_of_the_command(command: str, capsys, monkeypatch):
+def test_help_names_every_option_of_the_command(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "160")
     own = {name for option in program().commands[command].params for name in option.opts if name.startswith("-")}
     assert own <= options_in_help(command, capsys)
@@ -248,7 +255,7 @@ def test_help_names_every_option_of_the_command(command: str, capsys, monkeypatc
 
 @pytest.mark.skipif(not BUILTIN.is_dir(), reason="the built-in pair's weights are not here")
 @pytest.mark.parametrize("example", fenced("python"), ids=lambda text: text.split("\n")[0])
-def test_a_python_example_runs(example: str, capsys):
+def test_a_python_example_runs(example: str, capsys: pytest.CaptureFixture[str]) -> None:
     exec(compile(example, "README.md", "exec"), {"__name__": "example"})
     out = capsys.readouterr().out
     assert "Traceback" not in out
@@ -262,13 +269,13 @@ def tree() -> list[tuple[str, str]]:
     return [(name.rstrip("/"), words.strip()) for name, _, words in parts]
 
 
-def test_the_tree_names_what_is_there():
+def test_the_tree_names_what_is_there() -> None:
     assert [path for path, _ in tree() if not (ROOT / path).exists()] == []
     assert {"recipes", "tests", "benchmarks", "scripts", "docs"} <= {path for path, _ in tree()}
     assert [path for path, words in tree() if not words] == []
 
 
-def test_every_room_stands_with_its_first_line_on_the_architecture_page():
+def test_every_room_stands_with_its_first_line_on_the_architecture_page() -> None:
     package = ROOT / "specdec_cli"
     first_lines = {
         str(file.parent.relative_to(package)): file.read_text(encoding="utf-8").split("\n")[0].strip('"')
@@ -278,7 +285,7 @@ def test_every_room_stands_with_its_first_line_on_the_architecture_page():
     assert rooms == first_lines
 
 
-def test_every_link_to_a_file_leads_somewhere():
+def test_every_link_to_a_file_leads_somewhere() -> None:
     links = [link for link in re.findall(r"\]\(([^)]+)\)", README) if "://" not in link]
     assert links
     assert [link for link in links if not (ROOT / link.split("#")[0]).exists()] == []
@@ -293,12 +300,12 @@ def tables_script():
     return module
 
 
-def test_the_tables_are_what_the_results_say(capsys):
+def test_the_tables_are_what_the_results_say(capsys: pytest.CaptureFixture[str]) -> None:
     assert "<!-- table:builtin -->" in README
     assert tables_script().main(["--check"]) == 0, capsys.readouterr().err
 
 
-def test_the_performance_page_has_every_table_once():
+def test_the_performance_page_has_every_table_once() -> None:
     tables = tables_script()
     page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
     assert sorted(name for _, name, _, _ in tables.MARKED.findall(page)) == sorted(tables.TABLES)
@@ -324,7 +331,7 @@ ROW = {
 }
 
 
-def keep(file: Path, found: dict | list) -> None:
+def keep(file: Path, found: dict[str, Any] | list[Any]) -> None:
     file.write_text(json.dumps({"machine": MACHINE, "load_average_after_1m": 1.5, "results": found}))
 
 
@@ -334,7 +341,7 @@ def results(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_table_is_written_from_its_result(results: Path):
+def test_a_table_is_written_from_its_result(results: Path) -> None:
     text = tables_script().filled("a\n<!-- table:builtin -->\nold\n<!-- /table -->\nb\n", results)
     assert text == (
         "a\n<!-- table:builtin -->\n"
@@ -347,22 +354,22 @@ def test_a_table_is_written_from_its_result(results: Path):
     )
 
 
-def test_other_tokens_are_not_hidden(results: Path):
+def test_other_tokens_are_not_hidden(results: Path) -> None:
     document = json.loads((results / "builtin_pair.json").read_text())
     document["results"]["rows"].append(ROW | {"prompts_with_other_tokens": 3})
     (results / "builtin_pair.json").write_text(json.dumps(document))
     assert "3 prompts gave other tokens with the draft." in tables_script().table("builtin", results)
 
 
-def test_the_caption_names_int8_draft_weights(results: Path):
+def test_the_caption_names_int8_draft_weights(results: Path) -> None:
     document = json.loads((results / "builtin_pair.json").read_text())
     document["results"]["draft_quantize"] = "int8"
     (results / "builtin_pair.json").write_text(json.dumps(document))
     assert ", int8 draft weights in our runs. " in tables_script().table("builtin", results)
 
 
-def test_adaptive_stands_by_draft_and_by_how_many_run_together(tmp_path: Path):
-    def row(draft: str, batch: int, cold: bool, total: float) -> dict:
+def test_adaptive_stands_by_draft_and_by_how_many_run_together(tmp_path: Path) -> None:
+    def row(draft: str, batch: int, cold: bool, total: float) -> dict[str, Any]:
         figures = {"adaptive": {"total": total, "ci95": [total - 0.1, total + 0.1]}, "fixed": {"total": 0.5}}
         figures |= {"plain_again": {"total": total - 0.3}}
         figures |= {"measured_on": {"cpu": "A CPU", "load_average_1m": total, "commit": f"c{batch}"}}
@@ -384,7 +391,7 @@ def test_adaptive_stands_by_draft_and_by_how_many_run_together(tmp_path: Path):
     ]
 
 
-def test_streams_stand_by_policy(tmp_path: Path):
+def test_streams_stand_by_policy(tmp_path: Path) -> None:
     point = {"streams": 1, "none": 800.4, "adaptive / none": 1.8, "ci95": {"adaptive / none": [1.7, 1.9]}}
     point["of_starts"] = {"adaptive / none": [1.7, 1.9]}
     points = [point, point | {"streams": 4, "none": 2000.0, "adaptive / none": 1.01}]
@@ -401,7 +408,7 @@ def test_streams_stand_by_policy(tmp_path: Path):
     ]
 
 
-def test_a_server_is_compared_with_new_processes(tmp_path: Path):
+def test_a_server_is_compared_with_new_processes(tmp_path: Path) -> None:
     over = {"ratio": 1.25, "ci95": [1.2, 1.3], "of_starts": [1.2, 1.3]}
     facts = {"tokens_per_second": 9.0, "generate with the same options": over, "generate with a fixed k=4": over}
     keep(tmp_path / "serve_against_generate.json", {"adaptive": facts})
@@ -413,7 +420,7 @@ def test_a_server_is_compared_with_new_processes(tmp_path: Path):
     assert lines[3] == "| adaptive | 1.25 [1.20, 1.30] | 1.25 [1.20, 1.30] |"
 
 
-def test_a_roofline_compares_rows_with_reading_the_weights(tmp_path: Path):
+def test_a_roofline_compares_rows_with_reading_the_weights(tmp_path: Path) -> None:
     row = {"megabytes": 700.4, "read_gb_per_second": 45.6, "ms_by_rows": {"1": 17.7}}
     row |= {"share_of_floor_at_1_row": 0.8, "5_rows_over_1": 1.02}
     keep(tmp_path / "roofline_embedded.json", {"target": "T", "context": 128, "rows": {"int8": row, "bfloat16": row}})
@@ -422,15 +429,15 @@ def test_a_roofline_compares_rows_with_reading_the_weights(tmp_path: Path):
     assert lines[4:] == ["| bfloat16 | 700 | 46 | 17.70 | 1.25 | 1.02 |", "| int8 | 700 | 46 | 17.70 | 1.25 | 1.02 |"]
 
 
-def test_a_free_draft_shows_the_embedded_target_as_it_is(tmp_path: Path):
+def test_a_free_draft_shows_the_embedded_target_as_it_is(tmp_path: Path) -> None:
     arm = {"name": "embedded", "dtype": "bfloat16", "quantize": "int8", "rows": []}
     row = {"k": 2, "tokens_per_step": 2.97, "efficiency": 0.99, "ci95": [0.98, 1.0]}
     keep(tmp_path / "free_draft.json", [arm, arm | {"quantize": "none", "rows": [row]}])
     assert tables_script().table("free-draft", tmp_path).splitlines()[-1] == "| 2 | 2.97 | 0.99 [0.98, 1.00] |"
 
 
-def test_threads_stand_by_busy_processes(tmp_path: Path):
-    names = ("speed-up, threads chosen", "speed-up, one thread", "speed-up, chosen over one")
+def test_threads_stand_by_busy_processes(tmp_path: Path) -> None:
+    names: tuple[str, ...] = ("speed-up, threads chosen", "speed-up, one thread", "speed-up, chosen over one")
     names += ("tokens/s, chosen over one, without draft", "tokens/s, chosen over one, with draft")
     facts = {name: {"median": 1 + place, "ci95": [place, 9]} for place, name in enumerate(names)}
     keep(tmp_path / "threads.json", {"at_work": 1.0, "0 neighbours": facts, "4 neighbours": facts})
@@ -440,8 +447,8 @@ def test_threads_stand_by_busy_processes(tmp_path: Path):
     assert lines == [f"| 0 | {cells}", f"| 4 | {cells}"]
 
 
-def test_other_engines_stand_beside_ours_and_their_other_texts_are_told(tmp_path: Path):
-    def peer(speed: float) -> dict:
+def test_other_engines_stand_beside_ours_and_their_other_texts_are_told(tmp_path: Path) -> None:
+    def peer(speed: float) -> dict[str, Any]:
         over = {"median": 100 / speed, "ci95": [1.0, 9.0]}
         return {"tokens_per_second": speed, "draft_over_it": over, "equal": {"mismatches": 0}}
 
@@ -472,14 +479,16 @@ def test_other_engines_stand_beside_ours_and_their_other_texts_are_told(tmp_path
     assert len(lines) == 7
 
 
-def test_a_table_without_a_result_is_empty_and_an_unknown_one_is_refused(tmp_path: Path):
+def test_a_table_without_a_result_is_empty_and_an_unknown_one_is_refused(tmp_path: Path) -> None:
     tables = tables_script()
     assert tables.table("builtin", tmp_path) == ""
     with pytest.raises(SystemExit, match="names table `other`"):
         tables.filled("<!-- table:other -->\n<!-- /table -->", tmp_path)
 
 
-def test_every_outdated_page_is_found_and_rewritten(results: Path, tmp_path: Path, monkeypatch, capsys):
+def test_every_outdated_page_is_found_and_rewritten(
+    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     tables = tables_script()
     pages = (tmp_path / "README.md", tmp_path / "performance.md")
     for page in pages:

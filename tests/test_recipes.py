@@ -18,26 +18,26 @@ def commands(name: str) -> list[str]:
     return [line for line in lines if line.startswith("specdec ")]
 
 
-def test_the_recipes_of_the_contract_are_shipped():
+def test_the_recipes_of_the_contract_are_shipped() -> None:
     assert {"builtin", "builtin-ngram", "qwen3-8b", "llama2-70b-tinyllama"} <= set(RECIPES)
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_is_valid_and_complete(name: str):
+def test_is_valid_and_complete(name: str) -> None:
     resolved = resolve(name, methods=draft_methods())
     assert resolved.origins["target.model"].startswith("recipe ")
     assert not resolved.built_in_pair
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_head_comment_begins_with_a_sentence(name: str):
+def test_head_comment_begins_with_a_sentence(name: str) -> None:
     title = shipped.head_comment(shipped.find(name))[0]
     assert 20 <= len(title) <= 118
     assert title.endswith(".")
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_head_comment_has_a_command_that_parses(name: str):
+def test_head_comment_has_a_command_that_parses(name: str) -> None:
     found = commands(name)
     assert found, f"the head comment of {name} shows no `specdec …` line"
     for line in found:
@@ -63,7 +63,7 @@ def parse(command: str, arguments: list[str]) -> Shared:
     return seen[0]
 
 
-def test_recipes_are_found_from_a_checkout_and_a_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_recipes_are_found_from_a_checkout_and_a_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert shipped.folder() == Path(main.__file__).parents[2] / "recipes"
     package = tmp_path / "specdec_cli"
     (package / "recipes").mkdir(parents=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from typed import not_none
 
 import specdec_cli
 
@@ -26,10 +27,10 @@ def read(name: str):
     return yaml.safe_load((ROOT / name).read_text(encoding="utf-8"))
 
 
-def links(monkeypatch, home: str | None, origin: str = "") -> dict[str, str]:
+def links(monkeypatch: pytest.MonkeyPatch, home: str | None, origin: str = "") -> dict[str, str]:
     spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
-    hook = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(hook)
+    hook = importlib.util.module_from_spec(not_none(spec))
+    not_none(not_none(spec).loader).exec_module(hook)
     monkeypatch.setattr(hook, "_origin", lambda: origin)
     monkeypatch.delenv("SPECDEC_REPOSITORY_URL", raising=False)
     if home is not None:
@@ -39,18 +40,18 @@ def links(monkeypatch, home: str | None, origin: str = "") -> dict[str, str]:
     return metadata["urls"]
 
 
-def test_a_release_links_to_the_repository_it_is_built_in(monkeypatch):
+def test_a_release_links_to_the_repository_it_is_built_in(monkeypatch: pytest.MonkeyPatch) -> None:
     assert links(monkeypatch, "https://example.org/a/specdec.git")["Issues"] == "https://example.org/a/specdec/issues"
     assert links(monkeypatch, None, "https://example.org/fork/")["Repository"] == "https://example.org/fork"
     assert links(monkeypatch, None, "git@example.org:a/specdec.git") == {}
     assert links(monkeypatch, None) == {}
 
 
-def test_the_citation_names_this_version():
+def test_the_citation_names_this_version() -> None:
     assert read("CITATION.cff")["version"] == specdec_cli.__version__
 
 
-def test_the_changelog_gives_each_version_a_date_and_about_twenty_lines():
+def test_the_changelog_gives_each_version_a_date_and_about_twenty_lines() -> None:
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     versions = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
     assert versions[0].startswith("Unreleased\n")
@@ -59,7 +60,7 @@ def test_the_changelog_gives_each_version_a_date_and_about_twenty_lines():
         assert 10 <= version.count("\n- ") <= 25, version.splitlines()[0]
 
 
-def test_the_composed_services_find_each_other():
+def test_the_composed_services_find_each_other() -> None:
     services = read("compose.yaml")["services"]
     assert set(services) == {"specdec", "prometheus", "grafana"}
     target = read("deploy/prometheus.yml")["scrape_configs"][0]["static_configs"][0]["targets"]
@@ -69,13 +70,13 @@ def test_the_composed_services_find_each_other():
     assert [path for path in mounted if path.startswith("./") and not (ROOT / path).exists()] == []
 
 
-def test_what_is_published_was_tried_on_every_python_that_is_tested():
+def test_what_is_published_was_tried_on_every_python_that_is_tested() -> None:
     tried = read(".github/workflows/release.yml")["jobs"]["try"]["strategy"]["matrix"]["python"]
     assert tried == read(".github/workflows/check.yml")["jobs"]["check"]["strategy"]["matrix"]["python"]
 
 
 @pytest.fixture
-def runner(tmp_path):
+def runner(tmp_path: Path):
     """A runner on which `specdec` writes down its words and its Markdown and ends with the code it is given."""
     program = tmp_path / "specdec" / "bin" / "specdec"
     program.parent.mkdir(parents=True)
@@ -99,7 +100,7 @@ def runner(tmp_path):
     return run
 
 
-def test_the_action_hands_its_arguments_on_word_by_word(runner):
+def test_the_action_hands_its_arguments_on_word_by_word(runner) -> None:
     words, output = runner(ARGUMENTS="--num-prompts 12 --fail-if 'speedup.decode < 1.2'")
     assert words[-4:] == ["--num-prompts", "12", "--fail-if", "speedup.decode < 1.2"]
     assert words[:3] == ["bench", "--recipe", "builtin"]
@@ -107,13 +108,13 @@ def test_the_action_hands_its_arguments_on_word_by_word(runner):
     assert "result=" in output
 
 
-def test_the_action_reports_a_crossed_gate_after_the_summary(runner):
+def test_the_action_reports_a_crossed_gate_after_the_summary(runner) -> None:
     words, output = runner(3, BASELINE="main.json", ARGUMENTS="")
     assert words[-4:] == ["--baseline", "main.json", "--max-regression", "25%"]
     assert "exit-code=3" in output
 
 
-def test_the_actions_steps_use_the_inputs_it_declares():
+def test_the_actions_steps_use_the_inputs_it_declares() -> None:
     text = (ROOT / "action.yml").read_text(encoding="utf-8")
     used = set(re.findall(r"inputs\.([\w-]+)", text))
     assert used == set(read("action.yml")["inputs"])

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tiny_engine import Checked, drafter, tokens
 
-from specdec_cli.engine.engine import EngineOptions
+from specdec_cli.engine.options import EngineOptions
 from specdec_cli.lm.load import load_lm, load_tokenizer
 from specdec_cli.sampling.params import SamplingParams
 from specdec_cli.text.tokenizer import Tokenizer
@@ -42,14 +42,14 @@ def run(pair, prompts, params, k=1):
     return outputs, accepted / sum(output.speculative.num_draft_tokens for output in outputs)
 
 
-def test_greedy_acceptance_and_text(pair, prompts):
+def test_greedy_acceptance_and_text(pair, prompts) -> None:
     outputs, rate = run(pair, prompts, SamplingParams(max_new_tokens=NUM_TOKENS))
     assert rate == pytest.approx(0.80, abs=0.03)
     found = tokens(outputs)
     assert found == batched_transformers([output.prompt_token_ids for output in outputs])
 
 
-def test_acceptance_at_temperature_one(pair, prompts):
+def test_acceptance_at_temperature_one(pair, prompts) -> None:
     """The mean of three seeds: one of them alone has a standard error of 0.015."""
     rates = [run(pair, prompts, SamplingParams(NUM_TOKENS, temperature=1.0, seed=seed))[1] for seed in (1, 2, 3)]
     assert sum(rates) / len(rates) == pytest.approx(0.77, abs=0.03)

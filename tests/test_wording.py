@@ -54,14 +54,14 @@ def found(words: Iterator[tuple[int, str]], path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("room", ["specdec_cli", "scripts", "benchmarks"])
-def test_no_source_reads_as_translated(room):
+def test_no_source_reads_as_translated(room: str) -> None:
     paths = [path for path in SOURCES if path.is_relative_to(ROOT / room)]
     assert paths
     problems = [problem for path in paths for problem in found(words_of_source(path), path)]
     assert "\n".join(problems) == ""
 
 
-def test_no_page_reads_as_translated():
+def test_no_page_reads_as_translated() -> None:
     lines = {path: iter(enumerate(path.read_text(encoding="utf-8").splitlines(), 1)) for path in PAGES}
     assert "\n".join(problem for path, words in lines.items() for problem in found(words, path)) == ""
 
@@ -75,7 +75,7 @@ def docstrings(path: Path) -> Iterator[tuple[int, str]]:
 
 
 @pytest.mark.parametrize("room", ["specdec_cli", "scripts", "benchmarks"])
-def test_a_docstring_begins_with_a_noun_or_a_verb(room):
+def test_a_docstring_begins_with_a_noun_or_a_verb(room: str) -> None:
     """`The fields of a row.`, `Read a row.`, not `What a row asks for.`"""
     headless = [
         f"{path.relative_to(ROOT)}:{line}: {text}"
@@ -88,5 +88,5 @@ def test_a_docstring_begins_with_a_noun_or_a_verb(room):
 
 
 @pytest.mark.parametrize("text", ["It is said, and", "what a person calls it", "Of several, the first", "begin anew"])
-def test_a_phrase_is_found(text):
+def test_a_phrase_is_found(text: str) -> None:
     assert found(iter([(1, text)]), ROOT / "x.py")

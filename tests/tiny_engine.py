@@ -7,6 +7,7 @@ import string
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from tiny_models import VOCAB, make_tiny
@@ -14,12 +15,14 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import Fuse
 from tokenizers.models import BPE
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from typed import stand_in
 
 from specdec_cli import drafters
 from specdec_cli.drafters.contract import Drafter, Resources
-from specdec_cli.engine.engine import Engine, EngineOptions
+from specdec_cli.engine.engine import Engine
+from specdec_cli.engine.options import EngineOptions
 from specdec_cli.engine.outputs import Output
-from specdec_cli.events import Event
+from specdec_cli.events import Event, Stepped
 from specdec_cli.lm.load import load_lm
 from specdec_cli.lm.transformers_lm import TransformersLM
 from specdec_cli.sampling.params import SamplingParams
@@ -41,14 +44,21 @@ def tiny_lm(
     return load_lm(str(make_tiny(family, name, seed, **shape)), dtype=dtype, quantize=quantize)
 
 
+def step_of(engine: Engine) -> Stepped:
+    """What the engine's next step told."""
+    stepped = engine.step()[0]
+    assert isinstance(stepped, Stepped)
+    return stepped
+
+
 def drafter(draft: TransformersLM | str | None, num_tokens: int = VOCAB, **options: int) -> Drafter:
     """A loaded drafter: a draft model, a method's name, or none."""
     if draft is None or isinstance(draft, str):
-        method, given = draft or "none", options
+        method, given = draft or "none", dict[str, Any](options)
     else:
         method, given = "model", {"model": draft.name}
     made = drafters.create(method, given)
-    made.load(Resources(lambda _: draft, None, num_tokens))
+    made.load(Resources(stand_in(lambda _: draft), None, num_tokens))
     return made
 
 
@@ -79,7 +89,7 @@ def tiny_engine(
     draft: TransformersLM | Drafter | str | None = None,
     k: int = 4,
     eos_token_ids: Sequence[int] = (),
-    **options: object,
+    **options: Any,
 ) -> Engine:
     """A checked engine without a tokenizer."""
     made = drafter(draft) if draft is None or isinstance(draft, str | TransformersLM) else draft
@@ -92,10 +102,12 @@ def decode(
     k: int = 4,
     prompts: Sequence[Sequence[int]] = PROMPTS,
     params: SamplingParams | Sequence[SamplingParams] | None = None,
-    **options: object,
+    **options: Any,
 ) -> list[Output]:
     """Decode prompts together."""
-    return tiny_engine(target, draft, k, **options).generate(list(prompts), params or SamplingParams(max_new_tokens=24))
+    return tiny_engine(target, draft, k, **options).generate(
+        [list(prompt) for prompt in prompts], params or SamplingParams(max_new_tokens=24)
+    )
 
 
 def tokens(outputs: Sequence[Output]) -> list[list[int]]:
@@ -108,7 +120,7 @@ def alone(params: SamplingParams, index: int) -> SamplingParams:
 
 
 def transformers_greedy(
-    folder: str | Path, prompts: Sequence[Sequence[int]], max_new_tokens: int = 24, **options: object
+    folder: str | Path, prompts: Sequence[Sequence[int]], max_new_tokens: int = 24, **options: Any
 ) -> list[list[int]]:
     """What transformers' own `generate(do_sample=False)` gives each prompt alone, in float32."""
     model = AutoModelForCausalLM.from_pretrained(os.fspath(folder), dtype=torch.float32).eval()

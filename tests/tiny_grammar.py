@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, pre_tokenizers
@@ -14,7 +15,7 @@ from specdec_cli.text.tokenizer import Tokenizer
 LETTERS = "abcd"
 
 
-def _wrapped(vocabulary: Sequence[str], merges: Sequence[tuple[str, str]], **special: str) -> Tokenizer:
+def _wrapped(vocabulary: Sequence[str], merges: Sequence[tuple[str, str]], **special: Any) -> Tokenizer:
     model = BPE(vocab={token: i for i, token in enumerate(vocabulary)}, merges=list(merges))
     backend = Backend(model)
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

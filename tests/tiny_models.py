@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -25,12 +26,12 @@ _SHAPE = {
     "tie_word_embeddings": False,
 }
 _MOE = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
-_GEMMA = {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": WINDOW, "num_hidden_layers": 3}
+_GEMMA: dict[str, Any] = {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": WINDOW, "num_hidden_layers": 3}
 _GEMMA |= {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 _LONG_ROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 24}
 _LONG_ROPE |= {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [2.0, 2.5, 3.0, 4.0], "factor": 4.0}
 
-FAMILIES: dict[str, tuple[str, dict]] = {
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", {}),
     "mistral": ("MistralConfig", {"sliding_window": WINDOW}),
     "mixtral": ("MixtralConfig", {"num_local_experts": 4, "num_experts_per_tok": 2}),
@@ -49,7 +50,7 @@ FAMILIES: dict[str, tuple[str, dict]] = {
     "bitnet": ("BitNetConfig", {}),
 }
 # What the issue asks for beside: the same shape of attention with sinks, and one more without the attention interface.
-EXTRA_FAMILIES: dict[str, tuple[str, dict]] = {
+EXTRA_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_oss": (
         "GptOssConfig",
         {"num_local_experts": 4, "head_dim": 8, "num_experts_per_tok": 2, "sliding_window": WINDOW},
@@ -58,7 +59,7 @@ EXTRA_FAMILIES: dict[str, tuple[str, dict]] = {
 }
 
 
-def make_tiny(family: str, folder: str | Path, seed: int = 0, **overrides: object) -> Path:
+def make_tiny(family: str, folder: str | Path, seed: int = 0, **overrides: Any) -> Path:
     """Save a random checkpoint of a family; its texts wander instead of repeating one token."""
     config_name, own = (FAMILIES | EXTRA_FAMILIES)[family]
     config = getattr(transformers, config_name)(**(_SHAPE | own | overrides))

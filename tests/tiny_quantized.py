@@ -59,7 +59,7 @@ def _int4_groups(name: str, weight: Tensor) -> Written:
     groups = weight.view(rows, columns // 32, 32)
     scale = groups.abs().amax(2) / 7
     whole = ((groups / scale[..., None]).round().clamp(-8, 7).to(torch.int32) + 8).view(rows, columns // 8, 8)
-    packed = sum((whole[..., place] & 15) << (4 * place) for place in range(8))
+    packed = torch.stack([(whole[..., place] & 15) << (4 * place) for place in range(8)]).sum(0, dtype=torch.int32)
     written = {"weight_packed": packed, "weight_scale": scale.bfloat16(), "weight_shape": torch.tensor(weight.shape)}
     return {f"{name}.{key}": value for key, value in written.items()}
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 import time
 
+import pytest
+
 
 class Clock:
     """A clock that runs when somebody sleeps, and a microsecond whenever it is looked at: no load is in it."""
@@ -20,7 +22,7 @@ class Clock:
         self.now += seconds
 
 
-def toy_clock(monkeypatch) -> Clock:
+def toy_clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Make it everybody's clock until the test ends."""
     clock, real = Clock(), time.perf_counter
     monkeypatch.setattr(time, "sleep", clock.sleep)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
+from typed import stand_in
 
 from specdec_cli.drafters import create
 from specdec_cli.drafters.contract import Resources
-from specdec_cli.engine.engine import Engine, EngineOptions
+from specdec_cli.engine.engine import Engine
+from specdec_cli.engine.options import EngineOptions
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.table import LMWithoutWeights
 from specdec_cli.text.stream import TextStream
@@ -64,7 +68,7 @@ class TableLM(LMWithoutWeights):
         self.table[..., END] = -20.0
         self.num_calls = 0
 
-    def score(self, rows: list[Row]) -> torch.Tensor:
+    def score(self, rows: Sequence[Row]) -> torch.Tensor:
         self.num_calls += 1
         logits = []
         for row in rows:
@@ -89,7 +93,7 @@ class FailingLM(TableLM):
         super().__init__()
         self.begin = LetterTokenizer().encode(begin)
 
-    def score(self, rows: list[Row]) -> torch.Tensor:
+    def score(self, rows: Sequence[Row]) -> torch.Tensor:
         logits = super().score(rows)
         first = 0
         for row in rows:
@@ -103,4 +107,4 @@ def toy_engine(k: int = 4, max_num_seqs: int = 8, verify: str = "auto", target: 
     drafter = create("ngram", {"min": 1})
     drafter.load(Resources(lambda name: TableLM(), LetterTokenizer().encode, len(LETTERS)))
     options = EngineOptions(num_speculative_tokens=k, max_num_seqs=max_num_seqs, verify=verify)
-    return Engine(target or TableLM(), drafter, LetterTokenizer(), options, eos_token_ids=(END,))
+    return Engine(target or TableLM(), drafter, stand_in(LetterTokenizer()), options, eos_token_ids=(END,))

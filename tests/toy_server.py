@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import tokenizers
 from starlette.testclient import TestClient
@@ -52,15 +53,21 @@ def toy_models(settings: Settings, engine: Engine | None = None, load: bool = Tr
     return models
 
 
+class ToyClient(TestClient):
+    """A client that knows the models behind it."""
+
+    models: Models
+
+
 @contextmanager
 def toy_client(
-    engine: Engine | None = None, keys: tuple[str, ...] = (), models: Models | None = None, **serve: object
-) -> Iterator[TestClient]:
+    engine: Engine | None = None, keys: tuple[str, ...] = (), models: Models | None = None, **serve: Any
+) -> Iterator[ToyClient]:
     """A client of a served toy; `models` is at `client.models`."""
     settings = Settings(Serve(**serve), keys)
     models = models or toy_models(settings, engine)
     try:
-        with TestClient(create_app(models, settings), base_url=HERE, raise_server_exceptions=False) as client:
+        with ToyClient(create_app(models, settings), base_url=HERE, raise_server_exceptions=False) as client:
             client.models = models
             yield client
     finally:

@@ -5,10 +5,12 @@ Siblings are sampled without replacement. Planted faults override its parts.
 
 import gc
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import torch
 from table_loop import PROMPT, numbered, reference_probs
+from typed import not_none
 
 from specdec_cli.drafted import CONTEXT_END, NOTHING, Drafted
 from specdec_cli.drafters.contract import Guesses
@@ -40,7 +42,9 @@ def table_lm(table, kind=TableLM):
 class TreeLoop:
     """Steps of many draws at once."""
 
-    def __init__(self, table, params, mode, parents, num_draws=3_000, grammar=None, is_drawn=True, kind=TableLM):
+    def __init__(
+        self, table, params, mode, parents, num_draws=3_000, grammar=None, is_drawn: bool = True, kind=TableLM
+    ) -> None:
         self.table, self.mode, self.parents, self.num_draws = table, mode, parents, num_draws
         self.is_drawn = is_drawn
         self.params = numbered(params, num_draws)
@@ -62,8 +66,9 @@ class TreeLoop:
             gc.enable()
         return [tuple(context[len(PROMPT) : wanted]) for context in contexts]
 
-    def step(self, contexts, running):
-        guesses, allowed = self.propose([contexts[i] for i in running], running), [None] * len(running)
+    def step(self, contexts, running) -> None:
+        guesses = self.propose([contexts[i] for i in running], running)
+        allowed: list[Any] = [None] * len(running)
         for place, i in enumerate(running):
             if self.matchers[i] is not None:
                 guesses[place], allowed[place] = fit(guesses[place], self.matchers[i], place)
@@ -90,8 +95,8 @@ class TreeLoop:
 
     def propose(self, contexts, running) -> list[Guesses]:
         """A tree for each row, level by level; the draft samples as the target will, and knows no grammar."""
-        keys = [[getattr(self.params[i], name) for i in running] for name in ("seed", "index")]
-        uniforms = noise.uniforms_many(*keys, [len(one) for one in contexts], Purpose.DRAFT, len(self.parents))
+        seeds, indices = [self.params[i].seed for i in running], [self.params[i].index for i in running]
+        uniforms = noise.uniforms_many(seeds, indices, [len(one) for one in contexts], Purpose.DRAFT, len(self.parents))
         tokens = [{} for _ in running]
         q = [{} for _ in running]
         for parent in [CONTEXT_END, *range(len(self.parents))]:
@@ -108,13 +113,13 @@ class TreeLoop:
                 ],
                 self.table.num_tokens,
             ).probs
-            weights = given.clone()
+            weights = not_none(given).clone()
             for node in children:
                 chosen = self.choose(weights, uniforms[rows, node])
                 stands = self.stands(weights, chosen)
                 for place, token in enumerate(chosen.tolist()):
                     if stands[place]:
-                        tokens[rows[place]][node], q[rows[place]][node] = token, given[place]
+                        tokens[rows[place]][node], q[rows[place]][node] = token, not_none(given)[place]
                 self.take_out(weights, chosen)
         return [self.guesses(*one) for one in zip(tokens, q, strict=True)]
 
@@ -127,7 +132,7 @@ class TreeLoop:
         drawn = weights.gather(1, chosen[:, None].clamp(max=weights.shape[1] - 1))[:, 0]
         return ((chosen < weights.shape[1]) & (drawn > 0)).tolist()
 
-    def take_out(self, weights, chosen):
+    def take_out(self, weights, chosen) -> None:
         """Siblings are sampled without replacement."""
         weights.scatter_(1, chosen[:, None].clamp(max=weights.shape[1] - 1), 0.0)
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 from xml.etree import ElementTree
 
 import jsonschema
@@ -19,7 +20,7 @@ QUICK = ["-n", "6", "--num-prompts", "2", "--k-values", "1,3", "--batch-sizes", 
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory):
+def models(tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp("models")
     for name, seed in (("target", 0), ("draft", 1)):
         make_tiny("llama", folder / name, seed)
@@ -31,7 +32,7 @@ def audit(models, *arguments):
     return run(["audit", "-t", str(models / "target"), "-d", str(models / "draft"), *QUICK, *arguments])
 
 
-def test_a_clean_pair_passes(models, capsys, monkeypatch):
+def test_a_clean_pair_passes(models, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specdec_cli.measure.audit.draws.MIN_DRAWS", 40)
     assert audit(models, "--json", "--time-limit", "10") == 0
     out, err = capsys.readouterr()
@@ -52,7 +53,7 @@ def test_a_clean_pair_passes(models, capsys, monkeypatch):
     assert verdict_words(document) in err
 
 
-def test_the_targets_own_weights_accept_everything(models, capsys):
+def test_the_targets_own_weights_accept_everything(models, capsys: pytest.CaptureFixture[str]) -> None:
     same = str(models / "target")
     assert audit(models, "--mode", "greedy", "-d", same, "--json", "--quiet") == 0
     out, err = capsys.readouterr()
@@ -61,7 +62,9 @@ def test_the_targets_own_weights_accept_everything(models, capsys):
     assert err == ""
 
 
-def test_a_planted_bug_exits_with_3_after_the_document_is_written(models, capsys, monkeypatch, tmp_path):
+def test_a_planted_bug_exits_with_3_after_the_document_is_written(
+    models, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     right = judging.verify
 
     def wrong(p, rows):
@@ -84,7 +87,9 @@ def test_a_planted_bug_exits_with_3_after_the_document_is_written(models, capsys
     assert "error: the audit found a difference" in err
 
 
-def test_a_wrong_distribution_exits_with_3(models, capsys, monkeypatch):
+def test_a_wrong_distribution_exits_with_3(
+    models, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def without_residual(residuals, nodes, _):
         group = residuals.group
         return group.probs([start + node + 1 for start, node in zip(group.starts, nodes, strict=True)])
@@ -100,14 +105,14 @@ def test_a_wrong_distribution_exits_with_3(models, capsys, monkeypatch):
     assert "is not the target's" in err
 
 
-def test_verify_narrows_what_is_checked(models, capsys):
+def test_verify_narrows_what_is_checked(models, capsys: pytest.CaptureFixture[str]) -> None:
     assert audit(models, "--verify", "exact-match", "--json", "--quiet") == 0
     document = json.loads(capsys.readouterr().out)
     assert document["mode"] == "greedy,sampled"
     assert {one["configuration"].split(", ")[1] for one in document["distribution"]} == {"exact-match"}
 
 
-def test_a_partial_audit_says_so_in_its_verdict(models, capsys, tmp_path):
+def test_a_partial_audit_says_so_in_its_verdict(models, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     files = {kind: tmp_path / f"audit.{kind}" for kind in ("markdown", "junit")}
     flags = [word for kind, path in files.items() for word in (f"--{kind}", str(path))]
     assert audit(models, "--time-limit", "0", *flags) == 0
@@ -135,12 +140,12 @@ def test_a_partial_audit_says_so_in_its_verdict(models, capsys, tmp_path):
         ("fail", 12, "FAIL: the output is not what the target alone produces (74 s; partial: 12 of 111 runs)"),
     ],
 )
-def test_the_verdict_says_how_much_ran(verdict, runs, words):
+def test_the_verdict_says_how_much_ran(verdict: str, runs: int, words: str) -> None:
     body = {"verdict": verdict, "seconds": 74.2, "checked": {"runs": runs, "planned_runs": 111}}
     assert verdict_words(body) == words
 
 
-def test_a_difference_fails_its_junit_case(models, monkeypatch, tmp_path):
+def test_a_difference_fails_its_junit_case(models, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     right = judging.verify
 
     def wrong(p, rows):
@@ -160,7 +165,9 @@ def test_a_difference_fails_its_junit_case(models, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("flag", ["--markdown", "--junit"])
-def test_files_that_cannot_be_written_are_refused_before_loading(flag, capsys, tmp_path):
+def test_files_that_cannot_be_written_are_refused_before_loading(
+    flag: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     assert run(["audit", "-t", "/nowhere/model", "-d", "ngram", flag, str(tmp_path / "no" / "file")]) == 2
     assert flag in capsys.readouterr().err
     same = str(tmp_path / "same")
@@ -168,13 +175,13 @@ def test_files_that_cannot_be_written_are_refused_before_loading(flag, capsys, t
     assert "two files have the same name" in capsys.readouterr().err
 
 
-def test_sixteen_bits_pass_too(models, capsys):
+def test_sixteen_bits_pass_too(models, capsys: pytest.CaptureFixture[str]) -> None:
     assert audit(models, "--dtype", "bfloat16", "--mode", "greedy", "--json", "--quiet") == 0
     document = json.loads(capsys.readouterr().out)
     assert document["environment"]["dtype"] == "bfloat16"
 
 
-def test_a_prompt_files_rows_are_used(models, capsys, tmp_path):
+def test_a_prompt_files_rows_are_used(models, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "the end", "max_new_tokens": 2}\n{"prompt": "and then"}\n{"prompt": "more"}\n')
     assert audit(models, "--mode", "greedy", "--prompt-file", str(path), "--time-limit", "60", "--json", "--quiet") == 0
@@ -182,7 +189,7 @@ def test_a_prompt_files_rows_are_used(models, capsys, tmp_path):
     assert (checked["prompts"], checked["tokens"]) == (2, 4 * (2 + 6))
 
 
-def test_the_table_needs_no_model(capsys):
+def test_the_table_needs_no_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["audit", "--table", "--verify", "block", "--time-limit", "0", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     configurations = [one["configuration"] for one in document["distribution"]]
@@ -216,7 +223,7 @@ def test_the_table_needs_no_model(capsys):
         (["--time-limit", "nan"], "--time-limit"),
     ],
 )
-def test_what_makes_no_sense_is_refused(capsys, arguments, words):
+def test_what_makes_no_sense_is_refused(capsys: pytest.CaptureFixture[str], arguments: list[str], words: str) -> None:
     assert run(["audit", *arguments]) == 2
     out, err = capsys.readouterr()
     assert out == ""

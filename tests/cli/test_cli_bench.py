@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import sys
+from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import jsonschema
@@ -14,6 +16,7 @@ import torch
 from tiny_engine import letter_tokenizer
 from tiny_models import make_tiny
 from toy_engine import TableLM, toy_engine
+from typed import not_none
 
 from specdec_cli.cli.main import run
 from specdec_cli.cli.output import machine_of
@@ -24,11 +27,11 @@ from specdec_cli.report.bench import json_schema
 
 
 @pytest.fixture
-def loaded(monkeypatch):
+def loaded(monkeypatch: pytest.MonkeyPatch):
     """Engines that the command made, of toys; the real loader is not called."""
     engines = []
 
-    def load(recipe, *, trust_remote_code=False, progress=None):
+    def load(recipe, *, trust_remote_code: bool = False, progress=None):
         speculation = recipe.speculation
         engines.append(toy_engine(speculation.num_speculative_tokens, recipe.engine.max_num_seqs, speculation.verify))
         progress("loading [toys]")
@@ -44,14 +47,16 @@ def bench(*arguments: str) -> int:
     return int(run(["bench", "-d", "ngram:min=1", "-n", "12", "--num-prompts", "8", *arguments]))
 
 
-def checked(text: str) -> dict:
+def checked(text: str) -> dict[str, Any]:
     document = json.loads(text)
     jsonschema.validate(document, json_schema(), format_checker=jsonschema.FormatChecker())
     return document
 
 
 @pytest.mark.parametrize("shown", [[], ["--json"]])
-def test_a_reader_that_goes_away_takes_no_exit_code_along(loaded, monkeypatch, tmp_path, shown):
+def test_a_reader_that_goes_away_takes_no_exit_code_along(
+    loaded, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, shown
+) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     path = tmp_path / "r.json"
@@ -63,7 +68,7 @@ def test_a_reader_that_goes_away_takes_no_exit_code_along(loaded, monkeypatch, t
     assert list(tmp_path.iterdir()) == [path], "the journal of what is whole is gone"
 
 
-def test_the_report_goes_to_stdout(loaded, capsys):
+def test_the_report_goes_to_stdout(loaded, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench() == 0
     out, err = capsys.readouterr()
     for word in (
@@ -80,7 +85,7 @@ def test_the_report_goes_to_stdout(loaded, capsys):
     assert "no target named: measuring the built-in builtin:target" in err
 
 
-def test_the_document_is_the_only_thing_on_stdout(loaded, capsys):
+def test_the_document_is_the_only_thing_on_stdout(loaded, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench("--json", "--repeats", "3") == 0
     out, err = capsys.readouterr()
     document = checked(out)
@@ -110,13 +115,15 @@ def test_the_document_is_the_only_thing_on_stdout(loaded, capsys):
     assert "with the draft" in err
 
 
-def test_nothing_is_drawn_while_a_clock_runs(loaded, capsys, monkeypatch):
+def test_nothing_is_drawn_while_a_clock_runs(
+    loaded, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from specdec_cli.report.bench import BenchView
 
     steps_seen = []
     show = BenchView.show
 
-    def watched(view, found, progress):
+    def watched(view, found, progress) -> None:
         steps_seen.append(found.plain_arm.engine.has_work)
         show(view, found, progress)
 
@@ -126,13 +133,13 @@ def test_nothing_is_drawn_while_a_clock_runs(loaded, capsys, monkeypatch):
     assert not any(steps_seen)
 
 
-def test_collections_leave_out_what_loading_brought(loaded, capsys):
+def test_collections_leave_out_what_loading_brought(loaded, capsys: pytest.CaptureFixture[str]) -> None:
     gc.unfreeze()
     assert bench() == 0
     assert gc.get_freeze_count() > 10_000
 
 
-def test_the_other_files(loaded, capsys, tmp_path):
+def test_the_other_files(loaded, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     names = {name: tmp_path / f"r.{name}" for name in ("markdown", "csv", "junit")}
     flags = [word for name, path in names.items() for word in (f"--{name}", str(path))]
     assert bench(*flags, "--fail-if", "lossless.mismatches > 0", "--output", str(tmp_path / "r.json")) == 0
@@ -158,7 +165,9 @@ def test_the_other_files(loaded, capsys, tmp_path):
     assert bench(*flags, "--force") == 0
 
 
-def test_a_crossed_gate_is_exit_code_3_after_everything_was_written(loaded, capsys, tmp_path):
+def test_a_crossed_gate_is_exit_code_3_after_everything_was_written(
+    loaded, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     path, junit = tmp_path / "r.json", tmp_path / "r.xml"
     code = bench(
         "--fail-if", "speedup.decode < 1000", "--fail-if", "draft.speculative.acceptance_length < 1",
@@ -173,7 +182,7 @@ def test_a_crossed_gate_is_exit_code_3_after_everything_was_written(loaded, caps
     assert ElementTree.parse(junit).getroot().get("failures") == "1"
 
 
-def test_a_baseline(loaded, capsys, tmp_path):
+def test_a_baseline(loaded, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "old.json"
     assert bench("--output", str(path)) == 0
     old = json.loads(path.read_text())
@@ -193,7 +202,7 @@ def test_a_baseline(loaded, capsys, tmp_path):
     ]  # fmt: skip
 
 
-def test_a_broken_promise_is_seen(loaded, capsys, monkeypatch):
+def test_a_broken_promise_is_seen(loaded, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A target whose rows depend on how many are scored together: the planted fault that the check is for."""
     score = TableLM.score
 
@@ -211,7 +220,7 @@ def test_a_broken_promise_is_seen(loaded, capsys, monkeypatch):
     assert json.loads(capsys.readouterr().out)["lossless"]["checked_tokens"] is None
 
 
-def test_sampled_tokens_are_not_compared(loaded, capsys):
+def test_sampled_tokens_are_not_compared(loaded, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench("--temperature", "1", "--json") == 0
     lossless = checked(capsys.readouterr().out)["lossless"]
     assert (lossless["promised"], lossless["verify"], lossless["checked_tokens"]) == (True, "block", None)
@@ -219,14 +228,14 @@ def test_sampled_tokens_are_not_compared(loaded, capsys):
     assert "Lossless: no (--verify typical" in capsys.readouterr().out
 
 
-def test_typical_at_temperature_zero_promises_what_greedy_does(loaded, capsys):
+def test_typical_at_temperature_zero_promises_what_greedy_does(loaded, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench("--verify", "typical", "--json") == 0
     lossless = checked(capsys.readouterr().out)["lossless"]
     assert (lossless["promised"], lossless["verify"], lossless["mismatches"]) == (True, "typical", 0)
     assert lossless["checked_tokens"] > 0
 
 
-def test_a_batch(loaded, capsys):
+def test_a_batch(loaded, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench("--batch-size", "3", "--num-prompts", "16", "--tasks", "chat,code", "--json") == 0
     document = checked(capsys.readouterr().out)
     assert document["workload"]["tasks"] == {"chat": 6, "code": 6}
@@ -244,7 +253,7 @@ def test_a_batch(loaded, capsys):
     assert document["notices"] == [TOO_FEW]
 
 
-def test_the_document_says_what_ran_where_the_recipe_was_too_small(loaded, capsys):
+def test_the_document_says_what_ran_where_the_recipe_was_too_small(loaded, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--batch-size", "12", "--num-prompts", "12", "--set", "engine.enable_prefix_caching=true")
     assert bench(*words, "--json", "--quiet") == 0
     document = checked(capsys.readouterr().out)
@@ -254,7 +263,7 @@ def test_the_document_says_what_ran_where_the_recipe_was_too_small(loaded, capsy
     assert any("prefix caching is off here" in one for one in document["notices"])
 
 
-def test_no_arm_finds_a_prompt_in_the_cache(capsys, tmp_path):
+def test_no_arm_finds_a_prompt_in_the_cache(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """A real cache, which the loader would leave on: every arm feeds every prompt whole."""
     from specdec_cli.events import Stepped
     from specdec_cli.measure.bench.passes import Track
@@ -265,7 +274,7 @@ def test_no_arm_finds_a_prompt_in_the_cache(capsys, tmp_path):
     prompts.write_text("the cat sat on the old hat and the cat sat on the mat\n" * 2)
     cached, add = [], Track.add
 
-    def watched(track, one):
+    def watched(track, one) -> None:
         cached.extend(
             e.num_cached_tokens for event in one.run.events if isinstance(event, Stepped) for e in event.emitted
         )
@@ -310,20 +319,20 @@ def test_no_arm_finds_a_prompt_in_the_cache(capsys, tmp_path):
         (["-n", "600"], "no prompt of `builtin:mini` fits the context of `512` tokens"),
     ],
 )
-def test_refusals(loaded, capsys, arguments, said):
+def test_refusals(loaded, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str) -> None:
     assert bench(*arguments) == 2
     out, err = capsys.readouterr()
     assert said in err
     assert out == ""
 
 
-def test_the_assistant_takes_one_prompt_at_a_time(loaded, capsys):
+def test_the_assistant_takes_one_prompt_at_a_time(loaded, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["bench", "-d", "some/draft", "--against", "transformers-assisted", "--batch-size", "2"]
     assert int(run(arguments)) == 2
     assert "takes one prompt at a time, not `2`" in capsys.readouterr().err
 
 
-def test_a_dry_run_loads_nothing(loaded, capsys):
+def test_a_dry_run_loads_nothing(loaded, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench("--dry-run", "--against", "transformers", "--dataset", "some/dataset") == 0
     out = capsys.readouterr().out
     assert "# would measure up to 8 prompts of some/dataset, 2 times in each arm" in out
@@ -332,7 +341,7 @@ def test_a_dry_run_loads_nothing(loaded, capsys):
     assert not loaded
 
 
-def test_transformers_beside_our_engine(capsys, tmp_path):
+def test_transformers_beside_our_engine(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """The whole way with real checkpoints: all arms give the same tokens, and the roofline is there."""
     for name, seed in (("target", 0), ("draft", 1)):
         folder = make_tiny("llama", tmp_path / name, seed)
@@ -352,7 +361,9 @@ def test_transformers_beside_our_engine(capsys, tmp_path):
     assert document["roofline"]["verify"]["tokens_per_step"] > document["roofline"]["plain"]["tokens_per_step"] == 1.0
 
 
-def test_unequal_precision_is_said_wherever_the_other_engine_stands(loaded, capsys, monkeypatch, tmp_path):
+def test_unequal_precision_is_said_wherever_the_other_engine_stands(
+    loaded, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     from specdec_cli.engine.arms import EngineArm
     from specdec_cli.measure.bench import against
 
@@ -373,17 +384,17 @@ def test_unequal_precision_is_said_wherever_the_other_engine_stands(loaded, caps
     assert "equal precision" not in capsys.readouterr().out + path.read_text()
 
 
-def test_the_assistants_precision_counts_too():
+def test_the_assistants_precision_counts_too() -> None:
     from specdec_cli.measure.bench.against import unequal_precision
     from specdec_cli.recipe import resolve
 
     recipe = resolve(sets=["draft.quantize=int8"]).recipe
     assert unequal_precision(("transformers",), recipe) is None
-    assert "runs the draft in int8" in unequal_precision(("transformers", "transformers-assisted"), recipe)
+    assert "runs the draft in int8" in not_none(unequal_precision(("transformers", "transformers-assisted"), recipe))
     assert unequal_precision((), recipe) is None
 
 
-def test_workload_and_gates_come_from_a_recipe_too(loaded, capsys, tmp_path):
+def test_workload_and_gates_come_from_a_recipe_too(loaded, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     recipe = tmp_path / "r.yaml"
     recipe.write_text(
         "draft: {method: ngram, min: 1}\nsampling: {max_new_tokens: 6}\n"
@@ -396,7 +407,9 @@ def test_workload_and_gates_come_from_a_recipe_too(loaded, capsys, tmp_path):
     assert document["recipe"]["gates"]["fail_if"] == ["speedup.decode < 1000"]
 
 
-def test_an_interruption_leaves_a_document_and_exit_code_130(loaded, capsys, monkeypatch):
+def test_an_interruption_leaves_a_document_and_exit_code_130(
+    loaded, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from contextlib import contextmanager
 
     from specdec_cli.cli import measurement
@@ -415,7 +428,9 @@ def test_an_interruption_leaves_a_document_and_exit_code_130(loaded, capsys, mon
         assert not passes or checked(out)["plan"]["interrupted"]
 
 
-def test_an_interruption_after_the_last_pass_changes_nothing(loaded, capsys, monkeypatch, tmp_path):
+def test_an_interruption_after_the_last_pass_changes_nothing(
+    loaded, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     from contextlib import contextmanager
 
     from specdec_cli.cli import measurement
@@ -439,7 +454,7 @@ def test_an_interruption_after_the_last_pass_changes_nothing(loaded, capsys, mon
     assert [one.name for one in tmp_path.iterdir()] == ["r.json"], "no journal is left"
 
 
-def test_a_picture_and_a_page(loaded, capsys, tmp_path):
+def test_a_picture_and_a_page(loaded, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     plot, html = tmp_path / "r.svg", tmp_path / "r.html"
     assert bench("--plot", str(plot), "--html", str(html), "--json") == 0
@@ -459,13 +474,17 @@ def test_a_picture_and_a_page(loaded, capsys, tmp_path):
         (["--resume"], "`--resume` needs the --output FILE of the run to continue"),
     ],
 )
-def test_refusals_of_pictures_and_resuming(loaded, capsys, arguments, said):
+def test_refusals_of_pictures_and_resuming(
+    loaded, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
     assert bench(*arguments) == 2
     assert said in capsys.readouterr().err
     assert not loaded
 
 
-def test_without_matplotlib_nothing_is_loaded(loaded, capsys, monkeypatch):
+def test_without_matplotlib_nothing_is_loaded(
+    loaded, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from specdec_cli.report import plot
 
     monkeypatch.setattr(plot, "find_spec", lambda name: None)
@@ -477,7 +496,7 @@ def test_without_matplotlib_nothing_is_loaded(loaded, capsys, monkeypatch):
     assert not loaded
 
 
-def test_a_document_names_the_gpu_of_either_model(monkeypatch):
+def test_a_document_names_the_gpu_of_either_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU {device.index}")
     engine = toy_engine()
     assert machine_of(engine)["gpu"] is None
@@ -485,13 +504,15 @@ def test_a_document_names_the_gpu_of_either_model(monkeypatch):
     assert machine_of(engine)["gpu"] == "GPU 1"
 
 
-def test_an_interrupted_run_is_resumed(loaded, capsys, monkeypatch, tmp_path):
+def test_an_interrupted_run_is_resumed(
+    loaded, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     from specdec_cli.measure.bench.passes import Track
 
     path, journal, csv_path = tmp_path / "r.json", tmp_path / "r.json.partial", tmp_path / "r.csv"
     add, num = Track.add, [0]
 
-    def interrupting(track, one):
+    def interrupting(track, one) -> None:
         add(track, one)
         num[0] += 1
         if num[0] == 7:
@@ -527,12 +548,14 @@ def test_an_interrupted_run_is_resumed(loaded, capsys, monkeypatch, tmp_path):
     assert "already exists" in capsys.readouterr().err, "a whole document is not overwritten"
 
 
-def test_an_interrupted_document_is_overwritten_by_the_run_that_continues_it(loaded, capsys, monkeypatch, tmp_path):
+def test_an_interrupted_document_is_overwritten_by_the_run_that_continues_it(
+    loaded, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     from specdec_cli.measure.bench.journal import Journal
 
     path, keep, num = tmp_path / "r.json", Journal.keep, [0]
 
-    def interrupting(journal, arm, one):
+    def interrupting(journal, arm, one) -> None:
         keep(journal, arm, one)
         num[0] += 1
         if num[0] == 4:

@@ -5,6 +5,8 @@ import json
 import signal
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import jsonschema
@@ -18,7 +20,7 @@ from specdec_cli.report.bench_endpoint import json_schema
 
 
 @pytest.fixture(autouse=True)
-def plain_environment(monkeypatch):
+def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("NO_COLOR", "CI", "FORCE_COLOR", "SPECDEC_API_KEY", "OPENAI_API_KEY"):
         monkeypatch.delenv(name, raising=False)
 
@@ -27,18 +29,18 @@ def bench(fake: Fake, *more: str) -> int:
     return int(run(["bench", "--endpoint", fake.url, "--num-prompts", "8", "-n", "15", "--repeats", "2", *more]))
 
 
-def counted(found: dict) -> dict:
+def counted(found: dict[str, Any]) -> dict[str, Any]:
     """What became of the requests, without how many were open at a time."""
     return {key: num for key, num in found["requests"].items() if not key.startswith("most_")}
 
 
-def document(capsys) -> dict:
+def document(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     found = json.loads(capsys.readouterr().out)
     jsonschema.validate(found, json_schema(), format_checker=jsonschema.FormatChecker())
     return found
 
 
-def test_the_report(capsys):
+def test_the_report(capsys: pytest.CaptureFixture[str]) -> None:
     with serving(Fake()) as fake:
         assert bench(fake) == 0
     out, err = capsys.readouterr()
@@ -55,7 +57,7 @@ def test_the_report(capsys):
     assert "\x1b" not in out + err
 
 
-def test_requests_that_were_sent_again_are_counted(capsys):
+def test_requests_that_were_sent_again_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
     with serving(Fake(most_per_connection=2, metrics=None)) as fake:
         assert bench(fake, "--json") == 0
     found = document(capsys)
@@ -63,7 +65,7 @@ def test_requests_that_were_sent_again_are_counted(capsys):
     assert any("closed 8 connections" in notice for notice in found["notices"])
 
 
-def test_the_document(capsys):
+def test_the_document(capsys: pytest.CaptureFixture[str]) -> None:
     with serving(Fake()) as fake:
         assert bench(fake, "--json", "--repeats", "3") == 0
     found = document(capsys)
@@ -90,7 +92,7 @@ def test_the_document(capsys):
     assert found["plan"]["fields"] == {"max_tokens": 15, "temperature": 0.0}
 
 
-def test_every_prompt_is_sent_once_and_the_warm_up_is_none_of_them(capsys):
+def test_every_prompt_is_sent_once_and_the_warm_up_is_none_of_them(capsys: pytest.CaptureFixture[str]) -> None:
     with serving(Fake()) as fake:
         assert run(["bench", "--endpoint", fake.url, "--num-prompts", "8", "-n", "15", "--json"]) == 0
     found = document(capsys)
@@ -101,7 +103,7 @@ def test_every_prompt_is_sent_once_and_the_warm_up_is_none_of_them(capsys):
     assert not any(prompt.startswith(warm_up) or warm_up.startswith(prompt) for prompt in prompts)
 
 
-def test_neither_torch_nor_transformers_is_loaded():
+def test_neither_torch_nor_transformers_is_loaded() -> None:
     with serving(Fake()) as fake:
         code = (
             "import sys; from specdec_cli.cli.main import run; "
@@ -111,8 +113,8 @@ def test_neither_torch_nor_transformers_is_loaded():
         assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
 
 
-def test_no_table_is_drawn_while_several_are_open(monkeypatch):
-    def draw(*_):
+def test_no_table_is_drawn_while_several_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    def draw(*_) -> None:
         raise AssertionError("a table delays the streams that are open")
 
     monkeypatch.setattr(BenchView, "draw", draw)
@@ -120,13 +122,13 @@ def test_no_table_is_drawn_while_several_are_open(monkeypatch):
         assert bench(fake, "--concurrency", "4") == 0
 
 
-def test_several_at_a_time(capsys):
+def test_several_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
     with serving(Fake(pause_s=0.05)) as fake:
         assert bench(fake, "--concurrency", "4", "--repeats", "1") == 0
     assert fake.most_at_a_time == 4
 
 
-def test_chat_and_the_names_of_models(capsys):
+def test_chat_and_the_names_of_models(capsys: pytest.CaptureFixture[str]) -> None:
     with serving(Fake()) as fake:
         assert bench(fake, "--chat", "--endpoint-model", "second", "--json") == 0
         assert (fake.paths[-1], fake.requests[-1]["model"]) == ("/v1/chat/completions", "second")
@@ -138,7 +140,7 @@ def test_chat_and_the_names_of_models(capsys):
         assert found["recipe"]["target"] == {"model": "fake"}
 
 
-def test_a_row_has_its_own_length_and_seed(capsys, tmp_path):
+def test_a_row_has_its_own_length_and_seed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
     path.write_text('{"prompt": "a", "max_new_tokens": 3, "seed": 8}\n{"prompt": "b"}\n')
     with serving(Fake()) as fake:
@@ -148,7 +150,9 @@ def test_a_row_has_its_own_length_and_seed(capsys, tmp_path):
     assert (second["prompt"], second["max_tokens"], second["seed"]) == ("b", 15, 0)
 
 
-def test_the_key_goes_into_the_header_alone(capsys, monkeypatch, tmp_path):
+def test_the_key_goes_into_the_header_alone(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     path = tmp_path / "r.json"
     with serving(Fake(key="sk-hidden")) as fake:
         assert bench(fake) == 1
@@ -164,7 +168,7 @@ def test_the_key_goes_into_the_header_alone(capsys, monkeypatch, tmp_path):
     assert "sk-" not in path.read_text() + "".join(capsys.readouterr())
 
 
-def test_errors_are_counted_with_the_servers_words(capsys):
+def test_errors_are_counted_with_the_servers_words(capsys: pytest.CaptureFixture[str]) -> None:
     with serving(Fake(fault=500, faulty_from=13)) as fake:
         assert bench(fake, "--json", "--fail-if", "requests.failed > 2") == 3
     found = document(capsys)
@@ -187,7 +191,7 @@ def test_errors_are_counted_with_the_servers_words(capsys):
         (500, 1, "none of 16 requests was answered"),
     ],
 )
-def test_bad_servers(capsys, fault, begin, words):
+def test_bad_servers(capsys: pytest.CaptureFixture[str], fault, begin: int, words: str) -> None:
     with serving(Fake(fault=fault, faulty_from=begin)) as fake:
         assert bench(fake) == 1
     out, err = capsys.readouterr()
@@ -196,14 +200,14 @@ def test_bad_servers(capsys, fault, begin, words):
     assert "Traceback" not in err
 
 
-def test_nobody_there(capsys):
+def test_nobody_there(capsys: pytest.CaptureFixture[str]) -> None:
     with serving(Fake()) as fake:
         pass
     assert bench(fake) == 1
     assert f"no server at `{fake.url}`: connection refused" in capsys.readouterr().err
 
 
-def test_a_server_that_goes_away_in_the_middle_ends_the_run(capsys, tmp_path):
+def test_a_server_that_goes_away_in_the_middle_ends_the_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "r.json"
     with serving(Fake(fault="leaves", faulty_from=5)) as fake:
         assert bench(fake, "--output", str(path)) == 1
@@ -214,10 +218,10 @@ def test_a_server_that_goes_away_in_the_middle_ends_the_run(capsys, tmp_path):
     assert len(fake.requests) == 6, "one to warm up, four answers, and the one that it left in"
 
 
-def test_ctrl_c_leaves_what_was_answered(capsys, monkeypatch):
+def test_ctrl_c_leaves_what_was_answered(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = []
 
-    def interrupting(view, *_):
+    def interrupting(view, *_) -> None:
         drawn.append(view)
         if len(drawn) == 3:
             signal.raise_signal(signal.SIGINT)
@@ -234,7 +238,7 @@ def test_ctrl_c_leaves_what_was_answered(capsys, monkeypatch):
     assert "interrupted: these are the results so far" in err
 
 
-def test_tokens_are_never_counted_from_chunks(capsys):
+def test_tokens_are_never_counted_from_chunks(capsys: pytest.CaptureFixture[str]) -> None:
     with serving(Fake(usage=False)) as fake:
         assert bench(fake, "--json") == 0
     found = document(capsys)
@@ -244,7 +248,7 @@ def test_tokens_are_never_counted_from_chunks(capsys):
     assert any("sends no usage" in notice for notice in found["notices"])
 
 
-def test_counters_that_are_not_there_or_not_ours(capsys):
+def test_counters_that_are_not_there_or_not_ours(capsys: pytest.CaptureFixture[str]) -> None:
     with serving(Fake(metrics=None)) as fake:
         assert bench(fake, "--json") == 0
     found = document(capsys)
@@ -258,7 +262,7 @@ def test_counters_that_are_not_there_or_not_ours(capsys):
     assert "Gauges of sglang's /metrics, of its last moments: sglang:spec_accept_length 2.5." in capsys.readouterr().out
 
 
-def test_gates(capsys):
+def test_gates(capsys: pytest.CaptureFixture[str]) -> None:
     with serving(Fake()) as fake:
         assert bench(fake, "--fail-if", "timing.ttft_s.median > 50", "--fail-if", "timing.ttft_s > 50") == 0
         assert bench(fake, "--fail-if", "timing.ttft_s > 0.000001", "--quiet") == 3
@@ -285,7 +289,7 @@ def scaled(path, factor: float):
     return str(changed)
 
 
-def test_a_baseline(capsys, tmp_path):
+def test_a_baseline(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "r.json"
     with serving(Fake()) as fake:
         assert bench(fake, "--output", str(path)) == 0
@@ -314,7 +318,7 @@ def test_a_baseline(capsys, tmp_path):
         ["--verify", "greedy"], ["--compile"], ["--resume", "--output", "x.json"],
     ],
 )  # fmt: skip
-def test_what_says_nothing_to_a_server_is_refused_by_name(capsys, given):
+def test_what_says_nothing_to_a_server_is_refused_by_name(capsys: pytest.CaptureFixture[str], given: list[str]) -> None:
     assert run(["bench", "--endpoint", "http://127.0.0.1:1", *given]) == 2
     flag = {"-k": "--num-speculative-tokens", "--no-lossless-check": "--lossless-check"}.get(given[0], given[0])
     assert f"`{flag}` has no effect with --endpoint" in capsys.readouterr().err
@@ -327,12 +331,12 @@ def test_what_says_nothing_to_a_server_is_refused_by_name(capsys, given):
         ["--extra-body", "{}"], ["--max-tokens-field", "max_tokens"],
     ],
 )  # fmt: skip
-def test_a_servers_options_need_a_server(capsys, given):
+def test_a_servers_options_need_a_server(capsys: pytest.CaptureFixture[str], given: list[str]) -> None:
     assert run(["bench", *given]) == 2
     assert f"`{given[0]}` has no effect without --endpoint" in capsys.readouterr().err
 
 
-def test_a_dry_run_asks_nobody(capsys):
+def test_a_dry_run_asks_nobody(capsys: pytest.CaptureFixture[str]) -> None:
     with serving(Fake()) as fake:
         assert bench(fake, "--dry-run", "--concurrency", "2") == 0
         assert (
@@ -345,7 +349,9 @@ def test_a_dry_run_asks_nobody(capsys):
     assert fake.requests == []
 
 
-def test_13_a_proxy_is_named_in_the_document_and_in_errors(capsys, monkeypatch):
+def test_13_a_proxy_is_named_in_the_document_and_in_errors(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("no_proxy", "NO_PROXY", "http_proxy"):
         monkeypatch.delenv(name, raising=False)
     with serving(Fake()) as fake, proxying(fake.url) as between:
@@ -364,11 +370,11 @@ def test_13_a_proxy_is_named_in_the_document_and_in_errors(capsys, monkeypatch):
     assert "NO_PROXY=far.test asks without the proxy" in err
 
 
-def chunk(text: str = " a", reason: str | None = None) -> dict:
+def chunk(text: str = " a", reason: str | None = None) -> dict[str, Any]:
     return {"choices": [{"text": text, "finish_reason": reason}]}
 
 
-def usage(tokens: object) -> dict:
+def usage(tokens: Any) -> dict[str, Any]:
     return {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": tokens}}
 
 
@@ -383,7 +389,9 @@ def usage(tokens: object) -> dict:
         ([0.05, *[chunk()] * 9, chunk("", "stop"), usage(9), "[DONE]"], "came all at once", 16 * 9),
     ],
 )
-def test_15_a_figure_that_is_not_what_it_seems_is_doubted(capsys, script, words, tokens):
+def test_15_a_figure_that_is_not_what_it_seems_is_doubted(
+    capsys: pytest.CaptureFixture[str], script, words: str, tokens: int | None
+) -> None:
     with serving(Fake(script=script, metrics=None)) as fake:
         assert bench(fake, "--json") == 0
     found = document(capsys)
@@ -392,14 +400,14 @@ def test_15_a_figure_that_is_not_what_it_seems_is_doubted(capsys, script, words,
     assert (found["throughput"]["output_tokens_per_second"] is None) is (tokens is None)
 
 
-def test_15_nothing_is_doubted_of_a_good_server(capsys):
+def test_15_nothing_is_doubted_of_a_good_server(capsys: pytest.CaptureFixture[str]) -> None:
     with serving(Fake(script=[chunk(), 0.01, chunk("", "stop"), usage(2), "[DONE]"])) as fake:
         assert bench(fake, "--json", "--repeats", "1") == 0
     notices = document(capsys)["notices"]
     assert [notice for notice in notices if "answers" in notice and "counted" not in notice] == []
 
 
-def test_15_usage_that_only_some_answers_have(capsys):
+def test_15_usage_that_only_some_answers_have(capsys: pytest.CaptureFixture[str]) -> None:
     def script(body):
         counted = [] if body["prompt"].startswith("Before") or len(body["prompt"]) % 2 else [usage(2)]
         return [chunk(), chunk(" b", "stop"), *counted, "[DONE]"]
@@ -412,13 +420,13 @@ def test_15_usage_that_only_some_answers_have(capsys):
     assert not any("sends no usage" in notice for notice in found["notices"])
 
 
-def test_15_a_server_that_answers_nothing_is_an_error(capsys):
+def test_15_a_server_that_answers_nothing_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     with serving(Fake(script=[chunk("", "stop"), usage(0), "[DONE]"])) as fake:
         assert bench(fake) == 1
     assert "all of 16 answers are empty: there is nothing to time" in capsys.readouterr().err
 
 
-def test_15_some_empty_answers_are_told(capsys):
+def test_15_some_empty_answers_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     def script(body):
         return [chunk("" if "x" in body["prompt"] else " a", "stop"), usage(1), "[DONE]"]
 
@@ -429,13 +437,13 @@ def test_15_some_empty_answers_are_told(capsys):
     assert found["timing"]["ttft_s"]["values"] < found["timing"]["latency_s"]["values"] == 16
 
 
-def test_15_an_ignored_ignore_eos_is_told(capsys):
+def test_15_an_ignored_ignore_eos_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     with serving(Fake(script=[chunk(), chunk("", "stop"), usage(2), "[DONE]"])) as fake:
         assert bench(fake, "--json", "--ignore-eos") == 0
     assert any("although `ignore_eos` was sent" in notice for notice in document(capsys)["notices"])
 
 
-def test_15_more_places_than_requests_are_told(capsys):
+def test_15_more_places_than_requests_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     with serving(Fake(pause_s=0.05)) as fake:
         assert bench(fake, "--json", "--repeats", "1", "--concurrency", "64") == 0
     found = document(capsys)
@@ -443,7 +451,7 @@ def test_15_more_places_than_requests_are_told(capsys):
     assert any("never more than 8 requests were open at a time" in notice for notice in found["notices"])
 
 
-def test_15_extra_body(capsys):
+def test_15_extra_body(capsys: pytest.CaptureFixture[str]) -> None:
     extra = {"chat_template_kwargs": {"enable_thinking": False}, "priority": 2}
     with serving(Fake()) as fake:
         assert bench(fake, "--extra-body", json.dumps(extra), "--chat", "--json") == 0
@@ -459,7 +467,7 @@ def test_15_extra_body(capsys):
         assert len(fake.requests) == asked
 
 
-def test_15_max_tokens_field(capsys):
+def test_15_max_tokens_field(capsys: pytest.CaptureFixture[str]) -> None:
     with serving(Fake()) as fake:
         assert bench(fake, "--chat", "--max-tokens-field", "max_completion_tokens", "--json") == 0
         assert document(capsys)["plan"]["fields"] == {"max_completion_tokens": 15, "temperature": 0.0}
@@ -469,7 +477,7 @@ def test_15_max_tokens_field(capsys):
         assert bench(fake, "--max-tokens-field", "max_new_tokens") == 2
 
 
-def test_15_a_server_that_wants_the_other_field_is_an_error_that_says_so(capsys):
+def test_15_a_server_that_wants_the_other_field_is_an_error_that_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     refused = "'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
     with serving(Fake(fault=400, refusal=refused)) as fake:
         assert bench(fake, "--chat") == 1
@@ -479,7 +487,7 @@ def test_15_a_server_that_wants_the_other_field_is_an_error_that_says_so(capsys)
     assert len(fake.requests) == 1
 
 
-def test_15_request_rate(capsys):
+def test_15_request_rate(capsys: pytest.CaptureFixture[str]) -> None:
     with serving(Fake(pause_s=0.02)) as fake:
         assert bench(fake, "--request-rate", "100", "--seed", "5", "--json") == 0
         found = document(capsys)
@@ -493,7 +501,7 @@ def test_15_request_rate(capsys):
     assert "arrival to whole answer" in out
 
 
-def test_15_gates_and_baselines_of_a_rate(capsys, tmp_path):
+def test_15_gates_and_baselines_of_a_rate(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "r.json"
     with serving(Fake()) as fake:
         gate = "timing.arrival_latency_s > 9"
@@ -514,7 +522,7 @@ def test_15_gates_and_baselines_of_a_rate(capsys, tmp_path):
     assert "timing.arrival_latency_s / baseline > 1.05" in [gate["expression"] for gate in found["gates"]]
 
 
-def test_result_files_are_those_of_bench(capsys, tmp_path):
+def test_result_files_are_those_of_bench(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     names = {kind: tmp_path / f"r.{kind}" for kind in ("markdown", "csv", "junit", "html", "svg")}
     given = [f"--{'plot' if kind == 'svg' else kind}={path}" for kind, path in names.items()]
@@ -551,7 +559,7 @@ def test_result_files_are_those_of_bench(capsys, tmp_path):
             "accepted_prediction_tokens": 6, "rejected_prediction_tokens": 2}}},
     ],
 )  # fmt: skip
-def test_acceptance_has_intervals_where_answers_count_their_own(capsys, said):
+def test_acceptance_has_intervals_where_answers_count_their_own(capsys: pytest.CaptureFixture[str], said) -> None:
     last = {"choices": [], "usage": {"completion_tokens": 2}} | said
     with serving(Fake(script=[chunk(), chunk("", "stop"), last, "[DONE]"], metrics=None)) as fake:
         gates = ["--fail-if", "acceptance.rate < 0.5", "--fail-if", "by_task.story.acceptance.rate.median < 0.5"]
@@ -574,27 +582,29 @@ def test_acceptance_has_intervals_where_answers_count_their_own(capsys, said):
             "accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0}}},
     ],
 )  # fmt: skip
-def test_acceptance_that_no_answer_counts_is_not_known(capsys, said):
+def test_acceptance_that_no_answer_counts_is_not_known(capsys: pytest.CaptureFixture[str], said) -> None:
     last = {"choices": [], "usage": {"completion_tokens": 2}} | said
     with serving(Fake(script=[chunk(), chunk("", "stop"), last, "[DONE]"], metrics=None)) as fake:
         assert bench(fake, "--json") == 0
     assert document(capsys)["acceptance"] is None
 
 
-def conversations(tmp_path, *rows: dict) -> tuple[str, ...]:
+def conversations(tmp_path: Path, *rows: dict[str, Any]) -> tuple[str, ...]:
     path = tmp_path / "chats.jsonl"
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     return ("--dataset", str(path), "--chat", "--repeats", "1", "--json")
 
 
-def reply(body: dict) -> list:
+def reply(body: dict[str, Any]) -> list[Any]:
     """An answer that names how many messages it answers; reasoning comes before it."""
     said = {"choices": [{"delta": {"content": f"answer to {len(body['messages'])}"}}]}
     thought = {"choices": [{"delta": {"reasoning_content": "hm"}}]}
     return [thought, said, chunk("", "stop"), usage(4), "[DONE]"]
 
 
-def test_15_each_turns_answer_goes_into_the_next_turns_messages(capsys, tmp_path):
+def test_15_each_turns_answer_goes_into_the_next_turns_messages(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     rows = {"turns": ["one", "two", "three"], "category": "talk"}, {"prompt": "alone", "category": "short"}
     with serving(Fake(script=reply, metrics=None)) as fake:
         assert bench(fake, *conversations(tmp_path, *rows), "--fail-if", "by_turn.2.timing.ttft_s.median > 9") == 0
@@ -614,7 +624,7 @@ def test_15_each_turns_answer_goes_into_the_next_turns_messages(capsys, tmp_path
     assert found["timing"]["ttft_s"]["pairs"] == 2, "turns of a conversation are drawn together"
 
 
-def test_15_answers_that_a_row_brings_stay(tmp_path):
+def test_15_answers_that_a_row_brings_stay(tmp_path: Path) -> None:
     said = [("system", "be brief"), ("user", "one"), ("assistant", "given"), ("user", "two")]
     row = {"messages": [{"role": role, "content": content} for role, content in said]}
     with serving(Fake(script=reply)) as fake:
@@ -624,7 +634,9 @@ def test_15_answers_that_a_row_brings_stay(tmp_path):
 
 
 @pytest.mark.parametrize("how", ["error", "tool"])
-def test_15_a_turn_that_fails_ends_its_conversation_alone(capsys, tmp_path, how):
+def test_15_a_turn_that_fails_ends_its_conversation_alone(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, how: str
+) -> None:
     call = {"choices": [{"delta": {"tool_calls": [{"index": 0, "function": {"name": "f"}}]}}]}
 
     def script(body):
@@ -645,7 +657,7 @@ def test_15_a_turn_that_fails_ends_its_conversation_alone(capsys, tmp_path, how)
     assert len(fake.requests) == 1 + 4
 
 
-def test_15_turns_at_a_rate_follow_each_other(capsys, tmp_path):
+def test_15_turns_at_a_rate_follow_each_other(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     rows = [{"turns": ["a", "b"]}] * 6
     with serving(Fake(script=reply, pause_s=0.05, metrics=None)) as fake:
         assert bench(fake, *conversations(tmp_path, *rows), "--request-rate", "100", "--num-prompts", "6") == 0
@@ -654,7 +666,9 @@ def test_15_turns_at_a_rate_follow_each_other(capsys, tmp_path):
     assert found["timing"]["queue_s"]["p99"] < 0.05, "a turn arrives when the one before it is answered"
 
 
-def test_15_an_interrupted_conversation_counts_what_it_had(capsys, monkeypatch, tmp_path):
+def test_15_an_interrupted_conversation_counts_what_it_had(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(BenchView, "draw", lambda *_: signal.raise_signal(signal.SIGINT))
     with serving(Fake(script=reply)) as fake:
         assert bench(fake, *conversations(tmp_path, {"turns": ["a", "b", "c"]})) == 130
@@ -662,7 +676,7 @@ def test_15_an_interrupted_conversation_counts_what_it_had(capsys, monkeypatch, 
     assert (found["requests"]["answered"], found["requests"]["not_sent"]) == (1, 0)
 
 
-def test_15_turns_are_in_every_file(capsys, tmp_path):
+def test_15_turns_are_in_every_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     names = tmp_path / "r.md", tmp_path / "r.csv"
     rows = {"turns": ["one", "two"]}, {"turns": ["three", "four"]}
     with serving(Fake(script=reply, metrics=None)) as fake:
@@ -674,7 +688,7 @@ def test_15_turns_are_in_every_file(capsys, tmp_path):
     assert [(row["turn"], row["output_tokens"]) for row in found] == [("", "16"), ("1", "8"), ("2", "8")]
 
 
-def test_15_answers_of_another_model_are_told(capsys):
+def test_15_answers_of_another_model_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     def script(body):
         return [chunk() | {"model": "other\x1b[31m"}, chunk("", "stop"), usage(2), "[DONE]"]
 
@@ -686,7 +700,7 @@ def test_15_answers_of_another_model_are_told(capsys):
     assert "\x1b" not in said
 
 
-def test_15_prompts_in_the_servers_cache_are_told(capsys):
+def test_15_prompts_in_the_servers_cache_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     counts = {"prompt_tokens": 8, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 6}}
     with serving(Fake(script=[chunk(), chunk("", "stop"), {"choices": [], "usage": counts}, "[DONE]"])) as fake:
         assert bench(fake, "--json") == 0

@@ -15,6 +15,7 @@ import jsonschema
 import pytest
 from fake_server import Fake, serving
 from toy_engine import TableLM, toy_engine
+from typed import not_none
 
 from specdec_cli.cli import chat_input
 from specdec_cli.cli.chat_input import read_typed
@@ -28,11 +29,11 @@ TESTS = Path(__file__).parents[1]
 
 
 @pytest.fixture
-def loaded(monkeypatch):
+def loaded(monkeypatch: pytest.MonkeyPatch):
     """The recipes that engines of toys were made from; the real loader is not called."""
     recipes = []
 
-    def load(recipe, *, trust_remote_code=False, others=(), progress=None):
+    def load(recipe, *, trust_remote_code: bool = False, others=(), progress=None):
         recipes.append(recipe)
         target = TableLM()
         target.max_context = recipe.engine.max_model_len or 512
@@ -45,7 +46,7 @@ def loaded(monkeypatch):
 
 
 @pytest.fixture
-def typed(monkeypatch):
+def typed(monkeypatch: pytest.MonkeyPatch):
     """Runs `chat` with lines on standard input; gives the exit code."""
 
     def go(lines: str | bytes, *arguments: str) -> int:
@@ -91,17 +92,19 @@ def as_lines(lines: list[str]):
         ([""], "", False),
     ],
 )
-def test_a_message_of_one_line_or_several(lines, text, is_command):
+def test_a_message_of_one_line_or_several(lines: list[str], text: str, is_command: bool) -> None:
     found = read_typed(as_lines(lines))
     assert found is not None
     assert (found.text, found.is_command) == (text, is_command)
 
 
-def test_the_end_of_the_input_is_no_message():
+def test_the_end_of_the_input_is_no_message() -> None:
     assert read_typed(as_lines([])) is None
 
 
-def test_standard_input_that_is_closed_or_no_text_is_refused(monkeypatch, loaded, typed, capsys):
+def test_standard_input_that_is_closed_or_no_text_is_refused(
+    monkeypatch: pytest.MonkeyPatch, loaded, typed, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert typed(b"\xff\xfe\xff\n", *toys()) == 2
     assert "not valid UTF-8" in capsys.readouterr().err
     monkeypatch.setattr(sys, "stdin", None)
@@ -112,7 +115,7 @@ def test_standard_input_that_is_closed_or_no_text_is_refused(monkeypatch, loaded
 # A conversation on our engine
 
 
-def test_answers_go_to_stdout_and_the_rest_to_stderr(loaded, typed, capsys):
+def test_answers_go_to_stdout_and_the_rest_to_stderr(loaded, typed, capsys: pytest.CaptureFixture[str]) -> None:
     assert typed("abc\n\nbad\n", *toys()) == 0
     out, err = capsys.readouterr()
     engine = toy_engine()
@@ -129,7 +132,7 @@ def params(num: int):
     return SamplingParams(max_new_tokens=num)
 
 
-def test_one_document_with_the_turns(loaded, typed, capsys):
+def test_one_document_with_the_turns(loaded, typed, capsys: pytest.CaptureFixture[str]) -> None:
     assert typed("abc\n/k 2\n/draft none\nbad\n", *toys("--json", "--system", "be a cab")) == 0
     document = json.loads(capsys.readouterr().out)
     jsonschema.validate(document, json_schema())
@@ -141,23 +144,23 @@ def test_one_document_with_the_turns(loaded, typed, capsys):
     assert first["speculative"]["num_drafts"] > 0 == second["speculative"]["num_drafts"]
 
 
-def test_k_and_draft_hold_from_the_next_answer(loaded, typed, capsys):
+def test_k_and_draft_hold_from_the_next_answer(loaded, typed, capsys: pytest.CaptureFixture[str]) -> None:
     assert typed("/k 6\nabc\n/draft none\nabc\n/draft own\nabc\n/k\n", *toys()) == 0
     lines = [line for line in capsys.readouterr().err.splitlines() if " tokens · " in line]
-    assert [re.search(r"draft (\S+) · k (\d+)", line).groups() for line in lines] == [
+    assert [not_none(re.search(r"draft (\S+) · k (\d+)", line)).groups() for line in lines] == [
         ("ngram:min=1", "6"),
         ("none", "0"),
         ("ngram:min=1", "6"),
     ]
 
 
-def test_prefix_caching_is_on_unless_somebody_says_otherwise(loaded, typed):
+def test_prefix_caching_is_on_unless_somebody_says_otherwise(loaded, typed) -> None:
     typed("abc\n", *toys())
     typed("abc\n", *toys("--no-prefix-caching"))
     assert [recipe.engine.enable_prefix_caching for recipe in loaded] == [True, False]
 
 
-def test_an_answer_may_fill_the_context_which_is_said(loaded, typed, capsys):
+def test_an_answer_may_fill_the_context_which_is_said(loaded, typed, capsys: pytest.CaptureFixture[str]) -> None:
     assert typed("abc\nabc\n", "-t", "toys", "-d", "ngram", "--max-model-len", "64") == 2
     err = capsys.readouterr().err
     assert "note: the answer fills the context: /clear" in err
@@ -168,7 +171,7 @@ def test_an_answer_may_fill_the_context_which_is_said(loaded, typed, capsys):
     assert typed("abc\n/clear\nabc\n", "-t", "toys", "-d", "ngram", "--max-model-len", "64") == 0
 
 
-def test_an_error_in_a_pipe_ends_the_run_with_what_there_was(loaded, typed, capsys):
+def test_an_error_in_a_pipe_ends_the_run_with_what_there_was(loaded, typed, capsys: pytest.CaptureFixture[str]) -> None:
     assert typed("abc\n/k many\nabc\n", *toys("--json")) == 2
     out, err = capsys.readouterr()
     assert len(json.loads(out)["turns"]) == 1
@@ -190,12 +193,14 @@ def test_an_error_in_a_pipe_ends_the_run_with_what_there_was(loaded, typed, caps
         ("/save talk.md", "the conversation is empty"),
     ],
 )
-def test_a_command_that_cannot_be_run_is_refused_by_name(loaded, typed, capsys, line, words):
+def test_a_command_that_cannot_be_run_is_refused_by_name(
+    loaded, typed, capsys: pytest.CaptureFixture[str], line: str, words: str
+) -> None:
     assert typed(f"{line}\n", *toys()) == 2
     assert words in capsys.readouterr().err
 
 
-def test_system_history_and_help(loaded, typed, capsys):
+def test_system_history_and_help(loaded, typed, capsys: pytest.CaptureFixture[str]) -> None:
     lines = "/history\n/system be bad\nabc\n/history\n/system\n/help\n/quit\nabc\n"
     assert typed(lines, *toys("--json")) == 0
     out, err = capsys.readouterr()
@@ -207,7 +212,9 @@ def test_system_history_and_help(loaded, typed, capsys):
         assert f"\n{name}" in err
 
 
-def test_save_writes_json_and_markdown_and_overwrites_nothing_unasked(loaded, typed, capsys, tmp_path, monkeypatch):
+def test_save_writes_json_and_markdown_and_overwrites_nothing_unasked(
+    loaded, typed, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "old.md").write_text("old")
     saves = "/save a talk.json\n/save talk.md\n/save talk.md\n/save --force old.md\n"
@@ -222,7 +229,9 @@ def test_save_writes_json_and_markdown_and_overwrites_nothing_unasked(loaded, ty
     assert "hint: `/save --force talk.md` overwrites it" in capsys.readouterr().err
 
 
-def test_what_makes_no_conversation_is_refused_before_it_begins(loaded, typed, capsys):
+def test_what_makes_no_conversation_is_refused_before_it_begins(
+    loaded, typed, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert typed("", *toys("--system", " ")) == 2
     assert typed("", "-t", "toys", "-d", "prediction") == 2
     assert typed("", *toys("--api-key", "x")) == 2
@@ -235,7 +244,7 @@ def test_what_makes_no_conversation_is_refused_before_it_begins(loaded, typed, c
 # A server
 
 
-def test_a_server_answers_and_its_counters_give_the_acceptance(typed, capsys):
+def test_a_server_answers_and_its_counters_give_the_acceptance(typed, capsys: pytest.CaptureFixture[str]) -> None:
     with serving(Fake()) as fake:
         assert typed("one\ntwo\n", "--endpoint", fake.url, "--json", "--system", "short") == 0
     document = json.loads(capsys.readouterr().out)
@@ -246,7 +255,7 @@ def test_a_server_answers_and_its_counters_give_the_acceptance(typed, capsys):
     assert [turn["speculative"]["acceptance_rate"] for turn in document["turns"]] == [0.875, 0.875]
 
 
-def test_a_servers_own_words_give_the_acceptance(typed, capsys):
+def test_a_servers_own_words_give_the_acceptance(typed, capsys: pytest.CaptureFixture[str]) -> None:
     details = {"completion_tokens_details": {"accepted_prediction_tokens": 6, "rejected_prediction_tokens": 2}}
     script = [
         {"choices": [{"delta": {"content": "Hi"}, "finish_reason": "stop"}]},
@@ -262,7 +271,7 @@ def test_a_servers_own_words_give_the_acceptance(typed, capsys):
     assert "acceptance rate 75.0%" in err
 
 
-def test_k_and_draft_go_to_our_own_server_alone(typed, capsys):
+def test_k_and_draft_go_to_our_own_server_alone(typed, capsys: pytest.CaptureFixture[str]) -> None:
     with serving(Fake(owner="specdec")) as fake:
         assert typed("/k 6\n/draft ngram\none\n/draft none\none\n", "--endpoint", fake.url) == 0
     asked = [request["speculative"] for request in fake.requests]
@@ -276,7 +285,9 @@ def test_k_and_draft_go_to_our_own_server_alone(typed, capsys):
     ("fault", "words"),
     [(400, "refused the request (400)"), (429, "(429)"), ("dies", "broke"), ("error", "the engine died")],
 )
-def test_a_failed_answer_is_one_sentence_and_no_turn(typed, capsys, fault, words):
+def test_a_failed_answer_is_one_sentence_and_no_turn(
+    typed, capsys: pytest.CaptureFixture[str], fault, words: str
+) -> None:
     refusal = "the context length is 512 tokens" if fault == 400 else None
     with serving(Fake(fault=fault, faulty_from=1, refusal=refusal)) as fake:
         assert typed("one\ntwo\n", "--endpoint", fake.url, "--json") in (1, 2)
@@ -286,7 +297,7 @@ def test_a_failed_answer_is_one_sentence_and_no_turn(typed, capsys, fault, words
     assert ("/clear starts a new one" in err) == (fault == 400)
 
 
-def test_options_that_say_nothing_to_a_server_are_refused(typed, capsys):
+def test_options_that_say_nothing_to_a_server_are_refused(typed, capsys: pytest.CaptureFixture[str]) -> None:
     for option in (["-k", "3"], ["-d", "ngram"], ["--dtype", "float32"], ["--max-model-len", "9"]):
         assert typed("", "--endpoint", "http://127.0.0.1:1", *option) == 2
         assert "has no effect with --endpoint" in capsys.readouterr().err
@@ -385,7 +396,7 @@ def terminal():
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
-def test_ctrl_c_stops_the_answer_and_not_the_program(terminal):
+def test_ctrl_c_stops_the_answer_and_not_the_program(terminal) -> None:
     chat = terminal(ENGINE.format(tests=str(TESTS)))
     chat.wait_for("/help lists the commands")
     chat.wait_for("> ")
@@ -402,7 +413,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(terminal):
     assert chat.end() == 0
 
 
-def test_a_second_ctrl_c_stops_nothing_else():
+def test_a_second_ctrl_c_stops_nothing_else() -> None:
     with interruptible(repeatedly=True) as stopped:
         assert not stopped()
         for _ in range(3):
@@ -411,7 +422,7 @@ def test_a_second_ctrl_c_stops_nothing_else():
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
-def test_ctrl_c_stops_a_servers_answer_even_while_it_is_silent(terminal):
+def test_ctrl_c_stops_a_servers_answer_even_while_it_is_silent(terminal) -> None:
     def script(body):
         first = [{"choices": [{"delta": {"content": "Hello"}}]}, 20]
         return first if len(body["messages"]) == 1 else [{"choices": [{"delta": {"content": "Bye"}}]}, "[DONE]"]
@@ -427,7 +438,7 @@ def test_ctrl_c_stops_a_servers_answer_even_while_it_is_silent(terminal):
         assert chat.end() == 0
 
 
-def test_alt_enter_adds_a_line_in_the_editor():
+def test_alt_enter_adds_a_line_in_the_editor() -> None:
     pytest.importorskip("prompt_toolkit", reason="the extra `chat` is not installed")
     from prompt_toolkit.application import create_app_session
     from prompt_toolkit.input import create_pipe_input
@@ -435,4 +446,4 @@ def test_alt_enter_adds_a_line_in_the_editor():
 
     with create_pipe_input() as keys, create_app_session(input=keys, output=DummyOutput()):
         keys.send_text("one\x1b\rtwo\r")
-        assert chat_input._prompt_toolkit()("> ") == "one\ntwo"
+        assert not_none(chat_input._prompt_toolkit())("> ") == "one\ntwo"

@@ -4,6 +4,8 @@ import csv
 import json
 import signal
 import time
+from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import jsonschema
@@ -39,17 +41,17 @@ class SlowLM(TableLM):
 
 
 @pytest.fixture
-def clock(monkeypatch):
+def clock(monkeypatch: pytest.MonkeyPatch):
     """Everybody's clock."""
     return toy_clock(monkeypatch)
 
 
 @pytest.fixture
-def loaded(monkeypatch, clock):
+def loaded(monkeypatch: pytest.MonkeyPatch, clock):
     """Recipes that engines were asked for; the real loader is not called, and costs are measured in short."""
     seen = []
 
-    def load(engine_class, recipes, *, trust_remote_code=False, progress=None):
+    def load(engine_class, recipes, *, trust_remote_code: bool = False, progress=None):
         seen.append(recipes)
         target, made = SlowLM(0, TARGET_SECONDS), []
         for recipe in recipes:
@@ -76,7 +78,7 @@ def given(*drafts: str) -> list[str]:
     return [word for draft in drafts for word in ("-d", draft)]
 
 
-def checked(text: str) -> dict:
+def checked(text: str) -> dict[str, Any]:
     document = json.loads(text)
     jsonschema.validate(document, json_schema(), format_checker=jsonschema.FormatChecker())
     return document
@@ -86,7 +88,7 @@ ALL = given("bad", "none", "expensive", "ngram:min=1", "good")
 
 
 @pytest.mark.parametrize("how", [[], ["--exhaustive", "--repeats", "1"]])
-def test_drafts_are_ranked_as_their_true_costs_say(loaded, capsys, how):
+def test_drafts_are_ranked_as_their_true_costs_say(loaded, capsys: pytest.CaptureFixture[str], how) -> None:
     assert compared(*ALL, "--json", *how) == 0
     document = checked(capsys.readouterr().out)
     rows = {row["draft"]: row for row in document["rows"]}
@@ -121,7 +123,7 @@ def test_drafts_are_ranked_as_their_true_costs_say(loaded, capsys, how):
     assert [draft.get("model") for draft in document["recipe"]["draft"]] == ["bad", None, "expensive", None, "good"]
 
 
-def test_the_report_goes_to_stdout(loaded, capsys):
+def test_the_report_goes_to_stdout(loaded, capsys: pytest.CaptureFixture[str]) -> None:
     assert compared(*given("good", "none")) == 0
     out, err = capsys.readouterr()
     for word in ("Target", "Draft", "Speed-up", "P(A is faster)", "best k", "Use good with k = 3", "winner"):
@@ -130,7 +132,7 @@ def test_the_report_goes_to_stdout(loaded, capsys):
     assert "comparing drafts for the built-in builtin:target" in err
 
 
-def test_a_batch_is_full_and_tells_no_times_by_task(loaded, capsys):
+def test_a_batch_is_full_and_tells_no_times_by_task(loaded, capsys: pytest.CaptureFixture[str]) -> None:
     words = (*given("good", "none"), "--batch-size", "2", "--set", "engine.max_num_seqs=1")
     words += ("--set", "engine.enable_prefix_caching=true")
     assert compared(*words, "--json", "--quiet") == 0
@@ -148,7 +150,7 @@ def test_a_batch_is_full_and_tells_no_times_by_task(loaded, capsys):
     assert len(document["recipe"]["draft"]) == 2
 
 
-def test_k_ends_where_the_synthetic_rates_do(loaded, capsys):
+def test_k_ends_where_the_synthetic_rates_do(loaded, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--exhaustive", "--set", "speculation.num_speculative_tokens=2", "--json", "--quiet"]
     assert compared(*given("good"), *words, "--synthetic-acceptance-rates", "0.8,0.5") == 0
     document = checked(capsys.readouterr().out)
@@ -156,7 +158,7 @@ def test_k_ends_where_the_synthetic_rates_do(loaded, capsys):
     assert "k ends at 2, not at 3, because so many synthetic acceptance rates are given" in document["notices"]
 
 
-def test_the_other_files(loaded, capsys, tmp_path):
+def test_the_other_files(loaded, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     names = {name: tmp_path / f"r.{name}" for name in ("markdown", "csv", "junit")}
     flags = [word for name, path in names.items() for word in (f"--{name}", str(path))]
     assert compared(*given("good", "none"), *flags, "--fail-if", "recommended < 1", "--json", "--quiet") == 2
@@ -171,14 +173,14 @@ def test_the_other_files(loaded, capsys, tmp_path):
     assert (suite.get("name"), suite.get("tests"), suite.get("failures")) == ("specdec compare-drafts", "3", "1")
 
 
-def test_do_not_speculate(loaded, capsys):
+def test_do_not_speculate(loaded, capsys: pytest.CaptureFixture[str]) -> None:
     assert compared(*given("expensive"), "--k-max", "1", "--json") == 0
     document = checked(capsys.readouterr().out)
     assert document["winner"] == "none"
     assert document["recommendation"].startswith("Do not speculate: no draft is certainly faster; the best, expensive")
 
 
-def test_a_few_prompts_leave_it_open(loaded, capsys):
+def test_a_few_prompts_leave_it_open(loaded, capsys: pytest.CaptureFixture[str]) -> None:
     assert compared(*given("good", "none"), "--num-prompts", "1", "--repeats", "1", "--json") == 0
     document = checked(capsys.readouterr().out)
     assert document["rows"][0]["speedup"]["median"] > 1
@@ -200,7 +202,7 @@ def test_a_few_prompts_leave_it_open(loaded, capsys):
     assert not [line for line in out.splitlines() if line.split()[:1] == ["none"]]
 
 
-def test_outputs_of_one_token_are_no_interruption(loaded, capsys):
+def test_outputs_of_one_token_are_no_interruption(loaded, capsys: pytest.CaptureFixture[str]) -> None:
     assert compared(*given("good", "ngram:min=1"), "-n", "1", "--json", "--exhaustive") == 0
     out, err = capsys.readouterr()
     document = checked(out)
@@ -215,7 +217,7 @@ def test_outputs_of_one_token_are_no_interruption(loaded, capsys):
     assert "nan" not in out
 
 
-def test_gates_name_drafts(loaded, capsys):
+def test_gates_name_drafts(loaded, capsys: pytest.CaptureFixture[str]) -> None:
     good, bad = "rows.good.speedup < 1.1", "rows.ngram:min=1.speedup < 1000"
     assert compared(*given("good", "ngram:min=1"), "--fail-if", good, "--fail-if", bad, "--json") == 3
     document = checked(capsys.readouterr().out)
@@ -224,7 +226,7 @@ def test_gates_name_drafts(loaded, capsys):
     assert [gate["value"] for gate in document["gates"]] == [by_name["good"], by_name["ngram:min=1"]]
 
 
-def test_the_recipes_list(loaded, capsys, tmp_path):
+def test_the_recipes_list(loaded, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "r.yaml"
     path.write_text("target: {model: t}\ndraft:\n  - {model: good, dtype: float32}\n  - {method: ngram, min: 1}\n")
     assert compared("-r", str(path), "--json", "--draft-dtype", "bfloat16") == 0
@@ -243,7 +245,7 @@ def test_the_recipes_list(loaded, capsys, tmp_path):
 
 
 @pytest.mark.parametrize("command", [["generate", "x"], ["bench"], ["audit"], ["recipe", "show"]])
-def test_other_commands_refuse_a_list(command, capsys, tmp_path):
+def test_other_commands_refuse_a_list(command: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "r.yaml"
     path.write_text("draft: [{model: a}, {method: ngram}]\n")
     assert run([*command, "-r", str(path)]) == 2
@@ -252,7 +254,7 @@ def test_other_commands_refuse_a_list(command, capsys, tmp_path):
     assert "specdec compare-drafts" in err
 
 
-def test_mistakes_in_a_list_are_named_by_their_place(capsys, tmp_path):
+def test_mistakes_in_a_list_are_named_by_their_place(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "r.yaml"
     path.write_text("draft:\n  - {model: a, mdoel: b}\n  - {method: ngram, max: x}\n")
     assert compared("-r", str(path), "-d", "ngram") == 2
@@ -294,13 +296,13 @@ def test_mistakes_in_a_list_are_named_by_their_place(capsys, tmp_path):
         ([*given("good"), "--trace", "/nowhere/t"], "the folder of `--trace /nowhere/t` does not exist"),
     ],
 )
-def test_refusals(loaded, capsys, arguments, words):
+def test_refusals(loaded, capsys: pytest.CaptureFixture[str], arguments, words: str) -> None:
     assert compared(*arguments) == 2
     assert words in capsys.readouterr().err
     assert not loaded
 
 
-def test_what_no_trace_tells_is_measured(loaded, capsys):
+def test_what_no_trace_tells_is_measured(loaded, capsys: pytest.CaptureFixture[str]) -> None:
     assert compared(*given("good"), "--exhaustive", "--verify", "typical", "--temperature", "1", "--json") == 0
     [row] = checked(capsys.readouterr().out)["rows"]
     assert row["predicted"] is None
@@ -308,7 +310,7 @@ def test_what_no_trace_tells_is_measured(loaded, capsys):
     assert row["cost_ratio"] > 0
 
 
-def test_gates(loaded, capsys, tmp_path):
+def test_gates(loaded, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "c.json"
     assert (
         compared(*given("good", "bad"), "--k-max", "1", "--fail-if", "rows.0.speedup < 1.1", "--output", str(path)) == 0
@@ -321,7 +323,9 @@ def test_gates(loaded, capsys, tmp_path):
     assert err.count("gate crossed") >= 2, "the limit, and the baseline"
 
 
-def test_a_trace_is_written_once_and_read_again(loaded, capsys, tmp_path, monkeypatch):
+def test_a_trace_is_written_once_and_read_again(
+    loaded, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "t.safetensors"
     assert compared(*given("good"), "--trace", str(path), "--quiet") == 0
     before = path.read_bytes()
@@ -333,14 +337,14 @@ def test_a_trace_is_written_once_and_read_again(loaded, capsys, tmp_path, monkey
     assert "the trace is of target `table`, not `another`" in capsys.readouterr().err
 
 
-def test_a_trace_of_other_prompts_is_refused(loaded, capsys, tmp_path):
+def test_a_trace_of_other_prompts_is_refused(loaded, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "t.safetensors"
     assert compared(*given("good"), "--trace", str(path), "--quiet") == 0
     assert compared(*given("good"), "--trace", str(path), "--num-prompts", "5") == 2
     assert "the trace has `6` prompts, the workload `5`" in capsys.readouterr().err
 
 
-def test_dry_run_loads_nothing(loaded, capsys):
+def test_dry_run_loads_nothing(loaded, capsys: pytest.CaptureFixture[str]) -> None:
     assert compared(*given("good", "ngram"), "--dry-run") == 0
     out = capsys.readouterr().out
     assert out.startswith("# would compare good, ngram: the best k up to 3 of each, 6 prompts of builtin:mini, 2 times")
@@ -348,10 +352,12 @@ def test_dry_run_loads_nothing(loaded, capsys):
     assert not loaded
 
 
-def test_ctrl_c_leaves_what_is_whole(loaded, capsys, monkeypatch):
+def test_ctrl_c_leaves_what_is_whole(
+    loaded, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     add, num = Track.add, [0]
 
-    def interrupting(track, one):
+    def interrupting(track, one) -> None:
         add(track, one)
         num[0] += 1
         if num[0] == 7:
@@ -366,7 +372,9 @@ def test_ctrl_c_leaves_what_is_whole(loaded, capsys, monkeypatch):
     assert "interrupted: these are the results so far" in err
 
 
-def test_nothing_is_drawn_while_a_clock_runs(loaded, capsys, monkeypatch):
+def test_nothing_is_drawn_while_a_clock_runs(
+    loaded, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from specdec_cli.report.bench import BenchView
 
     seen = []
@@ -376,19 +384,21 @@ def test_nothing_is_drawn_while_a_clock_runs(loaded, capsys, monkeypatch):
     assert not any(seen)
 
 
-def test_a_spec_reads_back():
+def test_a_spec_reads_back() -> None:
     for spec in ("ngram", "ngram:min=1", "none", "builtin:draft"):
         assert drafters.to_spec(drafters.parse_spec(spec)) == spec
     with pytest.raises(UsageError):
         drafters.to_spec({"method": "no-such"})
 
 
-def test_an_interrupted_comparison_is_resumed(loaded, capsys, monkeypatch, tmp_path):
+def test_an_interrupted_comparison_is_resumed(
+    loaded, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     from specdec_cli.measure.bench.journal import Journal
 
     path, keep, num = tmp_path / "r.json", Journal.keep, [0]
 
-    def interrupting(journal, arm, one):
+    def interrupting(journal, arm, one) -> None:
         keep(journal, arm, one)
         num[0] += 1
         if num[0] == 7:
@@ -407,7 +417,7 @@ def test_an_interrupted_comparison_is_resumed(loaded, capsys, monkeypatch, tmp_p
     assert [one.name for one in tmp_path.iterdir()] == ["r.json"]
 
 
-def test_a_picture_and_a_page(loaded, capsys, tmp_path):
+def test_a_picture_and_a_page(loaded, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     plot, html = tmp_path / "r.svg", tmp_path / "r.html"
     assert compared(*given("good", "ngram", "none"), "--plot", str(plot), "--html", str(html), "--quiet") == 0

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +13,7 @@ from specdec_cli.measure.workload.dataset import PRESETS
 from specdec_cli.recipe import shipped
 
 
-def completed(line: str, capsys, monkeypatch) -> list[str]:
+def completed(line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What bash offers after this line; the last word is being typed."""
     monkeypatch.setenv("_SPECDEC_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", line)
@@ -24,7 +25,7 @@ def completed(line: str, capsys, monkeypatch) -> list[str]:
 
 
 @pytest.fixture(autouse=True)
-def hub_cache(tmp_path, monkeypatch):
+def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("models--meta--Llama-3", "models--gpt2", "datasets--openai--gsm8k", "version.txt"):
         (tmp_path / "hub" / name).mkdir(parents=True)
     monkeypatch.setenv("HF_HOME", str(tmp_path))
@@ -56,14 +57,16 @@ def hub_cache(tmp_path, monkeypatch):
         ("specdec generate -r nothing-begins-so", set()),
     ],
 )
-def test_what_is_offered(line: str, offered: set[str], capsys, monkeypatch):
+def test_what_is_offered(
+    line: str, offered: set[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert set(completed(line, capsys, monkeypatch)) == offered
 
 
 @pytest.mark.parametrize(
     "line", ["specdec ", "specdec generate -r ", "specdec generate -d ", "specdec bench --dataset "]
 )
-def test_completion_loads_nothing_heavy(line: str):
+def test_completion_loads_nothing_heavy(line: str) -> None:
     code = (
         "import atexit, sys; from specdec_cli.cli.main import run\n"
         "heavy = lambda: {'torch', 'transformers', 'datasets', 'numpy', 'pyarrow'} & set(sys.modules)\n"
@@ -80,19 +83,21 @@ def test_completion_loads_nothing_heavy(line: str):
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_script_for_a_shell(shell: str, capsys, monkeypatch):
+def test_the_script_for_a_shell(
+    shell: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("_SPECDEC_COMPLETE", f"source_{shell}")
     with pytest.raises(SystemExit):
         main.run([])
     assert "_SPECDEC_COMPLETE" in capsys.readouterr().out
 
 
-def test_installing_and_showing_are_options_of_the_program(capsys):
+def test_installing_and_showing_are_options_of_the_program(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["--help"]) == 0
     out = capsys.readouterr().out
     assert "--install-completion" in out
     assert "--show-completion" in out
 
 
-def test_values_of_a_name_that_is_no_list_are_not_offered():
+def test_values_of_a_name_that_is_no_list_are_not_offered() -> None:
     assert completion.choices("auto|none|DIR")("") == [("auto", ""), ("none", "")]

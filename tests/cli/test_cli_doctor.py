@@ -2,11 +2,13 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import jsonschema
 import pytest
 from tiny_engine import letter_tokenizer
 from tiny_models import make_tiny
+from typed import not_none
 
 from specdec_cli.cli.main import run
 from specdec_cli.lm import load
@@ -17,7 +19,7 @@ from specdec_cli.report.doctor import json_schema
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory):
+def models(tmp_path_factory: pytest.TempPathFactory):
     """Two models of one tokenizer, and one of another."""
     folder = tmp_path_factory.mktemp("models")
     for name, without, shape in (
@@ -31,18 +33,18 @@ def models(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def quiet_environment(monkeypatch):
+def quiet_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """No kernels are tried (a second each time) and no weights may be loaded."""
     passed = InvarianceCheck("linear", "bfloat16", (2, 64), (), True)
     monkeypatch.setattr(doctor_module, "row_invariance", lambda _: [passed])
 
-    def loads(*_, **__):
+    def loads(*_, **__) -> None:
         raise AssertionError("doctor loads no weights")
 
     monkeypatch.setattr(load.AutoModelForCausalLM, "from_pretrained", loads)
 
 
-def doctor(capsys, *arguments, code=0):
+def doctor(capsys: pytest.CaptureFixture[str], *arguments, code=0):
     assert run(["doctor", "--json", "--quiet", *map(str, arguments)]) == code
     out, err = capsys.readouterr()
     document = json.loads(out)
@@ -50,7 +52,9 @@ def doctor(capsys, *arguments, code=0):
     return document, err
 
 
-def test_a_forward_that_is_compiled(capsys, models, monkeypatch):
+def test_a_forward_that_is_compiled(
+    capsys: pytest.CaptureFixture[str], models, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pair = ["--target", models / "target", "--draft", models / "draft", "--compile"]
     monkeypatch.setenv("CXX", "python3")
     document, _ = doctor(capsys, *pair)
@@ -65,7 +69,7 @@ def test_a_forward_that_is_compiled(capsys, models, monkeypatch):
     assert "needs a C++ compiler, and there is no `no-such-compiler`" in err
 
 
-def test_the_machine_alone(capsys):
+def test_the_machine_alone(capsys: pytest.CaptureFixture[str]) -> None:
     document, _ = doctor(capsys)
     assert document["schema"] == "specdec.doctor/1"
     assert document["pair"] is None
@@ -81,7 +85,7 @@ def test_the_machine_alone(capsys):
     assert any("64 rows" in sentence for sentence in document["not_claimed"])
 
 
-def test_a_fitting_pair(capsys, models):
+def test_a_fitting_pair(capsys: pytest.CaptureFixture[str], models) -> None:
     document, err = doctor(capsys, "-t", models / "target", "-d", models / "draft", "-k", 3, "--max-num-seqs", 2)
     assert err == ""
     pair = document["pair"]
@@ -99,7 +103,7 @@ def test_a_fitting_pair(capsys, models):
     assert any("no chat template" in message for message in messages)
 
 
-def test_different_tokenizers_are_incompatible(capsys, models):
+def test_different_tokenizers_are_incompatible(capsys: pytest.CaptureFixture[str], models) -> None:
     document, err = doctor(capsys, "-t", models / "target", "-d", models / "stranger", code=2)
     assert document["verdict"] == "incompatible"
     assert not document["pair"]["overlap"]["equal"]
@@ -108,14 +112,16 @@ def test_different_tokenizers_are_incompatible(capsys, models):
     assert "hint:" in err
 
 
-def test_an_architecture_with_a_state_is_incompatible(capsys, models, tmp_path):
+def test_an_architecture_with_a_state_is_incompatible(
+    capsys: pytest.CaptureFixture[str], models, tmp_path: Path
+) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba", "architectures": ["MambaForCausalLM"]}))
     document, err = doctor(capsys, "-t", tmp_path, "-d", "ngram", code=2)
     assert document["verdict"] == "incompatible"
     assert "mamba" in err
 
 
-def test_a_missing_model_cannot_run(capsys, models):
+def test_a_missing_model_cannot_run(capsys: pytest.CaptureFixture[str], models) -> None:
     document, err = doctor(capsys, "-t", models / "target", "-d", models / "nowhere", code=1)
     assert document["verdict"] == "cannot-run"
     assert document["pair"]["target"] is not None
@@ -123,12 +129,16 @@ def test_a_missing_model_cannot_run(capsys, models):
     assert "does not exist" in err
 
 
-def test_an_incompatibility_comes_before_what_cannot_run(capsys, models, tmp_path):
+def test_an_incompatibility_comes_before_what_cannot_run(
+    capsys: pytest.CaptureFixture[str], models, tmp_path: Path
+) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba", "architectures": ["MambaForCausalLM"]}))
     doctor(capsys, "-t", models / "nowhere", "-d", tmp_path, code=2)
 
 
-def test_too_little_memory_cannot_run(capsys, models, monkeypatch):
+def test_too_little_memory_cannot_run(
+    capsys: pytest.CaptureFixture[str], models, monkeypatch: pytest.MonkeyPatch
+) -> None:
     look = machine_module.look
 
     def small():
@@ -142,21 +152,23 @@ def test_too_little_memory_cannot_run(capsys, models, monkeypatch):
 
 
 @pytest.mark.parametrize(("memory", "said"), [("1KiB", "no room for the KV cache"), ("0.0001%", "leaves nothing")])
-def test_too_little_memory_for_keys_and_values_cannot_run(capsys, models, memory, said):
+def test_too_little_memory_for_keys_and_values_cannot_run(
+    capsys: pytest.CaptureFixture[str], models, memory: str, said: str
+) -> None:
     pair = ["-t", models / "target", "-d", "ngram", "--set", f"engine.kv_cache_memory={memory}"]
     code = 1 if "room" in said else 2
     _, err = doctor(capsys, *pair, code=code)
     assert said in err
 
 
-def test_graphs_are_for_a_gpu(capsys, models):
+def test_graphs_are_for_a_gpu(capsys: pytest.CaptureFixture[str], models) -> None:
     _, err = doctor(
         capsys, "-t", models / "target", "-d", "ngram", "--device", "cpu", "--set", "engine.decoder=graphs", code=2
     )
     assert "is for a GPU" in err
 
 
-def test_point_8_a_draft_head_is_incompatible(capsys, models, tmp_path):
+def test_point_8_a_draft_head_is_incompatible(capsys: pytest.CaptureFixture[str], models, tmp_path: Path) -> None:
     make_tiny("llama", tmp_path)
     config = json.loads((tmp_path / "config.json").read_text()) | {"architectures": ["LlamaForCausalLMEagle3"]}
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -165,12 +177,14 @@ def test_point_8_a_draft_head_is_incompatible(capsys, models, tmp_path):
     assert "is an EAGLE draft head" in err
 
 
-def test_a_device_that_is_not_here_cannot_run(capsys, models):
+def test_a_device_that_is_not_here_cannot_run(capsys: pytest.CaptureFixture[str], models) -> None:
     _, err = doctor(capsys, "-t", models / "target", "-d", "ngram", "--device", "cuda:99", code=1)
     assert "`cuda:99`" in err
 
 
-def test_kernels_without_the_property_are_said(capsys, monkeypatch):
+def test_kernels_without_the_property_are_said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     failed = InvarianceCheck("linear 8→8", "bfloat16", (2, 64), (3,), True)
     monkeypatch.setattr(doctor_module, "row_invariance", lambda _: [failed])
     document, _ = doctor(capsys)
@@ -178,7 +192,7 @@ def test_kernels_without_the_property_are_said(capsys, monkeypatch):
     assert any("depend on the other rows" in warning for warning in document["warnings"])
 
 
-def test_the_report_is_for_people(capsys, models):
+def test_the_report_is_for_people(capsys: pytest.CaptureFixture[str], models) -> None:
     assert run(["doctor", "-t", str(models / "target"), "-d", str(models / "draft")]) == 0
     out, _ = capsys.readouterr()
     assert "row invariance: passed" in out
@@ -188,14 +202,14 @@ def test_the_report_is_for_people(capsys, models):
     assert "\x1b" not in out
 
 
-def test_a_busy_machine_is_said(monkeypatch):
+def test_a_busy_machine_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_module.psutil, "getloadavg", lambda: (9.0, 9.0, 9.0))
-    assert "busy" in machine_module.look().busy
+    assert "busy" in not_none(machine_module.look().busy)
     monkeypatch.setattr(machine_module.psutil, "getloadavg", lambda: (0.0, 0.0, 0.0))
     assert machine_module.look().busy is None
 
 
-def test_the_hub_is_read_from_the_environment_alone(monkeypatch):
+def test_the_hub_is_read_from_the_environment_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_TOKEN", "secret")
     hub = machine_module.look().hub
@@ -204,12 +218,12 @@ def test_the_hub_is_read_from_the_environment_alone(monkeypatch):
     assert "secret" not in map(str, hub.values())
 
 
-def test_a_flag_without_a_named_pair_is_looked_at_with_the_built_in_one(capsys):
+def test_a_flag_without_a_named_pair_is_looked_at_with_the_built_in_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["doctor", "--dtype", "bfloat16", "--json", "--quiet"]) == 0
     assert json.loads(capsys.readouterr().out)["recipe"]["target"]["dtype"] == "bfloat16"
 
 
-def test_a_context_limit_above_the_targets_own_is_incompatible(capsys, models):
+def test_a_context_limit_above_the_targets_own_is_incompatible(capsys: pytest.CaptureFixture[str], models) -> None:
     document, err = doctor(capsys, "-t", models / "target", "-d", "ngram", "--max-model-len", 4096, code=2)
     assert document["verdict"] == "incompatible"
     assert "max_model_len is `4096`" in err

@@ -32,7 +32,7 @@ def contexts():
     """Every command that has options, by its path."""
     found = {}
 
-    def visit(command, name, parent):
+    def visit(command, name, parent) -> None:
         context = command.make_context(name, [], parent=parent, resilient_parsing=True)
         found[context.command_path] = context
         for inner, child in getattr(command, "commands", {}).items():
@@ -51,13 +51,15 @@ def options(path: str):
     return [one for one in shown if not one.hidden]
 
 
-def help_of(path: str, capsys, *flags: str) -> str:
+def help_of(path: str, capsys: pytest.CaptureFixture[str], *flags: str) -> str:
     assert main.run([*path.split()[1:], *(flags or ["--help"])]) == 0
     return capsys.readouterr().out
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_every_option_has_a_default_or_says_none(path: str, capsys, monkeypatch):
+def test_every_option_has_a_default_or_says_none(
+    path: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     rows = re.split(r"\n  (?=-)|\n\n", help_of(path, capsys, "--help-all"))
     shown = [" ".join(row.split()) for row in rows]
@@ -67,7 +69,7 @@ def test_every_option_has_a_default_or_says_none(path: str, capsys, monkeypatch)
             assert re.search(r"\[default: [^\]]+\]$", row), one.opts
 
 
-def test_a_default_that_a_recipe_sets_is_the_schemas():
+def test_a_default_that_a_recipe_sets_is_the_schemas() -> None:
     by_name = {name: one for one in options("specdec serve") for name in one.opts}
     port, k = by_name["--port"], by_name["--num-speculative-tokens"]
     assert default_words(port) == str(Recipe().serve.port)
@@ -80,7 +82,7 @@ def test_a_default_that_a_recipe_sets_is_the_schemas():
         assert one.default_words == words_of(default_of(one.path))
 
 
-def test_a_default_follows_the_schema(monkeypatch):
+def test_a_default_follows_the_schema(monkeypatch: pytest.MonkeyPatch) -> None:
     field = type(Recipe().sampling).model_fields["max_new_tokens"]
     monkeypatch.setattr(field, "default", 77)
     option = next(one for one in OPTIONS if one.path == "sampling.max_new_tokens")
@@ -103,13 +105,13 @@ def test_a_default_follows_the_schema(monkeypatch):
         ("specdec bench", "--chat", "off"),
     ],
 )
-def test_a_commands_own_default_is_shown(path: str, name: str, default: str):
+def test_a_commands_own_default_is_shown(path: str, name: str, default: str) -> None:
     option = next(one for one in options(path) if name in one.opts)
     assert default_words(option) == default
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_values_have_names_and_flags_none(path: str):
+def test_values_have_names_and_flags_none(path: str) -> None:
     for one in options(path):
         if one.is_flag:
             assert value_name(one) == ""
@@ -118,13 +120,15 @@ def test_values_have_names_and_flags_none(path: str):
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_no_type_of_the_parser_is_shown(path: str, capsys):
+def test_no_type_of_the_parser_is_shown(path: str, capsys: pytest.CaptureFixture[str]) -> None:
     shown = help_of(path, capsys, "--help-all")
     assert not re.search(r"<\w+( range)?>|\bINTEGER\b|\bBOOLEAN\b|list\[", shown)
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_every_command_has_three_examples_that_parse(path: str, capsys, monkeypatch):
+def test_every_command_has_three_examples_that_parse(
+    path: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "400")
     shown = help_of(path, capsys)
     assert len(GUIDES[path].examples) == 3
@@ -135,12 +139,14 @@ def test_every_command_has_three_examples_that_parse(path: str, capsys, monkeypa
         assert parse(program(), "specdec", words[1:]).command_path.startswith(path)
 
 
-def test_every_guide_is_of_a_command():
+def test_every_guide_is_of_a_command() -> None:
     assert set(GUIDES) == set(PATHS)
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_help_shows_at_most_fifteen_options_and_help_all_every_one(path: str, capsys, monkeypatch):
+def test_help_shows_at_most_fifteen_options_and_help_all_every_one(
+    path: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     shown, everything = help_of(path, capsys), help_of(path, capsys, "--help-all")
     names = [name_and_value(one) for one in options(path)]
@@ -152,13 +158,15 @@ def test_help_shows_at_most_fifteen_options_and_help_all_every_one(path: str, ca
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_programs_help_has_each_commands_first_sentence(name: str):
+def test_the_programs_help_has_each_commands_first_sentence(name: str) -> None:
     assert first_sentence(program().commands[name].help) == COMMANDS[name]
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])
 @pytest.mark.parametrize("path", PATHS)
-def test_help_breaks_no_word_at_any_width(path: str, width: int, capsys, monkeypatch):
+def test_help_breaks_no_word_at_any_width(
+    path: str, width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "4000")
     words = set(help_of(path, capsys, "--help-all").split())
     monkeypatch.setenv("COLUMNS", str(width))
@@ -168,7 +176,7 @@ def test_help_breaks_no_word_at_any_width(path: str, width: int, capsys, monkeyp
         assert len(line) <= width or max(map(len, line.split())) + 10 > width, line
 
 
-def test_help_of_a_function_without_help_has_its_default():
+def test_help_of_a_function_without_help_has_its_default() -> None:
     def command(size: int = 3, wide: bool = True, names: list[str] | None = None) -> None: ...
 
     app = typer.Typer(add_completion=False)
@@ -189,7 +197,7 @@ def cpu_seconds(words: list[str]) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def test_the_programs_help_costs_little_more_than_its_libraries():
+def test_the_programs_help_costs_little_more_than_its_libraries() -> None:
     libraries, program_help = ["-c", "import typer, typer.rich_utils"], ["-m", "specdec_cli.cli.main", "--help"]
     pairs = [(cpu_seconds(libraries), cpu_seconds(program_help)) for _ in range(5)]
     least = [min(seconds) for seconds in zip(*pairs, strict=True)]
@@ -197,7 +205,7 @@ def test_the_programs_help_costs_little_more_than_its_libraries():
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], []])
-def test_the_programs_help_loads_no_command_and_no_schema(arguments: list[str]):
+def test_the_programs_help_loads_no_command_and_no_schema(arguments: list[str]) -> None:
     code = (
         "import sys; from specdec_cli.cli.main import run; run(sys.argv[1:])\n"
         "slow = {'pydantic', 'yaml', 'rich.console', 'specdec_cli.cli.generate', 'specdec_cli.recipe'}\n"

@@ -25,19 +25,21 @@ def run_as(command, *arguments: str, monkeypatch: pytest.MonkeyPatch) -> int:
     return main.run(["do", *arguments])
 
 
-def test_version_names_torch_and_transformers(capsys: pytest.CaptureFixture[str]):
+def test_version_names_torch_and_transformers(capsys: pytest.CaptureFixture[str]) -> None:
     others = f"torch {version('torch')}, transformers {version('transformers')}"
     assert main.run(["--version"]) == 0
     assert capsys.readouterr() == (f"specdec {__version__} ({others})\n", "")
 
 
-def test_version_says_what_is_not_installed(monkeypatch, capsys: pytest.CaptureFixture[str]):
+def test_version_says_what_is_not_installed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(main, "version_of", lambda name: None if name == "torch" else "5.0")
     assert main.run(["--version"]) == 0
     assert capsys.readouterr().out == f"specdec {__version__} (torch not installed, transformers 5.0)\n"
 
 
-def test_help_has_no_colour_off_a_terminal(capsys: pytest.CaptureFixture[str]):
+def test_help_has_no_colour_off_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["--help"]) == 0
     out = capsys.readouterr().out
     assert "recipe" in out
@@ -66,7 +68,9 @@ def test_help_has_no_colour_off_a_terminal(capsys: pytest.CaptureFixture[str]):
         (["recipe", "copy"], "error: missing argument `NAME`"),
     ],
 )
-def test_usage_errors_are_one_sentence_and_a_hint(arguments: list[str], error: str, capsys: pytest.CaptureFixture[str]):
+def test_usage_errors_are_one_sentence_and_a_hint(
+    arguments: list[str], error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main.run(arguments) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -77,7 +81,7 @@ def test_usage_errors_are_one_sentence_and_a_hint(arguments: list[str], error: s
     assert len(lines) == 3
 
 
-def test_nothing_asked_shows_help(capsys: pytest.CaptureFixture[str]):
+def test_nothing_asked_shows_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run([]) == 2
     out, err = capsys.readouterr()
     assert "Usage: specdec" in out + err
@@ -116,31 +120,35 @@ MEMORY = "decode fewer sequences at a time, or lower kv_cache_memory or max_mode
         (BrokenPipeError(), 0, ""),
     ],
 )
-def test_errors_become_words_and_codes(error, code: int, text: str, monkeypatch, capsys):
+def test_errors_become_words_and_codes(
+    error, code: int, text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run_as(raises(error), monkeypatch=monkeypatch) == code
     assert capsys.readouterr() == ("", text)
 
 
-def test_a_command_may_return_its_code(monkeypatch: pytest.MonkeyPatch):
+def test_a_command_may_return_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run_as(lambda: 3, monkeypatch=monkeypatch) == 3
 
 
 @pytest.mark.parametrize("way", ["flag", "late flag", "variable"])
-def test_debug_shows_the_traceback(way: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+def test_debug_shows_the_traceback(
+    way: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     if way == "variable":
         monkeypatch.setenv("SPECDEC_DEBUG", "1")
     run_as(raises(ValueError("boom")), *(["--debug"] if "flag" in way else []), monkeypatch=monkeypatch)
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_debug_after_two_dashes_is_a_word():
+def test_debug_after_two_dashes_is_a_word() -> None:
     assert main._take_debug(["do", "--", "--debug"]) == (["do", "--", "--debug"], False)
 
 
 @pytest.mark.parametrize(
     "arguments", [["--help"], ["--version"], ["recipe", "validate", "bad.yaml"], ["recipe", "list"]]
 )
-def test_quick_commands_load_nothing_heavy(arguments: list[str], tmp_path: Path):
+def test_quick_commands_load_nothing_heavy(arguments: list[str], tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text("sampling: {temperatur: 1}\n")
     code = (
         "import sys; from specdec_cli.cli.main import run; code = run(sys.argv[1:])\n"
@@ -156,7 +164,7 @@ def test_quick_commands_load_nothing_heavy(arguments: list[str], tmp_path: Path)
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pipes of a POSIX shell")
 @pytest.mark.parametrize("redirect", ["| head -n 1", "| true", "2>&1 | true", ">/dev/null 2>&1"])
-def test_a_reader_that_goes_away_makes_no_noise(redirect: str):
+def test_a_reader_that_goes_away_makes_no_noise(redirect: str) -> None:
     command = f"({sys.executable} -m specdec_cli.cli.main recipe schema; echo $? >&3) 3>&2 {redirect}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=PLAIN, check=False)
     assert "Traceback" not in done.stderr
@@ -165,7 +173,7 @@ def test_a_reader_that_goes_away_makes_no_noise(redirect: str):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_is_said():
+def test_a_full_disk_is_said() -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run([*SPECDEC, "recipe", "list"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 1
@@ -175,7 +183,7 @@ def test_a_full_disk_is_said():
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-"])
-def test_a_closed_standard_stream_is_no_error_of_its_own(closed: str):
+def test_a_closed_standard_stream_is_no_error_of_its_own(closed: str) -> None:
     done = subprocess.run(
         f"{sys.executable} -m specdec_cli.cli.main recipe list {closed}", shell=True, capture_output=True, check=False
     )
@@ -204,7 +212,9 @@ def test_a_closed_standard_stream_is_no_error_of_its_own(closed: str):
         (["recipe", "list", "--nope"], None),
     ],
 )
-def test_did_you_mean_takes_underscores_for_dashes_and_never_guesses_far(arguments, meant, capsys):
+def test_did_you_mean_takes_underscores_for_dashes_and_never_guesses_far(
+    arguments: list[str], meant: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main.run(arguments) == 2
     first = capsys.readouterr().err.splitlines()[0]
     assert first.partition("did you mean ")[2] == (f"`{meant}`?" if meant else "")
@@ -226,13 +236,17 @@ def test_did_you_mean_takes_underscores_for_dashes_and_never_guesses_far(argumen
         ["generate", "x", "--default-chat-template-kwargs", "{}"],
     ],
 )
-def test_an_option_that_means_nothing_for_a_command_is_refused(arguments, capsys):
+def test_an_option_that_means_nothing_for_a_command_is_refused(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main.run(arguments) == 2
     assert "there is no option" in (err := capsys.readouterr().err) or "has no effect" in err
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])
-def test_an_error_breaks_no_word_on_a_terminal(width, monkeypatch, capsys):
+def test_an_error_breaks_no_word_on_a_terminal(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setenv("TERM", "xterm")
     for name in ("NO_COLOR", "CI"):
@@ -247,7 +261,9 @@ def test_an_error_breaks_no_word_on_a_terminal(width, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("width", [40, 80])
-def test_a_command_in_a_hint_can_be_copied(width, monkeypatch, capsys):
+def test_a_command_in_a_hint_can_be_copied(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     command = "`pip install 'specdec-cli[structured]' --no-cache-dir`"
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)

@@ -22,11 +22,11 @@ def parse(*arguments: str, aliases: bool = True) -> Shared:
     return seen[0]
 
 
-def test_nothing_said_is_nothing():
+def test_nothing_said_is_nothing() -> None:
     assert parse() == Shared()
 
 
-def test_every_option_reaches_its_key_under_its_name():
+def test_every_option_reaches_its_key_under_its_name() -> None:
     samples = {
         "sets": "sampling.top_k=3", "recipe": "builtin", "output": "x.json", "draft": "none", "target.model": "m",
         "target.dtype": "float16", "target.quantize": "int8", "target.device": "cpu", "draft.dtype": "float16",
@@ -45,7 +45,7 @@ def test_every_option_reaches_its_key_under_its_name():
             assert getattr(shared, option.path)
 
 
-def test_paths_are_keys_of_the_recipe():
+def test_paths_are_keys_of_the_recipe() -> None:
     sections = {name: set(getattr(Recipe(), name).__class__.model_fields) for name in Recipe.model_fields}
     for option in OPTIONS:
         if "." in option.path:
@@ -53,7 +53,7 @@ def test_paths_are_keys_of_the_recipe():
             assert key in sections[section], option.path
 
 
-def test_values_resolve_with_origins(monkeypatch: pytest.MonkeyPatch):
+def test_values_resolve_with_origins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECDEC_SAMPLING_TOP_K", "7")
     shared = parse(
         "-r", "builtin", "-d", "ngram:max=5,min=3", "-k", "6", "--stop", "a", "--stop", "b", "--stop-token-id", "3",
@@ -71,11 +71,11 @@ def test_values_resolve_with_origins(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize(("given", "value"), [([], "auto"), (["--compile"], True), (["--no-compile"], False)])
-def test_compile_has_three_values(given, value):
+def test_compile_has_three_values(given, value) -> None:
     assert parse(*given).resolve().recipe.engine.compile == value
 
 
-def test_aliases():
+def test_aliases() -> None:
     shared = parse(
         "--model", "m", "--speculative-model", "d", "--speculative-disable-by-batch-size", "4", "--max-num-seqs", "2",
         "--max-model-len", "100", "--gpu-memory-utilization", "0.85", "--speculative-draft-tensor-parallel-size", "1",
@@ -90,7 +90,7 @@ def test_aliases():
     assert recipe.engine.memory_share() == pytest.approx(0.85)
 
 
-def test_aliases_are_not_everywhere():
+def test_aliases_are_not_everywhere() -> None:
     for name in ("--model", "--max-num-seqs"):
         with pytest.raises(Exception, match="No such option"):
             parse(name, "1", aliases=False)
@@ -110,14 +110,14 @@ def test_aliases_are_not_everywhere():
         ["-d", "ngram", "--draft-dtype", "float16"], ["--set", "x"], ["-r", "nope"], ["-n", "0"], ["--logprobs", "101"],
     ],
 )  # fmt: skip
-def test_refused_with_one_sentence(arguments: list[str]):
+def test_refused_with_one_sentence(arguments: list[str]) -> None:
     with pytest.raises(UsageError) as caught:
         parse(*arguments).resolve()
     assert "\n" not in caught.value.message
     assert caught.value.exit_code == 2
 
 
-def test_output_is_refused_before_the_command_runs(tmp_path: Path):
+def test_output_is_refused_before_the_command_runs(tmp_path: Path) -> None:
     there = tmp_path / "there.json"
     there.write_text("mine")
     for path in (there, tmp_path, tmp_path / "missing" / "x.json"):
@@ -127,7 +127,7 @@ def test_output_is_refused_before_the_command_runs(tmp_path: Path):
     assert parse("--output", str(there), "--force").output == there
 
 
-def test_a_negative_seed_is_drawn_once_for_a_command_line():
+def test_a_negative_seed_is_drawn_once_for_a_command_line() -> None:
     shared = Shared(flags={"sampling.seed": (-1, "--seed")})
     seeds = {shared.resolve().recipe.sampling.seed for _ in range(3)}
     assert len(seeds) == 1
@@ -138,7 +138,9 @@ def test_a_negative_seed_is_drawn_once_for_a_command_line():
 
 
 @pytest.mark.parametrize("name", ["SPECDEC_HOME", "SPECDEC_MAX_TOKENS", "SPECDEC_"])
-def test_a_variable_that_nothing_reads_is_reported_once(name: str, monkeypatch, capsys):
+def test_a_variable_that_nothing_reads_is_reported_once(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv(name, "1")
     shared = Shared()
     shared.resolve()

@@ -17,7 +17,7 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("CI", "true"), ("TERM", "dumb")])
-def test_colour_only_where_it_is_welcome(name: str, value: str, monkeypatch: pytest.MonkeyPatch):
+def test_colour_only_where_it_is_welcome(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("NO_COLOR", "CI", "TERM"):
         monkeypatch.delenv(variable, raising=False)
     assert output.colourful(Terminal())
@@ -26,7 +26,7 @@ def test_colour_only_where_it_is_welcome(name: str, value: str, monkeypatch: pyt
     assert not output.colourful(Terminal())
 
 
-def test_envelope():
+def test_envelope() -> None:
     document = output.envelope("specdec.x/1", None, {"rows": [1]}, device="cpu", dtype="float32")
     assert list(document) == ["schema", "specdec_version", "created", "environment", "recipe", "rows"]
     assert document["specdec_version"] == __version__
@@ -35,14 +35,14 @@ def test_envelope():
     assert document["environment"]["torch"]
 
 
-def test_stdout_and_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_stdout_and_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "x.json"
     output.deliver({"a": "é\n"}, to_stdout=True, path=path)
     assert json.loads(capsys.readouterr().out) == json.loads(path.read_text()) == {"a": "é\n"}
     assert [entry.name for entry in tmp_path.iterdir()] == ["x.json"]
 
 
-def test_a_stream_without_unicode_gets_json_all_the_same(monkeypatch: pytest.MonkeyPatch):
+def test_a_stream_without_unicode_gets_json_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii", errors="backslashreplace")
     monkeypatch.setattr(sys, "stdout", stream)
@@ -51,13 +51,13 @@ def test_a_stream_without_unicode_gets_json_all_the_same(monkeypatch: pytest.Mon
     assert json.loads(raw.getvalue()) == {"a": "é 🙂"}
 
 
-def test_nan_is_never_written(tmp_path: Path):
+def test_nan_is_never_written(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="JSON"):
         output.deliver({"a": float("nan")}, to_stdout=False, path=tmp_path / "x.json")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_that_appeared_meanwhile_stays(tmp_path: Path):
+def test_a_file_that_appeared_meanwhile_stays(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     output.check_destination(path, force=False)
     path.write_text("mine")
@@ -67,7 +67,7 @@ def test_a_file_that_appeared_meanwhile_stays(tmp_path: Path):
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_force_overwrites_through_a_link(tmp_path: Path):
+def test_force_overwrites_through_a_link(tmp_path: Path) -> None:
     real, link = tmp_path / "real.json", tmp_path / "link.json"
     real.write_text("old")
     link.symlink_to(real)
@@ -77,6 +77,6 @@ def test_force_overwrites_through_a_link(tmp_path: Path):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="device files")
-def test_devices_are_no_destination():
+def test_devices_are_no_destination() -> None:
     with pytest.raises(UsageError, match="not a regular file"):
         output.check_destination(Path("/dev/null"), force=True)

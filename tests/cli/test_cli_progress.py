@@ -3,12 +3,14 @@
 import io
 import json
 import re
+from pathlib import Path
 from time import sleep
 
 import pytest
 from fake_server import Fake, serving
 from rich.console import Console
 from toy_engine import LetterTokenizer, toy_engine
+from typed import stand_in
 
 from specdec_cli.cli.main import run
 from specdec_cli.cli.screen import open_screen, progress, timed_progress
@@ -22,34 +24,34 @@ from specdec_cli.sampling.params import SamplingParams
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch):
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pace, "SECONDS_BETWEEN_LINES", 0.02)
 
 
 @pytest.mark.parametrize("progress", [progress, timed_progress])
-def test_long_work_says_what_it_does_and_for_how_long(capsys, progress):
+def test_long_work_says_what_it_does_and_for_how_long(capsys: pytest.CaptureFixture[str], progress) -> None:
     with progress(open_screen(False, streams_text=False)) as say:
         say("loading the target")
         sleep(0.3)
     assert "loading the target (0 s elapsed)" in capsys.readouterr().err
 
 
-def test_a_quiet_run_has_no_lines(capsys):
+def test_a_quiet_run_has_no_lines(capsys: pytest.CaptureFixture[str]) -> None:
     with progress(open_screen(True, streams_text=False)) as say:
         say("loading the target")
         sleep(0.1)
     assert capsys.readouterr().err == ""
 
 
-def test_passes_have_elapsed_and_remaining_time():
+def test_passes_have_elapsed_and_remaining_time() -> None:
     said: list[str] = []
     view = BenchView(Console(file=io.StringIO()), is_live=False, table=lambda _: "", say=said.append)
     sleep(0.05)
-    view.show(None, Progress(arm="plain", done=1, total=4))
+    view.show(stand_in(None), Progress(arm="plain", done=1, total=4))
     assert said == ["1 of 4 passes, 0 s elapsed, about 0 s left; next: plain"]
 
 
-def test_phases_have_counts_shares_and_their_own_remaining_time(monkeypatch):
+def test_phases_have_counts_shares_and_their_own_remaining_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(pace, "perf_counter", lambda: now[0])
     waiting = pace.Waiting()
@@ -66,7 +68,7 @@ def test_phases_have_counts_shares_and_their_own_remaining_time(monkeypatch):
 
 @pytest.mark.parametrize("streams_text", [True, False])
 @pytest.mark.parametrize("is_shared", [True, False])
-def test_generate_says_how_far_it_is(streams_text: bool, is_shared: bool):
+def test_generate_says_how_far_it_is(streams_text: bool, is_shared: bool) -> None:
     """Never into a text that goes to the same place."""
     out, err, arm = io.StringIO(), io.StringIO(), Decoding("with ngram", keeps_errors=True)
     screen = Screen(out, False, Console(file=err, width=200), is_live=False, is_shared=is_shared, is_quiet=False)
@@ -84,7 +86,7 @@ def test_generate_says_how_far_it_is(streams_text: bool, is_shared: bool):
         assert re.fullmatch(r"0 of 2 finished, up to 2 together, \d+ s elapsed, about \d+ s left", said[0])
 
 
-def test_one_long_output_tells_its_tokens():
+def test_one_long_output_tells_its_tokens() -> None:
     err, arm = io.StringIO(), Decoding("with ngram")
     screen = Screen(io.StringIO(), False, Console(file=err, width=200), False, is_shared=False, is_quiet=False)
     rows = [Request(row, LetterTokenizer().encode(row.prompt), SamplingParams(30)) for row in rows_of(("ab",))]
@@ -97,7 +99,7 @@ def test_one_long_output_tells_its_tokens():
     assert re.match(r"1 token, \d+ s elapsed, about \d+ s left\n2 tokens, ", err.getvalue())
 
 
-def test_a_servers_benchmark_says_how_far_it_is(capsys, tmp_path):
+def test_a_servers_benchmark_says_how_far_it_is(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     prompts = tmp_path / "p.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": f"prompt {i}"}) + "\n" for i in range(4)))
     with serving(fake := Fake(pause_s=0.1)):
@@ -111,7 +113,7 @@ def test_a_servers_benchmark_says_how_far_it_is(capsys, tmp_path):
     ("done", "total", "words"),
     [(0, 4, "100 s"), (1, 4, "2 min elapsed, about 5 min left"), (4, 4, "2 min elapsed"), (1, 100, "2.8 h left")],
 )
-def test_the_remaining_time(done: int, total: int, words: str, monkeypatch):
+def test_the_remaining_time(done: int, total: int, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     one = pace.Pace()
     monkeypatch.setattr(pace, "perf_counter", lambda: one._begin + 100)
     assert words.replace("100 s", "2 min elapsed") in one.words(done, total)

@@ -3,6 +3,7 @@
 import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -32,19 +33,19 @@ ROWS = [
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path, monkeypatch) -> Path:
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "rows.jsonl.gz").write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in ROWS).encode()))
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def document(capsys, *arguments: str) -> dict:
+def document(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
     assert run([*arguments, "-n", "8", "--json"]) == 0, capsys.readouterr().err
     return json.loads(capsys.readouterr().out)
 
 
-def test_generate_decodes_every_turn_after_the_models_own_answers(capsys):
+def test_generate_decodes_every_turn_after_the_models_own_answers(capsys: pytest.CaptureFixture[str]) -> None:
     found = document(capsys, "generate", "--prompt-file", "~/rows.jsonl.gz", "--chat", "--compare")
     jsonschema.validate(found, json_schema(), format_checker=jsonschema.FormatChecker())
     outputs = found["outputs"]
@@ -64,7 +65,7 @@ def test_generate_decodes_every_turn_after_the_models_own_answers(capsys):
     assert (alone["prompt_tokens"], alone["token_ids"]) == (outputs[3]["prompt_tokens"], outputs[3]["token_ids"])
 
 
-def test_the_text_of_every_turn_has_its_place(capsys):
+def test_the_text_of_every_turn_has_its_place(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["generate", "--prompt-file", "rows.jsonl.gz", "--chat", "-n", "4"]) == 0
     out = capsys.readouterr().out
     assert [line for line in out.split("\n") if line.startswith("###")] == [f"### {n}" for n in range(1, 6)]
@@ -74,7 +75,9 @@ def test_the_text_of_every_turn_has_its_place(capsys):
     assert "note: 2 rows hold a conversation, of which the first user message is the prompt; --chat reads all" in err
 
 
-def test_what_follows_a_turn_that_failed_is_left_out_by_name(capsys, monkeypatch):
+def test_what_follows_a_turn_that_failed_is_left_out_by_name(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     step, given = Driver.step, Path("two.jsonl")
     given.write_text(json.dumps(ROWS[1]) + "\n" + json.dumps(ROWS[2]) + "\n")
 
@@ -94,7 +97,7 @@ def test_what_follows_a_turn_that_failed_is_left_out_by_name(capsys, monkeypatch
     assert "error: 1 of 4 prompts failed; prompt 1: unexpected ValueError: planted" in err
 
 
-def test_turns_that_fill_the_context_are_left_out_by_name(capsys):
+def test_turns_that_fill_the_context_are_left_out_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["generate", "--prompt-file", "rows.jsonl.gz", "--chat", "-n", "8", "--max-model-len", "40"]
     assert run(arguments) == 0
     out, err = capsys.readouterr()
@@ -102,7 +105,7 @@ def test_turns_that_fill_the_context_are_left_out_by_name(capsys):
     assert out.rstrip().split("\n")[-2] == "### 5", "what comes after a turn that is left out is shown"
 
 
-def test_the_system_option_stands_for_the_rows_own(capsys):
+def test_the_system_option_stands_for_the_rows_own(capsys: pytest.CaptureFixture[str]) -> None:
     Path("s.jsonl").write_text('{"system": "Long and winding words.", "prompt": "a"}\n{"prompt": "a"}\n')
     own, none = document(capsys, "generate", "--prompt-file", "s.jsonl", "--chat", "--quiet")["outputs"]
     assert own["prompt_tokens"] > none["prompt_tokens"]
@@ -119,7 +122,7 @@ def test_the_system_option_stands_for_the_rows_own(capsys):
     ],
     ids=lambda command: command[0],
 )
-def test_measurements_take_the_same_rows_and_every_turn(capsys, command):
+def test_measurements_take_the_same_rows_and_every_turn(capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
     plain = document(capsys, *command, "--dataset", "rows.jsonl.gz")
     assert plain["workload"]["num_prompts"] == 3
     assert any("2 rows hold a conversation" in notice for notice in plain["notices"])
@@ -129,14 +132,14 @@ def test_measurements_take_the_same_rows_and_every_turn(capsys, command):
     assert not any("conversation" in notice for notice in chats["notices"])
 
 
-def test_audit_takes_the_same_rows(capsys):
+def test_audit_takes_the_same_rows(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--prompt-file", "rows.jsonl.gz", "--mode", "greedy", "-k", "2", "--batch-sizes", "1"]
     found = document(capsys, "audit", *words)
     assert found["checked"]["prompts"] == 3
     assert found["notices"][0] == "2 rows hold a conversation, of which the first user message is the prompt"
 
 
-def test_an_endpoint_is_sent_the_same_rows(capsys):
+def test_an_endpoint_is_sent_the_same_rows(capsys: pytest.CaptureFixture[str]) -> None:
     with serving(Fake()) as fake:
         arguments = ["bench", "--endpoint", fake.url, "--dataset", "rows.jsonl.gz", "--repeats", "1"]
         assert run(arguments) == 0
@@ -150,7 +153,7 @@ def test_an_endpoint_is_sent_the_same_rows(capsys):
     capsys.readouterr()
 
 
-def test_a_tilde_in_every_path(capsys, place):
+def test_a_tilde_in_every_path(capsys: pytest.CaptureFixture[str], place) -> None:
     """A shell leaves `~` in `--output=~/x`, in a recipe and in a variable."""
     (place / "r.yaml").write_text("sampling: {max_new_tokens: 2}\n")
     assert run(["generate", "-r", "~/r.yaml", "--output=~/o.json", "--quiet", "Once"]) == 0
@@ -170,7 +173,7 @@ def test_a_tilde_in_every_path(capsys, place):
     capsys.readouterr()
 
 
-def test_a_home_that_does_not_exist_is_one_sentence(capsys):
+def test_a_home_that_does_not_exist_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["-r", "~no-such-user/r.yaml"], ["-t", "~no-such-user/x"], ["--output", "~no-such-user/x"]):
         assert run(["generate", *words, "--quiet", "Once"]) == 2
         err = capsys.readouterr().err
@@ -182,7 +185,7 @@ MARKS = {"utf-8-sig": b"\xef\xbb\xbf", "utf-16": b"", "utf-32": b""}
 
 
 @pytest.mark.parametrize("encoding", MARKS)
-def test_text_files_may_begin_with_a_byte_order_mark(place, encoding, capsys):
+def test_text_files_may_begin_with_a_byte_order_mark(place, encoding, capsys: pytest.CaptureFixture[str]) -> None:
     """What Windows' editors and PowerShell write: recipes, schemas, templates, results."""
     (place / "s.json").write_bytes('{"type": "boolean"}'.encode(encoding))
     (place / "r.yaml").write_bytes("structured: {json_schema: ~/s.json}\nsampling: {seed: 7}\n".encode(encoding))
@@ -198,7 +201,7 @@ def test_text_files_may_begin_with_a_byte_order_mark(place, encoding, capsys):
         read_baseline("~/b.json", "specdec.bench/1")
 
 
-def test_given_paths_are_what_a_person_typed(place):
+def test_given_paths_are_what_a_person_typed(place) -> None:
     assert given_path("~/a/b") == place / "a/b"
     assert given_path("./a") == Path("a")
     assert given_path("a~b") == Path("a~b")

@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -12,24 +13,24 @@ from specdec_cli.report.schema import read_schema
 
 
 @pytest.fixture(autouse=True)
-def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def document(capsys: pytest.CaptureFixture[str]) -> dict:
+def document(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     out, err = capsys.readouterr()
     assert err == ""
     return checked(json.loads(out))
 
 
-def checked(found: dict) -> dict:
+def checked(found: dict[str, Any]) -> dict[str, Any]:
     """A document that fits the schema of its name."""
     schema = read_schema(found["schema"].partition("/")[0].removeprefix("specdec."))
     jsonschema.validate(found, schema, format_checker=jsonschema.FormatChecker())
     return found
 
 
-def test_list(capsys: pytest.CaptureFixture[str]):
+def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["recipe", "list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == [recipe.name for recipe in shipped.list_recipes()]
@@ -39,7 +40,7 @@ def test_list(capsys: pytest.CaptureFixture[str]):
     assert {"name", "title", "path"} == set(found["recipes"][0])
 
 
-def test_show_prints_a_recipe_that_validates(capsys: pytest.CaptureFixture[str]):
+def test_show_prints_a_recipe_that_validates(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["recipe", "show", "builtin", "--temperature", "0.5", "--origin"]) == 0
     text = capsys.readouterr().out
     assert "temperature: 0.5" in text
@@ -49,19 +50,19 @@ def test_show_prints_a_recipe_that_validates(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().out == "mine.yaml: valid\n"
 
 
-def test_show_as_json(capsys: pytest.CaptureFixture[str]):
+def test_show_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["recipe", "show", "builtin-ngram", "--json", "--origin"]) == 0
     found = document(capsys)
     assert found["recipe"]["draft"] == {"method": "ngram", "max": 4, "min": 2}
     assert found["origins"]["draft.max"] == "recipe builtin-ngram.yaml:5"
 
 
-def test_show_of_two_recipes_is_refused(capsys: pytest.CaptureFixture[str]):
+def test_show_of_two_recipes_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["recipe", "show", "builtin", "-r", "qwen3-8b"]) == 2
     assert "two recipes" in capsys.readouterr().err
 
 
-def test_copy_refuses_to_overwrite(capsys: pytest.CaptureFixture[str]):
+def test_copy_refuses_to_overwrite(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["recipe", "copy", "builtin"]) == 0
     Path("builtin.yaml").write_text("mine")
     assert run(["recipe", "copy", "builtin"]) == 2
@@ -72,7 +73,7 @@ def test_copy_refuses_to_overwrite(capsys: pytest.CaptureFixture[str]):
     assert run(["recipe", "copy", "nope"]) == 2
 
 
-def test_validate_reports_every_error_of_every_file(capsys: pytest.CaptureFixture[str]):
+def test_validate_reports_every_error_of_every_file(capsys: pytest.CaptureFixture[str]) -> None:
     Path("a.yaml").write_text("sampling: {temperatur: 1, top_k: 0}\n")
     Path("b.yaml").write_text("target: {modle: x}\n")
     assert run(["recipe", "validate", "a.yaml", "builtin", "b.yaml", "c.yaml"]) == 2
@@ -87,7 +88,7 @@ def test_validate_reports_every_error_of_every_file(capsys: pytest.CaptureFixtur
     ]
 
 
-def test_validate_as_json(capsys: pytest.CaptureFixture[str]):
+def test_validate_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     Path("a.yaml").write_text("sampling: {temperatur: 1}\n")
     assert run(["recipe", "validate", "a.yaml", "--json"]) == 2
     found = checked(json.loads(capsys.readouterr().out))
@@ -95,13 +96,13 @@ def test_validate_as_json(capsys: pytest.CaptureFixture[str]):
     assert found["files"][0]["errors"][0]["column"] == 12
 
 
-def test_schema_is_json(capsys: pytest.CaptureFixture[str]):
+def test_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["recipe", "schema"]) == 0
     assert json.loads(capsys.readouterr().out)["properties"]["draft"]
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"a: *x", b"a: [", b"\x00", b"- 1", b""])
-def test_bad_files_are_one_error_each(content: bytes, capsys: pytest.CaptureFixture[str]):
+def test_bad_files_are_one_error_each(content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
     Path("x.yaml").write_bytes(content)
     assert run(["recipe", "show", "x.yaml"]) == 2
     err = capsys.readouterr().err
@@ -109,7 +110,7 @@ def test_bad_files_are_one_error_each(content: bytes, capsys: pytest.CaptureFixt
     assert "Traceback" not in err
 
 
-def test_a_folder_is_no_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_folder_is_no_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["recipe", "show", str(tmp_path)]) == 2
     assert "is a folder" in capsys.readouterr().err
 
@@ -127,14 +128,14 @@ def test_a_folder_is_no_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str
         ["compare-drafts", "--dry-run", "-d", "ngram", "-d", "none"],
     ],
 )
-def test_documents_of_what_would_run_fit_their_schema(capsys: pytest.CaptureFixture[str], words: list[str]):
+def test_documents_of_what_would_run_fit_their_schema(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
     assert run([*words, "--json"]) == 0
     found = document(capsys)
     assert found["schema"] == "specdec.recipe/1"
     jsonschema.validate(found["recipe"], json_schema(draft_methods()))
 
 
-def test_a_document_that_does_not_fit_is_noticed(capsys: pytest.CaptureFixture[str]):
+def test_a_document_that_does_not_fit_is_noticed(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["recipe", "show", "--json"]) == 0
     found = document(capsys)
     for wrong in ({"more": 1}, {"num_prompts": -1}, {"created": 1}, {"recipe": None}):

@@ -11,7 +11,7 @@ from specdec_cli.report.view import Screen
 
 
 @pytest.mark.parametrize(("is_quiet", "said"), [(False, "compiling, once\n"), (True, "")])
-def test_what_the_package_logs_while_it_loads_stays(monkeypatch, is_quiet, said):
+def test_what_the_package_logs_while_it_loads_stays(monkeypatch: pytest.MonkeyPatch, is_quiet: bool, said: str) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     stream = io.StringIO()
     screen = Screen(io.StringIO(), False, Console(file=stream, color_system=None), False, False, is_quiet)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from toy_engine import toy_engine
+from typed import not_none, stand_in
 
 from specdec_cli.cli import serve as command
 from specdec_cli.cli.main import run
@@ -30,14 +31,14 @@ SEED = [
 ]  # fmt: skip
 
 
-def test_the_seed_cases_command_line(capsys):
+def test_the_seed_cases_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*SEED, "--port", "9999", "--dry-run"]) == 0
     shown = capsys.readouterr().out
     assert "would serve test_server_demo" in shown
     assert re.search(r"port: 9999 +# flag --port", shown)
 
 
-def test_a_plan_as_a_document(capsys):
+def test_a_plan_as_a_document(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*SEED, "--dry-run", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["schema"] == "specdec.serve-plan/1"
@@ -49,7 +50,7 @@ def test_a_plan_as_a_document(capsys):
     assert "`--json` and `--output` are for --dry-run" in capsys.readouterr().err
 
 
-def test_other_machines_need_a_key(capsys, monkeypatch):
+def test_other_machines_need_a_key(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SPECDEC_API_KEY", raising=False)
     assert run(["serve", "--host", "0.0.0.0", "--dry-run"]) == 2
     assert "--insecure-no-auth" in capsys.readouterr().err
@@ -58,7 +59,9 @@ def test_other_machines_need_a_key(capsys, monkeypatch):
     assert run(["serve", "--host", "0.0.0.0", "--dry-run"]) == 0
 
 
-def test_a_port_in_use_is_known_before_a_model_is(capsys, monkeypatch):
+def test_a_port_in_use_is_known_before_a_model_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(command, "_models", lambda *_: pytest.fail("a model was looked at"))
     taken = listen("127.0.0.1", 0)
     assert run(["serve", "--port", str(taken.getsockname()[1])]) == 1
@@ -67,7 +70,9 @@ def test_a_port_in_use_is_known_before_a_model_is(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("package", ["fastapi", "uvicorn", "httptools"])
-def test_a_missing_extra_says_how_to_get_it(package, capsys, monkeypatch):
+def test_a_missing_extra_says_how_to_get_it(
+    package: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(command, "find_spec", lambda name: None if name == package else name)
     assert run(["serve"]) == 2
     said = capsys.readouterr().err
@@ -75,7 +80,7 @@ def test_a_missing_extra_says_how_to_get_it(package, capsys, monkeypatch):
     assert "pip install 'specdec-cli[serve]'" in said
 
 
-def test_sampling_that_nobody_named_is_openais():
+def test_sampling_that_nobody_named_is_openais() -> None:
     assert command.default_sampling(resolve(methods=draft_methods())) == Defaults()
     named = command.default_sampling(
         resolve(sets=["sampling.temperature=0", "sampling.top_k=5"], methods=draft_methods())
@@ -83,12 +88,14 @@ def test_sampling_that_nobody_named_is_openais():
     assert (named.params.temperature, named.params.top_k, named.named) == (0, 5, {"temperature", "top_k"})
 
 
-def test_where_the_server_verifies_greedily_a_silent_request_is_greedy():
+def test_where_the_server_verifies_greedily_a_silent_request_is_greedy() -> None:
     greedy = command.default_sampling(resolve(sets=["speculation.verify=greedy"], methods=draft_methods()))
     assert (greedy.params.temperature, greedy.named, greedy.is_greedy) == (0, frozenset(), True)
 
 
-def test_what_a_text_must_not_be_taken_for_is_said_when_a_model_is_ready(monkeypatch, caplog):
+def test_what_a_text_must_not_be_taken_for_is_said_when_a_model_is_ready(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     from specdec_cli.engine.engine import Engine
 
     monkeypatch.setattr(Engine, "from_recipe", lambda *_, **__: toy_engine())
@@ -99,7 +106,7 @@ def test_what_a_text_must_not_be_taken_for_is_said_when_a_model_is_ready(monkeyp
     assert any("`typical` is lossy" in text for text in said)
 
 
-def test_a_repository_names_its_own_models(tmp_path: Path, capsys):
+def test_a_repository_names_its_own_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine.yaml").write_text("speculation: {num_speculative_tokens: 2}\n")
     file = tmp_path / "models.yaml"
     file.write_text("small: builtin\nlookup: mine.yaml\n")
@@ -116,13 +123,15 @@ def test_a_repository_names_its_own_models(tmp_path: Path, capsys):
     assert run(["serve", "--model-repository", str(file), "--dry-run"]) == 2
 
 
-def test_the_seed_case_serves_and_ends_with_sigterm():
+def test_the_seed_case_serves_and_ends_with_sigterm() -> None:
     environment = os.environ | {"OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
     arguments = [sys.executable, "-m", "specdec_cli.cli.main", *SEED, "--port", "0", "--log-format", "json"]
     with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, env=environment) as process:
         try:
-            lines = iter(process.stderr)
-            port = int(re.search(r":(\d+)\s*$", next(line for line in lines if line.startswith("serving")))[1])
+            lines = iter(not_none(process.stderr))
+            port = int(
+                not_none(re.search(r":(\d+)\s*$", next(line for line in lines if line.startswith("serving"))))[1]
+            )
             body = {
                 "model": "test_server_demo", "max_tokens": 20, "top_k": -1, "top_p": 1, "temperature": 0,
                 "ignore_eos": False, "stream": False,
@@ -150,7 +159,7 @@ def test_the_seed_case_serves_and_ends_with_sigterm():
     assert any(json.loads(line).get("status") == 200 for line in said.splitlines() if line.startswith("{"))
 
 
-def test_a_repositorys_recipe_says_nothing_about_the_server(tmp_path: Path, capsys):
+def test_a_repositorys_recipe_says_nothing_about_the_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine.yaml").write_text("serve: {tool_call_parser: hermes, reasoning_parser: qwen3}\n")
     (tmp_path / "models.yaml").write_text("small: mine.yaml\n")
     assert run(["serve", "--model-repository", str(tmp_path / "models.yaml"), "--dry-run"]) == 0
@@ -159,15 +168,15 @@ def test_a_repositorys_recipe_says_nothing_about_the_server(tmp_path: Path, caps
     assert "`serve.port`" in capsys.readouterr().err
 
 
-def test_an_empty_key_is_no_key(capsys):
+def test_an_empty_key_is_no_key(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["serve", "--api-key", "", "--dry-run"]) == 2
     assert "`--api-key` is empty" in capsys.readouterr().err
 
 
-def test_an_end_while_a_model_loads_does_not_wait_for_the_interpreters(monkeypatch):
+def test_an_end_while_a_model_loads_does_not_wait_for_the_interpreters(monkeypatch: pytest.MonkeyPatch) -> None:
     begun, goes_on, codes = threading.Event(), threading.Event(), []
 
-    def load():
+    def load() -> None:
         begun.set()
         goes_on.wait()
         raise RuntimeError("it was waited for")
@@ -177,7 +186,9 @@ def test_an_end_while_a_model_loads_does_not_wait_for_the_interpreters(monkeypat
         server.listener.close()
         return ExitCode.INTERRUPTED
 
-    monkeypatch.setattr(command, "_models", lambda named, settings, shared: Models([Model("toy", load, settings)]))
+    monkeypatch.setattr(
+        command, "_models", lambda named, settings, shared: Models([Model("toy", stand_in(load), settings)])
+    )
     monkeypatch.setattr(Server, "serve_forever", interrupted)
     monkeypatch.setattr(os, "_exit", codes.append)
     assert run(["serve", "--port", "0", "--quiet"]) == ExitCode.INTERRUPTED
@@ -185,7 +196,7 @@ def test_an_end_while_a_model_loads_does_not_wait_for_the_interpreters(monkeypat
     goes_on.set()
 
 
-def test_several_served_names_are_all_kept(tmp_path: Path, capsys):
+def test_several_served_names_are_all_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["serve", "builtin:target", "--served-model-name", "a", "--served-model-name", "b", "--dry-run"]
     assert run(words) == 0
     assert "would serve a, b\n" in capsys.readouterr().out
@@ -201,7 +212,7 @@ def test_several_served_names_are_all_kept(tmp_path: Path, capsys):
     assert run(["serve", "--served-model-name", "", "--dry-run"]) == 2
 
 
-def test_a_positional_model_is_the_target(capsys):
+def test_a_positional_model_is_the_target(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["serve", "builtin:draft", "-d", "none", "--dry-run"]) == 0
     assert "would serve builtin:draft" in capsys.readouterr().out
     for words, said in [
@@ -213,7 +224,9 @@ def test_a_positional_model_is_the_target(capsys):
         assert said in capsys.readouterr().err
 
 
-def test_a_key_variable_that_is_named_must_be_set(capsys, monkeypatch, tmp_path: Path):
+def test_a_key_variable_that_is_named_must_be_set(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.delenv("SPECDEC_KEYS", raising=False)
     (tmp_path / "r.yaml").write_text("serve: {api_key_env: SPECDEC_KEYS}\n")
     for words in (["--api-key-env", "SPECDEC_KEYS"], ["-r", str(tmp_path / "r.yaml")]):
@@ -225,7 +238,7 @@ def test_a_key_variable_that_is_named_must_be_set(capsys, monkeypatch, tmp_path:
         monkeypatch.delenv("SPECDEC_KEYS")
 
 
-def test_each_silent_request_of_a_server_with_a_negative_seed_draws_its_own():
+def test_each_silent_request_of_a_server_with_a_negative_seed_draws_its_own() -> None:
     found = command.default_sampling(resolve(sets=["sampling.seed=-1"], methods=draft_methods()))
     assert found.named == frozenset()
     assert found.seed() != found.seed()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from specdec_cli.cli.main import run
 DRY = ["serve", "builtin:target", "--dry-run", "--json"]
 
 
-def recipe(capsys, given: dict, *words: str) -> dict:
+def recipe(capsys: pytest.CaptureFixture[str], given: dict[str, Any], *words: str) -> dict[str, Any]:
     assert run([*DRY, "--speculative-config", json.dumps(given), *words]) == 0, capsys.readouterr().err
     return json.loads(capsys.readouterr().out)["models"][0]["recipe"]
 
@@ -36,13 +37,15 @@ def recipe(capsys, given: dict, *words: str) -> dict:
         ({"model": "[ngram]", "prompt_lookup_min": 2}, {"method": "ngram", "max": 2, "min": 2}, 4),
     ],
 )
-def test_the_keys_of_vllm_become_the_recipes(capsys, given: dict, draft: dict, k: int):
+def test_the_keys_of_vllm_become_the_recipes(
+    capsys: pytest.CaptureFixture[str], given: dict[str, Any], draft: dict[str, Any], k: int
+) -> None:
     found = recipe(capsys, given)
     assert draft.items() <= found["draft"].items()
     assert found["speculation"]["num_speculative_tokens"] == k
 
 
-def test_a_batch_size_and_other_flags_stand_beside_it(capsys):
+def test_a_batch_size_and_other_flags_stand_beside_it(capsys: pytest.CaptureFixture[str]) -> None:
     found = recipe(capsys, {"method": "ngram", "disable_by_batch_size": 4}, "-k", "2", "--verify", "gumbel")
     speculation = found["speculation"]
     beside = recipe(capsys, {"model": "builtin:draft"}, "--draft-dtype", "float32")
@@ -74,19 +77,19 @@ def test_a_batch_size_and_other_flags_stand_beside_it(capsys):
         ('{"method": "ngram", "prompt_lookup_max": 2, "prompt_lookup_min": 3}', "min"),
     ],
 )
-def test_what_it_does_not_know_is_refused_by_name(capsys, given: str, said: str):
+def test_what_it_does_not_know_is_refused_by_name(capsys: pytest.CaptureFixture[str], given: str, said: str) -> None:
     assert run([*DRY, "--speculative-config", given]) == 2
     assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [["-d", "ngram"], ["--speculative-model", "x"], ["--draft", "none"]])
-def test_two_words_about_the_draft_are_refused(capsys, words: list[str]):
+def test_two_words_about_the_draft_are_refused(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
     assert run([*DRY, "--speculative-config", '{"model": "builtin:draft"}', *words]) == 2
     assert "and `--speculative-config` set the same thing" in capsys.readouterr().err
     assert run([*DRY, "--speculative-config", '{"model": "a", "num_speculative_tokens": 3}', "-k", "3"]) == 2
 
 
-def test_generate_takes_it_too(capsys):
+def test_generate_takes_it_too(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["generate", "Once", "-n", "4", "--quiet", "--speculative-config", '{"method": "ngram"}', "--json"]
     assert run(words) == 0
     assert json.loads(capsys.readouterr().out)["recipe"]["draft"]["method"] == "ngram"

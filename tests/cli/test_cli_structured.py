@@ -2,25 +2,27 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 from tiny_engine import ngram, tiny_lm
 from tiny_grammar import byte_tokenizer
 
 from specdec_cli.cli.main import run
-from specdec_cli.engine.engine import Engine, EngineOptions
+from specdec_cli.engine.engine import Engine
+from specdec_cli.engine.options import EngineOptions
 
 TOKENIZER = byte_tokenizer()
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory):
+def target(tmp_path_factory: pytest.TempPathFactory):
     return tiny_lm(tmp_path_factory.mktemp("cli"), "llama", 1, vocab_size=TOKENIZER.num_tokens)
 
 
 @pytest.fixture
-def loaded(monkeypatch, target, tmp_path):
-    def load(recipe, *, trust_remote_code=False, progress=None):
+def loaded(monkeypatch: pytest.MonkeyPatch, target, tmp_path: Path):
+    def load(recipe, *, trust_remote_code: bool = False, progress=None):
         return Engine(target, ngram(), TOKENIZER, EngineOptions(3), eos_token_ids=(0,))
 
     monkeypatch.setattr(Engine, "from_recipe", load)
@@ -32,7 +34,7 @@ def generate(*arguments: str) -> int:
     return int(run(["generate", "-d", "ngram:min=1", "-n", "60", "ab ab", *arguments]))
 
 
-def test_every_output_follows_it(loaded, capsys):
+def test_every_output_follows_it(loaded, capsys: pytest.CaptureFixture[str]) -> None:
     schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
     (loaded / "s.json").write_text(json.dumps(schema | {"additionalProperties": False}))
     assert generate("--json-schema", "s.json", "--compare") == 0
@@ -46,7 +48,7 @@ def test_every_output_follows_it(loaded, capsys):
     assert capsys.readouterr().out.strip() in ("no", "yes")
 
 
-def test_a_recipe_may_hold_it_and_an_option_replaces_it(loaded, capsys):
+def test_a_recipe_may_hold_it_and_an_option_replaces_it(loaded, capsys: pytest.CaptureFixture[str]) -> None:
     (loaded / "r.yaml").write_text("structured:\n  json_schema:\n    type: array\n    maxItems: 0\n")
     assert generate("-r", "r.yaml", "--quiet") == 0
     assert capsys.readouterr().out.strip() == "[]"
@@ -63,7 +65,7 @@ def test_a_recipe_may_hold_it_and_an_option_replaces_it(loaded, capsys):
         (["--choice", ""], "`--choice`"),
     ],
 )
-def test_what_is_wrong_is_named(loaded, capsys, arguments, words):
+def test_what_is_wrong_is_named(loaded, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str) -> None:
     assert generate(*arguments) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -71,7 +73,7 @@ def test_what_is_wrong_is_named(loaded, capsys, arguments, words):
 
 
 @pytest.mark.parametrize("command", ["bench", "sweep-k", "audit", "compare-drafts", "serve"])
-def test_a_command_of_free_text_refuses_it(loaded, capsys, command):
+def test_a_command_of_free_text_refuses_it(loaded, capsys: pytest.CaptureFixture[str], command: str) -> None:
     (loaded / "r.yaml").write_text("structured: {regex: a+}\n")
     assert int(run([command, "-r", "r.yaml", *(["-d", "ngram"] if command != "serve" else [])])) == 2
     assert "`structured.regex` has no effect in this command" in capsys.readouterr().err

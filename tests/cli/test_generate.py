@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 from itertools import permutations
+from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -22,11 +24,11 @@ from specdec_cli.sampling.params import SamplingParams
 
 
 @pytest.fixture
-def loaded(monkeypatch):
+def loaded(monkeypatch: pytest.MonkeyPatch):
     """Engines that the command made, of toys; the real loader is not called."""
     engines = []
 
-    def load(recipe, *, trust_remote_code=False, progress=None):
+    def load(recipe, *, trust_remote_code: bool = False, progress=None):
         speculation = recipe.speculation
         resolve_mode(speculation.verify, recipe.sampling.temperature)
         engine = toy_engine(speculation.num_speculative_tokens, recipe.engine.max_num_seqs, speculation.verify)
@@ -41,10 +43,10 @@ def loaded(monkeypatch):
 
 
 @pytest.fixture
-def piped(monkeypatch):
+def piped(monkeypatch: pytest.MonkeyPatch):
     """Gives the process bytes on standard input."""
 
-    def give(data: bytes):
+    def give(data: bytes) -> None:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8"))
 
     give(b"")
@@ -60,13 +62,13 @@ def expected(prompt: str, num: int = 20, **params) -> str:
     return toy_engine(k=0).generate([prompt], tokens)[0].text
 
 
-def document_of(text: str) -> dict:
+def document_of(text: str) -> dict[str, Any]:
     document = json.loads(text)
     jsonschema.validate(document, json_schema(), format_checker=jsonschema.FormatChecker())
     return document
 
 
-def test_text_goes_to_stdout_and_the_table_to_stderr(loaded, capsys):
+def test_text_goes_to_stdout_and_the_table_to_stderr(loaded, capsys: pytest.CaptureFixture[str]) -> None:
     assert generate("ab ab", "-n", "20") == 0
     out, err = capsys.readouterr()
     assert out == expected("ab ab").rstrip("\n") + "\n" or out == expected("ab ab")
@@ -76,26 +78,26 @@ def test_text_goes_to_stdout_and_the_table_to_stderr(loaded, capsys):
     assert "no target named: using the built-in target (builtin:target, draft ngram)" in err
 
 
-def test_a_named_target_needs_no_word_about_it(loaded, capsys):
+def test_a_named_target_needs_no_word_about_it(loaded, capsys: pytest.CaptureFixture[str]) -> None:
     assert generate("ab", "-n", "5", "-t", "some/target") == 0
     assert "no target named" not in capsys.readouterr().err
 
 
-def test_a_k_without_a_draft_is_said_to_do_nothing(loaded, capsys):
+def test_a_k_without_a_draft_is_said_to_do_nothing(loaded, capsys: pytest.CaptureFixture[str]) -> None:
     assert int(run(["generate", "ab", "-n", "5", "-t", "some/target", "-k", "4"])) == 0
     assert "-k 4 has no effect: there is no draft" in capsys.readouterr().err
     assert generate("ab", "-n", "5", "-k", "4") == 0
     assert "has no effect" not in capsys.readouterr().err
 
 
-def test_quiet_leaves_stderr_to_errors(loaded, capsys):
+def test_quiet_leaves_stderr_to_errors(loaded, capsys: pytest.CaptureFixture[str]) -> None:
     assert generate("ab ab", "-n", "20", "--quiet", "--compare") == 0
     out, err = capsys.readouterr()
     assert out
     assert err == ""
 
 
-def test_several_prompts_come_in_order_under_their_numbers(loaded, capsys):
+def test_several_prompts_come_in_order_under_their_numbers(loaded, capsys: pytest.CaptureFixture[str]) -> None:
     assert generate("ab", "cd", "e", "-n", "12") == 0
     out = capsys.readouterr().out
     assert [line for line in out.split("\n") if line.startswith("###")] == ["### 1", "### 2", "### 3"]
@@ -109,7 +111,9 @@ def test_several_prompts_come_in_order_under_their_numbers(loaded, capsys):
     [(), ("--show-drafts",), ("--quiet",), ("--compare",), ("--compare", "--max-num-seqs", "2"), ("--json",)],
     ids=" ".join,
 )
-def test_prompts_that_end_in_any_order_are_shown_in_theirs(loaded, capsys, tmp_path, lengths, form):
+def test_prompts_that_end_in_any_order_are_shown_in_theirs(
+    loaded, capsys: pytest.CaptureFixture[str], tmp_path: Path, lengths, form
+) -> None:
     path = tmp_path / "prompts.jsonl"
     prompts = ["ab ab", "cd", "ab ab ab"]
     rows = [{"prompt": text, "max_new_tokens": num} for text, num in zip(prompts, lengths, strict=True)]
@@ -127,7 +131,7 @@ def test_prompts_that_end_in_any_order_are_shown_in_theirs(loaded, capsys, tmp_p
 
 
 @pytest.mark.parametrize("length", [1, 12])
-def test_prompts_that_end_together_are_shown(loaded, capsys, piped, length):
+def test_prompts_that_end_together_are_shown(loaded, capsys: pytest.CaptureFixture[str], piped, length: int) -> None:
     piped(b"ab\ncd\ne\n")
     assert generate("--prompt-file", "-", "-n", str(length)) == 0
     out = capsys.readouterr().out
@@ -135,7 +139,7 @@ def test_prompts_that_end_together_are_shown(loaded, capsys, piped, length):
         assert f"### {place}\n{expected(prompt, length)}" in out
 
 
-def test_the_document_is_the_only_thing_on_stdout(loaded, capsys):
+def test_the_document_is_the_only_thing_on_stdout(loaded, capsys: pytest.CaptureFixture[str]) -> None:
     assert generate("ab ab", "cd", "-n", "20", "--json", "--logprobs", "2") == 0
     out, err = capsys.readouterr()
     document = document_of(out)
@@ -156,14 +160,16 @@ def test_the_document_is_the_only_thing_on_stdout(loaded, capsys):
     assert "acceptance rate" in err
 
 
-def test_typical_says_that_it_is_lossy(loaded, capsys):
+def test_typical_says_that_it_is_lossy(loaded, capsys: pytest.CaptureFixture[str]) -> None:
     assert generate("ab ab", "-n", "5", "--json", "--verify", "typical", "--temperature", "1") == 0
     document = document_of(capsys.readouterr().out)
     assert document["lossless"]["promised"] is False
     assert all("lossless" not in output for output in document["outputs"]), "it is an object, and the document's"
 
 
-def test_typical_at_temperature_zero_is_greedy_and_promises_the_targets_tokens(loaded, capsys):
+def test_typical_at_temperature_zero_is_greedy_and_promises_the_targets_tokens(
+    loaded, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert generate("ab ab", "cd", "-n", "20", "--json", "--compare", "--verify", "typical") == 0
     document = document_of(capsys.readouterr().out)
     lossless = document["lossless"]
@@ -171,12 +177,14 @@ def test_typical_at_temperature_zero_is_greedy_and_promises_the_targets_tokens(l
     assert lossless["checked_tokens"] == 40
 
 
-def test_typical_says_so_on_stderr_too(loaded, capsys):
+def test_typical_says_so_on_stderr_too(loaded, capsys: pytest.CaptureFixture[str]) -> None:
     assert generate("ab ab", "-n", "5", "--verify", "typical", "--temperature", "1") == 0
     assert "lossless: false" in capsys.readouterr().err
 
 
-def test_rows_of_a_prompt_file_bring_their_own_values(loaded, capsys, tmp_path):
+def test_rows_of_a_prompt_file_bring_their_own_values(
+    loaded, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     path = tmp_path / "p.jsonl"
     path.write_text(
         '{"prompt": "ab", "id": "x", "category": "story", "max_new_tokens": 3}\n'
@@ -194,7 +202,7 @@ def test_rows_of_a_prompt_file_bring_their_own_values(loaded, capsys, tmp_path):
     assert outputs[2]["token_ids"] == third[0].token_ids
 
 
-def test_a_comparison_says_speedup_and_equality(loaded, capsys):
+def test_a_comparison_says_speedup_and_equality(loaded, capsys: pytest.CaptureFixture[str]) -> None:
     assert generate("ab ab", "cd", "e", "-n", "20", "--json", "--compare", "--max-num-seqs", "2") == 0
     out, err = capsys.readouterr()
     document = document_of(out)
@@ -208,13 +216,15 @@ def test_a_comparison_says_speedup_and_equality(loaded, capsys):
     assert "decode speed-up" in err
 
 
-def test_a_comparison_streams_each_text_once(loaded, capsys):
+def test_a_comparison_streams_each_text_once(loaded, capsys: pytest.CaptureFixture[str]) -> None:
     assert generate("ab ab", "-n", "20", "--compare") == 0
     assert capsys.readouterr().out.strip("\n") == expected("ab ab").strip("\n")
 
 
 @pytest.mark.parametrize(("verify", "equal"), [("block", None), ("gumbel", True)])
-def test_sampled_tokens_are_compared_where_the_mode_promises_it(loaded, capsys, verify, equal):
+def test_sampled_tokens_are_compared_where_the_mode_promises_it(
+    loaded, capsys: pytest.CaptureFixture[str], verify: str, equal: bool | None
+) -> None:
     arguments = ("-n", "20", "--json", "--compare", "--temperature", "1", "--verify", verify)
     assert generate("ab ab", "cd", *arguments) == 0
     document = document_of(capsys.readouterr().out)
@@ -222,7 +232,9 @@ def test_sampled_tokens_are_compared_where_the_mode_promises_it(loaded, capsys, 
     assert document["lossless"]["checked_tokens"] == (None if equal is None else 40)
 
 
-def test_stop_strings_and_control_characters(loaded, capsys, monkeypatch):
+def test_stop_strings_and_control_characters(
+    loaded, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = expected("ab ab", 40)
     stop = text[4:7]
     assert generate("ab ab", "-n", "40", "--stop", stop, "--quiet") == 0
@@ -232,7 +244,7 @@ def test_stop_strings_and_control_characters(loaded, capsys, monkeypatch):
     assert "\x1b" not in capsys.readouterr().out
 
 
-def test_show_drafts_puts_accepted_tokens_in_brackets(loaded, capsys):
+def test_show_drafts_puts_accepted_tokens_in_brackets(loaded, capsys: pytest.CaptureFixture[str]) -> None:
     assert generate("ab ab ab", "-n", "40", "--show-drafts") == 0
     out, err = capsys.readouterr()
     assert out.replace("[", "").replace("]", "").strip("\n") == expected("ab ab ab", 40).strip("\n")
@@ -241,7 +253,7 @@ def test_show_drafts_puts_accepted_tokens_in_brackets(loaded, capsys):
     assert "[drafted and accepted]" in err
 
 
-def test_chat_and_system_build_messages(loaded, capsys):
+def test_chat_and_system_build_messages(loaded, capsys: pytest.CaptureFixture[str]) -> None:
     assert generate("ab", "-n", "5", "--system", "cd", "--json") == 0
     document = document_of(capsys.readouterr().out)
     tokens = LetterTokenizer().chat([{"role": "system", "content": "cd"}, {"role": "user", "content": "ab"}])
@@ -249,7 +261,7 @@ def test_chat_and_system_build_messages(loaded, capsys):
     assert document["outputs"][0]["prompt"] == "ab"
 
 
-def test_output_is_written_and_not_overwritten(loaded, capsys, tmp_path):
+def test_output_is_written_and_not_overwritten(loaded, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     assert generate("ab", "-n", "5", "--output", str(path)) == 0
     assert capsys.readouterr().out.strip("\n") == expected("ab", 5).strip("\n")
@@ -261,7 +273,7 @@ def test_output_is_written_and_not_overwritten(loaded, capsys, tmp_path):
     assert document_of(path.read_text())["outputs"][0]["completion_tokens"] == 6
 
 
-def test_standard_input_is_one_prompt_or_lines(loaded, capsys, piped):
+def test_standard_input_is_one_prompt_or_lines(loaded, capsys: pytest.CaptureFixture[str], piped) -> None:
     piped(b"\xef\xbb\xbfab ab\n")
     assert generate("-n", "5", "--json") == 0
     assert document_of(capsys.readouterr().out)["outputs"][0]["prompt"] == "ab ab"
@@ -276,14 +288,16 @@ def test_standard_input_is_one_prompt_or_lines(loaded, capsys, piped):
     assert document_of(capsys.readouterr().out)["outputs"][0]["id"] == 3
 
 
-def test_ctrl_c_keeps_what_there_is(loaded, capsys, tmp_path, monkeypatch):
+def test_ctrl_c_keeps_what_there_is(
+    loaded, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "out.json"
     calls = 0
     from specdec_cli.report.view import RunView
 
     watch = RunView.watch
 
-    def press(self, arm, event):
+    def press(self, arm, event) -> None:
         nonlocal calls
         calls += 1
         if calls == 5:
@@ -303,7 +317,7 @@ def test_ctrl_c_keeps_what_there_is(loaded, capsys, tmp_path, monkeypatch):
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_a_notice_is_said_once(loaded, capsys, monkeypatch):
+def test_a_notice_is_said_once(loaded, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     from specdec_cli.engine.engine import Engine
 
     step = Engine.step
@@ -312,7 +326,7 @@ def test_a_notice_is_said_once(loaded, capsys, monkeypatch):
     assert capsys.readouterr().err.count("past the draft's context") == 1
 
 
-def test_the_plan_is_shown_and_nothing_loaded(loaded, capsys):
+def test_the_plan_is_shown_and_nothing_loaded(loaded, capsys: pytest.CaptureFixture[str]) -> None:
     assert generate("ab", "cd", "-k", "3", "--dry-run") == 0
     out = capsys.readouterr().out
     assert "# would decode 2 prompts" in out
@@ -352,7 +366,9 @@ BAD = [
 
 
 @pytest.mark.parametrize(("arguments", "said"), BAD, ids=[said for _, said in BAD])
-def test_bad_input_is_one_sentence_and_exit_2(loaded, capsys, piped, tmp_path, arguments, said):
+def test_bad_input_is_one_sentence_and_exit_2(
+    loaded, capsys: pytest.CaptureFixture[str], piped, tmp_path: Path, arguments, said
+) -> None:
     (tmp_path / "empty.txt").write_text("\n")
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
     (tmp_path / "broken.jsonl").write_text('{"prompt": "a"}\n{"prompt": \n')
@@ -368,14 +384,16 @@ def test_bad_input_is_one_sentence_and_exit_2(loaded, capsys, piped, tmp_path, a
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_a_prediction_becomes_the_draft(capsys):
+def test_a_prediction_becomes_the_draft(capsys: pytest.CaptureFixture[str]) -> None:
     assert int(run(["generate", "ab", "--prediction", "cd", "--dry-run"])) == 0
     out = capsys.readouterr().out
     assert "method: prediction" in out
     assert "text: cd" in out
 
 
-def test_a_reader_that_goes_away_makes_no_noise(loaded, capfd, monkeypatch):
+def test_a_reader_that_goes_away_makes_no_noise(
+    loaded, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as stream:
@@ -385,7 +403,9 @@ def test_a_reader_that_goes_away_makes_no_noise(loaded, capfd, monkeypatch):
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_a_document_is_written_where_nobody_reads_the_text(loaded, monkeypatch, tmp_path):
+def test_a_document_is_written_where_nobody_reads_the_text(
+    loaded, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as stream:
@@ -396,7 +416,9 @@ def test_a_document_is_written_where_nobody_reads_the_text(loaded, monkeypatch, 
     assert [output["completion_tokens"] for output in document["outputs"]] == [50, 50]
 
 
-def test_special_tokens_that_are_shown_are_cut_as_they_are_shown(loaded, monkeypatch, capsys):
+def test_special_tokens_that_are_shown_are_cut_as_they_are_shown(
+    loaded, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     asked = []
     real = LetterTokenizer.detokenizer
     monkeypatch.setattr(LetterTokenizer, "detokenizer", lambda self, skip=True: asked.append(skip) or real(self))
@@ -405,7 +427,7 @@ def test_special_tokens_that_are_shown_are_cut_as_they_are_shown(loaded, monkeyp
     assert asked == [True, False]
 
 
-def test_a_prediction_leaves_the_recipe_s_other_options(tmp_path, capsys):
+def test_a_prediction_leaves_the_recipe_s_other_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "r.yaml"
     path.write_text("draft: {method: prediction, max: 8, min: 3, text: old}\n")
     assert int(run(["generate", "ab", "-r", str(path), "--prediction", "cd", "--dry-run", "--json"])) == 0
@@ -413,7 +435,7 @@ def test_a_prediction_leaves_the_recipe_s_other_options(tmp_path, capsys):
     assert (draft["text"], draft["max"], draft["min"]) == ("cd", 8, 3)
 
 
-def test_a_plan_imports_neither_torch_nor_transformers():
+def test_a_plan_imports_neither_torch_nor_transformers() -> None:
     program = (
         "import sys; from specdec_cli.cli.main import run; code = run(['generate', 'hi', '--dry-run']);"
         "assert not {'torch', 'transformers'} & set(sys.modules); sys.exit(code)"
@@ -422,7 +444,7 @@ def test_a_plan_imports_neither_torch_nor_transformers():
     assert done.returncode == 0, done.stderr
 
 
-def test_the_built_in_pair_prints_one_valid_document(capsys):
+def test_the_built_in_pair_prints_one_valid_document(capsys: pytest.CaptureFixture[str]) -> None:
     assert int(run(["generate", "Once upon a time", "-k", "4", "-n", "24", "--json"])) == 0
     out, err = capsys.readouterr()
     document = document_of(out)
@@ -432,7 +454,7 @@ def test_the_built_in_pair_prints_one_valid_document(capsys):
     assert "no target named: using the built-in pair (builtin:target, draft builtin:draft)" in err
 
 
-def test_point_4_no_compiler_is_one_line_with_its_remedy(tmp_path):
+def test_point_4_no_compiler_is_one_line_with_its_remedy(tmp_path: Path) -> None:
     environment = os.environ | {"CXX": "no-such-compiler", "XDG_CACHE_HOME": str(tmp_path)}
     command = [sys.executable, "-m", "specdec_cli", "generate", "Once", "-n", "4"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
@@ -443,7 +465,9 @@ def test_point_4_no_compiler_is_one_line_with_its_remedy(tmp_path):
     assert (quiet.stdout, quiet.stderr) == (done.stdout, "")
 
 
-def test_a_prompt_that_fails_ends_no_other(loaded, capsys, monkeypatch):
+def test_a_prompt_that_fails_ends_no_other(
+    loaded, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Engine, "from_recipe", lambda *_, **__: toy_engine(target=FailingLM("fg")))
     assert generate("ab", "fg", "cd", "-n", "20") == 1
     out, err = capsys.readouterr()
@@ -455,7 +479,9 @@ def test_a_prompt_that_fails_ends_no_other(loaded, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("more", [(), ("--compare",)])
-def test_a_failed_prompt_has_its_error_in_the_document(loaded, capsys, monkeypatch, more):
+def test_a_failed_prompt_has_its_error_in_the_document(
+    loaded, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, more
+) -> None:
     monkeypatch.setattr(Engine, "from_recipe", lambda *_, **__: toy_engine(target=FailingLM("fg")))
     assert generate("fg", "ab", "-n", "20", "--json", *more) == 1
     one, other = document_of(capsys.readouterr().out)["outputs"]
@@ -464,13 +490,17 @@ def test_a_failed_prompt_has_its_error_in_the_document(loaded, capsys, monkeypat
     assert "error" not in other
 
 
-def test_one_prompt_alone_fails_with_its_own_error(loaded, capsys, monkeypatch):
+def test_one_prompt_alone_fails_with_its_own_error(
+    loaded, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Engine, "from_recipe", lambda *_, **__: toy_engine(target=FailingLM("fg")))
     assert generate("fg", "-n", "20") == 1
     assert "prompts failed" not in capsys.readouterr().err
 
 
-def test_many_failures_are_counted_and_the_first_named(loaded, capsys, monkeypatch):
+def test_many_failures_are_counted_and_the_first_named(
+    loaded, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Engine, "from_recipe", lambda *_, **__: toy_engine(target=FailingLM("f")))
     assert generate(*(f"f{letter}" for letter in "abcdefg"), "-n", "20", "--quiet") == 1
     err = capsys.readouterr().err

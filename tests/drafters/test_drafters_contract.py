@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from typed import not_none
 
 from specdec_cli import drafters
 from specdec_cli.drafters.contract import Drafter, DraftRow, Guesses, Resources
@@ -107,7 +108,8 @@ def test_whoever_draws_by_chance_brings_its_q_where_it_is_needed(method: str, sh
 
 def same(first: list[Guesses], second: list[Guesses]) -> bool:
     return all(
-        a.drafted.tokens == b.drafted.tokens and ((a.q is None and b.q is None) or torch.equal(a.q, b.q))
+        a.drafted.tokens == b.drafted.tokens
+        and ((a.q is None and b.q is None) or torch.equal(not_none(a.q), not_none(b.q)))
         for a, b in zip(first, second, strict=True)
     )
 

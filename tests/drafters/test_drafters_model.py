@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from typed import not_none
 
 from specdec_cli.drafted import NOTHING
 from specdec_cli.drafters import create
@@ -46,15 +48,15 @@ class Recorder(LMWithoutWeights):
 
 def load(lm: Recorder) -> Drafter:
     drafter = create("model", {"model": "tiny"})
-    drafter.load(Resources(lambda name: lm, None, NUM_TOKENS))  # type: ignore[arg-type, return-value]
+    drafter.load(Resources(lambda name: lm, None, NUM_TOKENS))
     return drafter
 
 
 def row(
-    context: list[int], k: int, verify: str = "block", handle: int = 0, p_min: float = 0.0, **params: object
+    context: list[int], k: int, verify: str = "block", handle: int = 0, p_min: float = 0.0, **params: Any
 ) -> DraftRow:
     rule = RULES[verify]
-    chosen = SamplingParams(**{"temperature": 0.9, **params})  # type: ignore[arg-type]
+    chosen = SamplingParams(**{"temperature": 0.9, **params})
     return DraftRow(handle, context, 1, k, chosen, frozenset({6}), rule.needs_q, rule.shares_noise, p_min)
 
 
@@ -215,7 +217,7 @@ def test_plain_rows_are_guessed_in_one_call() -> None:
     assert [guesses.drafted.tokens for guesses in found] == [guesses.drafted.tokens for guesses in expected]
     for one, other in zip(found, expected, strict=True):
         assert (one.q is None) == (other.q is None)
-        assert one.q is None or torch.allclose(one.q, other.q)
+        assert one.q is None or torch.allclose(one.q, not_none(other.q))
     assert lm.asked == [(0, [1, 2], 4), (5, [1] * 1999, 2), (6, [5, 1], 5), (7, [4], 3)]
     assert {handle for call in lm.calls for handle, _, num in call if num} == {1, 2, 3, 4, 8}
 
@@ -226,9 +228,19 @@ def test_a_draw_carries_what_shapes_its_row_s_distribution() -> None:
         [row([1], 2, temperature=0.7, top_k=3, top_p=0.9, min_p=0.1, seed=5, index=1), row([2], 1, handle=1)]
     )
     first, second = lm.draws[0], lm.draws[1]
-    assert (first.temperature, first.top_k, first.top_p, first.min_p) == (0.7, 3, 0.9, 0.1)
-    assert first.uniforms == noise.uniforms(5, 1, 1, noise.Purpose.DRAFT, 2).tolist()
-    assert (second.temperature, second.top_k, second.top_p, second.min_p) == (0.9, None, 1.0, 0.0)
+    assert (not_none(first).temperature, not_none(first).top_k, not_none(first).top_p, not_none(first).min_p) == (
+        0.7,
+        3,
+        0.9,
+        0.1,
+    )
+    assert not_none(first).uniforms == noise.uniforms(5, 1, 1, noise.Purpose.DRAFT, 2).tolist()
+    assert (not_none(second).temperature, not_none(second).top_k, not_none(second).top_p, not_none(second).min_p) == (
+        0.9,
+        None,
+        1.0,
+        0.0,
+    )
 
 
 @pytest.mark.parametrize("kind", [Leaping, Recorder])

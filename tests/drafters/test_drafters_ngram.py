@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typed import stand_in
 
 from specdec_cli.drafters import ngram, prediction
 from specdec_cli.drafters.contract import DraftRow, Resources
@@ -74,7 +75,7 @@ def test_work_is_linear_in_new_tokens() -> None:
 
 
 def read_ahead(text: list[int], **options: int) -> prediction.Drafter:
-    drafter = prediction.Drafter("text", **options)
+    drafter = prediction.Drafter("text", **stand_in(options))
     drafter.load(Resources(lambda name: None, lambda given: [0, *text, 0] if given else [0, 0], 100))  # type: ignore[arg-type, return-value]
     return drafter
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,7 +33,7 @@ def test_the_folder_is_the_registry() -> None:
     ("./runs/a+b:3", {"model": "./runs/a+b:3"}),
     ("/models/x:1", {"model": "/models/x:1"}),
 ])  # fmt: skip
-def test_specs(spec: str, draft: dict[str, object]) -> None:
+def test_specs(spec: str, draft: dict[str, Any]) -> None:
     assert drafters.parse_spec(spec) == draft
 
 
@@ -94,7 +95,7 @@ def test_hints_name_what_was_meant() -> None:
     ("nothing.like_this", {}, "cannot be imported"),
     ("os.path", {}, "cannot be imported"),
 ])  # fmt: skip
-def test_wrong_options(method: str, given: dict[str, object], message: str) -> None:
+def test_wrong_options(method: str, given: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         drafters.create(method, given)
 

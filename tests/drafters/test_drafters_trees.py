@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import product
 from math import log
+from typing import Any
 
 import pytest
 import torch
+from typed import not_none
 
 from specdec_cli.drafted import CONTEXT_END, NOTHING, Drafted
 from specdec_cli.drafters import create
@@ -68,7 +70,7 @@ def q_after(row: DraftRow, path: Sequence[int]) -> Distribution:
 
 def likelihoods(row: DraftRow, path: Sequence[int]) -> torch.Tensor:
     q = q_after(row, path)
-    return q.scores[0].softmax(-1) if row.params.temperature == 0 else q.probs[0]
+    return q.scores[0].softmax(-1) if row.params.temperature == 0 else not_none(q.probs)[0]
 
 
 def widths(drafted: Drafted) -> list[list[int]]:
@@ -93,7 +95,7 @@ def test_k_cuts_a_tree_and_the_nodes_before_stay() -> None:
     (whole,) = load().propose([row("3,2,2", 3)])
     (cut,) = load().propose([row("3,2,2", 2)])
     assert cut.drafted == whole.drafted.first(9)
-    assert torch.equal(cut.q, whole.q[:9])
+    assert torch.equal(not_none(cut.q), not_none(whole.q)[:9])
 
 
 @pytest.mark.parametrize(
@@ -103,12 +105,12 @@ def test_k_cuts_a_tree_and_the_nodes_before_stay() -> None:
         *product(["rejection", "gumbel", "exact-match"], [{"temperature": 0.0}]),
     ],
 )
-def test_a_tree_without_siblings_is_the_chain(verify: str, params: dict) -> None:
+def test_a_tree_without_siblings_is_the_chain(verify: str, params: dict[str, Any]) -> None:
     chain, tree = (load().propose([row(shape, 4, verify=verify, **params)])[0] for shape in (None, "1,1,1,1"))
     assert chain.drafted == tree.drafted
     assert chain.drafted.is_chain
     assert (chain.q is None) == (tree.q is None)
-    assert chain.q is None or torch.equal(chain.q, tree.q)
+    assert chain.q is None or torch.equal(chain.q, not_none(tree.q))
 
 
 def test_q_is_that_of_the_parent() -> None:
@@ -177,7 +179,7 @@ def test_a_tree_alone_and_in_company_is_the_same() -> None:
         (alone,) = load().propose([one])
         assert alone.drafted == guess.drafted
         assert (alone.q is None) == (guess.q is None)
-        assert alone.q is None or torch.equal(alone.q, guess.q)
+        assert alone.q is None or torch.equal(alone.q, not_none(guess.q))
 
 
 def test_an_unsure_node_gets_no_children() -> None:

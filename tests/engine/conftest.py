@@ -10,7 +10,7 @@ from specdec_cli.lm.transformers_lm import TransformersLM
 
 
 @pytest.fixture(scope="session")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory: pytest.TempPathFactory):
     return tmp_path_factory.mktemp("tiny")
 
 

@@ -1,11 +1,14 @@
 """Engines from folders: the public API's five lines, tokenizers that differ, shares of memory, progress."""
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tiny_engine import letter_tokenizer, tokens, transformers_greedy
 from tiny_models import make_tiny
+from typed import not_none, stand_in
 
 from specdec_cli import Engine, EngineOptions, SamplingParams
 from specdec_cli.engine.build import load_engines
@@ -18,7 +21,7 @@ REAL = 87
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory):
+def pair(tmp_path_factory: pytest.TempPathFactory):
     """Target and draft with one tokenizer and two padded vocabularies."""
     folder = tmp_path_factory.mktemp("pair")
     shapes = {"target": {"vocab_size": 96}, "draft": {"vocab_size": 128, "num_hidden_layers": 1}}
@@ -28,25 +31,25 @@ def pair(tmp_path_factory):
     return str(folder / "target"), str(folder / "draft")
 
 
-def test_five_lines(pair):
+def test_five_lines(pair) -> None:
     engine = Engine.load(*pair)
     output = engine.generate("Once upon a time", SamplingParams(max_new_tokens=30))[0]
-    assert output.text == engine.tokenizer.decode(output.token_ids)
+    assert output.text == not_none(engine.tokenizer).decode(output.token_ids)
     assert output.prompt == "Once upon a time"
-    assert 0 <= output.speculative.acceptance_rate <= 1
+    assert 0 <= not_none(output.speculative.acceptance_rate) <= 1
     banned = list(range(REAL, 96))
     assert tokens([output]) == transformers_greedy(pair[0], [output.prompt_token_ids], 30, suppress_tokens=banned)
     json.dumps(output.as_dict())
 
 
-def test_generate_takes_one_prompt_or_many(pair):
+def test_generate_takes_one_prompt_or_many(pair) -> None:
     engine = Engine.load(*pair, num_speculative_tokens=2)
     params = SamplingParams(max_new_tokens=8)
     text = "the other"
-    ids = engine.tokenizer.encode(text)
+    ids = not_none(engine.tokenizer).encode(text)
     [one] = engine.generate(text, params)
     assert tokens(engine.generate(ids, params)) == [one.token_ids]
-    assert tokens(engine.generate([text, ids], params)) == [one.token_ids] * 2
+    assert tokens(engine.generate(stand_in([text, ids]), params)) == [one.token_ids] * 2
     assert engine.generate([text, "a"], params)[1].index == 1
     for prompts in (text, ids, [text]):
         emitted = [e for event in engine.stream(prompts, params) if isinstance(event, Stepped) for e in event.emitted]
@@ -54,7 +57,7 @@ def test_generate_takes_one_prompt_or_many(pair):
     assert max(e.num_drafted for e in emitted) == 2
 
 
-def test_a_trace_predicts_a_draft_that_is_loaded_later(pair, monkeypatch):
+def test_a_trace_predicts_a_draft_that_is_loaded_later(pair, monkeypatch: pytest.MonkeyPatch) -> None:
     from specdec_cli.measure.bench import sweep
 
     monkeypatch.setattr(sweep.profile_workload, "__defaults__", (1e-9, lambda _: None))
@@ -69,7 +72,7 @@ def test_a_trace_predicts_a_draft_that_is_loaded_later(pair, monkeypatch):
         trace.predict("no/such-model-anywhere")
 
 
-def test_a_recipe_by_its_file(pair, tmp_path):
+def test_a_recipe_by_its_file(pair, tmp_path: Path) -> None:
     recipe = tmp_path / "mine.yaml"
     recipe.write_text(f"target: {{model: {pair[0]}}}\ndraft: {{model: {pair[1]}}}\nspeculation: {{verify: gumbel}}\n")
     engine = Engine.from_recipe(str(recipe))
@@ -78,18 +81,18 @@ def test_a_recipe_by_its_file(pair, tmp_path):
 
 
 @pytest.mark.parametrize("draft", ["ngram", "ngram:max=3,min=1", "none", None, {"method": "ngram", "min": 1}])
-def test_other_drafts(pair, draft):
+def test_other_drafts(pair, draft) -> None:
     plain = Engine.load(pair[0], pair[1]).generate("the end, the end", SamplingParams(max_new_tokens=20))
     engine = Engine.load(pair[0], draft)
     assert tokens(engine.generate("the end, the end", SamplingParams(max_new_tokens=20))) == tokens(plain)
 
 
-def test_a_mapping_names_a_draft_model(pair):
+def test_a_mapping_names_a_draft_model(pair) -> None:
     engine = Engine.load(pair[0], {"model": pair[1]}, options=EngineOptions(num_speculative_tokens=1))
     assert engine.generate("a", SamplingParams(max_new_tokens=6))[0].speculative.num_draft_tokens > 0
 
 
-def test_tokenizers_that_differ_are_refused_with_their_overlap(pair, tmp_path):
+def test_tokenizers_that_differ_are_refused_with_their_overlap(pair, tmp_path: Path) -> None:
     make_tiny("llama", tmp_path, 3, vocab_size=96)
     letter_tokenizer(without="he").save_pretrained(tmp_path)
     with pytest.raises(UsageError) as error:
@@ -100,11 +103,11 @@ def test_tokenizers_that_differ_are_refused_with_their_overlap(pair, tmp_path):
     assert "tokens (" in message
     assert "%) have the same id" in message
     assert "'he'" in message
-    assert "ngram" in error.value.hint
+    assert "ngram" in not_none(error.value.hint)
 
 
-def test_drafts_share_a_target_that_is_loaded_once(pair):
-    said = []
+def test_drafts_share_a_target_that_is_loaded_once(pair) -> None:
+    said: list[Any] = []
     engines = load_engines(Engine, pair[0], [pair[1], "ngram", None], settings=LoadSettings(progress=said.append))
     assert said == [f"loading {what}" for what in (f"tokenizer of {pair[0]}", f"target {pair[0]}", f"draft {pair[1]}")]
     assert len({id(engine.target) for engine in engines}) == 1
@@ -112,26 +115,26 @@ def test_drafts_share_a_target_that_is_loaded_once(pair):
     assert len({tuple(tokens(one)[0]) for one in outputs}) == 1
     model, ngram, none = (Contender("x", method, one) for method, one in zip("abc", engines, strict=True))
     parameters, memory_bytes = model.sizes()
-    assert memory_bytes > 4 * parameters > 0
+    assert not_none(memory_bytes) > 4 * not_none(parameters) > 0
     assert ngram.sizes() == none.sizes() == (0, 0)
 
 
-def test_the_tokenizer_of_every_draft_is_looked_at(pair, tmp_path):
+def test_the_tokenizer_of_every_draft_is_looked_at(pair, tmp_path: Path) -> None:
     make_tiny("llama", tmp_path, 3, vocab_size=96)
     letter_tokenizer(without="he").save_pretrained(tmp_path)
-    said = []
+    said: list[Any] = []
     with pytest.raises(UsageError, match="differ"):
         load_engines(Engine, pair[0], [pair[1], str(tmp_path)], settings=LoadSettings(progress=said.append))
     assert said == [f"loading tokenizer of {pair[0]}"], "before any weights"
 
 
-def test_a_draft_without_a_tokenizer_is_refused(pair, tmp_path):
+def test_a_draft_without_a_tokenizer_is_refused(pair, tmp_path: Path) -> None:
     make_tiny("llama", tmp_path, 3, vocab_size=96)
     with pytest.raises(RunError, match="no tokenizer"):
         Engine.load(pair[0], str(tmp_path))
 
 
-def test_end_tokens_come_from_the_models_configuration(tmp_path):
+def test_end_tokens_come_from_the_models_configuration(tmp_path: Path) -> None:
     folder = make_tiny("llama", tmp_path / "ends", 0, vocab_size=96)
     letter_tokenizer().save_pretrained(folder)
     plain = tokens(Engine.load(str(folder), "ngram").generate("in the end", SamplingParams(max_new_tokens=20)))[0]
@@ -143,11 +146,11 @@ def test_end_tokens_come_from_the_models_configuration(tmp_path):
     first = min(plain.index(end) for end in ends)
     assert output.token_ids == plain[: first + 1]
     assert (output.finish_reason, output.stop_reason) == ("stop", plain[first])
-    assert output.text == engine.tokenizer.decode(plain[:first])
+    assert output.text == not_none(engine.tokenizer).decode(plain[:first])
 
 
-def test_settings_reach_both_models(pair):
-    said = []
+def test_settings_reach_both_models(pair) -> None:
+    said: list[Any] = []
     settings = LoadSettings(
         target=ModelSettings(dtype="float32"),
         draft=ModelSettings(dtype="bfloat16"),
@@ -156,7 +159,7 @@ def test_settings_reach_both_models(pair):
         progress=said.append,
     )
     engine = Engine.load(*pair, options=EngineOptions(max_num_seqs=2), settings=settings)
-    draft = engine.drafter._loaded
+    draft = stand_in(engine.drafter)._loaded
     assert (engine.target.dtype, draft.dtype) == (torch.float32, torch.bfloat16)
     assert engine.target.max_context == draft.max_context == 50
     assert engine.target.block_size == draft.block_size == 8
@@ -167,7 +170,7 @@ def test_settings_reach_both_models(pair):
     assert output.finish_reason == "length"
 
 
-def test_a_cache_with_too_little_memory_is_refused(pair):
+def test_a_cache_with_too_little_memory_is_refused(pair) -> None:
     with pytest.raises(RunError, match="KV cache"):
         Engine.load(*pair, settings=LoadSettings(kv_cache_bytes=1_000))
 
@@ -176,18 +179,20 @@ def test_a_cache_with_too_little_memory_is_refused(pair):
     ("draft", "words"),
     [("ngram:size=3", "size"), ("medusas:3", "medusas"), ("./nowhere", "nowhere"), ("suffix", "not available")],
 )
-def test_bad_drafts_are_named(pair, draft, words):
+def test_bad_drafts_are_named(pair, draft: str, words: str) -> None:
     with pytest.raises((UsageError, RunError), match=words):
         Engine.load(pair[0], draft)
 
 
-def test_settings_by_keyword_reach_loading_and_unknown_ones_are_named(pair):
+def test_settings_by_keyword_reach_loading_and_unknown_ones_are_named(pair) -> None:
     assert Engine.load(*pair, max_model_len=32, num_speculative_tokens=2).target.max_context == 32
     with pytest.raises(UsageError, match="`dtyp` is not a setting"):
-        Engine.load(*pair, dtyp="float32")
+        stand_in(Engine).load(*pair, dtyp="float32")
 
 
-def test_a_context_limit_above_the_targets_own_is_refused_before_it_is_loaded(pair, monkeypatch):
+def test_a_context_limit_above_the_targets_own_is_refused_before_it_is_loaded(
+    pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from specdec_cli.engine import build
 
     own = Engine.load(*pair).target.max_context

@@ -6,6 +6,7 @@ import pytest
 import torch
 from tiny_engine import letter_tokenizer
 from tiny_models import make_tiny
+from typed import not_none, stand_in
 
 from specdec_cli.engine.build import load_engines
 from specdec_cli.engine.engine import Engine
@@ -24,7 +25,7 @@ MB = 1_000_000
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory):
+def pair(tmp_path_factory: pytest.TempPathFactory):
     """A target of long contexts and a draft of them, and one of short ones."""
     folder = tmp_path_factory.mktemp("pair")
     for name, shape in (
@@ -38,7 +39,7 @@ def pair(tmp_path_factory):
 
 
 @pytest.fixture
-def memory(monkeypatch):
+def memory(monkeypatch: pytest.MonkeyPatch):
     """Sets how much memory is free before anything is loaded; weights take theirs."""
     loaded = weakref.WeakSet()
     monkeypatch.setattr(budget, "_LOADED", loaded)
@@ -57,12 +58,12 @@ def taken(*models) -> int:
     return sum(lm.num_blocks * lm.block_size * lm.kv_bytes_per_token for lm in models)
 
 
-def test_target_and_draft_share_half_of_what_is_left(pair, memory):
+def test_target_and_draft_share_half_of_what_is_left(pair, memory) -> None:
     memory(40 * MB)
     engine = Engine.load(str(pair / "target"), str(pair / "draft"))
-    target, draft = engine.target, engine.drafter.lm
-    left = 40 * MB - target.weight_bytes - draft.weight_bytes
-    assert target.num_blocks == draft.num_blocks
+    target, draft = stand_in(engine.target), stand_in(engine.drafter.lm)
+    left = 40 * MB - target.weight_bytes - not_none(draft).weight_bytes
+    assert target.num_blocks == not_none(draft).num_blocks
     assert 0.49 * left < taken(target, draft) <= left / 2
     text = engine.generate(["the end"] * 3, SamplingParams(max_new_tokens=20))
     alone = Engine.load(str(pair / "target"), "none").generate(["the end"] * 3, SamplingParams(max_new_tokens=20))
@@ -70,26 +71,26 @@ def test_target_and_draft_share_half_of_what_is_left(pair, memory):
     target.check_integrity()
 
 
-def test_a_draft_takes_no_more_than_it_reads(pair, memory):
+def test_a_draft_takes_no_more_than_it_reads(pair, memory) -> None:
     memory(40 * MB)
     engine = Engine.load(str(pair / "target"), str(pair / "short"))
     target, draft = engine.target, engine.drafter.lm
-    assert draft.num_blocks == 8 * 9, "8 sequences of 128 tokens and 4 drafted ones"
+    assert not_none(draft).num_blocks == 8 * 9, "8 sequences of 128 tokens and 4 drafted ones"
     assert taken(target, draft) <= 20 * MB
 
 
-def test_many_drafts_share_with_one_target(pair, memory):
+def test_many_drafts_share_with_one_target(pair, memory) -> None:
     memory(40 * MB)
     engines = load_engines(Engine, str(pair / "target"), [str(pair / "draft"), "none", str(pair / "draft")])
     models = [engines[0].target, engines[0].drafter.lm, engines[2].drafter.lm]
-    assert len({lm.num_blocks for lm in models}) == 1
+    assert len({not_none(lm).num_blocks for lm in models}) == 1
     assert taken(*models) <= 20 * MB
 
 
 @pytest.mark.parametrize("decoder", ["auto", "transformers"])
 @pytest.mark.parametrize("draft", ["draft", "short", "target", None])
 @pytest.mark.parametrize("cache", ["auto", "60%", "3MB"])
-def test_doctor_says_what_the_engine_plans(pair, memory, decoder, draft, cache):
+def test_doctor_says_what_the_engine_plans(pair, memory, decoder: str, draft: str | None, cache: str) -> None:
     memory(40 * MB)
     named = "draft.method=none" if draft is None else f"draft.model={pair / draft}"
     engine = {"decoder": decoder, "kv_cache_memory": cache, "max_num_seqs": 4}
@@ -97,15 +98,15 @@ def test_doctor_says_what_the_engine_plans(pair, memory, decoder, draft, cache):
     recipe = resolve(sets=sets).recipe
     built = Engine.from_recipe(recipe)
     models = {"target": built.target} | ({} if draft is None else {"draft": built.drafter.lm})
-    planned = {role: lm.num_blocks * lm.block_size for role, lm in models.items()}
+    planned = {role: not_none(lm).num_blocks * not_none(lm).block_size for role, lm in models.items()}
     for lm in models.values():
-        budget._LOADED.discard(lm)
+        budget._LOADED.discard(stand_in(lm))
     found = examine(recipe).pair
     assert found is not None
     assert {role: one.kv_planned_tokens for role, one in found.memory.items()} == planned
 
 
-def test_a_size_beyond_what_is_left_is_refused(pair, memory):
+def test_a_size_beyond_what_is_left_is_refused(pair, memory) -> None:
     memory(40 * MB)
     with pytest.raises(RunError, match=r"KV cache was to take 0\.10 GB, and 0\.04 GB are left beside"):
         Engine.load(str(pair / "target"), "none", settings=LoadSettings(kv_cache_bytes=100 * MB))
@@ -114,7 +115,7 @@ def test_a_size_beyond_what_is_left_is_refused(pair, memory):
 @pytest.mark.parametrize(
     ("cache", "num_seqs", "free"), [("100MB", 4, 40), ("1kB", 4, 40), ("auto", 64, 1), ("400kB", 4, 40)]
 )
-def test_doctor_refuses_in_the_engines_words(pair, memory, cache, num_seqs, free):
+def test_doctor_refuses_in_the_engines_words(pair, memory, cache: str, num_seqs: int, free: int) -> None:
     memory(free * MB)
     sets = [f"target.model={pair / 'draft'}", f"draft.model={pair / 'target'}"]
     sets += [f"engine.kv_cache_memory={cache}", f"engine.max_num_seqs={num_seqs}"]
@@ -127,7 +128,7 @@ def test_doctor_refuses_in_the_engines_words(pair, memory, cache, num_seqs, free
     assert said.message.split("`")[0] == error.value.message.split("`")[0]
 
 
-def test_a_machine_without_room_is_said(pair, memory):
+def test_a_machine_without_room_is_said(pair, memory) -> None:
     memory(1 * MB)
     with pytest.raises(RunError, match="no room for the KV cache"):
         Engine.load(str(pair / "target"), "none", options=EngineOptions(max_num_seqs=64))

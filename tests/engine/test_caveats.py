@@ -1,8 +1,10 @@
 """What a run says of itself: here, that it is slow for want of a C++ compiler."""
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
+from typed import stand_in
 
 from specdec_cli.engine.caveats import lacking_compiler
 from specdec_cli.lm.llama import native
@@ -12,7 +14,7 @@ GONE = "no C++ compiler `g++`"
 
 
 @pytest.fixture
-def without_compiler(monkeypatch):
+def without_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     native._built.cache_clear()
     monkeypatch.setattr(native, "load_library", lambda *_, **__: (_ for _ in ()).throw(BuildError(GONE, "install one")))
     yield
@@ -24,17 +26,17 @@ def engine(target: str | None, draft: str | None = None) -> SimpleNamespace:
     return SimpleNamespace(target=models[0], drafter=SimpleNamespace(lm=models[1]))
 
 
-def test_a_missing_compiler_is_one_sentence_with_its_remedy(without_compiler):
+def test_a_missing_compiler_is_one_sentence_with_its_remedy(without_compiler) -> None:
     assert native.missing() == GONE
-    (sentence,) = lacking_compiler(engine(GONE, GONE))
+    (sentence,) = lacking_compiler(stand_in(engine(GONE, GONE)))
     assert sentence.startswith(f"{GONE}: transformers' forward runs for target and draft, several times slower")
     assert sentence.endswith("; install one")
-    (sentence,) = lacking_compiler(engine(GONE, "architecture `GPT2LMHeadModel`"))
+    (sentence,) = lacking_compiler(stand_in(engine(GONE, "architecture `GPT2LMHeadModel`")))
     assert "runs for target, several" in sentence
 
 
-def test_other_obstacles_have_none(without_compiler):
-    assert lacking_compiler(engine(GONE)) == [], "nobody has asked for the decoder"
+def test_other_obstacles_have_none(without_compiler) -> None:
+    assert lacking_compiler(stand_in(engine(GONE))) == [], "nobody has asked for the decoder"
     native.missing()
-    assert lacking_compiler(engine("architecture `GPT2LMHeadModel`", "it is disabled")) == []
-    assert lacking_compiler(engine(None, None)) == []
+    assert lacking_compiler(stand_in(engine("architecture `GPT2LMHeadModel`", "it is disabled"))) == []
+    assert lacking_compiler(stand_in(engine(None, None))) == []

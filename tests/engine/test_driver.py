@@ -1,5 +1,7 @@
 """The driver: requests of one caller, stepped to their ends, and what becomes of one that fails."""
 
+from typing import Any
+
 import pytest
 from toy_engine import toy_engine
 
@@ -16,7 +18,7 @@ def ended(events) -> dict[int, str]:
     return {event.sequence_id: event.finish_reason for event in events if isinstance(event, Finished)}
 
 
-def take(driver: Driver, events: list, between=lambda: None) -> None:
+def take(driver: Driver, events: list[Any], between=lambda: None) -> None:
     for new in driver.steps():
         events += new
         between()
@@ -43,7 +45,7 @@ def broken(engine, error, at: int = 2):
     return engine
 
 
-def test_requests_run_to_their_ends_and_more_may_come_between_two_steps():
+def test_requests_run_to_their_ends_and_more_may_come_between_two_steps() -> None:
     driver, events = Driver(toy_engine(k=0)), []
     first, added = driver.add("ab", SHORT), None
     for new in driver.steps():
@@ -55,7 +57,7 @@ def test_requests_run_to_their_ends_and_more_may_come_between_two_steps():
     assert not driver.engine.has_work
 
 
-def test_stopping_aborts_what_is_open_and_says_so():
+def test_stopping_aborts_what_is_open_and_says_so() -> None:
     driver, events = Driver(toy_engine(k=0)), []
     ids = [driver.add("ab", SHORT), driver.add("cd", LONG)]
     steps = driver.steps(lambda: ids[0] in ended(events))
@@ -65,7 +67,7 @@ def test_stopping_aborts_what_is_open_and_says_so():
     assert not driver.engine.has_work
 
 
-def test_whoever_leaves_early_leaves_nothing_behind():
+def test_whoever_leaves_early_leaves_nothing_behind() -> None:
     engine = toy_engine()
     others = engine.add("ab", LONG)
     with Driver(engine) as driver:
@@ -80,7 +82,7 @@ def test_whoever_leaves_early_leaves_nothing_behind():
     assert list(engine._sequences) == [others]
 
 
-def test_the_error_of_a_request_is_raised_after_the_events_before_it():
+def test_the_error_of_a_request_is_raised_after_the_events_before_it() -> None:
     engine, events = toy_engine(k=0), []
     with Driver(engine) as driver:
         its, other = driver.add("ab", LONG), driver.add("cd", LONG)
@@ -91,7 +93,7 @@ def test_the_error_of_a_request_is_raised_after_the_events_before_it():
     assert not engine.has_work
 
 
-def test_the_failure_of_another_callers_request_is_an_event_like_others():
+def test_the_failure_of_another_callers_request_is_an_event_like_others() -> None:
     engine, events = toy_engine(k=0), []
     others, driver = engine.add("ab", SHORT), Driver(engine)
     its = driver.add("cd", SHORT)
@@ -102,7 +104,7 @@ def test_the_failure_of_another_callers_request_is_an_event_like_others():
     assert ended(events)[its] == "length"
 
 
-def test_a_broken_step_fails_the_newest_running_request():
+def test_a_broken_step_fails_the_newest_running_request() -> None:
     error = MemoryError("no room")
     driver = Driver(broken(toy_engine(k=0), error))
     old, new = driver.add("ab", SHORT), driver.add("cd", SHORT)
@@ -112,7 +114,7 @@ def test_a_broken_step_fails_the_newest_running_request():
     assert ended(event for events in driver.steps() for event in events) == {old: "length"}
 
 
-def test_a_broken_step_is_raised_where_the_newest_request_is_anothers():
+def test_a_broken_step_is_raised_where_the_newest_request_is_anothers() -> None:
     engine = broken(toy_engine(k=0), MemoryError("no room"))
     driver = Driver(engine)
     driver.add("ab", LONG)

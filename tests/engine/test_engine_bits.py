@@ -6,8 +6,8 @@ import pytest
 import torch
 from tiny_engine import PROMPTS, Checked, alone, decode, drafter, ngram, tiny_lm, tokens
 
-from specdec_cli.engine.engine import EngineOptions
 from specdec_cli.engine.judging import Judge
+from specdec_cli.engine.options import EngineOptions
 from specdec_cli.lm.invariance import row_invariance
 from specdec_cli.sampling.params import SamplingParams
 
@@ -15,21 +15,21 @@ PARAMS = SamplingParams(max_new_tokens=40)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _invariant_kernels():
+def _invariant_kernels() -> None:
     broken = [check.kernel for check in row_invariance(torch.bfloat16) if check.needed and not check.holds]
     if broken:
         pytest.skip(f"this machine's kernels are not row-invariant in bfloat16: {', '.join(broken)}")
 
 
 @pytest.fixture(scope="module", params=["none", "int8"])
-def models(request, tmp_path_factory):
+def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp("bits")
     shape = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
     return tuple(tiny_lm(folder, "llama", seed=3, dtype="bfloat16", quantize=request.param, **shape) for _ in range(2))
 
 
 @pytest.fixture(scope="module")
-def stranger(tmp_path_factory):
+def stranger(tmp_path_factory: pytest.TempPathFactory):
     """A draft whose guesses are nearly all refused."""
     return tiny_lm(tmp_path_factory.mktemp("stranger"), seed=9, dtype="bfloat16", num_hidden_layers=1)
 
@@ -56,18 +56,18 @@ class Recorded(Judge):
 
 @pytest.mark.parametrize("k", range(1, 9))
 @pytest.mark.parametrize("size", range(1, 5))
-def test_greedy_text_with_a_draft_is_the_plain_text(models, plain, k, size):
+def test_greedy_text_with_a_draft_is_the_plain_text(models, plain, k, size) -> None:
     target, itself = models
     for draft in (itself, ngram()):
         assert tokens(decode(target, draft, k, PROMPTS[-size:], PARAMS)) == plain[-size:]
 
 
 @pytest.mark.parametrize("k", [1, 4, 8])
-def test_greedy_text_with_a_stranger_is_the_plain_text(models, stranger, plain, k):
+def test_greedy_text_with_a_stranger_is_the_plain_text(models, stranger, plain, k: int) -> None:
     assert tokens(decode(models[0], stranger, k, PROMPTS, PARAMS)) == plain
 
 
-def test_logits_are_the_same_bits(models):
+def test_logits_are_the_same_bits(models) -> None:
     target, itself = models
 
     def logits(draft, k, prompts):
@@ -85,7 +85,7 @@ def test_logits_are_the_same_bits(models):
 
 
 @pytest.mark.parametrize("mode", ["rejection", "block", "gumbel", "exact-match"])
-def test_a_sampled_text_alone_and_in_company(models, mode):
+def test_a_sampled_text_alone_and_in_company(models, mode: str) -> None:
     target, itself = models
     params = SamplingParams(max_new_tokens=30, temperature=1.0, seed=2)
     together = tokens(decode(target, itself, 4, params=params, verify=mode))

@@ -3,8 +3,9 @@
 import random
 
 import pytest
-from tiny_engine import PROMPTS, alone, check_books, decode, tiny_engine, tokens
+from tiny_engine import PROMPTS, alone, check_books, decode, step_of, tiny_engine, tokens
 from tiny_models import VOCAB
+from typed import stand_in
 
 from specdec_cli.engine.verify import MODES
 from specdec_cli.lm.load import load_lm
@@ -20,7 +21,7 @@ COMPANIES = [
 
 @pytest.mark.parametrize("name", DRAFTS)
 @pytest.mark.parametrize("mode", MODES)
-def test_alone_and_in_company(target, draft_of, mode, name):
+def test_alone_and_in_company(target, draft_of, mode, name) -> None:
     params = SamplingParams(max_new_tokens=14, temperature=0.0 if mode == "greedy" else 0.9, seed=5, top_p=0.95)
 
     def draft():
@@ -31,12 +32,12 @@ def test_alone_and_in_company(target, draft_of, mode, name):
         for i, prompt in enumerate(PROMPTS)
     ]
     for company in COMPANIES:
-        assert tokens(decode(target, draft(), 3, params=params, verify=mode, **company)) == single
+        assert tokens(decode(target, draft(), 3, params=params, verify=mode, **stand_in(company))) == single
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 7, 512])
 @pytest.mark.parametrize("budget", [1, 5, 2048])
-def test_how_prompts_are_fed_changes_nothing(target, stranger, chunk, budget):
+def test_how_prompts_are_fed_changes_nothing(target, stranger, chunk: int, budget: int) -> None:
     params = SamplingParams(max_new_tokens=10)
     expected = tokens(decode(target, None, 0, params=params))
     engine = tiny_engine(target, stranger, 3, prefill_chunk=chunk, max_num_batched_tokens=budget)
@@ -45,7 +46,7 @@ def test_how_prompts_are_fed_changes_nothing(target, stranger, chunk, budget):
     texts: list[list[int]] = [[] for _ in PROMPTS]
     num_fed = 0
     while engine.has_work:
-        stepped = engine.step()[0]
+        stepped = step_of(engine)
         num_fed += stepped.num_prefill_tokens
         assert stepped.num_prefill_tokens <= max(budget, chunk)
         for emitted in stepped.emitted:
@@ -54,22 +55,22 @@ def test_how_prompts_are_fed_changes_nothing(target, stranger, chunk, budget):
     assert num_fed == sum(map(len, PROMPTS)), "every prompt token is fed once"
 
 
-def test_requests_that_arrive_while_others_run(target, itself):
+def test_requests_that_arrive_while_others_run(target, itself) -> None:
     params = SamplingParams(max_new_tokens=12, temperature=0.8)
     single = [tokens(decode(target, itself, 3, [prompt], [alone(params, i)]))[0] for i, prompt in enumerate(PROMPTS)]
     engine = tiny_engine(target, itself, 3, max_num_seqs=3)
     texts: list[list[int]] = [[] for _ in PROMPTS]
     for i, prompt in enumerate(PROMPTS):
         engine.add(prompt, alone(params, i))
-        for emitted in engine.step()[0].emitted:
+        for emitted in step_of(engine).emitted:
             texts[emitted.sequence_id] += emitted.tokens
     while engine.has_work:
-        for emitted in engine.step()[0].emitted:
+        for emitted in step_of(engine).emitted:
             texts[emitted.sequence_id] += emitted.tokens
     assert texts == single
 
 
-def test_a_second_run_is_like_the_first(target, stranger):
+def test_a_second_run_is_like_the_first(target, stranger) -> None:
     """Nothing of a finished request is left in either model."""
     engine = tiny_engine(target, stranger, 4)
     params = SamplingParams(max_new_tokens=10, temperature=0.8)
@@ -79,7 +80,7 @@ def test_a_second_run_is_like_the_first(target, stranger):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_arrivals_aborts_and_mixed_requests_at_random(folder, target, itself, seed):
+def test_arrivals_aborts_and_mixed_requests_at_random(folder, target, itself, seed) -> None:
     """Small blocks, few places, requests that come, go and differ: each text is what the request gets alone."""
     chance = random.Random(seed)
     draft = load_lm(itself.name, block_size=4)
@@ -104,11 +105,11 @@ def test_arrivals_aborts_and_mixed_requests_at_random(folder, target, itself, se
             wanted[engine.add(*request)] = request
             continue
         if chance.random() < 0.05:
-            [ended] = engine.abort(chance.choice(list(engine._sequences)))
+            [ended] = stand_in(engine.abort(chance.choice(list(engine._sequences))))
             aborted.add(ended.sequence_id)
             check_books(engine)
             continue
-        for emitted in engine.step()[0].emitted:
+        for emitted in step_of(engine).emitted:
             texts.setdefault(emitted.sequence_id, []).extend(emitted.tokens)
     for number, (prompt, params, k, mode) in wanted.items():
         [single] = tiny_engine(target, itself, 3, verify=mode).generate([prompt], [params], k)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tiny_engine import PROMPTS, ngram, tiny_lm
 from toy_engine import END, LETTERS, LetterTokenizer, TableLM
+from typed import not_none, stand_in
 
 from specdec_cli.drafted import Drafted
 from specdec_cli.drafters import create
 from specdec_cli.drafters.contract import DraftRow, Guesses, Resources, WithoutModel
-from specdec_cli.engine.engine import Engine, EngineOptions
+from specdec_cli.engine.engine import Engine
+from specdec_cli.engine.options import EngineOptions
 from specdec_cli.errors import UsageError
 from specdec_cli.events import Event, Failed, Finished, Noticed, Stepped
 from specdec_cli.sampling.chain import LogitsError
@@ -61,22 +65,22 @@ class Failing(TableLM):
             first += row.num_logits
         return logits
 
-    def release(self, handle):
+    def release(self, handle) -> None:
         self.released.append(handle)
 
 
-def table_engine(target: TableLM | None = None, own: object | None = None, **others: object) -> Engine:
+def table_engine(target: TableLM | None = None, own: Any | None = None, **others: Any) -> Engine:
     engine_drafter = own if own is not None else toy_ngram()
     return Engine(target or TableLM(), engine_drafter, LetterTokenizer(), EngineOptions(), (END,), others)  # type: ignore[arg-type]
 
 
-def toy_ngram() -> object:
+def toy_ngram() -> Any:
     made = create("ngram", {"min": 1})
     made.load(Resources(lambda name: TableLM(), None, len(LETTERS)))
     return made
 
 
-def toy_prediction(text: str = "", per_request: bool = True) -> object:
+def toy_prediction(text: str = "", per_request: bool = True) -> Any:
     made = create("prediction", {"text": text, "per_request": per_request})
     made.load(Resources(lambda name: TableLM(), LetterTokenizer().encode, len(LETTERS)))
     return made
@@ -111,7 +115,7 @@ def notices(events: Sequence[Event]) -> list[str]:
     return [event.message for event in events if isinstance(event, Noticed)]
 
 
-def test_a_drafter_that_raises_once_costs_its_guesses_alone():
+def test_a_drafter_that_raises_once_costs_its_guesses_alone() -> None:
     own = Broken(raises=[1])
     engine = table_engine(own=own)
     for prompt in ("abc", "fed"):
@@ -126,7 +130,7 @@ def test_a_drafter_that_raises_once_costs_its_guesses_alone():
     assert own.released[:2] == [0, 1], "what the failed step left is forgotten"
 
 
-def test_a_drafter_that_keeps_failing_is_switched_off_and_that_is_said():
+def test_a_drafter_that_keeps_failing_is_switched_off_and_that_is_said() -> None:
     own = Broken(raises=range(100))
     engine = table_engine(own=own)
     engine.add("abc", GREEDY)
@@ -138,9 +142,9 @@ def test_a_drafter_that_keeps_failing_is_switched_off_and_that_is_said():
 
 
 @pytest.mark.parametrize("wrong", [[[1] * 9], [[len(LETTERS)]], []], ids=["too many", "no such token", "no guess"])
-def test_guesses_that_break_the_contract_are_a_fault(wrong):
+def test_guesses_that_break_the_contract_are_a_fault(wrong) -> None:
     own = Broken()
-    own.propose = lambda rows: [Guesses(Drafted.chain(tokens)) for tokens in wrong]  # type: ignore[method-assign]
+    own.propose = lambda rows: [Guesses(Drafted.chain(tokens)) for tokens in wrong]
     engine = table_engine(own=own)
     engine.add("abc", GREEDY)
     tokens, events = run(engine)
@@ -149,7 +153,7 @@ def test_guesses_that_break_the_contract_are_a_fault(wrong):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_logits_that_are_no_numbers_end_their_request_alone(temperature):
+def test_logits_that_are_no_numbers_end_their_request_alone(temperature: float) -> None:
     params = SamplingParams(max_new_tokens=20, temperature=temperature)
     engine = table_engine(Failing(bad=1))
     for prompt in ("abc", "fed", "gab"):
@@ -180,7 +184,7 @@ class BrokenBehind(TableLM):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_logits_behind_a_refused_token_are_nobody_s_fault(temperature):
+def test_logits_behind_a_refused_token_are_nobody_s_fault(temperature: float) -> None:
     params = SamplingParams(max_new_tokens=20, temperature=temperature, seed=3)
     engine = table_engine(BrokenBehind(), own=Broken())
     expected = table_engine(BrokenBehind(), own=Broken())
@@ -193,7 +197,7 @@ def test_logits_behind_a_refused_token_are_nobody_s_fault(temperature):
     assert sum(event.emitted[0].num_drafted for event in events if isinstance(event, Stepped) and event.emitted) > 8
 
 
-def test_one_row_s_trouble_in_a_draft_leaves_the_others_their_guesses():
+def test_one_row_s_trouble_in_a_draft_leaves_the_others_their_guesses() -> None:
     class OneBreaks(Broken):
         def propose(self, rows: Sequence[DraftRow]) -> list[Guesses]:
             place = next((i for i, row in enumerate(rows) if row.handle == 1), None)
@@ -212,9 +216,9 @@ def test_one_row_s_trouble_in_a_draft_leaves_the_others_their_guesses():
     assert len(notices(events)) == 1
 
 
-def test_what_a_request_has_computed_itself_is_not_counted_as_cached():
+def test_what_a_request_has_computed_itself_is_not_counted_as_cached() -> None:
     target, held = Failing(raises=[0]), iter([0, 2])
-    target.adopt = lambda handle, tokens, salt: next(held)  # type: ignore[attr-defined]
+    target.adopt = stand_in(lambda handle, tokens, salt: next(held))
     engine = Engine(target, Broken(), LetterTokenizer(), EngineOptions(prefix_caching=True), (END,))  # type: ignore[arg-type]
     engine.add("abcd", GREEDY)
     _, events = run(engine, retry=True)
@@ -223,22 +227,22 @@ def test_what_a_request_has_computed_itself_is_not_counted_as_cached():
     assert next(held, None) is None, "it was taken up twice"
 
 
-def test_a_step_whose_rows_have_all_ended_asks_the_target_nothing():
+def test_a_step_whose_rows_have_all_ended_asks_the_target_nothing() -> None:
     target = TableLM()
     assert table_engine(target)._stepper._score([]).shape == (0, target.vocab_size)
     assert target.num_calls == 0
 
 
-def test_a_drafter_of_another_package_has_its_whole_name():
+def test_a_drafter_of_another_package_has_its_whole_name() -> None:
     engine = table_engine(own=type("Drafter", (Broken,), {"__module__": "mine.ngram"})(), ngram=toy_ngram())
     assert list(engine.drafters.by_name) == ["mine.ngram", "ngram"]
 
 
-def test_text_that_cannot_be_decoded_ends_its_request_alone(monkeypatch):
+def test_text_that_cannot_be_decoded_ends_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = table_engine()
     ids = [engine.add(prompt, GREEDY) for prompt in ("abc", "fed")]
     stream = engine._sequences[ids[1]].text
-    monkeypatch.setattr(type(stream), "feed", _breaking(type(stream).feed, stream))
+    monkeypatch.setattr(type(stream), "feed", _breaking(type(not_none(stream)).feed, stream))
     tokens, events = run(engine)
     assert tokens[0] == plain(["abc", "fed"])[0]
     assert [event.sequence_id for event in events if isinstance(event, Failed)] == [1]
@@ -255,7 +259,7 @@ def _breaking(feed, broken):
 
 @pytest.mark.parametrize("at", [0, 1, 3])
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("x"), MemoryError(), RuntimeError("x")])
-def test_a_forward_that_raises_changes_nothing_and_the_next_step_goes_on(error, at):
+def test_a_forward_that_raises_changes_nothing_and_the_next_step_goes_on(error, at: int) -> None:
     target = Failing(raises=[at], error=error)
     engine = table_engine(target)
     for prompt in ("abc", "fed"):
@@ -265,12 +269,12 @@ def test_a_forward_that_raises_changes_nothing_and_the_next_step_goes_on(error, 
     assert set(target.released[:2]) == {0, 1}, "what the broken forward wrote is forgotten"
 
 
-def test_a_forward_that_raises_on_a_real_cache(tmp_path, monkeypatch):
+def test_a_forward_that_raises_on_a_real_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tiny_lm(tmp_path)
     engine = Engine(target, ngram(), None, EngineOptions(prefill_chunk=4))
     params = SamplingParams(max_new_tokens=12)
     expected = [output.token_ids for output in engine.generate(PROMPTS, params)]
-    forward, calls = target._forward.run, []
+    forward, calls = stand_in(target)._forward.run, []
 
     def broken(layout):
         calls.append(1)
@@ -288,7 +292,7 @@ def test_a_forward_that_raises_on_a_real_cache(tmp_path, monkeypatch):
     assert target.num_free_blocks == target.num_blocks
 
 
-def test_an_abort_in_the_middle_gives_its_blocks_back_at_once(tmp_path):
+def test_an_abort_in_the_middle_gives_its_blocks_back_at_once(tmp_path: Path) -> None:
     engine = Engine(tiny_lm(tmp_path), ngram(), None, EngineOptions())
     ids = [engine.add(prompt, SamplingParams(max_new_tokens=24)) for prompt in PROMPTS]
     for _ in range(3):
@@ -296,17 +300,17 @@ def test_an_abort_in_the_middle_gives_its_blocks_back_at_once(tmp_path):
     before = engine.target.num_free_blocks
     assert [type(event) for event in engine.abort(ids[2])] == [Finished]
     assert engine.target.num_free_blocks > before
-    engine.target.check_integrity()
+    stand_in(engine.target).check_integrity()
     run(engine)
     assert engine.target.num_free_blocks == engine.target.num_blocks
 
 
-def test_rows_with_different_drafters_and_none_in_one_step():
+def test_rows_with_different_drafters_and_none_in_one_step() -> None:
     text = "".join(LETTERS[token] for token in plain(["abc"])[0])
     engine = table_engine(prediction=toy_prediction())
     wishes = [{}, {"draft": "none"}, {"prediction": LetterTokenizer().encode(text)}, {"draft": "prediction"}]
     for wish in wishes:
-        engine.add("abc", GREEDY, **wish)
+        engine.add("abc", GREEDY, **stand_in(wish))
     drafted, accepted = dict.fromkeys(range(4), 0), dict.fromkeys(range(4), 0)
     tokens, events = run(engine)
     for event in events:
@@ -319,11 +323,11 @@ def test_rows_with_different_drafters_and_none_in_one_step():
     assert accepted[2] == drafted[2] > 10
 
 
-def test_drafts_that_are_not_there_are_refused_by_name():
+def test_drafts_that_are_not_there_are_refused_by_name() -> None:
     engine = table_engine(prediction=toy_prediction())
     with pytest.raises(UsageError, match="no draft `eagle`") as caught:
         engine.add("abc", draft="eagle")
-    assert {"ngram", "prediction", "none"} <= set(caught.value.hint.replace(",", "").split())
+    assert {"ngram", "prediction", "none"} <= set(not_none(caught.value.hint).replace(",", "").split())
     with pytest.raises(UsageError, match="reads no prediction"):
         engine.add("abc", draft="ngram", prediction=[1])
     with pytest.raises(UsageError, match="prediction names token"):
@@ -331,9 +335,9 @@ def test_drafts_that_are_not_there_are_refused_by_name():
     assert not engine.has_work
 
 
-def test_adaptive_depth_and_tables_change_no_greedy_text():
+def test_adaptive_depth_and_tables_change_no_greedy_text() -> None:
     for options in ({"depth_policy": "adaptive"}, {"k_by_batch": ((1, 5), (2, 1), (3, 0))}):
-        engine = Engine(TableLM(), toy_ngram(), LetterTokenizer(), EngineOptions(**options), (END,))
+        engine = Engine(TableLM(), toy_ngram(), stand_in(LetterTokenizer()), EngineOptions(**options), (END,))
         for prompt in ("abc", "fed", "gab"):
             engine.add(prompt, GREEDY)
         assert run(engine)[0] == plain(["abc", "fed", "gab"])
@@ -342,7 +346,7 @@ def test_adaptive_depth_and_tables_change_no_greedy_text():
             EngineOptions(**wrong)
 
 
-def test_generate_raises_what_ended_a_request():
+def test_generate_raises_what_ended_a_request() -> None:
     with pytest.raises(LogitsError):
         table_engine(Failing(bad=0)).generate("abcdefgh", GREEDY)
     with pytest.raises(LogitsError):

@@ -43,7 +43,9 @@ def cuts_back_too_little(score, num_kept):
 
 @pytest.mark.parametrize("num_kept", [1, MANY], ids=["one token too long", "no cut back at all"])
 @pytest.mark.parametrize("name", ["stranger", "ngram"])
-def test_a_cache_that_keeps_rejected_tokens(target, draft_of, monkeypatch, name, num_kept):
+def test_a_cache_that_keeps_rejected_tokens(
+    target, draft_of, monkeypatch: pytest.MonkeyPatch, name: str, num_kept
+) -> None:
     expected = plain(target)
     prompts, params = PROMPTS[:3], SamplingParams(max_new_tokens=10)
     short = [text[:10] for text in expected[:3]]
@@ -53,7 +55,7 @@ def test_a_cache_that_keeps_rejected_tokens(target, draft_of, monkeypatch, name,
     assert tokens(decode(target, draft_of(name), 3, prompts, params)) != short
 
 
-def test_a_rejected_tokens_keys_left_in_the_cache(target, stranger, monkeypatch):
+def test_a_rejected_tokens_keys_left_in_the_cache(target, stranger, monkeypatch: pytest.MonkeyPatch) -> None:
     """The own token's key is not written over that of the rejected token in its place."""
     expected, stale = plain(target), set()
     cut, pieces = Contexts._cut, Layouts._pieces
@@ -73,14 +75,14 @@ def test_a_rejected_tokens_keys_left_in_the_cache(target, stranger, monkeypatch)
     assert tokens(decode(target, stranger, 4, params=GREEDY)) != expected
 
 
-def test_blocks_that_are_not_given_back(folder, monkeypatch):
+def test_blocks_that_are_not_given_back(folder, monkeypatch: pytest.MonkeyPatch) -> None:
     lm = tiny_lm(folder, "llama", seed=1)
     monkeypatch.setattr(TransformersLM, "release", lambda self, handle: None)
     with pytest.raises(AssertionError, match="an idle engine holds blocks"):
         decode(lm, None, 0, params=GREEDY)
 
 
-def test_off_by_one_bonus(target, itself, monkeypatch):
+def test_off_by_one_bonus(target, itself, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = plain(target)
 
     def greedy(drafted, chosen, start):
@@ -96,7 +98,7 @@ def test_off_by_one_bonus(target, itself, monkeypatch):
 
 
 @pytest.mark.parametrize("mode", ["rejection", "block", "exact-match", "gumbel"])
-def test_one_seed_for_all_rows(target, stranger, monkeypatch, mode):
+def test_one_seed_for_all_rows(target, stranger, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
     params = SamplingParams(max_new_tokens=10, temperature=1.2)
 
     def together() -> list[list[int]]:

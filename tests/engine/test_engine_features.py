@@ -20,7 +20,7 @@ SHARED = [(5 * i * i + 3 * i) % 89 + 2 for i in range(50)]
 
 
 @pytest.fixture(scope="module", params=["own", "transformers"])
-def lm(request, folder):
+def lm(request: pytest.FixtureRequest, folder):
     name = str(make_tiny("llama", folder / f"features-{request.param}", 1))
     decoder = "auto" if request.param == "own" else "transformers"
     made = load_lm(name, block_size=4, max_num_seqs=4, decoder=decoder, check=False)
@@ -35,7 +35,7 @@ def texts(lm):
     return [[*prompt, *text] for prompt, text in zip(PROMPTS, plain, strict=True)]
 
 
-def check_lives(lm, drafter):
+def check_lives(lm, drafter) -> None:
     """What each sequence was given is what the target has of its text."""
     assert drafter.lives
     assert not drafter.seen, "an ended sequence is released"
@@ -49,7 +49,7 @@ def rate(outputs):
     return sum(one.num_accepted_tokens for one in counts) / sum(one.num_draft_tokens for one in counts)
 
 
-def test_a_trained_head_beats_a_random_draft(lm, texts):
+def test_a_trained_head_beats_a_random_draft(lm, texts) -> None:
     trained, chance = feature_drafter(lm, texts), feature_drafter(lm)
     found = [decode(lm, draft, params=GREEDY) for draft in (trained, chance)]
     expected = decode(lm, None, 0, params=GREEDY)
@@ -62,7 +62,7 @@ def test_a_trained_head_beats_a_random_draft(lm, texts):
 
 @pytest.mark.parametrize("prefill_chunk", [4, 7, 512])
 @pytest.mark.parametrize("k", [1, 3])
-def test_features_are_whole_in_any_chunks_and_company(lm, texts, k, prefill_chunk):
+def test_features_are_whole_in_any_chunks_and_company(lm, texts, k: int, prefill_chunk: int) -> None:
     prompts = [*PROMPTS, SHARED, PROMPTS[1]]
     params = [SamplingParams(max_new_tokens=5 + 6 * i) for i in range(len(prompts))]
     options = {"prefill_chunk": prefill_chunk, "max_num_seqs": 3, "max_num_batched_tokens": 16}
@@ -72,14 +72,14 @@ def test_features_are_whole_in_any_chunks_and_company(lm, texts, k, prefill_chun
     check_lives(lm, drafter)
 
 
-def test_sampled_text_has_features_too(lm, texts):
+def test_sampled_text_has_features_too(lm, texts) -> None:
     drafter = feature_drafter(lm, texts)
     decode(lm, drafter, params=SamplingParams(max_new_tokens=24, temperature=1.0, seed=3))
     check_lives(lm, drafter)
 
 
 @pytest.mark.parametrize("prefix_caching", [False, True])
-def test_preempted_sequences_are_given_their_features_anew(lm, texts, prefix_caching):
+def test_preempted_sequences_are_given_their_features_anew(lm, texts, prefix_caching: bool) -> None:
     tight = load_lm(lm.name, max_num_seqs=4, block_size=4, num_blocks=18, check=False)
     drafter = feature_drafter(tight, texts)
     engine = Checked(tight, drafter, None, EngineOptions(max_num_seqs=4, prefix_caching=prefix_caching))
@@ -98,7 +98,7 @@ def test_preempted_sequences_are_given_their_features_anew(lm, texts, prefix_cac
 
 
 @pytest.mark.parametrize("needs_all", [False, True])
-def test_a_cached_prefix_is_adopted_as_far_as_the_draft_can_do_without(lm, texts, needs_all):
+def test_a_cached_prefix_is_adopted_as_far_as_the_draft_can_do_without(lm, texts, needs_all: bool) -> None:
     prompts = [SHARED, [*SHARED, 7, 9], SHARED[:30]]
     expected = tokens(decode(lm, None, 0, prompts, GREEDY))
     drafter = feature_drafter(lm, texts, needs_all=needs_all)
@@ -113,7 +113,7 @@ def test_a_cached_prefix_is_adopted_as_far_as_the_draft_can_do_without(lm, texts
     assert tokens(without.generate(prompts, GREEDY)) == expected, "a request without the draft adopts as ever"
 
 
-def test_events_stream_the_same_text(lm, texts):
+def test_events_stream_the_same_text(lm, texts) -> None:
     engine = tiny_engine(lm, feature_drafter(lm, texts))
     found = {}
     for event in engine.stream(PROMPTS, GREEDY):
@@ -122,7 +122,7 @@ def test_events_stream_the_same_text(lm, texts):
     assert [found[i] for i in sorted(found)] == [t[len(p) :] for t, p in zip(texts, PROMPTS, strict=True)]
 
 
-def test_a_forward_that_breaks_gives_no_feature_twice(lm, texts, monkeypatch):
+def test_a_forward_that_breaks_gives_no_feature_twice(lm, texts, monkeypatch: pytest.MonkeyPatch) -> None:
     drafter = feature_drafter(lm, texts)
     engine = tiny_engine(lm, drafter, prefix_caching=True)
     sequence_ids = [engine.add(prompt, GREEDY) for prompt in PROMPTS]
@@ -150,7 +150,7 @@ def test_a_forward_that_breaks_gives_no_feature_twice(lm, texts, monkeypatch):
     check_lives(lm, drafter)
 
 
-def test_a_draft_that_fails_is_left_out_of_its_sequences(lm, texts):
+def test_a_draft_that_fails_is_left_out_of_its_sequences(lm, texts) -> None:
     drafter, num_asked = feature_drafter(lm, texts), 0
     propose = drafter.propose
 
@@ -170,7 +170,7 @@ def test_a_draft_that_fails_is_left_out_of_its_sequences(lm, texts):
     assert num_asked > 3
 
 
-def test_rows_of_other_drafts_have_no_features(lm, texts):
+def test_rows_of_other_drafts_have_no_features(lm, texts) -> None:
     drafter = feature_drafter(lm, texts)
     engine = tiny_engine(lm, drafter)
     given, score = [], lm.score
@@ -186,12 +186,12 @@ def test_rows_of_other_drafts_have_no_features(lm, texts):
     assert all(row.tapped is None for row in given)
 
 
-def test_a_target_without_hidden_states_refuses_the_draft(lm):
+def test_a_target_without_hidden_states_refuses_the_draft(lm) -> None:
     with pytest.raises(UsageError, match="has none"):
         tiny_engine(TableLM.random(8), feature_drafter(lm))
 
 
-def test_the_book_keeps_the_accepted_path_alone():
+def test_the_book_keeps_the_accepted_path_alone() -> None:
     book = FeatureBook()
     states = torch.arange(6.0)[:, None, None].expand(6, 2, 3)
     book.add(0, Tapped(0, states), 3)  # three context tokens and three nodes

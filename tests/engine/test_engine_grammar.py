@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import jsonschema
 import numpy as np
@@ -11,16 +12,19 @@ import pytest
 import torch
 from tiny_engine import check_books, drafter, ngram, tiny_lm
 from tiny_grammar import byte_tokenizer, letter_tokens
+from typed import stand_in
 
 from specdec_cli.drafted import Drafted
 from specdec_cli.drafters.contract import Guesses, Resources
 from specdec_cli.drafters.model import Drafter
 from specdec_cli.engine import engine as engine_module
 from specdec_cli.engine.driver import Driver
-from specdec_cli.engine.engine import Engine, EngineOptions
+from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.fit import fit
+from specdec_cli.engine.options import EngineOptions
 from specdec_cli.engine.outputs import Outputs
 from specdec_cli.errors import UsageError
+from specdec_cli.events import Failed, Finished
 from specdec_cli.lm.table import TableLM
 from specdec_cli.measure.audit import toy
 from specdec_cli.measure.audit.chisquare import enumerate_joint
@@ -58,9 +62,9 @@ def matches(kind: str, text: str) -> bool:
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory):
+def models(tmp_path_factory: pytest.TempPathFactory):
     """The target, a stranger and the target again; vocabularies padded beyond the tokenizer's."""
-    shape = {"vocab_size": TOKENIZER.num_tokens + 6, "max_position_embeddings": 256}
+    shape: dict[str, Any] = {"vocab_size": TOKENIZER.num_tokens + 6, "max_position_embeddings": 256}
     folder = tmp_path_factory.mktemp("grammar")
     made = {"stranger": tiny_lm(folder, "llama", 2, **shape), "itself": tiny_lm(folder, "llama", 1, **shape)}
     return {"target": tiny_lm(folder, "llama", 1, **shape), **made}
@@ -86,7 +90,7 @@ def run(engine: Engine, grammars: Sequence[Grammar | None], params=LONG, prompt=
 
 @pytest.mark.parametrize("temperature", [0.0, 1.2])
 @pytest.mark.parametrize(("draft", "k"), [(None, 0), ("stranger", 1), ("itself", 4), ("ngram", 4), ("itself", 8)])
-def test_every_output_matches_and_ends_by_itself(models, draft, k, temperature):
+def test_every_output_matches_and_ends_by_itself(models, draft: str | None, k: int, temperature: float) -> None:
     params = replace(LONG, temperature=temperature, seed=3)
     kinds = [*GRAMMARS] * (1 if temperature == 0 else 4)
     for kind, output in zip(kinds, run(engine_of(models, draft, k), [GRAMMARS[k] for k in kinds], params), strict=True):
@@ -96,7 +100,7 @@ def test_every_output_matches_and_ends_by_itself(models, draft, k, temperature):
         assert output.text == TOKENIZER.decode([token for token in output.token_ids if token != EOS])
 
 
-def test_greedy_tokens_are_equal_at_every_k_with_every_draft_and_in_company(models):
+def test_greedy_tokens_are_equal_at_every_k_with_every_draft_and_in_company(models) -> None:
     grammars = [*GRAMMARS.values(), None]
     short = replace(LONG, max_new_tokens=60)
     alone = [run(engine_of(models), [grammar], short)[0].token_ids for grammar in grammars]
@@ -107,7 +111,7 @@ def test_greedy_tokens_are_equal_at_every_k_with_every_draft_and_in_company(mode
 
 
 @pytest.mark.parametrize("mode", ["gumbel"])
-def test_one_seed_gives_one_text_with_any_draft(models, mode):
+def test_one_seed_gives_one_text_with_any_draft(models, mode: str) -> None:
     params, grammars = replace(LONG, temperature=1.0), [*GRAMMARS.values()] * 2
     plain = [output.token_ids for output in run(engine_of(models, verify=mode), grammars, params)]
     for draft in ("stranger", "itself", "ngram"):
@@ -115,20 +119,20 @@ def test_one_seed_gives_one_text_with_any_draft(models, mode):
 
 
 @pytest.mark.parametrize("mode", ["rejection", "block"])
-def test_one_seed_gives_one_text_alone_and_in_company(models, mode):
+def test_one_seed_gives_one_text_alone_and_in_company(models, mode: str) -> None:
     params, [grammar, other, _] = replace(LONG, temperature=1.0, max_new_tokens=40), GRAMMARS.values()
     alone = run(engine_of(models, "stranger", 3, verify=mode), [grammar], params)[0]
     company = run(engine_of(models, "stranger", 3, verify=mode), [grammar, None, other, None], params)
     assert company[0].token_ids == alone.token_ids
 
 
-def test_drafts_that_the_grammar_refuses_are_not_all_lost(models):
+def test_drafts_that_the_grammar_refuses_are_not_all_lost(models) -> None:
     [output] = run(engine_of(models, "itself", 4), [GRAMMARS["regex"]], replace(LONG, temperature=0.7))
     assert output.speculative.num_draft_tokens > 0
 
 
 @pytest.mark.parametrize("k", [0, 4])
-def test_the_end_token_comes_only_where_the_grammar_accepts(models, k):
+def test_the_end_token_comes_only_where_the_grammar_accepts(models, k: int) -> None:
     eager = replace(LONG, logit_bias={EOS: 1e6})
     [output] = run(engine_of(models, "ngram", k), [GRAMMARS["regex"]], eager)
     assert re.fullmatch("(ab|[0-9]){2}", output.text)
@@ -142,20 +146,20 @@ def test_the_end_token_comes_only_where_the_grammar_accepts(models, k):
 
 
 @pytest.mark.parametrize("k", [0, 4])
-def test_what_can_only_end_ends_before_min_tokens(models, k):
+def test_what_can_only_end_ends_before_min_tokens(models, k: int) -> None:
     [output] = run(engine_of(models, "ngram", k), [GRAMMARS["choice"]], replace(LONG, min_tokens=50))
     assert output.text in CHOICES
     assert (output.finish_reason, output.stop_reason) == ("stop", None)
 
 
-def test_a_length_or_a_stop_string_still_cuts(models):
+def test_a_length_or_a_stop_string_still_cuts(models) -> None:
     [short] = run(engine_of(models, "itself"), [GRAMMARS["json_schema"]], replace(LONG, max_new_tokens=7))
     assert (len(short.token_ids), short.finish_reason) == (7, "length")
     [cut] = run(engine_of(models, "itself"), [GRAMMARS["json_schema"]], replace(LONG, stop=('":',)))
     assert (cut.text, cut.finish_reason, cut.stop_reason) == ('{"name', "stop", '":')
 
 
-def test_logprobs_are_those_of_the_masked_target(models):
+def test_logprobs_are_those_of_the_masked_target(models) -> None:
     for temperature in (0.0, 1.0):
         params = replace(LONG, temperature=temperature, logprobs=4)
         [output] = run(engine_of(models, "itself", 3), [GRAMMARS["regex"]], params)
@@ -168,7 +172,7 @@ def test_logprobs_are_those_of_the_masked_target(models):
         assert first.token_id in dict(first.top) or temperature > 0
 
 
-def test_a_grammar_that_cannot_go_on_ends_its_request_alone(models):
+def test_a_grammar_that_cannot_go_on_ends_its_request_alone(models) -> None:
     many = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(3000)}}
     costly = compile_grammar("json_schema", json.dumps(many), TOKENIZER)
     engine = engine_of(models, "itself")
@@ -181,17 +185,15 @@ def test_a_grammar_that_cannot_go_on_ends_its_request_alone(models):
         except LogitsError as error:
             told.append(str(error))
             continue
-        told += [
-            str(event.error) for event in events if type(event).__name__ == "Failed" and event.sequence_id == first
-        ]
+        told += [str(event.error) for event in events if isinstance(event, Failed) and event.sequence_id == first]
         texts += "".join(e.text for event in events for e in getattr(event, "emitted", ()) if e.sequence_id != first)
-        texts += "".join(e.text for e in events if type(e).__name__ == "Finished" and e.sequence_id != first)
+        texts += "".join(e.text for e in events if isinstance(e, Finished) and e.sequence_id != first)
     assert len(told) == 1
     assert "the grammar cannot continue" in told[0]
     assert texts in CHOICES
 
 
-def test_a_grammar_of_another_tokenizer_is_refused(models):
+def test_a_grammar_of_another_tokenizer_is_refused(models) -> None:
     with pytest.raises(UsageError, match="another tokenizer"):
         engine_of(models).add(PROMPT, LONG, grammar=compile_grammar("regex", "a", byte_tokenizer()))
 
@@ -231,7 +233,8 @@ class Constrained(Engine):
 
 def p_value(mode: str, num_draws: int = NUM_DRAWS) -> float:
     target, draft = (
-        TableLM(lambda last, table=table: table[last[-2], last[-1]], toy.NUM_TOKENS, order=2) for table in toy.tables()
+        TableLM(stand_in(lambda last, table=table: table[last[-2], last[-1]]), toy.NUM_TOKENS, order=2)
+        for table in toy.tables()
     )
     guesser = Drafter("table")
     guesser.load(Resources(lambda _: draft, None, toy.NUM_TOKENS))
@@ -244,12 +247,14 @@ def p_value(mode: str, num_draws: int = NUM_DRAWS) -> float:
 
 
 @pytest.mark.parametrize("mode", ["rejection", "block", "gumbel", "exact-match"])
-def test_the_joint_of_three_tokens_is_the_masked_targets_own(mode):
+def test_the_joint_of_three_tokens_is_the_masked_targets_own(mode: str) -> None:
     assert p_value(mode) > ALARM
 
 
 @pytest.mark.parametrize("mode", ["rejection", "block"])
-def test_the_planted_fault_of_cutting_before_a_refused_draw_is_caught(mode, monkeypatch):
+def test_the_planted_fault_of_cutting_before_a_refused_draw_is_caught(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def cuts_before(guesses, matcher, place):
         fitting, allowed = fit(Guesses(guesses.drafted), matcher, place)
         num = len(fitting.drafted)
@@ -260,7 +265,7 @@ def test_the_planted_fault_of_cutting_before_a_refused_draw_is_caught(mode, monk
 
 
 @pytest.mark.parametrize("is_drawn", [True, False], ids=["with q", "without"])
-def test_each_path_of_a_tree_is_cut_at_what_the_grammar_refuses(is_drawn):
+def test_each_path_of_a_tree_is_cut_at_what_the_grammar_refuses(is_drawn: bool) -> None:
     """A token drawn from q stays, as its path's last; one without q goes, with all after it."""
     matcher = Constrained.grammar.start(toy.NUM_TOKENS, frozenset())
     #      a  d  c | ab  aa  da  dc | abd  aab  daa
@@ -279,7 +284,7 @@ def test_each_path_of_a_tree_is_cut_at_what_the_grammar_refuses(is_drawn):
 
 
 THOUGHTS = [
-    after_thinking(GRAMMARS[kind], ThinkingMarkers(*markers), begins)
+    after_thinking(GRAMMARS[kind], ThinkingMarkers(*markers), stand_in(begins))
     for kind, markers, begins in [
         ("regex", ("x", "y"), "thinking"),
         ("choice", ("qq", "ab"), "undecided"),
@@ -289,11 +294,11 @@ THOUGHTS = [
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_thought_before_the_grammar_changes_nothing_with_any_draft(models, temperature: float):
+def test_a_thought_before_the_grammar_changes_nothing_with_any_draft(models, temperature: float) -> None:
     """`gumbel` and greedy text is plain decoding's at every k, and what follows the thought matches."""
     verify = {"verify": "gumbel"} if temperature else {}
     params = replace(LONG, temperature=temperature)
-    plain = run(engine_of(models, **verify), THOUGHTS, params)
+    plain = run(engine_of(models, **stand_in(verify)), THOUGHTS, params)
     for draft, k in [("stranger", 3), ("itself", 4), ("ngram", 5)]:
         outputs = run(engine_of(models, draft, k, **verify), THOUGHTS, params)
         assert [output.token_ids for output in outputs] == [output.token_ids for output in plain], (draft, k)
@@ -304,7 +309,7 @@ def test_a_thought_before_the_grammar_changes_nothing_with_any_draft(models, tem
         assert choice.text in CHOICES
 
 
-def test_an_end_token_does_not_end_a_thought(models):
+def test_an_end_token_does_not_end_a_thought(models) -> None:
     eager = replace(LONG, logit_bias={EOS: 1e6, TOKENIZER.encode("y", False)[0]: 1e3})
     [output] = run(engine_of(models, "ngram", 4), THOUGHTS[:1], eager)
     assert output.text[0] == "y"

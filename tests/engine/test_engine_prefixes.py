@@ -16,7 +16,7 @@ def draft(folder):
     return tiny_lm(folder, "llama", seed=2, num_hidden_layers=1)
 
 
-def decoded(engine, prompts, salt="", params=GREEDY):
+def decoded(engine, prompts, salt: str = "", params=GREEDY):
     """Tokens of prompts together, how many of each were cached, and how many tokens were fed as prompts."""
     found = {engine.add(prompt, params, cache_salt=salt): [] for prompt in prompts}
     num_cached, num_fed = {}, 0
@@ -33,7 +33,7 @@ def decoded(engine, prompts, salt="", params=GREEDY):
 
 @pytest.mark.parametrize("k", [0, 4])
 @pytest.mark.parametrize("method", ["model", "ngram"])
-def test_text_is_the_same_alone_and_in_company(target, draft, method, k):
+def test_text_is_the_same_alone_and_in_company(target, draft, method: str, k: int) -> None:
     plain = tiny_engine(target, draft if method == "model" else drafter("ngram", min=1), k)
     expected, none, _ = decoded(plain, PROMPTS)
     assert none == [0] * len(PROMPTS)
@@ -47,7 +47,7 @@ def test_text_is_the_same_alone_and_in_company(target, draft, method, k):
         assert decoded(sharing, [prompt])[0] == [text]
 
 
-def test_an_answer_is_a_prefix_too(target, draft):
+def test_an_answer_is_a_prefix_too(target, draft) -> None:
     """The next turn of a chat holds the one before it, output included; steps between blocks' edges leave no trace."""
     engine, plain = tiny_engine(target, draft, 4, prefix_caching=True), tiny_engine(target, draft, 4)
     (answer,), _, _ = decoded(engine, [BEGIN])
@@ -57,7 +57,7 @@ def test_an_answer_is_a_prefix_too(target, draft):
     assert text == decoded(plain, [turn])[0]
 
 
-def test_salts_never_share(target, draft):
+def test_salts_never_share(target, draft) -> None:
     engine = tiny_engine(target, draft, 4, prefix_caching=True)
     for salt in ("one", "two"):
         assert decoded(engine, [BEGIN], salt)[1] == [0], salt
@@ -65,7 +65,7 @@ def test_salts_never_share(target, draft):
     assert decoded(engine, [BEGIN], "on")[1] == [0]
 
 
-def test_a_draft_model_reads_a_prefix_once_too(target, draft, monkeypatch):
+def test_a_draft_model_reads_a_prefix_once_too(target, draft, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = tiny_engine(target, draft, 4, prefix_caching=True)
     decoded(engine, [BEGIN])
     kept, feeds_of = [], draft._contexts.feeds
@@ -80,7 +80,7 @@ def test_a_draft_model_reads_a_prefix_once_too(target, draft, monkeypatch):
     assert min(kept) >= (len(BEGIN) - 1) // 16 * 16, "the draft feeds what is behind the last whole block"
 
 
-def test_blocks_of_prefixes_are_free_until_they_are_needed(target, draft):
+def test_blocks_of_prefixes_are_free_until_they_are_needed(target, draft) -> None:
     engine = tiny_engine(target, draft, 4, prefix_caching=True)
     for begin in range(2, 80):
         decoded(engine, [[begin, *BEGIN]], params=SamplingParams(max_new_tokens=2))
@@ -90,7 +90,7 @@ def test_blocks_of_prefixes_are_free_until_they_are_needed(target, draft):
     assert decoded(engine, [[2, *BEGIN]])[1] == [0], "the oldest is gone"
 
 
-def test_a_step_that_broke_off_goes_on_from_what_is_known(target, draft, monkeypatch):
+def test_a_step_that_broke_off_goes_on_from_what_is_known(target, draft, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, expected = (
         tiny_engine(target, draft, 4, prefix_caching=True),
         decoded(tiny_engine(target, draft, 4), PROMPTS),
@@ -99,9 +99,9 @@ def test_a_step_that_broke_off_goes_on_from_what_is_known(target, draft, monkeyp
         engine.add(prompt, GREEDY)
     engine.step()
     forward = target._forward
-    run, found = forward.run, {}
+    run = forward.run
 
-    def failing(layout):
+    def failing(layout) -> None:
         monkeypatch.setattr(forward, "run", run)
         raise RuntimeError("out of memory")
 
@@ -111,5 +111,5 @@ def test_a_step_that_broke_off_goes_on_from_what_is_known(target, draft, monkeyp
         engine.step()
     while engine.has_work:
         engine.step()
-    found = [held[len(prompt) :] for held, prompt in zip(outputs.values(), PROMPTS, strict=True)]
-    assert found == expected[0]
+    continued = [held[len(prompt) :] for held, prompt in zip(outputs.values(), PROMPTS, strict=True)]
+    assert continued == expected[0]

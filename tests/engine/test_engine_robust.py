@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 from tiny_engine import ngram, tiny_lm
+from typed import stand_in
 
-from specdec_cli.engine.engine import Engine, EngineOptions
+from specdec_cli.engine.engine import Engine
+from specdec_cli.engine.options import EngineOptions
 from specdec_cli.errors import SpecdecError, UsageError
 from specdec_cli.events import Failed
 from specdec_cli.sampling.chain import LogitsError
@@ -33,7 +35,7 @@ def test_a_request_whose_tokens_are_all_banned_is_ended_alone(engine: Engine) ->
     assert isinstance(failed.error, LogitsError)
     assert "banned" in failed.error.message
     tokens: list[int] = []
-    tokens += [token for event in first[:1] for emitted in event.emitted for token in emitted.tokens]
+    tokens += [token for event in first[:1] for emitted in stand_in(event).emitted for token in emitted.tokens]
     while one.has_work:
         for event in one.step():
             for emitted in getattr(event, "emitted", ()):
@@ -48,7 +50,7 @@ def test_an_abandoned_stream_leaves_nothing_running(engine: Engine) -> None:
     stream = one.stream([[1, 2], [3, 4]])
     next(stream)
     assert one.has_work
-    stream.close()
+    stand_in(stream).close()
     assert not one.has_work
     assert one.target.num_free_blocks == one.target.num_blocks
 

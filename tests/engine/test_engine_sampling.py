@@ -1,21 +1,23 @@
 """Processors, logprobs and seeds under speculation: what other engines refuse, or get wrong, with a draft."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
-from tiny_engine import PROMPTS, decode, drafter, tiny_engine, tiny_lm, tokens, transformers_greedy
+from tiny_engine import PROMPTS, decode, drafter, step_of, tiny_engine, tiny_lm, tokens, transformers_greedy
 from tiny_models import VOCAB
 from transformers import AutoModelForCausalLM
+from typed import not_none
 
-from specdec_cli.engine.engine import EngineOptions
+from specdec_cli.engine.options import EngineOptions
 from specdec_cli.engine.verify import MODES
 from specdec_cli.errors import UsageError
 from specdec_cli.sampling.params import SamplingParams
 
 DRAFTS = ("stranger", "itself", "ngram")
 BIAS = {7: 2.5, 44: -4.0, 60: 1.5, 81: 3.0}
-EVERYTHING = {
+EVERYTHING: dict[str, Any] = {
     "min_p": 0.02,
     "top_k": 60,
     "top_p": 0.97,
@@ -29,7 +31,7 @@ EVERYTHING = {
 
 @pytest.mark.parametrize("name", DRAFTS)
 @pytest.mark.parametrize("k", [1, 4, 8])
-def test_bias_and_repetition_penalty_are_those_of_transformers(target, draft_of, name, k):
+def test_bias_and_repetition_penalty_are_those_of_transformers(target, draft_of, name, k: int) -> None:
     bias = {(token,): value for token, value in BIAS.items()}
     expected = transformers_greedy(target.name, PROMPTS, sequence_bias=bias, repetition_penalty=1.3)
     params = SamplingParams(max_new_tokens=24, logit_bias=BIAS, repetition_penalty=1.3, min_p=0.1, top_p=0.9)
@@ -38,7 +40,7 @@ def test_bias_and_repetition_penalty_are_those_of_transformers(target, draft_of,
 
 
 @pytest.mark.parametrize("name", DRAFTS)
-def test_every_processor_at_once_in_greedy_decoding(target, draft_of, name):
+def test_every_processor_at_once_in_greedy_decoding(target, draft_of, name) -> None:
     params = SamplingParams(max_new_tokens=24, **EVERYTHING)
     plain = tokens(decode(target, None, 0, params=params, eos_token_ids=(3, 9)))
     assert plain != tokens(decode(target, None, 0, params=SamplingParams(max_new_tokens=24)))
@@ -48,7 +50,7 @@ def test_every_processor_at_once_in_greedy_decoding(target, draft_of, name):
 
 @pytest.mark.parametrize("name", DRAFTS)
 @pytest.mark.parametrize("processors", [{}, EVERYTHING], ids=["temperature alone", "everything"])
-def test_gumbel_gives_the_same_text_with_any_draft_k_and_batch(target, draft_of, name, processors):
+def test_gumbel_gives_the_same_text_with_any_draft_k_and_batch(target, draft_of, name, processors) -> None:
     params = SamplingParams(max_new_tokens=24, temperature=0.9, seed=11, **processors)
     plain = tokens(decode(target, None, 0, params=params, verify="gumbel"))
     for k in (1, 4, 8):
@@ -59,7 +61,7 @@ def test_gumbel_gives_the_same_text_with_any_draft_k_and_batch(target, draft_of,
 
 
 @pytest.mark.parametrize("mode", ["rejection", "block", "gumbel", "exact-match"])
-def test_a_seed_gives_one_text_and_another_seed_another(target, stranger, mode):
+def test_a_seed_gives_one_text_and_another_seed_another(target, stranger, mode: str) -> None:
     def text(seed: int, index: int = 0) -> list[int]:
         params = [SamplingParams(max_new_tokens=12, temperature=1.5, seed=seed, index=index)]
         return tokens(decode(target, stranger, 3, PROMPTS[:1], params, verify=mode))[0]
@@ -69,21 +71,21 @@ def test_a_seed_gives_one_text_and_another_seed_another(target, stranger, mode):
 
 
 @pytest.mark.parametrize("mode", ["rejection", "block", "gumbel", "exact-match"])
-def test_one_prompt_many_times_gives_different_texts(target, stranger, mode):
+def test_one_prompt_many_times_gives_different_texts(target, stranger, mode: str) -> None:
     outputs = decode(target, stranger, 3, [PROMPTS[0]] * 5, SamplingParams(12, temperature=1.5), verify=mode)
     assert len({tuple(text) for text in tokens(outputs)}) == 5
 
 
 @pytest.mark.parametrize("name", DRAFTS)
-def test_greedy_logprobs_are_the_log_softmax_of_transformers(target, draft_of, name):
+def test_greedy_logprobs_are_the_log_softmax_of_transformers(target, draft_of, name) -> None:
     model = AutoModelForCausalLM.from_pretrained(target.name).eval()
     outputs = decode(target, draft_of(name), 4, params=SamplingParams(max_new_tokens=20, logprobs=3))
     for prompt, output in zip(PROMPTS, outputs, strict=True):
         with torch.no_grad():
             logits = model(torch.tensor([prompt + output.token_ids])).logits[0, len(prompt) - 1 : -1]
         expected = logits.log_softmax(-1)
-        assert [one.token_id for one in output.logprobs] == output.token_ids
-        for row, one in zip(expected, output.logprobs, strict=True):
+        assert [one.token_id for one in not_none(output.logprobs)] == output.token_ids
+        for row, one in zip(expected, not_none(output.logprobs), strict=True):
             assert one.logprob == pytest.approx(float(row[one.token_id]), abs=1e-4)
             best = row.topk(3)
             assert [token for token, _ in one.top] == best.indices.tolist()
@@ -92,34 +94,36 @@ def test_greedy_logprobs_are_the_log_softmax_of_transformers(target, draft_of, n
 
 @pytest.mark.parametrize("name", DRAFTS)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_logprobs_do_not_depend_on_the_draft(target, draft_of, name, temperature):
+def test_logprobs_do_not_depend_on_the_draft(target, draft_of, name, temperature: float) -> None:
     params = SamplingParams(max_new_tokens=20, temperature=temperature, logprobs=2, **EVERYTHING)
     plain = decode(target, None, 0, params=params, verify="gumbel")
     drafted = decode(target, draft_of(name), 4, params=params, verify="gumbel")
     for one, other in zip(plain, drafted, strict=True):
-        assert len(other.logprobs) == len(other.token_ids) == len(one.token_ids)
-        assert [p.token_id for p in other.logprobs] == other.token_ids == one.token_ids
-        assert [p.logprob for p in other.logprobs] == pytest.approx([p.logprob for p in one.logprobs], abs=1e-4)
-        for p, q in zip(one.logprobs, other.logprobs, strict=True):
+        assert len(not_none(other.logprobs)) == len(other.token_ids) == len(one.token_ids)
+        assert [p.token_id for p in not_none(other.logprobs)] == other.token_ids == one.token_ids
+        assert [p.logprob for p in not_none(other.logprobs)] == pytest.approx(
+            [p.logprob for p in not_none(one.logprobs)], abs=1e-4
+        )
+        for p, q in zip(not_none(one.logprobs), not_none(other.logprobs), strict=True):
             assert dict(q.top) == pytest.approx(dict(p.top), abs=1e-4)
 
 
-def test_logprobs_are_cut_with_their_tokens(target, itself):
+def test_logprobs_are_cut_with_their_tokens(target, itself) -> None:
     plain = tokens(decode(target, None, 0, PROMPTS[3:], SamplingParams(24)))[0]
     end = plain[12]
     params = SamplingParams(max_new_tokens=24, logprobs=0, stop_token_ids=(end,))
     [output] = decode(target, itself, 6, PROMPTS[3:], params)
-    assert [one.token_id for one in output.logprobs] == output.token_ids == plain[: plain.index(end) + 1]
-    assert all(one.top == () for one in output.logprobs)
+    assert [one.token_id for one in not_none(output.logprobs)] == output.token_ids == plain[: plain.index(end) + 1]
+    assert all(one.top == () for one in not_none(output.logprobs))
 
 
-def narrow(engine, num_tokens):
+def narrow(engine, num_tokens) -> None:
     """What the engine takes from its tokenizer."""
     engine.num_tokens = num_tokens
     engine._stepper.judge = replace(engine._stepper.judge, num_tokens=num_tokens)
 
 
-def test_padding_of_the_vocabulary_is_never_decoded(folder):
+def test_padding_of_the_vocabulary_is_never_decoded(folder) -> None:
     """Target and draft padded to different widths, as Qwen2.5 7B (152064) and 0.5B (151936) are."""
     real = 70
     target = tiny_lm(folder, "llama", seed=4, vocab_size=90)
@@ -137,12 +141,12 @@ def test_padding_of_the_vocabulary_is_never_decoded(folder):
             assert all(token < real for text in tokens(outputs) for token in text)
 
 
-def test_a_draft_with_too_few_tokens_is_refused(folder):
+def test_a_draft_with_too_few_tokens_is_refused(folder) -> None:
     with pytest.raises(UsageError, match="scores 72 tokens"):
         drafter(tiny_lm(folder, "llama", seed=5, vocab_size=72), VOCAB)
 
 
-def test_greedy_verification_refuses_a_request_that_samples(target, stranger):
+def test_greedy_verification_refuses_a_request_that_samples(target, stranger) -> None:
     engine = tiny_engine(target, stranger, verify="greedy")
     with pytest.raises(UsageError, match="greedy"):
         engine.add([1], SamplingParams(temperature=0.5))
@@ -151,7 +155,7 @@ def test_greedy_verification_refuses_a_request_that_samples(target, stranger):
     assert EngineOptions().verify == "auto"
 
 
-def test_requests_of_one_batch_may_differ_in_everything(target, stranger):
+def test_requests_of_one_batch_may_differ_in_everything(target, stranger) -> None:
     """Each text is the one that its request gets alone."""
     sets = [
         SamplingParams(12),
@@ -165,7 +169,7 @@ def test_requests_of_one_batch_may_differ_in_everything(target, stranger):
         together.add(prompt, params, k, mode)
     texts: list[list[int]] = [[] for _ in PROMPTS]
     while together.has_work:
-        for emitted in together.step()[0].emitted:
+        for emitted in step_of(together).emitted:
             texts[emitted.sequence_id] += emitted.tokens
             assert len(emitted.logprobs) == (len(emitted.tokens) if emitted.sequence_id == 2 else 0)
     for i, (prompt, params, mode, k) in enumerate(zip(PROMPTS, sets, modes, ks, strict=True)):

@@ -1,17 +1,20 @@
 """A prompt's log-probabilities are the target's own, whatever the pieces, and leave nothing behind."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from tiny_engine import PROMPTS, drafter, tiny_lm
 from transformers import AutoModelForCausalLM
 
-from specdec_cli.engine.engine import Engine, EngineOptions
+from specdec_cli.engine.engine import Engine
+from specdec_cli.engine.options import EngineOptions
 from specdec_cli.engine.scoring import score_prompt
 from specdec_cli.errors import UsageError
 
 
 @pytest.mark.parametrize("chunk", [4, 512])
-def test_a_prompt_is_scored_as_transformers_would(tmp_path, chunk: int):
+def test_a_prompt_is_scored_as_transformers_would(tmp_path: Path, chunk: int) -> None:
     lm = tiny_lm(tmp_path, dtype="float32")
     engine = Engine(lm, drafter(None), options=EngineOptions(prefill_chunk=chunk))
     model = AutoModelForCausalLM.from_pretrained(next(tmp_path.iterdir()), dtype=torch.float32)
@@ -27,7 +30,7 @@ def test_a_prompt_is_scored_as_transformers_would(tmp_path, chunk: int):
     assert lm.num_free_blocks == lm.num_blocks
 
 
-def test_a_prompt_that_does_not_exist_is_refused(tmp_path):
+def test_a_prompt_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     engine = Engine(tiny_lm(tmp_path), drafter(None))
     for tokens in ([10**6], [3] * 1000):
         with pytest.raises(UsageError):

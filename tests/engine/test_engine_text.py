@@ -1,11 +1,13 @@
 """Text out of the engine: stop strings across tokens and accepted drafts, in a batch, counted up to the cut."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tiny_engine import Checked, drafter, letter_tokenizer, tiny_lm
+from typed import stand_in
 
-from specdec_cli.engine.engine import EngineOptions
+from specdec_cli.engine.options import EngineOptions
 from specdec_cli.events import Finished, Stepped
 from specdec_cli.sampling.params import SamplingParams
 from specdec_cli.text.tokenizer import Tokenizer
@@ -26,14 +28,14 @@ def engine_of(target, draft_of, tokenizer):
     def make(name: str = "none", k: int = 4, eos=(), **options) -> Checked:
         draft = drafter(None) if name == "none" else draft_of(name)
         if name in ("stranger", "itself"):
-            draft = drafter(draft, tokenizer.num_tokens)
+            draft = drafter(stand_in(draft), tokenizer.num_tokens)
         return Checked(target, draft, tokenizer, EngineOptions(num_speculative_tokens=k, **options), eos)
 
     return make
 
 
 @pytest.fixture(scope="module")
-def plain(target, tokenizer) -> dict[str, list]:
+def plain(target, tokenizer) -> dict[str, list[Any]]:
     engine = Checked(target, drafter(None), tokenizer, EngineOptions(verify="gumbel"))
     return {"greedy": engine.generate(TEXTS, PARAMS), "sampled": engine.generate(TEXTS, SAMPLED)}
 
@@ -48,7 +50,7 @@ def cropped(tokenizer, output, stops, first=1) -> tuple[str, list[int], str | No
     return output.text, output.token_ids, None
 
 
-def test_text_is_the_decoded_tokens(plain, tokenizer):
+def test_text_is_the_decoded_tokens(plain, tokenizer) -> None:
     for output in [*plain["greedy"], *plain["sampled"]]:
         assert output.text == tokenizer.decode(output.token_ids)
         assert len(output.text) > 20
@@ -56,7 +58,7 @@ def test_text_is_the_decoded_tokens(plain, tokenizer):
 
 @pytest.mark.parametrize("name", DRAFTS)
 @pytest.mark.parametrize("kind", ["greedy", "sampled"])
-def test_stop_strings_with_a_draft_and_in_a_batch(engine_of, plain, tokenizer, name, kind):
+def test_stop_strings_with_a_draft_and_in_a_batch(engine_of, plain, tokenizer, name, kind: str) -> None:
     """Two to seven letters of each plain text in turn; they lie across tokens and across steps."""
     params = PARAMS if kind == "greedy" else SAMPLED
     for place, length in ((1, 2), (9, 3), (16, 5), (13, 7)):
@@ -73,7 +75,7 @@ def test_stop_strings_with_a_draft_and_in_a_batch(engine_of, plain, tokenizer, n
             assert sum(i * num for i, num in enumerate(counts.histogram)) == counts.num_accepted_tokens
 
 
-def test_what_a_stop_string_cuts_is_counted_up_to_the_cut(engine_of, plain, tokenizer):
+def test_what_a_stop_string_cuts_is_counted_up_to_the_cut(engine_of, plain, tokenizer) -> None:
     """With itself as draft every fifth token after the first is the target's own."""
     whole = plain["greedy"][3]
     for place in range(2, 20):
@@ -86,7 +88,7 @@ def test_what_a_stop_string_cuts_is_counted_up_to_the_cut(engine_of, plain, toke
 
 
 @pytest.mark.parametrize("name", DRAFTS)
-def test_streamed_pieces_make_the_text_and_never_show_a_stop(engine_of, plain, name):
+def test_streamed_pieces_make_the_text_and_never_show_a_stop(engine_of, plain, name) -> None:
     stop = plain["greedy"][1].text[11:15]
     engine = engine_of(name)
     texts = [""] * len(TEXTS)
@@ -101,7 +103,7 @@ def test_streamed_pieces_make_the_text_and_never_show_a_stop(engine_of, plain, n
 
 
 @pytest.mark.parametrize("name", DRAFTS)
-def test_min_tokens_holds_for_stop_strings_too(engine_of, plain, tokenizer, name):
+def test_min_tokens_holds_for_stop_strings_too(engine_of, plain, tokenizer, name) -> None:
     stop = plain["greedy"][3].text[4:6]
     for num in (1, 5, 9):
         outputs = engine_of(name).generate(TEXTS, replace(PARAMS, stop=(stop,), min_tokens=num))
@@ -117,7 +119,7 @@ def test_min_tokens_holds_for_stop_strings_too(engine_of, plain, tokenizer, name
 
 
 @pytest.mark.parametrize("name", DRAFTS)
-def test_an_end_token_is_kept_as_token_and_is_no_text(engine_of, plain, tokenizer, name):
+def test_an_end_token_is_kept_as_token_and_is_no_text(engine_of, plain, tokenizer, name) -> None:
     whole = plain["greedy"][3]
     end = whole.token_ids[10]
     outputs = engine_of(name, eos=(end,)).generate(TEXTS[3:], PARAMS)
@@ -127,7 +129,7 @@ def test_an_end_token_is_kept_as_token_and_is_no_text(engine_of, plain, tokenize
     assert outputs[0].stop_reason == end
 
 
-def test_a_stop_string_before_an_end_token_in_one_step_wins(engine_of, plain, tokenizer):
+def test_a_stop_string_before_an_end_token_in_one_step_wins(engine_of, plain, tokenizer) -> None:
     """Both are among the tokens of one accepted draft: what comes first in the text ends it."""
     whole = plain["greedy"][3]
     stop = tokenizer.decode(whole.token_ids[6:8])
@@ -137,7 +139,7 @@ def test_a_stop_string_before_an_end_token_in_one_step_wins(engine_of, plain, to
     assert (output.text, output.token_ids, output.stop_reason) == (text, token_ids, stop)
 
 
-def test_no_token_beyond_the_tokenizers_is_decoded(folder, tokenizer):
+def test_no_token_beyond_the_tokenizers_is_decoded(folder, tokenizer) -> None:
     """Target and draft are padded to other widths; the tokenizer says what is real."""
     target, draft = (tiny_lm(folder, "llama", seed=s, vocab_size=size) for s, size in ((4, 128), (5, 96)))
     for params in (PARAMS, SAMPLED):

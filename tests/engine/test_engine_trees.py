@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -145,7 +146,7 @@ def test_a_shape_without_siblings_is_the_chain() -> None:
         ({"tree": "4,2", "depth_policy": "adaptive"}, "`adaptive` does not fit the tree"),
     ],
 )
-def test_what_does_not_fit_a_tree_is_refused(options: dict, message: str) -> None:
+def test_what_does_not_fit_a_tree_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         engine("random", **options).add([1], params(0.9))
 

@@ -14,7 +14,7 @@ def emitted(num_tokens: int, drafted: int, accepted: int, from_prefill: bool = F
     return Emitted(0, tuple(range(num_tokens)), "", drafted, accepted, from_prefill)
 
 
-def test_prefill_belongs_to_no_step():
+def test_prefill_belongs_to_no_step() -> None:
     meter = Meter()
     meter.observe(step(emitted(1, 0, 0, from_prefill=True), verify=5.0))
     assert (meter.num_tokens, meter.counts.num_emitted_tokens, meter.decode_seconds) == (1, 0, 0.0)
@@ -22,7 +22,7 @@ def test_prefill_belongs_to_no_step():
     assert meter.shares is None
 
 
-def test_rate_and_shares_follow_from_decode_steps():
+def test_rate_and_shares_follow_from_decode_steps() -> None:
     meter = Meter()
     meter.observe(step(emitted(1, 0, 0, from_prefill=True), verify=5.0))
     meter.observe(step(emitted(3, 4, 2), emitted(1, 4, 0), draft=0.2, verify=0.7, overhead=0.1))
@@ -38,7 +38,7 @@ def test_rate_and_shares_follow_from_decode_steps():
     assert abs(shares.draft + shares.verify + shares.overhead - 1) < 1e-9
 
 
-def test_seconds_of_a_step_count_once_for_all_its_sequences():
+def test_seconds_of_a_step_count_once_for_all_its_sequences() -> None:
     meter = Meter()
     meter.observe(step(emitted(2, 1, 1), emitted(2, 1, 1), emitted(2, 1, 1), verify=1.0))
     assert meter.decode_seconds == 1.0

@@ -1,12 +1,14 @@
 """Results folded from events."""
 
 import json
+from typing import Any
 
 import pytest
 from toy_engine import toy_engine
+from typed import stand_in
 
 from specdec_cli.engine.driver import Driver
-from specdec_cli.engine.engine import EngineOptions
+from specdec_cli.engine.options import EngineOptions
 from specdec_cli.engine.outputs import Outputs
 from specdec_cli.events import Emitted, Finished, Noticed, SpeculativeCounts, Stepped, TokenLogprob
 from specdec_cli.sampling.params import SamplingParams
@@ -35,13 +37,13 @@ def first(number: int, token: int) -> Emitted:
 
 @pytest.fixture
 def outputs() -> Outputs:
-    made, driver = Outputs(), Driver(Requests())
+    made, driver = Outputs(), Driver(stand_in(Requests()))
     made.add(driver, [1, 2], params=SamplingParams(temperature=1.0))
     made.add(driver, [3], params=SamplingParams(temperature=1.0, logprobs=0), index=7)
     return made
 
 
-def test_tokens_texts_and_counts_go_to_their_request(outputs):
+def test_tokens_texts_and_counts_go_to_their_request(outputs) -> None:
     outputs.observe(stepped(first(11, 5), first(12, 6)))
     logprob = TokenLogprob(8, -0.5, ())
     outputs.observe(
@@ -62,7 +64,7 @@ def test_tokens_texts_and_counts_go_to_their_request(outputs):
     assert outputs.totals.acceptance_length == 2.0
 
 
-def test_a_steps_seconds_are_shared_and_prefill_has_none(outputs):
+def test_a_steps_seconds_are_shared_and_prefill_has_none(outputs) -> None:
     outputs.observe(stepped(first(11, 5), first(12, 6)))
     assert outputs.totals.verify_seconds == 0
     outputs.observe(stepped(Emitted(11, (7,), "", 1, 0, False), Emitted(12, (8,), "", 1, 0, False)))
@@ -72,13 +74,13 @@ def test_a_steps_seconds_are_shared_and_prefill_has_none(outputs):
     assert outputs.totals.overhead_seconds == 0.125
 
 
-def test_events_of_others_are_left_alone(outputs):
+def test_events_of_others_are_left_alone(outputs) -> None:
     outputs.observe(stepped(first(99, 5)))
     outputs.observe(Finished(99, "length", None))
     assert all(output.token_ids == [] and output.finish_reason is None for output in outputs.finished())
 
 
-def test_times_are_in_order(outputs):
+def test_times_are_in_order(outputs) -> None:
     outputs.observe(stepped(first(11, 5)))
     for token in range(3):
         outputs.observe(stepped(Emitted(11, (token,), "", 0, 0, False)))
@@ -91,7 +93,7 @@ def test_times_are_in_order(outputs):
     assert outputs.timing().total_s > 0
 
 
-def test_an_empty_request_has_nulls_and_no_zeros():
+def test_an_empty_request_has_nulls_and_no_zeros() -> None:
     assert Outputs().timing().as_dict() == {
         "ttft_s": None,
         "decode_s": None,
@@ -100,7 +102,7 @@ def test_an_empty_request_has_nulls_and_no_zeros():
     }
 
 
-def test_the_json_form(outputs):
+def test_the_json_form(outputs) -> None:
     outputs.observe(stepped(first(12, 6)))
     outputs.observe(stepped(Emitted(12, (8,), "e", 2, 0, False, (TokenLogprob(8, -0.5, ((8, -0.5), (1, -2.0))),))))
     outputs.observe(Finished(12, "abort", None))
@@ -117,7 +119,7 @@ def test_the_json_form(outputs):
     assert with_logprobs["speculative"]["acceptance_histogram"] == [1, 0, 0]
 
 
-def test_results_and_engines_have_a_short_repr():
+def test_results_and_engines_have_a_short_repr() -> None:
     engine = toy_engine()
     outputs = engine.generate(["abc", "a" * 90], SamplingParams(max_new_tokens=90))
     assert len(repr(outputs)) < 500, "a list of results is readable in a notebook"
@@ -132,18 +134,18 @@ def test_results_and_engines_have_a_short_repr():
     assert "open requests: 1" in repr(engine)
 
 
-def test_generate_reports_progress_after_every_step():
-    seen = []
+def test_generate_reports_progress_after_every_step() -> None:
+    seen: list[Any] = []
     outputs = toy_engine().generate(["abc", "cab"], SamplingParams(max_new_tokens=9), progress=seen.append)
     assert [one.num_prompts for one in seen] == [2] * len(seen)
     assert (seen[-1].num_finished, seen[-1].num_tokens) == (2, sum(len(one.token_ids) for one in outputs))
     assert [one.num_tokens for one in seen] == sorted(one.num_tokens for one in seen)
 
 
-def test_an_error_in_the_progress_callback_aborts_the_requests():
+def test_an_error_in_the_progress_callback_aborts_the_requests() -> None:
     engine = toy_engine()
 
-    def give_up(_):
+    def give_up(_) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -74,11 +74,11 @@ def keyed_by_position(many):
     return patched
 
 
-def p_value(mode="rejection", loop=Loop, params=PARAMS, k=3, length=3, **settings):
+def p_value(mode: str = "rejection", loop=Loop, params=PARAMS, k=3, length=3, **settings):
     return measured(loop(settings.pop("table", TABLE), params, mode, k, **settings), params, length).p_value
 
 
-def test_softmax_at_temperature_zero():
+def test_softmax_at_temperature_zero() -> None:
     params = SamplingParams(temperature=0.0)
     plain = Loop(TABLE, params, "rejection", 0, num_draws=50).run(8)
     assert Loop(TABLE, params, "rejection", 3, num_draws=50).run(8) == plain
@@ -86,38 +86,38 @@ def test_softmax_at_temperature_zero():
 
 
 @pytest.mark.parametrize("mode", ["rejection", "block"])
-def test_missing_residual(mode, monkeypatch):
+def test_missing_residual(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_Residuals, "own_weights", missing_residual)
     assert p_value(mode) < ALARM
 
 
 @pytest.mark.parametrize("mode", ["rejection", "block"])
-def test_residual_not_normalised(mode, monkeypatch):
+def test_residual_not_normalised(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_module, "inverse_cdf", not_normalised)
     assert p_value(mode) < ALARM
 
 
 @pytest.mark.parametrize("mode", ["rejection", "block"])
-def test_shared_uniform_draws(mode, monkeypatch):
+def test_shared_uniform_draws(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(noise, "uniforms_many", shared_draws(noise.uniforms_many))
     assert p_value(mode) < ALARM
 
 
 @pytest.mark.parametrize("mode", ["rejection", "block"])
 @pytest.mark.parametrize("options", [{"temperature": 0.6}, {"top_k": 2}, {"repetition_penalty": 1.8}], ids=str)
-def test_q_from_before_the_processors(mode, options):
+def test_q_from_before_the_processors(mode: str, options) -> None:
     params = SamplingParams(**{"temperature": 1.0, **options})
     assert p_value(mode, QBeforeProcessors, params) < ALARM
 
 
 @pytest.mark.parametrize("mode", ["rejection", "block"])
-def test_off_by_one_bonus(mode, monkeypatch):
+def test_off_by_one_bonus(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_Residuals, "own_weights", off_by_one_bonus(_Residuals.own_weights))
     # The bonus is token k + 1, so the joint has to reach beyond k tokens.
     assert p_value(mode, k=2) < ALARM
 
 
-def test_block_verification_with_noise_keyed_by_position(monkeypatch):
+def test_block_verification_with_noise_keyed_by_position(monkeypatch: pytest.MonkeyPatch) -> None:
     table = Table.random(num_tokens=4, seed=5, disagreement=1.5)
     assert p_value("block", table=table, length=4, num_draws=40_000) > ALARM
     monkeypatch.setattr(noise, "uniforms_many", keyed_by_position(noise.uniforms_many))
@@ -125,6 +125,6 @@ def test_block_verification_with_noise_keyed_by_position(monkeypatch):
 
 
 @pytest.mark.parametrize("mode", ["rejection", "block"])
-def test_p_min_decides_before_the_draw_and_not_after(mode):
+def test_p_min_decides_before_the_draw_and_not_after(mode: str) -> None:
     assert p_value(mode, StopsBeforeADoubtfulDraw) > ALARM
     assert p_value(mode, StopsAfterADoubtfulDraw) < ALARM

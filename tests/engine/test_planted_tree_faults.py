@@ -21,7 +21,7 @@ ALARM = 1e-6
 JUDGES = ("traversal", "rejection")
 
 
-def p_value(mode, name="2,2", loop=TreeLoop, params=PLAIN, **settings):
+def p_value(mode, name: str = "2,2", loop=TreeLoop, params=PLAIN, **settings):
     return measured_tree(loop(TABLE, params, mode, TREES[name], 5_000, **settings), params).p_value
 
 
@@ -59,7 +59,7 @@ class Flat:
 
 
 @pytest.mark.parametrize("mode", [*JUDGES, "exact-match", "gumbel"])
-def test_a_sibling_seen_by_a_sibling(mode):
+def test_a_sibling_seen_by_a_sibling(mode) -> None:
     assert p_value(mode) > ALARM
     assert p_value(mode, kind=SeesSiblings) < ALARM
 
@@ -70,12 +70,12 @@ def first_of_three(loop):
     return measured_tree(loop(table, PLAIN, "traversal", (-1, -1, -1), 30_000), PLAIN, length=1).p_value
 
 
-def test_siblings_drawn_with_replacement_but_judged_without():
+def test_siblings_drawn_with_replacement_but_judged_without() -> None:
     assert first_of_three(TreeLoop) > ALARM
     assert first_of_three(DrawsWithReplacement) < ALARM
 
 
-def test_siblings_drawn_without_replacement_but_judged_with(monkeypatch):
+def test_siblings_drawn_without_replacement_but_judged_with(monkeypatch: pytest.MonkeyPatch) -> None:
     correct = _Residuals._refuse_drawn
 
     def forgets(residuals, parents):
@@ -89,7 +89,7 @@ def test_siblings_drawn_without_replacement_but_judged_with(monkeypatch):
 
 
 @pytest.mark.parametrize("mode", JUDGES)
-def test_a_residual_that_is_not_updated_after_a_refused_sibling(mode, monkeypatch):
+def test_a_residual_that_is_not_updated_after_a_refused_sibling(mode, monkeypatch: pytest.MonkeyPatch) -> None:
     correct = _Residuals._refuse_drawn
 
     def forgets(residuals, parents):
@@ -104,7 +104,7 @@ def test_a_residual_that_is_not_updated_after_a_refused_sibling(mode, monkeypatc
     assert p_value(mode, "3,1,1") < ALARM
 
 
-def test_a_mass_that_traversal_does_not_update(monkeypatch):
+def test_a_mass_that_traversal_does_not_update(monkeypatch: pytest.MonkeyPatch) -> None:
     correct = _Residuals.refuse
 
     def keeps(residuals, parents):
@@ -117,19 +117,19 @@ def test_a_mass_that_traversal_does_not_update(monkeypatch):
 
 
 @pytest.mark.parametrize("mode", [*JUDGES, "exact-match"])
-def test_penalties_that_take_a_place_for_a_position(mode, monkeypatch):
+def test_penalties_that_take_a_place_for_a_position(mode, monkeypatch: pytest.MonkeyPatch) -> None:
     params = SamplingParams(temperature=1.0, frequency_penalty=1.5)
     assert p_value(mode, params=params) > ALARM
     correct = chain_module._penalise
 
-    def flat(scores, rows, starts):
+    def flat(scores, rows, starts) -> None:
         correct(scores, [replace(row, drafted=Flat(row.drafted)) for row in rows], starts)
 
     monkeypatch.setattr(chain_module, "_penalise", flat)
     assert p_value(mode, params=params) < ALARM
 
 
-def test_noise_that_takes_a_place_for_a_position(monkeypatch):
+def test_noise_that_takes_a_place_for_a_position(monkeypatch: pytest.MonkeyPatch) -> None:
     def by_place(group):
         keys = [
             (row.params.seed, row.params.index, row.position + node + 1)

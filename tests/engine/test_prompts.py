@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from typed import not_none
 
 from specdec_cli.engine.prompts import PromptRow, rows_of
 from specdec_cli.errors import UsageError
@@ -20,21 +21,21 @@ def write(folder: Path, name: str, data: str | bytes) -> Path:
     return path
 
 
-def test_one_prompt_a_line_blank_lines_are_no_rows(tmp_path):
+def test_one_prompt_a_line_blank_lines_are_no_rows(tmp_path: Path) -> None:
     path = write(tmp_path, "prompts.txt", "one\r\n\n  two \nthree")
     assert [(row.index, row.prompt) for row in read_prompt_file(path)] == [(0, "one"), (1, "  two "), (2, "three")]
 
 
-def test_a_byte_order_mark_is_dropped(tmp_path):
+def test_a_byte_order_mark_is_dropped(tmp_path: Path) -> None:
     assert read_prompt_file(write(tmp_path, "p.txt", b"\xef\xbb\xbfone"))[0].prompt == "one"
     assert read_prompt_file(write(tmp_path, "p.jsonl", b'\xef\xbb\xbf{"prompt": "one"}'))[0].prompt == "one"
 
 
-def test_other_line_separators_stay_inside_a_prompt(tmp_path):
+def test_other_line_separators_stay_inside_a_prompt(tmp_path: Path) -> None:
     assert len(read_prompt_file(write(tmp_path, "p.txt", "one\u2028still one\x0cand still"))) == 1
 
 
-def test_jsonl_rows_bring_their_own_values(tmp_path):
+def test_jsonl_rows_bring_their_own_values(tmp_path: Path) -> None:
     rows = read_prompt_file(
         write(
             tmp_path,
@@ -71,7 +72,7 @@ def test_jsonl_rows_bring_their_own_values(tmp_path):
         ("[" * 100000, "not a JSON object"),
     ],
 )
-def test_a_bad_row_is_named_by_file_and_line(tmp_path, line, said):
+def test_a_bad_row_is_named_by_file_and_line(tmp_path: Path, line: str, said: str) -> None:
     path = write(tmp_path, "p.jsonl", f'{{"prompt": "fine"}}\n\n{line}\n')
     with pytest.raises(UsageError) as caught:
         read_prompt_file(path)
@@ -83,12 +84,12 @@ def test_a_bad_row_is_named_by_file_and_line(tmp_path, line, said):
 @pytest.mark.parametrize(
     ("data", "said"), [(b"", "has no prompt"), (b"\n \n", "has no prompt"), (b"ok\n\xff\xfe", "not valid UTF-8")]
 )
-def test_a_file_without_text_is_refused(tmp_path, data, said):
+def test_a_file_without_text_is_refused(tmp_path: Path, data: bytes, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         read_prompt_file(write(tmp_path, "p.txt", data))
 
 
-def test_a_file_that_cannot_be_read_is_refused(tmp_path):
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="No such file"):
         read_prompt_file(tmp_path / "missing.txt")
     with pytest.raises(UsageError, match="Is a directory"):
@@ -100,7 +101,7 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path):
             read_prompt_file(path)
 
 
-def test_prompts_given_one_by_one():
+def test_prompts_given_one_by_one() -> None:
     assert [row.index for row in rows_of(["a", "b"])] == [0, 1]
     with pytest.raises(UsageError, match="the prompt is empty"):
         rows_of([""])
@@ -112,14 +113,14 @@ def test_prompts_given_one_by_one():
         rows_of([])
 
 
-def test_a_file_of_objects_is_jsonl_whatever_its_name(tmp_path):
+def test_a_file_of_objects_is_jsonl_whatever_its_name(tmp_path: Path) -> None:
     path = tmp_path / "prompts.txt"
     path.write_text('{"prompt": "Once", "category": "story"}\n')
     assert [(row.prompt, row.category) for row in read_prompt_file(path)] == [("Once", "story")]
 
 
-def test_a_negative_seed_of_a_row_is_drawn(tmp_path: Path):
+def test_a_negative_seed_of_a_row_is_drawn(tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_text('{"prompt": "a", "seed": -1}\n' * 3)
-    seeds = {row.seed for row in read_prompt_file(tmp_path / "p.jsonl")}
+    seeds = {not_none(row.seed) for row in read_prompt_file(tmp_path / "p.jsonl")}
     assert len(seeds) == 3
     assert min(seeds) >= 0

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typed import stand_in
 
 from specdec_cli.engine.depth.depth import KByBatch
 from specdec_cli.engine.scheduler import Limits, Scheduler
@@ -20,7 +21,7 @@ def limits(**changes) -> Limits:
         "num_blocks": 100,
         "block_size": 4,
     }
-    return Limits(**(values | changes))
+    return Limits(**stand_in(values | changes))
 
 
 def request(number: int, length: int, k: int = 4, max_new_tokens: int = 10, max_context: int = 100) -> Sequence:
@@ -47,7 +48,7 @@ def fed(scheduler: Scheduler) -> list[tuple[int, int, int]]:
     return [(row.sequence.id, row.num_fed, row.k) for row in rows]
 
 
-def test_first_come_first_served():
+def test_first_come_first_served() -> None:
     scheduler = Scheduler(limits(max_num_seqs=2))
     requests = [request(i, 3) for i in range(4)]
     for one in requests:
@@ -59,7 +60,7 @@ def test_first_come_first_served():
     assert [row[0] for row in fed(scheduler)] == [1, 3]
 
 
-def test_a_request_waits_until_its_prompt_fits_with_a_block_to_spare_for_each_that_runs():
+def test_a_request_waits_until_its_prompt_fits_with_a_block_to_spare_for_each_that_runs() -> None:
     # Each needs (3 + 4 + 1) / 4 = 2 blocks, and 3 after its first token.
     scheduler = Scheduler(limits(num_blocks=7))
     requests = [request(i, 3) for i in range(4)]
@@ -70,14 +71,14 @@ def test_a_request_waits_until_its_prompt_fits_with_a_block_to_spare_for_each_th
     assert [row[0] for row in fed(scheduler)] == [1, 2]
 
 
-def test_a_large_request_is_not_overtaken():
+def test_a_large_request_is_not_overtaken() -> None:
     scheduler = Scheduler(limits(num_blocks=11))
     for one in (request(0, 3), request(1, 30), request(2, 3)):
         scheduler.add(one)
     assert [row[0] for row in fed(scheduler)] == [0]
 
 
-def test_the_youngest_is_preempted_and_computes_again_without_deciding():
+def test_the_youngest_is_preempted_and_computes_again_without_deciding() -> None:
     stopped = []
     scheduler = Scheduler(limits(num_blocks=8), stop=lambda sequence: stopped.append(sequence.id))
     older, younger, newest = (request(i, 6, max_new_tokens=12) for i in range(3))
@@ -98,13 +99,13 @@ def test_the_youngest_is_preempted_and_computes_again_without_deciding():
     assert fed(scheduler)[0] == (1, length, 4), "then the step that would have come"
 
 
-def test_what_is_cached_is_not_fed():
+def test_what_is_cached_is_not_fed() -> None:
     scheduler = Scheduler(limits(), start=lambda sequence: 12)
     scheduler.add(request(0, 20))
     assert [(row.num_fed, row.num_prefill_tokens) for row in scheduler.next()] == [(20, 8)]
 
 
-def test_prompts_are_cut_at_multiples_of_the_chunk():
+def test_prompts_are_cut_at_multiples_of_the_chunk() -> None:
     scheduler = Scheduler(limits(max_num_batched_tokens=20))
     scheduler.add(request(0, 40))
     scheduler.add(request(1, 5))
@@ -115,7 +116,7 @@ def test_prompts_are_cut_at_multiples_of_the_chunk():
     assert fed(scheduler) == [(0, 41, 4), (1, 6, 4)]
 
 
-def test_a_chunk_larger_than_the_budget_is_fed_alone():
+def test_a_chunk_larger_than_the_budget_is_fed_alone() -> None:
     scheduler = Scheduler(limits(max_num_batched_tokens=3))
     scheduler.add(request(0, 20))
     scheduler.add(request(1, 2))
@@ -125,7 +126,7 @@ def test_a_chunk_larger_than_the_budget_is_fed_alone():
 
 
 @pytest.mark.parametrize(("length", "k"), [(29, 4), (30, 4), (31, 3), (33, 1), (34, 0), (60, 0)])
-def test_k_within_the_drafts_context(length, k):
+def test_k_within_the_drafts_context(length: int, k: int) -> None:
     """The last drafted token is scored from length + k - 1 tokens."""
     scheduler = Scheduler(limits(), start=lambda sequence: sequence.num_computed)
     one = request(0, length, max_new_tokens=30)
@@ -137,7 +138,7 @@ def test_k_within_the_drafts_context(length, k):
 
 
 @pytest.mark.parametrize(("room", "k"), [(1, 0), (2, 1), (4, 3), (5, 4), (9, 4)])
-def test_k_within_what_may_still_be_emitted(room, k):
+def test_k_within_what_may_still_be_emitted(room: int, k: int) -> None:
     scheduler = Scheduler(limits(), start=lambda sequence: sequence.num_computed)
     one = request(0, 10)
     scheduler.add(one)
@@ -145,7 +146,7 @@ def test_k_within_what_may_still_be_emitted(room, k):
     assert fed(scheduler) == [(0, 10, k)]
 
 
-def test_no_drafting_in_a_large_batch():
+def test_no_drafting_in_a_large_batch() -> None:
     scheduler = Scheduler(limits(k_by_batch=KByBatch.of(4, (), 2)))
     requests = [request(i, 2) for i in range(3)]
     for one in requests:
@@ -164,7 +165,7 @@ def test_no_drafting_in_a_large_batch():
     num_seqs=st.integers(1, 5),
     num_blocks=st.integers(26, 60),
 )
-def test_every_request_is_fed_once_within_the_limits(lengths, chunk, budget, num_seqs, num_blocks):
+def test_every_request_is_fed_once_within_the_limits(lengths, chunk, budget, num_seqs, num_blocks) -> None:
     scheduler = Scheduler(
         limits(max_num_seqs=num_seqs, prefill_chunk=chunk, max_num_batched_tokens=budget, num_blocks=num_blocks)
     )

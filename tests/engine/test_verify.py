@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from table_loop import PROMPT, Loop, Table, measured, numbered
+from typed import not_none
 
 from specdec_cli.drafted import CONTEXT_END, NOTHING, Drafted
 from specdec_cli.drafters.contract import Guesses
@@ -38,7 +39,7 @@ PROCESSORS = [
 
 @pytest.mark.parametrize("mode", SAMPLED)
 @pytest.mark.parametrize("options", PROCESSORS, ids=str)
-def test_joint_of_three_tokens_is_the_targets_own(mode, options):
+def test_joint_of_three_tokens_is_the_targets_own(mode, options) -> None:
     params = SamplingParams(**options)
     loop = Loop(TABLE, params, mode, k=2)
     assert measured(loop, params, 3).p_value > ALARM
@@ -46,14 +47,14 @@ def test_joint_of_three_tokens_is_the_targets_own(mode, options):
 
 
 @pytest.mark.parametrize("mode", SAMPLED)
-def test_joint_is_exact_for_mixed_lengths_with_and_without_chance(mode):
+def test_joint_is_exact_for_mixed_lengths_with_and_without_chance(mode) -> None:
     params = SamplingParams(temperature=1.1, logit_bias={2: 0.7})
     loop = Loop(TABLE, params, mode, k=lambda index: index % 5, without_chance=(1, 2))
     assert measured(loop, params, 3).p_value > ALARM
     assert loop.num_accepted > 0
 
 
-def test_block_accepts_more_than_rejection_and_both_more_than_exact_match():
+def test_block_accepts_more_than_rejection_and_both_more_than_exact_match() -> None:
     table, params = Table.random(seed=3), SamplingParams(temperature=1.0)
     length = {}
     for mode in ("block", "rejection", "exact-match"):
@@ -63,13 +64,13 @@ def test_block_accepts_more_than_rejection_and_both_more_than_exact_match():
     assert length["block"] > length["rejection"] + 0.02 > length["exact-match"]
 
 
-def test_typical_is_lossy_and_chi_square_sees_it():
+def test_typical_is_lossy_and_chi_square_sees_it() -> None:
     params = SamplingParams(temperature=1.0)
     assert measured(Loop(TABLE, params, "typical", k=3), params, 3).p_value < ALARM
 
 
 @pytest.mark.parametrize("options", PROCESSORS, ids=str)
-def test_gumbel_text_is_the_same_with_any_draft_any_k_or_none(options):
+def test_gumbel_text_is_the_same_with_any_draft_any_k_or_none(options) -> None:
     params = SamplingParams(**options)
     other = Table(TABLE.p, Table.random(seed=8).q)
     texts = [
@@ -81,7 +82,7 @@ def test_gumbel_text_is_the_same_with_any_draft_any_k_or_none(options):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_temperature_zero_gives_the_argmax_path_in_every_mode(mode):
+def test_temperature_zero_gives_the_argmax_path_in_every_mode(mode) -> None:
     params = SamplingParams(repetition_penalty=1.2)
     plain = Loop(TABLE, params, "greedy", k=0, num_draws=4).run(12)
     loop = Loop(TABLE, params, mode, k=3, num_draws=4)
@@ -104,7 +105,7 @@ def step_of(mode, num, position=7, k=3, table=TABLE, **options):
     return torch.stack(logits), chain, rows
 
 
-def test_a_rows_verdict_does_not_depend_on_its_neighbours_modes_or_lengths():
+def test_a_rows_verdict_does_not_depend_on_its_neighbours_modes_or_lengths() -> None:
     parts = [step_of(mode, 40, position=5 + m) for m, mode in enumerate(SAMPLED)]
     parts += [step_of("typical", 40), step_of("greedy", 40, temperature=0.0)]
     order = np.random.default_rng(0).permutation(sum(len(part[2]) for part in parts)).tolist()
@@ -141,7 +142,7 @@ def naive_rejection(p, q, tokens, u):
 
 
 @pytest.mark.parametrize(("mode", "naive"), [("block", naive_block), ("rejection", naive_rejection)])
-def test_verdicts_are_the_papers_row_by_row(mode, naive):
+def test_verdicts_are_the_papers_row_by_row(mode: str, naive) -> None:
     logits, chain, rows = step_of(mode, 300, k=4)
     p = distribution(logits, chain, TABLE.num_tokens)
     verdicts = verify(p, rows)
@@ -152,7 +153,7 @@ def test_verdicts_are_the_papers_row_by_row(mode, naive):
         if not k:
             q = np.zeros((1, TABLE.num_tokens))
         u = uniforms(0, one.params.index, one.position, Purpose.ACCEPT, k)
-        num_accepted, residual = naive(p.probs[first : first + k + 1].double().numpy(), q, tokens, u)
+        num_accepted, residual = naive(not_none(p.probs)[first : first + k + 1].double().numpy(), q, tokens, u)
         own = uniforms(0, one.params.index, one.position, Purpose.OWN, 5)[num_accepted]
         token = int(np.searchsorted(np.cumsum(residual) / residual.sum(), own, side="right"))
         assert verdict == Verdict(tuple(range(num_accepted)), token)
@@ -171,14 +172,14 @@ def one_step(mode, p, q, tokens, num=4000, temperature=1.0):
 
 
 @pytest.mark.parametrize("mode", ["rejection", "block"])
-def test_p_equal_to_q_accepts_everything(mode):
+def test_p_equal_to_q_accepts_everything(mode: str) -> None:
     p = [[0.1, 0.2, 0.7]] * 4
     verdicts = one_step(mode, p, p[:3], [0, 1, 2])
     assert np.mean([len(one.path) == 3 for one in verdicts]) > 0.999
 
 
 @pytest.mark.parametrize("mode", ["rejection", "block"])
-def test_an_empty_residual_draws_from_p(mode):
+def test_an_empty_residual_draws_from_p(mode: str) -> None:
     p = [[0.25, 0.75], [0.5, 0.5]]
     verdicts = one_step(mode, p, [[1.0, 0.9]], [1])
     refused = [one for one in verdicts if len(one.path) == 0]
@@ -187,7 +188,7 @@ def test_an_empty_residual_draws_from_p(mode):
 
 
 @pytest.mark.parametrize("mode", SAMPLED)
-def test_a_draft_without_chance_stands_with_probability_p_and_is_never_the_own_token_after_a_refusal(mode):
+def test_a_draft_without_chance_stands_with_probability_p_and_is_never_the_own_token_after_a_refusal(mode) -> None:
     verdicts = one_step(mode, [[0.3, 0.6, 0.1], [0.5, 0.25, 0.25]], None, [0])
     refused = [one.own for one in verdicts if len(one.path) == 0]
     assert len(refused) / len(verdicts) == pytest.approx(0.7, abs=0.03)
@@ -195,7 +196,7 @@ def test_a_draft_without_chance_stands_with_probability_p_and_is_never_the_own_t
     assert np.mean([own == 1 for own in refused]) == pytest.approx(6 / 7, abs=0.03)
 
 
-def test_typical_accepts_by_the_entropy_threshold():
+def test_typical_accepts_by_the_entropy_threshold() -> None:
     flat = [0.04] * 25
     threshold = min(0.09, 0.3 * np.exp(-np.log(25.0)))
     assert threshold < 0.04
@@ -208,14 +209,14 @@ def test_typical_accepts_by_the_entropy_threshold():
     assert np.mean([own == 0 for own in owns]) == pytest.approx(0.9, abs=0.03)
 
 
-def test_no_guesses_give_one_own_token_from_p():
+def test_no_guesses_give_one_own_token_from_p() -> None:
     for mode in SAMPLED:
         verdicts = one_step(mode, [[0.2, 0.8]], None, [])
         assert {len(one.path) for one in verdicts} == {0}
         assert np.mean([one.own for one in verdicts]) == pytest.approx(0.8, abs=0.03)
 
 
-def test_greedy_rows_keep_a_wide_vocabulary_as_indices():
+def test_greedy_rows_keep_a_wide_vocabulary_as_indices() -> None:
     logits = torch.randn(3 * 3, 5000, generator=torch.Generator().manual_seed(0))
     best = logits.argmax(dim=-1).tolist()
     drafts = list(map(Drafted.chain, [best[0:2], [best[3], best[4] + 1], [best[6] + 1, best[7]]]))
@@ -226,12 +227,12 @@ def test_greedy_rows_keep_a_wide_vocabulary_as_indices():
     assert verdicts == [Verdict((0, 1), best[2]), Verdict((0,), best[4]), Verdict((), best[6])]
 
 
-def test_a_drafted_token_with_no_probability_under_its_q_is_a_broken_drafter():
+def test_a_drafted_token_with_no_probability_under_its_q_is_a_broken_drafter() -> None:
     with pytest.raises(AssertionError, match="probability under the q"):
         one_step("rejection", [[0.5, 0.5], [0.5, 0.5]], [[1.0, 0.0]], [1], num=1)
 
 
-def test_seeds_and_indices_change_the_text_and_nothing_else_does():
+def test_seeds_and_indices_change_the_text_and_nothing_else_does() -> None:
     params = SamplingParams(temperature=1.0)
     loop = Loop(TABLE, params, "block", k=3, num_draws=50)
     first = loop.run(10)
@@ -245,12 +246,12 @@ def test_seeds_and_indices_change_the_text_and_nothing_else_does():
     ("mode", "temperature", "expected"),
     [("auto", 0.0, "greedy"), ("auto", 0.7, "block"), ("block", 0.0, "block"), ("typical", 1.0, "typical")],
 )
-def test_mode_resolution(mode, temperature, expected):
+def test_mode_resolution(mode: str, temperature: float, expected: str) -> None:
     assert resolve_mode(mode, temperature) == expected
 
 
 @pytest.mark.parametrize(("mode", "temperature"), [("greedy", 0.5), ("greedyy", 0.0), ("", 1.0)])
-def test_a_mode_that_does_not_fit_is_refused(mode, temperature):
+def test_a_mode_that_does_not_fit_is_refused(mode: str, temperature: float) -> None:
     with pytest.raises(UsageError) as caught:
         resolve_mode(mode, temperature)
     assert f"`{mode}`" in caught.value.message
@@ -272,7 +273,7 @@ def row_by_row(mode, drafted, params, context):
         if mode == "greedy":
             token = p.likeliest[0]
         elif mode == "gumbel":
-            noisy = p.probs[0].double().log() + noise.gumbel(0, params.index, len(text), TABLE.num_tokens)
+            noisy = not_none(p.probs)[0].double().log() + noise.gumbel(0, params.index, len(text), TABLE.num_tokens)
             token = int(noisy.argmax())
         else:
             u = uniforms(0, params.index, len(context), Purpose.OWN, len(path) + 1)[-1:]
@@ -286,7 +287,7 @@ def row_by_row(mode, drafted, params, context):
 
 @pytest.mark.parametrize(("mode", "temperature"), [("greedy", 0.0), ("gumbel", 1.0), ("exact-match", 1.0)])
 @pytest.mark.parametrize("drafted", [TREE, Drafted.chain([0, 2, 4]), NOTHING], ids=["tree", "chain", "nothing"])
-def test_the_targets_own_choices_walk_a_tree_as_they_walk_plain_text(mode, temperature, drafted):
+def test_the_targets_own_choices_walk_a_tree_as_they_walk_plain_text(mode: str, temperature: float, drafted) -> None:
     """Penalties and processors included: each node sees the context and its own path."""
     table = TableLM(lambda text: torch.from_numpy(TABLE.p[text[-2], text[-1]]), TABLE.num_tokens, order=2)
     params = SamplingParams(temperature=temperature, repetition_penalty=1.3, frequency_penalty=0.5, min_tokens=4)

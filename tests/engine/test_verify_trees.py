@@ -9,6 +9,7 @@ from table_loop import PROMPT, Table
 from test_engine_grammar import REGEX, allowed_after
 from tiny_grammar import letter_tokens
 from tree_loop import TREES, TreeLoop, masked_probs, measured_tree
+from typed import not_none
 
 from specdec_cli.drafted import CONTEXT_END, NOTHING, Drafted
 from specdec_cli.drafters.contract import Guesses
@@ -43,7 +44,7 @@ def naive_traversal(drafted, p, q):
     alive = {node: drafted.children(node) for node in range(CONTEXT_END, len(drafted))}
     tests = []
 
-    def enter(node):
+    def enter(node) -> None:
         for child in alive[node]:
             x = drafted.tokens[child]
             chance = 1.0 if q[node] is None else q[node][x]
@@ -118,7 +119,7 @@ def last_node(mode, drafted, p, q, u):
 
 def trees_of(parents, q_after):
     """Every tree that a draft can sample without replacement, with its probability."""
-    known = {(): 1.0}
+    known: dict[tuple[int, ...], float] = {(): 1.0}
     for node, parent in enumerate(parents):
         longer = {}
         for tokens, probability in known.items():
@@ -134,7 +135,7 @@ def trees_of(parents, q_after):
 
 @pytest.mark.parametrize("mode", JUDGES)
 @pytest.mark.parametrize("parents", [TREES["2,2"], (-1, -1, 0, 1), (-1, 0, 0, -1, 3), (-1, -1, -1, 1, 1)], ids=str)
-def test_by_enumeration_a_step_leaves_the_targets_distribution_as_it_is(mode, parents):
+def test_by_enumeration_a_step_leaves_the_targets_distribution_as_it_is(mode, parents) -> None:
     """Three tokens: every tree that can be drafted, every way to judge it, and plain decoding after the step."""
     table, small = Table.random(num_tokens=3, seed=2), SamplingParams(temperature=0.8)
 
@@ -158,7 +159,7 @@ def test_by_enumeration_a_step_leaves_the_targets_distribution_as_it_is(mode, pa
     assert max(abs(found[key] - expected[key]) for key in expected) < 1e-12
 
 
-def judged(mode, parents, num=300, is_drawn=True, table=TABLE):
+def judged(mode, parents, num=300, is_drawn: bool = True, table=TABLE):
     """One step of many draws: the distribution, its rows, and the verdicts."""
     loop = TreeLoop(table, PLAIN, mode, parents, num, is_drawn=is_drawn)
     contexts = [[*PROMPT, i % 4, i // 4 % 4] for i in range(num)]
@@ -176,7 +177,7 @@ def judged(mode, parents, num=300, is_drawn=True, table=TABLE):
 @pytest.mark.parametrize("is_drawn", [True, False], ids=["by chance", "without"])
 @pytest.mark.parametrize("mode", JUDGES)
 @pytest.mark.parametrize("parents", TREES.values(), ids=TREES)
-def test_verdicts_on_trees_are_the_papers_row_by_row(mode, parents, is_drawn):
+def test_verdicts_on_trees_are_the_papers_row_by_row(mode, parents, is_drawn: bool) -> None:
     p, rows, verdicts = judged(mode, parents, is_drawn=is_drawn)
     first, lengths = 0, set()
     for row, verdict in zip(rows, verdicts, strict=True):
@@ -198,13 +199,13 @@ def test_verdicts_on_trees_are_the_papers_row_by_row(mode, parents, is_drawn):
 
 
 @pytest.mark.parametrize("is_drawn", [True, False], ids=["by chance", "without"])
-def test_traversal_of_a_chain_is_block_verification_bit_for_bit(is_drawn):
+def test_traversal_of_a_chain_is_block_verification_bit_for_bit(is_drawn: bool) -> None:
     for k in (1, 2, 5):
         p, rows, verdicts = judged("traversal", tuple(range(-1, k - 1)), is_drawn=is_drawn)
         assert verify(p, [VerifyRow("block", one.params, one.position, one.guesses) for one in rows]) == verdicts
 
 
-def test_trees_chains_and_nothing_in_one_call_are_judged_as_alone():
+def test_trees_chains_and_nothing_in_one_call_are_judged_as_alone() -> None:
     parts = [judged(mode, parents, 12) for mode in (*JUDGES, *WALKS) for parents in TREES.values()]
     rows = [row for _, its, _ in parts for row in its]
     verdicts = [verdict for _, _, its in parts for verdict in its]
@@ -217,7 +218,7 @@ def test_trees_chains_and_nothing_in_one_call_are_judged_as_alone():
 
 @pytest.mark.parametrize("mode", [*JUDGES, *WALKS])
 @pytest.mark.parametrize("parents", TREES.values(), ids=TREES)
-def test_joint_of_three_tokens_is_the_targets_own(mode, parents):
+def test_joint_of_three_tokens_is_the_targets_own(mode, parents) -> None:
     loop = TreeLoop(TABLE, PLAIN, mode, parents)
     assert measured_tree(loop, PLAIN).p_value > ALARM
     assert 0.1 < loop.num_accepted / loop.num_steps < 2.5
@@ -234,26 +235,26 @@ def test_joint_of_three_tokens_is_the_targets_own(mode, parents):
     ],
     ids=str,
 )
-def test_joint_with_processors_is_the_targets_own(mode, options):
+def test_joint_with_processors_is_the_targets_own(mode, options) -> None:
     """Top-k leaves fewer tokens than a node has children."""
     params = SamplingParams(**options)
     assert measured_tree(TreeLoop(TABLE, params, mode, TREES["ragged"]), params).p_value > ALARM
 
 
 @pytest.mark.parametrize("mode", [*JUDGES, *WALKS])
-def test_joint_under_a_grammar_is_the_masked_targets_own(mode):
+def test_joint_under_a_grammar_is_the_masked_targets_own(mode) -> None:
     grammar = compile_grammar("regex", REGEX, letter_tokens())
     loop = TreeLoop(TABLE, PLAIN, mode, TREES["2,2"], grammar=grammar)
     assert measured_tree(loop, PLAIN, allowed_after=allowed_after).p_value > ALARM
 
 
 @pytest.mark.parametrize("mode", JUDGES)
-def test_joint_of_a_tree_without_chance_is_the_targets_own(mode):
+def test_joint_of_a_tree_without_chance_is_the_targets_own(mode) -> None:
     loop = TreeLoop(TABLE, PLAIN, mode, TREES["2,2"], is_drawn=False)
     assert measured_tree(loop, PLAIN).p_value > ALARM
 
 
-def test_without_chance_no_rule_accepts_more_than_the_walk():
+def test_without_chance_no_rule_accepts_more_than_the_walk() -> None:
     """A node stands with the target's probability of its path, whichever rule judges it."""
     length = {}
     for mode in (*JUDGES, *WALKS):
@@ -263,24 +264,24 @@ def test_without_chance_no_rule_accepts_more_than_the_walk():
 
 
 @pytest.mark.parametrize("parents", [TREES["3,1,1"], (-1, -1, 0, 0, 1, 1, 2, 3, 4, 5), (-1, -1, 0, 1, 2, 3)], ids=str)
-def test_traversal_accepts_longer_paths_than_recursive_rejection(parents):
+def test_traversal_accepts_longer_paths_than_recursive_rejection(parents) -> None:
     """Both judge the same trees by the same random numbers."""
     lengths = [[len(one.path) for one in judged(mode, parents, 2_000, table=Table.random())[2]] for mode in JUDGES]
-    longer = np.subtract(*lengths)
+    longer = np.subtract(lengths[0], lengths[1])
     assert longer.mean() > 4 * longer.std() / np.sqrt(len(longer))
 
 
 @pytest.mark.parametrize("mode", [mode for mode, rule in RULES.items() if not rule.judges_trees])
-def test_a_mode_without_an_honest_rule_for_trees_is_refused(mode):
+def test_a_mode_without_an_honest_rule_for_trees_is_refused(mode) -> None:
     with pytest.raises(UsageError, match=f"`{mode}` judges chains alone") as caught:
         check_trees(mode, 1.0)
-    assert "traversal" in caught.value.hint
+    assert "traversal" in not_none(caught.value.hint)
     if not RULES[mode].needs_rates:
         check_trees(mode, 0.0)
 
 
 @pytest.mark.parametrize("mode", ["traversal", "rejection", "gumbel", "exact-match", AUTO])
-def test_modes_that_judge_trees_pass(mode):
+def test_modes_that_judge_trees_pass(mode) -> None:
     check_trees(mode, 0.0)
     if mode != AUTO:
         check_trees(mode, 0.7)

@@ -2,10 +2,13 @@
 
 import functools
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tiny_models import make_tiny
+from typed import stand_in
 
 from specdec_cli.lm import invariance
 from specdec_cli.lm.door import Row
@@ -24,7 +27,7 @@ def holds(dtype):
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def lm(request, tmp_path_factory):
+def lm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
     if not holds(torch.bfloat16):
         pytest.skip("this machine's bfloat16 kernels are not row-invariant")
     family, _, decoder = request.param.partition(" by ")
@@ -41,7 +44,7 @@ def one_by_one(lm, start, stop):
 
 
 @pytest.mark.parametrize("num_rows", [2, 5, 9])
-def test_verifying_equals_decoding_alone(lm, num_rows):
+def test_verifying_equals_decoding_alone(lm, num_rows: int) -> None:
     plain = one_by_one(lm, 50, 90)
     lm.score([Row(0, TEXT[:50], 0)])
     steps = [
@@ -52,7 +55,7 @@ def test_verifying_equals_decoding_alone(lm, num_rows):
     assert torch.equal(torch.cat(steps), plain)
 
 
-def test_a_batch_equals_decoding_alone(lm):
+def test_a_batch_equals_decoding_alone(lm) -> None:
     plain = one_by_one(lm, 61, 70)
     for handle in range(4):
         lm.score([Row(handle, TEXT[: 61 - 7 * handle], 0)])
@@ -63,7 +66,7 @@ def test_a_batch_equals_decoding_alone(lm):
         lm.release(handle)
 
 
-def test_many_rows_equal_decoding_alone(lm):
+def test_many_rows_equal_decoding_alone(lm) -> None:
     """As many as the row-invariance test tries: some kernels keep bits among fewer only, and take turns."""
     plain = one_by_one(lm, 61, 73)
     for handle in range(5):
@@ -74,7 +77,7 @@ def test_many_rows_equal_decoding_alone(lm):
         lm.release(handle)
 
 
-def test_turns_give_every_row_its_logits(monkeypatch, tmp_path):
+def test_turns_give_every_row_its_logits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     lm = load_lm(str(make_tiny("mistral", tmp_path)), dtype="float32")
     rows = [Row(0, TEXT[:9], 3), Row(1, TEXT[5:8], 0), Row(2, TEXT[3:23], 12), Row(3, TEXT[:1], 1), Row(4, TEXT[:2], 2)]
     whole = lm.score(rows)
@@ -82,9 +85,9 @@ def test_turns_give_every_row_its_logits(monkeypatch, tmp_path):
         lm.release(row.handle)
     sizes = []
     forward = lm._forward
-    run = forward.run
+    run = stand_in(forward).run
     monkeypatch.setattr(forward, "run", lambda layout: sizes.append(len(layout.tokens)) or run(layout))
-    monkeypatch.setattr(forward, "layouts", replace(forward.layouts, rows_together=6))
+    monkeypatch.setattr(forward, "layouts", replace(stand_in(forward).layouts, rows_together=6))
     torch.testing.assert_close(lm.score(rows), whole, rtol=1e-3, atol=1e-4)
     assert sizes == [6, 6, 6, 6, 6, 5]
     lm.check_integrity()
@@ -93,7 +96,7 @@ def test_turns_give_every_row_its_logits(monkeypatch, tmp_path):
     assert sizes[6:] == [5]
     for row in rows:
         lm.release(row.handle)
-    monkeypatch.setattr(forward, "layouts", replace(forward.layouts, rows_together=64))
+    monkeypatch.setattr(forward, "layouts", replace(stand_in(forward).layouts, rows_together=64))
     torch.testing.assert_close(found, lm.score(longer), rtol=1e-3, atol=1e-4)
     for row in rows:
         lm.release(row.handle)
@@ -101,13 +104,13 @@ def test_turns_give_every_row_its_logits(monkeypatch, tmp_path):
     assert sizes[-1] == 83, "more than the promise covers go together"
 
 
-def test_fewer_rows_are_taken_together_where_products_ask_for_it(monkeypatch):
+def test_fewer_rows_are_taken_together_where_products_ask_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     from specdec_cli.lm import invariance
 
     class Tiled:
         """As AMX has it: another order of sums beyond 32 rows."""
 
-        def __init__(self, weight, *_):
+        def __init__(self, weight, *_) -> None:
             self.weight = weight
 
         def __call__(self, rows):
@@ -122,7 +125,7 @@ def test_fewer_rows_are_taken_together_where_products_ask_for_it(monkeypatch):
     assert alone(torch.bfloat16, "bf16") == 64, "turns would not mend it; doctor finds it"
 
 
-def test_rejected_drafts_leave_no_trace(lm):
+def test_rejected_drafts_leave_no_trace(lm) -> None:
     plain = one_by_one(lm, 58, 68)
     lm.score([Row(0, TEXT[:58], 0)])
     for i, length in enumerate(range(59, 69)):
@@ -132,13 +135,16 @@ def test_rejected_drafts_leave_no_trace(lm):
 
 
 @pytest.mark.parametrize("decoder", ["auto", "transformers"])
-def test_float32_and_our_own_decoder_run_unpadded(tmp_path, monkeypatch, decoder):
+def test_float32_and_our_own_decoder_run_unpadded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decoder: str
+) -> None:
     folder = str(make_tiny("llama", tmp_path))
     for dtype, rows in (("float32", 1), ("bfloat16", 1 if decoder == "auto" else 2), ("float16", 2)):
         lm = load_lm(folder, dtype=dtype, decoder=decoder)
-        seen = []
+        seen: list[Any] = []
+        real = stand_in(lm)._forward.run
 
-        def watching(layout, seen=seen, run=lm._forward.run):
+        def watching(layout, seen=seen, run=real):
             seen.append(len(layout.tokens))
             return run(layout)
 
@@ -148,14 +154,14 @@ def test_float32_and_our_own_decoder_run_unpadded(tmp_path, monkeypatch, decoder
         assert lm.score([Row(0, [5, 6, 7], 0), Row(1, [5], 1)]).shape == (1, 97)
 
 
-def test_invariance_is_asked_of_attention_and_of_our_own_decoder():
+def test_invariance_is_asked_of_attention_and_of_our_own_decoder() -> None:
     checks = row_invariance(torch.bfloat16)
     assert {check.dtype for check in checks} == {"bfloat16"}
     assert any(check.kernel.startswith("attention") for check in checks)
     assert [check.holds for check in checks if "own decoder" in check.kernel] == [True, True]
 
 
-def test_the_plain_product_is_needed_where_no_packed_one_takes_its_place(monkeypatch):
+def test_the_plain_product_is_needed_where_no_packed_one_takes_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in {"plain", kind_for(torch.bfloat16, torch.device("cpu"))}:
         monkeypatch.setattr(invariance, "kind_for", lambda *_, kind=kind: kind)
         checks = [check for check in row_invariance(torch.bfloat16) if check.kernel.startswith("linear")]
@@ -163,7 +169,7 @@ def test_the_plain_product_is_needed_where_no_packed_one_takes_its_place(monkeyp
         assert together == [kind == "plain"] * len(invariance.LINEAR_SHAPES)
 
 
-def test_attention_without_the_key_grain_is_caught(monkeypatch):
+def test_attention_without_the_key_grain_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The planted fault: keys read up to the last query, so that a position's sum depends on its company."""
     if not holds(torch.bfloat16):
         pytest.skip("this machine's bfloat16 kernels are not row-invariant")

@@ -1,10 +1,12 @@
 """What a configuration and headers say is what the loaded model turns out to be."""
 
 import json
+from pathlib import Path
 
 import pytest
 from tiny_models import make_tiny
 from transformers import DeepseekV3Config
+from typed import not_none
 
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm import facts
@@ -14,7 +16,7 @@ from specdec_cli.lm.load import load_lm
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2", "falcon", "gemma3_text", "mixtral"])
-def test_facts_are_the_loaded_models(tmp_path, family):
+def test_facts_are_the_loaded_models(tmp_path: Path, family: str) -> None:
     folder = str(make_tiny(family, tmp_path / family))
     found, lm = describe(folder), load_lm(folder)
     assert found.weights_bytes == lm.weight_bytes
@@ -24,14 +26,14 @@ def test_facts_are_the_loaded_models(tmp_path, family):
     assert found.is_mixture_of_experts == (family == "mixtral")
 
 
-def test_another_dtype_takes_its_own_memory(tmp_path):
+def test_another_dtype_takes_its_own_memory(tmp_path: Path) -> None:
     folder = str(make_tiny("llama", tmp_path / "m"))
     whole, half = describe(folder), describe(folder, dtype="bfloat16")
     assert half.weights_bytes * 2 == whole.weights_bytes
-    assert half.kv_bytes_per_token * 2 == whole.kv_bytes_per_token
+    assert not_none(half.kv_bytes_per_token) * 2 == whole.kv_bytes_per_token
 
 
-def test_without_weights_the_configuration_is_counted(tmp_path, monkeypatch):
+def test_without_weights_the_configuration_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hub id whose weights are not here: nothing is loaded, the sum is the same."""
     folder = make_tiny("llama", tmp_path / "m")
     counted = describe(str(folder)).num_parameters
@@ -42,40 +44,40 @@ def test_without_weights_the_configuration_is_counted(tmp_path, monkeypatch):
     assert (found.num_parameters, found.weights_counted_in) == (counted, "configuration")
 
 
-def test_a_hub_id_fetches_no_weights(monkeypatch, tmp_path):
+def test_a_hub_id_fetches_no_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked = []
     monkeypatch.setattr(facts, "snapshot_download", lambda name, **how: asked.append((name, how)) or str(tmp_path))
     assert small_files("gpt2", None, False) == tmp_path
     assert not [pattern for pattern in asked[0][1]["allow_patterns"] if "safetensors" in pattern]
 
 
-def test_end_tokens_are_the_generation_configurations(tmp_path):
+def test_end_tokens_are_the_generation_configurations(tmp_path: Path) -> None:
     folder = make_tiny("llama", tmp_path / "m", eos_token_id=5)
     assert describe(str(folder)).eos_token_ids == (5,)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [3, 4]}))
     assert describe(str(folder)).eos_token_ids == (3, 4)
 
 
-def test_a_local_folder_without_weights_is_refused(tmp_path):
+def test_a_local_folder_without_weights_is_refused(tmp_path: Path) -> None:
     folder = make_tiny("llama", tmp_path / "m")
     (folder / "model.safetensors").unlink()
     with pytest.raises(RunError, match="no weights"):
         describe(str(folder))
 
 
-def test_what_cannot_be_cut_back_is_refused_by_name(tmp_path):
+def test_what_cannot_be_cut_back_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba", "architectures": ["MambaForCausalLM"]}))
     with pytest.raises(UsageError, match="mamba"):
         describe(str(tmp_path))
 
 
-def test_compressed_keys_and_values_are_refused_by_name():
+def test_compressed_keys_and_values_are_refused_by_name() -> None:
     config = DeepseekV3Config(num_hidden_layers=2, hidden_size=32)
     with pytest.raises(UsageError, match="`deepseek_v3` of `d` is not supported: it keeps keys and values compressed"):
         check_architecture("d", config, False)
 
 
-def test_what_is_compiled_on_a_cpu_is_counted_as_it_is_kept(tmp_path):
+def test_what_is_compiled_on_a_cpu_is_counted_as_it_is_kept(tmp_path: Path) -> None:
     folder = str(make_tiny("gemma2", tmp_path, tie_word_embeddings=True))
     loaded = load_lm(folder, dtype="bfloat16", decoder="compiled")
     assert describe(folder, dtype="bfloat16", decoder="compiled").weights_bytes == loaded.weight_bytes

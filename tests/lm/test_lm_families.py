@@ -1,6 +1,7 @@
 """Greedy tokens through `score` equal transformers' own generate, whatever was drafted and cut back in between."""
 
 import random
+from pathlib import Path
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ def oracle(folder):
 
 
 @pytest.fixture(scope="module", params=[*FAMILIES, *EXTRA_FAMILIES])
-def checkpoint(request, tmp_path_factory):
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
     folder = make_tiny(request.param, tmp_path_factory.mktemp(request.param))
     texts = oracle(folder)
     assert max(len(set(text[len(prompt) :])) for text, prompt in zip(texts, PROMPTS, strict=True)) > 4
@@ -69,12 +70,12 @@ def decode(lm, texts, k, correct, chunk=5):
 
 
 @pytest.mark.parametrize(("k", "correct"), [(0, 0), (1, 0), (4, 0), (4, 2), (8, 8), (8, 3)])
-def test_greedy_equals_generate(checkpoint, k, correct):
+def test_greedy_equals_generate(checkpoint, k: int, correct: int) -> None:
     _, lm, texts = checkpoint
     assert decode(lm, texts, k, correct) == texts
 
 
-def test_a_lone_sequence_and_scattered_blocks_agree(checkpoint):
+def test_a_lone_sequence_and_scattered_blocks_agree(checkpoint) -> None:
     """A sequence whose blocks lie apart gives what one in a single piece gives."""
     _, lm, texts = checkpoint
     text = texts[1]
@@ -99,14 +100,14 @@ def test_a_lone_sequence_and_scattered_blocks_agree(checkpoint):
     assert torch.allclose(whole, scattered, atol=1e-4)
 
 
-def test_attention_goes_through_the_interface_where_there_is_one(checkpoint):
+def test_attention_goes_through_the_interface_where_there_is_one(checkpoint) -> None:
     family, lm, _ = checkpoint
     has_none = family in ("falcon", "gptj")
     assert (lm.config._attn_implementation != NAME) == has_none
 
 
 @pytest.mark.parametrize("fault", ["one token too long", "no cut-back"])
-def test_a_planted_fault_is_caught(tmp_path, monkeypatch, fault):
+def test_a_planted_fault_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     from specdec_cli.lm.cache.contexts import Held
 
     folder = make_tiny("llama", tmp_path)

@@ -1,9 +1,12 @@
 """The check at load: our path's logits against transformers' untouched forward, and the faults that it must catch."""
 
+from pathlib import Path
+
 import pytest
 import torch
 import transformers
 from tiny_models import EXTRA_FAMILIES, FAMILIES, make_tiny
+from typed import stand_in
 
 from specdec_cli.errors import RunError
 from specdec_cli.lm.door import Row
@@ -18,13 +21,15 @@ PRECISIONS = [("float32", "none"), ("bfloat16", "none"), ("bfloat16", "int8"), (
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory: pytest.TempPathFactory):
     return str(make_tiny("llama", tmp_path_factory.mktemp("llama"), num_hidden_layers=4))
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *EXTRA_FAMILIES])
 @pytest.mark.parametrize(("dtype", "quantize"), PRECISIONS)
-def test_no_family_is_refused_for_its_rounding(tmp_path, family, dtype, quantize, monkeypatch):
+def test_no_family_is_refused_for_its_rounding(
+    tmp_path: Path, family, dtype, quantize, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Random weights amplify it, and still it stays under half of what the check allows."""
     errors = []
     right = Oracle.error
@@ -36,13 +41,15 @@ def test_no_family_is_refused_for_its_rounding(tmp_path, family, dtype, quantize
 
 @pytest.mark.parametrize("decoder", ["auto", "transformers"])
 @pytest.mark.parametrize(("dtype", "quantize"), PRECISIONS)
-def test_a_layer_with_another_ones_weights_is_caught(folder, dtype, quantize, decoder, monkeypatch):
+def test_a_layer_with_another_ones_weights_is_caught(
+    folder, dtype, quantize, decoder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Bytes that are read as other numbers: what a form that nobody knows yet does to a layer's weight."""
 
     def misread(weight):
         return weight.flip(0)
 
-    quantized, packed = llama_weights.Matrix.of.__func__, packing.pack
+    quantized, packed = stand_in(llama_weights.Matrix.of).__func__, packing.pack
     monkeypatch.setattr(
         llama_weights.Matrix,
         "of",
@@ -57,7 +64,7 @@ def test_a_layer_with_another_ones_weights_is_caught(folder, dtype, quantize, de
         load_lm(folder, dtype=dtype, quantize=quantize, decoder=decoder)
 
 
-def test_one_wrong_layer_is_caught(folder, monkeypatch):
+def test_one_wrong_layer_is_caught(folder, monkeypatch: pytest.MonkeyPatch) -> None:
     """One product of one layer, in bfloat16."""
     right = llama_weights.take_layer
 
@@ -72,7 +79,7 @@ def test_one_wrong_layer_is_caught(folder, monkeypatch):
         load_lm(folder, dtype="bfloat16")
 
 
-def test_a_wrong_mask_is_caught_in_attention_that_was_replaced(tmp_path, monkeypatch):
+def test_a_wrong_mask_is_caught_in_attention_that_was_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right = RowMasks.bias
 
     def bias(self, index, num_groups, dtype):
@@ -83,8 +90,8 @@ def test_a_wrong_mask_is_caught_in_attention_that_was_replaced(tmp_path, monkeyp
         load_lm(str(make_tiny("qwen3_moe", tmp_path)))
 
 
-def test_a_model_that_transformers_cannot_decode_is_refused_for_that(folder, monkeypatch):
-    def forward(self, **_):
+def test_a_model_that_transformers_cannot_decode_is_refused_for_that(folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forward(self, **_) -> None:
         raise RuntimeError("its kernels take no such dtype.")
 
     monkeypatch.setattr(transformers.LlamaForCausalLM, "forward", forward)
@@ -95,7 +102,7 @@ def test_a_model_that_transformers_cannot_decode_is_refused_for_that(folder, mon
 
 
 @pytest.mark.parametrize("piece", [0, 1, 2])
-def test_one_position_that_is_no_number_is_caught(folder, monkeypatch, piece):
+def test_one_position_that_is_no_number_is_caught(folder, monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
     pieces = Oracle._pieces
 
     def broken(self, lm):
@@ -108,7 +115,7 @@ def test_one_position_that_is_no_number_is_caught(folder, monkeypatch, piece):
         load_lm(folder)
 
 
-def test_a_draft_is_checked_too(folder, monkeypatch):
+def test_a_draft_is_checked_too(folder, monkeypatch: pytest.MonkeyPatch) -> None:
     from specdec_cli.engine.engine import Engine
 
     checked = []
@@ -117,24 +124,24 @@ def test_a_draft_is_checked_too(folder, monkeypatch):
     assert checked == ["builtin:target", "builtin:draft"]
 
 
-def test_the_check_is_left_out_by_choice_alone(folder, monkeypatch):
+def test_the_check_is_left_out_by_choice_alone(folder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Oracle, "check", lambda self, lm: pytest.fail("the check was left out"))
     assert load_lm(folder, check=False).vocab_size == 97
 
 
 @pytest.mark.parametrize("room", [{"max_model_len": 2}, {"block_size": 1}, {"max_num_seqs": 1, "kv_cache_bytes": 8192}])
-def test_it_fits_into_the_smallest_cache(folder, room):
+def test_it_fits_into_the_smallest_cache(folder, room) -> None:
     lm = load_lm(folder, **room)
     assert lm.num_free_blocks == lm.num_blocks
     lm.check_integrity()
 
 
-def test_no_weights_are_held_twice(folder, monkeypatch):
+def test_no_weights_are_held_twice(folder, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reference is computed before layers are packed, and keeps nothing of the model but its logits."""
     seen = []
     right = Oracle.__init__
 
-    def init(self, model):
+    def init(self, model) -> None:
         seen.append(any(isinstance(module, PackedLinear) for module in model.modules()))
         right(self, model)
         assert not any(one is model for one in vars(self).values())
@@ -145,7 +152,7 @@ def test_no_weights_are_held_twice(folder, monkeypatch):
     assert seen == [False]
 
 
-def test_weights_that_are_no_numbers_are_left_to_the_step_that_meets_them(tmp_path):
+def test_weights_that_are_no_numbers_are_left_to_the_step_that_meets_them(tmp_path: Path) -> None:
     folder = make_tiny("llama", tmp_path)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     model.model.norm.weight.data[:] = torch.nan

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 import torch
@@ -50,17 +51,17 @@ def refuses(model_type: str) -> bool:
 
 
 @pytest.mark.parametrize("model_type", TYPES)
-def test_17_a_family_that_counts_lengths_itself_is_refused(model_type):
+def test_17_a_family_that_counts_lengths_itself_is_refused(model_type) -> None:
     """Over the installed modelling files, so that the next release's are looked at, too."""
     assert not signs(model_type) - HARMLESS or refuses(model_type)
 
 
-def test_17_the_scan_finds_what_is_known():
+def test_17_the_scan_finds_what_is_known() -> None:
     assert {model_type for model_type in ODD if signs(model_type) - HARMLESS} == set(ODD)
 
 
 @pytest.mark.parametrize("model_type", ODD)
-def test_17_each_is_refused_by_what_it_does(tmp_path, model_type):
+def test_17_each_is_refused_by_what_it_does(tmp_path: Path, model_type) -> None:
     folder = save_tiny(model_type, tmp_path)
     with pytest.raises(UsageError, match=f"architecture `{model_type}` .* is not supported: it {ODD[model_type]}"):
         load_lm(str(folder))
@@ -87,7 +88,7 @@ def decode(lm, contexts):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("model_type", FAMILIES)
-def test_17_packed_rows_are_transformers_beyond_windows_and_positions(tmp_path, model_type, dtype):
+def test_17_packed_rows_are_transformers_beyond_windows_and_positions(tmp_path: Path, model_type, dtype: str) -> None:
     folder = save_tiny(model_type, tmp_path)
     lm = load_lm(str(folder), dtype=dtype)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
@@ -101,7 +102,7 @@ def test_17_packed_rows_are_transformers_beyond_windows_and_positions(tmp_path, 
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
-def test_17_greedy_text_is_transformers(tmp_path, model_type):
+def test_17_greedy_text_is_transformers(tmp_path: Path, model_type) -> None:
     folder = save_tiny(model_type, tmp_path)
     lm = load_lm(str(folder), dtype="float32")
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
@@ -115,7 +116,7 @@ def test_17_greedy_text_is_transformers(tmp_path, model_type):
 
 
 @pytest.mark.parametrize("model_type", TYPES)
-def test_17_every_type_is_right_or_refused(tmp_path, model_type):
+def test_17_every_type_is_right_or_refused(tmp_path: Path, model_type) -> None:
     """As above, of every causal type that loads."""
     try:
         lm = load_lm(str(save_tiny(model_type, tmp_path)))

@@ -1,22 +1,24 @@
 """transformers as an arm: the same tokens as called by hand, alone, together, assisted, continuously batched."""
 
 import threading
+from pathlib import Path
 
 import pytest
 from tiny_engine import PROMPTS, transformers_greedy
 from tiny_models import make_tiny
+from typed import stand_in
 
 from specdec_cli.errors import RunError
 from specdec_cli.lm.peers import load_peer
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory):
+def folders(tmp_path_factory: pytest.TempPathFactory):
     root = tmp_path_factory.mktemp("peers")
     return make_tiny("llama", root / "target", 0), make_tiny("llama", root / "draft", 1, num_hidden_layers=1)
 
 
-def test_alone_and_together(folders):
+def test_alone_and_together(folders) -> None:
     expected = transformers_greedy(folders[0], PROMPTS)
     peer = load_peer(str(folders[0]))
     alone = [peer.generate([prompt], 24, ()) for prompt in PROMPTS]
@@ -26,14 +28,14 @@ def test_alone_and_together(folders):
     assert peer.version.startswith("transformers 5.")
 
 
-def test_an_end_token_ends_an_output(folders):
+def test_an_end_token_ends_an_output(folders) -> None:
     expected = transformers_greedy(folders[0], PROMPTS)
     end = expected[1][6]
     runs = load_peer(str(folders[0])).generate(PROMPTS, 24, (end,)).token_ids
     assert runs[1] == expected[1][: expected[1].index(end) + 1]
 
 
-def test_assisted(folders):
+def test_assisted(folders) -> None:
     peer = load_peer(str(folders[0]), str(folders[1]), num_assistant_tokens=3)
     run = peer.generate([PROMPTS[2]], 24, ())
     assert run.token_ids == transformers_greedy(folders[0], [PROMPTS[2]])
@@ -47,7 +49,7 @@ def continuous(folders):
     peer.close()
 
 
-def test_continuous_batching_alone_and_together(folders, continuous):
+def test_continuous_batching_alone_and_together(folders, continuous) -> None:
     expected = transformers_greedy(folders[0], PROMPTS)
     together = continuous.generate(PROMPTS, 24, ())
     assert together.token_ids == expected
@@ -57,30 +59,30 @@ def test_continuous_batching_alone_and_together(folders, continuous):
     assert all(0 < run.first_seconds < run.total_seconds and run.num_first == 1 for run in alone)
 
 
-def test_continuous_batching_stops_at_end_tokens(folders, continuous):
+def test_continuous_batching_stops_at_end_tokens(folders, continuous) -> None:
     expected = transformers_greedy(folders[0], PROMPTS)
     end = expected[1][6]
     runs = continuous.generate(PROMPTS, 24, (end,)).token_ids
     assert runs == [row[: row.index(end) + 1] if end in row else row for row in expected]
 
 
-def test_continuous_batching_grows_and_leaves_no_thread(folders):
+def test_continuous_batching_grows_and_leaves_no_thread(folders) -> None:
     before = threading.active_count()
     peer = load_peer(str(folders[0]), is_continuous=True)
     small = peer.generate([PROMPTS[0]], 2, ()).token_ids[0]
-    first = peer._manager
+    first = stand_in(peer)._manager
     assert peer.generate([PROMPTS[0]], 2, ()).token_ids[0] == small
-    assert peer._manager is first, "what is large enough is kept"
+    assert stand_in(peer)._manager is first, "what is large enough is kept"
     assert peer.generate(PROMPTS, 24, ()).token_ids == transformers_greedy(folders[0], PROMPTS)
-    assert peer._manager is not first
+    assert stand_in(peer)._manager is not first
     assert threading.active_count() == before + 1
     peer.close()
     peer.close()
     assert threading.active_count() == before
 
 
-def test_continuous_batching_that_fails_is_an_error(folders, continuous, monkeypatch):
-    def broken(*_, **__):
+def test_continuous_batching_that_fails_is_an_error(folders, continuous, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_, **__) -> None:
         raise ValueError("no such step")
 
     monkeypatch.setattr(continuous._model, "forward", broken)
@@ -88,12 +90,12 @@ def test_continuous_batching_that_fails_is_an_error(folders, continuous, monkeyp
         continuous.generate([PROMPTS[0]], 4, ())
 
 
-def test_an_older_continuous_batching_is_refused(folders, monkeypatch):
+def test_an_older_continuous_batching_is_refused(folders, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr("transformers.generation.continuous_batching.ContinuousBatchingManager.pause")
     with pytest.raises(RunError, match="has another continuous batching"):
         load_peer(str(folders[0]), is_continuous=True)
 
 
-def test_a_model_that_is_not_there(tmp_path):
+def test_a_model_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"no `config.json`|does not load|does not exist|no weights"):
         load_peer(str(tmp_path))

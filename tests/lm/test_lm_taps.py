@@ -1,9 +1,12 @@
 """Hidden states beside the logits: transformers' own, of every fed position, and logits with the same bits."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from tiny_models import EXTRA_FAMILIES, FAMILIES, VOCAB, make_tiny
 from transformers import AutoModelForCausalLM
+from typed import stand_in
 
 from specdec_cli.drafted import Drafted
 from specdec_cli.errors import UsageError
@@ -26,7 +29,7 @@ def hidden_states(folder, text):
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.no_grad():
         found = model(torch.tensor([text]), output_hidden_states=True).hidden_states
-    return torch.stack([found[-1 if tap == "final" else tap + 1][0] for tap in TAPS], 1)
+    return torch.stack([found[tap + 1 if isinstance(tap, int) else -1][0] for tap in TAPS], 1)
 
 
 def tapped(lm, *rows):
@@ -39,13 +42,13 @@ def tapped(lm, *rows):
 
 @pytest.mark.parametrize("decoder", ["auto", "transformers"])
 @pytest.mark.parametrize("family", KNOWN)
-def test_states_are_those_of_transformers(family, decoder, tmp_path):
+def test_states_are_those_of_transformers(family, decoder: str, tmp_path: Path) -> None:
     folder = str(make_tiny(family, tmp_path, **layers_of(family)))
     right = hidden_states(folder, TEXT)
     lm = load_lm(folder, decoder=decoder, check=False, block_size=4)
     if decoder == "auto" and lm.decoder != "own":
         pytest.skip("transformers' forward decodes it, which another test tries")
-    lm.tap(TAPS)
+    lm.tap(stand_in(TAPS))
     assert lm.taps == TAPS
 
     _, [(first, states)] = tapped(lm, Row(0, TEXT[:17], 0))  # a prompt's chunk
@@ -65,10 +68,10 @@ def test_states_are_those_of_transformers(family, decoder, tmp_path):
 
 
 @pytest.mark.parametrize("decoder", ["auto", "transformers"])
-def test_states_of_a_trees_nodes_are_those_of_their_paths(decoder, tmp_path):
+def test_states_of_a_trees_nodes_are_those_of_their_paths(decoder: str, tmp_path: Path) -> None:
     folder = str(make_tiny("llama", tmp_path, **LAYERS))
     lm = load_lm(folder, decoder=decoder, check=False)
-    lm.tap(TAPS)
+    lm.tap(stand_in(TAPS))
     tree = Drafted((5, 6, 7, 8), (-1, -1, 0, 1))
     _, [(first, states)] = tapped(lm, Row(0, TEXT[:20], 5, tree))
     assert first == 0
@@ -78,10 +81,10 @@ def test_states_of_a_trees_nodes_are_those_of_their_paths(decoder, tmp_path):
 
 @pytest.mark.parametrize("decoder", ["auto", "transformers"])
 @pytest.mark.parametrize(("dtype", "quantize"), [("float32", "none"), ("bfloat16", "none"), ("bfloat16", "int8")])
-def test_logits_have_the_same_bits_with_and_without(decoder, dtype, quantize, tmp_path):
+def test_logits_have_the_same_bits_with_and_without(decoder: str, dtype: str, quantize: str, tmp_path: Path) -> None:
     folder = str(make_tiny("llama", tmp_path, **LAYERS))
     plain, lm = (load_lm(folder, decoder=decoder, dtype=dtype, quantize=quantize, check=False) for _ in range(2))
-    lm.tap(TAPS)
+    lm.tap(stand_in(TAPS))
     for end in (9, 30, 33):
         rows = [Row(0, TEXT[:end], 2), Row(1, TEXT[5:40], 4, Drafted.chain(TEXT[40:43]))]
         expected = plain.score(rows)
@@ -96,7 +99,7 @@ def test_logits_have_the_same_bits_with_and_without(decoder, dtype, quantize, tm
 
 
 @pytest.mark.parametrize("decoder", ["auto", "transformers"])
-def test_the_target_lends_its_embedding(decoder, tmp_path):
+def test_the_target_lends_its_embedding(decoder: str, tmp_path: Path) -> None:
     folder = str(make_tiny("llama", tmp_path))
     right = AutoModelForCausalLM.from_pretrained(folder).get_input_embeddings().weight[TEXT[:9]]
     for dtype in ("float32", "bfloat16"):
@@ -105,7 +108,7 @@ def test_the_target_lends_its_embedding(decoder, tmp_path):
     assert lm.embed([]).shape == (0, 32)
 
 
-def test_nothing_is_hooked_where_nobody_asks(tmp_path):
+def test_nothing_is_hooked_where_nobody_asks(tmp_path: Path) -> None:
     lm = load_lm(str(make_tiny("llama", tmp_path)), decoder="transformers", check=False)
     assert not any(module._forward_hooks for module in lm.model.modules())
     lm.tap((0,))
@@ -114,18 +117,18 @@ def test_nothing_is_hooked_where_nobody_asks(tmp_path):
     assert sum(len(module._forward_hooks) for module in lm.model.modules()) == 2
 
 
-def test_layers_that_do_not_exist_are_refused(tmp_path):
+def test_layers_that_do_not_exist_are_refused(tmp_path: Path) -> None:
     for decoder in ("auto", "transformers"):
         lm = load_lm(str(make_tiny("llama", tmp_path)), decoder=decoder, check=False)
         for wrong in (2, -1, "first"):
             with pytest.raises(UsageError, match=f"layer `{wrong}`, and .* has 2 layers"):
-                lm.tap((0, wrong))
+                lm.tap(stand_in((0, wrong)))
         assert lm.taps == ()
     with pytest.raises(UsageError, match="has none"):
         TableLM.random(4).tap((0,))
 
 
-def test_long_rope_is_refused(tmp_path):
+def test_long_rope_is_refused(tmp_path: Path) -> None:
     folder = str(make_tiny("phi3_long", tmp_path, original_max_position_embeddings=24))
     with pytest.raises(UsageError, match="once a text outgrows 24 tokens"):
         load_lm(folder, check=False).tap((0,))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 import torch
@@ -36,7 +37,7 @@ def random_tree(draw: random.Random, num_nodes: int) -> Drafted:
     return Drafted(tuple(token for _, token in nodes), tuple(parent for parent, _ in nodes))
 
 
-def check(lm, seed=0, *, is_same=lambda a, b: torch.allclose(a, b, atol=1e-4), num_rows=3, num_steps=4):
+def check(lm, seed=0, *, is_same=lambda a, b: torch.allclose(a, b, atol=1e-4), num_rows=3, num_steps=4) -> None:
     """Decode sequences together with random trees, of which random paths are accepted; each node beside its text."""
     draw = random.Random(seed)
     contexts = {row: [draw.randrange(VOCAB) for _ in range(draw.randint(2, 50))] for row in range(num_rows)}
@@ -59,13 +60,13 @@ def check(lm, seed=0, *, is_same=lambda a, b: torch.allclose(a, b, atol=1e-4), n
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *EXTRA_FAMILIES])
-def test_nodes_are_scored_as_their_paths(family, tmp_path):
+def test_nodes_are_scored_as_their_paths(family, tmp_path: Path) -> None:
     check(load_lm(str(make_tiny(family, tmp_path)), decoder="transformers"))
 
 
 @pytest.mark.parametrize("options", BITWISE.values(), ids=BITWISE)
 @pytest.mark.parametrize("block_size", [4, 16])
-def test_nodes_have_their_paths_bits(options, block_size, tmp_path):
+def test_nodes_have_their_paths_bits(options, block_size: int, tmp_path: Path) -> None:
     if "decoder" in options and not holds(torch.bfloat16):
         pytest.skip("this machine's bfloat16 kernels are not row-invariant")
     lm = load_lm(str(make_tiny("llama", tmp_path)), block_size=block_size, **options)
@@ -74,7 +75,7 @@ def test_nodes_have_their_paths_bits(options, block_size, tmp_path):
         check(lm, seed, is_same=torch.equal)
 
 
-def test_a_tree_is_cut_at_long_ropes_threshold(tmp_path):
+def test_a_tree_is_cut_at_long_ropes_threshold(tmp_path: Path) -> None:
     lm = load_lm(str(make_tiny("phi3_long", tmp_path)))
     tree = Drafted((5, 6, 7, 8, 9, 10), (-1, -1, 0, 2, 1, 3))
     for length in (20, 21, 22, 23, 24, 25):
@@ -87,7 +88,7 @@ def test_a_tree_is_cut_at_long_ropes_threshold(tmp_path):
         lm.check_integrity()
 
 
-def test_a_prefix_that_others_read_is_not_written(tmp_path):
+def test_a_prefix_that_others_read_is_not_written(tmp_path: Path) -> None:
     """A published block stays as it is when the path of a tree is moved behind it."""
     lm = load_lm(str(make_tiny("llama", tmp_path)), block_size=4)
     text = [(5 * i) % VOCAB for i in range(14)]
@@ -114,7 +115,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_planted_faults_are_caught(fault, tmp_path, monkeypatch):
+def test_planted_faults_are_caught(fault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     is_own = "own" in fault or "sibling" in fault
     lm = load_lm(str(make_tiny("llama", tmp_path)), decoder="auto" if is_own else "transformers")
     if "sibling" in fault:  # positions stay right

@@ -2,8 +2,10 @@
 
 import json
 import math
+from pathlib import Path
 
 import pytest
+from typed import not_none
 
 from specdec_cli.errors import UsageError
 from specdec_cli.measure.baseline import against_baseline, other_circumstances, other_recipe, read_baseline
@@ -14,21 +16,23 @@ def document(median=1.3, ci95=(1.1, 1.5)):
     return {"schema": "specdec.bench/1", "speedup": {"decode": interval, "latency": interval}, "efficiency": 0.5}
 
 
-def test_a_regression_is_judged_on_the_ratio_of_both_intervals():
+def test_a_regression_is_judged_on_the_ratio_of_both_intervals() -> None:
     old = document(1.5, (1.45, 1.55))
     same, slightly, much = document(1.48, (1.4, 1.56)), document(1.4, (1.35, 1.45)), document(1.2, (1.15, 1.25))
     results = [[one.passed for one in against_baseline(new, old, "5%")] for new in (same, slightly, much)]
     assert results == [[True, True], [True, True], [False, False]]
     judged = against_baseline(much, old, "5%")[0]
     assert judged.value == pytest.approx(0.8)
-    assert judged.ci95[1] == pytest.approx(0.8 * math.exp(math.hypot(math.log(1.25 / 1.2), math.log(1.5 / 1.45))))
+    assert not_none(judged.ci95)[1] == pytest.approx(
+        0.8 * math.exp(math.hypot(math.log(1.25 / 1.2), math.log(1.5 / 1.45)))
+    )
     for new, said in ((document(None, None), "nothing was measured"), (document(1.3, None), "no interval to compare")):
         found = against_baseline(new, old, "5%")
         assert [one.passed for one in found] == [False, False]
         assert all(said in one.reason for one in found)
 
 
-def test_a_baseline_must_be_one(tmp_path):
+def test_a_baseline_must_be_one(tmp_path: Path) -> None:
     path = tmp_path / "old.json"
     path.write_text(json.dumps(document()))
     assert read_baseline(str(path), "specdec.bench/1")["efficiency"] == 0.5
@@ -44,13 +48,13 @@ def test_a_baseline_must_be_one(tmp_path):
         read_baseline(str(tmp_path / "none.json"), "specdec.bench/1")
 
 
-def test_an_unlike_baseline_is_said():
+def test_an_unlike_baseline_is_said() -> None:
     new, old = ({"recipe": {"target": {"model": name}, "workload": {}, "sampling": {}}} for name in "ab")
     assert other_recipe(new, old) == "the baseline is of another target: the two are not comparable"
     assert other_recipe(new, new) is None
 
 
-def test_a_baseline_of_another_machine_or_another_way_is_said():
+def test_a_baseline_of_another_machine_or_another_way_is_said() -> None:
     new = {
         "plan": {"batch_size": 1, "chat": False},
         "environment": {"cpu": "Zen 4", "threads": 2, "torch": "2.9", "platform": "x"},
@@ -69,13 +73,13 @@ def test_a_baseline_of_another_machine_or_another_way_is_said():
     assert other_circumstances(new, {"plan": {"batch_size": 1}}) is None, "what an older document does not say"
     served = {"endpoint": {"server": "uvicorn", "version": "1"}, "environment": {"torch": "2.9"}}
     assert other_circumstances(served, served | {"environment": {"torch": "1"}}) is None, "a server's torch is its own"
-    assert other_circumstances(served, {"endpoint": {"server": "uvicorn", "version": "2"}}).endswith(
+    assert not_none(other_circumstances(served, {"endpoint": {"server": "uvicorn", "version": "2"}})).endswith(
         "version 2, here 1"
     )
 
 
 @pytest.mark.parametrize(("median", "passed"), [(0.9, True), (1.0, True), (1.3, True), (1.5, False), (9.0, False)])
-def test_a_servers_times_must_not_rise(median, passed):
+def test_a_servers_times_must_not_rise(median: float, passed: bool) -> None:
     def timed(seconds):
         return {"timing": {"ttft_s": {"median": seconds, "ci95": [0.8 * seconds, 1.25 * seconds]}}}
 

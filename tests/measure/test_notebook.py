@@ -3,6 +3,8 @@
 import json
 import sys
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pandas
 import pytest
@@ -29,14 +31,16 @@ def tracing(**options) -> TracingEngine:
 
 
 @pytest.fixture
-def fixed_costs(monkeypatch):
+def fixed_costs(monkeypatch: pytest.MonkeyPatch):
     costs = made_costs()
     monkeypatch.setattr(sweep, "profile_workload", lambda *_, **__: costs)
     monkeypatch.setattr(sweep, "profile_in_turn", lambda *_: None)
     return costs
 
 
-def test_the_numbers_are_those_of_sweep_k(fixed_costs, monkeypatch, tmp_path, capsys):
+def test_the_numbers_are_those_of_sweep_k(
+    fixed_costs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(Engine, "from_recipe", lambda *_, **__: toy_engine(5))
     path = tmp_path / "prompts.jsonl"
     path.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS))
@@ -56,7 +60,7 @@ def test_the_numbers_are_those_of_sweep_k(fixed_costs, monkeypatch, tmp_path, ca
         assert row["iid_speedup"] == document["iid"]["speedup_by_k"][str(row["k"])]
 
 
-def test_pandas_and_notebooks_show_the_table(fixed_costs):
+def test_pandas_and_notebooks_show_the_table(fixed_costs) -> None:
     table = tracing().trace(PROMPTS, SHORT).predict(k=[4, 1])
     frame = table.to_pandas()
     assert isinstance(frame, pandas.DataFrame)
@@ -72,7 +76,7 @@ def test_pandas_and_notebooks_show_the_table(fixed_costs):
     assert table[:1] == [table[0]]
 
 
-def test_markup_in_a_name_stays_text():
+def test_markup_in_a_name_stays_text() -> None:
     page = ResultTable([{"draft": "<script>", "speedup": None}], "a < b")._repr_html_()
     assert "<script>" not in page
     assert "a &lt; b" in page
@@ -80,13 +84,13 @@ def test_markup_in_a_name_stays_text():
     assert repr(ResultTable([])) == "no rows"
 
 
-def test_without_pandas_a_sentence_says_so(monkeypatch):
+def test_without_pandas_a_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(UsageError, match="pandas is not installed"):
         ResultTable([{"k": 1}]).to_pandas()
 
 
-def test_compare_ranks_drafts_beside_no_draft(fixed_costs):
+def test_compare_ranks_drafts_beside_no_draft(fixed_costs) -> None:
     trace = tracing().trace(PROMPTS, SHORT)
     table = trace.compare(["ngram:min=1", "ngram:min=4,max=4"], k=range(1, 6))
     assert {row["draft"] for row in table} == {"ngram:min=1", "ngram:min=4,max=4", "no draft"}
@@ -98,7 +102,7 @@ def test_compare_ranks_drafts_beside_no_draft(fixed_costs):
     assert isinstance(table.to_pandas(), pandas.DataFrame)
 
 
-def test_costs_are_measured_once_per_draft(monkeypatch):
+def test_costs_are_measured_once_per_draft(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(sweep, "profile_workload", lambda *_: asked.append(1) or made_costs())
     trace = tracing().trace(PROMPTS, SHORT)
@@ -108,9 +112,9 @@ def test_costs_are_measured_once_per_draft(monkeypatch):
     assert asked == [1]
 
 
-def test_a_real_profile_on_the_engine_leaves_it_idle(monkeypatch):
+def test_a_real_profile_on_the_engine_leaves_it_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep.profile_workload, "__defaults__", (1e-9, lambda _: None))
-    said = []
+    said: list[Any] = []
     engine = tracing()
     trace = engine.trace("abcabc", SHORT, progress=said.append)
     assert len(trace.predict(k=range(1, 4))) == 3
@@ -121,23 +125,23 @@ def test_a_real_profile_on_the_engine_leaves_it_idle(monkeypatch):
 
 
 @pytest.mark.parametrize("prompts", ["abc", [1, 2, 3], ["abc", [4, 5]], [{"role": "user", "content": "abc"}]])
-def test_prompts_are_those_that_generate_takes(prompts, fixed_costs):
+def test_prompts_are_those_that_generate_takes(prompts, fixed_costs) -> None:
     assert tracing().trace(prompts, SHORT).trace.num_output_tokens > 0
 
 
 @pytest.mark.parametrize("k", [[], [0], [65], 0, [-1, 2]])
-def test_k_out_of_range_is_refused(k):
+def test_k_out_of_range_is_refused(k) -> None:
     with pytest.raises(UsageError, match="from 1 to 64"):
         tracing().trace("abc", SHORT).predict(k=k)
 
 
 @pytest.mark.parametrize("k", [[1.5], "12", None, ["2"]])
-def test_k_that_is_no_whole_number_is_refused(k):
+def test_k_that_is_no_whole_number_is_refused(k) -> None:
     with pytest.raises(UsageError, match="whole numbers"):
         tracing().trace("abc", SHORT).predict(k=k)
 
 
-def test_what_cannot_be_predicted_is_refused():
+def test_what_cannot_be_predicted_is_refused() -> None:
     trace = tracing().trace("abc", SHORT)
     for draft, wrong in (("none", "no draft"), ("nonsense:x=1", "nonsense"), ("ngram:minn=1", "minn")):
         with pytest.raises(UsageError, match=wrong):
@@ -154,6 +158,6 @@ def test_what_cannot_be_predicted_is_refused():
         busy.trace("abc")
 
 
-def test_the_public_engine_traces():
+def test_the_public_engine_traces() -> None:
     assert specdec_cli.Engine is notebook.TracingEngine
     assert specdec_cli.Engine.__doc__

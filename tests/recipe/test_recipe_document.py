@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 
 from specdec_cli.recipe.document import MAX_BYTES, Mark, plain_value, read_document
@@ -12,7 +14,7 @@ def problems(text: str | bytes) -> list[str]:
         return [str(problem) for problem in error.problems]
 
 
-def test_values_and_their_places():
+def test_values_and_their_places() -> None:
     document = read_document(b"a:\n  b: 1\n  c: [x, 2.5]\n", "r.yaml")
     assert document.value == {"a": {"b": 1, "c": ["x", 2.5]}}
     assert document.keys["a", "b"] == Mark(2, 3)
@@ -29,12 +31,12 @@ def test_values_and_their_places():
         ("1:30", "1:30"), ("2024-01-01", "2024-01-01"), ("1" * 5000, "1" * 5000), ("e5", "e5"),
     ],
 )  # fmt: skip
-def test_plain_scalars_mean_what_they_look_like(text: str, value: object):
+def test_plain_scalars_mean_what_they_look_like(text: str, value: Any) -> None:
     assert plain_value(text) == value
     assert type(plain_value(text)) is type(value)
 
 
-def test_quoted_scalars_stay_text():
+def test_quoted_scalars_stay_text() -> None:
     assert read_document(b"a: \"1\"\nb: 'true'\nc: |\n  12\n", "r").value == {"a": "1", "b": "true", "c": "12\n"}
 
 
@@ -64,24 +66,24 @@ def test_quoted_scalars_stay_text():
         ("a: \x1b[31m\n", "r.yaml:1:4", "control character `U+001B`"),
     ],
 )  # fmt: skip
-def test_refused_with_its_place(text: str | bytes, where: str, word: str):
+def test_refused_with_its_place(text: str | bytes, where: str, word: str) -> None:
     found = problems(text)
     assert any(problem.startswith(where) and word in problem for problem in found), found
 
 
-def test_everything_refused_is_reported_at_once():
+def test_everything_refused_is_reported_at_once() -> None:
     found = problems("a: &x 1\nb: *x\na: 2\nc: !t 3\n")
     assert [problem.split(": ")[0] for problem in found] == ["r.yaml:1:4", "r.yaml:2:4", "r.yaml:3:1", "r.yaml:4:4"]
 
 
-def test_a_bomb_of_aliases_does_not_expand():
+def test_a_bomb_of_aliases_does_not_expand() -> None:
     levels = "".join(f"l{i}: &l{i} [{', '.join([f'*l{i - 1}'] * 9)}]\n" for i in range(1, 30))
     assert any("alias" in problem for problem in problems("l0: &l0 lol\n" + levels))
 
 
-def test_a_huge_file_is_refused():
+def test_a_huge_file_is_refused() -> None:
     assert "larger than 1 MiB" in problems(b"#" * (MAX_BYTES + 1))[0]
 
 
-def test_a_byte_order_mark_is_no_key():
+def test_a_byte_order_mark_is_no_key() -> None:
     assert read_document(b"\xef\xbb\xbfa: 1\n", "r").value == {"a": 1}

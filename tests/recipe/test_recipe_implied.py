@@ -1,5 +1,7 @@
 """What some keys imply of others, and what contradicts it."""
 
+from pathlib import Path
+
 import pytest
 
 from specdec_cli.cli.options import draft_methods
@@ -14,26 +16,26 @@ def resolved(*sets, name=None, **flags):
     return resolve(name, sets, {}, paths, METHODS)
 
 
-def test_a_shape_has_random_weights_and_so_has_a_draft_beside_it():
+def test_a_shape_has_random_weights_and_so_has_a_draft_beside_it() -> None:
     found = resolved(target__model="shape:llama-2-70b", draft={"model": "some/draft"})
     assert found.recipe.target.load_format == found.recipe.draft.load_format == "dummy"
     assert found.origins["target.load_format"] == "flag --target__model"
     assert found.recipe.as_dict()["draft"]["load_format"] == "dummy"
 
 
-def test_a_drafts_own_format_stands():
+def test_a_drafts_own_format_stands() -> None:
     found = resolved("draft.load_format=auto", target__load_format="dummy", draft={"model": "some/draft"})
     assert (found.recipe.target.load_format, found.recipe.draft.load_format) == ("dummy", "auto")
     assert resolved(target__model="x", draft={"model": "shape:qwen2-0.5b"}).recipe.target.load_format == "auto"
 
 
-def test_a_draft_that_loads_nothing_has_no_format():
+def test_a_draft_that_loads_nothing_has_no_format() -> None:
     assert (
         "load_format" not in resolved(target__load_format="dummy", draft={"method": "ngram"}).recipe.as_dict()["draft"]
     )
 
 
-def test_rates_imply_their_mode_and_the_resolved_recipe_reads_back(tmp_path):
+def test_rates_imply_their_mode_and_the_resolved_recipe_reads_back(tmp_path: Path) -> None:
     found = resolved(speculation__synthetic_acceptance_rates=[0.8, 0.6, 0.6, 0])
     assert found.recipe.speculation.verify == "synthetic"
     assert found.origins["speculation.verify"] == "flag --speculation__synthetic_acceptance_rates"
@@ -43,13 +45,13 @@ def test_rates_imply_their_mode_and_the_resolved_recipe_reads_back(tmp_path):
     assert resolved(name=tmp_path / "again.yaml").recipe == found.recipe
 
 
-def test_none_is_none():
+def test_none_is_none() -> None:
     document = resolved().recipe.as_dict()["speculation"]
     assert document["verify"] == "auto"
     assert not [key for key in document if key.startswith("synthetic")]
 
 
-def test_one_way_given_anew_replaces_the_other(tmp_path):
+def test_one_way_given_anew_replaces_the_other(tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text("target: {model: x}\nspeculation: {synthetic_acceptance_length: 2.5}\n")
     found = resolved(name=tmp_path / "r.yaml", speculation__synthetic_acceptance_rates=[0.5] * 4)
     assert found.recipe.speculation.synthetic_acceptance_length is None
@@ -77,7 +79,7 @@ def test_one_way_given_anew_replaces_the_other(tmp_path):
         (["target.load_format=pt"], "load_format"),
     ],
 )
-def test_contradictions_are_refused(sets, said):
+def test_contradictions_are_refused(sets: list[str], said: str) -> None:
     with pytest.raises(UsageError) as error:
         resolved(*sets)
     assert said in str(error.value)

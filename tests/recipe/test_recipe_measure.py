@@ -1,17 +1,19 @@
 """The recipe's sections for measuring: workload and gates, with positions in their errors."""
 
+from pathlib import Path
+
 import pytest
 
 from specdec_cli.recipe import RecipeError, resolve
 
 
-def written(tmp_path, text: str):
+def written(tmp_path: Path, text: str):
     path = tmp_path / "r.yaml"
     path.write_text(text)
     return path
 
 
-def test_the_sections(tmp_path):
+def test_the_sections(tmp_path: Path) -> None:
     text = "workload: {dataset: gsm8k, tasks: [a, b], num_prompts: 5}\n"
     text += 'gates: {fail_if: ["speedup.decode < 1.2"], baseline: old.json, max_regression: 2.5%}\n'
     recipe = resolve(written(tmp_path, text)).recipe
@@ -20,7 +22,7 @@ def test_the_sections(tmp_path):
     assert recipe.gates.max_regression == "2.5%"
 
 
-def test_the_defaults():
+def test_the_defaults() -> None:
     document = resolve().recipe.as_dict()
     assert document["workload"] == {"dataset": "builtin:mini", "tasks": None, "num_prompts": 24}
     assert document["gates"] == {"fail_if": [], "baseline": None, "max_regression": "5%"}
@@ -38,6 +40,6 @@ def test_the_defaults():
         ("gates: {fail_if: speedup.decode < 1}", r"must be a list"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_place(tmp_path, text, said):
+def test_what_is_wrong_is_named_with_its_place(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(RecipeError, match=said):
         resolve(written(tmp_path, text))

@@ -25,7 +25,7 @@ HEADS = {
 CELLS = ["builtin:draft", "12", "1.52× (1.40 to 1.61)", "with the draft", "–", "123,456.7", "recommended by 2 %"]
 
 
-def drawn(table, width: int, monkeypatch) -> str:
+def drawn(table, width: int, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("COLUMNS", str(width))
     stream = io.StringIO()
     open_page(stream, colour=False).print(table)
@@ -34,7 +34,7 @@ def drawn(table, width: int, monkeypatch) -> str:
 
 @pytest.mark.parametrize("width", [40, 80, 120])
 @pytest.mark.parametrize("name", HEADS)
-def test_a_table_breaks_no_word_and_loses_no_column(name: str, width: int, monkeypatch):
+def test_a_table_breaks_no_word_and_loses_no_column(name: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     heads = HEADS[name]
     rows = [[CELLS[(row + i) % len(CELLS)] for i in range(len(heads))] for row in range(4)]
     out = drawn(_table(heads, rows), width, monkeypatch)
@@ -45,7 +45,7 @@ def test_a_table_breaks_no_word_and_loses_no_column(name: str, width: int, monke
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])
-def test_the_table_of_a_run_fits(width: int, meters, monkeypatch):
+def test_the_table_of_a_run_fits(width: int, meters, monkeypatch: pytest.MonkeyPatch) -> None:
     out = drawn(
         run_table([Column("with builtin:draft", 4, meters), Column("without a draft", 0, meters)]), width, monkeypatch
     )
@@ -61,19 +61,19 @@ def meters():
     return Meter(num_tokens=128)
 
 
-def test_rows_stand_below_each_other_where_columns_do_not_fit(monkeypatch):
+def test_rows_stand_below_each_other_where_columns_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     out = drawn(
         _table(("draft", "speed-up (95 %)"), [["a-name-of-thirty-five-characters-xx", "1.5×"]]), 40, monkeypatch
     )
     assert out.splitlines() == ["draft:", "  a-name-of-thirty-five-characters-xx", "  speed-up (95 %): 1.5×"]
 
 
-def test_a_wide_terminal_has_columns_beside_each_other(monkeypatch):
+def test_a_wide_terminal_has_columns_beside_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     out = drawn(_table(("draft", "speed-up"), [["ngram", "1.5×"]]), 80, monkeypatch)
     assert any("ngram" in line and "1.5×" in line for line in out.splitlines())
 
 
-def test_a_table_may_be_drawn_at_several_widths(monkeypatch):
+def test_a_table_may_be_drawn_at_several_widths(monkeypatch: pytest.MonkeyPatch) -> None:
     table = Grid("one", "two")
     table.add_row(Text("some words of a cell " * 3), "x")
     narrow, wide = drawn(table, 40, monkeypatch), drawn(table, 120, monkeypatch)
@@ -81,7 +81,7 @@ def test_a_table_may_be_drawn_at_several_widths(monkeypatch):
     assert drawn(table, 40, monkeypatch) == narrow
 
 
-def test_a_long_note_wraps_between_words_where_there_is_a_width(monkeypatch):
+def test_a_long_note_wraps_between_words_where_there_is_a_width(monkeypatch: pytest.MonkeyPatch) -> None:
     sentence = "a note of many words that no narrow terminal shows on one line, as reports have them"
     for width, most in ((40, 40), (80, 80)):
         monkeypatch.setenv("COLUMNS", str(width))
@@ -98,7 +98,7 @@ def test_a_long_note_wraps_between_words_where_there_is_a_width(monkeypatch):
 
 
 @pytest.mark.parametrize("heads", [ARM_HEADS, TASK_HEADS, sweep_k.HEADS], ids=["arms", "tasks", "every k"])
-def test_80_columns_have_room_for_the_tables_of_the_core_commands(heads, monkeypatch):
+def test_80_columns_have_room_for_the_tables_of_the_core_commands(heads, monkeypatch: pytest.MonkeyPatch) -> None:
     """With cells as long as they get: a head line, a rule, and no row as a list."""
     cells = {"arm": "without a draft", "task": "summarising", "speed-up (95 %)": "1.97× (1.92–2.05)", "": "recommended"}
     cells |= {"end to end": "1.97× (1.92–2.05)", "time in %": "16/75/9", "draft/verify/rest %": "10/80/10"}
@@ -121,7 +121,7 @@ DRAFT_CELLS = [
 ]
 
 
-def test_columns_that_do_not_fit_stand_in_a_second_table(monkeypatch):
+def test_columns_that_do_not_fit_stand_in_a_second_table(monkeypatch: pytest.MonkeyPatch) -> None:
     table = _table(compare_drafts.HEADS, [DRAFT_CELLS, ["ngram", *DRAFT_CELLS[1:]]])
     lines = [line for line in drawn(table, 80, monkeypatch).splitlines() if line.strip() and "─" not in line]
     assert [line.split()[0] for line in lines] == ["draft", "builtin:draft", "ngram"] * 2
@@ -131,7 +131,7 @@ def test_columns_that_do_not_fit_stand_in_a_second_table(monkeypatch):
     assert "draft: ngram" in drawn(table, 40, monkeypatch), "a list where two tables do not fit"
 
 
-def test_both_tables_have_the_columns_that_tell_the_rows_apart(monkeypatch):
+def test_both_tables_have_the_columns_that_tell_the_rows_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     heads = ("A", "B", "A over B (95 %)", "P(A is faster)")
     rows = [[a, b, "2.28× (0.94–3.62)", "0.751"] for a, b in (("draft-one", "ngram"), ("draft-one", "other"))]
     lines = [line.split() for line in drawn(_table(heads, rows), 32, monkeypatch).splitlines()]
@@ -141,13 +141,13 @@ def test_both_tables_have_the_columns_that_tell_the_rows_apart(monkeypatch):
 
 
 @pytest.mark.parametrize("width", [30, 40])
-def test_a_percent_sign_stays_with_its_number(width: int, monkeypatch):
+def test_a_percent_sign_stays_with_its_number(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     heads = ("a draft of a long name", "speed-up (95 %)", "more", "and more of it")
     out = drawn(_table(heads, [["builtin:draft", "1.97× (1.92–2.05)", "x", "y"]]), width, monkeypatch)
     assert "(95 %)" in out
 
 
-def test_numbers_stand_below_each_other(monkeypatch):
+def test_numbers_stand_below_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [["a", "706.8", "–", "1.5× (1.4–1.6)"], ["数学 🐶", "1,497.8", "51.7%", "–"]]
     lines = drawn(_table(("arm", "tokens/s", "accepted", "speed-up"), rows), 80, monkeypatch).splitlines()
     head, first, second = (Text(line) for line in lines if line.strip() and "─" not in line)
@@ -159,7 +159,7 @@ def test_numbers_stand_below_each_other(monkeypatch):
 
 
 @pytest.mark.parametrize("width", [40, 80])
-def test_a_command_between_backticks_stays_whole(width: int, monkeypatch):
+def test_a_command_between_backticks_stays_whole(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     command = "`specdec bench --recipe /a/long/path/to/tuned.yaml --resume`"
     monkeypatch.setenv("COLUMNS", str(width))
     stream = io.StringIO()
@@ -168,5 +168,5 @@ def test_a_command_between_backticks_stays_whole(width: int, monkeypatch):
     assert len(stream.getvalue().splitlines()) > 1
 
 
-def test_every_report_draws_with_the_grid():
+def test_every_report_draws_with_the_grid() -> None:
     assert compare_drafts.Grid is sweep_k.Grid is Grid

@@ -42,7 +42,7 @@ def area(stream: io.StringIO, shared: bool = True, out: io.StringIO | None = Non
     return LiveArea(console, lambda: Text("TABLE\nFOOT"), Writer(out or stream, False), shared)
 
 
-def test_lines_end_up_above_and_the_area_vanishes():
+def test_lines_end_up_above_and_the_area_vanishes() -> None:
     stream = io.StringIO()
     live = area(stream)
     with live:
@@ -58,7 +58,7 @@ def test_lines_end_up_above_and_the_area_vanishes():
     assert stream.getvalue().count("\x1b[?25l") == stream.getvalue().count("\x1b[?25h") == 1
 
 
-def test_a_long_line_is_wrapped_in_the_area_and_written_unbroken():
+def test_a_long_line_is_wrapped_in_the_area_and_written_unbroken() -> None:
     stream, out = io.StringIO(), io.StringIO()
     live = area(stream, out=out)
     text = " ".join(f"word{i}" for i in range(30))
@@ -72,7 +72,7 @@ def test_a_long_line_is_wrapped_in_the_area_and_written_unbroken():
     assert out.getvalue() == text
 
 
-def test_refresh_waits_between_draws():
+def test_refresh_waits_between_draws() -> None:
     stream = io.StringIO()
     live = area(stream)
     with live:
@@ -82,7 +82,7 @@ def test_refresh_waits_between_draws():
         assert stream.getvalue().count("TABLE") <= before.count("TABLE") + 1
 
 
-def test_text_for_another_file_passes_through_at_once():
+def test_text_for_another_file_passes_through_at_once() -> None:
     stream, out = io.StringIO(), io.StringIO()
     live = area(stream, shared=False, out=out)
     with live:
@@ -91,7 +91,7 @@ def test_text_for_another_file_passes_through_at_once():
     assert "Once" not in stream.getvalue()
 
 
-def test_an_error_inside_leaves_the_terminal_tidy():
+def test_an_error_inside_leaves_the_terminal_tidy() -> None:
     stream = io.StringIO()
     try:
         with area(stream) as live:

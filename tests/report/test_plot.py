@@ -3,8 +3,11 @@
 import copy
 import html.parser
 import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
 
 import pytest
+from typed import not_none, stand_in
 
 from specdec_cli.errors import UsageError
 from specdec_cli.report import plot
@@ -15,11 +18,11 @@ EVIL = "<script>alert(1)</script>\x1b[31m$x_1$ & \"'"
 NO = {"median": None, "ci95": None, "pairs": 0}
 
 
-def interval(median: float) -> dict:
+def interval(median: float) -> dict[str, Any]:
     return {"median": median, "ci95": [median - 0.1, median + 0.1], "pairs": 8}
 
 
-def counts(num: int = 40, k: int = 3) -> dict:
+def counts(num: int = 40, k: int = 3) -> dict[str, Any]:
     return {
         "num_emitted_tokens": num, "acceptance_rate": 0.6, "acceptance_length": 2.4,
         "per_position_acceptance_rates": [0.8, 0.6, None][:k], "conditional_acceptance_rates": [0.8, 0.7, None][:k],
@@ -27,12 +30,12 @@ def counts(num: int = 40, k: int = 3) -> dict:
     }  # fmt: skip
 
 
-def totals() -> dict:
+def totals() -> dict[str, Any]:
     timing = {"ttft_s": 0.01, "decode_s": 0.5, "total_s": 0.51, "decode_tokens_per_second": 80.0}
     return {"timing": timing, "speculative": counts()}
 
 
-def head(schema: str) -> dict:
+def head(schema: str) -> dict[str, Any]:
     return {
         "schema": schema, "specdec_version": "0", "created": "2026-01-01T00:00:00Z",
         "environment": {"platform": EVIL, "device": "cpu", "dtype": "float32", "threads": 2, "torch": "2"},
@@ -48,7 +51,7 @@ def head(schema: str) -> dict:
     }  # fmt: skip
 
 
-def bench() -> dict:
+def bench() -> dict[str, Any]:
     speedup = {"decode": interval(1.5), "latency": interval(1.4)}
     task = {"num_prompts": 2, "plain": totals(), "draft": totals(), "speedup": speedup}
     return head("specdec.bench/1") | {
@@ -57,12 +60,12 @@ def bench() -> dict:
     }  # fmt: skip
 
 
-def sweep() -> dict:
+def sweep() -> dict[str, Any]:
     shares = {"draft": 0.2, "verify": 0.7, "overhead": 0.1}
     rows = []
     for k in (1, 2, 3):
         said = {"speedup": 1 + k / 10, "ci95": [1.0, 1.6], "per_position_acceptance_rates": [0.8] * k}
-        row = {"k": k, "acceptance_length": 1.5, "predicted": said | {"shares": shares}}
+        row: dict[str, Any] = {"k": k, "acceptance_length": 1.5, "predicted": said | {"shares": shares}}
         rows.append(row | {"measured": said if k > 1 else None})
     found = {
         "rows": rows,
@@ -77,7 +80,7 @@ def sweep() -> dict:
     }  # fmt: skip
 
 
-def sweep_of_batch_sizes() -> dict:
+def sweep_of_batch_sizes() -> dict[str, Any]:
     document = sweep()
     [first] = document["by_batch_size"]
     none = {"k": 0, "speedup": None, "why": "no", "verdict": "do-not-speculate", "needs": []}
@@ -86,7 +89,7 @@ def sweep_of_batch_sizes() -> dict:
     }  # fmt: skip
 
 
-def compare() -> dict:
+def compare() -> dict[str, Any]:
     rows = [
         {
             "draft": name, "best_k": k, "cost_ratio": cost, "acceptance_rate": rate, "acceptance_length": 2.0,
@@ -105,7 +108,7 @@ def compare() -> dict:
     return document
 
 
-def endpoint() -> dict:
+def endpoint() -> dict[str, Any]:
     times = interval(0.2) | {"p95": 0.3, "p99": 0.4, "values": 8}
     timing = {"ttft_s": times, "tpot_s": NO | {"p95": None, "p99": None, "values": 0}, "latency_s": times}
     task = {"num_prompts": 2, "output_tokens": None, "timing": timing, "acceptance": None}
@@ -136,25 +139,25 @@ class Reader(html.parser.HTMLParser):
         super().__init__()
         self.tags, self.open, self.text, self.attributes = [], [], [], []
 
-    def handle_starttag(self, tag, attrs):
+    def handle_starttag(self, tag, attrs) -> None:
         self.tags.append(tag)
         self.attributes += [(tag, *pair) for pair in attrs]
         if tag != "meta":
             self.open.append(tag)
 
-    def handle_startendtag(self, tag, attrs):
+    def handle_startendtag(self, tag, attrs) -> None:
         self.tags.append(tag)
         self.attributes += [(tag, *pair) for pair in attrs]
 
-    def handle_endtag(self, tag):
+    def handle_endtag(self, tag) -> None:
         assert self.open.pop() == tag
 
-    def handle_data(self, data):
+    def handle_data(self, data) -> None:
         self.text.append(data)
 
 
 @pytest.mark.parametrize("make", DOCUMENTS)
-def test_the_page_is_one_file_of_text_and_pictures(make):
+def test_the_page_is_one_file_of_text_and_pictures(make) -> None:
     document = make()
     before = copy.deepcopy(document)
     text = page_of(document)
@@ -175,7 +178,7 @@ def test_the_page_is_one_file_of_text_and_pictures(make):
 
 
 @pytest.mark.parametrize("make", DOCUMENTS)
-def test_the_same_document_gives_the_same_picture(make):
+def test_the_same_document_gives_the_same_picture(make) -> None:
     document = make()
     svg = plot.picture(document, ".svg")
     assert svg == plot.picture(make(), ".svg")
@@ -186,43 +189,43 @@ def test_the_same_document_gives_the_same_picture(make):
     assert plot.picture(document, ".png").startswith(b"\x89PNG")
 
 
-def test_what_is_drawn_is_what_stands_there():
+def test_what_is_drawn_is_what_stands_there() -> None:
     found, measured = plot.plot(sweep()).axes[0], []
     [line] = [one for one in found.lines if one.get_label() == "predicted"]
-    assert list(line.get_ydata()) == pytest.approx([1.1, 1.2, 1.3])
+    assert list(stand_in(line.get_ydata())) == pytest.approx([1.1, 1.2, 1.3])
     measured = [tuple(one[0].get_xdata()) for one in found.containers]
     assert measured == [(2,), (3,)]
     both = plot.plot(sweep_of_batch_sizes()).axes[0]
-    assert [text.get_text() for text in both.get_legend().get_texts()] == ["batch size 1", "batch size 4"]
+    assert [text.get_text() for text in not_none(both.get_legend()).get_texts()] == ["batch size 1", "batch size 4"]
     assert len(both.containers) == 4
     tasks = plot.plot(bench()).axes[0]
     assert [label.get_text().strip() for label in tasks.get_yticklabels()][2] == "_hidden"
     assert len(tasks.containers) == 3
     pareto = plot.plot(compare()).axes[0]
-    assert [tuple(one.get_offsets()[0]) for one in pareto.collections] == [(0.1, 0.8), (0.4, 0.9)]
+    assert [tuple(stand_in(one.get_offsets())[0]) for one in pareto.collections] == [(0.1, 0.8), (0.4, 0.9)]
 
 
 @pytest.mark.parametrize("make", PAIRS)
-def test_a_picture_of_synthetic_acceptance_says_so(make):
+def test_a_picture_of_synthetic_acceptance_says_so(make) -> None:
     document = make()
     assert b"synthetic" not in plot.picture(document, ".svg")
     document["recipe"]["speculation"]["verify"] = "synthetic"
     assert b", synthetic acceptance" in plot.picture(document, ".svg")
 
 
-def test_a_servers_acceptance_is_by_task_or_by_position():
+def test_a_servers_acceptance_is_by_task_or_by_position() -> None:
     document = endpoint()
     points = plot.plot(document).axes[3]
     assert [tuple(one[0].get_xdata()) for one in points.containers] == [(0.6,)]
     rates = {"per_position_acceptance_rates": [0.9, 0.5], "conditional_acceptance_rates": [0.9, 0.55]}
     document |= {"acceptance": None, "counters": {"speculative": rates}}
     lines = plot.plot(document).axes[3].lines
-    assert [list(line.get_ydata()) for line in lines] == [[0.9, 0.5], [0.9, 0.55]]
+    assert [list(stand_in(line.get_ydata())) for line in lines] == [[0.9, 0.5], [0.9, 0.55]]
     document["counters"] = None
     assert b"nothing was measured" in plot.picture(document, ".svg")
 
 
-def test_nothing_measured_is_said():
+def test_nothing_measured_is_said() -> None:
     document = bench()
     document["speedup"] = {"decode": NO, "latency": NO}
     document["by_task"] = {}
@@ -230,7 +233,7 @@ def test_nothing_measured_is_said():
     assert page_of(document)
 
 
-def test_refusals(tmp_path, monkeypatch):
+def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match=r"must end in \.png or \.svg"):
         plot.check_plot(tmp_path / "x.pdf")
     with pytest.raises(UsageError, match=r"no plot of `specdec\.generate/1`"):

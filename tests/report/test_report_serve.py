@@ -36,7 +36,7 @@ def drawn(board: Board, width: int = 100) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def test_rates_are_of_the_last_seconds_and_of_the_whole():
+def test_rates_are_of_the_last_seconds_and_of_the_whole() -> None:
     clock = Clock()
     board = Board(clock)
     clock.now += 10
@@ -54,7 +54,7 @@ def test_rates_are_of_the_last_seconds_and_of_the_whole():
     assert board.overall.tokens_per_second == 10
 
 
-def test_table_and_line_say_the_numbers():
+def test_table_and_line_say_the_numbers() -> None:
     clock = Clock()
     board = Board(clock)
     clock.now += 10
@@ -68,7 +68,7 @@ def test_table_and_line_say_the_numbers():
     )
 
 
-def test_nothing_drafted_is_a_dash():
+def test_nothing_drafted_is_a_dash() -> None:
     clock = Clock()
     board = Board(clock)
     clock.now += 1
@@ -80,7 +80,7 @@ def test_nothing_drafted_is_a_dash():
     assert "the draft failed" in drawn(board)
 
 
-def test_without_a_terminal_a_line_when_something_happens_and_silence_when_idle():
+def test_without_a_terminal_a_line_when_something_happens_and_silence_when_idle() -> None:
     said: list[str] = []
     numbers = [BUSY]
     pulled = threading.Semaphore(0)
@@ -99,7 +99,7 @@ def test_without_a_terminal_a_line_when_something_happens_and_silence_when_idle(
     assert len(said) == still
 
 
-def test_a_terminal_is_drawn_from_a_thread_of_its_own_and_left_tidy():
+def test_a_terminal_is_drawn_from_a_thread_of_its_own_and_left_tidy() -> None:
     stream, threads = io.StringIO(), set()
     console = Console(file=stream, force_terminal=True, width=100, height=30)
     pulled = threading.Semaphore(0)
@@ -119,7 +119,7 @@ def test_a_terminal_is_drawn_from_a_thread_of_its_own_and_left_tidy():
     assert not [thread for thread in threading.enumerate() if thread.name == "specdec-terminal"]
 
 
-def test_quiet_starts_nothing():
+def test_quiet_starts_nothing() -> None:
     def pull() -> Snapshot:
         raise AssertionError("quiet pulls nothing")
 

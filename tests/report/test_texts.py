@@ -18,7 +18,7 @@ def writer(colour: bool = False) -> tuple[io.StringIO, Writer]:
     return stream, Writer(stream, colour)
 
 
-def test_one_text_streams_without_a_heading_and_ends_its_line():
+def test_one_text_streams_without_a_heading_and_ends_its_line() -> None:
     stream, sink = writer()
     texts = Texts([0], sink)
     texts.feed(0, pieces("Once"))
@@ -28,7 +28,7 @@ def test_one_text_streams_without_a_heading_and_ends_its_line():
     assert stream.getvalue() == "Once upon\n"
 
 
-def test_a_text_that_ends_its_line_gets_no_second_newline():
+def test_a_text_that_ends_its_line_gets_no_second_newline() -> None:
     stream, sink = writer()
     texts = Texts([0], sink)
     texts.feed(0, pieces("end.\n"))
@@ -36,14 +36,14 @@ def test_a_text_that_ends_its_line_gets_no_second_newline():
     assert stream.getvalue() == "end.\n"
 
 
-def test_an_empty_text_is_an_empty_line():
+def test_an_empty_text_is_an_empty_line() -> None:
     stream, sink = writer()
     texts = Texts([0], sink)
     texts.end(0)
     assert stream.getvalue() == "\n"
 
 
-def test_later_texts_wait_for_their_turn():
+def test_later_texts_wait_for_their_turn() -> None:
     stream, sink = writer()
     texts = Texts([0, 1, 2], sink)
     texts.feed(2, pieces("c"))
@@ -79,7 +79,7 @@ def orders(num_events: dict[int, int]) -> Iterator[tuple[int, ...]]:
     ],
     ids=["of two steps", "one ends at once", "all end at once", "empty steps", "four"],
 )
-def test_point_1_texts_may_end_in_any_order(chunks):
+def test_point_1_texts_may_end_in_any_order(chunks) -> None:
     """`generate "A dog" "A cat"` where the cat's text ends while the dog's is on display, and every other order."""
     places = [3 * place for place in range(len(chunks))]
     ends = ["".join(some) if some and "".join(some).endswith("\n") else "".join(some) + "\n" for some in chunks]
@@ -102,14 +102,14 @@ def test_point_1_texts_may_end_in_any_order(chunks):
         assert stream.getvalue() == whole, order
 
 
-def test_without_colour_accepted_tokens_stand_in_brackets():
+def test_without_colour_accepted_tokens_stand_in_brackets() -> None:
     stream, sink = writer()
     for piece in (Piece("Once", "own"), Piece(" upon", "accepted"), Piece(" a", "accepted"), Piece("!")):
         sink.put(piece)
     assert stream.getvalue() == "Once[ upon][ a]!"
 
 
-def test_colour_marks_kinds_and_leaves_plain_text_alone():
+def test_colour_marks_kinds_and_leaves_plain_text_alone() -> None:
     stream, sink = writer(colour=True)
     sink.put(Piece("plain [red]text[/red]"))
     assert stream.getvalue() == "plain [red]text[/red]"

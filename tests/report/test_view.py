@@ -30,7 +30,7 @@ def requests(*prompts: str) -> list[Request]:
     return [Request(row, LetterTokenizer().encode(row.prompt), SamplingParams(30)) for row in rows_of(prompts)]
 
 
-def test_a_live_run_leaves_the_whole_text_and_one_table():
+def test_a_live_run_leaves_the_whole_text_and_one_table() -> None:
     stream, out, arm = io.StringIO(), io.StringIO(), Decoding("with ngram")
     view = RunView(replace(terminal(stream), stdout=out), [arm], [4], [0, 1], streams_text=True)
     with view:
@@ -46,7 +46,7 @@ def test_a_live_run_leaves_the_whole_text_and_one_table():
 
 @pytest.mark.parametrize("lengths", sorted(permutations((1, 4, 30))), ids=str)
 @pytest.mark.parametrize(("is_live", "is_shared"), [(True, True), (True, False), (False, False)])
-def test_prompts_that_end_in_any_order_leave_their_texts(lengths, is_live, is_shared):
+def test_prompts_that_end_in_any_order_leave_their_texts(lengths, is_live: bool, is_shared: bool) -> None:
     stream, out, arm = io.StringIO(), io.StringIO(), Decoding("with ngram")
     screen = replace(terminal(stream, is_live=is_live), stdout=out, is_shared=is_shared)
     given = [
@@ -60,7 +60,7 @@ def test_prompts_that_end_in_any_order_leave_their_texts(lengths, is_live, is_sh
     assert out.getvalue() == "\n".join(f"### {place}\n{text}\n" for place, text in enumerate(texts, start=1))
 
 
-def test_an_interrupted_run_leaves_the_texts_that_there_are():
+def test_an_interrupted_run_leaves_the_texts_that_there_are() -> None:
     stream, out, arm = io.StringIO(), io.StringIO(), Decoding("with ngram")
     given = [replace(one, params=SamplingParams(num)) for one, num in zip(requests("ab", "cd"), (60, 3), strict=True)]
     view = RunView(replace(terminal(stream), stdout=out), [arm], [4], [0, 1], streams_text=True)
@@ -70,7 +70,7 @@ def test_an_interrupted_run_leaves_the_texts_that_there_are():
     assert out.getvalue() == f"### 1\n{first}\n\n### 2\n{second}\n"
 
 
-def test_json_streams_no_text():
+def test_json_streams_no_text() -> None:
     stream, arm = io.StringIO(), Decoding("with ngram")
     view = RunView(terminal(stream), [arm], [4], [0], streams_text=False)
     with view:
@@ -79,7 +79,7 @@ def test_json_streams_no_text():
     assert "tokens/s" in stream.getvalue()
 
 
-def test_a_notice_waits_for_the_live_area_to_go():
+def test_a_notice_waits_for_the_live_area_to_go() -> None:
     stream, arm = io.StringIO(), Decoding("with ngram")
     view = RunView(terminal(stream), [arm], [4], [0], streams_text=False)
     with view:
@@ -89,7 +89,7 @@ def test_a_notice_waits_for_the_live_area_to_go():
     assert stream.getvalue().count("note: the draft's [limit] was passed") == 1
 
 
-def test_quiet_says_nothing():
+def test_quiet_says_nothing() -> None:
     stream, out, arm = io.StringIO(), io.StringIO(), Decoding("with ngram")
     quiet = terminal(stream, is_live=False, is_quiet=True)
     screen, tokenizer = Screen(out, False, quiet.console, False, False, True), LetterTokenizer()
@@ -102,11 +102,11 @@ def test_quiet_says_nothing():
     assert out.getvalue()
 
 
-def test_a_difference_between_arms_is_said_in_words():
+def test_a_difference_between_arms_is_said_in_words() -> None:
     stream, comparison = io.StringIO(), Comparison(Decoding("with ngram"))
     view = RunView(terminal(stream, is_live=False), [comparison.draft, comparison.plain], [4, 0], [0], True)
 
-    def spoil(arm, event):
+    def spoil(arm, event) -> None:
         if arm is comparison.plain and isinstance(event, Stepped) and len(arm.outputs()[0].token_ids) == 10:
             arm.outputs()[0].token_ids[9] += 1
         view.watch(arm, event)
@@ -118,7 +118,7 @@ def test_a_difference_between_arms_is_said_in_words():
 
 
 @pytest.mark.parametrize("width", [40, 80])
-def test_a_line_to_be_copied_has_no_line_break(width: int, monkeypatch):
+def test_a_line_to_be_copied_has_no_line_break(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     stream, line = io.StringIO(), f"try it: curl http://127.0.0.1:8000/v1/completions -d '{{{'x' * 99} \"a\": 1}}'"
     screen = replace(terminal(stream), console=open_page(stream, colour=False))

@@ -1,6 +1,7 @@
 from collections import Counter
 
 import torch
+from typed import not_none
 
 from specdec_cli.drafted import NOTHING
 from specdec_cli.sampling.chain import ChainRow, distribution
@@ -23,7 +24,7 @@ def draft_tokens(q, params, shares_noise, positions, offset):
     return [token for (token,) in draft_children(q, wanted)]
 
 
-def test_each_row_draws_with_the_noise_that_it_is_asked_for():
+def test_each_row_draws_with_the_noise_that_it_is_asked_for() -> None:
     params = [SamplingParams(temperature=t, seed=s, index=i) for t, s, i in [(1.0, 4, 0), (0.0, 4, 1), (0.8, 5, 2)]]
     q = q_of(params)
     tokens = draft_tokens(q, params, [False, False, True], [10, 20, 30], 2)
@@ -32,7 +33,7 @@ def test_each_row_draws_with_the_noise_that_it_is_asked_for():
     assert tokens[2] == int((q.probs[2].log() + gumbel(5, 2, 32, V)).argmax())
 
 
-def test_shared_noise_depends_on_the_absolute_position_alone_and_others_on_the_step():
+def test_shared_noise_depends_on_the_absolute_position_alone_and_others_on_the_step() -> None:
     params = [SamplingParams(temperature=1.5, index=i) for i in range(60)]
     q = q_of(params)
 
@@ -44,13 +45,13 @@ def test_shared_noise_depends_on_the_absolute_position_alone_and_others_on_the_s
     assert draw(False, 10, 0) != draw(False, 10, 1)
 
 
-def test_greedy_rows_give_their_argmax():
+def test_greedy_rows_give_their_argmax() -> None:
     params = [SamplingParams(), SamplingParams(seed=9)]
     q = q_of(params)
     assert draft_tokens(q, params, [False, True], [5, 5], 0) == q.argmax.tolist()
 
 
-def test_a_row_alone_and_in_company_draws_the_same():
+def test_a_row_alone_and_in_company_draws_the_same() -> None:
     params = [SamplingParams(temperature=1.0, index=i) for i in range(80)]
     q = q_of(params)
     shared = [i % 3 > 0 for i in range(80)]
@@ -61,12 +62,12 @@ def test_a_row_alone_and_in_company_draws_the_same():
         assert draft_tokens(alone, [params[i]], [shared[i]], [i], 1) == [together[i]]
 
 
-def test_siblings_are_drawn_without_replacement():
+def test_siblings_are_drawn_without_replacement() -> None:
     params = [SamplingParams(temperature=1.2, index=i, top_k=4) for i in range(4000)]
     logits = 2 * torch.randn(1, V, generator=torch.Generator().manual_seed(3)).expand(4000, V)
     q = distribution(logits, [ChainRow(one, [1, 2], 1, NOTHING, frozenset()) for one in params], V)
     pairs = draft_children(q, [ChildrenWanted(one, 2, 7, 0, 5) for one in params])
-    probs = q.probs[0].double()
+    probs = not_none(q.probs)[0].double()
     support = probs.nonzero()[:, 0].tolist()
     expected = {(a, b): float(probs[a] * probs[b] / (1 - probs[a])) for a in support for b in support if a != b}
     assert len(expected) == 12
@@ -76,7 +77,7 @@ def test_siblings_are_drawn_without_replacement():
     assert statistic < 31.3, "chi-square, 11 degrees of freedom, p = 0.001"
 
 
-def test_no_more_siblings_than_tokens_that_can_occur():
+def test_no_more_siblings_than_tokens_that_can_occur() -> None:
     params = [SamplingParams(temperature=1.0, top_k=k) for k in (3, 1, 5)]
     q = q_of(params)
     wanted = [ChildrenWanted(one, 4, 7, 0, 4 * i, i < 2) for i, one in enumerate(params)]
@@ -85,7 +86,7 @@ def test_no_more_siblings_than_tokens_that_can_occur():
     assert all(q.probs[i, tokens].all() and len(set(tokens)) == len(tokens) for i, tokens in enumerate(found))
 
 
-def test_siblings_use_uniform_numbers_one_after_another():
+def test_siblings_use_uniform_numbers_one_after_another() -> None:
     params = [SamplingParams(temperature=1.0)]
     q = q_of(params)
     first = draft_children(q, [ChildrenWanted(params[0], 2, 7, 1, 3)])[0][0]
@@ -93,7 +94,7 @@ def test_siblings_use_uniform_numbers_one_after_another():
     assert first == int(q.sample([float(uniforms(0, 0, 7, Purpose.DRAFT, 4)[3])])[0])
 
 
-def test_shared_noise_ranks_the_siblings():
+def test_shared_noise_ranks_the_siblings() -> None:
     params = [SamplingParams(temperature=0.8, seed=s) for s in (5, 5, 6)]
     q = q_of(params)
     found = draft_children(q, [ChildrenWanted(one, 3, 30, 2, 9, shares_noise=True) for one in params])
@@ -102,7 +103,7 @@ def test_shared_noise_ranks_the_siblings():
         assert found[i] == values.argsort(descending=True)[:3].tolist()
 
 
-def test_likely_children_descend_and_greedy_ones_have_a_probability():
+def test_likely_children_descend_and_greedy_ones_have_a_probability() -> None:
     params = [SamplingParams(), SamplingParams(temperature=0.5)]
     q = q_of(params)
     for i, (found, expected) in enumerate(

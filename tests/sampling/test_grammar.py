@@ -27,7 +27,7 @@ def letters(text: str) -> list[int]:
 
 
 def next_texts(matcher: Matcher) -> set[str]:
-    return {TOKENIZER.text_of(token) if token > END else f"#{token}" for token in np.flatnonzero(matcher.allowed)}
+    return {TOKENIZER.text_of(int(token)) if token > END else f"#{token}" for token in np.flatnonzero(matcher.allowed)}
 
 
 def complete(kind: str, source: str, text: str) -> bool:
@@ -44,7 +44,7 @@ def complete(kind: str, source: str, text: str) -> bool:
     return matcher.is_finished or bool(matcher.allowed[EOS])
 
 
-def test_the_output_ends_where_the_grammar_accepts_and_nowhere_else():
+def test_the_output_ends_where_the_grammar_accepts_and_nowhere_else() -> None:
     matcher = start("regex", "ab*c?")
     assert next_texts(matcher) == {"a", "ab"}
     assert matcher.accept(letters("a")) == 1
@@ -53,7 +53,7 @@ def test_the_output_ends_where_the_grammar_accepts_and_nowhere_else():
     assert matcher.is_finished
 
 
-def test_the_models_end_tokens_are_never_text():
+def test_the_models_end_tokens_are_never_text() -> None:
     asked = start("regex", "a+", stop_ids=(END, *letters("a")), eos_ids=(EOS,))
     assert next_texts(asked) == {"a"}, "a stop token that is text stays text"
     assert asked.accept(letters("aa")) == 1, "and ends the output"
@@ -62,7 +62,7 @@ def test_the_models_end_tokens_are_never_text():
     assert next_texts(ignored) == {"a"}
 
 
-def test_looking_ahead_stops_at_what_does_not_fit_and_leaves_the_place_alone():
+def test_looking_ahead_stops_at_what_does_not_fit_and_leaves_the_place_alone() -> None:
     matcher = start("regex", "ab*c?")
     before = matcher.allowed.copy()
     for drafted, num, is_closed in [
@@ -79,7 +79,7 @@ def test_looking_ahead_stops_at_what_does_not_fit_and_leaves_the_place_alone():
     assert np.array_equal(matcher.allowed, before)
 
 
-def test_looking_ahead_follows_each_path_of_a_tree():
+def test_looking_ahead_follows_each_path_of_a_tree() -> None:
     """Every node's mask is that of its own path alone, whatever its siblings said."""
     tree = Drafted((*letters("adabcbbc"), EOS), (-1, -1, 0, 0, 0, 2, 3, 3, 6))
     matcher = start("regex", "ab*c?")
@@ -95,20 +95,20 @@ def test_looking_ahead_follows_each_path_of_a_tree():
         assert np.array_equal(mask, follower.allowed)
 
 
-def test_an_end_at_which_nothing_stands_ends_without_a_token():
+def test_an_end_at_which_nothing_stands_ends_without_a_token() -> None:
     matcher = start("choice", '["yes", "no"]', stop_ids=())
     assert matcher.accept(letters("yes")) == 3
     assert matcher.is_finished
 
 
 @pytest.mark.parametrize("choices", [["yes", "no"], ['a"b', "x\\y", "ü\n", "\0z", "\u2028", "/a/", 'a" | "b', "😀"]])
-def test_choices_are_taken_literally(choices):
+def test_choices_are_taken_literally(choices: list[str]) -> None:
     source = json.dumps(choices)
     assert all(complete("choice", source, text) for text in choices)
     assert not complete("choice", source, "ab")
 
 
-def test_every_kind_compiles():
+def test_every_kind_compiles() -> None:
     sources = {
         "json_object": ("", '{"a":1}', "[1]"),
         "json_schema": ('{"type": "array", "items": {"type": "integer"}}', "[1,22]", '["a"]'),
@@ -122,7 +122,7 @@ def test_every_kind_compiles():
         assert not complete(kind, source, bad)
 
 
-def test_json_is_compact_unless_whitespace_is_asked_for():
+def test_json_is_compact_unless_whitespace_is_asked_for() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     assert complete("json_schema", json.dumps(schema), '{"a":1}')
     assert not complete("json_schema", json.dumps(schema), '{"a": 1}')
@@ -147,7 +147,7 @@ def test_json_is_compact_unless_whitespace_is_asked_for():
         ("grammar", "start: foo", 'unknown name: "foo"'),
     ],
 )
-def test_a_bad_source_is_refused_with_its_field_and_llguidances_words(kind, source, words):
+def test_a_bad_source_is_refused_with_its_field_and_llguidances_words(kind: str, source: str, words: str) -> None:
     with pytest.raises(UsageError) as caught:
         compile_grammar(kind, source, TOKENIZER)
     assert f"`{kind}`" in caught.value.message
@@ -155,12 +155,12 @@ def test_a_bad_source_is_refused_with_its_field_and_llguidances_words(kind, sour
     assert "\n" not in caught.value.message
 
 
-def test_an_unknown_kind_is_refused():
+def test_an_unknown_kind_is_refused() -> None:
     with pytest.raises(UsageError, match="no kind of grammar `xml`"):
         compile_grammar("xml", "", TOKENIZER)
 
 
-def test_a_grammar_that_grows_too_costly_ends_in_an_error_of_its_own():
+def test_a_grammar_that_grows_too_costly_ends_in_an_error_of_its_own() -> None:
     schema = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(3000)}}
     grammar = compile_grammar("json_schema", json.dumps(schema), TOKENIZER)
     matcher = grammar.start(V, (EOS,))
@@ -173,21 +173,21 @@ def test_a_grammar_that_grows_too_costly_ends_in_an_error_of_its_own():
     assert grammar.start(V, (EOS,)).allowed.any(), "another output of the same grammar is not touched"
 
 
-def test_a_missing_extra_is_named(monkeypatch):
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(UsageError) as caught:
         compile_grammar("regex", "a", TOKENIZER)
     assert caught.value.hint == "`pip install 'specdec-cli[structured]'`"
 
 
-def test_a_tokenizer_that_cannot_be_read_is_refused():
+def test_a_tokenizer_that_cannot_be_read_is_refused() -> None:
     slow = SimpleNamespace(backend_tokenizer=None, name_or_path="slow one", get_vocab=dict)
     for tokenizer, name in ((Tokenizer(slow), "slow one"), (Tokenizer(letter_tokenizer()), "TokenizersBackend")):
         with pytest.raises(UsageError, match=f"cannot read the tokenizer of `{name}`"):
             compile_grammar("regex", "a", tokenizer)
 
 
-def test_a_tokenizer_without_an_end_token_serves_too():
+def test_a_tokenizer_without_an_end_token_serves_too() -> None:
     tokenizer = letter_tokens()
     matcher = start("regex", "ab*", stop_ids=(), eos_ids=(), tokenizer=tokenizer)
     assert matcher.allowed.tolist() == [True, False, False, False]
@@ -195,13 +195,13 @@ def test_a_tokenizer_without_an_end_token_serves_too():
     assert matcher.allowed.tolist() == [False, True, False, False], "token 0 is text, not an end"
 
 
-def test_masks_are_as_wide_as_asked():
+def test_masks_are_as_wide_as_asked() -> None:
     grammar = compile_grammar("regex", "[^x]+", TOKENIZER)
     assert grammar.start(V + 7, ()).allowed[V:].sum() == 0
     assert grammar.start(5, (END, V)).allowed.shape == (5,)
 
 
-def test_compiling_from_several_threads_gives_grammars_that_do_not_share_a_place():
+def test_compiling_from_several_threads_gives_grammars_that_do_not_share_a_place() -> None:
     def follow(i: int) -> tuple[Grammar, list[bool]]:
         grammar = compile_grammar("regex", f"a{{{i + 1}}}", TOKENIZER)
         matcher = grammar.start(V, ())

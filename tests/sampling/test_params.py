@@ -25,7 +25,7 @@ from specdec_cli.sampling.params import SamplingParams
         ("logit_bias", {1: float("inf")}),
     ],
 )
-def test_wrong_values_are_refused_by_name(name, value):
+def test_wrong_values_are_refused_by_name(name: str, value) -> None:
     with pytest.raises(UsageError, match="stop string" if value == ("",) else name):
         SamplingParams(**{name: value})
 

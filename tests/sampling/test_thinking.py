@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from tiny_grammar import _wrapped
@@ -32,7 +33,7 @@ def tokenizer(kind: str) -> Tokenizer:
 KINDS = {kind: tokenizer(kind) for kind in ("bytes", "merged", "added")}
 
 
-def start(kind: str, begins: str, source: str = "[0-9]{2}") -> Matcher:
+def start(kind: str, begins: Any, source: str = "[0-9]{2}") -> Matcher:
     tokens = KINDS[kind]
     grammar = compile_grammar("regex", source, tokens)
     return after_thinking(grammar, MARKERS, begins).start(tokens.num_tokens, (EOS,), (EOS,))
@@ -51,7 +52,7 @@ def texts(matcher: Matcher, kind: str) -> set[str]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("begins", "thought"), [("thinking", "so < it is </th"), ("undecided", "<think>12 ")])
-def test_a_thought_is_free_and_the_answer_is_bound(kind: str, begins: str, thought: str):
+def test_a_thought_is_free_and_the_answer_is_bound(kind: str, begins: str, thought: str) -> None:
     matcher = start(kind, begins)
     feed(matcher, kind, thought)
     assert not matcher.allowed[EOS], "nothing ends in a thought"
@@ -63,7 +64,7 @@ def test_a_thought_is_free_and_the_answer_is_bound(kind: str, begins: str, thoug
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_answer_without_a_thought_is_bound_from_its_beginning(kind: str):
+def test_an_answer_without_a_thought_is_bound_from_its_beginning(kind: str) -> None:
     matcher = start(kind, "undecided")
     assert set("0123456789") <= texts(matcher, kind)
     assert {one for one in texts(matcher, kind) if one[0] not in "0123456789"} <= {"<", "<t", "<thi", "<think>"}
@@ -72,7 +73,7 @@ def test_an_answer_without_a_thought_is_bound_from_its_beginning(kind: str):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_token_ends_a_thought_and_says_more(kind: str):
+def test_no_token_ends_a_thought_and_says_more(kind: str) -> None:
     matcher = start(kind, "thinking")
     feed(matcher, kind, "a</thin" if kind != "added" else "a")
     assert {one for one in texts(matcher, kind) if one.startswith("k>") and one != "k>"} == set()
@@ -81,7 +82,7 @@ def test_no_token_ends_a_thought_and_says_more(kind: str):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_grammar_that_takes_the_marker_for_text_is_kept_beside_the_thought(kind: str):
+def test_a_grammar_that_takes_the_marker_for_text_is_kept_beside_the_thought(kind: str) -> None:
     matcher = start(kind, "undecided", "<t[a-z]*>|<think>")
     feed(matcher, kind, "<ta")
     assert ">" in texts(matcher, kind)
@@ -91,7 +92,7 @@ def test_a_grammar_that_takes_the_marker_for_text_is_kept_beside_the_thought(kin
     assert "\n" in texts(other, kind), "the whole marker begins a thought"
 
 
-def test_without_a_thought_the_grammar_stays_itself():
+def test_without_a_thought_the_grammar_stays_itself() -> None:
     grammar = compile_grammar("regex", "a", KINDS["bytes"])
     assert after_thinking(grammar, MARKERS, "content") is grammar
 
@@ -99,7 +100,7 @@ def test_without_a_thought_the_grammar_stays_itself():
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("begins", ["thinking", "undecided", "content"])
 @pytest.mark.parametrize("seed", range(12))
-def test_looking_ahead_sees_what_accepting_finds(kind: str, begins: str, seed: int):
+def test_looking_ahead_sees_what_accepting_finds(kind: str, begins: str, seed: int) -> None:
     """Masks along any guess are those of the tokens accepted one by one, and the place stays as it was."""
     draw = random.Random(seed)
     said = draw.choice(["<think>ab</think>12", "x </think>123", "12", "1<think>", "<thin7", "</think></think>"])
@@ -126,7 +127,7 @@ def test_looking_ahead_sees_what_accepting_finds(kind: str, begins: str, seed: i
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_tokens_accepted_together_end_where_single_ones_do(kind: str):
+def test_tokens_accepted_together_end_where_single_ones_do(kind: str) -> None:
     tokens = KINDS[kind].encode("<think>a</think>123", False)
     together = start(kind, "undecided")
     assert together.accept(tokens) == len(tokens) - 1

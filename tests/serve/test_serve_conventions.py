@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+from typing import Any
 
 import pytest
 from live_server import live
@@ -12,6 +13,7 @@ from tokenizers import decoders, models, normalizers
 from toy_engine import toy_engine
 from toy_server import served_engine, toy_client
 from transformers import PreTrainedTokenizerFast
+from typed import not_none
 
 from specdec_cli.engine.jobs.records import Delta
 from specdec_cli.events import TokenLogprob
@@ -27,7 +29,7 @@ SAMPLED = {"prompt": "abc", "max_tokens": 24, "temperature": 1.5}
 
 
 @pytest.mark.parametrize("seed", [-1, -7, -(2**63)])
-def test_a_negative_seed_is_a_random_one(seed: int):
+def test_a_negative_seed_is_a_random_one(seed: int) -> None:
     drawn = {completion(seed=seed).jobs[0].params.seed for _ in range(4)}
     assert len(drawn) == 4
     assert min(drawn) >= 0
@@ -36,7 +38,7 @@ def test_a_negative_seed_is_a_random_one(seed: int):
     assert completion(over=facts(sampling=of_server), seed=seed).jobs[0].params.seed != of_server.params.seed
 
 
-def test_texts_of_a_negative_seed_differ_and_those_of_a_seed_agree():
+def test_texts_of_a_negative_seed_differ_and_those_of_a_seed_agree() -> None:
     with toy_client() as client:
 
         def texts(seed: int) -> set[str]:
@@ -47,7 +49,7 @@ def test_texts_of_a_negative_seed_differ_and_those_of_a_seed_agree():
         assert len(texts(5)) == 1
 
 
-def offsets(**fields: object) -> tuple[str, list[int], list[str]]:
+def offsets(**fields: Any) -> tuple[str, list[int], list[str]]:
     """The echoed text, where its tokens are said to begin, and the tokens."""
     prepared = completion(echo=True, max_tokens=0, logprobs=1, **fields)
     prompt = prepared.jobs[0].token_ids
@@ -62,7 +64,7 @@ def offsets(**fields: object) -> tuple[str, list[int], list[str]]:
 @pytest.mark.parametrize(
     "prompt", ["the cat sat", "</s>the cat", "the</s> cat </s>sat", [1, *tokenizer().encode("a dog", False), 2, 2]]
 )
-def test_the_offset_of_an_echoed_prompt_is_where_its_token_stands(skips: bool | None, prompt: str | list[int]):
+def test_the_offset_of_an_echoed_prompt_is_where_its_token_stands(skips: bool | None, prompt: str | list[int]) -> None:
     special = {tokenizer().piece(token) for token in tokenizer().special_ids}
     text, found, tokens = offsets(prompt=prompt, skip_special_tokens=skips)
     assert len(found) == len(tokens)
@@ -88,7 +90,7 @@ GET_ROUTES = [
 
 
 @pytest.mark.parametrize("path", GET_ROUTES)
-def test_head_answers_as_get_does_without_a_body(path: str):
+def test_head_answers_as_get_does_without_a_body(path: str) -> None:
     with toy_client() as client:
         whole, head = client.get(path), client.head(path)
         assert (head.status_code, head.content) == (whole.status_code, b"")
@@ -98,7 +100,7 @@ def test_head_answers_as_get_does_without_a_body(path: str):
         assert client.head("/v1/completions").status_code == 405
 
 
-def test_head_on_a_socket_leaves_the_connection_usable():
+def test_head_on_a_socket_leaves_the_connection_usable() -> None:
     with live(served_engine(toy_engine()), keys=("secret",)) as server:
         connection: http.client.HTTPConnection = server.connect()
         for path, status in [("/health", 200), ("/v1/models", 401), ("/health", 200)]:
@@ -108,7 +110,7 @@ def test_head_on_a_socket_leaves_the_connection_usable():
         connection.close()
 
 
-def test_every_name_of_a_model_answers_and_the_first_is_reported():
+def test_every_name_of_a_model_answers_and_the_first_is_reported() -> None:
     models = Models([Model("a", lambda: served_engine(toy_engine()), Settings(Serve()), aliases=("b", "org/c"))])
     models.all[0].load()
     with toy_client(models=models) as client:
@@ -125,7 +127,7 @@ def test_every_name_of_a_model_answers_and_the_first_is_reported():
         assert 'model_name="a"' in client.get("/metrics").text
 
 
-def test_a_context_that_the_kv_cache_does_not_hold_is_reported(caplog):
+def test_a_context_that_the_kv_cache_does_not_hold_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     import logging
 
     engine = served_engine(toy_engine())
@@ -135,12 +137,12 @@ def test_a_context_that_the_kv_cache_does_not_hold_is_reported(caplog):
         model = Model("toy", lambda: engine, Settings(Serve()))
         model.load()
     assert Models([model]).stop()
-    assert model.max_model_len < engine.target.max_context
+    assert not_none(model.max_model_len) < engine.target.max_context
     assert f"fewer than the context of `{engine.target.max_context}`" in caplog.text
 
 
 @pytest.mark.parametrize("skips", [True, False])
-def test_offsets_stand_after_characters_of_several_bytes_and_names_in_the_text(skips: bool):
+def test_offsets_stand_after_characters_of_several_bytes_and_names_in_the_text(skips: bool) -> None:
     """A sentencepiece tokenizer: bytes of a character, spaces after special tokens, names that are spelled out."""
     hf = byte_fallback()
     text = Tokenizer(hf)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
+from typing import Any
 
 import pytest
 from live_server import JSON, LiveServer, live
@@ -34,7 +35,7 @@ DRAFTS = ("model", "ngram", "prediction", "none")
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory):
+def pair(tmp_path_factory: pytest.TempPathFactory):
     """Folders of a target and a draft with one tokenizer."""
     folder = tmp_path_factory.mktemp("pair")
     for seed, (name, num_layers) in enumerate({"target": 2, "draft": 1}.items()):
@@ -68,7 +69,7 @@ def server(pair):
         yield server
 
 
-def ask(server: LiveServer, draft: str, streams: bool, body: dict) -> tuple[str, int]:
+def ask(server: LiveServer, draft: str, streams: bool, body: dict[str, Any]) -> tuple[str, int]:
     """The text of a completion, and how many tokens were drafted for it."""
     body = {"max_tokens": NUM_TOKENS, "temperature": 0, "speculative": {"draft": draft}} | body
     if not streams:
@@ -94,7 +95,7 @@ def greedy(server: LiveServer, draft: str, streams: bool, place: int, expected: 
     return ask(server, draft, streams, {"prompt": PROMPTS[place], **predicted})
 
 
-def test_greedy_text_is_that_of_transformers_and_of_generate(pair, expected):
+def test_greedy_text_is_that_of_transformers_and_of_generate(pair, expected) -> None:
     outputs = engine_of(pair).generate(list(PROMPTS), SamplingParams(max_new_tokens=NUM_TOKENS))
     assert [output.text for output in outputs] == expected
     assert len(set(expected)) > len(PROMPTS) // 2
@@ -102,13 +103,13 @@ def test_greedy_text_is_that_of_transformers_and_of_generate(pair, expected):
 
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("draft", DRAFTS)
-def test_greedy_text_alone(server, expected, draft, streams):
+def test_greedy_text_alone(server, expected, draft, streams: bool) -> None:
     found = [greedy(server, draft, streams, place, expected) for place in range(len(PROMPTS))]
     assert [text for text, _ in found] == expected
     assert (sum(drafted for _, drafted in found) > 0) == (draft != "none")
 
 
-def test_greedy_text_in_company(server, expected):
+def test_greedy_text_in_company(server, expected) -> None:
     asked = list(product(range(len(PROMPTS)), DRAFTS, (False, True)))
     with ThreadPoolExecutor(24) as pool:
         found = list(pool.map(lambda one: greedy(server, one[1], one[2], one[0], expected)[0], asked))
@@ -117,7 +118,7 @@ def test_greedy_text_in_company(server, expected):
 
 
 @pytest.mark.parametrize("verify", ["rejection", "block", "gumbel", "exact-match"])
-def test_a_seed_gives_one_text_alone_and_in_company(pair, verify):
+def test_a_seed_gives_one_text_alone_and_in_company(pair, verify: str) -> None:
     params = SamplingParams(max_new_tokens=NUM_TOKENS, temperature=0.9, top_k=5, seed=7)
     alone = [engine_of(pair, verify).generate(prompt, params)[0].text for prompt in PROMPTS[:4]]
     # Rows' last bits depend on their number: of few tokens hardly ever does a draw fall on a border.

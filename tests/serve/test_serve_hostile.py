@@ -1,6 +1,8 @@
 """Requests that mean harm, over a real socket against one server: each is refused with its reason, none is served."""
 
 import json
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from live_server import live, send, until
@@ -11,7 +13,7 @@ JSON = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
 C, CHAT, TOKENIZE, DETOKENIZE = "/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"
 USER = [{"role": "user", "content": "ab"}]
 NESTED = b"[" * 5000 + b"]" * 5000
-DEEP_SCHEMA: dict = {"type": "object"}
+DEEP_SCHEMA: dict[str, Any] = {"type": "object"}
 for _ in range(50):
     DEEP_SCHEMA = {"type": "object", "properties": {"a": DEEP_SCHEMA}}
 
@@ -179,7 +181,7 @@ def server():
 
 
 @pytest.fixture(autouse=True)
-def still_serves(server):
+def still_serves(server) -> Iterator[None]:
     """After every one of them the server answers as before, and nothing runs."""
     yield
     until(lambda: not server.bridge.num_open, 2)
@@ -187,7 +189,7 @@ def still_serves(server):
     assert status == 200, body
 
 
-def error_of(body: dict) -> dict:
+def error_of(body: dict[str, Any]) -> dict[str, Any]:
     assert set(body) == {"error"}
     assert set(body["error"]) == {"message", "type", "param", "code"}
     return body["error"]
@@ -196,7 +198,7 @@ def error_of(body: dict) -> dict:
 @pytest.mark.parametrize(
     ("path", "fields", "param"), FIELDS, ids=[f"{param}-{i}" for i, (_, _, param) in enumerate(FIELDS)]
 )
-def test_a_wrong_field_is_a_400_that_names_it(server, path, fields, param):
+def test_a_wrong_field_is_a_400_that_names_it(server, path, fields, param) -> None:
     basis = {"prompt": "ab", "max_tokens": 4} if path == C else {}
     status, body = server.post(path, json.dumps(basis | fields).encode(), JSON)
     assert (status, error_of(body)["param"]) == (400, param), body
@@ -204,7 +206,7 @@ def test_a_wrong_field_is_a_400_that_names_it(server, path, fields, param):
 
 
 @pytest.mark.parametrize(("body", "status", "param"), BODIES, ids=[str(i) for i in range(len(BODIES))])
-def test_a_body_that_is_no_request_is_refused(server, body, status, param):
+def test_a_body_that_is_no_request_is_refused(server, body, status, param) -> None:
     found, answer = server.post(C, body, JSON)
     assert found == status, answer
     assert error_of(answer)["param"] == param
@@ -212,23 +214,23 @@ def test_a_body_that_is_no_request_is_refused(server, body, status, param):
 
 
 @pytest.mark.parametrize(("request_bytes", "statuses"), REQUESTS, ids=[str(i) for i in range(len(REQUESTS))])
-def test_http_that_is_none_is_refused(server, request_bytes, statuses):
+def test_http_that_is_none_is_refused(server, request_bytes, statuses) -> None:
     status, answer = send(server, request_bytes)
     assert status in statuses, answer[:500]
 
 
 @pytest.mark.parametrize("path", WITHOUT_KEY)
-def test_no_spelling_of_a_path_gets_around_the_key(server, path):
+def test_no_spelling_of_a_path_gets_around_the_key(server, path) -> None:
     status, answer = send(server, f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     assert status in (400, 401), answer[:500]
 
 
-def test_another_content_type_is_a_415(server):
+def test_another_content_type_is_a_415(server) -> None:
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=a", ""):
         assert server.post(C, b'{"prompt": "a"}', JSON | {"content-type": kind})[0] == 415
 
 
-def test_unknown_fields_are_reported_and_cannot_split_the_header(server):
+def test_unknown_fields_are_reported_and_cannot_split_the_header(server) -> None:
     body = json.dumps({"prompt": "a", "max_tokens": 1, "x\r\nset-cookie: a=b": 1, "é" * 5000: 1}).encode()
     status, answer = send(
         server,

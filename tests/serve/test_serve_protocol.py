@@ -1,6 +1,7 @@
 """Hostile and odd requests: each a 400 that names its field; strangers are listed; neutral fields pass."""
 
 import json
+from typing import Any
 
 import pytest
 from requests_for_tests import TOOL, TOOL_TEMPLATE, USER, chat, completion, facts
@@ -173,7 +174,7 @@ def refused(run) -> ApiError:
 
 
 @pytest.mark.parametrize(("body", "param", "words"), RAW, ids=range(len(RAW)))
-def test_a_hostile_body(body: bytes, param: str | None, words: str):
+def test_a_hostile_body(body: bytes, param: str | None, words: str) -> None:
     error = refused(lambda: completion(body))
     assert error.status in (400, 413)
     assert error.param == param
@@ -182,7 +183,7 @@ def test_a_hostile_body(body: bytes, param: str | None, words: str):
 
 
 @pytest.mark.parametrize(("fields", "param"), COMPLETIONS, ids=lambda value: str(value)[:50])
-def test_a_wrong_completion(fields: dict, param: str):
+def test_a_wrong_completion(fields: dict[str, Any], param: str) -> None:
     error = refused(lambda: completion(**fields))
     assert (error.status, error.param) == (404 if fields.get("model") == "gpt-9" else 400, param)
     assert param.split(".")[-1].split("[")[0] in error.message or error.status == 404
@@ -190,18 +191,18 @@ def test_a_wrong_completion(fields: dict, param: str):
 
 
 @pytest.mark.parametrize(("fields", "param"), CHATS, ids=lambda value: str(value)[:50])
-def test_a_wrong_chat(fields: dict, param: str):
+def test_a_wrong_chat(fields: dict[str, Any], param: str) -> None:
     error = refused(lambda: chat(**fields))
     assert (error.status, error.param) == (400, param)
 
 
 @pytest.mark.parametrize(("fields", "param"), TOOLS, ids=lambda value: str(value)[:50])
-def test_wrong_tools(fields: dict, param: str):
+def test_wrong_tools(fields: dict[str, Any], param: str) -> None:
     error = refused(lambda: chat(over=WITH_TOOLS, **fields))
     assert (error.status, error.param) == (400, param)
 
 
-def test_the_error_has_openais_shape():
+def test_the_error_has_openais_shape() -> None:
     body = refused(lambda: completion(n=0)).body()
     assert body == {
         "error": {
@@ -213,19 +214,19 @@ def test_the_error_has_openais_shape():
     }
 
 
-def test_an_unknown_model_has_its_code():
+def test_an_unknown_model_has_its_code() -> None:
     error = refused(lambda: completion(model="gpt-9"))
     assert (error.status, error.code, error.type) == (404, "model_not_found", "not_found_error")
 
 
-def test_strangers_are_listed_wherever_they_stand():
+def test_strangers_are_listed_wherever_they_stand() -> None:
     body = {"messages": [{**USER[0], "mood": 1}], "zeal": 1, "speculative": {"k": 3}, "cache_prompt": True}
     _, ignored = parse(ChatCompletionRequest, json.dumps(body).encode(), RequestLimits())
     assert ignored == ["cache_prompt", "messages[0].mood", "speculative.k", "zeal"]
 
 
-def test_fields_at_their_neutral_values_pass():
-    neutral = {
+def test_fields_at_their_neutral_values_pass() -> None:
+    neutral: dict[str, Any] = {
         "user": "u",
         "metadata": {"a": [1]},
         "store": True,
@@ -243,7 +244,7 @@ def test_fields_at_their_neutral_values_pass():
     assert chat(**neutral, verbosity="medium", modalities=["text"], functions=[], tool_choice="none", tools=[]).jobs
 
 
-def test_null_is_absent_everywhere():
+def test_null_is_absent_everywhere() -> None:
     for kind in (CompletionRequest, ChatCompletionRequest, TokenizeRequest):
         fields = {field.alias or name: None for name, field in kind.model_fields.items() if not field.is_required()}
         required = {"prompt": "a"} if kind is CompletionRequest else {"messages": USER}
@@ -251,6 +252,6 @@ def test_null_is_absent_everywhere():
         assert parse(kind, body, RequestLimits())[1] == []
 
 
-def test_brackets_inside_strings_are_no_depth():
+def test_brackets_inside_strings_are_no_depth() -> None:
     body = json.dumps({"prompt": '\\"[{' * 500}).encode()
     assert parse(CompletionRequest, body, RequestLimits())[0].prompt == '\\"[{' * 500

@@ -1,10 +1,12 @@
 """Who may reach the server, and with which keys."""
 
 import json
+from typing import Any
 
 import pytest
 from toy_engine import toy_engine
 from toy_server import toy_client
+from typed import not_none, stand_in
 
 from specdec_cli.errors import UsageError
 from specdec_cli.recipe.schema import Serve
@@ -18,26 +20,26 @@ from specdec_cli.serve.settings import Settings, is_loopback, read_keys
     ("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("LOCALHOST", True),
     ("0.0.0.0", False), ("::", False), ("10.0.0.1", False), ("example.org", False),
 ])  # fmt: skip
-def test_loopback(host: str, expected: bool):
+def test_loopback(host: str, expected: bool) -> None:
     assert is_loopback(host) is expected
 
 
-def test_beyond_loopback_needs_a_key_or_a_word():
+def test_beyond_loopback_needs_a_key_or_a_word() -> None:
     with pytest.raises(UsageError) as refused:
         Settings(Serve(host="0.0.0.0")).check_exposure(False)
-    assert "--insecure-no-auth" in refused.value.hint
+    assert "--insecure-no-auth" in not_none(refused.value.hint)
     Settings(Serve(host="0.0.0.0")).check_exposure(True)
     Settings(Serve(host="0.0.0.0"), ("key",)).check_exposure(False)
     Settings(Serve()).check_exposure(False)
 
 
-def test_keys_are_split_and_checked():
+def test_keys_are_split_and_checked() -> None:
     assert read_keys(["d,e"], "a, b,, c,") == ("d,e", "a", "b", "c")
     with pytest.raises(UsageError):
         read_keys(("schlüssel",))
 
 
-def test_limits_follow_the_recipe():
+def test_limits_follow_the_recipe() -> None:
     limits = Settings(Serve(max_body_bytes=5000, max_choices=3, max_logprobs=2)).limits
     assert (limits.max_body_bytes, limits.max_choices, limits.max_logprobs) == (5000, 3, 2)
     assert Settings(Serve()).limits == RequestLimits()
@@ -61,21 +63,23 @@ _TOOLS = [{"type": "function", "function": {"name": f"f{i}"}} for i in range(3)]
     ({"max_speculative_tokens": 2}, _COMPLETIONS, {"speculative": {"num_speculative_tokens": 3}},
      "speculative.num_speculative_tokens"),
 ])  # fmt: skip
-def test_every_limit_of_a_request_can_be_set(limit: dict, path: str, fields: dict, param: str):
+def test_every_limit_of_a_request_can_be_set(
+    limit: dict[str, Any], path: str, fields: dict[str, Any], param: str
+) -> None:
     """Refused by the lower limit by name; taken where the limit is not in the way."""
     body = {"max_tokens": 2, **({"prompt": "abc"} if path == _COMPLETIONS else {}), **fields}
     with toy_client(**limit) as client:
         refused = client.post(path, json=body)
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
     raised = {"max_json_depth": 200} if "max_json_depth" in limit else {}
-    with toy_client(**raised) as client:
+    with toy_client(**stand_in(raised)) as client:
         assert client.post(path, json=body).status_code == 200 or param in (
             "tools",
             "speculative.num_speculative_tokens",
         )
 
 
-def test_the_highest_depth_of_json_is_read():
+def test_the_highest_depth_of_json_is_read() -> None:
     deep = json.loads("[" * 198 + "]" * 198)
     with toy_client(max_json_depth=200) as client:
         assert (
@@ -84,7 +88,7 @@ def test_the_highest_depth_of_json_is_read():
         )
 
 
-def test_a_small_cache_bounds_what_a_request_may_ask_for():
+def test_a_small_cache_bounds_what_a_request_may_ask_for() -> None:
     engine = toy_engine()
     assert _longest_context(engine, 4) == engine.target.max_context
     engine.target.num_blocks = 4

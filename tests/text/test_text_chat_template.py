@@ -16,19 +16,19 @@ USER = [{"role": "user", "content": "a"}]
 
 
 @pytest.mark.parametrize("name", ["t.jinja", "a b.txt", "{t}.jinja"])
-def test_a_file_is_read(tmp_path: Path, name: str):
+def test_a_file_is_read(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + TEMPLATE.encode())
     assert named_template(str(tmp_path / name)) == TEMPLATE
 
 
-def test_a_file_of_the_home_folder_is_found(tmp_path: Path, monkeypatch):
+def test_a_file_of_the_home_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "t.jinja").write_text(TEMPLATE)
     assert named_template("~/t.jinja") == TEMPLATE
 
 
 @pytest.mark.parametrize("text", [TEMPLATE, "{{ messages[0].content }}", "{# " + "x" * 5000 + " #}{{ 1 }}", "a\nb"])
-def test_a_text_with_braces_is_the_template_itself(text: str):
+def test_a_text_with_braces_is_the_template_itself(text: str) -> None:
     assert named_template(text) == text
 
 
@@ -41,12 +41,12 @@ def test_a_text_with_braces_is_the_template_itself(text: str):
         ("a\0b", "cannot"),
     ],
 )
-def test_what_is_neither_is_refused(given: str, said: str):
+def test_what_is_neither_is_refused(given: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         named_template(given)
 
 
-def test_a_file_that_is_empty_or_no_text_is_refused(tmp_path: Path):
+def test_a_file_that_is_empty_or_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").write_text(" ")
     (tmp_path / "bytes").write_bytes(b"\xff{")
     for name, said in [("empty", "is empty"), ("bytes", "not valid UTF-8")]:
@@ -54,7 +54,7 @@ def test_a_file_that_is_empty_or_no_text_is_refused(tmp_path: Path):
             named_template(str(tmp_path / name))
 
 
-def test_variables_hold_for_every_conversation_unless_it_sets_them():
+def test_variables_hold_for_every_conversation_unless_it_sets_them() -> None:
     tokenizer = Tokenizer(letter_tokenizer(), TEMPLATE, {"thinks": True})
 
     def said(**variables: bool) -> str:
@@ -66,7 +66,7 @@ def test_variables_hold_for_every_conversation_unless_it_sets_them():
     assert tokenizer.chat_template == TEMPLATE
 
 
-def test_what_the_template_does_not_read_is_refused_before_a_request():
+def test_what_the_template_does_not_read_is_refused_before_a_request() -> None:
     assert chat_tokenizer(letter_tokenizer(), TEMPLATE, {"thinks": 1}).chat_template == TEMPLATE
     for name, said in [("think", "does not read"), ("content", "does not read"), ("tools", "no variable")]:
         with pytest.raises(UsageError, match=f"sets `{name}`, which .*{said}") as refused:
@@ -77,12 +77,12 @@ def test_what_the_template_does_not_read_is_refused_before_a_request():
 
 
 @pytest.mark.parametrize("text", ["{% for m in messages %}", "{{ messages[ }}", "{% nonsense %}"])
-def test_a_broken_template_is_refused_when_it_is_named(text: str):
+def test_a_broken_template_is_refused_when_it_is_named(text: str) -> None:
     with pytest.raises(UsageError, match="the chat template of `--chat-template` is broken: "):
         chat_tokenizer(letter_tokenizer(), text, None)
 
 
-def test_a_template_that_transformers_alone_knows_parses():
+def test_a_template_that_transformers_alone_knows_parses() -> None:
     text = (
         "{% for m in messages %}{% if m.x %}{% continue %}{% endif %}{% generation %}a{% endgeneration %}{% endfor %}"
     )

@@ -7,7 +7,7 @@ import time
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given, settings
@@ -57,7 +57,7 @@ def byte_fallback(strip: bool) -> Tokenizer:
     return wrap(backend)
 
 
-def trained(model: object, trainer: object, decoder: object, pre: object) -> Tokenizer:
+def trained(model: Any, trainer: Any, decoder: Any, pre: Any) -> Tokenizer:
     backend = Backend(model)
     backend.pre_tokenizer = pre
     backend.decoder = decoder
@@ -102,8 +102,8 @@ def toy(name: str) -> Tokenizer:
     suffix = trainers.BpeTrainer(
         vocab_size=150, special_tokens=SPECIALS, end_of_word_suffix="</w>", show_progress=False
     )
-    model = models.BPE(unk_token="<unk>", end_of_word_suffix="</w>")
-    return trained(model, suffix, decoders.BPEDecoder(), pre_tokenizers.WhitespaceSplit())
+    pairs = models.BPE(unk_token="<unk>", end_of_word_suffix="</w>")
+    return trained(pairs, suffix, decoders.BPEDecoder(), pre_tokenizers.WhitespaceSplit())
 
 
 TOYS = [

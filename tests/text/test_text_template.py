@@ -1,5 +1,7 @@
 """Issue point 12: what a template reads is in its syntax tree, not in its letters."""
 
+from typing import Any
+
 import jinja2
 import pytest
 
@@ -23,7 +25,7 @@ from specdec_cli.text.template import read_template
         ("{% for a in b %}{% if a %}{% break %}{% endif %}{% continue %}{% endfor %}", {"b"}),
     ],
 )
-def test_12_variables_are_those_that_are_looked_up(source: str, variables: set):
+def test_12_variables_are_those_that_are_looked_up(source: str, variables: set[Any]) -> None:
     assert read_template(source).variables == variables
 
 
@@ -42,7 +44,7 @@ def test_12_variables_are_those_that_are_looked_up(source: str, variables: set):
         "{% macro f(m) %}{{ m.tool_calls }}{% endmacro %}",
     ],
 )
-def test_12_a_field_is_read_in_every_way_of_writing_it(source: str):
+def test_12_a_field_is_read_in_every_way_of_writing_it(source: str) -> None:
     assert read_template(source).has_field("tool_calls")
 
 
@@ -57,16 +59,16 @@ def test_12_a_field_is_read_in_every_way_of_writing_it(source: str):
         "{% raw %}{{ m.tool_calls }}{% endraw %}",
     ],
 )
-def test_12_a_word_that_merely_occurs_is_not_read(source: str):
+def test_12_a_word_that_merely_occurs_is_not_read(source: str) -> None:
     assert not read_template(source).has_field("tool_calls")
 
 
-def test_12_roles_are_what_something_is_compared_with():
+def test_12_roles_are_what_something_is_compared_with() -> None:
     assert "developer" in read_template("{% if m.role in ['system', 'developer'] %}{% endif %}").texts
     assert "developer" in read_template("{{ {'developer': 1}[m.role] }}").texts
     assert "developer" not in read_template("developer {{ 'developer' }}").texts
 
 
-def test_12_a_broken_template_is_told():
+def test_12_a_broken_template_is_told() -> None:
     with pytest.raises(jinja2.TemplateSyntaxError):
         read_template("{% for %}")

@@ -7,7 +7,7 @@ from specdec_cli.engine.depth.depth import DecodingRow
 
 
 @pytest.mark.parametrize(("rows", "expected_seconds"), [(1, 0.8 * 0.010 + 0.2 * 0.026), (2, 0.0120), (64, 0.0108)])
-def test_what_a_drafter_that_seldom_finds_something_costs(rows, expected_seconds):
+def test_what_a_drafter_that_seldom_finds_something_costs(rows: int, expected_seconds: float) -> None:
     """One row has all or nothing, and many have about as much as they are expected to."""
     wishes, costs = [DecodingRow(i, "ngram", 4, 9) for i in range(rows)], StepCosts()
     company = Company.of(wishes)
@@ -19,7 +19,7 @@ def test_what_a_drafter_that_seldom_finds_something_costs(rows, expected_seconds
     assert deepest == pytest.approx(expected_seconds, rel=0.01)
 
 
-def test_a_plain_step_takes_no_longer_than_one_of_more_rows_that_is_known_better():
+def test_a_plain_step_takes_no_longer_than_one_of_more_rows_that_is_known_better() -> None:
     """As where a server's streams end one by one: 15 of them for a step or two, which is slow."""
     costs, of = (
         StepCosts(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -72,9 +73,9 @@ def simulate(
     return given / took, chosen
 
 
-def decisions(monkeypatch) -> list[object]:
+def decisions(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What `Adaptive._decide` is called with from now on."""
-    decided: list[object] = []
+    decided: list[Any] = []
     decide = Adaptive._decide
     monkeypatch.setattr(Adaptive, "_decide", lambda *given: decided.append(given) or decide(*given))
     return decided
@@ -83,7 +84,7 @@ def decisions(monkeypatch) -> list[object]:
 @pytest.mark.parametrize("rows", [1, 4])
 @pytest.mark.parametrize("rate", [0.05, 0.6, 0.95])
 @pytest.mark.parametrize("curve", CURVES)
-def test_adaptive_is_near_the_best_fixed_k_and_never_much_slower_than_none(curve, rate, rows):
+def test_adaptive_is_near_the_best_fixed_k_and_never_much_slower_than_none(curve, rate: float, rows: int) -> None:
     seconds = CURVES[curve]
     rates = [rows * expected(rate, k) / seconds(rows, k) for k in range(K + 1)]
     got, _ = simulate(Adaptive(), seconds, rate, rows, seed=rows, length=60)
@@ -92,7 +93,7 @@ def test_adaptive_is_near_the_best_fixed_k_and_never_much_slower_than_none(curve
 
 
 @pytest.mark.parametrize("curve", CURVES)
-def test_a_machine_that_changes_its_pace_does_not_mislead(curve):
+def test_a_machine_that_changes_its_pace_does_not_mislead(curve) -> None:
     """A k that was last measured in a good moment, or first in a bad one, would look like what it is not."""
     seconds = CURVES[curve]
     rates = [expected(0.82, k) / seconds(1, k) for k in range(K + 1)]
@@ -102,7 +103,7 @@ def test_a_machine_that_changes_its_pace_does_not_mislead(curve):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_longer_contexts_and_caches_that_a_draft_has_emptied_do_not_make_it_look_good(seed):
+def test_longer_contexts_and_caches_that_a_draft_has_emptied_do_not_make_it_look_good(seed) -> None:
     """As measured with 16 stories of the built-in pair on a machine with small caches: plain decoding is the best.
 
     Keys and values that are read soon take as long as weights. After prompts and drafts a plain step takes up to 1.7 of
@@ -137,7 +138,7 @@ def test_longer_contexts_and_caches_that_a_draft_has_emptied_do_not_make_it_look
     assert clock["plain"] >= 0.98 * clock["took"]
 
 
-def test_costs_follow_the_contexts():
+def test_costs_follow_the_contexts() -> None:
     wishes = [DecodingRow(i, "model", K, 100) for i in range(4)]
     company, costs, now = Company.of(wishes), StepCosts(), 0
     for context in (500, 520):
@@ -156,7 +157,7 @@ def test_costs_follow_the_contexts():
 
 @pytest.mark.parametrize("rate", [0.0, 0.3])
 @pytest.mark.parametrize("curve", CURVES)
-def test_what_learning_from_nothing_costs_a_short_run_is_little(curve, rate):
+def test_what_learning_from_nothing_costs_a_short_run_is_little(curve, rate: float) -> None:
     """A draft that does not pay: a first look at it and the machine's noise are most of what 220 steps see."""
     seconds = CURVES[curve]
     plain = 1 / seconds(1, 0)
@@ -166,7 +167,7 @@ def test_what_learning_from_nothing_costs_a_short_run_is_little(curve, rate):
 
 
 @pytest.mark.parametrize(("rows", "first_look"), [(1, 0.04), (16, 0.04)])
-def test_a_bad_draft_is_looked_at_again_where_it_has_little_to_read(rows, first_look):
+def test_a_bad_draft_is_looked_at_again_where_it_has_little_to_read(rows: int, first_look: float) -> None:
     """To read 16 stories of 200 tokens would take it as long as 50 plain steps; half of such as just began, 2.5."""
     seconds, looks = CURVES["memory-bound"], list[int]()
     plain = rows / seconds(rows, 0)
@@ -181,7 +182,7 @@ def test_a_bad_draft_is_looked_at_again_where_it_has_little_to_read(rows, first_
     assert sum(place < 50 for place in looks) > 0.9 * len(looks)
 
 
-def test_a_bad_draft_and_a_big_batch_are_not_drafted_for():
+def test_a_bad_draft_and_a_big_batch_are_not_drafted_for() -> None:
     for curve, rate, rows in (("memory-bound", 0.05, 1), ("compute-bound", 0.6, 16)):
         _, chosen = simulate(Adaptive(), CURVES[curve], rate, rows)
         assert chosen[1000:].count(0) > 900
@@ -189,7 +190,7 @@ def test_a_bad_draft_and_a_big_batch_are_not_drafted_for():
     assert sum(chosen[1000:]) / 1000 > 4
 
 
-def test_adaptive_comes_back_when_the_draft_gets_better():
+def test_adaptive_comes_back_when_the_draft_gets_better() -> None:
     policy = Adaptive()
     _, chosen = simulate(policy, CURVES["memory-bound"], 0.05, steps=600)
     assert chosen[-100:].count(0) > 80
@@ -197,7 +198,7 @@ def test_adaptive_comes_back_when_the_draft_gets_better():
     assert sum(chosen[-300:]) / 300 > 3
 
 
-def test_what_a_draft_costs_many_rows_shuts_it_not_out_for_one():
+def test_what_a_draft_costs_many_rows_shuts_it_not_out_for_one() -> None:
     """As where a server's streams end but for one: of many rows a draft's first token took twice a plain step."""
 
     def seconds(rows: int, k: float) -> float:
@@ -212,7 +213,7 @@ def test_what_a_draft_costs_many_rows_shuts_it_not_out_for_one():
     assert got >= 0.94 * max(expected(0.7, k) / seconds(1, k) for k in range(K + 1))
 
 
-def test_a_first_forward_that_takes_long_shuts_no_good_draft_out():
+def test_a_first_forward_that_takes_long_shuts_no_good_draft_out() -> None:
     policy, warm_up, chosen = Adaptive(), 5000.0, []
     for step in range(300):
         k = policy.choose([DecodingRow(step // 40, "model", K, step)], True)[0]
@@ -224,7 +225,7 @@ def test_a_first_forward_that_takes_long_shuts_no_good_draft_out():
     assert sum(chosen[100:]) / 200 > 3
 
 
-def test_a_machine_that_stops_for_a_while_in_a_look_shuts_no_draft_out():
+def test_a_machine_that_stops_for_a_while_in_a_look_shuts_no_draft_out() -> None:
     """What a draft has to read first is paid for by exploring, but a pause of 2,000 steps is not its fault."""
     policy, generator, chosen, paused_at = Adaptive(), random.Random(1), [0], None
     for step in range(2300):
@@ -240,7 +241,7 @@ def test_a_machine_that_stops_for_a_while_in_a_look_shuts_no_draft_out():
     assert sum(chosen[-300:]) / 300 > 3
 
 
-def test_a_draft_does_not_begin_to_read_what_soon_ends():
+def test_a_draft_does_not_begin_to_read_what_soon_ends() -> None:
     policy = Adaptive()
     simulate(policy, CURVES["memory-bound"], 0.8, steps=1500, length=100, reading=0.4)
     assert policy.choose([DecodingRow(7000, "model", K, 400, left=400)], True)[0] > 0
@@ -248,14 +249,14 @@ def test_a_draft_does_not_begin_to_read_what_soon_ends():
     assert policy.choose([DecodingRow(7001, "model", K, 400, left=6)], True)[0] == 0
 
 
-def test_what_exploring_costs_is_counted_and_small():
+def test_what_exploring_costs_is_counted_and_small() -> None:
     policy = Adaptive()
     simulate(policy, CURVES["slow draft"], 0.05, steps=3000)
     assert 0 < policy.account.num_exploring < 300
     assert policy.account.exploring_seconds < 0.02 * policy.account.seconds
 
 
-def test_exploring_is_a_share_of_the_time_that_is_taken_where_drafting_pays():
+def test_exploring_is_a_share_of_the_time_that_is_taken_where_drafting_pays() -> None:
     for seed in range(4):
         policy = Adaptive()
         simulate(policy, CURVES["memory-bound"], 0.95, steps=6000, seed=seed)
@@ -263,7 +264,7 @@ def test_exploring_is_a_share_of_the_time_that_is_taken_where_drafting_pays():
         assert policy.account.exploring_seconds < 0.006 * policy.account.seconds
 
 
-def test_what_a_draft_reads_first_after_plain_steps_is_counted_as_exploring():
+def test_what_a_draft_reads_first_after_plain_steps_is_counted_as_exploring() -> None:
     policy, took, plain, previous = Adaptive(), 0.0, 0.0, 0
     for step in range(4000):
         k = policy.choose([DecodingRow(0, "model", K, step)], True)[0]
@@ -274,7 +275,7 @@ def test_what_a_draft_reads_first_after_plain_steps_is_counted_as_exploring():
     assert took <= 1.02 * plain
 
 
-def test_each_row_keeps_its_own_limit_and_a_step_with_prompts_explores_nothing():
+def test_each_row_keeps_its_own_limit_and_a_step_with_prompts_explores_nothing() -> None:
     policy = Adaptive()
     for step in range(400):
         wishes = [DecodingRow(0, "model", 4, 9), DecodingRow(1, "ngram", 1, 9), DecodingRow(2, "none", 0, 9)]
@@ -288,7 +289,7 @@ def test_each_row_keeps_its_own_limit_and_a_step_with_prompts_explores_nothing()
     policy.observe(1.0, {})
 
 
-def test_a_decision_holds_for_some_steps_but_not_for_other_rows(monkeypatch):
+def test_a_decision_holds_for_some_steps_but_not_for_other_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     policy, decided = Adaptive(), decisions(monkeypatch)
     simulate(policy, CURVES["memory-bound"], 0.9, steps=400)
     assert 400 / 8 <= len(decided) <= 400 / 3
@@ -303,7 +304,7 @@ def test_a_decision_holds_for_some_steps_but_not_for_other_rows(monkeypatch):
         assert len(decided) == before + 1
 
 
-def test_a_decision_outlives_rows_that_end_and_prompts_that_are_fed(monkeypatch):
+def test_a_decision_outlives_rows_that_end_and_prompts_that_are_fed(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = Adaptive()
     simulate(policy, CURVES["memory-bound"], 0.9, rows=8, steps=400)
     decided = decisions(monkeypatch)
@@ -316,7 +317,9 @@ def test_a_decision_outlives_rows_that_end_and_prompts_that_are_fed(monkeypatch)
     assert len(decided) <= 4
 
 
-def test_to_draft_nothing_holds_for_other_requests_where_no_draft_is_near_to_paying(monkeypatch):
+def test_to_draft_nothing_holds_for_other_requests_where_no_draft_is_near_to_paying(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     policy = Adaptive()
     simulate(policy, CURVES["slow draft"], 0.05, steps=2000, length=96)
     decided = decisions(monkeypatch)
@@ -330,7 +333,7 @@ def test_to_draft_nothing_holds_for_other_requests_where_no_draft_is_near_to_pay
     assert len(decided) < 20, "less than one for each"
 
 
-def test_rows_that_may_not_draft_are_decided_for_seldom(monkeypatch):
+def test_rows_that_may_not_draft_are_decided_for_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     policy, decided = Adaptive(), decisions(monkeypatch)
     for step in range(256):
         assert policy.choose([DecodingRow(0, "model", 0, 20 + step), DecodingRow(1, "none", 0, 20 + step)], True) == [
@@ -341,7 +344,9 @@ def test_rows_that_may_not_draft_are_decided_for_seldom(monkeypatch):
     assert len(decided) <= 2
 
 
-def test_a_row_that_comes_to_its_end_is_no_new_decision_but_gets_no_more_than_it_may(monkeypatch):
+def test_a_row_that_comes_to_its_end_is_no_new_decision_but_gets_no_more_than_it_may(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     policy, decided = Adaptive(), decisions(monkeypatch)
     simulate(policy, CURVES["memory-bound"], 0.9, steps=400)
     asked = []
@@ -354,7 +359,7 @@ def test_a_row_that_comes_to_its_end_is_no_new_decision_but_gets_no_more_than_it
     assert before <= 400 / 3 + 41 / 3
 
 
-def test_the_first_look_at_a_draft_is_for_some_rows_of_a_large_batch():
+def test_the_first_look_at_a_draft_is_for_some_rows_of_a_large_batch() -> None:
     policy, rows = Adaptive(), 16
     for step in range(12):
         wishes = [DecodingRow(i, "model", K, 20 + step + 10 * (i == 3)) for i in range(rows)]
@@ -366,7 +371,7 @@ def test_the_first_look_at_a_draft_is_for_some_rows_of_a_large_batch():
 
 
 @pytest.mark.parametrize("num_tokens", [8, 32, 90])
-def test_a_first_look_waits_until_the_time_seen_and_asked_for_is_enough_for_it(num_tokens):
+def test_a_first_look_waits_until_the_time_seen_and_asked_for_is_enough_for_it(num_tokens: int) -> None:
     seconds, policy, took, plain, looked = CURVES["slow draft"], Adaptive(), 0.0, 0.0, False
     for text in range(200 // num_tokens + 1):
         for step in range(num_tokens):
@@ -379,7 +384,7 @@ def test_a_first_look_waits_until_the_time_seen_and_asked_for_is_enough_for_it(n
     assert looked
 
 
-def test_a_first_look_does_not_wait_where_much_is_asked_for():
+def test_a_first_look_does_not_wait_where_much_is_asked_for() -> None:
     policy = Adaptive()
     for step in range(20):
         if policy.choose([DecodingRow(0, "model", K, 20 + step, 128 - step)], True)[0]:
@@ -388,7 +393,7 @@ def test_a_first_look_does_not_wait_where_much_is_asked_for():
     pytest.fail("no look in 20 steps")
 
 
-def test_a_step_that_broke_off_is_not_learned_from():
+def test_a_step_that_broke_off_is_not_learned_from() -> None:
     policy = Adaptive()
     policy.choose([DecodingRow(0, "model", 4, 9)], True)
     assert policy.choose([DecodingRow(1, "model", 4, 9)], True) == [0]
@@ -396,7 +401,7 @@ def test_a_step_that_broke_off_is_not_learned_from():
     assert policy.account.seconds == 1.0
 
 
-def test_survival_follows_what_is_accepted_and_starts_from_its_prior():
+def test_survival_follows_what_is_accepted_and_starts_from_its_prior() -> None:
     pool = Survival()
     for _ in range(300):
         pool.add(4, 2)
@@ -410,7 +415,7 @@ def test_survival_follows_what_is_accepted_and_starts_from_its_prior():
     assert Survival().curve(0) == []
 
 
-def test_k_by_batch():
+def test_k_by_batch() -> None:
     table = KByBatch.of(4, ((8, 3), (32, 0)), None)
     assert [table.k(num, None) for num in (1, 7, 8, 31, 32, 99)] == [4, 4, 3, 3, 0, 0]
     assert [table.k(num, 6) for num in (1, 8, 32)] == [6, 3, 0], "a wish holds within the entry"
@@ -421,7 +426,7 @@ def test_k_by_batch():
 
 
 @pytest.mark.parametrize(("finds", "rate"), [(0.15, 0.5), (0.3, 0.6), (0.3, 0.3), (0.05, 0.8)])
-def test_a_drafter_that_now_and_then_finds_something_is_never_much_slower_than_none(finds, rate):
+def test_a_drafter_that_now_and_then_finds_something_is_never_much_slower_than_none(finds: float, rate: float) -> None:
     """As n-grams do, for some steps in a row: a step then costs by what was found, not by k."""
     rows, length, got = 16, 96, []
     for seed in range(12):
@@ -449,7 +454,7 @@ def test_a_drafter_that_now_and_then_finds_something_is_never_much_slower_than_n
     assert sum(got) / len(got) >= 0.985
 
 
-def test_what_deciding_takes_is_no_part_of_a_steps_cost(monkeypatch):
+def test_what_deciding_takes_is_no_part_of_a_steps_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     """It falls into one step of some: plain steps, of which few are measured where drafting pays, would seem slow."""
     clock, decide, told = [0.0], Adaptive._decide, []
 
@@ -472,7 +477,7 @@ def test_what_deciding_takes_is_no_part_of_a_steps_cost(monkeypatch):
     assert all(seconds == pytest.approx(20.0 + 10 * k) for k, (_, seconds, _) in told)
 
 
-def test_to_draft_nothing_holds_for_a_batch_in_which_requests_are_replaced(monkeypatch):
+def test_to_draft_nothing_holds_for_a_batch_in_which_requests_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     policy, rows = Adaptive(), 16
     simulate(policy, CURVES["compute-bound"], 0.05, rows, steps=2000, length=96)
     decided, running = decisions(monkeypatch), list(range(900, 900 + rows))
@@ -489,7 +494,7 @@ def test_to_draft_nothing_holds_for_a_batch_in_which_requests_are_replaced(monke
     assert len(decided) < 20, "less than one for each"
 
 
-def test_rows_that_may_draft_again_are_decided_for():
+def test_rows_that_may_draft_again_are_decided_for() -> None:
     policy = Adaptive()
     simulate(policy, CURVES["memory-bound"], 0.95, rows=2, steps=600)
     for step in range(3):
@@ -499,7 +504,7 @@ def test_rows_that_may_draft_again_are_decided_for():
     assert max(policy.choose([DecodingRow(i, "model", K, 23) for i in (900, 901)], False)) > 0
 
 
-def test_what_a_draft_reads_is_not_measured_against_steps_with_prompts(monkeypatch):
+def test_what_a_draft_reads_is_not_measured_against_steps_with_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
     policy, told = Adaptive(), []
     simulate(policy, CURVES["memory-bound"], 0.95, steps=600)
     monkeypatch.setattr(StepCosts, "add_reading", lambda *given: told.append(given[2:]))
@@ -513,12 +518,12 @@ def test_what_a_draft_reads_is_not_measured_against_steps_with_prompts(monkeypat
     assert all(one == (100, pytest.approx(40.0, abs=4.0)) for one in told)
 
 
-def test_a_preempted_request_is_read_anew_though_it_was_drafted_for(monkeypatch):
+def test_a_preempted_request_is_read_anew_though_it_was_drafted_for(monkeypatch: pytest.MonkeyPatch) -> None:
     policy, told = Adaptive(), []
     simulate(policy, CURVES["memory-bound"], 0.95, steps=600)
     monkeypatch.setattr(StepCosts, "add_reading", lambda *given: told.append(given[2]))
 
-    def steps(length, num):
+    def steps(length, num) -> None:
         for step in range(num):
             k = policy.choose([DecodingRow(900, "model", K, length + 5 * step, left=2000)], True)[0]
             assert k > 0
@@ -533,7 +538,7 @@ def test_a_preempted_request_is_read_anew_though_it_was_drafted_for(monkeypatch)
     assert told == [260]
 
 
-def test_a_look_ends_where_other_requests_prompts_are_fed():
+def test_a_look_ends_where_other_requests_prompts_are_fed() -> None:
     policy = Adaptive()
     simulate(policy, CURVES["very slow draft"], 0.05, steps=600, length=100)
     for handle in range(700, 740):

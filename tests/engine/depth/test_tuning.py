@@ -20,7 +20,7 @@ def names(node: ast.Assign) -> list[str]:
 CONSTANTS = [name for node in BODY if isinstance(node, ast.Assign) for name in names(node)]
 
 
-def test_each_constant_has_its_unit_and_its_reason():
+def test_each_constant_has_its_unit_and_its_reason() -> None:
     for node, reason in pairwise(BODY):
         if isinstance(node, ast.Assign):
             assert isinstance(reason, ast.Expr), names(node)
@@ -29,6 +29,6 @@ def test_each_constant_has_its_unit_and_its_reason():
 
 
 @pytest.mark.parametrize("name", CONSTANTS)
-def test_each_constant_is_used(name):
+def test_each_constant_is_used(name) -> None:
     others = [path for path in FILE.parent.glob("*.py") if path != FILE]
     assert any(f"tuning.{name}" in path.read_text(encoding="utf-8") for path in others)

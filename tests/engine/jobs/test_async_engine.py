@@ -6,6 +6,7 @@ import time
 
 import pytest
 from toy_engine import TableLM, toy_engine
+from typed import not_none
 
 from specdec_cli.engine.jobs.async_engine import AsyncEngine
 from specdec_cli.errors import QueueFull, Unavailable, UsageError
@@ -33,17 +34,17 @@ async def text_of(engine, prompt, params=SHORT, **wishes):
     return "".join([delta.text async for delta in engine.stream(prompt, params, **wishes)])
 
 
-async def until_idle(engine):
+async def until_idle(engine) -> None:
     deadline = time.monotonic() + 20
     while engine._bridge.num_open and time.monotonic() < deadline:
         await asyncio.sleep(0.005)
     assert not engine._bridge.num_open
 
 
-def test_a_stream_is_what_generate_gives():
+def test_a_stream_is_what_generate_gives() -> None:
     expected = toy_engine().generate(["abc", "cab"], SHORT)
 
-    async def go():
+    async def go() -> None:
         async with AsyncEngine(toy_engine()) as engine:
             assert await text_of(engine, "abc") == expected[0].text
             found = await engine.generate(["abc", "cab"], SHORT)
@@ -53,12 +54,12 @@ def test_a_stream_is_what_generate_gives():
             assert [one.index for one in found] == [0, 1]
             assert found[0].prompt == "abc"
             assert found[0].speculative.outcomes == expected[0].speculative.outcomes
-            assert found[0].timing.decode_tokens_per_second > 0
+            assert not_none(found[0].timing.decode_tokens_per_second) > 0
 
     asyncio.run(go())
 
 
-def test_concurrent_streams_batch_together_on_one_thread(monkeypatch):
+def test_concurrent_streams_batch_together_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     target = SlowLM()
     decoder = toy_engine(target=target)
     most, step = [], decoder.step
@@ -70,7 +71,7 @@ def test_concurrent_streams_batch_together_on_one_thread(monkeypatch):
 
     monkeypatch.setattr(decoder, "step", watched)
 
-    async def go():
+    async def go() -> None:
         async with AsyncEngine(decoder) as engine:
             await asyncio.gather(*(text_of(engine, prompt) for prompt in ("abc", "bca", "cab", "aab")))
 
@@ -80,13 +81,13 @@ def test_concurrent_streams_batch_together_on_one_thread(monkeypatch):
 
 
 @pytest.mark.parametrize("how", ["break", "cancel", "error"])
-def test_leaving_a_stream_aborts_its_request_and_no_other(how):
-    async def go():
+def test_leaving_a_stream_aborts_its_request_and_no_other(how: str) -> None:
+    async def go() -> None:
         async with AsyncEngine(toy_engine(target=SlowLM())) as engine:
             other = asyncio.create_task(engine.generate("cab", SHORT))
             started = asyncio.Event()
 
-            async def read():
+            async def read() -> None:
                 async for delta in engine.stream("abc", LONG):
                     started.set()
                     if how == "break" and delta.text:
@@ -109,8 +110,8 @@ def test_leaving_a_stream_aborts_its_request_and_no_other(how):
     asyncio.run(go())
 
 
-def test_cancelling_generate_aborts_all_its_requests():
-    async def go():
+def test_cancelling_generate_aborts_all_its_requests() -> None:
+    async def go() -> None:
         async with AsyncEngine(toy_engine(target=SlowLM(), max_num_seqs=2)) as engine:
             task = asyncio.create_task(engine.generate(["abc"] * 5, LONG))
             while not engine.engine.has_work:
@@ -123,8 +124,8 @@ def test_cancelling_generate_aborts_all_its_requests():
     asyncio.run(go())
 
 
-def test_a_wrong_request_raises_and_the_others_go_on():
-    async def go():
+def test_a_wrong_request_raises_and_the_others_go_on() -> None:
+    async def go() -> None:
         async with AsyncEngine(toy_engine()) as engine:
             for prompt, params, wishes in (
                 ("", SHORT, {}),
@@ -140,8 +141,8 @@ def test_a_wrong_request_raises_and_the_others_go_on():
     asyncio.run(go())
 
 
-def test_a_full_queue_and_a_closed_engine_refuse():
-    async def go():
+def test_a_full_queue_and_a_closed_engine_refuse() -> None:
+    async def go() -> None:
         engine = AsyncEngine(toy_engine(target=SlowLM(), max_num_seqs=1), max_waiting=0)
         running = asyncio.create_task(engine.generate("abc", LONG))
         while not engine.engine.has_work:
@@ -159,14 +160,14 @@ def test_a_full_queue_and_a_closed_engine_refuse():
     asyncio.run(go())
 
 
-def test_an_engine_that_decodes_is_refused():
+def test_an_engine_that_decodes_is_refused() -> None:
     busy = toy_engine()
     busy.add("abc")
     with pytest.raises(UsageError, match="already decodes"):
         AsyncEngine(busy)
 
 
-def test_several_event_loops_after_each_other():
+def test_several_event_loops_after_each_other() -> None:
     engine = AsyncEngine(toy_engine())
     assert asyncio.run(text_of(engine, "abc")) == asyncio.run(text_of(engine, "abc"))
     asyncio.run(engine.close())

@@ -1,6 +1,8 @@
 """The cache is a function of the context: prefixes kept, rejected tokens given back, blocks counted."""
 
 from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +19,7 @@ from specdec_cli.lm.load import load_lm
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory: pytest.TempPathFactory):
     return str(make_tiny("llama", tmp_path_factory.mktemp("llama")))
 
 
@@ -26,7 +28,7 @@ def lm(folder):
     return load_lm(folder, block_size=4)
 
 
-def fed(lm, monkeypatch):
+def fed(lm, monkeypatch: pytest.MonkeyPatch):
     """How many tokens every forward is given from now on."""
     counts, run = [], lm._forward.run
 
@@ -38,7 +40,7 @@ def fed(lm, monkeypatch):
     return counts
 
 
-def test_only_what_is_missing_is_fed(lm, monkeypatch):
+def test_only_what_is_missing_is_fed(lm, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = fed(lm, monkeypatch)
     context = list(range(1, 21))
     lm.score([Row(0, context, 1)])
@@ -49,20 +51,20 @@ def test_only_what_is_missing_is_fed(lm, monkeypatch):
     assert counts == [20, 4, 1, 2]
 
 
-def test_wanted_positions_are_recomputed_and_equal(lm):
+def test_wanted_positions_are_recomputed_and_equal(lm) -> None:
     context = list(range(1, 21))
     first = lm.score([Row(0, context, 20)])
     again = lm.score([Row(0, context, 7)])
     assert torch.allclose(first[-7:], again, atol=1e-5)
 
 
-def test_a_tuple_is_a_context_too(lm):
+def test_a_tuple_is_a_context_too(lm) -> None:
     context = list(range(1, 21))
     expected = lm.score([Row(0, context, 1)])
     assert torch.allclose(lm.score([Row(0, tuple(context), 1)]), expected, atol=1e-5)
 
 
-def test_the_caller_may_change_its_list(lm):
+def test_the_caller_may_change_its_list(lm) -> None:
     context = list(range(1, 21))
     lm.score([Row(0, context, 1)])
     context[3] = 50
@@ -70,7 +72,7 @@ def test_the_caller_may_change_its_list(lm):
     assert torch.allclose(changed, lm.score([Row(1, context, 1)]), atol=1e-5)
 
 
-def test_blocks_come_and_go(lm):
+def test_blocks_come_and_go(lm) -> None:
     total = lm.num_blocks
     lm.score([Row(0, list(range(17)), 1), Row(1, list(range(4)), 1)])
     assert total - lm.num_free_blocks == 5 + 1
@@ -87,27 +89,27 @@ def test_blocks_come_and_go(lm):
     lm.check_integrity()
 
 
-def test_sequences_do_not_see_each_other(lm):
+def test_sequences_do_not_see_each_other(lm) -> None:
     contexts = [[7, 8, 9], [1, 2, 3, 4, 5, 6, 7, 8], [50, 40, 30, 20]]
     alone = [lm.score([Row(i, context, 1)]) for i, context in enumerate(contexts)]
     together = lm.score([Row(10 + i, context, 1) for i, context in enumerate(contexts)])
     assert torch.allclose(torch.cat(alone), together, atol=1e-5)
 
 
-def test_rows_without_logits(lm):
+def test_rows_without_logits(lm) -> None:
     assert lm.score([Row(0, [1, 2, 3], 0)]).shape == (0, lm.vocab_size)
     assert lm.score([Row(0, [1, 2, 3], 0)]).shape == (0, lm.vocab_size)
     both = lm.score([Row(0, [1, 2, 3, 4], 0), Row(1, [5, 6], 2)])
     assert torch.allclose(both, lm.score([Row(2, [5, 6], 2)]), atol=1e-5)
 
 
-def test_logits_may_be_written_into(lm):
+def test_logits_may_be_written_into(lm) -> None:
     logits = lm.score([Row(0, [1, 2, 3], 2)])
     logits[0, 5] = -torch.inf
     assert logits.dtype == torch.float32
 
 
-def test_a_full_cache_is_one_sentence(folder):
+def test_a_full_cache_is_one_sentence(folder) -> None:
     lm = load_lm(folder, max_num_seqs=1, block_size=4, extra_tokens=0, max_model_len=16)
     assert lm.num_blocks == 4
     lm.score([Row(0, list(range(12)), 1)])
@@ -118,20 +120,20 @@ def test_a_full_cache_is_one_sentence(folder):
     assert lm.score([Row(0, list(range(16)), 1)]).shape[0] == 1
 
 
-def test_the_cache_keeps_to_its_memory(folder):
+def test_the_cache_keeps_to_its_memory(folder) -> None:
     lm = load_lm(folder, kv_cache_bytes=256 * 16 * 20)
     assert (lm.num_blocks, lm.kv_bytes_per_token) == (20, 256)
     with pytest.raises(RunError, match="no room for the KV cache"):
         load_lm(folder, kv_cache_bytes=1000)
 
 
-def test_context_limits(folder):
+def test_context_limits(folder) -> None:
     assert load_lm(folder).max_context == 128
     assert load_lm(folder, max_model_len=50).max_context == 50
     assert load_lm(folder, max_model_len=5000).max_context == 128
 
 
-def test_long_rope_switches_where_transformers_does(tmp_path):
+def test_long_rope_switches_where_transformers_does(tmp_path: Path) -> None:
     """Keys of the short frequencies are of no use past the threshold, in either direction."""
     import transformers
 
@@ -152,7 +154,7 @@ def test_long_rope_switches_where_transformers_does(tmp_path):
     lm.check_integrity()
 
 
-def test_pool_prefers_neighbours_and_leaves_room():
+def test_pool_prefers_neighbours_and_leaves_room() -> None:
     pool = BlockPool(32)
     first = pool.allocate(3)
     second = pool.allocate(2)
@@ -166,7 +168,7 @@ def test_pool_prefers_neighbours_and_leaves_room():
     assert sorted(pool.allocate(27)) == list(range(5, 32))
 
 
-def test_pool_notices_what_is_wrong():
+def test_pool_notices_what_is_wrong() -> None:
     pool = BlockPool(4)
     blocks = pool.allocate(2)
     with pytest.raises(AssertionError, match="5 blocks wanted"):
@@ -180,7 +182,7 @@ def test_pool_notices_what_is_wrong():
         pool.free(blocks[:1])
 
 
-def test_memory_of_a_gpu_is_promised_once(folder, monkeypatch):
+def test_memory_of_a_gpu_is_promised_once(folder, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache takes its memory in the first forward, and another model may be loaded before that."""
     first, second = (load_lm(folder, decoder="transformers", check=False) for _ in range(2))
     first.device = second.device = torch.device("cuda")
@@ -194,7 +196,7 @@ def test_memory_of_a_gpu_is_promised_once(folder, monkeypatch):
     assert device_room(second.device, 7) == Room(promised * 2, promised * 2, 7)
 
 
-def test_a_forward_runs_with_its_own_gpu_as_the_current_one(monkeypatch):
+def test_a_forward_runs_with_its_own_gpu_as_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton launches on the current one, whatever the tensors' is."""
     entered = []
     monkeypatch.setattr(torch.cuda, "device", lambda device: entered.append(device) or nullcontext())
@@ -211,9 +213,9 @@ def test_a_forward_runs_with_its_own_gpu_as_the_current_one(monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_what_is_no_number_stays_with_its_own_sequence(folder, dtype):
+def test_what_is_no_number_stays_with_its_own_sequence(folder, dtype: str) -> None:
     """In 16 bits transformers' attention reads whole grains of keys, masked, whoever filed them."""
-    four_blocks = {"max_num_seqs": 4, "kv_cache_bytes": 4 * 16 * 128}
+    four_blocks: dict[str, Any] = {"max_num_seqs": 4, "kv_cache_bytes": 4 * 16 * 128}
     right = load_lm(folder, dtype=dtype, decoder="transformers").score([Row(0, [5, 6, 7], 1)])
     lm = load_lm(folder, dtype=dtype, decoder="transformers", **four_blocks)
     with torch.no_grad():

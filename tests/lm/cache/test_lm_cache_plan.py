@@ -26,12 +26,12 @@ def room(left: int, whole: int = 0, weights: int = 0) -> Room:
         (1_001, [need(3, 999), need(3, 999), need(4, 999)], [50, 50, 50]),
     ],
 )
-def test_caches_share_half_of_what_is_left(left, needs, planned):
+def test_caches_share_half_of_what_is_left(left: int, needs, planned: list[int]) -> None:
     assert plan_blocks(needs, room(left), 1) == planned
     assert sum(n * one.block_bytes for n, one in zip(planned, needs, strict=True)) <= left // 2
 
 
-def test_a_share_is_of_the_whole_memory_and_never_more_than_is_left():
+def test_a_share_is_of_the_whole_memory_and_never_more_than_is_left() -> None:
     asked = []
 
     def ninety_percent(whole: int, weights: int) -> int:
@@ -45,33 +45,33 @@ def test_a_share_is_of_the_whole_memory_and_never_more_than_is_left():
     assert plan_blocks(needs, room(500), 1, lambda *_: None) == [25, 25]
 
 
-def test_bytes_are_for_each_cache():
+def test_bytes_are_for_each_cache() -> None:
     assert plan_blocks([need(8, 90), need(2, 90)], room(1_000), 1, 400) == [50, 90]
 
 
 @pytest.mark.parametrize("left", [0, -5, 579])
-def test_more_than_is_left_is_refused(left):
+def test_more_than_is_left_is_refused(left: int) -> None:
     with pytest.raises(RunError, match="KV cache was to take"):
         plan_blocks([need(8, 90), need(2, 90)], room(left), 1, 400)
 
 
-def test_more_than_is_left_may_be_named_where_less_is_wanted():
+def test_more_than_is_left_may_be_named_where_less_is_wanted() -> None:
     assert plan_blocks([need(8, 10)], room(100), 1, 10**12) == [10]
 
 
 @pytest.mark.parametrize(("left", "given"), [(-1, None), (0, None), (159, None), (10_000, 79), (159, lambda *_: 79)])
-def test_every_sequence_needs_a_block(left, given):
+def test_every_sequence_needs_a_block(left: int, given) -> None:
     with pytest.raises(RunError, match="no room for the KV cache of `m10`"):
         plan_blocks([need(10, 100)], room(left), 8, given)
     assert plan_blocks([need(10, 100)], room(10_000), 8, 80) == [8]
 
 
-def test_a_draft_s_room_follows_the_target_s():
+def test_a_draft_s_room_follows_the_target_s() -> None:
     check_draft_room(100, 100, 200)
     check_draft_room(100, 64, 64)
     with pytest.raises(RunError, match="room for `64` tokens, fewer than the target's `100`"):
         check_draft_room(100, 64, 65)
 
 
-def test_logits_are_float32():
+def test_logits_are_float32() -> None:
     assert logits_bytes(8, 5, 1_000) == 8 * 5 * 1_000 * 4

@@ -1,9 +1,12 @@
 """Whole blocks found again by what stands up to their end: shared, never written, given up when room is needed."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from test_lm_bits import holds
 from tiny_models import make_tiny
+from typed import not_none
 
 from specdec_cli.drafted import Drafted
 from specdec_cli.lm.cache.blocks import BlockPool
@@ -14,7 +17,7 @@ TEXT = [(11 * i * i + 3 * i) % 97 for i in range(100)]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory: pytest.TempPathFactory):
     return str(make_tiny("llama", tmp_path_factory.mktemp("llama")))
 
 
@@ -23,7 +26,7 @@ def lm(folder):
     return load_lm(folder, block_size=4, max_num_seqs=2, extra_tokens=0)
 
 
-def test_the_longest_prefix_of_whole_blocks(lm):
+def test_the_longest_prefix_of_whole_blocks(lm) -> None:
     expected = lm.score([Row(9, TEXT[:30], 2)])
     lm.release(9)
     assert lm.adopt(0, TEXT[:30], "") == 0, "what shares with nobody is not found"
@@ -44,7 +47,7 @@ def test_the_longest_prefix_of_whole_blocks(lm):
     lm.check_integrity()
 
 
-def test_a_shared_block_is_never_written(lm):
+def test_a_shared_block_is_never_written(lm) -> None:
     """One of two that share a block goes back into its middle and on with other tokens."""
     lm.adopt(0, TEXT[:30], "")
     lm.score([Row(0, TEXT[:30], 1)])
@@ -58,7 +61,7 @@ def test_a_shared_block_is_never_written(lm):
     assert torch.allclose(lm.score([Row(2, TEXT[:30], 2)]), expected, atol=1e-5)
 
 
-def test_a_block_that_is_written_anew_is_not_found_under_its_old_tokens(lm):
+def test_a_block_that_is_written_anew_is_not_found_under_its_old_tokens(lm) -> None:
     lm.adopt(0, TEXT[:30], "")
     lm.score([Row(0, TEXT[:30], 1)])
     lm.score([Row(0, TEXT[:31], 1)])
@@ -70,7 +73,7 @@ def test_a_block_that_is_written_anew_is_not_found_under_its_old_tokens(lm):
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "gpt2", "qwen3"])
-def test_a_reused_prefix_gives_the_same_bits(family, tmp_path):
+def test_a_reused_prefix_gives_the_same_bits(family: str, tmp_path: Path) -> None:
     if not holds(torch.bfloat16):
         pytest.skip("this machine's bfloat16 kernels are not row-invariant")
     lm = load_lm(str(make_tiny(family, tmp_path)), dtype="bfloat16")
@@ -86,7 +89,7 @@ def test_a_reused_prefix_gives_the_same_bits(family, tmp_path):
         lm.release(2)
 
 
-def test_long_rope_shares_what_was_read_with_short_frequencies(tmp_path):
+def test_long_rope_shares_what_was_read_with_short_frequencies(tmp_path: Path) -> None:
     lm = load_lm(str(make_tiny("phi3_long", tmp_path)), block_size=4)
     text = TEXT[:40]
     expected = lm.score([Row(0, text[:30], 2), Row(1, text[:20], 2)])
@@ -98,7 +101,7 @@ def test_long_rope_shares_what_was_read_with_short_frequencies(tmp_path):
     lm.check_integrity()
 
 
-def test_pool_gives_up_what_was_left_first_and_a_sequences_end_before_its_beginning():
+def test_pool_gives_up_what_was_left_first_and_a_sequences_end_before_its_beginning() -> None:
     pool = BlockPool(6)
     first, second = pool.allocate(2), pool.allocate(2)
     for block in (*first, *second):
@@ -112,7 +115,7 @@ def test_pool_gives_up_what_was_left_first_and_a_sequences_end_before_its_beginn
     assert pool.share(b"%d" % first[0]) == first[0]
     assert pool.num_free == 2
     pool.check([*taken, first[0]])
-    assert not pool.withdraw(pool.share(b"%d" % first[0])), "two hold it"
+    assert not pool.withdraw(not_none(pool.share(b"%d" % first[0]))), "two hold it"
     pool.free([first[0]])
     assert pool.withdraw(first[0])
     assert pool.share(b"%d" % first[0]) is None
@@ -124,7 +127,7 @@ def test_pool_gives_up_what_was_left_first_and_a_sequences_end_before_its_beginn
     assert pool.num_free == 6
 
 
-def test_a_drafted_chain_is_scored_as_text(lm):
+def test_a_drafted_chain_is_scored_as_text(lm) -> None:
     expected = lm.score([Row(0, TEXT[:10], 4)])
     lm.release(0)
     assert lm.score([Row(0, TEXT[:7], 4, Drafted.chain(TEXT[7:10]))]).equal(expected)

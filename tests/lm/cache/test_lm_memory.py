@@ -18,12 +18,12 @@ HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 class Refusing(mmap.mmap):
     """What a kernel without huge pages says."""
 
-    def madvise(self, *_):
+    def madvise(self, *_) -> None:
         raise OSError(errno.EINVAL, "Invalid argument")
 
 
 @pytest.mark.parametrize("huge_pages", ["here", "unknown to Python", "unknown to the kernel"])
-def test_what_is_kept_stays_what_it_was(monkeypatch, huge_pages):
+def test_what_is_kept_stays_what_it_was(monkeypatch: pytest.MonkeyPatch, huge_pages: str) -> None:
     if huge_pages == "unknown to Python":
         monkeypatch.delattr(mmap, "MADV_HUGEPAGE", raising=False)
     elif huge_pages == "unknown to the kernel":
@@ -51,21 +51,21 @@ def test_what_is_kept_stays_what_it_was(monkeypatch, huge_pages):
     assert arena.keep(given[0].t()).tolist() == given[0].t().tolist()
 
 
-def test_a_mapping_begins_where_a_huge_page_does():
+def test_a_mapping_begins_where_a_huge_page_does() -> None:
     assert Arena().keep(torch.ones(3)).data_ptr() % HUGE == 0
     assert zeros((2, 3), torch.bfloat16).data_ptr() % HUGE == 0
 
 
 @pytest.mark.parametrize("shape", [(0, 4), (3, 5), (1 << 9, 1 << 16)])
-def test_zeros_are_zeros(shape):
+def test_zeros_are_zeros(shape) -> None:
     found = zeros(shape, torch.bfloat16)
     assert found.shape == shape
     assert found.dtype == torch.bfloat16
     assert not found.any()
 
 
-def test_more_than_can_be_mapped_is_a_lack_of_memory(monkeypatch):
-    def refuse(*_, **__):
+def test_more_than_can_be_mapped_is_a_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_, **__) -> None:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
     monkeypatch.setattr(mmap, "mmap", refuse)
@@ -76,7 +76,7 @@ def test_more_than_can_be_mapped_is_a_lack_of_memory(monkeypatch):
 @pytest.mark.skipif(
     not HUGE_PAGES.exists() or "[madvise]" not in HUGE_PAGES.read_text(), reason="huge pages are not for who asks"
 )
-def test_many_zeros_take_memory_as_they_are_used():
+def test_many_zeros_take_memory_as_they_are_used() -> None:
     """A long text's cache that holds the beginning of one, a little in each of its parts."""
     before = psutil.Process().memory_info().rss
     found = zeros((64, HUGE), torch.int8)

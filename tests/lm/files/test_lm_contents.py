@@ -4,11 +4,14 @@ import json
 import shutil
 import struct
 from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny
+from typed import not_none
 
 from specdec_cli.errors import RunError, SpecdecError, UsageError
 from specdec_cli.lm.facts import describe, describe_tokenizer
@@ -18,19 +21,19 @@ POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4665a5\nsize 4
 
 
 @pytest.fixture(scope="module")
-def sound(tmp_path_factory):
+def sound(tmp_path_factory: pytest.TempPathFactory):
     return make_tiny("llama", tmp_path_factory.mktemp("sound"))
 
 
 @pytest.fixture
-def folder(sound, tmp_path):
+def folder(sound, tmp_path: Path):
     return shutil.copytree(sound, tmp_path / "model")
 
 
-def refusal(folder, *, tokenizer_too=False):
+def refusal(folder, *, tokenizer_too: bool = False):
     """The one error that loading and `doctor` both raise; with `tokenizer_too` its tokenizer's as well."""
     said = []
-    looks = [load_lm, describe, *([load_tokenizer, describe_tokenizer] if tokenizer_too else [])]
+    looks: list[Any] = [load_lm, describe, *([load_tokenizer, describe_tokenizer] if tokenizer_too else [])]
     for look in looks:
         with pytest.raises(SpecdecError) as caught:
             look(str(folder))
@@ -43,16 +46,16 @@ def refusal(folder, *, tokenizer_too=False):
     return said[0]
 
 
-def write(path, content):
+def write(path, content) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(content if isinstance(content, str) else json.dumps(content))
 
 
-def edit_config(folder, **changes):
+def edit_config(folder, **changes) -> None:
     write(folder / "config.json", json.loads((folder / "config.json").read_text()) | changes)
 
 
-def edit_weights(folder, change):
+def edit_weights(folder, change) -> None:
     weights = load_file(folder / "model.safetensors")
     change(weights)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
@@ -78,7 +81,7 @@ def edit_weights(folder, change):
     ],
 )
 @pytest.mark.parametrize("has_config", [False, True])
-def test_point_19_another_format_is_named(folder, has_config, file, content, said):
+def test_point_19_another_format_is_named(folder, has_config: bool, file: str, content, said: str) -> None:
     (folder / "model.safetensors").unlink()
     if not has_config:
         (folder / "config.json").unlink()
@@ -89,13 +92,13 @@ def test_point_19_another_format_is_named(folder, has_config, file, content, sai
     assert "is not supported" in message
 
 
-def test_a_gguf_file_is_named(tmp_path):
+def test_a_gguf_file_is_named(tmp_path: Path) -> None:
     write(tmp_path / "m.gguf", "GGUF")
     assert "is a GGUF file" in refusal(tmp_path / "m.gguf", tokenizer_too=True)[1]
 
 
 @pytest.mark.parametrize("file", ["modules.json", "config_sentence_transformers.json"])
-def test_point_19_a_sentence_transformer_is_named(folder, file):
+def test_point_19_a_sentence_transformer_is_named(folder, file: str) -> None:
     write(folder / file, [])
     assert "is a sentence-transformers model" in refusal(folder)[1]
 
@@ -115,7 +118,7 @@ def test_point_19_a_sentence_transformer_is_named(folder, file):
         ({"architectures": ["DFlashDraftModel"]}, "a DFlash draft model"),
     ],
 )
-def test_point_19_a_draft_head_is_named_by_its_configuration(folder, config, said):
+def test_point_19_a_draft_head_is_named_by_its_configuration(folder, config, said: str) -> None:
     edit_config(folder, **config)
     kind, message, hint = refusal(folder, tokenizer_too=True)
     assert kind is UsageError
@@ -124,12 +127,12 @@ def test_point_19_a_draft_head_is_named_by_its_configuration(folder, config, sai
 
 
 @pytest.mark.parametrize("names", [("fc.weight",), ("midlayer.self_attn.q_proj.weight",), ("d2t",)])
-def test_point_8_an_eagle_head_that_calls_itself_a_llama_is_named_by_its_tensors(folder, names):
+def test_point_8_an_eagle_head_that_calls_itself_a_llama_is_named_by_its_tensors(folder, names) -> None:
     edit_weights(folder, lambda weights: weights.update({name: torch.zeros(2, 4) for name in names}))
     assert "is an EAGLE draft head" in refusal(folder, tokenizer_too=True)[1]
 
 
-def test_a_pickled_eagle_head_is_named_and_not_unpickled(folder):
+def test_a_pickled_eagle_head_is_named_and_not_unpickled(folder) -> None:
     weights = load_file(folder / "model.safetensors") | {"fc.weight": torch.zeros(32, 64)}
     (folder / "model.safetensors").unlink()
     torch.save(weights, folder / "pytorch_model.bin")
@@ -153,13 +156,13 @@ def test_a_pickled_eagle_head_is_named_and_not_unpickled(folder):
         ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}}, "ModelOpt (FP8)"),
     ],
 )
-def test_point_19_a_quantized_form_of_another_program_is_named(folder, changes, said):
+def test_point_19_a_quantized_form_of_another_program_is_named(folder, changes, said: str) -> None:
     edit_config(folder, **changes)
     assert said in refusal(folder)[1]
 
 
 @pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "model.safetensors", "tokenizer.model"])
-def test_point_8_a_git_lfs_pointer_is_named(folder, file):
+def test_point_8_a_git_lfs_pointer_is_named(folder, file: str) -> None:
     write(folder / file, POINTER)
     kind, message, hint = refusal(folder, tokenizer_too=file != "model.safetensors")
     assert kind is RunError
@@ -167,13 +170,13 @@ def test_point_8_a_git_lfs_pointer_is_named(folder, file):
     assert "git lfs pull" in hint
 
 
-def test_point_8_a_pointer_in_the_place_of_a_shard_is_named(folder):
+def test_point_8_a_pointer_in_the_place_of_a_shard_is_named(folder) -> None:
     shard(folder)
     write(folder / "model-00002-of-00002.safetensors", POINTER)
     assert "model-00002-of-00002.safetensors` is a git-lfs pointer" in refusal(folder)[1]
 
 
-def shard(folder):
+def shard(folder) -> None:
     weights = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     names = sorted(weights)
@@ -195,7 +198,7 @@ def whole_error(folder):
     return said[0]
 
 
-def test_point_8_shards_that_are_not_there(folder):
+def test_point_8_shards_that_are_not_there(folder) -> None:
     shard(folder)
     (folder / "model-00002-of-00002.safetensors").unlink()
     assert "lacks the weights file `model-00002-of-00002.safetensors`" in whole_error(folder)
@@ -203,7 +206,7 @@ def test_point_8_shards_that_are_not_there(folder):
     assert "no `model.safetensors.index.json`" in whole_error(folder)
 
 
-def test_point_8_a_truncated_file(folder):
+def test_point_8_a_truncated_file(folder) -> None:
     path = folder / "model.safetensors"
     content = path.read_bytes()
     for size in (len(content) - 5, 40, 4, 0):
@@ -211,7 +214,7 @@ def test_point_8_a_truncated_file(folder):
         assert "is not a whole safetensors file" in whole_error(folder)
 
 
-def test_point_8_tensors_that_do_not_fit_the_configuration(folder):
+def test_point_8_tensors_that_do_not_fit_the_configuration(folder) -> None:
     edit_config(folder, num_hidden_layers=3)
     assert "`model.layers.2.input_layernorm.weight` is missing" in whole_error(folder)
     edit_config(folder, num_hidden_layers=2, hidden_size=64)
@@ -221,12 +224,12 @@ def test_point_8_tensors_that_do_not_fit_the_configuration(folder):
 
 
 @pytest.mark.parametrize("name", ["model.norm.weight", "lm_head.weight", "model.layers.1.mlp.down_proj.weight"])
-def test_point_8_a_missing_tensor(folder, name):
+def test_point_8_a_missing_tensor(folder, name: str) -> None:
     edit_weights(folder, lambda weights: weights.pop(name))
     assert f"`{name}` is missing" in whole_error(folder)
 
 
-def test_point_8_a_missing_tensor_of_a_shard(folder):
+def test_point_8_a_missing_tensor_of_a_shard(folder) -> None:
     shard(folder)
     file = folder / "model-00001-of-00002.safetensors"
     weights = load_file(file)
@@ -247,19 +250,19 @@ def test_point_8_a_missing_tensor_of_a_shard(folder):
         ([], "it holds no JSON object"),
     ],
 )
-def test_point_8_an_index_that_names_no_files_beside_it(folder, content, said):
+def test_point_8_an_index_that_names_no_files_beside_it(folder, content, said: str) -> None:
     shard(folder)
     write(folder / "model.safetensors.index.json", content)
     assert said in whole_error(folder)
 
 
 @pytest.mark.parametrize("key", ["num_hidden_layers", "vocab_size", "max_position_embeddings"])
-def test_point_8_a_size_that_no_model_has(folder, key):
+def test_point_8_a_size_that_no_model_has(folder, key: str) -> None:
     edit_config(folder, **{key: 0})
     assert f"`{key}: 0`" in whole_error(folder)
 
 
-def test_pickled_weights_beside_an_export_are_pickled_weights(folder):
+def test_pickled_weights_beside_an_export_are_pickled_weights(folder) -> None:
     (folder / "model.safetensors").unlink()
     write(folder / "onnx" / "model.onnx", "")
     for content in ("", "PK\x03\x04"):
@@ -267,32 +270,32 @@ def test_pickled_weights_beside_an_export_are_pickled_weights(folder):
         assert "only pickled weights" in refusal(folder)[1]
 
 
-def test_a_vision_language_model_of_the_name_eagle_is_no_draft_head(folder):
+def test_a_vision_language_model_of_the_name_eagle_is_no_draft_head(folder) -> None:
     edit_config(folder, architectures=["Eagle2_5_VLForConditionalGeneration"], model_type="eagle_x", vision_config={})
     with pytest.raises(UsageError, match="architecture `eagle_x`"):
         describe(str(folder))
 
 
-def test_an_adapter_beside_a_whole_model_is_the_model(folder):
+def test_an_adapter_beside_a_whole_model_is_the_model(folder) -> None:
     write(folder / "generation_config.json", {})
     (folder / "adapters").mkdir()
     write(folder / "adapters" / "adapter_config.json", {"peft_type": "LORA"})
     assert describe(str(folder)).architecture == "llama"
 
 
-def test_a_tokenizer_without_a_model(tmp_path):
+def test_a_tokenizer_without_a_model(tmp_path: Path) -> None:
     write(tmp_path / "tokenizer.json", "{}")
     assert "holds a tokenizer and no model" in refusal(tmp_path, tokenizer_too=True)[1]
 
 
-def test_a_folder_around_the_model(folder):
+def test_a_folder_around_the_model(folder) -> None:
     kind, message, hint = refusal(folder.parent, tokenizer_too=True)
     assert kind is RunError
     assert "holds no model itself" in message
     assert str(folder) in hint
 
 
-def test_weights_of_another_name(folder):
+def test_weights_of_another_name(folder) -> None:
     (folder / "model.safetensors").rename(folder / "weights.safetensors")
     assert "only `weights.safetensors`" in refusal(folder)[1]
 
@@ -304,7 +307,7 @@ def proto(piece, score, kind=1):
     return b"\x0a" + bytes([len(body)]) + body
 
 
-def test_point_19_a_sentencepiece_file_is_not_called_tiktoken(folder):
+def test_point_19_a_sentencepiece_file_is_not_called_tiktoken(folder) -> None:
     pieces = proto("<unk>", 0, 2) + b"".join(proto(letter, -place) for place, letter in enumerate("▁abc"))
     (folder / "tokenizer.model").write_bytes(pieces)
     if find_spec("sentencepiece") and find_spec("google.protobuf"):
@@ -312,12 +315,12 @@ def test_point_19_a_sentencepiece_file_is_not_called_tiktoken(folder):
     with pytest.raises(RunError) as caught:
         load_tokenizer(str(folder))
     assert "is the sentencepiece file `tokenizer.model`" in caught.value.message
-    assert "tiktoken" not in caught.value.message + caught.value.hint
-    assert "pip install" in caught.value.hint
+    assert "tiktoken" not in caught.value.message + not_none(caught.value.hint)
+    assert "pip install" in not_none(caught.value.hint)
 
 
 @pytest.mark.parametrize("file", ["adapter_config.json", "modules.json", "model_index.json"])
-def test_a_folder_whose_files_are_broken_still_gets_one_sentence(folder, file):
+def test_a_folder_whose_files_are_broken_still_gets_one_sentence(folder, file: str) -> None:
     (folder / "model.safetensors").unlink()
     write(folder / file, "[1, 2")
     write(folder / "config.json", "[]")

@@ -1,6 +1,7 @@
 """Models without weights: shapes have the published sizes, random numbers give finite logits, memory is asked first."""
 
 import json
+from pathlib import Path
 
 import psutil
 import pytest
@@ -25,7 +26,7 @@ PUBLISHED = {
 }
 
 
-def config_only(folder, family="llama", **overrides):
+def config_only(folder, family: str = "llama", **overrides):
     """A folder with nothing but a configuration."""
     made = make_tiny(family, folder / "whole", **overrides)
     empty = folder / f"{family}-config"
@@ -35,7 +36,7 @@ def config_only(folder, family="llama", **overrides):
 
 
 @pytest.mark.parametrize("shape", PUBLISHED)
-def test_a_shape_has_the_published_number_of_parameters(shape):
+def test_a_shape_has_the_published_number_of_parameters(shape) -> None:
     facts = describe(f"shape:{shape}")
     assert facts.num_parameters == PUBLISHED[shape]
     assert facts.load_format == "dummy"
@@ -45,14 +46,14 @@ def test_a_shape_has_the_published_number_of_parameters(shape):
     assert (whole.read_bytes < whole.weights_bytes) is not is_tied
 
 
-def test_every_shape_is_listed_and_says_where_its_numbers_are_from():
+def test_every_shape_is_listed_and_says_where_its_numbers_are_from() -> None:
     assert set(dummy.shape_names()) == set(PUBLISHED)
     for name in PUBLISHED:
         config = json.loads((dummy.shape_folder(f"shape:{name}") / "config.json").read_text())
         assert config["source"].startswith("model card of ")
 
 
-def test_layers_are_cut_by_name():
+def test_layers_are_cut_by_name() -> None:
     whole, cut = describe("shape:llama-2-7b"), describe("shape:llama-2-7b?layers=2")
     per_layer = (whole.num_parameters - cut.num_parameters) / 30
     assert cut.num_parameters == pytest.approx(2 * per_layer + 2 * 32000 * 4096 + 4096)
@@ -69,14 +70,14 @@ def test_layers_are_cut_by_name():
         ("shape:llama-2-7b?hidden=64", "`hidden=64` of"),
     ],
 )
-def test_a_wrong_shape_is_refused(name, said):
+def test_a_wrong_shape_is_refused(name: str, said: str) -> None:
     with pytest.raises(UsageError, match="shape") as error:
         describe(name)
     assert said in error.value.message
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *EXTRA_FAMILIES])
-def test_every_family_gives_finite_logits_of_random_weights(tmp_path, family):
+def test_every_family_gives_finite_logits_of_random_weights(tmp_path: Path, family) -> None:
     lm = load_lm(config_only(tmp_path, family), dtype="bfloat16", load_format="dummy")
     assert {p.dtype for p in lm.model.parameters() if p.dim() > 1} == {torch.bfloat16}
     logits = lm.score([Row(0, list(range(2, 30)), 4)])
@@ -85,7 +86,7 @@ def test_every_family_gives_finite_logits_of_random_weights(tmp_path, family):
     assert not torch.equal(logits[0], logits[1])
 
 
-def test_equal_configurations_get_equal_weights_and_no_file_is_read(tmp_path):
+def test_equal_configurations_get_equal_weights_and_no_file_is_read(tmp_path: Path) -> None:
     name = config_only(tmp_path)
     first, again = (load_lm(name, load_format="dummy", decoder="transformers") for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first.model.parameters(), again.model.parameters(), strict=True))
@@ -97,12 +98,12 @@ def test_equal_configurations_get_equal_weights_and_no_file_is_read(tmp_path):
     assert first.eos_token_ids == ()
 
 
-def test_tied_embeddings_stay_tied(tmp_path):
+def test_tied_embeddings_stay_tied(tmp_path: Path) -> None:
     lm = load_lm(config_only(tmp_path, tie_word_embeddings=True), load_format="dummy")
     assert lm.model.lm_head.weight is lm.model.model.embed_tokens.weight
 
 
-def test_too_little_memory_is_said_before_anything_is_made(monkeypatch):
+def test_too_little_memory_is_said_before_anything_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     free = psutil.virtual_memory()._replace(available=5 * 10**9)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
     with pytest.raises(RunError) as error:
@@ -111,7 +112,7 @@ def test_too_little_memory_is_said_before_anything_is_made(monkeypatch):
     assert "`5.0` GB of cpu memory are free" in error.value.message
 
 
-def test_a_dummy_tokenizer_stands_in_for_none(tmp_path):
+def test_a_dummy_tokenizer_stands_in_for_none(tmp_path: Path) -> None:
     name = config_only(tmp_path, vocab_size=300)
     with pytest.raises(RunError, match="has no tokenizer"):
         load_tokenizer(name)
@@ -125,13 +126,13 @@ def test_a_dummy_tokenizer_stands_in_for_none(tmp_path):
     assert tokenizer.decode([ids[0], 299]) == "G<299>"
 
 
-def test_a_small_vocabulary_has_fewer_bytes_and_refuses_no_text(tmp_path):
+def test_a_small_vocabulary_has_fewer_bytes_and_refuses_no_text(tmp_path: Path) -> None:
     tokenizer = Tokenizer(load_tokenizer(config_only(tmp_path), load_format="dummy"))
     assert tokenizer.num_tokens == VOCAB
     assert tokenizer.decode(tokenizer.encode("two words")) == "two words"
     assert max(tokenizer.encode("Grüße")) < VOCAB
 
 
-def test_padding_of_a_shape_is_no_token():
+def test_padding_of_a_shape_is_no_token() -> None:
     target, draft = (load_tokenizer(f"shape:qwen2-{size}") for size in ("72b", "0.5b"))
     assert len(target) == len(draft) == 151646

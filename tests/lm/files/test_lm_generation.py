@@ -20,7 +20,7 @@ def read(folder: Path, given: Any, wanted: str = "auto") -> Generation:
     return read_generation(folder, wanted)
 
 
-def test_published_files_are_read(tmp_path: Path):
+def test_published_files_are_read(tmp_path: Path) -> None:
     found = read(tmp_path, LLAMA2)
     assert found == Generation({"temperature": 0.6, "top_p": 0.9}, (2,), {"max_length": 4096}, str(tmp_path / FILE))
     assert read(tmp_path, QWEN3).eos_token_ids == (5, 3)
@@ -46,7 +46,7 @@ def test_published_files_are_read(tmp_path: Path):
         ({}, {}),
     ],
 )
-def test_sampling_by_the_names_of_transformers(tmp_path: Path, given: dict, sampling: dict):
+def test_sampling_by_the_names_of_transformers(tmp_path: Path, given: dict[str, Any], sampling: dict[str, Any]) -> None:
     assert read(tmp_path, given).sampling == sampling
     assert read(tmp_path, given, "none").sampling == {}
 
@@ -65,7 +65,7 @@ def test_sampling_by_the_names_of_transformers(tmp_path: Path, given: dict, samp
         *[("eos_token_id", value) for value in ("</s>", -1, [1, "x"], [None], 1.5, True, [[1]])],
     ],
 )
-def test_a_wrong_value_is_named_with_its_file(tmp_path: Path, key: str, value: Any):
+def test_a_wrong_value_is_named_with_its_file(tmp_path: Path, key: str, value: Any) -> None:
     with pytest.raises(RunError, match=f"{FILE}`: `{key}` must be") as refused:
         read(tmp_path, {key: value})
     assert ("--generation-config none" in str(refused.value.hint)) == (key != "eos_token_id")
@@ -74,13 +74,13 @@ def test_a_wrong_value_is_named_with_its_file(tmp_path: Path, key: str, value: A
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "3", '"x"', "", "\x00"])
-def test_a_file_that_is_no_object_is_refused(tmp_path: Path, text: str):
+def test_a_file_that_is_no_object_is_refused(tmp_path: Path, text: str) -> None:
     for wanted in ("auto", "none"):
         with pytest.raises(RunError, match=f"{FILE}` cannot be read"):
             read(tmp_path, text, wanted)
 
 
-def test_another_folder(tmp_path: Path):
+def test_another_folder(tmp_path: Path) -> None:
     own, other = tmp_path / "own", tmp_path / "other"
     own.mkdir()
     other.mkdir()
@@ -96,7 +96,7 @@ def test_another_folder(tmp_path: Path):
     assert read_generation(own) == Generation()
 
 
-def test_what_is_not_applied_is_listed(tmp_path: Path):
+def test_what_is_not_applied_is_listed(tmp_path: Path) -> None:
     given = {"num_beams": 4, "no_repeat_ngram_size": 3, "suppress_tokens": [1], "min_new_tokens": 5}
     neutral = {
         "length_penalty": 1.0,
@@ -109,7 +109,7 @@ def test_what_is_not_applied_is_listed(tmp_path: Path):
 
 
 @pytest.mark.parametrize("wanted", ["auto", "none"])
-def test_end_tokens_of_a_wrong_kind_are_shown_as_written_and_never_left_unread(tmp_path: Path, wanted: str):
+def test_end_tokens_of_a_wrong_kind_are_shown_as_written_and_never_left_unread(tmp_path: Path, wanted: str) -> None:
     for given, said in (("2", '`"2"`'), ([[1]], "`[[1]]`"), (True, "`true`")):
         with pytest.raises(RunError) as caught:
             read(tmp_path, {"eos_token_id": given}, wanted)

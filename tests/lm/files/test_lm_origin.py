@@ -1,10 +1,12 @@
 """Fingerprints of checkpoints: the same wherever they lie, another where any tensor is another."""
 
 import shutil
+from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny
+from typed import stand_in
 
 from specdec_cli.lm.files.origin import Origin, fingerprint
 from specdec_cli.lm.load import load_lm
@@ -14,11 +16,11 @@ FILES = ["model.safetensors"]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory: pytest.TempPathFactory):
     return make_tiny("llama", tmp_path_factory.mktemp("models") / "tiny")
 
 
-def test_a_copy_is_the_same_and_any_changed_tensor_another(folder, tmp_path):
+def test_a_copy_is_the_same_and_any_changed_tensor_another(folder, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
     was = fingerprint(folder, FILES)
@@ -34,9 +36,9 @@ def test_a_copy_is_the_same_and_any_changed_tensor_another(folder, tmp_path):
     assert fingerprint(copy, FILES) != was
 
 
-def test_dtype_and_packing_change_no_fingerprint(folder):
+def test_dtype_and_packing_change_no_fingerprint(folder) -> None:
     plain, bfloat16, int8 = (
-        load_lm(str(folder), **how).origin for how in ({}, {"dtype": "bfloat16"}, {"quantize": "int8"})
+        load_lm(str(folder), **stand_in(how)).origin for how in ({}, {"dtype": "bfloat16"}, {"quantize": "int8"})
     )
     assert plain.weights == bfloat16.weights == int8.weights == fingerprint(folder, FILES)
     assert (plain.dtype, bfloat16.dtype, int8.quantize) == ("float32", "bfloat16", "int8")
@@ -45,7 +47,7 @@ def test_dtype_and_packing_change_no_fingerprint(folder):
     assert not plain.computes_as(bfloat16)
 
 
-def test_without_files_the_last_part_of_the_name_tells(folder):
+def test_without_files_the_last_part_of_the_name_tells(folder) -> None:
     table = TableLM.random(8, name="some/table").origin
     assert table == Origin("some/table")
     assert table.has_weights_of(Origin("other/table"))

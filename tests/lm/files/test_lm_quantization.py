@@ -1,6 +1,7 @@
 """Quantized checkpoints: transformers' own logits, or a refusal that names the form; never its bytes as numbers."""
 
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
@@ -34,7 +35,7 @@ REFUSED = {
 
 
 @pytest.fixture
-def accelerate(monkeypatch):
+def accelerate(monkeypatch: pytest.MonkeyPatch) -> None:
     """transformers asks for the package and, on one device, does without it."""
     monkeypatch.setattr("transformers.quantizers.quantizer_finegrained_fp8.is_accelerate_available", lambda: True)
 
@@ -44,7 +45,7 @@ def score(lm):
 
 
 @torch.inference_mode()
-def reference(folder, dtype, *, is_cast=False):
+def reference(folder, dtype, *, is_cast: bool = False):
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
     model = model.to(getattr(torch, dtype)) if is_cast and dtype != "auto" else model
     return model(torch.tensor([TOKENS])).logits[0].float()
@@ -62,7 +63,7 @@ def refusals(folder, **options):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("form", DEQUANTIZED)
-def test_16_fp8_is_right_in_every_dtype(tmp_path, form, dtype, accelerate):
+def test_16_fp8_is_right_in_every_dtype(tmp_path: Path, form, dtype, accelerate) -> None:
     """transformers makes bfloat16 of the weights whatever is asked for, and its own forward stops at that."""
     folder = make_quantized(form, tmp_path)
     lm = load_lm(str(folder), dtype=dtype)
@@ -75,7 +76,7 @@ def test_16_fp8_is_right_in_every_dtype(tmp_path, form, dtype, accelerate):
 @pytest.mark.skipif(find_spec("compressed_tensors") is None, reason="needs compressed-tensors")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("form", COMPRESSED)
-def test_16_compressed_tensors_run_in_transformers_own_layers(tmp_path, form, dtype):
+def test_16_compressed_tensors_run_in_transformers_own_layers(tmp_path: Path, form, dtype) -> None:
     folder = make_quantized(form, tmp_path)
     lm = load_lm(str(folder), dtype=dtype)
     assert lm.decoder_obstacle == "weights quantized by `compressed-tensors`"
@@ -84,7 +85,7 @@ def test_16_compressed_tensors_run_in_transformers_own_layers(tmp_path, form, dt
 
 
 @pytest.mark.parametrize("form", REFUSED)
-def test_16_other_forms_are_refused_by_name(tmp_path, form):
+def test_16_other_forms_are_refused_by_name(tmp_path: Path, form) -> None:
     folder = make_quantized(form, tmp_path)
     for dtype in ("auto", "float32"):
         for said in refusals(folder, dtype=dtype):
@@ -92,26 +93,28 @@ def test_16_other_forms_are_refused_by_name(tmp_path, form):
 
 
 @pytest.mark.parametrize("form", [form for form, (_, settings) in FORMS.items() if settings])
-def test_16_int8_of_what_is_quantized_already_is_refused(tmp_path, form, accelerate):
+def test_16_int8_of_what_is_quantized_already_is_refused(tmp_path: Path, form, accelerate) -> None:
     for said in refusals(make_quantized(form, tmp_path), quantize="int8"):
         assert "quantized" in said.message
         assert form == "mlx" or isinstance(said, UsageError)
 
 
-def test_16_a_form_without_its_package_is_refused_with_transformers_reason(tmp_path, monkeypatch):
+def test_16_a_form_without_its_package_is_refused_with_transformers_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("transformers.quantizers.quantizer_finegrained_fp8.is_accelerate_available", lambda: False)
     for said in refusals(make_quantized("fp8 blocks", tmp_path)):
         assert "quantized by `fp8`" in said.message
         assert "pip install accelerate" in said.message
 
 
-def test_16_random_weights_know_no_form(tmp_path):
+def test_16_random_weights_know_no_form(tmp_path: Path) -> None:
     lm = load_lm(str(make_quantized("modelopt", tmp_path)), load_format="dummy", quantize="int8")
     assert lm.decoder == "own"
 
 
 @pytest.mark.parametrize("extra", ["q_proj.bias", "q_proj.input_scale", "q_proj.g_idx"])
-def test_16_what_a_file_holds_beside_a_weight_is_not_dropped(tmp_path, extra):
+def test_16_what_a_file_holds_beside_a_weight_is_not_dropped(tmp_path: Path, extra: str) -> None:
     folder = make_tiny("llama", tmp_path)
     weights = load_file(folder / "model.safetensors")
     weights[f"model.layers.1.self_attn.{extra}"] = torch.ones(32)
@@ -126,20 +129,20 @@ class _Doubling(nn.Linear):
         return 2 * super().forward(x)
 
 
-def _hook(layer):
+def _hook(layer) -> None:
     layer.register_forward_hook(lambda module, given, found: 2 * found)
 
 
-def _pre_hook(layer):
+def _pre_hook(layer) -> None:
     layer.register_forward_pre_hook(lambda module, given: tuple(2 * one for one in given))
 
 
-def _own_forward(layer):
+def _own_forward(layer) -> None:
     right = layer.forward
     layer.forward = lambda x: 2 * right(x)
 
 
-def _parametrization(layer):
+def _parametrization(layer) -> None:
     class Double(nn.Module):
         def forward(self, weight):
             return 2 * weight
@@ -147,16 +150,16 @@ def _parametrization(layer):
     nn.utils.parametrize.register_parametrization(layer, "weight", Double())
 
 
-def _scale(layer):
+def _scale(layer) -> None:
     layer.register_buffer("scale", torch.tensor(2.0))
     layer.register_forward_hook(lambda module, given, found: module.scale * found)
 
 
-def _class(layer):
+def _class(layer) -> None:
     layer.__class__ = _Doubling
 
 
-def _subclass_of_tensor(layer):
+def _subclass_of_tensor(layer) -> None:
     class Quantized(torch.Tensor):
         @classmethod
         def __torch_function__(cls, function, types, args=(), kwargs=None):
@@ -171,7 +174,9 @@ ATTACHED = [_hook, _pre_hook, _own_forward, _parametrization, _scale, _class, _s
 
 @pytest.mark.parametrize("attach", ATTACHED)
 @pytest.mark.parametrize(("dtype", "quantize"), [("float32", "none"), ("bfloat16", "none"), ("bfloat16", "int8")])
-def test_16_a_layer_with_something_attached_is_transformers_own(tmp_path, monkeypatch, attach, dtype, quantize):
+def test_16_a_layer_with_something_attached_is_transformers_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attach, dtype: str, quantize: str
+) -> None:
     """What the next quantizer may do to a layer; the check at load is off, so that the rule itself is seen."""
     folder = make_tiny("llama", tmp_path)
     right = transformers.AutoModelForCausalLM.from_pretrained
@@ -194,7 +199,7 @@ def test_16_a_layer_with_something_attached_is_transformers_own(tmp_path, monkey
     assert relative_error(plain, expected) < 0.05
 
 
-def test_16_only_bfloat16_is_packed_as_such():
+def test_16_only_bfloat16_is_packed_as_such() -> None:
     layers = nn.ModuleList([nn.Linear(8, 8).bfloat16(), nn.Linear(8, 8), nn.Linear(8, 8).half()])
     packing.pack_model(layers, "bf16")
     assert [type(layer) is nn.Linear for layer in layers] == [False, True, True]

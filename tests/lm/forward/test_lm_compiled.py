@@ -2,11 +2,14 @@
 
 import shutil
 import threading
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tiny_engine import PROMPTS, decode, tokens
 from tiny_models import make_tiny
+from typed import not_none, stand_in
 
 from specdec_cli.engine.engine import Engine
 from specdec_cli.errors import RunError, UsageError
@@ -28,7 +31,7 @@ def num_graphs() -> int:
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory):
+def pair(tmp_path_factory: pytest.TempPathFactory):
     """A model with layers of two kinds of mask, eager and compiled."""
     folder = str(make_tiny("qwen2", tmp_path_factory.mktemp("pair"), **TWO_KINDS_OF_MASK))
     eager, done = (load_lm(folder, decoder=decoder) for decoder in ("transformers", "compiled"))
@@ -37,7 +40,7 @@ def pair(tmp_path_factory):
 
 
 @needs_compiler
-def test_compiled_decodes_the_same_text_and_compiles_once(pair):
+def test_compiled_decodes_the_same_text_and_compiles_once(pair) -> None:
     eager, done = pair
     assert (eager.decoder, done.decoder) == ("transformers", "transformers, compiled")
     assert done.compile_seconds > 0
@@ -47,7 +50,7 @@ def test_compiled_decodes_the_same_text_and_compiles_once(pair):
     found = []
     rows = [Row(0, TEXT[:50], 3), Row(1, TEXT[:9], 2)]
     logits = [lm.score(rows) for lm in pair]
-    assert torch.allclose(*logits, atol=1e-4)
+    assert torch.allclose(logits[0], logits[1], atol=1e-4)
     thread = threading.Thread(target=lambda: found.append(done.score([Row(1, TEXT[:14], 5)])))
     thread.start()
     thread.join()
@@ -55,16 +58,16 @@ def test_compiled_decodes_the_same_text_and_compiles_once(pair):
     assert num_graphs() == before, "a step waited for another graph"
 
 
-def test_without_a_compiler_it_is_one_sentence(tmp_path, monkeypatch):
+def test_without_a_compiler_it_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = str(make_tiny("llama", tmp_path))
     monkeypatch.setenv("CXX", "no-such-compiler -O3")
     with pytest.raises(RunError, match=r"takes a C\+\+ compiler, and there is no `no-such-compiler -O3`") as caught:
         load_lm(folder, decoder="compiled").compile()
-    assert "--compile" in caught.value.hint
+    assert "--compile" in not_none(caught.value.hint)
 
 
-def test_what_torch_cannot_compile_is_one_sentence(tmp_path, monkeypatch):
-    def breaks(*_):
+def test_what_torch_cannot_compile_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(*_) -> None:
         raise RuntimeError("a long story\nover many lines")
 
     monkeypatch.setattr(compiled, "check_compiler", lambda _: None)
@@ -79,23 +82,23 @@ def test_what_torch_cannot_compile_is_one_sentence(tmp_path, monkeypatch):
     ("family", "options", "words"),
     [("llama", {"quantize": "int8"}, "`int8` weights"), ("gptj", {}, "its attention is")],
 )
-def test_what_cannot_be_compiled_is_refused_by_name(tmp_path, family, options, words):
+def test_what_cannot_be_compiled_is_refused_by_name(tmp_path: Path, family: str, options, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         load_lm(str(make_tiny(family, tmp_path)), decoder="compiled", **options)
 
 
-def test_an_engine_has_both_models_compiled(tmp_path, monkeypatch):
+def test_an_engine_has_both_models_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = []
     monkeypatch.setattr(
         compiled.CompiledForward,
         "compile",
         lambda forward, name: done.append(forward) or setattr(forward, "compile_seconds", 2.0),
     )
-    said = []
+    said: list[Any] = []
     engine = Engine.load("builtin:target", "builtin:draft", compile=True, progress=said.append)
     models = [engine.target, engine.drafter.lm]
-    assert done == [lm._forward for lm in models]
-    assert {lm.decoder for lm in models} == {"transformers, compiled"}
+    assert done == [stand_in(lm)._forward for lm in models]
+    assert {not_none(lm).decoder for lm in models} == {"transformers, compiled"}
     assert "compiled draft builtin:draft in 2.0 s" in said
     Engine.load("builtin:target", None)
     assert len(done) == 2

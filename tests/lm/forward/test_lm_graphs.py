@@ -6,12 +6,15 @@ same output. On a GPU the same tests take CUDA's graphs.
 
 import shutil
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from test_lm_compiled import num_graphs
 from tiny_engine import PROMPTS, decode, ngram, tiny_engine, tokens
 from tiny_models import VOCAB, make_tiny
+from typed import not_none
 
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm import decoders, load
@@ -43,7 +46,7 @@ class Recorder:
         with torch.inference_mode():
             outputs = run()
 
-        def replay():
+        def replay() -> None:
             self.num_replayed += 1
             with torch.inference_mode():
                 for output, now in zip(outputs, run(), strict=True):
@@ -53,12 +56,12 @@ class Recorder:
 
 
 @pytest.fixture(params=["cpu", GPU])
-def device(request):
+def device(request: pytest.FixtureRequest):
     return request.param
 
 
 @pytest.fixture
-def recorder(device, monkeypatch):
+def recorder(device, monkeypatch: pytest.MonkeyPatch):
     """Counts what is recorded; without a GPU it stands in for one."""
     recorder, real = Recorder(), graphs.record
 
@@ -73,10 +76,10 @@ def recorder(device, monkeypatch):
 
 
 @pytest.fixture
-def both(tmp_path, device, recorder):
+def both(tmp_path: Path, device, recorder):
     """Makes a model's forward twice: as it is, and in graphs. Blocks have four tokens: contexts grow into more."""
 
-    def made(family="llama", seed=0, quantize="none", **shape):
+    def made(family: str = "llama", seed=0, quantize: str = "none", **shape):
         folder = str(make_tiny(family, tmp_path / f"{family}{seed}", seed, **shape))
         how = {"device": device, "quantize": quantize, "block_size": 4, "check": False}
         return [load_lm(folder, decoder=name, **how) for name in ("transformers", "graphs")]
@@ -85,7 +88,7 @@ def both(tmp_path, device, recorder):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_rows_of_any_lengths_have_the_logits_of_the_forward_as_it_is(family, both, recorder):
+def test_rows_of_any_lengths_have_the_logits_of_the_forward_as_it_is(family, both, recorder) -> None:
     plain, recorded = both(family)
     assert recorded.decoder == "transformers, graphs"
     steps = [
@@ -110,7 +113,7 @@ def test_rows_of_any_lengths_have_the_logits_of_the_forward_as_it_is(family, bot
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles with a C++ compiler: no `g++`")
-def test_layers_are_compiled_once_for_all_graphs(tmp_path, device, recorder):
+def test_layers_are_compiled_once_for_all_graphs(tmp_path: Path, device, recorder) -> None:
     folder = str(make_tiny("gemma2", tmp_path))
     plain, ours = (
         load_lm(folder, decoder=name, device=device, check=False) for name in ("transformers", "compiled graphs")
@@ -122,14 +125,14 @@ def test_layers_are_compiled_once_for_all_graphs(tmp_path, device, recorder):
     for rows in ([Row(0, TEXT[:9], 1)], [Row(0, TEXT[:12], 3), Row(1, TEXT[30:37], 7)], [Row(1, TEXT[30:80], 2)]):
         expected, found = plain.score(rows), ours.score(rows)
         assert torch.allclose(expected, found, atol=2e-4), (expected - found).abs().max()
-    found = ours.guess([Row(2, TEXT[:9], 3)], VOCAB)
-    assert found.unread.is_whole
+    guessed = ours.guess([Row(2, TEXT[:9], 3)], VOCAB)
+    assert not_none(not_none(guessed).unread).is_whole
     assert recorder.num_recorded == 4
     assert num_graphs() == before, "a step waited for another graph"
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_int8_weights_are_recorded_too(family, both, recorder):
+def test_int8_weights_are_recorded_too(family: str, both, recorder) -> None:
     plain, recorded = both(family, quantize="int8")
     for rows in ([Row(0, TEXT[:9], 1)], [Row(0, TEXT[:12], 3), Row(1, TEXT[30:37], 7)]):
         expected, found = plain.score(rows), recorded.score(rows)
@@ -139,7 +142,7 @@ def test_int8_weights_are_recorded_too(family, both, recorder):
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gpt2"])
-def test_texts_with_a_draft_in_graphs_are_those_without_graphs(family, both, recorder):
+def test_texts_with_a_draft_in_graphs_are_those_without_graphs(family: str, both, recorder) -> None:
     target, other = both(family), both(family, seed=1)
     params = SamplingParams(max_new_tokens=40)
     texts = [
@@ -152,7 +155,7 @@ def test_texts_with_a_draft_in_graphs_are_those_without_graphs(family, both, rec
     assert texts[0] == texts[1]
 
 
-def test_a_guess_in_one_graph_is_the_likeliest_tokens_one_by_one(both):
+def test_a_guess_in_one_graph_is_the_likeliest_tokens_one_by_one(both) -> None:
     _, recorded = both()
     contexts = {0: TEXT[:9], 1: TEXT[20:23], 2: TEXT[40:71]}
     for counts in ([4, 1, 3], [2, 5, 4]):
@@ -174,14 +177,14 @@ def test_a_guess_in_one_graph_is_the_likeliest_tokens_one_by_one(both):
             contexts[handle] = context[:-1]
 
 
-def test_a_guess_by_chance_is_left_to_scores(both):
+def test_a_guess_by_chance_is_left_to_scores(both) -> None:
     _, recorded = both()
     rows = [Row(0, TEXT[:9], 2), Row(1, TEXT[:4], 2, draw=Draw(1.0, None, 1.0, 0.0, [0.5, 0.5]))]
     assert recorded.guess(rows, VOCAB) is None
     assert recorded.guess(rows[:1], VOCAB) is not None
 
 
-def test_a_guess_says_where_no_largest_logit_is_a_number(both):
+def test_a_guess_says_where_no_largest_logit_is_a_number(both) -> None:
     _, recorded = both()
     found = recorded.guess([Row(0, TEXT[:9], 4)], VOCAB)
     clean = found.unread.known(found.tokens[0])
@@ -195,7 +198,7 @@ def test_a_guess_says_where_no_largest_logit_is_a_number(both):
     assert found.unread.known(found.tokens[0]) == clean[:num] + [0] * (4 - num)
 
 
-def test_stand_ins_are_the_tokens_that_they_stand_for(both):
+def test_stand_ins_are_the_tokens_that_they_stand_for(both) -> None:
     (plain, target), (_, draft) = both(), both(seed=1)
     contexts = [TEXT[:9], TEXT[20:23], TEXT[40:47]]
     rows = [Row(handle, context, 3 + handle) for handle, context in enumerate(contexts)]
@@ -221,7 +224,7 @@ def test_stand_ins_are_the_tokens_that_they_stand_for(both):
     assert torch.allclose(of_each, expected, atol=2e-4)
 
 
-def test_a_prefix_that_nobody_read_is_found_again(both):
+def test_a_prefix_that_nobody_read_is_found_again(both) -> None:
     _, recorded = both()
     recorded.adopt(0, TEXT[:7], "salt")
     found = recorded.guess([Row(0, TEXT[:7], 6)], VOCAB)
@@ -231,10 +234,10 @@ def test_a_prefix_that_nobody_read_is_found_again(both):
     recorded.check_integrity()
 
 
-def test_the_target_reads_a_guess_before_the_host_does(both, monkeypatch):
+def test_the_target_reads_a_guess_before_the_host_does(both, monkeypatch: pytest.MonkeyPatch) -> None:
     """One wait in a step: by the time the host reads what was drafted, the target has judged it."""
     (_, target), (_, draft) = both(), both(seed=1)
-    told = []
+    told: list[Any] = []
     score, known = target.score, Unread.known
 
     def scored(rows):
@@ -255,7 +258,7 @@ def test_the_target_reads_a_guess_before_the_host_does(both, monkeypatch):
     assert {what for what, _ in steps[1::2]} == {"read"}
 
 
-def test_a_draft_whose_logits_are_no_numbers_is_noticed_after_the_step(both, monkeypatch):
+def test_a_draft_whose_logits_are_no_numbers_is_noticed_after_the_step(both, monkeypatch: pytest.MonkeyPatch) -> None:
     (_, target), (_, draft) = both(), both(seed=1)
     params = SamplingParams(max_new_tokens=16, ignore_eos=True)
     right = tokens(decode(target, ngram(), 3, PROMPTS, params))
@@ -266,7 +269,7 @@ def test_a_draft_whose_logits_are_no_numbers_is_noticed_after_the_step(both, mon
     assert engine.drafters.num_failures["model"] >= 1
 
 
-def test_what_fits_no_graph_runs_as_it_does_without(both, recorder):
+def test_what_fits_no_graph_runs_as_it_does_without(both, recorder) -> None:
     plain, recorded = both()
     prompt = [Row(0, TEXT[:90], 1)]
     assert torch.allclose(plain.score(prompt), recorded.score(prompt), atol=2e-4)
@@ -281,7 +284,7 @@ def test_what_fits_no_graph_runs_as_it_does_without(both, recorder):
     assert torch.allclose(plain.score(rows), recorded.score(rows), atol=2e-4)
 
 
-def test_what_fills_a_shape_is_written_nowhere(both):
+def test_what_fills_a_shape_is_written_nowhere(both) -> None:
     _, recorded = both()
     full = [Row(handle, TEXT[handle : handle + 8], 1) for handle in range(3)]
     before = recorded.score(full)
@@ -300,13 +303,13 @@ def test_what_fills_a_shape_is_written_nowhere(both):
         ((5, 65, 64), (8, 65, 64)),
     ],
 )
-def test_buckets_hold_what_is_asked_for_and_little_more(wanted, bucket):
+def test_buckets_hold_what_is_asked_for_and_little_more(wanted, bucket) -> None:
     assert Bucket.around(*wanted) == Bucket(*bucket)
     assert Bucket.around(1, 66, 1) is None
 
 
-def test_who_cannot_be_recorded_is_told_so(tmp_path):
-    def refused(family, device="cuda", **shape):
+def test_who_cannot_be_recorded_is_told_so(tmp_path: Path) -> None:
+    def refused(family, device: str = "cuda", **shape):
         folder = str(make_tiny(family, tmp_path / family, **shape))
         with pytest.raises(UsageError) as caught:
             decoders.check_recordable(folder, load.read_config(folder, load.Path(folder), False), torch.device(device))
@@ -318,10 +321,10 @@ def test_who_cannot_be_recorded_is_told_so(tmp_path):
     assert "depend on the context's length" in refused("phi3", rope_parameters=LONG_ROPE)
 
 
-def test_a_forward_that_waits_for_the_device_is_one_sentence(both, monkeypatch):
+def test_a_forward_that_waits_for_the_device_is_one_sentence(both, monkeypatch: pytest.MonkeyPatch) -> None:
     _, recorded = both()
 
-    def refuse(run, device, pool):
+    def refuse(run, device, pool) -> None:
         raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nmore")
 
     monkeypatch.setattr(graphs, "record", refuse)
@@ -329,7 +332,7 @@ def test_a_forward_that_waits_for_the_device_is_one_sentence(both, monkeypatch):
         recorded.score([Row(0, TEXT[:9], 1)])
 
 
-def test_graphs_give_the_hidden_states_that_rows_want(both, recorder):
+def test_graphs_give_the_hidden_states_that_rows_want(both, recorder) -> None:
     plain, recorded = both()
     for lm in (plain, recorded):
         lm.tap((1, "final"))
@@ -347,11 +350,11 @@ def test_graphs_give_the_hidden_states_that_rows_want(both, recorder):
         for row, copy in zip(rows, copies, strict=True):
             assert (row.tapped is None) == (copy.tapped is None)
             if row.tapped is not None:
-                assert row.tapped.first == copy.tapped.first
-                assert torch.allclose(row.tapped.states, copy.tapped.states, atol=2e-4)
-                kept = copy.tapped.states.clone()
+                assert row.tapped.first == not_none(copy.tapped).first
+                assert torch.allclose(not_none(row.tapped.states), not_none(not_none(copy.tapped).states), atol=2e-4)
+                kept = not_none(not_none(copy.tapped).states).clone()
                 recorded.score([Row(9, TEXT[:5], 2, tapped=Tapped())])
-                assert torch.equal(copy.tapped.states, kept), "they are the caller's own"
+                assert torch.equal(not_none(not_none(copy.tapped).states), kept), "they are the caller's own"
     assert recorder.num_recorded > before
-    hidden = rows[0].tapped.states[:, 1]
+    hidden = not_none(not_none(rows[0].tapped).states)[:, 1]
     assert torch.allclose(plain.head(hidden), recorded.head(hidden), atol=2e-4)

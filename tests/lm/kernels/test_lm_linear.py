@@ -1,5 +1,8 @@
 """Packed linear layers: right numbers, the same bits in any company, one copy of the weights, a plain way out."""
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -25,14 +28,14 @@ def matrix(num_outputs, num_inputs, seed=0):
 
 
 @pytest.fixture(autouse=True)
-def _inference():
+def _inference() -> Iterator[None]:
     with torch.inference_mode():
         yield
 
 
 @pytest.mark.parametrize("kind", ["plain", *PACKED])
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_a_packed_product_is_the_product(kind, has_bias):
+def test_a_packed_product_is_the_product(kind, has_bias: bool) -> None:
     weight, rows = matrix(96, 64), matrix(5, 64, 1)
     bias = matrix(1, 96, 2)[0] if has_bias else None
     expected = F.linear(rows.float(), weight.float(), None if bias is None else bias.float())
@@ -42,7 +45,7 @@ def test_a_packed_product_is_the_product(kind, has_bias):
     assert torch.equal(pack(weight, bias, kind)(rows[None]), found[None])
 
 
-def test_int8_is_exact_where_numbers_are_whole():
+def test_int8_is_exact_where_numbers_are_whole() -> None:
     weight, rows = torch.arange(-127.0, 128)[:, None], torch.tensor([[127.0], [-127.0], [0.0]])
     whole = torch.cat((weight, torch.full_like(weight, 127.0)), 1)
     found = pack(whole, None, "int8")(F.pad(rows, (0, 1)))
@@ -50,7 +53,7 @@ def test_int8_is_exact_where_numbers_are_whole():
     assert not found[2].any()
 
 
-def test_a_row_has_its_own_scale():
+def test_a_row_has_its_own_scale() -> None:
     weight, rows = matrix(96, 64), matrix(4, 64, 1)
     layer = pack(weight, None, "int8")
     louder = rows.clone()
@@ -58,7 +61,7 @@ def test_a_row_has_its_own_scale():
     assert torch.equal(layer(rows)[0], layer(louder)[0])
 
 
-def test_int8_without_its_kernel_gives_the_same_numbers(monkeypatch):
+def test_int8_without_its_kernel_gives_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     weight, rows = matrix(96, 64), matrix(5, 64, 1)
     fast = pack(weight, None, "int8")(rows)
     monkeypatch.setattr(kinds, "missing", lambda kind: "it was taken away")
@@ -70,7 +73,7 @@ def test_int8_without_its_kernel_gives_the_same_numbers(monkeypatch):
     assert kernels()["bfloat16"] == "torch's plain product: it was taken away"
 
 
-def test_what_a_gpu_s_integer_product_is_filled_up_with_changes_nothing(monkeypatch):
+def test_what_a_gpu_s_integer_product_is_filled_up_with_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU it takes more than 16 rows and multiples of 8; here it is asked for the same."""
     weight, rows = matrix(50, 13), matrix(3, 13, 1)
     monkeypatch.setattr(kinds, "missing", lambda kind: "it was taken away")
@@ -84,18 +87,18 @@ def test_what_a_gpu_s_integer_product_is_filled_up_with_changes_nothing(monkeypa
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
-def test_a_gpu_s_int8_product_is_the_cpu_s():
+def test_a_gpu_s_int8_product_is_the_cpu_s() -> None:
     weight, rows = matrix(50, 13), matrix(3, 13, 1)
     found = pack(weight.cuda(), None, "int8")(rows.cuda()).cpu()
     assert torch.allclose(found, pack(weight, None, "int8")(rows), rtol=1e-5)
 
 
-def test_an_operator_that_is_wrong_is_not_used(monkeypatch):
+def test_an_operator_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kinds, "vnni_product", lambda weight, scales: lambda rows: torch.zeros(4, 96))
     assert kinds._try_vnni() == "its operator computes something else"
 
 
-def test_an_operator_that_fails_is_not_used(monkeypatch):
+def test_an_operator_that_fails_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     if missing("bf16") is not None:
         pytest.skip("this machine has no packed bfloat16 product")
     missing.cache_clear()
@@ -104,7 +107,7 @@ def test_an_operator_that_fails_is_not_used(monkeypatch):
     missing.cache_clear()
 
 
-def test_kinds():
+def test_kinds() -> None:
     fast = "bf16" if missing("bf16") is None else "plain"
     assert kind_for(torch.bfloat16, CPU) == fast
     assert kind_for(torch.float32, CPU) == "plain"
@@ -115,14 +118,14 @@ def test_kinds():
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "gpt_neox"])
-def test_a_quantized_model_is_near_the_whole_one(family, tmp_path):
+def test_a_quantized_model_is_near_the_whole_one(family: str, tmp_path: Path) -> None:
     folder = str(make_tiny(family, tmp_path))
     whole, packed = (load_lm(folder, dtype="float32", quantize=how) for how in ("none", "int8"))
     expected, found = (lm.score([Row(0, TEXT, 20)]) for lm in (whole, packed))
     assert 0 < float((found - expected).norm() / expected.norm()) < 0.15
 
 
-def test_siblings_share_one_product(tmp_path):
+def test_siblings_share_one_product(tmp_path: Path) -> None:
     lm = load_lm(str(make_tiny("qwen2", tmp_path)), quantize="int8", decoder="transformers")
     layer = lm.model.model.layers[0]
     parts = [layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj]
@@ -140,7 +143,7 @@ def test_siblings_share_one_product(tmp_path):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("tied", [False, True])
-def test_one_copy_of_the_weights(tmp_path, dtype, tied):
+def test_one_copy_of_the_weights(tmp_path: Path, dtype: str, tied: bool) -> None:
     folder = str(make_tiny("mistral", tmp_path, tie_word_embeddings=tied))
     whole, packed = (load_lm(folder, dtype=dtype, quantize=how) for how in ("none", "int8"))
     layers = list(packed_layers(packed.model))
@@ -157,7 +160,7 @@ def all_hold():
     return all(check.holds for check in invariance.row_invariance(torch.bfloat16) if "int8" in check.kernel)
 
 
-def test_one_scale_for_all_rows_is_caught(monkeypatch, tmp_path):
+def test_one_scale_for_all_rows_is_caught(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The planted fault: what a row is rounded to follows from its company."""
     monkeypatch.setattr(invariance, "LINEAR_SHAPES", invariance.LINEAR_SHAPES[:2])
     target = tiny_lm(tmp_path, "mistral", dtype="bfloat16", quantize="int8")

@@ -1,9 +1,12 @@
 """The kernels for a GPU: attention split over keys, products of few rows. Without one Triton interprets them."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from tiny_engine import PROMPTS, decode, ngram, tokens
 from tiny_models import make_tiny
+from typed import not_none
 
 pytest.importorskip("triton", reason="Triton's kernels take Triton, which is for Linux")
 
@@ -35,7 +38,7 @@ def drawn(*shape, seed=0):
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("softcap", "has_sinks"), [(None, False), (7.0, False), (None, True)])
-def test_attention_is_the_softmax_of_what_a_query_may_see(shape, softcap, has_sinks):
+def test_attention_is_the_softmax_of_what_a_query_may_see(shape, softcap: float | None, has_sinks: bool) -> None:
     sequences, each, heads, key_heads, size, num_keys = shape
     num, groups = sequences * each, heads // key_heads
     keys, values = drawn(1, key_heads, 2000, size), drawn(1, key_heads, 2000, size, seed=1)
@@ -47,10 +50,10 @@ def test_attention_is_the_softmax_of_what_a_query_may_see(shape, softcap, has_si
     allowed = (places <= last[:, None]) & (places > last[:, None] - 90)
     sinks = drawn(heads, seed=4) if has_sinks else None
     unseen = slots[~allowed.view(sequences, each, num_keys).any(1)]
-    spoiled = [kept.clone() for kept in (keys, values)]
-    for kept in spoiled:
+    spoiled_keys, spoiled_values = keys.clone(), values.clone()
+    for kept in (spoiled_keys, spoiled_values):
         kept[0, :, unseen] = torch.nan  # of others, or of those that have been there
-    found = split_attention.attend(query, *spoiled, slots, allowed, size**-0.5, softcap, sinks)
+    found = split_attention.attend(query, spoiled_keys, spoiled_values, slots, allowed, size**-0.5, softcap, sinks)
     its_keys, its_values = (
         kept[0][:, slots].repeat_interleave(groups, 0).repeat_interleave(each, 1) for kept in (keys, values)
     )
@@ -59,20 +62,20 @@ def test_attention_is_the_softmax_of_what_a_query_may_see(shape, softcap, has_si
         scores = softcap * torch.tanh(scores / softcap)
     scores = scores.masked_fill(~allowed, -torch.inf)
     if has_sinks:
-        scores = torch.cat((scores, sinks[:, None, None].expand(-1, num, 1)), 2)
+        scores = torch.cat((scores, not_none(sinks)[:, None, None].expand(-1, num, 1)), 2)
     weights = scores.softmax(2)[:, :, :num_keys]
     expected = torch.einsum("hnt,hntd->nhd", weights, its_values)
     assert torch.allclose(found[0], expected, atol=2e-5), (found[0] - expected).abs().max()
 
 
-def test_a_query_that_may_see_nothing_gets_zeros():
+def test_a_query_that_may_see_nothing_gets_zeros() -> None:
     keys, slots = drawn(1, 2, 100, 32), torch.arange(70, device=DEVICE)[None]
     nothing = torch.zeros(1, 70, dtype=torch.bool, device=DEVICE)
     query = drawn(1, 1, 4, 32, seed=1).transpose(1, 2)
     assert not split_attention.attend(query, keys, keys, slots, nothing, 1.0, None, None).any()
 
 
-def test_keys_and_values_are_written_to_their_slots_and_nowhere_else():
+def test_keys_and_values_are_written_to_their_slots_and_nowhere_else() -> None:
     keys, values = drawn(1, 3, 50, 80), drawn(1, 3, 50, 80, seed=1)
     key, value = drawn(1, 7, 3, 80, seed=2).transpose(1, 2), drawn(1, 7, 3, 160, seed=3)[..., :80].transpose(1, 2)
     slots = torch.tensor([44, 3, 9, 0, 49, 17, 30], device=DEVICE)
@@ -85,11 +88,11 @@ def test_keys_and_values_are_written_to_their_slots_and_nowhere_else():
 @pytest.mark.parametrize("num_rows", [1, 5, 17, 64, 65])
 @pytest.mark.parametrize(("num_outputs", "num_inputs"), [(70, 256), (130, 384), (64, 100)])
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_a_product_of_any_number_of_rows(num_rows, num_outputs, num_inputs, has_bias):
+def test_a_product_of_any_number_of_rows(num_rows: int, num_outputs: int, num_inputs: int, has_bias: bool) -> None:
     x, weight = drawn(1, num_rows, num_inputs).half(), drawn(num_outputs, num_inputs, seed=1).half()
     bias = drawn(num_outputs, seed=2).half() if has_bias else None
     found = few_rows.multiply(x, weight, bias)
-    expected = x.double() @ weight.double().t() + (bias.double() if has_bias else 0)
+    expected = x.double() @ weight.double().t() + (not_none(bias).double() if has_bias else 0)
     assert found.shape == (1, num_rows, num_outputs)
     assert found.dtype == torch.float16
     assert float((found - expected).norm() / expected.norm()) < 1e-3
@@ -97,7 +100,7 @@ def test_a_product_of_any_number_of_rows(num_rows, num_outputs, num_inputs, has_
 
 @pytest.mark.parametrize("num_rows", [1, 17, 64, 65])
 @pytest.mark.parametrize(("num_outputs", "num_inputs"), [(72, 256), (136, 512), (64, 96)])
-def test_a_product_of_whole_numbers_is_exact(num_rows, num_outputs, num_inputs):
+def test_a_product_of_whole_numbers_is_exact(num_rows: int, num_outputs: int, num_inputs: int) -> None:
     chance = torch.Generator().manual_seed(0)
     rows, weight = (
         torch.randint(-127, 128, (num, num_inputs), dtype=torch.int8, generator=chance).to(DEVICE)
@@ -109,7 +112,7 @@ def test_a_product_of_whole_numbers_is_exact(num_rows, num_outputs, num_inputs):
 
 
 @pytest.mark.parametrize("shape", [(128256, 4096), (4096, 14336), (4096, 4096), (5120, 13824), (2048, 5632), (70, 128)])
-def test_a_program_reads_whole_pieces_of_a_weight_that_fits(shape):
+def test_a_program_reads_whole_pieces_of_a_weight_that_fits(shape) -> None:
     _, inputs, _, _ = few_rows.shape_of_program(*shape)
     assert shape[1] % inputs == 0
     assert few_rows.fits(torch.empty(shape, device="meta", dtype=torch.bfloat16))
@@ -117,7 +120,7 @@ def test_a_program_reads_whole_pieces_of_a_weight_that_fits(shape):
 
 
 @pytest.fixture
-def recorded(tmp_path, monkeypatch):
+def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Makes a model whose graphs attend by the kernels; on a CPU what is recorded runs anew."""
     if DEVICE == "cpu":
         monkeypatch.setattr(graphs, "record", Recorder())
@@ -133,7 +136,7 @@ def recorded(tmp_path, monkeypatch):
 
 # A mixture's experts are chosen by the host, which no graph of a GPU holds.
 @pytest.mark.parametrize("family", ["llama", "gemma2", *["gpt_oss"] * (DEVICE == "cpu")])
-def test_graphs_attend_by_the_kernels_as_without(family, recorded):
+def test_graphs_attend_by_the_kernels_as_without(family, recorded) -> None:
     plain, ours = recorded(family)
     steps = [
         [Row(0, TEXT[:9], 1)],
@@ -145,7 +148,7 @@ def test_graphs_attend_by_the_kernels_as_without(family, recorded):
         assert torch.allclose(expected, found, atol=2e-4), (expected - found).abs().max()
 
 
-def test_a_model_of_such_products_computes_what_it_did(tmp_path):
+def test_a_model_of_such_products_computes_what_it_did(tmp_path: Path) -> None:
     shape = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2}
     plain, packed = (
         load_lm(str(make_tiny("qwen2", tmp_path, **shape)), decoder="transformers", device=DEVICE, dtype="float16")
@@ -157,7 +160,7 @@ def test_a_model_of_such_products_computes_what_it_did(tmp_path):
     assert torch.allclose(plain.score(rows), packed.score(rows), atol=5e-3)
 
 
-def on_gpu(tmp_path, quantize, seed=0):
+def on_gpu(tmp_path: Path, quantize, seed=0):
     shape = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3}
     folder = str(make_tiny("llama", tmp_path / str(seed), seed, **shape))
     how = {"device": "cuda", "dtype": "bfloat16", "quantize": quantize, "block_size": 4}
@@ -167,7 +170,7 @@ def on_gpu(tmp_path, quantize, seed=0):
 
 
 @pytest.mark.parametrize("quantize", [pytest.param(how, marks=needs_gpu) for how in ("none", "int8")])
-def test_a_gpu_gives_a_row_the_same_bits_in_any_company(quantize, tmp_path):
+def test_a_gpu_gives_a_row_the_same_bits_in_any_company(quantize, tmp_path: Path) -> None:
     lm = on_gpu(tmp_path, quantize)
     before = num_graphs()
     alone = [lm.score([Row(0, TEXT[:n], 1)])[0] for n in range(40, 48)]
@@ -184,7 +187,7 @@ def test_a_gpu_gives_a_row_the_same_bits_in_any_company(quantize, tmp_path):
 
 
 @pytest.mark.parametrize("quantize", [pytest.param(how, marks=needs_gpu) for how in ("none", "int8")])
-def test_a_gpu_decodes_the_same_text_with_any_draft_bit_for_bit(quantize, tmp_path):
+def test_a_gpu_decodes_the_same_text_with_any_draft_bit_for_bit(quantize, tmp_path: Path) -> None:
     target, draft = on_gpu(tmp_path, quantize), on_gpu(tmp_path, quantize, seed=1)
     params = SamplingParams(max_new_tokens=60, ignore_eos=True)
     plain = [tokens(decode(target, None, 0, [prompt], params)) for prompt in PROMPTS[:2]]
@@ -196,11 +199,11 @@ def wrong(rows, weight, bias):
     return torch.zeros(len(rows), len(weight))
 
 
-def broken(rows, weight, bias):
+def broken(rows, weight, bias) -> None:
     raise RuntimeError("Failed to find C compiler.")
 
 
-def test_kernels_are_tried_before_they_are_used(monkeypatch):
+def test_kernels_are_tried_before_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kinds._try_triton() is None
     for product, said in (
         (wrong, "its kernel computes something else"),

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch, caplog) -> Path:
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Path:
     """The user's cache, empty."""
     caplog.set_level(logging.INFO, logger="specdec_cli")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -60,7 +60,7 @@ def calls(folder: Path) -> list[str]:
 GOOD = 'exec g++ "$@"'
 
 
-def test_a_library_is_built_once_and_it_is_said(cache, tmp_path, caplog):
+def test_a_library_is_built_once_and_it_is_said(cache, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     command = (compiler(tmp_path, GOOD), "-x", "c++")
     assert [answer(load(SOURCE, *command)) for _ in range(3)] == [42] * 3
     assert len(calls(tmp_path)) == 1
@@ -70,7 +70,7 @@ def test_a_library_is_built_once_and_it_is_said(cache, tmp_path, caplog):
     assert load(SOURCE, *command).not_kept is None
 
 
-def test_sources_and_options_do_not_meet():
+def test_sources_and_options_do_not_meet() -> None:
     assert (answer(load(SOURCE)), answer(load(OTHER))) == (42, 7)
     source = 'extern "C" long answer() { return ANSWER; }'
     assert [answer(load(source, "g++", f"-DANSWER={n}", "-x", "c++")) for n in (1, 2)] == [1, 2]
@@ -94,7 +94,7 @@ def foreign(path: Path) -> bytes:
     ],
     ids=["empty", "a byte short", "cut", "overwritten", "text", "another library"],
 )
-def test_point_4_a_damaged_library_is_built_again(cache, caplog, damage):
+def test_point_4_a_damaged_library_is_built_again(cache, caplog: pytest.LogCaptureFixture, damage) -> None:
     load(SOURCE)
     (kept,) = cache.glob("*.so")
     damaged = damage(kept)
@@ -106,7 +106,7 @@ def test_point_4_a_damaged_library_is_built_again(cache, caplog, damage):
     assert caplog.messages == [LABEL, LABEL], "the second one is kept"
 
 
-def test_a_folder_in_a_librarys_place_is_no_obstacle(cache):
+def test_a_folder_in_a_librarys_place_is_no_obstacle(cache) -> None:
     load(SOURCE)
     (kept,) = cache.glob("*.so")
     kept.unlink()
@@ -121,7 +121,7 @@ assert load_library(sys.argv[1], [sys.argv[2], "-x", "c++"], may_lack_compiler=F
 """
 
 
-def test_point_4_processes_at_the_same_time_build_once(cache, tmp_path):
+def test_point_4_processes_at_the_same_time_build_once(cache, tmp_path: Path) -> None:
     slow = compiler(tmp_path, f"sleep 1\n{GOOD}")
     running = [subprocess.Popen([sys.executable, "-c", IN_A_PROCESS, SOURCE, slow]) for _ in range(4)]
     assert [process.wait(60) for process in running] == [0] * 4
@@ -129,7 +129,7 @@ def test_point_4_processes_at_the_same_time_build_once(cache, tmp_path):
     assert len(list(cache.glob("*.so"))) == 1
 
 
-def test_a_process_that_dies_while_it_builds_keeps_nobody_waiting(tmp_path):
+def test_a_process_that_dies_while_it_builds_keeps_nobody_waiting(tmp_path: Path) -> None:
     slow = compiler(tmp_path, "sleep 30")
     process = subprocess.Popen([sys.executable, "-c", IN_A_PROCESS, SOURCE, slow], start_new_session=True)
     while not calls(tmp_path):
@@ -140,13 +140,15 @@ def test_a_process_that_dies_while_it_builds_keeps_nobody_waiting(tmp_path):
 
 
 @pytest.mark.parametrize("place", ["a file", "below a file", "/proc/nowhere", "no home"])
-def test_a_cache_that_cannot_be_written_is_said_and_no_obstacle(tmp_path, monkeypatch, caplog, place):
+def test_a_cache_that_cannot_be_written_is_said_and_no_obstacle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, place: str
+) -> None:
     (tmp_path / "file").write_text("")
     where = {"a file": tmp_path / "file", "below a file": tmp_path / "file/below"}.get(place, place)
     monkeypatch.setenv("XDG_CACHE_HOME", "" if place == "no home" else str(where))
     if place == "no home":
 
-        def home():
+        def home() -> None:
             raise RuntimeError("Could not determine home directory.")
 
         monkeypatch.setattr(module.Path, "home", home)
@@ -160,7 +162,7 @@ def test_a_cache_that_cannot_be_written_is_said_and_no_obstacle(tmp_path, monkey
 
 
 @pytest.mark.skipif(hasattr(os, "geteuid") and os.geteuid() == 0, reason="root may write everywhere")
-def test_a_read_only_cache_is_read(cache, caplog):
+def test_a_read_only_cache_is_read(cache, caplog: pytest.LogCaptureFixture) -> None:
     load(SOURCE)
     cache.chmod(0o555)
     try:
@@ -174,7 +176,7 @@ def test_a_read_only_cache_is_read(cache, caplog):
 FULL = 'echo "/tmp/x.s: fatal error: error writing to /tmp/x.s: No space left on device" >&2; exit 1'
 
 
-def test_a_full_disk_is_left_for_another(cache, tmp_path):
+def test_a_full_disk_is_left_for_another(cache, tmp_path: Path) -> None:
     full = compiler(tmp_path, f'case "$out" in {cache}/*) {FULL};; esac\n{GOOD}')
     found = load(SOURCE, full, "-x", "c++")
     assert answer(found) == 42
@@ -182,7 +184,7 @@ def test_a_full_disk_is_left_for_another(cache, tmp_path):
     assert not list(cache.glob("*.so"))
 
 
-def test_no_disk_with_room_is_said(cache, tmp_path):
+def test_no_disk_with_room_is_said(cache, tmp_path: Path) -> None:
     with pytest.raises(BuildError) as error:
         load(SOURCE, compiler(tmp_path, FULL), "-x", "c++")
     assert f"`{cache}` (No space left on device), nor in a temporary folder" in error.value.reason
@@ -205,7 +207,9 @@ def test_no_disk_with_room_is_said(cache, tmp_path):
     ],
     ids=["an error", "silent", "killed", "nothing made", "garbage made", "endless"],
 )
-def test_a_compiler_that_fails_halfway_is_said(tmp_path, monkeypatch, build, reason, remedy):
+def test_a_compiler_that_fails_halfway_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, build: str, reason: str, remedy: str
+) -> None:
     if "sleep" in build:
         monkeypatch.setattr(module, "_SECONDS", 1)
     with pytest.raises(BuildError) as error:
@@ -215,7 +219,7 @@ def test_a_compiler_that_fails_halfway_is_said(tmp_path, monkeypatch, build, rea
     assert answer(load(SOURCE)) == 42, "another compiler is not kept from it"
 
 
-def test_a_compiler_that_goes_away_halfway_is_said(tmp_path):
+def test_a_compiler_that_goes_away_halfway_is_said(tmp_path: Path) -> None:
     path = tmp_path / "cc"
     path.write_text('#!/bin/sh\nrm "$0"\nexec g++ "$@"\n')
     path.chmod(0o755)
@@ -223,7 +227,7 @@ def test_a_compiler_that_goes_away_halfway_is_said(tmp_path):
         load(SOURCE, str(path), "-x", "c++")
 
 
-def test_a_compiler_that_is_no_program_is_said(tmp_path):
+def test_a_compiler_that_is_no_program_is_said(tmp_path: Path) -> None:
     path = tmp_path / "cc"
     path.write_bytes(b"\x7fELF nonsense")
     path.chmod(0o755)
@@ -232,7 +236,7 @@ def test_a_compiler_that_is_no_program_is_said(tmp_path):
 
 
 @pytest.mark.parametrize(("tool", "words"), [("apk", "`apk add g++`"), (None, "install one, or name one with CXX")])
-def test_the_remedy_is_this_system_s(monkeypatch, tool, words):
+def test_the_remedy_is_this_system_s(monkeypatch: pytest.MonkeyPatch, tool: str | None, words: str) -> None:
     monkeypatch.setattr(module.shutil, "which", lambda name: f"/sbin/{name}" if name == tool else None)
     with pytest.raises(BuildError) as error:
         load(SOURCE, "no-such-compiler", "-x", "c++")
@@ -240,7 +244,7 @@ def test_the_remedy_is_this_system_s(monkeypatch, tool, words):
     assert words in error.value.remedy
 
 
-def test_a_compiler_that_has_gone_leaves_what_it_built(tmp_path):
+def test_a_compiler_that_has_gone_leaves_what_it_built(tmp_path: Path) -> None:
     gone = compiler(tmp_path, GOOD)
     assert answer(load(SOURCE, gone, "-x", "c++")) == 42
     Path(gone).unlink()
@@ -251,7 +255,7 @@ def test_a_compiler_that_has_gone_leaves_what_it_built(tmp_path):
         load(OTHER, gone, "-x", "c++", may_lack_compiler=True)
 
 
-def test_another_processor_s_is_not_taken(tmp_path, monkeypatch):
+def test_another_processor_s_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gone = compiler(tmp_path, GOOD)
     load(SOURCE, gone, "-x", "c++")
     Path(gone).unlink()

@@ -1,13 +1,17 @@
 """Our own decoder: transformers' forward is its oracle, and what it does not know goes through transformers."""
 
 import platform
+from collections.abc import Iterator
 from itertools import product
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from planted import plant
 from tiny_engine import PROMPTS, decode, tokens
 from tiny_models import make_tiny
+from typed import not_none, stand_in
 
 from specdec_cli.drafted import NOTHING
 from specdec_cli.lm.door import Draw, Row
@@ -62,12 +66,12 @@ def score(lm):
 
 
 @pytest.fixture(params=KNOWN)
-def folder(request, tmp_path):
+def folder(request: pytest.FixtureRequest, tmp_path: Path):
     family, shape = KNOWN[request.param]
-    return str(make_tiny(family, tmp_path, seed=3, **shape))
+    return str(make_tiny(family, tmp_path, seed=3, **stand_in(shape)))
 
 
-def test_float32_logits_and_tokens_are_those_of_transformers(folder):
+def test_float32_logits_and_tokens_are_those_of_transformers(folder) -> None:
     own, theirs = load_lm(folder), load_lm(folder, decoder="transformers")
     assert own.decoder_obstacle is None
     assert theirs.decoder_obstacle == "it is disabled"
@@ -80,14 +84,14 @@ def test_float32_logits_and_tokens_are_those_of_transformers(folder):
     assert tokens(decode(own, "ngram", 3, PROMPTS[:1], params)) == expected[:1]
 
 
-def test_bfloat16_is_as_close_to_float32_as_transformers(folder):
+def test_bfloat16_is_as_close_to_float32_as_transformers(folder) -> None:
     exact = score(load_lm(folder))
     own = (score(load_lm(folder, dtype="bfloat16")) - exact).square().mean()
     theirs = (score(load_lm(folder, dtype="bfloat16", decoder="transformers")) - exact).square().mean()
     assert own <= 1.5 * theirs
 
 
-def test_built_in_pair():
+def test_built_in_pair() -> None:
     for name in ("builtin:target", "builtin:draft"):
         own, theirs = load_lm(name), load_lm(name, decoder="transformers")
         assert own.decoder_obstacle is None
@@ -95,14 +99,14 @@ def test_built_in_pair():
 
 
 @pytest.mark.parametrize("case", UNKNOWN)
-def test_what_it_does_not_know_goes_through_transformers(case, tmp_path):
+def test_what_it_does_not_know_goes_through_transformers(case, tmp_path: Path) -> None:
     family, shape, words = UNKNOWN[case]
-    lm = load_lm(str(make_tiny(family, tmp_path, **shape)))
-    assert words in lm.decoder_obstacle
+    lm = load_lm(str(make_tiny(family, tmp_path, **stand_in(shape))))
+    assert words in not_none(lm.decoder_obstacle)
     assert lm.score([Row(0, TEXT[:9], 2)]).shape == (2, 97)
 
 
-def test_the_model_is_left_with_shapes_and_no_memory(tmp_path):
+def test_the_model_is_left_with_shapes_and_no_memory(tmp_path: Path) -> None:
     lm = load_lm(str(make_tiny("llama", tmp_path)))
     products = [p for name, p in lm.model.named_parameters() if p.dim() > 1]
     assert {p.device.type for p in products} == {"meta"}
@@ -111,7 +115,7 @@ def test_the_model_is_left_with_shapes_and_no_memory(tmp_path):
     assert lm.device.type == "cpu"
 
 
-def test_many_small_writes_and_long_forwards(tmp_path):
+def test_many_small_writes_and_long_forwards(tmp_path: Path) -> None:
     """More rows than one tile takes, each with pieces of its own."""
     folder = str(make_tiny("llama", tmp_path))
     own, theirs = (load_lm(folder, decoder=decoder, max_num_seqs=12) for decoder in ("auto", "transformers"))
@@ -122,14 +126,14 @@ def test_many_small_writes_and_long_forwards(tmp_path):
         assert torch.allclose(own.score(longer), theirs.score(longer), atol=2e-4, rtol=1e-4)
 
 
-def test_callers_may_write_into_logits(tmp_path):
+def test_callers_may_write_into_logits(tmp_path: Path) -> None:
     logits = load_lm(str(make_tiny("llama", tmp_path))).score([Row(0, TEXT[:9], 2)])
     logits[0, 0] = 1.0
     assert not logits.is_inference()
 
 
 @pytest.mark.parametrize("fault", ["mask", "rotation", "pairs"])
-def test_a_planted_fault_is_caught(tmp_path, monkeypatch, fault):
+def test_a_planted_fault_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     folder = str(make_tiny("llama", tmp_path, seed=3))
     right = score(load_lm(folder, decoder="transformers"))
     if fault == "mask":
@@ -143,7 +147,7 @@ def test_a_planted_fault_is_caught(tmp_path, monkeypatch, fault):
 
 
 @pytest.mark.parametrize(("dtype", "quantize"), [("float32", "none"), ("bfloat16", "none"), ("bfloat16", "int8")])
-def test_a_row_has_the_same_bits_in_any_company(tmp_path, dtype, quantize):
+def test_a_row_has_the_same_bits_in_any_company(tmp_path: Path, dtype: str, quantize: str) -> None:
     """Sizes that no vector divides, and a part of the outputs for each of two to four threads."""
     shape = {"hidden_size": 88, "intermediate_size": 150, "num_attention_heads": 4, "head_dim": 22}
     lm = load_lm(str(make_tiny("llama", tmp_path, **shape)), dtype=dtype, quantize=quantize)
@@ -163,20 +167,20 @@ def test_a_row_has_the_same_bits_in_any_company(tmp_path, dtype, quantize):
 
 
 def one_by_one(lm, row, num_tokens):
-    found = []
+    found: list[Any] = []
     for _ in range(row.num_logits):
         found.append(int(lm.score([Row(row.handle, [*row.context, *found], 1)])[0, :num_tokens].argmax()))
     return found
 
 
 @pytest.mark.parametrize("num_tokens", [97, 40])
-def test_continuations_are_those_that_scores_give_one_by_one(folder, num_tokens):
+def test_continuations_are_those_that_scores_give_one_by_one(folder, num_tokens: int) -> None:
     """New sequences, such as go on after some of a guess stood, and lengths of all kinds beside each other."""
     lm, other = load_lm(folder, block_size=4), load_lm(folder, block_size=4)
     contexts = {handle: TEXT[7 * handle : 9 * handle + 5] for handle in range(5)}
     for counts in ((3, 1, 8, 2, 1), (1, 1, 1, 1, 1), (6, 5, 4, 3, 2)):
         rows = [Row(handle, contexts[handle], count) for handle, count in enumerate(counts)]
-        found = lm.guess(rows, num_tokens).tokens
+        found = not_none(lm.guess(rows, num_tokens)).tokens
         assert found == [one_by_one(other, row, num_tokens) for row in rows]
         assert len({token for one in found for token in one}) > 2
         lm.check_integrity()
@@ -212,7 +216,7 @@ CUTS = {
 
 @pytest.mark.parametrize("num_tokens", [97, 40])
 @pytest.mark.parametrize("cut", CUTS)
-def test_drawn_continuations_are_those_of_the_sampling_chain(folder, cut, num_tokens):
+def test_drawn_continuations_are_those_of_the_sampling_chain(folder, cut, num_tokens: int) -> None:
     """Beside one of likeliest tokens, and one that is drawn otherwise."""
     noise = torch.rand(3, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(4)).tolist()
     noise[0][:3] = 2.0**-53, 1 - 2.0**-53, 0.5
@@ -220,28 +224,28 @@ def test_drawn_continuations_are_those_of_the_sampling_chain(folder, cut, num_to
     rows = [Row(i, TEXT[7 * i : 9 * i + 5], 2 if i == 3 else 8, draw=draw) for i, draw in enumerate(draws)]
     other = load_lm(folder)
     found = load_lm(folder).guess(rows, num_tokens)
-    assert found.q.keys() == {0, 2, 3}
+    assert not_none(found).q.keys() == {0, 2, 3}
     for place, row in enumerate(rows):
         if row.draw is None:
-            assert found.tokens[place] == one_by_one(other, row, num_tokens)
+            assert not_none(found).tokens[place] == one_by_one(other, row, num_tokens)
             continue
         tokens, q = drawn_one_by_one(other, row, num_tokens)
-        assert found.tokens[place] == tokens
-        assert torch.equal(found.q[place] > 1e-36, q > 1e-36)
-        torch.testing.assert_close(found.q[place], q, rtol=2e-5, atol=1e-9)
+        assert not_none(found).tokens[place] == tokens
+        assert torch.equal(not_none(found).q[place] > 1e-36, q > 1e-36)
+        torch.testing.assert_close(not_none(found).q[place], q, rtol=2e-5, atol=1e-9)
 
 
-def test_a_drawn_token_has_a_probability(folder):
+def test_a_drawn_token_has_a_probability(folder) -> None:
     """Even by the smallest number, where the first tokens of the vocabulary have next to none."""
     rows = [Row(0, TEXT[:5], 4, draw=Draw(0.01, None, 1.0, 0.0, [0.0] * 4))]
     found = load_lm(folder).guess(rows, 97)
-    q = found.q[0]
+    q = not_none(found).q[0]
     assert (q == 0).any()
-    assert (q[range(4), found.tokens[0]] > 0).all()
+    assert (q[range(4), not_none(found).tokens[0]] > 0).all()
     torch.testing.assert_close(q.sum(dim=-1), torch.ones(4))
 
 
-def set_embedding(lm, token, value):
+def set_embedding(lm, token, value) -> None:
     """Make a token's embedding something else, in our own decoder's panels."""
     tokens = torch.arange(97, dtype=lm.dtype)[:, None].expand(-1, lm.config.hidden_size)
     with torch.inference_mode():
@@ -249,39 +253,41 @@ def set_embedding(lm, token, value):
         lm._forward.decoder._embedding[is_its] = value
 
 
-def test_a_continuation_ends_where_the_numbers_do(tmp_path):
+def test_a_continuation_ends_where_the_numbers_do(tmp_path: Path) -> None:
     folder = str(make_tiny("llama", tmp_path))
-    whole = load_lm(folder).guess([Row(0, TEXT[:9], 6), Row(1, TEXT[:4], 6)], 97).tokens
+    whole = not_none(load_lm(folder).guess([Row(0, TEXT[:9], 6), Row(1, TEXT[:4], 6)], 97)).tokens
     lm = load_lm(folder)
     set_embedding(lm, whole[0][2], torch.nan)
-    first, second = lm.guess([Row(0, TEXT[:9], 6), Row(1, TEXT[:4], 6)], 97).tokens
+    first, second = not_none(lm.guess([Row(0, TEXT[:9], 6), Row(1, TEXT[:4], 6)], 97)).tokens
     assert whole[0][2] not in whole[1][:5]
     assert first == whole[0][:3]
     assert second == whole[1]
     drawn = lm.guess([Row(3, TEXT[:9], 6, draw=Draw(1e-3, None, 1.0, 0.0, [0.5] * 6))], 97)
-    assert drawn.tokens == [whole[0][:3]]
-    assert drawn.q[0].shape == (3, 97)
+    assert not_none(drawn).tokens == [whole[0][:3]]
+    assert not_none(drawn).q[0].shape == (3, 97)
     set_embedding(lm, 0, torch.inf)
-    assert lm.guess([Row(2, [0], 2)], 97).tokens == [[]]
+    assert not_none(lm.guess([Row(2, [0], 2)], 97)).tokens == [[]]
     assert load_lm(folder, decoder="transformers").guess([Row(0, TEXT[:9], 6)], 97) is None
 
 
 @pytest.mark.parametrize(("dtype", "quantize"), [("float32", "none"), ("bfloat16", "none"), ("float32", "int8")])
-def test_what_is_no_number_stays_none(tmp_path, dtype, quantize):
+def test_what_is_no_number_stays_none(tmp_path: Path, dtype: str, quantize: str) -> None:
     lm = load_lm(str(make_tiny("llama", tmp_path)), dtype=dtype, quantize=quantize)
     set_embedding(lm, 7, torch.nan)
     assert not lm.score([Row(0, [7], 1)]).isfinite().any()
     assert lm.score([Row(1, [8], 1)]).isfinite().all()
 
 
-def test_a_row_that_follows_its_company_is_caught(monkeypatch):
+def test_a_row_that_follows_its_company_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, "a row is another one in company")
     found = [check for check in row_invariance(torch.float32) if "own decoder" in check.kernel]
     assert found
     assert not any(check.holds for check in found)
 
 
-def test_where_there_is_no_compiler_transformers_runs_and_it_is_said(tmp_path, monkeypatch):
+def test_where_there_is_no_compiler_transformers_runs_and_it_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = str(make_tiny("llama", tmp_path, seed=3))
     right = score(load_lm(folder))
     monkeypatch.setattr(native, "missing", lambda: "no C++ compiler `g++`")
@@ -292,7 +298,7 @@ def test_where_there_is_no_compiler_transformers_runs_and_it_is_said(tmp_path, m
 
 
 @pytest.fixture
-def _anew(monkeypatch):
+def _anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What was built before is not found."""
     native._built.cache_clear()
     yield
@@ -305,7 +311,7 @@ class TestBuilding:
     @pytest.mark.parametrize(
         "without", ["-mno-avx512f", "-mno-avx512f -mno-fma", "-mno-avx512bf16 -mno-avx512vnni", "-U__AMX_TILE__"]
     )
-    def test_older_processors(self, monkeypatch, tmp_path, without):
+    def test_older_processors(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, without: str) -> None:
         monkeypatch.setenv("CXX", f"g++ {without}")
         folder = str(make_tiny("llama", tmp_path, seed=3, hidden_size=88, head_dim=22))
         for dtype, quantize, tolerance in (
@@ -320,7 +326,7 @@ class TestBuilding:
         found = [*row_invariance(torch.float32), *row_invariance(torch.bfloat16)]
         assert [check.holds for check in found if "own decoder" in check.kernel] == [True] * 4
 
-    def test_what_was_built_is_kept(self, tmp_path, monkeypatch):
+    def test_what_was_built_is_kept(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         assert native.missing() is None
         (built,) = (tmp_path / "specdec").glob("*.so")
@@ -329,39 +335,43 @@ class TestBuilding:
         native.library()
         assert built.stat().st_mtime_ns == made
 
-    def test_a_cache_that_cannot_be_written_is_no_obstacle(self, tmp_path, monkeypatch):
+    def test_a_cache_that_cannot_be_written_is_no_obstacle(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         (tmp_path / "file").write_text("")
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
         assert native.missing() is None
 
-    def test_no_home_is_no_obstacle(self, monkeypatch):
-        def home():
+    def test_no_home_is_no_obstacle(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def home() -> None:
             raise RuntimeError("Could not determine home directory.")
 
         monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
         monkeypatch.setattr(native.Path, "home", home)
         assert native.missing() is None
 
-    def test_a_missing_compiler_is_named(self, monkeypatch):
+    def test_a_missing_compiler_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("CXX", "no-such-compiler -O2")
         assert native.missing() == "no C++ compiler `no-such-compiler`"
-        assert "or name one with CXX" in native.remedy(native.missing())
+        assert "or name one with CXX" in not_none(native.remedy(native.missing()))
         assert native.remedy("architecture `GPT2LMHeadModel`") is None
 
-    def test_a_source_that_does_not_compile_is_said_with_the_compilers_words(self, monkeypatch, tmp_path):
+    def test_a_source_that_does_not_compile_is_said_with_the_compilers_words(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         source = tmp_path / "broken.cpp"
         source.write_text("int forward( {")
         monkeypatch.setattr(native, "SOURCE", source)
-        assert "does not compile" in native.missing()
-        assert "error" in native.missing()
+        assert "does not compile" in not_none(native.missing())
+        assert "error" in not_none(native.missing())
 
 
 @pytest.mark.parametrize(
     ("num_outputs", "unit", "half"),
     [(160, 1, 80), (432, 1, 208), (480, 32, 224), (97, 1, 48), (2048, 128, 1024), (30, 1, 0)],
 )
-def test_two_threads_have_equally_many_outputs(num_outputs, unit, half):
+def test_two_threads_have_equally_many_outputs(num_outputs: int, unit: int, half: int) -> None:
     """To a narrow panel or a head; each half has panels of its own."""
     assert llama_weights.half_of(num_outputs, unit) == half
     weight = torch.arange(num_outputs, dtype=torch.float32)[:, None]

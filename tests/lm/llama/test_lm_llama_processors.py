@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from tiny_models import make_tiny
+from typed import not_none
 
 from specdec_cli.lm.door import Draw, Row
 from specdec_cli.lm.llama import native
@@ -46,7 +47,7 @@ def _flags() -> str:
 pytestmark = pytest.mark.skipif(not has_avx2(), reason="no compiler, or no AVX2 to emulate others with")
 
 
-def made_for(processor, monkeypatch, source=None):
+def made_for(processor, monkeypatch: pytest.MonkeyPatch, source=None):
     """The decoder as another processor's compiler would make it."""
     quick = [flag.replace("-O3", "-O1") for flag in native._FLAGS]
     monkeypatch.setattr(native, "_FLAGS", quick)  # emulated operations take the compiler long
@@ -54,7 +55,7 @@ def made_for(processor, monkeypatch, source=None):
 
 
 @pytest.fixture(params=PROCESSORS)
-def other(request, monkeypatch):
+def other(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
     """Lets what is loaded from then on run as on another processor."""
     library = made_for(request.param, monkeypatch)
     return lambda: monkeypatch.setattr(native, "library", lambda: library)
@@ -75,7 +76,9 @@ def scores(lm):
 @pytest.mark.parametrize(
     ("dtype", "quantize", "near"), [("float32", "none", 1e-5), ("bfloat16", "none", 0.02), ("bfloat16", "int8", 0.03)]
 )
-def test_another_processor_s_paths_give_the_same_numbers(other, dtype, quantize, near, tmp_path):
+def test_another_processor_s_paths_give_the_same_numbers(
+    other, dtype: str, quantize: str, near: float, tmp_path: Path
+) -> None:
     folder = str(make_tiny("llama", tmp_path, seed=3, **SHAPE))
     contexts = [Row(3, TEXT[:20], 6), Row(4, TEXT[:7], 3)]
     oracle = load_lm(folder, dtype=dtype, quantize=quantize)
@@ -86,7 +89,7 @@ def test_another_processor_s_paths_give_the_same_numbers(other, dtype, quantize,
     lm = load_lm(folder, dtype=dtype, quantize=quantize)
     found = scores(lm)
     assert float((found - expected).norm() / expected.norm()) < near
-    guess = lm.guess(contexts, 97).tokens
+    guess = not_none(lm.guess(contexts, 97)).tokens
     for row, tokens in zip(contexts, guess, strict=True):
         text = list(row.context)
         for token in tokens:
@@ -94,8 +97,8 @@ def test_another_processor_s_paths_give_the_same_numbers(other, dtype, quantize,
             text.append(token)
         lm.release(9)
     drawn = lm.guess([draw], 97)
-    assert drawn.tokens == expected_draw.tokens
-    torch.testing.assert_close(drawn.q[0], expected_draw.q[0], rtol=1.0, atol=near)
+    assert not_none(drawn).tokens == not_none(expected_draw).tokens
+    torch.testing.assert_close(not_none(drawn).q[0], not_none(expected_draw).q[0], rtol=1.0, atol=near)
 
 
 @pytest.mark.parametrize(("dtype", "quantize"), [("bfloat16", "none"), ("bfloat16", "int8")])
@@ -108,7 +111,9 @@ def test_another_processor_s_paths_give_the_same_numbers(other, dtype, quantize,
         ("r < 2 * size && row + r < n", "r < 2 * size && row + r + 1 < n"),
     ],
 )
-def test_faults_planted_in_tiles_are_caught(dtype, quantize, right, wrong, monkeypatch, tmp_path):
+def test_faults_planted_in_tiles_are_caught(
+    dtype: str, quantize: str, right: str, wrong: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     source = native.SOURCE.read_text(encoding="utf-8")
     assert source.count(right) == 1
     folder = str(make_tiny("llama", tmp_path, seed=3, **SHAPE))
@@ -117,7 +122,7 @@ def test_faults_planted_in_tiles_are_caught(dtype, quantize, right, wrong, monke
     monkeypatch.setattr(native, "library", lambda: library)
     lm = load_lm(folder, dtype=dtype, quantize=quantize, check=False)  # which finds some of these faults by itself
 
-    def check():
+    def check() -> None:
         found = scores(lm)
         assert float((found - expected).norm() / expected.norm()) < 0.03
 

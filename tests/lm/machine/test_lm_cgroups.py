@@ -1,11 +1,13 @@
 """A container's share of the processors, on made-up trees of control groups; memory is in `test_lm_device_memory`."""
 
+from pathlib import Path
+
 import pytest
 
 from specdec_cli.lm.machine.cgroups import cpu_quota
 
 
-def tree(root, group, mount, files, controllers=""):
+def tree(root, group, mount, files, controllers: str = ""):
     """This process in a group of a hierarchy, whose folders hold files."""
     proc = root / "proc/self"
     proc.mkdir(parents=True)
@@ -31,15 +33,15 @@ def tree(root, group, mount, files, controllers=""):
         ({}, None),
     ],
 )
-def test_the_smallest_quota_of_a_group_and_those_around_it_holds(tmp_path, files, quota):
+def test_the_smallest_quota_of_a_group_and_those_around_it_holds(tmp_path: Path, files, quota: float | None) -> None:
     assert cpu_quota(tree(tmp_path, "/a/b", "/sys/fs/cgroup", files)) == quota
 
 
 @pytest.mark.parametrize(("quota_us", "quota"), [("250000", 2.5), ("-1", None), ("0", None)])
-def test_a_group_of_the_first_version(tmp_path, quota_us, quota):
+def test_a_group_of_the_first_version(tmp_path: Path, quota_us: str, quota: float | None) -> None:
     files = {"job/cpu.cfs_quota_us": quota_us, "job/cpu.cfs_period_us": "100000"}
     assert cpu_quota(tree(tmp_path, "/job", "/sys/fs/cgroup/cpu", files, "cpu,cpuacct")) == quota
 
 
-def test_without_groups_there_is_no_quota(tmp_path):
+def test_without_groups_there_is_no_quota(tmp_path: Path) -> None:
     assert cpu_quota(tmp_path) is None

@@ -4,6 +4,7 @@ import ast
 import resource
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -22,7 +23,7 @@ GB = 10**9
 UNLIMITED = 9223372036854771712  # what v1 writes for no limit
 
 
-def tree(root: Path, groups: str, mounts: list[tuple[str, str, str]], folders: dict[str, dict[str, object]]) -> Path:
+def tree(root: Path, groups: str, mounts: list[tuple[str, str, str]], folders: dict[str, dict[str, Any]]) -> Path:
     """A root with /proc of a process and its mounted groups.
 
     Args:
@@ -48,11 +49,11 @@ def tree(root: Path, groups: str, mounts: list[tuple[str, str, str]], folders: d
     return root
 
 
-def v2(limit: object, current: int = 0, high: object = "max", **stat: int) -> dict[str, object]:
+def v2(limit: Any, current: int = 0, high: Any = "max", **stat: int) -> dict[str, Any]:
     return {"memory.max": limit, "memory.high": high, "memory.current": current, "memory.stat": stat}
 
 
-def v1(limit: int, usage: int = 0, hierarchy: int = 1, **stat: int) -> dict[str, object]:
+def v1(limit: int, usage: int = 0, hierarchy: int = 1, **stat: int) -> dict[str, Any]:
     return {
         "memory.limit_in_bytes": limit,
         "memory.usage_in_bytes": usage,
@@ -68,18 +69,18 @@ def found(root: Path) -> list[tuple[str, int, int]]:
 V2, V1 = "/sys/fs/cgroup", "/sys/fs/cgroup/memory"
 
 
-def test_a_group_of_v2_without_its_page_cache(tmp_path):
+def test_a_group_of_v2_without_its_page_cache(tmp_path: Path) -> None:
     stat = {"anon": 400, "inactive_file": 200, "active_file": 100, "slab_reclaimable": 50, "file": 300}
     root = tree(tmp_path, "0::/app\n", [("/", V2, "cgroup2")], {f".{V2}/app": v2(1000, 800, **stat)})
     assert found(root) == [("cgroup /app", 1000, 550)]
 
 
-def test_a_container_of_v2_sees_itself_as_the_root(tmp_path):
+def test_a_container_of_v2_sees_itself_as_the_root(tmp_path: Path) -> None:
     root = tree(tmp_path, "0::/\n", [("/", V2, "cgroup2")], {f".{V2}": v2(2 << 30, 1 << 30)})
     assert found(root) == [("cgroup /", 2 << 30, 1 << 30)]
 
 
-def test_groups_lie_in_each_other(tmp_path):
+def test_groups_lie_in_each_other(tmp_path: Path) -> None:
     """A neighbour has taken most of what the outer group may have; the innermost has no limit at all."""
     folders = {
         f".{V2}/kube/pod/app": v2("max", 10),
@@ -91,12 +92,12 @@ def test_groups_lie_in_each_other(tmp_path):
     assert found(root) == [("cgroup /kube/pod", 900, 800), ("cgroup /kube", 1000, 50)]
 
 
-def test_a_limit_that_slows_down_is_one(tmp_path):
+def test_a_limit_that_slows_down_is_one(tmp_path: Path) -> None:
     root = tree(tmp_path, "0::/a\n", [("/", V2, "cgroup2")], {f".{V2}/a": v2(1000, 100, high=700)})
     assert found(root) == [("cgroup /a", 700, 600)]
 
 
-def test_a_group_of_v1_and_its_hidden_parents(tmp_path):
+def test_a_group_of_v1_and_its_hidden_parents(tmp_path: Path) -> None:
     """Without a namespace a container mounts its own folder, and only `memory.stat` knows the limits around it."""
     groups = "5:cpu,cpuacct:/x\n4:memory:/docker/ab\n1:name=systemd:/docker/ab\n"
     stat = {"hierarchical_memory_limit": 900, "total_inactive_file": 100, "total_active_file": 50, "inactive_file": 1}
@@ -104,7 +105,7 @@ def test_a_group_of_v1_and_its_hidden_parents(tmp_path):
     assert found(root) == [("cgroup /", 900, 750)]
 
 
-def test_a_v1_group_counts_in_its_parents_where_they_say_so(tmp_path):
+def test_a_v1_group_counts_in_its_parents_where_they_say_so(tmp_path: Path) -> None:
     folders = {
         f".{V1}/slurm/job": v1(1000, 200),
         f".{V1}/slurm": v1(600, 500, hierarchy=1),
@@ -114,7 +115,7 @@ def test_a_v1_group_counts_in_its_parents_where_they_say_so(tmp_path):
     assert found(root) == [("cgroup /slurm/job", 1000, 800), ("cgroup /slurm", 600, 100)]
 
 
-def test_both_versions_may_be_mounted(tmp_path):
+def test_both_versions_may_be_mounted(tmp_path: Path) -> None:
     groups = "4:hugetlb,memory:/a b\n0::/init.scope\n"
     mounts = [
         ("/", "/sys/fs/cgroup/cpu", "cgroup cpu"),
@@ -129,13 +130,13 @@ def test_both_versions_may_be_mounted(tmp_path):
     assert found(tree(tmp_path, groups, mounts, folders)) == [("cgroup /a b", 500, 400)]
 
 
-def test_a_mount_point_with_a_blank(tmp_path):
+def test_a_mount_point_with_a_blank(tmp_path: Path) -> None:
     root = tree(tmp_path, "0::/.a\n", [("/", "/my\\040groups", "cgroup2")], {"my groups/.a": v2(7)})
     assert found(root) == [("cgroup /.a", 7, 7)]
 
 
 @pytest.mark.parametrize("group", ["/../other", "/elsewhere", "/"])
-def test_a_group_that_cannot_be_seen_is_what_is_mounted(tmp_path, group):
+def test_a_group_that_cannot_be_seen_is_what_is_mounted(tmp_path: Path, group: str) -> None:
     root = tree(tmp_path, f"0::{group}\n", [("/mine", V2, "cgroup2")], {f".{V2}": v2(70)})
     assert found(root) == [("cgroup /", 70, 70)]
 
@@ -150,34 +151,34 @@ def test_a_group_that_cannot_be_seen_is_what_is_mounted(tmp_path, group):
         {"memory.limit_in_bytes": 5},
     ],
 )
-def test_no_limit_is_none(tmp_path, files):
+def test_no_limit_is_none(tmp_path: Path, files) -> None:
     assert found(tree(tmp_path, "0::/a\n", [("/", V2, "cgroup2")], {f".{V2}/a": files})) == []
 
 
-def test_a_limit_without_a_count_is_free(tmp_path):
+def test_a_limit_without_a_count_is_free(tmp_path: Path) -> None:
     root = tree(tmp_path, "0::/a\n", [("/", V2, "cgroup2")], {f".{V2}/a": {"memory.max": 9, "memory.stat": "x y z"}})
     assert found(root) == [("cgroup /a", 9, 9)]
 
 
-def test_more_taken_than_the_limit_leaves_nothing(tmp_path):
+def test_more_taken_than_the_limit_leaves_nothing(tmp_path: Path) -> None:
     root = tree(tmp_path, "0::/a\n", [("/", V2, "cgroup2")], {f".{V2}/a": v2(100, 150)})
     assert found(root) == [("cgroup /a", 100, 0)]
 
 
 @pytest.mark.parametrize("groups", ["", "nonsense\n", "0::\n", "4:memory:/gone\n", "0::/a\n" * 3])
-def test_a_machine_without_groups_has_none(tmp_path, groups):
+def test_a_machine_without_groups_has_none(tmp_path: Path, groups: str) -> None:
     assert found(tree(tmp_path / "a", groups, [], {})) == []
     assert cgroup_limits(tmp_path / "nowhere") == []
     assert found(tree(tmp_path / "b", groups, [("/", V1, "cgroup memory")], {})) == []
 
 
 @pytest.fixture
-def machine(monkeypatch):
+def machine(monkeypatch: pytest.MonkeyPatch):
     """A machine of 64 GB, 40 of them free, without limits; returns what sets some."""
     memory = psutil.virtual_memory()._replace(total=64 * GB, available=40 * GB)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
 
-    def limits(groups=(), shell=(), mapped=0):
+    def limits(groups=(), shell=(), mapped=0) -> None:
         monkeypatch.setattr(module, "cgroup_limits", lambda: list(groups))
         monkeypatch.setattr(module, "_shell_limits", lambda: iter(shell))
         monkeypatch.setattr(module, "_mapped_weights", lambda: mapped)
@@ -186,25 +187,25 @@ def machine(monkeypatch):
     return limits
 
 
-def test_a_machine_without_limits(machine):
+def test_a_machine_without_limits(machine) -> None:
     memory = device_memory(CPU)
     assert (memory.total_bytes, memory.free_bytes, memory.limit) == (64 * GB, 40 * GB, None)
 
 
-def test_point_5_the_tightest_limit_holds(machine):
+def test_point_5_the_tightest_limit_holds(machine) -> None:
     small, empty = MemoryLimit("cgroup /a", 2 * GB, GB // 2), MemoryLimit("cgroup /", 8 * GB, 7 * GB)
     machine([small, empty], [MemoryLimit("ulimit -v", 30 * GB, 5 * GB)])
     memory = device_memory(CPU)
     assert (memory.total_bytes, memory.free_bytes, memory.limit) == (2 * GB, 1 * GB, small)
 
 
-def test_a_limit_above_the_machine_is_none(machine):
+def test_a_limit_above_the_machine_is_none(machine) -> None:
     machine([MemoryLimit("cgroup /", UNLIMITED, GB)])
     assert device_memory(CPU).limit is None
     assert device_memory(CPU).free_bytes == 40 * GB
 
 
-def test_mapped_weights_are_not_free(machine):
+def test_mapped_weights_are_not_free(machine) -> None:
     machine([MemoryLimit("cgroup /a", 8 * GB, GB)], mapped=3 * GB)
     assert device_memory(CPU).free_bytes == 4 * GB
     machine([], [MemoryLimit("ulimit -v", 5 * GB, 4 * GB)], mapped=3 * GB)
@@ -215,7 +216,7 @@ def test_mapped_weights_are_not_free(machine):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not keep to it")
 @pytest.mark.parametrize(("name", "kind"), [("-v", "RLIMIT_AS"), ("-d", "RLIMIT_DATA")])
-def test_the_shell_s_limits(name, kind):
+def test_the_shell_s_limits(name: str, kind: str) -> None:
     used = psutil.Process().memory_info()
     taken = used.vms if name == "-v" else used.data
     soft, hard = resource.getrlimit(getattr(resource, kind))
@@ -229,7 +230,7 @@ def test_the_shell_s_limits(name, kind):
     assert memory.limit.name == f"ulimit {name}"
 
 
-def test_weights_that_are_mapped_are_found(tmp_path):
+def test_weights_that_are_mapped_are_found(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(bytes(3 << 20))
     before = module._mapped_weights()
@@ -239,7 +240,7 @@ def test_weights_that_are_mapped_are_found(tmp_path):
     del storage
 
 
-def test_weights_that_do_not_fit_name_the_limit(machine):
+def test_weights_that_do_not_fit_name_the_limit(machine) -> None:
     machine([MemoryLimit("cgroup /a", 2 * GB, GB)])
     check_room("m", GB, "bfloat16", CPU, "hint")
     with pytest.raises(RunError, match=r"`m` in bfloat16 needs 2.0 GB .* `1.0` GB .* within the limit of cgroup /a"):
@@ -258,7 +259,9 @@ def test_weights_that_do_not_fit_name_the_limit(machine):
         ({"quantize": "int8"}, 0.2, False),
     ],
 )
-def test_weights_that_do_not_fit_are_not_read(machine, tmp_path, monkeypatch, options, share, fits):
+def test_weights_that_do_not_fit_are_not_read(
+    machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options, share: float, fits: bool
+) -> None:
     folder = make_tiny("llama", tmp_path)
     size = (folder / "model.safetensors").stat().st_size
     machine([MemoryLimit("cgroup /a", int(share * size), 0)])
@@ -266,7 +269,7 @@ def test_weights_that_do_not_fit_are_not_read(machine, tmp_path, monkeypatch, op
     class ReadError(Exception):
         """Weights are read."""
 
-    def read(*_):
+    def read(*_) -> None:
         raise ReadError
 
     monkeypatch.setattr(load, "_model", read)
@@ -276,7 +279,7 @@ def test_weights_that_do_not_fit_are_not_read(machine, tmp_path, monkeypatch, op
     assert (type(error.value.__cause__) is ReadError) == fits
 
 
-def test_point_5_everybody_asks_one_function():
+def test_point_5_everybody_asks_one_function() -> None:
     asks = {}
     for path in PACKAGE.rglob("*.py"):
         names = {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}

@@ -4,9 +4,11 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
+from typed import not_none, stand_in
 
 from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.judging import Judge
@@ -67,7 +69,7 @@ def work(crew, clock, num, lost=0.0, most=2):
 class Cores:
     """A machine's run queue: threads of other processes, and those of the crew's that have not gone to sleep."""
 
-    def __init__(self, others=0):
+    def __init__(self, others=0) -> None:
         self.others, self.own, self.num_looks = others, 1, 0
 
     def __call__(self):
@@ -98,14 +100,14 @@ def clock():
     return Clock()
 
 
-def test_point_2_beside_neighbours_that_the_system_shows_no_forward_waits(clock):
+def test_point_2_beside_neighbours_that_the_system_shows_no_forward_waits(clock) -> None:
     cores = Cores(others=1)
     crew = Crew(clock, cores, num_cores=2)
     assert work_beside(crew, clock, cores, 5000) == [1] * 5000
     assert cores.num_looks < 0.15 * 5000  # of four microseconds each
 
 
-def test_once_shown_neighbours_are_gone_all_work_again_soon(clock):
+def test_once_shown_neighbours_are_gone_all_work_again_soon(clock) -> None:
     cores = Cores(others=4)
     crew = Crew(clock, cores, num_cores=2)
     work_beside(crew, clock, cores, 1000)
@@ -113,7 +115,7 @@ def test_once_shown_neighbours_are_gone_all_work_again_soon(clock):
     assert work_beside(crew, clock, cores, 30)[-10:] == [2] * 10
 
 
-def test_a_neighbour_that_arrives_costs_one_wait(clock):
+def test_a_neighbour_that_arrives_costs_one_wait(clock) -> None:
     cores = Cores()
     crew = Crew(clock, cores, num_cores=2)
     assert work_beside(crew, clock, cores, 100) == [2] * 100
@@ -121,7 +123,7 @@ def test_a_neighbour_that_arrives_costs_one_wait(clock):
     assert work_beside(crew, clock, cores, 1000) == [2, *[1] * 999]
 
 
-def test_a_neighbour_that_comes_and_goes_is_met_less_and_less_often(clock):
+def test_a_neighbour_that_comes_and_goes_is_met_less_and_less_often(clock) -> None:
     cores = Cores()
     crew = Crew(clock, cores, num_cores=2)
     sizes = []
@@ -132,7 +134,7 @@ def test_a_neighbour_that_comes_and_goes_is_met_less_and_less_often(clock):
     assert lost < 0.1 * clock.now
 
 
-def test_of_many_cores_those_that_nobody_wants_are_used(clock):
+def test_of_many_cores_those_that_nobody_wants_are_used(clock) -> None:
     cores = Cores(others=4)
     crew = Crew(clock, cores, num_cores=16)
     assert work_beside(crew, clock, cores, 1000, most=16) == [12] * 1000
@@ -140,7 +142,7 @@ def test_of_many_cores_those_that_nobody_wants_are_used(clock):
     assert work_beside(crew, clock, cores, 1000, most=16)[-900:] == [1] * 900
 
 
-def test_an_interruption_that_the_system_no_longer_shows_leaves_nobody_out(clock):
+def test_an_interruption_that_the_system_no_longer_shows_leaves_nobody_out(clock) -> None:
     cores = Cores()
     crew = Crew(clock, cores, num_cores=2)
     for _ in range(5):
@@ -148,46 +150,46 @@ def test_an_interruption_that_the_system_no_longer_shows_leaves_nobody_out(clock
         assert work_beside(crew, clock, cores, 200) == [2] * 200
 
 
-def test_an_undisturbed_crew_looks_at_nothing(clock):
+def test_an_undisturbed_crew_looks_at_nothing(clock) -> None:
     cores = Cores()
     work_beside(Crew(clock, cores, num_cores=2), clock, cores, 1000)
     assert cores.num_looks == 1
 
 
-def test_the_run_queue_shows_a_busy_process():
+def test_the_run_queue_shows_a_busy_process() -> None:
     queue = RunQueue()
     if queue() is None:
         pytest.skip("the system does not tell")
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
         try:
             deadline = time.monotonic() + 30
-            while queue() < 2 and time.monotonic() < deadline:
+            while not_none(queue()) < 2 and time.monotonic() < deadline:
                 time.sleep(0.01)
-            assert queue() >= 2
+            assert not_none(queue()) >= 2
         finally:
             busy.kill()
 
 
 @pytest.mark.parametrize("text", ["", "1.39 0.91 0.44", "1.39 0.91 0.44 ? 9360"])
-def test_a_run_queue_of_another_form_is_unknown(tmp_path, text):
+def test_a_run_queue_of_another_form_is_unknown(tmp_path: Path, text: str) -> None:
     (tmp_path / "loadavg").write_text(text)
     queue = RunQueue(str(tmp_path / "loadavg"))
     assert (queue(), queue()) == (None, None)
     assert RunQueue(str(tmp_path / "none"))() is None
 
 
-def test_undisturbed_all_work(clock):
+def test_undisturbed_all_work(clock) -> None:
     assert work(unseen(clock), clock, 100, lost=0.2 * FORWARD) == [2] * 100
 
 
-def test_an_interruption_that_is_over_leaves_nobody_out(clock):
+def test_an_interruption_that_is_over_leaves_nobody_out(clock) -> None:
     crew = unseen(clock)
     for _ in range(5):
         work(crew, clock, 1, lost=16 * FORWARD)
         assert work(crew, clock, 200) == [2] * 200
 
 
-def test_point_2_beside_a_busy_process_one_works_alone_almost_always(clock):
+def test_point_2_beside_a_busy_process_one_works_alone_almost_always(clock) -> None:
     crew = unseen(clock)
     sizes = work(crew, clock, 5000, lost=9 * FORWARD)
     assert sizes[:3] == [2, 2, 1]
@@ -196,7 +198,7 @@ def test_point_2_beside_a_busy_process_one_works_alone_almost_always(clock):
     assert lost < 0.02 * clock.now
 
 
-def test_once_the_other_is_gone_all_work_again_and_the_next_one_costs_a_short_rest(clock):
+def test_once_the_other_is_gone_all_work_again_and_the_next_one_costs_a_short_rest(clock) -> None:
     crew = unseen(clock)
     work(crew, clock, 500, lost=9 * FORWARD)
     work(crew, clock, 10_000)
@@ -205,31 +207,31 @@ def test_once_the_other_is_gone_all_work_again_and_the_next_one_costs_a_short_re
     assert work(crew, clock, 150)[-1] == 2
 
 
-def test_of_many_one_after_the_other_is_left_out(clock):
+def test_of_many_one_after_the_other_is_left_out(clock) -> None:
     crew = unseen(clock)
     sizes = work(crew, clock, 4, lost=9 * FORWARD, most=8)
     assert sizes == [8, 8, 7, 6]
     assert crew.size(1) == 1
 
 
-def test_many_that_wait_for_each_other_as_many_do_all_work(clock):
+def test_many_that_wait_for_each_other_as_many_do_all_work(clock) -> None:
     assert work(unseen(clock), clock, 100, lost=0.7 * FORWARD, most=16) == [16] * 100
 
 
-def test_one_alone_is_never_left_out(clock):
+def test_one_alone_is_never_left_out(clock) -> None:
     crew = unseen(clock)
     assert work(crew, clock, 50, lost=9 * FORWARD, most=1) == [1] * 50
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores are chosen on Linux alone")
-def test_two_threads_on_one_core_keep_each_other_waiting():
+def test_two_threads_on_one_core_keep_each_other_waiting() -> None:
     """What the compiled half measures."""
     if native.missing() is not None:
         pytest.skip("no compiled decoder")
     subprocess.run([sys.executable, "-c", TWO_ON_ONE_CORE], check=True, timeout=120)
 
 
-def test_how_long_threads_spin_is_asked_of_nobody_else(monkeypatch):
+def test_how_long_threads_spin_is_asked_of_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
     if native.missing() is not None:
         pytest.skip("no compiled decoder")
@@ -238,7 +240,7 @@ def test_how_long_threads_spin_is_asked_of_nobody_else(monkeypatch):
 
 
 @pytest.fixture
-def torch_threads(monkeypatch):
+def torch_threads(monkeypatch: pytest.MonkeyPatch):
     """Three threads of torch's, on a machine whose other processes a test decides."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     cores, before = Cores(), torch.get_num_threads()
@@ -255,18 +257,18 @@ def threads_of(module):
     return seen
 
 
-def test_a_small_model_takes_one_thread_where_transformers_computes_it_and_no_other_does(torch_threads):
+def test_a_small_model_takes_one_thread_where_transformers_computes_it_and_no_other_does(torch_threads) -> None:
     engine = Engine.load("builtin:draft", "none", settings=LoadSettings(decoder="transformers"))
-    seen = threads_of(engine.target.model)
+    seen = threads_of(stand_in(engine.target).model)
     engine.generate("Once", SamplingParams(max_new_tokens=4))
     assert set(seen) == {1}
     assert torch.get_num_threads() == 3
 
 
-def test_a_large_model_takes_the_cores_that_nobody_else_wants(torch_threads, monkeypatch):
+def test_a_large_model_takes_the_cores_that_nobody_else_wants(torch_threads, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "SMALL_WEIGHTS_BYTES", 0)
     engine = Engine.load("builtin:draft", "none", settings=LoadSettings(decoder="transformers"))
-    seen = threads_of(engine.target.model)
+    seen = threads_of(stand_in(engine.target).model)
     engine.generate("Once", SamplingParams(max_new_tokens=4))
     assert set(seen) == {3}
     monkeypatch.setattr(threads, "CREW", Crew(num_runnable=Cores(others=1), num_cores=3))
@@ -276,7 +278,7 @@ def test_a_large_model_takes_the_cores_that_nobody_else_wants(torch_threads, mon
     assert torch.get_num_threads() == 3
 
 
-def test_operators_between_forwards_keep_to_free_cores_too(torch_threads, monkeypatch):
+def test_operators_between_forwards_keep_to_free_cores_too(torch_threads, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine.load("builtin:draft", "none")
     monkeypatch.setattr(threads, "CREW", Crew(num_runnable=Cores(others=9), num_cores=3))
     seen, judge = [], Judge.judge
@@ -287,7 +289,9 @@ def test_operators_between_forwards_keep_to_free_cores_too(torch_threads, monkey
 
 
 @pytest.mark.parametrize("reason", ["compiled", "bits"])
-def test_one_number_of_threads_where_code_or_bits_depend_on_it(torch_threads, monkeypatch, reason):
+def test_one_number_of_threads_where_code_or_bits_depend_on_it(
+    torch_threads, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
     monkeypatch.setattr(threads, "SMALL_WEIGHTS_BYTES", 0)
     monkeypatch.setattr(decoders, "same_bits_on_one_thread", lambda *_: reason != "bits")
     monkeypatch.setattr(threads, "CREW", Crew(num_runnable=Cores(others=9), num_cores=3))
@@ -299,7 +303,7 @@ def test_one_number_of_threads_where_code_or_bits_depend_on_it(torch_threads, mo
     assert set(seen) == {3}
 
 
-def test_a_forward_that_others_interrupt_makes_the_crew_look(clock):
+def test_a_forward_that_others_interrupt_makes_the_crew_look(clock) -> None:
     cores = Cores()
     crew = Crew(clock, cores, num_cores=2)
     assert crew.size(2) == 2
@@ -310,7 +314,7 @@ def test_a_forward_that_others_interrupt_makes_the_crew_look(clock):
     assert crew.size(2) == 1
 
 
-def test_a_containers_share_of_the_processors_limits_threads(monkeypatch):
+def test_a_containers_share_of_the_processors_limits_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     before = torch.get_num_threads()
     try:
@@ -327,7 +331,9 @@ def test_a_containers_share_of_the_processors_limits_threads(monkeypatch):
 
 
 @pytest.mark.parametrize(("depends", "same"), [(True, False), (False, True)])
-def test_bits_that_depend_on_the_number_of_threads_are_found(torch_threads, monkeypatch, depends, same):
+def test_bits_that_depend_on_the_number_of_threads_are_found(
+    torch_threads, monkeypatch: pytest.MonkeyPatch, depends: bool, same: bool
+) -> None:
     def pack(weight, bias, kind):
         return lambda rows: rows + (torch.get_num_threads() if depends else 1)
 

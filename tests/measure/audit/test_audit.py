@@ -4,18 +4,21 @@ import json
 import time
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from typed import not_none, stand_in
 
 from specdec_cli.drafters.contract import Resources
 from specdec_cli.drafters.model import Drafter
 from specdec_cli.engine import judging
 from specdec_cli.engine import verify as verify_module
 from specdec_cli.engine.decoding import Request
-from specdec_cli.engine.engine import Engine, EngineOptions
+from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.group import Verdict
+from specdec_cli.engine.options import EngineOptions
 from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.errors import ExitCode, GateError, RunError
 from specdec_cli.lm.door import Row
@@ -34,7 +37,7 @@ V = 12
 class Noisy:
     """An LM whose answer depends on how many positions are scored together, in the last bits."""
 
-    def __init__(self, lm, size):
+    def __init__(self, lm, size) -> None:
         self.lm, self.size = lm, size
 
     def __getattr__(self, name):
@@ -47,7 +50,7 @@ class Noisy:
         return logits
 
 
-def pair(target=None, draft=None, dtype="float32", load_float32=None):
+def pair(target=None, draft=None, dtype: str = "float32", load_float32=None):
     target = target or TableLM.random(V, seed=1)
     draft = draft or TableLM(lambda c: target._function(c) + 1.2 * np.sin(np.arange(V)), V, order=2)
     drafter = Drafter("table")
@@ -62,11 +65,11 @@ def requests(num=3, length=12, **params):
 
 def run(what, modes, asked=None, **plan) -> AuditResult:
     seconds = 0.5 if "sampled" in modes else 60.0  # draws take what they are given
-    plan = AuditPlan(**{"modes": modes, "ks": (1, 4), "batch_sizes": (1, 2), "time_limit_seconds": seconds} | plan)
-    return audit(what, requests() if asked is None else asked, plan, lambda _: None)
+    made = AuditPlan(**{"modes": modes, "ks": (1, 4), "batch_sizes": (1, 2), "time_limit_seconds": seconds} | plan)
+    return audit(what, requests() if asked is None else asked, made, lambda _: None)
 
 
-def test_a_clean_pair_passes_in_every_mode(monkeypatch):
+def test_a_clean_pair_passes_in_every_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draws_module, "MIN_DRAWS", 60)
     result = run(pair(), ("greedy", "sampled", "gumbel"), time_limit_seconds=8.0)
     result.gate()
@@ -80,7 +83,7 @@ def test_a_clean_pair_passes_in_every_mode(monkeypatch):
     assert all(0 < one["detectable_shift"] < 1 for one in document["distribution"])
 
 
-def test_every_configuration_is_compared():
+def test_every_configuration_is_compared() -> None:
     result = run(pair(), ("greedy", "gumbel"))
     assert result.passed
     assert result.notices == []
@@ -90,7 +93,7 @@ def test_every_configuration_is_compared():
     assert {one.num_prompts for one in result.compared.values()} == {3}
 
 
-def test_accepting_one_token_too_many_is_a_bug(monkeypatch):
+def test_accepting_one_token_too_many_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
     right = judging.verify
 
     def wrong(p, rows):
@@ -105,7 +108,7 @@ def test_accepting_one_token_too_many_is_a_bug(monkeypatch):
     assert {one.kind for one in result.mismatches} == {"bug"}
     first = result.mismatches[0]
     assert first.expected != first.got
-    assert first.top2_gap > 0
+    assert not_none(first.top2_gap) > 0
     with pytest.raises(GateError) as raised:
         result.gate()
     assert raised.value.exit_code == ExitCode.GATE
@@ -123,24 +126,24 @@ def tied_table(gap):
     return function
 
 
-def test_rounding_is_a_near_tie_and_still_a_difference():
+def test_rounding_is_a_near_tie_and_still_a_difference() -> None:
     target = Noisy(TableLM(tied_table(2e-6), V, order=2), 4e-6)
     result = run(pair(target, TableLM(tied_table(0.0), V, order=2)), ("greedy",), batch_sizes=(1,))
     assert {one.kind for one in result.mismatches} == {"near-tie"}
     assert {(one.expected, one.got) for one in result.mismatches} == {(4, 5)}
     assert result.mismatches[0].position == 1  # the first token has no draft
-    assert 0 < result.mismatches[0].top2_gap <= result.mismatches[0].tolerance
+    assert 0 < not_none(result.mismatches[0].top2_gap) <= not_none(result.mismatches[0].tolerance)
     with pytest.raises(GateError, match="near-ties"):
         result.gate()
 
 
-def test_more_than_rounding_is_a_bug():
+def test_more_than_rounding_is_a_bug() -> None:
     target = Noisy(TableLM(tied_table(0.1), V, order=2), 0.2)
     result = run(pair(target, TableLM(tied_table(0.0), V, order=2)), ("greedy",), batch_sizes=(1,))
     assert {one.kind for one in result.mismatches} == {"bug"}
 
 
-def test_sixteen_bits_are_checked_again_in_float32():
+def test_sixteen_bits_are_checked_again_in_float32() -> None:
     loaded = []
 
     def load():
@@ -150,12 +153,12 @@ def test_sixteen_bits_are_checked_again_in_float32():
     target = Noisy(TableLM(tied_table(0.01), V, order=2), 0.02)
     result = run(pair(target, TableLM(tied_table(0.0), V, order=2), "bfloat16", load), ("greedy",), batch_sizes=(1,))
     assert {one.kind for one in result.mismatches} == {"near-tie"}
-    assert {one.recheck.prefers for one in result.mismatches} == {5}
+    assert {not_none(one.recheck).prefers for one in result.mismatches} == {5}
     assert len(loaded) == 1
 
 
-def test_a_float32_copy_that_does_not_load_is_said_once():
-    def load():
+def test_a_float32_copy_that_does_not_load_is_said_once() -> None:
+    def load() -> None:
         raise RunError("model `x` does not fit into memory")
 
     target = Noisy(TableLM(tied_table(0.01), V, order=2), 0.02)
@@ -166,20 +169,25 @@ def test_a_float32_copy_that_does_not_load_is_said_once():
     ]
 
 
-def test_an_output_that_ends_early_is_a_bug():
+def test_an_output_that_ends_early_is_a_bug() -> None:
     judge = DivergenceJudge(pair().engine, "float32")
     found = judge.judge(0, "here", [1, 2], SamplingParams(), [3, 4, 5], [3, 4], gumbel=False)
-    assert (found.position, found.expected, found.got, found.kind) == (2, 5, None, "bug")
+    assert (not_none(found).position, not_none(found).expected, not_none(found).got, not_none(found).kind) == (
+        2,
+        5,
+        None,
+        "bug",
+    )
     assert judge.judge(0, "here", [1, 2], SamplingParams(), [3], [3], gumbel=False) is None
 
 
-def test_the_tolerance_follows_the_dtype():
+def test_the_tolerance_follows_the_dtype() -> None:
     logits = torch.tensor([-20.0, 10.0, float("-inf")])
     assert tolerance_of("float32", logits) == pytest.approx(64 * 2**-23 * 20)
     assert tolerance_of("bfloat16", logits) == pytest.approx(4 * 2**-7 * 20)
 
 
-def test_gumbel_noise_that_depends_on_the_step_is_found(monkeypatch):
+def test_gumbel_noise_that_depends_on_the_step_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     right = verify_module.RULES["gumbel"]
     by_step = replace(right, judge=verify_module.RULES["exact-match"].judge)
     monkeypatch.setitem(verify_module.RULES, "gumbel", by_step)
@@ -190,7 +198,7 @@ def test_gumbel_noise_that_depends_on_the_step_is_found(monkeypatch):
 
 
 @pytest.mark.parametrize("mode", ["rejection", "block"])
-def test_a_missing_residual_is_found(monkeypatch, mode):
+def test_a_missing_residual_is_found(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
     engine = toy.engine(mode, toy.NUM_SPECULATIVE_TOKENS, 256)
 
     def checked():
@@ -205,7 +213,7 @@ def test_a_missing_residual_is_found(monkeypatch, mode):
     assert not checked().is_fine
 
 
-def test_a_cache_that_lags_behind_fails_on_the_pair_itself():
+def test_a_cache_that_lags_behind_fails_on_the_pair_itself() -> None:
     """What the engine decodes with is not what the target says alone."""
 
     class Stale(Noisy):
@@ -228,7 +236,7 @@ def test_a_cache_that_lags_behind_fails_on_the_pair_itself():
         result.gate()
 
 
-def test_what_is_drawn_from_a_pair_can_be_enumerated():
+def test_what_is_drawn_from_a_pair_can_be_enumerated() -> None:
     engine = pair().engine
     question = ask_pair(engine, [1, 2, 3], SamplingParams(temperature=0.0, top_p=0.9, stop_token_ids=(3,)))
     assert question.params.temperature == 1.0
@@ -239,10 +247,10 @@ def test_what_is_drawn_from_a_pair_can_be_enumerated():
     assert ask_pair(engine, [1, 2, 3], SamplingParams(top_k=50)).num_choices == 4
 
 
-def test_draws_end_at_the_limit_but_finish_what_they_began(monkeypatch):
+def test_draws_end_at_the_limit_but_finish_what_they_began(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draws_module, "MIN_DRAWS", 40)
     engine = toy.engine("block", 3, 16)
-    seen = []
+    seen: list[Any] = []
     draws = Draws(engine, list(toy.PROMPT), toy.PARAMS)
     draws.run(10_000, seen.append, lambda: True)
     assert draws.num == 40
@@ -252,13 +260,13 @@ def test_draws_end_at_the_limit_but_finish_what_they_began(monkeypatch):
     assert {len(cell) for cell in draws.counts} == {3}
 
 
-def test_full_power_is_what_the_contract_says():
+def test_full_power_is_what_the_contract_says() -> None:
     assert full_power_draws(4**2) == pytest.approx(220_000, rel=0.03)
     assert full_power_draws(8**2) == pytest.approx(320_000, rel=0.03)
     assert full_power_draws(12**2) == pytest.approx(420_000, rel=0.03)
 
 
-def test_a_time_limit_leaves_runs_out_and_says_so():
+def test_a_time_limit_leaves_runs_out_and_says_so() -> None:
     result = run(pair(), ("greedy",), requests(5), time_limit_seconds=0.0)
     compared = result.compared["greedy"]
     assert (compared.num_prompts, compared.num_configurations, compared.num_runs_done) == (2, 1, 1)
@@ -269,7 +277,7 @@ def test_a_time_limit_leaves_runs_out_and_says_so():
     assert (checked["configurations"], checked["runs"], checked["planned_runs"]) == (1, 1, 12)
 
 
-def test_a_time_limit_leaves_tests_of_distributions_out_and_says_so():
+def test_a_time_limit_leaves_tests_of_distributions_out_and_says_so() -> None:
     result = run(pair(), ("sampled",), time_limit_seconds=0.0)
     assert [one.configuration for one in result.distribution] == [
         "table model, rejection, k=1",
@@ -283,30 +291,30 @@ def test_a_time_limit_leaves_tests_of_distributions_out_and_says_so():
     assert result.passed
 
 
-def test_the_time_limit_is_kept(monkeypatch):
+def test_the_time_limit_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     begin = time.perf_counter()
     result = run(pair(), ("greedy", "sampled", "gumbel"), time_limit_seconds=2.0)
     assert time.perf_counter() - begin < 20, "one run of each kind at most beyond the limit"
     assert result.seconds < 20
 
 
-def test_every_ordered_pair_of_choices_is_in_the_prompt():
+def test_every_ordered_pair_of_choices_is_in_the_prompt() -> None:
     for num in (2, 3, 4, 7, 8):
         prompt = draws_module._every_pair(list(range(num)))
         assert set(pairwise(prompt)) == {(i, j) for i in range(num) for j in range(num) if i != j}
 
 
-def test_a_draft_that_proposes_nothing_is_said():
+def test_a_draft_that_proposes_nothing_is_said() -> None:
     from specdec_cli.drafters.ngram import Drafter as Ngram
 
     ngram = Ngram(max=4, min=4)
-    ngram.load(Resources(lambda _: None, None, V))
+    ngram.load(Resources(stand_in(lambda _: None), None, V))
     what = AuditedPair(Engine(TableLM.random(V, seed=1), ngram), "ngram")
     result = run(what, ("greedy",), requests(2, length=3), time_limit_seconds=9)
     assert result.notices == ["greedy: nothing was drafted, so equality says little"]
 
 
-def test_the_table_alone_needs_no_pair():
+def test_the_table_alone_needs_no_pair() -> None:
     result = run(None, ("sampled",), [], drawn_modes=("rejection",), time_limit_seconds=3.0)
     assert [one.configuration for one in result.distribution] == [
         "table model, rejection, k=1",
@@ -315,7 +323,7 @@ def test_the_table_alone_needs_no_pair():
     assert result.as_dict()["lossless"]["checked_tokens"] is None
 
 
-def test_leaving_out_the_batch_size_limit_is_said():
+def test_leaving_out_the_batch_size_limit_is_said() -> None:
     what = pair()
     limited = Engine(what.engine.target, what.engine.drafter, options=EngineOptions(disable_by_batch_size=1))
     result = run(AuditedPair(limited, "table"), ("greedy",), requests(2, length=3), time_limit_seconds=9)

@@ -1,12 +1,15 @@
 """The benchmark: whose turn it is, what counts, what is compared, and what follows from the seconds."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from toy_engine import END, LetterTokenizer, TableLM, toy_engine
+from typed import not_none, stand_in
 
 from specdec_cli.engine.arms import ArmRun, EngineArm
-from specdec_cli.engine.engine import Engine, EngineOptions
+from specdec_cli.engine.engine import Engine
+from specdec_cli.engine.options import EngineOptions
 from specdec_cli.engine.outputs import Timing
 from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.measure.bench.bench import Bench, Plan
@@ -32,10 +35,13 @@ def bench(engine=None, repeats=1, batch_size=1, **more) -> Bench:
     return Bench(work, plan, EngineArm("with", engine, more.pop("k", 4)), EngineArm("without", engine, 0), **more)
 
 
-def test_a_table_of_k_decides_what_the_draft_s_arm_drafts():
+def test_a_table_of_k_decides_what_the_draft_s_arm_drafts() -> None:
     engine = toy_engine(k=2)
     engine = Engine(
-        engine.target, engine.drafter, LetterTokenizer(), EngineOptions(num_speculative_tokens=2, k_by_batch=((1, 5),))
+        engine.target,
+        engine.drafter,
+        stand_in(LetterTokenizer()),
+        EngineOptions(num_speculative_tokens=2, k_by_batch=((1, 5),)),
     )
     one = ran(bench(engine, k=None))
     assert len(one.draft.counts().per_position_acceptance_rates) == 5
@@ -51,17 +57,17 @@ class Other:
 
     is_computing = True
 
-    def __init__(self, name, turns, seconds=1.0):
+    def __init__(self, name, turns, seconds=1.0) -> None:
         self.name, self.turns, self.seconds = name, turns, seconds
 
-    def start(self):
+    def start(self) -> None:
         self.turns.append((self.name, "started"))
 
     def run(self, requests, stopped):
         self.turns.append((self.name, requests[0].row.index, requests[0].params.max_new_tokens))
         return made(requests, self.seconds)
 
-    def stop(self):
+    def stop(self) -> None:
         self.turns.append((self.name, "stopped"))
 
 
@@ -70,8 +76,8 @@ def made(requests, seconds, num=11, first=1) -> ArmRun:
     return ArmRun(tuple((1,) * num for _ in requests), timing, first * len(requests))
 
 
-def test_arms_take_turns_and_turn_round():
-    turns = []
+def test_arms_take_turns_and_turn_round() -> None:
+    turns: list[Any] = []
     one = bench(toy_engine(), repeats=2, others=[Other("p", turns), Other("q", turns)])
     order = [progress.arm for progress in one.run()]
     draft, plain = one.draft.name, one.plain.name
@@ -82,8 +88,8 @@ def test_arms_take_turns_and_turn_round():
     assert [turn[1] for turn in turns if turn[0] == "p"] == ["started", places[0], *places, *places, "stopped"]
 
 
-def test_warm_up_is_short_and_thrown_away():
-    turns = []
+def test_warm_up_is_short_and_thrown_away() -> None:
+    turns: list[Any] = []
     one = ran(bench(toy_engine(), work=workload(num=30), others=[Other("p", turns)]))
     assert [turn[-1] for turn in turns[1:-1]] == [16, *[30] * 4]
     assert [len(track.passes) for track in (one.draft, one.plain, one.against["p"])] == [4, 4, 4]
@@ -93,7 +99,7 @@ def placed(one: Bench) -> list[tuple[str, list[int]]]:
     return [(group.task, [request.row.index for request in group.requests]) for group in one.groups()]
 
 
-def test_a_batch_is_full_whatever_the_tasks_and_says_what_is_left():
+def test_a_batch_is_full_whatever_the_tasks_and_says_what_is_left() -> None:
     assert placed(bench()) == [("x", [0]), ("y", [1]), ("x", [2]), ("x", [3])]
     two, three = ran(bench(batch_size=2)), ran(bench(batch_size=3, repeats=2))
     assert placed(two) == [("", [0, 1]), ("", [2, 3])]
@@ -101,12 +107,12 @@ def test_a_batch_is_full_whatever_the_tasks_and_says_what_is_left():
     assert placed(three) == [("", [0, 1, 2]), ("", [3])]
     assert three.group_sizes() == {3: 1, 1: 1}
     assert three.notices == ["4 prompts do not fill batches of 3: the last is of 1"]
-    assert "holds prompts of several tasks" in three.hidden_tasks
+    assert "holds prompts of several tasks" in not_none(three.hidden_tasks)
     alone = bench(batch_size=2, work=workload(ROWS[2:]))
     assert (placed(alone), alone.hidden_tasks) == ([("x", [2, 3])], None)
 
 
-def test_by_task_a_mixed_batch_knows_the_acceptance_and_no_times():
+def test_by_task_a_mixed_batch_knows_the_acceptance_and_no_times() -> None:
     alone, mixed = ran(bench()), ran(bench(batch_size=3))
     for task in ("x", "y"):
         one, other = alone.draft.counts(task), mixed.draft.counts(task)
@@ -120,7 +126,7 @@ def test_by_task_a_mixed_batch_knows_the_acceptance_and_no_times():
     assert seconds == pytest.approx(mixed.draft.counts().verify_seconds)
 
 
-def test_tokens_stand_beside_their_own_request():
+def test_tokens_stand_beside_their_own_request() -> None:
     """Tasks taking turns, a batch is not in the order of its rows."""
     work = workload([replace(ROWS[0], category="x"), replace(ROWS[1], category="x"), replace(ROWS[2], category="y")])
     alone, mixed = ran(bench(work=work)), ran(bench(batch_size=3, work=work))
@@ -129,7 +135,7 @@ def test_tokens_stand_beside_their_own_request():
         {
             request.row.index: tokens
             for found in one.draft.passes
-            for request, tokens in zip(found.group.requests, found.run.token_ids, strict=True)
+            for request, tokens in zip(found.group.requests, not_none(found.run.token_ids), strict=True)
         }
         for one in (alone, mixed)
     )
@@ -138,7 +144,7 @@ def test_tokens_stand_beside_their_own_request():
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
-def test_every_token_is_compared_and_counted(batch_size):
+def test_every_token_is_compared_and_counted(batch_size: int) -> None:
     one = ran(bench(batch_size=batch_size, repeats=2))
     found = one.differences()
     assert (found.num_tokens, found.num_outputs, found.first) == (2 * 4 * 12, 0, None)
@@ -148,15 +154,15 @@ def test_every_token_is_compared_and_counted(batch_size):
     by_task = [one.draft.counts(task).num_emitted_tokens for task in one.tasks()]
     assert (one.tasks(), sum(by_task)) == (["x", "y"], 88)
     assert one.draft.counts().num_steps < one.plain.counts().num_steps
-    assert load_of(one.plain).num_sequences == one.plain.counts().num_steps / one.plain.num_steps
+    assert not_none(load_of(one.plain)).num_sequences == one.plain.counts().num_steps / one.plain.num_steps
 
 
-def test_a_draft_that_changes_a_token_is_found():
+def test_a_draft_that_changes_a_token_is_found() -> None:
     one = bench()
     group = one.groups()[1]
     for arm, track in ((one.draft_arm, one.draft), (one.plain_arm, one.plain)):
-        track.add(Pass(group, 0, arm.run(group.requests, lambda: False)))
-    tokens = list(one.draft.passes[0].run.token_ids[0])
+        track.add(Pass(group, 0, not_none(arm.run(group.requests, lambda: False))))
+    tokens = list(not_none(one.draft.passes[0].run.token_ids)[0])
     tokens[5] = tokens[5] % 9 + 1
     wrong = replace(one.draft.passes[0].run, token_ids=(tuple(tokens),))
     one.draft.passes[0] = replace(one.draft.passes[0], run=wrong)
@@ -165,16 +171,16 @@ def test_a_draft_that_changes_a_token_is_found():
     assert found.as_dict()["first_divergence"] == {"index": 1, "position": 5}
 
 
-def test_end_tokens_are_respected():
+def test_end_tokens_are_respected() -> None:
     target = TableLM()
     target.table[..., END] = 6.0
     one = ran(bench(toy_engine(target=target), work=workload(num=200)))
-    lengths = [len(tokens) for found in one.draft.passes for tokens in found.run.token_ids]
+    lengths = [len(tokens) for found in one.draft.passes for tokens in not_none(found.run.token_ids)]
     assert max(lengths) < 200
     assert one.differences().num_outputs == 0
 
 
-def test_an_interruption_keeps_what_is_whole():
+def test_an_interruption_keeps_what_is_whole() -> None:
     one = bench(repeats=3)
     calls = 0
 
@@ -186,7 +192,7 @@ def test_an_interruption_keeps_what_is_whole():
     list(one.run(stopped))
     assert 0 < len(one.draft.passes) < 12
     assert abs(len(one.draft.passes) - len(one.plain.passes)) <= 1
-    assert not one.plain_arm.engine.has_work
+    assert not stand_in(one.plain_arm).engine.has_work
 
 
 def timed(draft_seconds, plain_seconds, repeats=1) -> Bench:
@@ -202,27 +208,31 @@ def timed(draft_seconds, plain_seconds, repeats=1) -> Bench:
     return one
 
 
-def test_the_speed_up_is_the_median_over_prompts_of_medians_over_repeats():
+def test_the_speed_up_is_the_median_over_prompts_of_medians_over_repeats() -> None:
     twice, thrice, once = ([1, 9, 1], [2, 2, 2]), ([1, 1, 1], [3, 30, 3]), ([2, 2, 2], [2, 2, 2])
     one = timed(*zip(*[twice, thrice, twice, thrice, once, once], strict=True))
     decode = one.speedup("decode")
-    assert (decode.median, decode.ci95, decode.pairs) == (2.0, pytest.approx((1.0, 3.0)), 6)
-    assert one.speedup("decode", "x").median == pytest.approx(3.0)
-    assert one.speedup("latency").median == pytest.approx(2.1 / 1.1)
+    assert (not_none(decode).median, not_none(decode).ci95, not_none(decode).pairs) == (
+        2.0,
+        pytest.approx((1.0, 3.0)),
+        6,
+    )
+    assert not_none(one.speedup("decode", "x")).median == pytest.approx(3.0)
+    assert not_none(one.speedup("latency")).median == pytest.approx(2.1 / 1.1)
 
 
-def test_one_prompt_has_an_interval_over_its_repeats_and_none_without():
+def test_one_prompt_has_an_interval_over_its_repeats_and_none_without() -> None:
     several = timed([[1] * 6], [[2, 3, 2, 3, 2, 3]]).speedup("decode")
-    assert several.pairs == 6
-    assert [several.median, *several.ci95] == pytest.approx([2.5, 2.0, 3.0])
-    assert timed([[1]], [[2]]).speedup("decode").ci95 is None
+    assert not_none(several).pairs == 6
+    assert [not_none(several).median, *not_none(not_none(several).ci95)] == pytest.approx([2.5, 2.0, 3.0])
+    assert not_none(timed([[1]], [[2]]).speedup("decode")).ci95 is None
     few = timed([[1] * 9] * 3, [[2] * 9, [3] * 9, [4] * 9]).speedup("decode")
-    assert (few.pairs, *few.ci95) == (3, 2.0, 4.0), (
+    assert (not_none(few).pairs, *not_none(not_none(few).ci95)) == (3, 2.0, 4.0), (
         "repeats of three prompts are three pairs, and the interval their range"
     )
 
 
-def test_an_output_that_ends_at_once_has_no_decode_speed():
+def test_an_output_that_ends_at_once_has_no_decode_speed() -> None:
     group = Group(0, "x", workload().requests[:1])
     one = Pass(group, 0, made(group.requests, 0.0, num=1))
     assert one.seconds_per_token("decode") is None
@@ -231,7 +241,7 @@ def test_an_output_that_ends_at_once_has_no_decode_speed():
     assert sentences(timed([], [])) == ["Nothing was measured: no prompt decoded a second token in both arms."]
 
 
-def test_it_says_what_is_sure_and_what_is_not():
+def test_it_says_what_is_sure_and_what_is_not() -> None:
     sure = sentences(timed([[1], [1.1], [1]] * 4, [[2], [2.1], [1.9]] * 4))[0]
     assert sure.startswith("Decoding is faster with the draft: 1.9")
     unsure = sentences(timed([[1], [2], [1.5]] * 2, [[1.2], [1.7], [1.5]] * 2))[0]
@@ -269,21 +279,21 @@ def test_it_says_what_is_sure_and_what_is_not():
         (3.0, 4.0, 0.0, 3.0, "No draft pays at this k"),
     ],
 )
-def test_it_says_why_speculation_is_slower(draft, verify, rest, tokens, word):
+def test_it_says_why_speculation_is_slower(draft: float, verify: float, rest: float, tokens: float, word: str) -> None:
     lines = list(_why(StepSplit(1.0, 1.0, draft, verify, rest, tokens, 4.0)))
     assert f"costs {draft + verify + rest:.2f} plain steps" in lines[0]
     assert lines[1].startswith(word)
 
 
-def test_costs_are_those_of_the_counted_steps():
+def test_costs_are_those_of_the_counted_steps() -> None:
     one = ran(bench())
     costs = costs_of(one.draft, one.plain)
     counts = one.draft.counts()
-    assert costs.tokens_per_step == one.tokens_per_step == counts.num_emitted_tokens / counts.num_steps
-    assert costs.step_seconds * one.draft.num_steps == pytest.approx(one.draft.meter.decode_seconds)
-    assert one.efficiency == pytest.approx(one.speedup("decode").median / one.tokens_per_step)
+    assert not_none(costs).tokens_per_step == one.tokens_per_step == counts.num_emitted_tokens / counts.num_steps
+    assert not_none(costs).step_seconds * one.draft.num_steps == pytest.approx(one.draft.meter.decode_seconds)
+    assert one.efficiency == pytest.approx(not_none(one.speedup("decode")).median / one.tokens_per_step)
 
 
-def test_an_arm_that_took_no_step_has_no_costs():
+def test_an_arm_that_took_no_step_has_no_costs() -> None:
     assert costs_of(Track("x"), Track("y")) is None
     assert Track("x").timing().as_dict() == Timing().as_dict()

@@ -1,11 +1,13 @@
 """Drafts against each other: what is known of their size, and who wins where there are enough pairs to tell."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from tiny_engine import drafter
 from tiny_models import make_tiny
 from toy_engine import LetterTokenizer, toy_engine
+from typed import not_none, stand_in
 
 from specdec_cli.engine.arms import ArmRun, EngineArm
 from specdec_cli.engine.engine import Engine
@@ -25,7 +27,7 @@ from specdec_cli.sampling.params import SamplingParams
 
 @pytest.mark.parametrize(("dtype", "quantize"), [("float32", "none"), ("bfloat16", "none"), ("float32", "int8")])
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_packed_draft_has_all_its_parameters(tmp_path, dtype, quantize, tied):
+def test_a_packed_draft_has_all_its_parameters(tmp_path: Path, dtype: str, quantize: str, tied: bool) -> None:
     folder = str(make_tiny("llama", tmp_path, tie_word_embeddings=tied))
     lm = load_lm(folder, dtype=dtype, quantize=quantize)
     engine = Engine(lm, drafter(lm))
@@ -43,7 +45,7 @@ def compared(num_prompts, seconds) -> DraftComparison:
         for place, request in enumerate(work.requests):
             took = each[place] if isinstance(each, list) else each
             run = ArmRun(((1,) * 4,), Timing(0, took, took, None), 1)
-            made.add(Pass(Group(place, request.row.category, (request,)), 0, run))
+            made.add(Pass(Group(place, not_none(request.row.category), (request,)), 0, run))
         return made
 
     engine = toy_engine()
@@ -56,28 +58,30 @@ def compared(num_prompts, seconds) -> DraftComparison:
     return found
 
 
-def test_the_best_k_is_the_median_prompt_s_as_it_is_reported():
+def test_the_best_k_is_the_median_prompt_s_as_it_is_reported() -> None:
     """One long prompt decides totals, and says little of the others."""
     totals, prompts = (Interval(speedup, None, 3) for speedup in (1.9, 1.2))
     rows = [
         SimpleNamespace(k=k, speedup=total, median_speedup=median)
         for k, total, median in ((2, prompts, totals), (5, totals, prompts))
     ]
-    contender = Contender("d", "model", toy_engine(), prediction=SimpleNamespace(rows=rows))
-    assert contender.predicted_best().k == 2
+    contender = Contender("d", "model", toy_engine(), prediction=stand_in(SimpleNamespace(rows=rows)))
+    assert not_none(contender.predicted_best()).k == 2
 
 
-def test_a_winner_takes_enough_pairs():
+def test_a_winner_takes_enough_pairs() -> None:
     many, few = (compared(num, {"good": 0.5, "fair": 0.8, "bad": 2.0}) for num in (12, 10))
-    assert choose_draft(many).winner.draft == choose_draft(few).winner.draft == "good"
+    assert not_none(choose_draft(many).winner).draft == not_none(choose_draft(few).winner).draft == "good"
     assert choose_draft(many).recommendation.startswith("Use good with k = 2: it is 2.00× (2.00 to 2.00) as fast as")
     assert [task_winner(many, task)[0] for task in ("chat", "code")] == ["good", "good"]
     winner, speedup = task_winner(few, "chat")
-    assert (winner, speedup.median, speedup.pairs) == (None, 2.0, 5), "not known, which is not `none`"
+    assert (winner, not_none(speedup).median, not_none(speedup).pairs) == (None, 2.0, 5), (
+        "not known, which is not `none`"
+    )
 
 
 @pytest.mark.parametrize("num", [1, 2, 5])
-def test_few_pairs_are_inconclusive_unless_a_prediction_says_the_same(num):
+def test_few_pairs_are_inconclusive_unless_a_prediction_says_the_same(num: int) -> None:
     alone = compared(num, {"good": 0.5, "fair": 0.8})
     found = choose_draft(alone)
     assert (found.verdict, found.winner, found.winner_name) == ("inconclusive", None, None)
@@ -87,12 +91,12 @@ def test_few_pairs_are_inconclusive_unless_a_prediction_says_the_same(num):
     )
     row = SimpleNamespace(k=2, median_speedup=Interval(1.9, (1.5, 2.3), 24))
     for one in alone.contenders:
-        one.prediction = SimpleNamespace(rows=[row])
+        one.prediction = stand_in(SimpleNamespace(rows=[row]))
     found = choose_draft(alone)
     assert (found.verdict, found.winner_name) == (("speculate", "good") if num > 1 else ("inconclusive", None))
 
 
-def test_slower_drafts_win_nothing_and_that_is_known():
+def test_slower_drafts_win_nothing_and_that_is_known() -> None:
     slow = compared(12, {"bad": 2.0, "worse": 3.0})
     found = choose_draft(slow)
     assert (found.verdict, found.winner, found.winner_name, found.needs) == ("do-not-speculate", None, "none", ())
@@ -100,7 +104,7 @@ def test_slower_drafts_win_nothing_and_that_is_known():
     assert found.recommendation.startswith("Do not speculate: no draft is certainly faster; the best, bad (k = 2)")
 
 
-def test_an_interval_that_holds_both_answers_is_no_do_not_speculate():
+def test_an_interval_that_holds_both_answers_is_no_do_not_speculate() -> None:
     found = compared(12, {"odd": [0.7, 0.8, 0.9, 1.1, 1.2, 1.4] * 2})
     choice = choose_draft(found)
     assert (choice.verdict, choice.winner_name) == ("inconclusive", None)
@@ -111,7 +115,7 @@ def test_an_interval_that_holds_both_answers_is_no_do_not_speculate():
     assert task_winner(found, "code")[0] is None
 
 
-def test_a_winner_that_another_draft_may_beat_is_undecided():
+def test_a_winner_that_another_draft_may_beat_is_undecided() -> None:
     seconds = [0.5, 0.55, 0.6, 0.5, 0.45, 0.4] * 2
     close = compared(12, {"one": seconds, "other": [*seconds[3:], *seconds[:3]], "slow": 0.9})
     choice = choose_draft(close)
@@ -124,7 +128,7 @@ def test_a_winner_that_another_draft_may_beat_is_undecided():
     assert choose_draft(as_good).winner_name == "one", "within two per cent they are as good as each other"
 
 
-def test_a_busy_machine_has_no_winner():
+def test_a_busy_machine_has_no_winner() -> None:
     busy = compared(12, {"good": 0.5})
     busy.load = Load(6.5, 2)
     choice = choose_draft(busy)
@@ -133,10 +137,10 @@ def test_a_busy_machine_has_no_winner():
     assert task_winner(busy, "code")[0] is None
 
 
-def test_drafts_predicted_to_lose_and_measured_to_win_are_inconclusive():
+def test_drafts_predicted_to_lose_and_measured_to_win_are_inconclusive() -> None:
     odd = compared(12, {"good": 0.5})
-    odd.contenders[0].prediction = SimpleNamespace(
-        rows=[SimpleNamespace(k=2, median_speedup=Interval(0.8, (0.7, 0.9), 12))]
+    odd.contenders[0].prediction = stand_in(
+        SimpleNamespace(rows=[SimpleNamespace(k=2, median_speedup=Interval(0.8, (0.7, 0.9), 12))])
     )
     choice = choose_draft(odd)
     assert choice.verdict == "inconclusive"

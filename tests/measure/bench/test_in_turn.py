@@ -1,7 +1,10 @@
 """Profiles between the passes: how many, where, and what the costs are made of."""
 
+from typing import Any
+
 import numpy as np
 import pytest
+from typed import stand_in
 
 from specdec_cli.measure.bench.in_turn import InTurn
 from specdec_cli.measure.predict.cost import Costs, ProfileLoad, joined
@@ -16,15 +19,15 @@ def costs(seconds: float, num_rounds: int = 1, overhead: float = 0.001) -> Costs
     return Costs(2, (16,), table[0], table[0], rounds.overhead[0], 1, num_rounds, 1.0, load, rounds)
 
 
-def taken(num_turns: int, num_done: int) -> tuple[InTurn, list]:
+def taken(num_turns: int, num_done: int) -> tuple[InTurn, list[Any]]:
     """Profiles of a run of so many turns, of which so many were made, and what was asked for."""
 
     def measure(name, first, num_rounds, overhead_seconds):
         calls.append((name, first, num_rounds, overhead_seconds is None))
         return costs(1.0, num_rounds)
 
-    calls = []
-    found = InTurn(measure, lambda _: None)
+    calls: list[Any] = []
+    found = InTurn(measure, stand_in(lambda _: None))
     for turn in range(num_done):
         found.before(turn, num_turns)
     found.after()
@@ -32,7 +35,7 @@ def taken(num_turns: int, num_done: int) -> tuple[InTurn, list]:
 
 
 @pytest.mark.parametrize("num_turns", [1, 2, 3, 4, 5, 6, 12, 13, 24, 48, 500])
-def test_there_are_rounds_enough_evenly_spread_and_not_too_many(num_turns):
+def test_there_are_rounds_enough_evenly_spread_and_not_too_many(num_turns: int) -> None:
     found, calls = taken(num_turns, num_turns)
     assert ENOUGH <= found.num_rounds <= 13
     assert [first for _, first, _, _ in calls] == list(np.cumsum([0] + [num for _, _, num, _ in calls])[:-1])
@@ -43,13 +46,13 @@ def test_there_are_rounds_enough_evenly_spread_and_not_too_many(num_turns):
     assert [is_due for *_, is_due in calls] == [i % 3 == 0 for i in range(len(calls))]
 
 
-def test_a_run_that_ends_early_makes_up_for_its_rounds_at_the_end():
+def test_a_run_that_ends_early_makes_up_for_its_rounds_at_the_end() -> None:
     found, calls = taken(240, 8)
     assert (len(calls), found.num_rounds) == (2, ENOUGH)
 
 
-def test_costs_are_those_of_the_same_minutes():
-    found = InTurn(lambda *_: costs(3.0), lambda _: None)
+def test_costs_are_those_of_the_same_minutes() -> None:
+    found = InTurn(lambda *_: costs(3.0), stand_in(lambda _: None))
     before = costs(1.0, 8)
     assert found.costs(before) is before
     found.before(0, 6)
@@ -63,7 +66,7 @@ def test_costs_are_those_of_the_same_minutes():
     assert enough.as_dict()["rounds_in_turn"] == 6
 
 
-def test_joined_costs_are_the_medians_of_all_rounds():
+def test_joined_costs_are_the_medians_of_all_rounds() -> None:
     several = [costs(1.0, 1, 0.1), costs(2.0, 3, 0.2), costs(9.0, 1, 0.3)]
     found = joined(several)
     assert (found.num_repeats, found.seconds) == (5, 3.0)

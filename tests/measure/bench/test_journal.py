@@ -1,9 +1,12 @@
 """The journal: what is kept comes back and counts the same, torn lines go, and other runs are refused."""
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 from toy_engine import LetterTokenizer, toy_engine
+from typed import not_none
 
 from specdec_cli.engine.arms import EngineArm
 from specdec_cli.errors import UsageError
@@ -32,54 +35,54 @@ def bench_of(work, plan: Plan, journal) -> Bench:
     return Bench(work, plan, EngineArm("draft", engine, 3), EngineArm("plain", engine, 0), journal=journal)
 
 
-def figures(found: Bench) -> list:
+def figures(found: Bench) -> list[Any]:
     return [
         found.draft.counts().as_dict(), found.plain.counts().as_dict(), found.draft.num_steps,
-        found.draft.timing().as_dict(), found.speedup("decode").as_dict(), found.differences().as_dict(),
+        found.draft.timing().as_dict(), not_none(found.speedup("decode")).as_dict(), found.differences().as_dict(),
         found.draft.meter.shares,
     ]  # fmt: skip
 
 
-def test_a_whole_journal_gives_the_same_figures(tmp_path):
+def test_a_whole_journal_gives_the_same_figures(tmp_path: Path) -> None:
     first = bench(open_journal(tmp_path / "r.json", HEAD, resume=False))
     list(first.run())
     second = bench(open_journal(tmp_path / "r.json", HEAD, resume=True))
     list(second.run())
-    assert second.journal.num_resumed == 12
+    assert not_none(second.journal).num_resumed == 12
     assert figures(second) == figures(first)
 
 
-def test_a_batch_of_several_tasks_comes_back_with_every_tasks_acceptance(tmp_path):
+def test_a_batch_of_several_tasks_comes_back_with_every_tasks_acceptance(tmp_path: Path) -> None:
     found = []
     for resume in (False, True):
         journal = open_journal(tmp_path / "r.json", HEAD, resume=resume)
         work = workload(6, "builtin:mini")
         found.append(bench_of(work, Plan(4, 1), journal))
         list(found[-1].run())
-    assert found[1].journal.num_resumed == 4
+    assert not_none(found[1].journal).num_resumed == 4
     for task in work.tasks:
         first, second = (one.draft.counts(task).as_dict() for one in found)
         assert first == second
         assert first["num_emitted_tokens"] > 0
 
 
-def test_only_what_is_left_is_decoded_and_turns_stay_whole(tmp_path, monkeypatch):
+def test_only_what_is_left_is_decoded_and_turns_stay_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "r.json"
     interrupted = bench(open_journal(path, HEAD, resume=False))
     list(interrupted.run(lambda: len(interrupted.draft.passes) + len(interrupted.plain.passes) >= 5))
     decoded = [*interrupted.draft.passes, *interrupted.plain.passes]
     assert len(decoded) == 5
     again = bench(open_journal(path, HEAD, resume=True))
-    assert again.journal.num_kept == 5
+    assert not_none(again.journal).num_kept == 5
     calls = []
-    keep = type(again.journal).keep
+    keep = type(not_none(again.journal)).keep
     monkeypatch.setattr(
         type(again.journal),
         "keep",
         lambda self, arm, one: (calls.append((one.repeat, one.group.place, arm)), keep(self, arm, one)),
     )
     list(again.run())
-    assert again.journal.num_resumed == 4, "the fifth pass has no partner: its turn is decoded anew"
+    assert not_none(again.journal).num_resumed == 4, "the fifth pass has no partner: its turn is decoded anew"
     draft, plain = "draft", "plain"
     assert calls == [
         (0, 2, draft), (0, 2, plain), (1, 0, plain), (1, 0, draft), (1, 1, draft), (1, 1, plain),
@@ -89,7 +92,7 @@ def test_only_what_is_left_is_decoded_and_turns_stay_whole(tmp_path, monkeypatch
     assert not again.differences().num_outputs
 
 
-def test_a_torn_last_line_is_dropped(tmp_path):
+def test_a_torn_last_line_is_dropped(tmp_path: Path) -> None:
     path = tmp_path / "r.json"
     list(bench(open_journal(path, HEAD, resume=False), repeats=1).run())
     journal = journal_path(path)
@@ -111,13 +114,13 @@ def test_a_torn_last_line_is_dropped(tmp_path):
     [("recipe", "another recipe"), ("workload", "other prompts"), ("specdec_version", "another version of specdec"),
      ("plan", "another plan"), ("environment", "another machine"), ("schema", "another command")],
 )  # fmt: skip
-def test_another_run_is_refused(tmp_path, key, words):
+def test_another_run_is_refused(tmp_path: Path, key: str, words: str) -> None:
     open_journal(tmp_path / "r.json", HEAD, resume=False)
     with pytest.raises(UsageError, match=words):
         open_journal(tmp_path / "r.json", HEAD | {key: "other"}, resume=True)
 
 
-def test_an_existing_journal_asks_what_becomes_of_it(tmp_path):
+def test_an_existing_journal_asks_what_becomes_of_it(tmp_path: Path) -> None:
     path = tmp_path / "r.json"
     check_journal(path, resume=False, force=False)
     open_journal(path, HEAD, resume=False)
@@ -131,6 +134,6 @@ def test_an_existing_journal_asks_what_becomes_of_it(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_workloads_are_told_apart():
+def test_workloads_are_told_apart() -> None:
     assert workload_digest(workload(3).requests) == workload_digest(workload(3).requests)
     assert workload_digest(workload(3).requests) != workload_digest(workload(2).requests)

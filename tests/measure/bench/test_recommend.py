@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from toy_engine import LetterTokenizer, toy_engine
+from typed import not_none, stand_in
 
 from specdec_cli.engine.arms import ArmRun, EngineArm
 from specdec_cli.engine.outputs import Timing
@@ -53,20 +54,20 @@ ISSUE = interval(0.46, 0.43, 1.70, 2), interval(2.97, 1.92, 4.99)
         (None, interval(float("nan")), None, False),
     ],
 )
-def test_whether_a_draft_pays(measured, predicted, pays, is_contradictory):
+def test_whether_a_draft_pays(measured, predicted, pays, is_contradictory) -> None:
     found = Evidence(measured, predicted)
     assert (found.pays, found.is_contradictory) == (pays, is_contradictory)
     if measured is not None:
         assert bool(needs(found, None)) is (pays is None or found.is_of_few)
 
 
-def test_a_batch_is_predicted_approximately():
+def test_a_batch_is_predicted_approximately() -> None:
     far = Evidence(interval(1.5, 1.4, 1.6), interval(2.5, 2.4, 2.6), math.inf)
     assert far.pays
     assert Evidence(interval(1.5, 1.4, 1.6), interval(0.8, 0.7, 0.9), math.inf).is_contradictory
 
 
-def test_an_interval_that_does_not_exist_says_nothing():
+def test_an_interval_that_does_not_exist_says_nothing() -> None:
     assert side(None) is side(interval(1.5)) is side(interval(1.0, float("nan"), float("nan"))) is None
 
 
@@ -76,7 +77,7 @@ def prediction(by_k, recommended=None):
     return SimpleNamespace(recommended=found, rows=[SimpleNamespace(speedup=by_k[k]) for k in sorted(by_k)])
 
 
-def swept(monkeypatch, speedups_by_k, num_prompts=24, predicted=None, **more) -> Sweep:
+def swept(monkeypatch: pytest.MonkeyPatch, speedups_by_k, num_prompts=24, predicted=None, **more) -> Sweep:
     """A sweep that measured these speed-ups, prompt after prompt, at every k; run to its end."""
     rows = [PromptRow(i, "ab ab") for i in range(num_prompts)]
     encode = LetterTokenizer().encode
@@ -88,13 +89,15 @@ def swept(monkeypatch, speedups_by_k, num_prompts=24, predicted=None, **more) ->
         return None if stopped() else ArmRun(((1,) * 4,), Timing(0.0, seconds, seconds, None), 1)
 
     monkeypatch.setattr(EngineArm, "run", run)
-    made = Sweep(arms_of(toy_engine()), work, None, None, max(speedups_by_k), is_exhaustive=True, k_in_use=5, **more)
+    made = Sweep(
+        arms_of(toy_engine()), work, stand_in(None), None, max(speedups_by_k), is_exhaustive=True, k_in_use=5, **more
+    )
     made.prediction = predicted
     list(made.run())
     return made
 
 
-def test_point_3_contradictory_evidence_is_inconclusive(monkeypatch):
+def test_point_3_contradictory_evidence_is_inconclusive(monkeypatch: pytest.MonkeyPatch) -> None:
     """Load 6.5: k = 3 predicted 2.97 (1.92 to 4.99) and measured 0.46 (0.43 to 1.70) in two pairs."""
     predicted = prediction({k: interval(2.97, 1.92, 4.99) for k in (1, 2, 3)})
     found = swept(monkeypatch, {1: [0.2], 2: [0.2], 3: [0.43, 1.70]}, 2, predicted).recommended()
@@ -107,14 +110,14 @@ def test_point_3_contradictory_evidence_is_inconclusive(monkeypatch):
         "a quiet machine", "more repeats (--repeats), until prediction and measurement agree",
         "6 prompts or more (--num-prompts)",
     )  # fmt: skip
-    assert found.speedup.ci95 == (0.43, 4.99), "all that the evidence leaves open"
+    assert not_none(found.speedup).ci95 == (0.43, 4.99), "all that the evidence leaves open"
     busy = swept(monkeypatch, {3: [0.43, 1.70]}, 2, predicted, load=Load(6.5, 2)).recommended()
     assert busy.verdict == "inconclusive"
     assert busy.needs == found.needs
     assert busy.why.startswith(f"{found.why}; the machine was busy: load 6.5 on 2 cores before")
 
 
-def test_evidence_that_agrees_is_firm(monkeypatch):
+def test_evidence_that_agrees_is_firm(monkeypatch: pytest.MonkeyPatch) -> None:
     odd = prediction({1: interval(1.3, 1.2, 1.4), 2: ISSUE[1]})
     fast = swept(monkeypatch, {1: [1.3], 2: [1.5, 1.6]}, predicted=odd)
     assert fast.recommended().verdict == "inconclusive", "of the faster k 1.6 and 1.92 exclude each other"
@@ -126,25 +129,25 @@ def test_evidence_that_agrees_is_firm(monkeypatch):
     assert slow.why.startswith("do not speculate: even the best k = 1 decodes 0.90× (0.90 to 0.90) as fast")
 
 
-def test_an_interval_that_holds_both_answers_is_inconclusive(monkeypatch):
+def test_an_interval_that_holds_both_answers_is_inconclusive(monkeypatch: pytest.MonkeyPatch) -> None:
     found = swept(monkeypatch, {1: [0.5], 2: [0.8, 1.3]}).recommended()
     assert (found.k, found.verdict) == (5, "inconclusive")
     assert found.why.startswith("the interval contains both answers: k = 2 was measured 1.05× (0.80 to 1.30)")
     assert found.needs == ("more prompts (--num-prompts) or repeats (--repeats)",)
 
 
-def test_one_k_that_surely_pays_is_enough(monkeypatch):
+def test_one_k_that_surely_pays_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     found = swept(monkeypatch, {1: [1.2], 2: [0.8, 2.0]}).recommended()
     assert (found.k, found.verdict) == (1, "speculate")
 
 
-def test_a_contradiction_on_a_slower_k_is_none_of_the_recommended_ones(monkeypatch):
+def test_a_contradiction_on_a_slower_k_is_none_of_the_recommended_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     predicted = prediction({1: interval(1.0, 0.9, 1.05), 2: interval(2.0, 1.9, 2.1)})
     found = swept(monkeypatch, {1: [1.3], 2: [2.0]}, predicted=predicted).recommended()
     assert (found.k, found.verdict) == (2, "speculate")
 
 
-def test_one_k_that_may_pay_forbids_a_firm_no(monkeypatch):
+def test_one_k_that_may_pay_forbids_a_firm_no(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its median is below the other's, its interval is not."""
     found = swept(monkeypatch, {1: [0.95], 2: [0.7, 0.7, 1.5]}).recommended()
     assert found.verdict == "inconclusive"
@@ -152,7 +155,7 @@ def test_one_k_that_may_pay_forbids_a_firm_no(monkeypatch):
 
 
 @pytest.mark.parametrize("speedup", [2.0, 0.5])
-def test_a_busy_machine_is_inconclusive_whatever_it_measured(monkeypatch, speedup):
+def test_a_busy_machine_is_inconclusive_whatever_it_measured(monkeypatch: pytest.MonkeyPatch, speedup: float) -> None:
     found = swept(monkeypatch, {1: [speedup]}, load=Load(9.0, 2)).recommended()
     assert (found.k, found.verdict) == (5, "inconclusive")
     assert found.why.startswith("the machine was busy: load 9.0 on 2 cores before; ")
@@ -160,7 +163,7 @@ def test_a_busy_machine_is_inconclusive_whatever_it_measured(monkeypatch, speedu
     assert len(found.needs) == 1
 
 
-def test_interrupted_passes_make_it_inconclusive(monkeypatch):
+def test_interrupted_passes_make_it_inconclusive(monkeypatch: pytest.MonkeyPatch) -> None:
     from specdec_cli.measure.machine import interruption
     from specdec_cli.measure.machine.interruption import Usage
 
@@ -172,7 +175,7 @@ def test_interrupted_passes_make_it_inconclusive(monkeypatch):
     assert found.needs == ("a quiet machine",)
 
 
-def test_a_run_that_ended_before_anything_was_measured_is_inconclusive(monkeypatch):
+def test_a_run_that_ended_before_anything_was_measured_is_inconclusive(monkeypatch: pytest.MonkeyPatch) -> None:
     found = swept(monkeypatch, {1: [2.0]})
     found.prediction = prediction({1: interval(2.0, 1.9, 2.1)})
     monkeypatch.setattr(Sweep, "measured", lambda _: {})
@@ -181,5 +184,5 @@ def test_a_run_that_ended_before_anything_was_measured_is_inconclusive(monkeypat
     assert found.recommended().needs == ("a run to its end, which measures",)
 
 
-def test_six_pairs_of_a_batch_are_six_batches():
+def test_six_pairs_of_a_batch_are_six_batches() -> None:
     assert needs(Evidence(interval(1.5, 1.4, 1.6, pairs=3)), None, 8) == ("48 prompts or more (--num-prompts)",)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from toy_engine import LetterTokenizer, toy_engine
+from typed import not_none, stand_in
 
 from specdec_cli.engine.arms import ArmRun, EngineArm
 from specdec_cli.engine.outputs import Timing
@@ -20,7 +21,7 @@ from specdec_cli.sampling.params import SamplingParams
 NUM_PROMPTS = 12
 
 
-def sweep(monkeypatch, seconds_by_k, noise=0.0, **more) -> Sweep:
+def sweep(monkeypatch: pytest.MonkeyPatch, seconds_by_k, noise=0.0, **more) -> Sweep:
     """A sweep whose passes take known seconds; `noise` goes up and down by pass."""
     rows = [PromptRow(i, "ab ab") for i in range(NUM_PROMPTS)]
     encode = LetterTokenizer().encode
@@ -33,75 +34,79 @@ def sweep(monkeypatch, seconds_by_k, noise=0.0, **more) -> Sweep:
         return ArmRun(((1,) * 4,), Timing(0.0, seconds, seconds, None), 1)
 
     monkeypatch.setattr(EngineArm, "run", run)
-    made = Sweep(arms_of(toy_engine()), work, None, None, max(seconds_by_k), is_exhaustive=True, repeats=2)
+    made = Sweep(arms_of(toy_engine()), work, stand_in(None), None, max(seconds_by_k), is_exhaustive=True, repeats=2)
     made.is_exhaustive = more.get("is_exhaustive", False)
     return made
 
 
 def num_passes(one: Sweep) -> int:
     list(one.run())
-    return len(one.bench.plain.passes)
+    return len(not_none(one.bench).plain.passes)
 
 
-def test_measuring_ends_when_the_choice_is_known(monkeypatch):
+def test_measuring_ends_when_the_choice_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     one = sweep(monkeypatch, {0: 2.0, 1: 1.5, 2: 1.0})
     assert num_passes(one) == one.settled_after == 8
     assert one.recommended().k == 2
 
 
-def test_it_is_asked_seldom_whether_the_choice_is_known():
+def test_it_is_asked_seldom_whether_the_choice_is_known() -> None:
     assert [num for num in range(70) if _is_looked_at(num)] == [8, 16, 32, 64]
 
 
-def test_prompts_that_end_at_once_leave_the_choice_open(monkeypatch):
+def test_prompts_that_end_at_once_leave_the_choice_open(monkeypatch: pytest.MonkeyPatch) -> None:
     one = sweep(monkeypatch, {0: 2.0, 1: 1.5, 2: 1.0})
     monkeypatch.setattr(Sweep, "measured", lambda _: {})
     assert num_passes(one) == 2 * NUM_PROMPTS
 
 
-def test_as_good_as_equal_candidates_end_it_too(monkeypatch):
+def test_as_good_as_equal_candidates_end_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
     one = sweep(monkeypatch, {0: 2.0, 1: 1.01, 2: 1.0}, noise=0.001)
     assert num_passes(one) == 8
     assert one.recommended().k == 2
 
 
 @pytest.mark.parametrize("seconds", [{0: 2.0, 1: 1.0, 2: 1.0}, {0: 1.0, 1: 1.0, 2: 1.5}])
-def test_noise_leaves_the_choice_open_and_everything_is_measured(monkeypatch, seconds):
+def test_noise_leaves_the_choice_open_and_everything_is_measured(monkeypatch: pytest.MonkeyPatch, seconds) -> None:
     one = sweep(monkeypatch, seconds, noise=0.3)
     assert num_passes(one) == 2 * NUM_PROMPTS
     assert one.settled_after is None
 
 
-def test_exhaustive_measures_everything(monkeypatch):
+def test_exhaustive_measures_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     one = sweep(monkeypatch, {0: 2.0, 1: 1.5, 2: 1.0}, is_exhaustive=True)
     assert num_passes(one) == 2 * NUM_PROMPTS
     assert one.settled_after is None
 
 
-def test_never_more_candidates_than_the_limit():
+def test_never_more_candidates_than_the_limit() -> None:
     assert candidates([]) == []
     assert MAX_CANDIDATES >= 2, "one candidate alone could not be told from its neighbours"
 
 
-def test_too_few_pairs_recommend_nothing_by_themselves(monkeypatch):
+def test_too_few_pairs_recommend_nothing_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     one = sweep(monkeypatch, {0: 2.0, 1: 1.5, 2: 1.0})
-    one.repeats, one.bench.plan = 1, replace(one.bench.plan, repeats=1)
-    one.bench.workload = replace(one.workload, requests=one.workload.requests[:1])
+    one.repeats, not_none(one.bench).plan = 1, replace(not_none(one.bench).plan, repeats=1)
+    not_none(one.bench).workload = replace(one.workload, requests=one.workload.requests[:1])
     list(one.run())
     assert one.measured()[2].speedup == Interval(2.0, None, 1)
     assert one.recommended().k == 0
     assert one.recommended().why.startswith("too few pairs to be certain: k = 2 was measured 2.00× as fast as no draft")
     predicted = Recommendation(1, Interval(1.4, (1.2, 1.6), 24), "k = 1 gives the most", "speculate")
-    one.prediction = SimpleNamespace(recommended=predicted, rows=[SimpleNamespace(speedup=predicted.speedup)] * 2)
+    one.prediction = stand_in(
+        SimpleNamespace(recommended=predicted, rows=[SimpleNamespace(speedup=predicted.speedup)] * 2)
+    )
     found = one.recommended()
     assert (found.verdict, found.needs) == ("inconclusive", ("6 prompts or more (--num-prompts)",))
-    assert found.speedup.ci95 == (1.2, 2.0), "all that is known"
+    assert not_none(found.speedup).ci95 == (1.2, 2.0), "all that is known"
 
 
-def test_a_prediction_is_not_taken_against_what_was_measured(monkeypatch):
+def test_a_prediction_is_not_taken_against_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     one = sweep(monkeypatch, {0: 1.0, 1: 1.5, 2: 2.0})
-    one.bench.workload = replace(one.workload, requests=one.workload.requests[:1])
+    not_none(one.bench).workload = replace(one.workload, requests=one.workload.requests[:1])
     list(one.run())
     predicted = Recommendation(1, Interval(1.4, (1.2, 1.6), 24), "k = 1", "speculate")
-    one.prediction = SimpleNamespace(recommended=predicted, rows=[SimpleNamespace(speedup=predicted.speedup)] * 2)
+    one.prediction = stand_in(
+        SimpleNamespace(recommended=predicted, rows=[SimpleNamespace(speedup=predicted.speedup)] * 2)
+    )
     assert one.recommended().verdict == "inconclusive"

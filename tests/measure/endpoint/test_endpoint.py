@@ -2,9 +2,11 @@
 
 import asyncio
 import ssl
+from typing import Any
 
 import pytest
 from fake_server import Fake, serving
+from typed import not_none
 
 from specdec_cli.engine.prompts import rows_of
 from specdec_cli.errors import UsageError
@@ -31,24 +33,24 @@ from specdec_cli.recipe.schema import Sampling
         ("http://[::]", "http://[::1]", "http://[::1]/v1"),
     ],
 )
-def test_addresses(url, root, api):
+def test_addresses(url: str, root: str, api: str) -> None:
     assert (parse_address(url).root, parse_address(url).api) == (root, api)
 
 
 @pytest.mark.parametrize("url", ["h:8000", "ftp://h", "http://", "http://h:0", "http://h:99999", "http://[", ""])
-def test_what_is_no_address(url):
+def test_what_is_no_address(url: str) -> None:
     with pytest.raises(UsageError, match="http or https"):
         parse_address(url)
 
 
 @pytest.mark.parametrize("url", ["http://me:secret@h", "http://h?key=secret", "http://h#secret"])
-def test_an_address_holds_no_secret_and_the_error_does_not_show_it(url):
+def test_an_address_holds_no_secret_and_the_error_does_not_show_it(url: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_address(url)
     assert "secret" not in caught.value.message
 
 
-def test_keys():
+def test_keys() -> None:
     assert check_key(None) is None
     assert check_key(" ") is None
     assert check_key("sk-1\n") == "sk-1"
@@ -57,7 +59,7 @@ def test_keys():
     assert "evil" not in caught.value.message
 
 
-def test_the_clock_of_an_answer():
+def test_the_clock_of_an_answer() -> None:
     answer = Answer(sent=10.0)
     answer.feed({"choices": [{"delta": {"role": "assistant", "content": ""}}]}, 10.5)
     answer.feed({"choices": [{"delta": {"reasoning_content": "hm"}}]}, 11.0)
@@ -70,7 +72,7 @@ def test_the_clock_of_an_answer():
     assert (answer.prompt_tokens, answer.finish_reason) == (4, "stop")
 
 
-def test_one_token_or_none_has_no_time_per_token():
+def test_one_token_or_none_has_no_time_per_token() -> None:
     answer = Answer(sent=0.0)
     answer.feed({"choices": [], "usage": {"completion_tokens": 0}}, 1.0)
     assert (answer.ttft_s, answer.tpot_s, answer.completion_tokens) == (None, None, 0)
@@ -79,19 +81,19 @@ def test_one_token_or_none_has_no_time_per_token():
 
 
 @pytest.mark.parametrize("concurrency", [1, 3])
-def test_what_is_done_between_requests_is_in_no_time(monkeypatch, concurrency):
+def test_what_is_done_between_requests_is_in_no_time(monkeypatch: pytest.MonkeyPatch, concurrency: int) -> None:
     """A drawing of an hour, on a clock of our own: no stream is open meanwhile, and throughput does not see it."""
     clock, num_open, idle = [0.0], [0], []
 
     async def ask(*_):
         num_open[0] += 1
-        for _ in range(3):
+        for _second in range(3):
             clock[0] += 1
             await asyncio.sleep(0)
         num_open[0] -= 1
         return Answer(clock[0], arrivals=[1.0], completion_tokens=1)
 
-    def draw():
+    def draw() -> None:
         idle.append(num_open[0])
         clock[0] += 3600
 
@@ -115,14 +117,14 @@ def ask(fake: Fake, key: str | None = None, timeout_s: float = 20) -> Answer:
     return asyncio.run(go())
 
 
-def test_an_answer():
+def test_an_answer() -> None:
     with serving(Fake(words=4, tokens_per_word=2)) as fake:
         answer = ask(fake)
     assert (len(answer.arrivals), answer.completion_tokens, answer.finish_reason) == (4, 8, "length")
-    assert 0 < answer.ttft_s <= answer.finish_s <= answer.end_s
+    assert 0 < not_none(answer.ttft_s) <= not_none(answer.finish_s) <= answer.end_s
 
 
-def test_a_server_that_closes_connections_between_requests_is_asked_again():
+def test_a_server_that_closes_connections_between_requests_is_asked_again() -> None:
     """As llama.cpp's does."""
 
     async def go(fake):
@@ -151,7 +153,7 @@ def test_a_server_that_closes_connections_between_requests_is_asked_again():
         ("dies", "the connection to", None),
     ],
 )
-def test_every_fault_is_one_sentence_without_the_key(fault, words, status):
+def test_every_fault_is_one_sentence_without_the_key(fault, words: str, status: int | None) -> None:
     with serving(Fake(fault=fault, key="sk-hidden")) as fake, pytest.raises(EndpointError) as caught:
         ask(fake, "sk-hidden")
     assert words in caught.value.message
@@ -162,7 +164,7 @@ def test_every_fault_is_one_sentence_without_the_key(fault, words, status):
     assert not caught.value.is_gone
 
 
-def test_a_stream_without_an_end_is_no_answer():
+def test_a_stream_without_an_end_is_no_answer() -> None:
     with (
         serving(Fake(words=0, usage=False, fault="cut")) as fake,
         pytest.raises(EndpointError, match="before the answer"),
@@ -170,11 +172,11 @@ def test_a_stream_without_an_end_is_no_answer():
         ask(fake)
 
 
-def text(words: str = " a", reason: str | None = None) -> dict:
+def text(words: str = " a", reason: str | None = None) -> dict[str, Any]:
     return {"choices": [{"text": words, "finish_reason": reason}]}
 
 
-def usage(**counts: object) -> dict:
+def usage(**counts: Any) -> dict[str, Any]:
     return {"choices": [], "usage": counts}
 
 
@@ -200,13 +202,13 @@ def usage(**counts: object) -> dict:
         ([": ping", ": ping"], "ended its stream before"),
     ],
 )
-def test_15_what_is_no_whole_answer(script, words):
+def test_15_what_is_no_whole_answer(script, words: str) -> None:
     with serving(Fake(script=script)) as fake, pytest.raises(EndpointError) as caught:
         ask(fake)
     assert words in caught.value.message
 
 
-def test_15_what_servers_send_beside_chunks():
+def test_15_what_servers_send_beside_chunks() -> None:
     script = [
         ": PROCESSING", 'event: ping\ndata: {"type": "ping"}', {"choices": [], "prompt_filter_results": []}, text(" a"),
         text(" b"), text("", "stop"), {"usage": {"completion_tokens": 2.0, "prompt_tokens": 1}},
@@ -220,17 +222,17 @@ def test_15_what_servers_send_beside_chunks():
 
 
 @pytest.mark.parametrize("key", ["content", "reasoning_content", "reasoning", "thinking", "refusal"])
-def test_15_the_first_output_of_any_kind_ends_the_time_to_it(key):
+def test_15_the_first_output_of_any_kind_ends_the_time_to_it(key: str) -> None:
     role = {"choices": [{"delta": {"role": "assistant", "content": ""}}]}
     first, later = {"choices": [{"delta": {key: "hm"}}]}, {"choices": [{"delta": {"content": "so"}}]}
     with serving(Fake(script=[role, 0.02, first, 0.2, later, text("", "stop"), "[DONE]"])) as fake:
         answer = ask(fake)
-    assert 0.02 <= answer.ttft_s < 0.2
+    assert 0.02 <= not_none(answer.ttft_s) < 0.2
     assert len(answer.arrivals) == 2
     assert answer.text == ("hmso" if key == "content" else "so")
 
 
-def test_15_tool_calls_are_output():
+def test_15_tool_calls_are_output() -> None:
     call = {"choices": [{"delta": {"tool_calls": [{"index": 0, "function": {"name": "f"}}]}}]}
     with serving(Fake(script=[call, text("", "tool_calls"), "[DONE]"])) as fake:
         answer = ask(fake)
@@ -238,7 +240,7 @@ def test_15_tool_calls_are_output():
     assert len(answer.arrivals) == 1
 
 
-def test_15_a_usage_that_cannot_be_right_counts_nothing():
+def test_15_a_usage_that_cannot_be_right_counts_nothing() -> None:
     for wrong in (0, -1, 2.5, True, "3", None):
         with serving(Fake(script=[text(), text("", "stop"), usage(completion_tokens=wrong), "[DONE]"])) as fake:
             assert ask(fake).num_tokens is None
@@ -246,14 +248,14 @@ def test_15_a_usage_that_cannot_be_right_counts_nothing():
         assert ask(fake).num_tokens == 0
 
 
-def test_15_one_chunk_has_no_time_per_token():
+def test_15_one_chunk_has_no_time_per_token() -> None:
     """A server or a proxy that holds its stream back sends everything at once."""
     with serving(Fake(script=[text(" a b c d", "length"), usage(completion_tokens=4), "[DONE]"])) as fake:
         answer = ask(fake)
     assert (answer.tpot_s, answer.num_tokens) == (None, 4)
 
 
-def test_15_only_a_kept_connection_is_tried_again():
+def test_15_only_a_kept_connection_is_tried_again() -> None:
     with serving(Fake(most_per_connection=0)) as fake, pytest.raises(EndpointError, match="the connection to"):
         ask(fake)
     assert fake.requests == []
@@ -261,19 +263,19 @@ def test_15_only_a_kept_connection_is_tried_again():
         assert ask(fake).opened_connection
 
 
-def test_15_a_certificate_that_is_not_trusted_is_named():
+def test_15_a_certificate_that_is_not_trusted_is_named() -> None:
     error = ssl.SSLCertVerificationError(1, "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed")
     error.verify_message = "self-signed certificate"
     assert system_words(error) == "no secure connection: self-signed certificate"
     assert system_words(ssl.SSLError(1, "wrong version number")) == "no secure connection: it failed"
 
 
-def test_silence():
+def test_silence() -> None:
     with serving(Fake(pause_s=0.5)) as fake, pytest.raises(EndpointError, match=r"silent for 0\.1 s"):
         ask(fake, timeout_s=0.1)
 
 
-def test_15_comments_are_silence():
+def test_15_comments_are_silence() -> None:
     """A server that keeps its connection alive and never answers does not hold the benchmark for ever."""
     pings = [": ping", 0.05] * 40
     script = [*pings, text(" a", "stop"), "[DONE]"]
@@ -283,7 +285,7 @@ def test_15_comments_are_silence():
         assert len(ask(fake, timeout_s=0.35).arrivals) == 3
 
 
-def test_nobody_there():
+def test_nobody_there() -> None:
     with serving(Fake()) as fake:
         pass
     with pytest.raises(EndpointError, match="connection refused") as caught:

@@ -1,7 +1,10 @@
 """A server as an arm: the benchmark that compares arms measures servers, too."""
 
+from pathlib import Path
+
 import pytest
 from fake_server import Fake, serving
+from typed import not_none
 
 from specdec_cli.engine.decoding import Request
 from specdec_cli.engine.prompts import PromptRow
@@ -29,7 +32,7 @@ def requests(num: int = NUM_PROMPTS) -> list[Request]:
     return [Request(row, [], SamplingParams(max_new_tokens=15)) for row in rows]
 
 
-def test_two_servers_are_compared_as_any_arms_are(tmp_path):
+def test_two_servers_are_compared_as_any_arms_are(tmp_path: Path) -> None:
     def bench(fast: Fake, slow: Fake, resume: bool) -> Bench:
         journal = open_journal(tmp_path / "r.json", {}, resume)
         work = Workload("mine", tuple(requests()), (), 512)
@@ -42,30 +45,30 @@ def test_two_servers_are_compared_as_any_arms_are(tmp_path):
         list(again.run())
     assert order[2:6] == ["fast", "slow", "slow", "fast"], "they take turns"
     latency = first.speedup("latency")
-    assert latency.is_above(1.0)
-    assert latency.pairs == NUM_PROMPTS
+    assert not_none(latency).is_above(1.0)
+    assert not_none(latency).pairs == NUM_PROMPTS
     assert first.tasks() == ["chat", "code"]
-    assert first.speedup("latency", "code").pairs == NUM_PROMPTS // 2
+    assert not_none(first.speedup("latency", "code")).pairs == NUM_PROMPTS // 2
     assert first.differences().num_tokens == 0, "they say how many tokens, not which"
     assert [one.num_tokens for one in first.draft.passes] == [15] * 2 * NUM_PROMPTS
-    assert again.journal.num_resumed == 4 * NUM_PROMPTS
+    assert not_none(again.journal).num_resumed == 4 * NUM_PROMPTS
     assert again.speedup("latency") == latency
 
 
-def test_requests_of_a_run_are_sent_together():
+def test_requests_of_a_run_are_sent_together() -> None:
     with serving(Fake(metrics=None, pause_s=0.1)) as fake:
         one = arm(fake, concurrency=3)
         one.start()
         run = one.run(requests(3), lambda: False)
         stopped = one.run(requests(3), lambda: True)
         one.stop()
-    assert run.lengths == (15, 15, 15)
-    assert (run.token_ids, run.num_first_tokens) == (None, 3)
-    assert 0.1 <= run.timing.total_s < 0.25
+    assert not_none(run).lengths == (15, 15, 15)
+    assert (not_none(run).token_ids, not_none(run).num_first_tokens) == (None, 3)
+    assert 0.1 <= not_none(not_none(run).timing.total_s) < 0.25
     assert stopped is None
 
 
-def test_a_failed_request_and_uncounted_tokens_end_a_run():
+def test_a_failed_request_and_uncounted_tokens_end_a_run() -> None:
     with serving(Fake(metrics=None, fault=500)) as fake:
         one = arm(fake)
         one.start()
@@ -80,7 +83,7 @@ def test_a_failed_request_and_uncounted_tokens_end_a_run():
         one.stop()
 
 
-def test_a_server_that_is_not_there_is_said_at_the_start_and_may_be_stopped():
+def test_a_server_that_is_not_there_is_said_at_the_start_and_may_be_stopped() -> None:
     one = EndpointArm(EndpointPlan(parse_address("http://127.0.0.1:9")), Sampling())
     with pytest.raises(EndpointError):
         one.start()
@@ -89,7 +92,7 @@ def test_a_server_that_is_not_there_is_said_at_the_start_and_may_be_stopped():
     arm_never_started.stop()
 
 
-def test_the_decode_clock_runs_from_the_first_text_of_all_to_the_last():
+def test_the_decode_clock_runs_from_the_first_text_of_all_to_the_last() -> None:
     answers = [
         Answer(10.0, arrivals=[1.0, 3.0], finish_s=3.5, end_s=4.0, completion_tokens=5),
         Answer(10.5, arrivals=[1.0, 2.0], end_s=2.5, completion_tokens=3),

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from typed import not_none
 
 from specdec_cli.cli.options import OPTIONS
 from specdec_cli.engine.prompts import PromptRow, rows_of
@@ -17,7 +18,7 @@ from specdec_cli.measure.endpoint.request_fields import (
 from specdec_cli.recipe.schema import Sampling
 
 
-def test_only_what_is_set_is_sent():
+def test_only_what_is_set_is_sent() -> None:
     assert sampling_fields(Sampling()) == {"max_tokens": 128, "temperature": 0.0}
     given = Sampling(
         temperature=1.0, top_p=0.9, top_k=5, stop=("x",), logit_bias={7: -1.0}, ignore_eos=True, min_tokens=2
@@ -28,7 +29,7 @@ def test_only_what_is_set_is_sent():
     }  # fmt: skip
 
 
-def test_a_row_has_its_own_length_and_seed():
+def test_a_row_has_its_own_length_and_seed() -> None:
     row = PromptRow(0, "hi", max_new_tokens=3, seed=9)
     body = request_body(row, "m", False, sampling_fields(Sampling(seed=4)))
     assert body == {
@@ -38,14 +39,14 @@ def test_a_row_has_its_own_length_and_seed():
     assert request_body(row, "m", True, {})["messages"] == [{"role": "user", "content": "hi"}]
 
 
-def test_a_warm_up_shares_no_prefix_with_a_row():
+def test_a_warm_up_shares_no_prefix_with_a_row() -> None:
     usual = warm_up_row(rows_of(["a", "b"])).prompt
     for rows in (rows_of([usual]), rows_of([f"{usual} more"]), rows_of([usual[:4], f"{len(usual)} {usual}"])):
         found = warm_up_row(rows).prompt
         assert not any(row.prompt.startswith(found) or found.startswith(row.prompt) for row in rows)
 
 
-def test_15_extra_fields_are_in_every_body_and_its_own_stay():
+def test_15_extra_fields_are_in_every_body_and_its_own_stay() -> None:
     extra = parse_extra_body('{"chat_template_kwargs": {"enable_thinking": false}, "user": "ü"}')
     body = request_body(PromptRow(0, "hi"), "m", True, sampling_fields(Sampling()), extra)
     assert body["chat_template_kwargs"] == {"enable_thinking": False}
@@ -63,11 +64,11 @@ def test_15_extra_fields_are_in_every_body_and_its_own_stay():
         *("logit_bias", "ignore_eos", "min_tokens", "presence_penalty", "frequency_penalty", "repetition_penalty"),
     ],
 )
-def test_15_extra_fields_that_the_benchmark_owns_are_refused_by_name(name):
+def test_15_extra_fields_that_the_benchmark_owns_are_refused_by_name(name) -> None:
     with pytest.raises(UsageError, match=f"must not hold `{name}`") as caught:
         parse_extra_body(json.dumps({"user": "x", name: None}))
     flags = {flag for option in OPTIONS for text in option.names for flag in text.split("/")}
-    named = [word.strip(",;") for word in caught.value.hint.split() if word.startswith("--")]
+    named = [word.strip(",;") for word in not_none(caught.value.hint).split() if word.startswith("--")]
     own = {"--dataset", "--endpoint-model", "--max-tokens-field", "--chat", "--set"}
     assert all(flag in flags | own for flag in named), "the hint names options that there are"
 
@@ -80,12 +81,12 @@ def test_15_extra_fields_that_the_benchmark_owns_are_refused_by_name(name):
         ('{"a": 1e999}', "JSON cannot say"), ('{"a": "\\ud800"}', "JSON cannot say"), ("[" * 100000, "JSON cannot say"),
     ],
 )  # fmt: skip
-def test_15_what_is_no_extra_body(text, words):
+def test_15_what_is_no_extra_body(text: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         parse_extra_body(text)
 
 
-def test_15_the_field_of_the_length_is_chosen_and_its_number_never_changes():
+def test_15_the_field_of_the_length_is_chosen_and_its_number_never_changes() -> None:
     fields = sampling_fields(Sampling(max_new_tokens=7), "max_completion_tokens")
     assert fields == {"max_completion_tokens": 7, "temperature": 0.0}
     body = request_body(PromptRow(0, "hi", max_new_tokens=3), "m", True, fields, {}, "max_completion_tokens")

@@ -1,6 +1,8 @@
 """A figure that cannot be computed is named, and the result stands: point 18."""
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 from every_type import save_tiny
@@ -17,8 +19,8 @@ from specdec_cli.measure.machine import preflight
 from specdec_cli.measure.machine.figures import figure
 
 
-def test_what_a_figure_fails_at_is_said():
-    missing = []
+def test_what_a_figure_fails_at_is_said() -> None:
+    missing: list[Any] = []
     assert figure("the sum", lambda: 1 + 1, missing) == 2
     assert missing == []
     assert figure("the share", lambda: 1 / 0, missing) is None
@@ -31,20 +33,20 @@ def test_what_a_figure_fails_at_is_said():
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory):
+def target(tmp_path_factory: pytest.TempPathFactory):
     folder = make_tiny("llama", tmp_path_factory.mktemp("target"))
     letter_tokenizer().save_pretrained(folder)
     return folder
 
 
-def bench(capsys, folder):
+def bench(capsys: pytest.CaptureFixture[str], folder):
     asked = ["-d", "ngram:min=1", "-n", "12", "--num-prompts", "2", "--repeats", "1"]
     assert run(["bench", "-t", str(folder), *asked, "--json"]) == 0
     out, err = capsys.readouterr()
     return json.loads(out), err
 
 
-def broken(*_, **__):
+def broken(*_, **__) -> None:
     raise RunError("[broken] for the test")
 
 
@@ -56,7 +58,9 @@ def broken(*_, **__):
         (StepSplit, "as_dict", "costs"),
     ],
 )
-def test_point_18_bench_prints_its_result_without_a_figure(capsys, monkeypatch, target, room, name, key):
+def test_point_18_bench_prints_its_result_without_a_figure(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, target, room, name: str, key: str
+) -> None:
     monkeypatch.setattr(room, name, broken)
     document, err = bench(capsys, target)
     assert document[key] is None
@@ -65,7 +69,7 @@ def test_point_18_bench_prints_its_result_without_a_figure(capsys, monkeypatch, 
     assert "[broken] for the test" in err
 
 
-def test_point_18_bench_measures_gemma_4_and_its_roofline(capsys, tmp_path):
+def test_point_18_bench_measures_gemma_4_and_its_roofline(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     folder = save_tiny("gemma4_text", tmp_path)
     letter_tokenizer().save_pretrained(folder)
     document, _ = bench(capsys, folder)
@@ -74,7 +78,9 @@ def test_point_18_bench_measures_gemma_4_and_its_roofline(capsys, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["outlook", "_estimate_memory"])
-def test_doctor_says_which_figure_is_missing(capsys, monkeypatch, target, name):
+def test_doctor_says_which_figure_is_missing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, target, name: str
+) -> None:
     monkeypatch.setattr(doctor_module, "row_invariance", lambda _: [])
     monkeypatch.setattr(preflight, name, broken)
     assert run(["doctor", "-t", str(target), "-d", str(target), "--json", "--quiet"]) == 0

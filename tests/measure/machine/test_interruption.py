@@ -4,9 +4,11 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import repeat
+from pathlib import Path
 
 import pytest
 from toy_engine import LetterTokenizer, toy_engine
+from typed import not_none
 
 from specdec_cli.engine.arms import ArmRun, EngineArm
 from specdec_cli.engine.decoding import Request
@@ -49,26 +51,30 @@ START = usage(0.0, 0.0, 0.0, 0)
         (usage(wall=0.0), True, 0.0),
     ],
 )
-def test_what_other_processes_cost(after, is_computing, lost):
+def test_what_other_processes_cost(after, is_computing: bool, lost: float | None) -> None:
     assert after.lost_share_since(START, is_computing) == pytest.approx(lost)
 
 
-def test_this_process_looks_at_itself():
+def test_this_process_looks_at_itself() -> None:
     before, after = LOOK(), LOOK()
     assert after.wall_seconds > before.wall_seconds
     assert after.cpu_seconds >= before.cpu_seconds > 0
     if os.path.exists("/proc/self/schedstat"):
-        assert after.waited_seconds >= before.waited_seconds >= 0
+        assert not_none(after.waited_seconds) >= not_none(before.waited_seconds) >= 0
 
 
 @pytest.mark.parametrize("missing", ["folder", "file"])
-def test_a_system_that_tells_nothing_of_threads_is_no_quiet_one(missing, monkeypatch, tmp_path):
+def test_a_system_that_tells_nothing_of_threads_is_no_quiet_one(
+    missing: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "1").mkdir()
     monkeypatch.setattr(interruption, "_THREADS", str(tmp_path / "none" if missing == "folder" else tmp_path))
     assert LOOK().waited_seconds is None
 
 
-def test_a_thread_that_ends_while_it_is_looked_at_waited_no_longer(monkeypatch, tmp_path):
+def test_a_thread_that_ends_while_it_is_looked_at_waited_no_longer(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(interruption, "_THREADS", str(tmp_path))
     (tmp_path / "1").mkdir()
     (tmp_path / "1" / "schedstat").write_text("10 2000000000 3\n")
@@ -86,7 +92,7 @@ class Busy:
     journal: Journal | None = None
     attempts: list[tuple[int, int]] = field(default_factory=list)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         rows = [PromptRow(i, "ab ab") for i in range(self.num_prompts)]
         encode, params = LetterTokenizer().encode, SamplingParams(max_new_tokens=4)
         work = tokenize(rows, "mine", lambda row: encode(row.prompt), params, 512)
@@ -103,7 +109,7 @@ class Busy:
     def decode(self, arm: EngineArm, requests: list[Request]) -> ArmRun:
         share = 0.0 if self.is_warming else next(self.coming, 0.0)
         if not self.is_warming:
-            self.attempts.append((arm.num_speculative_tokens, requests[0].row.index))
+            self.attempts.append((not_none(arm.num_speculative_tokens), requests[0].row.index))
         seconds = (1.0 if arm.num_speculative_tokens else 2.0) / (1 - share)
         self.now += seconds
         self.waited += seconds * share
@@ -119,18 +125,18 @@ class Busy:
         return Conditions.of(Load(0.1, 2), self.bench.passes)
 
 
-def test_an_interrupted_pass_is_decoded_again_before_it_counts(monkeypatch):
+def test_an_interrupted_pass_is_decoded_again_before_it_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     busy = Busy(monkeypatch, [0.0, 0.6, 0.3, 0.0])
     found = busy.run()
     assert busy.attempts[:5] == [(2, 0), (0, 0), (0, 0), (0, 0), (0, 1)], "again at once: pairs stay close together"
-    assert found.speedup("decode").ci95 == (2.0, 2.0)
+    assert not_none(found.speedup("decode")).ci95 == (2.0, 2.0)
     assert [one.num_discarded for one in found.plain.passes[:2]] == [2, 0]
     assert busy.conditions.num_discarded == 2
     assert (busy.conditions.num_interrupted, busy.conditions.busy, busy.conditions.lost_share) == (0, None, 0.0)
-    assert "discarded 2 passes that other processes interrupted" in busy.conditions.discarded
+    assert "discarded 2 passes that other processes interrupted" in not_none(busy.conditions.discarded)
 
 
-def test_of_attempts_that_were_all_interrupted_the_least_interrupted_counts(monkeypatch):
+def test_of_attempts_that_were_all_interrupted_the_least_interrupted_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     busy = Busy(monkeypatch, [0.5, 0.2, 0.4])
     [first, *_] = busy.run().draft.passes
     assert (first.lost_share, first.num_discarded, first.is_interrupted) == (pytest.approx(0.2), 2, True)
@@ -138,14 +144,14 @@ def test_of_attempts_that_were_all_interrupted_the_least_interrupted_counts(monk
     assert busy.conditions.busy is None, "a median does not mind one of twelve"
 
 
-def test_a_little_waiting_is_none(monkeypatch):
+def test_a_little_waiting_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     busy = Busy(monkeypatch, [0.04] * 100)
     busy.run()
     assert (len(busy.attempts), busy.conditions.num_discarded) == (12, 0)
     assert busy.conditions.lost_share == pytest.approx(0.04)
 
 
-def test_a_machine_that_is_always_busy_is_measured_and_said_to_be_busy(monkeypatch):
+def test_a_machine_that_is_always_busy_is_measured_and_said_to_be_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     busy = Busy(monkeypatch, repeat(0.7))
     found = busy.run()
     assert len(found.draft.passes) == len(found.plain.passes) == 6
@@ -158,13 +164,13 @@ def test_a_machine_that_is_always_busy_is_measured_and_said_to_be_busy(monkeypat
     }  # fmt: skip
 
 
-def test_stopping_while_a_pass_is_repeated_keeps_the_pass(monkeypatch):
+def test_stopping_while_a_pass_is_repeated_keeps_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     busy = Busy(monkeypatch, repeat(0.7))
     found = busy.run(lambda: len(busy.attempts) >= 1)
     assert [len(found.draft.passes), len(found.plain.passes)] == [1, 0]
 
 
-def test_a_resumed_run_knows_what_was_interrupted(monkeypatch, tmp_path):
+def test_a_resumed_run_knows_what_was_interrupted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = tmp_path / "r.json"
     first = Busy(monkeypatch, repeat(0.7), journal=open_journal(path, HEAD, resume=False))
     first.run()
@@ -178,8 +184,10 @@ def test_a_resumed_run_knows_what_was_interrupted(monkeypatch, tmp_path):
     ("load", "lost_share", "is_busy"),
     [(0.4, 0.0, False), (2.3, 0.0, False), (6.5, 0.0, True), (0.4, None, False), (0.6, None, True), (6.5, 0.01, True)],
 )
-def test_the_load_alone_says_it_where_it_is_high_or_nothing_else_is_known(load, lost_share, is_busy):
+def test_the_load_alone_says_it_where_it_is_high_or_nothing_else_is_known(
+    load: float, lost_share: float | None, is_busy: bool
+) -> None:
     """On two cores; two runs of this program one after the other leave a load of 2 behind."""
     found = Conditions(Load(load, 2), 12, 0, 0, lost_share)
     assert (found.busy is not None) is is_busy
-    assert not is_busy or f"load {load} on 2 cores" in found.busy
+    assert not is_busy or f"load {load} on 2 cores" in not_none(found.busy)

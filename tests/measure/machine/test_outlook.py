@@ -1,6 +1,7 @@
 """What a pair can give by its bytes, and what published claims imply."""
 
 import pytest
+from typed import not_none
 
 from specdec_cli.cli.options import draft_methods
 from specdec_cli.engine.synthetic import iid_length, synthetic_rates
@@ -18,19 +19,19 @@ PUBLISHED = {
 
 def seen(name, *sets):
     recipe = resolve(name, sets, methods=draft_methods()).recipe
-    facts = [describe(model.model, dtype=model.dtype) for model in (recipe.target, recipe.draft)]
-    return recipe, outlook(*facts, recipe)
+    target, draft = (describe(not_none(model.model), dtype=model.dtype) for model in (recipe.target, recipe.draft))
+    return recipe, outlook(target, draft, recipe)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_the_implied_acceptance_gives_the_claim_back(name):
+def test_the_implied_acceptance_gives_the_claim_back(name) -> None:
     recipe, found = seen(name)
     (claim,) = found.claims
     assert claim.speedup == PUBLISHED[name]
     assert iid_length(claim.acceptance, found.k) / (1 + found.cost_ratio * found.k) == pytest.approx(claim.speedup)
     assert f"at least {claim.acceptance:.2f} of" in (recipe_text := " ".join(head(name).split())), recipe_text
     assert claim.acceptance_length <= recipe.speculation.synthetic_acceptance_length < claim.acceptance_length + 0.1
-    assert found.synthetic.acceptance_length == pytest.approx(1 + sum(synthetic_rates(recipe.speculation)))
+    assert found.synthetic.acceptance_length == pytest.approx(1 + sum(not_none(synthetic_rates(recipe.speculation))))
     assert found.synthetic.speedup > claim.speedup
 
 
@@ -40,20 +41,20 @@ def head(name):
     return "\n".join(shipped.head_comment(shipped.find(name)))
 
 
-def test_costs_are_bytes_read():
+def test_costs_are_bytes_read() -> None:
     _, found = seen("published-llama2-70b-tinyllama")
     assert found.cost_ratio == pytest.approx((1_100_048_384 - 32000 * 2048) / (68_976_648_192 - 32000 * 8192))
     assert found.ceiling == pytest.approx(5 / (1 + 4 * found.cost_ratio))
     assert found.break_even.acceptance_length == pytest.approx(1 + 4 * found.cost_ratio)
 
 
-def test_a_claim_beyond_everything_accepted_cannot_be():
+def test_a_claim_beyond_everything_accepted_cannot_be() -> None:
     _, found = seen("published-llama2-70b-13b", "gates.fail_if=['speedup.decode < 3', 'recommended.k < 2']")
     (claim,) = found.claims
     assert claim.acceptance is None
 
 
-def test_without_drafting_there_is_no_outlook():
+def test_without_drafting_there_is_no_outlook() -> None:
     _, found = seen(
         "published-llama2-70b-13b",
         "speculation.num_speculative_tokens=0",

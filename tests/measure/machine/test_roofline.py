@@ -1,5 +1,7 @@
 """The roofline: bytes and operations counted from the model's sizes, and a machine that has been measured."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from tiny_engine import tiny_lm
@@ -8,7 +10,7 @@ from specdec_cli.lm.traffic import Traffic
 from specdec_cli.measure.machine.roofline import MeasuredStep, Speed, measure_speed, roofline
 
 
-def test_a_forward_reads_every_weight_once_and_every_key(tmp_path):
+def test_a_forward_reads_every_weight_once_and_every_key(tmp_path: Path) -> None:
     lm = tiny_lm(tmp_path)
     traffic = lm.traffic
     embedding = lm.model.get_input_embeddings().weight
@@ -20,12 +22,12 @@ def test_a_forward_reads_every_weight_once_and_every_key(tmp_path):
     assert traffic.flops(1, 7) - traffic.flops(1, 0) == 4 * 7 * 2 * 32
 
 
-def test_tied_embeddings_are_read(tmp_path):
+def test_tied_embeddings_are_read(tmp_path: Path) -> None:
     lm = tiny_lm(tmp_path, tie_word_embeddings=True)
     assert lm.traffic.dense_bytes == lm.weight_bytes
 
 
-def test_tokens_of_a_mixture_touch_some_experts(tmp_path):
+def test_tokens_of_a_mixture_touch_some_experts(tmp_path: Path) -> None:
     lm = tiny_lm(tmp_path, "mixtral")
     traffic = lm.traffic
     assert traffic.expert_bytes == 2 * 4 * 3 * 48 * 32 * 4
@@ -34,7 +36,7 @@ def test_tokens_of_a_mixture_touch_some_experts(tmp_path):
     assert (one, two) == (traffic.expert_bytes * 0.5, traffic.expert_bytes * 0.75)
 
 
-def test_a_step_is_bound_by_what_takes_longer():
+def test_a_step_is_bound_by_what_takes_longer() -> None:
     traffic = Traffic(1000, 250, 0, 0, 1.0, 10, 0)
     speed = Speed(1e6, 1000, 1e6)
     found = roofline(traffic, speed, MeasuredStep(1, 1, 20, 0.004), MeasuredStep(1, 5, 20, 0.005))
@@ -47,7 +49,7 @@ def test_a_step_is_bound_by_what_takes_longer():
     assert roofline(traffic, speed, None, None)["plain"] is None
 
 
-def test_the_machine_is_measured():
+def test_the_machine_is_measured() -> None:
     speed = measure_speed(torch.device("cpu"), torch.float32, 5e6)
     assert speed.num_bytes == 5_000_000
     assert 1e8 < speed.bytes_per_second < 1e13

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+from typed import not_none
 
 from specdec_cli.drafters import create
 from specdec_cli.drafters.contract import Resources
 from specdec_cli.engine.decoding import Request
-from specdec_cli.engine.engine import Engine, EngineOptions
+from specdec_cli.engine.engine import Engine
+from specdec_cli.engine.options import EngineOptions
 from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.engine.synthetic import iid_length
 from specdec_cli.engine.verify import verify
@@ -31,7 +34,7 @@ V = 8
 class Clock:
     """Every model's forward moves it; each look at it takes a moment, which is the engine's own work."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.now = 0.0
 
     def __call__(self):
@@ -52,7 +55,7 @@ class TimedLM(TableLM):
 
 
 @pytest.fixture
-def clock(monkeypatch):
+def clock(monkeypatch: pytest.MonkeyPatch):
     made = Clock()
     for room in ("measure.predict.profiling", "engine.engine", "engine.clock"):
         monkeypatch.setattr(f"specdec_cli.{room}.perf_counter", made)
@@ -76,7 +79,7 @@ def timed_engine(clock, k=4, draft_seconds=0.002):
     return Engine(target, drafter, None, EngineOptions(num_speculative_tokens=k))
 
 
-def test_a_profile_finds_the_costs_that_were_put_in(clock):
+def test_a_profile_finds_the_costs_that_were_put_in(clock) -> None:
     engine = timed_engine(clock)
     costs = profile(engine, 5, (16, 64), time_limit_seconds=1e9)
     assert costs.num_repeats == MAX_REPEATS
@@ -92,14 +95,14 @@ def test_a_profile_finds_the_costs_that_were_put_in(clock):
     assert float(costs.target(3, 40)) == pytest.approx(0.023 + 42e-5, abs=2e-4)
     assert engine.target.num_free_blocks == engine.target.num_blocks, "the cache is given back"
     assert not engine.has_work
-    assert len(costs.rounds) == MAX_REPEATS
-    assert np.median(costs.rounds.target, axis=0) == pytest.approx(costs.target_seconds)
-    assert np.median(costs.rounds.overhead, axis=0) == pytest.approx(costs.overhead_seconds, rel=0.2)
-    assert costs.rounds.flat.shape == (MAX_REPEATS, len(costs.flat))
+    assert len(not_none(costs.rounds)) == MAX_REPEATS
+    assert np.median(not_none(costs.rounds).target, axis=0) == pytest.approx(costs.target_seconds)
+    assert np.median(not_none(costs.rounds).overhead, axis=0) == pytest.approx(costs.overhead_seconds, rel=0.2)
+    assert not_none(costs.rounds).flat.shape == (MAX_REPEATS, len(costs.flat))
     assert np.median(costs.drawn(50), axis=0) == pytest.approx(costs.flat, rel=0.2)
 
 
-def test_what_verification_does_to_the_next_forward_is_in_the_profile(clock, monkeypatch):
+def test_what_verification_does_to_the_next_forward_is_in_the_profile(clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes caches and cores from it, more so when sampling; here a forward behind it takes half as long again."""
     engine, verified = timed_engine(clock), []
 
@@ -114,17 +117,19 @@ def test_what_verification_does_to_the_next_forward_is_in_the_profile(clock, mon
     assert {(2, True), (1, True), (0, False)} == {one for rows in verified for one in rows}
 
 
-def test_the_engines_own_work_is_that_of_steps_that_have_settled(clock, monkeypatch):
+def test_the_engines_own_work_is_that_of_steps_that_have_settled(clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """What ran before has pushed it out of the caches: the first steps of a kind take longer than those in a row."""
     engine, step, begun = timed_engine(clock), Engine.step, []
 
     def slow_at_first(self):
         events = step(self)
-        if events[0].num_prefill_tokens:
+        first = events[0]
+        assert isinstance(first, Stepped)
+        if first.num_prefill_tokens:
             begun.clear()
             return events
         begun.append(1)
-        return [replace(events[0], overhead_seconds=9e-4 if len(begun) < 4 else 1e-4), *events[1:]]
+        return [replace(first, overhead_seconds=9e-4 if len(begun) < 4 else 1e-4), *events[1:]]
 
     monkeypatch.setattr(Engine, "step", slow_at_first)
     engine.target.fixed = engine.target.per_row = engine.drafter.lm.fixed = 0.0
@@ -132,16 +137,16 @@ def test_the_engines_own_work_is_that_of_steps_that_have_settled(clock, monkeypa
     assert costs.overhead_seconds == pytest.approx([1e-4] * 3)
 
 
-def test_a_profile_keeps_to_its_time_and_measures_a_few_times_at_least(clock):
+def test_a_profile_keeps_to_its_time_and_measures_a_few_times_at_least(clock) -> None:
     assert profile(timed_engine(clock), 2, (16,), time_limit_seconds=0.0).num_repeats == MIN_REPEATS
-    shares = []
+    shares: list[Any] = []
     costs = profile(timed_engine(clock), 2, (16,), time_limit_seconds=3.0, watch=shares.append)
     assert MIN_REPEATS < costs.num_repeats < MAX_REPEATS
     assert costs.seconds < 3.5
     assert shares == sorted(shares)
 
 
-def test_contexts_that_do_not_fit_are_shortened_or_refused(clock):
+def test_contexts_that_do_not_fit_are_shortened_or_refused(clock) -> None:
     engine = timed_engine(clock)
     engine.target.max_context = 40
     assert profile(engine, 4, (16, 64, 256), time_limit_seconds=0).context_lengths == (16, 36)
@@ -152,7 +157,7 @@ def test_contexts_that_do_not_fit_are_shortened_or_refused(clock):
         profile(engine, 4, (16, 36))
 
 
-def test_real_steps_keep_to_the_blocks_that_the_contexts_leave(clock):
+def test_real_steps_keep_to_the_blocks_that_the_contexts_leave(clock) -> None:
     """Contexts of 16 + 4 tokens hold two blocks each; quick steps that accept all would need five for each, too."""
     engine = timed_engine(clock)
     engine.drafter.lm._function = engine.target._function
@@ -163,7 +168,7 @@ def test_real_steps_keep_to_the_blocks_that_the_contexts_leave(clock):
     assert engine.target.num_free_blocks == 10
 
 
-def test_a_curve_that_is_not_monotone_stays_so(clock):
+def test_a_curve_that_is_not_monotone_stays_so(clock) -> None:
     engine = timed_engine(clock)
     score = engine.target.score
 
@@ -177,12 +182,12 @@ def test_a_curve_that_is_not_monotone_stays_so(clock):
     assert seconds[2] > seconds[3] + 0.04
 
 
-def test_a_busy_machine_is_named():
+def test_a_busy_machine_is_named() -> None:
     assert ProfileLoad(0.1, 1.0, 2).warning is None
-    assert "busy" in ProfileLoad(1.9, 1.0, 2).warning
+    assert "busy" in not_none(ProfileLoad(1.9, 1.0, 2).warning)
 
 
-def test_predicted_seconds_are_the_engines(clock):
+def test_predicted_seconds_are_the_engines(clock) -> None:
     """Greedy: the same steps at the same prices, to within the clock's own moments."""
     engine = timed_engine(clock, k=6)
     params = SamplingParams(max_new_tokens=60)
@@ -207,7 +212,7 @@ def test_predicted_seconds_are_the_engines(clock):
         assert row.plain_seconds == pytest.approx(plain, rel=0.01)
         assert row.speedup.median == pytest.approx(plain.sum() / measured.sum(), rel=0.01)
         assert row.median_speedup.median == pytest.approx(np.median(plain / measured), rel=0.01)
-        assert sum(row.shares().values()) == pytest.approx(1)
+        assert sum(not_none(row.shares()).values()) == pytest.approx(1)
     assert prediction.recommended.k == max(prediction.rows, key=lambda row: row.speedup.median).k
 
 
@@ -257,7 +262,7 @@ def made_costs(target=(10, 11, 12, 14, 18, 30), draft=2.0, overhead=1.0):
 SURVIVAL = (0.7, 0.55, 0.45, 0.38, 0.33)
 
 
-def test_the_formula():
+def test_the_formula() -> None:
     prediction = predict([made_replay(k, SURVIVAL) for k in range(1, 6)], made_costs())
     verify = (10, 11, 12, 14, 18, 30)
     for row in prediction.rows:
@@ -285,7 +290,7 @@ def noisy_costs(seed, num_rounds=15, noise=0.06):
 
 
 @pytest.mark.parametrize("figure", ["speedup", "median_speedup"])
-def test_intervals_hold_the_truth_although_costs_are_uncertain(figure):
+def test_intervals_hold_the_truth_although_costs_are_uncertain(figure: str) -> None:
     """All prompts are alike, so that costs alone are uncertain; without their rounds the interval is a point."""
     one = made_replay(4, SURVIVAL, num_prompts=12)
     truth = getattr(predict([one], made_costs()).rows[0], figure).median
@@ -296,40 +301,44 @@ def test_intervals_hold_the_truth_although_costs_are_uncertain(figure):
     assert high - low < 1e-9
 
 
-def test_prompts_and_rounds_are_drawn_together():
+def test_prompts_and_rounds_are_drawn_together() -> None:
     one = made_replay(4, SURVIVAL, num_prompts=12)
     factor = np.exp(np.random.default_rng(5).normal(0, 0.15, 12))
     one.num_emitted = one.num_emitted * factor
     width = {}
     for name, replayed in (("costs", made_replay(4, SURVIVAL, num_prompts=12)), ("both", one)):
-        width[name] = np.diff(predict([replayed], noisy_costs(3)).rows[0].median_speedup.ci95)[0]
-    width["prompts"] = np.diff(predict([one], replace(noisy_costs(3), rounds=None)).rows[0].median_speedup.ci95)[0]
+        width[name] = np.diff(not_none(predict([replayed], noisy_costs(3)).rows[0].median_speedup.ci95))[0]
+    width["prompts"] = np.diff(
+        not_none(predict([one], replace(noisy_costs(3), rounds=None)).rows[0].median_speedup.ci95)
+    )[0]
     assert width["both"] > max(width["costs"], width["prompts"])
     assert width["both"] < width["costs"] + width["prompts"]
 
 
-def test_what_slows_a_whole_round_changes_no_speed_up():
+def test_what_slows_a_whole_round_changes_no_speed_up() -> None:
     costs = noisy_costs(1, noise=0.0)
     slow = np.random.default_rng(2).uniform(1, 3, len(costs.rounds))
     parts = (costs.rounds.target, costs.rounds.draft, costs.rounds.overhead)
     rounds = Rounds(*(part * slow.reshape(-1, *[1] * (part.ndim - 1)) for part in parts))
-    low, high = predict([made_replay(3, SURVIVAL)], replace(costs, rounds=rounds)).rows[0].speedup.ci95
+    low, high = not_none(predict([made_replay(3, SURVIVAL)], replace(costs, rounds=rounds)).rows[0].speedup.ci95)
     assert high - low < 1e-9
 
 
-def test_few_rounds_are_named():
+def test_few_rounds_are_named() -> None:
     assert "were measured in 5 rounds" in noisy_costs(0, num_rounds=ENOUGH - 1).warning
     assert noisy_costs(0, num_rounds=ENOUGH).warning is None
     assert replace(noisy_costs(0), rounds=None).warning
 
 
-def test_break_even_and_the_draft_for_twice():
+def test_break_even_and_the_draft_for_twice() -> None:
     costs = made_costs()
     prediction = predict([made_replay(k, SURVIVAL) for k in range(1, 6)], costs)
     steps = {k: (k * 2 + costs.target_seconds[0, k] * 1e3 + 1) / 11 for k in range(1, 6)}
-    assert max(iid_length(prediction.break_even_alpha, k) / steps[k] for k in steps) == pytest.approx(1, abs=1e-6)
+    assert max(iid_length(not_none(prediction.break_even_alpha), k) / steps[k] for k in steps) == pytest.approx(
+        1, abs=1e-6
+    )
     good = [made_replay(k, (0.9, 0.8, 0.7, 0.6, 0.5)) for k in range(1, 6)]
-    again = predict(good, made_costs(draft=predict(good, costs).draft_seconds_for_2x * 1e3))
+    again = predict(good, made_costs(draft=not_none(predict(good, costs).draft_seconds_for_2x) * 1e3))
     assert max(row.speedup.median for row in again.rows) == pytest.approx(2)
     poor = predict([made_replay(k, (0.05,) * 5) for k in range(1, 6)], costs)
     assert poor.draft_seconds_for_2x is None, "not even a free draft would do"
@@ -337,7 +346,7 @@ def test_break_even_and_the_draft_for_twice():
     assert dear.break_even_alpha is None
 
 
-def test_the_best_k_and_why():
+def test_the_best_k_and_why() -> None:
     prediction = predict([made_replay(k, SURVIVAL) for k in range(1, 6)], made_costs())
     best = max(prediction.rows, key=lambda row: row.speedup.median)
     assert prediction.recommended.k == best.k
@@ -355,7 +364,7 @@ def test_the_best_k_and_why():
     assert "verifying" in rows.why
 
 
-def test_a_gain_that_is_not_sure_is_no_recommendation():
+def test_a_gain_that_is_not_sure_is_no_recommendation() -> None:
     row = predict([made_replay(2, SURVIVAL)], made_costs()).rows[0]
     unsure = replace(row, speedup=replace(row.speedup, median=1.02, ci95=(0.97, 1.1)))
     assert choose([unsure]).k == 0
@@ -366,14 +375,14 @@ def test_a_gain_that_is_not_sure_is_no_recommendation():
     assert "not certainly above 1 (3 prompts are too few to be certain)" in few.why
 
 
-def test_costs_as_json_have_the_contracts_keys():
+def test_costs_as_json_have_the_contracts_keys() -> None:
     document = made_costs().as_dict()
     assert {"target_seconds_by_rows", "draft_seconds_per_token", "overhead_seconds"} <= set(document)
     assert document["target_seconds_by_rows"] == pytest.approx([0.010, 0.011, 0.012, 0.014, 0.018, 0.030])
     assert document["draft_seconds_per_token"] == pytest.approx(0.002)
 
 
-def test_outputs_of_one_token_have_nothing_to_speed_up(clock):
+def test_outputs_of_one_token_have_nothing_to_speed_up(clock) -> None:
     engine = timed_engine(clock)
     params = SamplingParams(max_new_tokens=1)
     trace = trace_target(engine, [Request(PromptRow(i, ""), [i, 1], replace(params, index=i)) for i in range(3)])
@@ -385,7 +394,7 @@ def test_outputs_of_one_token_have_nothing_to_speed_up(clock):
     assert prediction.rows[0].speedup.as_dict()["median"] is None
 
 
-def test_a_draft_that_never_guesses_costs_what_asking_costs(clock):
+def test_a_draft_that_never_guesses_costs_what_asking_costs(clock) -> None:
     engine = timed_engine(clock)
     drafter = create("none", {})
     plain = Engine(engine.target, drafter, None, EngineOptions(num_speculative_tokens=2))
@@ -396,19 +405,19 @@ def test_a_draft_that_never_guesses_costs_what_asking_costs(clock):
     assert prediction.recommended.k == 0
 
 
-def test_a_warm_pair_is_profiled_without_a_round_to_warm_up(clock):
+def test_a_warm_pair_is_profiled_without_a_round_to_warm_up(clock) -> None:
     cold = profile(timed_engine(clock), 2, (16,), time_limit_seconds=0.0, repeats=(1, 1))
     begin = clock.now
     warm = profile(timed_engine(clock), 2, (16,), repeats=(1, 1), is_warm=True, overhead_seconds=cold.overhead_seconds)
     assert warm.target_seconds == pytest.approx(cold.target_seconds, rel=0.02)
     assert warm.overhead_seconds is cold.overhead_seconds
     assert clock.now - begin < 0.6 * cold.seconds
-    assert warm.num_repeats == len(warm.rounds) == 1
+    assert warm.num_repeats == len(not_none(warm.rounds)) == 1
     assert profile(timed_engine(clock), 2, (16,), time_limit_seconds=99.0, repeats=(1, 5)).num_repeats == 5
 
 
 @pytest.mark.parametrize("is_always", [False, True])
-def test_an_interrupted_visit_is_made_again(clock, monkeypatch, is_always):
+def test_an_interrupted_visit_is_made_again(clock, monkeypatch: pytest.MonkeyPatch, is_always: bool) -> None:
     """Every fourth look at the machine's use, or every one, finds that most of the time went to others."""
     from specdec_cli.measure.machine import interruption
     from specdec_cli.measure.machine.interruption import Usage
@@ -422,14 +431,17 @@ def test_an_interrupted_visit_is_made_again(clock, monkeypatch, is_always):
             clock.now += 1.0
         return step(rows)
 
-    def look():
+    before = clock.now
+
+    def look() -> Usage:
+        nonlocal before
         looks[0] += 1
         if looks[0] % 2:  # before a visit
             disturbed[:] = [1] if is_always or looks[0] % 8 == 1 else []
         elif disturbed:
-            waited[0] += 0.9 * (clock.now - look.before)
+            waited[0] += 0.9 * (clock.now - before)
             disturbed.clear()
-        look.before = clock.now
+        before = clock.now
         return Usage(clock.now, clock.now, waited[0], 0)
 
     monkeypatch.setattr(engine.target, "score", score)

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -6,11 +7,13 @@ import torch
 from safetensors.numpy import save_file
 from tiny_models import VOCAB, make_tiny
 from toy_engine import LETTERS, LetterTokenizer, TableLM, toy_engine
+from typed import not_none, stand_in
 
 from specdec_cli.drafters import create
 from specdec_cli.drafters.contract import Resources
 from specdec_cli.engine.decoding import Request
-from specdec_cli.engine.engine import Engine, EngineOptions
+from specdec_cli.engine.engine import Engine
+from specdec_cli.engine.options import EngineOptions
 from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.door import Row
@@ -32,7 +35,7 @@ PROMPTS = ("abc", "hello deaf cab", "g", "bad egg cafe face")
 
 def requests(engine, **changes):
     params = SamplingParams(
-        **{"max_new_tokens": 20, "temperature": 0.9, "logit_bias": {3: 0.5}, "stop": ("zz",)} | changes
+        **stand_in({"max_new_tokens": 20, "temperature": 0.9, "logit_bias": {3: 0.5}, "stop": ("zz",)} | changes)
     )
     rows = [PromptRow(i, text, category="ab"[i % 2]) for i, text in enumerate(PROMPTS)]
     return [Request(row, engine.encode(row.prompt), replace(params, index=row.index)) for row in rows]
@@ -57,7 +60,7 @@ def trace(engine):
     return made
 
 
-def test_the_numbers_are_those_of_the_chain(trace):
+def test_the_numbers_are_those_of_the_chain(trace) -> None:
     """p, q and the noise once more, one position at a time."""
     flat = 0
     target, draft = TableLM(), TableLM(1)
@@ -80,7 +83,7 @@ def test_the_numbers_are_those_of_the_chain(trace):
     assert flat == trace.num_output_tokens
 
 
-def test_scoring_in_pieces_changes_nothing(trace, monkeypatch):
+def test_scoring_in_pieces_changes_nothing(trace, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = trace.drafts["model"]
     for limit, value in (("_MAX_LOGITS", 3 * len(LETTERS)), ("_MAX_FED", 5), ("_MAX_ROWS", 1)):
         monkeypatch.setattr(tracing, limit, value)
@@ -90,7 +93,7 @@ def test_scoring_in_pieces_changes_nothing(trace, monkeypatch):
             np.testing.assert_allclose(getattr(pieces, name), getattr(whole, name), atol=1e-5)
 
 
-def test_a_small_cache_takes_prompts_in_turns(trace):
+def test_a_small_cache_takes_prompts_in_turns(trace) -> None:
     class Counting(TableLM):
         num_blocks, held = 3, frozenset()
 
@@ -99,29 +102,29 @@ def test_a_small_cache_takes_prompts_in_turns(trace):
             assert sum(-(-row.num_tokens // self.block_size) for row in rows) <= self.num_blocks
             return super().score(rows)
 
-        def release(self, handle):
+        def release(self, handle) -> None:
             self.held = self.held - {handle}
 
     lm = Counting(1)
     found = trace_draft(trace, model_drafter(lm), 4)
-    np.testing.assert_array_equal(found.is_argmax, trace.drafts["model"].is_argmax)
+    np.testing.assert_array_equal(stand_in(found).is_argmax, trace.drafts["model"].is_argmax)
     assert not lm.held, "every sequence is released"
 
 
-def test_where_the_draft_cannot_read_nothing_is_accepted(trace):
+def test_where_the_draft_cannot_read_nothing_is_accepted(trace) -> None:
     lm = TableLM(1)
     lm.max_context = 12
     found = trace_draft(trace, model_drafter(lm), 4)
     first = 0
     for prompt in trace.prompts:
         readable = max(0, 12 - len(prompt.token_ids) + 1)
-        beyond = found.log_q[first + readable : first + len(prompt.output)]
+        beyond = stand_in(found).log_q[first + readable : first + len(prompt.output)]
         assert np.isneginf(beyond).all()
-        assert (found.rank[first + readable : first + len(prompt.output)] == RANK_BEYOND).all()
+        assert (not_none(stand_in(found).rank)[first + readable : first + len(prompt.output)] == RANK_BEYOND).all()
         first += len(prompt.output)
 
 
-def test_a_file_gives_the_trace_back(trace, tmp_path):
+def test_a_file_gives_the_trace_back(trace, tmp_path: Path) -> None:
     path = tmp_path / "text.trace"
     trace.save(path)
     assert [one.name for one in tmp_path.iterdir()] == ["text.trace"]
@@ -137,7 +140,7 @@ def test_a_file_gives_the_trace_back(trace, tmp_path):
             assert [one.as_dict() for one in got] == [one.as_dict() for one in want]
 
 
-def test_a_file_of_an_earlier_version_predicts_chains_and_not_trees(trace, tmp_path):
+def test_a_file_of_an_earlier_version_predicts_chains_and_not_trees(trace, tmp_path: Path) -> None:
     path = tmp_path / "text.trace"
     replace(trace, drafts={"model": replace(trace.drafts["model"], rank=None)}).save(path)
     again = load(path)
@@ -146,12 +149,12 @@ def test_a_file_of_an_earlier_version_predicts_chains_and_not_trees(trace, tmp_p
         again.ranks("model")
 
 
-def test_a_draft_without_a_distribution_has_no_ranks(trace):
+def test_a_draft_without_a_distribution_has_no_ranks(trace) -> None:
     with pytest.raises(UsageError, match="`ngram` has no distribution, so a trace cannot predict its trees"):
         trace.ranks("ngram")
 
 
-def test_ranks_follow_the_order_in_which_trees_branch():
+def test_ranks_follow_the_order_in_which_trees_branch() -> None:
     """Ties, banned tokens and the token that leads its ties."""
     scores = torch.tensor([[1.0, 2.0, 2.0, 0.0], [0.0, 0.0, 0.0, 0.0], [-torch.inf, 1.0, 3.0, 1.0]])
     q = Distribution(scores, [2, 0, 2], np.array([True] * 3), None)
@@ -162,12 +165,12 @@ def test_ranks_follow_the_order_in_which_trees_branch():
     assert ranks(q, torch.tensor([3, 3, 3]), 2).tolist() == [2, 2, 2]
 
 
-def test_no_vocabulary_wide_array_is_kept(trace):
+def test_no_vocabulary_wide_array_is_kept(trace) -> None:
     arrays = trace._arrays()
     assert sum(array.nbytes for array in arrays.values()) < 100 * trace.num_output_tokens
 
 
-def test_a_trace_stands_only_for_its_own_workload(trace, engine):
+def test_a_trace_stands_only_for_its_own_workload(trace, engine) -> None:
     trace.check(engine.tokenizer, requests(engine))
     with pytest.raises(UsageError, match=r"temperature `0\.9`, not `0\.5`"):
         trace.check(engine.tokenizer, requests(engine, temperature=0.5))
@@ -183,7 +186,7 @@ def test_a_trace_stands_only_for_its_own_workload(trace, engine):
         trace.check(tokenizer, requests(engine))
 
 
-def test_files_that_are_no_trace_are_refused(trace, tmp_path):
+def test_files_that_are_no_trace_are_refused(trace, tmp_path: Path) -> None:
     path = tmp_path / "file"
     with pytest.raises(UsageError, match="cannot be read"):
         load(path)
@@ -206,11 +209,11 @@ def test_files_that_are_no_trace_are_refused(trace, tmp_path):
         trace.save(tmp_path / "nowhere" / "file")
 
 
-def test_greedy_traces_need_no_probabilities(engine):
+def test_greedy_traces_need_no_probabilities(engine) -> None:
     trace = trace_target(engine, requests(engine, temperature=0.0))
     assert not trace.log_p.any()
     found = trace_draft(trace, model_drafter(TableLM(1)), 4)
-    np.testing.assert_array_equal(np.exp(found.log_q), found.is_argmax)
+    np.testing.assert_array_equal(np.exp(stand_in(found).log_q), stand_in(found).is_argmax)
     trace.drafts["model"] = found
     lengths = {
         rule: replay(trace, "model", rule, 3)[2].acceptance_length().median for rule in ("greedy", "block", "gumbel")
@@ -218,7 +221,7 @@ def test_greedy_traces_need_no_probabilities(engine):
     assert len(set(lengths.values())) == 1
 
 
-def test_a_guess_is_asked_for_every_k(engine):
+def test_a_guess_is_asked_for_every_k(engine) -> None:
     trace = trace_target(engine, requests(engine))
     trace.drafts["ngram"] = trace_draft(trace, engine.drafter, 2)
     with pytest.raises(UsageError, match="at most `2` tokens, not `3`"):
@@ -230,7 +233,7 @@ def checkpoint(folder, seed):
     return str(make_tiny("llama", folder / "checkpoint-500", seed, num_hidden_layers=1))
 
 
-def loaded(target, draft, draft_dtype="auto"):
+def loaded(target, draft, draft_dtype: str = "auto"):
     lm, small = load_lm(target), load_lm(draft, dtype=draft_dtype)
     drafter = create("model", {"model": draft})
     drafter.load(Resources(lambda name: small, None, VOCAB))
@@ -242,11 +245,11 @@ def wanted():
     return [Request(PromptRow(i, ""), [i + 1, 5, 6], replace(params, index=i)) for i in range(3)]
 
 
-def test_a_trace_serves_its_own_checkpoints_wherever_they_lie(tmp_path, monkeypatch):
+def test_a_trace_serves_its_own_checkpoints_wherever_they_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "text.trace"
     target, draft, other = (checkpoint(tmp_path / name, seed) for seed, name in enumerate(("a", "b", "c")))
     first = obtain_trace(loaded(target, draft), wanted(), "draft", 2, path)
-    assert first.origin.weights != first.drafts["draft"].origin.weights
+    assert not_none(first.origin).weights != stand_in(first.drafts["draft"]).origin.weights
     moved = str(make_tiny("llama", tmp_path / "elsewhere", 0, num_hidden_layers=1))
     again = obtain_trace(loaded(moved, draft), wanted(), "draft", 2, path)
     assert again.origin == first.origin
@@ -260,7 +263,7 @@ def test_a_trace_serves_its_own_checkpoints_wherever_they_lie(tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("change", ["weights", "dtype"])
-def test_a_draft_that_changed_under_its_name_is_traced_again(tmp_path, change):
+def test_a_draft_that_changed_under_its_name_is_traced_again(tmp_path: Path, change: str) -> None:
     path = tmp_path / "text.trace"
     target, draft = checkpoint(tmp_path / "a", 0), checkpoint(tmp_path / "b", 1)
     first = obtain_trace(loaded(target, draft), wanted(), "draft", 2, path)
@@ -268,13 +271,13 @@ def test_a_draft_that_changed_under_its_name_is_traced_again(tmp_path, change):
         checkpoint(tmp_path / "b", 0)
     again = obtain_trace(loaded(target, draft, "bfloat16" if change == "dtype" else "auto"), wanted(), "draft", 2, path)
     assert any("traced again" in one for one in again.notices)
-    assert again.drafts["draft"].origin != first.drafts["draft"].origin
+    assert stand_in(again.drafts["draft"]).origin != stand_in(first.drafts["draft"]).origin
     if change == "weights":
-        assert again.drafts["draft"].is_argmax.all(), "the draft is the target now"
-        assert not first.drafts["draft"].is_argmax.all()
+        assert stand_in(again.drafts["draft"]).is_argmax.all(), "the draft is the target now"
+        assert not stand_in(first.drafts["draft"]).is_argmax.all()
 
 
-def test_what_may_differ_between_machines_is_said_and_the_rest_refused(trace):
+def test_what_may_differ_between_machines_is_said_and_the_rest_refused(trace) -> None:
     was = Origin("/server/checkpoint-500", None, "bfloat16", "none", "abc")
     trace.origin = was
     trace.check_target(was)

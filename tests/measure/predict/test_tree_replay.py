@@ -8,6 +8,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+from typed import stand_in
 
 from specdec_cli.drafters import create
 from specdec_cli.drafters.contract import DraftRow, Resources
@@ -39,7 +40,7 @@ def pair(max_context=4096):
     base[..., EOS] -= 1.5
     other = base + rng.normal(0, 0.7, base.shape)
     target, draft = (
-        TableLM(lambda c, t=table: t[c[-2] if len(c) > 1 else 0, c[-1]], V, order=2, name=name)
+        TableLM(stand_in(lambda c, t=table: t[c[-2] if len(c) > 1 else 0, c[-1]]), V, order=2, name=name)
         for table, name in ((base, "target"), (other, "draft"))
     )
     draft.max_context = max_context
@@ -69,10 +70,10 @@ class Walked:
     num_steps: int = 0
     num_drafts: int = 0
     num_nodes: int = 0
-    at_depth: Counter = field(default_factory=Counter)
-    drafted_to: Counter = field(default_factory=Counter)
-    by_rank: Counter = field(default_factory=Counter)
-    reached: Counter = field(default_factory=Counter)
+    at_depth: Counter[int] = field(default_factory=Counter)
+    drafted_to: Counter[int] = field(default_factory=Counter)
+    by_rank: Counter[int] = field(default_factory=Counter)
+    reached: Counter[int] = field(default_factory=Counter)
 
 
 def walk(trace, target, draft, shape) -> Walked:
@@ -87,7 +88,7 @@ def walk(trace, target, draft, shape) -> Walked:
     return counts
 
 
-def step(counts, handle, prompt, tokens, stop_ids, target, drafter, shape):
+def step(counts, handle, prompt, tokens, stop_ids, target, drafter, shape) -> None:
     num_prompt, params = len(prompt.token_ids), prompt.params
     room = min(prompt.max_tokens - len(tokens) - 1, drafter.max_context - len(tokens) + 1)
     row = DraftRow(handle, list(tokens), num_prompt, max(room, 0), params, stop_ids, False, False, 0.0, tree=shape)
@@ -116,7 +117,7 @@ def step(counts, handle, prompt, tokens, stop_ids, target, drafter, shape):
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("max_context", [4096, 14])
-def test_ranks_predict_every_count_of_a_real_walk(shape, max_context):
+def test_ranks_predict_every_count_of_a_real_walk(shape, max_context: int) -> None:
     target, draft = pair(max_context)
     trace = traced(max_context)
     tree = TreeShape.parse(shape)
@@ -135,7 +136,7 @@ def test_ranks_predict_every_count_of_a_real_walk(shape, max_context):
 
 
 @pytest.mark.parametrize("shape", ["4,2,1", "2,3,2", "9,3"])
-def test_ranks_predict_what_the_engine_counts(shape):
+def test_ranks_predict_what_the_engine_counts(shape: str) -> None:
     target, draft = pair()
     trace, tree, counts = traced(), TreeShape.parse(shape), SpeculativeCounts()
     options = EngineOptions(num_speculative_tokens=tree.depth, max_num_seqs=64, tree=shape)
@@ -155,7 +156,7 @@ def test_ranks_predict_what_the_engine_counts(shape):
     assert found.rates_by_rank() == pytest.approx(counts.acceptance_by_rank)
 
 
-def test_a_chain_is_the_tree_without_siblings():
+def test_a_chain_is_the_tree_without_siblings() -> None:
     trace = traced()
     for chain in replay(trace, "draft", "greedy", 4):
         tree = replay_tree(trace, "draft", range(-1, chain.k - 1))
@@ -163,7 +164,7 @@ def test_a_chain_is_the_tree_without_siblings():
         assert tree.num_nodes.tolist() == chain.num_draft_tokens.tolist()
 
 
-def test_siblings_of_different_widths_are_followed():
+def test_siblings_of_different_widths_are_followed() -> None:
     """The second child alone has children here."""
     trace = traced()
     found = replay_tree(trace, "draft", [-1, -1, -1, 1, 1])
@@ -182,7 +183,7 @@ def test_siblings_of_different_widths_are_followed():
     assert deep > 5
 
 
-def test_the_acceptance_vector_counts_ranks():
+def test_the_acceptance_vector_counts_ranks() -> None:
     trace = traced()
     vector = acceptance_by_rank(trace, "draft")
     chain = replay(trace, "draft", "greedy", 1)[0]
@@ -193,7 +194,7 @@ def test_the_acceptance_vector_counts_ranks():
     assert not vector[V:].any()
 
 
-def test_trees_that_a_trace_cannot_predict_are_refused():
+def test_trees_that_a_trace_cannot_predict_are_refused() -> None:
     with pytest.raises(UsageError, match="temperature 0 alone"):
         replay_tree(traced(temperature=1.0), "draft", [-1])
     trace = traced()

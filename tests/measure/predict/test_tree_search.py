@@ -36,7 +36,7 @@ def depth_of(parents):
 
 
 @pytest.mark.parametrize("rates", RATES)
-def test_no_tree_is_better(rates):
+def test_no_tree_is_better(rates) -> None:
     search = TreeSearch(rates, 6, 5)
     values = [(n, depth_of(tree), expected_tokens(tree, rates)) for n in range(1, 7) for tree in trees(n)]
     for num_nodes, depth in product(range(7), range(6)):
@@ -48,7 +48,7 @@ def test_no_tree_is_better(rates):
         assert not parents or depth_of(parents) <= depth
 
 
-def test_large_trees_take_the_likeliest_nodes():
+def test_large_trees_take_the_likeliest_nodes() -> None:
     """With descending rates the best tree of m nodes has the m likeliest ones."""
     rates = [0.5, 0.2, 0.12, 0.05, 0.02]
     chances = sorted((np.prod(path) for d in range(1, 8) for path in product(rates, repeat=d)), reverse=True)
@@ -60,7 +60,7 @@ def test_large_trees_take_the_likeliest_nodes():
         assert len(parents) == num_nodes
 
 
-def test_the_cheapest_size_and_depth_are_chosen():
+def test_the_cheapest_size_and_depth_are_chosen() -> None:
     rates, rng = [0.6, 0.2, 0.1], np.random.default_rng(0)
     for _ in range(5):
         costs = TreeCosts(np.cumsum(rng.uniform(0.0, 0.4, 6)) + 1, [0.0, *np.cumsum(rng.uniform(0, 0.3, 3))], 0.1)
@@ -83,11 +83,11 @@ def test_the_cheapest_size_and_depth_are_chosen():
         (TreeCosts([1.0, 1.0, 1.0, 9.0], [0.0, 0.0, 0.0]), (-1, 0)),
     ],
 )
-def test_costs_decide_between_no_tree_a_wide_and_a_deep_one(costs, parents):
+def test_costs_decide_between_no_tree_a_wide_and_a_deep_one(costs, parents) -> None:
     assert plan_trees([0.6, 0.2], costs)[0].parents == parents
 
 
-def test_the_choice_rests_on_what_the_trace_accepts():
+def test_the_choice_rests_on_what_the_trace_accepts() -> None:
     trace = traced()
     costs = TreeCosts([1 + 0.03 * rows for rows in range(17)], [0.1 * depth for depth in range(5)])
     best = choose_tree(trace, "draft", costs)

@@ -2,10 +2,12 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
+from typed import not_none
 
 from specdec_cli.engine.prompts import PromptRow, PromptSet
 from specdec_cli.errors import UsageError
@@ -14,11 +16,11 @@ from specdec_cli.measure.workload.dataset import read_dataset, read_prompt_file
 from specdec_cli.measure.workload.turns import dialogues, turn_ends
 
 
-def said(role: str, content: object) -> dict[str, object]:
+def said(role: str, content: Any) -> dict[str, Any]:
     return {"role": role, "content": content}
 
 
-def lines(folder: Path, *rows: object, name: str = "rows.jsonl") -> str:
+def lines(folder: Path, *rows: Any, name: str = "rows.jsonl") -> str:
     path = folder / name
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return str(path)
@@ -46,7 +48,7 @@ SHAREGPT = [
 WHOLE = [("system", "Be kind."), ("user", "Hi"), ("assistant", "Hello"), ("user", "Bye")]
 
 
-def test_point_6_a_row_of_messages_is_the_text_of_its_message(tmp_path):
+def test_point_6_a_row_of_messages_is_the_text_of_its_message(tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
     path.write_text(json.dumps([{"prompt": STORY}]))
     assert [row.prompt for row in both(str(path)).rows] == ["Tell me a story"]
@@ -67,7 +69,7 @@ def test_point_6_a_row_of_messages_is_the_text_of_its_message(tmp_path):
     ],
     ids=lambda row: " and ".join(row),
 )
-def test_the_first_user_message_or_the_whole(tmp_path, row):
+def test_the_first_user_message_or_the_whole(tmp_path: Path, row) -> None:
     name = lines(tmp_path, row)
     plain, chat = both(name), both(name, chat=True)
     assert [(one.prompt, one.messages) for one in plain.rows] == [("Hi", ())]
@@ -78,7 +80,7 @@ def test_the_first_user_message_or_the_whole(tmp_path, row):
     assert chat.rows[0].prompt == "Hi"
 
 
-def test_a_list_of_messages_is_a_row_of_them_and_parquet_holds_the_same(tmp_path):
+def test_a_list_of_messages_is_a_row_of_them_and_parquet_holds_the_same(tmp_path: Path) -> None:
     name = lines(tmp_path, STORY, [said("user", "b"), said("assistant", "c")])
     assert [row.prompt for row in both(name).rows] == ["Tell me a story", "b"]
     parquet.write_table(pa.Table.from_pylist([{"messages": STORY, "id": 4}]), tmp_path / "p.parquet")
@@ -86,7 +88,7 @@ def test_a_list_of_messages_is_a_row_of_them_and_parquet_holds_the_same(tmp_path
     assert (row.prompt, row.id, chat_of(row)) == ("Tell me a story", 4, [("user", "Tell me a story")])
 
 
-def test_text_parts_are_lines(tmp_path):
+def test_text_parts_are_lines(tmp_path: Path) -> None:
     parts = [{"type": "text", "text": "one"}, {"type": "input_text", "text": "two"}]
     assert both(lines(tmp_path, {"messages": [said("user", parts)]})).rows[0].prompt == "one\ntwo"
 
@@ -117,7 +119,7 @@ def test_text_parts_are_lines(tmp_path):
         ({"messages": "hello", "prompt": None}, "not null"),
     ],
 )
-def test_point_6_what_is_not_text_is_refused_with_its_kind_and_row(tmp_path, row, kind):
+def test_point_6_what_is_not_text_is_refused_with_its_kind_and_row(tmp_path: Path, row, kind: str) -> None:
     name = lines(tmp_path, {"prompt": "fine"}, row)
     with pytest.raises(UsageError) as caught:
         both(name)
@@ -125,8 +127,8 @@ def test_point_6_what_is_not_text_is_refused_with_its_kind_and_row(tmp_path, row
     assert kind in caught.value.message
 
 
-def test_binary_columns_are_refused_and_those_beside_are_named(tmp_path):
-    rows = [{"prompt": {"bytes": b"x", "path": "a.png"}}]
+def test_binary_columns_are_refused_and_those_beside_are_named(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"prompt": {"bytes": b"x", "path": "a.png"}}]
     parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "image.parquet")
     with pytest.raises(UsageError, match=r"row 1 of .*: the prompt must be a string, not an image or audio file"):
         both(str(tmp_path / "image.parquet"))
@@ -137,7 +139,7 @@ def test_binary_columns_are_refused_and_those_beside_are_named(tmp_path):
     assert "`image` of" in found.notices[0]
 
 
-def test_what_only_the_whole_reads_is_refused_there_alone(tmp_path):
+def test_what_only_the_whole_reads_is_refused_there_alone(tmp_path: Path) -> None:
     calls = [said("user", "a"), said("assistant", None), said("tool", "3"), said("user", "b")]
     name = lines(tmp_path, {"messages": calls})
     assert both(name).rows[0].prompt == "a"
@@ -148,7 +150,7 @@ def test_what_only_the_whole_reads_is_refused_there_alone(tmp_path):
         both(lines(tmp_path, {"messages": calls}), chat=True)
 
 
-def test_a_conversation_printed_into_a_table_is_read_back_or_refused(tmp_path):
+def test_a_conversation_printed_into_a_table_is_read_back_or_refused(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text(f'prompt,id\n"{STORY}",5\n')
     assert [(row.prompt, row.id) for row in both(str(path)).rows] == [("Tell me a story", 5)]
@@ -159,7 +161,7 @@ def test_a_conversation_printed_into_a_table_is_read_back_or_refused(tmp_path):
     assert [row.prompt for row in both(name).rows] == ["Tell me a story", '[{"a": 1}] is JSON']
 
 
-def test_columns_that_are_dropped_are_named(tmp_path):
+def test_columns_that_are_dropped_are_named(tmp_path: Path) -> None:
     found = both(lines(tmp_path, {"instruction": "Add.", "context": "1 and 2", "response": "3"}))
     assert [row.prompt for row in found.rows] == ["Add."]
     assert "`context` of" in found.notices[0]
@@ -172,7 +174,7 @@ def test_columns_that_are_dropped_are_named(tmp_path):
     assert "--chat" not in "".join(both(lines(tmp_path, {"turns": ["a", "b"]}), chat=None).notices)
 
 
-def test_alpaca_rows_are_instruction_and_input(tmp_path):
+def test_alpaca_rows_are_instruction_and_input(tmp_path: Path) -> None:
     rows = [{"instruction": "Add.", "input": "1 and 2", "output": "3"}, {"instruction": "Say.", "input": ""}]
     found = both(lines(tmp_path, *rows))
     assert [row.prompt for row in found.rows] == ["Add.\n\n1 and 2", "Say."]
@@ -181,18 +183,18 @@ def test_alpaca_rows_are_instruction_and_input(tmp_path):
     assert ([row.prompt for row in found.rows], found.notices) == (["Add.", "Say."], [])
 
 
-def test_hints_never_lead_into_a_wrong_measurement(tmp_path):
+def test_hints_never_lead_into_a_wrong_measurement(tmp_path: Path) -> None:
     """What the hint of an unknown column says to type does not name a column that holds no prompts."""
     name = lines(tmp_path, {"meta": [{"a": 1}], "score": 3, "dialog": ["a", "b"]})
     with pytest.raises(UsageError, match="has no `prompt`, but `meta`, `score`, `dialog`") as caught:
         both(name)
-    assert caught.value.hint.endswith("'FILE?column=NAME'")
+    assert not_none(caught.value.hint).endswith("'FILE?column=NAME'")
     for column in ("meta", "score", "dialog"):
         with pytest.raises(UsageError, match="must be a string, not a"):
             both(f"{name}?column={column}")
 
 
-def test_turns_are_answered_one_after_another(tmp_path):
+def test_turns_are_answered_one_after_another(tmp_path: Path) -> None:
     rows = [
         {"turns": ["a", "b", "c"], "category": "x", "id": 1},
         {"conversations": SHAREGPT},
@@ -217,7 +219,7 @@ def test_turns_are_answered_one_after_another(tmp_path):
     assert chat_of(last.next()) == [("user", "d"), ("assistant", "D"), ("user", "e")]
 
 
-def test_turns_are_one_prompt_without_chat(tmp_path):
+def test_turns_are_one_prompt_without_chat(tmp_path: Path) -> None:
     found = both(lines(tmp_path, {"turns": ["a", "b"]}, {"prompt": ["c", "d"]}, {"turns": ["e"]}))
     assert [(row.prompt, row.messages) for row in found.rows] == [("a", ()), ("c", ()), ("e", ())]
     assert found.notices[0].startswith("2 rows hold a conversation")
@@ -226,7 +228,7 @@ def test_turns_are_one_prompt_without_chat(tmp_path):
 
 @pytest.mark.parametrize("content", [None, "", "I look it up."])
 @pytest.mark.parametrize("call", [{"tool_calls": [{"id": "1"}]}, {"function_call": {"name": "f", "arguments": "{}"}}])
-def test_a_message_that_calls_tools_is_never_read_without_its_calls(content, call):
+def test_a_message_that_calls_tools_is_never_read_without_its_calls(content: str | None, call) -> None:
     asked, called = {"role": "user", "content": "Weather?"}, {"role": "assistant", "content": content, **call}
     with pytest.raises(UsageError, match="row 1: message 2 calls tools, and only text is read"):
         whole_chat([asked, called, asked], "row 1")

@@ -8,11 +8,13 @@ import os
 import subprocess
 import threading
 from pathlib import Path
+from typing import Any
 
 import datasets
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
+from typed import not_none
 
 from specdec_cli import files
 from specdec_cli.errors import SpecdecError, UsageError
@@ -29,12 +31,12 @@ def table(delimiter: str, newline: str = "\n") -> str:
     return "".join(delimiter.join(cells) + newline for cells in head)
 
 
-def parquet_of(rows: list[dict[str, object]], folder: Path) -> bytes:
+def parquet_of(rows: list[dict[str, Any]], folder: Path) -> bytes:
     parquet.write_table(pa.Table.from_pylist(rows), folder / "made")
     return (folder / "made").read_bytes()
 
 
-def arrow_of(rows: list[dict[str, object]], is_file: bool) -> bytes:
+def arrow_of(rows: list[dict[str, Any]], is_file: bool) -> bytes:
     sink, made = pa.BufferOutputStream(), pa.Table.from_pylist(rows)
     with (pa.ipc.new_file if is_file else pa.ipc.new_stream)(sink, made.schema) as writer:
         writer.write_table(made)
@@ -52,7 +54,7 @@ def put(folder: Path, name: str, data: str | bytes) -> str:
     return str(path)
 
 
-def both(name: str) -> list[tuple[str, str | None, object]]:
+def both(name: str) -> list[tuple[str, str | None, Any]]:
     """The rows, which both ways of naming a file must give alike."""
     found = read_dataset(name)
     assert read_prompt_file(name) == found
@@ -60,11 +62,11 @@ def both(name: str) -> list[tuple[str, str | None, object]]:
 
 
 @pytest.fixture(autouse=True)
-def _own_cache(tmp_path, monkeypatch):
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
 
-FORMS = {
+FORMS: dict[str, Any] = {
     "rows.jsonl": JSONL,
     "rows.ndjson": JSONL.replace("\n", "\r\n"),
     "rows.json": json.dumps(ROWS, indent=1),
@@ -103,11 +105,11 @@ FORMS = {
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_point_7_a_file_in_every_form_gives_the_same_rows(tmp_path, name):
+def test_point_7_a_file_in_every_form_gives_the_same_rows(tmp_path: Path, name) -> None:
     assert both(put(tmp_path, name, FORMS[name])) == AS_READ
 
 
-def test_tables_of_arrow_give_the_same_rows(tmp_path):
+def test_tables_of_arrow_give_the_same_rows(tmp_path: Path) -> None:
     for name, data in {
         "rows.parquet": parquet_of(ROWS, tmp_path),
         "misnamed.bin": parquet_of(ROWS, tmp_path),
@@ -117,36 +119,37 @@ def test_tables_of_arrow_give_the_same_rows(tmp_path):
         assert both(put(tmp_path, name, data)) == AS_READ
 
 
-def test_lines_packed_and_not(tmp_path):
+def test_lines_packed_and_not(tmp_path: Path) -> None:
     text = "one\n\n[INST] two [/INST]\n"
-    for name, data in {
+    texts: dict[str, Any] = {
         "p.txt": text,
         "p.txt.gz": gzip.compress(text.encode()),
         "u.txt": text.encode("utf-16"),
         "m.txt": text.replace("\n", "\r"),
-    }.items():
+    }
+    for name, data in texts.items():
         assert [prompt for prompt, _, _ in both(put(tmp_path, name, data))] == ["one", "[INST] two [/INST]"]
     assert [prompt for prompt, _, _ in both(put(tmp_path, "strings.json", '["a", "b"]'))] == ["a", "b"]
     assert [prompt for prompt, _, _ in both(put(tmp_path, "one.json", '{\n "prompt": "a"\n}'))] == ["a"]
 
 
-def test_a_question_without_a_preset_and_other_values_of_ids(tmp_path):
+def test_a_question_without_a_preset_and_other_values_of_ids(tmp_path: Path) -> None:
     rows = '{"question": "Q", "category": 3, "question_id": 81}\n{"question": "R", "category": 2.5, "id": 1.5}\n'
     assert both(put(tmp_path, "q.jsonl", rows)) == [("Q", "3", 81), ("R", "2.5", "1.5")]
     found = put(tmp_path, "q.csv", "question,category,id\nQ,3,81\nR,,007\nS,x,\n")
     assert both(found) == [("Q", "3", 81), ("R", None, "007"), ("S", "x", None)]
-    rows = read_dataset(put(tmp_path, "n.csv", "prompt,max_new_tokens,seed\na,5,\nb,,3\n")).rows
-    assert [(row.max_new_tokens, row.seed) for row in rows] == [(5, None), (None, 3)]
-    found = read_dataset(put(tmp_path, "s.jsonl", '{"prompt": "a", "seed": "a task to begin with"}'))
-    assert found.rows[0].seed is None
-    assert "`seed` of" in found.notices[0]
+    numbered = read_dataset(put(tmp_path, "n.csv", "prompt,max_new_tokens,seed\na,5,\nb,,3\n")).rows
+    assert [(row.max_new_tokens, row.seed) for row in numbered] == [(5, None), (None, 3)]
+    seeded = read_dataset(put(tmp_path, "s.jsonl", '{"prompt": "a", "seed": "a task to begin with"}'))
+    assert seeded.rows[0].seed is None
+    assert "`seed` of" in seeded.notices[0]
 
 
-def test_long_cells_are_read(tmp_path):
+def test_long_cells_are_read(tmp_path: Path) -> None:
     assert len(both(put(tmp_path, "long.csv", f"prompt\n{'a ' * 200_000}\n"))[0][0]) == 400_000
 
 
-REFUSED = {
+REFUSED: dict[str, Any] = {
     "cut.jsonl.gz": (gzip.compress(JSONL.encode() * 9)[:-9], "cannot be unpacked", "download it again"),
     "bad.jsonl.gz": (gzip.compress(os.urandom(3000))[:500] + b"junk" * 9, "cannot be unpacked", "download it again"),
     "plain.jsonl.gz": (JSONL, "is not packed as `.gz` says", "rename it"),
@@ -195,28 +198,30 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_not_read_is_refused_in_the_same_words(tmp_path, name):
+def test_what_is_not_read_is_refused_in_the_same_words(tmp_path: Path, name) -> None:
     data, message, hint = REFUSED[name]
     path = put(tmp_path, name, data)
     for read in (read_dataset, read_prompt_file):
         with pytest.raises(UsageError) as caught:
             read(path)
         assert message in caught.value.message
-        assert hint in caught.value.hint
+        assert hint in not_none(caught.value.hint)
         assert "\n" not in caught.value.message
 
 
-def test_the_conversion_that_a_hint_names_makes_rows_that_are_read(tmp_path, monkeypatch):
+def test_the_conversion_that_a_hint_names_makes_rows_that_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     put(tmp_path, "latin one.csv", "question;id\ncafé;1\n".encode("cp1252"))
     with pytest.raises(UsageError) as caught:
         read_dataset("latin one.csv")
-    command = caught.value.hint.rpartition(": ")[2]
+    command = not_none(caught.value.hint).rpartition(": ")[2]
     subprocess.run(command, shell=True, check=True, cwd=tmp_path)
     assert both("utf8.csv") == [("café", None, 1)]
 
 
-def test_rows_without_a_prompt_are_left_out_where_that_is_asked_for(tmp_path):
+def test_rows_without_a_prompt_are_left_out_where_that_is_asked_for(tmp_path: Path) -> None:
     name = put(tmp_path, "t.csv", "question,text\nA,x\n,y\n  ,z\nB,\n") + "?empty=skip"
     assert [prompt for prompt, _, _ in both(name)] == ["A", "B"], "no row falls back to another column"
     assert "2 rows without a prompt left out, the first is row 2 of" in read_dataset(name).notices[0]
@@ -228,7 +233,7 @@ def test_rows_without_a_prompt_are_left_out_where_that_is_asked_for(tmp_path):
         both(put(tmp_path, "none.jsonl", '{"prompt": ""}\n') + "?empty=yes")
 
 
-def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
+def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     put(tmp_path, "rows.jsonl", JSONL)
     assert both("~/rows.jsonl") == AS_READ
@@ -243,7 +248,7 @@ def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
         files.given_path("~nobody-at-all/x")
 
 
-def test_pipes_are_read_and_what_never_ends_is_refused(tmp_path, monkeypatch):
+def test_pipes_are_read_and_what_never_ends_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "_PIPE_SECONDS", 0.3)
     pipe = tmp_path / "rows"
     os.mkfifo(pipe)
@@ -266,7 +271,7 @@ def test_pipes_are_read_and_what_never_ends_is_refused(tmp_path, monkeypatch):
         read_prompt_file(str(tmp_path))
 
 
-def test_what_unpacks_without_end_is_refused(tmp_path, monkeypatch):
+def test_what_unpacks_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "MAX_UNPACKED_BYTES", 1 << 20)
     for pack, name in ((gzip.compress, "b.txt.gz"), (zstd, "b.txt.zst"), (bz2.compress, "b.txt.bz2")):
         with pytest.raises(UsageError, match="unpacks to more than"):
@@ -288,7 +293,7 @@ configs:
 
 
 @pytest.fixture
-def gsm8k(tmp_path) -> Path:
+def gsm8k(tmp_path: Path) -> Path:
     """The hub's own folder: two configs of two splits."""
     folder = tmp_path / "gsm8k"
     for config in ("main", "socratic"):
@@ -303,7 +308,7 @@ def prompts(name: str) -> list[str]:
     return [row.prompt for row in read_dataset(name).rows]
 
 
-def test_point_7_a_preset_takes_the_hubs_own_folder(gsm8k, monkeypatch):
+def test_point_7_a_preset_takes_the_hubs_own_folder(gsm8k, monkeypatch: pytest.MonkeyPatch) -> None:
     want = ["Question: main test?\nAnswer:"]
     assert prompts(f"gsm8k:{gsm8k}") == want
     assert read_dataset(f"gsm8k:{gsm8k}").notices == []
@@ -319,12 +324,12 @@ def test_point_7_a_preset_takes_the_hubs_own_folder(gsm8k, monkeypatch):
         read_dataset("gsm8k:./nothing")
 
 
-def test_a_folder_of_several_configs_or_splits_says_what_to_type(gsm8k, monkeypatch):
+def test_a_folder_of_several_configs_or_splits_says_what_to_type(gsm8k, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(gsm8k.parent)
     with pytest.raises(UsageError, match="has several configs") as caught:
         read_dataset("./gsm8k")
     hint = caught.value.hint
-    assert prompts(hint.rpartition("--dataset ")[2].strip("'")) == ["main test?"]
+    assert prompts(not_none(hint).rpartition("--dataset ")[2].strip("'")) == ["main test?"]
     found = read_dataset("./gsm8k?config=socratic")
     assert [row.prompt for row in found.rows] == ["socratic test?"]
     assert "split `test` of `./gsm8k` is read, which has train, test" in found.notices
@@ -335,10 +340,10 @@ def test_a_folder_of_several_configs_or_splits_says_what_to_type(gsm8k, monkeypa
     (gsm8k / "README.md").unlink()
     with pytest.raises(UsageError, match="files in several folders, `main`, `socratic`") as caught:
         read_dataset("./gsm8k")
-    assert prompts(caught.value.hint.rpartition("--dataset ")[2]) == ["main test?"]
+    assert prompts(not_none(caught.value.hint).rpartition("--dataset ")[2]) == ["main test?"]
 
 
-def test_a_folder_of_loose_files_is_their_rows(tmp_path):
+def test_a_folder_of_loose_files_is_their_rows(tmp_path: Path) -> None:
     put(tmp_path, "loose/a.jsonl", '{"prompt": "a"}\n')
     put(tmp_path, "loose/b.jsonl.gz", gzip.compress(b'{"turns": ["b", "c"]}\n'))
     assert sorted(prompts(str(tmp_path / "loose"))) == ["a", "b"]
@@ -347,8 +352,8 @@ def test_a_folder_of_loose_files_is_their_rows(tmp_path):
         read_dataset(str(tmp_path / "empty"))
 
 
-def test_a_hub_with_several_configs_says_what_to_type(monkeypatch):
-    def several(*_, **__):
+def test_a_hub_with_several_configs_says_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    def several(*_, **__) -> None:
         raise ValueError("Config name is missing.\nPlease pick one among the available configs: ['main', 'socratic']\n")
 
     monkeypatch.setattr(datasets, "load_dataset", several)

@@ -1,10 +1,12 @@
 """Workloads: the built-in sets, files and data sets, an even and repeatable choice, and what does not fit."""
 
 import json
+from pathlib import Path
 
 import datasets
 import pytest
 from toy_engine import LetterTokenizer
+from typed import not_none
 
 from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.errors import RunError, UsageError
@@ -19,7 +21,7 @@ PAIRS = [{"question": "How many?", "topic": "sums"}, {"question": "Where?", "top
 
 
 @pytest.fixture(autouse=True)
-def _own_cache(tmp_path, monkeypatch):
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
 
@@ -38,7 +40,7 @@ def counts(rows) -> dict[str, int]:
     return found
 
 
-def test_mini_has_its_tasks_and_fits_a_small_context():
+def test_mini_has_its_tasks_and_fits_a_small_context() -> None:
     rows = read_rows("builtin:mini", None, 10_000)
     names = ["chat", "code", "maths", "summarising", "translation", "retrieval", "story", "copy-edit"]
     assert counts(rows) == dict.fromkeys(names, 6)
@@ -47,7 +49,7 @@ def test_mini_has_its_tasks_and_fits_a_small_context():
     assert max(len(tokenizer.encode(row.prompt)) for row in rows) < 250
 
 
-def test_the_choice_is_even_and_the_same_every_time():
+def test_the_choice_is_even_and_the_same_every_time() -> None:
     rows = read_rows("builtin:mini", None, 24)
     assert set(counts(rows).values()) == {3}
     assert rows == read_rows("builtin:mini", None, 24)
@@ -56,13 +58,13 @@ def test_the_choice_is_even_and_the_same_every_time():
     assert len(read_rows("builtin:stories", None, 10_000)) == 36
 
 
-def test_a_small_task_leaves_its_share_to_the_others():
+def test_a_small_task_leaves_its_share_to_the_others() -> None:
     rows = [PromptRow(i, f"p{i}", category="a" if i == 0 else "b") for i in range(9)]
     assert counts(select(rows, None, 6)) == {"a": 1, "b": 5}
     assert [row.index for row in select(rows, None, 6)] == [0, 1, 2, 4, 5, 7]
 
 
-def test_unknown_names_are_refused():
+def test_unknown_names_are_refused() -> None:
     with pytest.raises(UsageError, match="no prompt has the task `codes`"):
         read_rows("builtin:mini", ["codes"], 5)
     with pytest.raises(UsageError, match="no built-in data set `builtin:maxi`"):
@@ -72,14 +74,14 @@ def test_unknown_names_are_refused():
 
 
 @pytest.mark.parametrize("name", ["nothing.jsonl", "data/nothing.JSONL", "data/p.txt", "a/b.csv?column=q"])
-def test_a_mistyped_file_is_no_hub_id(name, monkeypatch):
+def test_a_mistyped_file_is_no_hub_id(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets, "load_dataset", None)
     with pytest.raises(UsageError) as caught:
         read_dataset(name)
     assert str(caught.value.message) == f"there is no data set `{name}`: no such file"
 
 
-def test_a_part_of_what_is_one_is_refused(tmp_path):
+def test_a_part_of_what_is_one_is_refused(tmp_path: Path) -> None:
     table_files(tmp_path)
     datasets.Dataset.from_list(PAIRS).save_to_disk(tmp_path / "one")
     (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n')
@@ -90,7 +92,7 @@ def test_a_part_of_what_is_one_is_refused(tmp_path):
     assert len(read_dataset(f"{tmp_path}/saved?split=train")) == 2
 
 
-def test_prompt_files(tmp_path):
+def test_prompt_files(tmp_path: Path) -> None:
     text = tmp_path / "p.txt"
     text.write_text("one\n\ntwo\n")
     assert [row.prompt for row in read_dataset(str(text))] == ["one", "two"]
@@ -111,14 +113,14 @@ def table_files(folder):
     return [json_file, csv_file, parquet_file, folder / "saved"]
 
 
-def test_tables_and_saved_folders(tmp_path):
+def test_tables_and_saved_folders(tmp_path: Path) -> None:
     for path in table_files(tmp_path):
         rows = read_dataset(f"{path}?task=topic")
         assert [(row.prompt, row.category) for row in rows] == [("How many?", "sums"), ("Where?", "places")]
         assert [row.prompt for row in read_dataset(f"{path}?column=topic")] == ["sums", "places"]
 
 
-def test_a_preset_takes_a_file_and_fills_its_template(tmp_path):
+def test_a_preset_takes_a_file_and_fills_its_template(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"question": "1 + 1?", "answer": "2"}\n')
     (row,) = read_dataset(f"gsm8k:{path}")
@@ -133,7 +135,7 @@ def test_a_preset_takes_a_file_and_fills_its_template(tmp_path):
     assert (row.prompt, row.category, row.id) == ("Compose.", "writing", 81)
 
 
-def test_wrong_columns_are_named(tmp_path):
+def test_wrong_columns_are_named(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     path.write_text(json.dumps([{"topic": "sums"}]))
     with pytest.raises(UsageError, match="has no `prompt`, but `topic`"):
@@ -147,8 +149,8 @@ def test_wrong_columns_are_named(tmp_path):
         read_dataset(str(path))
 
 
-def test_a_hub_that_cannot_be_reached_is_one_clear_error(monkeypatch):
-    def unreachable(*_, **__):
+def test_a_hub_that_cannot_be_reached_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(*_, **__) -> None:
         raise ConnectionError("Couldn't reach 'openai/gsm8k' on the Hub\nmore")
 
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
@@ -156,10 +158,10 @@ def test_a_hub_that_cannot_be_reached_is_one_clear_error(monkeypatch):
         RunError, match=r"`gsm8k` could not be read: Couldn't reach 'openai/gsm8k' on the Hub$"
     ) as caught:
         read_dataset("gsm8k")
-    assert "PRESET:FILE" in caught.value.hint
+    assert "PRESET:FILE" in not_none(caught.value.hint)
 
 
-def test_what_does_not_fit_is_left_out_and_said():
+def test_what_does_not_fit_is_left_out_and_said() -> None:
     rows = [PromptRow(0, "abc", category="x"), PromptRow(1, "a" * 40, id="long"), PromptRow(2, "ab", max_new_tokens=50)]
     encode = LetterTokenizer().encode
     workload = tokenize(rows, "mine", lambda row: encode(row.prompt), SamplingParams(max_new_tokens=20), 32)
@@ -168,12 +170,12 @@ def test_what_does_not_fit_is_left_out_and_said():
         (1, "long", 40, 20),
         (2, None, 2, 50),
     ]
-    assert "2 prompts were left out" in workload.notice
+    assert "2 prompts were left out" in not_none(workload.notice)
     with pytest.raises(UsageError, match="no prompt of `mine` fits the context of `10` tokens"):
         tokenize(rows, "mine", lambda row: encode(row.prompt), SamplingParams(max_new_tokens=20), 10)
 
 
-def test_a_row_brings_its_own_seed_and_length():
+def test_a_row_brings_its_own_seed_and_length() -> None:
     rows = [PromptRow(4, "abc", seed=9, max_new_tokens=3), PromptRow(5, "abc")]
     encode = LetterTokenizer().encode
     found = tokenize(rows, "mine", lambda row: encode(row.prompt), SamplingParams(seed=1), 512).requests

@@ -2,9 +2,11 @@
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from requests_for_tests import TOOL, TOOL_TEMPLATE, chat, completion, facts, tokenizer
+from typed import stand_in
 
 from specdec_cli.engine.jobs.records import Delta
 from specdec_cli.engine.jobs.ticket import merged
@@ -27,7 +29,7 @@ def deltas(logprobs: bool = False, **last) -> list[Delta]:
     return [*found[:-1], replace(found[-1], **({"finish_reason": "stop"} | last))]
 
 
-def whole(prepared: Prepared, given: list[Delta], over=None) -> dict:
+def whole(prepared: Prepared, given: list[Delta], over=None) -> dict[str, Any]:
     answer = CompletionAnswer(prepared, over or facts(), created=1)
     for index in range(len(prepared.jobs)):
         for delta in given:
@@ -35,13 +37,13 @@ def whole(prepared: Prepared, given: list[Delta], over=None) -> dict:
     return json.loads(compact(answer.document()))
 
 
-def streamed(prepared: Prepared, given: list[Delta], over=None, **how) -> list[dict]:
+def streamed(prepared: Prepared, given: list[Delta], over=None, **how) -> list[dict[str, Any]]:
     answer = CompletionAnswer(prepared, over or facts(), created=1, **how)
     found = answer.opening() + [chunk for delta in given for chunk in answer.chunks(0, delta)] + answer.closing()
     return [json.loads(sse(chunk)[6:]) for chunk in found]
 
 
-def test_a_completion_document():
+def test_a_completion_document() -> None:
     document = whole(completion(n=2), deltas())
     assert (document["id"], document["object"], document["model"]) == ("cmpl-r1", "text_completion", "demo")
     text = tokenizer().decode(WORDS)
@@ -63,7 +65,7 @@ def test_a_completion_document():
     }
 
 
-def test_a_chat_document():
+def test_a_chat_document() -> None:
     document = whole(chat(), deltas(stop_reason=2))
     assert document["object"] == "chat.completion"
     choice = document["choices"][0]
@@ -71,7 +73,7 @@ def test_a_chat_document():
     assert (choice["finish_reason"], choice["stop_reason"], choice["logprobs"]) == ("stop", 2, None)
 
 
-def test_a_stream_has_a_chunk_for_each_step_and_usage_last():
+def test_a_stream_has_a_chunk_for_each_step_and_usage_last() -> None:
     options = {"include_usage": True}
     chunks = streamed(chat(stream=True, stream_options=options), deltas())
     assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
@@ -83,13 +85,13 @@ def test_a_stream_has_a_chunk_for_each_step_and_usage_last():
     assert {c["object"] for c in chunks} == {"chat.completion.chunk"}
 
 
-def test_continuous_usage_counts_up():
+def test_continuous_usage_counts_up() -> None:
     chunks = streamed(completion(stream=True, stream_options={"continuous_usage_stats": True}), deltas())
     assert [c["usage"]["completion_tokens"] for c in chunks] == [1, 4, len(WORDS)]
 
 
 @pytest.mark.parametrize("per_token", [False, True])
-def test_details_say_which_tokens_were_drafted(per_token: bool):
+def test_details_say_which_tokens_were_drafted(per_token: bool) -> None:
     chunks = streamed(completion(stream=True, speculative={"details": True}), deltas(), per_token=per_token)
     assert len(chunks) == (len(WORDS) if per_token else 3)
     said = [c["choices"][0]["speculative"] for c in chunks]
@@ -99,7 +101,7 @@ def test_details_say_which_tokens_were_drafted(per_token: bool):
     assert (sum(one["num_drafted"] for one in said), sum(one["num_accepted"] for one in said)) == (5, 2)
 
 
-def test_chat_logprobs_have_bytes_and_the_very_number():
+def test_chat_logprobs_have_bytes_and_the_very_number() -> None:
     choice = whole(chat(logprobs=True, top_logprobs=2), deltas(logprobs=True))["choices"][0]
     content = choice["logprobs"]["content"]
     assert bytes(b for one in content for b in one["bytes"]).decode().strip() == tokenizer().decode(WORDS).strip()
@@ -107,7 +109,7 @@ def test_chat_logprobs_have_bytes_and_the_very_number():
     assert all(one["token"] == one["top_logprobs"][0]["token"] for one in content)
 
 
-def test_an_echoed_prompt_is_scored_with_offsets():
+def test_an_echoed_prompt_is_scored_with_offsets() -> None:
     prepared = completion(prompt="the cat", echo=True, max_tokens=1, logprobs=1)
     prompt = prepared.jobs[0].token_ids
     scored = tuple(TokenLogprob(t, -2.0, ((3, -1.0),)) for t in prompt[1:])
@@ -123,7 +125,7 @@ def test_an_echoed_prompt_is_scored_with_offsets():
     assert logprobs["text_offset"][-1] == len("the cat")
 
 
-def test_a_prompt_that_is_only_scored():
+def test_a_prompt_that_is_only_scored() -> None:
     prepared = completion(prompt=WORDS, echo=True, max_tokens=0, logprobs=1)
     scored = tuple(TokenLogprob(t, float("-inf"), ()) for t in WORDS[1:])
     document = whole(prepared, [Delta(finish_reason="length", prompt_logprobs=scored)])
@@ -132,14 +134,14 @@ def test_a_prompt_that_is_only_scored():
     assert document["usage"]["completion_tokens"] == 0
 
 
-def called(prepared: Prepared, form: str) -> Prepared:
-    return replace(prepared, plan=replace(prepared.plan, tools=ToolPlan(form, ("weather",))))
+def called(prepared: Prepared, form: Any) -> Prepared:
+    return replace(prepared, plan=replace(prepared.plan, tools=ToolPlan(form, stand_in(("weather",)))))
 
 
 CALL = 'So: <tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>'
 
 
-def test_tool_calls_whole_and_streamed():
+def test_tool_calls_whole_and_streamed() -> None:
     over = facts(TOOL_TEMPLATE)
     given = [Delta(CALL[:20], (5,)), Delta(CALL[20:50], (6,)), Delta(CALL[50:], (7,), finish_reason="stop")]
     choice = whole(called(chat(over=over, tools=[TOOL]), "hermes"), given, over)["choices"][0]
@@ -157,13 +159,13 @@ def test_tool_calls_whole_and_streamed():
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
-def test_the_stop_string_is_in_the_text_only_if_asked_for():
+def test_the_stop_string_is_in_the_text_only_if_asked_for() -> None:
     given = [Delta("ab", (5,), finish_reason="stop", stop_reason="END")]
     assert whole(completion(stop="END"), given)["choices"][0]["text"] == "ab"
     assert whole(completion(stop="END", include_stop_str_in_output=True), given)["choices"][0]["text"] == "abEND"
 
 
-def test_token_ids_on_request():
+def test_token_ids_on_request() -> None:
     choice = whole(completion(return_token_ids=True, prompt=[5, 6]), deltas())["choices"][0]
     assert (choice["token_ids"], choice["prompt_token_ids"]) == (WORDS, [5, 6])
     chunks = streamed(completion(return_token_ids=True, prompt=[5, 6], stream=True), deltas())
@@ -172,7 +174,7 @@ def test_token_ids_on_request():
     assert [token for one in choices for token in one["token_ids"]] == WORDS
 
 
-def test_a_chats_prompt_stands_beside_its_choices():
+def test_a_chats_prompt_stands_beside_its_choices() -> None:
     prepared = chat(return_token_ids=True)
     document = whole(prepared, deltas())
     assert document["prompt_token_ids"] == list(prepared.jobs[0].token_ids)
@@ -181,27 +183,27 @@ def test_a_chats_prompt_stands_beside_its_choices():
     assert [chunk.get("prompt_token_ids") for chunk in chunks] == [document["prompt_token_ids"], None, None, None]
 
 
-def test_an_error_ends_the_answer():
+def test_an_error_ends_the_answer() -> None:
     answer = CompletionAnswer(completion(stream=True), facts())
     with pytest.raises(ApiError) as caught:
         answer.chunks(0, Delta(error=ValueError("secret")))
     assert (caught.value.status, "secret" in caught.value.message) == (500, False)
 
 
-def test_states_of_the_server_are_answers():
+def test_states_of_the_server_are_answers() -> None:
     full, closed = as_api_error(QueueFull(9)), as_api_error(Unavailable("the server is draining", "draining"))
     assert (full.status, full.code, full.headers) == (429, "queue_full", {"Retry-After": "1"})
     assert (closed.status, closed.code) == (503, "draining")
 
 
-def test_steps_that_arrive_as_one_delta_count_as_steps():
+def test_steps_that_arrive_as_one_delta_count_as_steps() -> None:
     apart = whole(completion(), deltas())["metrics"]
     together = whole(completion(), [merged(deltas())])["metrics"]
     assert together == apart
     assert together["speculative_decoding"]["num_spec_steps"] == 2
 
 
-def test_steps_that_arrive_as_one_delta_keep_their_colours():
+def test_steps_that_arrive_as_one_delta_keep_their_colours() -> None:
     chunks = streamed(completion(stream=True, speculative={"details": True}), [merged(deltas())], per_token=True)
     said = [c["choices"][0]["speculative"] for c in chunks]
     tokens = [token for one in said for token in one["tokens"]]
@@ -209,7 +211,7 @@ def test_steps_that_arrive_as_one_delta_keep_their_colours():
     assert (sum(one["num_drafted"] for one in said), sum(one["num_accepted"] for one in said)) == (5, 2)
 
 
-def test_cached_tokens_are_those_of_the_prompts():
+def test_cached_tokens_are_those_of_the_prompts() -> None:
     prepared = completion(prompt=["hello there", "you"], n=2)
     answer = CompletionAnswer(prepared, facts(), created=1)
     for index, cached in enumerate((0, 2, 1, 1)):
@@ -218,7 +220,7 @@ def test_cached_tokens_are_those_of_the_prompts():
     assert json.loads(compact(answer.document()))["usage"]["prompt_tokens_details"] == {"cached_tokens": 1}
 
 
-def test_an_echo_without_text_is_scored_all_the_same():
+def test_an_echo_without_text_is_scored_all_the_same() -> None:
     prepared = replace_echo(completion(prompt=[5], echo=True, max_tokens=0, logprobs=1), "")
     document = whole(prepared, [Delta(finish_reason="length")])
     assert document["choices"][0]["logprobs"]["token_logprobs"] == [None]

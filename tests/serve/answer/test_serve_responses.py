@@ -10,6 +10,7 @@ import pytest
 from requests_for_tests import TOOL_TEMPLATE, facts
 from test_serve_reasoning import PLAIN, deltas
 from toy_server import toy_client
+from typed import not_none
 
 from specdec_cli.events import TokenLogprob
 from specdec_cli.serve.answer.responses import ResponseAnswer
@@ -44,7 +45,9 @@ def prepared(over: Facts | None = None, **fields: Any) -> tuple[ResponsesRequest
     return request, prepare_response(request, known, "r1"), ignored
 
 
-def answered(text: str, over: Facts, reason: str = "stop", **fields: Any) -> tuple[dict, list[dict]]:
+def answered(
+    text: str, over: Facts, reason: str = "stop", **fields: Any
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The whole response, and the events of the same text streamed."""
     request, jobs, _ = prepared(over, **fields)
     whole = ResponseAnswer(request, jobs, over)
@@ -58,7 +61,7 @@ def answered(text: str, over: Facts, reason: str = "stop", **fields: Any) -> tup
     return whole.document(), events + stream.closing()
 
 
-def read_events(text: str) -> list[dict]:
+def read_events(text: str) -> list[dict[str, Any]]:
     found = []
     for block in filter(None, text.split("\n\n")):
         name, data = block.split("\n")
@@ -67,19 +70,19 @@ def read_events(text: str) -> list[dict]:
     return found
 
 
-def joined(events: list[dict], kind: str) -> str:
+def joined(events: list[dict[str, Any]], kind: str) -> str:
     return "".join(event["delta"] for event in events if event["type"] == f"response.{kind}.delta")
 
 
-def without_times(response: dict) -> dict:
+def without_times(response: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in response.items() if key not in ("id", "created_at", "completed_at")}
 
 
-def stable(items: list[dict]) -> list[dict]:
+def stable(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{key: value for key, value in item.items() if key not in ("id", "call_id")} for item in items]
 
 
-def test_a_response_is_the_chats_answer_whole_and_streamed():
+def test_a_response_is_the_chats_answer_whole_and_streamed() -> None:
     with toy_client() as client:
         chat = client.post(
             "/v1/chat/completions",
@@ -113,7 +116,7 @@ def test_a_response_is_the_chats_answer_whole_and_streamed():
     assert ended == 3
 
 
-def test_events_come_in_openais_order():
+def test_events_come_in_openais_order() -> None:
     _, events = answered("Hello.", facts())
     names = [event["type"].removeprefix("response.") for event in events]
     assert [name for i, name in enumerate(names) if name != names[i - 1]] == [
@@ -124,7 +127,7 @@ def test_events_come_in_openais_order():
     assert added["part"]["text"] == "", "an event shows what was there when it was sent"
 
 
-def test_thinking_and_a_call_are_items_of_their_own():
+def test_thinking_and_a_call_are_items_of_their_own() -> None:
     known = facts(TOOL_TEMPLATE, tool_call_parser="hermes", reasoning_parser="qwen3")
     whole, events = answered(f"<think>sun?</think>I look.{CALL}", known, tools=[WEATHER])
     thought, message, call = whole["output"]
@@ -141,7 +144,7 @@ def test_thinking_and_a_call_are_items_of_their_own():
     assert whole["usage"]["output_tokens_details"]["reasoning_tokens"] > 0
 
 
-def test_a_cut_answer_is_incomplete():
+def test_a_cut_answer_is_incomplete() -> None:
     whole, events = answered("Once upon", facts(), reason="length")
     for response in (whole, events[-1]["response"]):
         assert response["status"] == "incomplete"
@@ -150,16 +153,16 @@ def test_a_cut_answer_is_incomplete():
     assert events[-1]["type"] == "response.incomplete"
 
 
-def test_an_answer_without_text_is_one_empty_message():
+def test_an_answer_without_text_is_one_empty_message() -> None:
     whole, events = answered("", facts())
     assert [item["content"][0]["text"] for item in whole["output"]] == [""]
     assert stable(events[-1]["response"]["output"]) == stable(whole["output"])
 
 
-def test_earlier_items_become_one_turn_of_the_assistant():
+def test_earlier_items_become_one_turn_of_the_assistant() -> None:
     known = facts(READS_ALL)
     _, jobs, ignored = prepared(known, input=[{"role": "user", "content": "Rome?"}, *ITEMS], instructions="be brief")
-    text = known.tokenizer.decode(jobs.jobs[0].token_ids, False)
+    text = not_none(known.tokenizer).decode(jobs.jobs[0].token_ids, False)
     assert text.startswith("[system||be brief|][user||Rome?|][assistant|hm|Looking.|[{")
     assert text.endswith("[tool||sun|]")
     assert "'weather'" in text
@@ -199,27 +202,27 @@ def test_earlier_items_become_one_turn_of_the_assistant():
     ({"logprobs": True}, "logprobs"),
     ({"continue_final_message": True}, "continue_final_message"),
 ])  # fmt: skip
-def test_what_is_not_possible_is_refused_by_name(fields: dict, param: str):
+def test_what_is_not_possible_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(ApiError) as caught:
         prepared(facts(PLAIN), **fields)
     assert (caught.value.status, caught.value.param) == (400, param)
     assert "messages" not in caught.value.message
 
 
-def test_a_chats_messages_do_not_replace_the_input():
+def test_a_chats_messages_do_not_replace_the_input() -> None:
     with pytest.raises(ApiError, match="use `input`"):
         prepared(messages=[{"role": "user", "content": "other"}])
     _, jobs, ignored = prepared(messages=[])
     assert (jobs.jobs[0].token_ids, ignored) == (prepared()[1].jobs[0].token_ids, ["messages"])
 
 
-def test_a_named_tool_is_named_as_it_was_sent():
+def test_a_named_tool_is_named_as_it_was_sent() -> None:
     with pytest.raises(ApiError) as caught:
         prepared(facts(TOOL_TEMPLATE), tools=[WEATHER], tool_choice={"type": "function", "name": "other"})
     assert caught.value.param == "tool_choice.name"
 
 
-def test_unknown_fields_are_listed_and_known_ones_kept():
+def test_unknown_fields_are_listed_and_known_ones_kept() -> None:
     request, jobs, ignored = prepared(
         colour="red", top_k=3, seed=5, metadata={"a": "b"}, store=True, include=["reasoning.encrypted_content"],
         speculative={"num_speculative_tokens": 1}, max_output_tokens=7, temperature=0.5,
@@ -232,13 +235,13 @@ def test_unknown_fields_are_listed_and_known_ones_kept():
     assert (answer["metadata"], answer["store"], answer["temperature"]) == ({"a": "b"}, False, 0.5)
 
 
-def test_without_max_output_tokens_it_runs_to_the_contexts_end():
+def test_without_max_output_tokens_it_runs_to_the_contexts_end() -> None:
     _, jobs, _ = prepared()
     job = jobs.jobs[0]
     assert job.params.max_new_tokens == 512 - len(job.token_ids)
 
 
-def test_logprobs_stand_with_the_text():
+def test_logprobs_stand_with_the_text() -> None:
     body = GREEDY | {"input": "abc", "include": ["message.output_text.logprobs"], "top_logprobs": 2}
     with toy_client() as client:
         whole = client.post("/v1/responses", json=body).json()
@@ -251,7 +254,7 @@ def test_logprobs_stand_with_the_text():
 
 
 @pytest.mark.parametrize("text", ["abc", "日本語 é", "a" + CALL, CALL, "<think>hé</think>日本"])
-def test_logprobs_do_not_depend_on_steps(text: str):
+def test_logprobs_do_not_depend_on_steps(text: str) -> None:
     known = facts(TOOL_TEMPLATE, reasoning_parser="qwen3") if "think" in text else facts(TOOL_TEMPLATE)
     fields = {"tools": [WEATHER], "include": ["message.output_text.logprobs"]}
     given = [
@@ -274,7 +277,7 @@ def test_logprobs_do_not_depend_on_steps(text: str):
     assert told_bytes.removeprefix(b"</think>") == said.encode()
 
 
-def test_an_error_in_the_middle_is_a_failed_response():
+def test_an_error_in_the_middle_is_a_failed_response() -> None:
     request, jobs, _ = prepared(stream=True)
     answer = ResponseAnswer(request, jobs, facts())
     answer.opening()
@@ -284,7 +287,7 @@ def test_an_error_in_the_middle_is_a_failed_response():
     assert answer.end == b""
 
 
-def test_a_key_and_a_full_queue_guard_it_too():
+def test_a_key_and_a_full_queue_guard_it_too() -> None:
     with toy_client(keys=("k",)) as client:
         assert client.post("/v1/responses", json={"input": "a"}).status_code == 401
         head = {"authorization": "Bearer k"}

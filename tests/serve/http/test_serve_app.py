@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 from toy_engine import toy_engine
 from toy_server import served_engine, toy_client, toy_models
+from typed import stand_in
 
 from specdec_cli.engine.jobs.bridge import Bridge
 from specdec_cli.recipe.schema import Serve
@@ -16,7 +18,7 @@ from specdec_cli.serve.settings import Settings
 GREEDY = {"temperature": 0, "max_tokens": 24}
 
 
-def events(response) -> list[dict]:
+def events(response) -> list[dict[str, Any]]:
     lines = [line for line in response.text.split("\n\n") if line and not line.startswith(":")]
     assert lines[-1] == "data: [DONE]"
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
@@ -33,7 +35,7 @@ def client():
 
 
 @pytest.mark.parametrize("prompt", ["abcab", "h", "face a bad cafe."])
-def test_a_completion_is_the_engines_streamed_or_not(client, prompt: str):
+def test_a_completion_is_the_engines_streamed_or_not(client, prompt: str) -> None:
     body = {"model": "toy", "prompt": prompt, **GREEDY}
     whole = client.post("/v1/completions", json=body)
     assert whole.status_code == 200
@@ -46,7 +48,7 @@ def test_a_completion_is_the_engines_streamed_or_not(client, prompt: str):
     assert chunks[-1]["choices"][0]["finish_reason"] == whole.json()["choices"][0]["finish_reason"]
 
 
-def test_the_seed_case_of_a_chat(client):
+def test_the_seed_case_of_a_chat(client) -> None:
     turns = [("system", "be a bee"), ("user", "abc"), ("assistant", "cab"), ("user", "ha")]
     body = {
         "model": "toy",
@@ -62,7 +64,7 @@ def test_the_seed_case_of_a_chat(client):
     assert told == choice["message"]["content"] != ""
 
 
-def test_prompts_times_n_are_choices_in_order(client):
+def test_prompts_times_n_are_choices_in_order(client) -> None:
     body = {"prompt": ["abc", "hgf"], "n": 2, "temperature": 1, "seed": 5, "max_tokens": 9}
     first, again = (client.post("/v1/completions", json=body).json() for _ in range(2))
     texts = [choice["text"] for choice in first["choices"]]
@@ -74,7 +76,7 @@ def test_prompts_times_n_are_choices_in_order(client):
     assert streamed == texts
 
 
-def test_one_token_a_chunk_and_many():
+def test_one_token_a_chunk_and_many() -> None:
     body = {"prompt": "abcab", **GREEDY, "stream": True}
     with toy_client(stream_interval=1) as client:
         single = events(client.post("/v1/completions", json=body))
@@ -85,7 +87,7 @@ def test_one_token_a_chunk_and_many():
         assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == expected("abcab")
 
 
-def test_unknown_fields_are_listed(client):
+def test_unknown_fields_are_listed(client) -> None:
     answer = client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1, "colour": "red", "ü\n": 1})
     assert answer.status_code == 200
     assert "colour" in answer.headers["x-specdec-ignored"]
@@ -96,20 +98,20 @@ def test_unknown_fields_are_listed(client):
     ({"model": "gpt"}, 404, "model"), ({"temperature": -1}, 400, "temperature"), ({"n": 65}, 400, "n"),
     ({"max_tokens": 10**6}, 400, "max_tokens"), ({"prompt": []}, 400, "prompt"), ({"logprobs": 21}, 400, "logprobs"),
 ])  # fmt: skip
-def test_what_is_wrong_is_named(client, change: dict, status: int, param: str):
+def test_what_is_wrong_is_named(client, change: dict[str, Any], status: int, param: str) -> None:
     answer = client.post("/v1/completions", json={"prompt": "abc", "max_tokens": 3} | change)
     assert answer.status_code == status
     assert answer.json()["error"]["param"] == param
 
 
-def test_tokens_go_there_and_back(client):
+def test_tokens_go_there_and_back(client) -> None:
     tokens = client.post("/tokenize", json={"prompt": "abc"}).json()
     assert tokens["count"] == 3
     assert client.post("/detokenize", json={"tokens": tokens["tokens"]}).json() == {"prompt": "abc"}
     assert client.get("/tokenizer_info").status_code == 200
 
 
-def test_models_version_page_metrics_and_the_document(client):
+def test_models_version_page_metrics_and_the_document(client) -> None:
     listed = client.get("/v1/models").json()
     assert [model["id"] for model in listed["data"]] == ["toy"]
     assert client.get("/v1/models/toy").json() == listed["data"][0]
@@ -127,7 +129,7 @@ def test_models_version_page_metrics_and_the_document(client):
     assert "422" not in json.dumps(document["paths"])
 
 
-def test_a_full_queue_is_a_429(client):
+def test_a_full_queue_is_a_429(client) -> None:
     with toy_client(toy_engine(max_num_seqs=1), max_waiting=0) as small:
         bridge = small.models.all[0].bridge
         bridge._num_open += 1
@@ -139,7 +141,7 @@ def test_a_full_queue_is_a_429(client):
         assert small.models.all[0].metrics.num_refused[429] == 1
 
 
-def test_requests_that_are_being_prepared_have_places_and_bodies_of_others_are_not_read():
+def test_requests_that_are_being_prepared_have_places_and_bodies_of_others_are_not_read() -> None:
     with toy_client(toy_engine(max_num_seqs=1), max_waiting=0) as small:
         small.models.all[0].num_preparing += 1
         assert small.post("/v1/completions", content=b"no JSON").status_code == 429
@@ -147,7 +149,7 @@ def test_requests_that_are_being_prepared_have_places_and_bodies_of_others_are_n
         assert small.post("/v1/completions", content=b"no JSON").status_code == 415
 
 
-def test_a_full_server_that_is_going_away_says_that():
+def test_a_full_server_that_is_going_away_says_that() -> None:
     with toy_client(toy_engine(max_num_seqs=1), max_waiting=0) as small:
         bridge = small.models.all[0].bridge
         bridge._num_open += 1
@@ -157,23 +159,23 @@ def test_a_full_server_that_is_going_away_says_that():
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
 
 
-def test_a_request_that_leaves_no_token_is_its_own_fault(client):
+def test_a_request_that_leaves_no_token_is_its_own_fault(client) -> None:
     refused = client.post("/v1/completions", json={"prompt": "abc", "min_tokens": 4, "stop_token_ids": [*range(12)]})
     assert refused.status_code == 400
     assert "every token is banned" in refused.json()["error"]["message"]
 
 
-def test_what_the_page_asks_for_works_where_there_is_no_draft():
+def test_what_the_page_asks_for_works_where_there_is_no_draft() -> None:
     with toy_client(toy_engine(k=0)) as draftless:
         body = {"prompt": "abc", "stream": True, "speculative": {"details": True}, **GREEDY}
         assert draftless.post("/v1/completions", json=body).status_code == 200
 
 
-def test_the_tokenizer_of_each_model(client):
+def test_the_tokenizer_of_each_model(client) -> None:
     assert client.get("/tokenizer_info", params={"model": "none such"}).status_code == 404
 
 
-def test_loading_and_draining_are_503():
+def test_loading_and_draining_are_503() -> None:
     settings = Settings(Serve())
     models = toy_models(settings, load=False)
     models.all[0].state = "loading"
@@ -189,16 +191,16 @@ def test_loading_and_draining_are_503():
         assert client.post("/v1/completions", json={"prompt": "abc"}).status_code == 503
 
 
-def test_a_model_that_does_not_load_says_why():
+def test_a_model_that_does_not_load_says_why() -> None:
     models = toy_models(Settings(Serve()), load=False)
-    models.all[0]._load = lambda: 1 / 0
+    models.all[0]._load = stand_in(lambda: 1 / 0)
     models.all[0].load()
     with toy_client(models=models) as client:
         assert client.get("/health").json() == {"status": "failed"}
         assert "division by zero" in client.post("/v1/completions", json={"prompt": "a"}).json()["error"]["message"]
 
 
-def test_a_stuck_or_dead_engine_shows(monkeypatch):
+def test_a_stuck_or_dead_engine_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     with toy_client() as client:
         bridge = client.models.all[0].bridge
         monkeypatch.setattr(Bridge, "busy_seconds", 1000.0)
@@ -207,7 +209,7 @@ def test_a_stuck_or_dead_engine_shows(monkeypatch):
         assert client.get("/health").json() == {"status": "dead"}
 
 
-def test_a_scored_prompt_reaches_the_answer(client):
+def test_a_scored_prompt_reaches_the_answer(client) -> None:
     body = {"prompt": "abcab", "max_tokens": 0, "echo": True, "logprobs": 2}
     answer = client.post("/v1/completions", json=body)
     assert answer.status_code == 200, answer.text
@@ -218,7 +220,7 @@ def test_a_scored_prompt_reaches_the_answer(client):
     assert all(value < 0 for value in choice["logprobs"]["token_logprobs"][1:])
 
 
-def test_a_scored_prompt_is_written_off_the_event_loop_in_a_stream_too(client, monkeypatch):
+def test_a_scored_prompt_is_written_off_the_event_loop_in_a_stream_too(client, monkeypatch: pytest.MonkeyPatch) -> None:
     loops, prompt = [], CompletionLogprobs.prompt
 
     def watched(*given):
@@ -233,15 +235,15 @@ def test_a_scored_prompt_is_written_off_the_event_loop_in_a_stream_too(client, m
     assert loops == [None]
 
 
-def test_a_broken_draft_is_in_the_numbers():
+def test_a_broken_draft_is_in_the_numbers() -> None:
     engine = toy_engine()
-    engine.drafter.propose = lambda rows: 1 / 0
+    engine.drafter.propose = stand_in(lambda rows: 1 / 0)
     with toy_client(engine) as client:
         assert client.post("/v1/completions", json={"prompt": "abc", **GREEDY}).json()["choices"][0]["text"]
         assert "specdec:draft_failures_total" in client.get("/metrics").text
 
 
-def test_an_answer_that_takes_too_long_is_a_504():
+def test_an_answer_that_takes_too_long_is_a_504() -> None:
     with toy_client(request_timeout_seconds=0.02) as client:
         late = client.post("/v1/completions", json={"prompt": "abc", "max_tokens": 500, "ignore_eos": True})
         assert late.status_code in (200, 504)
@@ -250,7 +252,7 @@ def test_an_answer_that_takes_too_long_is_a_504():
             pass
 
 
-def test_prompts_are_logged_only_if_asked(caplog):
+def test_prompts_are_logged_only_if_asked(caplog: pytest.LogCaptureFixture) -> None:
     import logging
 
     logging.getLogger("specdec_cli").propagate = True
@@ -261,7 +263,7 @@ def test_prompts_are_logged_only_if_asked(caplog):
         assert any(getattr(record, "completion_tokens", None) == 1 for record in caplog.records)
 
 
-def test_several_models_are_loaded_when_asked_for():
+def test_several_models_are_loaded_when_asked_for() -> None:
     from specdec_cli.serve.models import Model, Models
 
     settings = Settings(Serve())

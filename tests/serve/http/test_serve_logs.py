@@ -2,6 +2,7 @@
 
 import json
 import logging
+from collections.abc import Iterator
 
 import pytest
 
@@ -9,7 +10,7 @@ from specdec_cli.serve.http.logs import configure_logs
 
 
 @pytest.fixture(autouse=True)
-def _tidy():
+def _tidy() -> Iterator[None]:
     yield
     for name in ("specdec_cli", "uvicorn"):
         logger = logging.getLogger(name)
@@ -21,7 +22,7 @@ def say(message: str, **facts) -> None:
     logging.getLogger("specdec_cli.serve.access").info(message, extra=facts)
 
 
-def test_json_lines_hold_every_fact(capsys):
+def test_json_lines_hold_every_fact(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logs("json")
     say("GET /v1/models", request_id="r1", status=200, seconds=0.25)
     line = json.loads(capsys.readouterr().err)
@@ -31,7 +32,7 @@ def test_json_lines_hold_every_fact(capsys):
     }  # fmt: skip
 
 
-def test_text_lines_stay_lines(capsys):
+def test_text_lines_stay_lines(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logs("text")
     say("GET /a\nERROR forged\x1b[31m", request_id="r1", prompt="two\nlines")
     lines = capsys.readouterr().err.splitlines()
@@ -40,7 +41,7 @@ def test_text_lines_stay_lines(capsys):
     assert lines[0].endswith('request_id=r1 prompt="two\\nlines"')
 
 
-def test_quiet_says_errors_only(capsys):
+def test_quiet_says_errors_only(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logs("text", is_quiet=True)
     say("nothing")
     logging.getLogger("specdec_cli.serve").error("something")

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from typing import Any
 
 import pytest
 from toy_engine import toy_engine
@@ -15,7 +16,7 @@ from specdec_cli.serve.settings import Settings
 SETTINGS = Settings(Serve())
 
 
-def model(name: str = "toy", **given: object) -> Model:
+def model(name: str = "toy", **given: Any) -> Model:
     return Model(name, lambda: served_engine(toy_engine()), SETTINGS, **given)
 
 
@@ -35,7 +36,7 @@ def ready():
         ("http://[::]:9", "http://[::1]:9"),
     ],
 )
-def test_it_names_target_draft_k_page_and_a_request(ready, url: str, near: str):
+def test_it_names_target_draft_k_page_and_a_request(ready, url: str, near: str) -> None:
     first, what, page = ready_lines(ready, url)
     assert first == f"serving toy at {url}"
     assert what == "target big, draft small (int8), k = 5"
@@ -45,11 +46,11 @@ def test_it_names_target_draft_k_page_and_a_request(ready, url: str, near: str):
     assert json.loads(words[-1])["messages"]
 
 
-def test_with_keys_the_request_brings_one(ready):
+def test_with_keys_the_request_brings_one(ready) -> None:
     assert '-H "Authorization: Bearer $MY_KEYS"' in curl_line(ready, "http://h:1", "MY_KEYS")
 
 
-def test_without_a_template_the_request_is_a_completion(ready):
+def test_without_a_template_the_request_is_a_completion(ready) -> None:
     ready.all[0].facts.tokenizer.hf.chat_template = None
     curl = curl_line(ready, "http://h:1", None)
     assert "/v1/completions" in curl
@@ -57,13 +58,13 @@ def test_without_a_template_the_request_is_a_completion(ready):
 
 
 @pytest.mark.parametrize("given", [{}, {"draft": "small", "num_speculative_tokens": 0}])
-def test_without_a_draft_it_says_so(given: dict):
+def test_without_a_draft_it_says_so(given: dict[str, Any]) -> None:
     models = toy_models(SETTINGS, load=False)
     models.all[0] = model(**given)
     assert list(ready_lines(models, "http://h:1"))[1] == "target toy, no draft"
 
 
-def test_of_several_models_each_is_named():
+def test_of_several_models_each_is_named() -> None:
     models = Models([model("one's"), model("two")])
     lines = list(ready_lines(models, "http://h:1"))
     assert lines[1:3] == ["one's: target one's, no draft", "two: target two, no draft"]

@@ -9,10 +9,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from toy_engine import TableLM, toy_engine
 from toy_server import toy_models
+from typed import not_none, stand_in
 
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.recipe.schema import Serve
@@ -38,10 +40,11 @@ OPENED: list[http.client.HTTPConnection | http.client.HTTPResponse] = []
 
 
 @contextmanager
-def running(target: TableLM | None = None, **serve: object) -> Iterator[tuple[Server, list]]:
+def running(target: TableLM | None = None, **serve: Any) -> Iterator[tuple[Server, list[Any]]]:
     settings = Settings(Serve(port=0, **serve))
     models = toy_models(settings, toy_engine(target=target or SlowLM(), k=0))
-    server, ended = Server(models, settings, listen("127.0.0.1", 0)), []
+    server = Server(models, settings, listen("127.0.0.1", 0))
+    ended: list[Any] = []
 
     def serve_forever() -> None:
         try:
@@ -70,19 +73,22 @@ def until(condition, seconds: float = 20.0) -> None:
 
 
 def connect(server: Server) -> http.client.HTTPConnection:
-    OPENED.append(http.client.HTTPConnection(*server.listener.getsockname()[:2], timeout=20))
-    return OPENED[-1]
+    host, port = server.listener.getsockname()[:2]
+    opened = http.client.HTTPConnection(host, port, timeout=20)
+    OPENED.append(opened)
+    return opened
 
 
-def post(server: Server, body: dict) -> http.client.HTTPConnection:
+def post(server: Server, body: dict[str, Any]) -> http.client.HTTPConnection:
     connection = connect(server)
     connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
     return connection
 
 
 def answer(connection: http.client.HTTPConnection) -> http.client.HTTPResponse:
-    OPENED.append(connection.getresponse())
-    return OPENED[-1]
+    answered = connection.getresponse()
+    OPENED.append(answered)
+    return answered
 
 
 def status(server: Server, path: str = "/health") -> int:
@@ -91,7 +97,7 @@ def status(server: Server, path: str = "/health") -> int:
     return answer(connection).status
 
 
-def test_a_client_that_goes_away_ends_its_request_streaming_or_not():
+def test_a_client_that_goes_away_ends_its_request_streaming_or_not() -> None:
     with running() as (server, _):
         bridge = server.models.all[0].bridge
         num_aborted = server.models.all[0].metrics.num_finished
@@ -108,11 +114,11 @@ def test_a_client_that_goes_away_ends_its_request_streaming_or_not():
         assert not bridge.engine.has_work
 
 
-def test_draining_finishes_what_runs_and_refuses_what_comes():
+def test_draining_finishes_what_runs_and_refuses_what_comes() -> None:
     with running() as (server, ended):
         response = answer(post(server, LONG))
         first = response.read(20)
-        server._loop.call_soon_threadsafe(server.begin_drain)
+        not_none(server._loop).call_soon_threadsafe(server.begin_drain)
         until(lambda: server.models.is_draining)
         assert status(server) == 503
         assert answer(post(server, LONG)).status == 503
@@ -123,17 +129,17 @@ def test_draining_finishes_what_runs_and_refuses_what_comes():
     assert ended == [0]
 
 
-def test_a_drain_that_takes_too_long_cuts_off_with_an_error():
+def test_a_drain_that_takes_too_long_cuts_off_with_an_error() -> None:
     with running(drain_timeout_seconds=0.05) as (server, ended):
         response = answer(post(server, LONG))
         response.read(20)
-        server._loop.call_soon_threadsafe(server.begin_drain)
+        not_none(server._loop).call_soon_threadsafe(server.begin_drain)
         assert b'"code":"shutting_down"' in response.read()
         until(lambda: ended)
     assert ended == [0]
 
 
-def test_a_dead_engine_ends_the_process_with_an_error():
+def test_a_dead_engine_ends_the_process_with_an_error() -> None:
     target = SlowLM()
     with running(target) as (server, ended):
         response = answer(post(server, LONG))
@@ -144,7 +150,7 @@ def test_a_dead_engine_ends_the_process_with_an_error():
     assert isinstance(ended[0], RunError)
 
 
-def test_silence_is_filled_with_comments():
+def test_silence_is_filled_with_comments() -> None:
     class Sleepy(SlowLM):
         def score(self, rows):
             time.sleep(0.15)
@@ -156,14 +162,14 @@ def test_silence_is_filled_with_comments():
     assert text.endswith(b"data: [DONE]\n\n")
 
 
-def test_a_time_limit_ends_a_stream_with_an_error():
+def test_a_time_limit_ends_a_stream_with_an_error() -> None:
     with running(request_timeout_seconds=0.3) as (server, _):
         text = answer(post(server, LONG)).read()
         assert b'"code":"timeout"' in text
         until(lambda: server.models.all[0].bridge.num_open == 0)
 
 
-def test_headers_that_are_too_long_are_refused():
+def test_headers_that_are_too_long_are_refused() -> None:
     with running() as (server, _):
         connection = connect(server)
         connection.putrequest("GET", "/health")
@@ -172,7 +178,7 @@ def test_headers_that_are_too_long_are_refused():
         assert answer(connection).status in (400, 431)
 
 
-def test_a_port_in_use_is_one_sentence():
+def test_a_port_in_use_is_one_sentence() -> None:
     taken = listen("127.0.0.1", 0)
     port = taken.getsockname()[1]
     with pytest.raises(RunError, match=f"`{port}`"):
@@ -185,10 +191,10 @@ def test_a_port_in_use_is_one_sentence():
         listen("no such host", 1)
 
 
-def test_a_full_collection_no_longer_looks_at_what_loading_brought():
+def test_a_full_collection_no_longer_looks_at_what_loading_brought() -> None:
     loaded = SimpleNamespace(settled=threading.Event())
     before = gc.get_freeze_count()
-    leave_loaded_alone(SimpleNamespace(all=[loaded]))
+    leave_loaded_alone(stand_in(SimpleNamespace(all=[loaded])))
     assert gc.get_freeze_count() == before
     loaded.settled.set()
     try:

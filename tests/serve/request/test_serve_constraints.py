@@ -1,9 +1,11 @@
 """Issue point 11: a constraint under any server's name is enforced or a 400, never left out without a word."""
 
 import json
+from typing import Any
 
 import pytest
 from requests_for_tests import TOOL, TOOL_TEMPLATE, chat, completion, facts
+from typed import not_none
 
 from specdec_cli.serve.errors import ApiError
 from specdec_cli.serve.protocol import ChatCompletionRequest
@@ -75,18 +77,18 @@ ENFORCED = [
 
 @pytest.mark.parametrize(("kind", "fields"), ENFORCED, ids=[json.dumps(fields)[:60] for _, fields in ENFORCED])
 @pytest.mark.parametrize("ask", [chat, completion])
-def test_11_a_constraint_is_enforced_under_every_name(ask, kind: str, fields: dict):
+def test_11_a_constraint_is_enforced_under_every_name(ask, kind: str, fields: dict[str, Any]) -> None:
     over = facts()
     prepared = ask(over=over, **fields)
     assert prepared.plan.constraint in _paths("", fields)
     fitting, other = FITS[kind]
     for text, fits in ((fitting, True), (other, False)):
-        tokens = over.tokenizer.encode(text, add_special_tokens=False)
+        tokens = not_none(over.tokenizer).encode(text, add_special_tokens=False)
         matcher = prepared.jobs[0].grammar.start(over.num_tokens, {0})
         assert _accepts(matcher, tokens) == fits, text
 
 
-def _paths(prefix: str, value: object) -> set[str]:
+def _paths(prefix: str, value: Any) -> set[str]:
     if not isinstance(value, dict):
         return {prefix}
     return {prefix}.union(*(_paths(f"{prefix}.{name}".lstrip("."), one) for name, one in value.items()))
@@ -156,7 +158,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("fields", "param"), REFUSED, ids=[json.dumps(fields)[:60] for fields, _ in REFUSED])
 @pytest.mark.parametrize("ask", [chat, completion])
-def test_11_what_is_not_enforced_is_a_400_that_names_it(ask, fields: dict, param: str):
+def test_11_what_is_not_enforced_is_a_400_that_names_it(ask, fields: dict[str, Any], param: str) -> None:
     with pytest.raises(ApiError) as refused:
         ask(**fields)
     assert (refused.value.status, refused.value.param) == (400, param)
@@ -174,21 +176,21 @@ def test_11_what_is_not_enforced_is_a_400_that_names_it(ask, fields: dict, param
     ],
 )
 @pytest.mark.parametrize("ask", [chat, completion])
-def test_11_neutral_values_are_no_constraint(ask, fields: dict):
+def test_11_neutral_values_are_no_constraint(ask, fields: dict[str, Any]) -> None:
     assert ask(**fields).jobs[0].grammar is None
 
 
-def test_11_a_schema_that_allows_everything_is_still_json():
+def test_11_a_schema_that_allows_everything_is_still_json() -> None:
     for fields in ({"format": {}}, {"json_schema": {}}, {"json_schema": True}, {"schema": {}}):
         body = ChatCompletionRequest.model_validate(
             {"messages": [], **fields} | {"messages": [{"role": "user", "content": ""}]}
         )
-        assert find_constraint(body).kind == "json_schema"
+        assert not_none(find_constraint(body)).kind == "json_schema"
     with pytest.raises(ApiError):
         chat(json_schema=False)
 
 
-def test_11_a_constraint_of_any_name_does_not_go_with_tools():
+def test_11_a_constraint_of_any_name_does_not_go_with_tools() -> None:
     with pytest.raises(ApiError) as refused:
         chat(over=facts(TOOL_TEMPLATE), tools=[TOOL], grammar=GBNF)
     assert (refused.value.status, refused.value.param) == (400, "grammar")

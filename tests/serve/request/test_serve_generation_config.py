@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from requests_for_tests import completion
@@ -26,7 +27,7 @@ ASKED = {"temperature": 0.6, "top_p": 0.9, "top_k": 7, "min_p": 0.05, "repetitio
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory) -> Path:
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = make_tiny("llama", tmp_path_factory.mktemp("generation"), seed=3)
     letter_tokenizer().save_pretrained(folder)
     return folder
@@ -43,7 +44,7 @@ def served(folder: Path, *sets: str) -> Models:
     return models
 
 
-def write(folder: Path, given: dict) -> None:
+def write(folder: Path, given: dict[str, Any]) -> None:
     (folder / FILE).write_text(json.dumps(given))
 
 
@@ -51,7 +52,7 @@ def prepared(models: Models, **fields):
     return completion(over=models.all[0].facts, prompt="the end", **fields).jobs[0].params
 
 
-def test_point_14_a_silent_request_takes_the_checkpoints_values(model: Path):
+def test_point_14_a_silent_request_takes_the_checkpoints_values(model: Path) -> None:
     write(model, ASKED | {"eos_token_id": [5, 7]})
     models = served(model)
     params = prepared(models)
@@ -71,7 +72,7 @@ def test_point_14_a_silent_request_takes_the_checkpoints_values(model: Path):
     assert models.stop()
 
 
-def test_what_was_set_for_the_server_goes_before_it(model: Path):
+def test_what_was_set_for_the_server_goes_before_it(model: Path) -> None:
     write(model, ASKED)
     models = served(model, "sampling.temperature=0.2", "sampling.max_new_tokens=5")
     params = prepared(models)
@@ -84,7 +85,7 @@ def test_what_was_set_for_the_server_goes_before_it(model: Path):
     assert models.stop()
 
 
-def test_none_and_another_folder(model: Path, tmp_path: Path):
+def test_none_and_another_folder(model: Path, tmp_path: Path) -> None:
     write(model, ASKED | {"eos_token_id": 5})
     models = served(model, "target.generation_config=none")
     assert (prepared(models).temperature, prepared(models).top_k) == (1.0, None)
@@ -97,7 +98,7 @@ def test_none_and_another_folder(model: Path, tmp_path: Path):
     assert models.stop()
 
 
-def test_do_not_sample_is_greedy_and_a_greedy_server_stays_so(model: Path):
+def test_do_not_sample_is_greedy_and_a_greedy_server_stays_so(model: Path) -> None:
     write(model, {"do_sample": False})
     models = served(model)
     assert prepared(models).temperature == 0
@@ -108,7 +109,7 @@ def test_do_not_sample_is_greedy_and_a_greedy_server_stays_so(model: Path):
     assert models.stop()
 
 
-def test_what_is_not_applied_is_logged(model: Path, caplog):
+def test_what_is_not_applied_is_logged(model: Path, caplog: pytest.LogCaptureFixture) -> None:
     import logging
 
     logging.getLogger("specdec_cli").propagate = True
@@ -122,7 +123,9 @@ def test_what_is_not_applied_is_logged(model: Path, caplog):
     ("given", "said"),
     [("{", "cannot be read"), ('{"top_p": 7}', "`top_p` must be"), ('{"eos_token_id": "x"}', "`eos_token_id` must be")],
 )
-def test_a_broken_file_says_so_everywhere(model: Path, capsys, given: str, said: str):
+def test_a_broken_file_says_so_everywhere(
+    model: Path, capsys: pytest.CaptureFixture[str], given: str, said: str
+) -> None:
     (model / FILE).write_text(given)
     for words in (["generate", "a", "-n", "2", "-d", "none"], ["doctor", "-d", "none"]):
         assert run([*words, "-t", str(model)]) == 1
@@ -130,7 +133,9 @@ def test_a_broken_file_says_so_everywhere(model: Path, capsys, given: str, said:
     write(model, {})
 
 
-def test_point_14_generate_ends_at_every_end_token_of_another_folder(model: Path, tmp_path: Path, capsys):
+def test_point_14_generate_ends_at_every_end_token_of_another_folder(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write(model, {})
     words = ["generate", "the end", "-t", str(model), "-d", "none", "-n", "30", "--json"]
     assert run(words) == 0
@@ -145,7 +150,7 @@ def test_point_14_generate_ends_at_every_end_token_of_another_folder(model: Path
     assert "is not a folder with a" in capsys.readouterr().err
 
 
-def test_doctor_shows_what_applies(model: Path, capsys):
+def test_doctor_shows_what_applies(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(model, ASKED | {"eos_token_id": [5, 7], "num_beams": 2})
     assert run(["doctor", "-t", str(model), "-d", "ngram", "--json"]) == 0
     said = capsys.readouterr()

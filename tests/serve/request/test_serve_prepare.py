@@ -1,9 +1,11 @@
 """Requests become jobs: prompts, seeds, lengths, speculation, templates, tools, structured outputs."""
 
 import json
+from typing import Any
 
 import pytest
 from requests_for_tests import TOOL, TOOL_TEMPLATE, USER, chat, completion, facts, tokenizer
+from typed import not_none
 
 from specdec_cli.sampling.params import SamplingParams
 from specdec_cli.serve.constraint import force_tools
@@ -17,25 +19,25 @@ from specdec_cli.serve.request.tokens import detokenize, tokenize, tokenizer_inf
     ("prompt", "expected"),
     [("ab", ["ab"]), (["ab", "c"], ["ab", "c"]), ([5, 6], [[5, 6]]), ([[5], [6, 7]], [[5], [6, 7]])],
 )
-def test_every_form_of_prompt(prompt, expected):
+def test_every_form_of_prompt(prompt, expected) -> None:
     encode = tokenizer().encode
     jobs = completion(prompt=prompt).jobs
     assert [list(job.token_ids) for job in jobs] == [encode(p) if isinstance(p, str) else p for p in expected]
 
 
-def test_choices_are_prompt_by_prompt_and_index_the_noise():
+def test_choices_are_prompt_by_prompt_and_index_the_noise() -> None:
     prepared = completion(prompt=["a", "b"], n=2, seed=7)
     assert [job.params.index for job in prepared.jobs] == [0, 1, 2, 3]
     assert prepared.jobs[0].token_ids == prepared.jobs[1].token_ids != prepared.jobs[2].token_ids
     assert {job.params.seed for job in prepared.jobs} == {7}
 
 
-def test_a_seed_is_drawn_for_each_request_unless_given():
+def test_a_seed_is_drawn_for_each_request_unless_given() -> None:
     assert completion().jobs[0].params.seed != completion().jobs[0].params.seed
     assert completion(seed=2**63 - 1).jobs[0].params.seed == 2**63 - 1
 
 
-def test_lengths_by_default_and_by_wish():
+def test_lengths_by_default_and_by_wish() -> None:
     assert completion().jobs[0].params.max_new_tokens == 16
     prepared = chat()
     assert prepared.jobs[0].params.max_new_tokens == 512 - len(prepared.jobs[0].token_ids)
@@ -44,8 +46,8 @@ def test_lengths_by_default_and_by_wish():
     assert completion(prompt=[5] * 600, truncate_prompt_tokens=4, max_tokens=1).jobs[0].token_ids == (5,) * 4
 
 
-def test_sampling_fields_arrive():
-    given = {"temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1}
+def test_sampling_fields_arrive() -> None:
+    given: dict[str, Any] = {"temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1}
     params = completion(**given, stop="x", logit_bias={"5": -100}, min_tokens=2, ignore_eos=True).jobs[0].params
     assert {name: getattr(params, name) for name in given} == given
     assert (params.stop, params.logit_bias, params.min_tokens, params.ignore_eos) == (("x",), {5: -100}, 2, True)
@@ -53,7 +55,7 @@ def test_sampling_fields_arrive():
     assert completion(top_k=-1).jobs[0].params.top_k is completion(top_k=0).jobs[0].params.top_k is None
 
 
-def test_a_prompt_is_scored_for_echo_with_logprobs():
+def test_a_prompt_is_scored_for_echo_with_logprobs() -> None:
     job = completion(echo=True, max_tokens=0, logprobs=1).jobs[0]
     assert (job.prompt_logprobs, job.decodes) == (1, False)
     job = completion(echo=True, max_tokens=1, logprobs=1).jobs[0]
@@ -71,18 +73,18 @@ def test_a_prompt_is_scored_for_echo_with_logprobs():
         ({"prediction": {"type": "content", "content": ""}}, (None, None, None)),
     ],
 )
-def test_speculation_is_the_requests_own(fields: dict, expected: tuple):
+def test_speculation_is_the_requests_own(fields: dict[str, Any], expected: tuple[Any, ...]) -> None:
     job = completion(**fields).jobs[0]
     assert (job.num_speculative_tokens, job.draft, job.prediction) == expected
 
 
-def test_a_prediction_is_tokens_without_special_ones():
+def test_a_prediction_is_tokens_without_special_ones() -> None:
     parts = [{"type": "text", "text": "hello"}]
     job = chat(prediction={"type": "content", "content": parts}).jobs[0]
-    assert list(job.prediction) == tokenizer().encode("hello", add_special_tokens=False)
+    assert list(not_none(job.prediction)) == tokenizer().encode("hello", add_special_tokens=False)
 
 
-def test_text_parts_developer_and_calls_reach_the_template():
+def test_text_parts_developer_and_calls_reach_the_template() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
     messages = [
         {"role": "developer", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
@@ -90,22 +92,22 @@ def test_text_parts_developer_and_calls_reach_the_template():
     ]
     given = facts(TOOL_TEMPLATE)
     job = chat(over=given, messages=messages, tools=[TOOL], chat_template_kwargs={"enable_thinking": True}).jobs[0]
-    text = given.tokenizer.decode(job.token_ids, skip_special_tokens=False)
+    text = not_none(given.tokenizer).decode(job.token_ids, skip_special_tokens=False)
     assert "<|system|>a\nb" in text.replace("<|system|> ", "<|system|>")
     assert "Rome" in text
     assert '"weather"' in text
     assert "think" in text
 
 
-def test_tools_are_read_by_the_templates_format():
+def test_tools_are_read_by_the_templates_format() -> None:
     given = facts(TOOL_TEMPLATE)
     prepared = chat(over=given, tools=[TOOL], parallel_tool_calls=False)
-    assert (prepared.plan.tools.form, prepared.plan.tools.only_one) == ("hermes", True)
+    assert (not_none(prepared.plan.tools).form, not_none(prepared.plan.tools).only_one) == ("hermes", True)
     assert prepared.jobs[0].params.skip_special_tokens is False
     assert chat(over=given, tools=[TOOL], tool_choice="none").plan.tools is None
 
 
-def test_forced_tools_are_a_schema():
+def test_forced_tools_are_a_schema() -> None:
     other = {"type": "function", "function": {"name": "g", "parameters": {"$ref": "#/$defs/x", "$defs": {"x": {}}}}}
     tools = [Tool.model_validate(TOOL), Tool.model_validate(other)]
     schema = json.loads(force_tools(tools, None, only_one=True).source)
@@ -115,20 +117,20 @@ def test_forced_tools_are_a_schema():
     assert json.loads(force_tools(tools, "weather", only_one=False).source) == {"type": "object"}
 
 
-def test_structured_outputs_become_grammars():
+def test_structured_outputs_become_grammars() -> None:
     pytest.importorskip("llguidance", reason="needs the extra `structured`")
     assert completion(structured_outputs={"choice": ["yes", "no"]}).jobs[0].grammar is not None
     assert chat(response_format={"type": "json_object"}).jobs[0].grammar is not None
     forced = chat(over=facts(TOOL_TEMPLATE), tools=[TOOL], tool_choice="required")
     assert forced.jobs[0].grammar is not None
-    assert forced.plan.tools.form == "required"
+    assert not_none(forced.plan.tools).form == "required"
 
 
-def test_the_keys_salt_and_the_requests_are_joined():
+def test_the_keys_salt_and_the_requests_are_joined() -> None:
     assert completion(cache_salt="x").jobs[0].cache_salt == "/x"
 
 
-def test_tokens_there_and_back():
+def test_tokens_there_and_back() -> None:
     given = facts()
     answer = tokenize(TokenizeRequest(prompt="hello there", return_token_strs=True), given)
     assert answer["count"] == len(answer["tokens"]) == len(answer["token_strs"])
@@ -141,8 +143,14 @@ def test_tokens_there_and_back():
     assert [info[f"{name}_token"] for name in ("bos", "eos", "pad", "unk")] == ["<s>", "</s>", None, "<unk>"]
 
 
-def test_what_somebody_set_for_the_server_holds_where_a_request_is_silent():
-    values = {"stop": ("x",), "stop_token_ids": (7,), "logit_bias": {5: -1.0}, "min_tokens": 2, "seed": 11}
+def test_what_somebody_set_for_the_server_holds_where_a_request_is_silent() -> None:
+    values: dict[str, Any] = {
+        "stop": ("x",),
+        "stop_token_ids": (7,),
+        "logit_bias": {5: -1.0},
+        "min_tokens": 2,
+        "seed": 11,
+    }
     named = Defaults(SamplingParams(max_new_tokens=9, **values), frozenset({*values, "max_new_tokens"}))
     over = facts(sampling=named)
     for prepared in (completion(over=over), chat(over=over)):
@@ -158,7 +166,7 @@ def test_what_somebody_set_for_the_server_holds_where_a_request_is_silent():
     assert (params.seed, params.max_new_tokens) == (3, 4)
 
 
-DRAFTLESS = {"drafters": ("none", "ngram", "prediction")}
+DRAFTLESS: dict[str, Any] = {"drafters": ("none", "ngram", "prediction")}
 PREDICTION = {"type": "content", "content": "hello"}
 
 
@@ -176,26 +184,28 @@ PREDICTION = {"type": "content", "content": "hello"}
         ({}, {"speculative": {"details": True}}, "speculative.details"),
     ],
 )
-def test_speculation_that_would_not_take_place_is_refused(server: dict, fields: dict, field: str):
+def test_speculation_that_would_not_take_place_is_refused(
+    server: dict[str, Any], fields: dict[str, Any], field: str
+) -> None:
     with pytest.raises(ApiError) as refused:
         chat(over=facts(**server), **fields)
     assert (refused.value.status, refused.value.param) == (400, field)
 
 
-def test_a_server_that_reads_a_text_of_its_own_drafts_for_requests_without_one():
+def test_a_server_that_reads_a_text_of_its_own_drafts_for_requests_without_one() -> None:
     server = facts(drafters=("prediction", "none", "ngram"))
     assert completion(over=server).jobs[0].draft is None
     assert completion(over=server, speculative={"draft": "prediction"}).jobs[0].draft == "prediction"
 
 
-def test_a_prediction_is_no_longer_than_a_context():
-    given = {"type": "content", "content": "hello " * 600}
+def test_a_prediction_is_no_longer_than_a_context() -> None:
+    given: dict[str, Any] = {"type": "content", "content": "hello " * 600}
     with pytest.raises(ApiError) as refused:
         completion(prediction=given)
     assert (refused.value.status, refused.value.param) == (400, "prediction")
 
 
-def test_where_the_server_verifies_greedily_a_request_does_not_sample():
+def test_where_the_server_verifies_greedily_a_request_does_not_sample() -> None:
     server = facts(sampling=Defaults(SamplingParams(), is_greedy=True))
     assert completion(over=server).jobs[0].params.temperature == 0
     with pytest.raises(ApiError) as refused:
@@ -211,13 +221,13 @@ def test_where_the_server_verifies_greedily_a_request_does_not_sample():
         ("reasoning", "because"),
     ],
 )
-def test_what_of_a_turn_the_template_does_not_read_is_refused(field: str, value: object):
+def test_what_of_a_turn_the_template_does_not_read_is_refused(field: str, value: Any) -> None:
     with pytest.raises(ApiError) as refused:
         chat(messages=[*USER, {"role": "assistant", "content": "a", field: value}, *USER])
     assert (refused.value.status, refused.value.param) == (400, f"messages[1].{field}")
 
 
-def test_another_draft_stands_in_where_the_server_has_none():
+def test_another_draft_stands_in_where_the_server_has_none() -> None:
     job = completion(over=facts(**DRAFTLESS), speculative={"enabled": True, "draft": "ngram"}).jobs[0]
     assert (job.num_speculative_tokens, job.draft) == (None, "ngram")
     assert completion(over=facts(**DRAFTLESS)).jobs[0].num_speculative_tokens == 0
@@ -251,7 +261,9 @@ def test_another_draft_stands_in_where_the_server_has_none():
         ("reasoning_content", {"messages": [*USER, {"role": "assistant", "reasoning": "so"}]}, "messages[1].reasoning"),
     ],
 )
-def test_12_a_name_that_merely_occurs_in_the_template_is_refused(source: str, fields: dict, param: str):
+def test_12_a_name_that_merely_occurs_in_the_template_is_refused(
+    source: str, fields: dict[str, Any], param: str
+) -> None:
     template = source + "{% for m in messages %}{{ m.content }}{% endfor %}"
     with pytest.raises(ApiError) as refused:
         chat(over=facts(template), **fields)
@@ -259,17 +271,19 @@ def test_12_a_name_that_merely_occurs_in_the_template_is_refused(source: str, fi
 
 
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
-def test_12_reasoning_goes_in_under_the_name_that_the_template_reads(name: str):
+def test_12_reasoning_goes_in_under_the_name_that_the_template_reads(name: str) -> None:
     over = facts("{% for m in messages %}{{ m.content }}{{ m.get('" + name + "', '') }}{% endfor %}")
     messages = [*USER, {"role": "assistant", "content": "a", "reasoning_content": "because"}]
     job = chat(over=over, messages=messages).jobs[0]
-    assert "because" in over.tokenizer.decode(job.token_ids)
+    assert "because" in not_none(over.tokenizer).decode(job.token_ids)
 
 
-def test_12_a_developer_is_a_system_message_where_the_template_compares_no_role_with_it():
+def test_12_a_developer_is_a_system_message_where_the_template_compares_no_role_with_it() -> None:
     turns = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
     messages = [{"role": "developer", "content": "be brief"}]
     for source, role in ((turns + "{# developer #}", "system"), (turns + "{{ 1 if x == 'developer' }}", "developer")):
         over = facts(source)
-        text = over.tokenizer.decode(chat(over=over, messages=messages).jobs[0].token_ids, skip_special_tokens=False)
+        text = not_none(over.tokenizer).decode(
+            chat(over=over, messages=messages).jobs[0].token_ids, skip_special_tokens=False
+        )
         assert f"<{role}>" in text.replace(" ", "")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from requests_for_tests import TOOL, chat, facts, tokenizer
 from test_serve_respond import streamed, whole
+from typed import not_none
 
 from specdec_cli.engine.jobs.records import Delta
 from specdec_cli.serve.errors import ApiError
@@ -50,7 +52,7 @@ def given(parser: str, template: str = PLAIN) -> Facts:
     return facts(template, reasoning_parser=parser)
 
 
-def deltas(text: str, seed: int | None = None, reason: str = "stop") -> list[Delta]:
+def deltas(text: str, seed: int | None = None, reason: Any = "stop") -> list[Delta]:
     """A text as the engine gives it, cut at random into steps."""
     tokens, stream, found = tokenizer().encode(text, False), tokenizer().stream(), []
     draw = random.Random(seed)
@@ -61,7 +63,7 @@ def deltas(text: str, seed: int | None = None, reason: str = "stop") -> list[Del
     return [*found, Delta(stream.finish(), finish_reason=reason)]
 
 
-def folded(chunks: list[dict]) -> tuple[str, str, list[dict]]:
+def folded(chunks: list[dict[str, Any]]) -> tuple[str, str, list[dict[str, Any]]]:
     """Reasoning, content and calls of a stream."""
     thought, said, calls = "", "", []
     for chunk in chunks:
@@ -75,7 +77,7 @@ def folded(chunks: list[dict]) -> tuple[str, str, list[dict]]:
 
 
 @pytest.mark.parametrize(("parser", "template", "text", "thought", "said"), CASES)
-def test_thinking_is_apart_whole_and_streamed(parser: str, template: str, text: str, thought: str, said: str):
+def test_thinking_is_apart_whole_and_streamed(parser: str, template: str, text: str, thought: str, said: str) -> None:
     over = given(parser, template)
     document = whole(chat(over=over), deltas(text), over)
     message = document["choices"][0]["message"]
@@ -95,7 +97,7 @@ def test_thinking_is_apart_whole_and_streamed(parser: str, template: str, text: 
 
 
 @pytest.mark.parametrize("parser", [case[0] for case in CASES])
-def test_letters_one_by_one_read_as_the_whole(parser: str):
+def test_letters_one_by_one_read_as_the_whole(parser: Any) -> None:
     for begins in ("thinking", "undecided", "content"):
         plan = ReasoningPlan(markers_of(parser), begins)
         for text in (case[2] for case in CASES):
@@ -107,21 +109,21 @@ def test_letters_one_by_one_read_as_the_whole(parser: str):
             ]
 
 
-def test_a_thought_that_is_cut_is_no_answer():
+def test_a_thought_that_is_cut_is_no_answer() -> None:
     over = given("qwen3", OPENS)
     choice = whole(chat(over=over), deltas("on and on", reason="length"), over)["choices"][0]
     assert (choice["message"]["content"], choice["finish_reason"]) == (None, "length")
     assert choice["message"]["reasoning_content"] == "on and on"
 
 
-def test_thinking_is_switched_off_by_the_templates_variable():
+def test_thinking_is_switched_off_by_the_templates_variable() -> None:
     over = given("deepseek_r1", SWITCHED)
     off = chat(over=over, chat_template_kwargs={"thinks": False})
     assert whole(off, deltas("Yes."), over)["choices"][0]["message"]["content"] == "Yes."
     assert whole(chat(over=over), deltas("a</think>b"), over)["choices"][0]["message"]["content"] == "b"
 
 
-def test_a_last_turn_that_goes_on_says_where_its_thought_stands():
+def test_a_last_turn_that_goes_on_says_where_its_thought_stands() -> None:
     over = given("qwen3", "{% for m in messages %}{{ m.content }}{% endfor %}")
     for begun, text, thought in [("<think>so", " far</think>b", " far"), ("<think>so</think>a", "b", None)]:
         messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": begun}]
@@ -130,7 +132,7 @@ def test_a_last_turn_that_goes_on_says_where_its_thought_stands():
         assert (message["reasoning"], message["content"]) == (thought, "b")
 
 
-def test_an_earlier_turns_thought_does_not_count():
+def test_an_earlier_turns_thought_does_not_count() -> None:
     over = given("qwen3")
     messages = [{"role": "user", "content": "x <think> y </think>"}, {"role": "user", "content": "z <think>a"}]
     message = whole(chat(over=over, messages=messages), deltas("Yes."), over)["choices"][0]["message"]
@@ -138,7 +140,7 @@ def test_an_earlier_turns_thought_does_not_count():
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_tool_calls_come_after_the_thought(seed: int):
+def test_tool_calls_come_after_the_thought(seed: int) -> None:
     over = facts(TOOLS, reasoning_parser="qwen3", tool_call_parser="hermes")
     text = f"<think>{CALL}</think>Well.\n{CALL}"
     prepared = chat(over=over, tools=[TOOL])
@@ -153,7 +155,7 @@ def test_tool_calls_come_after_the_thought(seed: int):
     assert "".join(call["function"].get("arguments", "") for call in calls) == '{"city": "Rome"}'
 
 
-def test_a_forced_call_after_a_thought_and_none_where_the_thought_is_cut():
+def test_a_forced_call_after_a_thought_and_none_where_the_thought_is_cut() -> None:
     over = given("qwen3", TOOLS)
     forced = {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "weather"}}}
     message = whole(chat(over=over, **forced), deltas('<think>a</think>{"city":"Rome"}'), over)["choices"][0]["message"]
@@ -163,11 +165,11 @@ def test_a_forced_call_after_a_thought_and_none_where_the_thought_is_cut():
     assert cut["finish_reason"] == "length"
 
 
-def test_a_grammar_binds_the_answer_alone():
+def test_a_grammar_binds_the_answer_alone() -> None:
     for template, begins in [(OPENS, "a</think>"), (PLAIN, "<think>a</think>"), (PLAIN, "")]:
         over = given("qwen3", template)
         job = chat(over=over, structured_outputs={"regex": "[0-9]{2}"}).jobs[0]
-        matcher = job.grammar.start(over.num_tokens, (2,), (2,))
+        matcher = not_none(job.grammar).start(over.num_tokens, (2,), (2,))
         tokens = tokenizer().encode(f"{begins}42", False)
         for token in tokens:
             assert matcher.allowed[token]
@@ -175,10 +177,10 @@ def test_a_grammar_binds_the_answer_alone():
         assert matcher.is_finished
     over = given("qwen3", CLOSES)
     job = chat(over=over, structured_outputs={"regex": "[0-9]{2}"}).jobs[0]
-    assert not job.grammar.start(over.num_tokens, (2,), (2,)).allowed[tokenizer().encode("<", False)[-1]]
+    assert not not_none(job.grammar).start(over.num_tokens, (2,), (2,)).allowed[tokenizer().encode("<", False)[-1]]
 
 
-def test_the_thought_is_left_out_where_nobody_wants_it():
+def test_the_thought_is_left_out_where_nobody_wants_it() -> None:
     over = given("qwen3")
     message = whole(chat(over=over, include_reasoning=False), deltas("<think>a</think>b"), over)["choices"][0][
         "message"
@@ -189,7 +191,7 @@ def test_the_thought_is_left_out_where_nobody_wants_it():
     assert "reasoning" not in whole(chat(include_reasoning=True), deltas("a"))["choices"][0]["message"]
 
 
-def test_markers_that_are_special_tokens_are_seen():
+def test_markers_that_are_special_tokens_are_seen() -> None:
     from specdec_cli.text.tokenizer import Tokenizer
 
     text = Tokenizer(tokenizer(PLAIN).hf.__class__.from_pretrained(tokenizer().hf.name_or_path))
@@ -201,7 +203,7 @@ def test_markers_that_are_special_tokens_are_seen():
     assert chat(over=given("mistral")).jobs[0].params.skip_special_tokens is True
 
 
-def test_without_a_parser_a_thought_is_content():
+def test_without_a_parser_a_thought_is_content() -> None:
     message = whole(chat(over=facts(PLAIN)), deltas("<think>a</think>b"), facts(PLAIN))["choices"][0]["message"]
     assert message["content"] == "<think>a</think>b"
     assert "reasoning_content" not in message

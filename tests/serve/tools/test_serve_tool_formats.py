@@ -3,10 +3,12 @@
 import json
 import random
 import re
+from typing import Any, get_args
 
 import pytest
 from requests_for_tests import TOOL, USER, chat, facts, tokenizer
 from tool_templates import TEMPLATES, UNKNOWN, template
+from typed import not_none, stand_in
 
 from specdec_cli.recipe.schema import ToolCallParser
 from specdec_cli.serve.errors import ApiError
@@ -56,7 +58,7 @@ def folded(deltas: list[ToolDelta]) -> tuple[str, list[tuple[str, str]]]:
     return content, list(zip(names, arguments, strict=True))
 
 
-def read(form: str, text: str, cuts: int | None = None, **plan) -> tuple[str, list[tuple[str, str]]]:
+def read(form: Any, text: str, cuts: int | None = None, **plan) -> tuple[str, list[tuple[str, str]]]:
     """What is read of a text at once, or of random pieces of it."""
     schemas = {"get_weather": SCHEMA, "ping": {}, "f": SCHEMA}
     parser = ToolPlan(form, schemas, **plan).parser()
@@ -67,37 +69,37 @@ def read(form: str, text: str, cuts: int | None = None, **plan) -> tuple[str, li
     return folded([delta for piece in pieces for delta in parser.feed(piece)] + parser.finish())
 
 
-def written(name: str, calls: list[tuple[str, dict]]) -> str:
+def written(name: str, calls: list[tuple[str, dict[str, Any]]]) -> str:
     """The calls as the template writes them in the assistant's turn."""
     hf = tokenizer(TEMPLATES[name][1])
     listed = [
         {"id": "123456789", "type": "function", "function": {"name": call, "arguments": arguments}}
         for call, arguments in calls
     ]
-    for given in (listed, [one | {"function": _as_text(one["function"])} for one in listed]):
+    for given in (listed, [one | {"function": _as_text(stand_in(one["function"]))} for one in listed]):
         try:
             turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "", "tool_calls": given}]
-            return hf.render_chat(turns, add_generation_prompt=False)
+            return hf.render_chat(stand_in(turns), add_generation_prompt=False)
         except Exception:
             continue
     raise AssertionError(name)
 
 
-def _as_text(function: dict) -> dict:
+def _as_text(function: dict[str, Any]) -> dict[str, Any]:
     return function | {"arguments": json.dumps(function["arguments"], ensure_ascii=False)}
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_9_a_templates_format_is_the_one_that_it_writes(name: str):
+def test_9_a_templates_format_is_the_one_that_it_writes(name: str) -> None:
     form, source = TEMPLATES[name]
     assert find_format(tokenizer(source), source) == form
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if "instructions" not in name and name != "Kimi-K2-Thinking"])
 @pytest.mark.parametrize("cuts", [None, 3, 40, 10_000])
-def test_9_calls_are_read_as_the_template_writes_them(name: str, cuts: int | None):
+def test_9_calls_are_read_as_the_template_writes_them(name: str, cuts: int | None) -> None:
     calls = CALLS[:1] if name == "Llama 3.1" else CALLS
-    text = written(name, calls)
+    text = written(name, stand_in(calls))
     begin = text.rindex("hi") + 2
     _, found = read(TEMPLATES[name][0], text[begin:].split("<|assistant|>")[-1].lstrip(), cuts)
     assert [(call, json.loads(arguments)) for call, arguments in found] == calls
@@ -163,7 +165,7 @@ def test_9_calls_are_read_as_the_template_writes_them(name: str, cuts: int | Non
         ),
     ],
 )
-def test_9_what_models_write_beside_their_template(form: str, text: str, expected: tuple | None):
+def test_9_what_models_write_beside_their_template(form: str, text: str, expected: tuple[Any, ...] | None) -> None:
     whole = read(form, text)
     assert whole == read(form, text, 10_000) == read(form, text, 3)
     expected = expected or (
@@ -203,7 +205,7 @@ def test_9_what_models_write_beside_their_template(form: str, text: str, expecte
     ids=range(23),
 )
 @pytest.mark.parametrize("form", ["qwen3_coder", "glm45"])
-def test_9_text_between_tags_has_the_schemas_type(form: str, schema: dict, text: str, expected: str):
+def test_9_text_between_tags_has_the_schemas_type(form: Any, schema: dict[str, Any], text: str, expected: str) -> None:
     parameters = {"properties": {"x": schema}, "$defs": {"n": {"type": "integer"}, "loop": {"$ref": "#/$defs/loop"}}}
     call = {
         "qwen3_coder": f"<tool_call>\n<function=f>\n<parameter=x>\n{text}\n</parameter>\n</function>\n</tool_call>",
@@ -231,18 +233,18 @@ def test_9_text_between_tags_has_the_schemas_type(form: str, schema: dict, text:
         ("deepseek", '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": "b', '{"a": "b'),
     ],
 )
-def test_9_a_call_that_the_end_of_the_output_cuts_has_what_was_there(form: str, text: str, expected: str):
+def test_9_a_call_that_the_end_of_the_output_cuts_has_what_was_there(form: str, text: str, expected: str) -> None:
     assert read(form, text) == read(form, text, 10_000) == ("", [("f", expected)])
 
 
-def test_9_arguments_between_tags_stream_one_by_one():
+def test_9_arguments_between_tags_stream_one_by_one() -> None:
     parser = ToolPlan("qwen3_coder", {"f": SCHEMA}).parser()
     assert parser.feed("<tool_call>\n<function=f>\n") == [ToolDelta(name="f")]
     assert parser.feed("<parameter=count>\n5\n</parameter>\n<parameter=") == [ToolDelta(arguments='{"count": 5')]
 
 
 @pytest.mark.parametrize("form", sorted(set(PARSERS.values())))
-def test_9_text_without_calls_stays_as_it_is(form: str):
+def test_9_text_without_calls_stays_as_it_is(form: str) -> None:
     text = "1 < 2, [a] and {b}: <tool_ [TOOL f(x=1)\n\n<b>bold</b> functool \n"
     assert read(form, text) == read(form, text, 10_000) == (text, [])
 
@@ -251,7 +253,7 @@ def test_9_text_without_calls_stays_as_it_is(form: str):
 @pytest.mark.parametrize(
     "choice", [None, "auto", "none", "required", {"type": "function", "function": {"name": "weather"}}]
 )
-def test_9_every_tool_choice_has_its_form(name: str, choice: object):
+def test_9_every_tool_choice_has_its_form(name: str, choice: Any) -> None:
     pytest.importorskip("llguidance", reason="needs the extra `structured`")
     given = {} if choice is None else {"tool_choice": choice}
     prepared = chat(over=facts(TEMPLATES[name][1]), tools=[TOOL], **given)
@@ -260,33 +262,33 @@ def test_9_every_tool_choice_has_its_form(name: str, choice: object):
     assert (prepared.plan.tools and prepared.plan.tools.form) == form
     assert (prepared.jobs[0].grammar is not None) == (form in ("named", "required"))
     if form is not None:
-        call_id = prepared.plan.tools.call_id(1, "weather")
+        call_id = not_none(prepared.plan.tools).call_id(1, "weather")
         pattern = {"mistral": "[a-f0-9]{9}", "kimi_k2": r"functions\.weather:1"}.get(own, "call_[a-f0-9]{32}")
         assert re.fullmatch(pattern, call_id)
 
 
 @pytest.mark.parametrize("name", list(UNKNOWN))
-def test_9_an_unknown_format_is_a_400_for_tools(name: str):
+def test_9_an_unknown_format_is_a_400_for_tools(name: str) -> None:
     with pytest.raises(ApiError, match="--tool-call-parser") as refused:
         chat(over=facts(UNKNOWN[name]), tools=[TOOL])
     assert (refused.value.status, refused.value.param) == (400, "tools")
     assert chat(over=facts(UNKNOWN[name]), tools=[TOOL], tool_choice="none").plan.tools is None
     named = chat(over=facts(UNKNOWN[name], tool_call_parser="glm47"), tools=[TOOL])
-    assert named.plan.tools.form == "glm45"
+    assert not_none(named.plan.tools).form == "glm45"
 
 
-def test_9_a_template_that_reads_no_tools_is_a_400_for_them():
+def test_9_a_template_that_reads_no_tools_is_a_400_for_them() -> None:
     with pytest.raises(ApiError) as refused:
         chat(over=facts("{# tools #}{% for m in messages %}{{ m.content }} tools{% endfor %}"), tools=[TOOL])
     assert (refused.value.status, refused.value.param) == (400, "tools")
 
 
-def test_9_every_parser_of_the_command_line_has_a_format():
-    assert set(PARSERS) == set(ToolCallParser.__args__)
+def test_9_every_parser_of_the_command_line_has_a_format() -> None:
+    assert set(PARSERS) == set(get_args(ToolCallParser))
     assert {form for form, _ in TEMPLATES.values()} <= set(PARSERS.values())
 
 
-def test_9_a_template_of_its_own_for_tools_is_the_one_that_counts():
+def test_9_a_template_of_its_own_for_tools_is_the_one_that_counts() -> None:
     hf = tokenizer(template(""))
     hf.hf.chat_template = {"default": "{{ messages[0].content }}", "tool_use": TEMPLATES["GLM-4.6"][1]}
     try:
@@ -297,11 +299,11 @@ def test_9_a_template_of_its_own_for_tools_is_the_one_that_counts():
         hf.hf.chat_template = template("")
 
 
-def test_9_numbered_ids_count_the_calls_of_earlier_turns():
+def test_9_numbered_ids_count_the_calls_of_earlier_turns() -> None:
     over = facts(TEMPLATES["Kimi-K2-Thinking"][1])
     call = {"id": "functions.weather:0", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
     answer = {"role": "tool", "tool_call_id": call["id"], "content": "1"}
     prepared = chat(over=over, tools=[TOOL], messages=[*USER, {"role": "assistant", "tool_calls": [call]}, answer])
-    assert prepared.plan.tools.call_id(0, "weather") == "functions.weather:1"
-    text = over.tokenizer.decode(prepared.jobs[0].token_ids, skip_special_tokens=False)
+    assert not_none(prepared.plan.tools).call_id(0, "weather") == "functions.weather:1"
+    text = not_none(over.tokenizer).decode(prepared.jobs[0].token_ids, skip_special_tokens=False)
     assert "<|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>" in text

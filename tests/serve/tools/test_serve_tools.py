@@ -1,11 +1,13 @@
 """Tool calls out of text, whole and letter by letter."""
 
+from typing import Any
+
 import pytest
 
 from specdec_cli.serve.tools.calls import ToolDelta
 from specdec_cli.serve.tools.tools import ToolPlan
 
-SCHEMAS: dict[str, dict] = {"f": {}, "g": {}}
+SCHEMAS: dict[str, dict[str, Any]] = {"f": {}, "g": {}}
 CASES = [
     (
         "hermes",
@@ -62,19 +64,19 @@ def folded(deltas: list[ToolDelta]) -> tuple[str, list[tuple[str, str]]]:
 
 
 @pytest.mark.parametrize(("form", "text", "expected"), CASES, ids=range(len(CASES)))
-def test_whole_and_streamed_are_the_same(form: str, text: str, expected: tuple):
+def test_whole_and_streamed_are_the_same(form: Any, text: str, expected: tuple[Any, ...]) -> None:
     whole, streamed = ToolPlan(form, SCHEMAS).parser(), ToolPlan(form, SCHEMAS).parser()
     assert folded(whole.feed(text) + whole.finish()) == expected
     assert folded([one for letter in text for one in streamed.feed(letter)] + streamed.finish()) == expected
 
 
-def test_the_name_comes_before_the_arguments_end():
+def test_the_name_comes_before_the_arguments_end() -> None:
     parser = ToolPlan("hermes", SCHEMAS).parser()
     assert parser.feed('<tool_call>{"name": "f", "argum') == [ToolDelta(name="f")]
     assert parser.feed('ents": {"a": ') == [ToolDelta(arguments='{"a": ')]
 
 
-def test_only_one_call_where_that_was_asked():
+def test_only_one_call_where_that_was_asked() -> None:
     parser = ToolPlan("llama3_json", SCHEMAS, only_one=True).parser()
     found = parser.feed('{"name":"f","parameters":{}};{"name":"g","parameters":{"b":1}}') + parser.finish()
     assert folded(found) == ("", [("f", "{}")])

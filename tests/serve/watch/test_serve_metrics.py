@@ -48,7 +48,7 @@ def values(metrics: Metrics, others: tuple[Metrics, ...] = ()) -> dict[tuple[str
     return found
 
 
-def test_speculation_is_counted_as_every_statistic_counts_it():
+def test_speculation_is_counted_as_every_statistic_counts_it() -> None:
     metrics, counts = Metrics("m"), SpeculativeCounts()
     for emitted in EMITTED:
         metrics.stepped(stepped(emitted), 0)
@@ -65,7 +65,7 @@ def test_speculation_is_counted_as_every_statistic_counts_it():
     assert found[("specdec:step_seconds_total", "verify")] == 2.5
 
 
-def test_a_request_from_queue_to_end():
+def test_a_request_from_queue_to_end() -> None:
     metrics = Metrics("m")
     metrics.queued(3)
     assert values(metrics)[("specdec:num_requests_waiting",)] == 3
@@ -101,7 +101,7 @@ def test_a_request_from_queue_to_end():
     assert found[("specdec:time_to_first_token_seconds_bucket", "1.0")] == 1
 
 
-def test_idle_after_the_last_request_whatever_the_last_step_said():
+def test_idle_after_the_last_request_whatever_the_last_step_said() -> None:
     metrics = Metrics("m")
     metrics.queued(1)
     metrics.queued(2)
@@ -114,7 +114,7 @@ def test_idle_after_the_last_request_whatever_the_last_step_said():
     assert (now.num_failed, now.num_aborted, now.num_finished) == (1, 1, 0)
 
 
-def test_names_are_vllms_under_its_prefix_and_a_model_is_a_label():
+def test_names_are_vllms_under_its_prefix_and_a_model_is_a_label() -> None:
     one, two = Metrics("one", "vllm"), Metrics("two", "vllm")
     for metrics in (one, two):
         metrics.stepped(stepped(*EMITTED), 0)
@@ -136,13 +136,13 @@ def test_names_are_vllms_under_its_prefix_and_a_model_is_a_label():
     assert found[("vllm:draft_failures_total", "model", "two")] == one.snapshot().num_draft_failures == 0
 
 
-def test_two_servers_in_a_process_share_nothing():
+def test_two_servers_in_a_process_share_nothing() -> None:
     one, two = Metrics("m"), Metrics("m")
     one.stepped(stepped(*EMITTED), 0)
     assert values(two)[("specdec:generation_tokens_total",)] == 0
 
 
-def test_a_histogram_counts_a_value_at_its_bound_and_above_the_last():
+def test_a_histogram_counts_a_value_at_its_bound_and_above_the_last() -> None:
     histogram = Histogram((1.0, 2.0))
     for value in (0.5, 1.0, 1.5, 9.0):
         histogram.observe(value)
@@ -150,7 +150,7 @@ def test_a_histogram_counts_a_value_at_its_bound_and_above_the_last():
     assert histogram.sum == 12
 
 
-def test_cached_prompt_tokens_and_preemptions_are_counted():
+def test_cached_prompt_tokens_and_preemptions_are_counted() -> None:
     metrics = Metrics("m")
     for num_cached, num_preemptions in ((0, 0), (16, 2)):
         event = stepped(EMITTED[0])
@@ -162,7 +162,7 @@ def test_cached_prompt_tokens_and_preemptions_are_counted():
     assert found["specdec:num_preemptions_total",] == 2
 
 
-def test_the_dashboard_reads_series_that_the_server_has():
+def test_the_dashboard_reads_series_that_the_server_has() -> None:
     file = Path(__file__).parents[3] / "deploy/grafana/dashboards/specdec.json"
     panels = json.loads(file.read_text(encoding="utf-8"))["panels"]
     named = {
