@@ -44,6 +44,7 @@ lock:
 # The pinned torch goes first, so that no other package chooses its version. Where pip's index has CPU builds of it that is
 # a small one; the usual index gives Linux the one with CUDA, several GB.
 $(USER): pyproject.toml constraints.txt
+	@echo "Installing torch and specdec into $(VENV): a few minutes, most of them for torch."
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --constraint constraints.txt torch
 	$(PIP) --constraint constraints.txt --editable ".[serve,plots]"

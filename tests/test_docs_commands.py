@@ -22,6 +22,8 @@ FILES = {
     "questions.csv": "query,topic\nThe dog,animals\n,nothing\nThe cat,animals\n",
     "person.json": '{"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}',
     "tuned.yaml": "target: {model: builtin:target}\ndraft: {model: builtin:draft}\n",
+    "gated.yaml": "draft: {model: builtin:draft}\ngates: {fail_if: ['lossless.mismatches > 0']}\n",
+    "ngram.yaml": "target: {model: builtin:target}\ndraft: {method: ngram}\n",
     "mine.yaml": "target: {model: builtin:target}\n",
     "models.yaml": "small: builtin\nlarge: ./tuned.yaml\n",
 }
