@@ -89,6 +89,18 @@ def _is_replayed(path: str) -> bool:
     return ".predicted" in path or path.endswith("acceptance_length")
 
 
+_EXAMPLES = (
+    "lossless.mismatches",
+    "speedup.decode",
+    "draft.speculative.acceptance_length",
+    "recommended.verdict",
+    "recommended.speedup",
+    "verdict",
+    "timing.ttft_s",
+)
+"""Paths that gates often ask for; each command's document has some of them."""
+
+
 def parse_all(texts: Sequence[str]) -> list[GateExpression]:
     """The expressions of a recipe, which were checked when it was read."""
     gates = [parse_gate(text) for text in texts]
@@ -112,9 +124,9 @@ def check_paths(gates: Sequence[GateExpression], schema: Mapping[str, Any], name
         node, problem = _walked(gate.path, schema, names)
         problem = problem or _unlike(gate, node)
         if problem:
-            raise UsageError(
-                f"`--fail-if '{gate}'`: {problem}", "for example speedup.decode, draft.speculative.acceptance_length"
-            )
+            examples = [path for path in _EXAMPLES if _walked(path, schema, names)[1] is None]
+            hint = f"paths of this command: {', '.join(examples)}; a recipe's gates are in `gates.fail_if`"
+            raise UsageError(f"`--fail-if '{gate}'`: {problem}", hint)
 
 
 def _walked(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from textwrap import fill, indent
 from typing import TYPE_CHECKING, Any
 
 from specdec_cli.recipe.present import to_yaml
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from specdec_cli.recipe import Resolved
     from specdec_cli.recipe.schema import Recipe, Speculation
 
+_WIDTH = 98
+"""Columns of the comment's text, so that its lines end within 100."""
 _NO_DRAFT: Mapping[str, Any] = {
     "num_speculative_tokens": 0,
     "depth_policy": "fixed",
@@ -47,7 +50,8 @@ def tuned_recipe(resolved: Resolved, document: Mapping[str, Any]) -> str:
         update["draft"] = Draft(method="none")
     tuned = recipe.model_copy(update=update)
     text = to_yaml(replace(resolved, recipe=tuned), only=_chosen(resolved, tuned))
-    return "".join(f"# {line}\n" for line in _reasons(by_size)) + text
+    comment = "\n".join(_reasons(by_size))
+    return indent(comment, "# ") + "\n" + text
 
 
 def _chosen(resolved: Resolved, tuned: Recipe) -> set[str]:
@@ -83,4 +87,5 @@ def _reasons(by_size: list[dict[str, Any]]) -> Iterator[str]:
     for found in by_size:
         at = f"Batch size {found['batch_size']}: " if len(by_size) > 1 else ""
         said = recommendation_words(found["recommended"]).removeprefix("Recommended: ")
-        yield f"By `specdec sweep-k`: {at}{''.join(letter for letter in said if letter.isprintable())}"
+        said = "".join(letter for letter in said if letter.isprintable())
+        yield fill(f"By `specdec sweep-k`: {at}{said}", _WIDTH, break_long_words=False, break_on_hyphens=False)

@@ -501,7 +501,8 @@ def test_a_table_keeps_the_k_in_use_where_a_batch_size_is_inconclusive() -> None
     ):
         text = tuned_recipe(given, {"by_batch_size": found}).replace('"', "")
         assert table in text
-        assert "Batch size 8: Inconclusive: so. To settle it: a quiet machine. Until then the draft and k = 5" in text
+        said = text.replace("\n# ", " ")
+        assert "Batch size 8: Inconclusive: so. To settle it: a quiet machine. Until then the draft and k = 5" in said
 
 
 def test_a_busy_machine_keeps_the_draft(
@@ -625,6 +626,7 @@ def test_the_tuned_recipe_reads_back(
     assert recipe.speculation.num_speculative_tokens == document["recommended"]["k"] > 0
     assert recipe.as_dict()["draft"] == document["recipe"]["draft"]
     assert path.read_text().startswith("# By `specdec sweep-k`: k = ")
+    assert all(len(line) <= 100 for line in path.read_text().splitlines())
     assert sweep_k("--write-recipe", str(path)) == 2
     assert "already exists" in capsys.readouterr().err
     assert sweep_k("--write-recipe", str(path), "--force") == 0

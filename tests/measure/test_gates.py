@@ -130,6 +130,20 @@ def test_a_draft_is_named_wherever_it_is_ranked() -> None:
         check_paths([not_none(parse_gate("rows.ngram.speedup < 1"))], schema, names)
 
 
+@pytest.mark.parametrize(
+    "schema", [json_schema(), sweep_schema(), compare_schema()], ids=["bench", "sweep-k", "drafts"]
+)
+def test_the_hint_names_paths_of_the_same_command(schema: Any) -> None:
+    """A recipe's gates may be those of another command."""
+    with pytest.raises(UsageError) as caught:
+        check_paths([not_none(parse_gate("speed_up < 1"))], schema, {})
+    hint = not_none(caught.value.hint).partition(": ")[2].partition(";")[0].split(", ")
+    assert len(hint) >= 2
+    for path in hint:
+        gate = f"{path} == inconclusive" if path.endswith("verdict") else f"{path} < 1"
+        check_paths([not_none(parse_gate(gate))], schema, {})
+
+
 def test_lists_and_names_with_dots() -> None:
     found = document(by_task={"a.b": {"n": 3}}, draft={"speculative": {"per_position_acceptance_rates": [0.9, 0.4]}})
     assert passes("by_task.a.b.n < 3", found)

@@ -120,7 +120,9 @@ class EndpointSpeaker:
         finally:
             asked.cancel()
         if reply.finish_reason == "length":
-            reply.notices.append("the answer was cut at the length limit of the server or of -n/--max-new-tokens")
+            reply.notices.append(
+                "the answer was cut by -n/--max-new-tokens, the server's limit or the end of the context"
+            )
         if answer.speculation is not None:
             self._reads_metrics = False
         elif before is not None:
