@@ -239,7 +239,6 @@ def test_help_lists_the_shared_options(
     wanted = (set(SHARED) | aliases) - LEFT_OUT[command] | short
     assert wanted <= listed
     assert not LEFT_OUT[command] & listed
-    assert "--tree" not in listed, "not built: absent, no stub"
     assert listed & STRUCTURED == (STRUCTURED if command == "generate" else set())
     assert not re.findall(r"\blater\b", README, re.IGNORECASE), "the README tells what is there"
 

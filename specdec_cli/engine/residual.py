@@ -58,7 +58,7 @@ class _Parent:
 
     @property
     def is_last(self) -> bool:
-        """Whether no other child comes after the one that is judged now."""
+        """Whether no other child comes after the child that is judged now."""
         return self.num_refused == len(self.children) - 1
 
 

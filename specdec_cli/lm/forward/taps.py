@@ -1,6 +1,6 @@
 """Hidden states that a forward gives beside its logits (`lm.door.Tap`), and transformers' output layer alone.
 
-Hooks copy the states while transformers' forward runs; our own decoder copies its own. A model that nobody taps has no
+Hooks copy the states while transformers' forward runs; our own decoder copies its own. A model without taps has no
 hooks.
 """
 

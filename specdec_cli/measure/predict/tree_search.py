@@ -1,4 +1,4 @@
-"""Which static tree to draft: Sequoia's dynamic programme over measured acceptance, and the cost of a step.
+"""Which static tree to draft: Sequoia's dynamic program over measured acceptance, and the cost of a step.
 
 Sequoia (Chen et al. 2024, arXiv 2402.12374) takes p_b, the probability that the target chooses the b-th child, to be
 the same at every node. With T(m, l, b) the expected tokens per step of the best tree of m nodes (the context's end is
@@ -74,7 +74,7 @@ class PlannedTree:
 
 
 class TreeSearch:
-    """The dynamic programme, solved for every number of nodes and every depth.
+    """The dynamic program, solved for every number of nodes and every depth.
 
     Args:
         acceptance: p_1, p_2, …, by rank among siblings.
@@ -151,7 +151,7 @@ def plan_trees(acceptance: Sequence[float] | FloatArray, costs: TreeCosts) -> li
 def choose_tree(trace: Trace, draft: str, costs: TreeCosts) -> PlannedTree:
     """The static tree with the fewest predicted seconds per token.
 
-    The dynamic programme proposes trees, and the trace says what the most promising ones really accept.
+    The dynamic program proposes trees, and the trace says what the most promising ones really accept.
 
     Args:
         trace: a target's text at temperature 0, with this draft model.
