@@ -10,9 +10,9 @@ from torch import Tensor
 
 from specdec_cli.drafted import Drafted
 from specdec_cli.drafters.contract import DraftRow, Guesses, Resources, WithoutModel
-from specdec_cli.lm.door import LM, Row, Tapped
+from specdec_cli.lm.door import LM, Row, Tap, Tapped
 
-TAPS = (0, "final")
+TAPS: tuple[Tap, ...] = (0, "final")
 
 
 @dataclass
@@ -27,7 +27,7 @@ class Drafter(WithoutModel):
 
     needs_all: bool = True
 
-    taps = TAPS
+    taps: Sequence[Tap] = TAPS
 
     def __post_init__(self) -> None:
         self.heads: Tensor | None = None  # [k, inputs, V]; None guesses at random

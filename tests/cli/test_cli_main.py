@@ -267,5 +267,7 @@ def test_a_command_in_a_hint_can_be_copied(
     command = "`pip install 'specdec-cli[structured]' --no-cache-dir`"
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    main._complain("structured output needs llguidance", f"it is not installed here: {command} brings it", 2)
+    main._complain(
+        "structured output needs llguidance", f"it is not installed here: {command} brings it", ExitCode.USAGE
+    )
     assert command in capsys.readouterr().err

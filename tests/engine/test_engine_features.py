@@ -5,6 +5,7 @@ import torch
 from feature_drafter import feature_drafter, tapped
 from tiny_engine import PROMPTS, Checked, decode, tiny_engine, tokens
 from tiny_models import make_tiny
+from typed import not_none, stand_in
 
 from specdec_cli.engine.features import FeatureBook
 from specdec_cli.engine.options import EngineOptions
@@ -188,7 +189,7 @@ def test_rows_of_other_drafts_have_no_features(lm, texts) -> None:
 
 def test_a_target_without_hidden_states_refuses_the_draft(lm) -> None:
     with pytest.raises(UsageError, match="has none"):
-        tiny_engine(TableLM.random(8), feature_drafter(lm))
+        tiny_engine(stand_in(TableLM.random(8)), feature_drafter(lm))
 
 
 def test_the_book_keeps_the_accepted_path_alone() -> None:
@@ -196,11 +197,11 @@ def test_the_book_keeps_the_accepted_path_alone() -> None:
     states = torch.arange(6.0)[:, None, None].expand(6, 2, 3)
     book.add(0, Tapped(0, states), 3)  # three context tokens and three nodes
     book.accept(0, (0, 2))
-    assert book.take(0, 6, (1,))[:, 0, 0].tolist() == [0, 1, 2, 3, 5]
+    assert not_none(book.take(0, 6, (1,)))[:, 0, 0].tolist() == [0, 1, 2, 3, 5]
     assert book.take(0, 6, (1,)) is None
     book.add(0, Tapped(4, states[:3]), 6)  # the last of the kept ones again, and one more
     book.accept(0, (0,))
-    assert book.take(0, 7, (0, 1))[:, 0, 0].tolist() == [1], "the drafted one was cut from the text"
+    assert not_none(book.take(0, 7, (0, 1)))[:, 0, 0].tolist() == [1], "the drafted one was cut from the text"
     book.drop(0)
     book.drop(0)
     assert book.take(0, 7, (0,)) is None

@@ -142,7 +142,7 @@ def test_ranks_predict_what_the_engine_counts(shape: str) -> None:
     options = EngineOptions(num_speculative_tokens=tree.depth, max_num_seqs=64, tree=shape)
     engine = Engine(target, drafter_of(draft), None, options, eos_token_ids=(EOS,))
     for prompt in trace.prompts:
-        engine.add(prompt.token_ids, prompt.params)
+        engine.add(list(prompt.token_ids), prompt.params)
     while engine.has_work:
         for event in engine.step():
             for emitted in event.emitted if isinstance(event, Stepped) else ():

@@ -63,7 +63,9 @@ def test_large_trees_take_the_likeliest_nodes() -> None:
 def test_the_cheapest_size_and_depth_are_chosen() -> None:
     rates, rng = [0.6, 0.2, 0.1], np.random.default_rng(0)
     for _ in range(5):
-        costs = TreeCosts(np.cumsum(rng.uniform(0.0, 0.4, 6)) + 1, [0.0, *np.cumsum(rng.uniform(0, 0.3, 3))], 0.1)
+        costs = TreeCosts(
+            (np.cumsum(rng.uniform(0.0, 0.4, 6)) + 1).tolist(), [0.0, *np.cumsum(rng.uniform(0, 0.3, 3))], 0.1
+        )
         seconds = [costs.step(0, 0)] + [
             costs.step(n, depth_of(tree)) / expected_tokens(tree, rates)
             for n in range(1, 6)
