@@ -10,7 +10,7 @@ import typer
 
 from specdec_cli import __version__
 from specdec_cli.cli import main
-from specdec_cli.errors import GateError, RunError
+from specdec_cli.errors import ExitCode, GateError, RunError
 
 SPECDEC = [sys.executable, "-m", "specdec_cli.cli.main"]
 PLAIN = {key: value for key, value in os.environ.items() if not key.startswith("SPECDEC_")}
