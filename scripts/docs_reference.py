@@ -8,6 +8,7 @@ python scripts/docs_reference.py --check   # exit 1 if that would change somethi
 from __future__ import annotations
 
 import argparse
+import ast
 import inspect
 import re
 import sys
@@ -269,7 +270,32 @@ def _first_line(room: str) -> str:
     return file.read_text(encoding="utf-8").splitlines()[0].strip('"')
 
 
-PAGES = {"cli.md": cli, "recipe-reference.md": recipes, "python-api.md": python_api, "architecture.md": architecture}
+def modules() -> str:
+    """Every module of the package with the first line of its docstring, room by room."""
+    package = Path(specdec_cli.__file__).parent
+    lines = ["# Modules", "", "<!-- Written by scripts/docs_reference.py. Do not edit. -->"]
+    for folder in sorted({path.parent for path in package.rglob("*.py")}):
+        room = folder.relative_to(package.parent).as_posix()
+        files = sorted(path for path in folder.glob("*.py") if path.stem != "__init__")
+        if not files:
+            continue
+        lines += ["", f"## {room}", "", "| module | what it holds |", "| --- | --- |"]
+        lines += [f"| `{path.stem}` | {_headline(path)} |" for path in files]
+    return "\n".join(lines) + "\n"
+
+
+def _headline(path: Path) -> str:
+    """First sentence of a module's docstring, fit for a cell of a table."""
+    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return text.split("\n\n")[0].replace("\n", " ").replace("|", "\\|")
+
+
+PAGES = {
+    "cli.md": cli,
+    "recipe-reference.md": recipes,
+    "python-api.md": python_api,
+    "architecture.md": architecture,
+} | {"modules.md": modules}
 
 
 def run() -> int:
