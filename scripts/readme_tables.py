@@ -246,6 +246,22 @@ def threads(document: dict[str, Any]) -> str:
     return f"{measured_on(document)}.\n\n" + markdown(head, rows)
 
 
+def trees(document: dict[str, Any]) -> str:
+    """Chains and trees beside plain decoding, greedy and at temperature 1."""
+    results = document["results"]
+    rows = []
+    for name in results["greedy"]:
+        row = [name]
+        for facts in (results[words][name] for words in ("greedy", "temperature 1")):
+            row += [
+                f"{facts['acceptance length']:.2f}",
+                _interval(facts["speed-up"]["median"], facts["speed-up"]["ci95"]),
+            ]
+        rows.append(row)
+    head = ["drafted", "acceptance length, greedy", "speed-up", "acceptance length, T = 1", "speed-up"]
+    return f"{measured_on(document)}.\n\n" + markdown(head, rows)
+
+
 def _interval(value: float, ends: Sequence[float]) -> str:
     return f"{value:.2f} [{ends[0]:.2f}, {ends[1]:.2f}]"
 
@@ -273,6 +289,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "free-draft-amx": ("free_draft_amx.json", free_draft),
     "free-draft-zen5": ("free_draft_zen5.json", free_draft),
     "threads": ("threads.json", threads),
+    "trees-builtin": ("trees_builtin.json", trees),
 }
 
 

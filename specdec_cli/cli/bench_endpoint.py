@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -201,8 +202,6 @@ class _EndpointRun:
 
         may_draw = self.screen.is_live and self.plan.concurrency == 1 and not self.plan.has_arrivals
         with BenchView(self.screen.console, may_draw) as view:
-            if may_draw:
+            counting = nullcontext() if may_draw else CountingLine(self.screen, line)
+            with counting:
                 bench.run(stopped, lambda: view.draw(lambda: live_table(bench), line()))
-                return
-            with CountingLine(self.screen, line):
-                bench.run(stopped, lambda: None)

@@ -114,10 +114,10 @@ def test_neither_torch_nor_transformers_is_loaded() -> None:
 
 
 def test_no_table_is_drawn_while_several_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    def draw(*_) -> None:
+    def table(*_) -> None:
         raise AssertionError("a table delays the streams that are open")
 
-    monkeypatch.setattr(BenchView, "draw", draw)
+    monkeypatch.setattr("specdec_cli.cli.bench_endpoint.live_table", table)
     with serving(Fake()) as fake:
         assert bench(fake, "--concurrency", "4") == 0
 

@@ -340,8 +340,9 @@ class Terminal:
         environment = os.environ | {"TERM": "xterm", "COLUMNS": str(columns)}
         for name in ("NO_COLOR", "CI"):
             environment.pop(name, None)
+        # The plain reader: what the editor of the extra `chat` draws is another program's.
         streams = {"stdin": slave, "stdout": slave, "stderr": slave}
-        command = [sys.executable, "-c", script]
+        command = [sys.executable, "-c", f"import sys; sys.modules['prompt_toolkit'] = None\n{script}"]
         self.process = subprocess.Popen(command, env=environment, start_new_session=True, **streams)
         os.close(slave)
         self.shown, self.seen = "", 0

@@ -61,7 +61,7 @@ def test_compiled_decodes_the_same_text_and_compiles_once(pair) -> None:
 def test_without_a_compiler_it_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = str(make_tiny("llama", tmp_path))
     monkeypatch.setenv("CXX", "no-such-compiler -O3")
-    with pytest.raises(RunError, match=r"takes a C\+\+ compiler, and there is no `no-such-compiler -O3`") as caught:
+    with pytest.raises(RunError, match=r"needs a C\+\+ compiler, and there is no `no-such-compiler -O3`") as caught:
         load_lm(folder, decoder="compiled").compile()
     assert "--compile" in not_none(caught.value.hint)
 

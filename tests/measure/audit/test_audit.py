@@ -20,6 +20,7 @@ from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.group import Verdict
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.engine.prompts import PromptRow
+from specdec_cli.engine.residual import _Residuals
 from specdec_cli.errors import ExitCode, GateError, RunError
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.table import TableLM
@@ -207,9 +208,12 @@ def test_a_missing_residual_is_found(monkeypatch: pytest.MonkeyPatch, mode: str)
         return check("table", draws, toy.joint(3), toy.NUM_TOKENS)
 
     assert checked().is_fine
-    monkeypatch.setattr(
-        verify_module, "_residual", lambda group, accepted, *_: verify_module._p_behind(group, accepted)
-    )
+
+    def without_residual(residuals, nodes, _):
+        group = residuals.group
+        return group.probs([start + node + 1 for start, node in zip(group.starts, nodes, strict=True)])
+
+    monkeypatch.setattr(_Residuals, "own_weights", without_residual)
     assert not checked().is_fine
 
 
