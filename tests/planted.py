@@ -1,7 +1,11 @@
-"""Faults planted in the source of our own decoder, which is then compiled with them."""
+"""Planted faults: in the source of our own decoder, which is then compiled with them, and in verification."""
+
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
+from specdec_cli.engine.residual import _Residuals
 from specdec_cli.lm.llama import native
 
 FAULTS = {
@@ -22,3 +26,14 @@ def plant(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     assert source.count(FAULTS[fault][0]) == 1
     library = native.load(source.replace(*FAULTS[fault]))
     monkeypatch.setattr(native, "library", lambda: library)
+
+
+def own_weights_of_p(residuals: Any, nodes: Sequence[int], _: Any) -> Any:
+    """The distribution of the own token without its residual: p itself."""
+    group = residuals.group
+    return group.probs([start + node + 1 for start, node in zip(group.starts, nodes, strict=True)])
+
+
+def forget_residuals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the own token after a refused one drawn from p."""
+    monkeypatch.setattr(_Residuals, "own_weights", own_weights_of_p)

@@ -7,13 +7,13 @@ from xml.etree import ElementTree
 
 import jsonschema
 import pytest
+from planted import forget_residuals
 from tiny_engine import letter_tokenizer
 from tiny_models import make_tiny
 
 from specdec_cli.cli.main import run
 from specdec_cli.engine import judging
 from specdec_cli.engine.group import Verdict
-from specdec_cli.engine.residual import _Residuals
 from specdec_cli.report.audit import json_schema, verdict_words
 
 QUICK = ["-n", "6", "--num-prompts", "2", "--k-values", "1,3", "--batch-sizes", "1,2", "--time-limit", "1"]
@@ -90,11 +90,7 @@ def test_a_planted_bug_exits_with_3_after_the_document_is_written(
 def test_a_wrong_distribution_exits_with_3(
     models, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def without_residual(residuals, nodes, _):
-        group = residuals.group
-        return group.probs([start + node + 1 for start, node in zip(group.starts, nodes, strict=True)])
-
-    monkeypatch.setattr(_Residuals, "own_weights", without_residual)
+    forget_residuals(monkeypatch)
     monkeypatch.setattr("specdec_cli.measure.audit.draws.MIN_DRAWS", 2000)
     arguments = ["--mode", "sampled", "--verify", "rejection", "--time-limit", "0.1", "--json", "--quiet"]
     assert audit(models, *arguments) == 3

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from planted import forget_residuals, own_weights_of_p
 from table_loop import Loop, Table, measured
 
 from specdec_cli.engine import group as group_module
@@ -39,16 +40,11 @@ class StopsBeforeADoubtfulDraw(Loop):
         return bool(q_row.max() >= 0.6)
 
 
-def missing_residual(residuals, nodes, _):
-    group = residuals.group
-    return group.probs([start + node + 1 for start, node in zip(group.starts, nodes, strict=True)])
-
-
 def off_by_one_bonus(own_weights):
     def patched(residuals, nodes, parents):
         weights = own_weights(residuals, nodes, parents)
         is_full = [parent is None and node >= 0 for node, parent in zip(nodes, parents, strict=True)]
-        before = missing_residual(residuals, [max(node - 1, -1) for node in nodes], parents)
+        before = own_weights_of_p(residuals, [max(node - 1, -1) for node in nodes], parents)
         return torch.where(torch.tensor(is_full)[:, None], before, weights)
 
     return patched
@@ -87,7 +83,7 @@ def test_softmax_at_temperature_zero() -> None:
 
 @pytest.mark.parametrize("mode", ["rejection", "block"])
 def test_missing_residual(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_Residuals, "own_weights", missing_residual)
+    forget_residuals(monkeypatch)
     assert p_value(mode) < ALARM
 
 

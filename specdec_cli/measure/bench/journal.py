@@ -181,7 +181,10 @@ def _kept(one: Pass) -> dict[str, Any]:
         [
             [event.draft_seconds, event.verify_seconds, event.overhead_seconds],
             [
-                [places[e.sequence_id], len(e.tokens), e.num_drafted, e.num_accepted, int(e.from_prefill)]
+                (
+                    *(places[e.sequence_id], len(e.tokens), e.num_drafted, e.num_accepted, int(e.from_prefill)),
+                    *(e.num_nodes, e.ranks),
+                )
                 for e in event.emitted
             ],
         ]
@@ -205,8 +208,12 @@ def _restored(group: Group, repeat: int, line: Mapping[str, Any]) -> Pass:
     events: list[Event] = [Noticed(None, message) for message in line["notices"]]
     for (draft, verify, overhead), rows in line["steps"]:
         emitted = tuple(
-            Emitted(place, (0,) * num, "", drafted, accepted, bool(from_prefill))
-            for place, num, drafted, accepted, from_prefill in rows
+            Emitted(
+                *(place, (0,) * num, "", drafted, accepted, bool(from_prefill)),
+                num_nodes=num_nodes,
+                ranks=tuple(map(tuple, ranks)),
+            )
+            for place, num, drafted, accepted, from_prefill, num_nodes, ranks in rows
         )
         events.append(Stepped(emitted, len(rows), 0, 0, draft, verify, overhead, 0, 0))
     tokens = None if line["tokens"] is None else tuple(map(tuple, line["tokens"]))

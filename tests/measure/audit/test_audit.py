@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from planted import forget_residuals
 from typed import not_none, stand_in
 
 from specdec_cli.drafters.contract import Resources
@@ -20,7 +21,6 @@ from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.group import Verdict
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.engine.prompts import PromptRow
-from specdec_cli.engine.residual import _Residuals
 from specdec_cli.errors import ExitCode, GateError, RunError
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.table import TableLM
@@ -208,12 +208,7 @@ def test_a_missing_residual_is_found(monkeypatch: pytest.MonkeyPatch, mode: str)
         return check("table", draws, toy.joint(3), toy.NUM_TOKENS)
 
     assert checked().is_fine
-
-    def without_residual(residuals, nodes, _):
-        group = residuals.group
-        return group.probs([start + node + 1 for start, node in zip(group.starts, nodes, strict=True)])
-
-    monkeypatch.setattr(_Residuals, "own_weights", without_residual)
+    forget_residuals(monkeypatch)
     assert not checked().is_fine
 
 

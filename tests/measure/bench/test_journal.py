@@ -5,11 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toy_engine import LetterTokenizer, toy_engine
+from toy_engine import LETTERS, LetterTokenizer, toy_engine
 from typed import not_none
 
+from specdec_cli.drafters import create
+from specdec_cli.drafters.contract import Resources
 from specdec_cli.engine.arms import EngineArm
+from specdec_cli.engine.engine import Engine
+from specdec_cli.engine.options import EngineOptions
 from specdec_cli.errors import UsageError
+from specdec_cli.lm.table import TableLM
 from specdec_cli.measure.bench.bench import Bench, Plan
 from specdec_cli.measure.bench.journal import check_journal, journal_path, open_journal, workload_digest
 from specdec_cli.measure.workload.workload import read_rows, tokenize
@@ -64,6 +69,26 @@ def test_a_batch_of_several_tasks_comes_back_with_every_tasks_acceptance(tmp_pat
         first, second = (one.draft.counts(task).as_dict() for one in found)
         assert first == second
         assert first["num_emitted_tokens"] > 0
+
+
+def test_nodes_and_ranks_of_trees_come_back(tmp_path: Path) -> None:
+    found = []
+    for resume in (False, True):
+        journal = open_journal(tmp_path / "r.json", HEAD, resume=resume)
+        work = workload()
+        drafter = create("model", {"model": "draft"})
+        drafter.load(Resources(lambda name: TableLM.random(vocabulary, seed=1), None, vocabulary))
+        engine = Engine(
+            TableLM.random(vocabulary), drafter, options=EngineOptions(num_speculative_tokens=2, tree="3,2")
+        )
+        one = Bench(work, Plan(1, 1), EngineArm("draft", engine, 2), EngineArm("plain", engine, 0), journal=journal)
+        list(one.run())
+        found.append(one)
+    assert not_none(found[1].journal).num_resumed == 6
+    first, second = (one.draft.counts().as_dict() for one in found)
+    assert first == second
+    assert first["num_draft_nodes"] > first["num_draft_tokens"]
+    assert len(first["acceptance_by_rank"]) == 3
 
 
 def test_only_what_is_left_is_decoded_and_turns_stay_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from test_serve_tool_formats import folded
 
 from specdec_cli.serve.tools.calls import ToolDelta
 from specdec_cli.serve.tools.tools import ToolPlan
@@ -48,19 +49,6 @@ CASES = [
     ("hermes", "", ("", [])),
     ("hermes", '<tool_call>{"name":' + "[" * 5000, ('<tool_call>{"name":' + "[" * 5000, [])),
 ]
-
-
-def folded(deltas: list[ToolDelta]) -> tuple[str, list[tuple[str, str]]]:
-    content, names, arguments = "", [], []
-    for one in deltas:
-        content += one.content
-        if one.name is not None:
-            assert one.index == len(names)
-            names.append(one.name)
-            arguments.append("")
-        if one.arguments:
-            arguments[one.index] += one.arguments
-    return content, list(zip(names, arguments, strict=True))
 
 
 @pytest.mark.parametrize(("form", "text", "expected"), CASES, ids=range(len(CASES)))
