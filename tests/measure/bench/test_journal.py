@@ -77,9 +77,9 @@ def test_nodes_and_ranks_of_trees_come_back(tmp_path: Path) -> None:
         journal = open_journal(tmp_path / "r.json", HEAD, resume=resume)
         work = workload()
         drafter = create("model", {"model": "draft"})
-        drafter.load(Resources(lambda name: TableLM.random(vocabulary, seed=1), None, vocabulary))
+        drafter.load(Resources(lambda name: TableLM.random(len(LETTERS), seed=1), None, len(LETTERS)))
         engine = Engine(
-            TableLM.random(vocabulary), drafter, options=EngineOptions(num_speculative_tokens=2, tree="3,2")
+            TableLM.random(len(LETTERS)), drafter, options=EngineOptions(num_speculative_tokens=2, tree="3,2")
         )
         one = Bench(work, Plan(1, 1), EngineArm("draft", engine, 2), EngineArm("plain", engine, 0), journal=journal)
         list(one.run())
