@@ -16,7 +16,7 @@ test: $(DEV)
 	PATH="$(abspath $(BIN)):$$PATH" scripts/check
 
 test-slow: $(DEV)
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow --timeout 3600
 
 # The site in `site/`. `docs/` is readable as it is, too.
 docs: $(DEV)

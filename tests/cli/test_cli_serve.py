@@ -7,9 +7,9 @@ import signal
 import subprocess
 import sys
 import threading
-import urllib.request
 from pathlib import Path
 
+import httpx
 import pytest
 from toy_engine import toy_engine
 from typed import not_none, stand_in
@@ -142,12 +142,8 @@ def test_the_seed_case_serves_and_ends_with_sigterm() -> None:
                     {"role": "user", "content": "Where was it played?"},
                 ],
             }  # fmt: skip
-            request = urllib.request.Request(
-                f"http://127.0.0.1:{port}/v1/chat/completions",
-                json.dumps(body).encode(), {"content-type": "application/json"},
-            )  # fmt: skip
-            with urllib.request.urlopen(request, timeout=60) as response:
-                answer = json.load(response)
+            with httpx.Client(trust_env=False, timeout=60) as client:
+                answer = client.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=body).json()
             process.send_signal(signal.SIGTERM)
             said = "".join(lines)
             assert process.wait(20) == 0
