@@ -15,6 +15,9 @@ from specdec_cli.tree_shape import TreeShape
         ("1,1", [0, 1, 2, 2, 2], 2, True),
         ("3", [0, 3, 3, 3, 3], 1, False),
         ("1,2", [0, 1, 3, 3, 3], 2, False),
+        ("3,2+1,1", [0, 3, 6, 9, 9], 3, False),
+        ("3,0+2,0+1", [0, 3, 5, 6, 6], 3, False),
+        ("2,1+0,2", [0, 2, 3, 5, 5], 3, False),
         ("dynamic:60", [0, 60, 60, 60, 60], 60, False),
         ("dynamic:1", [0, 1, 1, 1, 1], 1, False),
     ],
@@ -27,9 +30,20 @@ def test_a_shape_and_its_nodes_by_depth(text: str, nodes: list[int], depth: int,
     assert shape == TreeShape.parse(text)
 
 
-def test_width_is_that_of_the_depth() -> None:
-    assert [TreeShape.parse("4,2,1").width(depth) for depth in range(1, 5)] == [4, 2, 1, 0]
-    assert TreeShape.parse("dynamic:9").width(3) == 9
+@pytest.mark.parametrize("text", ["4,2,1", "3,2+1,1", "3,0+2,0+1", "2,1+0,2", "1,1", "64", "5"])
+def test_a_shape_names_the_children_of_every_node(text: str) -> None:
+    shape = TreeShape.parse(text)
+    parents = shape.parents
+    for node in range(-1, len(parents)):
+        assert list(shape.children(node)) == [child for child, parent in enumerate(parents) if parent == node]
+    assert TreeShape.of(parents) == shape
+    assert str(TreeShape.of(parents)) == text
+
+
+def test_a_shape_has_one_spelling() -> None:
+    assert str(TreeShape.parse("3, 1 + 1 + 1")) == "3,1"
+    assert str(TreeShape.parse("3,2+1+0")) == "3,2+1"
+    assert str(TreeShape.parse("3,2+1,1").cut(2)) == "3,2+1"
 
 
 def test_parents_come_depth_by_depth_and_siblings_together() -> None:
@@ -52,6 +66,10 @@ def test_parents_come_depth_by_depth_and_siblings_together() -> None:
         "dynamic:0",
         "dynamic:4,2",
         "static:4",
+        "3,0+0",
+        "3,+1",
+        "3,2+1.5",
+        "dynamic:2+1",
         "auto",
         "²",
     ],
@@ -64,4 +82,10 @@ def test_what_is_no_shape_is_refused(text: str) -> None:
 @pytest.mark.parametrize("text", ["65", "8,8", "4,4,4", "dynamic:65", "64,1", ",".join("1" * 65), "999999,999999"])
 def test_a_tree_of_too_many_nodes_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="`64` are possible"):
+        TreeShape.parse(text)
+
+
+@pytest.mark.parametrize("text", ["2+1", "2,1+1+1", "3,1+0+0,1+1"])
+def test_more_counts_than_nodes_above_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="counts at depth"):
         TreeShape.parse(text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from math import log
 from typing import TYPE_CHECKING
 
@@ -40,7 +41,11 @@ class Growth:
     depth: int = 0
     unread: Unread | None = None
     is_done: bool = False
-    _ends: range = range(CONTEXT_END, CONTEXT_END + 1)
+    # The nodes that get children next, and all that ever got some; the draft model reads no others.
+    _ends: Sequence[int] = (CONTEXT_END,)
+    _inner: list[int] = field(default_factory=list)
+    # Of each node of a static tree: which node of the shape it is.
+    _shape_nodes: list[int] = field(default_factory=list)
     # Of each node: the logarithm of its path's draft probability, where that decides which nodes stay.
     _scores: list[float] = field(default_factory=list)
     # q of every end that got children, and for each node which of them it was sampled from.
@@ -86,7 +91,7 @@ class Growth:
     def take_chain(self, tokens: list[int], unread: Unread | None, q: Tensor | None) -> None:
         """Take a chain that was guessed in one call, with its q [len(tokens), V] where nodes need it."""
         self.tokens, self.parents, self.unread = tokens, list(range(-1, len(tokens) - 1)), unread
-        self.depth, self._ends = len(tokens), range(len(tokens) - 1, len(tokens))
+        self.depth, self._ends = len(tokens), (len(tokens) - 1,)
         if q is not None:
             self._q, self._q_of = [q], list(range(len(tokens)))
 
@@ -99,7 +104,7 @@ class Growth:
 
         if self.row.tree is None:
             return Row(self.row.handle, [*self.row.context, *self.tokens], 1)
-        return Row(self.row.handle, self.row.context, len(self._ends), self._drafted())
+        return Row(self.row.handle, self.row.context, len(self._ends), self._drafted().keep(self._inner))
 
     def to_distribute(self) -> list[ChainRow]:
         """Every end with its path, for the chain from logits to q."""
@@ -117,7 +122,7 @@ class Growth:
         from specdec_cli.sampling.draft import ChildrenWanted
 
         row, tree = self.row, self.row.tree
-        num = 1 if tree is None else tree.width(self.depth + 1)
+        nums = [self._most_children(end) for end in self._ends]
         first = self.depth if tree is None or tree.is_dynamic else tree.num_nodes(self.depth)
         return [
             ChildrenWanted(
@@ -125,11 +130,11 @@ class Growth:
                 num if not row.p_min or confidence >= row.p_min else 0,
                 len(row.context),
                 self.depth,
-                first + i * num,
+                offset,
                 self.is_drawn,
                 row.shares_noise,
             )
-            for i, confidence in enumerate(confidences)
+            for confidence, num, offset in zip(confidences, nums, accumulate(nums, initial=first), strict=False)
         ]
 
     def grow(self, children: Sequence[Sequence[int]], q: Distribution, first: int) -> None:
@@ -141,6 +146,8 @@ class Growth:
                 self._q.append(q.dense()[first + i : first + i + 1])
             self.tokens += tokens
             self.parents += [end] * len(tokens)
+            if self.row.tree is not None:
+                self._shape_nodes += self.row.tree.children(self._shape_node(end))[: len(tokens)]
         self._go_on(begin)
 
     def grow_likely(self, children: Sequence[Sequence[tuple[int, float]]]) -> None:
@@ -183,10 +190,22 @@ class Growth:
         self._scores = [self._scores[node] for node in nodes]
 
     def _go_on(self, begin: int) -> None:
-        """The nodes from `begin` on are the new ends."""
-        self._ends = range(begin, len(self.tokens))
+        """The nodes from `begin` on that may have children are the new ends."""
+        self._ends = [node for node in range(begin, len(self.tokens)) if self._most_children(node)]
+        self._inner = list(range(len(self.tokens))) if self.is_dynamic else [*self._inner, *self._ends]
         self.depth += 1
         self.is_done = not self._ends
+
+    def _most_children(self, node: int) -> int:
+        """Most children of a node, or of the context's end."""
+        tree = self.row.tree
+        if tree is None:
+            return 1
+        return self.row.most_nodes if tree.is_dynamic else len(tree.children(self._shape_node(node)))
+
+    def _shape_node(self, node: int) -> int:
+        """The node of a static shape whose place a node takes."""
+        return CONTEXT_END if node == CONTEXT_END else self._shape_nodes[node]
 
     def _drafted(self) -> Drafted:
         return Drafted.chain(self.tokens) if self.row.tree is None else Drafted(tuple(self.tokens), self.parents)

@@ -141,12 +141,15 @@ def _merge(continuations: Iterable[Sequence[int]], shape: TreeShape, most_nodes:
     """A tree of texts that follow the context, each added as far as the shape has room for it."""
     nodes: dict[tuple[int, int], int] = {}
     num_children: Counter[int] = Counter()
+    places = {CONTEXT_END: CONTEXT_END}  # of each node of a static tree: which node of the shape it is
     for tokens in continuations:
         node = CONTEXT_END
-        for depth, token in enumerate(tokens, 1):
+        for token in tokens:
             if (node, token) not in nodes:
-                if len(nodes) == most_nodes or num_children[node] == shape.width(depth):
+                room = range(most_nodes) if shape.is_dynamic else shape.children(places[node])
+                if len(nodes) == most_nodes or num_children[node] == len(room):
                     break
+                places[len(nodes)] = room[num_children[node]]
                 num_children[node] += 1
                 nodes[node, token] = len(nodes)
             node = nodes[node, token]

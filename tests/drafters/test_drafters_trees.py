@@ -91,6 +91,26 @@ def test_a_static_tree_has_its_children_at_every_depth(temperature: float, verif
     assert (guess.q is not None) == (verify == "rejection" and temperature > 0)
 
 
+@pytest.mark.parametrize("verify", ["rejection", "gumbel", "exact-match"])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_nodes_have_numbers_of_children_of_their_own(temperature: float, verify: str) -> None:
+    lm = Watched()
+    wanted = row("3,2+0+1,1+0+2", 5, verify=verify, temperature=temperature)
+    (guess,) = load(lm=lm).propose([wanted])
+    assert guess.drafted.parents == TreeShape.parse("3,2+0+1,1+0+2").parents
+    asked = [call[0] for call in lm.calls]
+    assert [len(one.drafted) for one in asked] == [0, 2, 4], "leaves are not read by the draft model"
+    assert [one.num_logits for one in asked] == [1, 2, 2]
+    for node, parent in enumerate(guess.drafted.parents):
+        q = q_after(wanted, guess.drafted.tokens_to(parent))
+        assert guess.q is None or torch.equal(guess.q[node], q.dense()[0])
+
+
+def test_missing_nodes_take_those_below_them_along() -> None:
+    (guess,) = load().propose([row("3,2+1+1,1+0+2", 3, top_k=2)])
+    assert guess.drafted.parents == (-1, -1, 0, 0, 1, 2, 4, 4), "the second child has a third grandchild below it"
+
+
 def test_k_cuts_a_tree_and_the_nodes_before_stay() -> None:
     (whole,) = load().propose([row("3,2,2", 3)])
     (cut,) = load().propose([row("3,2,2", 2)])
@@ -237,3 +257,11 @@ def test_who_builds_trees() -> None:
     assert not create("none", {}).builds_trees
     assert not create("prediction", {"text": "a"}).builds_trees
     assert [load().draws, load("ngram").draws] == [True, False]
+
+
+def test_ngram_fills_each_node_of_a_shape() -> None:
+    context = [1, 2, 3, 0, 1, 2, 4, 0, 1, 2, 3, 5, 0, 1, 2]
+    (whole, narrow) = (merged(context, shape, 3).drafted for shape in ("2,2,1", "2,2+0,1"))
+    assert {narrow.tokens_to(node) for node in range(len(narrow))} == {
+        path for path in (whole.tokens_to(node) for node in range(len(whole))) if path[0] == 3 or len(path) == 1
+    }
