@@ -270,7 +270,7 @@ class Speculation(Section):
     p_min: float = Field(0.4, ge=0, le=1)
     """Stop drafting when the draft's largest probability is below this (with depth policy confidence)."""
     tree: Annotated[str | None, BeforeValidator(_tree)] = None
-    """Draft trees: children per depth (4,2,1; 3,2+1 for single nodes) or the likeliest nodes (dynamic:32), k deep at most."""
+    """Draft trees, at most k deep: children per depth (4,2,1 or 3,2+1 by node) or the likeliest nodes (dynamic:32)."""
     verify: Verify = "auto"
     """auto (greedy at temperature 0, else block or a tree's rule), greedy, rejection, block, traversal, gumbel,
     exact-match, typical, synthetic."""
