@@ -16,20 +16,14 @@ from specdec_cli.files import given_path
 from specdec_cli.lm.decoders import COMPILED, COMPILED_GRAPHS, check_decoder, own_obstacle
 from specdec_cli.lm.files import dummy
 from specdec_cli.lm.files.architecture import check_architecture
-from specdec_cli.lm.files.checkpoint import (
-    check_weights,
-    clear_errors,
-    first_line,
-    hub_proxy_words,
-    model_folder,
-    quiet,
-    read_config,
-)
+from specdec_cli.lm.files.checkpoint import clear_errors, hub_proxy_words, model_folder, read_config
 from specdec_cli.lm.files.contents import check_contents
 from specdec_cli.lm.files.generation import NONE, read_generation
 from specdec_cli.lm.files.lengths import max_context
 from specdec_cli.lm.files.paper import NEEDS_NUMBERS, on_paper
 from specdec_cli.lm.files.quantization import check_quantization, forget_quantization, settings_of
+from specdec_cli.lm.files.reading import first_line, quiet
+from specdec_cli.lm.files.weights_files import check_weights
 from specdec_cli.lm.forward.compiled import check_compiler
 from specdec_cli.lm.forward.forward import CacheShape
 from specdec_cli.lm.forward.packed import PackedForward

@@ -18,15 +18,7 @@ from specdec_cli.lm.cache.cache_plan import KVCacheBytes
 from specdec_cli.lm.decoders import COMPILED, check_decoder
 from specdec_cli.lm.files import dummy
 from specdec_cli.lm.files.architecture import check_architecture
-from specdec_cli.lm.files.checkpoint import (
-    check_weights,
-    clear_errors,
-    model_folder,
-    quiet,
-    read_config,
-    remote_code_error,
-    weights_files,
-)
+from specdec_cli.lm.files.checkpoint import clear_errors, model_folder, read_config, remote_code_error
 from specdec_cli.lm.files.generation import AUTO, Generation, read_generation
 from specdec_cli.lm.files.headers import differing, first_dtype, read_headers
 from specdec_cli.lm.files.lengths import own_context
@@ -39,7 +31,9 @@ from specdec_cli.lm.files.quantization import (
     settings_of,
     stays_quantized,
 )
+from specdec_cli.lm.files.reading import quiet
 from specdec_cli.lm.files.tokenizer_files import TOKENIZER_FILES, tokenizer_error
+from specdec_cli.lm.files.weights_files import check_weights, weights_files
 from specdec_cli.lm.forward.attention import attention_of
 from specdec_cli.lm.kernels.kinds import kind_when
 from specdec_cli.lm.machine.device_memory import check_room

@@ -19,8 +19,9 @@ from torch import Tensor
 
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.door import Row
-from specdec_cli.lm.files.checkpoint import FAMILIES, first_line, quiet
+from specdec_cli.lm.files.checkpoint import FAMILIES
 from specdec_cli.lm.files.quantization import stays_quantized
+from specdec_cli.lm.files.reading import first_line, quiet
 from specdec_cli.lm.forward import attention
 
 if TYPE_CHECKING:

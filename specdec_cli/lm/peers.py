@@ -21,7 +21,8 @@ from transformers import (
 from transformers.generation.continuous_batching import ContinuousBatchingManager
 
 from specdec_cli.errors import RunError
-from specdec_cli.lm.files.checkpoint import clear_errors, first_line, model_folder, quiet
+from specdec_cli.lm.files.checkpoint import clear_errors, model_folder
+from specdec_cli.lm.files.reading import first_line, quiet
 from specdec_cli.lm.load import device_named, dtype_named
 
 _PAGE_TOKENS = 32

@@ -1,11 +1,8 @@
-"""A model's files: where they are, whether they are whole, what they say; each fault is one clear sentence."""
+"""A model's folder and its configuration: where they are, what they say; each fault is one clear sentence."""
 
 from __future__ import annotations
 
-import json
-import logging
 import re
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,19 +16,17 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig
-from transformers.utils import logging as transformers_logging
 
 from specdec_cli.errors import RunError, SpecdecError, UsageError
 from specdec_cli.files import given_path
 from specdec_cli.lm.files import dummy
-from specdec_cli.lm.files.contents import check_contents, check_pointer
+from specdec_cli.lm.files.contents import check_contents
+from specdec_cli.lm.files.reading import broken_link, first_line, read_object
 from specdec_cli.proxy import exempt_this_machine, proxy_of
 
 BUILTIN = ("builtin:target", "builtin:draft")
 FAMILIES = "Llama, Qwen, Mistral, Gemma, Phi-3, GPT-2, GPT-NeoX, Falcon, ..."
-PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
 def model_folder(name: str, revision: str | None, trust_remote_code: bool, has_weights: bool = True) -> Path:
@@ -66,7 +61,7 @@ def model_folder(name: str, revision: str | None, trust_remote_code: bool, has_w
     if path.is_file():
         raise RunError(f"`{name}` is a file, not a model folder", hint)
     if name.strip() and path.is_symlink():
-        raise _broken_link(path)
+        raise broken_link(path)
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", name):
         raise RunError(f"model folder `{name}` does not exist", hint)
     folder = _fetch(name, revision, trust_remote_code, has_weights)
@@ -127,7 +122,7 @@ def read_config(name: str, folder: Path, trust_remote_code: bool) -> Any:
     changes = dummy.shape_changes(name)
     path = folder / "config.json"
     if path.is_symlink() and not path.exists():
-        raise _broken_link(path)
+        raise broken_link(path)
     if not path.is_file():
         raise RunError(f"model folder `{name}` has no `config.json`", "give the folder that holds the model's files")
     content = read_object(path)
@@ -143,122 +138,6 @@ def read_config(name: str, folder: Path, trust_remote_code: bool) -> Any:
             if unknown
             else RunError(f"`{path}` is not a valid configuration: {first_line(error)}", "download the model again")
         ) from error
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in one of a model's files.
-
-    Raises:
-        RunError: the file cannot be read, or holds something else.
-    """
-    hint = "copy or download the model again"
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError, RecursionError) as error:
-        raise RunError(f"`{path}` cannot be read: {first_line(error)}", hint) from error
-    if not isinstance(content, dict):
-        raise RunError(f"`{path}` cannot be read: it holds no JSON object", hint)
-    return content
-
-
-def weights_files(name: str, folder: Path) -> list[str]:
-    """The safetensors files that the model needs, by name, in order.
-
-    Raises:
-        RunError: the folder does not say.
-    """
-    index = folder / "model.safetensors.index.json"
-    if (folder / "model.safetensors").is_file():
-        return ["model.safetensors"]
-    if index.is_file():
-        return _indexed_files(index)
-    raise _no_weights(name, folder)
-
-
-def _indexed_files(index: Path) -> list[str]:
-    """The files that an index of shards names.
-
-    Raises:
-        RunError: it is no index, or it names files that are not beside it.
-    """
-    hint = "copy or download the model again"
-    content = read_object(index)
-    for key in ("weight_map", "metadata"):  # transformers reads both
-        if not isinstance(content.get(key), dict):
-            raise RunError(f"`{index}` cannot be read: it has no `{key}`", hint)
-    files = content["weight_map"].values()
-    if not files or not all(isinstance(file, str) for file in files):
-        raise RunError(f"`{index}` cannot be read: its `weight_map` names no files", hint)
-    outside = next((file for file in files if Path(file).name != file), None)
-    if outside is not None:
-        raise RunError(f"`{index}` names `{outside}`, which is not a file beside it", hint)
-    return sorted(set(files))
-
-
-def _broken_link(path: Path) -> RunError:
-    said = f"`{path}` is a link to `{path.readlink()}`, which does not exist"
-    return RunError(said, "copy or download the model again; of a hub's cache, copy `blobs` too")
-
-
-def _no_weights(name: str, folder: Path) -> RunError:
-    """Description of the files that a folder has instead of the weights that transformers looks for."""
-    shards = sorted(path.name for path in folder.glob("*.safetensors"))
-    broken = next((shard for shard in shards if not (folder / shard).exists()), None)
-    if broken is not None:
-        return _broken_link(folder / broken)
-    if any(list(folder.glob(pattern)) for pattern in PICKLES) and not shards:
-        return RunError(
-            f"`{name}` has only pickled weights, which can run code when they are loaded",
-            "convert the model to safetensors",
-        )
-    if any(re.search(r"-\d+-of-\d+\.safetensors$", shard) for shard in shards):
-        message = f"`{name}` has `{shards[0]}` and no `model.safetensors.index.json`, which says what is in which file"
-        return RunError(message, "copy or download the model again")
-    if shards:
-        return RunError(
-            f"`{name}` has no `model.safetensors`, only `{shards[0]}`", "rename it, or give the folder of a whole model"
-        )
-    return RunError(
-        f"`{name}` has no weights: `model.safetensors` is missing", "give the folder that holds the model's weights"
-    )
-
-
-def check_weights(name: str, folder: Path) -> None:
-    """See that every safetensors file that the model needs is there and whole.
-
-    Raises:
-        RunError: one is not.
-    """
-    hint = "copy or download the model again"
-    for file in weights_files(name, folder):
-        if (folder / file).is_symlink() and not (folder / file).exists():
-            raise _broken_link(folder / file)
-        if not (folder / file).is_file():
-            raise RunError(f"`{name}` lacks the weights file `{file}`", hint)
-        check_pointer(folder / file)
-        try:
-            with safe_open(folder / file, framework="pt"):
-                pass
-        except (SafetensorError, OSError) as error:
-            said = first_line(error).removeprefix("Error while deserializing header: ")
-            raise RunError(f"`{folder / file}` is not a whole safetensors file: {said}", hint) from error
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Keep transformers' bars, warnings and reports off the terminal while something loads."""
-    verbosity = transformers_logging.get_verbosity()
-    had_bars = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity(logging.CRITICAL)
-    transformers_logging.disable_progress_bar()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-        if had_bars:
-            transformers_logging.enable_progress_bar()
 
 
 @contextmanager
@@ -284,13 +163,3 @@ def remote_code_error(name: str, error: Exception) -> UsageError | None:
     if "trust_remote_code" not in str(error):
         return None
     return UsageError(f"model `{name}` comes with its own Python code", "read it, then pass --trust-remote-code")
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's text that says something, without its full stop."""
-    if isinstance(error, KeyError) and error.args:
-        return f"unknown or missing `{error.args[0]}`"
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    if lines[0].endswith(":") and len(lines) > 1:  # only a heading, as of transformers' checks of a configuration
-        lines = [re.sub(r"^\s*\w+Error: ", "", lines[1])]
-    return lines[0].strip().rstrip(".:")

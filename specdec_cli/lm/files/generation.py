@@ -10,7 +10,7 @@ from typing import Any
 
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.files import given_path
-from specdec_cli.lm.files.checkpoint import read_object
+from specdec_cli.lm.files.reading import read_object
 
 FILE = "generation_config.json"
 AUTO, NONE = "auto", "none"

@@ -17,7 +17,8 @@ from safetensors import safe_open
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AutoHfQuantizer
 
 from specdec_cli.errors import RunError, UsageError
-from specdec_cli.lm.files.checkpoint import first_line, quiet, weights_files
+from specdec_cli.lm.files.reading import first_line, quiet
+from specdec_cli.lm.files.weights_files import weights_files
 
 _FLOATING = {"F64", "F32", "F16", "BF16"}
 _SCALES = re.compile(

@@ -8,7 +8,7 @@ from pathlib import Path
 from transformers.utils import is_protobuf_available, is_sentencepiece_available, is_tiktoken_available
 
 from specdec_cli.errors import RunError
-from specdec_cli.lm.files.checkpoint import first_line
+from specdec_cli.lm.files.reading import first_line
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer_config.json", "tekken.json")
 

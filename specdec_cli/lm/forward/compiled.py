@@ -25,7 +25,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from specdec_cli.errors import RunError, SpecdecError
 from specdec_cli.lm.cache.cache import BlockCache
 from specdec_cli.lm.cache.layout import KEY_GRAIN, Layout
-from specdec_cli.lm.files.checkpoint import first_line, quiet
+from specdec_cli.lm.files.reading import first_line, quiet
 from specdec_cli.lm.forward.attention import MaskFunction, RowMasks, attend
 from specdec_cli.lm.forward.eager import EagerForward
 from specdec_cli.lm.forward.taps import decoder_layers

@@ -25,7 +25,7 @@ from specdec_cli.lm.cache.contexts import Feed
 from specdec_cli.lm.cache.layout import Layout, Span
 from specdec_cli.lm.cache.unread import Unread, put_in
 from specdec_cli.lm.door import Continuations
-from specdec_cli.lm.files.checkpoint import first_line
+from specdec_cli.lm.files.reading import first_line
 from specdec_cli.lm.forward.taps import TapHooks
 from specdec_cli.lm.kernels.kinds import has_triton
 

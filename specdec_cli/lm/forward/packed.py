@@ -15,7 +15,8 @@ from torch import Tensor
 from specdec_cli.errors import UsageError
 from specdec_cli.lm.cache.cache import BlockCache
 from specdec_cli.lm.cache.layout import KEY_GRAIN, Layout, Span
-from specdec_cli.lm.files.checkpoint import FAMILIES, first_line
+from specdec_cli.lm.files.checkpoint import FAMILIES
+from specdec_cli.lm.files.reading import first_line
 from specdec_cli.lm.forward.attention import NAME, RowMasks, causal
 from specdec_cli.lm.forward.forward import CacheShape, on_its_device
 from specdec_cli.lm.forward.taps import TapHooks

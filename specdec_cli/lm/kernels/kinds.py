@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from specdec_cli.lm.files.checkpoint import first_line
+from specdec_cli.lm.files.reading import first_line
 from specdec_cli.lm.kernels.linear import (
     ZERO_POINT,
     Int8Linear,

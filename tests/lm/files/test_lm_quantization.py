@@ -34,12 +34,6 @@ REFUSED = {
 }
 
 
-@pytest.fixture
-def accelerate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """transformers asks for the package and, on one device, does without it."""
-    monkeypatch.setattr("transformers.quantizers.quantizer_finegrained_fp8.is_accelerate_available", lambda: True)
-
-
 def score(lm):
     return lm.score([Row(0, TOKENS, len(TOKENS))])
 
@@ -63,7 +57,7 @@ def refusals(folder, **options):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("form", DEQUANTIZED)
-def test_16_fp8_is_right_in_every_dtype(tmp_path: Path, form, dtype, accelerate) -> None:
+def test_16_fp8_is_right_in_every_dtype(tmp_path: Path, form, dtype) -> None:
     """transformers makes bfloat16 of the weights whatever is asked for, and its own forward stops at that."""
     folder = make_quantized(form, tmp_path)
     lm = load_lm(str(folder), dtype=dtype)
@@ -93,7 +87,7 @@ def test_16_other_forms_are_refused_by_name(tmp_path: Path, form) -> None:
 
 
 @pytest.mark.parametrize("form", [form for form, (_, settings) in FORMS.items() if settings])
-def test_16_int8_of_what_is_quantized_already_is_refused(tmp_path: Path, form, accelerate) -> None:
+def test_16_int8_of_what_is_quantized_already_is_refused(tmp_path: Path, form) -> None:
     for said in refusals(make_quantized(form, tmp_path), quantize="int8"):
         assert "quantized" in said.message
         assert form == "mlx" or isinstance(said, UsageError)

@@ -1,0 +1,65 @@
+"""Shared by all readers of model files: JSON objects, one-line errors, and transformers without its output."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from transformers.utils import logging as transformers_logging
+
+from specdec_cli.errors import RunError
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in one of a model's files.
+
+    Raises:
+        RunError: the file cannot be read, or holds something else.
+    """
+    hint = "copy or download the model again"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError, RecursionError) as error:
+        raise RunError(f"`{path}` cannot be read: {first_line(error)}", hint) from error
+    if not isinstance(content, dict):
+        raise RunError(f"`{path}` cannot be read: it holds no JSON object", hint)
+    return content
+
+
+def broken_link(path: Path) -> RunError:
+    """The error for a link to a file that is not there."""
+    said = f"`{path}` is a link to `{path.readlink()}`, which does not exist"
+    return RunError(said, "copy or download the model again; of a hub's cache, copy `blobs` too")
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep transformers' bars, warnings and reports off the terminal while something loads."""
+    verbosity = transformers_logging.get_verbosity()
+    had_bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity(logging.CRITICAL)
+    transformers_logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if had_bars:
+            transformers_logging.enable_progress_bar()
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text that says something, without its full stop."""
+    if isinstance(error, KeyError) and error.args:
+        return f"unknown or missing `{error.args[0]}`"
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    if lines[0].endswith(":") and len(lines) > 1:  # only a heading, as of transformers' checks of a configuration
+        lines = [re.sub(r"^\s*\w+Error: ", "", lines[1])]
+    return lines[0].strip().rstrip(".:")

@@ -1,0 +1,92 @@
+"""The files that hold a model's weights: which they are, and whether they are whole."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from specdec_cli.errors import RunError
+from specdec_cli.lm.files.contents import check_pointer
+from specdec_cli.lm.files.reading import broken_link, first_line, read_object
+
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+
+
+def weights_files(name: str, folder: Path) -> list[str]:
+    """The safetensors files that the model needs, by name, in order.
+
+    Raises:
+        RunError: the folder does not say.
+    """
+    index = folder / "model.safetensors.index.json"
+    if (folder / "model.safetensors").is_file():
+        return ["model.safetensors"]
+    if index.is_file():
+        return _indexed_files(index)
+    raise _no_weights(name, folder)
+
+
+def _indexed_files(index: Path) -> list[str]:
+    """The files that an index of shards names.
+
+    Raises:
+        RunError: it is no index, or it names files that are not beside it.
+    """
+    hint = "copy or download the model again"
+    content = read_object(index)
+    for key in ("weight_map", "metadata"):  # transformers reads both
+        if not isinstance(content.get(key), dict):
+            raise RunError(f"`{index}` cannot be read: it has no `{key}`", hint)
+    files = content["weight_map"].values()
+    if not files or not all(isinstance(file, str) for file in files):
+        raise RunError(f"`{index}` cannot be read: its `weight_map` names no files", hint)
+    outside = next((file for file in files if Path(file).name != file), None)
+    if outside is not None:
+        raise RunError(f"`{index}` names `{outside}`, which is not a file beside it", hint)
+    return sorted(set(files))
+
+
+def _no_weights(name: str, folder: Path) -> RunError:
+    """Description of the files that a folder has instead of the weights that transformers looks for."""
+    shards = sorted(path.name for path in folder.glob("*.safetensors"))
+    broken = next((shard for shard in shards if not (folder / shard).exists()), None)
+    if broken is not None:
+        return broken_link(folder / broken)
+    if any(list(folder.glob(pattern)) for pattern in PICKLES) and not shards:
+        return RunError(
+            f"`{name}` has only pickled weights, which can run code when they are loaded",
+            "convert the model to safetensors",
+        )
+    if any(re.search(r"-\d+-of-\d+\.safetensors$", shard) for shard in shards):
+        message = f"`{name}` has `{shards[0]}` and no `model.safetensors.index.json`, which says what is in which file"
+        return RunError(message, "copy or download the model again")
+    if shards:
+        return RunError(
+            f"`{name}` has no `model.safetensors`, only `{shards[0]}`", "rename it, or give the folder of a whole model"
+        )
+    return RunError(
+        f"`{name}` has no weights: `model.safetensors` is missing", "give the folder that holds the model's weights"
+    )
+
+
+def check_weights(name: str, folder: Path) -> None:
+    """See that every safetensors file that the model needs is there and whole.
+
+    Raises:
+        RunError: one is not.
+    """
+    hint = "copy or download the model again"
+    for file in weights_files(name, folder):
+        if (folder / file).is_symlink() and not (folder / file).exists():
+            raise broken_link(folder / file)
+        if not (folder / file).is_file():
+            raise RunError(f"`{name}` lacks the weights file `{file}`", hint)
+        check_pointer(folder / file)
+        try:
+            with safe_open(folder / file, framework="pt"):
+                pass
+        except (SafetensorError, OSError) as error:
+            said = first_line(error).removeprefix("Error while deserializing header: ")
+            raise RunError(f"`{folder / file}` is not a whole safetensors file: {said}", hint) from error
