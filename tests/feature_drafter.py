@@ -10,6 +10,7 @@ from torch import Tensor
 
 from specdec_cli.drafted import Drafted
 from specdec_cli.drafters.contract import DraftRow, Guesses, Resources, WithoutModel
+from specdec_cli.drafters.growth import Growth
 from specdec_cli.lm.door import LM, Row, Tap, Tapped
 
 TAPS: tuple[Tap, ...] = (0, "final")
@@ -19,6 +20,7 @@ TAPS: tuple[Tap, ...] = (0, "final")
 class Drafter(WithoutModel):
     """Guesses k tokens, each by a head of its own, from the last position's states and the last token's embedding.
 
+    A tree has each head's likeliest tokens at its depth, whatever stands before them (as Medusa's).
     It needs the features of that one position, and checks that it is given all of them.
 
     Args:
@@ -28,6 +30,7 @@ class Drafter(WithoutModel):
     needs_all: bool = True
 
     taps: Sequence[Tap] = TAPS
+    builds_trees = True
 
     def __post_init__(self) -> None:
         self.heads: Tensor | None = None  # [k, inputs, V]; None guesses at random
@@ -59,11 +62,12 @@ class Drafter(WithoutModel):
         num = self.num_seen[row.handle] + sum(map(len, seen))
         assert num == len(row.context) - 1, "each kept position's features come once"
         self.contexts[row.handle] = list(row.context)
+        generator = torch.Generator().manual_seed(len(row.context))
         if self.heads is None:
-            generator = torch.Generator().manual_seed(len(row.context))
-            return Guesses(Drafted.chain(torch.randint(self.num_tokens, (row.k,), generator=generator).tolist()))
-        inputs = self.inputs(seen[-1][-1:], row.context[-1:])
-        return Guesses(Drafted.chain((inputs @ self.heads[: row.k])[:, 0].argmax(-1).tolist()))
+            scores = torch.randn(row.k, self.num_tokens, generator=generator)
+        else:
+            scores = (self.inputs(seen[-1][-1:], row.context[-1:]) @ self.heads[: row.k])[:, 0]
+        return Guesses(_drafted(row, scores.softmax(-1)))
 
     def release(self, handle: int) -> None:
         if handle in self.seen:
@@ -92,6 +96,23 @@ class Drafter(WithoutModel):
             loss.backward()
             optimizer.step()
         self.heads = heads.detach()
+
+
+def _drafted(row: DraftRow, probs: Tensor) -> Drafted:
+    """A guess in the row's shape, of the probabilities [k, V] at each depth."""
+    if row.tree is None:
+        return Drafted.chain(probs.argmax(-1).tolist())
+    if row.tree.is_dynamic:
+        growth = Growth(row, 0)
+        for its in probs:
+            best = its.topk(min(row.most_nodes, len(its)))
+            growth.grow_likely([list(zip(best.indices.tolist(), best.values.tolist(), strict=True))] * growth.num_ends)
+        return growth.guesses().drafted
+    shape, order = row.tree.cut(row.k), probs.argsort(descending=True)
+    flat = Drafted(tuple(range(len(shape.parents))), shape.parents)
+    siblings = [shape.children(parent) for parent in shape.parents]
+    tokens = [int(order[flat.depth(node) - 1, its.index(node)]) for node, its in enumerate(siblings)]
+    return flat.with_tokens(tokens)
 
 
 def tapped(lm: LM, text: Sequence[int]) -> Tensor:

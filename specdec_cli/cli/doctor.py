@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from specdec_cli.recipe import Resolved
 
 _OF_A_RUN = ("sampling.", "speculation.", "serve.", "engine.enable_prefix_caching")
-_K = "speculation.num_speculative_tokens"  # which the memory plan reads
-_WITHOUT = [one.path for one in OPTIONS if one.path.startswith(_OF_A_RUN) and one.path != _K]
+_PLANNED = ("speculation.num_speculative_tokens", "speculation.tree")  # which the memory plan reads
+_WITHOUT = [one.path for one in OPTIONS if one.path.startswith(_OF_A_RUN) and one.path not in _PLANNED]
 
 
 @with_shared_options(aliases=True, without=_WITHOUT)

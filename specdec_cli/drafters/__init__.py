@@ -16,7 +16,7 @@ from typing import Any, get_args, get_type_hints
 from specdec_cli.drafters.contract import Drafter
 from specdec_cli.errors import UsageError, closest
 
-__all__ = ["create", "get", "methods", "options", "parse_spec", "to_spec"]
+__all__ = ["create", "from_fields", "get", "methods", "options", "parse_spec", "to_spec"]
 
 _NOT_METHODS = {"__init__", "contract", "growth"}
 # The members of `contract.Drafter`.
@@ -87,6 +87,16 @@ def create(method: str, given: Mapping[str, Any]) -> Drafter:
             raise UsageError(f"the drafting method `{method}` needs `{name}`")
     drafter: Drafter = made(**given)
     return drafter
+
+
+def from_fields(fields: Mapping[str, Any]) -> Drafter:
+    """A drafter from `model`, or `method` and its options, as `create` makes it.
+
+    Raises:
+        UsageError: as `create`.
+    """
+    given = dict(fields)
+    return create(given.pop("method", "model"), given)
 
 
 def parse_spec(spec: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from specdec_cli.errors import UsageError
 from specdec_cli.lm.cache.cache_plan import KVCacheBytes
 from specdec_cli.lm.decoders import decoder_when
 from specdec_cli.lm.files.generation import NONE
-from specdec_cli.lm.load import check_context, load_lm, load_tokenizer
+from specdec_cli.lm.load import check_target, load_lm, load_tokenizer
 from specdec_cli.lm.machine.threads import allot_threads
 from specdec_cli.lm.transformers_lm import TransformersLM
 from specdec_cli.text.chat_template import chat_tokenizer
@@ -61,9 +61,11 @@ def load_engines(
     given = [_draft_fields(draft) for draft in drafts]
     own = [replace(settings, draft=one) for one in draft_models] if draft_models else [settings] * len(given)
     say = settings.progress or (lambda _: None)
-    check_context(
+    made = [drafters.from_fields(fields) for fields in given]
+    check_target(
         target,
         settings.max_model_len,
+        [tap for drafter in made for tap in drafter.taps],
         revision=settings.target.revision,
         trust_remote_code=settings.trust_remote_code,
         load_format=settings.target.load_format,
@@ -88,7 +90,7 @@ def load_engines(
     if settings.compile:
         _compile(lm, "target", say)
     loaders = [_DraftLoader(lm, tokenizer, options, its) for its in own]
-    loaded = [loader.load(fields) for loader, fields in zip(loaders, given, strict=True)]
+    loaded = [loader.load(drafter) for loader, drafter in zip(loaders, made, strict=True)]
     share_out(lm, [model for loader in loaders for model in loader.models], options, settings.kv_cache_bytes)
     # Of several engines, one that decodes without a draft has nothing to shape.
     plain = replace(options, tree=None) if len(given) > 1 else options
@@ -126,15 +128,13 @@ class _DraftLoader:
     settings: LoadSettings
     models: list[TransformersLM] = field(default_factory=list)
 
-    def load(self, fields: Mapping[str, Any]) -> Drafter:
-        """A drafter from `model`, or `method` and its options.
+    def load(self, drafter: Drafter) -> Drafter:
+        """Make a drafter ready.
 
         Raises:
-            UsageError: an unknown method or option, or a draft of another vocabulary.
+            UsageError: a draft of another vocabulary, or hidden states that the target has not.
             RunError: a model that does not load.
         """
-        values = dict(fields)
-        drafter = drafters.create(values.pop("method", "model"), values)
         num_tokens = min(self.tokenizer.num_tokens, self.target.vocab_size)
         encode = partial(self.tokenizer.encode, add_special_tokens=False)
         if drafter.taps:
@@ -146,7 +146,7 @@ class _DraftLoader:
         """The drafters beside an engine's own, by name; predictions come with the requests."""
         per_request = {"prediction": {"per_request": True}}
         return {
-            name: self.load({"method": name, **per_request.get(name, {})})
+            name: self.load(drafters.create(name, per_request.get(name, {})))
             for name in self.settings.others
             if name != own.get("method")
         }
@@ -182,7 +182,7 @@ def another_drafter(
     if "model" in fields:
         _check_tokenizers(engine.tokenizer, engine.target.name, fields["model"], settings)
     loader = _DraftLoader(engine.target, engine.tokenizer, engine.options, settings)
-    drafter = loader.load(fields)
+    drafter = loader.load(drafters.from_fields(fields))
     for lm in loader.models:
         hold_beside(lm, engine.target.max_context, engine.options)
     return drafter

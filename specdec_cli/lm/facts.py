@@ -52,6 +52,7 @@ class ModelFacts:
         dtype: what it would run in: float32, bfloat16 or float16.
         max_context: its own context limit, in tokens.
         embedding_size: width of its logits, padding included.
+        hidden_size: width of its hidden states; None where its configuration has another word for it.
         num_parameters: weights, each counted once as the files or the configuration have them.
         weights_bytes: memory for them in `dtype`, or as `--quantize` packs them.
         weights_counted_in: `safetensors headers`, or `configuration` where the weights are not here.
@@ -71,6 +72,7 @@ class ModelFacts:
     dtype: str
     max_context: int
     embedding_size: int
+    hidden_size: int | None
     num_parameters: int
     weights_bytes: int
     weights_counted_in: str
@@ -144,6 +146,7 @@ def describe(
             dtype=str(kind).removeprefix("torch."),
             max_context=max_context(text, None),
             embedding_size=int(text.vocab_size) if kept is None else kept.vocab_size,
+            hidden_size=getattr(text, "hidden_size", None),
             num_parameters=dummy.num_parameters(model),
             weights_bytes=sum(weight.num_bytes for weight in packed),
             weights_counted_in="safetensors headers" if is_complete else "configuration",

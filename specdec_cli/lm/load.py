@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,13 @@ from transformers.pytorch_utils import Conv1D
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.cache.cache_plan import KVCacheBytes
 from specdec_cli.lm.decoders import COMPILED, check_decoder
+from specdec_cli.lm.door import Tap
 from specdec_cli.lm.files import dummy
 from specdec_cli.lm.files.architecture import check_architecture
 from specdec_cli.lm.files.checkpoint import clear_errors, model_folder, read_config, remote_code_error
 from specdec_cli.lm.files.generation import AUTO, Generation, read_generation
 from specdec_cli.lm.files.headers import differing, first_dtype, read_headers
-from specdec_cli.lm.files.lengths import own_context
+from specdec_cli.lm.files.lengths import max_context, own_context
 from specdec_cli.lm.files.origin import Origin, fingerprint
 from specdec_cli.lm.files.quantization import (
     check_quantization,
@@ -35,6 +36,7 @@ from specdec_cli.lm.files.reading import quiet
 from specdec_cli.lm.files.tokenizer_files import TOKENIZER_FILES, tokenizer_error
 from specdec_cli.lm.files.weights_files import check_weights, weights_files
 from specdec_cli.lm.forward.attention import attention_of
+from specdec_cli.lm.forward.taps import check_taps
 from specdec_cli.lm.kernels.kinds import kind_when
 from specdec_cli.lm.machine.device_memory import check_room
 from specdec_cli.lm.oracle import Oracle
@@ -153,30 +155,41 @@ def _check_room(name: str, folder: Path, dtype: str, quantize: str, device: torc
         check_room(name, num_bytes, what, device, "choose a smaller model or dtype")
 
 
-def check_context(
+def check_target(
     name: str,
     max_model_len: int | None,
+    taps: Sequence[Tap] = (),
     *,
     revision: str | None = None,
     trust_remote_code: bool = False,
     load_format: str = "auto",
 ) -> None:
-    """Refuse a context limit that is longer than a target's own, before its weights are read.
+    """Refuse what a target cannot give, before its weights are read.
+
+    Args:
+        name: as `load_lm` takes it, like all others.
+        max_model_len: context limit.
+        taps: hidden states that its draft reads.
+        revision: branch, tag or commit of a hub id.
+        trust_remote_code: run Python code that comes with the model.
+        load_format: auto, or dummy.
 
     Raises:
-        UsageError: it is longer.
+        UsageError: a limit that is longer than its own, or hidden states that it has not.
         RunError: the model's configuration cannot be read.
     """
-    if max_model_len is None:
+    if max_model_len is None and not taps:
         return
     folder = model_folder(name, revision, trust_remote_code, not dummy.is_dummy(name, load_format))
     with quiet(), clear_errors(name):
-        own = own_context(read_config(name, folder, trust_remote_code).get_text_config())
-    if own is not None and max_model_len > own:
+        config = read_config(name, folder, trust_remote_code).get_text_config()
+    own = own_context(config)
+    if own is not None and max_model_len is not None and max_model_len > own:
         raise UsageError(
             f"max_model_len is `{max_model_len}`, and `{name}` reads `{own}` tokens at most",
             f"lower --max-model-len (engine.max_model_len) to {own}, or leave it out",
         )
+    check_taps(name, taps, config, max_context(config, max_model_len))
 
 
 def load_tokenizer(

@@ -189,9 +189,7 @@ class TransformersLM:
         """
         if not taps:
             return
-        short = self._short_context
-        is_outgrown = short is not None and short < self.max_context
-        check_taps(self.name, taps, self.config.get_text_config(), short if is_outgrown else None)
+        check_taps(self.name, taps, self.config.get_text_config(), self.max_context)
         self._forward.tap(taps)
         self.taps = tuple(dict.fromkeys([*self.taps, *taps]))
 

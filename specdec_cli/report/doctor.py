@@ -180,6 +180,9 @@ def _pair_rows(pair: Preflight) -> list[tuple[str, str, str]]:
                 planned = f"{gigabytes(memory.kv_planned)}, {memory.kv_planned_tokens} tokens"
                 column["KV cache that the engine plans"] = planned
             column["logits of a step"] = gigabytes(memory.logits)
+            if memory.taps_per_token is not None and memory.taps_most is not None:
+                column["hidden states for the draft, per token"] = f"{memory.taps_per_token / 1e3:.1f} kB"
+                column["the same, every prompt at full context"] = gigabytes(memory.taps_most)
     names = list(columns[0] | columns[1])
     return [(name, columns[0].get(name, _NOTHING), columns[1].get(name, _NOTHING)) for name in names]
 

@@ -1,6 +1,7 @@
 """`doctor`: the machine without a pair, a pair without its weights, and exit codes that tell why not."""
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from tiny_models import make_tiny
 from typed import not_none
 
 from specdec_cli.cli.main import run
+from specdec_cli.engine.engine import Engine
+from specdec_cli.errors import UsageError
 from specdec_cli.lm import load
 from specdec_cli.lm.invariance import InvarianceCheck
 from specdec_cli.measure.machine import doctor as doctor_module
@@ -228,3 +231,44 @@ def test_a_context_limit_above_the_targets_own_is_incompatible(capsys: pytest.Ca
     assert document["verdict"] == "incompatible"
     assert "max_model_len is `4096`" in err
     assert "reads `128` tokens at most" in err
+
+
+@pytest.fixture
+def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A drafting method that reads hidden states of the target: of a layer that an option names, and the final ones."""
+    (tmp_path / "readers").mkdir()
+    (tmp_path / "readers" / "mine.py").write_text(
+        "from dataclasses import dataclass\nimport feature_drafter\n\n@dataclass\n"
+        "class Drafter(feature_drafter.Drafter):\n    layer: int = 0\n\n    def __post_init__(self):\n"
+        "        super().__post_init__()\n        self.taps = (self.layer, 'final')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "readers.mine", raising=False)
+    monkeypatch.delitem(sys.modules, "readers", raising=False)
+    return "readers.mine"
+
+
+def test_memory_of_hidden_states_is_stated(capsys: pytest.CaptureFixture[str], models, reader: str) -> None:
+    pair = ["-t", models / "target", "--set", f"draft.method={reader}", "--max-num-seqs", 3, "--max-model-len", 100]
+    found = doctor(capsys, *pair, "--dtype", "bfloat16")[0]["pair"]
+    assert (found["taps"], found["target"]["hidden_size"]) == ([0, "final"], 32)
+    memory = found["memory"]["target"]
+    assert memory["taps_per_token"] == 2 * 32 * 2
+    assert memory["taps_most"] == 3 * 100 * memory["taps_per_token"]
+    assert run(["doctor", *map(str, pair)]) == 0
+    assert "hidden states for the draft, per token" in capsys.readouterr().out
+    without = doctor(capsys, "-t", models / "target", "-d", "ngram")[0]["pair"]
+    assert without["taps"] == []
+    assert without["memory"]["target"]["taps_per_token"] is None
+
+
+def test_hidden_states_that_the_target_lacks_are_refused_before_its_weights_are_read(
+    capsys: pytest.CaptureFixture[str], models, reader: str
+) -> None:
+    pair = ["-t", models / "target", "--set", f"draft.method={reader}", "--set", "draft.layer=2"]
+    document, err = doctor(capsys, *pair, code=2)
+    assert document["verdict"] == "incompatible"
+    said = "the draft reads hidden states of layer `2`, and"
+    assert said in err
+    with pytest.raises(UsageError, match=said):  # where loading weights fails this test
+        Engine.load(str(models / "target"), {"method": reader, "layer": 2})

@@ -17,6 +17,7 @@ from specdec_cli.lm.table import TableLM
 from specdec_cli.sampling.params import SamplingParams
 
 GREEDY = SamplingParams(max_new_tokens=24)
+TREES = [None, "3,2,1", "dynamic:12"]
 SHARED = [(5 * i * i + 3 * i) % 89 + 2 for i in range(50)]
 
 
@@ -61,6 +62,16 @@ def test_a_trained_head_beats_a_random_draft(lm, texts) -> None:
     check_lives(lm, chance)
 
 
+@pytest.mark.parametrize("tree", TREES[1:])
+def test_the_accepted_paths_features_reach_it(lm, texts, tree: str) -> None:
+    expected = tokens(decode(lm, None, 0, params=GREEDY))
+    for drafter, least in ((feature_drafter(lm, texts), 0.5), (feature_drafter(lm), 0.0)):
+        found = decode(lm, drafter, params=GREEDY, tree=tree)
+        assert tokens(found) == expected
+        assert rate(found) > least
+        check_lives(lm, drafter)
+
+
 @pytest.mark.parametrize("prefill_chunk", [4, 7, 512])
 @pytest.mark.parametrize("k", [1, 3])
 def test_features_are_whole_in_any_chunks_and_company(lm, texts, k: int, prefill_chunk: int) -> None:
@@ -73,17 +84,31 @@ def test_features_are_whole_in_any_chunks_and_company(lm, texts, k: int, prefill
     check_lives(lm, drafter)
 
 
-def test_sampled_text_has_features_too(lm, texts) -> None:
+@pytest.mark.parametrize("prefill_chunk", [4, 512])
+@pytest.mark.parametrize("tree", TREES[1:])
+def test_features_of_trees_are_whole_in_any_chunks_and_company(lm, texts, tree: str, prefill_chunk: int) -> None:
+    prompts = [*PROMPTS, SHARED, PROMPTS[1]]
+    params = [SamplingParams(max_new_tokens=5 + 6 * i) for i in range(len(prompts))]
+    options = {"prefill_chunk": prefill_chunk, "max_num_seqs": 3, "max_num_batched_tokens": 16}
     drafter = feature_drafter(lm, texts)
-    decode(lm, drafter, params=SamplingParams(max_new_tokens=24, temperature=1.0, seed=3))
+    found = decode(lm, drafter, 4, prompts, params, tree=tree, **options)
+    assert tokens(found) == tokens(decode(lm, None, 0, prompts, params, **options))
     check_lives(lm, drafter)
 
 
+@pytest.mark.parametrize("tree", TREES)
+def test_sampled_text_has_features_too(lm, texts, tree: str | None) -> None:
+    drafter = feature_drafter(lm, texts)
+    decode(lm, drafter, params=SamplingParams(max_new_tokens=24, temperature=1.0, seed=3), tree=tree)
+    check_lives(lm, drafter)
+
+
+@pytest.mark.parametrize("tree", TREES)
 @pytest.mark.parametrize("prefix_caching", [False, True])
-def test_preempted_sequences_are_given_their_features_anew(lm, texts, prefix_caching: bool) -> None:
+def test_preempted_sequences_are_given_their_features_anew(lm, texts, prefix_caching: bool, tree: str | None) -> None:
     tight = load_lm(lm.name, max_num_seqs=4, block_size=4, num_blocks=18, check=False)
     drafter = feature_drafter(tight, texts)
-    engine = Checked(tight, drafter, None, EngineOptions(max_num_seqs=4, prefix_caching=prefix_caching))
+    engine = Checked(tight, drafter, None, EngineOptions(max_num_seqs=4, prefix_caching=prefix_caching, tree=tree))
     found, num_preemptions = {engine.add(prompt, GREEDY): [] for prompt in PROMPTS}, 0
     while engine.has_work:
         for event in engine.step():
@@ -98,12 +123,15 @@ def test_preempted_sequences_are_given_their_features_anew(lm, texts, prefix_cac
     check_lives(tight, drafter)
 
 
+@pytest.mark.parametrize("tree", TREES)
 @pytest.mark.parametrize("needs_all", [False, True])
-def test_a_cached_prefix_is_adopted_as_far_as_the_draft_can_do_without(lm, texts, needs_all: bool) -> None:
+def test_a_cached_prefix_is_adopted_as_far_as_the_draft_can_do_without(
+    lm, texts, needs_all: bool, tree: str | None
+) -> None:
     prompts = [SHARED, [*SHARED, 7, 9], SHARED[:30]]
     expected = tokens(decode(lm, None, 0, prompts, GREEDY))
     drafter = feature_drafter(lm, texts, needs_all=needs_all)
-    engine = tiny_engine(lm, drafter, prefix_caching=True)
+    engine = tiny_engine(lm, drafter, prefix_caching=True, tree=tree)
     for _ in range(2):
         drafter.lives.clear()
         assert tokens(engine.generate(prompts, GREEDY)) == expected
@@ -205,3 +233,49 @@ def test_the_book_keeps_the_accepted_path_alone() -> None:
     book.drop(0)
     book.drop(0)
     assert book.take(0, 7, (0,)) is None
+
+
+class Shifted(FeatureBook):
+    """A planted fault: features one position off."""
+
+    def take(self, sequence_id, num_tokens, columns):
+        states = super().take(sequence_id, num_tokens, columns)
+        return None if states is None else states.roll(1, 0)
+
+
+class Stale(FeatureBook):
+    """A planted fault: features of refused nodes stay in the place of those that were accepted."""
+
+    def accept(self, sequence_id, path) -> None:
+        super().accept(sequence_id, range(len(path)))
+
+
+class Refused(FeatureBook):
+    """A planted fault: features of refused nodes stay behind those that were accepted."""
+
+    def accept(self, sequence_id, path) -> None:
+        super().accept(sequence_id, range(len(not_none(self._pending[sequence_id].nodes))))
+
+    def take(self, sequence_id, num_tokens, columns):
+        return super().take(sequence_id, 10**9, columns)
+
+
+FAULTS = [*((fault, tree) for fault in (Shifted, Refused) for tree in TREES), *((Stale, tree) for tree in TREES[1:])]
+
+
+@pytest.mark.parametrize(("fault", "tree"), FAULTS)
+def test_planted_faults_of_features_are_caught(lm, fault, tree: str | None) -> None:
+    drafter = feature_drafter(lm)
+    engine = tiny_engine(lm, drafter, tree=tree)
+    engine._stepper.features = fault()
+    with pytest.raises(AssertionError):  # of the drafter, or here
+        run_and_check(engine, lm, drafter)
+    correct = feature_drafter(lm)
+    run_and_check(tiny_engine(lm, correct, tree=tree), lm, correct)
+
+
+def run_and_check(engine, lm, drafter) -> None:
+    outputs = engine.generate(PROMPTS, GREEDY)
+    assert not engine.drafters.num_failures[engine.drafters.own_name]
+    assert all(len(output.token_ids) == GREEDY.max_new_tokens for output in outputs)
+    check_lives(lm, drafter)

@@ -17,6 +17,7 @@ from specdec_cli.errors import UsageError
 from specdec_cli.lm.cache.contexts import Feed
 from specdec_cli.lm.cache.layout import Layout, Layouts
 from specdec_cli.lm.door import Tap
+from specdec_cli.lm.files.lengths import long_rope_threshold
 
 
 def decoder_layers(model: Any) -> Any:
@@ -24,26 +25,29 @@ def decoder_layers(model: Any) -> Any:
     return max((one for one in model.get_decoder().children() if isinstance(one, torch.nn.ModuleList)), key=len)
 
 
-def check_taps(name: str, taps: Sequence[Tap], config: Any, short_context: int | None = None) -> None:
-    """Refuse taps that a model cannot give.
+def check_taps(name: str, taps: Sequence[Tap], config: Any, max_context: int) -> None:
+    """Refuse taps that a model cannot give; its configuration tells, before its weights are read.
 
     Args:
         name: of the model, for messages.
         taps: wanted hidden states.
         config: of its text model.
-        short_context: long rope's threshold, where contexts may be longer: a position's states change then.
+        max_context: longest context that it will read.
 
     Raises:
-        UsageError: there is no such layer, states of two widths, or long rope.
+        UsageError: there is no such layer, states of two widths, or long rope whose frequencies change within the
+            context.
     """
     hint, num_layers = "choose a draft that was made for this target", config.num_hidden_layers
     wrong = next((tap for tap in taps if tap != "final" and not (isinstance(tap, int) and 0 <= tap < num_layers)), None)
     if wrong is not None:
         said = f"the draft reads hidden states of layer `{wrong}`, and `{name}` has {num_layers} layers, counted from 0"
         raise UsageError(said, hint)
-    if getattr(config, "word_embed_proj_dim", config.hidden_size) != config.hidden_size and "final" in taps:
+    width = getattr(config, "hidden_size", None)
+    if "final" in taps and getattr(config, "word_embed_proj_dim", width) != width:
         raise UsageError(f"`{name}` projects its final hidden states to another width than its layers have", hint)
-    if short_context is not None:
+    short_context = long_rope_threshold(config)
+    if taps and short_context is not None and short_context < max_context:
         said = f"hidden states of `{name}` change once a text outgrows {short_context} tokens (long rope)"
         raise UsageError(said, f"set max_model_len to at most {short_context}, or choose a draft without hidden states")
 

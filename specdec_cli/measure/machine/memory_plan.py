@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from specdec_cli.engine.build import engine_options, given_cache_bytes
 from specdec_cli.errors import RunError
 from specdec_cli.lm.cache.cache_plan import CacheNeed, Room, check_draft_room, logits_bytes, plan_blocks
+from specdec_cli.lm.load import DTYPES
 
 if TYPE_CHECKING:
+    from specdec_cli.lm.door import Tap
     from specdec_cli.lm.facts import ModelFacts
     from specdec_cli.measure.machine.machine import Device
     from specdec_cli.recipe.schema import Recipe
@@ -28,6 +30,8 @@ class Memory:
         logits: float32 logits of one step: max_num_seqs × (k+1) × V for a target, max_num_seqs × k × V for a draft.
         kv_planned: what the engine gives the cache; None where that is not known, or nothing fits.
         kv_planned_tokens: tokens that it holds.
+        taps_per_token: a target's hidden states of one token that the draft reads; None where it reads none.
+        taps_most: the same of max_num_seqs prompts of the whole context, which wait until the draft reads them.
     """
 
     device: str
@@ -37,6 +41,8 @@ class Memory:
     logits: int
     kv_planned: int | None = None
     kv_planned_tokens: int | None = None
+    taps_per_token: int | None = None
+    taps_most: int | None = None
 
     @property
     def least(self) -> int:
@@ -45,7 +51,11 @@ class Memory:
 
 
 def pair_memory(
-    models: Mapping[str, ModelFacts], places: Mapping[str, Device], recipe: Recipe, max_context: int
+    models: Mapping[str, ModelFacts],
+    places: Mapping[str, Device],
+    recipe: Recipe,
+    max_context: int,
+    taps: Sequence[Tap] = (),
 ) -> dict[str, Memory]:
     """Memory of each model, without a plan for its cache.
 
@@ -54,6 +64,7 @@ def pair_memory(
         places: where each would run.
         recipe: resolved.
         max_context: the longest context that the engine decodes.
+        taps: the target's hidden states that the draft reads.
     """
     options = engine_options(recipe)
     num_seqs, k = options.max_num_seqs, options.most_nodes
@@ -61,6 +72,7 @@ def pair_memory(
     found = {}
     for role, facts in models.items():
         each, block_size = facts.kv_bytes_per_token, recipe.engine.kv_block_size
+        states = len(taps) * (facts.hidden_size or 0) * DTYPES[facts.dtype].itemsize if role == "target" else 0
         num_blocks = num_seqs * -(-(min(facts.max_context, max_context) + k) // block_size)
         found[role] = Memory(
             device=places[role].name,
@@ -68,6 +80,8 @@ def pair_memory(
             kv_per_token=each,
             kv_wanted=None if each is None else num_blocks * block_size * each,
             logits=logits_bytes(num_seqs, rows[role], facts.embedding_size),
+            taps_per_token=states or None,
+            taps_most=num_seqs * max_context * states or None,
         )
     return found
 

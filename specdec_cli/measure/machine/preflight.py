@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from specdec_cli import drafters
 from specdec_cli.errors import ExitCode, SpecdecError
 from specdec_cli.lm.decoders import decoder_when
 from specdec_cli.lm.facts import ModelFacts, describe, describe_tokenizer, small_files
 from specdec_cli.lm.files.generation import Generation, read_generation
-from specdec_cli.lm.load import check_context
+from specdec_cli.lm.load import check_target
 from specdec_cli.measure.machine.figures import figure
 from specdec_cli.measure.machine.memory_plan import Memory, check_rooms, pair_memory, plan_memory
 from specdec_cli.measure.machine.outlook import Outlook, outlook
@@ -19,6 +20,7 @@ from specdec_cli.text.overlap import Overlap
 from specdec_cli.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from specdec_cli.lm.door import Tap
     from specdec_cli.measure.machine.machine import Machine
     from specdec_cli.recipe.schema import Draft, Recipe, Target
 
@@ -62,6 +64,7 @@ class Preflight:
         target: None where it could not be described.
         draft: None where it could not be described, or is no model.
         draft_method: the method's name, `model` for a draft model.
+        taps: the target's hidden states that the draft reads.
         tokenizers: by role.
         overlap: of the two tokenizers; None without two.
         max_context: the longest context that the engine will decode; None without a target.
@@ -73,6 +76,7 @@ class Preflight:
     """
 
     draft_method: str
+    taps: tuple[Tap, ...] = ()
     target: ModelFacts | None = None
     draft: ModelFacts | None = None
     tokenizers: dict[str, TokenizerFacts] = field(default_factory=dict)
@@ -95,6 +99,7 @@ class Preflight:
             "target": self.target.as_dict() if self.target else None,
             "draft": self.draft.as_dict() if self.draft else None,
             "draft_method": self.draft_method,
+            "taps": list(self.taps),
             "tokenizers": {role: asdict(facts) for role, facts in self.tokenizers.items()},
             "overlap": asdict(self.overlap) | {"reason": self.overlap.reason} if self.overlap else None,
             "max_context": self.max_context,
@@ -118,12 +123,13 @@ def preflight(recipe: Recipe, machine: Machine, *, trust_remote_code: bool = Fal
     models: dict[str, Target | Draft] = {"target": recipe.target}
     if recipe.draft.model is not None:
         models["draft"] = recipe.draft
+    _read_taps(found, recipe)
     decoder = decoder_when(recipe.engine.decoder, recipe.engine.compile is True)
     found.target = _describe(found, recipe.target, trust_remote_code, decoder)
     found.draft = _describe(found, recipe.draft, trust_remote_code, decoder) if "draft" in models else None
     _read_generation(found, recipe, trust_remote_code)
     _compare_tokenizers(found, recipe.target, models, trust_remote_code)
-    _limit_contexts(found, recipe, trust_remote_code)
+    _check_target(found, recipe, trust_remote_code)
     missing: list[str] = []
     figure("the memory that it takes", lambda: _estimate_memory(found, recipe, machine), missing)
     if found.target is not None and found.draft is not None:
@@ -157,6 +163,14 @@ def _describe(found: Preflight, model: Target | Draft, trust_remote_code: bool, 
         )
         found.problems.append(Finding("warning", message))
     return facts
+
+
+def _read_taps(found: Preflight, recipe: Recipe) -> None:
+    """The hidden states that the draft reads."""
+    try:
+        found.taps = tuple(dict.fromkeys(drafters.from_fields(recipe.draft_fields()).taps))
+    except SpecdecError as error:
+        found.problems.append(_as_problem(error))
 
 
 def _as_problem(error: SpecdecError) -> Finding:
@@ -255,15 +269,17 @@ def _compare(found: Preflight, target: Tokenizer, draft: Tokenizer) -> None:
         found.problems.append(Finding("warning", message))
 
 
-def _limit_contexts(found: Preflight, recipe: Recipe, trust_remote_code: bool) -> None:
+def _check_target(found: Preflight, recipe: Recipe, trust_remote_code: bool) -> None:
+    """Limit the contexts, and refuse what the target cannot give."""
     if found.target is None:
         return
     limit = recipe.engine.max_model_len
     found.max_context = min(found.target.max_context, limit or found.target.max_context)
     try:
-        check_context(
+        check_target(
             found.target.name,
             limit,
+            found.taps,
             revision=recipe.target.revision,
             trust_remote_code=trust_remote_code,
             load_format=recipe.target.load_format,
@@ -295,7 +311,7 @@ def _estimate_memory(found: Preflight, recipe: Recipe, machine: Machine) -> None
         if device.dtypes[facts.dtype] == "emulated":
             message = f"`{facts.dtype}` is emulated on `{device.name}`: correct, and slow"
             found.problems.append(Finding("warning", message, "try --dtype float32"))
-    found.memory = pair_memory(models, places, recipe, found.max_context or 0)
+    found.memory = pair_memory(models, places, recipe, found.max_context or 0, found.taps)
     try:
         for device in {place.name: place for place in places.values()}.values():
             plan_memory(found.memory, device, recipe)
