@@ -121,6 +121,12 @@ class Feed:
         return [self.position(place) for place in fed] if len(self.tree) else fed
 
     @property
+    def ancestors(self) -> Sequence[int]:
+        """Ancestors of the fed tokens as 64-bit masks (`Drafted.ancestors`), a node itself included; 0 for text."""
+        nodes = range(self.keep - self.num_text, len(self.context) - self.num_text)
+        return [self.tree.ancestors(node) if node >= 0 else 0 for node in nodes]
+
+    @property
     def num_tokens(self) -> int:
         """How many are fed."""
         return len(self.context) - self.keep

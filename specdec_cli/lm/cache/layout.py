@@ -13,8 +13,10 @@ from functools import cached_property
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from specdec_cli.drafted import MOST_NODES
 from specdec_cli.lm.cache.contexts import Feed, Held
 
 # Attention reads keys in multiples of this many where bits matter: a query's key count then follows from its position
@@ -49,6 +51,46 @@ class Span:
     num_in_order: int = sys.maxsize
 
 
+@dataclass(frozen=True, slots=True)
+class DraftedNodes:
+    """Drafted trees among the tokens of a recorded forward, on its device: where nodes stand and what they see.
+
+    A chain's nodes are text like any other: of them nothing differs.
+
+    Args:
+        places: of each fed token in its sequence's blocks [B, R] int64; negative where it only fills the shape.
+        key_positions: the position in its text of the key at each place [B, T] int64.
+        is_seen: whether a token may look at a place, as far as trees go: at text and at its own path [B, R, T] bool.
+    """
+
+    places: Tensor
+    key_positions: Tensor
+    is_seen: Tensor
+
+    @classmethod
+    def among(
+        cls, places: Tensor, positions: Tensor, ancestors: Tensor, num_text: Tensor, num_keys: int
+    ) -> DraftedNodes:
+        """The nodes among fed tokens, by computations on the device alone.
+
+        Args:
+            places: of each token [B, R].
+            positions: of each token in its text [B, R].
+            ancestors: of each node as a 64-bit mask [B, R]; 0 for text.
+            num_text: places before each sequence's nodes [B].
+            num_keys: T, places that are read.
+        """
+        every = torch.arange(num_keys, device=places.device)
+        # A token that only fills the shape says of place 0 that its position is 0, which is so.
+        key_positions = every.expand(len(places), -1).scatter(1, places.clamp(min=0), positions.clamp(min=0))
+        is_ancestor = (ancestors[:, :, None] >> torch.arange(MOST_NODES, device=places.device) & 1).bool()
+        # Before the nodes is text, behind them nothing.
+        sees = F.pad(F.pad(is_ancestor, (1, 0), value=True), (0, 1), value=False)
+        node = (every - num_text[:, None] + 1).clamp(0, MOST_NODES + 1)
+        is_seen = sees.gather(2, node[:, None].expand(-1, places.shape[1], -1))
+        return cls(places, key_positions, is_seen)
+
+
 @dataclass
 class Layout:
     """One forward pass: n tokens of several sequences.
@@ -63,7 +105,8 @@ class Layout:
         is_bitwise: attention must give a row the same bits in whatever company.
         device: where the forward runs.
         kernels: what attends all sequences at once (`lm.split_attention`); None where spans are taken one by one.
-        slots: for it, those of the keys at every position of every sequence [B, T] int64.
+        slots: of a recorded forward, those of the keys at every place of every sequence [B, T] int64.
+        nodes: of a recorded forward, the drafted trees among its tokens; None where all are text.
         is_tapped: hidden states are wanted.
         states: of the written tokens [num_written, taps, hidden], where they were wanted and the forward has run.
     """
@@ -78,6 +121,7 @@ class Layout:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     kernels: Any = None
     slots: Tensor | None = None
+    nodes: DraftedNodes | None = None
     is_tapped: bool = False
     states: Tensor | None = None
 

@@ -43,23 +43,32 @@ class RowMasks:
         return mask
 
     def allowed(self) -> Tensor:
-        """Whether each query may look at each position [n, T] bool, for kernels that take all sequences at once."""
+        """Whether each query of a recorded forward may look at each place of its sequence [n, T] bool."""
         if self._all is None:
-            assert self.layout.slots is not None, "kernels are given slots"
-            keys = torch.arange(self.layout.slots.shape[1], device=self.layout.device)
-            self._all = self._allowed(keys[0], keys[0], self.layout.position_ids[0, :, None], keys[None, :])
+            slots, nodes = self.layout.slots, self.layout.nodes
+            assert slots is not None, "a recorded forward is given slots"
+            keys = torch.arange(slots.shape[1], device=slots.device) if nodes is None else nodes.key_positions[:, None]
+            zero = slots.new_zeros(())
+            allowed = self._allowed(zero, zero, self.layout.position_ids.view(len(slots), -1, 1), keys)
+            self._all = (allowed if nodes is None else allowed & nodes.is_seen).view(-1, slots.shape[1])
         return self._all
 
     def _build(self, span: Span, num_groups: int, dtype: torch.dtype) -> Tensor:
+        allowed = self._allowed_of(span, num_groups)
+        mask = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, -torch.inf)
+        return mask.repeat(num_groups, 1) if num_groups > 1 else mask
+
+    def _allowed_of(self, span: Span, num_groups: int) -> Tensor:
+        """Whether a span's queries, and those that are added to them, may look at its keys [queries, T] bool."""
+        if self.layout.slots is not None:
+            return self.allowed()[span.start : span.stop]
         positions = self.layout.position_ids[0, span.start : span.stop]
         missing = _missing_queries(span, num_groups, self.layout)
         if missing:
             positions = torch.cat((positions, positions[-1:].expand(missing)))
         key_positions = self.layout.key_positions[: span.num_keys]
         zero = key_positions.new_zeros(())
-        allowed = self._allowed(zero, zero, positions[:, None], key_positions[None, :])
-        mask = torch.zeros(allowed.shape, dtype=dtype, device=positions.device).masked_fill_(~allowed, -torch.inf)
-        return mask.repeat(num_groups, 1) if num_groups > 1 else mask
+        return self._allowed(zero, zero, positions[:, None], key_positions[None, :])
 
     def block_diagonal(self, dtype: torch.dtype) -> Tensor:
         """One mask [1, 1, n, sum of T] for all rows at once, for models that are handed joined keys."""

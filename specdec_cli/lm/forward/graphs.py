@@ -1,11 +1,11 @@
 """Forwards of fixed shape, recorded once as CUDA graphs and replayed: a GPU's step then waits for no launch.
 
 A step's rows are padded to a `Bucket`: so many sequences, so many tokens of each, so many blocks of each one's cache.
-All that differs between two steps of a bucket is a vector of integers (tokens, positions, block tables), which goes to
-the device in one copy that nothing waits for; slots and masks follow from it on the device. The forward is the model's
-own, with our attention and our cache. A draft's whole guess, token by token, is one graph, too, and the target's graph
-takes it from where it is (`unread`): a greedy step needs one wait for the device. What fits no bucket (a prompt's
-chunk, hundreds of tokens) runs as it always does.
+All that differs between two steps of a bucket is a vector of integers (`graph_inputs`), which goes to the device in one
+copy that nothing waits for; slots and masks follow from it on the device, those of drafted trees too. The forward is
+the model's own, with our attention and our cache. A draft's whole guess, token by token, is one graph, too, and the
+target's graph takes it from where it is (`unread`): a greedy step needs one wait for the device. What fits no bucket (a
+prompt's chunk, hundreds of tokens) runs as it always does.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
 from typing import Any
 
 import torch
@@ -22,47 +21,18 @@ from torch import Tensor
 from specdec_cli.errors import RunError
 from specdec_cli.lm.cache.cache import BlockCache
 from specdec_cli.lm.cache.contexts import Feed
-from specdec_cli.lm.cache.layout import Layout, Span
+from specdec_cli.lm.cache.layout import DraftedNodes, Layout, Span
 from specdec_cli.lm.cache.unread import Unread, put_in
 from specdec_cli.lm.door import Continuations
 from specdec_cli.lm.files.reading import first_line
+from specdec_cli.lm.forward.graph_inputs import NOTHING, Bucket, GraphInputs, values
 from specdec_cli.lm.forward.taps import TapHooks
 from specdec_cli.lm.kernels.kinds import has_triton
 
-_TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 24, 32, 48, 64, 65)
-_FEWEST_BLOCKS = 16
-_NOTHING = -1  # a token or a block that only fills the shape
 _WARM_UPS = 2  # runs before the recorded one: libraries make their workspaces in them
 
 Replay = Callable[[], None]
 Outputs = tuple[Tensor, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Bucket:
-    """The shape of a graph.
-
-    Args:
-        num_rows: B, sequences.
-        num_tokens: R, tokens of each that are fed.
-        num_blocks: N, blocks of each one's cache that are read.
-    """
-
-    num_rows: int
-    num_tokens: int
-    num_blocks: int
-
-    @classmethod
-    def around(cls, num_rows: int, num_tokens: int, num_blocks: int) -> Bucket | None:
-        """The smallest one that holds so many; None for more tokens than a graph is made for."""
-        each = next((size for size in _TOKENS if size >= num_tokens), None)
-        if each is None:
-            return None
-        if num_rows * each == 1:
-            each = 2  # a token alone would be another compiled forward, and other bits
-        sizes = (size << i for i in count() for size in (_FEWEST_BLOCKS, _FEWEST_BLOCKS * 3 // 2))
-        blocks = next(size for size in sizes if size >= num_blocks)
-        return cls(1 << (num_rows - 1).bit_length(), each, blocks)
 
 
 @dataclass(slots=True)
@@ -150,9 +120,7 @@ class Graphs:
             for row, (feed, length) in enumerate(zip(feeds, lengths, strict=True))
             for place in range(length - feed.num_logits, length)
         ]
-        fed = [(feed.context[feed.keep :], feed.keep) for feed in feeds]
-        filling = [0] * (bucket.num_rows * each - len(wanted))
-        logits, *states = graph.run([*self._inputs(bucket, feeds, fed), *wanted, *filling], unread)
+        logits, *states = graph.run(values(bucket, feeds, lengths, wanted), unread)
         for row, (feed, length) in enumerate(zip(feeds, lengths, strict=True)):
             if feed.is_tapped:
                 feed.states = states[0][row * each : row * each + length].clone()
@@ -169,49 +137,25 @@ class Graphs:
         Raises:
             RunError: the model's forward cannot be recorded.
         """
-        fed = [
-            (feed.context[feed.keep : len(feed.context) + 1 - n], feed.keep)
-            for feed, n in zip(feeds, counts, strict=True)
-        ]
-        most_blocks = max(len(feed.held.blocks) for feed in feeds)
-        bucket = Bucket.around(len(feeds), max(len(tokens) for tokens, _ in fed), most_blocks)
+        lengths = [feed.num_tokens + 1 - n for feed, n in zip(feeds, counts, strict=True)]
+        bucket = Bucket.around(len(feeds), max(lengths), max(len(feed.held.blocks) for feed in feeds))
         if bucket is None:
             return None
         key = bucket, max(counts), num_tokens
         graph = self._guesses.get(key)
         if graph is None:
             graph = self._guesses[key] = self._recorded(partial(self._guess, *key), bucket)
-        last = [len(tokens) - 1 for tokens, _ in fed]
-        filling = [0] * (bucket.num_rows * bucket.num_tokens - len(last))
-        (found,) = graph.run([*self._inputs(bucket, feeds, fed), *last, *filling])
+        (found,) = graph.run(values(bucket, feeds, lengths, [length - 1 for length in lengths]))
         unread = Unread(found[: len(feeds)].clone())
         return Continuations([unread.stand_ins(row, n) for row, n in enumerate(counts)], unread)
-
-    def _inputs(self, bucket: Bucket, feeds: Sequence[Feed], fed: Sequence[tuple[list[int], int]]) -> list[int]:
-        """Tokens [B, R], their positions [B, R] and block tables [B, N], one after another."""
-        tokens: list[int] = []
-        positions: list[int] = []
-        tables: list[int] = []
-        for feed, (own, keep) in zip(feeds, fed, strict=True):
-            missing = bucket.num_tokens - len(own)
-            tokens += [*own, *[0] * missing]
-            positions += [*range(keep, keep + len(own)), *[_NOTHING] * missing]
-            tables += [*feed.held.blocks, *[_NOTHING] * (bucket.num_blocks - len(feed.held.blocks))]
-        rows = bucket.num_rows - len(feeds)
-        tokens += [0] * (rows * bucket.num_tokens)
-        positions += [_NOTHING] * (rows * bucket.num_tokens)
-        tables += [_NOTHING] * (rows * bucket.num_blocks)
-        return [*tokens, *positions, *tables]
 
     def _recorded(self, forward: Callable[[Tensor, Tensor], Outputs], bucket: Bucket) -> _Graph:
         """Record a forward that reads a vector of a bucket's inputs and one more number for each of its tokens.
 
         Beside it stand drafted tokens that the host has not read, at most as many as the bucket's.
         """
-        num_tokens = bucket.num_rows * bucket.num_tokens
-        nothing = [_NOTHING] * (num_tokens + bucket.num_rows * bucket.num_blocks)
-        inputs = torch.tensor([*[0] * num_tokens, *nothing, *[0] * num_tokens], device=self._device)
-        drafted = torch.zeros(num_tokens, dtype=torch.int64, device=self._device)
+        inputs = torch.tensor(values(bucket, (), (), ()), device=self._device)
+        drafted = torch.zeros(bucket.num_fed, dtype=torch.int64, device=self._device)
         try:
             replay, outputs = record(lambda: forward(inputs, drafted), self._device, self._pool)
         except torch.OutOfMemoryError:
@@ -225,53 +169,49 @@ class Graphs:
 
     def _score(self, bucket: Bucket, is_tapped: bool, inputs: Tensor, drafted: Tensor) -> Outputs:
         """The logits [B·R, V] float32 that are wanted, and behind them any; hidden states [B·R, taps, hidden]."""
-        tokens, positions, tables, wanted = self._views(bucket, inputs)
-        forward = partial(self._forward, put_in(tokens, drafted), positions, self._slots(tables))
+        step = GraphInputs.views(bucket, inputs)
+        slots = self._slots(step.tables)
+        nodes = DraftedNodes.among(step.places, step.positions, step.ancestors, step.num_text, slots.shape[1])
+        forward = partial(self._forward, put_in(step.tokens, drafted), step.positions, slots, nodes)
         if not is_tapped:
-            return (forward()[wanted].float(),)
+            return (forward()[step.more].float(),)
         with self._hooks.copying() as states:
-            logits = forward()[wanted].float()
+            logits = forward()[step.more].float()
         return logits, states()
 
     def _guess(self, bucket: Bucket, most: int, num_tokens: int, inputs: Tensor, _drafted: Tensor) -> Outputs:
-        """Continuations [B, most]; `_NOTHING` where no largest logit is a finite number."""
-        tokens, positions, tables, last = self._views(bucket, inputs)
-        slots = self._slots(tables)
-        at = last[: bucket.num_rows, None]
-        logits = self._forward(tokens, positions, slots).view(*tokens.shape, -1)
-        logits = logits.gather(1, at[:, :, None].expand(-1, -1, logits.shape[2]))
-        places = positions.gather(1, at)
+        """Continuations [B, most]; `NOTHING` where no largest logit is a finite number."""
+        step = GraphInputs.views(bucket, inputs)
+        slots = self._slots(step.tables)
+        last = step.more[: bucket.num_rows, None]
+        logits = self._forward(step.tokens, step.positions, slots).view(*step.tokens.shape, -1)
+        logits = logits.gather(1, last[:, :, None].expand(-1, -1, logits.shape[2]))
+        places = step.positions.gather(1, last)
         found = [_likeliest(logits, num_tokens)]
         for _ in range(most - 1):
-            places = torch.where(places == _NOTHING, places, places + 1)
+            places = torch.where(places == NOTHING, places, places + 1)
             logits = self._forward(found[-1].clamp(min=0), places, slots)[:, None]
             found.append(_likeliest(logits, num_tokens))
         return (torch.cat(found, 1),)
-
-    def _views(self, bucket: Bucket, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Tokens [B, R], positions [B, R], block tables [B, N], and one more number for each token [B·R]."""
-        num_tokens = bucket.num_rows * bucket.num_tokens
-        sizes = [num_tokens, num_tokens, bucket.num_rows * bucket.num_blocks, num_tokens]
-        tokens, positions, tables, more = torch.split(inputs, sizes)
-        each = (bucket.num_rows, bucket.num_tokens)
-        return tokens.view(each), positions.view(each), tables.view(bucket.num_rows, bucket.num_blocks), more
 
     def _slots(self, tables: Tensor) -> Tensor:
         """The slot of every position [B, T] by block tables [B, N]."""
         inside = torch.arange(self._block_size, device=tables.device)
         slots = tables[:, :, None] * self._block_size + inside
-        return torch.where(tables[:, :, None] == _NOTHING, self._nowhere, slots).flatten(1)
+        return torch.where(tables[:, :, None] == NOTHING, self._nowhere, slots).flatten(1)
 
-    def _forward(self, tokens: Tensor, positions: Tensor, slots: Tensor) -> Tensor:
-        """Logits [B·R, V] of tokens [B, R] at their positions, over caches at slots [B, T]."""
+    def _forward(self, tokens: Tensor, positions: Tensor, slots: Tensor, nodes: DraftedNodes | None = None) -> Tensor:
+        """Logits [B·R, V] of tokens [B, R] at their positions, over caches at slots [B, T]; all text without nodes."""
         (num_rows, each), num_keys = tokens.shape, slots.shape[1]
-        is_written = (positions >= 0) & (positions < min(num_keys, self._max_context))
-        positions = positions.clamp(0, min(num_keys, self._max_context) - 1)
+        places = positions if nodes is None else nodes.places
+        last = min(num_keys, self._max_context) - 1
+        is_written = (places >= 0) & (places < num_keys) & (positions <= last)
+        places, positions = places.clamp(0, num_keys - 1), positions.clamp(0, last)
         spans = [Span(row * each, (row + 1) * each, num_keys, 0, slots[row]) for row in range(num_rows)]
         layout = Layout([], [], spans, [], wanted=[], num_written=num_rows * each, device=self._device)
         layout.position_ids = positions.view(1, -1)
-        layout.kernels, layout.slots = self._kernels, slots
-        layout.write_slots = torch.where(is_written, slots.gather(1, positions), self._nowhere).view(-1)
+        layout.kernels, layout.slots, layout.nodes = self._kernels, slots, nodes
+        layout.write_slots = torch.where(is_written, slots.gather(1, places), self._nowhere).view(-1)
         with self._cache.running(layout):
             logits: Tensor = self._model(
                 input_ids=tokens.view(1, -1),
@@ -320,4 +260,4 @@ def record(run: Callable[[], Outputs], device: torch.device, pool: Any) -> tuple
 def _likeliest(logits: Tensor, num_tokens: int) -> Tensor:
     """The likeliest of the first tokens [B, 1] by logits [B, 1, V]."""
     best, tokens = logits[:, :, :num_tokens].max(-1)
-    return torch.where(best.isfinite(), tokens, _NOTHING)
+    return torch.where(best.isfinite(), tokens, NOTHING)

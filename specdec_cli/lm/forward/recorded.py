@@ -56,7 +56,7 @@ class RecordedForward:
 
     def score(self, feeds: Sequence[Feed]) -> Tensor:
         """The wanted logits [sum of num_logits, V] float32."""
-        logits = None if any(len(feed.tree) for feed in feeds) else self._graphs.score(feeds)
+        logits = self._graphs.score(feeds)
         return self._inner.score(feeds) if logits is None else logits
 
     def guess(

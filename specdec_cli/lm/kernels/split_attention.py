@@ -2,7 +2,9 @@
 
 A few queries leave a GPU idle if one program walks all their keys. So the keys are split: each program takes some of a
 sequence's keys for the queries of one key head, and a second kernel joins what they found (Dao et al. 2023,
-Flash-Decoding). Keys and values are read where they lie, by the slot of each position; nothing is copied.
+Flash-Decoding). Keys and values are read where they lie, by the slot of each place; nothing is copied. What a query may
+see is a mask: a chain and a drafted tree are the same to the kernel, except that a tree's keys stand in another order
+than a chain's would, so that sums round otherwise.
 
 Letters: B sequences, R queries of each, n = B·R, H heads, K key heads, G = H/K, D head size, T keys, S slots.
 """
@@ -159,8 +161,8 @@ def attend(
         query: [1, H, n, D], R queries of each sequence together, its last dimension dense.
         keys: the cache, [1, K, S, D] dense.
         values: likewise.
-        slots: where the key of each position lies [B, T] int64.
-        allowed: whether a query may look at a position [n, T] bool; at its own and earlier ones alone.
+        slots: where the key of each place lies [B, T] int64.
+        allowed: whether a query may look at a place [n, T] bool, dense. Of a drafted tree's nodes it sees its path.
         scale: factor of the scores.
         softcap: scores become softcap·tanh(scores / softcap).
         sinks: one logit per head [H], which takes weight and gives nothing.

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from test_lm_trees import check
 from tiny_engine import PROMPTS, decode, tokens
 from tiny_models import make_tiny
 from typed import not_none, stand_in
 
+from specdec_cli.drafted import Drafted
 from specdec_cli.engine.engine import Engine
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.door import Row
@@ -55,6 +57,25 @@ def test_compiled_decodes_the_same_text_and_compiles_once(pair) -> None:
     thread.start()
     thread.join()
     assert torch.allclose(found[0], eager.score([Row(1, TEXT[:14], 5)]), atol=1e-4)
+    assert num_graphs() == before, "a step waited for another graph"
+
+
+@needs_compiler
+def test_trees_take_no_other_graph(pair) -> None:
+    eager, done = pair
+    before = num_graphs()
+    trees = Drafted((5, 6, 7, 8, 9), (-1, -1, 0, 0, 2)), Drafted.chain([3, 1, 4])
+    for lengths in ((20, 30), (21, 31)):
+        rows = [
+            Row(i, TEXT[:num], len(tree) + 1, tree) for i, (num, tree) in enumerate(zip(lengths, trees, strict=True))
+        ]
+        assert torch.allclose(eager.score(rows), done.score(rows), atol=1e-4)
+    params = SamplingParams(max_new_tokens=12)
+    for tree in ("2,2", "dynamic:6"):
+        assert tokens(decode(done, "ngram", 3, PROMPTS, params, tree=tree)) == tokens(
+            decode(eager, None, 0, PROMPTS, params)
+        )
+    check(done, num_rows=2, num_steps=2)
     assert num_graphs() == before, "a step waited for another graph"
 
 

@@ -16,12 +16,13 @@ from tiny_engine import PROMPTS, decode, ngram, tiny_engine, tokens
 from tiny_models import VOCAB, make_tiny
 from typed import not_none
 
+from specdec_cli.drafted import Drafted
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm import decoders, load
 from specdec_cli.lm.cache.unread import Unread
 from specdec_cli.lm.door import Draw, Row, Tapped
 from specdec_cli.lm.forward import graphs
-from specdec_cli.lm.forward.graphs import Bucket
+from specdec_cli.lm.forward.graph_inputs import Bucket
 from specdec_cli.lm.load import load_lm
 from specdec_cli.sampling.params import SamplingParams
 
@@ -122,12 +123,14 @@ def test_layers_are_compiled_once_for_all_graphs(tmp_path: Path, device, recorde
     ours.compile()
     assert ours.decoder == "transformers, compiled, graphs"
     before = num_graphs()
-    for rows in ([Row(0, TEXT[:9], 1)], [Row(0, TEXT[:12], 3), Row(1, TEXT[30:37], 7)], [Row(1, TEXT[30:80], 2)]):
+    tree = Drafted((1, 2, 3, 4), (-1, -1, 0, 0))
+    steps = [[Row(0, TEXT[:9], 1)], [Row(0, TEXT[:12], 3), Row(1, TEXT[30:37], 7)], [Row(1, TEXT[30:80], 2)]]
+    for rows in (*steps, [Row(1, TEXT[30:81], 5, tree)]):
         expected, found = plain.score(rows), ours.score(rows)
         assert torch.allclose(expected, found, atol=2e-4), (expected - found).abs().max()
     guessed = ours.guess([Row(2, TEXT[:9], 3)], VOCAB)
     assert not_none(not_none(guessed).unread).is_whole
-    assert recorder.num_recorded == 4
+    assert recorder.num_recorded == 5
     assert num_graphs() == before, "a step waited for another graph"
 
 
