@@ -6,7 +6,7 @@ The engine yields events and prints nothing; commands, meters and the server con
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -137,13 +137,15 @@ class SpeculativeCounts:
     def add(self, emitted: Emitted) -> None:
         """Count what a step gave a sequence; the first token, which prefill gives, belongs to no step."""
         if not emitted.from_prefill:
-            self.add_step(len(emitted.tokens), emitted.num_drafted, emitted.num_accepted)
-            self.num_draft_nodes += emitted.num_nodes - emitted.num_drafted
-            self.ranks.update(emitted.ranks)
+            num_tokens = len(emitted.tokens)
+            self.add_step(num_tokens, emitted.num_drafted, emitted.num_accepted, emitted.num_nodes, emitted.ranks)
 
-    def add_step(self, num_tokens: int, num_drafted: int, num_accepted: int) -> None:
-        """Count a step that gave so many tokens, of which a chain was drafted."""
-        self.num_draft_nodes += num_drafted
+    def add_step(
+        self, num_tokens: int, num_drafted: int, num_accepted: int, num_nodes: int, ranks: Iterable[tuple[int, int]]
+    ) -> None:
+        """Count a step; the arguments are those of an `Emitted`."""
+        self.num_draft_nodes += num_nodes
+        self.ranks.update(ranks)
         self.num_steps += 1
         self.num_emitted_tokens += num_tokens
         if num_drafted:
@@ -217,14 +219,27 @@ class SpeculativeCounts:
         return self.num_draft_nodes > self.num_draft_tokens
 
     @property
+    def by_rank(self) -> list[tuple[int, int]]:
+        """For r = 1, 2, …: reached places with at least r children, and at how many of them the r-th was accepted."""
+        most = max((num for _, num in self.ranks), default=0)
+        return [
+            (
+                sum(count for (_, num), count in self.ranks.items() if num >= rank),
+                sum(count for (one, _), count in self.ranks.items() if one == rank),
+            )
+            for rank in range(1, most + 1)
+        ]
+
+    @property
     def acceptance_by_rank(self) -> list[float | None]:
         """Fraction of reached places with at least r children at which the r-th child was accepted, r = 1, 2, …."""
-        most = max((num for _, num in self.ranks), default=0)
-        found = []
-        for rank in range(1, most + 1):
-            tried = sum(count for (_, num), count in self.ranks.items() if num >= rank)
-            found.append(_ratio(sum(count for (one, _), count in self.ranks.items() if one == rank), tried))
-        return found
+        return [_ratio(accepted, tried) for tried, accepted in self.by_rank]
+
+    def tree_figures(self) -> dict[str, Any]:
+        """The figures that only trees have, in the words of INTERFACE's `stats`; empty where chains were drafted."""
+        if not self.drafted_trees:
+            return {}
+        return {"num_draft_nodes": self.num_draft_nodes, "acceptance_by_rank": self.acceptance_by_rank}
 
     def _steps(self, holds: Callable[[int, int, int], bool]) -> list[int]:
         """Of how many steps something holds, for i = 1..k."""
@@ -236,14 +251,13 @@ class SpeculativeCounts:
         return {
             "num_drafts": self.num_drafts,
             "num_draft_tokens": self.num_draft_tokens,
-            **({"num_draft_nodes": self.num_draft_nodes} if self.drafted_trees else {}),
             "num_accepted_tokens": self.num_accepted_tokens,
             "num_emitted_tokens": self.num_emitted_tokens,
             "acceptance_rate": self.acceptance_rate,
             "acceptance_length": self.acceptance_length,
             "per_position_acceptance_rates": self.per_position_acceptance_rates,
             "conditional_acceptance_rates": self.conditional_acceptance_rates,
-            **({"acceptance_by_rank": self.acceptance_by_rank} if self.drafted_trees else {}),
+            **self.tree_figures(),
             "acceptance_histogram": self.histogram,
             "draft_seconds": self.draft_seconds,
             "verify_seconds": self.verify_seconds,

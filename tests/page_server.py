@@ -36,8 +36,9 @@ class PageServer:
         key: str | None = None,
         model: dict[str, Any] | None = None,
         answers: Sequence[Steps] = (STEPS,),
+        num_nodes: int = 3,
     ) -> None:
-        self.answers = answers
+        self.answers, self.num_nodes = answers, num_nodes
         self.metrics = Metrics("toy", prefix)
         self.template, self.key = template, key
         self.model = {"id": "toy", "object": "model"} | (model or {})
@@ -141,13 +142,18 @@ class PageServer:
 
     def _chunk(self, step: tuple[tuple[str, bool], ...], is_chat: bool) -> bytes:
         num_accepted = sum(accepted for _, accepted in step)
-        emitted = Emitted(0, tuple(range(len(step))), "", 3, num_accepted, False)
+        ranks = ((1, 2),) if self.num_nodes > 3 else ()
+        emitted = Emitted(
+            *(0, tuple(range(len(step))), "", 3, num_accepted, False), num_nodes=self.num_nodes, ranks=ranks
+        )
         self.metrics.stepped(Stepped((emitted,), 2, 1, 0, 0.001, 0.002, 0.001, 40, 100), 0)
         text = "".join(text for text, _ in step)
         tokens = [{"text": text, "accepted": accepted} for text, accepted in step]
         choice: dict[str, Any] = {"index": 0, "finish_reason": None}
         choice |= {"delta": {"content": text}} if is_chat else {"text": text}
         choice["speculative"] = {"num_drafted": 3, "num_accepted": num_accepted, "tokens": tokens}
+        if self.num_nodes > 3:
+            choice["speculative"]["num_draft_nodes"] = self.num_nodes
         return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
 
     def _refusal(self, request: Request) -> Response | None:

@@ -10,6 +10,12 @@ from typing import Any
 from transformers import AutoTokenizer
 
 import specdec_cli
+from specdec_cli.drafters import create
+from specdec_cli.drafters.contract import Resources
+from specdec_cli.engine.drafting import Drafters
+from specdec_cli.engine.drafting_plan import DraftingPlanner
+from specdec_cli.engine.options import EngineOptions
+from specdec_cli.lm.table import TableLM
 from specdec_cli.serve.limits import RequestLimits
 from specdec_cli.serve.protocol import ChatCompletionRequest, CompletionRequest
 from specdec_cli.serve.request.prepare import Facts, Prepared, prepare_chat, prepare_completion
@@ -35,12 +41,21 @@ def tokenizer(template: str | None = None) -> Tokenizer:
     return Tokenizer(hf)
 
 
+def planner(scores_trees: bool = True, **options: Any) -> DraftingPlanner:
+    """Of an engine with the drafters of `facts`."""
+    draft, ngram, prediction = create("model", {"model": "small"}), create("ngram", {}), create("prediction", {})
+    draft.load(Resources(lambda _: TableLM.random(100), None, 100))
+    drafters = Drafters(draft, {"builtin:draft": draft, "ngram": ngram, "prediction": prediction}, 100)
+    return DraftingPlanner(EngineOptions(**({"num_speculative_tokens": 3} | options)), drafters, scores_trees)
+
+
 def facts(template: str | None = None, **given: Any) -> Facts:
     text = tokenizer(template)
     known: dict[str, Any] = {
         "num_tokens": text.num_tokens,
         "max_context": 512,
         "names": ("demo",),
+        "planner": planner(),
         "num_speculative_tokens": 3,
         "drafters": ("builtin:draft", "ngram", "prediction"),
         "limits": RequestLimits(max_body_bytes=100_000, max_messages=200),

@@ -188,6 +188,7 @@ def _model(names: Names, resolved: Resolved, settings: Settings, shared: Shared)
         root=recipe.target.model,
         draft=_draft_words(recipe),
         num_speculative_tokens=recipe.speculation.num_speculative_tokens,
+        tree=recipe.speculation.tree,
         sampling=default_sampling(resolved),
         tool_call_parser=recipe.serve.tool_call_parser,
         reasoning_parser=recipe.serve.reasoning_parser,

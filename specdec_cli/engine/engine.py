@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from specdec_cli.drafters.contract import Drafter, Guesses
 from specdec_cli.engine import requests, run
 from specdec_cli.engine.clock import Clock
-from specdec_cli.engine.drafting import NONE, Drafters
+from specdec_cli.engine.drafting import Drafters
+from specdec_cli.engine.drafting_plan import DraftingPlanner
 from specdec_cli.engine.fit import fit
 from specdec_cli.engine.judging import Judge, JudgedRow, Part
 from specdec_cli.engine.loading import LoadArguments, LoadProgress, LoadSettings, settle, takes_load_arguments
@@ -23,14 +24,13 @@ from specdec_cli.engine.scheduler import Limits, Scheduled, Scheduler
 from specdec_cli.engine.sequence import Sequence
 from specdec_cli.engine.stepper import Stepper
 from specdec_cli.engine.synthetic import conditional
-from specdec_cli.engine.verify import RULES, check_trees, resolve_mode
+from specdec_cli.engine.verify import RULES
 from specdec_cli.errors import UsageError
 from specdec_cli.events import Emitted, Event, Failed, Finished, Noticed, Stepped
 from specdec_cli.lm.door import LM, Tap
 from specdec_cli.lm.files.generation import Generation
 from specdec_cli.lm.machine.threads import free_cores
 from specdec_cli.sampling.params import SamplingParams
-from specdec_cli.tree_shape import TreeShape
 
 if TYPE_CHECKING:
     from specdec_cli.recipe.schema import Recipe
@@ -72,9 +72,9 @@ class Engine:
         self.num_tokens = min(tokenizer.num_tokens, target.vocab_size) if tokenizer else target.vocab_size
         self.drafters = Drafters(drafter, others or {}, self.num_tokens)
         self.policy = self.options.policy()
+        self.planner = DraftingPlanner(self.options, self.drafters, target.scores_trees)
         self._depths = self.options.depths()
-        if self.options.shape_of(self.options.tree) is not None:
-            self._shape(self.options.tree, self.drafters.own_name)
+        self.planner.shape(self.options.tree, self.drafters.own_name)
         if self.drafters.all_taps:
             target.tap(self.drafters.all_taps)
         self._failed: list[Failed] = []
@@ -231,7 +231,8 @@ class Engine:
             params: its sampling parameters; greedy, 128 tokens by default.
             num_speculative_tokens: its own k; 0 decodes it without a draft.
             verify: its own verification mode.
-            tree: shape of its drafted trees; None takes the engine's where its drafter builds trees.
+            tree: shape of its drafted trees, whose depth is its k where it names none; None takes the engine's where
+                its drafter builds trees, `none` drafts chains.
             draft: name of its drafter; None takes the engine's own, `none` decodes without.
             prediction: tokens that the output is expected to follow, for the drafter `prediction`.
             grammar: what its text must match; the output ends where the grammar can only end, min_tokens or not.
@@ -248,14 +249,7 @@ class Engine:
         tokens = self.encode(prompt)
         predicted = None if prediction is None else self.encode(list(prediction))
         requests.check(tokens, params, self.num_tokens, self.target.max_context, predicted or ())
-        wish = num_speculative_tokens
-        if wish is not None and wish < 0:
-            raise UsageError(f"num_speculative_tokens is out of range: `{wish}`", "0 decodes without a draft")
-        name = self.drafters.name(draft, prediction)
-        k = 0 if name == NONE else self._depths.most if wish is None else wish
-        shape = self._shape(tree, name)
-        if shape is not None and shape.is_chain:
-            k, shape = min(k, shape.depth), None
+        plan = self.planner.plan(params.temperature, num_speculative_tokens, verify, tree, draft, prediction)
         stop_ids = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else self.eos_token_ids)
         sequence = Sequence(
             id=self._next_id,
@@ -263,17 +257,17 @@ class Engine:
             num_prompt_tokens=len(tokens),
             params=params,
             stop_ids=stop_ids,
-            verify=self._mode(verify, params.temperature, shape, name),
-            k=k,
+            verify=plan.verify,
+            k=plan.k,
             max_tokens=min(len(tokens) + params.max_new_tokens, self.target.max_context),
             text=self.tokenizer.stream(params.stop, skip_special_tokens=params.skip_special_tokens)
             if self.tokenizer
             else None,
-            draft=name,
-            draft_max_context=self.drafters.max_context(name),
-            wish=wish,
+            draft=plan.draft,
+            draft_max_context=self.drafters.max_context(plan.draft),
+            wish=plan.wish,
             prediction=predicted,
-            tree=shape,
+            tree=plan.tree,
             cache_salt=cache_salt if self.options.prefix_caching else None,
         )
         if RULES[sequence.verify].needs_rates and not self._stepper.judge.rates:
@@ -281,10 +275,11 @@ class Engine:
             raise UsageError(said, "give the engine synthetic_acceptance_rates")
         if params.stop and self.tokenizer is None:
             raise UsageError("stop strings need a tokenizer", "use stop_token_ids")
-        if self._scheduler.num_blocks_needed(sequence) > self.target.num_blocks:
+        needed, size = self._scheduler.num_blocks_needed(sequence), self.target.block_size
+        if needed > self.target.num_blocks:
             raise UsageError(
-                f"the request needs {sequence.max_tokens} tokens of KV cache, and there are "
-                f"`{self.target.num_blocks * self.target.block_size}`",
+                f"the request needs {needed * size} tokens of KV cache, drafted ones included, and there are "
+                f"`{self.target.num_blocks * size}`",
                 "lower max_new_tokens or raise kv_cache_memory",
             )
         if grammar is not None:
@@ -295,34 +290,6 @@ class Engine:
         self._sequences[sequence.id] = sequence
         self._scheduler.add(sequence)
         return sequence.id
-
-    def _shape(self, tree: str | None, draft: str) -> TreeShape | None:
-        """The shape of a request's drafts: its own, or the engine's where its drafter builds trees; None without one.
-
-        Raises:
-            UsageError: no shape, or the target or the drafter has no trees.
-        """
-        shape = self.options.shape_of(self.options.tree if tree is None else tree)
-        if shape is None or shape.is_chain:
-            return shape
-        if tree is None and (draft == NONE or not self.drafters.by_name[draft].builds_trees):
-            return None
-        if not self.target.scores_trees:
-            raise UsageError("this model cannot score a drafted tree", "leave the tree out")
-        self.drafters.check_tree(draft)
-        return shape
-
-    def _mode(self, verify: str | None, temperature: float, shape: TreeShape | None, draft: str) -> str:
-        """A request's verification mode, resolved.
-
-        Raises:
-            UsageError: it does not fit the temperature or the tree.
-        """
-        draws = draft != NONE and self.drafters.by_name[draft].draws
-        mode = resolve_mode(verify or self.options.verify, temperature, shape, draws)
-        if shape is not None:
-            check_trees(mode, temperature)
-        return mode
 
     def abort(self, sequence_id: int) -> list[Event]:
         """End a request now and give its blocks back; an unknown or finished id gives no event."""

@@ -80,8 +80,12 @@ class EngineOptions:
         """k by how many sequences run together."""
         return KByBatch.of(self.num_speculative_tokens, self.k_by_batch, self.disable_by_batch_size)
 
-    def shape_of(self, tree: str | None) -> TreeShape | None:
+    def shape_of(self, tree: str | None, k: int | None = None) -> TreeShape | None:
         """The shape of a tree for this engine; None without one.
+
+        Args:
+            tree: children per depth or a node budget, as `--tree` takes them.
+            k: most tokens drafted one after another; None takes this engine's.
 
         Raises:
             UsageError: no shape, one deeper than k, or one beside the adaptive depth policy.
@@ -89,7 +93,7 @@ class EngineOptions:
         if tree is None:
             return None
         shape = TreeShape.parse(tree)
-        k = self.depths().most
+        k = self.depths().most if k is None else k
         if not shape.is_dynamic and 0 < k < shape.depth:
             raise UsageError(
                 f"the tree `{tree}` is `{shape.depth}` deep, and num_speculative_tokens is `{k}`",

@@ -489,7 +489,7 @@ class Serve(Section):
     max_json_depth: int = Field(64, ge=8, le=200)
     """Maximum nesting depth of a request body."""
     max_speculative_tokens: int = Field(32, ge=0, le=64)
-    """Maximum k that a request may ask for."""
+    """Maximum k that a request may ask for, and maximum number of nodes in its tree."""
     tool_call_parser: ToolCallParser | None = None
     """Tool-call format of the model, by vLLM's name. null detects it from the chat template."""
     reasoning_parser: ReasoningParser | None = None

@@ -43,6 +43,7 @@ class Snapshot:
         num_generation_tokens: that reached an output.
         num_drafts: verifications that had a drafted token.
         num_draft_tokens: drafted and verified.
+        num_draft_nodes: drafted and verified, siblings in trees counted.
         num_accepted_tokens: of those, kept.
         num_draft_failures: steps in which the draft raised.
     """
@@ -58,6 +59,7 @@ class Snapshot:
     num_generation_tokens: int = 0
     num_drafts: int = 0
     num_draft_tokens: int = 0
+    num_draft_nodes: int = 0
     num_accepted_tokens: int = 0
     num_draft_failures: int = 0
 
@@ -71,6 +73,7 @@ class SnapshotDelta:
         num_tokens: generated.
         num_drafts: verifications that had a drafted token.
         num_draft_tokens: drafted and verified.
+        num_draft_nodes: drafted and verified, siblings in trees counted.
         num_accepted_tokens: of those, kept.
     """
 
@@ -78,6 +81,7 @@ class SnapshotDelta:
     num_tokens: int
     num_drafts: int
     num_draft_tokens: int
+    num_draft_nodes: int
     num_accepted_tokens: int
 
     @classmethod
@@ -88,6 +92,7 @@ class SnapshotDelta:
             after.num_generation_tokens - before.num_generation_tokens,
             after.num_drafts - before.num_drafts,
             after.num_draft_tokens - before.num_draft_tokens,
+            after.num_draft_nodes - before.num_draft_nodes,
             after.num_accepted_tokens - before.num_accepted_tokens,
         )
 
@@ -110,6 +115,11 @@ class SnapshotDelta:
     def depth(self) -> float | None:
         """Drafted tokens per drafting step: k as it was lived; None when nothing was drafted."""
         return self.num_draft_tokens / self.num_drafts if self.num_drafts else None
+
+    @property
+    def nodes(self) -> float | None:
+        """Nodes per drafting step; None when no trees were drafted."""
+        return self.num_draft_nodes / self.num_drafts if self.num_draft_nodes > self.num_draft_tokens else None
 
 
 _COLUMNS: tuple[tuple[str, Literal["left", "right"]], ...] = (
@@ -186,6 +196,8 @@ class Board:
         )
         for requests, speculation in zip(left, right, strict=True):
             table.add_row(*requests, *speculation)
+        if overall.nodes is not None:
+            table.add_row("", "", "nodes per step", number(recent.nodes), number(overall.nodes))
         if now.num_draft_failures:
             table.add_row("", "", "the draft failed", "", f"{now.num_draft_failures:,}")
         return table

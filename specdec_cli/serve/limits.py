@@ -20,7 +20,7 @@ class RequestLimits:
         max_messages: turns of a conversation.
         max_tools: functions.
         max_grammar_bytes: of a JSON schema, a regular expression, a grammar, or all choices together.
-        max_speculative_tokens: k that a request may ask for.
+        max_speculative_tokens: k that a request may ask for, and nodes of its tree.
     """
 
     max_body_bytes: int = 4 * 2**20

@@ -40,6 +40,7 @@ class Model:
         root: what is loaded under that name, for `/v1/models`.
         draft: what guesses, in words; None decodes without a draft.
         num_speculative_tokens: k.
+        tree: shape of the drafted trees; None drafts chains.
         sampling: what absent sampling fields of a request take.
         tool_call_parser: name of the tool-call format; None takes the chat template's own.
         reasoning_parser: name of the format of its thinking; None takes thinking for content.
@@ -55,6 +56,7 @@ class Model:
         root: str | None = None,
         draft: str | None = None,
         num_speculative_tokens: int = 0,
+        tree: str | None = None,
         sampling: Defaults | None = None,
         tool_call_parser: ToolCallParser | None = None,
         reasoning_parser: ReasoningParser | None = None,
@@ -64,6 +66,7 @@ class Model:
         self.root = root or name
         self.draft = draft if num_speculative_tokens else None
         self.num_speculative_tokens = num_speculative_tokens
+        self.tree = tree if num_speculative_tokens else None
         self.created = int(time.time())
         self.metrics = Metrics(name, settings.serve.metrics_prefix)
         self.state: State = "idle"
@@ -152,7 +155,10 @@ class Model:
     @property
     def drafting(self) -> str:
         """Its draft and k in words."""
-        return "no draft" if self.draft is None else f"draft {self.draft}, k = {self.num_speculative_tokens}"
+        if self.draft is None:
+            return "no draft"
+        tree = "" if self.tree is None else f", tree {self.tree}"
+        return f"draft {self.draft}, k = {self.num_speculative_tokens}{tree}"
 
     @property
     def max_model_len(self) -> int | None:
@@ -169,6 +175,7 @@ class Model:
             num_tokens=engine.num_tokens,
             max_context=longest,
             names=self.names,
+            planner=engine.planner,
             sampling=self._sampling.over(engine.generation),
             num_speculative_tokens=engine.options.num_speculative_tokens,
             drafters=tuple(engine.drafters.by_name),

@@ -41,6 +41,9 @@ class Speculative(Body):
 
     enabled: bool | None = None
     num_speculative_tokens: int | None = Field(None, ge=0)
+    tree: str | None = Field(
+        None, description="shape of the drafted trees: children per depth (4,2,1) or dynamic:N; null drafts chains"
+    )
     draft: str | None = None
     details: bool | None = Field(None, description="say in each streamed choice which tokens were drafted")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from specdec_cli.drafted import Drafted
 from specdec_cli.drafters import create
 from specdec_cli.drafters.contract import Drafter, Resources
 from specdec_cli.engine.engine import Engine, EngineOptions
+from specdec_cli.engine.jobs.async_engine import AsyncEngine
 from specdec_cli.engine.sequence import Sequence as Running
 from specdec_cli.errors import UsageError
 from specdec_cli.events import SpeculativeCounts, Stepped
@@ -189,3 +191,43 @@ def test_chains_have_no_figures_of_trees() -> None:
     outputs = engine("random", None, k=3).generate([[4]], params())
     assert outputs[0].speculative.num_draft_nodes == outputs[0].speculative.num_draft_tokens
     assert not {"num_draft_nodes", "acceptance_by_rank"} & outputs[0].speculative.as_dict().keys()
+
+
+def drafted_by(one: Engine, **wishes: Any) -> set[tuple[int, int]]:
+    """Depth and nodes of a request's steps."""
+    one.add([4], params(ignore_eos=True), **wishes)
+    events = [event for _ in range(100) if one.has_work for event in one.step()]
+    emitted = [found for event in events if isinstance(event, Stepped) for found in event.emitted]
+    assert sum(len(found.tokens) for found in emitted) == 40
+    return {(found.num_drafted, found.num_nodes) for found in emitted[1:-4]}
+
+
+def test_a_request_has_its_own_tree_or_a_chain() -> None:
+    one = engine("itself", "4,2,1", k=3)
+    assert drafted_by(one) == {(3, 20)}
+    assert drafted_by(one, tree="none") == {(3, 3)}
+    assert drafted_by(one, tree="2,1,1,1,1") == {(5, 10)}  # as deep as it is, whatever the engine's k
+    assert drafted_by(one, tree="2,1", num_speculative_tokens=6) == {(2, 4)}
+    assert drafted_by(one, tree="1,1,1,1") == {(4, 4)}
+    assert {depth for depth, _ in drafted_by(one, tree="dynamic:12")} == {3}
+    with pytest.raises(UsageError, match="`3` deep, and num_speculative_tokens is `2`"):
+        one.add([4], tree="2,1,1", num_speculative_tokens=2)
+
+
+def test_a_tree_that_the_cache_cannot_hold_is_refused_by_what_it_needs() -> None:
+    with pytest.raises(UsageError, match="needs 80 tokens of KV cache, drafted ones included, and there are `40`"):
+        engine("itself", None, target=table(num_blocks=10)).add([4], params(max_new_tokens=19), tree="dynamic:60")
+
+
+def test_a_task_asks_for_a_tree() -> None:
+    async def run(**wishes: Any) -> tuple[list[int], int, int]:
+        async with AsyncEngine(engine("itself", None)) as one:
+            deltas = [delta async for delta in one.stream([4], params(ignore_eos=True), **wishes)]
+        tokens = [token for delta in deltas for token in delta.token_ids]
+        steps = [step for delta in deltas for step in delta.counts]
+        return tokens, sum(step.num_drafted for step in steps), sum(step.num_nodes for step in steps)
+
+    chain, tree = asyncio.run(run()), asyncio.run(run(tree="4,2,1"))
+    assert tree[0] == chain[0]
+    assert chain[1] == chain[2]
+    assert tree[2] > tree[1] > 0

@@ -96,6 +96,7 @@ class AsyncEngine:
         params: SamplingParams | None = None,
         num_speculative_tokens: int | None = None,
         *,
+        tree: str | None = None,
         draft: str | None = None,
         prediction: Items[int] | None = None,
         grammar: Grammar | None = None,
@@ -114,7 +115,13 @@ class AsyncEngine:
             QueueFull: more requests wait than `max_waiting` allows.
             Unavailable: the engine was closed.
         """
-        wishes = {"draft": draft, "prediction": prediction, "grammar": grammar, "cache_salt": cache_salt}
+        wishes = {
+            "tree": tree,
+            "draft": draft,
+            "prediction": prediction,
+            "grammar": grammar,
+            "cache_salt": cache_salt,
+        }
         ticket = self._submit(prompt, params or SamplingParams(), num_speculative_tokens, wishes)
         try:
             async for delta in ticket:

@@ -298,6 +298,8 @@ class Bridge:
                 emitted.num_accepted,
                 emitted.logprobs,
                 num_cached_tokens=num_cached,
+                num_nodes=emitted.num_nodes,
+                ranks=emitted.ranks,
             ),
         )
         self._observe("emitted", record, len(emitted.tokens), since)
@@ -371,6 +373,7 @@ def _dead() -> Unavailable:
 def _wishes(job: Job) -> dict[str, Any]:
     """The engine's further arguments that a job has set."""
     wishes = {
+        "tree": job.tree,
         "draft": job.draft,
         "prediction": job.prediction,
         "grammar": job.grammar,

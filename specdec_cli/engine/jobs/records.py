@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from specdec_cli.events import FinishReason, SpeculativeCounts, Stepped, TokenLogprob
 
@@ -21,6 +21,7 @@ class Job:
         token_ids: the prompt.
         params: sampling parameters; `index` is the choice.
         num_speculative_tokens: the request's own k; None takes the server's, 0 decodes without a draft.
+        tree: shape of its drafted trees; None takes the server's, `none` drafts chains.
         draft: name of the drafter it wants; None takes the server's.
         prediction: tokens the output is expected to follow, for the drafter `prediction`.
         grammar: what the output must match, compiled; None for anything.
@@ -34,6 +35,7 @@ class Job:
     token_ids: tuple[int, ...]
     params: SamplingParams
     num_speculative_tokens: int | None = None
+    tree: str | None = None
     draft: str | None = None
     prediction: tuple[int, ...] | None = None
     grammar: Grammar | None = None
@@ -43,8 +45,14 @@ class Job:
     whole: bool = False
 
 
-StepCounts = tuple[int, int, int]
-"""Tokens that a step emitted, drafted and accepted."""
+class StepCounts(NamedTuple):
+    """The numbers of one step for one job: those of its `Emitted`."""
+
+    num_tokens: int
+    num_drafted: int
+    num_accepted: int
+    num_nodes: int
+    ranks: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +62,10 @@ class Delta:
     Args:
         text: released text; may be empty while a character or a stop string is incomplete.
         token_ids: emitted tokens; `token_ids[:num_accepted]` were drafted, one after them is the target's own.
-        num_drafted: drafted and verified in this step.
+        num_drafted: drafted one after another and verified in this step.
         num_accepted: of those, kept.
+        num_nodes: drafted and verified in this step, siblings counted.
+        ranks: of a tree, as in `Emitted`.
         logprobs: one for each token if they were asked for.
         finish_reason: on the last delta.
         stop_reason: token id or string that ended it.
@@ -76,11 +86,16 @@ class Delta:
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     num_cached_tokens: int | None = None
     steps: tuple[StepCounts, ...] = ()
+    num_nodes: int = 0
+    ranks: tuple[tuple[int, int], ...] = ()
 
     @property
     def counts(self) -> tuple[StepCounts, ...]:
-        """Tokens emitted, drafted and accepted, of each step that emitted any."""
-        return self.steps or (((len(self.token_ids), self.num_drafted, self.num_accepted),) if self.token_ids else ())
+        """The numbers of each step that emitted tokens."""
+        if self.steps or not self.token_ids:
+            return self.steps
+        num_tokens = len(self.token_ids)
+        return (StepCounts(num_tokens, self.num_drafted, self.num_accepted, self.num_nodes, self.ranks),)
 
 
 @dataclass(slots=True)

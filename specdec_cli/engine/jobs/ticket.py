@@ -130,4 +130,6 @@ def merged(deltas: Iterable[Delta]) -> Delta:
         prompt_logprobs=parts[0].prompt_logprobs,
         num_cached_tokens=next((part.num_cached_tokens for part in parts if part.num_cached_tokens is not None), None),
         steps=tuple(counts for part in parts for counts in part.counts),
+        num_nodes=sum(part.num_nodes for part in parts),
+        ranks=tuple(pair for part in parts for pair in part.ranks),
     )

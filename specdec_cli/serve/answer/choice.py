@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from specdec_cli.engine.jobs.records import StepCounts
 from specdec_cli.events import SpeculativeCounts
 from specdec_cli.serve.answer.logprobs import CompletionLogprobs, TokenWords, joined
 from specdec_cli.serve.request.reasoning import ThoughtCounter
@@ -52,11 +53,13 @@ class Choice:
     def observe(self, delta: Delta) -> None:
         """Count what a step gave; of each delta once, before it is taken apart."""
         begin = 0
-        for num_tokens, num_drafted, num_accepted in delta.counts:
-            if self.token_ids or num_drafted:  # the first token, which a prompt's forward gives, belongs to no step
-                self.counts.add_step(num_tokens, num_drafted, num_accepted)
-            self.token_ids += delta.token_ids[begin : begin + num_tokens]
-            begin += num_tokens
+        for step in delta.counts:
+            if (
+                self.token_ids or step.num_drafted
+            ):  # the first token, which a prompt's forward gives, belongs to no step
+                self.counts.add_step(*step)
+            self.token_ids += delta.token_ids[begin : begin + step.num_tokens]
+            begin += step.num_tokens
         if self._counter is not None:
             self._counter.count(delta.token_ids, is_last=delta.finish_reason is not None)
         if delta.num_cached_tokens is not None:
@@ -119,9 +122,10 @@ class Choice:
     def speculative(self, delta: Delta) -> dict[str, Any]:
         """Which of a delta's tokens were drafted, for the page."""
         texts = ([delta.text] if delta.text or delta.token_ids else []) if self._is_apart else self._pieces(delta)
-        is_accepted = [bool(accepted) for _, accepted in _by_token(delta)] or [False] * len(texts)
+        is_accepted = [bool(one.num_accepted) for one in _by_token(delta)] or [False] * len(texts)
         tokens = [{"text": text, "accepted": was} for text, was in zip(texts, is_accepted, strict=False)]
-        return {"num_drafted": delta.num_drafted, "num_accepted": delta.num_accepted, "tokens": tokens}
+        nodes = {"num_draft_nodes": delta.num_nodes} if delta.num_nodes > delta.num_drafted else {}
+        return {"num_drafted": delta.num_drafted, **nodes, "num_accepted": delta.num_accepted, "tokens": tokens}
 
     def apart(self, delta: Delta) -> Iterator[Delta]:
         """A delta as deltas of one token each; their counts and texts add up to its own."""
@@ -131,14 +135,16 @@ class Choice:
         if num <= 1:
             yield delta
             return
-        for i, (text, (drafted, accepted)) in enumerate(zip(texts, _by_token(delta), strict=True)):
+        for i, (text, its) in enumerate(zip(texts, _by_token(delta), strict=True)):
             is_last = i == num - 1
             yield replace(
                 delta,
                 text=text,
                 token_ids=delta.token_ids[i : i + 1],
-                num_drafted=drafted,
-                num_accepted=accepted,
+                num_drafted=its.num_drafted,
+                num_accepted=its.num_accepted,
+                num_nodes=its.num_nodes,
+                ranks=its.ranks,
                 steps=(),
                 logprobs=delta.logprobs[i : i + 1],
                 finish_reason=delta.finish_reason if is_last else None,
@@ -189,11 +195,16 @@ class Choice:
         return {"tool_calls": [call]}
 
 
-def _by_token(delta: Delta) -> list[tuple[int, int]]:
-    """Drafted and accepted by token: an accepted one counts for itself, a step's refused ones for its last token."""
+def _by_token(delta: Delta) -> list[StepCounts]:
+    """Each token's share of its step: an accepted one counts for itself, the refused ones for the step's last token."""
     found = []
-    for num_tokens, num_drafted, num_accepted in delta.counts:
-        own = [(1, 1) if i < num_accepted else (0, 0) for i in range(num_tokens)]
-        own[-1] = (own[-1][0] + num_drafted - min(num_accepted, num_tokens), own[-1][1])
+    for step in delta.counts:
+        kept = min(step.num_accepted, step.num_tokens)
+        own = [StepCounts(1, int(i < kept), int(i < kept), int(i < kept), ()) for i in range(step.num_tokens)]
+        own[-1] = own[-1]._replace(
+            num_drafted=own[-1].num_drafted + step.num_drafted - kept,
+            num_nodes=own[-1].num_nodes + step.num_nodes - kept,
+            ranks=step.ranks,
+        )
         found += own
     return found

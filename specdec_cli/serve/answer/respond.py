@@ -222,10 +222,15 @@ class CompletionAnswer:
         return usage
 
     def _metrics(self) -> dict[str, Any]:
-        """The request's acceptance, in vLLM's words."""
+        """The request's acceptance, in vLLM's words; of trees, which vLLM does not report, in INTERFACE's."""
         own = self._choices[0].job.num_speculative_tokens
         k = self._facts.num_speculative_tokens if own is None else own
-        total = SpeculativeCounts(outcomes=sum((choice.counts.outcomes for choice in self._choices), Counter()))
+        counts = [choice.counts for choice in self._choices]
+        total = SpeculativeCounts(
+            outcomes=sum((one.outcomes for one in counts), Counter()),
+            num_draft_nodes=sum(one.num_draft_nodes for one in counts),
+            ranks=sum((one.ranks for one in counts), Counter()),
+        )
         histogram = total.histogram + [0] * (k + 1 - len(total.histogram))
         return {
             "speculative_decoding": {
@@ -236,6 +241,7 @@ class CompletionAnswer:
                 "num_accepted_draft_tokens": total.num_accepted_tokens,
                 "num_draft_tokens": total.num_draft_tokens,
                 "num_spec_tokens": k,
+                **total.tree_figures(),
             }
         }
 

@@ -127,5 +127,9 @@ def _described(model: Model, name: str) -> dict[str, Any]:
         "root": model.root,
         "parent": None,
         "max_model_len": model.max_model_len,
-        "speculative": {"draft": model.draft, "num_speculative_tokens": model.num_speculative_tokens},
+        "speculative": {
+            "draft": model.draft,
+            "num_speculative_tokens": model.num_speculative_tokens,
+            "tree": model.tree,
+        },
     }

@@ -21,6 +21,7 @@ from specdec_cli.serve.request.speculation import find_speculation
 from specdec_cli.serve.tools.toolbox import choose_tools
 
 if TYPE_CHECKING:
+    from specdec_cli.engine.drafting_plan import DraftingPlanner
     from specdec_cli.recipe.schema import ReasoningParser, ToolCallParser
     from specdec_cli.serve.tools.tools import ToolPlan
     from specdec_cli.text.tokenizer import Tokenizer
@@ -38,6 +39,7 @@ class Facts:
         num_tokens: V, the engine's vocabulary.
         max_context: most tokens of prompt and output together.
         names: the model's names; the first is the one in answers.
+        planner: checks a request's tree against the engine's drafters and rules.
         sampling: what absent sampling fields take.
         num_speculative_tokens: the server's k, as `num_spec_tokens` in answers.
         drafters: names that `speculative.draft` may have.
@@ -50,6 +52,7 @@ class Facts:
     num_tokens: int
     max_context: int
     names: tuple[str, ...]
+    planner: DraftingPlanner
     sampling: Defaults = field(default_factory=Defaults)
     num_speculative_tokens: int = 0
     drafters: tuple[str, ...] = ()
@@ -252,7 +255,7 @@ def _jobs(
     """A job for each choice, prompt by prompt."""
     if params.stop and facts.tokenizer is None:
         raise bad_field("stop", "needs a tokenizer, and the model has none")
-    speculation = find_speculation(request, facts)
+    speculation = find_speculation(request, facts, params.temperature)
     grammar = None if constraint is None else constraint.compile(facts.tokenizer, facts.limits.max_grammar_bytes)
     if grammar is not None and reasoning is not None:
         grammar = after_thinking(grammar, reasoning.markers, reasoning.begins)
@@ -264,6 +267,7 @@ def _jobs(
             token_ids=prompts[i // n],
             params=replace(params, index=i) if i else params,
             num_speculative_tokens=speculation.num_speculative_tokens,
+            tree=speculation.tree,
             draft=speculation.draft,
             prediction=speculation.prediction,
             grammar=grammar,

@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from specdec_cli.serve.errors import bad_field
+from specdec_cli.drafted import MOST_NODES
+from specdec_cli.engine.drafting import NONE
+from specdec_cli.errors import UsageError
+from specdec_cli.serve.errors import ApiError, bad_field
 from specdec_cli.serve.protocol import GenerationBody, Speculative
 from specdec_cli.serve.request.conversation import text_of
+from specdec_cli.tree_shape import TreeShape
 
 if TYPE_CHECKING:
     from specdec_cli.serve.request.prepare import Facts
@@ -15,18 +19,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RequestSpeculation:
-    """A request's own k, drafter and prediction; None takes the server's."""
+    """A request's own k, drafter, prediction and tree; None takes the server's."""
 
     num_speculative_tokens: int | None
     draft: str | None
     prediction: tuple[int, ...] | None
+    tree: str | None = None
 
 
-def find_speculation(request: GenerationBody, facts: Facts) -> RequestSpeculation:
+def find_speculation(request: GenerationBody, facts: Facts, temperature: float) -> RequestSpeculation:
     """The request's speculation. `enabled: false` decodes without a draft, whatever the other fields say.
 
+    Args:
+        request: the typed body.
+        facts: of the served model.
+        temperature: the request's, on which the rule that judges its drafts depends.
+
     Raises:
-        ApiError: 400 naming the field: an unknown draft, too many tokens, two answers to one question.
+        ApiError: 400 naming the field: an unknown draft, too many tokens, a tree that does not fit, two answers to
+            one question.
     """
     own = request.speculative or Speculative()
     k = _wished_k(request, own, facts)
@@ -42,9 +53,38 @@ def find_speculation(request: GenerationBody, facts: Facts) -> RequestSpeculatio
     name = own.draft or (servers if prediction is None else "prediction")
     if name == "prediction" != servers and prediction is None:
         raise bad_field("speculative.draft", "`prediction` needs the field `prediction`")
+    if own.tree is not None and k != 0:
+        k = _k_of_tree(own.tree, RequestSpeculation(k, own.draft, prediction), facts, temperature)
     effective = 0 if name == "none" else facts.num_speculative_tokens if k is None else k
     _check_speculates(request, own, prediction, effective)
-    return RequestSpeculation(0 if name == "none" else k, own.draft, prediction)
+    tree = NONE if own.tree is None and "tree" in own.model_fields_set else own.tree
+    return RequestSpeculation(0 if name == "none" else k, own.draft, prediction, tree)
+
+
+def _k_of_tree(tree: str, beside: RequestSpeculation, facts: Facts, temperature: float) -> int | None:
+    """The k of a request with a tree of its own: as given, or a static tree's depth.
+
+    Raises:
+        ApiError: 400: no shape, too many nodes, or a tree that the drafter, the rule, the depth policy or k does not
+            fit.
+    """
+    field = "speculative.tree"
+    try:
+        TreeShape.parse(tree)
+    except UsageError as error:
+        said = f"must be children per depth such as `4,2,1`, or `dynamic:N`, of at most {MOST_NODES} nodes"
+        raise bad_field(field, f"{said}, not `{tree[:100]}`") from error
+    try:
+        plan = facts.planner.plan(
+            temperature, beside.num_speculative_tokens, None, tree, beside.draft, beside.prediction
+        )
+    except UsageError as error:
+        raise ApiError(400, f"`{field}`: {error.message}", param=field) from error
+    num_nodes = plan.k if plan.tree is None else plan.tree.num_nodes(plan.k)
+    most = max(facts.limits.max_speculative_tokens, facts.planner.options.most_nodes)
+    if num_nodes > most:
+        raise bad_field(field, f"must have at most {most} nodes, not `{num_nodes}`")
+    return plan.wish
 
 
 def _check_speculates(request: GenerationBody, own: Speculative, prediction: tuple[int, ...] | None, k: int) -> None:
@@ -58,6 +98,7 @@ def _check_speculates(request: GenerationBody, own: Speculative, prediction: tup
         "speculative.num_speculative_tokens": own.num_speculative_tokens,
         "speculative.n_max": request.speculative_n_max,
         "speculative.enabled": own.enabled,
+        "speculative.tree": own.tree is not None,
         "speculative.draft": own.draft not in (None, "none"),
         "prediction": prediction is not None,
     }

@@ -2,7 +2,8 @@
 
 Names, labels and meanings are those of vLLM V1 ("Production Metrics" and `docs/design/metrics.md` in its
 documentation, its reference Grafana dashboard), so that what reads them reads this too. What vLLM has no name for
-(`step_seconds`, `draft_failures`, `requests_refused`, `spec_decode_num_draft_tokens_per_pos`) is named in its manner.
+(`step_seconds`, `draft_failures`, `requests_refused`, `spec_decode_num_draft_tokens_per_pos`, what counts trees) is
+named in its manner.
 """
 
 from __future__ import annotations
@@ -71,6 +72,8 @@ class _Models(Collector):
         name = "spec_decode_num_"
         self._count(model, f"{name}drafts", counts.num_drafts, "Verifications that had a drafted token.")
         self._count(model, f"{name}draft_tokens", counts.num_draft_tokens, "Tokens drafted and verified.")
+        nodes_text = "Tokens drafted and verified, siblings in trees counted."
+        self._count(model, f"{name}draft_nodes", counts.num_draft_nodes, nodes_text)
         self._count(model, f"{name}accepted_tokens", counts.num_accepted_tokens, "Drafted tokens that were kept.")
         for position, count in enumerate(counts.accepted_at_least):
             help_text = "Drafted tokens that were kept, by their place in the draft from 0."
@@ -78,6 +81,11 @@ class _Models(Collector):
         for position, count in enumerate(counts.drafted_at_least):
             help_text = "Tokens drafted and verified, by their place in the draft from 0."
             self._count(model, f"{name}draft_tokens_per_pos", count, help_text, position=str(position))
+        for rank, (tried, accepted) in enumerate(counts.by_rank, start=1):
+            help_text = "Places of drafted trees with so many alternatives that the accepted tokens reached."
+            self._count(model, f"{name}alternatives_per_rank", tried, help_text, rank=str(rank))
+            help_text = "Tokens of drafted trees that were kept, by their rank among the alternatives from 1."
+            self._count(model, f"{name}accepted_tokens_per_rank", accepted, help_text, rank=str(rank))
         for draft, count in model.draft_failures().items():
             self._count(model, "draft_failures", count, "Steps in which a drafter failed.", draft=draft)
         for part in ("draft", "verify", "overhead"):

@@ -126,6 +126,7 @@ class Metrics:
                 num_generation_tokens=self.num_generation_tokens,
                 num_drafts=counts.num_drafts,
                 num_draft_tokens=counts.num_draft_tokens,
+                num_draft_nodes=counts.num_draft_nodes,
                 num_accepted_tokens=counts.num_accepted_tokens,
                 num_draft_failures=sum(self.draft_failures().values()),
             )

@@ -524,3 +524,41 @@ def test_one_point_and_a_peak_of_waiting_requests_are_drawn(browser: Chromium) -
             })()"""
         )
     assert found == ["dot of-two"]
+
+
+@needs_chromium
+def test_the_page_sends_and_shows_trees(browser: Chromium) -> None:
+    server = PageServer(
+        num_nodes=7, model={"speculative": {"draft": "d", "num_speculative_tokens": 3, "tree": "2,1,1"}}
+    )
+    with server as url:
+        browser.open(url)
+        browser.wait(f"{text('served')} === 'toy · draft d · k = 3 · tree 2,1,1'")
+        for tree in (" dynamic:8 ", "none", "four"):
+            browser.value(f"document.getElementById('tree').value = '{tree}'")
+            if tree == "four":
+                browser.value("document.getElementById('prompt').focus()")
+                browser.type("Once")
+                browser.press("Enter")
+                browser.wait(f"{text('trouble')}.startsWith('Tree: write children per depth such as 4,2,1')")
+            else:
+                ask(browser, "Once")
+        facts = "document.querySelector('#log .facts').textContent"
+        assert "3 of 9 drafted tokens accepted (33 %) · 21 drafted nodes" in str(browser.value(facts))
+        browser.wait(f"{text('total-nodes')} === '7.0'")
+        assert browser.value(text("total-ranks")) == "100, 0\u00a0%"
+        assert is_shown(browser, "nodes")
+        assert is_shown(browser, "ranks")
+        browser.open("about:blank")
+    assert [body["speculative"]["tree"] for body in server.bodies] == ["dynamic:8", None]
+
+
+@needs_chromium
+def test_the_page_shows_no_trees_where_chains_are_drafted(browser: Chromium) -> None:
+    with PageServer() as url:
+        browser.open(url)
+        ask(browser, "Once")
+        browser.wait(f"{text('total-length')} !== '–'")
+        assert not is_shown(browser, "nodes")
+        assert "nodes" not in str(browser.value("document.querySelector('#log .facts').textContent"))
+        browser.open("about:blank")

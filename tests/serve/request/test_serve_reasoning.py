@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import pytest
-from requests_for_tests import TOOL, chat, facts, tokenizer
+from requests_for_tests import TOOL, chat, facts, planner, tokenizer
 from test_serve_respond import streamed, whole
 from typed import not_none
 
@@ -198,7 +198,7 @@ def test_markers_that_are_special_tokens_are_seen() -> None:
     text.hf.chat_template = PLAIN
     text.hf.add_special_tokens({"additional_special_tokens": ["[THINK]", "[/THINK]"]})
     text = Tokenizer(text.hf)
-    over = Facts(text, text.num_tokens, 512, ("demo",), reasoning_parser="mistral")
+    over = Facts(text, text.num_tokens, 512, ("demo",), planner(), reasoning_parser="mistral")
     assert chat(over=over).jobs[0].params.skip_special_tokens is False
     assert chat(over=given("mistral")).jobs[0].params.skip_special_tokens is True
 

@@ -1,0 +1,110 @@
+"""How a request is drafted for and verified: what it asks for, checked against what the engine has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specdec_cli.engine.drafting import NONE, Drafters
+from specdec_cli.engine.options import EngineOptions
+from specdec_cli.engine.verify import check_trees, resolve_mode
+from specdec_cli.errors import UsageError
+from specdec_cli.tree_shape import TreeShape
+
+
+@dataclass(frozen=True, slots=True)
+class DraftingPlan:
+    """How one request is drafted for and verified.
+
+    Args:
+        draft: name of its drafter.
+        k: most tokens to draft one after another in a step.
+        wish: its own k; None where the engine's holds.
+        tree: shape of its drafts; None for chains.
+        verify: its verification mode, resolved.
+    """
+
+    draft: str
+    k: int
+    wish: int | None
+    tree: TreeShape | None
+    verify: str
+
+
+@dataclass(frozen=True, slots=True)
+class DraftingPlanner:
+    """Plans the drafts of requests; any thread may ask.
+
+    Args:
+        options: of the engine.
+        drafters: of the engine.
+        scores_trees: whether the target can score a drafted tree.
+    """
+
+    options: EngineOptions
+    drafters: Drafters
+    scores_trees: bool
+
+    def plan(
+        self,
+        temperature: float,
+        num_speculative_tokens: int | None = None,
+        verify: str | None = None,
+        tree: str | None = None,
+        draft: str | None = None,
+        prediction: Sequence[int] | None = None,
+    ) -> DraftingPlan:
+        """The plan of a request; the arguments are those of `Engine.add`.
+
+        A static tree without a k of its own brings one: its depth.
+
+        Raises:
+            UsageError: an unknown draft or mode, a k below 0, or a tree that does not fit them.
+        """
+        wish = num_speculative_tokens
+        if wish is not None and wish < 0:
+            raise UsageError(f"num_speculative_tokens is out of range: `{wish}`", "0 decodes without a draft")
+        name = self.drafters.name(draft, prediction)
+        if tree not in (None, NONE) and wish is None:
+            own = TreeShape.parse(tree or "")
+            wish = None if own.is_dynamic else own.depth
+        k = 0 if name == NONE else self.options.depths().most if wish is None else wish
+        shape = self.shape(tree, name, k)
+        if shape is not None and shape.is_chain:
+            k, shape = min(k, shape.depth), None
+        return DraftingPlan(name, k, wish, shape, self._mode(verify, temperature, shape, name))
+
+    def shape(self, tree: str | None, draft: str, k: int | None = None) -> TreeShape | None:
+        """The shape of a request's drafts: its own, or the engine's where its drafter builds trees; None without one.
+
+        Args:
+            tree: the request's; None takes the engine's, `none` drafts chains.
+            draft: name of its drafter.
+            k: that its own tree has to fit; None takes the engine's.
+
+        Raises:
+            UsageError: no shape, or the target or the drafter has no trees.
+        """
+        if tree == NONE:
+            return None
+        shape = self.options.shape_of(self.options.tree) if tree is None else self.options.shape_of(tree, k)
+        if shape is None or shape.is_chain:
+            return shape
+        if tree is None and (draft == NONE or not self.drafters.by_name[draft].builds_trees):
+            return None
+        if not self.scores_trees:
+            raise UsageError("this model cannot score a drafted tree", "leave the tree out")
+        self.drafters.check_tree(draft)
+        return shape
+
+    def _mode(self, verify: str | None, temperature: float, shape: TreeShape | None, draft: str) -> str:
+        """A request's verification mode, resolved.
+
+        Raises:
+            UsageError: it does not fit the temperature or the tree.
+        """
+        draws = draft != NONE and self.drafters.by_name[draft].draws
+        mode = resolve_mode(verify or self.options.verify, temperature, shape, draws)
+        if shape is not None:
+            check_trees(mode, temperature)
+        return mode
