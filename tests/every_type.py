@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from safetensors.torch import load_file, save_file
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+)
 
 from specdec_cli.lm.files.architecture import ENCODERS
 
 TYPES = tuple(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
+WRAPPERS = tuple(sorted(set(MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES) - set(TYPES)))
 MOST_PARAMETERS = 20_000_000
 VOCAB = 97
 
@@ -42,7 +48,9 @@ _INDEXER = {"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 8, 
 _SHARED = {"num_hidden_layers": 2, "num_kv_shared_layers": 2, "hidden_size": 32, "intermediate_size": 48}
 _SHARED |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": VOCAB}
 _SHARED |= {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
+_LATENT = "axk1 deepseek_v2 deepseek_v3 glm4_moe_lite longcat_flash minicpm3 youtu axk2 deepseek_v32 glm_moe_dsa hy_v4"
 OWN: dict[str, dict[str, Any]] = {
+    **{one: {"num_key_value_heads": 4} for one in _LATENT.split()},  # keys are made for every head
     "cohere_compass_text": {
         "layer_types": ["sliding_attention", "full_attention"] * 2,
         "rope_parameters": {"sliding_attention": _ROPE, "full_attention": _ROPE},
@@ -99,14 +107,15 @@ def save_tiny(model_type: str, folder: Path, **changes: Any) -> Path:
     if model_type in ENCODERS:
         config.is_decoder = True
     config.save_pretrained(folder)
+    auto = AutoModelForMultimodalLM if model_type in WRAPPERS else AutoModelForCausalLM
     try:
         with torch.device("meta"):
-            outline = AutoModelForCausalLM.from_config(config)
+            outline = auto.from_config(config)
         if sum(parameter.numel() for parameter in outline.parameters()) > MOST_PARAMETERS:
             return folder
         with torch.random.fork_rng():
             torch.manual_seed(0)
-            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+            model = auto.from_config(config, dtype=torch.float32)
     except Exception:
         return folder
     with torch.no_grad():
@@ -119,3 +128,24 @@ def save_tiny(model_type: str, folder: Path, **changes: Any) -> Path:
         config.architectures = None
         config.save_pretrained(folder)
     return folder
+
+
+def load_reference(folder: Path, dtype: torch.dtype) -> Any:
+    """transformers' own model of a checkpoint, through which text goes as its class would have it."""
+    config = AutoConfig.from_pretrained(folder)
+    auto = AutoModelForMultimodalLM if config.model_type in WRAPPERS else AutoModelForCausalLM
+    return auto.from_pretrained(folder, dtype=dtype).eval()
+
+
+def save_noisy(folder: Path, beside: Path, noise: float = 0.03) -> Path:
+    """Save a checkpoint's copy with noise on its matrices, which agrees with it now and then."""
+    if (beside / "config.json").exists():
+        return beside
+    shutil.copytree(folder, beside)
+    weights = load_file(folder / "model.safetensors")
+    generator = torch.Generator().manual_seed(1)
+    for name, weight in weights.items():
+        if weight.dim() > 1 and weight.is_floating_point():
+            weights[name] = weight + noise * weight.std() * torch.randn(weight.shape, generator=generator)
+    save_file(weights, beside / "model.safetensors", {"format": "pt"})
+    return beside

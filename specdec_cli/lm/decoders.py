@@ -161,6 +161,8 @@ def check_recordable(name: str, config: Any, device: torch.device) -> None:
             f"architecture `{config.model_type}` of `{name}` cannot be recorded: its attention is fixed", hint
         )
     text_config = config.get_text_config()
+    if getattr(text_config, "kv_lora_rank", None):
+        raise UsageError(f"`{name}` cannot be recorded: its keys and values are kept compressed", hint)
     values = getattr(text_config, "v_head_dim", None)
     if values not in (None, getattr(text_config, "head_dim", values)):
         raise UsageError(f"`{name}` cannot be recorded: its values are not as wide as its keys", hint)

@@ -5,13 +5,11 @@ from pathlib import Path
 
 import pytest
 from tiny_models import make_tiny
-from transformers import DeepseekV3Config
 from typed import not_none
 
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm import facts
 from specdec_cli.lm.facts import describe, small_files
-from specdec_cli.lm.files.architecture import check_architecture
 from specdec_cli.lm.load import load_lm
 
 
@@ -69,12 +67,6 @@ def test_what_cannot_be_cut_back_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba", "architectures": ["MambaForCausalLM"]}))
     with pytest.raises(UsageError, match="mamba"):
         describe(str(tmp_path))
-
-
-def test_compressed_keys_and_values_are_refused_by_name() -> None:
-    config = DeepseekV3Config(num_hidden_layers=2, hidden_size=32)
-    with pytest.raises(UsageError, match="`deepseek_v3` of `d` is not supported: it keeps keys and values compressed"):
-        check_architecture("d", config, False)
 
 
 def test_what_is_compiled_on_a_cpu_is_counted_as_it_is_kept(tmp_path: Path) -> None:

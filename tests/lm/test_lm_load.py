@@ -216,7 +216,6 @@ _STATE = "cannot be cut back"
         (transformers.DeepseekV32Config(), "with an indexer"),
         (transformers.GlmMoeDsaConfig(), "with an indexer"),
         (transformers.DeepseekV4Config(), "compressed blocks of keys"),
-        (transformers.DeepseekV3Config(), "multi-head latent attention"),
         (transformers.OpenAIGPTConfig(), "without a cache"),
         (transformers.ReformerConfig(is_decoder=True), "buckets"),
         (transformers.BltConfig(), "bytes in patches"),

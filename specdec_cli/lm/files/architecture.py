@@ -130,8 +130,6 @@ def _reasons(config: Any) -> Iterator[str]:
     # A hybrid family is written for a state; one of its models may have attention in every layer (Granite 4).
     if getattr(model_class, "_is_stateful", False) and not layers:
         yield _RECURRENT
-    if setting(text, "kv_lora_rank"):
-        yield "keeps keys and values compressed (multi-head latent attention, MLA)"
     if getattr(text, "alibi", False):
         yield "has ALiBi attention"
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AttentionInterface, AttentionMaskInterface
 
 from specdec_cli.lm.cache.cache import LayerStore
+from specdec_cli.lm.cache.latents import ExpandedStore
 from specdec_cli.lm.cache.layout import Layout, Span
 
 NAME = "specdec"
@@ -95,8 +96,8 @@ def _missing_queries(span: Span, num_groups: int, layout: Layout) -> int:
 def attend(
     module: torch.nn.Module,
     query: Tensor,
-    key: LayerStore,
-    value: LayerStore,
+    key: LayerStore | ExpandedStore,
+    value: LayerStore | ExpandedStore,
     attention_mask: RowMasks,
     scaling: float | None = None,
     softcap: float | None = None,
@@ -120,18 +121,21 @@ def attend(
     Returns:
         [1, n, H, D_v], and no weights.
     """
-    assert isinstance(key, LayerStore), "keys did not come from the block cache"
+    assert isinstance(key, LayerStore | ExpandedStore), "keys did not come from the block cache"
     assert isinstance(attention_mask, RowMasks), "the mask did not come from transformers' mask interface"
     assert position_bias is None, "attention with a position bias is not supported"
     plain = softcap is None and s_aux is None
     layout = attention_mask.layout
     if layout.kernels is not None:
+        assert isinstance(key, LayerStore), "kernels read keys as they are stored"
         scale = query.shape[3] ** -0.5 if scaling is None else scaling
         stored = key.keys, key.values, layout.slots
         return layout.kernels.attend(query, *stored, attention_mask.allowed(), scale, softcap, s_aux), None
-    num_heads, num_groups = query.shape[1], query.shape[1] // key.keys.shape[1]
+    num_heads = query.shape[1]
     outputs = []
     for index, span in enumerate(layout.spans):
+        keys, values = key.read(span)
+        num_groups = num_heads // keys.shape[1]
         queries = query if len(layout.spans) == 1 else query[:, :, span.start : span.stop]
         missing = _missing_queries(span, num_groups, layout)
         if missing:
@@ -139,7 +143,6 @@ def attend(
         num_queries = queries.shape[2]
         if num_groups > 1:
             queries = queries.reshape(1, -1, num_groups * num_queries, queries.shape[3])
-        keys, values = key.read(span)
         mask = attention_mask.bias(index, num_groups, query.dtype)
         if plain:
             output = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scaling)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from specdec_cli.errors import UsageError
 from specdec_cli.lm.cache.cache import BlockCache
+from specdec_cli.lm.cache.latents import keep_latents
 from specdec_cli.lm.cache.layout import KEY_GRAIN, Layout, Span
 from specdec_cli.lm.files.checkpoint import FAMILIES
 from specdec_cli.lm.files.reading import first_line
@@ -35,6 +36,7 @@ class PackedForward:
         self.device: torch.device = model.device
         self.has_joined_keys = model.config.get_text_config()._attn_implementation != NAME
         self.is_bitwise = is_bitwise
+        keep_latents(model)
         self.hooks = TapHooks(model)
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         # Gemma 4 cuts inputs and masks to the last tokens before layers that share keys, where it is given a number.

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+import inspect
+import re
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +49,12 @@ def weights_of(model: Any, kind: Kind) -> list[Weight]:
     layer's matrix, whose layout gives no row back.
     """
     is_packed_anew = kind in ("bf16", "int8")
-    linear = {f"{name}.weight" for name, module in model.named_modules() if is_packed_anew and _packs(module, kind)}
+    read = _read_by_parents(model)
+    linear = {
+        f"{name}.weight"
+        for name, module in model.named_modules()
+        if is_packed_anew and module not in read and _packs(module, kind)
+    }
     inputs, outputs = model.get_input_embeddings(), model.get_output_embeddings()
     embeddings = {id(p) for p in inputs.parameters()}
     is_apart = outputs is None or (is_packed_anew and _packs(outputs, kind))
@@ -89,6 +97,25 @@ def has_plain_weight(module: nn.Module) -> bool:
     return is_plain and weight is not None and weight.dim() == 2
 
 
+def _read_by_parents(model: Any) -> set[nn.Module]:
+    """Layers that stay as they are because their parent's class reads their weight itself: some routers."""
+    return {
+        layer
+        for parent in model.modules()
+        for name in _names_read_by(cast("Hashable", type(parent)))
+        if isinstance(layer := getattr(parent, name, None), nn.Linear)
+    }
+
+
+@functools.cache
+def _names_read_by(parent_class: Hashable) -> tuple[str, ...]:
+    """Names of layers whose weight a class's forward pass reads."""
+    assert isinstance(parent_class, type), "a module's class is asked for"
+    if not parent_class.__module__.startswith("transformers."):
+        return ()
+    return tuple(re.findall(r"self\.(\w+)\.weight\b", inspect.getsource(parent_class)))
+
+
 def _packs(module: nn.Module, kind: Kind) -> bool:
     """Whether a layer becomes a kind; only bfloat16 is laid out as such."""
     return is_linear(module) and (kind != "bf16" or module.weight.dtype == torch.bfloat16)
@@ -104,7 +131,8 @@ def leave_files(model: Any) -> None:
 
     Weights that were read are views of a mapped file, and one that is left keeps the whole of it in memory.
     """
-    linear = {id(module.weight) for module in model.modules() if is_linear(module)}
+    read = _read_by_parents(model)
+    linear = {id(module.weight) for module in model.modules() if module not in read and is_linear(module)}
     for parameter in model.parameters():
         is_table = parameter is getattr(model.get_input_embeddings(), "weight", None)
         if is_table or id(parameter) not in linear:
@@ -119,11 +147,12 @@ def pack_model(model: Any, kind: Kind) -> None:
     """
     if kind == "plain":
         return
+    read = _read_by_parents(model)
     for parent in list(model.modules()):
         for names in SIBLINGS:
             _pack_siblings(parent, names, kind)
         for name, module in list(parent.named_children()):
-            if _packs(module, kind):
+            if module not in read and _packs(module, kind):
                 weight = module.weight.t().contiguous() if isinstance(module, Conv1D) else module.weight
                 setattr(parent, name, pack(weight, module.bias, kind))
                 del module, weight
