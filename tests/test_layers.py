@@ -178,7 +178,17 @@ def asks_what_it_is(call: ast.Call) -> bool:
     )
 
 
-PROTOCOLS = {"lm", "device", "dtype", "decoder", "decoder_obstacle", "compile_seconds", "origin", "max_context"}
+PROTOCOLS = {
+    "lm",
+    "device",
+    "dtype",
+    "decoder",
+    "decoder_obstacle",
+    "graphs_obstacle",
+    "compile_seconds",
+    "origin",
+    "max_context",
+}
 
 
 def test_nobody_asks_an_lm_or_a_drafter_what_it_is() -> None:

@@ -261,12 +261,12 @@ class _AuditRun:
             screen.say(f"no target named: auditing the built-in {self.recipe.target.model}")
         with progress(screen) as say:
             say("starting torch and transformers")
-            from specdec_cli.engine.caveats import compiled, lacking_compiler
+            from specdec_cli.engine.caveats import compiled, slow_forwards
             from specdec_cli.measure.audit.audit import audit as run_audit
 
             plan = self._plan(ks, batch_sizes)
             pair = None if self.wish.table else self._load(plan, say)
-            notes = [*compiled(pair.engine), *lacking_compiler(pair.engine)] if pair is not None else []
+            notes = [*compiled(pair.engine), *slow_forwards(pair.engine)] if pair is not None else []
             requests = self._requests(pair.engine) if pair is not None else []
             result = run_audit(pair, requests, plan, lambda at: say(f"{at.stage}: {at.done} of {at.total}"))
         result.notices[:0] = self.notices

@@ -139,7 +139,7 @@ class Measurement(ABC, Generic[Study]):
 
     def go(self) -> ExitCode | None:
         """Load, measure, show, write, judge."""
-        from specdec_cli.engine.caveats import lacking_compiler
+        from specdec_cli.engine.caveats import slow_forwards
         from specdec_cli.measure.gates import raise_if_crossed
 
         self._prepare_gates()
@@ -148,7 +148,7 @@ class Measurement(ABC, Generic[Study]):
         with progress(self.screen) as say:
             machine, engine, workload = self._load(say)
         self.load_before = machine.load
-        for note in lacking_compiler(engine):
+        for note in slow_forwards(engine):
             self.screen.say(f"note: {note}", "yellow")
         if workload.notice:
             self.screen.say(f"note: {workload.notice}", "yellow")

@@ -1,4 +1,4 @@
-"""Caveats of a run: random weights, synthetic acceptance, and the time that compilation took."""
+"""Caveats of a run: random weights, synthetic acceptance, slow forward passes, and the time that compilation took."""
 
 from __future__ import annotations
 
@@ -30,11 +30,15 @@ def caveats(recipe: Recipe, engine: Engine) -> list[str]:
         found.append(
             "synthetic acceptance: drafted tokens are accepted at random, so the figures say nothing about this draft"
         )
-    return [*found, *compiled(engine), *lacking_compiler(engine)]
+    return [*found, *compiled(engine), *slow_forwards(engine)]
 
 
-def lacking_compiler(engine: Engine) -> list[str]:
-    """That models run slower than they could for want of a C++ compiler, and what helps."""
+def slow_forwards(engine: Engine) -> list[str]:
+    """That models run slower than they could: for want of a C++ compiler, and what helps; or of graphs on a GPU."""
+    return [*_lacking_compiler(engine), *_lacking_graphs(engine)]
+
+
+def _lacking_compiler(engine: Engine) -> list[str]:
     obstacles = {role: lm.decoder_obstacle for role, lm in _models(engine).items()}
     found = []
     for obstacle in dict.fromkeys(obstacles.values()):
@@ -46,6 +50,11 @@ def lacking_compiler(engine: Engine) -> list[str]:
                 f"{remedy}"
             )
     return found
+
+
+def _lacking_graphs(engine: Engine) -> list[str]:
+    obstacles = [lm.graphs_obstacle for lm in _models(engine).values() if lm.graphs_obstacle is not None]
+    return [f"{one}; it runs without CUDA graphs, which is slower" for one in dict.fromkeys(obstacles)]
 
 
 def compiled(engine: Engine) -> list[str]:

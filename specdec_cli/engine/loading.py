@@ -48,7 +48,8 @@ class LoadSettings:
         max_model_len: context limit, at most the target's own; None uses the model's.
         block_size: tokens per KV block.
         kv_cache_bytes: memory for each KV cache in bytes; None uses half of the free memory.
-        decoder: auto (the built-in decoder where it supports the model), transformers, or graphs (CUDA graphs).
+        decoder: auto (the built-in decoder on a CPU, CUDA graphs on a GPU, where they support the model), transformers,
+            or graphs (CUDA graphs).
         compile: compile the transformers forward with torch.compile.
         generation_config: auto reads the target's generation_config.json; none ignores it; or a folder.
         chat_template: a file or template text that replaces the target's own; None keeps the target's.

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from specdec_cli.errors import UsageError
+from specdec_cli.errors import SpecdecError, UsageError
 from specdec_cli.lm.cache.layout import MOST_ROWS, Layouts
 from specdec_cli.lm.forward.attention import NAME, attention_of
 from specdec_cli.lm.forward.compiled import CompiledForward
@@ -25,22 +25,39 @@ from specdec_cli.lm.llama.llama import LlamaDecoder
 from specdec_cli.lm.llama.llama_weights import obstacle
 from specdec_cli.lm.machine.threads import fixed_threads, most_threads, watched_forward
 
-DECODERS = (AUTO, TRANSFORMERS, COMPILED, GRAPHS, COMPILED_GRAPHS) = (
-    "auto", "transformers", "compiled", "graphs", "compiled graphs",
+DECODERS = (AUTO, TRANSFORMERS, COMPILED, GRAPHS, COMPILED_GRAPHS, COMPILED_AUTO) = (
+    "auto", "transformers", "compiled", "graphs", "compiled graphs", "compiled auto",
 )  # fmt: skip
-_COMPILED = (COMPILED, COMPILED_GRAPHS)
+COMPILING = (COMPILED, COMPILED_GRAPHS, COMPILED_AUTO)
+"""Decoders whose layers torch compiles."""
 _RECORDED = (GRAPHS, COMPILED_GRAPHS)
+_CHOOSING = (AUTO, COMPILED_AUTO)
 _OBSTACLES = {
     TRANSFORMERS: "it is disabled",
     COMPILED: "torch compiles transformers' forward pass, not our own",
     GRAPHS: "graphs record this one",
     COMPILED_GRAPHS: "torch compiles this one for graphs",
+    COMPILED_AUTO: "torch compiles transformers' forward pass, not our own",
 }
 
 
 def decoder_when(decoder: str, is_compiled: bool) -> str:
     """The entry of DECODERS for a recipe's decoder and its compile setting."""
-    return {GRAPHS: COMPILED_GRAPHS}.get(decoder, COMPILED) if is_compiled else decoder
+    return {GRAPHS: COMPILED_GRAPHS, AUTO: COMPILED_AUTO}.get(decoder, COMPILED) if is_compiled else decoder
+
+
+def tries_graphs(decoder: str, device: torch.device) -> bool:
+    """Whether a decoder records graphs where that works, and otherwise does without."""
+    return decoder in _CHOOSING and device.type == "cuda"
+
+
+def graphs_obstacle(name: str, config: Any, device: torch.device) -> str | None:
+    """Why no graph can hold a model's forward; None where none is known before it is tried."""
+    try:
+        check_recordable(name, config, device)
+    except UsageError as error:
+        return error.message
+    return None
 
 
 def own_obstacle(model: Any, decoder: str, device: torch.device | None = None) -> str | None:
@@ -92,12 +109,29 @@ def forward_for(
         block_size,
         model.device,
         is_bitwise and not packed.has_joined_keys,
-        has_company=is_bitwise or decoder == COMPILED,  # a graph for one token alone would be another one
+        # A graph for one token alone would be another one.
+        has_company=is_bitwise or decoder in (COMPILED, COMPILED_AUTO),
         rows_together=rows_together(model.dtype, kind) if is_bitwise and model.dtype == torch.bfloat16 else MOST_ROWS,
     )
-    made = CompiledForward if decoder in _COMPILED else EagerForward
+    made = CompiledForward if decoder in COMPILING else EagerForward
     forward = made(packed, packed.probe(name), layouts, threads)
+    if tries_graphs(decoder, model.device):
+        return _recorded_if_possible(forward, name, max_context)
     return RecordedForward(forward, max_context) if decoder in _RECORDED else forward
+
+
+def _recorded_if_possible(forward: EagerForward, name: str, max_context: int) -> Forward:
+    """A forward in graphs, or as it is, with the reason in `graphs_obstacle`."""
+    forward.graphs_obstacle = graphs_obstacle(name, forward.model.config, forward.layouts.device)
+    if forward.graphs_obstacle is not None:
+        return forward
+    recorded = RecordedForward(forward, max_context)
+    try:
+        recorded.try_out()
+    except SpecdecError as error:
+        forward.graphs_obstacle = error.message
+        return forward
+    return recorded
 
 
 def _threads(
@@ -109,7 +143,7 @@ def _threads(
     """
     if model.device.type != "cpu":
         return nullcontext
-    is_fixed = decoder in _COMPILED or (is_bitwise and not same_bits_on_one_thread(model.dtype, kind))
+    is_fixed = decoder in COMPILING or (is_bitwise and not same_bits_on_one_thread(model.dtype, kind))
     return partial(fixed_threads if is_fixed else watched_forward, most_threads(weight_bytes))
 
 
@@ -126,7 +160,7 @@ def check_decoder(name: str, decoder: str, config: Any, device: torch.device, qu
     Raises:
         UsageError: it cannot.
     """
-    if decoder in _COMPILED:
+    if decoder in COMPILING:
         check_compilable(name, config, device, quantize)
     if decoder in _RECORDED:
         check_recordable(name, config, device)

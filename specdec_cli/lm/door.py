@@ -126,6 +126,7 @@ class LM(Protocol):
         device: where it runs.
         dtype: what it computes in.
         decoder_obstacle: why our own decoder does not run it; None where it does, or where there is nothing to decode.
+        graphs_obstacle: why `auto` records no graphs of a GPU's steps; None where it does, or where it does not apply.
         taps: the hidden states that `score` gives to rows that want them.
     """
 
@@ -137,6 +138,7 @@ class LM(Protocol):
     device: torch.device
     dtype: torch.dtype
     decoder_obstacle: str | None
+    graphs_obstacle: str | None
     taps: tuple[Tap, ...]
 
     @property

@@ -13,7 +13,7 @@ from huggingface_hub import constants, snapshot_download
 
 from specdec_cli.errors import RunError, SpecdecError, UsageError
 from specdec_cli.files import given_path
-from specdec_cli.lm.decoders import COMPILED, COMPILED_GRAPHS, check_decoder, own_obstacle
+from specdec_cli.lm.decoders import COMPILING, check_decoder, graphs_obstacle, own_obstacle, tries_graphs
 from specdec_cli.lm.files import dummy
 from specdec_cli.lm.files.architecture import check_architecture
 from specdec_cli.lm.files.checkpoint import clear_errors, hub_proxy_words, model_folder, read_config
@@ -125,7 +125,7 @@ def describe(
         config = read_config(name, folder, trust_remote_code)
         check_architecture(name, config, trust_remote_code)
         check_decoder(name, decoder, config, place, quantize)
-        if decoder in (COMPILED, COMPILED_GRAPHS):
+        if decoder in COMPILING:
             check_compiler(place)
         is_complete = not is_dummy and _has_weights(name, folder)
         if is_dummy:
@@ -138,7 +138,7 @@ def describe(
             model = model_on_paper(name, source, config, kind, trust_remote_code)
             kept = _probe(name, model) or _probe_unquantized(name, config, kind, trust_remote_code)
             found = own_obstacle(model, decoder, place)
-        packed = weights_of(model, kept_as(kind_when(decoder == COMPILED, kind, place, quantize), found))
+        packed = weights_of(model, kept_as(kind_when(decoder in COMPILING, kind, place, quantize), found))
         text = model.config.get_text_config()
         return ModelFacts(
             name=name,
@@ -156,7 +156,7 @@ def describe(
             is_complete=is_complete,
             load_format="dummy" if is_dummy else "auto",
             read_bytes=int(model_traffic(config, packed, 0).bytes_moved(1, 0)),
-            decoder=_decoder(found),
+            decoder=_decoder(found) if not tries_graphs(decoder, place) else _graphs(name, config, place),
         )
 
 
@@ -252,6 +252,11 @@ def _has_weights(name: str, folder: Path) -> bool:
 
 def _decoder(obstacle: str | None) -> str:
     return "own" if obstacle is None else f"transformers ({obstacle})"
+
+
+def _graphs(name: str, config: Any, place: torch.device) -> str:
+    obstacle = graphs_obstacle(name, config, place)
+    return "transformers, graphs" if obstacle is None else f"transformers ({obstacle})"
 
 
 def _place(device: str) -> torch.device:

@@ -15,7 +15,7 @@ from transformers.pytorch_utils import Conv1D
 
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.cache.cache_plan import KVCacheBytes
-from specdec_cli.lm.decoders import COMPILED, check_decoder
+from specdec_cli.lm.decoders import COMPILING, check_decoder
 from specdec_cli.lm.door import Tap
 from specdec_cli.lm.files import dummy
 from specdec_cli.lm.files.architecture import check_architecture
@@ -82,8 +82,9 @@ def load_lm(
         kv_cache_bytes: most memory for the KV cache, as TransformersLM takes it; None is half of what is free.
         num_blocks: blocks of the KV cache, in the place of `kv_cache_bytes`.
         extra_tokens: room beyond the context limit for each sequence.
-        decoder: auto (our own where it knows the shape), transformers, compiled (transformers', for `LM.compile`),
-            graphs (transformers', recorded, on a GPU), or compiled graphs.
+        decoder: auto (our own where it knows the shape; on a GPU graphs where they can be recorded), transformers,
+            compiled (transformers', for `LM.compile`), graphs (transformers', recorded, on a GPU), compiled graphs, or
+            compiled auto.
         generation_config: auto (the model's own), none (only its end tokens), or a folder with another.
         check: compare the logits of a few tokens with transformers' own forward (see lm.oracle).
 
@@ -129,7 +130,7 @@ def load_lm(
             num_blocks=num_blocks,
             extra_tokens=extra_tokens,
             decoder=decoder,
-            kind=kind_when(decoder == COMPILED, model.dtype, target_device, quantize),
+            kind=kind_when(decoder in COMPILING, model.dtype, target_device, quantize),
         )
         weights = fingerprint(folder, weights_files(name, folder)) if has_weights else None
         lm.generation = generation

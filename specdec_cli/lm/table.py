@@ -30,6 +30,7 @@ class LMWithoutWeights:
     scores_trees = False
     decoder = "table"
     decoder_obstacle: str | None = None
+    graphs_obstacle: str | None = None
     compile_seconds: float | None = None
     num_parameters: int | None = None
     num_bytes: int | None = None

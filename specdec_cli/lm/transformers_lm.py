@@ -39,14 +39,16 @@ class TransformersLM:
             function is asked with the device's memory (on a CPU: what was free before loading) and the weights' bytes.
         num_blocks: blocks of the cache, for who plans them; None leaves that to `kv_cache_bytes`.
         extra_tokens: room beyond the context limit for each sequence, for drafted tokens.
-        decoder: auto (our own where it knows the shape, see lm.llama), transformers (its own forward), compiled (the
-            same, by torch once `compile` is called; until then it runs as it is), graphs (the same, on a GPU, in
-            recorded graphs of fixed shapes, see lm.graphs), or compiled graphs.
+        decoder: one of `decoders.DECODERS`: auto (our own where it knows the shape, see lm.llama; on a GPU graphs where
+            they can be recorded), transformers (its own forward), compiled (the same, by torch once `compile` is
+            called; until then it runs as it is), graphs (the same, on a GPU, in recorded graphs of fixed shapes, see
+            lm.forward.graphs), compiled graphs, or compiled auto (graphs on a GPU where they can be recorded).
         kind: what the linear layers become, from `linear.kind_for`.
 
     Attributes:
         weights: the weights as they lie in memory.
         decoder_obstacle: why transformers' forward runs; None when our own decoder does.
+        graphs_obstacle: why `auto` records no graphs of a GPU's steps; None where it does, or where it does not apply.
         compile_seconds: what `compile` took; None where it was not called.
         taps: the hidden states that `score` gives to rows that want them.
         origin: where the weights are from, as `load_lm` found them.
@@ -98,6 +100,7 @@ class TransformersLM:
             block_size=block_size,
             max_context=self.max_context,
         )
+        self.graphs_obstacle = self._forward.graphs_obstacle
         self.taps: tuple[Tap, ...] = ()
         self.vocab_size = self._forward.shape.vocab_size
         self.kv_bytes_per_token = self._forward.shape.kv_bytes_per_token

@@ -367,7 +367,7 @@ class EngineSection(Section):
     enable_prefix_caching: bool | None = None
     """Compute common prefixes of prompts only once. On by default in serve and chat only."""
     decoder: Literal["auto", "transformers", "graphs"] = "auto"
-    """Forward pass: auto (specdec's own where supported), transformers, or graphs (transformers' in CUDA graphs)."""
+    """Forward pass: auto (own on a CPU, graphs on a GPU, where supported), transformers, or graphs (CUDA graphs)."""
     compile: Annotated[bool | Literal["auto"], BeforeValidator(_compile)] = "auto"
     """Run transformers' forward pass compiled by torch, which takes up to half a minute per model. auto does not."""
     check_at_load: bool = True

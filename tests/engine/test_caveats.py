@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from typed import stand_in
 
-from specdec_cli.engine.caveats import lacking_compiler
+from specdec_cli.engine.caveats import slow_forwards
 from specdec_cli.lm.llama import native
 from specdec_cli.lm.llama.library import BuildError
 
@@ -22,21 +22,21 @@ def without_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def engine(target: str | None, draft: str | None = None) -> SimpleNamespace:
-    models = [SimpleNamespace(decoder_obstacle=obstacle) for obstacle in (target, draft)]
+    models = [SimpleNamespace(decoder_obstacle=obstacle, graphs_obstacle=None) for obstacle in (target, draft)]
     return SimpleNamespace(target=models[0], drafter=SimpleNamespace(lm=models[1]))
 
 
 def test_a_missing_compiler_is_one_sentence_with_its_remedy(without_compiler) -> None:
     assert native.missing() == GONE
-    (sentence,) = lacking_compiler(stand_in(engine(GONE, GONE)))
+    (sentence,) = slow_forwards(stand_in(engine(GONE, GONE)))
     assert sentence.startswith(f"{GONE}: transformers' forward runs for target and draft, several times slower")
     assert sentence.endswith("; install one")
-    (sentence,) = lacking_compiler(stand_in(engine(GONE, "architecture `GPT2LMHeadModel`")))
+    (sentence,) = slow_forwards(stand_in(engine(GONE, "architecture `GPT2LMHeadModel`")))
     assert "runs for target, several" in sentence
 
 
 def test_other_obstacles_have_none(without_compiler) -> None:
-    assert lacking_compiler(stand_in(engine(GONE))) == [], "nobody has asked for the decoder"
+    assert slow_forwards(stand_in(engine(GONE))) == [], "nobody has asked for the decoder"
     native.missing()
-    assert lacking_compiler(stand_in(engine("architecture `GPT2LMHeadModel`", "it is disabled"))) == []
-    assert lacking_compiler(stand_in(engine(None, None))) == []
+    assert slow_forwards(stand_in(engine("architecture `GPT2LMHeadModel`", "it is disabled"))) == []
+    assert slow_forwards(stand_in(engine(None, None))) == []

@@ -36,6 +36,7 @@ class EagerForward:
     """
 
     can_guess = can_draw = False
+    graphs_obstacle: str | None = None
 
     def __init__(
         self,

@@ -41,12 +41,14 @@ class Forward(Protocol):
         can_draw: `guess` draws tokens, too.
         spreads_nan: attention reads slots behind a row's own keys, masked. A NaN there reaches other rows, so the
             blocks of a row without a distribution must be wiped.
+        graphs_obstacle: why `auto` records no graphs of a GPU's steps; None where it does, or where it does not apply.
     """
 
     shape: CacheShape
     can_guess: bool
     can_draw: bool
     spreads_nan: bool
+    graphs_obstacle: str | None
 
     @property
     def name(self) -> str:

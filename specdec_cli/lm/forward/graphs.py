@@ -93,6 +93,16 @@ class Graphs:
         self._scores: dict[tuple[Bucket, bool], _Graph] = {}
         self._guesses: dict[tuple[Bucket, int, int], _Graph] = {}
 
+    def try_out(self) -> None:
+        """Record the smallest forward.
+
+        Raises:
+            RunError: the model's forward cannot be recorded.
+        """
+        bucket = Bucket.around(1, 1, 1)
+        assert bucket is not None, "one token fits a bucket"
+        self._recorded(partial(self._score, bucket, False), bucket)
+
     def score(self, feeds: Sequence[Feed]) -> Tensor | None:
         """Logits [sum of num_logits, V] float32, as `LM.score` gives them; None where no graph is made for so much.
 
@@ -163,7 +173,7 @@ class Graphs:
         except RuntimeError as error:
             name = self._model.config.model_type
             raise RunError(
-                f"a forward of `{name}` cannot be recorded: {first_line(error)}", "leave --decoder out"
+                f"a forward of `{name}` cannot be recorded: {first_line(error)}", "use --decoder transformers"
             ) from error
         return _Graph(inputs, drafted, replay, outputs)
 

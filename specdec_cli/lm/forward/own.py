@@ -27,6 +27,7 @@ class OwnForward:
     spreads_nan = False
     has_taken_cache = False
     compile_seconds: float | None = None
+    graphs_obstacle: str | None = None
 
     def __init__(self, decoder: LlamaDecoder, layouts: Layouts) -> None:
         self.decoder = decoder

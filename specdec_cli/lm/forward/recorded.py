@@ -21,6 +21,7 @@ class RecordedForward:
     """
 
     can_guess, can_draw = True, False
+    graphs_obstacle: str | None = None
 
     def __init__(self, inner: EagerForward, max_context: int) -> None:
         self.shape = inner.shape
@@ -53,6 +54,17 @@ class RecordedForward:
     def _new_graphs(self) -> Graphs:
         inner, size = self._inner, self._inner.layouts.block_size
         return Graphs(inner.model, inner.cache, self._num_blocks, size, self._max_context, inner.hooks)
+
+    def try_out(self) -> None:
+        """Record a small forward over an empty cache, and forget it.
+
+        Raises:
+            RunError: the model's forward cannot be recorded.
+        """
+        try:
+            self._graphs.try_out()
+        finally:
+            self.allocate(0)
 
     def score(self, feeds: Sequence[Feed]) -> Tensor:
         """The wanted logits [sum of num_logits, V] float32."""
