@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from specdec_cli.drafted import Drafted
+
 FinishReason = Literal["stop", "length", "abort"]
 
 
@@ -33,8 +35,9 @@ class Emitted:
     `tokens[:num_accepted]` were drafted and accepted; a token after them is the target's own. Tokens cut by a stop
     or a length are not in here. `num_drafted` counts what was drafted and verified one after another, cut or not: the
     depth of a tree, whose nodes are `num_nodes`. `ranks` has a pair for each place of the tree that the accepted path
-    reached: the accepted child's place among its siblings from 1 (0: none was accepted), and how many there were. With
-    the first tokens, `num_cached_tokens` says how many of the prompt's were in the cache already.
+    reached: the accepted child's place among its siblings from 1 (0: none was accepted), and how many there were.
+    `tree` is what was drafted, unless that was a chain. With the first tokens, `num_cached_tokens` says how many of the
+    prompt's were in the cache already.
     """
 
     sequence_id: int
@@ -47,6 +50,7 @@ class Emitted:
     num_cached_tokens: int = 0
     num_nodes: int = 0
     ranks: tuple[tuple[int, int], ...] = ()
+    tree: Drafted | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,7 @@ def generate(
         bool,
         typer.Option(
             "--show-drafts",
-            help="Mark which tokens were accepted and which are the target's own.",
+            help="Mark which tokens were accepted and which are the target's own. With --tree, draw the first tree.",
             rich_help_panel=_SHOWN,
         ),
     ] = False,
@@ -236,6 +236,11 @@ class _GenerateRun:
             rows = [row.with_system(system) for row in rows]
         return dialogues(rows)
 
+    def _tree_text(self, engine: Engine) -> Callable[[int], str] | None:
+        """Text of a token of a drafted tree; None where chains are drafted."""
+        assert engine.tokenizer is not None, "engines of recipes have a tokenizer"
+        return None if self.recipe.speculation.tree is None else engine.tokenizer.piece
+
     def _decode(
         self, round_: Round, arm: Decoding, comparison: Comparison | None, stopped: Callable[[], bool]
     ) -> tuple[RunView, list[Request]]:
@@ -251,6 +256,7 @@ class _GenerateRun:
             round_.places,
             streams_text=not self.shared.json,
             token_pieces=pieces if self.wish.show_drafts else None,
+            tree_text=self._tree_text(round_.engine),
             goes_on=self.shared.output is not None,
             most_tokens=self.recipe.sampling.max_new_tokens,
         )

@@ -117,6 +117,7 @@ class Sequence:
             num_accepted=min(len(path), len(tokens)),
             num_nodes=len(drafted),
             ranks=() if drafted.is_chain else _ranks(drafted, path, len(tokens)),
+            tree=None if drafted.is_chain else drafted,
             from_prefill=from_prefill,
             logprobs=tuple(logprobs[: len(tokens)]),
             num_cached_tokens=(self.num_cached_tokens or 0) if from_prefill else 0,

@@ -17,6 +17,7 @@ from specdec_cli.report.grid import Grid
 from specdec_cli.report.pace import Pace
 from specdec_cli.report.schema import read_schema
 from specdec_cli.report.table import NOTHING, number, percent
+from specdec_cli.report.trees import print_tree_table, tree_table
 
 if TYPE_CHECKING:
     from specdec_cli.engine.outputs import Timing
@@ -188,6 +189,7 @@ def print_bench(console: Console, bench: Bench, body: Mapping[str, Any]) -> None
     """Print the report."""
     console.print(arms_table(bench))
     console.print(Text(LEGEND, style="dim"), soft_wrap=True)
+    print_tree_table(console, tree_table("arm", tree_arms(body)))
     if bench.tasks():
         console.print(tasks_table(bench))
     for line in (_roofline_words(body["roofline"]), lossless_words(body["lossless"])):
@@ -206,6 +208,12 @@ def print_notes_and_gates(console: Console, body: Mapping[str, Any]) -> None:
         style = "green" if gate["passed"] else "bold red"
         word = "passed" if gate["passed"] else "FAILED"
         console.print(Text(f"gate {word}: fail if {gate['expression']}: {gate['reason']}", style=style), soft_wrap=True)
+
+
+def tree_arms(body: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any] | None]]:
+    """The arms of a document that may have drafted trees, with their statistics."""
+    others = ((name, found.get("speculative")) for name, found in body["against"].items())
+    return [("with the draft", body["draft"]["speculative"]), *others]
 
 
 def arm_rows(bench: Bench) -> list[list[str]]:

@@ -92,10 +92,17 @@ def statistics_line(reply: ChatReply, settings: str) -> str:
         _speed(reply.timing.decode_tokens_per_second),
         "" if rate is None else f"acceptance rate {percent(rate)}",
         "" if length is None else f"acceptance length {number(length)}",
+        _nodes(reply),
         settings,
         _cached(reply),
     ]
     return " · ".join(part for part in parts if part)
+
+
+def _nodes(reply: ChatReply) -> str:
+    """How large the drafted trees were; nothing of chains."""
+    nodes, drafts = reply.statistic("num_draft_nodes"), reply.statistic("num_drafts")
+    return "" if not nodes or not drafts else f"{number(nodes / drafts, 1)} nodes per step"
 
 
 def _counted(num: int, noun: str) -> str:

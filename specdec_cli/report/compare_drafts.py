@@ -14,6 +14,7 @@ from specdec_cli.report.bench import json_schema as bench_schema
 from specdec_cli.report.grid import Grid
 from specdec_cli.report.schema import read_schema
 from specdec_cli.report.table import NOTHING, number, percent
+from specdec_cli.report.trees import print_tree_table, tree_table
 
 if TYPE_CHECKING:
     from specdec_cli.measure.bench.compare import Contender, DraftComparison
@@ -175,6 +176,7 @@ def print_compare(console: Console, comparison: DraftComparison, body: Mapping[s
     """Print the report."""
     console.print(drafts_table(comparison))
     console.print(Text(LEGEND, style="dim"), soft_wrap=True)
+    print_tree_table(console, tree_table("draft", tree_drafts(body)))
     if body["task_winners"]:
         console.print(_tasks_table(comparison, body))
     if body["pairwise"]:
@@ -183,6 +185,11 @@ def print_compare(console: Console, comparison: DraftComparison, body: Mapping[s
     console.print(Text(lossless_words(body["lossless"])), soft_wrap=True)
     print_notes_and_gates(console, body)
     console.print(Text(body["recommendation"], style="bold"), soft_wrap=True)
+
+
+def tree_drafts(body: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """The drafts of a document with their statistics."""
+    return [(draft_words(row["draft"]), row["speculative"]) for row in body["rows"]]
 
 
 def draft_words(name: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from specdec_cli.measure.endpoint.endpoint_plan import pace_words
-from specdec_cli.report.table import NOTHING, number, percent
+from specdec_cli.report.table import NOTHING, number, percent, rank_words
 
 LEGEND = (
     "In milliseconds; in brackets: 95 % intervals of the median, by bootstrap over prompts. A chunk may hold several "
@@ -73,6 +73,9 @@ def counter_lines(counters: Mapping[str, Any] | None) -> list[str]:
         steps = "" if found["num_drafts"] is None else f" in {found['num_drafts']} steps"
         rates = found["per_position_acceptance_rates"]
         by_position = f"; at position 1…k: {' '.join(map(percent, rates))}" if rates else ""
+        if "num_draft_nodes" in found:
+            by_position += f"; {found['num_draft_nodes']} nodes of trees"
+            by_position += f", accepted by rank 1, 2, …: {rank_words(found['acceptance_by_rank'])}"
         lines.append(
             f"Speculation by {head}: {drafted}{steps}: rate {percent(found['acceptance_rate'])}, "
             f"length {number(found['acceptance_length'])}{by_position}."

@@ -9,13 +9,14 @@ from typing import Any
 
 from specdec_cli.report.audit import SCHEMA as AUDIT
 from specdec_cli.report.audit import audit_facts, audit_tables, verdict_words
-from specdec_cli.report.bench import AGAINST_HEADS, ARM_HEADS, TASK_HEADS, lossless_words
-from specdec_cli.report.compare_drafts import draft_words, winner_words
+from specdec_cli.report.bench import AGAINST_HEADS, ARM_HEADS, TASK_HEADS, lossless_words, tree_arms
+from specdec_cli.report.compare_drafts import draft_words, tree_drafts, winner_words
 from specdec_cli.report.endpoint_pages import endpoint_facts, endpoint_findings, endpoint_tables
 from specdec_cli.report.plot import inline_svgs, panels_of, subject
 from specdec_cli.report.recommendation import depth_mark, recommendation_words, size_name
 from specdec_cli.report.sweep_k import SIZE_HEADS, size_rows
 from specdec_cli.report.table import NOTHING, PageTable, number, percent
+from specdec_cli.report.trees import tree_table
 from specdec_cli.text.printable import printable
 
 Document = Mapping[str, Any]
@@ -137,6 +138,8 @@ def _bench_tables(document: Document) -> Iterator[PageTable]:
         *(_arm(name, found, None) for name, found in document["against"].items()),
     ]
     yield PageTable("Arms", ARM_HEADS, rows)
+    if (trees := tree_table("arm", tree_arms(document))) is not None:
+        yield trees
     if document["against"]:
         others = [
             [name, _interval(found["speedup"]["decode"]), _interval(found["speedup"]["latency"])]
@@ -215,6 +218,8 @@ def _compare_tables(document: Document) -> Iterator[PageTable]:
         )
     heads = ("draft", "best k", "speed-up (95 %)", "end to end", "accepted", "length", "cost", "memory")
     yield PageTable("Drafts, each at its best k", heads, rows)
+    if (trees := tree_table("draft", tree_drafts(document))) is not None:
+        yield trees
     if document["task_winners"]:
         won = [
             [task, winner_words(one["draft"]), _interval(one["speedup"])]

@@ -12,9 +12,21 @@ if TYPE_CHECKING:
     from specdec_cli.events import Emitted
     from specdec_cli.text.detokenize import Detokenizer
 
-Kind = Literal["text", "accepted", "own", "heading"]
-STYLES: dict[Kind, str] = {"text": "", "accepted": "green", "own": "bold yellow", "heading": "bold"}
+Kind = Literal["text", "accepted", "alternative", "own", "heading"]
+STYLES: dict[Kind, str] = {
+    "text": "",
+    "accepted": "green",
+    "alternative": "bold cyan",
+    "own": "bold yellow",
+    "heading": "bold",
+}
+_MARKS: dict[Kind, tuple[str, str]] = {"accepted": ("[", "]"), "alternative": ("{", "}")}
 LEGEND: tuple[tuple[Kind, str], ...] = (("accepted", "drafted and accepted"), ("own", "the target's own"))
+LEGEND_OF_TREES: tuple[tuple[Kind, str], ...] = (
+    LEGEND[0],
+    ("alternative", "accepted, not the draft's first choice"),
+    LEGEND[1],
+)
 
 
 class Piece(NamedTuple):
@@ -25,10 +37,11 @@ class Piece(NamedTuple):
 
 
 def marked(piece: Piece) -> str:
-    """The piece as plain text shows it: accepted tokens in brackets."""
-    if piece.kind != "accepted" or not piece.text:
+    """The piece as plain text shows it: accepted tokens in brackets, alternatives of a tree in braces."""
+    if piece.kind not in _MARKS or not piece.text:
         return piece.text
-    return f"[{piece.text}]"
+    left, right = _MARKS[piece.kind]
+    return f"{left}{piece.text}{right}"
 
 
 def plain_pieces(text: str) -> list[Piece]:
@@ -54,7 +67,9 @@ class TokenPieces:
     def feed(self, emitted: Emitted) -> list[Piece]:
         """Pieces of the text that a step released."""
         for place, token in enumerate(emitted.tokens):
-            kind: Kind = "accepted" if place < emitted.num_accepted else "own"
+            kind: Kind = "own"
+            if place < emitted.num_accepted:
+                kind = "alternative" if emitted.ranks and emitted.ranks[place][0] > 1 else "accepted"
             self._spans.append((len(self._detokenizer.push(token)), kind))
         return self.cut(emitted.text)
 

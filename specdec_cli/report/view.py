@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, TextIO
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from specdec_cli.events import Event, Failed, Finished, Noticed, Stepped
+from specdec_cli.events import Emitted, Event, Failed, Finished, Noticed, Stepped
 from specdec_cli.report.live import LiveArea
 from specdec_cli.report.pace import Pace
-from specdec_cli.report.pieces import LEGEND, STYLES, Piece, TokenPieces, marked, plain_pieces
+from specdec_cli.report.pieces import LEGEND, LEGEND_OF_TREES, STYLES, Piece, TokenPieces, marked, plain_pieces
 from specdec_cli.report.table import Column, number, run_table
 from specdec_cli.report.texts import Sink, Texts, Writer
+from specdec_cli.report.trees import drawn_tree
 
 if TYPE_CHECKING:
     from specdec_cli.engine.comparison import Comparison
@@ -67,6 +68,7 @@ class RunView:
         places: the rows' places, in order.
         streams_text: whether text goes to standard output (not with `--json`).
         token_pieces: cuts one output's text into tokens for `--show-drafts`; None shows text as it is released.
+        tree_text: text of a token, where trees are drafted: one of them is drawn with `--show-drafts`.
         goes_on: whether to finish the work after the reader of the text has gone.
         most_tokens: limit of one output, from which the remaining time is estimated.
     """
@@ -79,13 +81,15 @@ class RunView:
         places: Sequence[int],
         streams_text: bool,
         token_pieces: Callable[[], TokenPieces] | None = None,
+        tree_text: Callable[[int], str] | None = None,
         goes_on: bool = False,
         most_tokens: int = 0,
     ) -> None:
         self.screen = screen
         self._pace, self._most_tokens = Pace(), most_tokens
         self._arms, self._ks, self._places = list(arms), list(ks), list(places)
-        self._new_pieces = token_pieces
+        self._new_pieces, self._tree_text = token_pieces, tree_text
+        self._first_tree: Emitted | None = None
         self._writer = Writer(screen.stdout, screen.stdout_colour, goes_on) if streams_text else None
         self._area: LiveArea | None = None
         self._texts: Texts | None = None
@@ -137,6 +141,8 @@ class RunView:
         if self.screen.is_quiet:
             return
         console = self.screen.console
+        if self._first_tree is not None and self._tree_text is not None:
+            console.print(drawn_tree(self._first_tree, self._tree_text, is_coloured=console.color_system is not None))
         console.print(run_table(self._columns(final=True)))
         if comparison is not None:
             console.print(_verdict(comparison), soft_wrap=True)
@@ -155,6 +161,8 @@ class RunView:
                     if emitted.sequence_id not in self._token_pieces:
                         self._token_pieces[emitted.sequence_id] = self._new_pieces()
                     pieces = self._token_pieces[emitted.sequence_id].feed(emitted)
+                    if self._first_tree is None and emitted.tree is not None:
+                        self._first_tree = emitted
                 texts.feed(by_id[emitted.sequence_id].index, pieces)
         elif isinstance(event, Finished):
             tail = self._token_pieces.pop(event.sequence_id, None)
@@ -208,7 +216,7 @@ class RunView:
         if self.screen.is_quiet:
             return
         legend = Text()
-        for kind, meaning in LEGEND:
+        for kind, meaning in LEGEND if self._tree_text is None else LEGEND_OF_TREES:
             if self.screen.stdout_colour:
                 legend.append(meaning, STYLES[kind])
             else:

@@ -205,6 +205,8 @@ class Model:
 def _longest_context(engine: Engine, most_drafted: int) -> int:
     """Most tokens of one sequence: the target's context, or what its KV cache holds beside the drafted ones.
 
+    A chain never drafts past the context; siblings in a tree share positions, so a tree may need more blocks.
+
     Args:
         engine: loaded.
         most_drafted: the largest k that a request may ask for.
@@ -212,7 +214,8 @@ def _longest_context(engine: Engine, most_drafted: int) -> int:
     target = engine.target
     num_drafted = max(engine.options.most_nodes, most_drafted)
     held = target.num_blocks * target.block_size
-    return target.max_context if held >= target.max_context else max(held - num_drafted, 1)
+    beyond = 0 if engine.options.tree is None else engine.options.most_nodes
+    return target.max_context if held >= target.max_context + beyond else max(held - num_drafted, 1)
 
 
 class Models:

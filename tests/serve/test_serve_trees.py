@@ -19,9 +19,10 @@ from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.lm.table import TableLM
 from specdec_cli.recipe.schema import Serve
+from specdec_cli.sampling.params import SamplingParams
 from specdec_cli.serve.errors import ApiError
 from specdec_cli.serve.limits import RequestLimits
-from specdec_cli.serve.models import Model, Models
+from specdec_cli.serve.models import Model, Models, _longest_context
 from specdec_cli.serve.settings import Settings
 
 BODY = {"prompt": "abcab", "temperature": 0, "max_tokens": 40, "ignore_eos": True}
@@ -230,3 +231,17 @@ def test_openapi_describes_the_tree(client: ToyClient) -> None:
     schemas = client.get("/openapi.json").json()["components"]["schemas"]
     assert "null drafts chains" in schemas["Speculative"]["properties"]["tree"]["description"]
     assert "null drafts chains" in client.get("/docs").text
+
+
+@pytest.mark.parametrize("num_blocks", [8, 4])
+def test_a_context_leaves_the_cache_room_for_the_servers_tree(num_blocks: int) -> None:
+    size = len(LETTERS)
+    target = TableLM(
+        TableLM.random(size)._function, size, order=2, num_blocks=num_blocks, block_size=16, max_context=128
+    )
+    tight = Engine(target, engine().drafter, options=EngineOptions(num_speculative_tokens=4, tree="dynamic:40"))
+    longest = _longest_context(tight, 32)
+    assert longest == num_blocks * 16 - 40
+    tight.add([1] * (longest - 5), SamplingParams(max_new_tokens=5))
+    while tight.has_work:
+        tight.step()

@@ -169,5 +169,6 @@ def _fold(reply: ChatReply, answer: Answer) -> str:
     if counts is not None:
         added = {"draft_tokens": counts.num_draft_tokens, "accepted_tokens": counts.num_accepted_tokens}
         added |= {} if counts.num_steps is None else {"drafts": counts.num_steps}
+        added |= {} if counts.num_draft_nodes is None else {"draft_nodes": counts.num_draft_nodes}
         reply.speculative = statistics({f"spec_decode_num_{name}": value for name, value in added.items()})
     return text

@@ -99,9 +99,10 @@ class EngineSpeaker:
     @property
     def _capacity(self) -> int:
         """Most tokens of a conversation, answer included."""
-        target = self.engine.target
+        target, options = self.engine.target, self.engine.options
         held = target.num_blocks * target.block_size
-        return target.max_context if held >= target.max_context else max(held - self.k, 0)
+        nodes = 0 if options.tree is None else options.most_nodes  # siblings may need blocks past the context's end
+        return target.max_context if held >= target.max_context + nodes else max(held - max(self.k, nodes), 0)
 
     def _sampling(self, num_tokens: int, is_first: bool) -> SamplingParams:
         room = self._capacity - num_tokens

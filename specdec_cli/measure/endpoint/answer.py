@@ -18,11 +18,13 @@ class AnswerCounts:
         num_draft_tokens: drafted.
         num_accepted_tokens: of them, accepted.
         num_steps: verifications, or None where the server does not say.
+        num_draft_nodes: drafted, siblings in trees counted; None where chains were drafted.
     """
 
     num_draft_tokens: int
     num_accepted_tokens: int
     num_steps: int | None = None
+    num_draft_nodes: int | None = None
 
 
 @dataclass(slots=True)
@@ -148,7 +150,9 @@ def _speculation(chunk: dict[str, Any]) -> AnswerCounts | None:
         details = _inner(chunk, "usage", "completion_tokens_details")
         accepted, rejected = _counts(details, "accepted_prediction_tokens", "rejected_prediction_tokens")
         drafted = None if accepted is None or rejected is None else accepted + rejected
-    return AnswerCounts(drafted, accepted, steps) if drafted and accepted is not None and accepted <= drafted else None
+    if not drafted or accepted is None or accepted > drafted:
+        return None
+    return AnswerCounts(drafted, accepted, steps, _whole(metrics.get("num_draft_nodes"), None))
 
 
 def _counts(found: dict[str, Any], *keys: str) -> tuple[int | None, ...]:

@@ -5,7 +5,8 @@ Names that are known, each as its engine's source spells it (a trailing `_total`
 - vLLM, `vllm/v1/spec_decode/metrics.py` (0.32): counters `vllm:spec_decode_num_drafts`, `…_num_draft_tokens`,
   `…_num_accepted_tokens` and `…_num_accepted_tokens_per_pos{position}`, positions from 0.
 - llama.cpp, `tools/server/README.md` since pull request 26389: the same four behind `llamacpp:`; before it, nothing.
-- specdec's server: the same four behind `specdec:`.
+- specdec's server: the same four behind `specdec:`; of trees also `…_num_draft_nodes`,
+  `…_num_alternatives_per_rank{rank}` and `…_num_accepted_tokens_per_rank{rank}`, ranks from 1.
 - TensorRT-LLM, `tensorrt_llm/metrics/collector.py`, on `/prometheus/metrics`: counters
   `trtllm_spec_decode_num_draft_tokens` and `…_num_accepted_tokens`; gauges `…_acceptance_length`, `…_draft_overhead`.
 - SGLang, its metrics collector: gauges alone, `sglang:spec_accept_length`, `sglang:spec_accept_rate` and others.
@@ -147,16 +148,16 @@ def _keep(page: MetricsPage, kind: str, sample: Sample, alike: Sequence[Sample])
     if not any(word in name for word in (*_ABOUT_SPECULATION, *_ABOUT_OUTPUT)) or name.endswith(("_created", "_info")):
         return
     if kind == "counter":
-        position = sample.labels.get("position")
-        key = name if position is None else _at(name, position)
+        label = next((label for label in ("position", "rank") if label in sample.labels), None)
+        key = name if label is None else _at(name, sample.labels[label], label)
         page.counters[key] = page.counters.get(key, 0.0) + sample.value
     elif kind in ("gauge", "unknown"):
         labels = ",".join(f'{label}="{value}"' for label, value in sorted(sample.labels.items()))
         page.gauges[name if len(alike) == 1 else f"{name}{{{labels}}}"] = sample.value
 
 
-def _at(name: str, position: object) -> str:
-    return f'{name}{{position="{position}"}}'
+def _at(name: str, value: object, label: str = "position") -> str:
+    return f'{name}{{{label}="{value}"}}'
 
 
 def difference(before: MetricsPage | None, after: MetricsPage | None, num_tokens: int | None) -> Counters:
@@ -216,10 +217,24 @@ def statistics(added: Mapping[str, float]) -> dict[str, Any] | None:
         "acceptance_rate": accepted / drafted if drafted and accepted is not None else None,
         "acceptance_length": 1 + accepted / drafts if drafts and accepted is not None else None,
         **_positions(drafts, drafted, _by_position(added, accepted)),
+        **_trees(added, drafted),
         "draft_seconds": None,
         "verify_seconds": None,
         "overhead_seconds": None,
     }
+
+
+def _trees(added: Mapping[str, float], drafted: int | None) -> dict[str, Any]:
+    """The statistics that only trees have; none where no server counted any."""
+    nodes = _count(added, "spec_decode_num_draft_nodes")
+    if nodes is None or drafted is None or nodes <= drafted:
+        return {}
+    name = "spec_decode_num_alternatives_per_rank"
+    rates: list[float | None] = []
+    while (key := _at(name, len(rates) + 1, "rank")) in added:
+        accepted = added.get(_at("spec_decode_num_accepted_tokens_per_rank", len(rates) + 1, "rank"), 0.0)
+        rates.append(accepted / added[key] if added[key] else None)
+    return {"num_draft_nodes": nodes, "acceptance_by_rank": rates}
 
 
 def _positions(drafts: int | None, drafted: int | None, reached: Sequence[int] | None) -> dict[str, Any]:
