@@ -37,6 +37,7 @@ _SIZES = {
     11: "sliding_window window_size local_attention attention_window_size",
     24: "moe_intermediate_size shared_expert_intermediate_size expert_ffn_hidden_size",
     16: "q_lora_rank kv_lora_rank mamba_d_head",
+    5: "index_topk",
     1: "n_group topk_group mamba_n_groups bos_token_id",
     0: "pad_token_id num_kv_shared_layers",
     VOCAB: "vocab_size vocab_size_per_layer_input",
@@ -49,6 +50,8 @@ _SHARED = {"num_hidden_layers": 2, "num_kv_shared_layers": 2, "hidden_size": 32,
 _SHARED |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": VOCAB}
 _SHARED |= {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
 _LATENT = "axk1 deepseek_v2 deepseek_v3 glm4_moe_lite longcat_flash minicpm3 youtu axk2 deepseek_v32 glm_moe_dsa hy_v4"
+_SLIDING_LATENT = {"num_attention_heads": 4, "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16}
+_SLIDING_LATENT |= {"head_dim": 16, "qk_nope_head_dim": 8, "v_head_dim": 8}
 OWN: dict[str, dict[str, Any]] = {
     **{one: {"num_key_value_heads": 4} for one in _LATENT.split()},  # keys are made for every head
     "cohere_compass_text": {
@@ -61,8 +64,10 @@ OWN: dict[str, dict[str, Any]] = {
         "ffn_config": {"ffn_hidden_size": 24, "moe_num_experts": 4, "moe_top_k": 2},
     },
     "dots1": {"n_shared_experts": 1, "first_k_dense_replace": 1, "num_experts_per_tok": 2},
-    "dots3_note_text": {"num_key_value_heads": 4},
+    "doge": {"keep_window_size": 11},
+    "dots3_note_text": {"num_key_value_heads": 4} | {f"swa_{name}": size for name, size in _SLIDING_LATENT.items()},
     "falcon_h1": {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8},
+    "llama4_text": {"attention_chunk_size": 16, "floor_scale": 5, "attn_scale": 0.7, "no_rope_layers": [1, 0, 1, 0]},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "gemma4_assistant": {"text_config": _SHARED},
     "gemma4_unified_assistant": {"text_config": _SHARED},

@@ -11,10 +11,11 @@ import torch
 
 from specdec_cli.errors import SpecdecError, UsageError
 from specdec_cli.lm.cache.layout import MOST_ROWS, Layouts
-from specdec_cli.lm.forward.attention import NAME, attention_of
+from specdec_cli.lm.forward.attention import NAME
 from specdec_cli.lm.forward.compiled import CompiledForward
 from specdec_cli.lm.forward.eager import EagerForward
 from specdec_cli.lm.forward.forward import Forward
+from specdec_cli.lm.forward.joined import attention_of
 from specdec_cli.lm.forward.own import OwnForward
 from specdec_cli.lm.forward.packed import PackedForward
 from specdec_cli.lm.forward.recorded import RecordedForward

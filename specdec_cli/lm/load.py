@@ -35,7 +35,7 @@ from specdec_cli.lm.files.quantization import (
 from specdec_cli.lm.files.reading import quiet
 from specdec_cli.lm.files.tokenizer_files import TOKENIZER_FILES, tokenizer_error
 from specdec_cli.lm.files.weights_files import check_weights, weights_files
-from specdec_cli.lm.forward.attention import attention_of
+from specdec_cli.lm.forward.joined import attention_of
 from specdec_cli.lm.forward.taps import check_taps
 from specdec_cli.lm.kernels.kinds import kind_when
 from specdec_cli.lm.machine.device_memory import check_room

@@ -22,7 +22,7 @@ from specdec_cli.lm.door import Row
 from specdec_cli.lm.files.checkpoint import FAMILIES
 from specdec_cli.lm.files.quantization import stays_quantized
 from specdec_cli.lm.files.reading import first_line, quiet
-from specdec_cli.lm.forward import attention
+from specdec_cli.lm.forward import attention, joined
 
 if TYPE_CHECKING:
     from specdec_cli.lm.transformers_lm import TransformersLM
@@ -142,7 +142,7 @@ def relative_error(found: Tensor, right: Tensor) -> float:
 def _own_attention(config: Any) -> Iterator[None]:
     """transformers' eager attention in the place of ours."""
     given = config._attn_implementation
-    if given == attention.NAME:
+    if given in (attention.NAME, joined.JOINED):
         config._attn_implementation = "eager"
     try:
         yield

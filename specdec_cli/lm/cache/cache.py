@@ -19,6 +19,9 @@ from specdec_cli.lm.cache.contexts import Moves
 from specdec_cli.lm.cache.layout import Layout, Span
 from specdec_cli.lm.cache.memory import zeros
 
+Place = int | tuple[str, int]
+"""A layer's index; with a name, for what a layer keeps beside keys and values."""
+
 
 class LayerStore:
     """One layer's keys and values, [1, heads, slots, dim] each.
@@ -89,7 +92,7 @@ class BlockCache(Cache):  # type: ignore[misc]
 
     num_slots: int
     contiguous: bool = False
-    stores: dict[int, LayerStore] = field(default_factory=dict)
+    stores: dict[Place, LayerStore] = field(default_factory=dict)
     layout: Layout | None = None
 
     def __post_init__(self) -> None:
@@ -106,16 +109,8 @@ class BlockCache(Cache):  # type: ignore[misc]
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Any, Any]:
         """Store a layer's new keys and values; return what its attention reads."""
-        layout = self.layout
-        assert layout is not None, "a forward began without a layout"
-        store = self.stores.get(layer_idx)
-        if store is None:
-            store = self.stores[layer_idx] = LayerStore(key_states, value_states, self.num_slots)
-        store.write(key_states, value_states, layout)
-        if not self.contiguous:
-            return store, store
-        keys, values = zip(*(store.read(span) for span in layout.spans), strict=True)
-        return torch.cat(keys, 2), torch.cat(values, 2)
+        store = self._file(layer_idx, key_states, value_states)
+        return self._joined(store) if self.contiguous else (store, store)
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[Any, int]:
         """The layout itself: transformers hands it to our mask function, which knows what to do with it."""
@@ -125,8 +120,36 @@ class BlockCache(Cache):  # type: ignore[misc]
         """Positions are explicit; there is no offset."""
         return 0
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Tokens cached before this forward, over all rows."""
+    def update_indexer(self, key_states: Tensor, layer_idx: int) -> Tensor:
+        """Store the keys by which a layer's indexer chooses [1, n, dim]; return all rows' joined [1, T, dim]."""
+        nothing = key_states.new_empty(1, 1, key_states.shape[1], 0)
+        keys, _ = self._joined(self._file(("indexer", layer_idx), key_states.unsqueeze(1), nothing))
+        return keys.squeeze(1)
+
+    def _file(self, place: Place, key_states: Tensor, value_states: Tensor) -> LayerStore:
+        """Write to the store at a place, which the first forward makes."""
+        assert self.layout is not None, "a forward began without a layout"
+        store = self.stores.get(place)
+        if store is None:
+            store = self.stores[place] = LayerStore(key_states, value_states, self.num_slots)
+        store.write(key_states, value_states, self.layout)
+        return store
+
+    def _joined(self, store: LayerStore) -> tuple[Tensor, Tensor]:
+        """All rows' keys and values of a store, one row after the other."""
+        assert self.layout is not None, "a forward began without a layout"
+        keys, values = zip(*(store.read(span) for span in self.layout.spans), strict=True)
+        return torch.cat(keys, 2), torch.cat(values, 2)
+
+    def get_seq_length(self, layer_idx: int | None = None) -> Any:
+        """Tokens cached before this forward, over all rows.
+
+        With a layer's index its attention asks, to count positions from there on (Llama 4): the difference [n] between
+        each token's position and its place in the forward.
+        """
         if self.layout is None:
             return 0
+        if layer_idx is not None:
+            places = torch.arange(len(self.layout.positions), device=self.layout.device)
+            return self.layout.position_ids[0] - places
         return sum(span.num_keys - (span.stop - span.start) for span in self.layout.spans)

@@ -25,7 +25,7 @@ ENCODERS |= {"roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm
 _OWN_POSITIONS = {"camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl"}
 _OWN_POSITIONS |= {"xmod"}
 HEADS = ("CausalLM", "LMHeadModel", "LMHead", "ForConditionalGeneration")
-SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
+SUPPORTED_LAYERS = {"full_attention", "sliding_attention", "chunked_attention", "indexed_attention"}
 _CHOOSES = "chooses the keys that it attends to with an indexer (sparse attention)"
 _COMPRESSES = "attends to compressed blocks of keys (compressed sparse attention)"
 _RECURRENT = "keeps a recurrent state (Mamba, linear attention, ...), which cannot be cut back after a rejected draft"
@@ -33,8 +33,6 @@ _HYBRID = (
     "keeps a recurrent or convolution state beside keys and values, which cannot be cut back after a rejected draft"
 )
 LAYERS = {
-    "chunked_attention": "attends within chunks of the text (chunked attention)",
-    "indexed_attention": _CHOOSES,
     "minimax_m3_sparse": _CHOOSES,
     "compressed_sparse_attention": _COMPRESSES,
     "heavily_compressed_attention": _COMPRESSES,
@@ -53,7 +51,6 @@ TYPES = {
     "blt": "works on bytes in patches of their own, with an encoder and a decoder around the language model",
     "gemma4_assistant": "drafts from its target's hidden states (multi-token prediction)",
     "gemma4_unified_assistant": "drafts from its target's hidden states (multi-token prediction)",
-    "git": "captions images with an attention of its own that cannot be replaced",
     "gpt_neo": "masks keys itself, by how many there are (local attention)",
     "mpt": "has ALiBi attention",
     "openai-gpt": "recomputes the whole text for every token, without a cache",

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface
 
 from specdec_cli.lm.cache.cache import LayerStore
 from specdec_cli.lm.cache.latents import ExpandedStore
@@ -147,7 +147,7 @@ def attend(
         if plain:
             output = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scaling)
         else:
-            output = _attend_by_hand(queries, keys, values, mask, scaling, softcap, s_aux)
+            output = attend_by_hand(queries, keys, values, mask, scaling, softcap, s_aux)
         if num_groups > 1:
             output = output.reshape(1, num_heads, num_queries, values.shape[3])
         output = output.transpose(1, 2)
@@ -156,7 +156,7 @@ def attend(
     return (outputs[0].contiguous() if len(outputs) == 1 else torch.cat(outputs, 1)), None
 
 
-def _attend_by_hand(
+def attend_by_hand(
     queries: Tensor,
     keys: Tensor,
     values: Tensor,
@@ -190,14 +190,6 @@ def row_masks(*, kv_length: Layout, mask_function: MaskFunction, **_: Any) -> Ro
 def causal(batch_index: Tensor, head_index: Tensor, query_positions: Tensor, key_positions: Tensor) -> Tensor:
     """A query sees its own and earlier positions."""
     return key_positions <= query_positions
-
-
-def attention_of(config: Any) -> str:
-    """The attention that a family takes: ours where it can be replaced."""
-    model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    if model_class is None or model_class._can_set_attn_implementation():
-        return NAME
-    return "sdpa" if model_class._supports_sdpa else "eager"
 
 
 AttentionInterface.register(NAME, attend)

@@ -20,6 +20,7 @@ from specdec_cli.lm.files.checkpoint import FAMILIES
 from specdec_cli.lm.files.reading import first_line
 from specdec_cli.lm.forward.attention import NAME, RowMasks, causal
 from specdec_cli.lm.forward.forward import CacheShape, on_its_device
+from specdec_cli.lm.forward.joined import JOINED
 from specdec_cli.lm.forward.taps import TapHooks
 
 
@@ -34,7 +35,9 @@ class PackedForward:
     def __init__(self, model: Any, is_bitwise: bool = False) -> None:
         self.model = model
         self.device: torch.device = model.device
-        self.has_joined_keys = model.config.get_text_config()._attn_implementation != NAME
+        attention = model.config.get_text_config()._attn_implementation
+        self.has_joined_keys = attention != NAME
+        self._is_given_mask = attention not in (NAME, JOINED)
         self.is_bitwise = is_bitwise
         keep_latents(model)
         self.hooks = TapHooks(model)
@@ -56,7 +59,7 @@ class PackedForward:
         keep, rows = self._logits_to_keep(len(layout.tokens), layout.wanted)
         options: dict[str, Any] = {"logits_to_keep": keep} if self._keeps_logits else {}
         with torch.inference_mode(), cache.running(layout):
-            mask = RowMasks(layout, causal).block_diagonal(self.model.dtype) if self.has_joined_keys else None
+            mask = RowMasks(layout, causal).block_diagonal(self.model.dtype) if self._is_given_mask else None
             logits: Tensor = self.model(
                 input_ids=torch.tensor([layout.tokens], device=self.device),
                 attention_mask=mask,

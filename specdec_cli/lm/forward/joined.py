@@ -1,0 +1,87 @@
+"""Attention over the joined keys of all rows, for families that compute with keys, values or masks before they attend.
+
+Differential attention splits the values (DiffLlama), a dynamic mask is made of them (Doge), an indexer chooses among
+the keys (DeepSeek V3.2). There the cache returns keys and values of all rows in one piece, and the mask is
+block-diagonal: a query sees keys of its own row alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AttentionInterface, AttentionMaskInterface
+
+from specdec_cli.lm.cache.layout import Layout
+from specdec_cli.lm.files.architecture import setting
+from specdec_cli.lm.forward.attention import NAME, MaskFunction, RowMasks, attend_by_hand
+
+JOINED = "specdec_joined"
+
+
+# Families whose attention computes with keys, values or masks before it calls the attention function.
+_READS_KEYS = {"diffllama", "doge", "jetmoe"}
+# Families with an attention of their own, in a module where another part's can be replaced.
+_FIXED = {"git"}
+
+
+def attention_of(config: Any) -> str:
+    """The attention that a family takes: ours where it can be replaced, over joined keys where it reads them."""
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if model_class is not None and (config.model_type in _FIXED or not model_class._can_set_attn_implementation()):
+        return "sdpa" if model_class._supports_sdpa else "eager"
+    has_indexer = setting(config.get_text_config(), "index_topk")
+    return JOINED if has_indexer or config.model_type in _READS_KEYS else NAME
+
+
+def attend_joined(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    indices: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Attention of a packed forward over joined keys.
+
+    Args:
+        module: transformers' attention module (unused; part of the interface).
+        query: [1, H, n, D], all rows' queries.
+        key: joined [1, heads, T, D].
+        value: joined [1, heads, T, D_v].
+        attention_mask: additive [1, 1 or H, n, T].
+        scaling: factor of the scores; None is D^-0.5.
+        softcap: scores become softcap·tanh(scores / softcap).
+        s_aux: one sink logit per head [H].
+        position_bias: must be None, as in `attend`.
+        indices: the keys that an indexer chose for each query [1, n, topk]; None leaves all.
+
+    Returns:
+        [1, n, H, D_v], and no weights.
+    """
+    assert position_bias is None, "attention with a position bias is not supported"
+    if indices is not None:
+        is_chosen = torch.zeros(1, 1, *attention_mask.shape[-2:], dtype=torch.bool, device=query.device)
+        is_chosen.scatter_(-1, indices.long().unsqueeze(1), value=True)
+        attention_mask = attention_mask.masked_fill(~is_chosen, torch.finfo(attention_mask.dtype).min)
+    num_groups = query.shape[1] // key.shape[1]
+    if num_groups > 1:
+        key, value = (states.repeat_interleave(num_groups, 1) for states in (key, value))
+    output = attend_by_hand(query, key, value, attention_mask, scaling, softcap, s_aux)
+    return output.transpose(1, 2).contiguous(), None
+
+
+def joined_mask(*, kv_length: Layout, mask_function: MaskFunction, dtype: torch.dtype, **_: Any) -> Tensor:
+    """Mask function of transformers' interface; `kv_length` is the layout (`BlockCache.get_mask_sizes`)."""
+    assert isinstance(kv_length, Layout), "the mask was asked for without the block cache"
+    return RowMasks(kv_length, mask_function).block_diagonal(dtype)
+
+
+AttentionInterface.register(JOINED, attend_joined)
+AttentionMaskInterface.register(JOINED, joined_mask)
