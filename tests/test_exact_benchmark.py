@@ -1,5 +1,6 @@
 """The exactness benchmark in its short form, and that it notices lost bits."""
 
+import json
 import runpy
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 import torch
 from planted import plant
 
+from specdec_cli.lm.forward.own import OwnForward
 from specdec_cli.lm.invariance import row_invariance
 from specdec_cli.lm.llama import native
 
@@ -30,7 +32,7 @@ def test_the_short_form_holds(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     if not is_row_invariant():
         pytest.skip("this machine's bfloat16 kernels are not row-invariant")
     assert exit_status(monkeypatch) == 0
-    assert "0 of 9 rows differ" in capsys.readouterr().out
+    assert "0 of 54 rows differ" in capsys.readouterr().out
 
 
 @pytest.mark.skipif(native.missing() is not None, reason="our own decoder does not run here")
@@ -40,4 +42,17 @@ def test_a_row_that_follows_its_company_is_noticed(
     """The planted fault: rows that are computed together have other bits."""
     plant(monkeypatch, "a row is another one in company")
     assert exit_status(monkeypatch, "--precision", "bfloat16") == 1
-    assert " 0 of 3 rows differ" not in capsys.readouterr().out
+    assert " 0 of 18 rows differ" not in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(native.missing() is not None, reason="our own decoder does not run here")
+def test_a_path_that_is_not_moved_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The planted fault: the accepted path's keys and values stay where the tree had them, which no chain notices."""
+    monkeypatch.setattr(OwnForward, "move", lambda *_: None)
+    assert exit_status(monkeypatch, "--precision", "bfloat16") == 1
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+    differ = {row["shape"] for row in rows if row["logit_mismatches"]}
+    assert differ == {"static trees", "dynamic trees"}
