@@ -19,11 +19,13 @@ from specdec_cli.lm.files.architecture import check_architecture
 from specdec_cli.lm.files.checkpoint import clear_errors, hub_proxy_words, model_folder, read_config
 from specdec_cli.lm.files.contents import check_contents
 from specdec_cli.lm.files.generation import NONE, read_generation
+from specdec_cli.lm.files.gguf_folder import check_gguf_tensors
+from specdec_cli.lm.files.gguf_header import SUFFIX
 from specdec_cli.lm.files.lengths import max_context
 from specdec_cli.lm.files.paper import NEEDS_NUMBERS, on_paper
-from specdec_cli.lm.files.quantization import check_quantization, forget_quantization, settings_of
+from specdec_cli.lm.files.quantization import check_quantization, forget_quantization, method_of, settings_of
 from specdec_cli.lm.files.reading import first_line, quiet
-from specdec_cli.lm.files.weights_files import check_weights
+from specdec_cli.lm.files.weights_files import check_weights, stored_as, stored_bytes
 from specdec_cli.lm.forward.compiled import check_compiler
 from specdec_cli.lm.forward.forward import CacheShape
 from specdec_cli.lm.forward.packed import PackedForward
@@ -55,7 +57,7 @@ class ModelFacts:
         hidden_size: width of its hidden states; None where its configuration has another word for it.
         num_parameters: weights, each counted once as the files or the configuration have them.
         weights_bytes: memory for them in `dtype`, or as `--quantize` packs them.
-        weights_counted_in: `safetensors headers`, or `configuration` where the weights are not here.
+        weights_counted_in: `headers of its files`, or `configuration` where the weights are not here.
         kv_bytes_per_token: keys and values of one token, as the engine's cache holds them; None where the forward
             goes by the numbers that it computes, so that only loading tells.
         eos_token_ids: tokens that end a text.
@@ -65,6 +67,8 @@ class ModelFacts:
         read_bytes: of weights that a forward of one token reads: an input embedding that is not the output's is
             looked up, and a token takes a share of the experts.
         decoder: whose forward runs it: `own`, or `transformers` and why.
+        stored_as: form of its files, `safetensors` or for example `GGUF (Q4_K, Q6_K)`; None where they are not here.
+        stored_bytes: their size.
     """
 
     name: str
@@ -83,6 +87,8 @@ class ModelFacts:
     load_format: str
     read_bytes: int
     decoder: str
+    stored_as: str | None
+    stored_bytes: int | None
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON form."""
@@ -132,6 +138,7 @@ def describe(
             forget_quantization(config)
         else:
             check_quantization(name, config, folder if is_complete else None, quantize)
+            check_gguf_tensors(name, folder, config)
         kind = resolve_dtype(name, dtype, config, folder if is_complete else None)
         with on_paper():
             source = folder if is_complete else None
@@ -149,7 +156,7 @@ def describe(
             hidden_size=getattr(text, "hidden_size", None),
             num_parameters=dummy.num_parameters(model),
             weights_bytes=sum(weight.num_bytes for weight in packed),
-            weights_counted_in="safetensors headers" if is_complete else "configuration",
+            weights_counted_in="headers of its files" if is_complete else "configuration",
             kv_bytes_per_token=None if kept is None else kept.kv_bytes_per_token,
             eos_token_ids=() if is_dummy else _eos_token_ids(folder, config),
             is_mixture_of_experts=num_experts(text) > 1,
@@ -157,6 +164,8 @@ def describe(
             load_format="dummy" if is_dummy else "auto",
             read_bytes=int(model_traffic(config, packed, 0).bytes_moved(1, 0)),
             decoder=_decoder(found) if not tries_graphs(decoder, place) else _graphs(name, config, place),
+            stored_as=stored_as(name, folder, method_of(config)) if is_complete else None,
+            stored_bytes=stored_bytes(name, folder) if is_complete else None,
         )
 
 
@@ -192,7 +201,7 @@ def describe_tokenizer(
         RunError: there is none, or it is broken.
     """
     folder = small_files(name, revision, trust_remote_code, not dummy.is_dummy(name, load_format))
-    local = name if name.startswith(dummy.PREFIX) else str(folder)
+    local = name if name.startswith(dummy.PREFIX) or name.endswith(SUFFIX) else str(folder)
     return load_tokenizer(local, trust_remote_code=trust_remote_code, load_format=load_format)
 
 
@@ -209,7 +218,8 @@ def small_files(name: str, revision: str | None, trust_remote_code: bool, has_we
         UsageError: it is something else than a causal LM.
         RunError: no such folder, and no hub that has it.
     """
-    is_hub_id = re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", name) and not Path(name).exists()
+    is_file = Path(name).exists() or name.endswith(SUFFIX)
+    is_hub_id = re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", name) and not is_file
     if not is_hub_id:
         return model_folder(name, revision, trust_remote_code, has_weights)
     patterns = [*_SMALL_FILES, *(["*.py"] if trust_remote_code else [])]
@@ -244,7 +254,7 @@ def _has_weights(name: str, folder: Path) -> bool:
     try:
         check_weights(name, folder)
     except SpecdecError:
-        if name.startswith("builtin:") or given_path(name).is_dir():
+        if name.startswith("builtin:") or given_path(name).exists():
             raise
         return False
     return True

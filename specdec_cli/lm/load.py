@@ -21,10 +21,12 @@ from specdec_cli.lm.files import dummy
 from specdec_cli.lm.files.architecture import check_architecture
 from specdec_cli.lm.files.checkpoint import clear_errors, model_folder, read_config, remote_code_error
 from specdec_cli.lm.files.generation import AUTO, Generation, read_generation
+from specdec_cli.lm.files.gguf_folder import check_gguf_tensors, gguf_of, load_gguf
 from specdec_cli.lm.files.headers import differing, first_dtype, read_headers
 from specdec_cli.lm.files.lengths import max_context, own_context
 from specdec_cli.lm.files.origin import Origin, fingerprint
 from specdec_cli.lm.files.quantization import (
+    check_finite,
     check_quantization,
     forget_quantization,
     give_dtype,
@@ -34,7 +36,7 @@ from specdec_cli.lm.files.quantization import (
 )
 from specdec_cli.lm.files.reading import quiet
 from specdec_cli.lm.files.tokenizer_files import TOKENIZER_FILES, tokenizer_error
-from specdec_cli.lm.files.weights_files import check_weights, weights_files
+from specdec_cli.lm.files.weights_files import check_weights, stored_bytes, weights_files
 from specdec_cli.lm.forward.joined import attention_of
 from specdec_cli.lm.forward.taps import check_taps
 from specdec_cli.lm.kernels.kinds import kind_when
@@ -101,7 +103,8 @@ def load_lm(
         if has_weights:
             check_weights(name, folder)
             check_quantization(name, config, folder, quantize)
-            _check_room(name, folder, dtype, quantize, target_device)
+            check_gguf_tensors(name, folder, config)
+            _check_room(name, folder, config, dtype, quantize, target_device)
         else:
             forget_quantization(config)
         check_decoder(name, decoder, config, target_device, quantize)
@@ -140,13 +143,16 @@ def load_lm(
     return lm
 
 
-def _check_room(name: str, folder: Path, dtype: str, quantize: str, device: torch.device) -> None:
+def _check_room(name: str, folder: Path, config: Any, dtype: str, quantize: str, device: torch.device) -> None:
     """Refuse weights that cannot fit into the RAM, whatever of their files' dtype is kept.
 
     Raises:
         RunError: they cannot.
     """
-    num_bytes = sum((folder / file).stat().st_size for file in weights_files(name, folder))
+    num_bytes = stored_bytes(name, folder)
+    if gguf_of(folder) is not None:
+        numbers = dummy.num_parameters(dummy.on_paper(config, "auto", False))
+        num_bytes = numbers * (4 if dtype != "auto" else resolve_dtype(name, dtype, config, folder).itemsize)
     if quantize != "none":
         num_bytes //= 4  # the files may be float32
     elif dtype != "auto":
@@ -291,7 +297,7 @@ def model_on_paper(name: str, folder: Path | None, config: Any, dtype: torch.dty
     Raises:
         RunError: the files do not hold the model that the configuration describes.
     """
-    if folder is not None:
+    if folder is not None and gguf_of(folder) is None:
         model = _model(name, folder, config, dtype, trust_remote_code, is_on_paper=True)
     else:
         model = AutoModelForCausalLM.from_config(
@@ -315,7 +321,9 @@ def _model(
         "output_loading_info": True,
         "ignore_mismatched_sizes": True,  # they are refused below, by name
     }
-    if is_on_paper:
+    if gguf_of(folder) is not None:
+        model, report = load_gguf(folder, config, how)
+    elif is_on_paper:
         outline = dummy.on_paper(config, dtype, trust_remote_code)
         headers = _tied_headers(outline, [folder / file for file in weights_files(name, folder)], dtype)
         how |= {"config": outline.config, "experts_implementation": ON_PAPER}
@@ -332,6 +340,8 @@ def _model(
         raise RunError(said, "copy or download the model again")
     if has_bfloat16:
         give_dtype(model, dtype)
+    if gguf_of(folder) is not None:
+        check_finite(name, model)
     return model
 
 

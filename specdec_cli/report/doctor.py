@@ -192,10 +192,14 @@ def _facts_column(facts: ModelFacts | None) -> dict[str, str]:
         return {}
     missing = " (random weights)" if facts.load_format == "dummy" else " (weights are not downloaded yet)"
     where = "" if facts.is_complete else missing
+    stored = {}
+    if facts.stored_as not in (None, "safetensors") and facts.stored_bytes is not None:
+        stored["files"] = f"{gigabytes(facts.stored_bytes)} as {facts.stored_as}"
     return {
         "name": facts.name + where,
         "architecture": facts.architecture + (", mixture of experts" if facts.is_mixture_of_experts else ""),
         "parameters": f"{facts.num_parameters / 1e6:.1f} M, from {facts.weights_counted_in}",
+        **stored,
         "dtype": facts.dtype,
         "decoder": facts.decoder,
         "context limit": str(facts.max_context),

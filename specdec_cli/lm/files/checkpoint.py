@@ -21,7 +21,9 @@ from transformers import AutoConfig
 from specdec_cli.errors import RunError, SpecdecError, UsageError
 from specdec_cli.files import given_path
 from specdec_cli.lm.files import dummy
-from specdec_cli.lm.files.contents import check_contents
+from specdec_cli.lm.files.contents import check_contents, check_pointer
+from specdec_cli.lm.files.gguf_folder import gguf_folder
+from specdec_cli.lm.files.gguf_header import SUFFIX
 from specdec_cli.lm.files.reading import broken_link, first_line, read_object
 from specdec_cli.proxy import exempt_this_machine, proxy_of
 
@@ -33,7 +35,7 @@ def model_folder(name: str, revision: str | None, trust_remote_code: bool, has_w
     """The local folder behind a name; a hub id is fetched, or found in the local cache.
 
     Args:
-        name: a local folder, a hub id, a built-in name or a shape.
+        name: a local folder, a GGUF file, a hub id, a built-in name or a shape.
         revision: branch, tag or commit of a hub id.
         trust_remote_code: fetch Python files too.
         has_weights: fetch safetensors too.
@@ -55,9 +57,12 @@ def model_folder(name: str, revision: str | None, trust_remote_code: bool, has_w
     if name.strip() and path.is_dir():
         check_contents(name, path, has_weights)
         return path
-    hint = "give a folder with `config.json` and safetensors, or a hub id such as `Qwen/Qwen3-0.6B`"
-    if path.is_file() and path.suffix == ".gguf":
-        raise UsageError(f"`{name}` is a GGUF file (llama.cpp), which is not supported", hint)
+    hint = "give a folder with `config.json` and safetensors, a `.gguf` file, or a hub id such as `Qwen/Qwen3-0.6B`"
+    if path.suffix == SUFFIX and path.is_file():
+        check_pointer(path)
+        return gguf_folder(name, path)
+    if path.suffix == SUFFIX and not path.is_symlink():
+        raise RunError(f"the GGUF file `{name}` does not exist", "check the path")
     if path.is_file():
         raise RunError(f"`{name}` is a file, not a model folder", hint)
     if name.strip() and path.is_symlink():

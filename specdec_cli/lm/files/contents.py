@@ -20,7 +20,6 @@ from specdec_cli.errors import RunError, UsageError
 POINTER = b"version https://git-lfs.github.com/spec/"
 _SMALL = ("*.json", "*.model", "*.jinja", "*.txt")
 _OTHER_FORMATS = {
-    "*.gguf": ("a GGUF model (llama.cpp)", "give the original checkpoint with its safetensors"),
     "*.onnx": ("an ONNX export", "give the checkpoint that it was exported from"),
     "onnx/*.onnx": ("an ONNX export", "give the checkpoint that it was exported from"),
     "openvino*.xml": ("an OpenVINO export", "give the checkpoint that it was exported from"),
@@ -112,6 +111,9 @@ def _other_kinds(folder: Path, config: dict[str, Any]) -> Iterator[tuple[str, st
     quantized = _foreign_quantization(folder, config)
     if quantized is not None:
         yield quantized, "give the checkpoint that it was quantized from; `--quantize int8` packs it here"
+    ggufs = sorted(folder.glob("*.gguf"))
+    if ggufs and not has_model:
+        yield "a folder of GGUF files (llama.cpp)", f"give one of the files: `{ggufs[0]}`"
     for pattern, found in _OTHER_FORMATS.items():
         if not has_model and any(folder.glob(pattern)):
             yield found

@@ -1,7 +1,7 @@
 """Where a language model's numbers come from: what a trace keeps, so that it is not taken for another model's.
 
 The fingerprint is of the files alone: the same checkpoint has the same one on every machine, in every dtype and however
-its layers are packed. It is cheap: names, sizes and headers of the safetensors files, and a little of every tensor, as
+its layers are packed. It is cheap: names, sizes and headers of the files, and a little of every tensor, as
 a fine-tuned model may share whole tensors with its base.
 """
 
@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _SAMPLE_BYTES = 512
+_NUM_SAMPLES = 1024
+_BEGINNING_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +65,14 @@ def fingerprint(folder: Path, files: Iterable[str]) -> str:
 
 
 def _samples(path: Path) -> Iterator[bytes]:
-    """The header of a safetensors file, and the middle of each of its tensors."""
+    """The header of a safetensors file and the middle of each of its tensors; of another file, pieces from all over."""
     with path.open("rb") as file:
+        if path.suffix != ".safetensors":
+            yield file.read(_BEGINNING_BYTES)
+            for place in range(_NUM_SAMPLES):
+                file.seek(path.stat().st_size * place // _NUM_SAMPLES)
+                yield file.read(_SAMPLE_BYTES)
+            return
         length = int.from_bytes(file.read(8), "little")
         header = file.read(length)
         yield header

@@ -113,6 +113,19 @@ def forget_quantization(config: Any) -> None:
 
 
 @torch.no_grad()
+def check_finite(name: str, model: Any) -> None:
+    """Refuse weights that became no numbers when they were dequantized, as broken scales make them.
+
+    Raises:
+        RunError: one is infinite or NaN.
+    """
+    for key, parameter in model.named_parameters():
+        if not bool(parameter.sum(dtype=torch.float32).isfinite()):
+            said = f"the weight `{key}` of `{name}` holds numbers that are not finite"
+            raise RunError(said, "copy or download the model again")
+
+
+@torch.no_grad()
 def give_dtype(model: Any, dtype: torch.dtype) -> None:
     """Cast what transformers made of quantized weights, which is bfloat16 whatever dtype was asked for."""
     for parameter in model.parameters():
@@ -172,6 +185,8 @@ def _check_headers(name: str, config: Any, folder: Path | None) -> None:
 def _headers(name: str, folder: Path) -> Iterator[tuple[str, str]]:
     """Names and dtypes of a checkpoint's tensors."""
     for file in weights_files(name, folder):
+        if not file.endswith(".safetensors"):
+            continue
         with safe_open(folder / file, framework="pt") as opened:
             for key in opened.keys():  # noqa: SIM118 (no mapping)
                 yield key, opened.get_slice(key).get_dtype()

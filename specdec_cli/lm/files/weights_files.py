@@ -9,23 +9,46 @@ from safetensors import SafetensorError, safe_open
 
 from specdec_cli.errors import RunError
 from specdec_cli.lm.files.contents import check_pointer
+from specdec_cli.lm.files.gguf_folder import WEIGHTS, gguf_of
+from specdec_cli.lm.files.gguf_header import read_gguf_header
 from specdec_cli.lm.files.reading import broken_link, first_line, read_object
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
 def weights_files(name: str, folder: Path) -> list[str]:
-    """The safetensors files that the model needs, by name, in order.
+    """The files of weights that the model needs, by name, in order.
 
     Raises:
         RunError: the folder does not say.
     """
     index = folder / "model.safetensors.index.json"
+    if gguf_of(folder) is not None:
+        return [WEIGHTS]
     if (folder / "model.safetensors").is_file():
         return ["model.safetensors"]
     if index.is_file():
         return _indexed_files(index)
     raise _no_weights(name, folder)
+
+
+def stored_bytes(name: str, folder: Path) -> int:
+    """The size of the files of weights."""
+    return sum((folder / file).stat().st_size for file in weights_files(name, folder))
+
+
+def stored_as(name: str, folder: Path, method: str | None) -> str:
+    """The form of the files of weights, for people.
+
+    Args:
+        name: for messages.
+        folder: of the model.
+        method: its configuration's name for quantized weights; None where it has none.
+    """
+    path = gguf_of(folder)
+    if path is not None:
+        return f"GGUF ({', '.join(read_gguf_header(name, path).kinds)})"
+    return "safetensors" if method is None else f"{method} in safetensors"
 
 
 def _indexed_files(index: Path) -> list[str]:
@@ -72,7 +95,7 @@ def _no_weights(name: str, folder: Path) -> RunError:
 
 
 def check_weights(name: str, folder: Path) -> None:
-    """See that every safetensors file that the model needs is there and whole.
+    """See that every file of weights that the model needs is there and whole.
 
     Raises:
         RunError: one is not.
@@ -84,6 +107,8 @@ def check_weights(name: str, folder: Path) -> None:
         if not (folder / file).is_file():
             raise RunError(f"`{name}` lacks the weights file `{file}`", hint)
         check_pointer(folder / file)
+        if file == WEIGHTS:
+            continue  # its header was read to make the folder
         try:
             with safe_open(folder / file, framework="pt"):
                 pass

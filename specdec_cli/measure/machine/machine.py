@@ -23,7 +23,7 @@ EXTRAS = {
     "serve": ("fastapi", "uvicorn"),
     "plots": ("matplotlib",),
     "structured": ("llguidance",),
-    "train": ("accelerate",),
+    "gguf": ("gguf",),
 }
 _FLAGS = (
     "avx2",

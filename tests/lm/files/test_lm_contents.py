@@ -68,7 +68,7 @@ def edit_weights(folder, change) -> None:
         ("adapter_config.json", {"peft_type": "IA3"}, "a PEFT adapter (IA3)"),
         ("adapter_config.json", "{", "a LoRA adapter"),
         ("model_index.json", {"_class_name": "StableDiffusionPipeline"}, "a diffusers pipeline"),
-        ("model-q4_k_m.gguf", "GGUF", "a GGUF model"),
+        ("model-q4_k_m.gguf", "GGUF", "a folder of GGUF files"),
         ("model.onnx", "", "an ONNX export"),
         ("onnx/model.onnx", "", "an ONNX export"),
         ("openvino_model.xml", "<net/>", "an OpenVINO export"),
@@ -90,11 +90,6 @@ def test_point_19_another_format_is_named(folder, has_config: bool, file: str, c
     assert kind is UsageError
     assert f"is {said}" in message
     assert "is not supported" in message
-
-
-def test_a_gguf_file_is_named(tmp_path: Path) -> None:
-    write(tmp_path / "m.gguf", "GGUF")
-    assert "is a GGUF file" in refusal(tmp_path / "m.gguf", tokenizer_too=True)[1]
 
 
 @pytest.mark.parametrize("file", ["modules.json", "config_sentence_transformers.json"])

@@ -1,0 +1,268 @@
+"""GGUF files as targets and drafts: the numbers that they hold, their tokenizer, and one sentence for every fault."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import make_tiny
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from specdec_cli.cli.main import run
+from specdec_cli.engine.engine import Engine
+from specdec_cli.errors import RunError, SpecdecError, UsageError
+from specdec_cli.lm.door import Row
+from specdec_cli.lm.facts import describe, describe_tokenizer
+from specdec_cli.lm.load import load_lm, load_tokenizer
+from specdec_cli.lm.oracle import relative_error
+from specdec_cli.sampling.params import SamplingParams
+
+pytest.importorskip("gguf", reason="needs gguf")
+
+from tiny_gguf import SIZES, write_gguf
+
+TOKENS = [5, 17, 3, 40, 41, 9, 77, 60, 3, 8, 31, 90, 4, 11]
+GEMMA: dict[str, Any] = {"layer_types": None, "num_hidden_layers": 6, "tie_word_embeddings": True}
+GEMMA |= {"query_pre_attn_scalar": 256, "head_dim": 64}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen2": {},
+    "qwen3": {},
+    "qwen3_moe": {"moe_intermediate_size": 256, "norm_topk_prob": True},
+    "gemma2": {"attn_logit_softcapping": 50.0, **GEMMA},
+    "gemma3_text": GEMMA,
+}
+OWN = ("llama", "qwen2", "qwen3")
+DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "Q8_0": "bfloat16", "Q4_0": "bfloat16"}
+DTYPES |= {"Q4_K_M": "bfloat16"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("gguf")
+
+
+def checkpoint(folder: Path, family: str) -> Path:
+    path = folder / family
+    return path if path.exists() else make_tiny(family, path, **SIZES | FAMILIES[family])
+
+
+@pytest.fixture(scope="module")
+def llama(folder: Path) -> dict[str, tuple[Path, dict[str, Tensor]]]:
+    """A Llama in every form, and the weights that each file holds."""
+    source = checkpoint(folder, "llama")
+    return {form: (folder / f"{form}.gguf", write_gguf(source, folder / f"{form}.gguf", form)) for form in DTYPES}
+
+
+def reference(folder: Path, weights: dict[str, Tensor]) -> Any:
+    """transformers' model of a checkpoint with the weights that a file holds."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    assert not model.load_state_dict(weights, strict=False).unexpected_keys
+    return model.eval()
+
+
+@torch.no_grad()
+def logits(folder: Path, weights: dict[str, Tensor]) -> Tensor:
+    found: Tensor = reference(folder, weights)(torch.tensor([TOKENS])).logits[0]
+    return found
+
+
+def score(path: Path, **options: Any) -> Tensor:
+    return load_lm(str(path), **options).score([Row(0, TOKENS, len(TOKENS))])
+
+
+def refusal(path: Path) -> SpecdecError:
+    """What loading and the doctor say alike."""
+    said = []
+    for ask in (load_lm, describe):
+        with pytest.raises(SpecdecError) as caught:
+            ask(str(path))
+        assert caught.value.hint
+        assert "\n" not in caught.value.message
+        said.append(caught.value)
+    assert said[0].message == said[1].message
+    return said[0]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_39_a_family_computes_with_the_numbers_in_its_file(folder: Path, family: str) -> None:
+    source, path = checkpoint(folder, family), folder / f"{family}.gguf"
+    weights = write_gguf(source, path, "Q4_K_M")
+    lm = load_lm(str(path), dtype="float32")
+    assert relative_error(lm.score([Row(0, TOKENS, len(TOKENS))]), logits(source, weights)) < 1e-5
+    assert lm.decoder == ("own" if family in OWN else "transformers")
+    facts = describe(str(path))
+    assert facts.decoder.startswith(lm.decoder)
+    assert (
+        facts.stored_as == "GGUF (Q4_K, Q6_K, F16)"
+        if family == "qwen3_moe"
+        else "GGUF (Q4_K, Q6_K" in (facts.stored_as or "")
+    )
+
+
+@pytest.mark.parametrize("form", DTYPES)
+def test_39_a_form_keeps_its_numbers_in_its_dtype(folder: Path, llama, form: str) -> None:
+    path, weights = llama[form]
+    right = logits(folder / "llama", weights)
+    assert relative_error(score(path, dtype="float32"), right) < 1e-5
+    lm = load_lm(str(path))
+    assert str(lm.dtype) == f"torch.{DTYPES[form]}"
+    both = torch.stack([lm.score([Row(0, TOKENS, len(TOKENS))]).float().flatten(), right.flatten()])
+    assert torch.corrcoef(both)[0, 1] > 0.99
+    facts = describe(str(path))
+    assert (facts.dtype, facts.stored_bytes) == (DTYPES[form], path.stat().st_size)
+    assert facts.weights_bytes == facts.num_parameters * lm.dtype.itemsize
+
+
+@pytest.mark.parametrize("form", ["Q8_0", "Q4_0", "Q4_K_M"])
+def test_39_tokens_of_target_and_draft_equal_the_dequantized_reference(folder: Path, llama, form: str) -> None:
+    path, weights = llama[form]
+    model = reference(folder / "llama", weights)
+    engine = Engine.load(str(path), str(llama["Q4_0"][0]), dtype="float32", num_speculative_tokens=3)
+    prompt = "the rabbit"
+    given = load_tokenizer(str(path))(prompt)["input_ids"]
+    expected = model.generate(torch.tensor([given]), max_new_tokens=24, do_sample=False, pad_token_id=0)
+    [found] = engine.generate([prompt], SamplingParams(max_new_tokens=24, temperature=0))
+    assert list(found.token_ids) == expected[0, len(given) :].tolist()[: len(found.token_ids)]
+    assert len(found.token_ids) == 24 or found.finish_reason == "stop"
+
+
+def test_39_int8_packs_what_was_dequantized(folder: Path, llama) -> None:
+    path, weights = llama["Q8_0"]
+    lm = load_lm(str(path), quantize="int8")
+    assert (lm.kind, lm.decoder) == ("int8", "own")
+    assert relative_error(lm.score([Row(0, TOKENS, len(TOKENS))]), logits(folder / "llama", weights)) < 0.1
+
+
+def test_39_tokenizer_chat_template_and_end_tokens_are_the_files(llama) -> None:
+    path = str(llama["Q8_0"][0])
+    for tokenizer in (load_tokenizer(path), describe_tokenizer(path)):
+        assert len(tokenizer) == SIZES["vocab_size"]
+        assert tokenizer.decode(tokenizer("that hare<end>")["input_ids"]) == "that hare<end>"
+        assert len(tokenizer("th<end>")["input_ids"]) == 2
+        assert tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False) == "[user]a"
+    end = load_tokenizer(path).convert_tokens_to_ids("<end>")
+    assert load_lm(path).generation.eos_token_ids == (end,) == describe(path).eos_token_ids
+
+
+def test_39_forms_are_told_apart(llama) -> None:
+    origins = [load_lm(str(llama[form][0]), dtype="float32", check=False).origin for form in ("Q8_0", "Q4_0", "Q8_0")]
+    assert origins[0].weights == origins[2].weights != origins[1].weights
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["generate", "the", "-n", "4", "--quiet", "--json"],
+        ["serve", "--dry-run"],
+        ["doctor", "--json", "--quiet"],
+        ["bench", "--dry-run"],
+    ],
+)
+def test_39_commands_take_a_file(llama, capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    pair = ["-t", str(llama["Q8_0"][0]), "-d", str(llama["Q4_0"][0])]
+    assert run([*arguments, *pair]) == 0
+    out = capsys.readouterr().out
+    if arguments[0] == "doctor":
+        assert json.loads(out)["pair"]["target"]["stored_as"] == "GGUF (Q8_0)"
+
+
+@pytest.mark.parametrize(
+    ("metadata", "scaling"),
+    [
+        ({"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0}, {"rope_type": "yarn", "factor": 4.0}),
+        ({"rope__scaling__factor": 2.0}, {"rope_type": "linear", "factor": 2.0}),
+    ],
+)
+def test_39_stretched_positions_are_the_files(folder: Path, metadata: dict[str, Any], scaling: dict[str, Any]) -> None:
+    path = folder / "stretched.gguf"
+    more: dict[str, Any] = {"rope__scaling__original_context_length": 32} if scaling["rope_type"] == "yarn" else {}
+    write_gguf(checkpoint(folder, "qwen2"), path, "Q8_0", **metadata, **more)
+    rope = load_lm(str(path)).config.rope_parameters
+    assert scaling.items() <= rope.items()
+    assert rope["original_max_position_embeddings"] == 32 if more else "original_max_position_embeddings" not in rope
+
+
+@pytest.mark.parametrize("factor", [8.0, 32.0])
+def test_39_llama_3_scaling_is_read_from_its_factors(folder: Path, factor: float) -> None:
+    rope = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": factor, "low_freq_factor": 1.0}
+    rope |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+    source = make_tiny("llama", folder / f"llama3-{factor}", **SIZES, rope_parameters=rope)
+    path = folder / f"llama3-{factor}.gguf"
+    weights = write_gguf(source, path, "F32", rope_factors=True)
+    assert load_lm(str(path)).config.rope_parameters == rope
+    assert relative_error(score(path), logits(source, weights)) < 1e-5
+
+
+def test_39_other_rotary_factors_are_refused(folder: Path) -> None:
+    path = folder / "factors.gguf"
+    write_gguf(checkpoint(folder, "llama"), path, "F32", rope_factors=True)
+    assert "by factors that are not Llama 3's" in refusal(path).message
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"attention__sliding_window": 64}, "says `llama.attention.sliding_window: 64`, which is not read"),
+        ({"rope__scaling__type": "longrope"}, "says `llama.rope.scaling.type: longrope`, which is not read"),
+        ({"expert_count": 4}, "says `llama.expert_count: 4`, which is not read"),
+        ({"without": "blk.1.ffn_up.weight"}, "do not match its header: `blk.1.ffn_up.weight` is missing"),
+        ({"extra": "blk.0.attn_q.bias"}, "do not match its header: `blk.0.attn_q.bias` is not read"),
+    ],
+)
+def test_39_what_would_be_another_model_is_refused(folder: Path, options: dict[str, Any], said: str) -> None:
+    path = folder / "other.gguf"
+    write_gguf(checkpoint(folder, "llama"), path, "Q8_0", **options)
+    assert said in refusal(path).message
+
+
+def test_39_broken_files_are_one_sentence(folder: Path, llama, tmp_path: Path) -> None:
+    whole = llama["Q8_0"][0].read_bytes()
+    for name, content, said in (
+        ("magic", b"GGML" + whole[4:], "is not a GGUF file: it does not begin with `GGUF`"),
+        ("empty", b"", "is not a GGUF file"),
+        ("header", whole[:300], "is not a whole GGUF file: "),
+        ("list", whole[:3000], "is not a whole GGUF file: "),
+        ("data", whole[: len(whole) // 2], "is not a whole GGUF file: "),
+        ("tail", whole[:-4], "is not a whole GGUF file: "),
+        ("pointer", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "is a git-lfs pointer"),
+    ):
+        path = tmp_path / f"{name}.gguf"
+        path.write_bytes(content)
+        assert said in refusal(path).message
+    assert "the GGUF file" in refusal(tmp_path / "none.gguf").message
+
+
+def test_39_numbers_that_are_none_are_refused(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "nan.gguf"
+    write_gguf(checkpoint(folder, "llama"), path, "Q8_0", nan_in="blk.1.ffn_up.weight")
+    with pytest.raises(RunError, match="holds numbers that are not finite"):
+        load_lm(str(path))
+
+
+def test_39_an_unknown_architecture_and_a_part_are_refused(folder: Path, tmp_path: Path) -> None:
+    source = checkpoint(folder, "llama")
+    write_gguf(source, tmp_path / "part.gguf", "F32", split__count=3)
+    assert "is one of 3 files of a model" in refusal(tmp_path / "part.gguf").message
+    write_gguf(source, tmp_path / "clip.gguf", "F32", architecture="clip")
+    said = refusal(tmp_path / "clip.gguf")
+    assert isinstance(said, UsageError)
+    assert "does not read architecture `clip`" in said.message
+
+
+def test_39_without_the_package_the_extra_is_named(llama, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specdec_cli.lm.files.gguf_header.find_spec", lambda _: None)
+    said = refusal(llama["Q8_0"][0])
+    assert "takes the package `gguf`, which is not installed" in said.message
+    assert said.hint == "pip install 'specdec-cli[gguf]'"
+
+
+def test_39_a_folder_of_files_asks_for_one(llama) -> None:
+    folder = llama["Q8_0"][0].parent
+    said = refusal(folder)
+    assert "a folder of GGUF files" in said.message
+    assert ".gguf`" in (said.hint or "")
