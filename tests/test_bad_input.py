@@ -53,13 +53,13 @@ def generate(name: str, arguments: str | list[str], *said: str, code: int = USAG
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Models that load: a target, a draft of its family, one with another tokenizer, and a Mamba's folder."""
+    """Models that load: a target, a draft of its family, one with another tokenizer, and an RWKV's folder."""
     folder = tmp_path_factory.mktemp("sound")
     for seed, name in enumerate(["target", "draft", "stranger"]):
         make_tiny("llama", folder / name, seed)
         letter_tokenizer(without="the" if name == "stranger" else "").save_pretrained(folder / name)
-    transformers.MambaConfig(architectures=["MambaForCausalLM"]).save_pretrained(folder / "mamba")
-    letter_tokenizer().save_pretrained(folder / "mamba")
+    transformers.RwkvConfig(architectures=["RwkvForCausalLM"]).save_pretrained(folder / "rwkv")
+    letter_tokenizer().save_pretrained(folder / "rwkv")
     return folder
 
 
@@ -179,8 +179,8 @@ MODELS = [
     ),
     broken("unknown architecture", edit_config(model_type="hyperllama"), "architecture `hyperllama`", code=USAGE),
     broken("code of its own", edit_config(model_type="x", auto_map={"AutoConfig": "x.X"}), "Python code", code=USAGE),
-    generate("model: Mamba", "-t @/mamba --quiet", "architecture `mamba`", "cannot be cut back"),
-    generate("model: Mamba as draft", "-t @/target -d @/mamba --quiet", "architecture `mamba`", "cannot be cut back"),
+    generate("model: RWKV", "-t @/rwkv --quiet", "architecture `rwkv`", "cannot be cut back"),
+    generate("model: RWKV as draft", "-t @/target -d @/rwkv --quiet", "architecture `rwkv`", "cannot be cut back"),
     generate(
         "draft: missing folder", "-t @/target -d ./none --quiet", "model folder `./none` does not exist", code=RUN
     ),

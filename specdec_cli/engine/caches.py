@@ -43,7 +43,7 @@ def share_out(
         room = Room(found.left_bytes - logits, found.whole_bytes, found.weight_bytes)
         needs = [lm.cache_need(num_seqs, k, target.max_context) for lm in group]
         for lm, num_blocks in zip(group, plan_blocks(needs, room, num_seqs, kv_cache_bytes), strict=True):
-            lm.hold(num_blocks)
+            lm.hold(num_blocks, num_seqs, k)
     for draft in drafts:
         wanted = draft.cache_need(num_seqs, k, target.max_context).num_blocks
         check_draft_room(*(num * draft.block_size for num in (target.num_blocks, draft.num_blocks, wanted)))
@@ -63,4 +63,5 @@ def hold_beside(draft: TransformersLM, max_context: int, options: EngineOptions)
     need = draft.cache_need(options.max_num_seqs, options.most_nodes, max_context)
     found = device_room(draft.device, draft.weight_bytes)
     room = Room(found.left_bytes, found.whole_bytes, found.weight_bytes)
-    draft.hold(plan_blocks([need], room, options.max_num_seqs)[0])
+    (num_blocks,) = plan_blocks([need], room, options.max_num_seqs)
+    draft.hold(num_blocks, options.max_num_seqs, options.most_nodes)

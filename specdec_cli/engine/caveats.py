@@ -30,7 +30,7 @@ def caveats(recipe: Recipe, engine: Engine) -> list[str]:
         found.append(
             "synthetic acceptance: drafted tokens are accepted at random, so the figures say nothing about this draft"
         )
-    return [*found, *compiled(engine), *slow_forwards(engine)]
+    return [*found, *compiled(engine), *slow_forwards(engine), *not_sharing(engine)]
 
 
 def slow_forwards(engine: Engine) -> list[str]:
@@ -55,6 +55,14 @@ def _lacking_compiler(engine: Engine) -> list[str]:
 def _lacking_graphs(engine: Engine) -> list[str]:
     obstacles = [lm.graphs_obstacle for lm in _models(engine).values() if lm.graphs_obstacle is not None]
     return [f"{one}; it runs without CUDA graphs, which is slower" for one in dict.fromkeys(obstacles)]
+
+
+def not_sharing(engine: Engine) -> list[str]:
+    """That prefix caching was asked for, and which models share nothing: a state belongs to a prefix, too."""
+    roles = [role for role, lm in _models(engine).items() if lm.state_bytes]
+    if not roles or not engine.options.prefix_caching:
+        return []
+    return [f"prefix caching has no effect on the {' and the '.join(roles)}: recurrent states are not shared"]
 
 
 def compiled(engine: Engine) -> list[str]:

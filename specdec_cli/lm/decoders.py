@@ -11,6 +11,7 @@ import torch
 
 from specdec_cli.errors import SpecdecError, UsageError
 from specdec_cli.lm.cache.layout import MOST_ROWS, Layouts
+from specdec_cli.lm.files.architecture import carries_state
 from specdec_cli.lm.forward.attention import NAME
 from specdec_cli.lm.forward.compiled import CompiledForward
 from specdec_cli.lm.forward.eager import EagerForward
@@ -171,7 +172,7 @@ def check_compilable(name: str, config: Any, device: torch.device, quantize: str
     """Refuse what torch's compiler does not see through.
 
     Raises:
-        UsageError: int8 weights on a CPU, or a family with an attention of its own.
+        UsageError: int8 weights on a CPU, a family with an attention of its own, or with a recurrent state.
     """
     hint = "leave --compile out"
     if quantize != "none" and device.type == "cpu":
@@ -180,13 +181,16 @@ def check_compilable(name: str, config: Any, device: torch.device, quantize: str
         raise UsageError(
             f"architecture `{config.model_type}` of `{name}` cannot be compiled: its attention is fixed", hint
         )
+    if carries_state(config):
+        raise UsageError(f"architecture `{config.model_type}` of `{name}` cannot be compiled: it carries a state", hint)
 
 
 def check_recordable(name: str, config: Any, device: torch.device) -> None:
     """Refuse what no graph of a GPU can hold.
 
     Raises:
-        UsageError: another device, a family with an attention of its own, or positions that depend on the length.
+        UsageError: another device, a family with an attention of its own or a recurrent state, or positions that depend
+            on the length.
     """
     hint = "leave --decoder out"
     if device.type != "cuda":
@@ -195,6 +199,8 @@ def check_recordable(name: str, config: Any, device: torch.device) -> None:
         raise UsageError(
             f"architecture `{config.model_type}` of `{name}` cannot be recorded: its attention is fixed", hint
         )
+    if carries_state(config):
+        raise UsageError(f"architecture `{config.model_type}` of `{name}` cannot be recorded: it carries a state", hint)
     text_config = config.get_text_config()
     if getattr(text_config, "kv_lora_rank", None):
         raise UsageError(f"`{name}` cannot be recorded: its keys and values are kept compressed", hint)

@@ -127,6 +127,7 @@ class LM(Protocol):
         dtype: what it computes in.
         decoder_obstacle: why our own decoder does not run it; None where it does, or where there is nothing to decode.
         graphs_obstacle: why `auto` records no graphs of a GPU's steps; None where it does, or where it does not apply.
+        state_bytes: what recurrent layers carry from a token to the next, beside keys and values; 0 without any.
         taps: the hidden states that `score` gives to rows that want them.
     """
 
@@ -139,6 +140,7 @@ class LM(Protocol):
     dtype: torch.dtype
     decoder_obstacle: str | None
     graphs_obstacle: str | None
+    state_bytes: int
     taps: tuple[Tap, ...]
 
     @property

@@ -12,6 +12,7 @@ from specdec_cli.lm.cache.budget import count_in, device_room
 from specdec_cli.lm.cache.cache_plan import CacheNeed, KVCacheBytes, plan_blocks
 from specdec_cli.lm.cache.contexts import Contexts, Feed
 from specdec_cli.lm.cache.long_rope import both_sides
+from specdec_cli.lm.cache.snapshots import num_snapshots
 from specdec_cli.lm.decoders import forward_for, own_obstacle
 from specdec_cli.lm.door import Continuations, Row, Tap
 from specdec_cli.lm.files.generation import Generation
@@ -90,6 +91,7 @@ class TransformersLM:
         text_config = model.config.get_text_config()
         self.max_context = max_context(text_config, max_model_len)
         self._short_context = long_rope_threshold(text_config)
+        self._num_seqs, self._num_snapshots = max_num_seqs, num_snapshots(extra_tokens)
         self._forward = forward_for(
             model,
             name,
@@ -104,6 +106,7 @@ class TransformersLM:
         self.taps: tuple[Tap, ...] = ()
         self.vocab_size = self._forward.shape.vocab_size
         self.kv_bytes_per_token = self._forward.shape.kv_bytes_per_token
+        self.state_bytes = self._forward.shape.state_bytes
         if num_blocks is None:
             need, room = self.cache_need(max_num_seqs, extra_tokens), device_room(self.device, self.weight_bytes)
             (num_blocks,) = plan_blocks([need], room, max_num_seqs, kv_cache_bytes)
@@ -138,7 +141,7 @@ class TransformersLM:
     @property
     def num_bytes(self) -> int:
         """Memory for its weights and its cache."""
-        return self.weight_bytes + self.num_blocks * self.block_size * self.kv_bytes_per_token
+        return self.weight_bytes + self._cache_bytes
 
     @property
     def traffic(self) -> Traffic:
@@ -149,23 +152,38 @@ class TransformersLM:
         """A cache for so many sequences, each of a whole context (the model's or a shorter one) and extra tokens."""
         longest = min(self.max_context, max_context or self.max_context)
         num_blocks = num_seqs * -(-(longest + extra_tokens) // self.block_size)
-        return CacheNeed(self.name, self.kv_bytes_per_token * self.block_size, num_blocks)
+        states = num_seqs * num_snapshots(extra_tokens) * self.state_bytes
+        return CacheNeed(self.name, self.kv_bytes_per_token * self.block_size, num_blocks, states)
 
-    def hold(self, num_blocks: int) -> None:
-        """Recreate the cache with so many blocks. The contents of the old one are lost."""
+    def hold(self, num_blocks: int, num_seqs: int | None = None, extra_tokens: int | None = None) -> None:
+        """Recreate the cache with so many blocks. The contents of the old one are lost.
+
+        Args:
+            num_blocks: of keys and values.
+            num_seqs: sequences that it is planned for; None leaves it at as many as before.
+            extra_tokens: tokens drafted for each, likewise.
+        """
         self.num_blocks = num_blocks
-        self._contexts = Contexts(self.name, num_blocks, self.block_size, self._forward.move)
+        self._num_seqs = self._num_seqs if num_seqs is None else num_seqs
+        self._num_snapshots = self._num_snapshots if extra_tokens is None else num_snapshots(extra_tokens)
+        num_kept = self._num_snapshots if self.state_bytes else 0
+        self._contexts = Contexts(self.name, num_blocks, self.block_size, self._forward.move, num_kept)
         self._forward.allocate(num_blocks)
 
     @property
     def promised_bytes(self) -> int:
         """Memory that its cache has still to take: of a GPU in its first forward; of a CPU as it is written, or all."""
-        return 0 if self._forward.has_taken_cache else self.num_blocks * self.block_size * self.kv_bytes_per_token
+        return 0 if self._forward.has_taken_cache else self._cache_bytes
+
+    @property
+    def _cache_bytes(self) -> int:
+        states = self._num_seqs * self._num_snapshots * self.state_bytes if self.num_blocks else 0
+        return self.num_blocks * self.block_size * self.kv_bytes_per_token + states
 
     @property
     def scores_trees(self) -> bool:
-        """Every node reads the context and its own path."""
-        return True
+        """Whether every node reads the context and its own path: keys can be chosen so, a recurrent state cannot."""
+        return not self.state_bytes
 
     @property
     def num_free_blocks(self) -> int:

@@ -179,6 +179,8 @@ def _pair_rows(pair: Preflight) -> list[tuple[str, str, str]]:
             if memory.kv_planned is not None:
                 planned = f"{gigabytes(memory.kv_planned)}, {memory.kv_planned_tokens} tokens"
                 column["KV cache that the engine plans"] = planned
+            if memory.states:
+                column["recurrent states"] = gigabytes(memory.states)
             column["logits of a step"] = gigabytes(memory.logits)
             if memory.taps_per_token is not None and memory.taps_most is not None:
                 column["hidden states for the draft, per token"] = f"{memory.taps_per_token / 1e3:.1f} kB"

@@ -204,14 +204,11 @@ _STATE = "cannot be cut back"
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        (transformers.MambaConfig(), _STATE),
-        (transformers.Mamba2Config(), _STATE),
         (transformers.RwkvConfig(), _STATE),
+        (transformers.xLSTMConfig(), _STATE),
         (transformers.RecurrentGemmaConfig(), _STATE),
-        (transformers.JambaConfig(), _STATE),
-        (transformers.Qwen3NextConfig(), _STATE),
-        (transformers.ZambaConfig(), _STATE),
-        (transformers.Lfm2Config(num_hidden_layers=2, layer_types=["conv", "full_attention"]), "short convolutions"),
+        (transformers.MiniMaxConfig(num_hidden_layers=2), _STATE),
+        (transformers.ZayaConfig(), _STATE),
         (transformers.DeepseekV4Config(), "compressed blocks of keys"),
         (transformers.OpenAIGPTConfig(), "without a cache"),
         (transformers.ReformerConfig(is_decoder=True), "buckets"),

@@ -18,6 +18,8 @@ from transformers.cache_utils import Cache
 from specdec_cli.lm.cache.contexts import Moves
 from specdec_cli.lm.cache.layout import Layout, Span
 from specdec_cli.lm.cache.memory import zeros
+from specdec_cli.lm.cache.order import Order
+from specdec_cli.lm.cache.state_store import StateStore
 
 Place = int | tuple[str, int]
 """A layer's index; with a name, for what a layer keeps beside keys and values."""
@@ -94,6 +96,8 @@ class BlockCache(Cache):  # type: ignore[misc]
     contiguous: bool = False
     stores: dict[Place, LayerStore] = field(default_factory=dict)
     layout: Layout | None = None
+    states: dict[Any, StateStore] = field(default_factory=dict)
+    _order: Order | None = None
 
     def __post_init__(self) -> None:
         super().__init__(layers=[])
@@ -105,12 +109,41 @@ class BlockCache(Cache):  # type: ignore[misc]
         try:
             yield
         finally:
-            self.layout = None
+            self.layout = self._order = None
+
+    def states_of(self, name: Any, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[StateStore, Order]:
+        """Kept states, by a name of their own, and the order in which this forward goes through them."""
+        layout = self.layout
+        assert layout is not None, "a forward began without a layout"
+        assert layout.stretches, "the model's state was not found when it was loaded"
+        if self._order is None:
+            self._order = Order(layout)
+        if name not in self.states:
+            self.states[name] = StateStore(shape, dtype, layout.device)
+        return self.states[name], self._order
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Any, Any]:
         """Store a layer's new keys and values; return what its attention reads."""
         store = self._file(layer_idx, key_states, value_states)
         return self._joined(store) if self.contiguous else (store, store)
+
+    def get_conv_state(self, *_: Any, **__: Any) -> None:
+        """None: the convolution finds what came before (`lm.state.mixers`)."""
+
+    def update_conv_state(self, conv_states: Tensor, *_: Any, **__: Any) -> Tensor:
+        """The new inputs of a convolution, as they are given."""
+        return conv_states
+
+    def get_recurrent_state(self, *_: Any, **__: Any) -> None:
+        """None: the scan finds it."""
+
+    def update_recurrent_state(self, recurrent_states: Tensor, *_: Any, **__: Any) -> Tensor:
+        """The result of a scan, which has kept its states by then."""
+        return recurrent_states
+
+    def has_previous_state(self, *_: Any, **__: Any) -> bool:
+        """False: the module hands all tokens to the scan."""
+        return False
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[Any, int]:
         """The layout itself: transformers hands it to our mask function, which knows what to do with it."""

@@ -24,11 +24,20 @@ class CacheNeed:
         name: of the model.
         block_bytes: of one block's keys and values.
         num_blocks: with which every sequence has room for its whole context.
+        state_bytes: of the states that recurrent layers keep of all sequences, beside the blocks.
     """
 
     name: str
     block_bytes: int
     num_blocks: int
+    state_bytes: int = 0
+
+    def num_within(self, num_bytes: int) -> int:
+        """Most blocks that so many bytes hold beside the states; blocks of a model without attention take none."""
+        left = num_bytes - self.state_bytes
+        if left < 0:
+            return 0
+        return min(self.num_blocks, left // self.block_bytes) if self.block_bytes else self.num_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +80,11 @@ def plan_blocks(needs: Sequence[CacheNeed], room: Room, num_seqs: int, given: KV
     else:
         budget = left // 2
     if isinstance(given, int):
-        planned = [min(need.num_blocks, given // need.block_bytes) for need in needs]
+        planned = [need.num_within(given) for need in needs]
     else:
-        most = _blocks_within(budget, needs)
+        most = _blocks_within(budget - sum(need.state_bytes for need in needs), needs)
         planned = [min(need.num_blocks, most) for need in needs]
-    taken = sum(num * need.block_bytes for num, need in zip(planned, needs, strict=True))
+    taken = sum(num * need.block_bytes + need.state_bytes for num, need in zip(planned, needs, strict=True))
     if taken > left:
         raise RunError(
             f"the KV cache was to take {_gigabytes(taken)}, and {_gigabytes(left)} are left beside the weights",
@@ -114,7 +123,7 @@ def _blocks_within(budget: int, needs: Sequence[CacheNeed]) -> int:
     """The largest number of blocks that every cache can have that wants so many."""
     rest = sorted(needs, key=lambda need: need.num_blocks)
     while rest:
-        most = budget // sum(need.block_bytes for need in rest)
+        most = max(budget, 0) // max(sum(need.block_bytes for need in rest), 1)
         if most < rest[0].num_blocks or len(rest) == 1:
             return most
         budget -= rest[0].num_blocks * rest[0].block_bytes

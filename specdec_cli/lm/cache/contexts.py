@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from specdec_cli.drafted import NOTHING, Drafted
 from specdec_cli.errors import RunError
 from specdec_cli.lm.cache.blocks import BlockPool
+from specdec_cli.lm.cache.snapshots import Snapshots
 from specdec_cli.lm.cache.unread import Unread
 from specdec_cli.lm.door import Row
 
@@ -39,6 +40,7 @@ class Held:
         keys: of its first whole blocks, those that were published.
         unread: tokens that stand-ins among them stand for.
         tree: the nodes at the end, each of which has read its own path alone; a chain's are text like any other.
+        snapshots: of the state that recurrent layers carry; None without such layers.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -49,6 +51,7 @@ class Held:
     keys: list[bytes] = field(default_factory=list)
     unread: Unread | None = None
     tree: Drafted = NOTHING
+    snapshots: Snapshots | None = None
 
     @property
     def num_text(self) -> int:
@@ -154,22 +157,32 @@ class Contexts:
         num_blocks: blocks in all.
         block_size: tokens in a block.
         move: copies keys and values from slots to others, (from, to) one after another; of each from ≥ to, ascending.
+        num_snapshots: states that are kept of a sequence; 0 for a model without a state.
     """
 
-    def __init__(self, name: str, num_blocks: int, block_size: int, move: Callable[[Moves], None]) -> None:
+    def __init__(
+        self, name: str, num_blocks: int, block_size: int, move: Callable[[Moves], None], num_snapshots: int = 0
+    ) -> None:
         self.pool = BlockPool(num_blocks)
         self.held: dict[int, Held] = {}
         self._name = name
         self._block_size = block_size
         self._move = move
+        self._num_snapshots = num_snapshots
+        self._places: list[int] = []  # without a sequence, of those that had one
+        self._num_places = 0
 
     def adopt(self, handle: int, context: Sequence[int], salt: str) -> int:
         """Begin a sequence with the longest cached prefix of its context; at least one token is left to feed.
+
+        Nothing is shared where a state belongs to a prefix beside its keys and values.
 
         Returns:
             How many tokens it holds.
         """
         assert handle not in self.held, "a sequence adopts before it is scored"
+        if self._num_snapshots:
+            return 0
         held = self.held[handle] = Held(salt=salt)
         size, before = self._block_size, _root(salt)
         for start in range(0, len(context) - size, size):
@@ -191,7 +204,7 @@ class Contexts:
         """
         feeds = []
         for row in rows:
-            held = self.held.setdefault(row.handle, Held())
+            held = self._held(row.handle)
             held.settle()
             self._straighten(held, row.context)
             context = [*row.context, *row.drafted.tokens]
@@ -200,6 +213,8 @@ class Contexts:
             most = min(len(context) - row.num_logits, num_text)
             keep = held.common_prefix(context, most) if held.is_long == is_long else 0
             held.is_long = is_long
+            if held.snapshots is not None:
+                keep = held.snapshots.restorable(keep)
             feeds.append(Feed(held, context, self._cut(held, keep), row.num_logits, row.unread, tree, num_text))
         missing = [-(-len(feed.context) // self._block_size) - len(feed.held.blocks) for feed in feeds]
         if sum(missing) > self.pool.num_free:
@@ -212,6 +227,8 @@ class Contexts:
                 blocks = feed.held.blocks
                 blocks += self.pool.allocate(count, after=blocks[-1] if blocks else None)
                 feed.held.in_one_piece = _neighbours(blocks)
+            if feed.held.snapshots is not None:
+                feed.held.snapshots.make_room(len(feed.context))
         return feeds
 
     def release(self, handle: int) -> None:
@@ -221,6 +238,8 @@ class Contexts:
             held.settle()
             self._publish(held, held.num_text)
             self.pool.free(held.blocks)
+            if held.snapshots is not None:
+                self._places.append(held.snapshots.place)
 
     def spoil(self, held: Held) -> list[int]:
         """Drop a sequence with NaN keys or values; returns its blocks without another holder."""
@@ -235,6 +254,20 @@ class Contexts:
         for handle, held in self.held.items():
             needed = -(-len(held.tokens) // self._block_size)
             assert len(held.blocks) == needed, f"sequence {handle} holds {len(held.blocks)} blocks, needs {needed}"
+        taken = [held.snapshots.place for held in self.held.values() if held.snapshots is not None]
+        assert sorted([*taken, *self._places]) == list(range(self._num_places)), "two sequences share a state"
+
+    def _held(self, handle: int) -> Held:
+        """A sequence's books; a new one's are empty."""
+        held = self.held.get(handle)
+        if held is None:
+            held = self.held[handle] = Held()
+            if self._num_snapshots:
+                if not self._places:
+                    self._places.append(self._num_places)
+                    self._num_places += 1
+                held.snapshots = Snapshots(self._places.pop(), self._num_snapshots)
+        return held
 
     def _straighten(self, held: Held, context: Sequence[int]) -> None:
         """Move the keys and values of the path that a context takes through a drafted tree behind the text."""

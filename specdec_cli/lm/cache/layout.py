@@ -18,6 +18,7 @@ from torch import Tensor
 
 from specdec_cli.drafted import MOST_NODES
 from specdec_cli.lm.cache.contexts import Feed, Held
+from specdec_cli.lm.cache.snapshots import Snapshots
 
 # Attention reads keys in multiples of this many where bits matter: a query's key count then follows from its position
 # alone, and a sum over more masked keys need not round alike.
@@ -91,6 +92,23 @@ class DraftedNodes:
         return cls(places, key_positions, is_seen)
 
 
+@dataclass(slots=True)
+class Stretch:
+    """Neighbouring tokens of one sequence, which a recurrence reads one after another.
+
+    Args:
+        start: the first token's place in the forward.
+        stop: one behind the last one's.
+        length: tokens of the sequence before them.
+        snapshots: where its states are kept.
+    """
+
+    start: int
+    stop: int
+    length: int
+    snapshots: Snapshots
+
+
 @dataclass
 class Layout:
     """One forward pass: n tokens of several sequences.
@@ -107,6 +125,7 @@ class Layout:
         kernels: what attends all sequences at once (`lm.split_attention`); None where spans are taken one by one.
         slots: of a recorded forward, those of the keys at every place of every sequence [B, T] int64.
         nodes: of a recorded forward, the drafted trees among its tokens; None where all are text.
+        stretches: the tokens of each sequence, for layers that carry a state; empty for a model without any.
         is_tapped: hidden states are wanted.
         states: of the written tokens [num_written, taps, hidden], where they were wanted and the forward has run.
     """
@@ -122,6 +141,7 @@ class Layout:
     kernels: Any = None
     slots: Tensor | None = None
     nodes: DraftedNodes | None = None
+    stretches: list[Stretch] = field(default_factory=list)
     is_tapped: bool = False
     states: Tensor | None = None
 
@@ -185,6 +205,7 @@ class Layouts:
         wanted: list[int] = []
         spans: list[Span] = []
         pieces: list[tuple[int, int, int]] = []
+        stretches: list[Stretch] = []
         for feed in feeds:
             start = len(tokens)
             tokens += feed.context[feed.keep :]
@@ -193,11 +214,25 @@ class Layouts:
             spans += self._spans(feed, start)
             spans += self._node_spans(feed, start)
             pieces += self._pieces(feed, start)
+            if feed.held.snapshots is not None:
+                stretches.append(Stretch(start, len(tokens), feed.keep, feed.held.snapshots))
         num_written = len(tokens)
         if self.has_company and num_written == 1:
             tokens, positions = tokens * 2, positions * 2
             spans[0].stop += 1
-        return Layout(tokens, positions, spans, pieces, wanted, num_written, self.is_bitwise, self.device)
+            for stretch in stretches:
+                stretch.stop += 1
+        return Layout(
+            tokens,
+            positions,
+            spans,
+            pieces,
+            wanted,
+            num_written,
+            self.is_bitwise,
+            self.device,
+            stretches=stretches,
+        )
 
     def _spans(self, feed: Feed, start: int) -> Iterator[Span]:
         """A row's queries; where bits matter, cut wherever the number of keys that they read grows by a grain."""

@@ -26,12 +26,15 @@ _OWN_POSITIONS = {"camembert", "data2vec-text", "roberta", "roberta-prelayernorm
 _OWN_POSITIONS |= {"xmod"}
 HEADS = ("CausalLM", "LMHeadModel", "LMHead", "ForConditionalGeneration")
 SUPPORTED_LAYERS = {"full_attention", "sliding_attention", "chunked_attention", "indexed_attention"}
+STATEFUL = {
+    "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "lfm2", "lfm2_moe", "lfm3", "mamba", "mamba2",
+    "nemotron_h", "olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "zamba", "zamba2",
+}  # fmt: skip
+"""Families with a recurrent or convolutional state that `lm.state` carries."""
 _CHOOSES = "chooses the keys that it attends to with an indexer (sparse attention)"
 _COMPRESSES = "attends to compressed blocks of keys (compressed sparse attention)"
-_RECURRENT = "keeps a recurrent state (Mamba, linear attention, ...), which cannot be cut back after a rejected draft"
-_HYBRID = (
-    "keeps a recurrent or convolution state beside keys and values, which cannot be cut back after a rejected draft"
-)
+_RECURRENT = "keeps a recurrent state in a way of its own, which cannot be cut back after a rejected draft"
+_HYBRID = "keeps a state beside keys and values in a way of its own, which cannot be cut back after a rejected draft"
 LAYERS = {
     "minimax_m3_sparse": _CHOOSES,
     "compressed_sparse_attention": _COMPRESSES,
@@ -45,6 +48,8 @@ LAYERS = {
     "hybrid_sliding": _HYBRID,
 }
 """Reasons why layer types are not supported, by their name in `layer_types`."""
+STATEFUL_LAYERS = {"linear_attention", "conv", "hybrid", "moe", "mlp"}
+"""Layer types that the stateful families have beside attention."""
 TYPES = {
     "big_bird": "lays buffers of one text's length over all tokens of a forward",
     "bloom": "has ALiBi attention",
@@ -93,6 +98,13 @@ def check_architecture(name: str, config: Any, trust_remote_code: bool) -> None:
         raise UsageError(f"architecture `{kind}` of `{name}` is not supported: {reason}", hint)
 
 
+def carries_state(config: Any) -> bool:
+    """Whether a supported family's layers carry a state; a model of it may have attention alone (Granite 4 Micro)."""
+    text = config.get_text_config()
+    layers = getattr(text, "layer_types", None)
+    return text.model_type in STATEFUL and (not layers or not SUPPORTED_LAYERS.issuperset(layers))
+
+
 def check_sizes(name: str, config: Any) -> None:
     """Refuse a configuration with a size that no model has.
 
@@ -121,11 +133,12 @@ def _reasons(config: Any) -> Iterator[str]:
     is_encoder = config.model_type in ENCODERS and not getattr(config, "is_decoder", False)
     if config.model_type in TYPES and not is_encoder:
         yield TYPES[config.model_type]
+    is_carried = text.model_type in STATEFUL
     for layer in layers:
-        if layer not in SUPPORTED_LAYERS:
+        if layer not in SUPPORTED_LAYERS and not (is_carried and layer in STATEFUL_LAYERS):
             yield LAYERS.get(layer, f"has layers of type `{layer}`")
     # A hybrid family is written for a state; one of its models may have attention in every layer (Granite 4).
-    if getattr(model_class, "_is_stateful", False) and not layers:
+    if getattr(model_class, "_is_stateful", False) and not layers and not is_carried:
         yield _RECURRENT
     if getattr(text, "alibi", False):
         yield "has ALiBi attention"

@@ -26,10 +26,12 @@ class CacheShape:
     Args:
         kv_bytes_per_token: keys and values of one token in all layers that keep some.
         vocab_size: width of the logits.
+        state_bytes: what recurrent layers carry from a token to the next; 0 without such layers.
     """
 
     kv_bytes_per_token: int
     vocab_size: int
+    state_bytes: int = 0
 
 
 class Forward(Protocol):

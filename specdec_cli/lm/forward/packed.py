@@ -15,13 +15,15 @@ from torch import Tensor
 from specdec_cli.errors import UsageError
 from specdec_cli.lm.cache.cache import BlockCache
 from specdec_cli.lm.cache.latents import keep_latents
-from specdec_cli.lm.cache.layout import KEY_GRAIN, Layout, Span
+from specdec_cli.lm.cache.layout import KEY_GRAIN, Layout, Span, Stretch
+from specdec_cli.lm.cache.snapshots import Snapshots
 from specdec_cli.lm.files.checkpoint import FAMILIES
 from specdec_cli.lm.files.reading import first_line
 from specdec_cli.lm.forward.attention import NAME, RowMasks, causal
 from specdec_cli.lm.forward.forward import CacheShape, on_its_device
 from specdec_cli.lm.forward.joined import JOINED
 from specdec_cli.lm.forward.taps import TapHooks
+from specdec_cli.lm.state.mixers import install
 
 
 class PackedForward:
@@ -41,7 +43,11 @@ class PackedForward:
         self.is_bitwise = is_bitwise
         keep_latents(model)
         self.hooks = TapHooks(model)
-        self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self.has_state = install(model)
+        known = inspect.signature(model.forward).parameters
+        self._keeps_logits = "logits_to_keep" in known
+        self._takes_positions = "position_ids" in known
+        self._cache_name = "cache_params" if "cache_params" in known else "past_key_values"
         # Gemma 4 cuts inputs and masks to the last tokens before layers that share keys, where it is given a number.
         self._takes_numbers = not getattr(model.config.get_text_config(), "num_kv_shared_layers", None)
 
@@ -58,15 +64,16 @@ class PackedForward:
         num_wanted = len(layout.wanted)
         keep, rows = self._logits_to_keep(len(layout.tokens), layout.wanted)
         options: dict[str, Any] = {"logits_to_keep": keep} if self._keeps_logits else {}
+        if self._takes_positions:
+            options["position_ids"] = layout.position_ids
         with torch.inference_mode(), cache.running(layout):
             mask = RowMasks(layout, causal).block_diagonal(self.model.dtype) if self._is_given_mask else None
             logits: Tensor = self.model(
                 input_ids=torch.tensor([layout.tokens], device=self.device),
                 attention_mask=mask,
-                position_ids=layout.position_ids,
-                past_key_values=cache,
                 use_cache=True,
                 **options,
+                **{self._cache_name: cache},
             ).logits[0]
             if not self._keeps_logits:
                 logits = logits[layout.wanted]
@@ -99,6 +106,7 @@ class PackedForward:
         places = list(range(num_tokens))
         tokens, device = [0] * num_tokens, self.device
         layout = Layout(tokens, places, [span], [piece], wanted=places, num_written=num_tokens, device=device)
+        layout.stretches = [Stretch(0, num_tokens, 0, Snapshots(0, 1))] if self.has_state else []
         return self.run(cache, layout)
 
     @on_its_device
@@ -112,7 +120,7 @@ class PackedForward:
             UsageError: the forward does not run on a block cache, or leaves it untouched.
         """
         kind = self.model.config.model_type
-        if "position_ids" not in inspect.signature(self.model.forward).parameters:
+        if not self._takes_positions and not self.has_state:
             raise _refusal(name, kind, "it takes no position ids")
         cache = BlockCache(2 + KEY_GRAIN, self.has_joined_keys)
         try:
@@ -121,9 +129,13 @@ class PackedForward:
             raise
         except Exception as error:
             raise _refusal(name, kind, _own_words(error)) from error
-        if not cache.stores:
+        if not cache.stores and not cache.states:
             raise _refusal(name, kind, "it keeps keys and values elsewhere")
-        return CacheShape(sum(store.bytes_per_token for store in cache.stores.values()), logits.shape[1])
+        return CacheShape(
+            sum(store.bytes_per_token for store in cache.stores.values()),
+            logits.shape[1],
+            sum(store.slot_bytes for store in cache.states.values()),
+        )
 
 
 def _own_words(error: Exception) -> str:

@@ -113,7 +113,11 @@ def _names_read_by(parent_class: Hashable) -> tuple[str, ...]:
     assert isinstance(parent_class, type), "a module's class is asked for"
     if not parent_class.__module__.startswith("transformers."):
         return ()
-    return tuple(re.findall(r"self\.(\w+)\.weight\b", inspect.getsource(parent_class)))
+    # Mamba's forward hands all weights to a fused kernel, for training alone.
+    source = re.sub(
+        r"fused_output = \w+\(.*?^ *\)$", "", inspect.getsource(parent_class), flags=re.DOTALL | re.MULTILINE
+    )
+    return tuple(re.findall(r"self\.(\w+)\.weight\b(?!\.dtype)", source))
 
 
 def _packs(module: nn.Module, kind: Kind) -> bool:
@@ -148,14 +152,18 @@ def pack_model(model: Any, kind: Kind) -> None:
     if kind == "plain":
         return
     read = _read_by_parents(model)
+    outputs = model.get_output_embeddings()
     for parent in list(model.modules()):
         for names in SIBLINGS:
             _pack_siblings(parent, names, kind)
         for name, module in list(parent.named_children()):
             if module not in read and _packs(module, kind):
                 weight = module.weight.t().contiguous() if isinstance(module, Conv1D) else module.weight
-                setattr(parent, name, pack(weight, module.bias, kind))
-                del module, weight
+                packed = pack(weight, module.bias, kind)
+                if module is outputs:
+                    packed.weight = weight.new_empty(0)  # Mamba's forward asks for its dtype
+                setattr(parent, name, packed)
+                del module, weight, packed
 
 
 def _pack_siblings(parent: nn.Module, names: tuple[str, ...], kind: Kind) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from specdec_cli.engine.build import engine_options, given_cache_bytes
 from specdec_cli.errors import RunError
 from specdec_cli.lm.cache.cache_plan import CacheNeed, Room, check_draft_room, logits_bytes, plan_blocks
+from specdec_cli.lm.cache.snapshots import num_snapshots
 from specdec_cli.lm.load import DTYPES
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ class Memory:
         weights: of the model.
         kv_per_token: keys and values of one token; None where only loading tells.
         kv_wanted: for max_num_seqs sequences of the whole context; None as for the others.
+        tokens_wanted: these contexts' tokens.
+        states: that recurrent layers keep of max_num_seqs sequences: after each of their last k+1 tokens.
         logits: float32 logits of one step: max_num_seqs × (k+1) × V for a target, max_num_seqs × k × V for a draft.
         kv_planned: what the engine gives the cache; None where that is not known, or nothing fits.
         kv_planned_tokens: tokens that it holds.
@@ -38,6 +41,8 @@ class Memory:
     weights: int
     kv_per_token: int | None
     kv_wanted: int | None
+    tokens_wanted: int
+    states: int
     logits: int
     kv_planned: int | None = None
     kv_planned_tokens: int | None = None
@@ -73,12 +78,14 @@ def pair_memory(
     for role, facts in models.items():
         each, block_size = facts.kv_bytes_per_token, recipe.engine.kv_block_size
         states = len(taps) * (facts.hidden_size or 0) * DTYPES[facts.dtype].itemsize if role == "target" else 0
-        num_blocks = num_seqs * -(-(min(facts.max_context, max_context) + k) // block_size)
+        num_tokens = num_seqs * -(-(min(facts.max_context, max_context) + k) // block_size) * block_size
         found[role] = Memory(
             device=places[role].name,
             weights=facts.weights_bytes,
             kv_per_token=each,
-            kv_wanted=None if each is None else num_blocks * block_size * each,
+            kv_wanted=None if each is None else num_tokens * each,
+            tokens_wanted=num_tokens,
+            states=num_seqs * num_snapshots(k) * facts.state_bytes,
             logits=logits_bytes(num_seqs, rows[role], facts.embedding_size),
             taps_per_token=states or None,
             taps_most=num_seqs * max_context * states or None,
@@ -105,7 +112,7 @@ def plan_memory(memory: dict[str, Memory], device: Device, recipe: Recipe) -> No
             f"weights and logits take {_gigabytes(least)} of `{device.name}`, and {_gigabytes(free)} are free",
             "choose a smaller model, a smaller dtype or another device",
         )
-    needs = {role: _need(role, one, recipe) for role, one in parts.items() if one.kv_per_token}
+    needs = {role: _need(role, one, recipe) for role, one in parts.items() if one.kv_per_token is not None}
     if len(needs) < len(parts):
         return
     whole = free if device.name == "cpu" else device.memory_bytes
@@ -125,17 +132,14 @@ def check_rooms(memory: Mapping[str, Memory]) -> None:
     target, draft = memory.get("target"), memory.get("draft")
     if target is None or draft is None or target.kv_planned_tokens is None or draft.kv_planned_tokens is None:
         return
-    assert draft.kv_wanted is not None, "what is planned is known"
-    assert draft.kv_per_token, "likewise"
-    check_draft_room(target.kv_planned_tokens, draft.kv_planned_tokens, draft.kv_wanted // draft.kv_per_token)
+    check_draft_room(target.kv_planned_tokens, draft.kv_planned_tokens, draft.tokens_wanted)
 
 
 def _need(role: str, memory: Memory, recipe: Recipe) -> CacheNeed:
     assert memory.kv_per_token is not None, "only what is known is planned"
-    assert memory.kv_wanted is not None, "likewise"
     block_bytes = memory.kv_per_token * recipe.engine.kv_block_size
     model = recipe.target.model if role == "target" else recipe.draft.model
-    return CacheNeed(str(model), block_bytes, memory.kv_wanted // block_bytes)
+    return CacheNeed(str(model), block_bytes, memory.tokens_wanted // recipe.engine.kv_block_size, memory.states)
 
 
 def _gigabytes(num_bytes: int) -> str:

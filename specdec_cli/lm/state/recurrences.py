@@ -1,0 +1,140 @@
+"""The recurrences of linear attention and state-space models, and the short convolution before them.
+
+Two recurrences cover them all: S_t = a_t·S_{t-1} + b_t (Mamba, Mamba-2, lightning attention, RG-LRU), and the delta
+rule S_t = a_t·S_{t-1} + k_t ⊗ β_t·(v_t - k_tᵀ·a_t·S_{t-1}) (Gated DeltaNet, Kimi delta attention). States are float32.
+Every product is a sum over elements rather than a matrix product, whose bits would depend on the number of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from specdec_cli.lm.cache.order import Order
+from specdec_cli.lm.cache.state_store import StateStore
+
+_PIECE_BYTES = 32 << 20  # states of a prompt that are in memory together
+
+Step = Callable[[Tensor, slice, Tensor], None]
+"""Writes the states after some rows [m, *shape] into its last argument, from those before."""
+Read = Callable[[Tensor], Tensor]
+"""The outputs [m, ...] of the states after a piece's rows [m, *shape]."""
+
+
+def convolve(order: Order, store: StateStore, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """A causal convolution of each channel.
+
+    Args:
+        order: of the tokens.
+        store: of earlier inputs, one slot for each.
+        inputs: [n, channels].
+        weight: [channels, width].
+        bias: [channels].
+
+    Returns:
+        [n, channels] float32.
+    """
+    width = weight.shape[1]
+    windows = order.windows(width)
+    before = store.read(windows.before, windows.num_slots).float()
+    new = inputs.float()
+    parts = []
+    for number, one in enumerate(order.stretches):
+        parts += [before[number * (width - 1) : (number + 1) * (width - 1)], new[one.start : one.stop]]
+    joined, factors = torch.cat(parts), weight.float().t().contiguous()
+    count = len(joined) - width + 1
+    total = joined[:count] * factors[0]
+    for i in range(1, width):
+        total.addcmul_(joined[i : i + count], factors[i])
+    if len(order.stretches) > 1:
+        total = total.index_select(0, windows.places)
+    store.write(windows.slots, inputs.index_select(0, windows.kept))
+    return total if bias is None else total + bias.float()
+
+
+def linear(
+    order: Order, store: StateStore, decay: Tensor, update: Callable[[slice], Tensor], query: Tensor, dim: int
+) -> Tensor:
+    """S_t = decay_t · S_{t-1} + update_t, and the sums of S_t · query_t.
+
+    Args:
+        order: of the tokens.
+        store: of the states.
+        decay: by the order's rows [n, ...], laid over the states.
+        update: of some rows [m, *shape].
+        query: by the order's rows [n, ...], laid over the states.
+        dim: over which products are summed.
+
+    Returns:
+        The sums [n, ...] float32, in the forward's order.
+    """
+
+    def begin(rows: slice) -> tuple[Step, Read]:
+        decays, updates, queries = decay[rows], update(rows), query[rows]
+
+        def step(before: Tensor, some: slice, after: Tensor) -> None:
+            torch.addcmul(updates[some], decays[some], before, out=after)
+
+        return step, lambda states: (states * queries).sum(dim)
+
+    return scan(order, store, begin)
+
+
+def delta_rule(
+    order: Order, store: StateStore, decay: Tensor, query: Tensor, key: Tensor, value: Tensor, beta: Tensor
+) -> Tensor:
+    """The gated delta rule.
+
+    Args:
+        order: of the tokens; all others are by its rows, float32.
+        store: of the states [H, K, V].
+        decay: [n, H, K or 1].
+        query: [n, H, K].
+        key: [n, H, K].
+        value: [n, H, V].
+        beta: [n, H].
+
+    Returns:
+        The sums of S_t · query_t over K, [n, H, V] float32, in the forward's order.
+    """
+
+    def begin(rows: slice) -> tuple[Step, Read]:
+        decays, keys, queries, betas = decay[rows, ..., None], key[rows, ..., None], query[rows, ..., None], beta[rows]
+        wanted = value[rows] * betas[..., None]
+
+        def step(before: Tensor, some: slice, after: Tensor) -> None:
+            torch.mul(before, decays[some], out=after)
+            found = (after * keys[some]).sum(2)
+            change = torch.addcmul(wanted[some], found, betas[some, :, None], value=-1)
+            after.addcmul_(keys[some], change[:, :, None])
+
+        return step, lambda states: (states * queries).sum(2)
+
+    return scan(order, store, begin)
+
+
+def scan(order: Order, store: StateStore, begin: Callable[[slice], tuple[Step, Read]]) -> Tensor:
+    """Carry states through a forward's tokens, one by one, and keep the last ones.
+
+    Args:
+        order: of the tokens.
+        store: of the layer.
+        begin: given some rows of the order, how they are gone through: rows are counted from the first of them.
+
+    Returns:
+        The outputs, in the forward's order.
+    """
+    state = store.read(order.first, order.num_slots)
+    outputs = []
+    for piece in order.pieces(max(_PIECE_BYTES // store.slot_bytes, 1)):
+        step, read = begin(piece.rows)
+        states = state.new_empty(piece.rows.stop - piece.rows.start, *store.shape)
+        for rows in piece.steps:
+            step(state[: rows.stop - rows.start], rows, states[rows])
+            state = states[rows]
+        if len(piece.slots):
+            store.write(piece.slots, states if len(piece.slots) == len(states) else states[piece.kept])
+        outputs.append(read(states))
+    return order.turn_back(outputs[0] if len(outputs) == 1 else torch.cat(outputs))

@@ -1,0 +1,73 @@
+"""Models that carry a state, as target and as draft: transformers' greedy text, whatever drafts, however many run."""
+
+from pathlib import Path
+
+import pytest
+from tiny_engine import PROMPTS, decode, ngram, tiny_engine, tiny_lm, tokens, transformers_greedy
+from tiny_hybrids import HYBRIDS, save_hybrid
+
+from specdec_cli.engine.driver import Driver
+from specdec_cli.engine.outputs import Outputs
+from specdec_cli.errors import UsageError
+from specdec_cli.events import Stepped
+from specdec_cli.lm.load import load_lm
+from specdec_cli.lm.transformers_lm import TransformersLM
+from specdec_cli.sampling.params import SamplingParams
+
+DEFAULT = ["falcon_h1", "lfm2", "mamba2", "qwen3_5_text"]
+REST = [pytest.param(family, marks=pytest.mark.slow) for family in HYBRIDS if family not in DEFAULT]
+
+
+@pytest.fixture(scope="module", params=[*DEFAULT, *REST])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_hybrid(request.param, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> TransformersLM:
+    """A draft that is hardly ever right."""
+    return tiny_lm(tmp_path_factory.mktemp("llama"), seed=3)
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_hybrid("granitemoehybrid", tmp_path_factory.mktemp("granite"))
+
+
+def load(folder: Path, dtype: str = "float32") -> TransformersLM:
+    return load_lm(str(folder), dtype=dtype)
+
+
+def test_greedy_text_is_that_of_transformers(folder: Path, stranger: TransformersLM) -> None:
+    right, target = transformers_greedy(folder, PROMPTS), load(folder)
+    assert max(len(set(text)) for text in right) > 4
+    for draft in (None, stranger, load(folder), ngram()):
+        outputs = decode(target, draft)
+        assert tokens(outputs) == right
+    assert tokens(decode(stranger, load(folder))) == tokens(decode(stranger, None))
+
+
+def test_a_draft_changes_no_token_in_bfloat16(folder: Path, stranger: TransformersLM) -> None:
+    target = load(folder, "bfloat16")
+    plain = tokens(decode(target, None))
+    for draft in (stranger, load(folder, "bfloat16"), ngram()):
+        assert tokens(decode(target, draft)) == plain
+
+
+def test_preemption_changes_no_token(hybrid: Path) -> None:
+    target, draft = (load_lm(str(hybrid), num_blocks=18, block_size=4) for _ in range(2))
+    engine = tiny_engine(target, draft, max_num_seqs=4)
+    driver, outputs, num_preemptions = Driver(engine), Outputs(), 0
+    for prompt in PROMPTS:
+        outputs.add(driver, prompt, params=SamplingParams(max_new_tokens=24))
+    for events in driver.steps():
+        for event in events:
+            outputs.observe(event)
+            num_preemptions += event.num_preemptions if isinstance(event, Stepped) else 0
+    assert num_preemptions > 0
+    assert tokens(outputs.finished()) == transformers_greedy(hybrid, PROMPTS)
+
+
+def test_a_tree_is_refused(hybrid: Path) -> None:
+    with pytest.raises(UsageError, match="cannot score a drafted tree"):
+        decode(load(hybrid), load(hybrid), tree="2,1")
