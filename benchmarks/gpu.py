@@ -9,7 +9,7 @@ run, and the numbers of rows with which the first row's logits have other bits. 
 whose tokens stand by chance (`--acceptance`) or by what they are (`greedy`; random weights hardly ever agree): tokens
 per second with and without, a round beside the graphs in it, replayed alone (one guess, one verification), and how
 often the host waits for the device in a round, counted by torch's profiler. Kept as results/gpu.json, or gpu_int8.json;
-elsewhere than on a GPU the script can be tried, and nothing is kept.
+elsewhere than on a GPU the script can be tried, and nothing is kept except in `--output`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -190,6 +191,8 @@ def main() -> None:
     parser.add_argument("-k", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--max-model-len", type=int, help="default: 1024, or what context and tokens take")
+    parser.add_argument("--output", type=Path, help="where the result is kept; default: results/")
     options = parser.parse_args()
     if options.device != "cpu" and not torch.cuda.is_available():
         parser.exit(1, "there is no GPU here: nothing was measured\n")
@@ -197,7 +200,7 @@ def main() -> None:
     speed = bytes_per_second(device, (4 << 30) if device.type == "cuda" else (64 << 20), options.repeats)
     found: dict[str, Any] = {"read_gb_per_second": round(speed / 1e9, 1), "context": options.context}
     found |= {"quantize": options.quantize, "forwards": {}}
-    room = max(1024, 2 * options.context + options.tokens)
+    room = options.max_model_len or max(1024, 2 * options.context + options.tokens)
     model = ModelSettings(dtype=options.dtype, device=options.device, load_format="dummy")
     settings = LoadSettings(
         target=replace(model, quantize=options.quantize), draft=model, decoder=options.decoder, max_model_len=room,
@@ -224,7 +227,9 @@ def main() -> None:
     found["rounds"] = rounds(options, settings, options.targets[-1])
     if device.type == "cuda":
         found["gpu"] = torch.cuda.get_device_name(device)
-        print(record.save("gpu" if options.quantize == "none" else f"gpu_{options.quantize}", before, found))
+    if device.type == "cuda" or options.output:
+        name = "gpu" if options.quantize == "none" else f"gpu_{options.quantize}"
+        print(record.save(name, before, found, path=options.output))
     else:
         print("this is no GPU: nothing is kept")
 

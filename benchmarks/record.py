@@ -44,7 +44,7 @@ def brief(before: dict[str, Any]) -> dict[str, Any]:
     return {key: before[key] for key in ("cpu", "load_average_1m", "commit", "measured")}
 
 
-def save(name: str, before: dict[str, Any], results: Any, threads: int | None = None) -> Path:
+def save(name: str, before: dict[str, Any], results: Any, threads: int | None = None, path: Path | None = None) -> Path:
     """Write `results/NAME.json` with the machine as it was before and the load after.
 
     Args:
@@ -52,8 +52,9 @@ def save(name: str, before: dict[str, Any], results: Any, threads: int | None = 
         before: `machine()` before the run.
         results: what was found.
         threads: of the process that was measured, where that was another.
+        path: another file.
     """
-    path = RESULTS / f"{name}.json"
+    path = path or RESULTS / f"{name}.json"
     # Loading a small target sets one thread, so the number in force is known only now.
     before["threads"] = torch.get_num_threads() if threads is None else threads
     document = {"machine": before, "load_average_after_1m": round(os.getloadavg()[0], 2), "results": results}

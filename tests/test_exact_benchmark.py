@@ -45,6 +45,23 @@ def test_a_row_that_follows_its_company_is_noticed(
     assert " 0 of 18 rows differ" not in capsys.readouterr().out
 
 
+def test_a_gpu_promises_no_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    names = runpy.run_path(str(BENCHMARKS / "exact.py"), run_name="exact")
+    promise, is_broken = names["_promise"], names["_is_broken"]
+    cases = {
+        ("float32", "cpu"): (True, False),
+        ("bfloat16", "cpu"): (True, True),
+        ("int8", "cpu"): (True, True),
+        ("float32", "cuda"): (True, False),
+        ("bfloat16", "cuda"): (False, False),
+    }
+    for (precision, device), found in cases.items():
+        row = {"promise": promise(precision, device), "token_mismatches": 0, "logit_mismatches": 0}
+        assert (is_broken(row | {"token_mismatches": 1}), is_broken(row | {"logit_mismatches": 1})) == found
+        assert not is_broken(row)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(native.missing() is not None, reason="our own decoder does not run here")
 def test_a_path_that_is_not_moved_is_noticed(
