@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 _WHAT = "Checks"
 _MODES = ("greedy", "sampled", "gumbel")
-_DRAWN_MODES = ("rejection", "block", "exact-match", "gumbel")
 _MODES_OF_VERIFY = {
     "auto": _MODES,
     "greedy": ("greedy",),
@@ -115,7 +114,7 @@ def audit(
         bool,
         typer.Option(
             "--table",
-            help="Check the samplers with a small table model, without loading a pair.",
+            help="Check the samplers with a small table model, on chains and trees, without loading a pair.",
             rich_help_panel=_WHAT,
         ),
     ] = False,
@@ -211,7 +210,8 @@ def _check_table(wish: _AuditOptions, shared: Shared) -> None:
         "--batch-sizes": wish.batch_sizes,
     }
     given = [name for name, value in own.items() if value is not None]
-    given += [flag for path, (_, flag) in shared.flags.items() if path != "speculation.verify"]
+    fitting = ("speculation.verify", "speculation.tree")
+    given += [flag for path, (_, flag) in shared.flags.items() if path not in fitting]
     if given:
         raise UsageError(f"`{given[0]}` has no effect with `--table`", "leave one of them out")
 
@@ -290,14 +290,22 @@ class _AuditRun:
         return (given,) if is_flag else tuple(sorted({*_DEFAULT_KS, given} - {0}))
 
     def _plan(self, ks: tuple[int, ...], batch_sizes: tuple[int, ...]) -> AuditPlan:
-        from specdec_cli.measure.audit.audit import AuditPlan
+        from specdec_cli.engine.verify import RULES
+        from specdec_cli.measure.audit import toy
+        from specdec_cli.measure.audit.audit import DRAWN_MODES, TREE_MODES, AuditPlan
 
-        verify = self.recipe.speculation.verify
+        verify, tree = self.recipe.speculation.verify, self.recipe.speculation.tree
+        tree_modes = tuple(mode for mode in TREE_MODES if verify in ("auto", mode))
+        if self.wish.table and tree is not None and not tree_modes:
+            said = f"verification mode `{verify}` judges chains alone, and the tree is `{tree}`"
+            raise UsageError(said, "use --verify auto, or leave --tree out")
         return AuditPlan(
             modes=self.wish.modes(verify),
             ks=ks,
             batch_sizes=batch_sizes,
-            drawn_modes=(verify,) if verify in (*_DRAWN_MODES, "traversal") else _DRAWN_MODES,
+            drawn_modes=(verify,) if verify in RULES else DRAWN_MODES,
+            tree_modes=tree_modes,
+            tree=toy.TREE if self.wish.table and tree is None else tree,
             num_speculative_tokens=max(self.recipe.speculation.num_speculative_tokens, 1),
             time_limit_seconds=self.wish.time_limit,
             full=self.wish.full,

@@ -208,6 +208,11 @@ def test_the_table_needs_no_model(capsys: pytest.CaptureFixture[str]) -> None:
         (["--table", "--num-prompts", "3"], "`--num-prompts` has no effect with `--table`"),
         (["--table", "--temperature", "1"], "`--temperature` has no effect with `--table`"),
         (["--table", "--k-values", "3"], "`--k-values` has no effect with `--table`"),
+        (["--table", "--verify", "block", "--tree", "2,1"], "`block` judges chains alone, and the tree is `2,1`"),
+        (["--table", "--tree", "2,x"], "the tree `2,x` is not a shape"),
+        (["--table", "--tree", "dynamic:65"], "`64` are possible"),
+        (["--tree", "2,1,1", "-k", "2"], "is `3` deep, and num_speculative_tokens is `2`"),
+        (["--verify", "block", "--tree", "2,1"], "`block` judges chains alone, and the tree is `2,1`"),
         (["--draft", "none"], "there is no draft to audit"),
         (["-k", "0"], "nothing to audit"),
         (["-k", "2", "--k-values", "1"], "give one of them"),
@@ -224,3 +229,27 @@ def test_what_makes_no_sense_is_refused(capsys: pytest.CaptureFixture[str], argu
     out, err = capsys.readouterr()
     assert out == ""
     assert words in err
+
+
+def test_the_table_drafts_trees(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specdec_cli.measure.audit.audit.full_power_draws", lambda _: 60)
+    assert run(["audit", "--table", "--time-limit", "0", "--json", "--quiet"]) == 0
+    assert json.loads(capsys.readouterr().out)["checked"]["planned_runs"] == 16
+    own = ["--verify", "traversal", "--tree", "3,1"]
+    assert run(["audit", "--table", *own, "--json", "--quiet"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    jsonschema.validate(document, json_schema(), format_checker=jsonschema.FormatChecker())
+    names = [f"table model, traversal, {what}" for what in ("k=1", "k=3", "tree 3", "tree 3,1")]
+    assert [one["configuration"] for one in document["distribution"]] == names
+    assert document["lossless"]["verify"] == "traversal"
+
+
+def test_a_pair_with_trees_passes(models, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specdec_cli.measure.audit.audit.full_power_draws", lambda _: 60)
+    given = ["--tree", "2,1", "--verify", "traversal", "--k-values", "2", "--json", "--quiet", "--time-limit", "60"]
+    assert audit(models, *given) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert {one["configuration"].split(", ", 1)[1] for one in document["distribution"]} == {
+        *("traversal, k=1", "traversal, k=3"),
+        *("traversal, tree 2", "traversal, tree 2,1"),
+    }

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from specdec_cli.engine.verify import RULES
 from specdec_cli.errors import GateError
 from specdec_cli.measure.audit import toy
 from specdec_cli.measure.audit.divergence import DivergenceJudge, Mismatch
@@ -20,6 +19,7 @@ from specdec_cli.measure.audit.draws import (
     full_power_draws,
 )
 from specdec_cli.measure.audit.equality import Compared, EqualityCheck, variant
+from specdec_cli.tree_shape import TreeShape
 
 if TYPE_CHECKING:
     from specdec_cli.drafters.contract import Drafter
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 MODES = ("greedy", "sampled", "gumbel")
 DRAWN_MODES = ("rejection", "block", "exact-match", "gumbel")
+TREE_MODES = ("rejection", "traversal", "exact-match", "gumbel")
 _PAIR_BATCH = 32
 _TABLE_BATCH = 256
 _MAX_TABLE_DRAWS = 40_000  # of the short form; more would take the time that the pair can use
@@ -56,7 +57,9 @@ class AuditPlan:
         modes: some of MODES.
         ks: numbers of drafted tokens.
         batch_sizes: how many sequences run together.
-        drawn_modes: verification modes whose distribution is tested.
+        drawn_modes: verification modes whose distribution is tested on chains.
+        tree_modes: verification modes whose distribution is tested on trees.
+        tree: shape of the trees that the pair drafts, or the table model without a pair; None drafts chains alone.
         num_speculative_tokens: k of the draws.
         time_limit_seconds: of the whole audit; each stage does its first run in any case.
         full: draws on the table model until a shift of 1 % would be found with 99 % power, whatever the time.
@@ -66,6 +69,8 @@ class AuditPlan:
     ks: tuple[int, ...] = (1, 2, 4, 8)
     batch_sizes: tuple[int, ...] = (1, 2, 4)
     drawn_modes: tuple[str, ...] = DRAWN_MODES
+    tree_modes: tuple[str, ...] = TREE_MODES
+    tree: str | None = None
     num_speculative_tokens: int = 4
     time_limit_seconds: float = 60.0
     full: bool = False
@@ -74,6 +79,28 @@ class AuditPlan:
     def num_seqs(self) -> int:
         """Most sequences that the equality checks run together."""
         return max(self.batch_sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnCase:
+    """One way of decoding whose distribution is tested.
+
+    Args:
+        mode: the verification mode.
+        k: most tokens drafted one after another.
+        tree: shape of the drafted trees; None drafts chains.
+    """
+
+    mode: str
+    k: int
+    tree: str | None = None
+
+    def __str__(self) -> str:
+        """Its words in tables and documents."""
+        if self.tree is None:
+            return f"{self.mode}, k={self.k}"
+        depth = f"k={self.k}, " if TreeShape.parse(self.tree).is_dynamic else ""
+        return f"{self.mode}, {depth}tree {self.tree}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +209,8 @@ class AuditResult:
         }
 
     def _verify_modes(self) -> list[str]:
-        drawn = list(self.plan.drawn_modes) if "sampled" in self.plan.modes else []
+        of_trees = self.plan.tree_modes if self.plan.tree is not None else ()
+        drawn = list(dict.fromkeys((*self.plan.drawn_modes, *of_trees))) if "sampled" in self.plan.modes else []
         gumbel = ["gumbel"] if "gumbel" in self.plan.modes and "gumbel" not in drawn else []
         return (["greedy"] if "greedy" in self.plan.modes else []) + drawn + gumbel
 
@@ -280,11 +308,12 @@ class _Audit:
     def _table(self, deadline: _Deadline) -> None:
         num_cells = toy.NUM_TOKENS**NUM_JOINT_TOKENS
         num = full_power_draws(num_cells)
-        cases = self._cases(toy.NUM_SPECULATIVE_TOKENS)
-        for i, (mode, k) in self._in_time(cases, "table"):
-            draws = Draws(toy.engine(mode, k, _TABLE_BATCH), list(toy.PROMPT), toy.PARAMS)
+        cases = [*self._chains(toy.NUM_SPECULATIVE_TOKENS), *self._trees(toy.NUM_SPECULATIVE_TOKENS)]
+        for i, case in self._in_time(cases, "table"):
+            engine = toy.engine(case.mode, case.k, _TABLE_BATCH, case.tree)
+            draws = Draws(engine, list(toy.PROMPT), toy.PARAMS)
             until = _Deadline(None) if self.plan.full else deadline.part(len(cases) - i)
-            name = f"table model, {mode}, k={k}"
+            name = f"table model, {case}"
             self._draw(name, draws, num if self.plan.full else min(num, _MAX_TABLE_DRAWS), until)
             self.result.distribution.append(check(name, draws, toy.joint(NUM_JOINT_TOKENS), toy.NUM_TOKENS))
 
@@ -293,24 +322,28 @@ class _Audit:
         pair = self.pair
         question = ask_pair(pair.engine, self.requests[0].token_ids, self.requests[0].params)
         num = full_power_draws(max(len(question.joint), 2))
-        shape = pair.engine.options.shape_of(pair.engine.options.tree)
-        cases = [
-            (mode, k)
-            for mode, k in self._cases(self.plan.num_speculative_tokens)
-            if shape is None or RULES[mode].judges_trees
-        ]
-        for i, (mode, k) in self._in_time(cases, "pair"):
-            options = replace(pair.engine.options.at_depth(k), verify=mode, max_num_seqs=_PAIR_BATCH)
+        k = self.plan.num_speculative_tokens
+        cases = self._chains(k) if self.plan.tree is None else self._trees(k)
+        for i, case in self._in_time(cases, "pair"):
+            options = replace(pair.engine.options.at_depth(case.k), verify=case.mode, max_num_seqs=_PAIR_BATCH)
             draws = Draws(variant(pair.engine, pair.engine.drafter, options), question.prompt, question.params)
-            name = f"draft {pair.draft}, {mode}, k={k}"
+            name = f"draft {pair.draft}, {case}"
             self._draw(name, draws, num, deadline.part(len(cases) - i))
             self.result.distribution.append(check(name, draws, question.joint, question.num_choices))
 
-    def _cases(self, k: int) -> list[tuple[str, int]]:
+    def _chains(self, k: int) -> list[DrawnCase]:
         """Each mode at k = 1 and at k: prefill gives the first token, so a deep step's bonus token is never drawn."""
-        return [(mode, depth) for depth in sorted({1, k}) for mode in self.plan.drawn_modes]
+        return [DrawnCase(mode, depth) for depth in sorted({1, k}) for mode in self.plan.drawn_modes]
 
-    def _in_time(self, cases: Sequence[tuple[str, int]], stage: str) -> Iterator[tuple[int, tuple[str, int]]]:
+    def _trees(self, k: int) -> list[DrawnCase]:
+        """Likewise on trees, a static one to its own depth."""
+        if self.plan.tree is None:
+            return []
+        shape = TreeShape.parse(self.plan.tree)
+        depths = sorted({1, k if shape.is_dynamic else shape.depth})
+        return [DrawnCase(mode, depth, str(shape.cut(depth))) for depth in depths for mode in self.plan.tree_modes]
+
+    def _in_time(self, cases: Sequence[DrawnCase], stage: str) -> Iterator[tuple[int, DrawnCase]]:
         """Cases with their places; after the first, none begins past the audit's time limit."""
         end = _Deadline(None if self.plan.full else self._begin + self.plan.time_limit_seconds)
         self.result.num_planned_tests += len(cases)

@@ -17,6 +17,7 @@ from specdec_cli.sampling.params import SamplingParams
 
 NUM_TOKENS = 4
 NUM_SPECULATIVE_TOKENS = 3
+TREE = "2,2,1"
 PROMPT = (0, 1)
 PARAMS = SamplingParams(temperature=0.8, ignore_eos=True)
 _SHARPNESS, _DISAGREEMENT = 1.5, 1.0
@@ -31,18 +32,21 @@ def tables() -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
     return target.astype(np.float32), draft.astype(np.float32)
 
 
-def engine(verify: str, num_speculative_tokens: int, max_num_seqs: int) -> Engine:
+def engine(verify: str, num_speculative_tokens: int, max_num_seqs: int, tree: str | None = None) -> Engine:
     """An engine on the two tables.
 
     Args:
         verify: the verification mode.
         num_speculative_tokens: k.
         max_num_seqs: most sequences that run together.
+        tree: shape of the drafted trees; None drafts chains.
     """
     target, draft = (_lm(table) for table in tables())
     drafter = Drafter("table")
     drafter.load(Resources(lambda _: draft, None, NUM_TOKENS))
-    options = EngineOptions(num_speculative_tokens=num_speculative_tokens, verify=verify, max_num_seqs=max_num_seqs)
+    options = EngineOptions(
+        num_speculative_tokens=num_speculative_tokens, verify=verify, tree=tree, max_num_seqs=max_num_seqs
+    )
     return Engine(target, drafter, options=options)
 
 

@@ -333,3 +333,58 @@ def test_leaving_out_the_batch_size_limit_is_said() -> None:
     )
     assert "depth_policy, k_by_batch is left out" in result.notices[0]
     assert result.compared["greedy"].num_draft_tokens > 0
+
+
+def test_the_table_model_drafts_trees_beside_chains(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specdec_cli.measure.audit.audit.full_power_draws", lambda _: 60)
+    result = run(None, ("sampled",), drawn_modes=("block",), tree=toy.TREE, time_limit_seconds=60.0)
+    assert result.num_planned_tests == 2 + 8
+    result = run(
+        None,
+        ("sampled",),
+        drawn_modes=(),
+        tree=toy.TREE,
+        tree_modes=("traversal", "rejection"),
+        time_limit_seconds=60.0,
+    )
+    names = [f"table model, {mode}, tree {tree}" for tree in ("2", toy.TREE) for mode in ("traversal", "rejection")]
+    assert [one.configuration for one in result.distribution] == names
+    assert result.passed
+    assert result.as_dict()["lossless"]["verify"] == "traversal,rejection"
+
+
+def test_a_dynamic_tree_is_tested_at_both_depths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specdec_cli.measure.audit.audit.full_power_draws", lambda _: 60)
+    result = run(
+        None, ("sampled",), drawn_modes=(), tree="dynamic:5", tree_modes=("exact-match",), time_limit_seconds=60.0
+    )
+    assert [one.configuration for one in result.distribution] == [
+        f"table model, exact-match, k={k}, tree dynamic:5" for k in (1, toy.NUM_SPECULATIVE_TOKENS)
+    ]
+    assert result.passed
+
+
+def test_a_pair_that_drafts_trees_is_tested_on_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specdec_cli.measure.audit.audit.full_power_draws", lambda _: 60)
+    clean = pair()
+    clean.engine.options = replace(clean.engine.options, tree="2,1")
+    result = run(clean, ("greedy", "sampled"), drawn_modes=("block",), tree="2,1", time_limit_seconds=60.0)
+    assert result.passed
+    assert {one.configuration for one in result.distribution if one.configuration.startswith("draft")} == {
+        f"draft table, {mode}, tree {tree}"
+        for mode in ("rejection", "traversal", "exact-match", "gumbel")
+        for tree in ("2", "2,1")
+    }
+    assert result.compared["greedy"].num_accepted_tokens > 0
+
+
+@pytest.mark.parametrize("mode", ["rejection", "traversal"])
+def test_a_fault_in_judging_trees_is_found(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    def checked():
+        draws = Draws(toy.engine(mode, 3, 256, toy.TREE), list(toy.PROMPT), toy.PARAMS)
+        draws.run(1500, lambda _: None, lambda: False)
+        return check("table", draws, toy.joint(3), toy.NUM_TOKENS)
+
+    assert checked().is_fine
+    forget_residuals(monkeypatch)
+    assert not checked().is_fine
