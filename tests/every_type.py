@@ -127,7 +127,8 @@ def save_tiny(model_type: str, folder: Path, **changes: Any) -> Path:
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1:
                 parameter.normal_(0, 1.0 if "embed" in name or "wte" in name else 2.5 * parameter.shape[-1] ** -0.5)
-    model.generation_config.eos_token_id = None
+    for name in ("eos_token_id", "forced_bos_token_id", "forced_eos_token_id"):
+        setattr(model.generation_config, name, None)
     model.save_pretrained(folder)
     if type(model.config) is not type(config):  # a text model out of a multimodal one
         config.architectures = None

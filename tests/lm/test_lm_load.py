@@ -242,12 +242,6 @@ def test_encoder_decoders_and_masked_models(tmp_path: Path) -> None:
     assert "not a causal LM" in refusal(save(transformers.ViTConfig(), tmp_path / "vit"), UsageError).message
 
 
-def test_alibi(tmp_path: Path) -> None:
-    falcon = transformers.FalconConfig(alibi=True)
-    assert "ALiBi" in refusal(save(falcon, tmp_path / "falcon"), UsageError).message
-    assert "`bloom`" in refusal(save(transformers.BloomConfig(), tmp_path / "bloom"), UsageError).message
-
-
 def test_a_family_that_looks_at_more_than_masks_and_positions(tmp_path: Path) -> None:
     config = transformers.GPTNeoConfig(
         vocab_size=97,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,6 +84,14 @@ def _room_for(states: Tensor, num_slots: int) -> Tensor:
     return zeros(shape, states.dtype, in_huge_pages=False) if is_on_cpu else states.new_zeros(shape)
 
 
+_RUNNING: ContextVar[Layout | None] = ContextVar("running layout", default=None)
+
+
+def running_layout() -> Layout | None:
+    """The layout of the forward on a block cache that this thread is in; None outside of one."""
+    return _RUNNING.get()
+
+
 @dataclass(eq=False)
 class BlockCache(Cache):  # type: ignore[misc]
     """The cache object that a transformers model gets. It stores new keys and values by the current layout.
@@ -106,10 +115,12 @@ class BlockCache(Cache):  # type: ignore[misc]
     def running(self, layout: Layout) -> Iterator[None]:
         """File what a forward brings under a layout."""
         self.layout = layout
+        before = _RUNNING.set(layout)
         try:
             yield
         finally:
             self.layout = self._order = None
+            _RUNNING.reset(before)
 
     def states_of(self, name: Any, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[StateStore, Order]:
         """Kept states, by a name of their own, and the order in which this forward goes through them."""

@@ -48,7 +48,7 @@ def keep_latents(model: Any) -> bool:
         expand = getattr(module, "expand_kv", None)
         if expand is not None:
             has_latents = True
-            if not hasattr(expand, "__wrapped__"):
+            if "expand_kv" not in vars(module):
                 module.expand_kv = _expanding_later(expand)
     return has_latents
 

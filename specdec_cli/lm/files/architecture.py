@@ -21,10 +21,11 @@ from specdec_cli.lm.files.checkpoint import FAMILIES
 # Families of encoders that transformers lists among the causal LMs; only `is_decoder` makes one of them causal.
 ENCODERS = {"bert", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert", "rembert", "roberta"}
 ENCODERS |= {"roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl", "xmod"}
+ENCODERS |= {"bert-generation"}
 # Of them, those whose forward finds positions itself: behind the padding token's id, and none for padding.
 _OWN_POSITIONS = {"camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl"}
 _OWN_POSITIONS |= {"xmod"}
-HEADS = ("CausalLM", "LMHeadModel", "LMHead", "ForConditionalGeneration")
+HEADS = ("CausalLM", "LMHeadModel", "LMHead", "ForConditionalGeneration", "BertGenerationDecoder")
 SUPPORTED_LAYERS = {"full_attention", "sliding_attention", "chunked_attention", "indexed_attention"}
 STATEFUL = {
     "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "lfm2", "lfm2_moe", "lfm3", "mamba", "mamba2",
@@ -52,12 +53,10 @@ STATEFUL_LAYERS = {"linear_attention", "conv", "hybrid", "moe", "mlp"}
 """Layer types that the stateful families have beside attention."""
 TYPES = {
     "big_bird": "lays buffers of one text's length over all tokens of a forward",
-    "bloom": "has ALiBi attention",
     "blt": "works on bytes in patches of their own, with an encoder and a decoder around the language model",
     "gemma4_assistant": "drafts from its target's hidden states (multi-token prediction)",
     "gemma4_unified_assistant": "drafts from its target's hidden states (multi-token prediction)",
     "gpt_neo": "masks keys itself, by how many there are (local attention)",
-    "mpt": "has ALiBi attention",
     "openai-gpt": "recomputes the whole text for every token, without a cache",
     "reformer": "hashes its keys into buckets (LSH attention)",
     "xlm": "keeps a cache of its own",
@@ -140,8 +139,6 @@ def _reasons(config: Any) -> Iterator[str]:
     # A hybrid family is written for a state; one of its models may have attention in every layer (Granite 4).
     if getattr(model_class, "_is_stateful", False) and not layers and not is_carried:
         yield _RECURRENT
-    if getattr(text, "alibi", False):
-        yield "has ALiBi attention"
 
 
 def _not_causal(name: str, config: Any) -> UsageError:

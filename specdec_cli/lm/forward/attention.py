@@ -181,10 +181,12 @@ def attend_by_hand(
     return torch.matmul(weights.to(values.dtype), values)
 
 
-def row_masks(*, kv_length: Layout, mask_function: MaskFunction, **_: Any) -> RowMasks:
-    """Mask function of transformers' interface; `kv_length` is the layout (`BlockCache.get_mask_sizes`)."""
-    assert isinstance(kv_length, Layout), "the mask was asked for without the block cache"
-    return RowMasks(kv_length, mask_function)
+def row_masks(*, kv_length: Layout | int, mask_function: MaskFunction, **_: Any) -> RowMasks | None:
+    """Mask function of transformers' interface; `kv_length` is the layout (`BlockCache.get_mask_sizes`).
+
+    A number of keys is that of an encoder, which does not run: a decoder asks for its mask all the same.
+    """
+    return RowMasks(kv_length, mask_function) if isinstance(kv_length, Layout) else None
 
 
 def causal(batch_index: Tensor, head_index: Tensor, query_positions: Tensor, key_positions: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from specdec_cli.lm.files.reading import first_line
 from specdec_cli.lm.forward.attention import NAME, RowMasks, causal
 from specdec_cli.lm.forward.forward import CacheShape, on_its_device
 from specdec_cli.lm.forward.joined import JOINED
+from specdec_cli.lm.forward.positions import place_tokens, takes_position_ids
 from specdec_cli.lm.forward.taps import TapHooks
 from specdec_cli.lm.state.mixers import install
 
@@ -42,11 +43,12 @@ class PackedForward:
         self._is_given_mask = attention not in (NAME, JOINED)
         self.is_bitwise = is_bitwise
         keep_latents(model)
+        self._has_positions = place_tokens(model)
         self.hooks = TapHooks(model)
         self.has_state = install(model)
         known = inspect.signature(model.forward).parameters
         self._keeps_logits = "logits_to_keep" in known
-        self._takes_positions = "position_ids" in known
+        self._takes_positions = takes_position_ids(model)
         self._cache_name = "cache_params" if "cache_params" in known else "past_key_values"
         # Gemma 4 cuts inputs and masks to the last tokens before layers that share keys, where it is given a number.
         self._takes_numbers = not getattr(model.config.get_text_config(), "num_kv_shared_layers", None)
@@ -120,7 +122,7 @@ class PackedForward:
             UsageError: the forward does not run on a block cache, or leaves it untouched.
         """
         kind = self.model.config.model_type
-        if not self._takes_positions and not self.has_state:
+        if not self._has_positions and not self.has_state:
             raise _refusal(name, kind, "it takes no position ids")
         cache = BlockCache(2 + KEY_GRAIN, self.has_joined_keys)
         try:
