@@ -17,6 +17,7 @@ FAULTS = {
         "write<ADDS>(Kind::values",
         "write<ADDS>((n > 1 ? 1.0001f : 1.0f) * Kind::values",
     ),
+    "a window begins with its company": ("begin_of(first / groups) / 4 * 4", "begin_of(first / groups)"),
 }
 
 

@@ -41,7 +41,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2": ("Gemma2Config", {"attn_logit_softcapping": 5.0, **_GEMMA}),
     "gemma3_text": ("Gemma3TextConfig", _GEMMA),
     "phi3": ("Phi3Config", {}),
-    "phi3_long": ("Phi3Config", {"rope_parameters": _LONG_ROPE}),
+    "phi3_long": ("Phi3Config", {"rope_parameters": _LONG_ROPE, "original_max_position_embeddings": 24}),
     "gpt2": ("GPT2Config", {"n_inner": 48}),
     "gpt_neox": ("GPTNeoXConfig", {}),
     "olmo2": ("Olmo2Config", {}),
@@ -57,11 +57,38 @@ EXTRA_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gptj": ("GPTJConfig", {"rotary_dim": 8}),
 }
+# Families that our own decoder runs beside those above.
+OWN_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "smollm3": ("SmolLM3Config", {"num_hidden_layers": 4, "no_rope_layer_interval": 2}),
+    "olmo3": (
+        "Olmo3Config",
+        {"sliding_window": WINDOW, "num_hidden_layers": 3, "layer_types": _GEMMA["layer_types"]},
+    ),
+    "gemma": ("GemmaConfig", {"head_dim": 8}),
+    "ministral": (
+        "MinistralConfig",
+        {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"], "head_dim": 8},
+    ),
+    "granite": (
+        "GraniteConfig",
+        {
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.7,
+            "logits_scaling": 4.0,
+            "attention_multiplier": 0.2,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "olmoe": ("OlmoeConfig", {"num_experts": 4, "num_experts_per_tok": 2}),
+}
 
 
-def make_tiny(family: str, folder: str | Path, seed: int = 0, **overrides: Any) -> Path:
-    """Save a random checkpoint of a family; its texts wander instead of repeating one token."""
-    config_name, own = (FAMILIES | EXTRA_FAMILIES)[family]
+def make_tiny(family: str, folder: str | Path, seed: int = 0, vectors: float = 0.0, **overrides: Any) -> Path:
+    """Save a random checkpoint of a family; its texts wander instead of repeating one token.
+
+    Norms, biases and sinks are those of a new model, or differ from these by so much.
+    """
+    config_name, own = (FAMILIES | EXTRA_FAMILIES | OWN_FAMILIES)[family]
     config = getattr(transformers, config_name)(**(_SHAPE | own | overrides))
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -71,6 +98,8 @@ def make_tiny(family: str, folder: str | Path, seed: int = 0, **overrides: Any) 
                 if parameter.dim() > 1:
                     scale = 1.0 if "embed" in name or "wte" in name else 2.5 * parameter.shape[-1] ** -0.5
                     parameter.normal_(0, scale)
+                elif vectors:
+                    parameter.add_(vectors * torch.randn_like(parameter))
     model.generation_config.eos_token_id = None
     model.save_pretrained(folder)
     return Path(folder)

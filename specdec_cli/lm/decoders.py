@@ -23,8 +23,8 @@ from specdec_cli.lm.forward.recorded import RecordedForward
 from specdec_cli.lm.invariance import rows_together, same_bits_on_one_thread
 from specdec_cli.lm.kernels.kinds import Kind
 from specdec_cli.lm.kernels.packing import leave_files, pack_model
+from specdec_cli.lm.llama.families import obstacle
 from specdec_cli.lm.llama.llama import LlamaDecoder
-from specdec_cli.lm.llama.llama_weights import obstacle
 from specdec_cli.lm.machine.threads import fixed_threads, most_threads, watched_forward
 
 DECODERS = (AUTO, TRANSFORMERS, COMPILED, GRAPHS, COMPILED_GRAPHS, COMPILED_AUTO) = (
@@ -100,8 +100,9 @@ def forward_for(
         UsageError: the architecture does not run on a block cache.
     """
     if is_own:
+        decoder_of_ours = LlamaDecoder(model, kind)
         leave_files(model)
-        return OwnForward(LlamaDecoder(model, kind), Layouts(block_size))
+        return OwnForward(decoder_of_ours, Layouts(block_size))
     is_bitwise = model.device.type == "cpu" and model.dtype != torch.float32
     packed, threads = PackedForward(model, is_bitwise), _threads(model, decoder, kind, weight_bytes, is_bitwise)
     if kind != "plain":

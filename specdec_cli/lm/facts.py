@@ -31,7 +31,7 @@ from specdec_cli.lm.forward.forward import CacheShape
 from specdec_cli.lm.forward.packed import PackedForward
 from specdec_cli.lm.kernels.kinds import kind_when
 from specdec_cli.lm.kernels.packing import weights_of
-from specdec_cli.lm.llama.llama_weights import kept_as
+from specdec_cli.lm.llama.families import kept_as
 from specdec_cli.lm.load import (
     device_named,
     load_tokenizer,

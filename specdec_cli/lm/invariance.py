@@ -9,12 +9,13 @@ turns of so many.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, GptOssConfig, LlamaConfig
 
 from specdec_cli.lm.cache.cache import LayerStore
 from specdec_cli.lm.cache.layout import KEY_GRAIN, MOST_ROWS, Layout, Span
@@ -25,6 +26,7 @@ from specdec_cli.lm.llama.llama import LlamaDecoder
 
 DECODER = {"vocab_size": 97, "hidden_size": 88, "intermediate_size": 150, "num_hidden_layers": 2}
 DECODER |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 24}
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 11}
 LINEAR_SHAPES = ((160, 160), (432, 160), (160, 432), (1024, 1024), (1024, 3584), (2048, 2048))
 ATTENTION_SHAPES = ((5, 5, 32), (12, 12, 64), (16, 8, 64), (8, 1, 64))
 CONTEXTS = (20, 63, 200, 511, 700)
@@ -122,15 +124,16 @@ def _in_turns(product: Callable[[Tensor], Tensor], most: int, rows: Tensor) -> T
 
 
 def _decoder_checks(dtype: torch.dtype) -> Iterator[InvarianceCheck]:
-    """The last rows of a text computed again in our own decoder, with random weights."""
+    """The last rows of a text computed again in our own decoder, random: Llama's weights and a mixture's."""
     if native.missing() is not None or dtype == torch.float16:
         return
     tokens = [(11 * i * i + 3 * i) % 97 for i in range(MOST_ROWS)]
+    configs = {"": LlamaConfig(**DECODER), " and experts": GptOssConfig(**DECODER, **EXPERTS)}
     kinds: dict[str, Kind] = {_name(dtype): "plain", "int8": "int8"}
-    for words, kind in kinds.items():
+    for (more, config), (words, kind) in itertools.product(configs.items(), kinds.items()):
         with torch.random.fork_rng():
             torch.manual_seed(0)
-            model = LlamaForCausalLM(LlamaConfig(**DECODER)).to(dtype)
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).to(dtype)
         decoder = LlamaDecoder(model, kind)
         decoder.allocate(len(tokens), len(tokens))
 
@@ -143,7 +146,7 @@ def _decoder_checks(dtype: torch.dtype) -> Iterator[InvarianceCheck]:
 
         whole = last(len(tokens))
         differ = tuple(n for n in ROWS if not torch.equal(last(n), whole[-n:]))
-        yield InvarianceCheck(f"own decoder, {words} weights", _name(dtype), ROWS, differ, needed=True)
+        yield InvarianceCheck(f"own decoder, {words} weights{more}", _name(dtype), ROWS, differ, needed=True)
 
 
 def _linear_checks(dtype: torch.dtype, generator: torch.Generator) -> Iterator[InvarianceCheck]:

@@ -22,7 +22,7 @@ from specdec_cli.lm.forward.forward import on_its_device
 from specdec_cli.lm.forward.taps import check_taps
 from specdec_cli.lm.kernels.kinds import Kind
 from specdec_cli.lm.kernels.packing import weights_of
-from specdec_cli.lm.llama.llama_weights import kept_as
+from specdec_cli.lm.llama.families import kept_as
 from specdec_cli.lm.traffic import Traffic, model_traffic
 
 
@@ -244,7 +244,7 @@ class TransformersLM:
     def guess(self, rows: Sequence[Row], num_tokens: int) -> Continuations | None:
         """Continuations of contexts, `num_logits` tokens of each; None without our own decoder or graphs.
 
-        Graphs know no drawn ones.
+        Graphs know no drawn ones, and no guess crosses long rope's threshold.
 
         Raises:
             RunError: the cache has too few free blocks.
@@ -256,6 +256,8 @@ class TransformersLM:
         # What follows a context stands in for itself until it is found.
         longer = [Row(row.handle, [*row.context, *[0] * (row.num_logits - 1)], row.num_logits) for row in rows]
         assert all(len(row.context) <= self.max_context for row in longer), "a context is longer than the model takes"
+        if self._short_context is not None and any(row.longest > self._short_context for row in longer):
+            return None  # texts beyond the threshold take other frequencies
         feeds = self._contexts.feeds(longer, is_long=False)
         found = self._forward.guess(feeds, [row.num_logits for row in rows], draws, num_tokens)
         if found is None:  # what was reserved is given back

@@ -53,7 +53,7 @@ def test_a_layer_with_another_ones_weights_is_caught(
     monkeypatch.setattr(
         llama_weights.Matrix,
         "of",
-        classmethod(lambda cls, weight, *others: quantized(cls, misread(weight), *others)),
+        classmethod(lambda cls, weight, *others, **named: quantized(cls, misread(weight), *others, **named)),
     )
     monkeypatch.setattr(packing, "pack", lambda weight, bias, kind: packed(misread(weight), bias, kind))
     if decoder == "transformers" and (dtype, quantize) in (("float32", "none"), ("float16", "none")):
@@ -66,15 +66,14 @@ def test_a_layer_with_another_ones_weights_is_caught(
 
 def test_one_wrong_layer_is_caught(folder, monkeypatch: pytest.MonkeyPatch) -> None:
     """One product of one layer, in bfloat16."""
-    right = llama_weights.take_layer
+    right = llama_weights.Taking.layer
 
-    def wrong(layer, *others):
+    def wrong(self, layer, *others):
         if layer.self_attn.layer_idx == 2:
             layer.mlp.down_proj.weight.data = -layer.mlp.down_proj.weight.data
-        return right(layer, *others)
+        return right(self, layer, *others)
 
-    monkeypatch.setattr(llama_weights, "take_layer", wrong)
-    monkeypatch.setattr("specdec_cli.lm.llama.llama.take_layer", wrong)
+    monkeypatch.setattr(llama_weights.Taking, "layer", wrong)
     with pytest.raises(RunError, match="and bfloat16 explains"):
         load_lm(folder, dtype="bfloat16")
 
@@ -87,7 +86,7 @@ def test_a_wrong_mask_is_caught_in_attention_that_was_replaced(tmp_path: Path, m
 
     monkeypatch.setattr(RowMasks, "bias", bias)
     with pytest.raises(RunError, match="other logits here"):
-        load_lm(str(make_tiny("qwen3_moe", tmp_path)))
+        load_lm(str(make_tiny("starcoder2", tmp_path)))
 
 
 def test_a_model_that_transformers_cannot_decode_is_refused_for_that(folder, monkeypatch: pytest.MonkeyPatch) -> None:

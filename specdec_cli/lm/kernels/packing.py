@@ -131,7 +131,7 @@ def _num_inputs(module: Any) -> int:
 
 @torch.no_grad()
 def leave_files(model: Any) -> None:
-    """Copy what is not a linear layer's weight, for a model whose linear layers are about to be packed.
+    """Copy what is not a linear layer's weight, for a model whose linear layers are about to be packed or were taken.
 
     Weights that were read are views of a mapped file, and one that is left keeps the whole of it in memory.
     """
@@ -139,7 +139,7 @@ def leave_files(model: Any) -> None:
     linear = {id(module.weight) for module in model.modules() if module not in read and is_linear(module)}
     for parameter in model.parameters():
         is_table = parameter is getattr(model.get_input_embeddings(), "weight", None)
-        if is_table or id(parameter) not in linear:
+        if (is_table or id(parameter) not in linear) and not parameter.is_meta:
             parameter.data = parameter.data.clone()
 
 

@@ -1,15 +1,16 @@
-"""A decoder of our own for the Llama shape: RMS norm, rotary positions, grouped heads, a gated MLP.
+"""A decoder of our own for Llama and families of its kind: RMS norms, rotary positions, grouped heads, gated MLPs.
 
 A whole forward is one call of compiled code (`llama_step.cpp`): a small model's step would be spent in dispatch and a
 large one's in products that read slower than memory gives. A row's numbers are computed in one order, whatever rows are
 beside it, so that it has the same bits in any company, in every dtype. The weights are transformers' own, rearranged
-(`llama_weights`). transformers' forward is the oracle; what is not known by name goes through it, and everything does
-where there is no C++ compiler (`native`).
+(`llama_weights`), by what `families` says of the model. transformers' forward is the oracle; what is not known by name
+goes through it, and everything does where there is no C++ compiler (`native`).
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable, Sequence
 from itertools import accumulate, chain
 from time import perf_counter
@@ -22,87 +23,27 @@ from specdec_cli.lm.cache.contexts import Moves
 from specdec_cli.lm.cache.layout import Layout
 from specdec_cli.lm.cache.memory import Arena, zeros
 from specdec_cli.lm.door import Continuations, Draw, Tap
+from specdec_cli.lm.files.lengths import long_rope_threshold
 from specdec_cli.lm.kernels.kinds import Kind
 from specdec_cli.lm.llama import native
-from specdec_cli.lm.llama.llama_weights import Layer, Matrix, Shape, empty, half_of, norm_weight, panels, take_layer
+from specdec_cli.lm.llama.families import ACTIVATIONS, LIMITED_SILU, activation_of, family_of, turned_share, windows_of
+from specdec_cli.lm.llama.llama_weights import Matrix, Shape, Taking, empty, half_of, norm_weight, panels
+from specdec_cli.lm.llama.rotations import Rotations
+from specdec_cli.lm.llama.structures import (
+    ChanceFields,
+    LayerFields,
+    ModelFields,
+    StepFields,
+    address,
+    chance_fields,
+    layer_fields,
+    matrix_fields,
+    rows_of,
+)
 from specdec_cli.lm.machine.threads import CREW
 
 _FLOAT32, _BFLOAT16, _INT8 = range(3)
 _SLOTS_GRAIN = 16  # whose keys the compiled half reads together: its WIDTH
-
-
-class _Matrix(ctypes.Structure):
-    _fields_ = (
-        ("weight", ctypes.c_void_p),
-        ("scales", ctypes.c_void_p),
-        ("sums", ctypes.c_void_p),
-        ("bias", ctypes.c_void_p),
-        ("out", ctypes.c_int64),
-        ("in", ctypes.c_int64),
-        ("half", ctypes.c_int64),
-    )
-
-
-class _Layer(ctypes.Structure):
-    _fields_ = (
-        ("input_norm", ctypes.c_void_p),
-        ("qkv", _Matrix),
-        ("head_norm", ctypes.c_void_p),
-        ("output", _Matrix),
-        ("mlp_norm", ctypes.c_void_p),
-        ("gate", _Matrix),
-        ("up", _Matrix),
-        ("down", _Matrix),
-    )
-
-
-class _Model(ctypes.Structure):
-    _fields_ = (
-        ("layers", ctypes.POINTER(_Layer)),
-        ("embedding", ctypes.c_void_p),
-        ("norm", ctypes.c_void_p),
-        ("head", _Matrix),
-        ("num_layers", ctypes.c_int64),
-        ("hidden", ctypes.c_int64),
-        ("num_heads", ctypes.c_int64),
-        ("num_key_heads", ctypes.c_int64),
-        ("head_size", ctypes.c_int64),
-        ("mlp", ctypes.c_int64),
-        ("kind", ctypes.c_int64),
-        ("is_half", ctypes.c_int64),
-        ("epsilon", ctypes.c_float),
-        ("scale", ctypes.c_float),
-    )
-
-
-class _Step(ctypes.Structure):
-    _fields_ = (
-        ("rows", ctypes.POINTER(ctypes.c_int64)),
-        ("wanted", ctypes.POINTER(ctypes.c_int64)),
-        ("num_rows", ctypes.c_int64),
-        ("num_wanted", ctypes.c_int64),
-        ("num_slots", ctypes.c_int64),
-        ("block", ctypes.c_int64),
-        ("most_keys", ctypes.c_int64),
-        ("num_threads", ctypes.c_int64),
-        ("cache", ctypes.c_void_p),
-        ("turns", ctypes.c_void_p),
-        ("scratch", ctypes.c_void_p),
-        ("logits", ctypes.c_void_p),
-        ("waited", ctypes.POINTER(ctypes.c_double)),
-        ("taps", ctypes.c_void_p),
-        ("num_taps", ctypes.c_int64),
-        ("states", ctypes.c_void_p),
-    )
-
-
-class _Chance(ctypes.Structure):
-    _fields_ = (
-        ("temperature", ctypes.c_double),
-        ("top_p", ctypes.c_double),
-        ("min_p", ctypes.c_double),
-        ("top_k", ctypes.c_int64),
-    )
 
 
 class LlamaDecoder:
@@ -117,59 +58,83 @@ class LlamaDecoder:
     """
 
     def __init__(self, model: Any, kind: Kind = "plain") -> None:
-        config, inner = model.config, model.model
+        config, inner, family = model.config, model.model, family_of(model)
         head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        share = turned_share(config.rope_parameters) if family.is_partly_turned else 1.0
         self._shape = Shape(
             config.num_attention_heads,
             config.num_key_value_heads,
             head_size,
+            int(head_size * share),
             config.hidden_size,
-            config.intermediate_size,
         )
         self._dtype: torch.dtype = model.dtype
         self._library = native.library()
-        self._rotary = inner.rotary_emb
+        self._rotations = Rotations(inner.rotary_emb, self._shape.num_turned, long_rope_threshold(config))
         arena = Arena()
-        self._num_turns = 0
         self._taps: list[int] = []
         self._scratch, self._guess_logits = _Floats(), _Floats()
         self._waited = ctypes.c_double()
-        self._step = _Step(waited=ctypes.pointer(self._waited))
+        self._step = StepFields(waited=ctypes.pointer(self._waited))
         with torch.inference_mode():
+            self._embedding_scale = _embedding_scale(inner.embed_tokens)
             embedding = inner.embed_tokens.weight.detach()
             half = half_of(len(embedding))
             self._embedding = arena.keep(panels(embedding, half))
-            self._layers = [take_layer(layer, self._shape, kind, arena) for layer in inner.layers]
-            self._norm = norm_weight(inner.norm)
-            head = model.lm_head.weight
+            by = config.residual_multiplier if family.has_multipliers else 1.0
+            take = Taking(self._shape, family, kind, arena, by).layer
+            types = getattr(config, "layer_types", None) or [None] * len(inner.layers)
+            parts = zip(inner.layers, windows_of(config, family), types, strict=False)
+            self._layers = [take(layer, window, self._rotations.of_layer(one)) for layer, window, one in parts]
+            self._norm = norm_weight(inner.norm, family)
+            head, by = model.lm_head.weight, 1.0 / config.logits_scaling if family.has_multipliers else 1.0
             if head is inner.embed_tokens.weight and kind != "int8":
-                self._head = Matrix(head.shape[0], head.shape[1], half, self._embedding)
+                self._head = Matrix(head.shape[0], head.shape[1], half, self._embedding, by=by)
             else:
-                self._head = Matrix.of(head, None, kind, arena)
-        epsilon = inner.norm.variance_epsilon
+                self._head = Matrix.of(head, None, kind, arena, by=by)
         empty(model.lm_head, inner.embed_tokens)
         self.vocab_size = self._head.num_outputs
         self.kv_bytes_per_token = (
             2 * len(self._layers) * self._shape.num_key_heads * head_size * self._embedding.element_size()
         )
-        is_half = self._dtype == torch.bfloat16
-        self._model = _Model(
-            (_Layer * len(self._layers))(*(_layer(layer) for layer in self._layers)),
-            self._embedding.data_ptr(),
-            self._norm.data_ptr(),
-            _matrix(self._head),
-            len(self._layers),
-            self._shape.hidden_size,
-            self._shape.num_heads,
-            self._shape.num_key_heads,
-            head_size,
-            self._shape.mlp_size,
-            _INT8 if kind == "int8" else _BFLOAT16 if is_half else _FLOAT32,
-            is_half,
-            epsilon,
-            head_size**-0.5,
-        )
+        self._model = self._model_fields(model, kind)
         self.allocate(0, 1)
+
+    def _model_fields(self, model: Any, kind: Kind) -> ModelFields:
+        config, family, shape, norm = model.config, family_of(model), self._shape, model.model.norm
+        self._layer_fields = (LayerFields * len(self._layers))(*(layer_fields(layer) for layer in self._layers))
+        is_half = self._dtype == torch.bfloat16
+        routers = [layer.mlp for layer, its in zip(model.model.layers, self._layers, strict=True) if its.router]
+        router = getattr(routers[0], family.router) if routers else None
+        limited = routers[0].experts if family.has_limited_experts else None
+        activation = LIMITED_SILU if limited is not None else ACTIVATIONS[str(activation_of(config))]
+        return ModelFields(
+            layers=self._layer_fields,
+            embedding=self._embedding.data_ptr(),
+            norm=self._norm.data_ptr(),
+            head=matrix_fields(self._head),
+            num_layers=len(self._layers),
+            hidden=shape.hidden_size,
+            num_heads=shape.num_heads,
+            num_key_heads=shape.num_key_heads,
+            head_size=shape.head_size,
+            num_turned=shape.num_turned,
+            mlp=max(mlp.gate.num_outputs for layer in self._layers for mlp in layer.mlps),
+            num_experts=0 if router is None else router.num_experts,
+            num_taken=1 if router is None else router.top_k,
+            kind=_INT8 if kind == "int8" else _BFLOAT16 if is_half else _FLOAT32,
+            is_half=is_half,
+            activation=activation,
+            norms_whole_width=family.norms_whole_width,
+            norms_outputs=bool(family.norms[1] or family.norms[3]),
+            shares_sum_to_one=getattr(router, "norm_topk_prob", True),
+            epsilon=getattr(norm, "variance_epsilon", None) or norm.eps,
+            embedding_scale=self._embedding_scale * (config.embedding_multiplier if family.has_multipliers else 1.0),
+            score_cap=(config.attn_logit_softcapping or 0.0) if family.caps_scores else 0.0,
+            logit_cap=getattr(config, "final_logit_softcapping", None) or 0.0,
+            steepness=limited.alpha if limited is not None else 1.0,
+            limit=limited.limit if limited is not None else math.inf,
+        )
 
     def allocate(self, num_slots: int, block_size: int) -> None:
         """Make the cache, all layers in one tensor [layers, 2K, slots, D].
@@ -208,7 +173,7 @@ class LlamaDecoder:
         assert not len(tokens) or 0 <= int(tokens.min()) <= int(tokens.max()) < self.vocab_size, "no such token"
         found = torch.empty(len(tokens), self._shape.hidden_size)
         self._library.embed(ctypes.byref(self._model), tokens.data_ptr(), len(tokens), found.data_ptr())
-        return found.to(self._dtype)
+        return (found * self._embedding_scale).to(self._dtype)
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits [n, V] float32 of final hidden states [n, hidden]."""
@@ -248,9 +213,9 @@ class LlamaDecoder:
             (ctypes.c_int64 * len(counts))(*counts),
             len(counts),
             num_tokens,
-            (_Chance * len(draws))(*map(_chance, draws)),
+            (ChanceFields * len(draws))(*map(chance_fields, draws)),
             (ctypes.c_double * num_wanted)(*chain.from_iterable(uniforms)),
-            _address(q),
+            address(q),
             found,
         )
         continuations = Continuations([])
@@ -272,8 +237,8 @@ class LlamaDecoder:
     def _prepare(self, layout: Layout, logits: int) -> None:
         """Say in the step what this call is to do; `logits` is the address where they go."""
         step, most_keys = self._step, max(span.num_keys for span in layout.spans)
-        self._turn_to(most_keys)
-        step.rows, step.wanted = _rows(layout), (ctypes.c_int64 * len(layout.wanted))(*layout.wanted)
+        step.turns = self._rotations.address(most_keys)
+        step.rows, step.wanted = rows_of(layout), (ctypes.c_int64 * len(layout.wanted))(*layout.wanted)
         self._size_step(len(layout.tokens), len(layout.wanted), most_keys, logits)
 
     def _size_step(self, num_rows: int, num_wanted: int, most_keys: int, logits: int) -> None:
@@ -284,15 +249,6 @@ class LlamaDecoder:
         step.scratch = self._scratch.at_least(
             self._library.scratch_floats(ctypes.byref(self._model), ctypes.byref(step))
         )
-
-    def _turn_to(self, num_positions: int) -> None:
-        """Rotations [positions, D/2] complex64; the table grows by doubling."""
-        if num_positions > self._num_turns:
-            num = max(2 * num_positions, 512)
-            cosines, sines = self._rotary(torch.empty(0), torch.arange(num)[None])
-            half = self._shape.head_size // 2
-            self._turns = torch.complex(cosines[0, :, :half], sines[0, :, :half])
-            self._num_turns, self._step.turns = num, self._turns.data_ptr()
 
 
 class _Floats:
@@ -310,43 +266,7 @@ class _Floats:
         return self._address
 
 
-def _rows(layout: Layout) -> Any:
-    """The fields of `Row` in the C++ source for each token, as one array."""
-    tokens, slots = layout.tokens, [-1] * len(layout.tokens)
-    for start, stop, slot in layout.pieces:
-        slots[start:stop] = range(slot, slot + stop - start)
-    found: list[int] = []
-    for span in layout.spans:
-        address = 0 if span.slots is None else span.slots.data_ptr()
-        for place in range(span.start, span.stop):
-            position = span.position + place - span.start
-            found += (tokens[place], position, slots[place], span.first_slot, address, span.num_in_order)
-    return (ctypes.c_int64 * len(found))(*found)
-
-
-def _layer(layer: Layer) -> _Layer:
-    return _Layer(
-        layer.input_norm.data_ptr(),
-        _matrix(layer.qkv),
-        _address(layer.head_norm),
-        _matrix(layer.out),
-        layer.mlp_norm.data_ptr(),
-        _matrix(layer.gate),
-        _matrix(layer.up),
-        _matrix(layer.down),
-    )
-
-
-def _chance(draw: Draw | None) -> _Chance:
-    if draw is None:
-        return _Chance(0.0, 1.0, 0.0, 0)
-    return _Chance(max(draw.temperature, torch.finfo(torch.float32).tiny), draw.top_p, draw.min_p, draw.top_k or 0)
-
-
-def _matrix(matrix: Matrix) -> _Matrix:
-    addresses = [_address(tensor) for tensor in (matrix.weight, matrix.scales, matrix.sums, matrix.bias)]
-    return _Matrix(*addresses, matrix.num_outputs, matrix.num_inputs, matrix.half)
-
-
-def _address(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
+def _embedding_scale(embedding: Any) -> float:
+    """The factor of a family's embeddings, rounded to their dtype as transformers rounds it."""
+    scale = getattr(embedding, "embed_scale", None)
+    return 1.0 if scale is None else float(scale.to(embedding.weight.dtype))

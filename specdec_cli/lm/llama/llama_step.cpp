@@ -1,7 +1,9 @@
-// A forward of the Llama shape in one call: RMS norm, rotary positions, grouped heads, a gated MLP.
+// A forward of a decoder in one call: RMS norms, rotary positions, grouped heads, a gated MLP or a mixture of them.
 //
+// What differs between families is data of a layer: which norms there are, its window, its rotations, its experts.
 // A row's numbers are computed in one order, whatever rows are beside it, so that it has the same bits in any company.
-// Letters: n rows, H query heads, K key heads, G = H/K, D head size, I MLP width, V vocabulary.
+// Letters: n rows, H query heads, K key heads, G = H/K, D head size, R rotated numbers of it, I MLP width, E experts,
+// V vocabulary.
 
 #include <algorithm>
 #include <atomic>
@@ -193,6 +195,29 @@ inline Floats exponential(Floats x) {
     return (Floats)((Ints)y + ((Ints)sum << 23));
 }
 
+inline float exponential(float x) { return std::exp(x); }
+
+// cap * tanh(x / cap): near 0 a polynomial, elsewhere by e^x (Cephes' tanhf).
+inline Floats capped(Floats x, float cap) {
+    const Floats y = x / cap, z = y * y, size = y < 0.0f ? Floats{} - y : y;
+    Floats near = Floats{} - 5.70498872745e-3f;
+    for (float c : {2.06390887954e-2f, -5.37397155531e-2f, 1.33314422036e-1f, -3.33332819422e-1f})
+        near = multiply_add(near, z, Floats{} + c);
+    near = multiply_add(near * z, y, y);
+    const Floats far = 1.0f - 2.0f / (exponential(size + size) + 1.0f);
+    return (size < 0.625f ? near : y < 0.0f ? Floats{} - far : far) * cap;
+}
+
+inline void cap_all(float* x, long count, float cap) {
+    for (long i = 0; i < count; i += WIDTH) {
+        const size_t size = std::min(WIDTH, count - i) * sizeof(float);
+        Floats some = {};
+        std::memcpy(&some, x + i, size);
+        some = capped(some, cap);
+        std::memcpy(x + i, &some, size);
+    }
+}
+
 }  // namespace
 
 extern "C" {
@@ -202,21 +227,34 @@ extern "C" {
 // of a panel's outputs, and nothing is summed across a vector. Outputs and inputs that fill no vector and no pack are
 // zeros. The outputs before `half` and the others have panels, and ends, of their own, so that two threads have equally
 // many. `scales` and `sums` are for int8, `bias` where there is one; all of them have an entry for each of a panel's.
+// What a product gives, bias included, is multiplied with `by`.
 struct Matrix {
     const void* weight;
     const float* scales;
     const int32_t* sums;
     const float* bias;
     int64_t out, in, half;
+    float by;
+};
+
+struct GatedMLP {
+    Matrix gate, up, down;
 };
 
 struct Layer {
-    const float* input_norm;
+    const float* input_norm;     // [hidden], like the other three; each may be missing
     Matrix qkv;
-    const float* head_norm;  // [H + K, D] or none
+    const float* head_norm;      // [H + K, D] or none: of each head, or of all queries and of all keys
     Matrix output;
+    const float* output_norm;    // of what attention adds
     const float* mlp_norm;
-    Matrix gate, up, down;
+    Matrix router;               // [E, hidden], of weights of the embedding's kind; without it all rows take the first MLP
+    const GatedMLP* mlps;        // of the embedding's kind where there is a router
+    const float* down_norm;      // of what the MLP adds
+    const float* sinks;          // [H] scores that take probability and give nothing, or none
+    int64_t window;              // keys that a row sees at most, its own included; 0 all
+    int64_t rotation;            // which of the step's tables turns queries and keys; -1 none
+    float scale;                 // of scores
 };
 
 struct Model {
@@ -224,10 +262,21 @@ struct Model {
     const void* embedding;  // [V, hidden] in panels, as a matrix of its own numbers
     const float* norm;
     Matrix head;
-    int64_t num_layers, hidden, num_heads, num_key_heads, head_size, mlp;
-    int64_t kind;        // of weights: 0 float32, 1 bfloat16, 2 int8
-    int64_t is_half;     // the embedding and the cache are bfloat16
-    float epsilon, scale;
+    int64_t num_layers, hidden, num_heads, num_key_heads, head_size;
+    int64_t num_turned;         // R: the first of a head's numbers, pairs side by side
+    int64_t mlp;                // the widest
+    int64_t num_experts;        // of a layer, 0 without any
+    int64_t num_taken;          // experts of a row, 1 without any
+    int64_t kind;               // of weights: 0 float32, 1 bfloat16, 2 int8
+    int64_t is_half;            // the embedding and the cache are bfloat16
+    int64_t activation;         // 0 SiLU, 1 GELU by tanh, 2 a SiLU of limited numbers
+    int64_t norms_whole_width;  // head norms are of all queries and of all keys
+    int64_t norms_outputs;      // some layers have norms of what they add
+    int64_t shares_sum_to_one;  // of the experts that a row takes
+    float epsilon;
+    float embedding_scale;
+    float score_cap, logit_cap;  // 0 none
+    float steepness, limit;      // of the third activation
 };
 
 struct Row {
@@ -242,7 +291,7 @@ struct Step {
     const int64_t* wanted;
     int64_t num_rows, num_wanted, num_slots, block, most_keys, num_threads;
     void* cache;           // [layers, 2, K, slots * D]: keys in panels of WIDTH slots [D, WIDTH], values as they are
-    const float* turns;    // [positions, D/2, 2]
+    const float* const* turns;  // tables [positions, R/2, 2]
     float* scratch;        // as many as `scratch_floats` says
     float* logits;         // [num_wanted, V]
     double* waited;        // adds the seconds that the one of several threads that waited most did for the others
@@ -372,7 +421,7 @@ constexpr long BLOCK = 8;  // rows of a sequence that read its keys and values t
 
 // What a forward writes on the way: floats that all threads share, and each one's own.
 struct Room {
-    long qkv, attended, gate_up, shared, row, scores, score_pitch, own;
+    long qkv, attended, gate_up, added, routed, shared, row, scores, score_pitch, stream, taken, own;
 
     Room(const Model& m, const Step& s) {
         const long n = s.num_rows, width = m.num_heads * m.head_size;
@@ -380,11 +429,15 @@ struct Room {
         qkv = n * m.hidden;
         attended = qkv + n * (width + 2 * m.num_key_heads * m.head_size);
         gate_up = attended + n * width;
-        shared = gate_up + n * 2 * m.mlp;
+        added = gate_up + n * 2 * m.mlp * m.num_taken;
+        routed = added + (m.norms_outputs ? n * m.hidden : 0);
+        shared = routed + n * m.num_experts;
         row = n * (widest + 2);  // with what fills a pack, and the largest
         scores = n * (2 * widest + 32);
         score_pitch = (s.most_keys + 31) / WIDTH * WIDTH;
-        own = scores + BLOCK * m.num_heads / m.num_key_heads * score_pitch + 64;
+        stream = scores + BLOCK * m.num_heads / m.num_key_heads * score_pitch + 64;
+        taken = stream + (m.norms_outputs ? n * m.hidden : 0);
+        own = taken + (m.num_experts ? n * (widest + 2) : 0);
     }
 };
 
@@ -573,6 +626,8 @@ struct Product {
     const typename Kind::Input* x;
     const float* largest;
     long n, in;
+    const int32_t* places = nullptr;  // the rows' in what it is added to; without it they are in order
+    const float* shares = nullptr;    // what each row is multiplied with
 
     // R rows with the W outputs from o on.
     template <int R, long W, bool ADDS>
@@ -591,12 +646,14 @@ struct Product {
 
     template <bool ADDS>
     void put(typename Kind::Sums sums, long row, long o, float* to, long pitch) const {
-        write<ADDS>(Kind::values(sums, m, o, largest[row]), o, to + row * pitch + o);
+        const float by = shares ? m.by * shares[row] : m.by;
+        write<ADDS>(Kind::values(sums, m, o, largest[row]), o, by, to + (places ? places[row] : row) * pitch + o);
     }
 
     template <bool ADDS>
-    void write(Floats values, long o, float* to) const {
+    void write(Floats values, long o, float by, float* to) const {
         if (m.bias) values += load(m.bias + o);
+        values *= by;
         const long count = std::min(WIDTH, m.out - o);
         if (count == WIDTH) {
             if (ADDS) values += load(to);
@@ -684,10 +741,15 @@ struct Inputs {
     void prepare(long r, const float* from, long size) { largest[r] = Kind::prepare(from, size, x + r * padded(size)); }
 
     void normed(const float* from, const float* weight, long n, long size, float epsilon) {
-        for (long r = 0; r < n; r++) {
-            norm(from + r * size, weight, size, epsilon, row);
-            prepare(r, row, size);
+        for (long r = 0; r < n; r++, from += size) {
+            if (weight) norm(from, weight, size, epsilon, row);
+            prepare(r, weight ? row : from, size);
         }
+    }
+
+    void take(long r, const Inputs& others, long other, long size) {
+        std::copy_n(others.x + other * padded(size), padded(size), x + r * padded(size));
+        largest[r] = others.largest[other];
     }
 
     static void norm(const float* x, const float* weight, long size, float epsilon, float* out) {
@@ -726,7 +788,7 @@ __attribute__((noinline)) void dots(const float* const* queries, const Number* c
     for (int i = 0; i < Q * TOGETHER; i++) found[i] *= scale;
 }
 
-inline void soften(float* scores, long count) {  // to probabilities
+inline void soften(float* scores, long count, float sink) {  // to probabilities
     const long padded = (count + WIDTH - 1) / WIDTH * WIDTH;
     std::fill(scores + count, scores + padded, -INFINITY);
     Floats most = load(scores);
@@ -736,6 +798,7 @@ inline void soften(float* scores, long count) {  // to probabilities
     }
     float largest = most[0];
     for (long j = 1; j < WIDTH; j++) largest = most[j] > largest ? most[j] : largest;
+    if (sink > largest) largest = sink;
     Floats sums = {};
     for (long i = 0; i < padded; i += WIDTH) {
         const Floats some = load(scores + i);
@@ -743,7 +806,7 @@ inline void soften(float* scores, long count) {  // to probabilities
         std::memcpy(scores + i, &e, sizeof e);
         sums += e;
     }
-    const float by = 1.0f / sum_of(sums);
+    const float by = 1.0f / (sum_of(sums) + (sink == -INFINITY ? 0.0f : std::exp(sink - largest)));
     for (long i = 0; i < padded; i += WIDTH) {
         const Floats some = load(scores + i) * by;
         std::memcpy(scores + i, &some, sizeof some);
@@ -752,9 +815,10 @@ inline void soften(float* scores, long count) {  // to probabilities
 
 // Means of values by Q queries' weights, J vectors of each; in four sums at once, which need not wait for each other.
 template <int Q, int J, class Number, class At>
-inline void mean(const float* const (&weights)[Q], const long (&counts)[Q], At value_at, float* const (&to)[Q]) {
+inline void mean(const float* const (&weights)[Q], long begin, const long (&counts)[Q], At value_at,
+                 float* const (&to)[Q]) {
     Floats sums[Q][4][J] = {};
-    long together = 0;
+    long together = begin;  // a multiple of four
     for (; together + 4 <= counts[0]; together += 4)
         for (int u = 0; u < 4; u++) {
             const Number* const value = value_at(together + u);
@@ -830,9 +894,15 @@ struct Attention {
     const Row* rows;
     long num_rows, groups, size, slots;
     const Number *keys, *values;
-    float scale;
+    long window;         // 0 without one
+    const float* sinks;  // of the G queries of each row, or none
+    long sink_pitch;
+    float scale, cap;
     float* scores;  // [rows, G, pitch]
     long pitch;
+
+    // The first key that a row sees.
+    long begin_of(long row) const { return window ? std::max(0l, long(rows[row].position) + 1 - window) : 0; }
 
     long slot(long t) const { return rows->slots ? rows->slots[t] : rows->first_slot + t; }
     long run(long t) const {  // how many follow in one piece
@@ -844,7 +914,7 @@ struct Attention {
     void score(const float* queries, long row_pitch, long group_pitch) const {
         const long count = rows[num_rows - 1].position + 1;
         const auto at_query = [=](long q) { return queries + q / groups * row_pitch + q % groups * group_pitch; };
-        for (long t = 0; t < count;) {
+        for (long t = begin_of(0); t < count;) {
             const Number* panels[TOGETHER];
             long lanes[TOGETHER], starts[TOGETHER + 1] = {t};
             for (int p = 0; p < TOGETHER; p++) {
@@ -878,7 +948,8 @@ struct Attention {
             }
     }
 
-    // What the queries find, [rows, G, D] with a pitch for each; a row sees what is at or before its position.
+    // What the queries find, [rows, G, D] with a pitch for each; a row sees what is at or before its position, as far
+    // back as its window goes.
     void find(float* out, long row_pitch, long group_pitch) const {
         const auto to = [=](long q) { return out + q / groups * row_pitch + q % groups * group_pitch; };
         long q = 0;
@@ -892,28 +963,32 @@ struct Attention {
         const float* own[Q];
         long counts[Q];
         float* to[Q];
+        const long from = begin_of(first / groups) / 4 * 4;  // all of them add up from here on, zeros before their own keys
         for (int q = 0; q < Q; q++) {
             float* const each = scores + (first + q) * pitch;
+            const long begin = begin_of((first + q) / groups);
             const long count = rows[(first + q) / groups].position + 1;
-            soften(each, count);
+            if (cap > 0.0f) cap_all(each + begin, count - begin, cap);
+            soften(each + begin, count - begin, sinks ? sinks[(first + q) % groups * sink_pitch] : -INFINITY);
+            std::fill(each + from, each + begin, 0.0f);
             own[q] = each;
             counts[q] = count;
             to[q] = at_out(first + q);
         }
         const int64_t* const slots = rows->slots;
-        const Number* const from = values + rows->first_slot * size;
-        if (slots) means<Q>(own, counts, [=](long t) { return values + slots[t] * size; }, to);
-        else means<Q>(own, counts, [=](long t) { return from + t * size; }, to);
+        const Number* const first_value = values + rows->first_slot * size;
+        if (slots) means<Q>(own, from, counts, [=](long t) { return values + slots[t] * size; }, to);
+        else means<Q>(own, from, counts, [=](long t) { return first_value + t * size; }, to);
     }
 
     template <int Q, class At>
-    void means(const float* const (&own)[Q], const long (&counts)[Q], At value_at, float* (&to)[Q]) const {
+    void means(const float* const (&own)[Q], long begin, const long (&counts)[Q], At value_at, float* (&to)[Q]) const {
         long i = 0;
         const auto part_at = [&](long t) { return value_at(t) + i; };
         const auto go = [&](auto width) {
             constexpr int J = decltype(width)::value;
             for (; i + J * WIDTH <= size; i += J * WIDTH) {
-                mean<Q, J, Number>(own, counts, part_at, to);
+                mean<Q, J, Number>(own, begin, counts, part_at, to);
                 for (float*& each : to) each += J * WIDTH;
             }
         };
@@ -923,18 +998,33 @@ struct Attention {
         for (; i < size; i++)
             for (int q = 0; q < Q; q++) {
                 float sum = 0.0f;
-                for (long t = 0; t < counts[q]; t++) sum += own[q][t] * float_of(*part_at(t));
+                for (long t = begin; t < counts[q]; t++) sum += own[q][t] * float_of(*part_at(t));
                 *to[q]++ = sum;
             }
     }
 };
 
-// One row of a matrix [out, size] in panels.
+// One row of a matrix [out, size] in panels, scaled.
 template <class Number>
-void embed(const Number* from, Panel panel, long row, long size, float* to) {
+void embed(const Number* from, Panel panel, long row, long size, float scale, float* to) {
     constexpr long PACK = 4 / sizeof(Number);
     from += panel.begin * ((size + PACK - 1) / PACK * PACK);
-    for (long i = 0; i < size; i++) to[i] = float_of(from[(i / PACK * panel.width + row - panel.begin) * PACK + i % PACK]);
+    for (long i = 0; i < size; i++)
+        to[i] = float_of(from[(i / PACK * panel.width + row - panel.begin) * PACK + i % PACK]) * scale;
+}
+
+// What an MLP's gate lets through.
+template <class Some>
+inline Some gated(Some gate, Some up, const Model& m) {
+    if (m.activation == 0) return gate / (exponential(Some{} - gate) + 1.0f) * up;
+    if (m.activation == 1) {  // 0.5 (1 + tanh y) is 1 / (1 + e^-2y)
+        const Some y = gate * (0.7978845608028654f + 0.7978845608028654f * 0.044715f * gate * gate);
+        return gate / (exponential(Some{} - (y + y)) + 1.0f) * up;
+    }
+    const Some most = Some{} + m.limit, least = Some{} - m.limit;
+    gate = gate > most ? most : gate;
+    up = up > most ? most : up < least ? least : up;
+    return gate / (exponential(Some{} - m.steepness * gate) + 1.0f) * (up + 1.0f);
 }
 
 double clock_seconds() {
@@ -1026,6 +1116,9 @@ void head(const Model& m, const Step& s, const Inputs<Kind>& inputs, Tiles& tile
     if (s.num_wanted >= Kind::TILES_FROM) tiles.shape(group_size(s.num_wanted));
     const Part own = part_of(m.head, member.thread, member.threads);
     inputs.times(m.head, s.num_wanted).into(own, s.logits, m.head.out);
+    if (m.logit_cap > 0.0f)
+        for (long i = 0; i < s.num_wanted; i++)
+            cap_all(s.logits + i * m.head.out + own.begin, own.end - own.begin, m.logit_cap);
 }
 
 // Logits of final hidden states [num_wanted, hidden].
@@ -1048,93 +1141,253 @@ void tap(const Model& m, const Step& s, long layer, const float* x, const Member
             for (long r = rows.begin; r < rows.end; r++) write(x + r * m.hidden, s.states + (r * s.num_taps + t) * m.hidden);
 }
 
+// Which rows take which experts of a layer, expert by expert.
+struct Routes {
+    std::vector<int32_t> begins, rows, taken;  // begins [E + 1], the others [n * num_taken]
+    std::vector<float> shares, taken_shares, chances;
+
+    // By the rows' logits [n, E]: the largest of their softmax, of equals the first.
+    void choose(const float* logits, long n, const Model& m) {
+        const long E = m.num_experts, T = m.num_taken;
+        chances.resize((E + WIDTH - 1) / WIDTH * WIDTH);
+        rows.resize(n * T);
+        shares.resize(n * T);
+        taken.resize(n * T);
+        taken_shares.resize(n * T);
+        begins.assign(E + 1, 0);
+        for (long r = 0; r < n; r++) choose_one(logits + r * E, E, T, m.shares_sum_to_one, &taken[r * T], &taken_shares[r * T]);
+        for (const int32_t e : taken) begins[e + 1]++;
+        std::partial_sum(begins.begin(), begins.end(), begins.begin());
+        std::vector<int32_t> next(begins.begin(), begins.end() - 1);
+        for (long i = 0; i < n * T; i++) {
+            const long place = next[taken[i]]++;
+            rows[place] = int32_t(i / T);
+            shares[place] = taken_shares[i];
+        }
+    }
+
+private:
+    void choose_one(const float* logits, long E, long T, bool sum_to_one, int32_t* experts, float* its) {
+        float largest = logits[0], total = 0.0f;
+        for (long e = 1; e < E; e++) largest = logits[e] > largest ? logits[e] : largest;
+        std::fill(std::copy_n(logits, E, chances.begin()), chances.end(), largest);
+        for (long e = 0; e < E; e += WIDTH) {
+            const Floats some = exponential(load(&chances[e]) - largest);
+            std::memcpy(&chances[e], &some, sizeof some);
+        }
+        for (long e = 0; e < E; e++) total += chances[e];
+        float taken_total = 0.0f;
+        for (long t = 0; t < T; t++) {
+            long best = std::find_if(chances.begin(), chances.begin() + E, [](float one) { return !(one < 0.0f); }) - chances.begin();
+            for (long e = best + 1; e < E; e++)
+                if (chances[e] > chances[best]) best = e;
+            experts[t] = int32_t(best);
+            taken_total += its[t] = chances[best];
+            chances[best] = -1.0f;
+        }
+        for (long t = 0; t < T; t++) its[t] /= sum_to_one ? taken_total : total;
+    }
+};
+
 // A thread's part of a forward; the others may still be busy with their logits.
 template <class Kind, class Number>
-void run(const Model& m, const Step& s, Member& member) {
-    const int thread = member.thread, threads = member.threads;
-    const long n = s.num_rows, D = m.head_size, H = m.num_heads, K = m.num_key_heads, G = H / K, I = m.mlp;
-    const long heads = H + 2 * K, width = H * D, hidden = m.hidden;
-    const Room room(m, s);
-    float* const x = s.scratch;
-    float* const qkv = x + room.qkv;
-    float* const attended = x + room.attended;
-    float* const gate_up = x + room.gate_up;
-    const std::vector<Part> blocks = blocks_of(s, block_size(n, K, s.num_threads));
-    float* const mine = x + room.shared + thread * room.own;
+class Pass {
+    using Plain = std::conditional_t<sizeof(Number) == sizeof(float), Float32, BFloat16>;  // what experts are kept as
+    const Model& m;
+    const Step& s;
+    Member& member;
+    const Room room;
+    const int thread, threads;
+    const long n, D, H, K, heads, width, hidden;
+    float* const shared;
+    float *const qkv, *const attended, *const gate_up, *const added, *const routed, *const mine, *const scores;
+    float* const x;  // the residual stream; each thread has its own where what is added to it has to be whole first
+    const std::vector<Part> blocks;
     Tiles tiles;
-    if (n >= Kind::TILES_FROM) tiles.shape(group_size(n));
-    Inputs<Kind> inputs{(typename Kind::Input*)mine, mine + room.row - n, mine + room.row};
-    float* const scores = mine + room.scores;
-    {
-        const Part part = part_of(n, thread, threads);
-        for (long r = part.begin; r < part.end; r++)
-            embed((const Number*)m.embedding, Panel(m.head, s.rows[r].token), s.rows[r].token, hidden, x + r * hidden);
-    }
-    member.meet();
-    for (long l = 0; l < m.num_layers; l++) {
-        const Layer& layer = m.layers[l];
-        Number* const keys = (Number*)s.cache + l * 2 * K * s.num_slots * D;
-        Number* const values = keys + K * s.num_slots * D;
+    Inputs<Kind> inputs;
+    Inputs<Plain> plain, taken;
+    Routes routes;
 
+public:
+    Pass(const Model& m, const Step& s, Member& member)
+        : m(m), s(s), member(member), room(m, s), thread(member.thread), threads(member.threads), n(s.num_rows),
+          D(m.head_size), H(m.num_heads), K(m.num_key_heads), heads(H + 2 * K), width(H * D), hidden(m.hidden),
+          shared(s.scratch), qkv(shared + room.qkv), attended(shared + room.attended), gate_up(shared + room.gate_up),
+          added(shared + room.added), routed(shared + room.routed), mine(shared + room.shared + thread * room.own),
+          scores(mine + room.scores), x(m.norms_outputs ? mine + room.stream : shared),
+          blocks(blocks_of(s, block_size(n, K, s.num_threads))), inputs(inputs_at<Kind>(0)), plain(inputs_at<Plain>(0)),
+          taken(inputs_at<Plain>(room.taken)) {}
+
+    void run() {
+        const Part part = part_of(n, thread, threads);
+        for (long r = part.begin; r < part.end; r++) {
+            const long token = s.rows[r].token;
+            embed((const Number*)m.embedding, Panel(m.head, token), token, hidden, m.embedding_scale, shared + r * hidden);
+        }
+        member.meet();
+        if (x != shared) std::copy_n(shared, n * hidden, x);
+        for (long l = 0; l < m.num_layers; l++) {
+            const Layer& layer = m.layers[l];
+            attend(layer, (Number*)s.cache + l * 2 * K * s.num_slots * D);
+            if (layer.router.weight) take_experts(layer);
+            else feed(layer);
+            tap(m, s, l, x, member, [this](const float* from, float* to) { std::copy(from, from + hidden, to); });
+        }
+        tap(m, s, m.num_layers, x, member,
+            [this](const float* from, float* to) { inputs.norm(from, m.norm, hidden, m.epsilon, to); });
+        for (long i = 0; i < s.num_wanted; i++) {
+            inputs.norm(x + s.wanted[i] * hidden, m.norm, hidden, m.epsilon, inputs.row);
+            inputs.prepare(i, inputs.row, hidden);
+        }
+        head(m, s, inputs, tiles, member);
+    }
+
+private:
+    template <class Some>
+    Inputs<Some> inputs_at(long place) const {
+        return {(typename Some::Input*)(mine + place), mine + place + room.row - n, mine + room.row};
+    }
+
+    template <class Some>
+    void shape(long count) {
+        if (count >= Some::TILES_FROM) tiles.shape(group_size(count));
+    }
+
+    void attend(const Layer& layer, Number* keys) {
+        Number* const values = keys + K * s.num_slots * D;
+        shape<Kind>(n);
         inputs.normed(x, layer.input_norm, n, hidden, m.epsilon);
         const Part own = part_of(layer.qkv, thread, threads, std::lcm(PANEL, D));
         inputs.times(layer.qkv, n).into(own, qkv, heads * D);
-        for (long i = own.begin / D * n; i < own.end / D * n; i++) {  // a head of each row
-            const long h = i / n, r = i % n;
-            float* const head = qkv + (r * heads + h) * D;
-            if (h < H + K) {
-                if (layer.head_norm) inputs.norm(head, layer.head_norm + h * D, D, m.epsilon, head);
-                rotate(head, s.turns + s.rows[r].position * D, D);
+        if (m.norms_whole_width) {
+            member.meet();
+            const Part rows = part_of(n, thread, threads);
+            for (long r = rows.begin; r < rows.end; r++) {
+                float* const row = qkv + r * heads * D;
+                inputs.norm(row, layer.head_norm, width, m.epsilon, row);
+                inputs.norm(row + width, layer.head_norm + width, K * D, m.epsilon, row + width);
+                for (long h = 0; h < heads; h++) turn_and_file(layer, h, r, keys, values);
             }
-            if (h < H || s.rows[r].slot < 0) continue;
-            const long slot = (h - H) % K * s.num_slots + s.rows[r].slot, lane = slot % WIDTH;
-            if (h < H + K) for (long j = 0; j < D; j++) put(keys + (slot - lane) * D + j * WIDTH + lane, head[j]);
-            else for (long j = 0; j < D; j++) put(values + slot * D + j, head[j]);
+        } else {
+            for (long i = own.begin / D * n; i < own.end / D * n; i++) {  // a head of each row
+                const long h = i / n, r = i % n;
+                float* const head = qkv + (r * heads + h) * D;
+                if (h < H + K && layer.head_norm) inputs.norm(head, layer.head_norm + h * D, D, m.epsilon, head);
+                turn_and_file(layer, h, r, keys, values);
+            }
         }
         member.meet();
-        const long num_blocks = long(blocks.size());
+        const long num_blocks = long(blocks.size()), G = H / K;
         const Part tasks = part_of(num_blocks * K, thread, threads);
         for (long i = tasks.begin; i < tasks.end; i++) {
             const long k = i / num_blocks;  // query heads stand group by group: g K + k
             const Part block = blocks[i % num_blocks];
             const Attention<Number> attention{
                 s.rows + block.begin, block.end - block.begin, G, D, s.block,
-                keys + k * s.num_slots * D, values + k * s.num_slots * D, m.scale, scores, room.score_pitch};
+                keys + k * s.num_slots * D, values + k * s.num_slots * D,
+                layer.window, layer.sinks ? layer.sinks + k : nullptr, K, layer.scale, m.score_cap,
+                scores, room.score_pitch};
             attention.score(qkv + (block.begin * heads + k) * D, heads * D, K * D);
             attention.find(attended + block.begin * width + k * D, width, K * D);
         }
         member.meet();
         for (long r = 0; r < n; r++) inputs.prepare(r, attended + r * width, width);
-        inputs.times(layer.output, n).onto(part_of(layer.output, thread, threads), x, hidden);
-        member.meet();
+        add(layer.output, layer.output_norm);
+    }
+
+    // A head of a row: its rotation, and its place in the cache if it is a key or a value.
+    void turn_and_file(const Layer& layer, long h, long r, Number* keys, Number* values) const {
+        float* const head = qkv + (r * heads + h) * D;
+        const long R = m.num_turned;
+        if (h < H + K && layer.rotation >= 0) rotate(head, s.turns[layer.rotation] + s.rows[r].position * R, R);
+        if (h < H || s.rows[r].slot < 0) return;
+        const long slot = (h - H) % K * s.num_slots + s.rows[r].slot, lane = slot % WIDTH;
+        if (h < H + K) for (long j = 0; j < D; j++) put(keys + (slot - lane) * D + j * WIDTH + lane, head[j]);
+        else for (long j = 0; j < D; j++) put(values + slot * D + j, head[j]);
+    }
+
+    void feed(const Layer& layer) {
+        const GatedMLP& mlp = layer.mlps[0];
+        const long I = mlp.gate.out;
         inputs.normed(x, layer.mlp_norm, n, hidden, m.epsilon);
-        const Part part = part_of(layer.gate, thread, threads);
-        inputs.times(layer.gate, n).into(part, gate_up, 2 * I);
-        inputs.times(layer.up, n).into(part, gate_up + I, 2 * I);
-        for (long r = 0; r < n; r++) {
-            float* const gate = gate_up + r * 2 * I;
-            long i = part.begin;
-            for (; i + WIDTH <= part.end; i += WIDTH) {
-                const Floats g = load(gate + i);
-                const Floats v = g / (exponential(Floats{} - g) + 1.0f) * load(gate + I + i);
-                std::memcpy(gate + i, &v, sizeof v);
-            }
-            for (; i < part.end; i++) gate[i] = gate[i] / (std::exp(-gate[i]) + 1.0f) * gate[I + i];
-        }
+        gate(inputs, mlp, n, gate_up);
         member.meet();
         for (long r = 0; r < n; r++) inputs.prepare(r, gate_up + r * 2 * I, I);
-        inputs.times(layer.down, n).onto(part_of(layer.down, thread, threads), x, hidden);
+        add(mlp.down, layer.down_norm);
+    }
+
+    // Each expert that some rows take is read once.
+    void take_experts(const Layer& layer) {
+        shape<Plain>(n);
+        plain.normed(x, layer.mlp_norm, n, hidden, m.epsilon);
+        plain.times(layer.router, n).into(part_of(layer.router, thread, threads), routed, m.num_experts);
         member.meet();
-        tap(m, s, l, x, member, [=](const float* from, float* to) { std::copy(from, from + hidden, to); });
+        routes.choose(routed, n, m);
+        const long I = layer.mlps[0].gate.out;
+        each_taken([&](const GatedMLP& mlp, long begin, long count) {
+            for (long i = 0; i < count; i++) taken.take(i, plain, routes.rows[begin + i], hidden);
+            gate(taken, mlp, count, gate_up + begin * 2 * I);
+        }, layer);
+        member.meet();
+        const Part part = part_of(layer.mlps[0].down, thread, threads);
+        float* const to = x == shared ? x : added;
+        for (long r = 0; x != shared && r < n; r++) std::fill(added + r * hidden + part.begin, added + r * hidden + part.end, 0.0f);
+        each_taken([&](const GatedMLP& mlp, long begin, long count) {
+            for (long i = 0; i < count; i++) taken.prepare(i, gate_up + (begin + i) * 2 * I, I);
+            Product<Plain> product = taken.times(mlp.down, count);
+            product.places = &routes.rows[begin];
+            product.shares = &routes.shares[begin];
+            product.onto(part, to, hidden);
+        }, layer);
+        member.meet();
+        if (x != shared) take_added(layer.down_norm);
     }
-    tap(m, s, m.num_layers, x, member,
-        [&](const float* from, float* to) { inputs.norm(from, m.norm, hidden, m.epsilon, to); });
-    for (long i = 0; i < s.num_wanted; i++) {
-        inputs.norm(x + s.wanted[i] * hidden, m.norm, hidden, m.epsilon, inputs.row);
-        inputs.prepare(i, inputs.row, hidden);
+
+    template <class Work>
+    void each_taken(Work work, const Layer& layer) {
+        for (long e = 0; e < m.num_experts; e++) {
+            const long begin = routes.begins[e], count = routes.begins[e + 1] - begin;
+            if (!count) continue;
+            shape<Plain>(count);
+            work(layer.mlps[e], begin, count);
+        }
     }
-    head(m, s, inputs, tiles, member);
-}
+
+    // What an MLP's gate lets through, of some rows: a thread's part, in the first half of [count, 2 I].
+    template <class Some>
+    void gate(const Inputs<Some>& of, const GatedMLP& mlp, long count, float* to) const {
+        const Part part = part_of(mlp.gate, thread, threads);
+        const long I = mlp.gate.out;
+        of.times(mlp.gate, count).into(part, to, 2 * I);
+        of.times(mlp.up, count).into(part, to + I, 2 * I);
+        for (long r = 0; r < count; r++, to += 2 * I) {
+            long i = part.begin;
+            for (; i + WIDTH <= part.end; i += WIDTH) {
+                const Floats v = gated(load(to + i), load(to + I + i), m);
+                std::memcpy(to + i, &v, sizeof v);
+            }
+            for (; i < part.end; i++) to[i] = gated(to[i], to[I + i], m);
+        }
+    }
+
+    // Adds the inputs' product to the residual stream, by its norm where there is one.
+    void add(const Matrix& matrix, const float* norm) {
+        const Part part = part_of(matrix, thread, threads);
+        if (x == shared) inputs.times(matrix, n).onto(part, x, hidden);
+        else inputs.times(matrix, n).into(part, added, hidden);
+        member.meet();
+        if (x != shared) take_added(norm);
+    }
+
+    void take_added(const float* norm) {
+        for (long r = 0; r < n; r++) {
+            const float* from = added + r * hidden;
+            if (norm) inputs.norm(from, norm, hidden, m.epsilon, inputs.row);
+            if (norm) from = inputs.row;
+            for (long i = 0; i < hidden; i++) x[r * hidden + i] += from[i];
+        }
+    }
+};
 
 // Copies a token's keys and values to another slot, for each pair of slots (from, to).
 template <class Number>
@@ -1154,10 +1407,10 @@ void move(const Model& m, const Step& s, const int64_t* slots, long count) {
 }
 
 void run(const Model& m, const Step& s, Member& member) {
-    if (m.kind == 0) run<Float32, float>(m, s, member);
-    else if (m.kind == 1) run<BFloat16, uint16_t>(m, s, member);
-    else if (m.is_half) run<Int8, uint16_t>(m, s, member);
-    else run<Int8, float>(m, s, member);
+    if (m.kind == 0) Pass<Float32, float>(m, s, member).run();
+    else if (m.kind == 1) Pass<BFloat16, uint16_t>(m, s, member).run();
+    else if (m.is_half) Pass<Int8, uint16_t>(m, s, member).run();
+    else Pass<Int8, float>(m, s, member).run();
 }
 
 // The first of the largest of scores [count]; -1 where that is no finite number.
@@ -1257,12 +1510,12 @@ void move(const Model* m, const Step* s, const int64_t* slots, int64_t count) {
     else move<float>(*m, *s, slots, count);
 }
 
-// Embeddings [count, hidden].
+// Embeddings [count, hidden], not scaled.
 void embed(const Model* m, const int64_t* tokens, int64_t count, float* to) {
     for (long i = 0; i < count; i++, to += m->hidden) {
         const Panel panel(m->head, tokens[i]);
-        if (m->is_half) embed((const uint16_t*)m->embedding, panel, tokens[i], m->hidden, to);
-        else embed((const float*)m->embedding, panel, tokens[i], m->hidden, to);
+        if (m->is_half) embed((const uint16_t*)m->embedding, panel, tokens[i], m->hidden, 1.0f, to);
+        else embed((const float*)m->embedding, panel, tokens[i], m->hidden, 1.0f, to);
     }
 }
 

@@ -1,9 +1,9 @@
-"""A Llama-shaped model's weights, taken from transformers' modules and laid out as our decoder reads them.
+"""A model's weights, taken from transformers' modules and laid out as our decoder reads them.
 
 The two halves that a rotation pairs stand side by side (one complex product turns queries and keys), and query heads
 stand group by group (what attention returns is what the output product reads), so that nothing is moved at run time.
 
-Letters: H query heads, K key heads, G = H/K, D head size, I MLP width.
+Letters: H query heads, K key heads, G = H/K, D head size, R rotated numbers of it, I MLP width, E experts.
 """
 
 from __future__ import annotations
@@ -17,80 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from specdec_cli.lm.cache.memory import Arena
-from specdec_cli.lm.files.quantization import stays_quantized
 from specdec_cli.lm.kernels.kinds import Kind
 from specdec_cli.lm.kernels.linear import quantized
-from specdec_cli.lm.kernels.packing import has_plain_weight, is_linear, is_untouched
 from specdec_cli.lm.llama import native
+from specdec_cli.lm.llama.families import Family
 
-_COMMON = (nn.SiLU.__module__, nn.ModuleList.__module__, "transformers.activations")  # what every family is made of
-CLASSES = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
-# Rotary types whose frequencies do not change with the length.
-ROPE_TYPES = {"default", "linear", "llama3", "yarn"}
 _PANELS = 64, 32, 16  # outputs in a panel: those of the compiled decoder, as many as its processor likes and fewer
 _PACK_BYTES = 4  # inputs that meet their weights at once
 _LEAST = _PANELS[-1]
-
-
-def obstacle(model: Any, device: torch.device | None = None) -> str | None:
-    """The part of a transformers model that this decoder does not support; None if it can run the model.
-
-    Args:
-        model: a causal LM, on paper too.
-        device: where it would run; None is where it is.
-    """
-    config = model.config
-    name = type(model).__name__
-    if name not in CLASSES or not type(model).__module__.startswith("transformers.models."):
-        return f"architecture `{name}`"
-    quantized = stays_quantized(config)
-    if quantized is not None:
-        return f"weights quantized by `{quantized}`"
-    rope = getattr(config, "rope_parameters", None) or {}
-    layer_types = set(getattr(config, "layer_types", None) or ("full_attention",))
-    facts = {
-        f"activation `{config.hidden_act}`": config.hidden_act not in ("silu", "swish"),
-        f"rotary type `{rope.get('rope_type')}`": rope.get("rope_type") not in ROPE_TYPES,
-        "partial rotary": rope.get("partial_rotary_factor", 1.0) != 1.0,
-        "a sliding window": not hasattr(config, "layer_types") and getattr(config, "sliding_window", None) is not None,
-        f"layers of `{', '.join(sorted(layer_types))}`": layer_types != {"full_attention"},
-        f"device `{(device or model.device).type}`": (device or model.device).type != "cpu",
-        f"dtype `{str(model.dtype).removeprefix('torch.')}`": model.dtype not in (torch.float32, torch.bfloat16),
-    }
-    return next((fact for fact, stands in facts.items() if stands), None) or _unknown_module(model) or native.missing()
-
-
-def kept_as(kind: Kind, obstacle: str | None) -> Kind:
-    """Memory of linear layers. Only transformers' forward pass changes the layout of bfloat16 weights."""
-    return "plain" if obstacle is None and kind == "bf16" else kind
-
-
-def _unknown_module(model: Any) -> str | None:
-    """A part that computes something else than this decoder, or keeps its numbers in another way."""
-    for name, module in model.named_modules():
-        if not _is_known(module, type(model).__module__):
-            return f"`{name}`, a `{type(module).__name__}` that was changed or is of another kind"
-        if isinstance(module, nn.Linear | nn.Embedding) and module.weight.dtype != model.dtype:
-            return f"`{name}` in another dtype than the model"
-    if model.lm_head.bias is not None:
-        return "the output layer"
-    for layer in model.model.layers:
-        attention, mlp = layer.self_attn, layer.mlp
-        if any(part.bias is not None for part in (attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)):
-            return "a bias behind attention or in the MLP"
-        if len({part.bias is None for part in (attention.q_proj, attention.k_proj, attention.v_proj)}) != 1:
-            return "a bias of some of queries, keys and values"
-    return None
-
-
-def _is_known(module: nn.Module, family: str) -> bool:
-    """Whether a module is one of the family's own classes, a plain weight or an activation, as it was made."""
-    if type(module) is nn.Embedding:
-        return is_untouched(module) and has_plain_weight(module)
-    if isinstance(module, nn.Linear):
-        return is_linear(module)
-    is_as_made = not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
-    return is_as_made and type(module).__module__ in (family, *_COMMON)
+_Linear = tuple[Tensor, Tensor | None]  # a weight and its bias
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +35,8 @@ class Shape:
     num_heads: int
     num_key_heads: int
     head_size: int
+    num_turned: int
     hidden_size: int
-    mlp_size: int
-
-    @property
-    def num_turned(self) -> int:
-        """Heads that are rotated: queries and keys."""
-        return self.num_heads + self.num_key_heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +51,7 @@ class Matrix:
         bias: float32, or None.
         scales: float32, of int8 weights, else None.
         sums: int32, of each output's int8 weights, else None.
+        by: what a product is multiplied with, bias included.
     """
 
     num_outputs: int
@@ -130,43 +61,72 @@ class Matrix:
     bias: Tensor | None = None
     scales: Tensor | None = None
     sums: Tensor | None = None
+    by: float = 1.0
 
     @classmethod
-    def of(cls, weight: Tensor, bias: Tensor | None, kind: Kind, arena: Arena, unit: int = 1) -> Matrix:
+    def of(
+        cls, weight: Tensor, bias: Tensor | None, kind: Kind, arena: Arena, unit: int = 1, by: float = 1.0
+    ) -> Matrix:
         """A weight [out, in] kept as `kind` says; threads do not part a unit of its outputs."""
         num_outputs, num_inputs = weight.shape
         half = half_of(num_outputs, unit)
         bias = None if bias is None else _of_panels(bias.detach().float())
         if kind != "int8":
-            return cls(num_outputs, num_inputs, half, arena.keep(panels(weight.detach(), half)), bias)
+            return cls(num_outputs, num_inputs, half, arena.keep(panels(weight.detach(), half)), bias, by=by)
         whole, scales = quantized(weight.detach())
         sums = _of_panels(whole.sum(1, dtype=torch.int32))
-        return cls(num_outputs, num_inputs, half, arena.keep(panels(whole, half)), bias, _of_panels(scales), sums)
+        kept = arena.keep(panels(whole, half))
+        return cls(num_outputs, num_inputs, half, kept, bias, _of_panels(scales), sums, by)
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
-    """One layer's weights.
+class GatedMLP:
+    """An MLP's weights: an expert's, or those of a layer without experts.
 
     Args:
-        input_norm: [hidden] float32, before attention.
-        qkv: to queries, keys and values, [H + 2K, D] in all.
-        head_norm: [H + K, D] float32, of each query and key head (Qwen 3), or None.
-        out: back to the residual stream.
-        mlp_norm: [hidden] float32, before the MLP.
         gate: to the MLP's gate.
         up: to what it lets through.
         down: back to the residual stream.
     """
 
-    input_norm: Tensor
-    qkv: Matrix
-    head_norm: Tensor | None
-    out: Matrix
-    mlp_norm: Tensor
     gate: Matrix
     up: Matrix
     down: Matrix
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One layer's weights. Norms are [hidden] float32, or None where the layer has none there.
+
+    Args:
+        input_norm: before attention.
+        qkv: to queries, keys and values, [H + 2K, D] in all.
+        head_norm: [H + K, D] float32, of queries and keys, or None.
+        out: back to the residual stream.
+        output_norm: of what attention adds.
+        mlp_norm: before the MLP.
+        router: to the experts' scores [E], or None.
+        mlps: the experts, or the one MLP.
+        down_norm: of what the MLP adds.
+        sinks: [H] float32 scores that take probability and give nothing, or None.
+        window: how many keys a row sees at most; 0 for all.
+        rotation: the table of rotations; -1 for none.
+        scale: of attention scores.
+    """
+
+    input_norm: Tensor | None
+    qkv: Matrix
+    head_norm: Tensor | None
+    out: Matrix
+    output_norm: Tensor | None
+    mlp_norm: Tensor | None
+    router: Matrix | None
+    mlps: list[GatedMLP]
+    down_norm: Tensor | None
+    sinks: Tensor | None
+    window: int
+    rotation: int
+    scale: float
 
 
 def half_of(num_outputs: int, unit: int = 1) -> int:
@@ -194,33 +154,114 @@ def _of_panels(values: Tensor) -> Tensor:
     return nn.functional.pad(values, (0, -len(values) % _LEAST)).contiguous()
 
 
-def norm_weight(module: Any) -> Tensor:
-    """An RMS norm's weight in float32, in memory of its own."""
-    found: Tensor = module.weight.detach().float().clone()
-    return found
+def norm_weight(module: Any, family: Family) -> Tensor:
+    """The factors of an RMS norm, float32, in memory of their own."""
+    found: Tensor = module.weight.detach().float()
+    return found + 1.0 if family.adds_one else found.clone()
 
 
-def take_layer(layer: Any, shape: Shape, kind: Kind, arena: Arena) -> Layer:
-    """A layer's weights in this decoder's layout; the module is left without them."""
-    attention, mlp = layer.self_attn, layer.mlp
-    order = _turning_order(shape)
-    parts = [attention.q_proj, attention.k_proj, attention.v_proj]
-    qkv = torch.cat([part.weight for part in parts])[order]
-    bias = None if parts[0].bias is None else torch.cat([part.bias for part in parts])[order]
-    grouped = _group_order(shape).repeat_interleave(shape.head_size) * shape.head_size
-    columns = grouped + torch.arange(shape.head_size).repeat(shape.num_heads)
-    taken = Layer(
-        norm_weight(layer.input_layernorm),
-        Matrix.of(qkv, bias, kind, arena, shape.head_size),
-        _head_norm(attention, shape) if hasattr(attention, "q_norm") else None,
-        Matrix.of(attention.o_proj.weight[:, columns], None, kind, arena),
-        norm_weight(layer.post_attention_layernorm),
-        Matrix.of(mlp.gate_proj.weight, None, kind, arena),
-        Matrix.of(mlp.up_proj.weight, None, kind, arena),
-        Matrix.of(mlp.down_proj.weight, None, kind, arena),
-    )
-    empty(*parts, attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
-    return taken
+@dataclass(frozen=True, slots=True)
+class Taking:
+    """Takes the weights of a model's layers in this decoder's layout; the modules are left without them.
+
+    Args:
+        shape: of the model.
+        family: of the model.
+        kind: how the weights of linear layers are kept. Experts and their router stay plain.
+        arena: where.
+        by: what each layer's additions to the residual stream are multiplied with.
+    """
+
+    shape: Shape
+    family: Family
+    kind: Kind
+    arena: Arena
+    by: float = 1.0
+
+    def layer(self, layer: Any, window: int, rotation: int) -> Layer:
+        """One layer with its window and its table of rotations."""
+        attention, mlp, shape = layer.self_attn, layer.mlp, self.shape
+        norms = [norm_weight(getattr(layer, name), self.family) if name else None for name in self.family.norms]
+        sinks = getattr(attention, "sinks", None)
+        grouped = _group_order(shape).repeat_interleave(shape.head_size) * shape.head_size
+        columns = grouped + torch.arange(shape.head_size).repeat(shape.num_heads)
+        out = attention.o_proj
+        router = getattr(mlp, self.family.router) if hasattr(mlp, "experts") else None
+        taken = Layer(
+            norms[0],
+            self._qkv(attention),
+            self._head_norm(attention) if hasattr(attention, "q_norm") else None,
+            Matrix.of(out.weight[:, columns], out.bias, self.kind, self.arena, by=self.by),
+            norms[1],
+            norms[2],
+            None if router is None else Matrix.of(router.weight, getattr(router, "bias", None), "plain", self.arena),
+            [self._mlp(mlp)] if router is None else self._experts(mlp.experts),
+            norms[3],
+            None if sinks is None else sinks.detach().float()[_group_order(shape)],
+            window,
+            rotation if getattr(attention, "use_rope", True) else -1,
+            float(attention.scaling),
+        )
+        empty(*(module for part in (attention, mlp) for module in part.modules()))
+        return taken
+
+    def _qkv(self, attention: Any) -> Matrix:
+        order = _turning_order(self.shape)
+        is_joined = hasattr(attention, "qkv_proj")
+        parts = [attention.qkv_proj] if is_joined else [attention.q_proj, attention.k_proj, attention.v_proj]
+        bias = None
+        if any(part.bias is not None for part in parts):
+            biases = [part.weight.new_zeros(len(part.weight)) if part.bias is None else part.bias for part in parts]
+            bias = torch.cat(biases)[order]
+        weight = torch.cat([part.weight for part in parts])[order]
+        return Matrix.of(weight, bias, self.kind, self.arena, self.shape.head_size)
+
+    def _head_norm(self, attention: Any) -> Tensor:
+        """Norms of queries and keys as one, [H + K, D]."""
+        shape = self.shape
+        counts = ((attention.q_norm, shape.num_heads), (attention.k_norm, shape.num_key_heads))
+        repeated = [
+            norm_weight(module, self.family).repeat(1 if self.family.norms_whole_width else count)
+            for module, count in counts
+        ]
+        whole = torch.cat(repeated)
+        return whole[_turning_order(shape)[: len(whole)]].view(-1, shape.head_size)
+
+    def _mlp(self, mlp: Any) -> GatedMLP:
+        if hasattr(mlp, "gate_up_proj"):
+            gate, up = _halves(mlp.gate_up_proj.weight, mlp.gate_up_proj.bias)
+        else:
+            gate, up = ((part.weight, part.bias) for part in (mlp.gate_proj, mlp.up_proj))
+        return self._gated(gate, up, (mlp.down_proj.weight, mlp.down_proj.bias), self.kind)
+
+    def _experts(self, experts: Any) -> list[GatedMLP]:
+        """Experts [E, 2I, hidden] and [E, hidden, I], or each of them transposed with gate and up number by number."""
+        is_limited = self.family.has_limited_experts
+        weights, biases = zip(*(_stored(experts, name) for name in ("gate_up_proj", "down_proj")), strict=True)
+        found = []
+        for expert in range(len(weights[0])):
+            joined, down = (weight[expert].t() if is_limited else weight[expert] for weight in weights)
+            first, last = (None if bias is None else bias[expert] for bias in biases)
+            gate, up = _halves(joined, first, are_mixed=is_limited)
+            found.append(self._gated(gate, up, (down, last), "plain"))
+        return found
+
+    def _gated(self, gate: _Linear, up: _Linear, down: _Linear, kind: Kind) -> GatedMLP:
+        first, second = (Matrix.of(*part, kind, self.arena) for part in (gate, up))
+        return GatedMLP(first, second, Matrix.of(*down, kind, self.arena, by=self.by))
+
+
+def _stored(module: Any, name: str) -> _Linear:
+    """A module's parameter and its bias."""
+    return getattr(module, name), getattr(module, f"{name}_bias", None)
+
+
+def _halves(weight: Tensor, bias: Tensor | None, *, are_mixed: bool = False) -> tuple[_Linear, _Linear]:
+    """Gate and up of a joined weight [2I, hidden], one behind the other or number by number."""
+    half = len(weight) // 2
+    places = (slice(0, None, 2), slice(1, None, 2)) if are_mixed else (slice(half), slice(half, None))
+    gate, up = ((weight[place], None if bias is None else bias[place]) for place in places)
+    return gate, up
 
 
 def _group_order(shape: Shape) -> Tensor:
@@ -228,25 +269,20 @@ def _group_order(shape: Shape) -> Tensor:
     return torch.arange(shape.num_heads).view(shape.num_key_heads, -1).t().reshape(-1)
 
 
-def _pair_order(head_size: int) -> Tensor:
-    """A head's numbers [D] with those that a rotation pairs side by side."""
-    return torch.arange(head_size).view(2, head_size // 2).t().reshape(-1)
+def _pair_order(shape: Shape) -> Tensor:
+    """A head's numbers [D] with those that a rotation pairs side by side, and then those that it leaves alone."""
+    turned = torch.arange(shape.num_turned).view(2, -1).t().reshape(-1)
+    return torch.cat((turned, torch.arange(shape.num_turned, shape.head_size)))
 
 
 def _turning_order(shape: Shape) -> Tensor:
     """Rows of the joined weight [(H + 2K) · D] as this decoder wants them: values as they are."""
-    keys = torch.arange(shape.num_heads, shape.num_turned)
-    turned = torch.cat((_group_order(shape), keys))[:, None] * shape.head_size + _pair_order(shape.head_size)
-    first_value = shape.num_turned * shape.head_size
+    num_heads = shape.num_heads + shape.num_key_heads
+    keys = torch.arange(shape.num_heads, num_heads)
+    turned = torch.cat((_group_order(shape), keys))[:, None] * shape.head_size + _pair_order(shape)
+    first_value = num_heads * shape.head_size
     values = torch.arange(first_value, first_value + shape.num_key_heads * shape.head_size)
     return torch.cat((turned.reshape(-1), values))
-
-
-def _head_norm(attention: Any, shape: Shape) -> Tensor:
-    """Norms of query and key heads as one, [H + K, D]."""
-    order = _pair_order(shape.head_size)
-    counts = ((attention.q_norm, shape.num_heads), (attention.k_norm, shape.num_key_heads))
-    return torch.cat([norm_weight(module)[order].expand(count, -1) for module, count in counts])
 
 
 def empty(*modules: Any) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from specdec_cli.recipe.schema import Recipe
 
 NOT_CLAIMED = (
-    "mixtures of experts in bfloat16: their grouped kernels are not tested for row invariance",
+    "mixtures of experts in bfloat16 in transformers' forward: their grouped kernels are not tested for row invariance",
     "linear layers of a class of their own in bfloat16: they keep torch's plain product",
     "more than 64 rows in one forward: the row-invariance test ends there",
     "prompts that are recomputed after a sequence lost its cache",
@@ -109,8 +109,12 @@ def examine(recipe: Recipe | None = None, *, trust_remote_code: bool = False) ->
             "a row's bits depend on the other rows in this machine's bfloat16 kernels: greedy output with a draft may "
             "differ from plain decoding at near-ties, as it may in float32"
         )
-    if pair is not None and pair.target is not None and pair.target.is_mixture_of_experts:
-        warnings.append("the target is a mixture of experts: bit-for-bit equality is not promised; run `specdec audit`")
+    target = None if pair is None else pair.target
+    if target is not None and target.is_mixture_of_experts and target.decoder != "own":
+        warnings.append(
+            "the target is a mixture of experts in transformers' forward: bit-for-bit equality is not promised; "
+            "run `specdec audit`"
+        )
     obstacle = missing()
     if not_kept() is not None:
         warnings.append(

@@ -31,6 +31,7 @@ PROCESSORS = {
     "AMX": ZEN4 + TILES,
 }
 SHAPE = {"hidden_size": 88, "intermediate_size": 151, "num_attention_heads": 4, "head_dim": 22, "num_hidden_layers": 2}
+SHAPES = {"gemma2": SHAPE | {"layer_types": ["sliding_attention", "full_attention"]}}
 TEXT = [(11 * i * i + 3 * i) % 97 for i in range(100)]
 
 
@@ -73,13 +74,14 @@ def scores(lm):
     return whole
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss"])
 @pytest.mark.parametrize(
     ("dtype", "quantize", "near"), [("float32", "none", 1e-5), ("bfloat16", "none", 0.02), ("bfloat16", "int8", 0.03)]
 )
 def test_another_processor_s_paths_give_the_same_numbers(
-    other, dtype: str, quantize: str, near: float, tmp_path: Path
+    other, family: str, dtype: str, quantize: str, near: float, tmp_path: Path
 ) -> None:
-    folder = str(make_tiny("llama", tmp_path, seed=3, **SHAPE))
+    folder = str(make_tiny(family, tmp_path, seed=3, vectors=0.1, **SHAPES.get(family, SHAPE)))
     contexts = [Row(3, TEXT[:20], 6), Row(4, TEXT[:7], 3)]
     oracle = load_lm(folder, dtype=dtype, quantize=quantize)
     expected = scores(oracle)
