@@ -31,6 +31,7 @@ from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.measure.bench.passes import against
 from specdec_cli.measure.bench.sweep import Sweep, arms_of, profile_in_turn, profile_workload
 from specdec_cli.measure.predict.cost import Costs
+from specdec_cli.measure.predict.draft_shape import DraftShape
 from specdec_cli.measure.predict.predict import Prediction
 from specdec_cli.measure.predict.rounds import Rounds
 from specdec_cli.measure.predict.traced import Traced, obtain_trace
@@ -75,11 +76,11 @@ def measure_every(sweep: Sweep, profiles: list[Costs], engine: Engine, repeats: 
 def errors(sweep: Sweep, prediction: Prediction) -> list[dict[str, Any]]:
     """Predicted and measured speed-up of each k."""
     rows = []
-    for k, measured in sorted(sweep.measured().items()):
-        predicted = prediction.rows[k - 1]
+    for shape, measured in sweep.measured().items():
+        predicted = prediction.rows[shape.k - 1]
         rows.append(
             {
-                "k": k,
+                "k": shape.k,
                 "predicted": round(predicted.speedup.median, 4),
                 "predicted_ci95": [round(x, 4) for x in predicted.speedup.ci95 or ()],
                 "measured": round(measured.speedup.median, 4),
@@ -134,7 +135,7 @@ def main() -> None:
     rows, own = errors(every, in_turn), errors(every, prediction)
     found, measured = few.recommended(), every.measured()
     best = max(measured.values(), key=lambda one: one.speedup.median)
-    pair = against(measured[found.k].track, best.track) if found.k else None
+    pair = against(measured[DraftShape(found.k)].track, best.track) if found.k else None
     sweep_seconds, exhaustive_seconds = swept - begin, (profiled - begin) + measuring
     results = {
         **{
@@ -148,11 +149,11 @@ def main() -> None:
             "exhaustive": round(exhaustive_seconds, 1),
             "ratio": round(sweep_seconds / exhaustive_seconds, 3),
         },
-        "measured_k": sorted(few.ks),
+        "measured_k": sorted(shape.k for shape in few.shapes),
         "settled_after": few.settled_after,
         "recommended": found.k,
         "verdict": found.verdict,
-        "best": best.k,
+        "best": best.shape.k,
         "loss_against_best": None if pair is None else round(1 - pair.ratio.median, 4),
         "loss_ci95": None if pair is None else [round(1 - x, 4) for x in reversed(pair.ratio.ci95 or ())],
         **summary(rows),

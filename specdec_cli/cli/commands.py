@@ -21,7 +21,7 @@ COMMANDS = {
     "serve": "Serve a model over an OpenAI-compatible HTTP API with continuous batching and speculation.",
     "bench": "Measure the speed-up of a draft over the same engine without one. Exits with 3 if a gate is crossed.",
     "compare-drafts": "Compare drafts for one target, each at its own best k.",
-    "sweep-k": "Find the best k, show that no draft pays off, or say what is missing to decide.",
+    "sweep-k": "Find the best k or tree, show that no draft pays off, or say what is missing to decide.",
     "audit": "Check that the output is exactly what the target alone produces. Exits with 3 if it is not.",
     "doctor": "Check this machine and, with a target, a draft or a recipe, the pair without loading its weights.",
     "recipe": "List, show, copy and check recipes.",

@@ -1,9 +1,9 @@
-"""`specdec sweep-k`: one trace, every k predicted, the best few measured, one recommendation."""
+"""`specdec sweep-k`: one trace, every k and the wanted trees predicted, the best few measured, one recommendation."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -39,11 +39,14 @@ from specdec_cli.cli.measurement_options import (
 from specdec_cli.cli.options import GATE_OPTIONS, RESUME_OPTION, WORKLOAD_OPTIONS, Shared, with_shared_options
 from specdec_cli.cli.output import write_file
 from specdec_cli.cli.screen import open_screen, timed_progress
+from specdec_cli.drafted import MOST_NODES
 from specdec_cli.errors import ExitCode, UsageError
+from specdec_cli.measure.predict.draft_shape import DraftShape
 from specdec_cli.recipe.present import to_yaml
 from specdec_cli.report.generate import Promise
 from specdec_cli.report.sweep_k import SCHEMA, SweepView, json_schema, print_sweeps, sweep_body
 from specdec_cli.report.tuned_recipe import tuned_recipe
+from specdec_cli.tree_shape import TreeShape
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -56,6 +59,7 @@ if TYPE_CHECKING:
     from specdec_cli.measure.predict.tracing import Tell
     from specdec_cli.measure.workload.workload import Workload
     from specdec_cli.recipe import Recipe, Resolved
+    from specdec_cli.recipe.schema import Speculation
 
 
 _LEFT_OUT = (
@@ -79,11 +83,24 @@ BatchSizes = Annotated[
 ]
 
 
+_AUTO = "auto"
+Trees = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tree",
+        help="Consider a tree beside the chains: auto for the best trees, or a shape such as 4,2,1. Repeat for more.",
+        metavar="auto|4,2,1",
+        rich_help_panel=HOW,
+    ),
+]
+
+
 @with_shared_options(without=_LEFT_OUT, beside=(*WORKLOAD_OPTIONS, *GATE_OPTIONS, RESUME_OPTION))
 def sweep_k(
     k_max: KMax = 8,
     exhaustive: Exhaustive = False,
     repeats: Annotated[int | None, repeats_option("1; 2 with --exhaustive", "Maximum number of times")] = None,
+    tree: Trees = None,
     batch_sizes: BatchSizes = "1",
     chat: Chat = False,
     dry_run: DryRun = False,
@@ -100,7 +117,7 @@ def sweep_k(
     *,
     shared: Shared,
 ) -> ExitCode | None:
-    """Find the best k, show that no draft pays off, or say what is missing to decide.
+    """Find the best k or tree, show that no draft pays off, or say what is missing to decide.
 
     Exits with 0 for every verdict (speculate, do-not-speculate, inconclusive) and with 3 if a gate is crossed, such as
     --fail-if 'recommended.verdict == inconclusive'.
@@ -110,7 +127,10 @@ def sweep_k(
     sizes = whole_numbers(batch_sizes, "--batch-sizes", _MOST_TOGETHER)
     k_max, capped = depth_within_rates(resolved.recipe.speculation, k_max)
     files = {"markdown": markdown, "csv": csv, "junit": junit}
-    wish = _SweepOptions(repeats, sizes[-1], chat, plot, html, files, k_max, exhaustive, sizes, trace, write_recipe)
+    trees = _trees(tree or [], resolved.recipe.speculation, k_max)
+    wish = _SweepOptions(
+        repeats, sizes[-1], chat, plot, html, files, k_max, exhaustive, sizes, trace, write_recipe, trees
+    )
     _check(resolved.recipe, wish)
     check_regression(resolved.recipe, shared)
     check_files(wish, shared, {"--trace": trace, "--write-recipe": write_recipe})
@@ -126,13 +146,19 @@ def sweep_k(
 
 @dataclass(frozen=True, slots=True)
 class _SweepOptions(MeasurementOptions):
-    """The command's further options."""
+    """The command's further options; `trees` has each shape once, and `auto` first."""
 
     k_max: int
     exhaustive: bool
     batch_sizes: tuple[int, ...]
     trace: Path | None
     write_recipe: Path | None
+    trees: tuple[str, ...]
+
+    @property
+    def shapes(self) -> list[TreeShape]:
+        """The named trees."""
+        return [TreeShape.parse(tree) for tree in self.trees if tree != _AUTO]
 
     @property
     def first_batch_size(self) -> int:
@@ -146,11 +172,57 @@ def _check(recipe: Recipe, wish: _SweepOptions) -> None:
         raise UsageError("there is no draft to sweep", "name one with --draft")
     if recipe.draft.method == "prediction":
         raise UsageError("the draft `prediction` reads one prompt's text, and a sweep has many", "choose another")
-    if recipe.speculation.tree is not None:
-        said = f"sweep-k predicts and measures chains, and the recipe drafts the tree `{recipe.speculation.tree}`"
-        raise UsageError(said, "take speculation.tree out of the recipe, or measure the tree with specdec bench")
     check_fixed_depth(recipe.speculation)
     check_speculates(recipe.speculation, wish.batch_size)
+    if wish.trees:
+        _check_trees(recipe, wish)
+
+
+def _trees(named: Sequence[str], speculation: Speculation, k_max: int) -> tuple[str, ...]:
+    """The trees to consider: those of --tree and the recipe's own.
+
+    Raises:
+        UsageError: no static tree with siblings, or one deeper than k_max.
+    """
+    own = [] if speculation.tree is None else [speculation.tree]
+    wanted = [one.strip() for one in (*named, *own)]
+    shapes = [TreeShape.parse(one) for one in wanted if one != _AUTO]
+    for shape in shapes:
+        if shape.is_dynamic:
+            said = f"the nodes of the tree `{shape}` depend on the draft's probabilities, which a trace does not hold"
+            raise UsageError(said, f"measure it with specdec bench --tree {shape}, or name a static tree")
+        if shape.is_chain:
+            raise UsageError(
+                f"the tree `{shape}` is the chain k = {shape.depth}", "leave it out: every k is considered"
+            )
+        if shape.depth > k_max:
+            hint = f"set --k-max {shape.depth}, or shorten the tree"
+            raise UsageError(f"the tree `{shape}` is `{shape.depth}` deep, and --k-max is `{k_max}`", hint)
+    return tuple(dict.fromkeys([_AUTO] * (_AUTO in wanted) + [str(shape) for shape in shapes]))
+
+
+def _check_trees(recipe: Recipe, wish: _SweepOptions) -> None:
+    """Refuse trees that cannot be predicted.
+
+    Raises:
+        UsageError: sampling, a draft without ranks, a rule that judges chains alone, or several batch sizes.
+    """
+    from specdec_cli.measure.predict.starts import check_knowable
+
+    speculation, temperature = recipe.speculation, recipe.sampling.temperature
+    hint = "measure the tree with specdec bench --tree, or leave the tree out"
+    if "model" not in recipe.draft_fields():
+        raise UsageError(f"the draft `{recipe.draft.method}` has no ranks of tokens, so its trees are unknown", hint)
+    if temperature > 0:
+        raise UsageError(
+            f"trees are predicted at temperature 0, not at `{temperature:g}`", f"--temperature 0, or {hint}"
+        )
+    check_knowable(speculation.verify, speculation.p_min if speculation.depth_policy == "confidence" else 0.0)
+    if speculation.verify == "block":
+        raise UsageError("verification mode `block` judges chains alone, not trees", "use --verify auto")
+    if len(wish.batch_sizes) > 1:
+        said = f"a recipe has one tree for all batch sizes, and --batch-sizes names {len(wish.batch_sizes)}"
+        raise UsageError(said, "sweep one batch size at a time, or leave the tree out")
 
 
 def _unknowable(recipe: Recipe, wish: _SweepOptions) -> str | None:
@@ -183,12 +255,14 @@ def _show_plan(resolved: Resolved, wish: _SweepOptions, shared: Shared) -> None:
         "exhaustive": wish.exhaustive,
         "repeats": wish.repeats,
         "batch_sizes": list(wish.batch_sizes),
+        "trees": list(wish.trees),
     }
     which = "all" if wish.exhaustive else "the best few"
     often = "once" if wish.repeats == 1 else f"{wish.repeats} times"
     together = "" if wish.batch_sizes == (1,) else f", {', '.join(map(str, wish.batch_sizes))} together"
     prompts = num_prompts_words(resolved.recipe.workload, num)
-    head = f"# would predict k = 1 to {wish.k_max} over {prompts} and measure {which} of them {often}{together}"
+    beside = f" and trees ({' '.join(wish.trees)})" if wish.trees else ""
+    head = f"# would predict k = 1 to {wish.k_max}{beside} over {prompts} and measure {which} of them {often}{together}"
     show_plan(resolved.recipe.as_dict(), body, shared, f"{head}\n{to_yaml(resolved, origins=True)}")
 
 
@@ -218,42 +292,67 @@ class _SweepRun(Measurement["Sweeps"]):
         return {"by_task": list(dict.fromkeys(row.category for row in self.rows if row.category is not None))}
 
     def load(self, say: Callable[[str], None]) -> tuple[Engine, Workload]:
-        """The pair, with room for the largest k, and the tokenized workload."""
+        """The pair, with room for the largest k and tree, and the tokenized workload."""
         from specdec_cli.engine.engine import Engine
 
         recipe = self.sized(self.recipe, self.asked.k_max)
+        largest = f"dynamic:{MOST_NODES}" if self.asked.trees else None
+        recipe = recipe.model_copy(update={"speculation": recipe.speculation.model_copy(update={"tree": largest})})
         engine = Engine.from_recipe(recipe, trust_remote_code=self.shared.trust_remote_code, progress=say)
+        engine.options = replace(engine.options, tree=None)  # each arm names its own
+        if self.asked.trees and engine.drafter.lm is None:
+            raise UsageError(f"the draft `{recipe.draft.method}` has no ranks of tokens, so its trees are unknown")
         return engine, self.tokenize(engine)
 
     def study(self, engine: Engine, workload: Workload) -> Sweeps:
-        """Every k predicted, at every batch size."""
+        """Every k and tree predicted, at every batch size."""
         from specdec_cli.measure.bench.sweep import Sweep, arms_of, profile_in_turn
         from specdec_cli.measure.bench.sweeps import Sweeps
 
-        wish, k_in_use = self.asked, self.resolved.recipe.speculation.num_speculative_tokens
+        wish = self.asked
         with timed_progress(self.screen) as tell:
             traced = self._traced(engine, workload, tell)
             by_size = {size: self._costs(engine, workload, size, tell) for size in wish.batch_sizes}
         found = []
         for size, costs in by_size.items():
-            made = None if traced is None else traced.predict(wish.k_max, costs)
+            trees = self._trees(traced, costs)
+            made = None if traced is None else traced.predict(wish.k_max, costs, trees)
             few = (wish.k_max, wish.exhaustive, size, wish.repeats)
-            sweep = Sweep(arms_of(engine), workload, costs, made, *few, self.journal, self.load_before, k_in_use)
+            sweep = Sweep(arms_of(engine), workload, costs, made, *few, self.journal, self.load_before, self._in_use)
             if traced is not None:
-                sweep.in_turn = profile_in_turn(engine, workload, traced, wish.k_max, size, self.journal)
+                profiled = {"profiled": costs.trees, "trees": trees}
+                sweep.in_turn = profile_in_turn(engine, workload, traced, wish.k_max, size, self.journal, **profiled)
             found.append(sweep)
         return Sweeps(tuple(found), traced)
+
+    @property
+    def _in_use(self) -> DraftShape:
+        """The recipe's own k or tree."""
+        speculation = self.resolved.recipe.speculation
+        tree = None if speculation.tree is None else TreeShape.parse(speculation.tree)
+        return DraftShape(speculation.num_speculative_tokens) if tree is None else DraftShape.of(tree)
+
+    def _trees(self, traced: Traced | None, costs: Costs) -> list[TreeShape]:
+        """The named trees and, where they are wanted, the best ones."""
+        from specdec_cli.measure.bench.sweep import MAX_TREES
+
+        is_wanted = traced is not None and _AUTO in self.asked.trees
+        best = traced.best_trees(costs, MAX_TREES) if traced is not None and is_wanted else []
+        return sorted({*self.asked.shapes, *best}, key=DraftShape.of)
 
     def _costs(self, engine: Engine, workload: Workload, size: int, tell: Tell) -> Costs:
         """Costs at a batch size; of an earlier run that this one continues, its own."""
         from specdec_cli.measure.bench.sweep import profile_workload
         from specdec_cli.measure.predict.tracing import in_phase
+        from specdec_cli.measure.predict.tree_costs import probe_trees
 
         together = "" if size == 1 else f" at batch size {size}"
+        probes = probe_trees(self.asked.k_max) if self.asked.trees else ()
+        trees = tuple(dict.fromkeys([*probes, *self.asked.shapes]))
 
         def measure() -> Costs:
             watch = in_phase(tell, f"measuring the costs of steps{together}")
-            return profile_workload(engine, workload, self.asked.k_max, size, watch=watch)
+            return profile_workload(engine, workload, self.asked.k_max, size, watch=watch, trees=trees)
 
         return measure() if self.journal is None else self.journal.costs(f"draft, {size} together", measure)
 
@@ -265,7 +364,8 @@ class _SweepRun(Measurement["Sweeps"]):
             return None
         name, path = draft_name(self.recipe), self.trace_file(self.asked.trace)
         is_read = path is not None and path.exists()
-        trace = obtain_trace(engine, workload.requests, name, self.asked.k_max, path, tell)
+        wanted = {"needs_ranks": bool(self.asked.trees)}
+        trace = obtain_trace(engine, workload.requests, name, self.asked.k_max, path, tell, **wanted)
         self._trace = {
             "file": None if self.asked.trace is None else str(self.asked.trace),
             "read": is_read,
@@ -293,7 +393,9 @@ class _SweepRun(Measurement["Sweeps"]):
         self, study: Sweeps, promise: Promise, must_agree: bool, machine: dict[str, Any], interrupted: bool
     ) -> dict[str, Any]:
         """The document's own keys."""
-        return sweep_body(study, promise, must_agree, machine, self._trace, self._notices(study), interrupted)
+        found = sweep_body(study, promise, must_agree, machine, self._trace, self._notices(study), interrupted)
+        found["plan"]["trees"] = list(self.asked.trees)
+        return found
 
     def _notices(self, sweeps: Sweeps) -> list[str]:
         found = [notice for notice in (sweeps.first.workload.notice, self.unknowable, self.capped) if notice]
@@ -314,7 +416,7 @@ class _SweepRun(Measurement["Sweeps"]):
             write_file(path, tuned_recipe(self.resolved, document), self.shared.force)
 
     def csv(self, study: Sweeps, document: dict[str, Any]) -> str:
-        """A row per batch size and k."""
+        """A row per batch size and k, and one per tree."""
         from specdec_cli.report.result_files import sweep_csv
 
         return sweep_csv(document)

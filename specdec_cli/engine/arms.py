@@ -86,11 +86,13 @@ class EngineArm:
         name: what a report calls it.
         engine: idle between two runs; arms that take turns may share one.
         num_speculative_tokens: k; 0 is plain decoding, None whatever the engine's options say.
+        tree: shape of its drafted trees; None whatever the engine's options say.
     """
 
     name: str
     engine: Engine
     num_speculative_tokens: int | None
+    tree: str | None = None
 
     @property
     def is_computing(self) -> bool:
@@ -103,7 +105,7 @@ class EngineArm:
     def run(self, requests: Sequence[Request], stopped: Stopped) -> ArmRun | None:
         """Decode requests together; None where it was stopped before the end."""
         events: list[Event] = []
-        decoding = Decoding(self.name, self.num_speculative_tokens)
+        decoding = Decoding(self.name, self.num_speculative_tokens, tree=self.tree)
         decode(self.engine, decoding, requests, lambda _, event: events.append(event), stopped)
         outputs = decoding.passes[0].by_id  # in the order of the requests
         if any(output.finish_reason in (None, "abort") for output in outputs.values()):

@@ -40,6 +40,7 @@ class Decoding:
         meter: counts of its steps, for a screen.
         draft: name of its drafter; None takes the engine's own.
         keeps_errors: whether a request that fails keeps its error and the others go on; else the error is raised.
+        tree: shape of its drafted trees; None takes the engine's.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Decoding:
     meter: Meter = field(default_factory=Meter)
     draft: str | None = None
     keeps_errors: bool = False
+    tree: str | None = None
 
     def begin(self, driver: Driver, requests: Sequence[Request]) -> None:
         """Queue a group of requests and collect what becomes of them.
@@ -68,6 +70,7 @@ class Decoding:
                     request.row.index,
                     request.grammar,
                     self.draft,
+                    self.tree,
                 )
             except UsageError as error:
                 raise named(error, request, len(requests)) from error

@@ -137,6 +137,7 @@ class Outputs:
         index: int | None = None,
         grammar: Grammar | None = None,
         draft: str | None = None,
+        tree: str | None = None,
     ) -> int:
         """Queue a request and collect its events from now on; returns its id.
 
@@ -149,13 +150,14 @@ class Outputs:
             index: the prompt's place; the number of requests so far without one.
             grammar: what the output must match.
             draft: name of its drafter.
+            tree: shape of its drafted trees.
 
         Raises:
             UsageError: the engine does not accept it.
         """
         from specdec_cli.engine.verify import rule_of
 
-        sequence_id = driver.add(tokens, params, num_speculative_tokens, grammar=grammar, draft=draft)
+        sequence_id = driver.add(tokens, params, num_speculative_tokens, grammar=grammar, draft=draft, tree=tree)
         output = Output(len(self.by_id) if index is None else index, text, list(tokens))
         temperature = 0.0 if params is None else params.temperature
         output.lossless = rule_of(driver.engine.options.verify, temperature).is_lossless

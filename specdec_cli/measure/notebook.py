@@ -262,7 +262,7 @@ class WorkloadTrace:
         check_knowable(options.verify, options.p_min)
         if self.engine.has_work:
             raise UsageError("the engine still decodes requests", "predict when they have finished")
-        fixed = replace(options.at_depth(k_max), tree=None)  # a trace predicts chains alone
+        fixed = replace(options.at_depth(k_max), tree=None)  # chains are predicted
         if (name, k_max) not in self._costs:
             self.say(f"tracing {name}")
             self.trace.drafts[name] = trace_draft(self.trace, drafter, k_max)

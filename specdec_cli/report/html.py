@@ -15,6 +15,7 @@ from specdec_cli.report.endpoint_pages import endpoint_facts, endpoint_findings,
 from specdec_cli.report.plot import inline_svgs, panels_of, subject
 from specdec_cli.report.recommendation import depth_mark, recommendation_words, size_name
 from specdec_cli.report.sweep_k import SIZE_HEADS, size_rows
+from specdec_cli.report.sweep_trees import TREE_HEADS, tree_rows
 from specdec_cli.report.table import NOTHING, PageTable, number, percent
 from specdec_cli.report.trees import tree_table
 from specdec_cli.text.printable import printable
@@ -193,6 +194,8 @@ def _depth_tables(found: Mapping[str, Any], iid: Mapping[str, float | None], at:
         )
     heads = ("k", "tokens a step", "predicted (95 %)", "measured (95 %)", "textbook", "draft/verify/rest %", "")
     yield PageTable(f"Every k{at}", heads, rows)
+    if trees := list(tree_rows(found)):
+        yield PageTable(f"Trees{at}", TREE_HEADS, trees)
     costs = found["costs"]
     seconds = [("draft, a token", costs["draft_seconds_per_token"]), ("engine, a step", costs["overhead_seconds"])]
     seconds += [

@@ -8,9 +8,9 @@ from typing import Any
 INCONCLUSIVE = "inconclusive"
 
 
-def depth_mark(k: int, recommended: Mapping[str, Any] | None) -> str:
-    """The word beside a k: `recommended`, or `in use` where the verdict is inconclusive."""
-    if recommended is None or k != recommended["k"]:
+def depth_mark(k: int, recommended: Mapping[str, Any] | None, tree: str | None = None) -> str:
+    """The word beside a k or a tree of that depth: `recommended`, or `in use` where the verdict is inconclusive."""
+    if recommended is None or (k, tree) != (recommended["k"], recommended.get("tree")):
         return ""
     return "in use" if recommended["verdict"] == INCONCLUSIVE else "recommended"
 
@@ -19,8 +19,8 @@ def recommendation_words(recommended: Mapping[str, Any], at: str = "") -> str:
     """The recommendation in a sentence or, where it is inconclusive, in three."""
     if recommended["verdict"] != INCONCLUSIVE:
         return f"Recommended{at}: {recommended['why']}."
-    k = recommended["k"]
-    stays = f"the draft and k = {k} stay" if k else "the recipe stays"
+    k, tree = recommended["k"], recommended.get("tree")
+    stays = f"the draft and {f'the tree {tree}' if tree else f'k = {k}'} stay" if k else "the recipe stays"
     return (
         f"Inconclusive{at}: {recommended['why']}. To settle it: {'; '.join(recommended['needs'])}. "
         f"Until then {stays} as {'they are' if k else 'it is'}."
@@ -33,7 +33,9 @@ def size_name(found: Mapping[str, Any], has_several: bool) -> str:
 
 
 def short_words(recommended: Mapping[str, Any]) -> str:
-    """The k alone, or the verdict."""
+    """The k or the tree alone, or the verdict."""
     if recommended["verdict"] == INCONCLUSIVE:
         return "inconclusive"
+    if tree := recommended.get("tree"):
+        return f"the tree {tree}"
     return str(recommended["k"] or "do not speculate")

@@ -31,6 +31,7 @@ _BENCH_HEADS = (
 _SWEEP_HEADS = (
     "batch_size", "k", "acceptance_length", "predicted_speedup", "predicted_low", "predicted_high",
     "measured_speedup", "measured_low", "measured_high", "recommended", "verdict",
+    "tree", "nodes",
 )  # fmt: skip
 _COMPARE_HEADS = (
     "task", "draft", "method", "best_k", "cost_ratio", "memory_bytes", "acceptance_rate", "acceptance_length",
@@ -109,19 +110,22 @@ def _bench_rows(bench: Bench) -> Iterator[Sequence[object]]:
 
 
 def sweep_csv(document: Mapping[str, Any]) -> str:
-    """One row per batch size and k."""
+    """One row per batch size and k, and one per tree."""
     rows = (
         (
             found["batch_size"],
-            row["k"],
+            k,
             row["acceptance_length"],
             *_three(row["predicted"], "speedup"),
             *_three(row["measured"], "speedup"),
-            int(depth_mark(row["k"], found["recommended"]) == "recommended"),
+            int(depth_mark(k, found["recommended"], row.get("tree")) == "recommended"),
             found["recommended"]["verdict"],
+            row.get("tree"),
+            row.get("nodes", k),
         )
         for found in document["by_batch_size"]
-        for row in found["rows"]
+        for row in (*found["rows"], *found["trees"])
+        for k in [row.get("k", row.get("depth"))]
     )
     return _csv(_SWEEP_HEADS, rows)
 

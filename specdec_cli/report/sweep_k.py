@@ -11,6 +11,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from specdec_cli.measure.predict.draft_shape import DraftShape
 from specdec_cli.report.bench import interval_words, lossless_words, print_notes_and_gates
 from specdec_cli.report.generate import Promise
 from specdec_cli.report.generate import json_schema as generate_schema
@@ -18,6 +19,7 @@ from specdec_cli.report.grid import Grid
 from specdec_cli.report.pace import Pace
 from specdec_cli.report.recommendation import INCONCLUSIVE, depth_mark, recommendation_words, short_words, size_name
 from specdec_cli.report.schema import read_schema
+from specdec_cli.report.sweep_trees import tree_table
 from specdec_cli.report.table import NOTHING, number
 from specdec_cli.text.printable import printable
 
@@ -66,7 +68,7 @@ def sweep_body(
     by_size = [_by_size(sweep) for sweep in sweeps.known()]
     first, smallest = sweeps.first, by_size[0]
     prediction = first.prediction
-    replays = [] if prediction is None else [row.replayed for row in prediction.rows]
+    replays = [] if prediction is None else [row.replayed for row in prediction.chains]
     unchecked = {"checked_tokens": None, "mismatches": None, "first_divergence": None}
     return {
         "workload": first.workload.as_dict(),
@@ -74,6 +76,7 @@ def sweep_body(
             "k_max": first.k_max,
             "exhaustive": first.is_exhaustive,
             "measured_k": smallest["measured_k"],
+            "measured_trees": [row["tree"] for row in smallest["trees"] if row["measured"] is not None],
             "batch_size": first.batch_size,
             "batch_sizes": [sweep.batch_size for sweep in sweeps.by_size],
             "repeats": first.repeats,
@@ -84,7 +87,7 @@ def sweep_body(
         },
         "machine": dict(machine),
         "trace": None if trace is None else dict(trace),
-        **{name: smallest[name] for name in ("costs", "rows", "recommended")},
+        **{name: smallest[name] for name in ("costs", "rows", "trees", "recommended")},
         "by_batch_size": by_size,
         "k_by_batch": ",".join(f"{size}:{k}" for size, k in sweeps.k_by_batch().items()),
         "table": _table(sweeps),
@@ -123,18 +126,21 @@ def _table(sweeps: Sweeps) -> dict[str, Any] | None:
 
 def _by_size(sweep: Sweep) -> dict[str, Any]:
     """The result at one batch size."""
-    prediction, measured, recommended = sweep.prediction, sweep.measured(), sweep.recommended()
+    measured, recommended = sweep.measured(), sweep.recommended()
     return {
         "batch_size": sweep.batch_size,
-        "measured_k": sorted(measured),
+        "measured_k": [shape.k for shape in measured if shape.tree is None],
         "settled_after": sweep.settled_after,
         "costs": sweep.costs.as_dict(),
         "rows": [
-            _row(k, None if prediction is None else prediction.rows[k - 1], measured.get(k))
-            for k in range(1, sweep.k_max + 1)
+            {"k": shape.k, **_row(sweep.predicted(shape), measured.get(shape))}
+            for shape in sweep.every_shape()
+            if shape.tree is None
         ],
+        "trees": list(_trees(sweep)),
         "recommended": {
             "k": recommended.k,
+            "tree": None if recommended.tree is None else str(recommended.tree),
             "speedup": None if recommended.speedup is None else recommended.speedup.as_dict(),
             "why": recommended.why,
             "verdict": recommended.verdict,
@@ -143,8 +149,23 @@ def _by_size(sweep: Sweep) -> dict[str, Any]:
     }
 
 
-def _row(k: int, predicted: Predicted | None, measured: Measured | None) -> dict[str, Any]:
-    """One k; its acceptance length is the trace's, and without one that of the measured steps."""
+def _trees(sweep: Sweep, has_rates: bool = True) -> Iterator[dict[str, Any]]:
+    """Every tree, predicted and measured."""
+    measured = sweep.measured()
+    for shape in sweep.every_shape():
+        if shape.tree is not None:
+            figures = _row(sweep.predicted(shape), measured.get(shape), has_rates)
+            yield {"tree": str(shape.tree), "nodes": shape.num_nodes, "depth": shape.k, **figures}
+
+
+def _row(predicted: Predicted | None, measured: Measured | None, has_rates: bool = True) -> dict[str, Any]:
+    """One k or tree; its acceptance length is the trace's, and without one that of the measured steps.
+
+    Args:
+        predicted: None where no trace can tell.
+        measured: None where it was not measured.
+        has_rates: whether rates by depth are wanted, with their intervals.
+    """
     length = None if predicted is None else _known(predicted.acceptance_length.median)
     if predicted is None and measured is not None:
         length = measured.track.counts().acceptance_length
@@ -152,9 +173,9 @@ def _row(k: int, predicted: Predicted | None, measured: Measured | None) -> dict
     if predicted is not None:
         speedup = predicted.speedup.as_dict()
         said = {"speedup": speedup.pop("median"), **speedup, "shares": predicted.shares()}
-        said |= predicted.replayed.acceptance()
+        said["tokens_per_second"] = _known(predicted.tokens_per_second)
+        said |= predicted.replayed.acceptance() if has_rates else {}
     return {
-        "k": k,
         "acceptance_length": length,
         "predicted": said,
         "measured": None if measured is None else measured.as_dict(),
@@ -202,7 +223,9 @@ class SweepView:
             return
         if perf_counter() < self._last + _SECONDS_BETWEEN_DRAWS:
             return
-        self._live.update(Group(sweep_table(sweep, None), Text(line, style="dim")), refresh=True)
+        trees = list(_trees(sweep, has_rates=False))
+        tables = [sweep_table(sweep, None), *([tree_table({"trees": trees, "recommended": None})] if trees else [])]
+        self._live.update(Group(*tables, Text(line, style="dim")), refresh=True)
         self._last = perf_counter()
 
 
@@ -211,8 +234,8 @@ def sweep_table(sweep: Sweep, recommended: Mapping[str, Any] | None, title: str 
     table = Grid(*HEADS, title=title)
     measured = sweep.measured()
     for k in range(1, sweep.k_max + 1):
-        row = None if sweep.prediction is None else sweep.prediction.rows[k - 1]
-        one = measured.get(k)
+        row = sweep.predicted(DraftShape(k))
+        one = measured.get(DraftShape(k))
         counted = None if one is None else one.track.counts().acceptance_length
         shares = {} if row is None else row.shares() or {}
         cells = [
@@ -235,6 +258,8 @@ def print_sweeps(console: Console, sweeps: Sweeps, body: Mapping[str, Any]) -> N
     for sweep, found in zip(known, by_size, strict=True):
         title = f"Batch size {sweep.batch_size}" if has_several else None
         console.print(sweep_table(sweep, found["recommended"], title))
+        if found["trees"]:
+            console.print(tree_table(found))
         textbook = _textbook_words(body) if sweep is sweeps.first else []
         accepted = _acceptance_words(body, found) if sweep is sweeps.first else []
         for line in [*_cost_words(found, sweep.k_max), *textbook, *accepted]:
@@ -296,11 +321,12 @@ def _rounds_words(costs: Mapping[str, Any]) -> str:
 
 
 def _acceptance_words(body: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
-    """Acceptance by task and along the text, at the recommended k or, without one, at the one predicted best."""
+    """Acceptance by task and along the text, at the recommended k or, without one, at the k predicted best."""
     known = [row for row in found["rows"] if row["predicted"] and row["predicted"]["speedup"] is not None]
     if not known:
         return []
-    k = found["recommended"]["k"] or max(known, key=lambda row: (row["predicted"]["speedup"], -row["k"]))["k"]
+    k = 0 if found["recommended"]["tree"] else found["recommended"]["k"]
+    k = k or max(known, key=lambda row: (row["predicted"]["speedup"], -row["k"]))["k"]
     k = min(k, len(found["rows"]))  # a recipe's own k, which is kept, may be larger than what was swept
     tasks = [
         f"{printable(name)} {_length_words(rows[k - 1]['acceptance_length'])}" for name, rows in body["by_task"].items()

@@ -19,6 +19,7 @@ _WIDTH = 98
 """Columns of the comment's text, so that its lines end within 100."""
 _NO_DRAFT: Mapping[str, Any] = {
     "num_speculative_tokens": 0,
+    "tree": None,
     "depth_policy": "fixed",
     "synthetic_acceptance_length": None,
     "synthetic_acceptance_rates": None,
@@ -26,10 +27,10 @@ _NO_DRAFT: Mapping[str, Any] = {
 
 
 def tuned_recipe(resolved: Resolved, document: Mapping[str, Any]) -> str:
-    """The recipe as YAML with the recommended k, a table of k, or no draft if the sweep is sure that none pays.
+    """The recipe as YAML with the recommended k or tree, a table of k, or no draft if the sweep is sure that none pays.
 
-    If the sweep is inconclusive, the draft and k stay as they are. Defaults are left out, as are the prompts and the
-    length (`-n`) that flags set for the sweep alone.
+    If the sweep is inconclusive, the draft and k or the tree stay as they are. Defaults are left out, as are the
+    prompts and the length (`-n`) that flags set for the sweep alone.
 
     Args:
         resolved: what the sweep ran with.
@@ -43,7 +44,9 @@ def tuned_recipe(resolved: Resolved, document: Mapping[str, Any]) -> str:
         num_seqs = max(recipe.engine.max_num_seqs, by_size[-1]["batch_size"])
         update["engine"] = recipe.engine.model_copy(update={"max_num_seqs": num_seqs})
     if verdicts != {INCONCLUSIVE} and any(ks):
-        update["speculation"] = _at_depths(recipe.speculation, dict(zip(sizes, ks, strict=True)))
+        tree = by_size[0]["recommended"]["tree"]  # of several batch sizes none has one
+        found = _at_depths(recipe.speculation, dict(zip(sizes, ks, strict=True)))
+        update["speculation"] = found.model_copy(update={"tree": tree})
     elif INCONCLUSIVE not in verdicts:
         verify = "auto" if recipe.speculation.is_synthetic else recipe.speculation.verify
         update["speculation"] = recipe.speculation.model_copy(update={**_NO_DRAFT, "verify": verify})

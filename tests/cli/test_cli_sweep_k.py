@@ -25,6 +25,7 @@ from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.measure.bench import sweep
 from specdec_cli.measure.predict import traced
+from specdec_cli.measure.predict.draft_shape import DraftShape
 from specdec_cli.measure.predict.evidence import Evidence
 from specdec_cli.measure.predict.predict import Predicted, choose
 from specdec_cli.measure.stats import Interval
@@ -221,7 +222,7 @@ def recommended(size: int, k: int, verdict: str | None = None) -> dict[str, Any]
     """What a tuned recipe is made of."""
     said = verdict or ("speculate" if k else "do-not-speculate")
     needs = ["a quiet machine"] if said == "inconclusive" else []
-    return {"batch_size": size, "recommended": {"k": k, "why": "so", "verdict": said, "needs": needs}}
+    return {"batch_size": size, "recommended": {"k": k, "tree": None, "why": "so", "verdict": said, "needs": needs}}
 
 
 def test_a_tuned_recipe_holds_what_was_decided_and_what_the_user_set(tmp_path: Path) -> None:
@@ -388,8 +389,8 @@ def contradicted(monkeypatch: pytest.MonkeyPatch, best: float = 0.43, other: flo
         tokens = tuple((1,) * 4 for _ in requests)
         return ArmRun(tokens, Timing(0.1, 1 / faster, 1 / faster, None), len(requests))
 
-    def predict(self, k_max, costs):
-        made = original(self, k_max, costs)
+    def predict(self, k_max, costs, trees=()):
+        made = original(self, k_max, costs, trees)
         rows = [replace(row, speedup=Interval(2.97 - abs(row.k - 3) / 9, (1.92, 4.99), 24)) for row in made.rows]
         return replace(made, rows=rows, recommended=choose(rows))
 
@@ -678,7 +679,7 @@ def test_what_no_trace_can_know_is_measured_or_refused(loaded, capsys: pytest.Ca
         (["--batch-sizes", "1,4", "--set", "speculation.disable_by_batch_size=2"], "`4` should run together"),
         (["--max-regression", "5%"], "has no effect without a baseline"),
         (["--baseline", "none.json"], "baseline `none.json` cannot be read"),
-        (["--set", "speculation.tree=2,1"], "predicts and measures chains"),
+        (["--set", "speculation.tree=2,1"], "no ranks of tokens"),
         (["-n", "600"], "no prompt of `builtin:mini` fits the context of `512` tokens"),
     ],
 )
@@ -744,7 +745,7 @@ def predicted(k: int, speedups: list[float], ci95: tuple[float, float]) -> Predi
     speedup = Interval(float(np.median(speedups)), ci95, len(speedups))
     length = Interval(2.0, None, len(speedups))
     seconds = (np.array(speedups), nothing, nothing + 1, nothing)
-    return Predicted(k, length, speedup, speedup, *seconds, iid_speedup=None, replayed=stand_in(None))
+    return Predicted(DraftShape(k), length, speedup, speedup, *seconds, iid_speedup=None, replayed=stand_in(None))
 
 
 def test_candidates_are_few_near_the_best_and_not_clearly_slower() -> None:
@@ -752,8 +753,8 @@ def test_candidates_are_few_near_the_best_and_not_clearly_slower() -> None:
     apart = predicted(1, [0.5, 0.6, 0.7], (0.5, 0.7))
     slower_prompt_by_prompt = predicted(2, [0.9, 1.8, 2.7], (0.9, 2.7))
     near = [predicted(k, [1.02, 1.99 - k / 1e3, 3.01], (1.0, 3.0)) for k in (5, 6, 7, 8)]
-    assert sweep.candidates([apart, slower_prompt_by_prompt, best]) == [4]
-    assert sweep.candidates([apart, best, *near]) == [4, 5]
+    assert sweep.candidates([apart, slower_prompt_by_prompt, best]) == [DraftShape(4)]
+    assert sweep.candidates([apart, best, *near]) == [DraftShape(4), DraftShape(5)]
     assert sweep.candidates([predicted(1, [float("nan")], (0.0, 0.0))]) == []
 
 

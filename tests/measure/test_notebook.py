@@ -34,7 +34,7 @@ def tracing(**options) -> TracingEngine:
 def fixed_costs(monkeypatch: pytest.MonkeyPatch):
     costs = made_costs()
     monkeypatch.setattr(sweep, "profile_workload", lambda *_, **__: costs)
-    monkeypatch.setattr(sweep, "profile_in_turn", lambda *_: None)
+    monkeypatch.setattr(sweep, "profile_in_turn", lambda *_, **__: None)
     return costs
 
 

@@ -238,7 +238,8 @@ def _kept_costs(costs: Costs) -> dict[str, Any]:
     arrays = {name: getattr(costs, name).tolist() for name in _ARRAYS}
     assert costs.rounds is not None, "a profile keeps its rounds"
     rounds = {name: getattr(costs.rounds, name).tolist() for name in _ROUNDS}
-    return {name: getattr(costs, name) for name in plain} | arrays | {"load": asdict(costs.load), "rounds": rounds}
+    rest = {"load": asdict(costs.load), "rounds": rounds, "trees": [str(tree) for tree in costs.trees]}
+    return {name: getattr(costs, name) for name in plain} | arrays | rest
 
 
 def _restored_costs(line: Mapping[str, Any]) -> Costs:
@@ -246,9 +247,11 @@ def _restored_costs(line: Mapping[str, Any]) -> Costs:
 
     from specdec_cli.measure.predict.cost import Costs, ProfileLoad
     from specdec_cli.measure.predict.rounds import Rounds
+    from specdec_cli.tree_shape import TreeShape
 
     fields = {name: value for name, value in line.items() if name != "costs"}
     fields |= {name: np.array(line[name], dtype=np.float64) for name in _ARRAYS}
     fields |= {"context_lengths": tuple(line["context_lengths"]), "load": ProfileLoad(**line["load"])}
+    fields["trees"] = tuple(map(TreeShape.parse, line["trees"]))
     fields["rounds"] = Rounds(*(np.array(line["rounds"][name], dtype=np.float64) for name in _ROUNDS))
     return Costs(**fields)

@@ -1,11 +1,12 @@
-"""The recommendation of a sweep at one batch size, with its reason: a k, no draft, or inconclusive."""
+"""The recommendation of a sweep at one batch size, with its reason: a k, a tree, no draft, or inconclusive."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from specdec_cli.measure.bench.verdict import StepSplit
+from specdec_cli.measure.predict.draft_shape import DraftShape, shape_words
 from specdec_cli.measure.predict.evidence import Evidence, Recommendation, needs, times
 from specdec_cli.measure.predict.predict import PUBLISHED_K, Prediction
 from specdec_cli.measure.stats import Interval
@@ -16,50 +17,51 @@ class Case:
     """All that a sweep knows when it recommends.
 
     Args:
-        by_k: the evidence on every measured k.
-        prediction: of every k; None where no trace can tell.
+        by_shape: the evidence on every measured k and tree.
+        prediction: of every k and tree; None where no trace can tell.
         busy: that the machine was busy, in words, or None.
-        k_in_use: the recipe's own, which stays where the case is open.
+        in_use: the recipe's own, which stays where the case is open.
         batch_size: prompts that decode together.
-        costs: where the time of a measured k's steps goes; None where that is not known.
+        costs: where the time of a measured shape's steps goes; None where that is not known.
     """
 
-    by_k: Mapping[int, Evidence]
+    by_shape: Mapping[DraftShape, Evidence]
     prediction: Prediction | None
     busy: str | None
-    k_in_use: int
+    in_use: DraftShape
     batch_size: int
-    costs: Callable[[int], StepSplit | None]
+    costs: Callable[[DraftShape], StepSplit | None]
 
     def recommend(self) -> Recommendation:
-        """The k to run with; what was measured decides, where nothing speaks against it."""
-        if not self.by_k:
+        """The k or tree to run with; what was measured decides, where nothing speaks against it."""
+        if not self.by_shape:
             return self._by_prediction()
-        best = max(self.by_k, key=self._rank)
+        best = self._best(self.by_shape)
         if self.busy is not None:
             return self._open(best)
-        if all(one.pays is False for one in self.by_k.values()):
+        if all(one.pays is False for one in self.by_shape.values()):
             return Recommendation(0, None, self._why_not(best), "do-not-speculate")
-        paying = max((k for k, one in self.by_k.items() if one.pays), key=self._rank, default=None)
+        all_paying = [shape for shape, one in self.by_shape.items() if one.pays]
+        paying = self._best(all_paying) if all_paying else None
         in_the_way = self._open_beside(paying)
         if paying is None or in_the_way:
-            return self._open(max(in_the_way, key=self._rank))
-        return Recommendation(paying, self._measured(paying), self._why(paying), "speculate")
+            return self._open(self._best(in_the_way))
+        return Recommendation(paying.k, self._measured(paying), self._why(paying), "speculate", tree=paying.tree)
 
-    def _open_beside(self, paying: int | None) -> list[int]:
-        """The open k, of which beside one that pays only contradictory ones matter, and those that may be faster."""
-        found = {k: one for k, one in self.by_k.items() if one.pays is None}
+    def _open_beside(self, paying: DraftShape | None) -> list[DraftShape]:
+        """The open shapes, of which beside one that pays only contradictory ones matter that may be faster."""
+        found = {shape: one for shape, one in self.by_shape.items() if one.pays is None}
         if paying is None:
             return list(found)
         least = self._measured(paying).median
-        return [k for k, one in found.items() if one.is_contradictory and one.most > least]
+        return [shape for shape, one in found.items() if one.is_contradictory and one.most > least]
 
-    def _rank(self, k: int) -> tuple[float, int]:
-        measured = self._measured(k)
-        return measured.median, -k
+    def _best(self, shapes: Iterable[DraftShape]) -> DraftShape:
+        """The one that was measured fastest, the smaller of equals."""
+        return max(sorted(shapes), key=lambda shape: self._measured(shape).median)
 
-    def _measured(self, k: int) -> Interval:
-        measured = self.by_k[k].measured
+    def _measured(self, shape: DraftShape) -> Interval:
+        measured = self.by_shape[shape].measured
         assert measured is not None, "a case holds what was measured"
         return measured
 
@@ -68,20 +70,20 @@ class Case:
         assert self.prediction is not None, "without a prediction something was measured"
         found = self.prediction.recommended
         if found.needs:
-            return replace(found, k=self.k_in_use, verdict="inconclusive")
+            return replace(found, k=self.in_use.k, tree=self.in_use.tree, verdict="inconclusive")
         why, wanted = f"nothing was measured; predicted: {found.why}", ("a run to its end, which measures",)
-        return Recommendation(self.k_in_use, found.speedup, why, "inconclusive", wanted)
+        return Recommendation(self.in_use.k, found.speedup, why, "inconclusive", wanted, self.in_use.tree)
 
-    def _open(self, k: int) -> Recommendation:
-        evidence = self.by_k[k]
+    def _open(self, shape: DraftShape) -> Recommendation:
+        evidence, why = self.by_shape[shape], self._why_open(shape)
         wanted = needs(evidence, self.busy, self.batch_size)
-        return Recommendation(self.k_in_use, evidence.range, self._why_open(k), "inconclusive", wanted)
+        return Recommendation(self.in_use.k, evidence.range, why, "inconclusive", wanted, self.in_use.tree)
 
-    def _why_open(self, k: int) -> str:
-        evidence, measured = self.by_k[k], self._measured(k)
+    def _why_open(self, shape: DraftShape) -> str:
+        evidence, measured = self.by_shape[shape], self._measured(shape)
         pairs = "a single pair" if measured.pairs == 1 else f"{measured.pairs} pairs"
         predicted = "" if evidence.predicted is None else f"predicted {times(evidence.predicted)} and "
-        found = f"k = {k} was {predicted}measured {times(measured)} as fast as no draft, from {pairs}"
+        found = f"{shape} was {predicted}measured {times(measured)} as fast as no draft, from {pairs}"
         also = f"; {self.busy}" if self.busy else ""
         if evidence.is_contradictory:
             return f"prediction and measurement exclude each other: {found}{also}"
@@ -91,15 +93,31 @@ class Case:
             return f"too few pairs to be certain: {found}{also}"
         return f"the interval contains both answers: {found}{also}"
 
-    def _why(self, best: int) -> str:
-        which = "the only k measured" if len(self.by_k) == 1 else f"the largest of the {len(self.by_k)} measured"
+    def _why(self, best: DraftShape) -> str:
+        num = len(self.by_shape)
+        which = "the only k measured" if num == 1 else f"the largest of the {num} measured"
         measured = self._measured(best)
-        near = [str(k) for k in sorted(self.by_k) if k != best and self._measured(k).overlaps(measured)]
-        also = f"; its interval overlaps that of k = {', '.join(near)}" if near else ""
-        found = f"k = {best} decodes {times(measured)} as fast{self._beside(best)}"
-        return f"{found}, {which}{also}; {guidance(best)}"
+        near = [one for one in sorted(self.by_shape) if one != best and self._measured(one).overlaps(measured)]
+        also = f"; its interval overlaps that of {shape_words(near)}" if near else ""
+        found = f"{best} decodes {times(measured)} as fast{self._beside(best)}"
+        known = "" if best.tree is not None else f"; {guidance(best.k)}"
+        return f"{found}, {which}{also}{self._other_kind(best)}{known}"
 
-    def _why_not(self, best: int) -> str:
+    def _other_kind(self, best: DraftShape) -> str:
+        """How fast the best tree is beside a chain, or the best chain beside a tree."""
+        others = [one for one in self.by_shape if (one.tree is None) != (best.tree is None)]
+        if not others:
+            return ""
+        other = self._best(others)
+        kind, name = ("chain", str(other)) if other.tree is None else ("tree", other.tree_text)
+        found = f"({name}) decodes {times(self._measured(other))} as fast"
+        return (
+            f"; no {kind} pays: the best {found}"
+            if self.by_shape[other].pays is False
+            else f"; the best {kind} {found}"
+        )
+
+    def _why_not(self, best: DraftShape) -> str:
         measured, costs = self._measured(best), self.costs(best)
         sure = ", which is no gain" if measured.median > 1 else ""
         reason = ""
@@ -111,12 +129,12 @@ class Case:
                 f"{costs.verify_seconds_per_step / costs.step_seconds:.0%} verification"
             )
         return (
-            f"do not speculate: even the best k = {best} decodes {times(measured)} as fast"
+            f"do not speculate: even the best {best} decodes {times(measured)} as fast"
             f"{sure}{self._beside(best)}{reason}"
         )
 
-    def _beside(self, k: int) -> str:
-        predicted = self.by_k[k].predicted
+    def _beside(self, shape: DraftShape) -> str:
+        predicted = self.by_shape[shape].predicted
         return "" if predicted is None else f" (predicted {predicted.median:.2f}×)"
 
 

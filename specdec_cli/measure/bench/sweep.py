@@ -1,7 +1,7 @@
-"""The sweep over k at one batch size: a trace and step costs predict every k, and the few best are measured.
+"""The sweep over k and trees at one batch size: a trace and step costs predict all, and the few best are measured.
 
-It is no second harness: what is measured is a `Bench` whose arms differ in k, plain decoding among them. Predicted and
-measured figures are the same statistic, the median prompt's decode speed-up, so that they can stand side by side.
+It is no second harness: what is measured is a `Bench` whose arms differ in shape, plain decoding among them. Predicted
+and measured figures are the same statistic, the median prompt's decode speed-up, so that they can stand side by side.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ from specdec_cli.measure.bench.recommend import Case
 from specdec_cli.measure.bench.verdict import StepSplit, costs_of
 from specdec_cli.measure.machine.load import Conditions, Load, look_at_load
 from specdec_cli.measure.predict.cost import Costs
+from specdec_cli.measure.predict.draft_shape import PLAIN, DraftShape
 from specdec_cli.measure.predict.evidence import INDIFFERENT, TRUSTED, Evidence, Recommendation
 from specdec_cli.measure.predict.predict import Predicted, Prediction
 from specdec_cli.measure.predict.profiling import MIN_REPEATS, Watch, profile
 from specdec_cli.measure.stats import FloatArray, Interval, paired
+from specdec_cli.tree_shape import TreeShape
 
 if TYPE_CHECKING:
     from specdec_cli.engine.engine import Engine
@@ -32,18 +34,19 @@ if TYPE_CHECKING:
     from specdec_cli.measure.predict.traced import Traced
     from specdec_cli.measure.workload.workload import Workload
 
-ArmOf = Callable[[str, int], Arm]
-"""An arm of a name and a k."""
+ArmOf = Callable[[str, DraftShape], Arm]
+"""An arm of a name and the shape of its drafts."""
 
 MAX_CANDIDATES = 2
+MAX_TREES = 3  # that are chosen
 PROFILE_SECONDS = 15.0
 _BEFOREHAND = MIN_REPEATS, 8  # rounds of the profile that chooses; as many again stand between the passes
 _MIN_GROUPS = 8
 
 
 def arms_of(engine: Engine) -> ArmOf:
-    """Our engine at every k."""
-    return lambda name, k: EngineArm(name, engine, k)
+    """Our engine with every shape."""
+    return lambda name, shape: EngineArm(name, engine, shape.k, shape.tree_text)
 
 
 def profile_workload(
@@ -58,6 +61,7 @@ def profile_workload(
     first: int = 0,
     is_warm: bool = False,
     overhead_seconds: FloatArray | None = None,
+    trees: Sequence[TreeShape] = (),
 ) -> Costs:
     """Costs at the workload's own context lengths, texts and sampling parameters; the rest as for `profile`."""
     sizes = [len(request.token_ids) for request in workload.requests]
@@ -76,13 +80,33 @@ def profile_workload(
         first=first,
         is_warm=is_warm,
         overhead_seconds=overhead_seconds,
+        trees=trees,
     )
 
 
 def profile_in_turn(
-    engine: Engine, workload: Workload, traced: Traced, k_max: int, batch_size: int, journal: Journal | None = None
+    engine: Engine,
+    workload: Workload,
+    traced: Traced,
+    k_max: int,
+    batch_size: int,
+    journal: Journal | None = None,
+    *,
+    profiled: Sequence[TreeShape] = (),
+    trees: Sequence[TreeShape] = (),
 ) -> InTurn:
-    """Profiles between a sweep's passes; those that the journal of an earlier run holds are not taken again."""
+    """Profiles between a sweep's passes; those that the journal of an earlier run holds are not taken again.
+
+    Args:
+        engine: idle.
+        workload: what is decoded.
+        traced: the evidence for predictions.
+        k_max: largest k.
+        batch_size: requests decoded together.
+        journal: of the run, or None.
+        profiled: trees that are profiled.
+        trees: those that are predicted.
+    """
 
     def measure(name: str, first: int, num_rounds: int, overhead_seconds: FloatArray | None) -> Costs:
         def take() -> Costs:
@@ -95,25 +119,31 @@ def profile_in_turn(
                 first=first,
                 is_warm=True,
                 overhead_seconds=overhead_seconds,
+                trees=profiled,
             )
 
         return take() if journal is None else journal.costs(f"draft, {batch_size} together, {name}", take)
 
-    return InTurn(measure, lambda costs: traced.predict(k_max, costs))
+    return InTurn(measure, lambda costs: traced.predict(k_max, costs, trees))
 
 
-def candidates(rows: Sequence[Predicted]) -> list[int]:
-    """The few k to measure, the best predicted one first: intervals overlap its own, and no k is clearly slower.
+def candidates(rows: Sequence[Predicted]) -> list[DraftShape]:
+    """The few shapes to measure, the best predicted one first: intervals overlap its own, and none is clearly slower.
 
-    Prompt by prompt the draws of two k go together, so a pair of them can differ where their intervals overlap.
+    Prompt by prompt the draws of two shapes go together, so a pair of them can differ where their intervals overlap.
+    Where there are chains and trees, the best of each is among them.
     """
     known = [row for row in rows if np.isfinite(row.speedup.median)]
     if not known:
         return []
-    ordered = sorted(known, key=lambda row: (-row.speedup.median, row.k))
+    ordered = sorted(known, key=lambda row: (-row.speedup.median, row.shape))
     best = ordered[0]
     near = [row for row in ordered if row.speedup.overlaps(best.speedup) and not _is_clearly_slower(row, best)]
-    return [row.k for row in near[:MAX_CANDIDATES]]
+    found = [row.shape for row in near[:MAX_CANDIDATES]]
+    chain, tree = (
+        next((row.shape for row in ordered if (row.shape.tree is None) is is_chain), None) for is_chain in (True, False)
+    )
+    return list(dict.fromkeys([*found, *(one for one in (chain, tree) if one is not None)]))
 
 
 def _is_looked_at(num_groups: int) -> bool:
@@ -128,23 +158,29 @@ def _is_clearly_slower(row: Predicted, best: Predicted) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One k, measured.
+    """One k or tree, measured.
 
     Args:
-        k: most tokens drafted in a step.
+        shape: what a step drafts.
         speedup: of decoding, over the same engine without a draft.
         track: its passes and counts.
     """
 
-    k: int
+    shape: DraftShape
     speedup: Interval
     track: Track
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Tokens per second of decoding, of all its passes together."""
+        return self.track.timing().decode_tokens_per_second
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON form."""
         counts = self.track.counts()
         return {
             "speedup": self.speedup.median,
+            "tokens_per_second": self.tokens_per_second,
             "ci95": None if self.speedup.ci95 is None else list(self.speedup.ci95),
             "pairs": self.speedup.pairs,
             "acceptance_length": counts.acceptance_length,
@@ -158,17 +194,17 @@ class Sweep:
     """A sweep, before, while and after its candidates are measured.
 
     Args:
-        arm_of: our engine at a k, under a name; arms take turns on one engine.
+        arm_of: our engine with a shape, under a name; arms take turns on one engine.
         workload: what is decoded.
         costs: of the pair.
-        prediction: of every k, as `Traced.predict` makes it; None where no trace can know.
+        prediction: of every k and tree, as `Traced.predict` makes it; None where no trace can know.
         k_max: largest k.
-        is_exhaustive: whether every k is measured.
+        is_exhaustive: whether every k and predicted tree is measured.
         batch_size: requests decoded together.
-        repeats: how often every k decodes every group, at most.
+        repeats: how often every arm decodes every group, at most.
         journal: of the run, or None.
         load: of the machine, before.
-        k_in_use: the recipe's own k at this batch size, which stays where the sweep is inconclusive.
+        in_use: the recipe's own k or tree at this batch size, which stays where the sweep is inconclusive.
         in_turn: measures step costs between the passes, from which `costs` and `prediction` are updated at the end.
         settled_after: groups (repeats counted) after which more would not have changed the choice; None if all ran.
     """
@@ -183,31 +219,36 @@ class Sweep:
     repeats: int = 1
     journal: Journal | None = None
     load: Load = field(default_factory=look_at_load)
-    k_in_use: int = 0
+    in_use: DraftShape = PLAIN
     in_turn: InTurn | None = None
-    ks: list[int] = field(init=False)
+    shapes: list[DraftShape] = field(init=False)
     bench: Bench | None = field(init=False, default=None)
     settled_after: int | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         """Choose what is measured."""
         assert self.is_exhaustive or self.prediction is not None, "without a prediction every k is measured"
-        self.ks = list(range(1, self.k_max + 1))
+        self.shapes = self.every_shape()
         if not self.is_exhaustive and self.prediction is not None:
-            self.ks = candidates(self.prediction.rows)
-        if self.ks:
-            plain, first, *rest = (self.arm_of(self._name(k), k) for k in (0, *self.ks))
+            self.shapes = candidates(self.prediction.rows)
+        if self.shapes:
+            plain, first, *rest = (self.arm_of(self._name(one), one) for one in (PLAIN, *self.shapes))
             plan = Plan(self.batch_size, self.repeats)
             self.bench = Bench(self.workload, plan, first, plain, rest, journal=self.journal)
 
-    def run(self, stopped: Callable[[], bool] = lambda: False) -> Iterator[Progress]:
-        """Measure, as `Bench.run`; nothing where no k is worth it.
+    def every_shape(self) -> list[DraftShape]:
+        """Every k, and the predicted trees."""
+        trees = [] if self.prediction is None else self.prediction.trees
+        return [*map(DraftShape, range(1, self.k_max + 1)), *(row.shape for row in trees)]
 
-        Unless every k was asked for, it ends as soon as the best candidate is surely no worse than INDIFFERENT.
+    def run(self, stopped: Callable[[], bool] = lambda: False) -> Iterator[Progress]:
+        """Measure, as `Bench.run`; nothing where no shape is worth it.
+
+        Unless every one was asked for, it ends as soon as the best candidate is surely no worse than INDIFFERENT.
         """
         if self.bench is None:
             return
-        num_arms, names = 1 + len(self.ks), {self._name(k) for k in (0, *self.ks)}
+        num_arms, names = 1 + len(self.shapes), {self._name(one) for one in (PLAIN, *self.shapes)}
         for at in self.bench.run(lambda: stopped() or self.settled_after is not None):
             if at.arm in names and at.done % num_arms == 0:
                 if at.done and self.settled_after is None and self._is_settled():
@@ -233,36 +274,40 @@ class Sweep:
         measured = self.measured()
         if not measured:
             return False
-        leader = max(measured.values(), key=lambda one: (one.speedup.median, -one.k))
+        leader = max(measured.values(), key=lambda one: one.speedup.median)
         if not (leader.speedup.is_above(1.0) or leader.speedup.is_below(1.0)):
             return False
         others = [one.track for one in measured.values() if one is not leader]
         found = [against(leader.track, track) for track in others]
         return all(one is not None and one.ratio.is_above(1 - INDIFFERENT) for one in found)
 
-    def measured(self) -> dict[int, Measured]:
-        """The measurements so far, by k."""
+    def predicted(self, shape: DraftShape) -> Predicted | None:
+        """The prediction of a shape; None where there is none."""
+        return None if self.prediction is None else self.prediction.row(shape)
+
+    def measured(self) -> dict[DraftShape, Measured]:
+        """The measurements so far, the smallest shape first."""
         if self.bench is None:
             return {}
         found = {}
-        for k in sorted(self.ks):
-            track = self._track(k)
+        for shape in sorted(self.shapes):
+            track = self._track(shape)
             one = against(track, self.bench.plain)
             if one is not None:
-                found[k] = Measured(k, one.ratio, track)
+                found[shape] = Measured(shape, one.ratio, track)
         return found
 
     def differences(self) -> Differences:
-        """Every output with a draft, of every k, against the same request's without."""
+        """Every output with a draft, of every shape, against the same request's without."""
         if self.bench is None:
             return Differences()
-        return Differences.between([self._track(k) for k in self.ks], self.bench.plain)
+        return Differences.between([self._track(one) for one in self.shapes], self.bench.plain)
 
     def recommended(self) -> Recommendation:
-        """The k to run with, and how sure that is."""
-        by_k = {k: self._evidence(one) for k, one in self.measured().items()}
+        """The k or tree to run with, and how sure that is."""
+        by_shape = {shape: self._evidence(one) for shape, one in self.measured().items()}
         busy = self.conditions.busy
-        return Case(by_k, self.prediction, busy, self.k_in_use, self.batch_size, self._costs).recommend()
+        return Case(by_shape, self.prediction, busy, self.in_use, self.batch_size, self._costs).recommend()
 
     @property
     def conditions(self) -> Conditions:
@@ -270,20 +315,22 @@ class Sweep:
         return Conditions.of(self.load, [] if self.bench is None else self.bench.passes)
 
     def _evidence(self, one: Measured) -> Evidence:
-        """The evidence for a measured k. Predictions for a batch are less certain than their intervals."""
-        predicted = None if self.prediction is None else self.prediction.rows[one.k - 1].speedup
-        return Evidence(one.speedup, predicted, TRUSTED if self.batch_size == 1 else math.inf)
+        """The evidence for a measured shape. Predictions for a batch are less certain than their intervals."""
+        row = self.predicted(one.shape)
+        return Evidence(
+            one.speedup, None if row is None else row.speedup, TRUSTED if self.batch_size == 1 else math.inf
+        )
 
-    def _costs(self, k: int) -> StepSplit | None:
-        assert self.bench is not None, "only a measured k has costs"
-        return costs_of(self._track(k), self.bench.plain)
+    def _costs(self, shape: DraftShape) -> StepSplit | None:
+        assert self.bench is not None, "only a measured shape has costs"
+        return costs_of(self._track(shape), self.bench.plain)
 
-    def _name(self, k: int) -> str:
+    def _name(self, shape: DraftShape) -> str:
         """An arm's, unlike every other batch size's: one journal holds them all."""
         together = "" if self.batch_size == 1 else f", {self.batch_size} together"
-        return f"{f'k = {k}' if k else 'without a draft'}{together}"
+        return f"{shape if shape.k else 'without a draft'}{together}"
 
-    def _track(self, k: int) -> Track:
-        """The result of a measured k."""
-        assert self.bench is not None, "only a measured k has a track"
-        return self.bench.draft if k == self.ks[0] else self.bench.against[self._name(k)]
+    def _track(self, shape: DraftShape) -> Track:
+        """The result of a measured shape."""
+        assert self.bench is not None, "only a measured shape has a track"
+        return self.bench.draft if shape == self.shapes[0] else self.bench.against[self._name(shape)]

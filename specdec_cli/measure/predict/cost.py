@@ -10,6 +10,7 @@ import numpy as np
 
 from specdec_cli.measure.predict.rounds import ENOUGH, Rounds
 from specdec_cli.measure.stats import NUM_RESAMPLES, FloatArray
+from specdec_cli.tree_shape import TreeShape
 
 _BUSY_SHARE = 0.25
 
@@ -34,18 +35,22 @@ class ProfileLoad:
 class Costs:
     """Seconds of the parts of a step, medians.
 
+    Of the W columns of each table the first k_max + 1 are steps that draft chains of 0…k_max tokens, and the others are
+    steps with the measured trees.
+
     Args:
         k_max: largest k.
         context_lengths: [C] tokens before a step, ascending.
-        target_seconds: [C, k_max+1] a target's forward of 1…k_max+1 rows in each sequence.
-        draft_seconds: [C, k_max+1] a draft's guess of 0…k_max tokens; the first column is 0.
-        overhead_seconds: [k_max+1] the engine's own work in a step with k = 0…k_max.
+        target_seconds: [C, W] a target's forward of one row more than there are drafted tokens, in each sequence.
+        draft_seconds: [C, W] a draft's guess; the first column is 0.
+        overhead_seconds: [W] the engine's own work in a step.
         batch_size: sequences in each.
         num_repeats: measurements behind each median.
         seconds: what the profile took.
         load: of the machine.
         rounds: what the medians are of; None where it is not known, and then they are taken for sure.
         num_in_turn: rounds that were taken between the passes that the costs predict.
+        trees: the measured trees.
     """
 
     k_max: int
@@ -59,6 +64,12 @@ class Costs:
     load: ProfileLoad
     rounds: Rounds | None = None
     num_in_turn: int = 0
+    trees: tuple[TreeShape, ...] = ()
+
+    @property
+    def num_columns(self) -> int:
+        """W."""
+        return self.k_max + 1 + len(self.trees)
 
     @property
     def warning(self) -> str | None:
@@ -112,19 +123,26 @@ class Costs:
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON form (INTERFACE's `costs`, and what they rest on)."""
-        middle = self.context_lengths.index(self.middle_context)
+        middle, num = self.context_lengths.index(self.middle_context), self.k_max + 1
+        chains = self.target_seconds[:, :num], self.draft_seconds[:, :num]
         return {
-            "target_seconds_by_rows": self.target_seconds[middle].tolist(),
+            "target_seconds_by_rows": chains[0][middle].tolist(),
             "draft_seconds_per_token": self.draft_seconds_per_token(self.middle_context),
-            "draft_seconds_by_k": self.draft_seconds[middle].tolist(),
-            "overhead_seconds": float(np.median(self.overhead_seconds)),
-            "overhead_seconds_by_k": self.overhead_seconds.tolist(),
+            "draft_seconds_by_k": chains[1][middle].tolist(),
+            "overhead_seconds": float(np.median(self.overhead_seconds[:num])),
+            "overhead_seconds_by_k": self.overhead_seconds[:num].tolist(),
+            "by_tree": {
+                str(tree): {
+                    "target_seconds": float(self.target_seconds[middle, column]),
+                    "draft_seconds": float(self.draft_seconds[middle, column]),
+                    "overhead_seconds": float(self.overhead_seconds[column]),
+                }
+                for column, tree in enumerate(self.trees, num)
+            },
             "context_length": self.middle_context,
             "by_context": {
                 str(length): {"target_seconds_by_rows": target.tolist(), "draft_seconds_by_k": draft.tolist()}
-                for length, target, draft in zip(
-                    self.context_lengths, self.target_seconds, self.draft_seconds, strict=True
-                )
+                for length, target, draft in zip(self.context_lengths, *chains, strict=True)
             },
             "batch_size": self.batch_size,
             "repeats": self.num_repeats,

@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 
 from specdec_cli.measure.stats import ENOUGH_PAIRS, Interval
+from specdec_cli.tree_shape import TreeShape
 
 Verdict = Literal["speculate", "do-not-speculate", "inconclusive"]
 
@@ -23,15 +24,16 @@ TRUSTED = 1.1
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """Which k to run with, and how sure that is.
+    """Which k or tree to run with, and how sure that is.
 
     Args:
-        k: 0 is no draft; if the verdict is inconclusive, the k in use.
+        k: 0 is no draft; of a tree its depth; if the verdict is inconclusive, the k in use.
         speedup: of that k; where the verdict is inconclusive all that the evidence on the best k leaves open; None
             without a draft, and where nothing is known.
         why: in words.
         verdict: the answer.
         needs: what would settle it; empty where it is settled.
+        tree: to draft; None for a chain of k tokens.
     """
 
     k: int
@@ -39,6 +41,7 @@ class Recommendation:
     why: str
     verdict: Verdict
     needs: tuple[str, ...] = ()
+    tree: TreeShape | None = None
 
 
 @dataclass(frozen=True, slots=True)

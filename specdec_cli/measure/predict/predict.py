@@ -1,8 +1,9 @@
-"""Speed-up of every k from measured survival and measured costs, and which k to take.
+"""Speed-up of every k and of static trees from measured survival and measured costs, and which to take.
 
 S(k) = (1 + Σ s_i) t_AR / (k t_draft + t_verify(k+1) + t_overhead), s_i the share of steps that accept at least i. Here
 every step is priced with what it really drafts and verifies (fewer tokens near the end, none where an n-gram draft
-finds nothing) and with its own context, over the prompts' whole outputs; with full steps only it is that formula.
+finds nothing) and with its own context, over the prompts' whole outputs; with full steps only it is that formula. A
+tree's step is priced by its nodes and by the draft model's passes (see `tree_costs`).
 
 Beside it stands the textbook's: one acceptance α for every drafted token, S = (1 - α^(k+1)) / (1 - α) / (1 + c k) with
 c = t_draft/t_AR (Leviathan, Kalman, Matias 2022), which knows neither that acceptance comes in runs nor what rows cost.
@@ -10,7 +11,7 @@ c = t_draft/t_AR (Leviathan, Kalman, Matias 2022), which knows neither that acce
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +19,12 @@ import numpy as np
 
 from specdec_cli.engine.synthetic import iid_length, solve_alpha
 from specdec_cli.measure.predict.cost import Costs
+from specdec_cli.measure.predict.draft_shape import DraftShape, shape_words
 from specdec_cli.measure.predict.evidence import Evidence, Recommendation, needs, side, times
 from specdec_cli.measure.predict.replay import Replay
+from specdec_cli.measure.predict.tree_costs import CostShares
 from specdec_cli.measure.stats import FloatArray, Interval, joint_median, joint_ratio
+from specdec_cli.tree_shape import TreeShape
 
 PUBLISHED_K = (2, 6)
 _DEAR, _SHORT = 0.35, 1.5  # a draft's share of a step, and tokens of a drafting step, that explain a loss
@@ -28,10 +32,10 @@ _DEAR, _SHORT = 0.35, 1.5  # a draft's share of a step, and tokens of a drafting
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Predicted:
-    """One k.
+    """One k, or one tree.
 
     Args:
-        k: most tokens drafted in a step.
+        shape: what a step drafts.
         acceptance_length: 1 + accepted tokens per drafting step.
         speedup: of decoding, over all prompts' decode time together; the interval is one bootstrap over prompts and
             over the rounds of the costs.
@@ -40,11 +44,11 @@ class Predicted:
         draft_seconds: [B] with one: the time of its steps' parts, here the draft,
         verify_seconds: [B] the target,
         overhead_seconds: [B] and the engine.
-        iid_speedup: the textbook's figure.
+        iid_speedup: the textbook's figure; None for a tree.
         replayed: what it rests on: acceptance by depth, by task and along the text.
     """
 
-    k: int
+    shape: DraftShape
     acceptance_length: Interval
     speedup: Interval
     median_speedup: Interval
@@ -54,6 +58,16 @@ class Predicted:
     overhead_seconds: FloatArray
     iid_speedup: float | None
     replayed: Replay
+
+    @property
+    def k(self) -> int:
+        """Most tokens drafted one after another."""
+        return self.shape.k
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens per second of decoding, of all prompts together; not a number where nothing is decoded."""
+        return _ratio(self.replayed.num_emitted, self.seconds)
 
     @property
     def seconds(self) -> FloatArray:
@@ -78,14 +92,14 @@ class Prediction:
     """Every k, and what would have to change.
 
     Args:
-        rows: k = 1…k_max.
+        rows: k = 1…k_max, and then trees.
         alpha: the textbook's α: mean acceptance of one drafted token, over all positions alike; None when none was.
         break_even_alpha: smallest α at which some k is no slower than no draft, at these costs; None when none is.
         draft_seconds_for_2x: seconds per drafted token at which the best k would give 2×; None when a free draft
             would not.
         ceiling: speed-up of the best k if the draft cost nothing.
         cost_ratio: c, seconds of a drafted token over those of a plain step.
-        recommended: the k to take.
+        recommended: the k or the tree to take.
     """
 
     rows: list[Predicted]
@@ -98,15 +112,30 @@ class Prediction:
 
     def iid_as_dict(self) -> dict[str, Any]:
         """The JSON form of the textbook's prediction (INTERFACE's `iid`)."""
-        return {"alpha": self.alpha, "speedup_by_k": {str(row.k): row.iid_speedup for row in self.rows}}
+        return {"alpha": self.alpha, "speedup_by_k": {str(row.k): row.iid_speedup for row in self.chains}}
+
+    @property
+    def chains(self) -> list[Predicted]:
+        """The rows of every k."""
+        return [row for row in self.rows if row.shape.tree is None]
+
+    @property
+    def trees(self) -> list[Predicted]:
+        """The rows of trees."""
+        return [row for row in self.rows if row.shape.tree is not None]
+
+    def row(self, shape: DraftShape) -> Predicted | None:
+        """The row of a shape; None where it was not predicted."""
+        return next((row for row in self.rows if row.shape == shape), None)
 
 
-def predict(replays: Sequence[Replay], costs: Costs) -> Prediction:
-    """Predict the speed-up of every replayed k.
+def predict(replays: Sequence[Replay], costs: Costs, trees: Mapping[TreeShape, Replay] | None = None) -> Prediction:
+    """Predict the speed-up of every replayed k and tree.
 
     Args:
         replays: of one draft and rule, k ascending.
-        costs: of the same pair, for at least the largest k.
+        costs: of the same pair, for at least the largest k; with `probe_trees` where there are trees.
+        trees: counts by depth of decoding with each tree.
     """
     assert replays, "a prediction needs a replay"
     assert replays[-1].k <= costs.k_max, "costs reach the largest k"
@@ -114,21 +143,25 @@ def predict(replays: Sequence[Replay], costs: Costs) -> Prediction:
     context = float(np.average(replays[0].mean_context, weights=np.maximum(replays[0].num_steps, 1e-12)))
     ratio = costs.draft_seconds_per_token(context) / float(costs.plain(context))
     drawn = costs.drawn()
-    rows = [_predict(one, costs, drawn, None if alpha is None else iid_speedup(alpha, one.k, ratio)) for one in replays]
+    rows = [
+        _predict(DraftShape(one.k), one, costs, drawn, None if alpha is None else iid_speedup(alpha, one.k, ratio))
+        for one in replays
+    ]
+    wide = [_predict(DraftShape.of(tree), one, costs, drawn, None) for tree, one in (trees or {}).items()]
     return Prediction(
-        rows=rows,
+        rows=[*rows, *wide],
         alpha=alpha,
         break_even_alpha=_break_even(costs, context, [row.k for row in rows]),
         draft_seconds_for_2x=_draft_seconds_for(2.0, rows, replays),
         ceiling=max(_ratio(row.plain_seconds, row.verify_seconds + row.overhead_seconds) for row in rows),
         cost_ratio=ratio,
-        recommended=choose(rows),
+        recommended=choose([*rows, *wide]),
     )
 
 
-def _predict(one: Replay, costs: Costs, drawn: FloatArray, iid: float | None) -> Predicted:
-    """One k; drawn [S, M] are the costs of every resample."""
-    bills = _bills(one, costs)
+def _predict(shape: DraftShape, one: Replay, costs: Costs, drawn: FloatArray, iid: float | None) -> Predicted:
+    """One k or tree; drawn [S, M] are the costs of every resample."""
+    bills = _bills(shape, one, costs)
     plain, draft, verify, overhead = (bill @ costs.flat for bill in bills)
     seconds = draft + verify + overhead
     decodes = plain > 0
@@ -139,7 +172,7 @@ def _predict(one: Replay, costs: Costs, drawn: FloatArray, iid: float | None) ->
         speedup = joint_ratio((plain[decodes], seconds[decodes]), (drawn_plain, drawn_seconds))
         median = joint_median(plain[decodes] / seconds[decodes], drawn_plain / drawn_seconds)
     return Predicted(
-        k=one.k,
+        shape=shape,
         acceptance_length=one.acceptance_length(),
         speedup=speedup,
         median_speedup=median,
@@ -152,22 +185,25 @@ def _predict(one: Replay, costs: Costs, drawn: FloatArray, iid: float | None) ->
     )
 
 
-def _bills(one: Replay, costs: Costs) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+def _bills(shape: DraftShape, one: Replay, costs: Costs) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
     """How often each prompt pays each of the M costs [B, M], in the order of `Costs.flat`.
 
     Without a draft; then, of steps with one: drafting, verifying, the engine's own work.
     """
-    shares, num = costs.context_shares(one.mean_context), costs.k_max + 1
-    asked, drafted = (np.pad(by, ((0, 0), (0, num - by.shape[1]))) for by in (one.steps_by_asked, one.steps_by_drafted))
-    first = np.eye(num)[:1] * one.num_emitted[:, None]
+    at, of = costs.context_shares(one.mean_context), CostShares.of(shape, costs.k_max, costs.trees)
+    first = np.eye(costs.num_columns)[:1] * one.num_emitted[:, None]
+    none = np.zeros_like(first)
 
-    def bill(target: FloatArray | None, draft: FloatArray | None, overhead: FloatArray | None) -> FloatArray:
-        none = np.zeros_like(asked)
-        parts = [(shares[:, :, None] * (none if by is None else by)[:, None, :]) for by in (target, draft)]
-        flat = [part.reshape(len(asked), -1) for part in parts]
-        return np.concatenate([*flat, none if overhead is None else overhead], axis=1)
+    def bill(target: FloatArray, draft: FloatArray, overhead: FloatArray) -> FloatArray:
+        flat = [(at[:, :, None] * by[:, None, :]).reshape(len(first), -1) for by in (target, draft)]
+        return np.concatenate([*flat, overhead], axis=1)
 
-    return bill(first, None, first), bill(None, asked, None), bill(drafted, None, None), bill(None, None, asked)
+    return (
+        bill(first, none, first),
+        bill(none, one.steps_by_asked @ of.draft, none),
+        bill(one.steps_by_drafted @ of.verify, none, none),
+        bill(none, none, one.steps_by_asked @ of.overhead),
+    )
 
 
 def iid_speedup(alpha: float, k: int, cost_ratio: float) -> float:
@@ -176,23 +212,25 @@ def iid_speedup(alpha: float, k: int, cost_ratio: float) -> float:
 
 
 def choose(rows: Sequence[Predicted]) -> Recommendation:
-    """The k of the largest speed-up, the smaller of equals; 0 where none pays, and where that is not known."""
-    best = max(rows, key=lambda row: (row.speedup.median, -row.k))
-    surely = [row for row in rows if row.speedup.is_above(1.0)]
+    """The k or tree of the largest speed-up, the smaller of equals; k = 0 where none pays, or where that is unknown."""
+    ordered = sorted(rows, key=lambda row: row.shape)
+    best = max(ordered, key=lambda row: row.speedup.median)
+    surely = [row for row in ordered if row.speedup.is_above(1.0)]
     if not surely and all(side(row.speedup) is False for row in rows):
         why = f"do not speculate: even the best {_short(best)}: {_reason(best)}"
         return Recommendation(0, None, why, "do-not-speculate")
     if not surely:
         return _open(best)
-    best = max(surely, key=lambda row: (row.speedup.median, -row.k))
-    near = [row.k for row in rows if row is not best and row.speedup.overlaps(best.speedup)]
-    also = f"; its interval overlaps that of k = {', '.join(map(str, near))}" if near else ""
-    outside = "" if PUBLISHED_K[0] <= best.k <= PUBLISHED_K[1] else ", outside the published guidance of 2 to 6"
+    best = max(surely, key=lambda row: row.speedup.median)
+    near = [row.shape for row in rows if row is not best and row.speedup.overlaps(best.speedup)]
+    also = f"; its interval overlaps that of {shape_words(near)}" if near else ""
+    is_usual = best.shape.tree is not None or PUBLISHED_K[0] <= best.k <= PUBLISHED_K[1]
+    outside = "" if is_usual else ", outside the published guidance of 2 to 6"
     why = (
-        f"k = {best.k}{outside} gives the largest predicted speed-up, {times(best.speedup)}, "
+        f"{best.shape}{outside} gives the largest predicted speed-up, {times(best.speedup)}, "
         f"at {best.acceptance_length.median:.2f} tokens a step{also}"
     )
-    return Recommendation(best.k, best.speedup, why, "speculate")
+    return Recommendation(best.k, best.speedup, why, "speculate", tree=best.shape.tree)
 
 
 def _open(best: Predicted) -> Recommendation:
@@ -207,7 +245,7 @@ def _open(best: Predicted) -> Recommendation:
 
 
 def _short(best: Predicted) -> str:
-    return f"k = {best.k} gives {best.speedup.median:.2f}×"
+    return f"{best.shape} gives {best.speedup.median:.2f}×"
 
 
 def _reason(best: Predicted) -> str:
@@ -221,7 +259,7 @@ def _reason(best: Predicted) -> str:
         return f"the draft takes {shares['draft']:.0%} of a step"
     if length < _SHORT:
         return f"a step accepts only {length - 1:.2f} drafted tokens"
-    return f"verifying {best.k + 1} rows takes {shares['verify']:.0%} of a step"
+    return f"verifying {best.shape.num_nodes + 1} rows takes {shares['verify']:.0%} of a step"
 
 
 def _alpha(one: Replay) -> float | None:

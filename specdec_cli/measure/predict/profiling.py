@@ -34,9 +34,11 @@ from specdec_cli.errors import UsageError
 from specdec_cli.events import Stepped
 from specdec_cli.measure.machine import interruption
 from specdec_cli.measure.predict.cost import Costs, ProfileLoad
+from specdec_cli.measure.predict.draft_shape import PLAIN, DraftShape
 from specdec_cli.measure.predict.rounds import Rounds
 from specdec_cli.measure.stats import FloatArray
 from specdec_cli.sampling.params import SamplingParams
+from specdec_cli.tree_shape import TreeShape
 
 if TYPE_CHECKING:
     from specdec_cli.engine.engine import Engine
@@ -57,6 +59,7 @@ def profile(
     k_max: int,
     context_lengths: Items[int] = CONTEXT_LENGTHS,
     *,
+    trees: Items[TreeShape] = (),
     text: Items[int] = (1, 2, 3),
     params: SamplingParams | None = None,
     time_limit_seconds: float = 15.0,
@@ -73,6 +76,7 @@ def profile(
         engine: idle, with its draft.
         k_max: largest k.
         context_lengths: where to measure; those that leave no room for k_max tokens are moved to the longest that does.
+        trees: whose steps are measured beside those of chains, at most k_max deep; the engine has no tree of its own.
         text: tokens that contexts are made of, repeated as needed; a workload's own have drafts find what they would.
         params: sampling parameters of the workload, on which the costs of draft and verification depend.
         time_limit_seconds: no further repeat begins after this, once there are enough.
@@ -88,8 +92,9 @@ def profile(
     """
     assert not engine.has_work, "costs are measured on an idle engine"
     begin, load_before = perf_counter(), psutil.getloadavg()[0]
-    lengths = _fitting(engine, k_max, context_lengths, batch_size)
-    with _Profiler(engine, k_max, lengths, text, params, batch_size) as bench:
+    shapes = [*map(DraftShape, range(k_max + 1)), *map(DraftShape.of, trees)]
+    lengths = _fitting(engine, shapes, context_lengths, batch_size)
+    with _Profiler(engine, shapes, lengths, text, params, batch_size) as bench:
         bench.feed() if is_warm else bench.warm_up()
         num, (enough, most) = 0, repeats
         while num < enough or (num < most and perf_counter() - begin < time_limit_seconds):
@@ -111,14 +116,15 @@ def _share(num: int, repeats: tuple[int, int], seconds: float, limit: float) -> 
     return max(num / most, min(1.0, in_time, num / enough))
 
 
-def _fitting(engine: Engine, k_max: int, lengths: Items[int], batch_size: int) -> list[int]:
+def _fitting(engine: Engine, shapes: Items[DraftShape], lengths: Items[int], batch_size: int) -> list[int]:
     """Context lengths within both models' limits and the KV cache."""
     limits = [limit for limit in (engine.target.max_context, engine.drafter.max_context) if limit is not None]
+    k_max, most = max(shape.k for shape in shapes), max(shape.num_nodes for shape in shapes)
     longest = min(limits) - k_max
     if longest < 1:
         raise UsageError(f"a context of `{min(limits)}` tokens has no room for k `{k_max}`", "lower --k-max")
     fitting = sorted({min(max(length, 1), longest) for length in lengths})
-    blocks = sum(-(-(length + k_max) // engine.target.block_size) for length in fitting) * batch_size
+    blocks = sum(-(-(length + most) // engine.target.block_size) for length in fitting) * batch_size
     if blocks > engine.target.num_free_blocks:
         raise UsageError(
             f"profiling contexts of `{fitting}` tokens needs {blocks} blocks of KV cache, and there are "
@@ -134,22 +140,23 @@ class _Profiler:
     def __init__(
         self,
         engine: Engine,
-        k_max: int,
+        shapes: Items[DraftShape],
         lengths: Items[int],
         text: Items[int],
         params: SamplingParams | None,
         batch_size: int,
     ) -> None:
-        self.engine, self.k_max, self.lengths, self.batch_size = engine, k_max, tuple(lengths), batch_size
+        self.engine, self.shapes, self.lengths, self.batch_size = engine, tuple(shapes), tuple(lengths), batch_size
         self.params = replace(params or SamplingParams(), stop=(), logprobs=None)
-        enough = max(lengths) + k_max + batch_size
+        self.k_max = max(shape.k for shape in shapes)
+        enough = max(lengths) + self.k_max + batch_size
         self.text = [token for _ in range(-(-enough // len(text))) for token in text]
         judge = Judge(engine.num_tokens, conditional(engine.options.synthetic_acceptance_rates or ()))
         self.stepper = Stepper(
             engine.target, self._propose, judge, Clock(engine.target.device), taps=lambda _: engine.drafter.taps
         )
         self.sequences = [[self._sequence(place, b) for b in range(batch_size)] for place in range(len(lengths))]
-        self.seconds: dict[tuple[str, int, int], list[float]] = {}
+        self.seconds: dict[tuple[str, int, DraftShape], list[float]] = {}
         self.overhead_rounds: list[list[float]] = []
         self.num_visits = self.num_repeated = 0
 
@@ -187,29 +194,30 @@ class _Profiler:
         """Put every context into the caches of both models."""
         for place in range(len(self.lengths)):
             if self.engine.drafter.taps:  # it drafts once the target has read the context
-                self._step(place, 0)
-            self._step(place, self.k_max)
+                self._step(place, PLAIN)
+            self._step(place, DraftShape(self.k_max))
 
     def forwards(self, is_forth: bool) -> None:
-        """Draft and target once at every context and k, forth or back."""
-        tasks = [(place, k) for place in range(len(self.lengths)) for k in range(self.k_max + 1)]
-        for place, k in tasks if is_forth else tasks[::-1]:
-            self._forward(place, k)
+        """Draft and target once at every context and with every shape, forth or back."""
+        tasks = [(place, shape) for place in range(len(self.lengths)) for shape in self.shapes]
+        for place, shape in tasks if is_forth else tasks[::-1]:
+            self._forward(place, shape)
 
     def overheads(self, is_forth: bool) -> None:
-        """A few real steps with every k, forth or back."""
-        ks = range(self.k_max + 1)
-        before = [len(self.seconds.get(("overhead", 0, k), ())) for k in ks]
-        for k in ks if is_forth else ks[::-1]:
-            self._overhead(k)
-        self.overhead_rounds.append([float(np.median(self.seconds["overhead", 0, k][before[k] :])) for k in ks])
+        """A few real steps with every shape, forth or back."""
+        keys = [("overhead", 0, shape) for shape in self.shapes]
+        before = [len(self.seconds.get(key, ())) for key in keys]
+        for shape in self.shapes if is_forth else self.shapes[::-1]:
+            self._overhead(shape)
+        new = [self.seconds[key][num:] for key, num in zip(keys, before, strict=True)]
+        self.overhead_rounds.append([float(np.median(seconds)) for seconds in new])
 
     def costs(self, num_repeats: int, seconds: float, load: ProfileLoad, overhead_seconds: FloatArray | None) -> Costs:
         """Medians of everything measured, and what they are of."""
         if overhead_seconds is None:
             last = np.arange(num_repeats) // _ROUNDS_PER_OVERHEAD
             overheads = np.array(self.overhead_rounds)[last]
-            overhead = np.array([np.median(self.seconds["overhead", 0, k]) for k in range(self.k_max + 1)])
+            overhead = np.array([np.median(self.seconds["overhead", 0, shape]) for shape in self.shapes])
         else:
             overheads, overhead = np.tile(overhead_seconds, (num_repeats, 1)), overhead_seconds
         rounds = Rounds(self._table("target"), self._table("draft"), overheads)
@@ -224,18 +232,19 @@ class _Profiler:
             seconds,
             load,
             rounds,
+            trees=tuple(shape.tree for shape in self.shapes if shape.tree is not None),
         )
 
     def _table(self, what: str) -> FloatArray:
-        """Seconds [R, C, k_max+1] of every round."""
-        places, ks = range(len(self.lengths)), range(self.k_max + 1)
-        taken = np.array([[self.seconds[what, place, k] for k in ks] for place in places])
+        """Seconds [R, C, W] of every round."""
+        places = range(len(self.lengths))
+        taken = np.array([[self.seconds[what, place, shape] for shape in self.shapes] for place in places])
         return np.ascontiguousarray(np.moveaxis(taken, 2, 0))
 
-    def _add(self, what: str, place: int, k: int, seconds: float) -> None:
-        self.seconds.setdefault((what, place, k), []).append(seconds)
+    def _add(self, what: str, place: int, shape: DraftShape, seconds: float) -> None:
+        self.seconds.setdefault((what, place, shape), []).append(seconds)
 
-    def _forward(self, place: int, k: int) -> None:
+    def _forward(self, place: int, shape: DraftShape) -> None:
         """Visit a configuration until nothing interrupts, a few times at most; the least interrupted visit counts.
 
         On a machine that is always busy no more than half as many visits again are made.
@@ -245,44 +254,46 @@ class _Profiler:
         is_computing = self.engine.target.device.type == "cpu"
         while not visits or (visits[-1][0] > interruption.INTERRUPTED_SHARE and self._may_repeat(len(visits))):
             before = interruption.look_at_usage()
-            drafted, scored = self._visit(place, k)
+            drafted, scored = self._visit(place, shape)
             lost = interruption.look_at_usage().lost_share_since(before, is_computing)
             visits.append((lost or 0.0, drafted, scored))
         self.num_repeated += len(visits) - 1
         _, drafted, scored = min(visits, key=lambda visit: visit[0])
-        self._add("draft", place, k, drafted)
-        self._add("target", place, k, scored)
+        self._add("draft", place, shape, drafted)
+        self._add("target", place, shape, scored)
 
     def _may_repeat(self, num_visits: int) -> bool:
         return num_visits < _MOST_VISITS and self.num_repeated + num_visits <= max(1, self.num_visits // 2)
 
-    def _visit(self, place: int, k: int) -> tuple[float, float]:
+    def _visit(self, place: int, shape: DraftShape) -> tuple[float, float]:
         """Steps at a context, one after the other as in decoding: the median of all but the first few.
 
         Small models' weights stay in caches from step to step, and what ran before has pushed them out.
         """
         begin, steps = perf_counter(), list[tuple[float, float]]()
         while not _are_enough(len(steps), perf_counter() - begin):
-            steps.append(self._step(place, k))
+            steps.append(self._step(place, shape))
         drafted, scored = np.median(steps[len(steps) // 3 :], axis=0)
         return float(drafted), float(scored)
 
-    def _step(self, place: int, k: int) -> tuple[float, float]:
+    def _step(self, place: int, shape: DraftShape) -> tuple[float, float]:
         """Seconds of one step's draft and target."""
-        work = self.stepper.run([Scheduled(one, len(one.tokens), k) for one in self.sequences[place]])
-        return work.draft_seconds if k else 0.0, work.verify_seconds
+        for one in self.sequences[place]:
+            one.tree = shape.tree
+        work = self.stepper.run([Scheduled(one, len(one.tokens), shape.k) for one in self.sequences[place]])
+        return work.draft_seconds if shape.k else 0.0, work.verify_seconds
 
     def _propose(self, asked: Items[tuple[str, DraftRow]]) -> list[Guesses]:
-        """The draft's guesses, filled up to k tokens, so that k + 1 rows are scored whatever was guessed."""
+        """The draft's guesses; chains filled up to k tokens, so that k + 1 rows are scored whatever was guessed."""
         if not asked:
             return []
         rows = [row for _, row in asked]
         return [self._filled(row, guess) for row, guess in zip(rows, self.engine.drafter.propose(rows), strict=True)]
 
     def _filled(self, row: DraftRow, guess: Guesses) -> Guesses:
-        """A guess with tokens drafted without chance behind it where it is shorter than k."""
+        """A chain with tokens drafted without chance behind it where it is shorter than k."""
         num = len(guess.drafted)
-        if num == row.k:
+        if num == row.k or row.tree is not None:
             return guess
         guess, first = guess.read(), row.params.index + len(row.context)  # where the text goes on
         rest = self.text[first + num : first + row.k]
@@ -292,19 +303,20 @@ class _Profiler:
             q = torch.cat([q, sure.to(q.dtype)])
         return Guesses(Drafted.chain([*guess.drafted.tokens, *rest]), q)
 
-    def _overhead(self, k: int) -> None:
+    def _overhead(self, shape: DraftShape) -> None:
         """Some real steps; what they spend outside draft and target."""
+        k = shape.k
         prompt = self.text[: min(8, self.lengths[-1])]
         target = self.engine.target
         # The contexts of the forwards keep their blocks: a few steps fit beside them, more where there is room.
-        room = target.num_free_blocks // self.batch_size * target.block_size - len(prompt) - k
+        room = target.num_free_blocks // self.batch_size * target.block_size - len(prompt) - shape.num_nodes
         few = min(
             (k + 1) * _MOST_STEPS + 2, max(room, (k + 1) * _LEAST_REAL_STEPS + 2), target.max_context - len(prompt)
         )
         params = replace(self.params, max_new_tokens=few, min_tokens=0, ignore_eos=True, stop_token_ids=())
         with Driver(self.engine) as driver:
             for b in range(self.batch_size):
-                driver.add(prompt, replace(params, index=b), k)
+                driver.add(prompt, replace(params, index=b), k, tree=shape.tree_text)
             begin, spent = perf_counter(), list[float]()
             for event in (event for events in driver.steps() for event in events):
                 if isinstance(event, Stepped) and event.emitted and not event.emitted[0].from_prefill:
@@ -312,7 +324,7 @@ class _Profiler:
                 if _are_enough(len(spent), perf_counter() - begin, _LEAST_REAL_STEPS):
                     break
         for seconds in spent[len(spent) // 3 :]:
-            self._add("overhead", 0, k, seconds)
+            self._add("overhead", 0, shape, seconds)
 
 
 def _are_enough(num_steps: int, seconds: float, least: int = 1) -> bool:

@@ -3,7 +3,7 @@
 A prediction is no surer than the medians that it rests on. Rounds are drawn whole, so that what slowed a machine down
 for a while slows draft, verification and plain step of the same draw alike.
 
-Letters: R rounds, C context lengths, S resamples.
+Letters: R rounds, C context lengths, W columns of `Costs`, S resamples.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Rounds:
     """Seconds of every round.
 
     Args:
-        target: [R, C, k_max+1] the target's forwards.
-        draft: [R, C, k_max+1] the draft's guesses.
-        overhead: [R, k_max+1] the engine's own work as it was last measured; that is not done in every round.
+        target: [R, C, W] the target's forwards.
+        draft: [R, C, W] the draft's guesses.
+        overhead: [R, W] the engine's own work as it was last measured; that is not done in every round.
     """
 
     target: FloatArray

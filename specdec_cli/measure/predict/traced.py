@@ -11,6 +11,10 @@ from specdec_cli.measure.predict.predict import Prediction, choose, predict
 from specdec_cli.measure.predict.replay import Replay, replay, replay_table
 from specdec_cli.measure.predict.trace import GuessTrace, ModelTrace, Trace, load
 from specdec_cli.measure.predict.tracing import Tell, in_phase, trace_draft, trace_target, untold
+from specdec_cli.measure.predict.tree_costs import TreeCosts
+from specdec_cli.measure.predict.tree_replay import replay_tree
+from specdec_cli.measure.predict.tree_search import choose_trees
+from specdec_cli.tree_shape import TreeShape
 
 if TYPE_CHECKING:
     from specdec_cli.drafters.contract import Drafter
@@ -34,11 +38,29 @@ class Traced:
     draft: str
     verify: str = "auto"
 
-    def predict(self, k_max: int, costs: Costs) -> Prediction:
-        """Every k up to k_max, with `speedup` the median prompt's, as a benchmark reports it."""
-        made = predict(replay(self.trace, self.draft, self.verify, k_max), costs)
+    def predict(self, k_max: int, costs: Costs, trees: Sequence[TreeShape] = ()) -> Prediction:
+        """Every k up to k_max and some static trees, with `speedup` the median prompt's, as a benchmark reports it.
+
+        Raises:
+            UsageError: the trace predicts no trees.
+        """
+        counts = {tree: replay_tree(self.trace, self.draft, tree.parents).by_depth for tree in trees}
+        made = predict(replay(self.trace, self.draft, self.verify, k_max), costs, counts)
         rows = [replace(row, speedup=row.median_speedup) for row in made.rows]
         return replace(made, rows=rows, recommended=choose(rows))
+
+    def best_trees(self, costs: Costs, num: int) -> list[TreeShape]:
+        """The static trees with siblings that are predicted fastest, each of another depth, the fastest first.
+
+        Args:
+            costs: with those of `probe_trees`.
+            num: how many are wanted.
+
+        Raises:
+            UsageError: the trace predicts no trees.
+        """
+        planned = choose_trees(self.trace, self.draft, TreeCosts.of(costs, costs.middle_context), num)
+        return [one.tree for one in planned if one.tree is not None]
 
     def table(self, k_by_batch: Mapping[int, int], max_num_seqs: int) -> Replay:
         """Predicted acceptance of a table of k for prompts that arrive in turn, up to `max_num_seqs` at a time."""
@@ -61,6 +83,8 @@ def obtain_trace(
     k_max: int,
     path: Path | None = None,
     tell: Tell = untold,
+    *,
+    needs_ranks: bool = False,
 ) -> Trace:
     """The trace of a workload with the engine's draft, made now or read from a file that fits it.
 
@@ -73,6 +97,7 @@ def obtain_trace(
         k_max: largest k.
         path: read where it exists, else written; None for neither.
         tell: told how far it is.
+        needs_ranks: whether a draft model is traced again where the file lacks the ranks that predict trees.
 
     Raises:
         UsageError: a file of other prompts, other sampling or another target, or a draft that no trace can hold.
@@ -82,7 +107,7 @@ def obtain_trace(
     is_new = trace is None
     if trace is None:
         trace = trace_target(engine, requests, in_phase(tell, "tracing the target"))
-    if not _holds(trace, name, engine.drafter):
+    if not _holds(trace, name, engine.drafter, needs_ranks):
         trace.drafts[name] = trace_draft(trace, engine.drafter, k_max, in_phase(tell, "tracing the draft"))
     if path is not None and is_new:
         trace.save(path)
@@ -96,14 +121,20 @@ def _read(path: Path, engine: Engine, requests: Sequence[Request]) -> Trace:
     return trace
 
 
-def _holds(trace: Trace, name: str, drafter: Drafter) -> bool:
-    """Whether a trace has a draft, and it is the loaded one; says in its notices where another has the name."""
+def _holds(trace: Trace, name: str, drafter: Drafter, needs_ranks: bool) -> bool:
+    """Whether a trace has what is wanted of the loaded draft; says in its notices where it has something else."""
     held = trace.drafts.get(name)
     if drafter.lm is None:
         return isinstance(held, GuessTrace)
     now = drafter.lm.origin
     if isinstance(held, ModelTrace) and held.origin is not None and held.origin.computes_as(now):
-        return True
+        if held.rank is not None or not needs_ranks:
+            return True
+        trace.notices.append(
+            f"the trace of the draft `{name}` has no ranks, which predict trees, because an earlier version wrote it: "
+            "it was traced again"
+        )
+        return False
     if held is not None:
         trace.notices.append(
             f"the trace's draft `{name}` has other weights, another dtype or quantization: it was traced again"

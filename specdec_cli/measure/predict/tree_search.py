@@ -14,46 +14,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from specdec_cli.drafted import CONTEXT_END, MOST_NODES
+from specdec_cli.drafted import CONTEXT_END
 from specdec_cli.measure.predict.trace import Trace
+from specdec_cli.measure.predict.tree_costs import TreeCosts
 from specdec_cli.measure.predict.tree_replay import acceptance_by_rank, replay_tree
 from specdec_cli.measure.stats import FloatArray
+from specdec_cli.tree_shape import TreeShape
 
-_NUM_REPLAYED = 8
+_NUM_REPLAYED = 4  # of each depth
 _NEVER = -np.inf
-
-
-@dataclass(frozen=True, slots=True)
-class TreeCosts:
-    """Seconds of the parts of a step.
-
-    Args:
-        verify_seconds: the target's forward of 1, 2, … rows.
-        draft_seconds: drafting a tree of depth 0, 1, …; the first is 0.
-        overhead_seconds: the engine's own work in a step.
-    """
-
-    verify_seconds: Sequence[float]
-    draft_seconds: Sequence[float]
-    overhead_seconds: float = 0.0
-
-    @property
-    def max_nodes(self) -> int:
-        """Most drafted nodes whose cost is known."""
-        return min(len(self.verify_seconds) - 1, MOST_NODES)
-
-    @property
-    def max_depth(self) -> int:
-        """Largest depth whose cost is known."""
-        return len(self.draft_seconds) - 1
-
-    def step(self, num_nodes: int, depth: int) -> float:
-        """Seconds of a step that drafts and verifies a tree."""
-        return self.draft_seconds[depth] + self.verify_seconds[num_nodes] + self.overhead_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +34,12 @@ class PlannedTree:
     """A static tree and its expected speed.
 
     Args:
-        parents: the node before each node, as in `Drafted`; none if plain decoding is fastest.
-        depth: nodes on the longest path.
+        tree: None if plain decoding is meant.
         tokens_per_step: emitted tokens per step.
         seconds_per_token: of decoding.
     """
 
-    parents: tuple[int, ...]
-    depth: int
+    tree: TreeShape | None
     tokens_per_step: float
     seconds_per_token: float
 
@@ -138,37 +109,45 @@ def plan_trees(acceptance: Sequence[float] | FloatArray, costs: TreeCosts) -> li
         costs: of a step.
     """
     search = TreeSearch(acceptance, costs.max_nodes, costs.max_depth)
-    found: dict[tuple[int, ...], PlannedTree] = {(): PlannedTree((), 0, 1.0, costs.step(0, 0))}
+    found: dict[tuple[int, ...], PlannedTree] = {(): PlannedTree(None, 1.0, costs.step(None))}
     for depth in range(1, costs.max_depth + 1):
         for num_nodes in range(1, costs.max_nodes + 1):
             parents, tokens = search.best(num_nodes, depth)
-            if parents not in found:  # the smallest depth at which a tree is found is its own
-                seconds = costs.step(len(parents), depth) / tokens
-                found[parents] = PlannedTree(parents, depth, tokens, seconds)
-    return sorted(found.values(), key=lambda tree: (tree.seconds_per_token, len(tree.parents)))
+            if parents not in found:
+                tree = TreeShape.of(parents)
+                found[parents] = PlannedTree(tree, tokens, costs.step(tree) / tokens)
+    return sorted(found.values(), key=lambda one: (one.seconds_per_token, 0 if one.tree is None else one.tree.depth))
 
 
-def choose_tree(trace: Trace, draft: str, costs: TreeCosts) -> PlannedTree:
-    """The static tree with the fewest predicted seconds per token.
+def choose_trees(trace: Trace, draft: str, costs: TreeCosts, num: int) -> list[PlannedTree]:
+    """The static trees with siblings that have the fewest predicted seconds per token, each of another depth.
 
-    The dynamic program proposes trees, and the trace says what the most promising ones really accept.
+    The dynamic program proposes trees, and the trace says what the most promising ones of each depth really accept.
 
     Args:
         trace: a target's text at temperature 0, with this draft model.
         draft: its name in the trace.
         costs: of a step.
+        num: how many trees are wanted.
+
+    Returns:
+        The fastest first; fewer where the program finds no more. A chain may be faster than all of them.
 
     Raises:
         UsageError: a trace that predicts no trees.
     """
-    planned = plan_trees(acceptance_by_rank(trace, draft), costs)
-    plain = next(tree for tree in planned if not tree.parents)
-    trees = [tree for tree in planned if tree.parents][:_NUM_REPLAYED]
-    replayed = [_replayed(trace, draft, tree, costs) for tree in trees]
-    return min([plain, *replayed], key=lambda tree: tree.seconds_per_token)
+    by_depth: dict[int, list[PlannedTree]] = {}
+    for one in plan_trees(acceptance_by_rank(trace, draft), costs):
+        if one.tree is not None and not one.tree.is_chain:
+            by_depth.setdefault(one.tree.depth, []).append(one)
+    best = []
+    for planned in by_depth.values():
+        replayed = [_replayed(trace, draft, one.tree, costs) for one in planned[:_NUM_REPLAYED] if one.tree]
+        best.append(min(replayed, key=lambda one: one.seconds_per_token))
+    return sorted(best, key=lambda one: one.seconds_per_token)[:num]
 
 
-def _replayed(trace: Trace, draft: str, tree: PlannedTree, costs: TreeCosts) -> PlannedTree:
+def _replayed(trace: Trace, draft: str, tree: TreeShape, costs: TreeCosts) -> PlannedTree:
     """The tree with what it accepts along the trace, at the cost of steps of full depth."""
     tokens = replay_tree(trace, draft, tree.parents).tokens_per_step().median
-    return replace(tree, tokens_per_step=tokens, seconds_per_token=costs.step(len(tree.parents), tree.depth) / tokens)
+    return PlannedTree(tree, tokens, costs.step(tree) / tokens)

@@ -11,12 +11,15 @@ from typed import not_none, stand_in
 from specdec_cli.engine.arms import ArmRun, EngineArm
 from specdec_cli.engine.outputs import Timing
 from specdec_cli.engine.prompts import PromptRow
+from specdec_cli.measure.bench.recommend import Case
 from specdec_cli.measure.bench.sweep import Sweep, arms_of
 from specdec_cli.measure.machine.load import Load
+from specdec_cli.measure.predict.draft_shape import DraftShape
 from specdec_cli.measure.predict.evidence import Evidence, Recommendation, needs, side
 from specdec_cli.measure.stats import Interval
 from specdec_cli.measure.workload.workload import tokenize
 from specdec_cli.sampling.params import SamplingParams
+from specdec_cli.tree_shape import TreeShape
 
 
 def interval(median: float, low: float | None = None, high: float | None = None, pairs: int = 24) -> Interval:
@@ -74,7 +77,8 @@ def test_an_interval_that_does_not_exist_says_nothing() -> None:
 def prediction(by_k, recommended=None):
     best = max(by_k, key=lambda k: by_k[k].median)
     found = recommended or Recommendation(best, by_k[best], f"k = {best} is predicted best", "speculate")
-    return SimpleNamespace(recommended=found, rows=[SimpleNamespace(speedup=by_k[k]) for k in sorted(by_k)])
+    rows = {DraftShape(k): SimpleNamespace(speedup=speedup) for k, speedup in by_k.items()}
+    return SimpleNamespace(recommended=found, rows=list(rows.values()), trees=[], row=rows.get)
 
 
 def swept(monkeypatch: pytest.MonkeyPatch, speedups_by_k, num_prompts=24, predicted=None, **more) -> Sweep:
@@ -90,7 +94,14 @@ def swept(monkeypatch: pytest.MonkeyPatch, speedups_by_k, num_prompts=24, predic
 
     monkeypatch.setattr(EngineArm, "run", run)
     made = Sweep(
-        arms_of(toy_engine()), work, stand_in(None), None, max(speedups_by_k), is_exhaustive=True, k_in_use=5, **more
+        arms_of(toy_engine()),
+        work,
+        stand_in(None),
+        None,
+        max(speedups_by_k),
+        is_exhaustive=True,
+        in_use=DraftShape(5),
+        **more,
     )
     made.prediction = predicted
     list(made.run())
@@ -186,3 +197,30 @@ def test_a_run_that_ended_before_anything_was_measured_is_inconclusive(monkeypat
 
 def test_six_pairs_of_a_batch_are_six_batches() -> None:
     assert needs(Evidence(interval(1.5, 1.4, 1.6, pairs=3)), None, 8) == ("48 prompts or more (--num-prompts)",)
+
+
+def test_the_tree_in_use_stays_while_the_case_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = swept(monkeypatch, {1: [0.5], 2: [0.8, 1.3]})
+    found.in_use = DraftShape.of(TreeShape.parse("3,2+1"))
+    recommended = found.recommended()
+    assert (recommended.verdict, recommended.k, str(recommended.tree)) == ("inconclusive", 2, "3,2+1")
+
+
+@pytest.mark.parametrize(
+    ("chain", "tree", "best", "said"),
+    [
+        (2.0, 0.8, "k = 2", "; no tree pays: the best (3,1) decodes 0.80× (0.80 to 0.80) as fast; within"),
+        (2.0, 1.5, "k = 2", "; the best tree (3,1) decodes 1.50× (1.50 to 1.50) as fast; within"),
+        (1.5, 2.0, "tree 3,1", "; the best chain (k = 2) decodes 1.50× (1.50 to 1.50) as fast"),
+        (0.9, 2.0, "tree 3,1", "; no chain pays: the best (k = 2) decodes 0.90× (0.90 to 0.90) as fast"),
+        (2.0, 2.0, "k = 2", "; its interval overlaps that of tree 3,1; the best tree (3,1) decodes 2.00×"),
+        (0.7, 0.8, "do not speculate: even the best tree 3,1", "decodes 0.80× (0.80 to 0.80) as fast"),
+    ],
+)
+def test_a_chain_and_a_tree_are_told_beside_each_other(chain: float, tree: float, best: str, said: str) -> None:
+    speedups = {DraftShape(2): chain, DraftShape.of(TreeShape.parse("3,1")): tree}
+    evidence = {shape: Evidence(interval(value, value, value)) for shape, value in speedups.items()}
+    found = Case(evidence, None, None, DraftShape(0), 1, lambda _: None).recommend()
+    assert found.why.startswith(best)
+    assert said in found.why
+    assert (found.tree is not None) is best.startswith("tree")

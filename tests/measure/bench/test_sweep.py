@@ -13,6 +13,7 @@ from specdec_cli.engine.arms import ArmRun, EngineArm
 from specdec_cli.engine.outputs import Timing
 from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.measure.bench.sweep import MAX_CANDIDATES, Sweep, _is_looked_at, arms_of, candidates
+from specdec_cli.measure.predict.draft_shape import DraftShape
 from specdec_cli.measure.predict.evidence import Recommendation
 from specdec_cli.measure.stats import Interval
 from specdec_cli.measure.workload.workload import tokenize
@@ -89,12 +90,14 @@ def test_too_few_pairs_recommend_nothing_by_themselves(monkeypatch: pytest.Monke
     one.repeats, not_none(one.bench).plan = 1, replace(not_none(one.bench).plan, repeats=1)
     not_none(one.bench).workload = replace(one.workload, requests=one.workload.requests[:1])
     list(one.run())
-    assert one.measured()[2].speedup == Interval(2.0, None, 1)
+    assert one.measured()[DraftShape(2)].speedup == Interval(2.0, None, 1)
     assert one.recommended().k == 0
     assert one.recommended().why.startswith("too few pairs to be certain: k = 2 was measured 2.00× as fast as no draft")
     predicted = Recommendation(1, Interval(1.4, (1.2, 1.6), 24), "k = 1 gives the most", "speculate")
     one.prediction = stand_in(
-        SimpleNamespace(recommended=predicted, rows=[SimpleNamespace(speedup=predicted.speedup)] * 2)
+        SimpleNamespace(
+            recommended=predicted, rows=[], trees=[], row=lambda _: SimpleNamespace(speedup=predicted.speedup)
+        )
     )
     found = one.recommended()
     assert (found.verdict, found.needs) == ("inconclusive", ("6 prompts or more (--num-prompts)",))
@@ -107,6 +110,8 @@ def test_a_prediction_is_not_taken_against_what_was_measured(monkeypatch: pytest
     list(one.run())
     predicted = Recommendation(1, Interval(1.4, (1.2, 1.6), 24), "k = 1", "speculate")
     one.prediction = stand_in(
-        SimpleNamespace(recommended=predicted, rows=[SimpleNamespace(speedup=predicted.speedup)] * 2)
+        SimpleNamespace(
+            recommended=predicted, rows=[], trees=[], row=lambda _: SimpleNamespace(speedup=predicted.speedup)
+        )
     )
     assert one.recommended().verdict == "inconclusive"

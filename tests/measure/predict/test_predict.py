@@ -26,7 +26,9 @@ from specdec_cli.measure.predict.profiling import MAX_REPEATS, MIN_REPEATS, prof
 from specdec_cli.measure.predict.replay import Replay, replay
 from specdec_cli.measure.predict.rounds import ENOUGH, Rounds
 from specdec_cli.measure.predict.tracing import trace_draft, trace_target
+from specdec_cli.measure.predict.tree_costs import TreeCosts, probe_trees
 from specdec_cli.sampling.params import SamplingParams
+from specdec_cli.tree_shape import TreeShape
 
 V = 8
 
@@ -451,3 +453,45 @@ def test_an_interrupted_visit_is_made_again(clock, monkeypatch: pytest.MonkeyPat
     least = (MIN_REPEATS + 1) * 3
     assert least < num_visits <= 1.5 * least + 1
     assert (costs.target_seconds.max() < 0.1) is not is_always
+
+
+def test_trees_are_profiled_beside_chains(clock) -> None:
+    engine, trees = timed_engine(clock), tuple(map(TreeShape.parse, ("2,1,1", "3", "3,2+1")))
+    costs = profile(engine, 3, (16, 64), time_limit_seconds=0.0, trees=trees, batch_size=2)
+    assert costs.trees == trees
+    assert costs.target_seconds.shape == costs.draft_seconds.shape == (2, 4 + 3)
+    for column, (nodes, depth) in enumerate([(1, 1), (2, 2), (3, 3), (6, 3), (3, 1), (6, 2)], 1):
+        want = [0.02 + 0.001 * 2 * (nodes + 1) + 1e-5 * length for length in (16, 64)]
+        assert costs.target_seconds[:, column] == pytest.approx(want, abs=2e-4)
+        assert costs.draft_seconds[:, column] == pytest.approx(0.002 * depth, abs=2e-4)
+    assert list(costs.as_dict()["by_tree"]) == ["2,1,1", "3", "3,2+1"]
+    assert len(costs.as_dict()["target_seconds_by_rows"]) == 4
+    assert engine.target.num_free_blocks == engine.target.num_blocks, "the cache is given back"
+
+
+def test_a_trees_speedup_is_that_of_its_steps() -> None:
+    """Each step verifies the tree's rows and makes its passes; here all are whole."""
+    probes, base = probe_trees(3), made_costs(target=(10, 11, 12, 14))
+    passes = {1: 2.0, 2: 2.5, 5: 4.0, 10: 6.5, 21: 12.0}  # milliseconds of the draft model by rows
+    nodes = {3: 14, 6: 17, 15: 26, 30: 41, 63: 74}  # and of the target by drafted nodes
+    draft = [passes[1] + 2 * passes[rows] for rows in passes]
+    costs = replace(
+        base,
+        target_seconds=np.concatenate([base.target_seconds, np.array([list(nodes.values())]) / 1e3], axis=1),
+        draft_seconds=np.concatenate([base.draft_seconds, np.array([draft]) / 1e3], axis=1),
+        overhead_seconds=np.full(4 + len(probes), 1e-3),
+        trees=probes,
+    )
+    trees = [TreeShape.parse(one) for one in ("3,2+1", "5,3+1+1+0+0,2+1", "5,1,1")]
+    chains = [made_replay(k, SURVIVAL) for k in range(1, 4)]
+    found = predict(chains, costs, {tree: made_replay(tree.depth, SURVIVAL) for tree in trees})
+    assert [str(row.shape) for row in found.trees] == [f"tree {tree}" for tree in trees]
+    assert [row.k for row in found.chains] == [1, 2, 3]
+    for row, drafted, verified in zip(found.trees, (2 + 2.5, 2 + 3.0 + 2.5, 2 + 4 + 4), (17, 24, 26), strict=True):
+        tokens = 1 + sum(SURVIVAL[: row.k])
+        assert row.speedup.median == pytest.approx(tokens * 11 / (drafted + verified + 1))
+        assert row.tokens_per_second == pytest.approx(tokens / (drafted + verified + 1) * 1e3)
+        assert row.iid_speedup is None
+    search = TreeCosts.of(costs, 100.0)
+    assert [search.step(tree) for tree in trees] == pytest.approx([0.0225, 0.0325, 0.037])
+    assert search.step(None) == pytest.approx(0.011)

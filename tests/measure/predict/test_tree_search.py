@@ -7,10 +7,13 @@ from itertools import product
 import numpy as np
 import pytest
 from test_tree_replay import traced
+from typed import not_none
 
 from specdec_cli.drafted import Drafted
+from specdec_cli.measure.predict.tree_costs import TreeCosts
 from specdec_cli.measure.predict.tree_replay import acceptance_by_rank, replay_tree
-from specdec_cli.measure.predict.tree_search import TreeCosts, TreeSearch, choose_tree, plan_trees
+from specdec_cli.measure.predict.tree_search import TreeSearch, choose_trees, plan_trees
+from specdec_cli.tree_shape import TreeShape
 
 RATES = ([0.6, 0.2, 0.1], [0.3, 0.0, 0.4, 0.05], [0.9], [0.0, 0.5], [0.25, 0.25, 0.25, 0.25], [0.0, 0.0])
 
@@ -63,11 +66,10 @@ def test_large_trees_take_the_likeliest_nodes() -> None:
 def test_the_cheapest_size_and_depth_are_chosen() -> None:
     rates, rng = [0.6, 0.2, 0.1], np.random.default_rng(0)
     for _ in range(5):
-        costs = TreeCosts(
-            (np.cumsum(rng.uniform(0.0, 0.4, 6)) + 1).tolist(), [0.0, *np.cumsum(rng.uniform(0, 0.3, 3))], 0.1
-        )
-        seconds = [costs.step(0, 0)] + [
-            costs.step(n, depth_of(tree)) / expected_tokens(tree, rates)
+        nodes = (np.cumsum(rng.uniform(0.0, 0.4, 6)) + 1).tolist()
+        costs = TreeCosts(nodes, [0.0, *[rng.uniform(0, 0.3)] * 6], 3)
+        seconds = [costs.step(None)] + [
+            (nodes[n] + depth_of(tree) * costs.pass_seconds[1]) / expected_tokens(tree, rates)
             for n in range(1, 6)
             for tree in trees(n)
             if depth_of(tree) <= 3
@@ -77,29 +79,38 @@ def test_the_cheapest_size_and_depth_are_chosen() -> None:
 
 
 @pytest.mark.parametrize(
-    ("costs", "parents"),
+    ("costs", "tree"),
     [
-        (TreeCosts([1.0, 9.0, 9.0], [0.0, 0.0, 0.0]), ()),
-        (TreeCosts([1.0, 1.0, 1.0, 9.0], [0.0, 9.0]), ()),
-        (TreeCosts([1.0, 1.0, 1.0, 9.0], [0.0, 0.0]), (-1, -1)),
-        (TreeCosts([1.0, 1.0, 1.0, 9.0], [0.0, 0.0, 0.0]), (-1, 0)),
+        (TreeCosts([1.0, 9.0, 9.0], [0.0, 0.0, 0.0], 2), None),
+        (TreeCosts([1.0, 1.0, 1.0, 9.0], [0.0, 9.0, 9.0, 9.0], 1), None),
+        (TreeCosts([1.0, 1.0, 1.0, 9.0], [0.0, 0.0, 0.0, 0.0], 1), "2"),
+        (TreeCosts([1.0, 1.0, 1.0, 9.0], [0.0, 0.0, 0.0, 0.0], 2), "1,1"),
     ],
 )
-def test_costs_decide_between_no_tree_a_wide_and_a_deep_one(costs, parents) -> None:
-    assert plan_trees([0.6, 0.2], costs)[0].parents == parents
+def test_costs_decide_between_no_tree_a_wide_and_a_deep_one(costs, tree) -> None:
+    assert plan_trees([0.6, 0.2], costs)[0].tree == (None if tree is None else TreeShape.parse(tree))
+
+
+def test_a_pass_of_the_draft_costs_its_rows() -> None:
+    costs = TreeCosts([0.0] * 10, [0.0, *(100.0**rows for rows in range(9))], 3)
+    assert costs.step(TreeShape.parse("3,2+0+1,1+0+2")) == 1 + 100 + 100
+    assert costs.step(TreeShape.parse("3,1")) == 1 + 100**2
 
 
 def test_the_choice_rests_on_what_the_trace_accepts() -> None:
     trace = traced()
-    costs = TreeCosts([1 + 0.03 * rows for rows in range(17)], [0.1 * depth for depth in range(5)])
-    best = choose_tree(trace, "draft", costs)
-    found = replay_tree(trace, "draft", best.parents)
-    assert best.tokens_per_step == found.tokens_per_step().median
-    assert best.seconds_per_token == pytest.approx(costs.step(len(best.parents), found.depth) / best.tokens_per_step)
-    assert best.depth == found.depth
+    costs = TreeCosts([1 + 0.03 * rows for rows in range(17)], [0.0, *[0.1] * 16], 4)
+    found = choose_trees(trace, "draft", costs, 3)
+    assert len({not_none(one.tree).depth for one in found}) == 3
+    assert [one.seconds_per_token for one in found] == sorted(one.seconds_per_token for one in found)
+    for one in found:
+        tree = not_none(one.tree)
+        tokens = replay_tree(trace, "draft", tree.parents).tokens_per_step().median
+        assert (one.tokens_per_step, tree.is_chain) == (tokens, False)
+        assert one.seconds_per_token == pytest.approx(costs.step(tree) / tokens)
     promised = plan_trees(acceptance_by_rank(trace, "draft"), costs)[0]
-    assert best.tokens_per_step == pytest.approx(promised.tokens_per_step, rel=0.2)
-    for other in ([-1], [-1, 0, 1], [-1] * 4, [-1, -1, 0, 0, 1, 1]):
-        tokens = replay_tree(trace, "draft", other).tokens_per_step().median
-        assert costs.step(len(other), depth_of(tuple(other))) / tokens >= best.seconds_per_token
-    assert not choose_tree(trace, "draft", TreeCosts([1.0, 9.0], [0.0, 9.0])).parents
+    assert found[0].tokens_per_step == pytest.approx(promised.tokens_per_step, rel=0.2)
+    for other in ("1", "1,1,1", "4", "2,2"):
+        tree = TreeShape.parse(other)
+        tokens = replay_tree(trace, "draft", tree.parents).tokens_per_step().median
+        assert costs.step(tree) / tokens >= found[0].seconds_per_token

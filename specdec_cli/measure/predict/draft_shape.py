@@ -1,0 +1,61 @@
+"""The shape of a step's draft: a chain of k tokens, or a tree; k = 0 drafts nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import total_ordering
+
+from specdec_cli.tree_shape import TreeShape
+
+
+@total_ordering
+@dataclass(frozen=True, slots=True)
+class DraftShape:
+    """The shape of every step's draft; smaller ones come first, and chains before trees.
+
+    Args:
+        k: most tokens drafted one after another; a tree's depth.
+        tree: a static tree; None for a chain.
+    """
+
+    k: int
+    tree: TreeShape | None = None
+
+    @classmethod
+    def of(cls, tree: TreeShape) -> DraftShape:
+        """That of a static tree."""
+        return cls(tree.depth, tree)
+
+    def __str__(self) -> str:
+        """`k = 5` or `tree 4,2,1`."""
+        return f"k = {self.k}" if self.tree is None else f"tree {self.tree}"
+
+    def __lt__(self, other: DraftShape) -> bool:
+        """Whether it comes first."""
+        return self._order < other._order
+
+    @property
+    def num_nodes(self) -> int:
+        """Most drafted tokens of a step."""
+        return self.k if self.tree is None else self.tree.num_nodes(self.k)
+
+    @property
+    def tree_text(self) -> str | None:
+        """The tree as `--tree` takes it; None for a chain."""
+        return None if self.tree is None else str(self.tree)
+
+    @property
+    def _order(self) -> tuple[bool, int, int, str]:
+        return self.tree is not None, self.num_nodes, self.k, str(self)
+
+
+PLAIN = DraftShape(0)
+"""Plain decoding."""
+
+
+def shape_words(shapes: Sequence[DraftShape]) -> str:
+    """Several shapes in words: `k = 4, 5, tree 3,1 and tree 4,2`."""
+    chains = ", ".join(str(shape.k) for shape in shapes if shape.tree is None)
+    names = ([f"k = {chains}"] if chains else []) + [str(shape) for shape in shapes if shape.tree is not None]
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
