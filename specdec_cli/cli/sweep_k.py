@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -299,7 +299,6 @@ class _SweepRun(Measurement["Sweeps"]):
         largest = f"dynamic:{MOST_NODES}" if self.asked.trees else None
         recipe = recipe.model_copy(update={"speculation": recipe.speculation.model_copy(update={"tree": largest})})
         engine = Engine.from_recipe(recipe, trust_remote_code=self.shared.trust_remote_code, progress=say)
-        engine.options = replace(engine.options, tree=None)  # each arm names its own
         if self.asked.trees and engine.drafter.lm is None:
             raise UsageError(f"the draft `{recipe.draft.method}` has no ranks of tokens, so its trees are unknown")
         return engine, self.tokenize(engine)

@@ -86,7 +86,7 @@ class EngineArm:
         name: what a report calls it.
         engine: idle between two runs; arms that take turns may share one.
         num_speculative_tokens: k; 0 is plain decoding, None whatever the engine's options say.
-        tree: shape of its drafted trees; None whatever the engine's options say.
+        tree: shape of its drafted trees, `none` for chains; None whatever the engine's options say.
     """
 
     name: str

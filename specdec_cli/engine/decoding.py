@@ -40,7 +40,7 @@ class Decoding:
         meter: counts of its steps, for a screen.
         draft: name of its drafter; None takes the engine's own.
         keeps_errors: whether a request that fails keeps its error and the others go on; else the error is raised.
-        tree: shape of its drafted trees; None takes the engine's.
+        tree: shape of its drafted trees, `none` for chains; None takes the engine's.
     """
 
     name: str

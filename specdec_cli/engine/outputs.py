@@ -150,7 +150,7 @@ class Outputs:
             index: the prompt's place; the number of requests so far without one.
             grammar: what the output must match.
             draft: name of its drafter.
-            tree: shape of its drafted trees.
+            tree: shape of its drafted trees, `none` for chains.
 
         Raises:
             UsageError: the engine does not accept it.

@@ -410,6 +410,7 @@ def test_contradictory_evidence_is_inconclusive_everywhere(
     loaded, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     pytest.importorskip("matplotlib")
+    toy_clock(monkeypatch)  # which k are measured depends on costs, and the command runs twice
     contradicted(monkeypatch)
     names = {name: tmp_path / f"r.{name}" for name in ("markdown", "csv", "junit", "html")}
     flags = [word for name, path in names.items() for word in (f"--{name}", str(path))]

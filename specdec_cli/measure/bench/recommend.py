@@ -109,7 +109,7 @@ class Case:
         if not others:
             return ""
         other = self._best(others)
-        kind, name = ("chain", str(other)) if other.tree is None else ("tree", other.tree_text)
+        kind, name = ("chain", str(other)) if other.tree is None else ("tree", str(other.tree))
         found = f"({name}) decodes {times(self._measured(other))} as fast"
         return (
             f"; no {kind} pays: the best {found}"

@@ -46,7 +46,7 @@ _MIN_GROUPS = 8
 
 def arms_of(engine: Engine) -> ArmOf:
     """Our engine with every shape."""
-    return lambda name, shape: EngineArm(name, engine, shape.k, shape.tree_text)
+    return lambda name, shape: EngineArm(name, engine, shape.k, shape.asked_tree)
 
 
 def profile_workload(

@@ -41,9 +41,9 @@ class DraftShape:
         return self.k if self.tree is None else self.tree.num_nodes(self.k)
 
     @property
-    def tree_text(self) -> str | None:
-        """The tree as `--tree` takes it; None for a chain."""
-        return None if self.tree is None else str(self.tree)
+    def asked_tree(self) -> str:
+        """The tree that a request asks for: `none` is a chain, whatever the engine's own tree."""
+        return "none" if self.tree is None else str(self.tree)
 
     @property
     def _order(self) -> tuple[bool, int, int, str]:

@@ -76,7 +76,7 @@ def profile(
         engine: idle, with its draft.
         k_max: largest k.
         context_lengths: where to measure; those that leave no room for k_max tokens are moved to the longest that does.
-        trees: whose steps are measured beside those of chains, at most k_max deep; the engine has no tree of its own.
+        trees: whose steps are measured beside those of chains, at most k_max deep.
         text: tokens that contexts are made of, repeated as needed; a workload's own have drafts find what they would.
         params: sampling parameters of the workload, on which the costs of draft and verification depend.
         time_limit_seconds: no further repeat begins after this, once there are enough.
@@ -316,7 +316,7 @@ class _Profiler:
         params = replace(self.params, max_new_tokens=few, min_tokens=0, ignore_eos=True, stop_token_ids=())
         with Driver(self.engine) as driver:
             for b in range(self.batch_size):
-                driver.add(prompt, replace(params, index=b), k, tree=shape.tree_text)
+                driver.add(prompt, replace(params, index=b), k, tree=shape.asked_tree)
             begin, spent = perf_counter(), list[float]()
             for event in (event for events in driver.steps() for event in events):
                 if isinstance(event, Stepped) and event.emitted and not event.emitted[0].from_prefill:
