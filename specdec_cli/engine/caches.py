@@ -41,11 +41,14 @@ def share_out(
         logits = sum(logits_bytes(num_seqs, num, lm.vocab_size) for num, lm in zip(rows, group, strict=True))
         found = device_room(device, sum(lm.weight_bytes for lm in group))
         room = Room(found.left_bytes - logits, found.whole_bytes, found.weight_bytes)
-        needs = [lm.cache_need(num_seqs, k, target.max_context) for lm in group]
+        needs = [
+            lm.cache_need(num_seqs, k) if lm is target else lm.draft_cache_need(num_seqs, k, target.max_context)
+            for lm in group
+        ]
         for lm, num_blocks in zip(group, plan_blocks(needs, room, num_seqs, kv_cache_bytes), strict=True):
             lm.hold(num_blocks, num_seqs, k)
     for draft in drafts:
-        wanted = draft.cache_need(num_seqs, k, target.max_context).num_blocks
+        wanted = draft.draft_cache_need(num_seqs, k, target.max_context).num_blocks
         check_draft_room(*(num * draft.block_size for num in (target.num_blocks, draft.num_blocks, wanted)))
 
 
@@ -60,7 +63,7 @@ def hold_beside(draft: TransformersLM, max_context: int, options: EngineOptions)
     Raises:
         RunError: there is no room.
     """
-    need = draft.cache_need(options.max_num_seqs, options.most_nodes, max_context)
+    need = draft.draft_cache_need(options.max_num_seqs, options.most_nodes, max_context)
     found = device_room(draft.device, draft.weight_bytes)
     room = Room(found.left_bytes, found.whole_bytes, found.weight_bytes)
     (num_blocks,) = plan_blocks([need], room, options.max_num_seqs)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specdec_cli.lm.cache.budget import count_in, device_room
-from specdec_cli.lm.cache.cache_plan import CacheNeed, KVCacheBytes, plan_blocks
+from specdec_cli.lm.cache.cache_plan import CacheNeed, KVCacheBytes, blocks_wanted, draft_blocks_wanted, plan_blocks
 from specdec_cli.lm.cache.contexts import Contexts, Feed
 from specdec_cli.lm.cache.long_rope import both_sides
 from specdec_cli.lm.cache.snapshots import num_snapshots
@@ -148,10 +148,17 @@ class TransformersLM:
         """Sizes from which a forward's cost follows."""
         return model_traffic(self.config, self.weights, self.kv_bytes_per_token)
 
-    def cache_need(self, num_seqs: int, extra_tokens: int, max_context: int | None = None) -> CacheNeed:
-        """A cache for so many sequences, each of a whole context (the model's or a shorter one) and extra tokens."""
-        longest = min(self.max_context, max_context or self.max_context)
-        num_blocks = num_seqs * -(-(longest + extra_tokens) // self.block_size)
+    def cache_need(self, num_seqs: int, extra_tokens: int) -> CacheNeed:
+        """A cache for so many sequences, each of a whole context and extra tokens."""
+        num_blocks = blocks_wanted(num_seqs, self.max_context, extra_tokens, self.block_size)
+        return self._need(num_blocks, num_seqs, extra_tokens)
+
+    def draft_cache_need(self, num_seqs: int, num_drafted: int, target_context: int) -> CacheNeed:
+        """The same of a draft beside a target of some context limit."""
+        sizes = num_seqs, self.max_context, target_context, num_drafted, self.block_size
+        return self._need(draft_blocks_wanted(*sizes), num_seqs, num_drafted)
+
+    def _need(self, num_blocks: int, num_seqs: int, extra_tokens: int) -> CacheNeed:
         states = num_seqs * num_snapshots(extra_tokens) * self.state_bytes
         return CacheNeed(self.name, self.kv_bytes_per_token * self.block_size, num_blocks, states)
 

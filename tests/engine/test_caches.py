@@ -13,6 +13,7 @@ from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.loading import LoadSettings
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.errors import RunError
+from specdec_cli.events import Noticed, Stepped
 from specdec_cli.lm.cache import budget
 from specdec_cli.lm.machine import device_memory as device_memory_module
 from specdec_cli.lm.machine.device_memory import DeviceMemory
@@ -75,8 +76,24 @@ def test_a_draft_takes_no_more_than_it_reads(pair, memory) -> None:
     memory(40 * MB)
     engine = Engine.load(str(pair / "target"), str(pair / "short"))
     target, draft = engine.target, engine.drafter.lm
-    assert not_none(draft).num_blocks == 8 * 9, "8 sequences of 128 tokens and 4 drafted ones"
+    assert not_none(draft).num_blocks == 8 * 12, "8 sequences of 128 tokens, and the largest tree behind each"
     assert taken(target, draft) <= 20 * MB
+
+
+@pytest.mark.parametrize("tree", ["dynamic:60", "2,2,2,2"])
+def test_a_draft_of_short_contexts_has_room_for_the_trees_of_requests(pair, tree: str) -> None:
+    engine = Engine.load(str(pair / "target"), str(pair / "short"), max_model_len=256, block_size=4, max_num_seqs=4)
+    target, draft = stand_in(engine.target), stand_in(engine.drafter.lm)
+    ids = [engine.add([i + 2] * 118, SamplingParams(max_new_tokens=8, ignore_eos=True), tree=tree) for i in range(4)]
+    found: dict[int, list[int]] = {i: [] for i in ids}
+    while engine.has_work:
+        for event in engine.step():
+            assert not isinstance(event, Noticed), "the draft's cache is never full"
+            for emitted in event.emitted if isinstance(event, Stepped) else ():
+                found[emitted.sequence_id] += emitted.tokens
+    plain = engine.generate([[i + 2] * 118 for i in range(4)], SamplingParams(max_new_tokens=8, ignore_eos=True), 0)
+    assert list(found.values()) == [one.token_ids for one in plain]
+    assert (target.num_free_blocks, draft.num_free_blocks) == (target.num_blocks, draft.num_blocks)
 
 
 def test_many_drafts_share_with_one_target(pair, memory) -> None:

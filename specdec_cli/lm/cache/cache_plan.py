@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from specdec_cli.drafted import MOST_NODES
 from specdec_cli.errors import RunError
 
 KVCacheBytes = int | None | Callable[[int, int], int | None]
@@ -58,6 +59,29 @@ class Room:
 def logits_bytes(num_seqs: int, num_rows: int, width: int) -> int:
     """Memory of a step's logits, float32: `num_rows` of each sequence."""
     return num_seqs * num_rows * width * _FLOAT32_BYTES
+
+
+def blocks_wanted(num_seqs: int, context: int, num_drafted: int, block_size: int) -> int:
+    """Blocks with which so many sequences each have room for a whole context and drafted tokens."""
+    return num_seqs * -(-(context + num_drafted) // block_size)
+
+
+def draft_blocks_wanted(num_seqs: int, context: int, target_context: int, num_drafted: int, block_size: int) -> int:
+    """Blocks with which a draft has room for whatever the target has room for.
+
+    The scheduler counts the target's blocks, and a request may bring a larger tree than the engine's. So a draft has as
+    many blocks as the target, or, where its own context is shorter, room for the largest tree behind each context.
+
+    Args:
+        num_seqs: sequences that run together.
+        context: the draft's limit.
+        target_context: the target's.
+        num_drafted: most drafted tokens of a sequence by the engine's options.
+        block_size: tokens in a block.
+    """
+    of_target = blocks_wanted(num_seqs, target_context, num_drafted, block_size)
+    most_drafted = max(num_drafted, MOST_NODES)
+    return min(of_target, blocks_wanted(num_seqs, min(context, target_context), most_drafted, block_size))
 
 
 def plan_blocks(needs: Sequence[CacheNeed], room: Room, num_seqs: int, given: KVCacheBytes = None) -> list[int]:

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 
 from specdec_cli.engine.build import engine_options, given_cache_bytes
 from specdec_cli.errors import RunError
-from specdec_cli.lm.cache.cache_plan import CacheNeed, Room, check_draft_room, logits_bytes, plan_blocks
+from specdec_cli.lm.cache.cache_plan import (
+    CacheNeed,
+    Room,
+    blocks_wanted,
+    check_draft_room,
+    draft_blocks_wanted,
+    logits_bytes,
+    plan_blocks,
+)
 from specdec_cli.lm.cache.snapshots import num_snapshots
 from specdec_cli.lm.load import DTYPES
 
@@ -78,7 +86,10 @@ def pair_memory(
     for role, facts in models.items():
         each, block_size = facts.kv_bytes_per_token, recipe.engine.kv_block_size
         states = len(taps) * (facts.hidden_size or 0) * DTYPES[facts.dtype].itemsize if role == "target" else 0
-        num_tokens = num_seqs * -(-(min(facts.max_context, max_context) + k) // block_size) * block_size
+        num_blocks = blocks_wanted(num_seqs, max_context, k, block_size)
+        if role == "draft":
+            num_blocks = draft_blocks_wanted(num_seqs, facts.max_context, max_context, k, block_size)
+        num_tokens = num_blocks * block_size
         found[role] = Memory(
             device=places[role].name,
             weights=facts.weights_bytes,
