@@ -206,7 +206,7 @@ def check_recordable(name: str, config: Any, device: torch.device) -> None:
     if getattr(text_config, "kv_lora_rank", None):
         raise UsageError(f"`{name}` cannot be recorded: its keys and values are kept compressed", hint)
     values = getattr(text_config, "v_head_dim", None)
-    if values not in (None, getattr(text_config, "head_dim", values)):
+    if values is not None and values != getattr(text_config, "head_dim", values):
         raise UsageError(f"`{name}` cannot be recorded: its values are not as wide as its keys", hint)
     rope = getattr(text_config, "rope_parameters", None) or {}
     kinds = {entry.get("rope_type") for entry in (rope, *rope.values()) if isinstance(entry, dict)}

@@ -4,6 +4,7 @@ Masks come from transformers' own mask functions, evaluated at each row's positi
 mean here what they mean there. Queries that share a key head are packed as rows of one product (grouped heads cost no
 copy of the keys). Where bits matter (bfloat16 and float16 on a CPU) at least four rows go into every product and the
 number of keys follows from the query's position: measured, the kernel then gives a row the same bits in any company.
+On a GPU a long piece of a prompt goes through torch's causal kernel (FlashAttention), which needs no mask.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right
 from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import causal_mask_function
 
 from specdec_cli.lm.cache.cache import LayerStore
 from specdec_cli.lm.cache.latents import ExpandedStore
@@ -22,6 +25,8 @@ from specdec_cli.lm.cache.layout import Layout, Span
 
 NAME = "specdec"
 MIN_ROWS = 4
+PROMPT_QUERIES = 128
+"""From so many queries of a sequence on a mask costs more than the kernel that needs none."""
 
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -34,6 +39,11 @@ class RowMasks:
         self._allowed = allowed
         self._masks: dict[tuple[int, int, torch.dtype], Tensor] = {}
         self._all: Tensor | None = None
+
+    def is_causal(self, span: Span) -> bool:
+        """Whether a span's queries are the last of its positions, and each sees all positions up to its own."""
+        ends = span.position + span.stop - span.start
+        return self._allowed in (causal_mask_function, causal) and ends == span.num_keys
 
     def bias(self, index: int, num_groups: int, dtype: torch.dtype) -> Tensor:
         """Mask of a span, [num_groups × queries, T] with 0 where a query may look and -inf elsewhere."""
@@ -137,6 +147,9 @@ def attend(
         keys, values = key.read(span)
         num_groups = num_heads // keys.shape[1]
         queries = query if len(layout.spans) == 1 else query[:, :, span.start : span.stop]
+        if plain and _has_causal_kernel(queries) and attention_mask.is_causal(span):
+            outputs.append(_attend_causally(queries, keys, values, scaling).transpose(1, 2))
+            continue
         missing = _missing_queries(span, num_groups, layout)
         if missing:
             queries = torch.cat((queries, queries[:, :, -1:].expand(-1, -1, missing, -1)), 2)
@@ -154,6 +167,18 @@ def attend(
         outputs.append(output[:, : num_queries - missing] if missing else output)
     # In one piece, as transformers' own attention functions return it: some families view it (AFMoE).
     return (outputs[0].contiguous() if len(outputs) == 1 else torch.cat(outputs, 1)), None
+
+
+def _has_causal_kernel(queries: Tensor) -> bool:
+    """Whether torch has a causal kernel that is worth it for the queries of one sequence."""
+    return queries.is_cuda and queries.dtype.itemsize == 2 and queries.shape[2] >= PROMPT_QUERIES
+
+
+def _attend_causally(queries: Tensor, keys: Tensor, values: Tensor, scaling: float | None) -> Tensor:
+    """Attention of a sequence's last queries [1, H, n, D] to its keys [1, K, T, D] up to their own; [1, H, n, D_v]."""
+    mask: Any = causal_lower_right(queries.shape[2], keys.shape[2])
+    is_grouped = queries.shape[1] != keys.shape[1]
+    return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scaling, enable_gqa=is_grouped)
 
 
 def attend_by_hand(
