@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -39,6 +39,7 @@ from specdec_cli.cli.measurement_options import (
 from specdec_cli.cli.options import GATE_OPTIONS, RESUME_OPTION, WORKLOAD_OPTIONS, Shared, with_shared_options
 from specdec_cli.cli.output import write_file
 from specdec_cli.cli.screen import open_screen, timed_progress
+from specdec_cli.cli.sweep_trees import AUTO, Trees, check_ranks, check_trees, wanted_trees
 from specdec_cli.drafted import MOST_NODES
 from specdec_cli.errors import ExitCode, UsageError
 from specdec_cli.measure.predict.draft_shape import DraftShape
@@ -59,7 +60,6 @@ if TYPE_CHECKING:
     from specdec_cli.measure.predict.tracing import Tell
     from specdec_cli.measure.workload.workload import Workload
     from specdec_cli.recipe import Recipe, Resolved
-    from specdec_cli.recipe.schema import Speculation
 
 
 _LEFT_OUT = (
@@ -83,18 +83,6 @@ BatchSizes = Annotated[
 ]
 
 
-_AUTO = "auto"
-Trees = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--tree",
-        help="Consider a tree beside the chains: auto for the best trees, or a shape such as 4,2,1. Repeat for more.",
-        metavar="auto|4,2,1",
-        rich_help_panel=HOW,
-    ),
-]
-
-
 @with_shared_options(without=_LEFT_OUT, beside=(*WORKLOAD_OPTIONS, *GATE_OPTIONS, RESUME_OPTION))
 def sweep_k(
     k_max: KMax = 8,
@@ -107,7 +95,7 @@ def sweep_k(
     trace: TraceFile = None,
     write_recipe: Annotated[
         Path | None,
-        typer.Option(help="Write the recipe with the recommended k.", metavar="FILE", rich_help_panel=FILES),
+        typer.Option(help="Write the recipe with the recommended k or tree.", metavar="FILE", rich_help_panel=FILES),
     ] = None,
     markdown: Markdown = None,
     csv: Csv = None,
@@ -127,7 +115,7 @@ def sweep_k(
     sizes = whole_numbers(batch_sizes, "--batch-sizes", _MOST_TOGETHER)
     k_max, capped = depth_within_rates(resolved.recipe.speculation, k_max)
     files = {"markdown": markdown, "csv": csv, "junit": junit}
-    trees = _trees(tree or [], resolved.recipe.speculation, k_max)
+    trees = wanted_trees(tree or [], resolved.recipe.speculation, k_max)
     wish = _SweepOptions(
         repeats, sizes[-1], chat, plot, html, files, k_max, exhaustive, sizes, trace, write_recipe, trees
     )
@@ -158,7 +146,7 @@ class _SweepOptions(MeasurementOptions):
     @property
     def shapes(self) -> list[TreeShape]:
         """The named trees."""
-        return [TreeShape.parse(tree) for tree in self.trees if tree != _AUTO]
+        return [TreeShape.parse(tree) for tree in self.trees if tree != AUTO]
 
     @property
     def first_batch_size(self) -> int:
@@ -175,54 +163,7 @@ def _check(recipe: Recipe, wish: _SweepOptions) -> None:
     check_fixed_depth(recipe.speculation)
     check_speculates(recipe.speculation, wish.batch_size)
     if wish.trees:
-        _check_trees(recipe, wish)
-
-
-def _trees(named: Sequence[str], speculation: Speculation, k_max: int) -> tuple[str, ...]:
-    """The trees to consider: those of --tree and the recipe's own.
-
-    Raises:
-        UsageError: no static tree with siblings, or one deeper than k_max.
-    """
-    own = [] if speculation.tree is None else [speculation.tree]
-    wanted = [one.strip() for one in (*named, *own)]
-    shapes = [TreeShape.parse(one) for one in wanted if one != _AUTO]
-    for shape in shapes:
-        if shape.is_dynamic:
-            said = f"the nodes of the tree `{shape}` depend on the draft's probabilities, which a trace does not hold"
-            raise UsageError(said, f"measure it with specdec bench --tree {shape}, or name a static tree")
-        if shape.is_chain:
-            raise UsageError(
-                f"the tree `{shape}` is the chain k = {shape.depth}", "leave it out: every k is considered"
-            )
-        if shape.depth > k_max:
-            hint = f"set --k-max {shape.depth}, or shorten the tree"
-            raise UsageError(f"the tree `{shape}` is `{shape.depth}` deep, and --k-max is `{k_max}`", hint)
-    return tuple(dict.fromkeys([_AUTO] * (_AUTO in wanted) + [str(shape) for shape in shapes]))
-
-
-def _check_trees(recipe: Recipe, wish: _SweepOptions) -> None:
-    """Refuse trees that cannot be predicted.
-
-    Raises:
-        UsageError: sampling, a draft without ranks, a rule that judges chains alone, or several batch sizes.
-    """
-    from specdec_cli.measure.predict.starts import check_knowable
-
-    speculation, temperature = recipe.speculation, recipe.sampling.temperature
-    hint = "measure the tree with specdec bench --tree, or leave the tree out"
-    if "model" not in recipe.draft_fields():
-        raise UsageError(f"the draft `{recipe.draft.method}` has no ranks of tokens, so its trees are unknown", hint)
-    if temperature > 0:
-        raise UsageError(
-            f"trees are predicted at temperature 0, not at `{temperature:g}`", f"--temperature 0, or {hint}"
-        )
-    check_knowable(speculation.verify, speculation.p_min if speculation.depth_policy == "confidence" else 0.0)
-    if speculation.verify == "block":
-        raise UsageError("verification mode `block` judges chains alone, not trees", "use --verify auto")
-    if len(wish.batch_sizes) > 1:
-        said = f"a recipe has one tree for all batch sizes, and --batch-sizes names {len(wish.batch_sizes)}"
-        raise UsageError(said, "sweep one batch size at a time, or leave the tree out")
+        check_trees(recipe, wish.batch_sizes)
 
 
 def _unknowable(recipe: Recipe, wish: _SweepOptions) -> str | None:
@@ -299,8 +240,8 @@ class _SweepRun(Measurement["Sweeps"]):
         largest = f"dynamic:{MOST_NODES}" if self.asked.trees else None
         recipe = recipe.model_copy(update={"speculation": recipe.speculation.model_copy(update={"tree": largest})})
         engine = Engine.from_recipe(recipe, trust_remote_code=self.shared.trust_remote_code, progress=say)
-        if self.asked.trees and engine.drafter.lm is None:
-            raise UsageError(f"the draft `{recipe.draft.method}` has no ranks of tokens, so its trees are unknown")
+        if self.asked.trees:
+            check_ranks(recipe, has_ranks=engine.drafter.lm is not None)
         return engine, self.tokenize(engine)
 
     def study(self, engine: Engine, workload: Workload) -> Sweeps:
@@ -335,7 +276,7 @@ class _SweepRun(Measurement["Sweeps"]):
         """The named trees and, where they are wanted, the best ones."""
         from specdec_cli.measure.bench.sweep import MAX_TREES
 
-        is_wanted = traced is not None and _AUTO in self.asked.trees
+        is_wanted = traced is not None and AUTO in self.asked.trees
         best = traced.best_trees(costs, MAX_TREES) if traced is not None and is_wanted else []
         return sorted({*self.asked.shapes, *best}, key=DraftShape.of)
 

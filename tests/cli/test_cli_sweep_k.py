@@ -24,6 +24,7 @@ from specdec_cli.engine.build import engine_options
 from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.measure.bench import sweep
+from specdec_cli.measure.bench.candidates import candidates
 from specdec_cli.measure.predict import traced
 from specdec_cli.measure.predict.draft_shape import DraftShape
 from specdec_cli.measure.predict.evidence import Evidence
@@ -31,6 +32,7 @@ from specdec_cli.measure.predict.predict import Predicted, choose
 from specdec_cli.measure.stats import Interval
 from specdec_cli.recipe import resolve
 from specdec_cli.report.sweep_k import json_schema
+from specdec_cli.tree_shape import TreeShape
 
 
 @pytest.fixture
@@ -754,9 +756,19 @@ def test_candidates_are_few_near_the_best_and_not_clearly_slower() -> None:
     apart = predicted(1, [0.5, 0.6, 0.7], (0.5, 0.7))
     slower_prompt_by_prompt = predicted(2, [0.9, 1.8, 2.7], (0.9, 2.7))
     near = [predicted(k, [1.02, 1.99 - k / 1e3, 3.01], (1.0, 3.0)) for k in (5, 6, 7, 8)]
-    assert sweep.candidates([apart, slower_prompt_by_prompt, best]) == [DraftShape(4)]
-    assert sweep.candidates([apart, best, *near]) == [DraftShape(4), DraftShape(5)]
-    assert sweep.candidates([predicted(1, [float("nan")], (0.0, 0.0))]) == []
+    assert candidates([apart, slower_prompt_by_prompt, best]) == [DraftShape(4)]
+    assert candidates([apart, best, *near]) == [DraftShape(4), DraftShape(5)]
+    assert candidates([predicted(1, [float("nan")], (0.0, 0.0))]) == []
+
+
+def test_the_best_chain_and_the_best_tree_are_measured_whatever_is_predicted() -> None:
+    chains = [predicted(k, [1.0, 2.0, 3.0 + k / 9], (1.0, 3.0)) for k in (1, 2, 3)]
+    slow, slower = (
+        replace(predicted(2, [speedup], (speedup, speedup)), shape=DraftShape.of(TreeShape.parse(tree)))
+        for tree, speedup in (("3,1", 0.7), ("2,1", 0.6))
+    )
+    assert candidates([*chains, slower, slow]) == [DraftShape(1), DraftShape(2), slow.shape]
+    assert candidates([predicted(1, [0.2], (0.2, 0.2)), slow, slower]) == [slow.shape, DraftShape(1)]
 
 
 def count_profiles(monkeypatch: pytest.MonkeyPatch) -> list[bool]:

@@ -15,6 +15,7 @@ import numpy as np
 
 from specdec_cli.engine.arms import Arm, EngineArm
 from specdec_cli.measure.bench.bench import Bench, Plan, Progress
+from specdec_cli.measure.bench.candidates import candidates
 from specdec_cli.measure.bench.in_turn import InTurn
 from specdec_cli.measure.bench.passes import Differences, Track, against
 from specdec_cli.measure.bench.recommend import Case
@@ -25,7 +26,7 @@ from specdec_cli.measure.predict.draft_shape import PLAIN, DraftShape
 from specdec_cli.measure.predict.evidence import INDIFFERENT, TRUSTED, Evidence, Recommendation
 from specdec_cli.measure.predict.predict import Predicted, Prediction
 from specdec_cli.measure.predict.profiling import MIN_REPEATS, Watch, profile
-from specdec_cli.measure.stats import FloatArray, Interval, paired
+from specdec_cli.measure.stats import FloatArray, Interval
 from specdec_cli.tree_shape import TreeShape
 
 if TYPE_CHECKING:
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 ArmOf = Callable[[str, DraftShape], Arm]
 """An arm of a name and the shape of its drafts."""
 
-MAX_CANDIDATES = 2
 MAX_TREES = 3  # that are chosen
 PROFILE_SECONDS = 15.0
 _BEFOREHAND = MIN_REPEATS, 8  # rounds of the profile that chooses; as many again stand between the passes
@@ -127,33 +127,10 @@ def profile_in_turn(
     return InTurn(measure, lambda costs: traced.predict(k_max, costs, trees))
 
 
-def candidates(rows: Sequence[Predicted]) -> list[DraftShape]:
-    """The few shapes to measure, the best predicted one first: intervals overlap its own, and none is clearly slower.
-
-    Prompt by prompt the draws of two shapes go together, so a pair of them can differ where their intervals overlap.
-    Where there are chains and trees, the best of each is among them.
-    """
-    known = [row for row in rows if np.isfinite(row.speedup.median)]
-    if not known:
-        return []
-    ordered = sorted(known, key=lambda row: (-row.speedup.median, row.shape))
-    best = ordered[0]
-    near = [row for row in ordered if row.speedup.overlaps(best.speedup) and not _is_clearly_slower(row, best)]
-    found = [row.shape for row in near[:MAX_CANDIDATES]]
-    chain, tree = (
-        next((row.shape for row in ordered if (row.shape.tree is None) is is_chain), None) for is_chain in (True, False)
-    )
-    return list(dict.fromkeys([*found, *(one for one in (chain, tree) if one is not None)]))
-
-
 def _is_looked_at(num_groups: int) -> bool:
     """Whether measuring may end here: after _MIN_GROUPS, then after twice as many each time."""
     times, rest = divmod(num_groups, _MIN_GROUPS)
     return not rest and times > 0 and times.bit_count() == 1
-
-
-def _is_clearly_slower(row: Predicted, best: Predicted) -> bool:
-    return paired(best.speedup_by_prompt, row.speedup_by_prompt).ratio.is_above(TRUSTED)
 
 
 @dataclass(frozen=True, slots=True)
