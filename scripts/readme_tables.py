@@ -250,16 +250,22 @@ def trees(document: dict[str, Any]) -> str:
     """Chains and trees beside plain decoding, greedy and at temperature 1."""
     results = document["results"]
     rows = []
-    for name in results["greedy"]:
-        row = [name]
-        for facts in (results[words][name] for words in ("greedy", "temperature 1")):
+    for name, both in results["greedy"].items():
+        row = [name, str(both["nodes"])]
+        for facts in (both, results["temperature 1"][name]):
+            speed_up = facts["speed-up"]
             row += [
                 f"{facts['acceptance length']:.2f}",
-                _interval(facts["speed-up"]["median"], facts["speed-up"]["ci95"]),
+                f"{facts['tokens/s']:.0f}",
+                _interval(speed_up["median"], speed_up["ci95"]) if both["nodes"] else "",
             ]
         rows.append(row)
-    head = ["drafted", "acceptance length, greedy", "speed-up", "acceptance length, T = 1", "speed-up"]
-    return f"{measured_on(document)}.\n\n" + markdown(head, rows)
+    each = ["length", "tokens/s", "speed-up"]
+    head = ["drafted", "nodes", *(f"{one}, greedy" for one in each), *(f"{one}, T = 1" for one in each)]
+    precision = "its own precision" if results["quantize"] == "none" else results["quantize"]
+    pair = f"`{results['target']}` with `{results['draft']}` in {precision}"
+    said = f"{pair}: {results['prompts']} prompts, {results['tokens']} tokens each. {measured_on(document)}"
+    return f"{said}.\n\n" + markdown(head, rows)
 
 
 def _interval(value: float, ends: Sequence[float]) -> str:
@@ -290,6 +296,8 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "free-draft-zen5": ("free_draft_zen5.json", free_draft),
     "threads": ("threads.json", threads),
     "trees-builtin": ("trees_builtin.json", trees),
+    "trees-stories": ("trees_stories.json", trees),
+    "trees-embedded": ("trees_embedded.json", trees),
 }
 
 
