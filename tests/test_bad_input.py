@@ -53,13 +53,13 @@ def generate(name: str, arguments: str | list[str], *said: str, code: int = USAG
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Models that load: a target, a draft of its family, one with another tokenizer, and an RWKV's folder."""
+    """Models that load: a target, a draft of its family, one with another tokenizer, and an xLSTM's folder."""
     folder = tmp_path_factory.mktemp("sound")
     for seed, name in enumerate(["target", "draft", "stranger"]):
         make_tiny("llama", folder / name, seed)
         letter_tokenizer(without="the" if name == "stranger" else "").save_pretrained(folder / name)
-    transformers.RwkvConfig(architectures=["RwkvForCausalLM"]).save_pretrained(folder / "rwkv")
-    letter_tokenizer().save_pretrained(folder / "rwkv")
+    transformers.xLSTMConfig(architectures=["xLSTMForCausalLM"]).save_pretrained(folder / "xlstm")
+    letter_tokenizer().save_pretrained(folder / "xlstm")
     return folder
 
 
@@ -179,8 +179,8 @@ MODELS = [
     ),
     broken("unknown architecture", edit_config(model_type="hyperllama"), "architecture `hyperllama`", code=USAGE),
     broken("code of its own", edit_config(model_type="x", auto_map={"AutoConfig": "x.X"}), "Python code", code=USAGE),
-    generate("model: RWKV", "-t @/rwkv --quiet", "architecture `rwkv`", "cannot be cut back"),
-    generate("model: RWKV as draft", "-t @/target -d @/rwkv --quiet", "architecture `rwkv`", "cannot be cut back"),
+    generate("model: xLSTM", "-t @/xlstm --quiet", "architecture `xlstm`", "cannot be cut back"),
+    generate("model: xLSTM as draft", "-t @/target -d @/xlstm --quiet", "architecture `xlstm`", "cannot be cut back"),
     generate(
         "draft: missing folder", "-t @/target -d ./none --quiet", "model folder `./none` does not exist", code=RUN
     ),

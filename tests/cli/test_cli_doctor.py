@@ -118,10 +118,10 @@ def test_different_tokenizers_are_incompatible(capsys: pytest.CaptureFixture[str
 def test_an_architecture_with_a_state_is_incompatible(
     capsys: pytest.CaptureFixture[str], models, tmp_path: Path
 ) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "rwkv", "architectures": ["RwkvForCausalLM"]}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "xlstm", "architectures": ["xLSTMForCausalLM"]}))
     document, err = doctor(capsys, "-t", tmp_path, "-d", "ngram", code=2)
     assert document["verdict"] == "incompatible"
-    assert "rwkv" in err
+    assert "xlstm" in err
 
 
 def test_a_missing_model_cannot_run(capsys: pytest.CaptureFixture[str], models) -> None:
@@ -135,7 +135,7 @@ def test_a_missing_model_cannot_run(capsys: pytest.CaptureFixture[str], models) 
 def test_an_incompatibility_comes_before_what_cannot_run(
     capsys: pytest.CaptureFixture[str], models, tmp_path: Path
 ) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "rwkv", "architectures": ["RwkvForCausalLM"]}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "xlstm", "architectures": ["xLSTMForCausalLM"]}))
     doctor(capsys, "-t", models / "nowhere", "-d", tmp_path, code=2)
 
 

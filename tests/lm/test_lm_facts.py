@@ -64,8 +64,8 @@ def test_a_local_folder_without_weights_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_cut_back_is_refused_by_name(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "rwkv", "architectures": ["RwkvForCausalLM"]}))
-    with pytest.raises(UsageError, match="rwkv"):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "xlstm", "architectures": ["xLSTMForCausalLM"]}))
+    with pytest.raises(UsageError, match="xlstm"):
         describe(str(tmp_path))
 
 

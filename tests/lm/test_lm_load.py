@@ -204,10 +204,7 @@ _STATE = "cannot be cut back"
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        (transformers.RwkvConfig(), _STATE),
         (transformers.xLSTMConfig(), _STATE),
-        (transformers.RecurrentGemmaConfig(), _STATE),
-        (transformers.MiniMaxConfig(num_hidden_layers=2), _STATE),
         (transformers.ZayaConfig(), _STATE),
         (transformers.DeepseekV4Config(), "compressed blocks of keys"),
         (transformers.OpenAIGPTConfig(), "without a cache"),

@@ -28,8 +28,9 @@ _OWN_POSITIONS |= {"xmod"}
 HEADS = ("CausalLM", "LMHeadModel", "LMHead", "ForConditionalGeneration", "BertGenerationDecoder")
 SUPPORTED_LAYERS = {"full_attention", "sliding_attention", "chunked_attention", "indexed_attention"}
 STATEFUL = {
-    "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "lfm2", "lfm2_moe", "lfm3", "mamba", "mamba2",
-    "nemotron_h", "olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "zamba", "zamba2",
+    "bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear", "lfm2",
+    "lfm2_moe", "lfm3", "mamba", "mamba2", "minimax", "nemotron_h", "olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text",
+    "qwen3_next", "recurrent_gemma", "rwkv", "zamba", "zamba2",
 }  # fmt: skip
 """Families with a recurrent or convolutional state that `lm.state` carries."""
 _CHOOSES = "chooses the keys that it attends to with an indexer (sparse attention)"

@@ -49,7 +49,7 @@ class PackedForward:
         known = inspect.signature(model.forward).parameters
         self._keeps_logits = "logits_to_keep" in known
         self._takes_positions = takes_position_ids(model)
-        self._cache_name = "cache_params" if "cache_params" in known else "past_key_values"
+        self._cache_name = next(one for one in ("past_key_values", "cache_params", "state") if one in known)
         # Gemma 4 cuts inputs and masks to the last tokens before layers that share keys, where it is given a number.
         self._takes_numbers = not getattr(model.config.get_text_config(), "num_kv_shared_layers", None)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -20,6 +21,7 @@ from transformers.activations import ACT2FN
 from specdec_cli.lm.cache.cache import BlockCache
 from specdec_cli.lm.cache.order import Order
 from specdec_cli.lm.cache.state_store import StateStore
+from specdec_cli.lm.state.inline import INLINE, prepare
 from specdec_cli.lm.state.recurrences import convolve, delta_rule, linear
 
 
@@ -36,11 +38,9 @@ class Mixer:
         self._number = number
         self._num_calls = 0
         self._cache: BlockCache | None = None
-        given = inspect.unwrap(type(module).forward)
-        names = given.__globals__ | {name: getattr(self, method) for name, method in FUNCTIONS.items()}
-        bound = FunctionType(given.__code__, names, given.__name__, given.__defaults__, given.__closure__)
-        bound.__kwdefaults__ = given.__kwdefaults__
-        self._over_cache = bound.__get__(module)
+        inline = INLINE.get(type(module).__name__)
+        names = {name: getattr(self, method) for name, method in FUNCTIONS.items()}
+        self._over_cache = partial(inline, self, module) if inline else _renamed(module, names)
 
     def __call__(self, *given: Any, **named: Any) -> Any:
         """The module's output [1, n, hidden]; over another cache, or none, the module computes it as ever."""
@@ -53,7 +53,7 @@ class Mixer:
     ) -> Tensor:
         """`causal_conv1d_fn`: hidden states [1, channels, n], weight [channels, width]."""
         inputs = hidden_states[0].t()
-        store, order = self._next(inputs.shape[1:], hidden_states.dtype)
+        store, order = self.next_states(inputs.shape[1:], hidden_states.dtype)
         output = convolve(order, store, inputs, weight, bias).to(weight.dtype)
         if activation is not None:
             output = ACT2FN[activation](output)
@@ -71,7 +71,7 @@ class Mixer:
     ) -> tuple[Tensor, Tensor]:
         """`torch_chunk_gated_delta_rule`, `chunk_kimi_delta_attention`: query [1, n, heads, K], value [1, n, H, V]."""
         num_heads, dtype = value.shape[2], query.dtype
-        store, order = self._next((num_heads, key.shape[3], value.shape[3]))
+        store, order = self.next_states((num_heads, key.shape[3], value.shape[3]))
         query, key, value, g, beta = (order.turn(one[0].float()) for one in (query, key, value, g, beta))
         if use_qk_l2norm_in_kernel:
             query, key = (one * torch.rsqrt((one * one).sum(-1, keepdim=True) + 1e-6) for one in (query, key))
@@ -96,7 +96,7 @@ class Mixer:
     ) -> tuple[Tensor, Tensor]:
         """`mamba2_chunk_scan`: hidden states [1, n, H, P], dt [1, n, H], A [H], B and C [1, n, groups, N], D [H]."""
         num_heads, head_dim = hidden_states.shape[2:]
-        store, order = self._next((num_heads, head_dim, B.shape[3]))
+        store, order = self.next_states((num_heads, head_dim, B.shape[3]))
         x = hidden_states[0].float()
         times = order.turn(_times(dt[0], dt_bias, dt_softplus).clamp(*dt_limit).float())
         decay = torch.exp(A.float() * times)[..., None, None]
@@ -104,7 +104,13 @@ class Mixer:
         keys, queries = (
             order.turn(one[0].float()).repeat_interleave(num_heads // one.shape[2], 1)[:, :, None] for one in (B, C)
         )
-        output = linear(order, store, decay, lambda rows: scaled[rows, ..., None] * keys[rows], queries, 3)
+        output = linear(
+            order,
+            store,
+            decay,
+            lambda rows: scaled[rows, ..., None] * keys[rows],
+            lambda states, rows: (states * queries[rows]).sum(3),
+        )
         return (output if D is None else output + D.float()[:, None] * x)[None], _nothing(output)
 
     def mamba_scan(
@@ -122,7 +128,7 @@ class Mixer:
     ) -> tuple[Tensor, Tensor]:
         """`mamba_selective_scan`: hidden states, dt and z [1, channels, n], A [channels, N], B and C [1, N, n]."""
         x = hidden_states[0].t().float()
-        store, order = self._next((x.shape[1], A.shape[1]))
+        store, order = self.next_states((x.shape[1], A.shape[1]))
         times = order.turn(_times(dt[0].t(), delta_bias, delta_softplus).float())
         keys, queries = (order.turn(one[0].t().float())[:, None] for one in (B, C))
         scaled = order.turn(x) * times
@@ -131,8 +137,7 @@ class Mixer:
             store,
             torch.exp(A.float() * times[..., None]),
             lambda rows: scaled[rows, ..., None] * keys[rows],
-            queries,
-            2,
+            lambda states, rows: (states * queries[rows]).sum(2),
         )
         if D is not None:
             output = output + D.float() * x
@@ -140,7 +145,7 @@ class Mixer:
             output = output * F.silu(z[0].t().float())
         return output.t()[None], _nothing(output)
 
-    def _next(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> tuple[StateStore, Order]:
+    def next_states(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> tuple[StateStore, Order]:
         """The states of this forward's next call, and the order to go through them."""
         assert self._cache is not None, "a scan was called outside its layer"
         self._num_calls += 1
@@ -159,11 +164,26 @@ FUNCTIONS = {
 
 def install(model: Any) -> bool:
     """Put every stateful layer of a model over the block cache; whether there are any."""
-    found = [one for one in model.modules() if _calls_scans(one)]
+    found = [one for one in model.modules() if type(one).__name__ in INLINE or _calls_scans(one)]
+    prepare(model)
     for number, module in enumerate(found):
         if not isinstance(module.__dict__.get("forward"), Mixer):
             module.forward = Mixer(module, number)
+    for module in model.modules():
+        if type(module).__name__ == "MiniMaxModel":  # which takes no other cache than its own
+            module.forward = _renamed(module, {"MiniMaxCache": BlockCache})
     return bool(found)
+
+
+def _renamed(module: Any, names: dict[str, Any]) -> Callable[..., Any]:
+    """The forward of a module's class, in which some names of its module mean something else."""
+    given = inspect.unwrap(type(module).forward)
+    bound = FunctionType(
+        given.__code__, given.__globals__ | names, given.__name__, given.__defaults__, given.__closure__
+    )
+    bound.__kwdefaults__ = given.__kwdefaults__
+    found: Callable[..., Any] = bound.__get__(module)
+    return found
 
 
 def _calls_scans(module: Any) -> bool:

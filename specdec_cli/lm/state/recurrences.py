@@ -1,8 +1,8 @@
 """The recurrences of linear attention and state-space models, and the short convolution before them.
 
-Two recurrences cover them all: S_t = a_t·S_{t-1} + b_t (Mamba, Mamba-2, lightning attention, RG-LRU), and the delta
+Two recurrences cover most of them: S_t = a_t·S_{t-1} + b_t (Mamba, Mamba-2, lightning attention, RG-LRU), and the delta
 rule S_t = a_t·S_{t-1} + k_t ⊗ β_t·(v_t - k_tᵀ·a_t·S_{t-1}) (Gated DeltaNet, Kimi delta attention). States are float32.
-Every product is a sum over elements rather than a matrix product, whose bits would depend on the number of rows.
+Every product of a state is a sum over elements: the bits of a matrix product would depend on the number of rows.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor
 from specdec_cli.lm.cache.order import Order
 from specdec_cli.lm.cache.state_store import StateStore
 
+_NOTHING_YET = -1e38  # the exponent of sums without a weight
 _PIECE_BYTES = 32 << 20  # states of a prompt that are in memory together
 
 Step = Callable[[Tensor, slice, Tensor], None]
@@ -55,29 +56,32 @@ def convolve(order: Order, store: StateStore, inputs: Tensor, weight: Tensor, bi
 
 
 def linear(
-    order: Order, store: StateStore, decay: Tensor, update: Callable[[slice], Tensor], query: Tensor, dim: int
+    order: Order,
+    store: StateStore,
+    decay: Tensor,
+    update: Callable[[slice], Tensor],
+    read: Callable[[Tensor, slice], Tensor],
 ) -> Tensor:
-    """S_t = decay_t · S_{t-1} + update_t, and the sums of S_t · query_t.
+    """S_t = decay_t · S_{t-1} + update_t, and what is read of it.
 
     Args:
         order: of the tokens.
         store: of the states.
         decay: by the order's rows [n, ...], laid over the states.
         update: of some rows [m, *shape].
-        query: by the order's rows [n, ...], laid over the states.
-        dim: over which products are summed.
+        read: outputs [m, ...] of the states after some rows [m, *shape].
 
     Returns:
-        The sums [n, ...] float32, in the forward's order.
+        The outputs [n, ...] float32, in the forward's order.
     """
 
     def begin(rows: slice) -> tuple[Step, Read]:
-        decays, updates, queries = decay[rows], update(rows), query[rows]
+        decays, updates = decay[rows], update(rows)
 
         def step(before: Tensor, some: slice, after: Tensor) -> None:
             torch.addcmul(updates[some], decays[some], before, out=after)
 
-        return step, lambda states: (states * queries).sum(dim)
+        return step, lambda states: read(states, rows)
 
     return scan(order, store, begin)
 
@@ -113,6 +117,47 @@ def delta_rule(
         return step, lambda states: (states * queries).sum(2)
 
     return scan(order, store, begin)
+
+
+def weighted_values(
+    order: Order, store: StateStore, key: Tensor, value: Tensor, decay: Tensor, bonus: Tensor
+) -> Tensor:
+    """RWKV's mean of values, weighted by exponentials of keys: sums are kept beside their largest exponent.
+
+    Args:
+        order: of the tokens.
+        store: of the states [3, channels]: the weighted sum, the weights' sum, the exponent of both.
+        key: by the order's rows [n, channels] float32.
+        value: likewise.
+        decay: what every step adds to the exponent [channels].
+        bonus: what a token's own key has more when it is read [channels].
+
+    Returns:
+        The means [n, channels] float32, in the forward's order.
+    """
+
+    def begin(rows: slice) -> tuple[Step, Read]:
+        keys, values = key[rows], value[rows]
+        means = torch.empty_like(values)
+
+        def step(before: Tensor, some: slice, after: Tensor) -> None:
+            total, weights, kept = before.unbind(1)
+            exponent = torch.where(weights == 0, _NOTHING_YET, kept)
+            seen, own = _shares(exponent, keys[some] + bonus)[:2]
+            means[some] = (seen * total + own * values[some]) / (seen * weights + own)
+            seen, own, after[:, 2] = _shares(exponent + decay, keys[some])
+            after[:, 0] = seen * total + own * values[some]
+            after[:, 1] = seen * weights + own
+
+        return step, lambda _: means
+
+    return scan(order, store, begin)
+
+
+def _shares(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Exponentials of two exponents over that of the larger one, and this."""
+    largest = torch.maximum(one, other)
+    return torch.exp(one - largest), torch.exp(other - largest), largest
 
 
 def scan(order: Order, store: StateStore, begin: Callable[[slice], tuple[Step, Read]]) -> Tensor:

@@ -1,0 +1,112 @@
+"""Stateful layers of transformers that write their recurrence into their own forward, instead of calling a function.
+
+Each function here computes what such a layer's forward does, over the states that the block cache keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from specdec_cli.lm.cache.cache import BlockCache
+from specdec_cli.lm.state.recurrences import convolve, linear, weighted_values
+
+if TYPE_CHECKING:
+    from specdec_cli.lm.state.mixers import Mixer
+
+
+def recurrent_gemma(mixer: Mixer, module: Any, input_states: Tensor, position_ids: Tensor, **_: Any) -> Any:
+    """`RecurrentGemmaRecurrentBlock`: a short convolution, then a real-gated linear recurrent unit (RG-LRU)."""
+    convolution, unit = module.conv_1d, module.rg_lru
+    inputs = module.linear_x(input_states)[0]
+    store, order = mixer.next_states(inputs.shape[1:], inputs.dtype)
+    convolved = convolve(order, store, inputs, convolution.weight[:, 0], convolution.bias).to(inputs.dtype)
+
+    def scan(hidden_states: Tensor, recurrent_gate: Tensor, reset: Tensor, **_: Any) -> tuple[Tensor, None]:
+        store, order = mixer.next_states(hidden_states.shape[2:])
+        decay, update = order.turn((recurrent_gate * ~reset)[0].float()), order.turn(hidden_states[0].float())
+        output = linear(order, store, decay, lambda rows: update[rows], lambda states, _: states)
+        return output[None].to(hidden_states.dtype), None
+
+    unit._rnn_scan = scan
+    try:
+        hidden_states = unit(convolved[None], position_ids)
+    finally:
+        del unit._rnn_scan
+    return module.linear_out(hidden_states * module.act_fn(module.linear_y(input_states))), None
+
+
+def lightning_attention(mixer: Mixer, module: Any, hidden_states: Tensor, *_: Any, **__: Any) -> Any:
+    """`MiniMaxLightningAttention`: linear attention whose keys fade at one rate for each head."""
+    num_heads, size = module.num_attention_heads, module.head_dim
+    store, order = mixer.next_states((num_heads, size, size))
+    states = module.act_fn(module.qkv_proj(hidden_states))[0].view(-1, num_heads, 3 * size)
+    query, key, value = (order.turn(one.float()) for one in states.split(size, 2))
+    decay = torch.exp(-module.slope_rate.float()).expand(len(query), -1, -1, -1)
+    output = linear(
+        order,
+        store,
+        decay,
+        lambda rows: key[rows, ..., None] * value[rows, :, None],
+        lambda kept, rows: (kept * query[rows, ..., None]).sum(2),
+    )
+    normed = module.norm(output.flatten(1)[None].to(hidden_states.dtype))
+    return module.out_proj(torch.sigmoid(module.output_gate(hidden_states)) * normed), None
+
+
+def time_mix(mixer: Mixer, module: Any, hidden: Tensor, state: BlockCache, **_: Any) -> Any:
+    """`RwkvSelfAttention`: values weighted by exponentials of keys, which fade at a rate of each channel."""
+    before = _shifted(mixer, hidden)
+    key, value, receptance = (
+        layer(hidden * share + before * (1 - share))
+        for layer, share in (
+            (module.key, module.time_mix_key),
+            (module.value, module.time_mix_value),
+            (module.receptance, module.time_mix_receptance),
+        )
+    )
+    store, order = mixer.next_states((3, key.shape[2]))
+    keys, values = (order.turn(one[0].float()) for one in (key, value))
+    decay = -torch.exp(module.time_decay.float())
+    output = weighted_values(order, store, keys, values, decay, module.time_first.float())
+    return module.output(torch.sigmoid(receptance) * output[None].to(key.dtype)), state
+
+
+def channel_mix(mixer: Mixer, module: Any, hidden: Tensor, state: BlockCache, **_: Any) -> Any:
+    """`RwkvFeedForward`: a feed-forward layer that reads the token before, too."""
+    before = _shifted(mixer, hidden)
+    key, receptance = (
+        layer(hidden * share + before * (1 - share))
+        for layer, share in (
+            (module.key, module.time_mix_key),
+            (module.receptance, module.time_mix_receptance),
+        )
+    )
+    return torch.sigmoid(receptance) * module.value(torch.square(torch.relu(key))), state
+
+
+def _shifted(mixer: Mixer, hidden: Tensor) -> Tensor:
+    """Hidden states [1, n, hidden] of each token's predecessor; zeros before a text."""
+    inputs = hidden[0]
+    store, order = mixer.next_states(inputs.shape[1:], inputs.dtype)
+    last = torch.tensor([1.0, 0.0], device=inputs.device).expand(inputs.shape[1], 2)
+    return convolve(order, store, inputs, last, None).to(inputs.dtype)[None]
+
+
+INLINE: dict[str, Callable[..., Any]] = {
+    "RecurrentGemmaRecurrentBlock": recurrent_gemma,
+    "MiniMaxLightningAttention": lightning_attention,
+    "RwkvSelfAttention": time_mix,
+    "RwkvFeedForward": channel_mix,
+}
+"""Forwards of stateful layers, by the names of their classes."""
+
+
+def prepare(model: Any) -> None:
+    """Settle what a family's forward would do at its first call: RWKV scales weights down in place."""
+    for module in model.modules():
+        if type(module).__name__ == "RwkvModel" and not module.training:
+            module._rescale_layers()
