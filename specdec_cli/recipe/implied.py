@@ -60,12 +60,15 @@ def implied_problems(recipe: Recipe, tree: Tree) -> list[Problem]:
 
 
 def _tree_problems(recipe: Recipe, tree: Tree) -> list[Problem]:
-    """A static tree is not cut, and the adaptive policy has no tree."""
+    """A static tree is not cut, none is drafted without a draft, and the adaptive policy has no tree."""
     speculation = recipe.speculation
     shape, k = _shape(speculation.tree), speculation.num_speculative_tokens
     if shape is None:
         return []
-    if not shape.is_dynamic and 0 < k < shape.depth:
+    if k == 0:
+        said = "needs drafted tokens, and num_speculative_tokens is `0`"
+        return [tree.problem(_TREE, said, "leave one of them out (`--set speculation.tree=null` in a recipe)")]
+    if not shape.is_dynamic and k < shape.depth:
         said = f"`{shape}` is `{shape.depth}` deep, and num_speculative_tokens is `{k}`"
         return [tree.problem(_TREE, said, f"set num_speculative_tokens to {shape.depth} (-k), or shorten the tree")]
     if speculation.depth_policy == "adaptive":

@@ -126,7 +126,10 @@ def test_the_servers_tree_holds_unless_a_request_says_otherwise() -> None:
 
 PREDICTION = {"type": "content", "content": "abcabd"}
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"tree": "4,x"}, "must be children per depth such as `4,2,1`, or `dynamic:N`, of at most 64 nodes, not `4,x`"),
+    (
+        {"tree": "4,x"},
+        "must be children per depth such as `4,2,1` or `3,2+1`, or `dynamic:N`, of at most 64 nodes, not `4,x`",
+    ),
     ({"tree": ""}, "not ``"),
     ({"tree": "none"}, "must be children per depth"),
     ({"tree": "0,2"}, "must be children per depth"),

@@ -72,7 +72,7 @@ def _k_of_tree(tree: str, beside: RequestSpeculation, facts: Facts, temperature:
     try:
         TreeShape.parse(tree)
     except UsageError as error:
-        said = f"must be children per depth such as `4,2,1`, or `dynamic:N`, of at most {MOST_NODES} nodes"
+        said = f"must be children per depth such as `4,2,1` or `3,2+1`, or `dynamic:N`, of at most {MOST_NODES} nodes"
         raise bad_field(field, f"{said}, not `{tree[:100]}`") from error
     try:
         plan = facts.planner.plan(
