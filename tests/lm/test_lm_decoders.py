@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from every_type import save_tiny
 from test_lm_graphs import Recorder
 from tiny_engine import PROMPTS, decode, tokens
 from tiny_models import make_tiny
@@ -52,6 +53,33 @@ def test_auto_records_graphs_on_a_gpu(gpu, tmp_path: Path) -> None:
     texts = [tokens(decode(one, "ngram", 3, PROMPTS, params)) for one in (lm, plain)]
     assert texts[0] == texts[1]
     assert gpu.num_recorded > 1
+
+
+@pytest.mark.parametrize("model_type", ["bart", "gemma3n_text", "gemma4_text", "gpt_oss", "llama4_text"])
+def test_graphs_hold_shared_keys_sinks_chunks_and_head_sizes_by_layer(model_type: str, gpu, tmp_path: Path) -> None:
+    folder = str(save_tiny(model_type, tmp_path / "model"))
+    lm, plain = load_lm(folder, dtype="float32"), load_lm(folder, dtype="float32", decoder="transformers")
+    assert lm.decoder == "transformers, graphs"
+    params = SamplingParams(max_new_tokens=12, ignore_eos=True)
+    expected = tokens(decode(plain, None, 0, PROMPTS[:3], params))
+    assert tokens(decode(lm, "ngram", 3, PROMPTS[:3], params)) == expected
+    assert tokens(decode(lm, "ngram", 3, PROMPTS[:3], params, tree="2,2")) == expected
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("family", ["llama", "falcon", "mixtral"])
+def test_a_gpu_decodes_the_text_of_the_forward_as_it_is(family: str, tmp_path: Path) -> None:
+    """Of llama in graphs, of falcon without; a mixture's experts may be chosen by the host, which the trial finds."""
+    folder = str(make_tiny(family, tmp_path))
+    lm, plain = (load_lm(folder, device="cuda", decoder=name) for name in ("auto", "transformers"))
+    assert (lm.graphs_obstacle is None) == ("graphs" in lm.decoder)
+    if family != "mixtral":
+        assert ("graphs" in lm.decoder) == (family == "llama")
+    params = SamplingParams(max_new_tokens=12)
+    expected = tokens(decode(plain, None, 0, PROMPTS, params))
+    assert tokens(decode(lm, "ngram", 3, PROMPTS, params)) == expected
+    assert tokens(decode(lm, "ngram", 3, PROMPTS, params, tree="2,2")) == expected
 
 
 def test_a_family_that_no_graph_can_hold_runs_without_and_says_so(gpu, tmp_path: Path) -> None:

@@ -194,6 +194,6 @@ class BlockCache(Cache):  # type: ignore[misc]
         if self.layout is None:
             return 0
         if layer_idx is not None:
-            places = torch.arange(len(self.layout.positions), device=self.layout.device)
-            return self.layout.position_ids[0] - places
+            positions = self.layout.position_ids[0]
+            return positions - torch.arange(len(positions), device=self.layout.device)
         return sum(span.num_keys - (span.stop - span.start) for span in self.layout.spans)
