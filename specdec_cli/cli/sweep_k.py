@@ -260,8 +260,9 @@ class _SweepRun(Measurement["Sweeps"]):
             few = (wish.k_max, wish.exhaustive, size, wish.repeats)
             sweep = Sweep(arms_of(engine), workload, costs, made, *few, self.journal, self.load_before, self._in_use)
             if traced is not None:
-                profiled = {"profiled": costs.trees, "trees": trees}
-                sweep.in_turn = profile_in_turn(engine, workload, traced, wish.k_max, size, self.journal, **profiled)
+                measured = [shape.tree for shape in sweep.shapes if shape.tree is not None]
+                which = {"profiled": tuple(dict.fromkeys([*costs.trees, *measured])), "trees": trees}
+                sweep.in_turn = profile_in_turn(engine, workload, traced, wish.k_max, size, self.journal, **which)
             found.append(sweep)
         return Sweeps(tuple(found), traced)
 

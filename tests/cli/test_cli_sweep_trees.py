@@ -132,6 +132,7 @@ def test_what_is_recommended_is_as_fast_as_the_best(
         assert row["predicted"]["tokens_per_second"] == pytest.approx(row["measured"]["tokens_per_second"], rel=0.03)
     assert every["lossless"]["mismatches"] == 0
     assert few["plan"]["measured_trees"], "the best tree is measured whether it pays or not"
+    assert set(few["plan"]["measured_trees"]) <= set(few["costs"]["by_tree"]), "its own steps were measured, too"
     assert few["plan"]["measured_k"], "and the best chain"
 
 

@@ -121,6 +121,18 @@ class Costs:
         """The measured context in the middle, at which single figures are quoted."""
         return self.context_lengths[len(self.context_lengths) // 2]
 
+    def only(self, trees: Sequence[TreeShape]) -> Costs:
+        """The costs of chains and of some of the measured trees."""
+        columns = [*range(self.k_max + 1), *(self.k_max + 1 + self.trees.index(tree) for tree in trees)]
+        return replace(
+            self,
+            target_seconds=self.target_seconds[:, columns],
+            draft_seconds=self.draft_seconds[:, columns],
+            overhead_seconds=self.overhead_seconds[columns],
+            rounds=None if self.rounds is None else self.rounds.only(columns),
+            trees=tuple(trees),
+        )
+
     def as_dict(self) -> dict[str, Any]:
         """The JSON form (INTERFACE's `costs`, and what they rest on)."""
         middle, num = self.context_lengths.index(self.middle_context), self.k_max + 1
@@ -157,7 +169,9 @@ def _between(context: FloatArray | float, lengths: Sequence[int], seconds: Float
 
 
 def joined(several: Sequence[Costs]) -> Costs:
-    """The medians over all rounds of several profiles of the same configurations, the earliest first."""
+    """The medians over all rounds of several profiles, the earliest first, without trees that one of them lacks."""
+    trees = [tree for tree in several[0].trees if all(tree in one.trees for one in several)]
+    several = [one.only(trees) for one in several]
     first, last = several[0], several[-1]
     rounds = Rounds.joined([one.rounds for one in several if one.rounds is not None])
     return replace(

@@ -43,6 +43,10 @@ class Rounds:
         parts = (self.target, self.draft, self.overhead)
         return np.concatenate([part.reshape(len(self), -1) for part in parts], axis=1)
 
+    def only(self, columns: list[int]) -> Rounds:
+        """The rounds of some columns."""
+        return Rounds(self.target[..., columns], self.draft[..., columns], self.overhead[:, columns])
+
     def drawn_medians(self, num_resamples: int, seed: int = 0) -> FloatArray:
         """Medians [S, M] of as many rounds as there are, drawn with replacement."""
         flat, generator = self.flat, np.random.default_rng([seed, len(self)])

@@ -1,14 +1,18 @@
 """Profiles between the passes: how many, where, and what the costs are made of."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from typed import stand_in
+from typed import not_none, stand_in
 
 from specdec_cli.measure.bench.in_turn import InTurn
 from specdec_cli.measure.predict.cost import Costs, ProfileLoad, joined
 from specdec_cli.measure.predict.rounds import ENOUGH, Rounds
+from specdec_cli.tree_shape import TreeShape
+
+NAMES = ("target_seconds", "draft_seconds", "overhead_seconds")
 
 
 def costs(seconds: float, num_rounds: int = 1, overhead: float = 0.001) -> Costs:
@@ -75,3 +79,25 @@ def test_joined_costs_are_the_medians_of_all_rounds() -> None:
         assert table == pytest.approx(np.full((1, 3), 2.0))
     assert found.overhead_seconds == pytest.approx(0.2)
     assert np.median(found.drawn(200), axis=0) == pytest.approx(found.flat)
+
+
+def test_trees_that_one_profile_lacks_are_left_out() -> None:
+    trees = tuple(map(TreeShape.parse, ("2", "3", "4")))
+
+    def of_trees(one: Costs, *chosen: TreeShape) -> Costs:
+        """Costs with columns of trees, each at as many seconds as its text says."""
+        extra = np.array([float(str(tree)) for tree in chosen])
+        rounds = not_none(one.rounds)
+        wide = [
+            np.concatenate([part, np.broadcast_to(extra, (*part.shape[:-1], len(extra)))], axis=-1)
+            for part in (rounds.target, rounds.draft, rounds.overhead)
+        ]
+        medians = [np.median(part, axis=0) for part in wide]
+        return replace(one, **dict(zip(NAMES, medians, strict=True)), rounds=Rounds(*wide), trees=chosen)
+
+    before, later = of_trees(costs(1.0, 2), *trees[:2]), of_trees(costs(3.0, 3), trees[2], trees[1])
+    found = joined([before, later])
+    assert found.trees == trees[1:2]
+    assert found.num_columns == found.target_seconds.shape[1] == len(found.overhead_seconds) == 4
+    assert found.target_seconds[0, 3] == found.draft_seconds[0, 3] == found.overhead_seconds[3] == 3.0
+    assert found.target_seconds[0, :3] == pytest.approx(joined([costs(1.0, 2), costs(3.0, 3)]).target_seconds[0])
