@@ -52,7 +52,50 @@ _SHARED |= {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
 _LATENT = "axk1 deepseek_v2 deepseek_v3 glm4_moe_lite longcat_flash minicpm3 youtu axk2 deepseek_v32 glm_moe_dsa hy_v4"
 _SLIDING_LATENT = {"num_attention_heads": 4, "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16}
 _SLIDING_LATENT |= {"head_dim": 16, "qk_nope_head_dim": 8, "v_head_dim": 8}
+_LINEAR, _FULL = "linear_attention", "full_attention"
+_KIMI = {"linear_num_heads": 4, "linear_head_dim": 8, "mlp_layer_types": ["dense", "dense"]}
+# Families whose layers carry a state, each with attention beside it where it can be.
+HYBRIDS: dict[str, dict[str, Any]] = {
+    "bailing_hybrid": {"num_key_value_heads": 4, "layer_types": [_LINEAR, _FULL], "num_hidden_layers": 2},
+    "bamba": {"attn_layer_indices": [1]},
+    "falcon_h1": {
+        "num_hidden_layers": 2,
+        "mamba_d_ssm": 64,
+        "mamba_n_heads": 4,
+        "mamba_d_head": 16,
+        "mamba_d_state": 8,
+    },
+    "falcon_mamba": {"num_hidden_layers": 2},
+    "granitemoehybrid": {
+        "layer_types": ["mamba", "attention"] * 2,
+        "num_local_experts": 0,
+    },
+    "jamba": {"attn_layer_offset": 1, "attn_layer_period": 2, "num_experts": 1},
+    "kimi_linear": {**_KIMI, "num_key_value_heads": 4, "layer_types": [_LINEAR, _FULL], "num_hidden_layers": 2},
+    "lfm2": {"layer_types": ["conv", _FULL, "conv"], "num_hidden_layers": 3},
+    "lfm2_moe": {"layer_types": ["conv", _FULL, "conv"], "num_hidden_layers": 3},
+    "lfm3": {},
+    "mamba": {"num_hidden_layers": 2},
+    "mamba2": {"num_hidden_layers": 2, "num_heads": 8, "head_dim": 8, "n_groups": 1, "state_size": 8},
+    "minimax": {"num_local_experts": 2, "block_size": 8, "layer_types": [_FULL, _LINEAR], "num_hidden_layers": 2},
+    "nemotron_h": {
+        "time_step_min": 1e-9,
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 8,
+        "ssm_state_size": 8,
+        "n_groups": 1,
+    },
+    "olmo_hybrid": {},
+    "qwen3_5_text": {"layer_types": [_LINEAR, _FULL], "num_hidden_layers": 2},
+    "qwen3_5_moe_text": {},
+    "qwen3_next": {"layer_types": [_LINEAR, _FULL], "num_hidden_layers": 2, "mlp_only_layers": [0, 1]},
+    "recurrent_gemma": {},
+    "rwkv": {"num_hidden_layers": 2},
+    "zamba": {"layers_block_type": [_LINEAR, "hybrid"] * 2, "num_hidden_layers": 4},
+    "zamba2": {"time_step_min": 1e-9, "num_hidden_layers": 6, "layers_block_type": _HYBRID},
+}
 OWN: dict[str, dict[str, Any]] = {
+    **HYBRIDS,
     **{one: {"num_key_value_heads": 4} for one in _LATENT.split()},  # keys are made for every head
     "cohere_compass_text": {
         "layer_types": ["sliding_attention", "full_attention"] * 2,
@@ -66,17 +109,12 @@ OWN: dict[str, dict[str, Any]] = {
     "dots1": {"n_shared_experts": 1, "first_k_dense_replace": 1, "num_experts_per_tok": 2},
     "doge": {"keep_window_size": 11},
     "dots3_note_text": {"num_key_value_heads": 4} | {f"swa_{name}": size for name, size in _SLIDING_LATENT.items()},
-    "falcon_h1": {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8},
     "llama4_text": {"attention_chunk_size": 16, "floor_scale": 5, "attn_scale": 0.7, "no_rope_layers": [1, 0, 1, 0]},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "gemma4_assistant": {"text_config": _SHARED},
     "gemma4_unified_assistant": {"text_config": _SHARED},
-    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
-    "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 1, "state_size": 8},
     "qwen4_exp_text": {**_INDEXER, "indexer_compress_ratio": 16, "ngram_vocab_size_base": 1000, "hc_lowrank": 8},
     "reformer": {"is_decoder": True, "axial_pos_shape": [8, 16], "axial_pos_embds_dim": [16, 16]},
-    "zamba": {"num_hidden_layers": 6},
-    "zamba2": {"num_hidden_layers": 6, "layers_block_type": _HYBRID},
     "zaya": {"num_experts_per_tok": 1},
 }
 
