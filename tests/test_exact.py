@@ -1,6 +1,6 @@
 """The promise: greedy tokens through the engine are those of transformers' own generate, whatever drafts.
 
-Every family that the README names, float32, alone and in a batch of ragged prompts, k = 0, 1, 4, 8.
+Every family that the README names, float32, alone and in a batch of ragged prompts, k = 0, 1, 4, 8, and with trees.
 """
 
 from dataclasses import dataclass
@@ -15,6 +15,7 @@ from specdec_cli.lm.transformers_lm import TransformersLM
 from specdec_cli.sampling.params import SamplingParams
 
 PARAMS = SamplingParams(max_new_tokens=24)
+TREES = ("4,2,1", "2,2,2,1,1,1", "3,2+1,1", "dynamic:4", "dynamic:16", "dynamic:60")
 
 
 @dataclass
@@ -78,3 +79,27 @@ def test_with_ngram(family) -> None:
         assert tokens(outputs) == family.plain
         assert counts(outputs)[0] > 0
         assert one_by_one(family.target, ngram(), k) == family.plain
+
+
+def check_trees(family, draft, trees, num_tokens: int) -> None:
+    """Trees of a depth of 6, in a batch and alone."""
+    params = SamplingParams(max_new_tokens=num_tokens)
+    expected = [text[:num_tokens] for text in family.plain]
+    for place, tree in enumerate(trees):
+        outputs = decode(family.target, draft, 6, params=params, tree=tree)
+        assert tokens(outputs) == expected
+        assert counts(outputs)[0] > 0
+        alone = place % len(PROMPTS)
+        assert tokens(decode(family.target, draft, 6, [PROMPTS[alone]], params, tree=tree)) == [expected[alone]]
+
+
+def test_with_trees(family, stranger) -> None:
+    check_trees(family, stranger, ["2,2,2,1,1,1"], 8)
+    check_trees(family, family.itself, ["3,2+1,1", "dynamic:60"], 16)
+    check_trees(family, ngram(), ["4,2,1", "dynamic:4"], 16)
+
+
+@pytest.mark.slow
+def test_with_every_tree(family, stranger) -> None:
+    for draft in (stranger, family.itself, ngram()):
+        check_trees(family, draft, TREES, PARAMS.max_new_tokens)

@@ -48,8 +48,8 @@ class Recorded(Judge):
     def judge(self, decided, logits, fence):
         judged, first = super().judge(decided, logits, fence), 0
         for (row, guess), one in zip(decided, judged, strict=True):
-            num = min(len(one.verdict.path) + 1, row.sequence.room)
-            self.logits.setdefault(row.sequence.id, []).append(logits[first : first + num].clone())
+            places = [first, *(first + node + 1 for node in one.verdict.path)][: row.sequence.room]
+            self.logits.setdefault(row.sequence.id, []).append(logits[places].clone())
             first += len(guess.drafted) + 1
         return judged
 
@@ -67,21 +67,44 @@ def test_greedy_text_with_a_stranger_is_the_plain_text(models, stranger, plain, 
     assert tokens(decode(models[0], stranger, k, PROMPTS, PARAMS)) == plain
 
 
+def logits_of(target, draft, prompts, k: int, tree: str | None = None):
+    """The logits that each prompt's tokens were chosen from."""
+    engine = Checked(target, draft, None, EngineOptions(num_speculative_tokens=k, tree=tree))
+    engine._stepper.judge = Recorded(engine.num_tokens, ())
+    Recorded.logits.clear()
+    engine.generate(prompts, PARAMS)
+    return [torch.cat(rows) for rows in Recorded.logits.values()]
+
+
+def check_bits(target, itself, ways) -> None:
+    expected = [logits_of(target, drafter(None), [prompt], 0)[0] for prompt in PROMPTS]
+    for way in ways:
+        for draft in (drafter(itself), ngram()):
+            found = logits_of(target, draft, PROMPTS, **way)
+            assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
 def test_logits_are_the_same_bits(models) -> None:
     target, itself = models
+    check_bits(target, itself, [{"k": k} for k in (1, 4, 7)])
 
-    def logits(draft, k, prompts):
-        engine = Checked(target, draft, None, EngineOptions(num_speculative_tokens=k))
-        engine._stepper.judge = Recorded(engine.num_tokens, ())
-        Recorded.logits.clear()
-        engine.generate(prompts, PARAMS)
-        return [torch.cat(rows) for rows in Recorded.logits.values()]
 
-    expected = [logits(drafter(None), 0, [prompt])[0] for prompt in PROMPTS]
-    for k in (1, 4, 7):
-        for draft in (drafter(itself), ngram()):
-            found = logits(draft, k, PROMPTS)
-            assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+TREES = ("4,2,1", "2,2,2,1,1,1", "dynamic:16", "dynamic:60")
+
+
+def test_logits_are_the_same_bits_with_trees(models) -> None:
+    target, itself = models
+    check_bits(target, itself, [{"k": 6, "tree": tree} for tree in TREES])
+
+
+def test_logits_are_the_same_bits_with_trees_in_float32_on_our_own_decoder(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    folder = tmp_path_factory.mktemp("float32")
+    target, itself = (tiny_lm(folder, "qwen3", seed=3) for _ in range(2))
+    if target.decoder != "own":
+        pytest.skip("our own decoder does not run here")
+    check_bits(target, itself, [{"k": 6, "tree": tree} for tree in TREES])
 
 
 @pytest.mark.parametrize("mode", ["rejection", "block", "gumbel", "exact-match"])
