@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny
-from torch import Tensor
+from torch import Tensor, nn
 
 Written = dict[str, Tensor]
 _FP8 = torch.float8_e4m3fn
@@ -46,12 +47,16 @@ def _mxfp8(name: str, weight: Tensor) -> Written:
 
 def _int8_channels(name: str, weight: Tensor) -> Written:
     scale = weight.abs().amax(1, keepdim=True) / 127
-    return {f"{name}.weight": (weight / scale).round().to(torch.int8), f"{name}.weight_scale": scale.bfloat16()}
+    whole, kept = (weight / scale).round(), scale.bfloat16()
+    written = {"weight": whole.to(torch.int8), "weight_scale": kept, "reference": whole * kept.float()}
+    return {f"{name}.{key}": value for key, value in written.items()}
 
 
 def _fp8_channels(name: str, weight: Tensor) -> Written:
     scale = weight.abs().amax(1, keepdim=True) / 448
-    return {f"{name}.weight": (weight / scale).to(_FP8), f"{name}.weight_scale": scale.bfloat16()}
+    whole, kept = (weight / scale).to(_FP8), scale.bfloat16()
+    written = {"weight": whole, "weight_scale": kept, "reference": whole.float() * kept.float()}
+    return {f"{name}.{key}": value for key, value in written.items()}
 
 
 def _int4_groups(name: str, weight: Tensor) -> Written:
@@ -61,17 +66,124 @@ def _int4_groups(name: str, weight: Tensor) -> Written:
     whole = ((groups / scale[..., None]).round().clamp(-8, 7).to(torch.int32) + 8).view(rows, columns // 8, 8)
     packed = torch.stack([(whole[..., place] & 15) << (4 * place) for place in range(8)]).sum(0, dtype=torch.int32)
     written = {"weight_packed": packed, "weight_scale": scale.bfloat16(), "weight_shape": torch.tensor(weight.shape)}
+    written["reference"] = ((whole.flatten(1) - 8) * _spread(written["weight_scale"].float())).float()
     return {f"{name}.{key}": value for key, value in written.items()}
 
 
-def _mlx(name: str, weight: Tensor) -> Written:
-    rows, columns = weight.shape
-    scales = torch.ones(rows, columns // 32)
-    return {
-        f"{name}.weight": torch.zeros(rows, columns // 8, dtype=torch.uint32),
-        f"{name}.scales": scales,
-        f"{name}.biases": scales.clone(),
+def _words(whole: Tensor, bits: int) -> Tensor:
+    """Numbers [rows, columns] of a few bits as 32-bit words, along the columns, the lowest bits first."""
+    split = whole.long().view(len(whole), -1, 32 // bits)
+    words = sum(split[..., place] << (bits * place) for place in range(32 // bits))
+    assert isinstance(words, Tensor)
+    return words.to(torch.uint32).view(torch.int32)
+
+
+def _affine(weight: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Whole numbers [out, in], scales and zero points [out, groups] of groups of 32 inputs."""
+    groups = weight.view(len(weight), -1, 32)
+    scales = ((groups.amax(2) - groups.amin(2)) / (2**bits - 1)).half().float()
+    zeros = (-groups.amin(2) / scales).round().clamp(1, 2**bits - 1)
+    whole = (groups / scales[..., None] + zeros[..., None]).round().clamp(0, 2**bits - 1)
+    return whole.view_as(weight), scales, zeros
+
+
+def _spread(values: Tensor) -> Tensor:
+    return values.repeat_interleave(32, 1)
+
+
+def _gptq(name: str, weight: Tensor, bits: int = 4, first_zero: int = 1) -> Written:
+    whole, scales, zeros = _affine(weight, bits)
+    written = {
+        "qweight": _words(whole, bits).t(),
+        "qzeros": _words((zeros - first_zero).t(), bits),
+        "scales": scales.t().half(),
+        "g_idx": torch.arange(weight.shape[1]).int() // 32,
+        "reference": (whole - _spread(zeros)) * _spread(scales),
     }
+    return {f"{name}.{key}": value for key, value in written.items()}
+
+
+def _gptq_ordered(name: str, weight: Tensor) -> Written:
+    """Inputs in the order of their groups, as `desc_act` writes them."""
+    order = torch.randperm(weight.shape[1], generator=torch.Generator().manual_seed(0))
+    back = order.argsort()
+    written = _gptq(name, weight[:, order])
+    whole, _, _ = _affine(weight[:, order], 4)
+    written[f"{name}.qweight"] = _words(whole[:, back], 4).t()
+    written[f"{name}.g_idx"] = (back // 32).int()
+    written[f"{name}.reference"] = written[f"{name}.reference"][:, back]
+    return written
+
+
+def _awq(name: str, weight: Tensor) -> Written:
+    whole, scales, zeros = _affine(weight, 4)
+    order = torch.tensor([0, 2, 4, 6, 1, 3, 5, 7])
+    in_order = [rows.t().reshape(rows.shape[1], -1, 8)[..., order].flatten(1) for rows in (whole, zeros)]
+    return {
+        f"{name}.qweight": _words(in_order[0], 4),
+        f"{name}.qzeros": _words(in_order[1], 4),
+        f"{name}.scales": scales.t().half(),
+        f"{name}.reference": (whole - _spread(zeros)) * _spread(scales),
+    }
+
+
+def _mlx(name: str, weight: Tensor) -> Written:
+    whole, scales, zeros = _affine(weight, 4)
+    return {
+        f"{name}.weight": _words(whole, 4).view(torch.uint32),
+        f"{name}.scales": scales,
+        f"{name}.biases": -zeros * scales,
+        f"{name}.reference": whole * _spread(scales) - _spread(zeros * scales),
+    }
+
+
+def _ternary(name: str, weight: Tensor) -> Written:
+    scale = weight.abs().mean()
+    whole = (weight / scale).round().clamp(-1, 1)
+    quarters = (whole + 1).to(torch.uint8).chunk(4)
+    packed = quarters[0] | quarters[1] << 2 | quarters[2] << 4 | quarters[3] << 6
+    scale = scale.bfloat16()
+    return {
+        f"{name}.weight": packed,
+        f"{name}.weight_scale": scale[None],
+        f"{name}.reference": whole * scale.float(),
+    }
+
+
+def _llm_int8(name: str, weight: Tensor) -> Written:
+    largest = weight.abs().amax(1)
+    whole = (weight / largest[:, None] * 127).round()
+    return {
+        f"{name}.weight": whole.to(torch.int8),
+        f"{name}.SCB": largest,
+        f"{name}.weight_format": torch.tensor(0, dtype=torch.uint8),
+        f"{name}.reference": whole * largest[:, None] / 127,
+    }
+
+
+def _nf4(name: str, weight: Tensor, is_nested: bool = True) -> Written:
+    """bitsandbytes' four bits, in blocks of 64, with the blocks' sizes in bytes of their own."""
+    levels = torch.distributions.Normal(0, 1).icdf(torch.linspace(0.03, 0.97, 16))
+    levels = levels / levels.abs().max()
+    blocks = weight.reshape(-1, 64)
+    largest = blocks.abs().amax(1)
+    state: dict[str, Any] = {"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": list(weight.shape)}
+    parts: Written = {"weight.quant_map": levels}
+    if is_nested:
+        offset, table = largest.mean(), torch.linspace(-1, 1, 256)
+        groups = nn.functional.pad(largest - offset, (0, -len(largest) % 256)).view(-1, 256)
+        by = groups.abs().amax(1)
+        index = ((groups / by[:, None])[..., None] - table).abs().argmin(2).flatten()[: len(largest)]
+        parts |= {"weight.absmax": index.to(torch.uint8), "weight.nested_absmax": by, "weight.nested_quant_map": table}
+        state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": float(offset)}
+        largest = table[index] * by.repeat_interleave(256)[: len(largest)] + offset
+    else:
+        parts["weight.absmax"] = largest
+    index = ((blocks / largest[:, None])[..., None] - levels).abs().argmin(2).flatten().to(torch.uint8)
+    parts["weight"] = (index[0::2] << 4 | index[1::2])[:, None]
+    parts["weight.quant_state.bitsandbytes__nf4"] = torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
+    parts["reference"] = (levels[index.long()].view(-1, 64) * largest[:, None]).view_as(weight)
+    return {f"{name}.{key}": value for key, value in parts.items()}
 
 
 def _compressed(form: str, weights: dict[str, Any], activations: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -89,6 +201,7 @@ def _numbers(bits: int, kind: str, strategy: str, *, dynamic: bool = False, **ot
     return {"num_bits": bits, "type": kind, "symmetric": True, "strategy": strategy, "dynamic": dynamic, **others}
 
 
+_BNB = {"quant_method": "bitsandbytes", "bnb_4bit_use_double_quant": True}
 FORMS: dict[str, tuple[Callable[[str, Tensor], Written], dict[str, Any] | None]] = {
     "fp8 blocks": (_fp8_blocks, {"quant_method": "fp8", "weight_block_size": [_BLOCK, _BLOCK]}),
     "fp8 tensors": (_fp8_tensor, {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None}),
@@ -109,27 +222,85 @@ FORMS: dict[str, tuple[Callable[[str, Tensor], Written], dict[str, Any] | None]]
     "fp8 without a form": (_fp8_blocks, None),
     "int8 without a form": (_int8_channels, None),
     "modelopt": (_fp8_tensor, {"quant_method": "modelopt", "quant_algo": "FP8"}),
-    "awq": (_plain, {"quant_method": "awq", "bits": 4, "group_size": 32}),
-    "gptq": (_plain, {"quant_method": "gptq", "bits": 4, "group_size": 32}),
+    "awq": (_awq, {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}),
+    "gptq": (_gptq, {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": False}),
+    "gptq, 8 bits, second version": (
+        partial(_gptq, bits=8, first_zero=0),
+        {"quant_method": "gptq", "bits": 8, "group_size": 32, "checkpoint_format": "gptq_v2"},
+    ),
+    "gptq in order": (_gptq_ordered, {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True}),
+    "bitnet": (
+        _ternary,
+        {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "offline"},
+    ),
+    "bitsandbytes nf4": (_nf4, {**_BNB, "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}),
+    "bitsandbytes nf4, sizes as they are": (partial(_nf4, is_nested=False), {**_BNB, "load_in_4bit": True}),
+    "bitsandbytes int8": (_llm_int8, {**_BNB, "load_in_8bit": True}),
+    "awq gemv": (_awq, {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemv"}),
+    "gptq, 3 bits": (_plain, {"quant_method": "gptq", "bits": 3, "group_size": 32}),
+    "compressed, sparse": (_plain, _compressed("marlin-24", _numbers(4, "int", "group", group_size=32))),
     "nvfp4": (_plain, {"quant_method": "nvfp4"}),
     "mlx": (_mlx, {"bits": 4, "group_size": 32}),
-    "bitsandbytes int8": (_plain, {"quant_method": "bitsandbytes", "load_in_8bit": True}),
 }
+_FP4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 DEQUANTIZED = ("fp8 blocks", "fp8 tensors", "mxfp8")
-COMPRESSED = ("w8a8", "fp8 dynamic", "w4a16")
+COMPRESSED = ("w8a8", "fp8 dynamic", "fp8 dynamic, one scale a batch", "w4a16")
+UNDONE = (
+    "awq", "gptq", "gptq, 8 bits, second version", "gptq in order", "mlx", "bitnet", "bitsandbytes nf4",
+    "bitsandbytes nf4, sizes as they are", "bitsandbytes int8", *COMPRESSED,
+)  # fmt: skip
+"""Forms that this package undoes itself."""
 
 
 def make_quantized(form: str, folder: Path) -> Path:
-    """Save a random Llama whose layers' weights are in a form, its embedding and output layer in bfloat16."""
+    """Save a random Llama whose layers' weights are in a form, its embedding and output layer in bfloat16.
+
+    Beside it lie `plain`, what it was made from, and, of forms that write one, `reference`, what it means.
+    """
     write, settings = FORMS[form]
     plain = make_tiny("llama", folder / "plain", hidden_size=64, intermediate_size=128)
     quantized = shutil.copytree(plain, folder / "quantized")
     written: Written = {}
+    right: Written = {}
     for name, tensor in load_file(plain / "model.safetensors").items():
         is_layer = name.endswith("_proj.weight")
         written |= write(name.removesuffix(".weight"), tensor) if is_layer else {name: tensor.bfloat16()}
+    for key in [key for key in written if key.endswith(".reference")]:
+        right[key.replace(".reference", ".weight")] = written.pop(key)
     save_file({key: value.contiguous() for key, value in written.items()}, quantized / "model.safetensors")
+    if right:
+        reference = shutil.copytree(plain, folder / "reference")
+        kept = {key: value.float() for key, value in written.items() if key.endswith(("norm.weight", "lm_head.weight"))}
+        kept["model.embed_tokens.weight"] = written["model.embed_tokens.weight"].float()
+        kept |= {key: value.contiguous() for key, value in right.items()}
+        save_file(kept, reference / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((quantized / "config.json").read_text()) | {"dtype": "bfloat16"}
     config |= {} if settings is None else {"quantization_config": settings}
+    (quantized / "config.json").write_text(json.dumps(config))
+    return quantized
+
+
+def make_mxfp4(folder: Path) -> Path:
+    """Save a random gpt-oss whose experts are in blocks of 4-bit numbers, as its makers wrote it, and `reference`."""
+    plain = make_tiny("gpt_oss", folder / "plain", hidden_size=64, intermediate_size=64)
+    quantized, reference = (shutil.copytree(plain, folder / name) for name in ("quantized", "reference"))
+    written: Written = {}
+    right: Written = {}
+    for name, tensor in load_file(plain / "model.safetensors").items():
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            written[name], right[name] = tensor.bfloat16(), tensor.bfloat16().float()
+            continue
+        rows = tensor.transpose(1, 2)
+        blocks = rows.reshape(*rows.shape[:2], -1, 32)
+        exponents = (blocks.abs().amax(3) / 6).log2().ceil()
+        index = ((blocks / exponents.exp2()[..., None])[..., None] - _FP4).abs().argmin(4).to(torch.uint8)
+        written[f"{name}_blocks"] = index[..., 0::2] | index[..., 1::2] << 4
+        written[f"{name}_scales"] = (exponents + 127).to(torch.uint8)
+        right[name] = (_FP4[index.long()] * exponents.exp2()[..., None]).view_as(rows).transpose(1, 2).contiguous()
+    save_file(written, quantized / "model.safetensors", metadata={"format": "pt"})
+    save_file(right, reference / "model.safetensors", metadata={"format": "pt"})
+    others = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+    config = json.loads((quantized / "config.json").read_text()) | {"dtype": "bfloat16"}
+    config |= {"quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": others}}
     (quantized / "config.json").write_text(json.dumps(config))
     return quantized

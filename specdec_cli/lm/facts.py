@@ -23,7 +23,7 @@ from specdec_cli.lm.files.gguf_folder import check_gguf_tensors
 from specdec_cli.lm.files.gguf_header import SUFFIX
 from specdec_cli.lm.files.lengths import max_context
 from specdec_cli.lm.files.paper import NEEDS_NUMBERS, on_paper
-from specdec_cli.lm.files.quantization import check_quantization, forget_quantization, method_of, settings_of
+from specdec_cli.lm.files.quantization import check_quantization, forget_quantization, method_of, settings_of, take_form
 from specdec_cli.lm.files.reading import first_line, quiet
 from specdec_cli.lm.files.weights_files import check_weights, stored_as, stored_bytes
 from specdec_cli.lm.forward.compiled import check_compiler
@@ -141,10 +141,12 @@ def describe(
         else:
             check_quantization(name, config, folder if is_complete else None, quantize)
             check_gguf_tensors(name, folder, config)
+        method = method_of(config)
+        form = None if is_dummy else take_form(config)
         kind = resolve_dtype(name, dtype, config, folder if is_complete else None)
         with on_paper():
             source = folder if is_complete else None
-            model = model_on_paper(name, source, config, kind, trust_remote_code)
+            model = model_on_paper(name, source, config, kind, trust_remote_code, form)
             kept = _probe(name, model) or _probe_unquantized(name, config, kind, trust_remote_code)
             found = own_obstacle(model, decoder, place)
         packed = weights_of(model, kept_as(kind_when(decoder in COMPILING, kind, place, quantize), found))
@@ -167,7 +169,7 @@ def describe(
             load_format="dummy" if is_dummy else "auto",
             read_bytes=int(model_traffic(config, packed, 0).bytes_moved(1, 0)),
             decoder=_decoder(found) if not tries_graphs(decoder, place) else _graphs(name, config, place),
-            stored_as=stored_as(name, folder, method_of(config)) if is_complete else None,
+            stored_as=stored_as(name, folder, method) if is_complete else None,
             stored_bytes=stored_bytes(name, folder) if is_complete else None,
         )
 

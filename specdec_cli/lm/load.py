@@ -20,9 +20,10 @@ from specdec_cli.lm.door import Tap
 from specdec_cli.lm.files import dummy
 from specdec_cli.lm.files.architecture import check_architecture
 from specdec_cli.lm.files.checkpoint import clear_errors, model_folder, read_config, remote_code_error
+from specdec_cli.lm.files.dequantize import descriptions, plain_weights
 from specdec_cli.lm.files.generation import AUTO, Generation, read_generation
 from specdec_cli.lm.files.gguf_folder import check_gguf_tensors, gguf_of, load_gguf
-from specdec_cli.lm.files.headers import differing, first_dtype, read_headers
+from specdec_cli.lm.files.headers import differing, first_dtype, read_headers, read_tensors
 from specdec_cli.lm.files.lengths import max_context, own_context
 from specdec_cli.lm.files.origin import Origin, fingerprint
 from specdec_cli.lm.files.quantization import (
@@ -33,6 +34,7 @@ from specdec_cli.lm.files.quantization import (
     is_dequantized,
     settings_of,
     stays_quantized,
+    take_form,
 )
 from specdec_cli.lm.files.reading import quiet
 from specdec_cli.lm.files.tokenizer_files import TOKENIZER_FILES, tokenizer_error
@@ -45,6 +47,8 @@ from specdec_cli.lm.oracle import Oracle
 from specdec_cli.lm.transformers_lm import TransformersLM
 
 ON_PAPER = "batched_mm"  # experts in one product each, with no branch on what a router chose
+Form = dict[str, Any] | None
+"""The `quantization_config` of weights that `files.dequantize` undoes; None for others."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -104,13 +108,16 @@ def load_lm(
             check_weights(name, folder)
             check_quantization(name, config, folder, quantize)
             check_gguf_tensors(name, folder, config)
-            _check_room(name, folder, config, dtype, quantize, target_device)
+            form = take_form(config)
+            _check_room(name, folder, config, form, dtype, quantize, target_device)
         else:
             forget_quantization(config)
         check_decoder(name, decoder, config, target_device, quantize)
         generation = read_generation(folder, generation_config) if has_weights else Generation()
         if has_weights:
-            model = _model(name, folder, config, resolve_dtype(name, dtype, config, folder), trust_remote_code)
+            model = _model(
+                name, folder, config, resolve_dtype(name, dtype, config, folder), trust_remote_code, form=form
+            )
         else:
             attention = attention_of(config)
             model = dummy.build(name, config, wanted_dtype, target_device, attention, trust_remote_code)
@@ -143,14 +150,16 @@ def load_lm(
     return lm
 
 
-def _check_room(name: str, folder: Path, config: Any, dtype: str, quantize: str, device: torch.device) -> None:
+def _check_room(
+    name: str, folder: Path, config: Any, form: Form, dtype: str, quantize: str, device: torch.device
+) -> None:
     """Refuse weights that cannot fit into the RAM, whatever of their files' dtype is kept.
 
     Raises:
         RunError: they cannot.
     """
     num_bytes = stored_bytes(name, folder)
-    if gguf_of(folder) is not None:
+    if gguf_of(folder) is not None or form is not None or is_dequantized(config):
         numbers = dummy.num_parameters(dummy.on_paper(config, "auto", False))
         num_bytes = numbers * (4 if dtype != "auto" else resolve_dtype(name, dtype, config, folder).itemsize)
     if quantize != "none":
@@ -284,7 +293,9 @@ def resolve_dtype(name: str, dtype: str, config: Any, folder: Path | None) -> to
     return DTYPES[found]
 
 
-def model_on_paper(name: str, folder: Path | None, config: Any, dtype: torch.dtype, trust_remote_code: bool) -> Any:
+def model_on_paper(
+    name: str, folder: Path | None, config: Any, dtype: torch.dtype, trust_remote_code: bool, form: Form = None
+) -> Any:
     """The model that `load_lm` would decode with, as its checks see it; asked within `paper.on_paper`.
 
     Args:
@@ -293,12 +304,13 @@ def model_on_paper(name: str, folder: Path | None, config: Any, dtype: torch.dty
         config: of the model.
         dtype: of the weights.
         trust_remote_code: run Python code that comes with the model.
+        form: settings of quantized weights that are undone here.
 
     Raises:
         RunError: the files do not hold the model that the configuration describes.
     """
     if folder is not None and gguf_of(folder) is None:
-        model = _model(name, folder, config, dtype, trust_remote_code, is_on_paper=True)
+        model = _model(name, folder, config, dtype, trust_remote_code, is_on_paper=True, form=form)
     else:
         model = AutoModelForCausalLM.from_config(
             copy.deepcopy(config),
@@ -311,7 +323,13 @@ def model_on_paper(name: str, folder: Path | None, config: Any, dtype: torch.dty
 
 
 def _model(
-    name: str, folder: Path, config: Any, dtype: torch.dtype, trust_remote_code: bool, is_on_paper: bool = False
+    name: str,
+    folder: Path,
+    config: Any,
+    dtype: torch.dtype,
+    trust_remote_code: bool,
+    is_on_paper: bool = False,
+    form: Form = None,
 ) -> Any:
     """The transformers model, every weight of which came from the files, or from their headers (`lm.paper`)."""
     settings, has_bfloat16 = settings_of(config), is_dequantized(config)  # transformers may take the form out
@@ -323,11 +341,16 @@ def _model(
     }
     if gguf_of(folder) is not None:
         model, report = load_gguf(folder, config, how)
-    elif is_on_paper:
-        outline = dummy.on_paper(config, dtype, trust_remote_code)
-        headers = _tied_headers(outline, [folder / file for file in weights_files(name, folder)], dtype)
-        how |= {"config": outline.config, "experts_implementation": ON_PAPER}
-        model, report = type(outline).from_pretrained(None, state_dict=headers, **how)
+    elif is_on_paper or form is not None:
+        outline, files = (
+            dummy.on_paper(config, dtype, trust_remote_code),
+            [folder / one for one in weights_files(name, folder)],
+        )
+        tensors = _tied_headers(outline, files, dtype) if is_on_paper else read_tensors(files)
+        if form is not None:
+            tensors = plain_weights(name, tensors, form, descriptions(files), dtype)
+        how |= {"config": outline.config} | ({"experts_implementation": ON_PAPER} if is_on_paper else {})
+        model, report = type(outline).from_pretrained(None, state_dict=tensors, **how)
     else:
         how |= {"trust_remote_code": trust_remote_code, "local_files_only": True, "use_safetensors": True}
         model, report = AutoModelForCausalLM.from_pretrained(folder, config=config, **how)
@@ -340,7 +363,8 @@ def _model(
         raise RunError(said, "copy or download the model again")
     if has_bfloat16:
         give_dtype(model, dtype)
-    if gguf_of(folder) is not None:
+    is_expanded = has_bfloat16 or form is not None or gguf_of(folder) is not None
+    if is_expanded and not is_on_paper:
         check_finite(name, model)
     return model
 

@@ -199,9 +199,6 @@ def _foreign_quantization(folder: Path, config: dict[str, Any]) -> str | None:
     """A quantized form of another program, which transformers takes for a broken configuration."""
     settings = config.get("quantization_config", config.get("quantization"))
     settings = settings if isinstance(settings, dict) else {}
-    mlx = config.get("quantization")
-    if isinstance(mlx, dict) and "bits" in mlx and "group_size" in mlx and "quant_method" not in settings:
-        return f"quantized by MLX ({mlx['bits']} bits in groups of {mlx['group_size']})"
     form = str(settings.get("quant_algo") or settings.get("format") or "")
     if "nvfp4" in form.lower():
         return f"quantized to NVFP4 (`{form}`)"

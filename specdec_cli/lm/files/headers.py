@@ -43,6 +43,15 @@ def read_headers(files: list[Path]) -> dict[str, Tensor]:
     return found
 
 
+def read_tensors(files: list[Path]) -> dict[str, Tensor]:
+    """The tensors of safetensors files by name, mapped from the files."""
+    found: dict[str, Tensor] = {}
+    for path in files:
+        with safe_open(path, framework="pt") as file:
+            found |= {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no mapping)
+    return found
+
+
 def differing(files: list[Path], pairs: Mapping[str, str], dtype: torch.dtype) -> list[str]:
     """Tensors whose first rows hold other numbers than those they are tied to, where the files hold both.
 

@@ -17,6 +17,7 @@ from safetensors import safe_open
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AutoHfQuantizer
 
 from specdec_cli.errors import RunError, UsageError
+from specdec_cli.lm.files.dequantize import is_known, obstacle
 from specdec_cli.lm.files.reading import first_line, quiet
 from specdec_cli.lm.files.weights_files import weights_files
 
@@ -40,8 +41,10 @@ def check_quantization(name: str, config: Any, folder: Path | None, quantize: st
     - A form whose activations share a scale across a batch: refused, because a draft would change the text.
     - `quantize` other than none for any quantized checkpoint: refused.
 
-    Everything else runs: by transformers' own modules, or, where transformers turns the weights into plain ones as it
-    loads them (`stays_quantized` is None), as any other checkpoint.
+    - A variant of a form that is undone here (`dequantize`) and that this does not read: refused.
+
+    Everything else runs: undone here (`dequantize`), by transformers' own modules, or, where transformers turns the
+    weights into plain ones as it loads them (`stays_quantized` is None), as any other checkpoint.
 
     Args:
         name: the model's name in messages.
@@ -60,7 +63,12 @@ def check_quantization(name: str, config: Any, folder: Path | None, quantize: st
     method = method_of(config)
     if method is None:
         words = ", ".join(f"`{key}: {given[key]}`" for key in sorted(given)[:3])
-        raise RunError(f"`{name}` is quantized ({words}) in a form without a `quant_method`, as MLX writes it", _HINT)
+        raise RunError(f"`{name}` is quantized ({words}) in a form without a `quant_method`", _HINT)
+    if is_known(given):
+        reason = obstacle(given)
+        if reason is not None:
+            raise RunError(f"`{name}` is quantized by `{method}` with {reason}, which is not read", _HINT)
+        return
     if quantize != "none":
         raise UsageError(
             f"`{name}` is already quantized (`{method}`) and cannot be quantized to `{quantize}`", "set it to none"
@@ -78,6 +86,8 @@ def check_quantization(name: str, config: Any, folder: Path | None, quantize: st
 def method_of(config: Any) -> str | None:
     """The name of the form in which a checkpoint's weights are quantized; None where the configuration says none."""
     given = settings_of(config) or {}
+    if is_known(given):
+        return str(given["quant_method"])
     for bits in ("4bit", "8bit"):
         if given.get(f"load_in_{bits}"):
             return f"bitsandbytes_{bits}"
@@ -108,8 +118,9 @@ def is_dequantized(config: Any) -> bool:
 def forget_quantization(config: Any) -> None:
     """Remove the quantization from a configuration, for new, unquantized weights."""
     for one in (config, config.get_text_config()):
-        if getattr(one, "quantization_config", None) is not None:
-            del one.quantization_config
+        for key in ("quantization_config", "quantization"):
+            if getattr(one, key, None) is not None:
+                delattr(one, key)
 
 
 @torch.no_grad()
@@ -138,8 +149,25 @@ def settings_of(config: Any) -> dict[str, Any] | None:
     for one in (config, config.get_text_config()):
         given = getattr(one, "quantization_config", None) or getattr(one, "quantization", None)
         if given:
-            return dict(given) if isinstance(given, dict) else dict(given.to_dict())
+            found = dict(given) if isinstance(given, dict) else dict(given.to_dict())
+            method = found.get("quant_method")
+            if method is None and {"bits", "group_size"} <= set(found):  # as MLX writes it
+                return found | {"quant_method": "mlx"}
+            return found if method is None else found | {"quant_method": str(getattr(method, "value", method))}
     return None
+
+
+def take_form(config: Any) -> dict[str, Any] | None:
+    """Take a form that is undone here out of a configuration, which is then that of plain weights.
+
+    Returns:
+        its settings; None where the configuration has none, or one that transformers reads.
+    """
+    given = settings_of(config)
+    if given is None or not is_known(given):
+        return None
+    forget_quantization(config)
+    return given
 
 
 def _quantizer(name: str, given: dict[str, Any], method: str | None) -> Any:

@@ -140,8 +140,9 @@ def test_a_pickled_eagle_head_is_named_and_not_unpickled(folder) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"quantization": {"bits": 4, "group_size": 64}}, "quantized by MLX (4 bits in groups of 64)"),
-        ({"quantization": (mlx := {"bits": 8, "group_size": 32}), "quantization_config": mlx}, "quantized by MLX"),
+        ({"quantization": {"bits": 3, "group_size": 64}}, "quantized by `mlx` with `bits: 3`"),
+        ({"quantization": (mlx := {"bits": 6, "group_size": 32}), "quantization_config": mlx}, "quantized by `mlx`"),
+        ({"quantization": {"bits": 4, "group_size": 64, "lm_head": {"bits": 8}}}, "with `lm_head: {'bits': 8}`"),
         ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}, "quantized to NVFP4"),
         ({"quantization_config": {"quant_algo": "NVFP4", "producer": {"name": "modelopt"}}}, "quantized to NVFP4"),
         (
