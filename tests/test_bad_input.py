@@ -163,7 +163,7 @@ MODELS = [
     broken("config with an unknown activation", edit_config(hidden_act="nope"), "unknown or missing `nope`"),
     broken("config that contradicts itself", edit_config(num_attention_heads=3), "is not a valid", "32", "3"),
     broken("broken generation config", write("generation_config.json", "{"), "generation_config.json` cannot be read"),
-    broken("pickled weights only", pickle_weights, "only pickled weights", "safetensors"),
+    broken("a renamed file", pickle_weights, "pytorch_model.bin` holds something else than tensors", "safetensors"),
     broken("truncated weights", truncate, "not a whole safetensors file"),
     broken("a weight is missing", lose_a_layer, "`model.layers.1.mlp.up_proj.weight` is missing"),
     broken("weights of other shapes", edit_config(hidden_size=64), "do not match its `config.json`", "another shape"),

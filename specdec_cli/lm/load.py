@@ -23,7 +23,7 @@ from specdec_cli.lm.files.checkpoint import clear_errors, model_folder, read_con
 from specdec_cli.lm.files.dequantize import descriptions, plain_weights
 from specdec_cli.lm.files.generation import AUTO, Generation, read_generation
 from specdec_cli.lm.files.gguf_folder import check_gguf_tensors, gguf_of, load_gguf
-from specdec_cli.lm.files.headers import differing, first_dtype, read_headers, read_tensors
+from specdec_cli.lm.files.headers import differing, first_dtype, is_pickled, read_headers, read_tensors
 from specdec_cli.lm.files.lengths import max_context, own_context
 from specdec_cli.lm.files.origin import Origin, fingerprint
 from specdec_cli.lm.files.quantization import (
@@ -352,7 +352,8 @@ def _model(
         how |= {"config": outline.config} | ({"experts_implementation": ON_PAPER} if is_on_paper else {})
         model, report = type(outline).from_pretrained(None, state_dict=tensors, **how)
     else:
-        how |= {"trust_remote_code": trust_remote_code, "local_files_only": True, "use_safetensors": True}
+        how |= {"trust_remote_code": trust_remote_code, "local_files_only": True}
+        how["use_safetensors"] = not is_pickled(weights_files(name, folder)[0])
         model, report = AutoModelForCausalLM.from_pretrained(folder, config=config, **how)
     unread = _unread_beside_weights(model, report["unexpected_keys"]) if settings is None else []
     wrong = [f"`{key}` is missing" for key in sorted(report["missing_keys"])]

@@ -146,11 +146,11 @@ def test_no_weights(folder) -> None:
     assert "has no weights" in refusal(folder).message
 
 
-def test_pickled_weights_are_never_opened(folder) -> None:
+def test_pickled_weights_under_another_name_are_never_opened(folder) -> None:
     (folder / "model.safetensors").unlink()
-    torch.save({"model.norm.weight": torch.zeros(2)}, folder / "pytorch_model.bin")
+    torch.save({"model.norm.weight": torch.zeros(2)}, folder / "weights.pt")
     error = refusal(folder)
-    assert "only pickled weights" in error.message
+    assert "has pickled weights, but none that is named `pytorch_model.bin`" in error.message
     assert "safetensors" in not_none(error.hint)
 
 

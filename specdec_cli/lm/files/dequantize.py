@@ -114,7 +114,7 @@ def obstacle(settings: Mapping[str, Any]) -> str | None:
 def descriptions(files: list[Path]) -> dict[str, Any]:
     """Shapes and block sizes of single layers, which safetensors files keep in small tensors, by the layer's name."""
     found: dict[str, Any] = {}
-    for path in files:
+    for path in (path for path in files if path.suffix == ".safetensors"):
         with safe_open(path, framework="np") as file:
             for key in file.keys():  # noqa: SIM118 (no mapping)
                 layer, _, part = key.partition(".weight.")

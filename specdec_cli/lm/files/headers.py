@@ -1,14 +1,19 @@
-"""Tensors by the headers of safetensors files: names, shapes, dtypes."""
+"""Tensors in the files of a checkpoint: names, shapes and dtypes by their headers, and the numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import pickle
+import zipfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from specdec_cli.errors import RunError
+from specdec_cli.lm.files.reading import first_line
 
 _COMPARED_ROWS = 16
 
@@ -21,21 +26,59 @@ _DTYPES = {
 }  # fmt: skip
 
 
+def is_pickled(file: str | Path) -> bool:
+    """Whether a file of weights is one that `torch.save` wrote."""
+    return Path(file).suffix == ".bin"
+
+
+def read_pickle(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file that `torch.save` wrote, by name; nothing in it is run.
+
+    torch reads it with `weights_only`, which takes tensors and plain values and refuses everything else.
+
+    Raises:
+        RunError: it is broken, or holds something else than tensors.
+    """
+    hint = "copy the file again, or give a checkpoint in safetensors"
+    try:
+        with unset_fake_temporarily():
+            found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except pickle.UnpicklingError as error:
+        raise RunError(f"`{path}` holds something else than tensors, which is not loaded", hint) from error
+    except Exception as error:
+        raise RunError(f"`{path}` is not a whole file of pickled tensors: {first_line(error)}", hint) from error
+    if not isinstance(found, dict) or not all(isinstance(one, Tensor) for one in found.values()):
+        raise RunError(f"`{path}` holds something else than tensors, which is not loaded", hint)
+    return found
+
+
+def tensor_dtypes(path: Path) -> Iterator[tuple[str, str]]:
+    """Names of a file's tensors, and of their dtypes as safetensors writes them."""
+    if is_pickled(path):
+        names = {dtype: name for name, dtype in _DTYPES.items()}
+        yield from ((key, names[tensor.dtype]) for key, tensor in read_pickle(path).items())
+        return
+    with safe_open(path, framework="pt") as file:
+        for key in file.keys():  # noqa: SIM118 (no mapping)
+            yield key, str(file.get_slice(key).get_dtype())
+
+
 def first_dtype(files: list[Path]) -> str | None:
-    """The name of the first floating-point dtype in safetensors files; None where there is none."""
+    """The name of the first floating-point dtype in files of weights; None where there is none."""
     for path in files:
-        with safe_open(path, framework="pt") as file:
-            for key in file.keys():  # noqa: SIM118 (no mapping)
-                name = str(file.get_slice(key).get_dtype())
-                if "F" in name:
-                    return _FLOATS.get(name, name)
+        for _, name in tensor_dtypes(path):
+            if "F" in name:
+                return _FLOATS.get(name, name)
     return None
 
 
 def read_headers(files: list[Path]) -> dict[str, Tensor]:
-    """The tensors of safetensors files by name, on paper; asked within `on_paper`."""
-    found = {}
+    """The tensors of files of weights by name, on paper; asked within `on_paper`."""
+    found: dict[str, Tensor] = {}
     for path in files:
+        if is_pickled(path):
+            found |= {key: torch.empty(one.shape, dtype=one.dtype) for key, one in read_pickle(path).items()}
+            continue
         with safe_open(path, framework="pt") as file:
             for key in file.keys():  # noqa: SIM118 (no mapping)
                 header = file.get_slice(key)
@@ -44,9 +87,12 @@ def read_headers(files: list[Path]) -> dict[str, Tensor]:
 
 
 def read_tensors(files: list[Path]) -> dict[str, Tensor]:
-    """The tensors of safetensors files by name, mapped from the files."""
+    """The tensors of files of weights by name, mapped from the files."""
     found: dict[str, Tensor] = {}
     for path in files:
+        if is_pickled(path):
+            found |= read_pickle(path)
+            continue
         with safe_open(path, framework="pt") as file:
             found |= {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no mapping)
     return found
@@ -66,6 +112,10 @@ def differing(files: list[Path], pairs: Mapping[str, str], dtype: torch.dtype) -
     wanted = {*pairs, *pairs.values()}
     with unset_fake_temporarily():
         for path in files:
+            if is_pickled(path):
+                pickled = read_pickle(path)
+                rows |= {key: pickled[key][:_COMPARED_ROWS].to(dtype) for key in wanted & set(pickled)}
+                continue
             with safe_open(path, framework="pt") as file:
                 rows |= {key: file.get_slice(key)[:_COMPARED_ROWS].to(dtype) for key in wanted & set(file.keys())}
         both = [(one, other) for one, other in pairs.items() if one in rows and other in rows]

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AutoHfQuantizer
 
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.files.dequantize import is_known, obstacle
+from specdec_cli.lm.files.gguf_header import SUFFIX
+from specdec_cli.lm.files.headers import tensor_dtypes
 from specdec_cli.lm.files.reading import first_line, quiet
 from specdec_cli.lm.files.weights_files import weights_files
 
@@ -213,8 +214,5 @@ def _check_headers(name: str, config: Any, folder: Path | None) -> None:
 def _headers(name: str, folder: Path) -> Iterator[tuple[str, str]]:
     """Names and dtypes of a checkpoint's tensors."""
     for file in weights_files(name, folder):
-        if not file.endswith(".safetensors"):
-            continue
-        with safe_open(folder / file, framework="pt") as opened:
-            for key in opened.keys():  # noqa: SIM118 (no mapping)
-                yield key, opened.get_slice(key).get_dtype()
+        if not file.endswith(SUFFIX):
+            yield from tensor_dtypes(folder / file)

@@ -11,8 +11,10 @@ from specdec_cli.errors import RunError
 from specdec_cli.lm.files.contents import check_pointer
 from specdec_cli.lm.files.gguf_folder import WEIGHTS, gguf_of
 from specdec_cli.lm.files.gguf_header import read_gguf_header
+from specdec_cli.lm.files.headers import is_pickled, read_pickle
 from specdec_cli.lm.files.reading import broken_link, first_line, read_object
 
+PICKLED = "pytorch_model.bin"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
@@ -29,6 +31,11 @@ def weights_files(name: str, folder: Path) -> list[str]:
         return ["model.safetensors"]
     if index.is_file():
         return _indexed_files(index)
+    has_shards = any(folder.glob("*.safetensors"))  # that something names wrongly: its error tells more
+    if (folder / PICKLED).is_file() and not has_shards:
+        return [PICKLED]
+    if (folder / f"{PICKLED}.index.json").is_file() and not has_shards:
+        return _indexed_files(folder / f"{PICKLED}.index.json")
     raise _no_weights(name, folder)
 
 
@@ -48,7 +55,8 @@ def stored_as(name: str, folder: Path, method: str | None) -> str:
     path = gguf_of(folder)
     if path is not None:
         return f"GGUF ({', '.join(read_gguf_header(name, path).kinds)})"
-    return "safetensors" if method is None else f"{method} in safetensors"
+    files = "pickled tensors" if is_pickled(weights_files(name, folder)[0]) else "safetensors"
+    return files if method is None else f"{method} in {files}"
 
 
 def _indexed_files(index: Path) -> list[str]:
@@ -79,8 +87,8 @@ def _no_weights(name: str, folder: Path) -> RunError:
         return broken_link(folder / broken)
     if any(list(folder.glob(pattern)) for pattern in PICKLES) and not shards:
         return RunError(
-            f"`{name}` has only pickled weights, which can run code when they are loaded",
-            "convert the model to safetensors",
+            f"`{name}` has pickled weights, but none that is named `{PICKLED}`",
+            "rename the file if it holds a state dict, or convert the model to safetensors",
         )
     if any(re.search(r"-\d+-of-\d+\.safetensors$", shard) for shard in shards):
         message = f"`{name}` has `{shards[0]}` and no `model.safetensors.index.json`, which says what is in which file"
@@ -109,6 +117,9 @@ def check_weights(name: str, folder: Path) -> None:
         check_pointer(folder / file)
         if file == WEIGHTS:
             continue  # its header was read to make the folder
+        if is_pickled(file):
+            read_pickle(folder / file)
+            continue
         try:
             with safe_open(folder / file, framework="pt"):
                 pass
