@@ -22,7 +22,7 @@ class Requests:
     def __init__(self) -> None:
         self.num = 10
 
-    def add(self, tokens, params, k, grammar=None, draft=None):
+    def add(self, tokens, params, k, grammar=None, draft=None, tree=None):
         self.num += 1
         return self.num
 
