@@ -246,6 +246,19 @@ def threads(document: dict[str, Any]) -> str:
     return f"{measured_on(document)}.\n\n" + markdown(head, rows)
 
 
+def own_decoder(document: dict[str, Any]) -> str:
+    """Our own decoder's speed over transformers' forward pass, for each family, size and dtype."""
+    results = document["results"]
+    families = dict.fromkeys(name.split()[0] for name in results)
+    forms = sorted({tuple(name.split()[1:]) for name in results}, reverse=True)
+    rows = []
+    for family in families:
+        found = [results.get(" ".join((family, *form))) for form in forms]
+        rows.append([family, *("" if one is None else _interval(one["ratio"], one["ci95"]) for one in found)])
+    head = ["family", *(f"{size}, {dtype}" for size, dtype in forms)]
+    return f"{measured_on(document)}.\n\n" + markdown(head, rows)
+
+
 def trees(document: dict[str, Any]) -> str:
     """Chains and trees beside plain decoding, greedy and at temperature 1."""
     results = document["results"]
@@ -295,6 +308,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "free-draft-amx": ("free_draft_amx.json", free_draft),
     "free-draft-zen5": ("free_draft_zen5.json", free_draft),
     "threads": ("threads.json", threads),
+    "own-decoder": ("own_decoder.json", own_decoder),
     "trees-builtin": ("trees_builtin.json", trees),
     "trees-stories": ("trees_stories.json", trees),
     "trees-embedded": ("trees_embedded.json", trees),

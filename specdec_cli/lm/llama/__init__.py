@@ -1,1 +1,1 @@
-"""Our own decoder for the Llama architecture: weights, the C++ step and its compilation."""
+"""Our own decoder for Llama and related families: weights, the C++ step and its compilation."""
