@@ -189,7 +189,8 @@ def save_noisy(folder: Path, beside: Path, noise: float = 0.03) -> Path:
     weights = load_file(folder / "model.safetensors")
     generator = torch.Generator().manual_seed(1)
     for name, weight in weights.items():
-        if weight.dim() > 1 and weight.is_floating_point():
+        is_derived = name.endswith(("_decay", ".slope_rate"))  # MiniMax's tables of one rate
+        if weight.dim() > 1 and weight.is_floating_point() and not is_derived:
             weights[name] = weight + noise * weight.std() * torch.randn(weight.shape, generator=generator)
     save_file(weights, beside / "model.safetensors", {"format": "pt"})
     return beside

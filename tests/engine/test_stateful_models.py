@@ -6,6 +6,7 @@ import pytest
 from tiny_engine import PROMPTS, decode, ngram, tiny_engine, tiny_lm, tokens, transformers_greedy
 from tiny_hybrids import HYBRIDS, save_hybrid
 
+from specdec_cli.engine.caveats import not_sharing
 from specdec_cli.engine.driver import Driver
 from specdec_cli.engine.outputs import Outputs
 from specdec_cli.errors import UsageError
@@ -71,3 +72,22 @@ def test_preemption_changes_no_token(hybrid: Path) -> None:
 def test_a_tree_is_refused(hybrid: Path) -> None:
     with pytest.raises(UsageError, match="cannot score a drafted tree"):
         decode(load(hybrid), load(hybrid), tree="2,1")
+
+
+def test_prefix_caching_that_has_no_effect_is_said(hybrid: Path) -> None:
+    shares, shares_not = (tiny_engine(load(hybrid), ngram(), prefix_caching=wanted) for wanted in (False, True))
+    assert not_sharing(shares) == []
+    assert not_sharing(shares_not) == ["prefix caching has no effect on the target: recurrent states are not shared"]
+
+
+def test_an_aborted_sequence_gives_its_state_back(hybrid: Path) -> None:
+    target = load(hybrid)
+    engine = tiny_engine(target, load(hybrid))
+    sequence = engine.add(list(PROMPTS[0]), SamplingParams(max_new_tokens=24))
+    engine.step()
+    engine.abort(sequence)
+    target.check_integrity()
+    assert not target._contexts.held
+    assert tokens(engine.generate([list(PROMPTS[1])], SamplingParams(max_new_tokens=24))) == transformers_greedy(
+        hybrid, PROMPTS[1:2]
+    )

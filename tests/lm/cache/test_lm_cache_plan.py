@@ -75,3 +75,20 @@ def test_a_draft_s_room_follows_the_target_s() -> None:
 
 def test_logits_are_float32() -> None:
     assert logits_bytes(8, 5, 1_000) == 8 * 5 * 1_000 * 4
+
+
+def test_states_are_counted_beside_the_blocks() -> None:
+    stateful = CacheNeed("hybrid", block_bytes=10, num_blocks=90, state_bytes=200)
+    assert plan_blocks([stateful], room(1_000), 1) == [30]
+    assert plan_blocks([stateful, need(10, 90)], room(1_000), 1) == [15, 15]
+    assert plan_blocks([stateful], room(1_000), 1, given=400) == [20]
+    with pytest.raises(RunError, match="too few for a block"):
+        plan_blocks([stateful], room(1_000), 1, given=200)
+
+
+def test_blocks_of_a_model_without_attention_take_no_memory() -> None:
+    recurrent = CacheNeed("mamba", block_bytes=0, num_blocks=90, state_bytes=200)
+    assert plan_blocks([recurrent], room(1_000), 1) == [90]
+    assert plan_blocks([recurrent], room(1_000), 1, given=200) == [90]
+    with pytest.raises(RunError, match="too few for a block"):
+        plan_blocks([recurrent], room(1_000), 1, given=199)
