@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Timer
 from typing import Any
@@ -99,6 +100,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("types", nargs="*", help="model types; none means all of them, kept in results/")
     parser.add_argument("--no-bfloat16", action="store_true", help="float32 alone")
+    parser.add_argument("--jobs", type=int, default=1, help="workers at a time")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
@@ -108,7 +110,10 @@ def main() -> None:
     every_type = importlib.import_module("every_type")
     causal, wrappers = every_type.TYPES, every_type.WRAPPERS
     before = machine()
-    found = run(arguments.types or [*causal, *wrappers], not arguments.no_bfloat16)
+    types = arguments.types or [*causal, *wrappers]
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        parts = [pool.submit(run, types[i :: arguments.jobs], not arguments.no_bfloat16) for i in range(arguments.jobs)]
+        found = {name: outcome for part in parts for name, outcome in part.result().items()}
     for name, types in (("causal types", causal), ("multimodal wrappers", wrappers)):
         counts = Counter(found[one]["plain"] for one in types if one in found)
         print(f"{name}: " + ", ".join(f"{num} {verdict}" for verdict, num in counts.most_common()))

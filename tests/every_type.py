@@ -20,7 +20,7 @@ from specdec_cli.lm.files.architecture import ENCODERS
 
 TYPES = tuple(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
 WRAPPERS = tuple(sorted(set(MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES) - set(TYPES)))
-MOST_PARAMETERS = 20_000_000
+MOST_PARAMETERS = 36_000_000
 VOCAB = 97
 
 _SIZES = {
@@ -50,6 +50,8 @@ _SHARED = {"num_hidden_layers": 2, "num_kv_shared_layers": 2, "hidden_size": 32,
 _SHARED |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": VOCAB}
 _SHARED |= {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
 _LATENT = "axk1 deepseek_v2 deepseek_v3 glm4_moe_lite longcat_flash minicpm3 youtu axk2 deepseek_v32 glm_moe_dsa hy_v4"
+_LATENT += " mistral4 mistral_large4_text"
+_THREE_AXES = "qwen2_vl_text qwen2_5_vl_text qwen2_5_omni_text paddleocr_vl_text"
 _SLIDING_LATENT = {"num_attention_heads": 4, "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16}
 _SLIDING_LATENT |= {"head_dim": 16, "qk_nope_head_dim": 8, "v_head_dim": 8}
 _LINEAR, _FULL = "linear_attention", "full_attention"
@@ -97,6 +99,8 @@ HYBRIDS: dict[str, dict[str, Any]] = {
 OWN: dict[str, dict[str, Any]] = {
     **HYBRIDS,
     **{one: {"num_key_value_heads": 4} for one in _LATENT.split()},  # keys are made for every head
+    **{one: {"rope_parameters": {**_ROPE, "mrope_section": [1, 1, 2]}} for one in _THREE_AXES.split()},
+    "ernie4_5_vl_moe_text": {"moe_intermediate_size": [24, 24]},
     "cohere_compass_text": {
         "layer_types": ["sliding_attention", "full_attention"] * 2,
         "rope_parameters": {"sliding_attention": _ROPE, "full_attention": _ROPE},
@@ -160,6 +164,8 @@ def save_tiny(model_type: str, folder: Path, **changes: Any) -> Path:
             torch.manual_seed(0)
             model = auto.from_config(config, dtype=torch.float32)
     except Exception:
+        return folder
+    if not hasattr(model, "generation_config"):
         return folder
     with torch.no_grad():
         for name, parameter in model.named_parameters():

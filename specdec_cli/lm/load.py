@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 from transformers.pytorch_utils import Conv1D
 
 from specdec_cli.errors import RunError, UsageError
@@ -20,6 +20,7 @@ from specdec_cli.lm.door import Tap
 from specdec_cli.lm.files import dummy
 from specdec_cli.lm.files.architecture import check_architecture
 from specdec_cli.lm.files.checkpoint import clear_errors, model_folder, read_config, remote_code_error
+from specdec_cli.lm.files.classes import auto_class_of
 from specdec_cli.lm.files.dequantize import descriptions, plain_weights
 from specdec_cli.lm.files.generation import AUTO, Generation, read_generation
 from specdec_cli.lm.files.gguf_folder import check_gguf_tensors, gguf_of, load_gguf
@@ -312,7 +313,7 @@ def model_on_paper(
     if folder is not None and gguf_of(folder) is None:
         model = _model(name, folder, config, dtype, trust_remote_code, is_on_paper=True, form=form)
     else:
-        model = AutoModelForCausalLM.from_config(
+        model = auto_class_of(config).from_config(
             copy.deepcopy(config),
             dtype=dtype,
             attn_implementation=attention_of(config),
@@ -354,7 +355,7 @@ def _model(
     else:
         how |= {"trust_remote_code": trust_remote_code, "local_files_only": True}
         how["use_safetensors"] = not is_pickled(weights_files(name, folder)[0])
-        model, report = AutoModelForCausalLM.from_pretrained(folder, config=config, **how)
+        model, report = auto_class_of(config).from_pretrained(folder, config=config, **how)
     unread = _unread_beside_weights(model, report["unexpected_keys"]) if settings is None else []
     wrong = [f"`{key}` is missing" for key in sorted(report["missing_keys"])]
     wrong += [f"`{key}` has another shape" for key, *_ in sorted(report["mismatched_keys"])]

@@ -12,7 +12,6 @@ import torch
 import transformers
 from torch import Tensor
 from transformers import (
-    AutoModelForCausalLM,
     ContinuousBatchingConfig,
     GenerationConfig,
     StoppingCriteria,
@@ -21,7 +20,8 @@ from transformers import (
 from transformers.generation.continuous_batching import ContinuousBatchingManager
 
 from specdec_cli.errors import RunError
-from specdec_cli.lm.files.checkpoint import clear_errors, model_folder
+from specdec_cli.lm.files.checkpoint import clear_errors, model_folder, read_config
+from specdec_cli.lm.files.classes import auto_class_of
 from specdec_cli.lm.files.reading import first_line, quiet
 from specdec_cli.lm.load import device_named, dtype_named
 
@@ -291,7 +291,8 @@ def load_peer(
 def _load(name: str, revision: str | None, dtype: str, device: str, trust_remote_code: bool) -> Any:
     folder = model_folder(name, revision, trust_remote_code)
     with quiet(), clear_errors(name):
-        model = AutoModelForCausalLM.from_pretrained(
+        config = read_config(name, folder, trust_remote_code)
+        model = auto_class_of(config).from_pretrained(
             folder,
             dtype=dtype_named(dtype),
             use_safetensors=True,

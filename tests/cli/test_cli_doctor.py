@@ -9,12 +9,12 @@ import jsonschema
 import pytest
 from tiny_engine import letter_tokenizer
 from tiny_models import make_tiny
+from transformers import AutoModelForCausalLM
 from typed import not_none
 
 from specdec_cli.cli.main import run
 from specdec_cli.engine.engine import Engine
 from specdec_cli.errors import UsageError
-from specdec_cli.lm import load
 from specdec_cli.lm.invariance import InvarianceCheck
 from specdec_cli.measure.machine import doctor as doctor_module
 from specdec_cli.measure.machine import machine as machine_module
@@ -44,7 +44,7 @@ def quiet_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     def loads(*_, **__) -> None:
         raise AssertionError("doctor loads no weights")
 
-    monkeypatch.setattr(load.AutoModelForCausalLM, "from_pretrained", loads)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", loads)
 
 
 def doctor(capsys: pytest.CaptureFixture[str], *arguments, code=0):

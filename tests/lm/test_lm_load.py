@@ -221,15 +221,6 @@ def test_each_refusal_says_what_the_architecture_does(config, said, tmp_path: Pa
     assert said in error.message
 
 
-@pytest.mark.parametrize(
-    "config", [transformers.LlavaConfig(), transformers.Qwen2VLConfig()], ids=["llava", "qwen2_vl"]
-)
-def test_a_multimodal_wrapper_is_named_as_one(config, tmp_path: Path) -> None:
-    error = refusal(save(config, tmp_path), UsageError)
-    assert "is a multimodal model" in error.message
-    assert "decoder-only" not in not_none(error.hint)
-
-
 def test_encoder_decoders_and_masked_models(tmp_path: Path) -> None:
     assert "encoder-decoder" in refusal(save(transformers.T5Config(), tmp_path / "t5"), UsageError).message
     bert = transformers.BertConfig(architectures=["BertForMaskedLM"])

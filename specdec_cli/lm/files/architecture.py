@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_MASKED_LM_MAPPING,
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
 )
 
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.files.checkpoint import FAMILIES
+from specdec_cli.lm.files.classes import model_class_of
 
 # Families of encoders that transformers lists among the causal LMs; only `is_decoder` makes one of them causal.
 ENCODERS = {"bert", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert", "rembert", "roberta"}
@@ -55,10 +55,15 @@ STATEFUL_LAYERS = {"linear_attention", "conv", "hybrid", "moe", "mlp"}
 TYPES = {
     "big_bird": "lays buffers of one text's length over all tokens of a forward",
     "blt": "works on bytes in patches of their own, with an encoder and a decoder around the language model",
+    "deepseek_vl_hybrid": "takes one attention for all its parts, and its image encoder knows none but its own",
     "gemma4_assistant": "drafts from its target's hidden states (multi-token prediction)",
     "gemma4_unified_assistant": "drafts from its target's hidden states (multi-token prediction)",
     "gpt_neo": "masks keys itself, by how many there are (local attention)",
+    "kosmos-2": "continues no text without an image",
+    "kosmos-2.5": "counts positions from its padding token on",
     "openai-gpt": "recomputes the whole text for every token, without a cache",
+    "paligemma": "attends in both directions within a prompt",
+    "pi0": "plans the movements of a robot",
     "reformer": "hashes its keys into buckets (LSH attention)",
     "xlm": "keeps a cache of its own",
 }
@@ -74,7 +79,7 @@ def check_architecture(name: str, config: Any, trust_remote_code: bool) -> None:
     """
     hint = f"choose a causal LM of another family ({FAMILIES})"
     kind = config.model_type
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    if model_class_of(config) is None:
         if trust_remote_code and "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {}):
             return
         raise _not_causal(name, config)
@@ -84,7 +89,7 @@ def check_architecture(name: str, config: Any, trust_remote_code: bool) -> None:
     if reason is not None:
         raise UsageError(f"architecture `{kind}` of `{name}` is not supported: it {reason}", hint)
     check_sizes(name, config)
-    given = getattr(config, "architectures", None) or MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__
+    given = getattr(config, "architectures", None) or model_class_of(config).__name__
     written_for = [given] if isinstance(given, str) else given
     if not any(architecture.endswith(HEADS) for architecture in written_for):
         raise UsageError(f"`{name}` is a `{written_for[0]}`, not a causal LM", hint)
@@ -129,7 +134,7 @@ def _reasons(config: Any) -> Iterator[str]:
     """Why a causal LM is not decoded, the most telling first."""
     text = config.get_text_config()
     layers = sorted(set(getattr(text, "layer_types", None) or ()))
-    model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    model_class = model_class_of(config)
     is_encoder = config.model_type in ENCODERS and not getattr(config, "is_decoder", False)
     if config.model_type in TYPES and not is_encoder:
         yield TYPES[config.model_type]
@@ -145,15 +150,11 @@ def _reasons(config: Any) -> Iterator[str]:
 def _not_causal(name: str, config: Any) -> UsageError:
     """The error for a configuration that transformers does not list among the causal LMs."""
     kind = config.model_type
-    text = config.get_text_config()
     hint = f"choose a causal LM ({FAMILIES})"
-    if text is not config and type(text) in MODEL_FOR_CAUSAL_LM_MAPPING:
-        what = f"is a multimodal model around a language model (`{text.model_type}`), which is not supported"
-        hint = "choose a text-only checkpoint of its language model"
-    elif getattr(config, "is_encoder_decoder", False) or type(config) in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING:
+    if getattr(config, "is_encoder_decoder", False) or type(config) in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING:
         what = "is an encoder-decoder, which is not supported"
-    elif text is not config:
-        what = "is a multimodal model, which is not supported"
+    elif config.get_text_config() is not config:
+        what = "is a multimodal model that does not continue text"
     elif type(config) in MODEL_FOR_MASKED_LM_MAPPING:
         what = "is an encoder: it reads text in both directions and cannot continue it"
     else:

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 from transformers.initialization import no_init_weights
 
 from specdec_cli.errors import UsageError
+from specdec_cli.lm.files.classes import auto_class_of
 from specdec_cli.lm.machine.device_memory import check_room
 
 PREFIX = "shape:"
@@ -61,7 +62,7 @@ def shape_changes(name: str) -> dict[str, int]:
 def on_paper(config: Any, dtype: torch.dtype | str, trust_remote_code: bool) -> Any:
     """The model on the meta device: every size, no memory."""
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(
+        return auto_class_of(config).from_config(
             copy.deepcopy(config), dtype=_dtype(dtype, config), trust_remote_code=trust_remote_code
         )
 
@@ -97,7 +98,7 @@ def build(
     hint = f"choose a smaller model or dtype, or fewer layers: `{PREFIX}llama-2-70b?layers=2`"
     check_room(name, weight_bytes, str(kind).removeprefix("torch."), device, hint)
     with no_init_weights(), device:
-        model = AutoModelForCausalLM.from_config(
+        model = auto_class_of(config).from_config(
             config, dtype=kind, attn_implementation=attention, trust_remote_code=trust_remote_code
         )
     model.tie_weights()

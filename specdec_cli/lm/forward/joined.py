@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface
 
 from specdec_cli.lm.cache.layout import Layout
 from specdec_cli.lm.files.architecture import setting
+from specdec_cli.lm.files.classes import model_class_of
 from specdec_cli.lm.forward.attention import NAME, MaskFunction, RowMasks, attend_by_hand
 
 JOINED = "specdec_joined"
@@ -28,7 +29,7 @@ _FIXED = {"git"}
 
 def attention_of(config: Any) -> str:
     """The attention that a family takes: ours where it can be replaced, over joined keys where it reads them."""
-    model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    model_class = model_class_of(config)
     if model_class is not None and (config.model_type in _FIXED or not model_class._can_set_attn_implementation()):
         return "sdpa" if model_class._supports_sdpa else "eager"
     has_indexer = setting(config.get_text_config(), "index_topk")

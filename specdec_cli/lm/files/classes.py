@@ -1,0 +1,29 @@
+"""The classes of transformers by which a configuration's model is made: a causal LM's, or a multimodal one's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING,
+    AutoModelForCausalLM,
+    AutoModelForMultimodalLM,
+)
+
+
+def model_class_of(config: Any) -> Any:
+    """The class that transformers lists for a configuration: a causal LM's, else a multimodal one's; None without."""
+    listed = (
+        mapping.get(type(config), None) for mapping in (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING)
+    )
+    return next((found for found in listed if found is not None), None)
+
+
+def auto_class_of(config: Any) -> Any:
+    """The class of transformers by which a configuration's model is made and loaded.
+
+    A multimodal model is loaded whole and decodes text alone: images and sounds are for its other parts.
+    """
+    is_causal = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+    return AutoModelForMultimodalLM if not is_causal and model_class_of(config) else AutoModelForCausalLM
