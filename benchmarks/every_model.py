@@ -24,8 +24,9 @@ from pathlib import Path
 from threading import Timer
 from typing import Any
 
-from record import machine, save
+from record import RESULTS, machine, save
 
+RESULT = RESULTS / "every_model.json"
 TESTS = Path(__file__).parents[1] / "tests"
 SECONDS_PER_TYPE = SECONDS_TO_START = 180
 
@@ -101,6 +102,7 @@ def main() -> None:
     parser.add_argument("types", nargs="*", help="model types; none means all of them, kept in results/")
     parser.add_argument("--no-bfloat16", action="store_true", help="float32 alone")
     parser.add_argument("--jobs", type=int, default=1, help="workers at a time")
+    parser.add_argument("--update", action="store_true", help="replace the outcomes of these types in results/")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
@@ -112,13 +114,18 @@ def main() -> None:
     before = machine()
     types = arguments.types or [*causal, *wrappers]
     with ThreadPoolExecutor(arguments.jobs) as pool:
-        parts = [pool.submit(run, types[i :: arguments.jobs], not arguments.no_bfloat16) for i in range(arguments.jobs)]
-        found = {name: outcome for part in parts for name, outcome in part.result().items()}
+        futures = [
+            pool.submit(run, types[i :: arguments.jobs], not arguments.no_bfloat16) for i in range(arguments.jobs)
+        ]
+        found = {name: outcome for future in futures for name, outcome in future.result().items()}
     for name, types in (("causal types", causal), ("multimodal wrappers", wrappers)):
         counts = Counter(found[one]["plain"] for one in types if one in found)
         print(f"{name}: " + ", ".join(f"{num} {verdict}" for verdict, num in counts.most_common()))
-    if not arguments.types:
-        results = {"causal": {one: found[one] for one in causal}, "wrappers": {one: found[one] for one in wrappers}}
+    if not arguments.types or arguments.update:
+        known = json.loads(RESULT.read_text(encoding="utf-8"))["results"] if arguments.update else {}
+        every = {**known.get("causal", {}), **known.get("wrappers", {}), **found}
+        parts = {"causal": causal, "wrappers": wrappers}
+        results = {part: {one: every[one] for one in types if one in every} for part, types in parts.items()}
         print(save("every_model", before, results))
 
 

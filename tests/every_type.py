@@ -100,6 +100,9 @@ OWN: dict[str, dict[str, Any]] = {
     **HYBRIDS,
     **{one: {"num_key_value_heads": 4} for one in _LATENT.split()},  # keys are made for every head
     **{one: {"rope_parameters": {**_ROPE, "mrope_section": [1, 1, 2]}} for one in _THREE_AXES.split()},
+    "bamba": {"attn_layer_indices": [1, 3]},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2},
     "ernie4_5_vl_moe_text": {"moe_intermediate_size": [24, 24]},
     "cohere_compass_text": {
         "layer_types": ["sliding_attention", "full_attention"] * 2,

@@ -52,14 +52,18 @@ LAYERS = {
 """Reasons why layer types are not supported, by their name in `layer_types`."""
 STATEFUL_LAYERS = {"linear_attention", "conv", "hybrid", "moe", "mlp"}
 """Layer types that the stateful families have beside attention."""
+_NEEDS_IMAGE = "continues no text without an image"
 TYPES = {
     "big_bird": "lays buffers of one text's length over all tokens of a forward",
+    "blip-2": _NEEDS_IMAGE,
     "blt": "works on bytes in patches of their own, with an encoder and a decoder around the language model",
     "deepseek_vl_hybrid": "takes one attention for all its parts, and its image encoder knows none but its own",
     "gemma4_assistant": "drafts from its target's hidden states (multi-token prediction)",
     "gemma4_unified_assistant": "drafts from its target's hidden states (multi-token prediction)",
     "gpt_neo": "masks keys itself, by how many there are (local attention)",
-    "kosmos-2": "continues no text without an image",
+    "instructblip": _NEEDS_IMAGE,
+    "instructblipvideo": _NEEDS_IMAGE,
+    "kosmos-2": _NEEDS_IMAGE,
     "kosmos-2.5": "counts positions from its padding token on",
     "openai-gpt": "recomputes the whole text for every token, without a cache",
     "paligemma": "attends in both directions within a prompt",

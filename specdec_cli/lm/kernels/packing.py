@@ -152,7 +152,6 @@ def pack_model(model: Any, kind: Kind) -> None:
     if kind == "plain":
         return
     read = _read_by_parents(model)
-    outputs = model.get_output_embeddings()
     for parent in list(model.modules()):
         for names in SIBLINGS:
             _pack_siblings(parent, names, kind)
@@ -160,8 +159,7 @@ def pack_model(model: Any, kind: Kind) -> None:
             if module not in read and _packs(module, kind):
                 weight = module.weight.t().contiguous() if isinstance(module, Conv1D) else module.weight
                 packed = pack(weight, module.bias, kind)
-                if module is outputs:
-                    packed.weight = weight.new_empty(0)  # Mamba's forward asks for its dtype
+                packed.weight = weight.new_empty(0)  # some forwards ask for its dtype
                 setattr(parent, name, packed)
                 del module, weight, packed
 
