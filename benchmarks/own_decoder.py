@@ -12,6 +12,7 @@ entry and has the load of its time.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import sys
 import tempfile
@@ -30,7 +31,7 @@ from specdec_cli.lm.oracle import relative_error
 from specdec_cli.measure.stats import bootstrap_median
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
-from tiny_models import make_tiny
+make_tiny = importlib.import_module("tiny_models").make_tiny
 
 NAME, PROMPT, TOKENS = "own_decoder", 96, 24
 FAMILIES = ("llama", "mistral", "phi3", "smollm3", "olmo2", "olmo3", "gemma", "gemma2", "gemma3_text", "granite")
