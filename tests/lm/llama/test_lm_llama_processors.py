@@ -5,6 +5,7 @@ AVX-512's and AMX's operations are emulated where there is AVX2; a processor wit
 
 import platform
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -31,7 +32,7 @@ PROCESSORS = {
     "AMX": ZEN4 + TILES,
 }
 SHAPE = {"hidden_size": 88, "intermediate_size": 151, "num_attention_heads": 4, "head_dim": 22, "num_hidden_layers": 2}
-SHAPES = {"gemma2": SHAPE | {"layer_types": ["sliding_attention", "full_attention"]}}
+SHAPES: dict[str, Any] = {"gemma2": SHAPE | {"layer_types": ["sliding_attention", "full_attention"]}}
 SHAPES["gpt_oss"] = SHAPE | {"intermediate_size": 152}  # transformers asks for sizes of whole 16 bytes
 TEXT = [(11 * i * i + 3 * i) % 97 for i in range(100)]
 
