@@ -18,9 +18,9 @@ from specdec_cli.errors import UsageError, closest
 
 __all__ = ["create", "from_fields", "get", "methods", "options", "parse_spec", "to_spec"]
 
-_NOT_METHODS = {"__init__", "contract", "growth"}
+_NOT_METHODS = {"__init__", "contract", "feature_head", "growth", "rounds"}
 # The members of `contract.Drafter`.
-_MEMBERS = ("lm", "max_context", "builds_trees", "draws", "taps", "adopt", "load", "propose", "release")
+_MEMBERS = ("lm", "max_context", "builds_trees", "draws", "sizes", "taps", "adopt", "load", "propose", "release")
 _HINT = "write a model's name or folder, or one of: "
 
 

@@ -90,12 +90,14 @@ class Resources:
         encode: text to token ids with the target's tokenizer, or None where there is no tokenizer.
         num_tokens: V, the size of the real vocabulary; guesses and q never go beyond it.
         target: the loaded target, whose `embed` and `head` a drafter with taps may call; None without one.
+        revision: branch, tag or commit of a hub id that the draft is named by.
     """
 
     load_lm: Callable[[str], LM]
     encode: Callable[[str], list[int]] | None
     num_tokens: int
     target: LM | None = None
+    revision: str | None = None
 
 
 class Drafter(Protocol):
@@ -119,6 +121,11 @@ class Drafter(Protocol):
     @property
     def draws(self) -> bool:
         """Whether it draws tokens by chance where a row samples; a draft without chance has no q."""
+        ...
+
+    @property
+    def sizes(self) -> tuple[int | None, int | None]:
+        """Parameters, and bytes of weights and caches; 0 without any, None where they are not known."""
         ...
 
     @property
@@ -168,3 +175,4 @@ class WithoutModel(WithoutFeatures):
     max_context = None
     builds_trees = False
     draws = False
+    sizes = (0, 0)

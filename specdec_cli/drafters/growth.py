@@ -58,6 +58,17 @@ class Growth:
         return len(self._ends)
 
     @property
+    def ends(self) -> Sequence[int]:
+        """The nodes that get children next; -1 is the context's end."""
+        return self._ends
+
+    @property
+    def drafted(self) -> Drafted:
+        """The nodes so far."""
+        row = self.row
+        return Drafted.chain(self.tokens) if row.tree is None else Drafted(tuple(self.tokens), self.parents)
+
+    @property
     def needs_q(self) -> bool:
         """Whether its nodes come with the q that they were drawn from."""
         return self.row.needs_q and self.is_drawn
@@ -104,13 +115,13 @@ class Growth:
 
         if self.row.tree is None:
             return Row(self.row.handle, [*self.row.context, *self.tokens], 1)
-        return Row(self.row.handle, self.row.context, len(self._ends), self._drafted().keep(self._inner))
+        return Row(self.row.handle, self.row.context, len(self._ends), self.drafted.keep(self._inner))
 
     def to_distribute(self) -> list[ChainRow]:
         """Every end with its path, for the chain from logits to q."""
         from specdec_cli.sampling.chain import ChainRow
 
-        row, drafted = self.row, self._drafted()
+        row, drafted = self.row, self.drafted
         paths = [[*row.context, *drafted.tokens_to(end)] for end in self._ends]
         return [ChainRow(row.params, path, row.num_prompt_tokens, NOTHING, row.stop_ids) for path in paths]
 
@@ -176,11 +187,11 @@ class Growth:
         import torch
 
         if not self._q:
-            return Guesses(self._drafted(), None, self.unread)
+            return Guesses(self.drafted, None, self.unread)
         q = torch.cat(self._q)
         if self._q_of != list(range(len(q))):  # siblings were drawn from one q
             q = q[torch.tensor(self._q_of, device=q.device)]
-        return Guesses(self._drafted(), q, self.unread)
+        return Guesses(self.drafted, q, self.unread)
 
     def _keep(self, nodes: Sequence[int]) -> None:
         """Keep some nodes alone, each together with its parent, and give them new numbers."""
@@ -206,6 +217,3 @@ class Growth:
     def _shape_node(self, node: int) -> int:
         """The node of a static shape whose place a node takes."""
         return CONTEXT_END if node == CONTEXT_END else self._shape_nodes[node]
-
-    def _drafted(self) -> Drafted:
-        return Drafted.chain(self.tokens) if self.row.tree is None else Drafted(tuple(self.tokens), self.parents)

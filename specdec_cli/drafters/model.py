@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from specdec_cli.drafted import NOTHING
 from specdec_cli.drafters.contract import DraftRow, Guesses, Resources, WithoutFeatures
 from specdec_cli.drafters.growth import Growth
+from specdec_cli.drafters.rounds import grow_deeper
 from specdec_cli.errors import RunError, UsageError
 
 if TYPE_CHECKING:
     from specdec_cli.lm.cache.unread import Unread
     from specdec_cli.lm.door import LM, Draw
-    from specdec_cli.sampling.chain import Distribution
 
 _CHUNK = 512  # tokens of an unseen context per forward, so that a long prompt's activations stay small
 
@@ -56,6 +55,11 @@ class Drafter(WithoutFeatures):
         """Whether the draft model scores trees."""
         return self.lm.scores_trees
 
+    @property
+    def sizes(self) -> tuple[int | None, int | None]:
+        """Of the draft model and its KV cache."""
+        return self.lm.num_parameters, self.lm.num_bytes
+
     def load(self, resources: Resources) -> None:
         """Load the draft model.
 
@@ -84,9 +88,8 @@ class Drafter(WithoutFeatures):
         self._feed_long_contexts(drafting)
         self._guess([draft for draft in drafting if _is_plain(draft.row)])
         while growing := [draft for draft in drafts if draft.wants_more(most)]:
-            q = self._score(growing)
-            if q is not None:
-                _grow(growing, q)
+            logits = self.lm.score([draft.to_score() for draft in growing])
+            grow_deeper(growing, logits, self._num_tokens, self.model)
         return [draft.guesses() for draft in drafts]
 
     def release(self, handle: int) -> None:
@@ -130,51 +133,6 @@ class Drafter(WithoutFeatures):
             self._unread = found.unread
             for i, (draft, tokens) in enumerate(zip(drafts, found.tokens, strict=True)):
                 draft.take_chain(tokens, found.unread, found.q[i] if draft.needs_q else None)
-
-    def _score(self, drafts: Sequence[Growth]) -> Distribution | None:
-        """The draft's distribution q at every end of the rows' drafted tokens.
-
-        None where one of them has none: that row ends with what it has, whatever that is, as it decides nothing.
-
-        Raises:
-            LogitsError: a row has none at its first token.
-        """
-        from specdec_cli.sampling.chain import LogitsError, distribution
-
-        logits = self.lm.score([draft.to_score() for draft in drafts])
-        ends = [(draft, end) for draft in drafts for end in draft.to_distribute()]
-        try:
-            return distribution(logits, [end for _, end in ends], self._num_tokens)
-        except LogitsError as error:
-            draft = ends[error.row][0]
-            if draft.tokens:
-                draft.is_done = True
-                return None
-            message = f"the draft `{self.model}`: {error.message}"
-            raise LogitsError(message, draft.place, error.hint) from error
-
-
-def _grow(drafts: Sequence[Growth], q: Distribution) -> None:
-    """Choose the children of every end and keep them.
-
-    Noise is keyed and has no state: a draw that is not kept changes no other.
-    """
-    from specdec_cli.sampling.draft import draft_children, likely_children
-
-    ends = [draft.num_ends for draft in drafts]
-    starts = [0, *accumulate(ends)]
-    is_unsure = any(draft.row.p_min > 0 for draft in drafts)
-    sure = q.confidence().tolist() if is_unsure else [1.0] * starts[-1]
-    wanted = [draft.wanted(sure[start : start + num]) for draft, start, num in zip(drafts, starts, ends, strict=False)]
-    if any(draft.is_dynamic for draft in drafts):
-        nums = [one.num for draft, its in zip(drafts, wanted, strict=True) for one in its]
-        likely = likely_children(q, nums)
-    children = draft_children(q, [one for its in wanted for one in its])
-    for draft, start, num in zip(drafts, starts, ends, strict=False):
-        if draft.is_dynamic:
-            draft.grow_likely(likely[start : start + num])
-        else:
-            draft.grow(children[start : start + num], q, start)
 
 
 def _is_plain(row: DraftRow) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from specdec_cli import drafters
 from specdec_cli.drafters.contract import Drafter, Resources
 from specdec_cli.engine.caches import hold_beside, share_out
+from specdec_cli.engine.heads import head_config, head_fields
 from specdec_cli.engine.loading import LoadProgress, LoadSettings, ModelSettings
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.engine.synthetic import synthetic_rates
@@ -61,6 +62,7 @@ def load_engines(
     given = [_draft_fields(draft) for draft in drafts]
     own = [replace(settings, draft=one) for one in draft_models] if draft_models else [settings] * len(given)
     say = settings.progress or (lambda _: None)
+    given = [_named(fields, target, its) for fields, its in zip(given, own, strict=True)]
     made = [drafters.from_fields(fields) for fields in given]
     check_target(
         target,
@@ -82,7 +84,7 @@ def load_engines(
         settings.chat_variables,
     )
     for fields, its in zip(given, own, strict=True):
-        if "model" in fields:
+        if "method" not in fields:
             _check_tokenizers(tokenizer, target, fields["model"], its)
     say(f"loading target {target}")
     allot_threads()
@@ -139,7 +141,7 @@ class _DraftLoader:
         encode = partial(self.tokenizer.encode, add_special_tokens=False)
         if drafter.taps:
             self.target.tap(drafter.taps)
-        drafter.load(Resources(self._load_model, encode, num_tokens, self.target))
+        drafter.load(Resources(self._load_model, encode, num_tokens, self.target, self.settings.draft.revision))
         return drafter
 
     def others(self, own: Mapping[str, Any]) -> dict[str, Drafter]:
@@ -179,7 +181,8 @@ def another_drafter(
     settings = replace(settings or LoadSettings(), progress=say)
     if engine.tokenizer is None:
         raise UsageError("the engine has no tokenizer, which a further draft needs", "give the engine one")
-    if "model" in fields:
+    fields = _named(fields, engine.target.name, settings)
+    if "method" not in fields:
         _check_tokenizers(engine.tokenizer, engine.target.name, fields["model"], settings)
     loader = _DraftLoader(engine.target, engine.tokenizer, engine.options, settings)
     drafter = loader.load(drafters.from_fields(fields))
@@ -202,10 +205,10 @@ def engines_from_recipes(
         engine_class,
         recipe.target.model,
         [one.draft_fields() for one in recipes],
-        draft_models=[_model_settings(one.draft) for one in recipes],
+        draft_models=[model_settings(one.draft) for one in recipes],
         options=engine_options(recipe),
         settings=LoadSettings(
-            target=_model_settings(recipe.target),
+            target=model_settings(recipe.target),
             max_model_len=recipe.engine.max_model_len,
             block_size=recipe.engine.kv_block_size,
             kv_cache_bytes=given_cache_bytes(recipe.engine),
@@ -226,6 +229,12 @@ def _draft_fields(draft: str | Mapping[str, Any] | None) -> dict[str, Any]:
     if draft is None:
         return {"method": "none"}
     return drafters.parse_spec(draft) if isinstance(draft, str) else dict(draft)
+
+
+def _named(fields: Mapping[str, Any], target: str, settings: LoadSettings) -> dict[str, Any]:
+    """The draft by its method: a folder that holds a draft head names the head's."""
+    config = head_config(fields, settings.draft, target, settings.target)
+    return dict(fields) if config is None else head_fields(config)
 
 
 def _check_tokenizers(tokenizer: Tokenizer, target: str, draft: str, settings: LoadSettings) -> None:
@@ -299,5 +308,6 @@ def given_cache_bytes(engine: EngineSection) -> KVCacheBytes:
     return engine.kv_cache_bytes() if engine.memory_share() is None else engine.kv_cache_bytes
 
 
-def _model_settings(model: Any) -> ModelSettings:
+def model_settings(model: Any) -> ModelSettings:
+    """How a recipe's target or draft is loaded."""
     return ModelSettings(model.revision, model.dtype, model.device, model.load_format, model.quantize)

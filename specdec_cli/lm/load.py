@@ -209,6 +209,18 @@ def check_target(
     check_taps(name, taps, config, max_context(config, max_model_len))
 
 
+def num_layers(name: str, revision: str | None = None, trust_remote_code: bool = False) -> int:
+    """How many decoder layers a model has, by its configuration.
+
+    Raises:
+        UsageError: transformers does not know the architecture.
+        RunError: there is no such model, or its configuration cannot be read.
+    """
+    folder = model_folder(name, revision, trust_remote_code, has_weights=False)
+    with quiet(), clear_errors(name):
+        return int(read_config(name, folder, trust_remote_code).get_text_config().num_hidden_layers)
+
+
 def load_tokenizer(
     name: str, *, revision: str | None = None, trust_remote_code: bool = False, load_format: str = "auto"
 ) -> Any:

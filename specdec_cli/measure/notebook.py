@@ -265,7 +265,7 @@ class WorkloadTrace:
         fixed = replace(options.at_depth(k_max), tree=None)  # chains are predicted
         if (name, k_max) not in self._costs:
             self.say(f"tracing {name}")
-            self.trace.drafts[name] = trace_draft(self.trace, drafter, k_max)
+            self.trace.drafts[name] = trace_draft(self.trace, drafter, k_max, target=self.engine.target)
             self.say(f"measuring the cost of steps with {name} cost")
             made = variant(self.engine, drafter, fixed)
             self._costs[name, k_max] = sweep.profile_workload(made, self.workload, k_max, 1)

@@ -161,6 +161,8 @@ def _pair_rows(pair: Preflight) -> list[tuple[str, str, str]]:
     columns = [_facts_column(one) for one in facts.values()]
     if pair.draft is None and pair.draft_method != "model":
         columns[1]["name"] = f"method {pair.draft_method}"
+    if pair.head is not None:
+        columns[1]["draft head"] = pair.head
     if pair.generation is not None and pair.generation.words:
         columns[0]["defaults of requests to serve"] = pair.generation.words
     for column, role in zip(columns, facts, strict=True):

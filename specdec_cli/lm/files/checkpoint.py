@@ -31,7 +31,9 @@ BUILTIN = ("builtin:target", "builtin:draft")
 FAMILIES = "Llama, Qwen, Mistral, Gemma, Phi-3, GPT-2, GPT-NeoX, Falcon, ..."
 
 
-def model_folder(name: str, revision: str | None, trust_remote_code: bool, has_weights: bool = True) -> Path:
+def model_folder(
+    name: str, revision: str | None, trust_remote_code: bool, has_weights: bool = True, is_head: bool = False
+) -> Path:
     """The local folder behind a name; a hub id is fetched, or found in the local cache.
 
     Args:
@@ -39,6 +41,7 @@ def model_folder(name: str, revision: str | None, trust_remote_code: bool, has_w
         revision: branch, tag or commit of a hub id.
         trust_remote_code: fetch Python files too.
         has_weights: fetch safetensors too.
+        is_head: it holds a draft head, whose weights may be pickled.
 
     Raises:
         UsageError: an unknown built-in name or shape.
@@ -55,7 +58,7 @@ def model_folder(name: str, revision: str | None, trust_remote_code: bool, has_w
         return folder
     path = given_path(name)
     if name.strip() and path.is_dir():
-        check_contents(name, path, has_weights)
+        check_contents(name, path, has_weights and not is_head)
         return path
     hint = "give a folder with `config.json` and safetensors, a `.gguf` file, or a hub id such as `Qwen/Qwen3-0.6B`"
     if path.suffix == SUFFIX and path.is_file():
@@ -69,15 +72,16 @@ def model_folder(name: str, revision: str | None, trust_remote_code: bool, has_w
         raise broken_link(path)
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", name):
         raise RunError(f"model folder `{name}` does not exist", hint)
-    folder = _fetch(name, revision, trust_remote_code, has_weights)
-    check_contents(name, folder, has_weights)
+    folder = _fetch(name, revision, trust_remote_code, has_weights, is_head)
+    check_contents(name, folder, has_weights and not is_head)
     return folder
 
 
-def _fetch(name: str, revision: str | None, trust_remote_code: bool, has_weights: bool) -> Path:
+def _fetch(name: str, revision: str | None, trust_remote_code: bool, has_weights: bool, is_head: bool) -> Path:
     """Download a hub model's safetensors, if it has any, and small files, or find them in the local cache."""
     patterns = ["*.json", "*.model", "*.txt", "*.jinja", *(["*.py"] if trust_remote_code else [])]
     patterns += ["*.safetensors"] if has_weights else []
+    patterns += ["pytorch_model.bin"] if has_weights and is_head else []
     exempt_this_machine(constants.ENDPOINT)
     try:
         return Path(

@@ -49,6 +49,7 @@ _HEADS = {
 _HEAD_TENSORS = {
     "midlayer.": "eagle", "d2t": "eagle", "t2d": "eagle", "medusa_head": "medusa", "medusa_heads": "medusa",
 }  # fmt: skip
+_EAGLE_HINT = "name it as the draft of the target that it was made for"
 _DRAFT_HINT = "choose a small model of the target's family as the draft, or `--draft ngram`"
 
 
@@ -103,9 +104,9 @@ def _other_kinds(folder: Path, config: dict[str, Any]) -> Iterator[tuple[str, st
         yield "a diffusers pipeline (images or video)", "choose a language model"
     if (folder / "adapter_config.json").is_file() and not has_model:
         yield _adapter(folder)
-    head = _draft_head(folder, config)
+    head = head_kind(folder, config)
     if head is not None:
-        yield _HEADS[head], _DRAFT_HINT
+        yield _HEADS[head], _EAGLE_HINT if head == "eagle" else _DRAFT_HINT
     if any((folder / file).is_file() for file in ("config_sentence_transformers.json", "modules.json")):
         yield "a sentence-transformers model, which embeds texts and cannot continue them", "choose a language model"
     quantized = _foreign_quantization(folder, config)
@@ -139,7 +140,7 @@ def _adapter(folder: Path) -> tuple[str, str]:
     return f"{what}{whose}, without the base model's weights", hint
 
 
-def _draft_head(folder: Path, config: dict[str, Any]) -> str | None:
+def head_kind(folder: Path, config: dict[str, Any]) -> str | None:
     """The kind of draft head, by what its configuration calls it, else by tensors that only such a head has."""
     if any(str(key).startswith("medusa_num") for key in config):
         return "medusa"
@@ -158,7 +159,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _head_by_tensors(folder: Path) -> str | None:
-    keys = _tensor_names(folder)
+    keys = tensor_names(folder)
     for start, kind in _HEAD_TENSORS.items():
         if any(key == start or key.startswith(start) for key in keys):
             return kind
@@ -167,7 +168,7 @@ def _head_by_tensors(folder: Path) -> str | None:
     return "eagle" if is_joined and any("layers.0." in key for key in keys) else None
 
 
-def _tensor_names(folder: Path) -> list[str]:
+def tensor_names(folder: Path) -> list[str]:
     """Names of the tensors in the first safetensors file, or in the index; empty where neither can be read."""
     index, whole = folder / "model.safetensors.index.json", folder / "model.safetensors"
     try:

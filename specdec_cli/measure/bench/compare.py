@@ -83,9 +83,8 @@ class Contender:
         return self.costs.draft_seconds_per_token(context) / float(self.costs.plain(context))
 
     def sizes(self) -> tuple[int | None, int | None]:
-        """Parameters and bytes (weights and KV cache) of its model; 0 without one, None where they are not known."""
-        lm = self.engine.drafter.lm
-        return (0, 0) if lm is None else (lm.num_parameters, lm.num_bytes)
+        """Parameters and bytes (weights and KV cache) of what drafts; 0 without any, None where they are not known."""
+        return self.engine.drafter.sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +180,9 @@ class DraftComparison:
 
     def _predict(self, contender: Contender, costs: Costs, trace: Trace, watch: Watch) -> None:
         try:
-            trace.drafts[contender.draft] = trace_draft(trace, contender.engine.drafter, self.k_max, watch)
+            trace.drafts[contender.draft] = trace_draft(
+                trace, contender.engine.drafter, self.k_max, watch, contender.engine.target
+            )
         except UsageError as error:
             if not self.is_exhaustive:
                 raise

@@ -7,10 +7,14 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from specdec_cli import drafters
+from specdec_cli.engine.build import model_settings
+from specdec_cli.engine.heads import head_config, head_fields
 from specdec_cli.errors import ExitCode, SpecdecError
 from specdec_cli.lm.decoders import decoder_when
 from specdec_cli.lm.facts import ModelFacts, describe, describe_tokenizer, small_files
 from specdec_cli.lm.files.generation import Generation, read_generation
+from specdec_cli.lm.heads.head_files import read_head_shapes
+from specdec_cli.lm.heads.head_shapes import check_shapes
 from specdec_cli.lm.load import check_target
 from specdec_cli.measure.machine.figures import figure
 from specdec_cli.measure.machine.memory_plan import Memory, check_rooms, pair_memory, plan_memory
@@ -21,6 +25,7 @@ from specdec_cli.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from specdec_cli.lm.door import Tap
+    from specdec_cli.lm.heads.head_files import HeadConfig
     from specdec_cli.measure.machine.machine import Machine
     from specdec_cli.recipe.schema import Draft, Recipe, Target
 
@@ -65,6 +70,7 @@ class Preflight:
         draft: None where it could not be described, or is no model.
         draft_method: the method's name, `model` for a draft model.
         taps: the target's hidden states that the draft reads.
+        head: what the draft is where it is a head on these states, in words.
         tokenizers: by role.
         overlap: of the two tokenizers; None without two.
         max_context: the longest context that the engine will decode; None without a target.
@@ -77,6 +83,7 @@ class Preflight:
 
     draft_method: str
     taps: tuple[Tap, ...] = ()
+    head: str | None = None
     target: ModelFacts | None = None
     draft: ModelFacts | None = None
     tokenizers: dict[str, TokenizerFacts] = field(default_factory=dict)
@@ -100,6 +107,7 @@ class Preflight:
             "draft": self.draft.as_dict() if self.draft else None,
             "draft_method": self.draft_method,
             "taps": list(self.taps),
+            "head": self.head,
             "tokenizers": {role: asdict(facts) for role, facts in self.tokenizers.items()},
             "overlap": asdict(self.overlap) | {"reason": self.overlap.reason} if self.overlap else None,
             "max_context": self.max_context,
@@ -121,12 +129,14 @@ def preflight(recipe: Recipe, machine: Machine, *, trust_remote_code: bool = Fal
     """
     found = Preflight(recipe.draft.method or "model")
     models: dict[str, Target | Draft] = {"target": recipe.target}
-    if recipe.draft.model is not None:
+    head = _read_draft(found, recipe)
+    if recipe.draft.model is not None and found.head is None:
         models["draft"] = recipe.draft
-    _read_taps(found, recipe)
     decoder = decoder_when(recipe.engine.decoder, recipe.engine.compile is True)
     found.target = _describe(found, recipe.target, trust_remote_code, decoder)
     found.draft = _describe(found, recipe.draft, trust_remote_code, decoder) if "draft" in models else None
+    if head is not None and found.target is not None:
+        _check_head(found, head, found.target)
     _read_generation(found, recipe, trust_remote_code)
     _compare_tokenizers(found, recipe.target, models, trust_remote_code)
     _check_target(found, recipe, trust_remote_code)
@@ -165,10 +175,26 @@ def _describe(found: Preflight, model: Target | Draft, trust_remote_code: bool, 
     return facts
 
 
-def _read_taps(found: Preflight, recipe: Recipe) -> None:
-    """The hidden states that the draft reads."""
+def _read_draft(found: Preflight, recipe: Recipe) -> HeadConfig | None:
+    """The hidden states that the draft reads, and its configuration where it is a head on them."""
+    fields, target = recipe.draft_fields(), recipe.target
     try:
-        found.taps = tuple(dict.fromkeys(drafters.from_fields(recipe.draft_fields()).taps))
+        assert target.model is not None, "a recipe has a target"
+        config = head_config(fields, model_settings(recipe.draft), target.model, model_settings(target))
+        if config is not None:
+            fields, found.head, found.draft_method = head_fields(config), str(config), config.method
+        found.taps = tuple(dict.fromkeys(drafters.from_fields(fields).taps))
+    except SpecdecError as error:
+        found.problems.append(_as_problem(error))
+        return None
+    return config
+
+
+def _check_head(found: Preflight, head: HeadConfig, target: ModelFacts) -> None:
+    try:
+        if target.hidden_size is not None:
+            head.check_fits(target.name, target.hidden_size, target.embedding_size)
+        check_shapes(head, read_head_shapes(head))
     except SpecdecError as error:
         found.problems.append(_as_problem(error))
 

@@ -108,7 +108,9 @@ def obtain_trace(
     if trace is None:
         trace = trace_target(engine, requests, in_phase(tell, "tracing the target"))
     if not _holds(trace, name, engine.drafter, needs_ranks):
-        trace.drafts[name] = trace_draft(trace, engine.drafter, k_max, in_phase(tell, "tracing the draft"))
+        trace.drafts[name] = trace_draft(
+            trace, engine.drafter, k_max, in_phase(tell, "tracing the draft"), engine.target
+        )
     if path is not None and is_new:
         trace.save(path)
     return trace

@@ -19,7 +19,7 @@ from specdec_cli.drafters.contract import DraftRow
 from specdec_cli.engine.driver import Driver
 from specdec_cli.errors import UsageError
 from specdec_cli.events import Finished, Stepped
-from specdec_cli.lm.door import LM, Row
+from specdec_cli.lm.door import LM, Row, Tap, Tapped
 from specdec_cli.measure.predict.trace import (
     RANK_BEYOND,
     BoolArray,
@@ -129,7 +129,9 @@ def _add(driver: Driver, request: Request) -> int:
     return driver.add(request.token_ids, replace(request.params, logprobs=num), 0, verify="gumbel")
 
 
-def trace_draft(trace: Trace, drafter: Drafter, k_max: int, watch: Watch | None = None) -> DraftTrace:
+def trace_draft(
+    trace: Trace, drafter: Drafter, k_max: int, watch: Watch | None = None, target: LM | None = None
+) -> DraftTrace:
     """A draft's predictions along the trace's text.
 
     Args:
@@ -137,17 +139,15 @@ def trace_draft(trace: Trace, drafter: Drafter, k_max: int, watch: Watch | None 
         drafter: loaded; a language model is teacher-forced, any other draft is asked at every start for 1…k_max tokens.
         k_max: most tokens that a guessing draft is asked for; a model's trace serves every k.
         watch: told how many of all prompts are done.
+        target: reads the text again for a draft that reads its hidden states.
 
     Raises:
-        UsageError: the draft samples and is no language model, or reads the target's hidden states: only a measurement
-            tells its acceptance.
+        UsageError: the draft samples and is no language model: only a measurement tells its acceptance.
     """
-    if drafter.taps:
-        raise UsageError("a draft that reads the target's hidden states cannot be traced", "measure it with `bench`")
     tell = watch or (lambda _done, _total: None)
     if drafter.lm is not None:
         return _ForcedPass(trace, drafter.lm).run(tell)
-    return _trace_guesses(trace, drafter, k_max, tell)
+    return _trace_guesses(trace, drafter, k_max, tell, target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,8 +269,12 @@ def _handle(place: int) -> int:
     return -1 - place
 
 
-def _trace_guesses(trace: Trace, drafter: Drafter, k_max: int, watch: Watch) -> GuessTrace:
-    """Ask a draft without chance at every start, in the text's order, so that its state grows as in decoding."""
+def _trace_guesses(trace: Trace, drafter: Drafter, k_max: int, watch: Watch, target: LM | None) -> GuessTrace:
+    """Ask a draft without chance at every start, in the text's order, so that its state grows as in decoding.
+
+    One that reads hidden states is asked once for all k: it drafts token after token, and fewer are the first of more.
+    """
+    asked = (k_max,) if drafter.taps else range(1, k_max + 1)
     num_guessed = np.zeros((trace.num_output_tokens, k_max), dtype=np.int16)
     num_matching = np.zeros_like(num_guessed)
     first = 0
@@ -286,18 +290,39 @@ def _trace_guesses(trace: Trace, drafter: Drafter, k_max: int, watch: Watch) -> 
             shares_noise=False,
             p_min=0.0,
         )
+        states = _hidden_states(target, drafter.taps, prompt) if drafter.taps else None
+        begin = 0
         try:
             for start in range(1, len(prompt.output)):
                 row.context = [*prompt.token_ids, *prompt.output[:start]]
-                for row.k in range(1, k_max + 1):
+                if states is not None:
+                    row.features, begin = states[begin : len(row.context) - 1], len(row.context) - 1
+                for row.k in asked:
                     tokens = _ask(drafter, row)
-                    num_guessed[first + start, row.k - 1] = len(tokens)
-                    num_matching[first + start, row.k - 1] = _num_matching(tokens, prompt.output[start:])
+                    matching = _num_matching(tokens, prompt.output[start:])
+                    for k in [row.k] if states is None else range(1, k_max + 1):
+                        num_guessed[first + start, k - 1] = min(k, len(tokens))
+                        num_matching[first + start, k - 1] = min(k, matching)
         finally:
             drafter.release(_handle(place))
         first += len(prompt.output)
         watch(place + 1, len(trace.prompts))
     return GuessTrace(num_guessed, num_matching, drafter.max_context)
+
+
+def _hidden_states(target: LM | None, taps: Sequence[Tap], prompt: TracedPrompt) -> Tensor:
+    """The target's states [tokens, taps, hidden] of a prompt and its output but the last token."""
+    assert target is not None, "hidden states are the target's"
+    context, handle, found = [*prompt.token_ids, *prompt.output[:-1]], _handle(0), list[Tensor]()
+    try:
+        for end in range(_MAX_FED, len(context) + _MAX_FED, _MAX_FED):
+            row = Row(handle, context[:end], 0, tapped=Tapped())
+            target.score([row])
+            if row.tapped is not None and row.tapped.states is not None:
+                found.append(row.tapped.states)
+    finally:
+        target.release(handle)
+    return torch.cat(found)[:, [target.taps.index(tap) for tap in taps]]
 
 
 def _ask(drafter: Drafter, row: DraftRow) -> Sequence[int]:

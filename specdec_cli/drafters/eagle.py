@@ -1,0 +1,40 @@
+"""EAGLE 1 and 2 (Li et al. 2024, arXiv 2401.15077): a one-layer head on the target's final hidden states."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from specdec_cli.drafters.contract import Resources
+from specdec_cli.drafters.feature_head import HeadDrafter
+from specdec_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from specdec_cli.lm.heads.eagle import Head
+
+
+@dataclass
+class Drafter(HeadDrafter):
+    """Guesses with a published EAGLE head, chains or trees (EAGLE-2's are `--tree dynamic:N`).
+
+    Args:
+        model: hub id or folder of the head.
+    """
+
+    model: str
+    taps = ("final",)
+
+    def __post_init__(self) -> None:
+        """Refuse an empty name."""
+        super().__init__(self.model)
+
+    def load_head(self, resources: Resources) -> Head:
+        """The EAGLE head."""
+        from specdec_cli.lm.heads.eagle import EagleHead
+        from specdec_cli.lm.heads.head_files import read_head_config
+
+        assert resources.target is not None, "a head is loaded for a target"
+        config = read_head_config(self.model, resources.revision)
+        if config.method != "eagle":
+            raise UsageError(f"`{self.model}` is an EAGLE-3 head, not an EAGLE head", "name the method `eagle3`")
+        return EagleHead(config, resources.target)

@@ -1,0 +1,68 @@
+"""EAGLE-3 (Li et al. 2025, arXiv 2503.01840): a one-layer head on hidden states of several target layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from specdec_cli.drafters.contract import Resources
+from specdec_cli.drafters.feature_head import HeadDrafter
+from specdec_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from specdec_cli.lm.door import Tap
+    from specdec_cli.lm.heads.eagle import Head
+
+
+@dataclass
+class Drafter(HeadDrafter):
+    """Guesses with a published EAGLE-3 head.
+
+    Args:
+        model: hub id or folder of the head.
+        layers: target layers whose outputs it reads, counted from 0 and joined by dashes, such as 1-15-28; unset takes
+            those that its configuration names.
+    """
+
+    model: str
+    layers: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse an empty name, and layers that are no numbers."""
+        super().__init__(self.model)
+        if self.layers is not None and not all(part.isdecimal() for part in self.layers.split("-")):
+            raise UsageError(f"`layers` must be numbers joined by dashes, such as 1-15-28, not `{self.layers}`")
+
+    @cached_property
+    def taps(self) -> Sequence[Tap]:
+        """The outputs of the layers.
+
+        Raises:
+            UsageError: neither the option nor the head's configuration names them.
+            RunError: its configuration cannot be read.
+        """
+        if self.layers is not None:
+            return tuple(int(part) for part in self.layers.split("-"))
+        from specdec_cli.lm.heads.head_files import read_head_config
+
+        layers = read_head_config(self.model).layers
+        if layers is None:
+            said = f"the draft head `{self.model}` does not say which of the target's layers it reads"
+            raise UsageError(said, f"for example `--draft eagle3:model={self.model},layers=1-15-28`")
+        return layers
+
+    def load_head(self, resources: Resources) -> Head:
+        """The EAGLE-3 head."""
+        from dataclasses import replace
+
+        from specdec_cli.lm.heads.eagle import Eagle3Head
+        from specdec_cli.lm.heads.head_files import read_head_config
+
+        assert resources.target is not None, "a head is loaded for a target"
+        config = read_head_config(self.model, resources.revision)
+        if config.method != "eagle3":
+            raise UsageError(f"`{self.model}` is an EAGLE head, not an EAGLE-3 head", "name the method `eagle`")
+        layers = tuple(tap for tap in self.taps if isinstance(tap, int))
+        return Eagle3Head(replace(config, layers=layers), resources.target)

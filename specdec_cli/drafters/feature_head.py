@@ -1,0 +1,97 @@
+"""Base of drafters that guess with a published head on the target's hidden states."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from specdec_cli.drafters.contract import DraftRow, Guesses, Resources
+from specdec_cli.drafters.growth import Growth
+from specdec_cli.drafters.rounds import grow_deeper
+from specdec_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from specdec_cli.lm.heads.eagle import Head
+    from specdec_cli.lm.heads.head_sequences import HeadSequences
+
+
+class HeadDrafter:
+    """Guesses round by round, each depth of all rows in one call of the head.
+
+    Args:
+        model: hub id or folder of the head.
+    """
+
+    lm = None
+    builds_trees = True
+    draws = True
+
+    def __init__(self, model: str) -> None:
+        if not model.strip():
+            raise UsageError("`model` of the draft is empty", "name the hub id or the folder of a draft head")
+        self._name = model
+        self._sequences: HeadSequences | None = None
+        self._num_tokens = 0
+        self._max_context: int | None = None
+
+    @property
+    def max_context(self) -> int | None:
+        """As long as the target's: a head's rotary positions go on."""
+        return self._max_context
+
+    @property
+    def sizes(self) -> tuple[int | None, int | None]:
+        """Of the head and of what it holds of sequences now."""
+        return (0, 0) if self._sequences is None else self._sequences.sizes
+
+    def adopt(self, handle: int, context: Sequence[int], salt: str) -> int:
+        """It keeps nothing of sequences that ended, and needs all features."""
+        return 0
+
+    def load(self, resources: Resources) -> None:
+        """Load the head.
+
+        Raises:
+            RunError: its files are missing, broken, or of other shapes.
+            UsageError: it was made for another target.
+        """
+        from specdec_cli.lm.heads.head_sequences import HeadSequences
+
+        target = resources.target
+        assert target is not None, "a head is loaded for a target"
+        self._sequences = HeadSequences(self.load_head(resources), target.dtype, target.device)
+        self._num_tokens, self._max_context = resources.num_tokens, target.max_context
+
+    def load_head(self, resources: Resources) -> Head:
+        """The head of this method; see `load`."""
+        raise NotImplementedError
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[Guesses]:
+        """Up to k tokens per row, or a tree of that depth, one depth each round."""
+        from specdec_cli.lm.heads.head_sequences import HeadRow
+
+        held, most = self._sequences, self._max_context
+        assert held is not None, "a drafter is loaded before it drafts"
+        assert most is not None, "a drafter is loaded before it drafts"
+        held.feed([_news(row, held.num_kept(row.handle)) for row in rows if row.features is not None])
+        drafts = [Growth(row, place) for place, row in enumerate(rows) if held.num_kept(row.handle)]
+        while growing := [draft for draft in drafts if draft.wants_more(most)]:
+            logits = held.logits([HeadRow(one.row.handle, one.drafted, one.ends) for one in growing])
+            grow_deeper(growing, logits, self._num_tokens, self._name)
+        found = {draft.place: draft.guesses() for draft in drafts}
+        return [found.get(place, Guesses()) for place in range(len(rows))]
+
+    def release(self, handle: int) -> None:
+        """Forget a sequence."""
+        if self._sequences is not None:
+            self._sequences.release(handle)
+
+
+def _news(row: DraftRow, num_kept: int) -> tuple[int, list[int], Tensor]:
+    """The features that a sequence brings, with the tokens that follow their positions."""
+    assert row.features is not None, "only rows with features are asked"
+    num = len(row.features)
+    assert num_kept + num == len(row.context) - 1, "each kept position's features come once"
+    return row.handle, row.context[num_kept + 1 :], row.features

@@ -1,0 +1,66 @@
+"""One round of drafting: the draft's logits at every end become the next depth of every row's guess."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from specdec_cli.drafters.growth import Growth
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from specdec_cli.sampling.chain import Distribution
+
+
+def grow_deeper(drafts: Sequence[Growth], logits: Tensor, num_tokens: int, name: str) -> None:
+    """Give every row's guess its next depth, or end it.
+
+    Where a row has tokens already and now a distribution that is none, it ends with what it has, whatever that is, as
+    it decides nothing.
+
+    Args:
+        drafts: rows that want more.
+        logits: [ends of all rows, V] float32; left unchanged.
+        num_tokens: V, the real vocabulary.
+        name: of the draft, for messages.
+
+    Raises:
+        LogitsError: a row has no distribution at its first token.
+    """
+    from specdec_cli.sampling.chain import LogitsError, distribution
+
+    ends = [(draft, end) for draft in drafts for end in draft.to_distribute()]
+    try:
+        q = distribution(logits, [end for _, end in ends], num_tokens)
+    except LogitsError as error:
+        draft = ends[error.row][0]
+        if draft.tokens:
+            draft.is_done = True
+            return
+        raise LogitsError(f"the draft `{name}`: {error.message}", draft.place, error.hint) from error
+    _take_children(drafts, q)
+
+
+def _take_children(drafts: Sequence[Growth], q: Distribution) -> None:
+    """Choose the children of every end and keep them.
+
+    Noise is keyed and has no state: a draw that is not kept changes no other.
+    """
+    from specdec_cli.sampling.draft import draft_children, likely_children
+
+    ends = [draft.num_ends for draft in drafts]
+    starts = [0, *accumulate(ends)]
+    is_unsure = any(draft.row.p_min > 0 for draft in drafts)
+    sure = q.confidence().tolist() if is_unsure else [1.0] * starts[-1]
+    wanted = [draft.wanted(sure[start : start + num]) for draft, start, num in zip(drafts, starts, ends, strict=False)]
+    if any(draft.is_dynamic for draft in drafts):
+        nums = [one.num for draft, its in zip(drafts, wanted, strict=True) for one in its]
+        likely = likely_children(q, nums)
+    children = draft_children(q, [one for its in wanted for one in its])
+    for draft, start, num in zip(drafts, starts, ends, strict=False):
+        if draft.is_dynamic:
+            draft.grow_likely(likely[start : start + num])
+        else:
+            draft.grow(children[start : start + num], q, start)

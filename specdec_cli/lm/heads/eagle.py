@@ -1,0 +1,196 @@
+"""EAGLE heads (Li et al. 2024, arXiv 2401.15077; EAGLE-3: 2503.01840): one decoder layer on the target's hidden states.
+
+Slot t pairs the hidden states of position t with the token at position t + 1, and predicts the token at t + 2. The
+first drafted token follows from the target's own states; each further one from the head's own output in their stead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from specdec_cli.errors import UsageError
+from specdec_cli.lm.heads.head_files import HeadConfig, read_head_tensors
+from specdec_cli.lm.heads.head_layer import HeadLayer
+from specdec_cli.lm.heads.head_shapes import check_shapes
+
+if TYPE_CHECKING:
+    from specdec_cli.lm.door import LM
+
+_HINT = "choose a draft that was made for this target"
+
+
+class Head(Protocol):
+    """A draft head: what comes before and after its layer.
+
+    Attributes:
+        layer: its decoder layer.
+        weights: its own tensors.
+        vocab_size: V, the width of its logits.
+    """
+
+    layer: HeadLayer
+    weights: dict[str, Tensor]
+    vocab_size: int
+
+    def mix(self, features: Tensor) -> Tensor:
+        """One feature [n, hidden] of the target's states [n, taps, target hidden]."""
+        ...
+
+    def embed(self, tokens: Sequence[int]) -> Tensor:
+        """Input embeddings [n, hidden]."""
+        ...
+
+    def combine(self, embedded: Tensor, feature: Tensor) -> tuple[Tensor, Tensor]:
+        """The residual [n, hidden] behind attention, and what attention reads [n, width]."""
+        ...
+
+    def recycled(self, output: Tensor) -> Tensor:
+        """The feature [n, hidden] that the next draft step reads, of the layer's output."""
+        ...
+
+    def logits(self, output: Tensor) -> Tensor:
+        """Logits [n, V] float32 of the layer's output; -inf where the head cannot draft a token."""
+        ...
+
+
+class EagleHead:
+    """EAGLE 1 and 2: u = fc([embedding; feature]); no norm before attention; the target's output layer.
+
+    Args:
+        config: of the head.
+        target: the loaded target, in whose dtype the head computes.
+
+    Raises:
+        RunError: weights that cannot be read.
+        UsageError: weights that are missing or of other shapes, or a head for another target.
+    """
+
+    def __init__(self, config: HeadConfig, target: LM) -> None:
+        config.check_fits(target.name, target.embed([0]).shape[-1], target.vocab_size)
+        weights = read_head_tensors(config, target.dtype, target.device)
+        check_shapes(config, {name: tuple(value.shape) for name, value in weights.items()})
+        self.weights, self._target = weights, target
+        self.vocab_size = target.vocab_size
+        self.layer = HeadLayer(config.layer, _of_layer(weights))
+
+    def mix(self, features: Tensor) -> Tensor:
+        """The target's final hidden state."""
+        return features[:, 0]
+
+    def embed(self, tokens: Sequence[int]) -> Tensor:
+        """By its own table, or the target's where it has none."""
+        return _embed(self.weights, self._target, tokens)
+
+    def combine(self, embedded: Tensor, feature: Tensor) -> tuple[Tensor, Tensor]:
+        """U twice."""
+        joined = torch.cat([embedded, feature], -1)
+        found = functional.linear(joined, self.weights["fc.weight"], self.weights.get("fc.bias"))
+        return found, found
+
+    def recycled(self, output: Tensor) -> Tensor:
+        """The output stands for the target's final state."""
+        return output
+
+    def logits(self, output: Tensor) -> Tensor:
+        """The target's output layer of the output."""
+        return self._target.head(output)
+
+
+class Eagle3Head:
+    """EAGLE-3: attention reads [norm(embedding); norm(feature)]; the feature joins several layers' states.
+
+    Args:
+        config: of the head.
+        target: the loaded target, in whose dtype the head computes.
+
+    Raises:
+        RunError: weights that cannot be read.
+        UsageError: weights that are missing or of other shapes, or a head for another target.
+    """
+
+    def __init__(self, config: HeadConfig, target: LM) -> None:
+        config.check_fits(target.name, target.embed([0]).shape[-1], target.vocab_size)
+        weights = read_head_tensors(config, target.dtype, target.device)
+        check_shapes(config, {name: tuple(value.shape) for name, value in weights.items()})
+        self._config, self.weights, self._target = config, weights, target
+        self.vocab_size = target.vocab_size
+        self.layer = HeadLayer(config.layer, _of_layer(weights))
+        self._ids = _target_ids(config, weights.get("d2t"), target)
+
+    def mix(self, features: Tensor) -> Tensor:
+        """fc of the joined states."""
+        if self._config.fc_norm:
+            norms = [self.weights[f"fc_norm.{i}.weight"] for i in range(features.shape[1])]
+            features = torch.stack([self.layer.norm(features[:, i], norm) for i, norm in enumerate(norms)], 1)
+        joined = features.flatten(1)
+        if self._config.norm_before_fc:
+            joined = self.layer.norm(joined, self.weights["input_norm.weight"])
+        return functional.linear(joined, self.weights["fc.weight"])
+
+    def embed(self, tokens: Sequence[int]) -> Tensor:
+        """By its own table, or the target's where it has none."""
+        return _embed(self.weights, self._target, tokens)
+
+    def combine(self, embedded: Tensor, feature: Tensor) -> tuple[Tensor, Tensor]:
+        """The feature, normalized or not, and both normalized side by side."""
+        normalized = self.layer.norm(feature, self.weights["layers.0.hidden_norm.weight"])
+        token = self.layer.norm(embedded, self.weights["layers.0.input_layernorm.weight"])
+        residual = normalized if self._config.norm_before_residual else feature
+        return residual, torch.cat([token, normalized], -1)
+
+    def recycled(self, output: Tensor) -> Tensor:
+        """The output before its norm; behind it in EAGLE-3.1 (`norm_output`)."""
+        return self._norm(output) if self._config.norm_output else output
+
+    def logits(self, output: Tensor) -> Tensor:
+        """Its own output layer, spread over the target's vocabulary."""
+        normalized = self._norm(output)
+        if "lm_head.weight" not in self.weights:
+            return self._target.head(normalized)
+        found = functional.linear(normalized, self.weights["lm_head.weight"]).float()
+        if self._ids is None and found.shape[1] == self.vocab_size:
+            return found
+        wide = found.new_full((len(found), self.vocab_size), -torch.inf)
+        if self._ids is None:
+            num = min(found.shape[1], self.vocab_size)
+            wide[:, :num] = found[:, :num]
+        else:
+            wide[:, self._ids] = found
+        return wide
+
+    def _norm(self, output: Tensor) -> Tensor:
+        return self.layer.norm(output, self.weights["norm.weight"])
+
+
+def _target_ids(config: HeadConfig, offsets: Tensor | None, target: LM) -> Tensor | None:
+    """The target's id of each drafted token: `d2t` holds how much larger it is than the draft's.
+
+    Raises:
+        UsageError: the ids are not the target's.
+    """
+    if offsets is None or config.draft_vocab_size == config.vocab_size:
+        return None
+    ids = torch.arange(len(offsets), device=offsets.device) + offsets.long()
+    if int(ids.min()) < 0 or int(ids.max()) >= target.vocab_size or len(set(ids.tolist())) != len(ids):
+        said = (
+            f"`d2t` of the draft head `{config.name}` leads to tokens that `{target.name}` does not have, or has twice"
+        )
+        raise UsageError(said, _HINT)
+    return ids
+
+
+def _of_layer(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    start = "layers.0."
+    return {name.removeprefix(start): value for name, value in weights.items() if name.startswith(start)}
+
+
+def _embed(weights: dict[str, Tensor], target: LM, tokens: Sequence[int]) -> Tensor:
+    table = weights.get("embed_tokens.weight")
+    if table is None:
+        return target.embed(tokens)
+    return functional.embedding(torch.tensor(tokens, dtype=torch.long, device=table.device), table)

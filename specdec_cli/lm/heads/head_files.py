@@ -1,0 +1,272 @@
+"""Published folders of EAGLE heads: what their configurations say, and their tensors under one set of names.
+
+Sources: SafeAILab/EAGLE (`cnets.py`, `cnets1.py`), the speculators library (`models/eagle3`), SpecForge's and NVIDIA
+ModelOpt's exports. The same layers have two numbers: the top-level key `eagle_aux_hidden_state_layer_ids` names the
+layer that a state enters, the one within `eagle_config` the layer that it leaves. Taps are those that it leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+from transformers import LlamaConfig, Qwen3Config
+
+from specdec_cli.errors import RunError, UsageError
+from specdec_cli.lm.files.checkpoint import model_folder
+from specdec_cli.lm.files.contents import head_kind, tensor_names
+from specdec_cli.lm.files.reading import first_line, quiet, read_object
+from specdec_cli.lm.files.weights_files import check_weights, weights_files
+
+_CONFIGS = {"llama": LlamaConfig, "qwen3": Qwen3Config}
+_HINT = "choose a draft that was made for this target, or `--draft ngram`"
+_PICKLE = "pytorch_model.bin"
+
+Method = Literal["eagle", "eagle3"]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadConfig:
+    """The configuration of a head.
+
+    Args:
+        name: of the head, for messages.
+        folder: where it is.
+        method: which forward it has.
+        file_format: who writes such folders: `official` or `speculators` with its version.
+        layer: transformers configuration of its decoder layer.
+        vocab_size: the target's vocabulary that it was made for.
+        draft_vocab_size: tokens that it can draft.
+        target_hidden_size: width of the hidden states that it reads.
+        layers: target layers whose outputs it reads, counted from 0; None where the configuration leaves them to the
+            default of three.
+        norm_before_residual: the normalized feature is what attention's output is added to.
+        norm_before_fc: the joined states are normalized before they are projected.
+        fc_norm: each layer's states are normalized before they are joined.
+        norm_output: the next draft step reads the normalized output.
+    """
+
+    name: str
+    folder: Path
+    method: Method
+    file_format: str
+    layer: Any
+    vocab_size: int
+    draft_vocab_size: int
+    target_hidden_size: int
+    layers: tuple[int, ...] | None
+    norm_before_residual: bool
+    norm_before_fc: bool
+    fc_norm: bool
+    norm_output: bool
+
+    @property
+    def num_taps(self) -> int:
+        """Hidden states that it reads of each position."""
+        return len(self.layers) if self.layers is not None else 3
+
+    def __str__(self) -> str:
+        """For people: what it is, what it reads, and what it can draft."""
+        kind = "EAGLE-3 head" if self.method == "eagle3" else "EAGLE head"
+        kind = kind if self.file_format == "official" else f"{kind}, {self.file_format} format"
+        reads = "the final hidden states"
+        if self.method == "eagle3" and self.layers is not None:
+            reads = f"the outputs of layers {', '.join(map(str, self.layers))}"
+        return f"{kind}: reads {reads}; drafts {self.draft_vocab_size} of {self.vocab_size} tokens"
+
+    def check_fits(self, target: str, hidden_size: int, vocab_size: int) -> None:
+        """Refuse a head that was made for another target.
+
+        Args:
+            target: its name, for messages.
+            hidden_size: width of its hidden states.
+            vocab_size: V, the width of its logits.
+
+        Raises:
+            UsageError: it was.
+        """
+        hint = "choose a draft that was made for this target"
+        if self.target_hidden_size != hidden_size:
+            said = f"the draft head `{self.name}` reads hidden states of width {self.target_hidden_size}"
+            raise UsageError(f"{said}, and `{target}` has {hidden_size}", hint)
+        if self.vocab_size != vocab_size:
+            said = f"the draft head `{self.name}` was made for {self.vocab_size} tokens"
+            raise UsageError(f"{said}, and `{target}` scores {vocab_size}", hint)
+
+
+def is_head(name: str, revision: str | None = None) -> bool:
+    """Whether a name leads to a folder that holds an EAGLE head; False where it leads nowhere, which loading tells."""
+    try:
+        folder = model_folder(name, revision, trust_remote_code=False, has_weights=False)
+        content = read_object(folder / "config.json") if (folder / "config.json").is_file() else {}
+    except (RunError, UsageError):
+        return False
+    return head_kind(folder, content) == "eagle"
+
+
+def read_head_config(name: str, revision: str | None = None) -> HeadConfig:
+    """The configuration of a folder that holds an EAGLE head.
+
+    Args:
+        name: hub id or folder.
+        revision: branch, tag or commit of a hub id.
+
+    Raises:
+        UsageError: it holds something else, or a variant that is not supported.
+        RunError: there is no such folder, or its configuration cannot be read.
+    """
+    folder = model_folder(name, revision, trust_remote_code=False, has_weights=False)
+    content = read_object(folder / "config.json")
+    if head_kind(folder, content) != "eagle":
+        raise UsageError(f"`{name}` holds no EAGLE head", "give the folder of one, or name a model as the draft")
+    file_format = _file_format(name, content)
+    own = content["transformer_layer_config"] if file_format != "official" else content.get("model", content)
+    layer = _layer_config(name, own)
+    names = {_common_name(one) for one in tensor_names(folder)}
+    is_third = file_format != "official" or "layers.0.hidden_norm.weight" in names
+    nested: Any = content.get("eagle_config")
+    nested = nested if isinstance(nested, dict) else {}
+    if int(nested.get("parallel_draft_step") or 1) > 1:
+        raise UsageError(
+            f"`{name}` drafts several tokens at once (`parallel_draft_step`), which is not supported", _HINT
+        )
+    try:
+        return HeadConfig(
+            name=name,
+            folder=folder,
+            method="eagle3" if is_third else "eagle",
+            file_format=file_format,
+            layer=layer,
+            vocab_size=int(layer.vocab_size),
+            draft_vocab_size=int(content.get("draft_vocab_size") or layer.vocab_size),
+            target_hidden_size=int(content.get("target_hidden_size") or layer.hidden_size),
+            layers=_layers(name, content, nested),
+            norm_before_residual=bool(content.get("norm_before_residual", False)),
+            norm_before_fc=bool(content.get("norm_before_fc", "input_norm.weight" in names)),
+            fc_norm=bool(content.get("fc_norm", "fc_norm.0.weight" in names)),
+            norm_output=bool(content.get("norm_output", False)),
+        )
+    except (TypeError, ValueError) as error:
+        said = f"`{folder / 'config.json'}` is not a valid configuration: {first_line(error)}"
+        raise RunError(said, "copy or download the draft again") from error
+
+
+def _file_format(name: str, content: Mapping[str, Any]) -> str:
+    kind = content.get("speculators_model_type")
+    if kind is None:
+        return "official"
+    if kind != "eagle3":
+        hint = "the speculators library's eagle3 heads are supported"
+        raise UsageError(f"`{name}` is a draft of the kind `{kind}`, which is not supported", hint)
+    if not isinstance(content.get("transformer_layer_config"), dict):
+        raise UsageError(f"the configuration of `{name}` has no `transformer_layer_config`", "download the draft again")
+    return f"speculators {content.get('speculators_version', '')}".strip()
+
+
+def _layer_config(name: str, content: Any) -> Any:
+    kind = content.get("model_type", "llama") if isinstance(content, dict) else None
+    kind = "llama" if kind == "eagle" else kind
+    if kind not in _CONFIGS:
+        raise UsageError(f"the draft head `{name}` is built of `{kind}` layers, which are not supported", _HINT)
+    try:
+        with quiet():
+            return _CONFIGS[kind].from_dict({**content, "num_hidden_layers": 1})
+    except Exception as error:
+        said = f"the configuration of `{name}` is not valid: {first_line(error)}"
+        raise RunError(said, "copy or download the draft again") from error
+
+
+def _layers(name: str, content: Mapping[str, Any], nested: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """The layers whose outputs the head reads, by the list that most engines go by where there are two."""
+    key = "eagle_aux_hidden_state_layer_ids"
+    entered, left = content.get(key), nested.get(key)
+    given = entered if entered is not None else left
+    if given is None:
+        return None
+    if not isinstance(given, list) or not given or not all(type(one) is int for one in given):
+        raise UsageError(f"`{key}` of `{name}` is no list of layers: `{given}`", "copy or download the draft again")
+    return tuple(one - 1 if entered is not None else one for one in given)
+
+
+def default_layers(num_layers: int) -> tuple[int, int, int]:
+    """The layers whose outputs a head reads unless it says otherwise: the states entering layers 2, L//2 and L-3."""
+    return (1, num_layers // 2 - 1, num_layers - 4)
+
+
+def read_head_tensors(config: HeadConfig, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+    """All tensors of a head by their common names, floating-point ones in a dtype.
+
+    Raises:
+        RunError: no weights are there, or they cannot be read.
+        UsageError: one is not a finite number.
+    """
+    found = _read_pickle(config) if _is_pickled(config.folder) else _read_safetensors(config)
+    tensors = {_common_name(name): value for name, value in found.items()}
+    for name, value in tensors.items():
+        if value.is_floating_point() and not value.isfinite().all():
+            raise UsageError(
+                f"the tensor `{name}` of `{config.name}` holds numbers that are not finite", "download it again"
+            )
+    return {
+        name: value.to(device, dtype if value.is_floating_point() else value.dtype) for name, value in tensors.items()
+    }
+
+
+def read_head_shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
+    """The shapes of a head's tensors by their common names; of safetensors only headers are read.
+
+    Raises:
+        RunError: no weights are there, or they cannot be read.
+    """
+    if _is_pickled(config.folder):
+        return {_common_name(name): tuple(value.shape) for name, value in _read_pickle(config).items()}
+    check_weights(config.name, config.folder)
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in weights_files(config.name, config.folder):
+        with safe_open(config.folder / file, framework="pt") as opened:
+            names = opened.keys()
+            shapes |= {_common_name(name): tuple(opened.get_slice(name).get_shape()) for name in names}
+    return shapes
+
+
+def _is_pickled(folder: Path) -> bool:
+    return (folder / _PICKLE).is_file() and not any(folder.glob("*.safetensors"))
+
+
+def _read_safetensors(config: HeadConfig) -> dict[str, Tensor]:
+    check_weights(config.name, config.folder)
+    found: dict[str, Tensor] = {}
+    for file in weights_files(config.name, config.folder):
+        with safe_open(config.folder / file, framework="pt") as opened:
+            found |= {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118 (no mapping)
+    return found
+
+
+def _read_pickle(config: HeadConfig) -> dict[str, Tensor]:
+    """Tensors of a pickled file; nothing in it is run."""
+    path = config.folder / _PICKLE
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise RunError(f"`{path}` cannot be read: {first_line(error)}", "copy or download the draft again") from error
+    if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
+        raise RunError(f"`{path}` holds something else than tensors", "copy or download the draft again")
+    return found
+
+
+def _common_name(name: str) -> str:
+    """A tensor's name as all formats have it here."""
+    name = name.removeprefix("model.").replace("midlayer.", "layers.0.", 1)
+    old = {
+        "hidden_norm.weight": "layers.0.hidden_norm.weight",
+        "draft_id_to_target_id": "d2t",
+        "aux_norm_low.weight": "fc_norm.0.weight",
+        "aux_norm_mid.weight": "fc_norm.1.weight",
+        "aux_norm_high.weight": "fc_norm.2.weight",
+    }
+    return old.get(name, name)

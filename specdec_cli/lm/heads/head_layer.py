@@ -1,0 +1,138 @@
+"""The decoder layer of published draft heads: a Llama or Qwen 3 layer whose attention may read a wider input."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers.activations import ACT2FN
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+
+@dataclass(slots=True)
+class LayerFeed:
+    """One sequence's new slots.
+
+    Args:
+        keys: [kv heads, slots, head size] of the sequence, with room for the new slots; the layer fills them in.
+        values: the same.
+        first: the first new slot; the new slots follow each other.
+        num: how many are new.
+        visible: [num, first + num] bool, the slots that each new one attends to; None where each sees those before it.
+    """
+
+    keys: Tensor
+    values: Tensor
+    first: int
+    num: int
+    visible: Tensor | None = None
+
+
+class HeadLayer:
+    """One decoder layer. Its caller computes what goes into attention and what is added to its output.
+
+    Args:
+        config: a transformers configuration of a Llama or a Qwen 3 model.
+        weights: the layer's tensors, named as below `layers.0.`.
+    """
+
+    def __init__(self, config: Any, weights: Mapping[str, Tensor]) -> None:
+        self._weights = weights
+        self._epsilon = float(config.rms_norm_eps)
+        self._activation = ACT2FN[config.hidden_act]
+        self.num_kv_heads = int(config.num_key_value_heads)
+        self.head_size = head_size(config)
+        device = next(iter(weights.values())).device
+        self._rotary = LlamaRotaryEmbedding(config).to(device)
+
+    def norm(self, hidden: Tensor, weight: Tensor) -> Tensor:
+        """RMS norm over the last dimension, computed in float32."""
+        return rms_norm(hidden, weight, self._epsilon)
+
+    def run(self, residual: Tensor, inputs: Tensor, positions: Tensor, feeds: list[LayerFeed]) -> Tensor:
+        """The layer's output [n, hidden]: h = residual + attention(inputs); h + mlp(norm(h)).
+
+        Args:
+            residual: [n, hidden] of all new slots, sequence after sequence.
+            inputs: [n, width] that attention reads.
+            positions: [n] int64, for the rotary embedding.
+            feeds: the sequences.
+        """
+        hidden = residual + self._attend(inputs, positions, feeds)
+        return hidden + self._mlp(self.norm(hidden, self._weights["post_attention_layernorm.weight"]))
+
+    def _attend(self, inputs: Tensor, positions: Tensor, feeds: list[LayerFeed]) -> Tensor:
+        queries, keys, values = (self._heads(inputs, name) for name in ("q", "k", "v"))
+        cos, sin = self._rotary(inputs[None], positions[None])
+        queries, keys = apply_rotary_pos_emb(queries[None], keys[None], cos, sin)
+        queries, keys, outputs, begin = queries[0], keys[0], [], 0
+        for feed in feeds:
+            new, end = slice(begin, begin + feed.num), feed.first + feed.num
+            feed.keys[:, feed.first : end], feed.values[:, feed.first : end] = keys[:, new], values[:, new]
+            visible = feed.visible
+            if visible is None and feed.num > 1:
+                visible = torch.ones(feed.num, end, dtype=torch.bool, device=inputs.device).tril(feed.first)
+            found = functional.scaled_dot_product_attention(
+                queries[None, :, new], feed.keys[None, :, :end], feed.values[None, :, :end], visible, enable_gqa=True
+            )
+            outputs.append(found[0].transpose(0, 1).flatten(1))
+            begin = new.stop
+        return self._linear(torch.cat(outputs), "self_attn.o_proj")
+
+    def _heads(self, inputs: Tensor, name: str) -> Tensor:
+        """Queries, keys or values [heads, n, head size] before the rotary embedding."""
+        found = self._linear(inputs, f"self_attn.{name}_proj").view(len(inputs), -1, self.head_size)
+        weight = self._weights.get(f"self_attn.{name}_norm.weight")
+        return (found if weight is None else self.norm(found, weight)).transpose(0, 1)
+
+    def _mlp(self, hidden: Tensor) -> Tensor:
+        gate = self._activation(self._linear(hidden, "mlp.gate_proj"))
+        return self._linear(gate * self._linear(hidden, "mlp.up_proj"), "mlp.down_proj")
+
+    def _linear(self, inputs: Tensor, name: str) -> Tensor:
+        return functional.linear(inputs, self._weights[f"{name}.weight"], self._weights.get(f"{name}.bias"))
+
+
+def layer_shapes(config: Any, width: int) -> dict[str, tuple[int, ...]]:
+    """The tensors that a layer must have and their shapes.
+
+    Args:
+        config: as for `HeadLayer`.
+        width: of what attention reads.
+    """
+    hidden, size = int(config.hidden_size), head_size(config)
+    queries, keys = int(config.num_attention_heads) * size, int(config.num_key_value_heads) * size
+    shapes: dict[str, tuple[int, ...]] = {
+        "self_attn.q_proj.weight": (queries, width),
+        "self_attn.k_proj.weight": (keys, width),
+        "self_attn.v_proj.weight": (keys, width),
+        "self_attn.o_proj.weight": (hidden, queries),
+        "mlp.gate_proj.weight": (int(config.intermediate_size), hidden),
+        "mlp.up_proj.weight": (int(config.intermediate_size), hidden),
+        "mlp.down_proj.weight": (hidden, int(config.intermediate_size)),
+        "post_attention_layernorm.weight": (hidden,),
+    }
+    if config.model_type == "qwen3":
+        shapes |= {f"self_attn.{name}_norm.weight": (size,) for name in ("q", "k")}
+    if getattr(config, "attention_bias", False):
+        shapes |= {f"self_attn.{name}_proj.bias": shapes[f"self_attn.{name}_proj.weight"][:1] for name in "qkvo"}
+    if getattr(config, "mlp_bias", False):
+        names = ("gate", "up", "down")
+        shapes |= {f"mlp.{name}_proj.bias": shapes[f"mlp.{name}_proj.weight"][:1] for name in names}
+    return shapes
+
+
+def head_size(config: Any) -> int:
+    """Numbers in each attention head."""
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def rms_norm(hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """RMS norm over the last dimension, computed in float32."""
+    wide = hidden.float()
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon)
+    return weight * wide.to(hidden.dtype)
