@@ -5,8 +5,9 @@
 Random checkpoints of one shape per size. Both decoders read the same text in turn (A B B A), on one thread; a round's
 figure is the median processor time of its tokens, which busy neighbours change less than they change elapsed time. The
 ratio is transformers' time over ours, the median over rounds with a bootstrap 95 % interval. In float32 the logits must
-agree to rounding. Sizes, dtypes and families are added to results/own_decoder.json, where each replaces its earlier
-entry and has the load of its time.
+agree to rounding; in bfloat16 a rounding sends rows of a random mixture to other experts, so nothing is compared.
+Sizes, dtypes and families are added to results/own_decoder.json, where each replaces its earlier entry and has the load
+of its time.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def compare(family: str, size: str, dtype: str, rounds: int) -> dict[str, Any]:
     text = [(7919 * i * i + 31 * i) % 8192 for i in range(PROMPT + TOKENS)]
     with tempfile.TemporaryDirectory() as folder:
         make_tiny(family, folder, vectors=0.1, **shape_of(family, size))
-        lms = {name: load_lm(folder, dtype=dtype, decoder=name) for name in ("auto", "transformers")}
+        lms = {name: load_lm(folder, dtype=dtype, decoder=name, check=False) for name in ("auto", "transformers")}
         assert lms["auto"].decoder == "own", lms["auto"].decoder_obstacle
         found: dict[str, list[float]] = {name: [] for name in lms}
         logits = [time_tokens(lm, text)[1] for lm in lms.values()]
