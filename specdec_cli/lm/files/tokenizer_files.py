@@ -30,5 +30,5 @@ def tokenizer_error(name: str, folder: Path, error: Exception) -> RunError:
     return RunError(
         f"the tokenizer of `{name}` is the {kind} file `{lone.name}`, which takes `{packages}`: `{absent[0]}` is not "
         "installed",
-        f"`pip install {' '.join(absent)}`, or {hint}",
+        f"`pip install 'specdec-cli[tokenizers]'`, or {hint}",
     )
