@@ -36,7 +36,8 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load(folder: Path, dtype: str = "float32") -> TransformersLM:
-    return load_lm(str(folder), dtype=dtype)
+    # Random checkpoints may amplify the roundings of bfloat16 beyond what the check at load allows (Zamba2).
+    return load_lm(str(folder), dtype=dtype, check=dtype == "float32")
 
 
 def test_greedy_text_is_that_of_transformers(folder: Path, stranger: TransformersLM) -> None:
