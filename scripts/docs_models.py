@@ -104,9 +104,9 @@ def refusals(outcomes: dict[str, Any]) -> Iterator[str]:
 
 def reason_of(name: str, said: str) -> str:
     """A refusal's message without its subject."""
-    start = f"`{name}` is not supported: "
-    words = said.removeprefix(start).removeprefix(f"architecture `{name}` of ").split("\n")[0].replace("|", "\\|")
-    return words.replace("/tmp", "").strip()
+    for subject in (f"`{name}` is not supported: ", f"`{name}` "):
+        said = said.removeprefix(subject)
+    return said.split("\n")[0].replace("|", "\\|").strip()
 
 
 def main() -> None:

@@ -51,7 +51,7 @@ _SHARED |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "
 _SHARED |= {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
 _LATENT = "axk1 deepseek_v2 deepseek_v3 glm4_moe_lite longcat_flash minicpm3 youtu axk2 deepseek_v32 glm_moe_dsa hy_v4"
 _LATENT += " mistral4 mistral_large4_text"
-_THREE_AXES = "qwen2_vl_text qwen2_5_vl_text qwen2_5_omni_text paddleocr_vl_text"
+_THREE_AXES = "qwen2_vl_text qwen2_5_vl_text qwen2_5_omni_text paddleocr_vl_text glm4v_text glm_ocr_text"
 _SLIDING_LATENT = {"num_attention_heads": 4, "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16}
 _SLIDING_LATENT |= {"head_dim": 16, "qk_nope_head_dim": 8, "v_head_dim": 8}
 _LINEAR, _FULL = "linear_attention", "full_attention"
@@ -103,6 +103,8 @@ OWN: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1, 3]},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2},
+    "glm4v_moe_text": {"rope_parameters": {**_ROPE, "mrope_section": [1, 1, 0], "partial_rotary_factor": 0.5}},
+    **{one: {"vision_start_token_id": 91} for one in ("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker")},
     "ernie4_5_vl_moe_text": {"moe_intermediate_size": [24, 24]},
     "cohere_compass_text": {
         "layer_types": ["sliding_attention", "full_attention"] * 2,

@@ -55,6 +55,7 @@ STATEFUL_LAYERS = {"linear_attention", "conv", "hybrid", "moe", "mlp"}
 _NEEDS_IMAGE = "continues no text without an image"
 TYPES = {
     "big_bird": "lays buffers of one text's length over all tokens of a forward",
+    "blip": _NEEDS_IMAGE,
     "blip-2": _NEEDS_IMAGE,
     "blt": "works on bytes in patches of their own, with an encoder and a decoder around the language model",
     "deepseek_vl_hybrid": "takes one attention for all its parts, and its image encoder knows none but its own",
@@ -68,6 +69,7 @@ TYPES = {
     "openai-gpt": "recomputes the whole text for every token, without a cache",
     "paligemma": "attends in both directions within a prompt",
     "pi0": "plans the movements of a robot",
+    "qianfan_ocr": "builds its image encoder by numbers that it computes, which doctor cannot follow",
     "reformer": "hashes its keys into buckets (LSH attention)",
     "xlm": "keeps a cache of its own",
 }

@@ -43,6 +43,7 @@ class PackedForward:
         self._is_given_mask = attention not in (NAME, JOINED)
         self.is_bitwise = is_bitwise
         keep_latents(model)
+        _leave_images_out(model.config.get_text_config())
         self._has_positions = place_tokens(model)
         self.hooks = TapHooks(model)
         self.has_state = install(model)
@@ -138,6 +139,12 @@ class PackedForward:
             logits.shape[1],
             sum(store.slot_bytes for store in cache.states.values()),
         )
+
+
+def _leave_images_out(text_config: Any) -> None:
+    """Ask for no mask of images, whose parts see each other in both directions (Gemma 4): there is text alone."""
+    if getattr(text_config, "use_bidirectional_attention", None) == "vision":
+        text_config.use_bidirectional_attention = None
 
 
 def _own_words(error: Exception) -> str:

@@ -1,0 +1,36 @@
+"""docs/models.md is what its script makes of the outcomes in benchmarks/results/."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from every_type import TYPES, WRAPPERS
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def script() -> dict[str, Any]:
+    return runpy.run_path(str(ROOT / "scripts" / "docs_models.py"))
+
+
+def test_the_page_is_current(script: dict[str, Any]) -> None:
+    said = "run `python scripts/docs_models.py`"
+    assert (ROOT / "docs" / "models.md").read_text(encoding="utf-8") == script["page"](), said
+
+
+def test_every_type_is_there_and_none_is_wrong(script: dict[str, Any]) -> None:
+    results = json.loads((ROOT / "benchmarks" / "results" / "every_model.json").read_text(encoding="utf-8"))["results"]
+    assert (set(results["causal"]), set(results["wrappers"])) == (set(TYPES), set(WRAPPERS))
+    kinds = {name: script["kind_of"](one) for part in results.values() for name, one in part.items()}
+    assert "wrong" not in kinds.values()
+
+
+def test_a_reason_is_told_without_its_subject(script: dict[str, Any]) -> None:
+    reason_of = script["reason_of"]
+    assert reason_of("xlm", "`xlm` is not supported: it keeps a cache of its own") == "it keeps a cache of its own"
+    assert reason_of("t5", "`t5` is an encoder-decoder") == "is an encoder-decoder"
