@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny_engine import decode, ngram, tiny_lm, tokens
+from tiny_engine import decode, ngram, tokens
 from tiny_models import make_tiny
 
 from specdec_cli.lm import invariance
@@ -145,15 +146,16 @@ def test_siblings_share_one_product(tmp_path: Path) -> None:
 @pytest.mark.parametrize("tied", [False, True])
 def test_one_copy_of_the_weights(tmp_path: Path, dtype: str, tied: bool) -> None:
     folder = str(make_tiny("mistral", tmp_path, tie_word_embeddings=tied))
-    whole, packed = (load_lm(folder, dtype=dtype, quantize=how) for how in ("none", "int8"))
+    how_to: Any = {"dtype": dtype, "decoder": "transformers"}
+    whole, packed = (load_lm(folder, quantize=how, **how_to) for how in ("none", "int8"))
     layers = list(packed_layers(packed.model))
     rest = sum(p.numel() * p.element_size() for p in packed.model.parameters())
     assert packed.weight_bytes == rest + sum(layer.num_bytes for layer in layers)
     assert packed.weight_bytes < whole.weight_bytes
     table = packed.model.get_input_embeddings().weight
     assert packed.traffic.dense_bytes == packed.weight_bytes - table.numel() * table.element_size()
-    assert describe(folder, dtype=dtype, quantize="int8").weights_bytes == packed.weight_bytes
-    assert describe(folder, dtype=dtype, quantize="int8").read_bytes == packed.traffic.dense_bytes
+    assert describe(folder, quantize="int8", **how_to).weights_bytes == packed.weight_bytes
+    assert describe(folder, quantize="int8", **how_to).read_bytes == packed.traffic.dense_bytes
 
 
 def all_hold():
@@ -163,7 +165,8 @@ def all_hold():
 def test_one_scale_for_all_rows_is_caught(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The planted fault: what a row is rounded to follows from its company."""
     monkeypatch.setattr(invariance, "LINEAR_SHAPES", invariance.LINEAR_SHAPES[:2])
-    target = tiny_lm(tmp_path, "mistral", dtype="bfloat16", quantize="int8")
+    folder = str(make_tiny("mistral", tmp_path))
+    target = load_lm(folder, dtype="bfloat16", quantize="int8", decoder="transformers")
     prompt = [[3, 9, 27, 81, 52, 60, 3, 9, 27]]
     assert all_hold()
     plain = tokens(decode(target, None, 0, prompt))
