@@ -29,7 +29,7 @@ def drafts(incomplete: str) -> list[tuple[str, str]]:
     from specdec_cli import drafters
     from specdec_cli.recipe.schema import DEFAULT_DRAFT
 
-    methods = [(name, "drafting method") for name in drafters.methods() if name not in ("model", "none")]
+    methods = [(name, "drafting method") for name in drafters.without_model() if name != "none"]
     known = [(DEFAULT_DRAFT, "the built-in draft"), *methods, ("none", "no draft"), *_cached("models")]
     return _matching(incomplete, known)
 

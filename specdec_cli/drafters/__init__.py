@@ -16,7 +16,7 @@ from typing import Any, get_args, get_type_hints
 from specdec_cli.drafters.contract import Drafter
 from specdec_cli.errors import UsageError, closest
 
-__all__ = ["create", "from_fields", "get", "methods", "options", "parse_spec", "to_spec"]
+__all__ = ["create", "from_fields", "get", "methods", "options", "parse_spec", "to_spec", "without_model"]
 
 _NOT_METHODS = {"__init__", "contract", "feature_head", "growth", "rounds"}
 # The members of `contract.Drafter`.
@@ -108,8 +108,8 @@ def parse_spec(spec: str) -> dict[str, Any]:
         UsageError: an unknown method or option, or a form that is not built.
     """
     if not spec.strip():
-        raise UsageError("the draft is empty", _HINT + ", ".join(_without_model()))
-    known = _without_model()
+        raise UsageError("the draft is empty", _HINT + ", ".join(without_model()))
+    known = [name for name in methods() if name != "model"]
     name, colon, rest = spec.partition(":")
     if name in known:
         return {"method": name, **(_parse_options(name, rest) if colon else {})}
@@ -135,8 +135,9 @@ def to_spec(fields: Mapping[str, Any]) -> str:
     return f"{method}:{','.join(said)}" if said else str(method)
 
 
-def _without_model() -> list[str]:
-    return [name for name in methods() if name != "model"]
+def without_model() -> list[str]:
+    """The methods that read no model."""
+    return [name for name in methods() if "model" not in {option.name for option in options(name)}]
 
 
 def _is_unbuilt(spec: str) -> bool:

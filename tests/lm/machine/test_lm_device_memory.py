@@ -269,7 +269,7 @@ def test_weights_that_do_not_fit_are_not_read(
     class ReadError(Exception):
         """Weights are read."""
 
-    def read(*_) -> None:
+    def read(*_, **__) -> None:
         raise ReadError
 
     monkeypatch.setattr(load, "_model", read)
