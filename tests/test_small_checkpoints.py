@@ -42,6 +42,7 @@ def run(pair, prompts, params, k=1):
     return outputs, accepted / sum(output.speculative.num_draft_tokens for output in outputs)
 
 
+@pytest.mark.slow
 def test_greedy_acceptance_and_text(pair, prompts) -> None:
     outputs, rate = run(pair, prompts, SamplingParams(max_new_tokens=NUM_TOKENS))
     assert rate == pytest.approx(0.80, abs=0.03)

@@ -10,6 +10,7 @@ import jsonschema
 import numpy as np
 import pytest
 import torch
+from shortened import mostly_slow
 from tiny_engine import check_books, drafter, ngram, tiny_lm
 from tiny_grammar import byte_tokenizer, letter_tokens
 from typed import stand_in
@@ -251,7 +252,7 @@ def test_the_joint_of_three_tokens_is_the_masked_targets_own(mode: str) -> None:
     assert p_value(mode) > ALARM
 
 
-@pytest.mark.parametrize("mode", ["rejection", "block"])
+@pytest.mark.parametrize("mode", mostly_slow(["rejection", "block"], ["block"]))
 def test_the_planted_fault_of_cutting_before_a_refused_draw_is_caught(
     mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

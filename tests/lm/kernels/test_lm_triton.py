@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from shortened import mostly_slow
 from tiny_engine import PROMPTS, decode, ngram, tokens
 from tiny_models import make_tiny
 from typed import not_none
@@ -135,7 +136,7 @@ def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 # A mixture's experts are chosen by the host, which no graph of a GPU holds.
-@pytest.mark.parametrize("family", ["llama", "gemma2", *["gpt_oss"] * (DEVICE == "cpu")])
+@pytest.mark.parametrize("family", mostly_slow(["llama", "gemma2", *["gpt_oss"] * (DEVICE == "cpu")], ["llama"]))
 def test_graphs_attend_by_the_kernels_as_without(family, recorded) -> None:
     plain, ours = recorded(family)
     steps = [

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from planted import plant
+from shortened import mostly_slow
 from tiny_engine import PROMPTS, decode, tokens
 from tiny_models import make_tiny
 from typed import not_none, stand_in
@@ -305,7 +306,11 @@ def _anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 class TestBuilding:
     @pytest.mark.skipif(platform.machine() != "x86_64", reason="the flags are those of such processors")
     @pytest.mark.parametrize(
-        "without", ["-mno-avx512f", "-mno-avx512f -mno-fma", "-mno-avx512bf16 -mno-avx512vnni", "-U__AMX_TILE__"]
+        "without",
+        mostly_slow(
+            ["-mno-avx512f", "-mno-avx512f -mno-fma", "-mno-avx512bf16 -mno-avx512vnni", "-U__AMX_TILE__"],
+            ["-mno-avx512f"],
+        ),
     )
     def test_older_processors(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, without: str) -> None:
         monkeypatch.setenv("CXX", f"g++ {without}")
@@ -331,6 +336,7 @@ class TestBuilding:
         native.library()
         assert built.stat().st_mtime_ns == made
 
+    @pytest.mark.slow
     def test_a_cache_that_cannot_be_written_is_no_obstacle(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -338,6 +344,7 @@ class TestBuilding:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
         assert native.missing() is None
 
+    @pytest.mark.slow
     def test_no_home_is_no_obstacle(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def home() -> None:
             raise RuntimeError("Could not determine home directory.")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from shortened import mostly_slow
 from tiny_models import make_tiny
 from typed import not_none
 
@@ -57,7 +58,7 @@ def made_for(processor, monkeypatch: pytest.MonkeyPatch, source=None):
     return native.load(PROCESSORS[processor] + (source or native.SOURCE.read_text(encoding="utf-8")))
 
 
-@pytest.fixture(params=PROCESSORS)
+@pytest.fixture(params=mostly_slow(PROCESSORS, ["AVX2", "AMX"]))
 def other(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
     """Lets what is loaded from then on run as on another processor."""
     library = made_for(request.param, monkeypatch)

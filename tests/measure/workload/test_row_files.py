@@ -271,6 +271,7 @@ def test_pipes_are_read_and_what_never_ends_is_refused(tmp_path: Path, monkeypat
         read_prompt_file(str(tmp_path))
 
 
+@pytest.mark.slow
 def test_what_unpacks_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "MAX_UNPACKED_BYTES", 1 << 20)
     for pack, name in ((gzip.compress, "b.txt.gz"), (zstd, "b.txt.zst"), (bz2.compress, "b.txt.bz2")):
