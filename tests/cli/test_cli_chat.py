@@ -365,6 +365,16 @@ class Terminal:
     def interrupt(self) -> None:
         os.kill(self.process.pid, signal.SIGINT)
 
+    def interrupt_until(self, pattern: str) -> None:
+        """Interrupt until a pattern is shown: a signal between the prompt and the reading of it is lost."""
+        for _ in range(30):
+            self.interrupt()
+            try:
+                return self.wait_for(pattern, 3)
+            except AssertionError:
+                continue
+        raise AssertionError(f"{pattern!r} is not in {self.shown[self.seen :]!r}")
+
     def end(self) -> int:
         """End the input at the prompt, as often as it takes: a terminal drops what it is sent while its mode changes.
 
@@ -415,8 +425,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(terminal) -> None:
     chat.type("/history\r")
     chat.wait_for(r"1 assistant: [a-h .]+")
     chat.wait_for("> ")
-    chat.interrupt()
-    chat.wait_for("Ctrl-D or /quit ends the conversation")
+    chat.interrupt_until("Ctrl-D or /quit ends the conversation")
     chat.type("/k nine\r")
     chat.wait_for("hint: for example `/k 6`")
     assert chat.end() == 0
