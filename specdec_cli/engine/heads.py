@@ -15,7 +15,7 @@ _METHODS = ("eagle", "eagle3")
 
 
 def head_config(
-    fields: Mapping[str, Any], draft: ModelSettings, target: str, settings: ModelSettings
+    fields: Mapping[str, Any], draft: ModelSettings, target: str, settings: ModelSettings, has_weights: bool = True
 ) -> HeadConfig | None:
     """The configuration of the head that a draft is, its layers named; None for every other draft.
 
@@ -24,6 +24,7 @@ def head_config(
         draft: how the draft is loaded.
         target: the target's name.
         settings: how the target is loaded.
+        has_weights: fetch the head's weights too.
 
     Raises:
         UsageError: the head cannot be used, or not with these settings.
@@ -32,7 +33,7 @@ def head_config(
     method, name = fields.get("method"), fields.get("model")
     if not isinstance(name, str) or not (method in _METHODS or (method is None and is_head(name, draft.revision))):
         return None
-    config = read_head_config(name, draft.revision)
+    config = read_head_config(name, draft.revision, has_weights)
     if method not in (None, config.method):
         raise UsageError(f"`{name}` is for the drafting method `{config.method}`, not `{method}`", f"write `-d {name}`")
     changed = [key for key in ("dtype", "device", "load_format", "quantize") if _differs(key, draft)]

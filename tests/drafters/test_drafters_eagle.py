@@ -23,6 +23,7 @@ from specdec_cli.engine.options import EngineOptions
 from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.errors import SpecdecError, UsageError
 from specdec_cli.lm.door import Row, Tapped
+from specdec_cli.lm.files import checkpoint
 from specdec_cli.lm.load import load_lm
 from specdec_cli.measure.machine.machine import look
 from specdec_cli.measure.machine.preflight import preflight
@@ -269,3 +270,19 @@ def test_doctor_says_what_the_folder_holds(lm, tmp_path: Path) -> None:
     assert (pair.draft, pair.draft_method, pair.taps, pair.errors) == (None, "eagle3", (1, 2, 3), [])
     [problem] = found(target_hidden_size=64).errors
     assert "reads hidden states of width 64" in problem.message
+
+
+def test_a_head_on_the_hub_is_fetched_with_its_weights(lm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, asked = publish(tmp_path / "head", random_weights(True), "official"), []
+
+    def fetch(_, allow_patterns, **__):
+        asked.append(set(allow_patterns))
+        return str(folder)
+
+    monkeypatch.setattr(checkpoint, "snapshot_download", fetch)
+    fields, settings = {"model": "someone/a-head"}, ModelSettings()
+    weights = {"*.safetensors", "pytorch_model.bin"}
+    assert head_config(fields, settings, lm.name, settings, has_weights=False) is not None
+    assert not any(patterns & weights for patterns in asked), "doctor reads configurations alone"
+    assert head_config(fields, settings, lm.name, settings) is not None
+    assert weights <= asked[-1]

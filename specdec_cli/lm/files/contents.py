@@ -150,6 +150,8 @@ def head_kind(folder: Path, config: dict[str, Any]) -> str | None:
     called = [config.get("model_type"), *_listed(config.get("architectures"))]
     names = " ".join(str(one).lower() for one in called)
     named = next((word for word in _HEADS if word in names), None)
+    if named is None and "draft_vocab_size" in config:
+        return "eagle"
     # NVIDIA's Eagle is a vision-language model.
     return named if named and "vision_config" not in config else _head_by_tensors(folder)
 

@@ -109,18 +109,19 @@ def is_head(name: str, revision: str | None = None) -> bool:
     return head_kind(folder, content) == "eagle"
 
 
-def read_head_config(name: str, revision: str | None = None) -> HeadConfig:
+def read_head_config(name: str, revision: str | None = None, has_weights: bool = True) -> HeadConfig:
     """The configuration of a folder that holds an EAGLE head.
 
     Args:
         name: hub id or folder.
         revision: branch, tag or commit of a hub id.
+        has_weights: fetch its weights too.
 
     Raises:
         UsageError: it holds something else, or a variant that is not supported.
         RunError: there is no such folder, or its configuration cannot be read.
     """
-    folder = model_folder(name, revision, trust_remote_code=False, has_weights=False)
+    folder = model_folder(name, revision, trust_remote_code=False, has_weights=has_weights, is_head=True)
     content = read_object(folder / "config.json")
     if head_kind(folder, content) != "eagle":
         raise UsageError(f"`{name}` holds no EAGLE head", "give the folder of one, or name a model as the draft")

@@ -10,8 +10,10 @@ from specdec_cli import drafters
 from specdec_cli.engine.build import model_settings
 from specdec_cli.engine.heads import head_config, head_fields
 from specdec_cli.errors import ExitCode, SpecdecError
+from specdec_cli.files import given_path
 from specdec_cli.lm.decoders import decoder_when
 from specdec_cli.lm.facts import ModelFacts, describe, describe_tokenizer, small_files
+from specdec_cli.lm.files.contents import tensor_names
 from specdec_cli.lm.files.generation import Generation, read_generation
 from specdec_cli.lm.heads.head_files import read_head_shapes
 from specdec_cli.lm.heads.head_shapes import check_shapes
@@ -180,7 +182,7 @@ def _read_draft(found: Preflight, recipe: Recipe) -> HeadConfig | None:
     fields, target = recipe.draft_fields(), recipe.target
     try:
         assert target.model is not None, "a recipe has a target"
-        config = head_config(fields, model_settings(recipe.draft), target.model, model_settings(target))
+        config = head_config(fields, model_settings(recipe.draft), target.model, model_settings(target), False)
         if config is not None:
             fields, found.head, found.draft_method = head_fields(config), str(config), config.method
         found.taps = tuple(dict.fromkeys(drafters.from_fields(fields).taps))
@@ -194,7 +196,8 @@ def _check_head(found: Preflight, head: HeadConfig, target: ModelFacts) -> None:
     try:
         if target.hidden_size is not None:
             head.check_fits(target.name, target.hidden_size, target.embedding_size)
-        check_shapes(head, read_head_shapes(head))
+        if tensor_names(head.folder) or given_path(head.name).is_dir():  # else they are not fetched yet
+            check_shapes(head, read_head_shapes(head))
     except SpecdecError as error:
         found.problems.append(_as_problem(error))
 
