@@ -6,8 +6,9 @@ first drafted token follows from the target's own states; each further one from 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -24,46 +25,17 @@ if TYPE_CHECKING:
 _HINT = "choose a draft that was made for this target"
 
 
-class Head(Protocol):
+class Head(ABC):
     """A draft head: what comes before and after its layer.
+
+    Args:
+        config: of the head.
+        target: the loaded target, in whose dtype the head computes.
 
     Attributes:
         layer: its decoder layer.
         weights: its own tensors.
         vocab_size: V, the width of its logits.
-    """
-
-    layer: HeadLayer
-    weights: dict[str, Tensor]
-    vocab_size: int
-
-    def mix(self, features: Tensor) -> Tensor:
-        """One feature [n, hidden] of the target's states [n, taps, target hidden]."""
-        ...
-
-    def embed(self, tokens: Sequence[int]) -> Tensor:
-        """Input embeddings [n, hidden]."""
-        ...
-
-    def combine(self, embedded: Tensor, feature: Tensor) -> tuple[Tensor, Tensor]:
-        """The residual [n, hidden] behind attention, and what attention reads [n, width]."""
-        ...
-
-    def recycled(self, output: Tensor) -> Tensor:
-        """The feature [n, hidden] that the next draft step reads, of the layer's output."""
-        ...
-
-    def logits(self, output: Tensor) -> Tensor:
-        """Logits [n, V] float32 of the layer's output; -inf where the head cannot draft a token."""
-        ...
-
-
-class EagleHead:
-    """EAGLE 1 and 2: u = fc([embedding; feature]); no norm before attention; the target's output layer.
-
-    Args:
-        config: of the head.
-        target: the loaded target, in whose dtype the head computes.
 
     Raises:
         RunError: weights that cannot be read.
@@ -72,19 +44,42 @@ class EagleHead:
 
     def __init__(self, config: HeadConfig, target: LM) -> None:
         config.check_fits(target.name, target.embed([0]).shape[-1], target.vocab_size)
-        weights = read_head_tensors(config, target.dtype, target.device)
-        check_shapes(config, {name: tuple(value.shape) for name, value in weights.items()})
-        self.weights, self._target = weights, target
+        self.weights = read_head_tensors(config, target.dtype, target.device)
+        check_shapes(config, {name: tuple(value.shape) for name, value in self.weights.items()})
+        self._config, self._target = config, target
         self.vocab_size = target.vocab_size
-        self.layer = HeadLayer(config.layer, _of_layer(weights))
+        self.layer = HeadLayer(config.layer, _of_layer(self.weights))
+
+    def embed(self, tokens: Sequence[int]) -> Tensor:
+        """Input embeddings [n, hidden] by its own table, or the target's where it has none."""
+        table = self.weights.get("embed_tokens.weight")
+        if table is None:
+            return self._target.embed(tokens)
+        return functional.embedding(torch.tensor(tokens, dtype=torch.long, device=table.device), table)
+
+    @abstractmethod
+    def mix(self, features: Tensor) -> Tensor:
+        """One feature [n, hidden] of the target's states [n, taps, target hidden]."""
+
+    @abstractmethod
+    def combine(self, embedded: Tensor, feature: Tensor) -> tuple[Tensor, Tensor]:
+        """The residual [n, hidden] behind attention, and what attention reads [n, width]."""
+
+    @abstractmethod
+    def recycled(self, output: Tensor) -> Tensor:
+        """The feature [n, hidden] that the next draft step reads, of the layer's output."""
+
+    @abstractmethod
+    def logits(self, output: Tensor) -> Tensor:
+        """Logits [n, V] float32 of the layer's output; -inf where the head cannot draft a token."""
+
+
+class EagleHead(Head):
+    """EAGLE 1 and 2: u = fc([embedding; feature]); no norm before attention; the target's output layer."""
 
     def mix(self, features: Tensor) -> Tensor:
         """The target's final hidden state."""
         return features[:, 0]
-
-    def embed(self, tokens: Sequence[int]) -> Tensor:
-        """By its own table, or the target's where it has none."""
-        return _embed(self.weights, self._target, tokens)
 
     def combine(self, embedded: Tensor, feature: Tensor) -> tuple[Tensor, Tensor]:
         """U twice."""
@@ -101,26 +96,12 @@ class EagleHead:
         return self._target.head(output)
 
 
-class Eagle3Head:
-    """EAGLE-3: attention reads [norm(embedding); norm(feature)]; the feature joins several layers' states.
-
-    Args:
-        config: of the head.
-        target: the loaded target, in whose dtype the head computes.
-
-    Raises:
-        RunError: weights that cannot be read.
-        UsageError: weights that are missing or of other shapes, or a head for another target.
-    """
+class Eagle3Head(Head):
+    """EAGLE-3: attention reads [norm(embedding); norm(feature)]; the feature joins several layers' states."""
 
     def __init__(self, config: HeadConfig, target: LM) -> None:
-        config.check_fits(target.name, target.embed([0]).shape[-1], target.vocab_size)
-        weights = read_head_tensors(config, target.dtype, target.device)
-        check_shapes(config, {name: tuple(value.shape) for name, value in weights.items()})
-        self._config, self.weights, self._target = config, weights, target
-        self.vocab_size = target.vocab_size
-        self.layer = HeadLayer(config.layer, _of_layer(weights))
-        self._ids = _target_ids(config, weights.get("d2t"), target)
+        super().__init__(config, target)
+        self._ids = _target_ids(config, self.weights.get("d2t"), target)
 
     def mix(self, features: Tensor) -> Tensor:
         """fc of the joined states."""
@@ -131,10 +112,6 @@ class Eagle3Head:
         if self._config.norm_before_fc:
             joined = self.layer.norm(joined, self.weights["input_norm.weight"])
         return functional.linear(joined, self.weights["fc.weight"])
-
-    def embed(self, tokens: Sequence[int]) -> Tensor:
-        """By its own table, or the target's where it has none."""
-        return _embed(self.weights, self._target, tokens)
 
     def combine(self, embedded: Tensor, feature: Tensor) -> tuple[Tensor, Tensor]:
         """The feature, normalized or not, and both normalized side by side."""
@@ -153,14 +130,10 @@ class Eagle3Head:
         if "lm_head.weight" not in self.weights:
             return self._target.head(normalized)
         found = functional.linear(normalized, self.weights["lm_head.weight"]).float()
-        if self._ids is None and found.shape[1] == self.vocab_size:
+        if self._ids is None:
             return found
         wide = found.new_full((len(found), self.vocab_size), -torch.inf)
-        if self._ids is None:
-            num = min(found.shape[1], self.vocab_size)
-            wide[:, :num] = found[:, :num]
-        else:
-            wide[:, self._ids] = found
+        wide[:, self._ids] = found
         return wide
 
     def _norm(self, output: Tensor) -> Tensor:
@@ -187,10 +160,3 @@ def _target_ids(config: HeadConfig, offsets: Tensor | None, target: LM) -> Tenso
 def _of_layer(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     start = "layers.0."
     return {name.removeprefix(start): value for name, value in weights.items() if name.startswith(start)}
-
-
-def _embed(weights: dict[str, Tensor], target: LM, tokens: Sequence[int]) -> Tensor:
-    table = weights.get("embed_tokens.weight")
-    if table is None:
-        return target.embed(tokens)
-    return functional.embedding(torch.tensor(tokens, dtype=torch.long, device=table.device), table)
