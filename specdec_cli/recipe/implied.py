@@ -13,6 +13,8 @@ SHAPE = "shape:"
 SYNTHETIC = "synthetic"
 _LENGTH, _RATES = ("speculation", "synthetic_acceptance_length"), ("speculation", "synthetic_acceptance_rates")
 _TREE = ("speculation", "tree")
+CHAIN_RULES = ("block", "typical", "synthetic")
+"""Verification modes that judge chains alone."""
 _VERIFY, _K = ("speculation", "verify"), ("speculation", "num_speculative_tokens")
 
 
@@ -60,7 +62,7 @@ def implied_problems(recipe: Recipe, tree: Tree) -> list[Problem]:
 
 
 def _tree_problems(recipe: Recipe, tree: Tree) -> list[Problem]:
-    """A static tree is not cut, none is drafted without a draft, and the adaptive policy has no tree."""
+    """A static tree is not cut, none is drafted without a draft; the adaptive policy and some rules have no tree."""
     speculation = recipe.speculation
     shape, k = _shape(speculation.tree), speculation.num_speculative_tokens
     if shape is None:
@@ -74,6 +76,9 @@ def _tree_problems(recipe: Recipe, tree: Tree) -> list[Problem]:
     if speculation.depth_policy == "adaptive":
         said = "does not fit depth_policy `adaptive`, which learns how long a chain pays"
         return [tree.problem(_TREE, said, "use depth_policy fixed or confidence, or leave the tree out")]
+    if speculation.verify in CHAIN_RULES and not shape.is_chain:
+        said = f"is `{shape}`, and verification mode `{speculation.verify}` judges chains alone"
+        return [tree.problem(_TREE, said, "use --verify auto, or leave --tree out")]
     return []
 
 

@@ -246,3 +246,12 @@ def test_serves_plan_names_the_tree(command: Callable[..., int], capsys: pytest.
 def test_a_server_elsewhere_has_its_own_trees(command: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["bench", "--endpoint", "http://127.0.0.1:1", "--tree", "2,1"]) == 2
     assert "`--tree` has no effect with --endpoint" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["bench", "serve", "compare-drafts"])
+def test_a_plan_refuses_what_the_run_refuses(
+    command: Callable[..., int], capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    assert command(name, "--dry-run", "--tree", "3,2", "--verify", "block") == 2
+    assert "`block` judges chains alone" in capsys.readouterr().err
+    assert command(name, "--dry-run", "--tree", "1,1", "--verify", "block") == 0, "a chain written as a tree"
