@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from specdec_cli.drafters.contract import Resources
 from specdec_cli.drafters.feature_head import HeadDrafter
-from specdec_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from specdec_cli.lm.heads.eagle import Head
@@ -31,10 +30,10 @@ class Drafter(HeadDrafter):
     def load_head(self, resources: Resources) -> Head:
         """The EAGLE head."""
         from specdec_cli.lm.heads.eagle import EagleHead
-        from specdec_cli.lm.heads.head_files import read_head_config
+        from specdec_cli.lm.heads.eagle_files import HeadConfig
+        from specdec_cli.lm.heads.formats import read_published
 
         assert resources.target is not None, "a head is loaded for a target"
-        config = read_head_config(self.model, resources.revision)
-        if config.method != "eagle":
-            raise UsageError(f"`{self.model}` is an EAGLE-3 head, not an EAGLE head", "name the method `eagle3`")
+        config = read_published(self.model, resources.revision, method="eagle")
+        assert isinstance(config, HeadConfig), "the format that has the method has its configuration"
         return EagleHead(config, resources.target)

@@ -14,6 +14,7 @@ from specdec_cli.errors import UsageError
 if TYPE_CHECKING:
     from specdec_cli.lm.door import Tap
     from specdec_cli.lm.heads.eagle import Head
+    from specdec_cli.lm.heads.eagle_files import HeadConfig
 
 
 @dataclass
@@ -45,9 +46,7 @@ class Drafter(HeadDrafter):
         """
         if self.layers is not None:
             return tuple(int(part) for part in self.layers.split("-"))
-        from specdec_cli.lm.heads.head_files import read_head_config
-
-        layers = read_head_config(self.model).layers
+        layers = self._read(None).layers
         if layers is None:
             said = f"the draft head `{self.model}` does not say which of the target's layers it reads"
             raise UsageError(said, f"for example `--draft eagle3:model={self.model},layers=1-15-28`")
@@ -58,11 +57,15 @@ class Drafter(HeadDrafter):
         from dataclasses import replace
 
         from specdec_cli.lm.heads.eagle import Eagle3Head
-        from specdec_cli.lm.heads.head_files import read_head_config
 
         assert resources.target is not None, "a head is loaded for a target"
-        config = read_head_config(self.model, resources.revision)
-        if config.method != "eagle3":
-            raise UsageError(f"`{self.model}` is an EAGLE head, not an EAGLE-3 head", "name the method `eagle`")
         layers = tuple(tap for tap in self.taps if isinstance(tap, int))
-        return Eagle3Head(replace(config, layers=layers), resources.target)
+        return Eagle3Head(replace(self._read(resources.revision), layers=layers), resources.target)
+
+    def _read(self, revision: str | None) -> HeadConfig:
+        from specdec_cli.lm.heads.eagle_files import HeadConfig
+        from specdec_cli.lm.heads.formats import read_published
+
+        config = read_published(self.model, revision, method="eagle3")
+        assert isinstance(config, HeadConfig), "the format that has the method has its configuration"
+        return config

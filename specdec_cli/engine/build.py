@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from specdec_cli import drafters
 from specdec_cli.drafters.contract import Drafter, Resources
 from specdec_cli.engine.caches import hold_beside, share_out
-from specdec_cli.engine.heads import head_config, head_fields
+from specdec_cli.engine.heads import published_draft, published_fields
 from specdec_cli.engine.loading import LoadProgress, LoadSettings, ModelSettings
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.engine.synthetic import synthetic_rates
@@ -233,8 +233,8 @@ def _draft_fields(draft: str | Mapping[str, Any] | None) -> dict[str, Any]:
 
 def _named(fields: Mapping[str, Any], target: str, settings: LoadSettings) -> dict[str, Any]:
     """The draft by its method: a folder that holds a draft head names the head's."""
-    config = head_config(fields, settings.draft, target, settings.target)
-    return dict(fields) if config is None else head_fields(config)
+    config = published_draft(fields, settings.draft, target, settings.target)
+    return dict(fields) if config is None else published_fields(config)
 
 
 def _check_tokenizers(tokenizer: Tokenizer, target: str, draft: str, settings: LoadSettings) -> None:

@@ -17,7 +17,7 @@ from specdec_cli.drafters.contract import DraftRow, Resources
 from specdec_cli.engine.build import another_drafter
 from specdec_cli.engine.decoding import Request
 from specdec_cli.engine.engine import Engine
-from specdec_cli.engine.heads import head_config, head_fields
+from specdec_cli.engine.heads import published_draft, published_fields
 from specdec_cli.engine.loading import ModelSettings
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.engine.prompts import PromptRow
@@ -48,9 +48,9 @@ def lm(tmp_path_factory: pytest.TempPathFactory):
 
 def loaded(lm, folder, **options):
     """A drafter of a head in a folder, as the engine loads it."""
-    config = head_config({"model": str(folder)}, ModelSettings(), lm.name, ModelSettings())
+    config = published_draft({"model": str(folder)}, ModelSettings(), lm.name, ModelSettings())
     assert config is not None
-    fields = head_fields(config) | options
+    fields = published_fields(config) | options
     made = drafters.from_fields(fields)
     lm.tap(made.taps)
     made.load(Resources(lambda _: lm, None, VOCAB, lm))
@@ -228,7 +228,7 @@ def test_a_bad_folder_is_one_sentence(lm, case: str, tmp_path: Path) -> None:
 def test_settings_of_a_model_have_no_meaning(lm, tmp_path: Path) -> None:
     folder = publish(tmp_path / "head", random_weights(True), "speculators")
     with pytest.raises(UsageError, match=r"`draft\.quantize` has no meaning"):
-        head_config({"model": str(folder)}, ModelSettings(quantize="int8"), lm.name, ModelSettings())
+        published_draft({"model": str(folder)}, ModelSettings(quantize="int8"), lm.name, ModelSettings())
     with pytest.raises(UsageError, match="joined by dashes"):
         drafters.create("eagle3", {"model": str(folder), "layers": "1,2"})
 
@@ -282,7 +282,7 @@ def test_a_head_on_the_hub_is_fetched_with_its_weights(lm, tmp_path: Path, monke
     monkeypatch.setattr(checkpoint, "snapshot_download", fetch)
     fields, settings = {"model": "someone/a-head"}, ModelSettings()
     weights = {"*.safetensors", "pytorch_model.bin"}
-    assert head_config(fields, settings, lm.name, settings, has_weights=False) is not None
+    assert published_draft(fields, settings, lm.name, settings, has_weights=False) is not None
     assert not any(patterns & weights for patterns in asked), "doctor reads configurations alone"
-    assert head_config(fields, settings, lm.name, settings) is not None
+    assert published_draft(fields, settings, lm.name, settings) is not None
     assert weights <= asked[-1]

@@ -15,9 +15,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from specdec_cli.errors import UsageError
-from specdec_cli.lm.heads.head_files import HeadConfig, read_head_tensors
+from specdec_cli.lm.heads.eagle_files import HeadConfig
 from specdec_cli.lm.heads.head_layer import HeadLayer
 from specdec_cli.lm.heads.head_shapes import check_shapes
+from specdec_cli.lm.heads.head_tensors import read_head_tensors
 
 if TYPE_CHECKING:
     from specdec_cli.lm.door import LM

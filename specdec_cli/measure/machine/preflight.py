@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from specdec_cli import drafters
 from specdec_cli.engine.build import model_settings
-from specdec_cli.engine.heads import head_config, head_fields
+from specdec_cli.engine.heads import published_draft, published_fields
 from specdec_cli.errors import ExitCode, SpecdecError
 from specdec_cli.files import given_path
 from specdec_cli.lm.decoders import decoder_when
 from specdec_cli.lm.facts import ModelFacts, describe, describe_tokenizer, small_files
 from specdec_cli.lm.files.contents import tensor_names
 from specdec_cli.lm.files.generation import Generation, read_generation
-from specdec_cli.lm.heads.head_files import read_head_shapes
 from specdec_cli.lm.heads.head_shapes import check_shapes
+from specdec_cli.lm.heads.head_tensors import read_head_shapes
 from specdec_cli.lm.load import check_target
 from specdec_cli.measure.machine.figures import figure
 from specdec_cli.measure.machine.memory_plan import Memory, check_rooms, pair_memory, plan_memory
@@ -27,7 +27,7 @@ from specdec_cli.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from specdec_cli.lm.door import Tap
-    from specdec_cli.lm.heads.head_files import HeadConfig
+    from specdec_cli.lm.heads.published import PublishedDraft
     from specdec_cli.measure.machine.machine import Machine
     from specdec_cli.recipe.schema import Draft, Recipe, Target
 
@@ -177,14 +177,14 @@ def _describe(found: Preflight, model: Target | Draft, trust_remote_code: bool, 
     return facts
 
 
-def _read_draft(found: Preflight, recipe: Recipe) -> HeadConfig | None:
+def _read_draft(found: Preflight, recipe: Recipe) -> PublishedDraft | None:
     """The hidden states that the draft reads, and its configuration where it is a head on them."""
     fields, target = recipe.draft_fields(), recipe.target
     try:
         assert target.model is not None, "a recipe has a target"
-        config = head_config(fields, model_settings(recipe.draft), target.model, model_settings(target), False)
+        config = published_draft(fields, model_settings(recipe.draft), target.model, model_settings(target), False)
         if config is not None:
-            fields, found.head, found.draft_method = head_fields(config), str(config), config.method
+            fields, found.head, found.draft_method = published_fields(config), str(config), config.method
         found.taps = tuple(dict.fromkeys(drafters.from_fields(fields).taps))
     except SpecdecError as error:
         found.problems.append(_as_problem(error))
@@ -192,7 +192,7 @@ def _read_draft(found: Preflight, recipe: Recipe) -> HeadConfig | None:
     return config
 
 
-def _check_head(found: Preflight, head: HeadConfig, target: ModelFacts) -> None:
+def _check_head(found: Preflight, head: PublishedDraft, target: ModelFacts) -> None:
     try:
         if target.hidden_size is not None:
             head.check_fits(target.name, target.hidden_size, target.embedding_size)

@@ -7,37 +7,31 @@ layer that a state enters, the one within `eagle_config` the layer that it leave
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import torch
-from safetensors import safe_open
-from torch import Tensor
 from transformers import LlamaConfig, Qwen3Config
 
 from specdec_cli.errors import RunError, UsageError
-from specdec_cli.lm.files.checkpoint import model_folder
 from specdec_cli.lm.files.contents import head_kind, tensor_names
-from specdec_cli.lm.files.reading import first_line, quiet, read_object
-from specdec_cli.lm.files.weights_files import check_weights, weights_files
+from specdec_cli.lm.files.reading import first_line, quiet
+from specdec_cli.lm.heads.head_layer import layer_shapes
+from specdec_cli.lm.heads.published import DraftFormat, PublishedDraft
 
 _CONFIGS = {"llama": LlamaConfig, "qwen3": Qwen3Config}
 _HINT = "choose a draft that was made for this target, or `--draft ngram`"
-_PICKLE = "pytorch_model.bin"
-
-Method = Literal["eagle", "eagle3"]
 
 
 @dataclass(frozen=True, slots=True)
-class HeadConfig:
-    """The configuration of a head.
+class HeadConfig(PublishedDraft):
+    """The configuration of an EAGLE head.
 
     Args:
         name: of the head, for messages.
         folder: where it is.
-        method: which forward it has.
+        method: which forward it has: `eagle` or `eagle3`.
         file_format: who writes such folders: `official` or `speculators` with its version.
         layer: transformers configuration of its decoder layer.
         vocab_size: the target's vocabulary that it was made for.
@@ -51,9 +45,6 @@ class HeadConfig:
         norm_output: the next draft step reads the normalized output.
     """
 
-    name: str
-    folder: Path
-    method: Method
     file_format: str
     layer: Any
     vocab_size: int
@@ -79,17 +70,22 @@ class HeadConfig:
             reads = f"the outputs of layers {', '.join(map(str, self.layers))}"
         return f"{kind}: reads {reads}; drafts {self.draft_vocab_size} of {self.vocab_size} tokens"
 
+    def given(self, options: Mapping[str, Any], num_layers: Callable[[], int]) -> HeadConfig:
+        """With its layers named: by the recipe, by itself, or by default."""
+        if options.get("layers") is not None:
+            return replace(self, layers=tuple(map(int, str(options["layers"]).split("-"))))
+        if self.layers is None and self.method == "eagle3":
+            return replace(self, layers=default_layers(num_layers()))
+        return self
+
+    def options(self) -> dict[str, Any]:
+        """The layers of EAGLE-3."""
+        if self.method != "eagle3" or self.layers is None:
+            return {}
+        return {"layers": "-".join(map(str, self.layers))}
+
     def check_fits(self, target: str, hidden_size: int, vocab_size: int) -> None:
-        """Refuse a head that was made for another target.
-
-        Args:
-            target: its name, for messages.
-            hidden_size: width of its hidden states.
-            vocab_size: V, the width of its logits.
-
-        Raises:
-            UsageError: it was.
-        """
+        """By the width of hidden states and the size of the vocabulary."""
         hint = "choose a draft that was made for this target"
         if self.target_hidden_size != hidden_size:
             said = f"the draft head `{self.name}` reads hidden states of width {self.target_hidden_size}"
@@ -98,33 +94,28 @@ class HeadConfig:
             said = f"the draft head `{self.name}` was made for {self.vocab_size} tokens"
             raise UsageError(f"{said}, and `{target}` scores {vocab_size}", hint)
 
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of EAGLE's or EAGLE-3's tensors."""
+        return _eagle3_shapes(self) if self.method == "eagle3" else _eagle_shapes(self)
 
-def is_head(name: str, revision: str | None = None) -> bool:
-    """Whether a name leads to a folder that holds an EAGLE head; False where it leads nowhere, which loading tells."""
-    try:
-        folder = model_folder(name, revision, trust_remote_code=False, has_weights=False)
-        content = read_object(folder / "config.json") if (folder / "config.json").is_file() else {}
-    except (RunError, UsageError):
-        return False
-    return head_kind(folder, content) == "eagle"
+    @staticmethod
+    def common_name(name: str) -> str:
+        """As in speculators folders."""
+        return _common_name(name)
 
 
-def read_head_config(name: str, revision: str | None = None, has_weights: bool = True) -> HeadConfig:
+def read_head_config(name: str, folder: Path, content: dict[str, Any]) -> HeadConfig:
     """The configuration of a folder that holds an EAGLE head.
 
     Args:
-        name: hub id or folder.
-        revision: branch, tag or commit of a hub id.
-        has_weights: fetch its weights too.
+        name: of the head, for messages.
+        folder: where it is.
+        content: of its `config.json`.
 
     Raises:
-        UsageError: it holds something else, or a variant that is not supported.
-        RunError: there is no such folder, or its configuration cannot be read.
+        UsageError: a variant that is not supported.
+        RunError: its configuration cannot be read.
     """
-    folder = model_folder(name, revision, trust_remote_code=False, has_weights=has_weights, is_head=True)
-    content = read_object(folder / "config.json")
-    if head_kind(folder, content) != "eagle":
-        raise UsageError(f"`{name}` holds no EAGLE head", "give the folder of one, or name a model as the draft")
     file_format = _file_format(name, content)
     own = content["transformer_layer_config"] if file_format != "official" else content.get("model", content)
     layer = _layer_config(name, own)
@@ -199,65 +190,33 @@ def default_layers(num_layers: int) -> tuple[int, int, int]:
     return (1, num_layers // 2 - 1, num_layers - 4)
 
 
-def read_head_tensors(config: HeadConfig, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
-    """All tensors of a head by their common names, floating-point ones in a dtype.
-
-    Raises:
-        RunError: no weights are there, or they cannot be read.
-        UsageError: one is not a finite number.
-    """
-    found = _read_pickle(config) if _is_pickled(config.folder) else _read_safetensors(config)
-    tensors = {_common_name(name): value for name, value in found.items()}
-    for name, value in tensors.items():
-        if value.is_floating_point() and not value.isfinite().all():
-            raise UsageError(
-                f"the tensor `{name}` of `{config.name}` holds numbers that are not finite", "download it again"
-            )
-    return {
-        name: value.to(device, dtype if value.is_floating_point() else value.dtype) for name, value in tensors.items()
-    }
+def _eagle_shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
+    """By name; what ends in `?` may be missing."""
+    size = int(config.layer.hidden_size)
+    shapes = {"fc.weight": (size, 2 * size), "fc.bias?": (size,), "embed_tokens.weight?": (config.vocab_size, size)}
+    return shapes | _within_layer(layer_shapes(config.layer, size))
 
 
-def read_head_shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
-    """The shapes of a head's tensors by their common names; of safetensors only headers are read.
-
-    Raises:
-        RunError: no weights are there, or they cannot be read.
-    """
-    if _is_pickled(config.folder):
-        return {_common_name(name): tuple(value.shape) for name, value in _read_pickle(config).items()}
-    check_weights(config.name, config.folder)
-    shapes: dict[str, tuple[int, ...]] = {}
-    for file in weights_files(config.name, config.folder):
-        with safe_open(config.folder / file, framework="pt") as opened:
-            names = opened.keys()
-            shapes |= {_common_name(name): tuple(opened.get_slice(name).get_shape()) for name in names}
-    return shapes
-
-
-def _is_pickled(folder: Path) -> bool:
-    return (folder / _PICKLE).is_file() and not any(folder.glob("*.safetensors"))
+def _eagle3_shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
+    """By name; what ends in `?` may be missing."""
+    size, vocabulary, drafted = int(config.layer.hidden_size), config.vocab_size, config.draft_vocab_size
+    joined = config.num_taps * config.target_hidden_size
+    layer = layer_shapes(config.layer, 2 * size) | {"input_layernorm.weight": (size,), "hidden_norm.weight": (size,)}
+    shapes: dict[str, tuple[int, ...]] = {"fc.weight": (size, joined), "norm.weight": (size,)}
+    own = "" if size != config.target_hidden_size else "?"
+    shapes[f"embed_tokens.weight{own}"] = (vocabulary, size)
+    has_maps = drafted != vocabulary
+    shapes["lm_head.weight" if has_maps or own == "" else "lm_head.weight?"] = (drafted, size)
+    shapes["d2t" if has_maps else "d2t?"] = (drafted,)
+    if config.norm_before_fc:
+        shapes["input_norm.weight"] = (joined,)
+    if config.fc_norm:
+        shapes |= {f"fc_norm.{i}.weight": (config.target_hidden_size,) for i in range(config.num_taps)}
+    return shapes | _within_layer(layer)
 
 
-def _read_safetensors(config: HeadConfig) -> dict[str, Tensor]:
-    check_weights(config.name, config.folder)
-    found: dict[str, Tensor] = {}
-    for file in weights_files(config.name, config.folder):
-        with safe_open(config.folder / file, framework="pt") as opened:
-            found |= {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118 (no mapping)
-    return found
-
-
-def _read_pickle(config: HeadConfig) -> dict[str, Tensor]:
-    """Tensors of a pickled file; nothing in it is run."""
-    path = config.folder / _PICKLE
-    try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise RunError(f"`{path}` cannot be read: {first_line(error)}", "copy or download the draft again") from error
-    if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
-        raise RunError(f"`{path}` holds something else than tensors", "copy or download the draft again")
-    return found
+def _within_layer(shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    return {f"layers.0.{name}": shape for name, shape in shapes.items()}
 
 
 def _common_name(name: str) -> str:
@@ -271,3 +230,8 @@ def _common_name(name: str) -> str:
         "aux_norm_high.weight": "fc_norm.2.weight",
     }
     return old.get(name, name)
+
+
+FORMAT = DraftFormat(
+    "EAGLE head", ("eagle", "eagle3"), lambda folder, content: head_kind(folder, content) == "eagle", read_head_config
+)

@@ -1,0 +1,86 @@
+"""Published drafts: what a draft's folder says of itself, whatever its format, and what an entry of the table gives."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedDraft(ABC):
+    """What the folder of a published draft says of itself; each format adds its own fields.
+
+    Args:
+        name: of the draft, for messages.
+        folder: where it is.
+        method: the drafting method that runs it.
+    """
+
+    runs_as_target: ClassVar[bool] = True
+    """Whether it computes in the target's dtype on the target's device, and so has no settings of its own."""
+
+    name: str
+    folder: Path
+    method: str
+
+    @abstractmethod
+    def __str__(self) -> str:
+        """For people: what it is, what it reads, and what it can draft."""
+
+    @abstractmethod
+    def given(self, options: Mapping[str, Any], num_layers: Callable[[], int]) -> Self:
+        """The same as a recipe has it run.
+
+        Args:
+            options: of the drafting method, as the recipe has them.
+            num_layers: of the target, where the folder leaves something to it.
+
+        Raises:
+            UsageError: as `num_layers` does.
+        """
+
+    @abstractmethod
+    def options(self) -> dict[str, Any]:
+        """What `given` settled, as options of the drafting method."""
+
+    @abstractmethod
+    def check_fits(self, target: str, hidden_size: int, vocab_size: int) -> None:
+        """Refuse a draft that was made for another target.
+
+        Args:
+            target: its name, for messages.
+            hidden_size: width of its hidden states.
+            vocab_size: V, the width of its logits.
+
+        Raises:
+            UsageError: it was.
+        """
+
+    @abstractmethod
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the tensors that it must have, by common names; a name that ends in `?` may be missing."""
+
+    @staticmethod
+    def common_name(name: str) -> str:
+        """A tensor's name as every folder of the format has it here."""
+        return name
+
+
+@dataclass(frozen=True, slots=True)
+class DraftFormat:
+    """One published format.
+
+    Args:
+        what: it holds, for messages: `an EAGLE head`.
+        methods: the drafting methods that run it.
+        recognizes: whether a folder holds it, by the folder and its configuration.
+        read: what a folder of it says: of the draft's name, its folder and its configuration.
+    """
+
+    what: str
+    methods: tuple[str, ...]
+    recognizes: Callable[[Path, dict[str, Any]], bool]
+    read: Callable[[str, Path, dict[str, Any]], PublishedDraft]
