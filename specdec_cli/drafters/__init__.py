@@ -18,7 +18,7 @@ from specdec_cli.errors import UsageError, closest
 
 __all__ = ["create", "from_fields", "get", "methods", "options", "parse_spec", "to_spec", "without_model"]
 
-_NOT_METHODS = {"__init__", "contract", "feature_head", "growth", "rounds"}
+_NOT_METHODS = {"__init__", "contract", "feature_head", "growth", "language_model", "rounds"}
 # The members of `contract.Drafter`.
 _MEMBERS = ("lm", "max_context", "builds_trees", "draws", "sizes", "taps", "adopt", "load", "propose", "release")
 _HINT = "write a model's name or folder, or one of: "

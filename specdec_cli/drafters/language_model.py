@@ -1,0 +1,156 @@
+"""Base of drafters that guess with a language model, sampled as the target will be (Leviathan et al. 2022)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from specdec_cli.drafted import NOTHING
+from specdec_cli.drafters.contract import DraftRow, Guesses, Resources, WithoutFeatures
+from specdec_cli.drafters.growth import Growth
+from specdec_cli.drafters.rounds import grow_deeper
+from specdec_cli.errors import RunError, UsageError
+
+if TYPE_CHECKING:
+    from specdec_cli.lm.cache.unread import Unread
+    from specdec_cli.lm.door import LM, Draw
+
+_CHUNK = 512  # tokens of an unseen context per forward, so that a long prompt's activations stay small
+
+
+class LMDrafter(WithoutFeatures):
+    """Guesses with a language model: in one call where it has one for that, else round by round over all rows.
+
+    Args:
+        name: of the draft, for messages.
+    """
+
+    draws = True
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._loaded: LM | None = None
+        self._num_tokens = 0
+        self._num_fed: dict[int, int] = {}
+        self._unread: Unread | None = None
+
+    @property
+    def lm(self) -> LM:
+        """The loaded draft model."""
+        assert self._loaded is not None, "a drafter is loaded before it drafts"
+        return self._loaded
+
+    @property
+    def max_context(self) -> int | None:
+        """Longest context that the draft model reads."""
+        return self.lm.max_context
+
+    @property
+    def builds_trees(self) -> bool:
+        """Whether the draft model scores trees."""
+        return self.lm.scores_trees
+
+    @property
+    def sizes(self) -> tuple[int | None, int | None]:
+        """Of the draft model and its KV cache."""
+        return self.lm.num_parameters, self.lm.num_bytes
+
+    def load(self, resources: Resources) -> None:
+        """Load the language model.
+
+        Raises:
+            UsageError: it scores fewer tokens than the target's tokenizer has.
+        """
+        self._loaded = self.load_lm(resources)
+        self._num_tokens = resources.num_tokens
+        if self.lm.vocab_size < self._num_tokens:
+            message = f"the draft `{self._name}` scores {self.lm.vocab_size} tokens, the target has {self._num_tokens}"
+            raise UsageError(message, "choose a draft with the target's tokenizer")
+
+    def load_lm(self, resources: Resources) -> LM:
+        """The language model of this method."""
+        raise NotImplementedError
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[Guesses]:
+        """Up to k tokens per row, or a tree of that depth; of rows not guessed in one call, one depth each round.
+
+        Raises:
+            RunError: what it guessed before, unread, was no token.
+        """
+        self._check_last_guess()
+        for row in rows:
+            if row.cache_salt is not None and row.handle not in self._num_fed:
+                self._num_fed[row.handle] = self.lm.adopt(row.handle, row.context, row.cache_salt)
+        drafts = [Growth(row, place) for place, row in enumerate(rows)]
+        most = self.lm.max_context
+        drafting = [draft for draft in drafts if draft.wants_more(most)]
+        self._feed_long_contexts(drafting)
+        self._guess([draft for draft in drafting if _is_plain(draft.row)])
+        while growing := [draft for draft in drafts if draft.wants_more(most)]:
+            logits = self.lm.score([draft.to_score() for draft in growing])
+            grow_deeper(growing, logits, self._num_tokens, self._name)
+        return [draft.guesses() for draft in drafts]
+
+    def release(self, handle: int) -> None:
+        """Forget a sequence, and have the draft model forget it."""
+        self._num_fed.pop(handle, None)
+        if self._loaded is not None:
+            self._loaded.release(handle)
+
+    def _check_last_guess(self) -> None:
+        """A guess that was not read when it was made is known by now."""
+        unread, self._unread = self._unread, None
+        if unread is not None and unread.is_read and not unread.is_whole:
+            raise RunError(
+                f"the draft `{self._name}` gave no finite number as its largest logit",
+                "try --draft-dtype float32, or another checkpoint if it is float32 already",
+            )
+
+    def _feed_long_contexts(self, drafts: Sequence[Growth]) -> None:
+        """Fill the cache chunk by chunk until at most one chunk of each context is unseen."""
+        from specdec_cli.lm.door import Row
+
+        fed = self._num_fed
+        while long := [d.row for d in drafts if len(d.row.context) - fed.get(d.row.handle, 0) > _CHUNK]:
+            for row in long:
+                fed[row.handle] = fed.get(row.handle, 0) + _CHUNK
+            self.lm.score([Row(row.handle, row.context[: fed[row.handle]], num_logits=0) for row in long])
+        for draft in drafts:
+            fed[draft.row.handle] = len(draft.row.context)
+
+    def _guess(self, drafts: Sequence[Growth]) -> None:
+        """Guess for plain rows in one call, where the LM has one for it."""
+        from specdec_cli.lm.door import Row
+
+        counts = [draft.most_depth(self.lm.max_context) for draft in drafts]
+        rows = [
+            Row(draft.row.handle, draft.row.context, num, draw=_to_draw(draft.row, num))
+            for draft, num in zip(drafts, counts, strict=True)
+        ]
+        found = self.lm.guess(rows, self._num_tokens) if rows else None
+        if found is not None:
+            self._unread = found.unread
+            for i, (draft, tokens) in enumerate(zip(drafts, found.tokens, strict=True)):
+                draft.take_chain(tokens, found.unread, found.q[i] if draft.needs_q else None)
+
+
+def _is_plain(row: DraftRow) -> bool:
+    """Whether the draft's own scores alone say how a chain goes on: with what is likeliest, or by a draw."""
+    from specdec_cli.sampling.chain import ChainRow, is_edited
+
+    needs_wide_noise = row.params.temperature > 0 and row.shares_noise
+    if row.p_min > 0 or needs_wide_noise or row.tree is not None:
+        return False
+    return not is_edited(ChainRow(row.params, row.context, row.num_prompt_tokens, NOTHING, row.stop_ids))
+
+
+def _to_draw(row: DraftRow, num: int) -> Draw | None:
+    """How so many tokens of a plain row are drawn; None where the likeliest are taken."""
+    from specdec_cli.lm.door import Draw
+    from specdec_cli.sampling import noise
+
+    params = row.params
+    if params.temperature == 0:
+        return None
+    uniforms = noise.uniforms(params.seed, params.index, len(row.context), noise.Purpose.DRAFT, num)
+    return Draw(params.temperature, params.top_k, params.top_p, params.min_p, uniforms.tolist())
