@@ -9,7 +9,7 @@ from specdec_cli.drafters.contract import Resources
 from specdec_cli.drafters.feature_head import HeadDrafter
 
 if TYPE_CHECKING:
-    from specdec_cli.lm.heads.eagle import Head
+    from specdec_cli.lm.heads.head import Head
 
 
 @dataclass

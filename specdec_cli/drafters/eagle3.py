@@ -13,8 +13,8 @@ from specdec_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from specdec_cli.lm.door import Tap
-    from specdec_cli.lm.heads.eagle import Head
     from specdec_cli.lm.heads.eagle_files import HeadConfig
+    from specdec_cli.lm.heads.head import Head
 
 
 @dataclass

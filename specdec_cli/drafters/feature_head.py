@@ -13,7 +13,7 @@ from specdec_cli.errors import UsageError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from specdec_cli.lm.heads.eagle import Head
+    from specdec_cli.lm.heads.head import Head
     from specdec_cli.lm.heads.head_sequences import HeadSequences
 
 

@@ -6,7 +6,7 @@ first drafted token follows from the target's own states; each further one from 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,8 @@ from torch.nn import functional
 
 from specdec_cli.errors import UsageError
 from specdec_cli.lm.heads.eagle_files import HeadConfig
-from specdec_cli.lm.heads.head_layer import HeadLayer
+from specdec_cli.lm.heads.head import Head
+from specdec_cli.lm.heads.head_layer import HeadLayer, LayerFeed
 from specdec_cli.lm.heads.head_shapes import check_shapes
 from specdec_cli.lm.heads.head_tensors import read_head_tensors
 
@@ -26,17 +27,12 @@ if TYPE_CHECKING:
 _HINT = "choose a draft that was made for this target"
 
 
-class Head(ABC):
-    """A draft head: what comes before and after its layer.
+class _LayerHead(Head):
+    """What EAGLE heads share: one layer of their own, and what stands before and behind it.
 
     Args:
         config: of the head.
         target: the loaded target, in whose dtype the head computes.
-
-    Attributes:
-        layer: its decoder layer.
-        weights: its own tensors.
-        vocab_size: V, the width of its logits.
 
     Raises:
         RunError: weights that cannot be read.
@@ -45,42 +41,32 @@ class Head(ABC):
 
     def __init__(self, config: HeadConfig, target: LM) -> None:
         config.check_fits(target.name, target.embed([0]).shape[-1], target.vocab_size)
-        self.weights = read_head_tensors(config, target.dtype, target.device)
-        check_shapes(config, {name: tuple(value.shape) for name, value in self.weights.items()})
-        self._config, self._target = config, target
-        self.vocab_size = target.vocab_size
-        self.layer = HeadLayer(config.layer, _of_layer(self.weights))
+        weights = read_head_tensors(config, target.dtype, target.device)
+        check_shapes(config, {name: tuple(value.shape) for name, value in weights.items()})
+        self.layer = HeadLayer(config.layer, _of_layer(weights))
+        shape = (self.layer.num_kv_heads, self.layer.head_size)
+        super().__init__(target, weights, shape, shape)
+        self._config = config
 
     def embed(self, tokens: Sequence[int]) -> Tensor:
         """Input embeddings [n, hidden] by its own table, or the target's where it has none."""
         table = self.weights.get("embed_tokens.weight")
         if table is None:
-            return self._target.embed(tokens)
+            return super().embed(tokens)
         return functional.embedding(torch.tensor(tokens, dtype=torch.long, device=table.device), table)
 
-    @abstractmethod
-    def mix(self, features: Tensor) -> Tensor:
-        """One feature [n, hidden] of the target's states [n, taps, target hidden]."""
+    def run(self, embedded: Tensor, feature: Tensor, positions: Tensor, feeds: list[LayerFeed]) -> Tensor:
+        """The layer's output, before any norm."""
+        residual, inputs = self.combine(embedded, feature)
+        return self.layer.run(residual, inputs, positions, feeds)
 
     @abstractmethod
     def combine(self, embedded: Tensor, feature: Tensor) -> tuple[Tensor, Tensor]:
         """The residual [n, hidden] behind attention, and what attention reads [n, width]."""
 
-    @abstractmethod
-    def recycled(self, output: Tensor) -> Tensor:
-        """The feature [n, hidden] that the next draft step reads, of the layer's output."""
 
-    @abstractmethod
-    def logits(self, output: Tensor) -> Tensor:
-        """Logits [n, V] float32 of the layer's output; -inf where the head cannot draft a token."""
-
-
-class EagleHead(Head):
+class EagleHead(_LayerHead):
     """EAGLE 1 and 2: u = fc([embedding; feature]); no norm before attention; the target's output layer."""
-
-    def mix(self, features: Tensor) -> Tensor:
-        """The target's final hidden state."""
-        return features[:, 0]
 
     def combine(self, embedded: Tensor, feature: Tensor) -> tuple[Tensor, Tensor]:
         """U twice."""
@@ -97,7 +83,7 @@ class EagleHead(Head):
         return self._target.head(output)
 
 
-class Eagle3Head(Head):
+class Eagle3Head(_LayerHead):
     """EAGLE-3: attention reads [norm(embedding); norm(feature)]; the feature joins several layers' states."""
 
     def __init__(self, config: HeadConfig, target: LM) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specdec_cli.drafted import Drafted
-from specdec_cli.lm.heads.eagle import Head
+from specdec_cli.lm.heads.head import Head
 from specdec_cli.lm.heads.head_layer import LayerFeed
 
 _CHUNK = 512  # slots of a prompt that attend at once, so that a long prompt's mask stays small
@@ -114,13 +114,11 @@ class HeadSequences:
         feed = LayerFeed(held.keys, held.values, first, num)
         positions = torch.arange(first, first + num, device=self._device)
         held.num_kept += num
-        residual, inputs = self._head.combine(self._head.embed(tokens), mixed)
-        return self._head.layer.run(residual, inputs, positions, [feed])
+        return self._head.run(self._head.embed(tokens), mixed, positions, [feed])
 
     def _new_sequence(self) -> _HeadSequence:
-        layer = self._head.layer
-        shape = (layer.num_kv_heads, _ROOM, layer.head_size)
-        keys, values = (torch.zeros(shape, dtype=self._dtype, device=self._device) for _ in range(2))
+        shapes = self._head.key_shape, self._head.value_shape
+        keys, values = (torch.zeros(n, _ROOM, size, dtype=self._dtype, device=self._device) for n, size in shapes)
         return _HeadSequence(keys, values)
 
     @torch.inference_mode()
@@ -150,9 +148,8 @@ class HeadSequences:
             positions += [held.num_kept + len(path) - 1 for path in paths]
         tokens = [path[-1] for _, paths in news for path in paths]
         feature = self._head.recycled(torch.stack(features))
-        residual, inputs = self._head.combine(self._head.embed(tokens), feature)
         at = torch.tensor(positions, dtype=torch.long, device=self._device)
-        output = iter(self._head.layer.run(residual, inputs, at, feeds))
+        output = iter(self._head.run(self._head.embed(tokens), feature, at, feeds))
         for held, paths in news:
             held.outputs |= {path: next(output) for path in paths}
 
