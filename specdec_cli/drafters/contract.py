@@ -36,7 +36,7 @@ class DraftRow:
         cache_salt: a draft model may share cached tokens with sequences of the same salt; None shares nothing.
         tree: shape of the guess; None wants a chain. Only drafters that build trees are asked for one.
         features: [n, len(taps), hidden] in the target's dtype: its hidden states at positions len(context) - 1 - n to
-            len(context) - 2, those that were kept since this sequence's last row (for its first: since where `adopt`
+            len(context) - 2, those that were kept since this sequence's last row (for its first: all from where `adopt`
             let it begin). The last token is still to be read by the target. None where none are new, or without taps.
     """
 
@@ -137,8 +137,8 @@ class Drafter(Protocol):
         """Begin a new sequence that may reuse cached prefixes, for a drafter with taps.
 
         Returns:
-            How many first tokens of the context it can do without the features of. The target feeds all others, though
-            it may have cached them; 0 has it feed everything.
+            How many first tokens of the context it can do without the features of, and gets none of. The target feeds
+            all others, though it may have cached them; 0 has it feed everything.
         """
         ...
 

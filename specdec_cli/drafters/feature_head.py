@@ -11,8 +11,6 @@ from specdec_cli.drafters.rounds import grow_deeper
 from specdec_cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from specdec_cli.lm.heads.head import Head
     from specdec_cli.lm.heads.head_sequences import HeadSequences
 
@@ -47,8 +45,8 @@ class HeadDrafter:
         return (0, 0) if self._sequences is None else self._sequences.sizes
 
     def adopt(self, handle: int, context: Sequence[int], salt: str) -> int:
-        """It keeps nothing of sequences that ended, and needs all features."""
-        return 0
+        """Begin with the keys and values of a prefix that another sequence has left; it needs no features of these."""
+        return 0 if self._sequences is None else self._sequences.adopt(handle, context, salt)
 
     def load(self, resources: Resources) -> None:
         """Load the head.
@@ -61,7 +59,7 @@ class HeadDrafter:
 
         target = resources.target
         assert target is not None, "a head is loaded for a target"
-        self._sequences = HeadSequences(self.load_head(resources), target.dtype, target.device)
+        self._sequences = HeadSequences(self.load_head(resources), target)
         self._num_tokens, self._max_context = resources.num_tokens, target.max_context
 
     def load_head(self, resources: Resources) -> Head:
@@ -75,10 +73,10 @@ class HeadDrafter:
         held, most = self._sequences, self._max_context
         assert held is not None, "a drafter is loaded before it drafts"
         assert most is not None, "a drafter is loaded before it drafts"
-        held.feed([_news(row, held.num_kept(row.handle)) for row in rows if row.features is not None])
-        drafts = [Growth(row, place) for place, row in enumerate(rows) if held.num_kept(row.handle)]
+        held.feed([(row.handle, row.context, row.features) for row in rows if row.features is not None])
+        drafts = [Growth(row, place) for place, row in enumerate(rows) if held.can_draft(row.handle)]
         while growing := [draft for draft in drafts if draft.wants_more(most)]:
-            logits = held.logits([HeadRow(one.row.handle, one.drafted, one.ends) for one in growing])
+            logits = held.logits([HeadRow(one.row.handle, one.drafted, one.ends, one.is_dynamic) for one in growing])
             grow_deeper(growing, logits, self._num_tokens, self._name)
         found = {draft.place: draft.guesses() for draft in drafts}
         return [found.get(place, Guesses()) for place in range(len(rows))]
@@ -87,11 +85,3 @@ class HeadDrafter:
         """Forget a sequence."""
         if self._sequences is not None:
             self._sequences.release(handle)
-
-
-def _news(row: DraftRow, num_kept: int) -> tuple[int, list[int], Tensor]:
-    """The features that a sequence brings, with the tokens that follow their positions."""
-    assert row.features is not None, "only rows with features are asked"
-    num = len(row.features)
-    assert num_kept + num == len(row.context) - 1, "each kept position's features come once"
-    return row.handle, row.context[num_kept + 1 :], row.features

@@ -84,11 +84,12 @@ class Drafters:
         return () if name == NONE or name in self.switched_off or handle in self._left_out else self.by_name[name].taps
 
     def adopt(self, name: str, handle: int, context: Sequence[int], salt: str) -> int:
-        """How many first tokens of a new sequence the target need not feed for its drafter's sake."""
-        if not self.taps(name, handle):
-            return len(context)
+        """How many first tokens of a new sequence its drafter can do without the features of; it gets all others.
+
+        The last token is always fed.
+        """
         try:
-            return min(self.by_name[name].adopt(handle, context, salt), len(context))
+            return min(self.by_name[name].adopt(handle, context, salt), len(context) - 1)
         except Exception as error:
             self._failed(name, error)
             return 0

@@ -437,12 +437,11 @@ class Engine:
 
     def _start(self, sequence: Sequence) -> int:
         """Take over what the cache still holds of a sequence's tokens, if its draft can go on there; how many."""
-        most, salt = len(sequence.tokens), sequence.cache_salt
+        most, begin, salt = len(sequence.tokens), 0, sequence.cache_salt
         if self._taps(sequence) and salt is not None:
-            most = self.drafters.adopt(sequence.draft, sequence.id, sequence.tokens, salt)
-        num_cached = self._adopt(sequence, most)
-        self._stepper.features.begin(sequence.id, num_cached)
-        return num_cached
+            most = begin = self.drafters.adopt(sequence.draft, sequence.id, sequence.tokens, salt)
+        self._stepper.features.begin(sequence.id, begin)
+        return self._adopt(sequence, most)
 
     def _taps(self, sequence: Sequence) -> Items[Tap]:
         """The target's hidden states that a sequence's draft reads."""

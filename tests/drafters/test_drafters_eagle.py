@@ -6,23 +6,21 @@ from pathlib import Path
 
 import pytest
 import torch
+from head_drafts import GREEDY, LAYERS, TEXT, features_of, loaded, reference, row
 from safetensors.torch import save_file
 from tiny_engine import PROMPTS, decode, letter_tokenizer, tokens
-from tiny_heads import HIDDEN, Reference, publish, random_weights
+from tiny_heads import HIDDEN, publish, random_weights
 from tiny_models import VOCAB, make_tiny
-from typed import not_none
 
 from specdec_cli import drafters
-from specdec_cli.drafters.contract import DraftRow, Resources
 from specdec_cli.engine.build import another_drafter
 from specdec_cli.engine.decoding import Request
 from specdec_cli.engine.engine import Engine
-from specdec_cli.engine.heads import published_draft, published_fields
+from specdec_cli.engine.heads import published_draft
 from specdec_cli.engine.loading import ModelSettings
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.errors import SpecdecError, UsageError
-from specdec_cli.lm.door import Row, Tapped
 from specdec_cli.lm.files import checkpoint
 from specdec_cli.lm.load import load_lm
 from specdec_cli.measure.machine.machine import look
@@ -33,9 +31,6 @@ from specdec_cli.recipe import resolve
 from specdec_cli.sampling.params import SamplingParams
 from specdec_cli.tree_shape import TreeShape
 
-LAYERS = (1, 2, 3)
-TEXT = [(11 * i * i + 3 * i) % (VOCAB - 2) + 2 for i in range(60)]
-GREEDY = SamplingParams(max_new_tokens=24)
 VARIANTS = [{}, {"norm_before_residual": True}, {"norm_before_fc": True}, {"fc_norm": True}, {"norm_output": True}]
 
 
@@ -44,38 +39,6 @@ def lm(tmp_path_factory: pytest.TempPathFactory):
     folder = make_tiny("llama", tmp_path_factory.mktemp("target"), 1, num_hidden_layers=6)
     letter_tokenizer().save_pretrained(folder)
     return load_lm(str(folder), block_size=4, max_num_seqs=4, check=False)
-
-
-def loaded(lm, folder, **options):
-    """A drafter of a head in a folder, as the engine loads it."""
-    config = published_draft({"model": str(folder)}, ModelSettings(), lm.name, ModelSettings())
-    assert config is not None
-    fields = published_fields(config) | options
-    made = drafters.from_fields(fields)
-    lm.tap(made.taps)
-    made.load(Resources(lambda _: lm, None, VOCAB, lm))
-    return made
-
-
-def features_of(lm, text, taps):
-    row = Row(-7, text, 0, tapped=Tapped())
-    lm.tap(taps)
-    lm.score([row])
-    lm.release(-7)
-    return not_none(not_none(row.tapped).states)[:, [lm.taps.index(tap) for tap in taps]]
-
-
-def reference(weights, lm, **options) -> Reference:
-    is_third = "lm_head.weight" in weights
-    table = lm.embed(list(range(VOCAB)))
-    return Reference(weights | ({"embed_tokens.weight": table} if options.pop("borrows", False) else {}), is_third,
-                     None if is_third else lm.head(torch.eye(HIDDEN)).T.clone(), options)  # fmt: skip
-
-
-def row(context, features, k=4, params=GREEDY, **more):
-    return DraftRow(
-        0, list(context), 3, k, params, frozenset(), params.temperature > 0, False, 0.0, features=features, **more
-    )
 
 
 FORMS = [("eagle", {}), ("official", {}), ("specforge", {}), ("modelopt", {})]

@@ -184,9 +184,9 @@ class Contexts:
         if self._num_snapshots:
             return 0
         held = self.held[handle] = Held(salt=salt)
-        size, before = self._block_size, _root(salt)
+        size, before = self._block_size, root_key(salt)
         for start in range(0, len(context) - size, size):
-            before = _key(before, context[start : start + size])
+            before = block_key(before, context[start : start + size])
             block = self.pool.share(before)
             if block is None:
                 break
@@ -297,16 +297,17 @@ class Contexts:
             return
         size = self._block_size
         for i in range(len(held.keys), num_tokens // size):
-            before = held.keys[-1] if held.keys else _root(held.salt)
-            held.keys.append(_key(before, held.tokens[i * size : (i + 1) * size]))
+            before = held.keys[-1] if held.keys else root_key(held.salt)
+            held.keys.append(block_key(before, held.tokens[i * size : (i + 1) * size]))
             self.pool.publish(held.blocks[i], held.keys[-1])
 
 
-def _root(salt: str) -> bytes:
+def root_key(salt: str) -> bytes:
+    """The key before a sequence's first block."""
     return hashlib.blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=16, person=b"salt").digest()
 
 
-def _key(before: bytes, tokens: Sequence[int]) -> bytes:
+def block_key(before: bytes, tokens: Sequence[int]) -> bytes:
     """The key of a block, from that of the one before it."""
     return hashlib.blake2b(array("q", tokens).tobytes(), digest_size=16, key=before).digest()
 

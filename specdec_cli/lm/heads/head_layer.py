@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,18 +18,39 @@ class LayerFeed:
     """One sequence's new slots.
 
     Args:
-        keys: [kv heads, slots, head size] of the sequence, with room for the new slots; the layer fills them in.
+        keys: [key heads, slots, head size] of all sequences; the layer fills in the new ones.
         values: the same.
-        first: the first new slot; the new slots follow each other.
-        num: how many are new.
-        visible: [num, first + num] bool, the slots that each new one attends to; None where each sees those before it.
+        slots: of the sequence's places: a slice, or [places] int64 where they do not lie in one piece.
+        places: of the new slots, in order.
+        end: how many places may be read, the new ones included.
+        visible: [new, end] bool, the places that each new one attends to; None where each sees those before it.
     """
 
     keys: Tensor
     values: Tensor
-    first: int
-    num: int
+    slots: slice | Tensor
+    places: Sequence[int]
+    end: int
     visible: Tensor | None = None
+
+    def write(self, keys: Tensor, values: Tensor) -> None:
+        """File new keys and values [key heads, new, head size]."""
+        first, num = self.places[0], len(self.places)
+        if isinstance(self.slots, Tensor):
+            at: slice | Tensor = self.slots[list(self.places)]
+        elif self.places[-1] == first + num - 1:
+            at = slice(self.slots.start + first, self.slots.start + first + num)
+        else:
+            at = torch.tensor(self.places, device=keys.device) + self.slots.start
+        self.keys[:, at], self.values[:, at] = keys, values
+
+    def read(self) -> tuple[Tensor, Tensor]:
+        """Keys and values [key heads, end, head size]; views where they lie in one piece."""
+        if isinstance(self.slots, Tensor):
+            at: slice | Tensor = self.slots[: self.end]
+        else:
+            at = slice(self.slots.start, self.slots.start + self.end)
+        return self.keys[:, at], self.values[:, at]
 
 
 class HeadLayer:
@@ -71,13 +92,14 @@ class HeadLayer:
         queries, keys = apply_rotary_pos_emb(queries[None], keys[None], cos, sin)
         queries, keys, outputs, begin = queries[0], keys[0], [], 0
         for feed in feeds:
-            new, end = slice(begin, begin + feed.num), feed.first + feed.num
-            feed.keys[:, feed.first : end], feed.values[:, feed.first : end] = keys[:, new], values[:, new]
-            visible = feed.visible
-            if visible is None and feed.num > 1:
-                visible = torch.ones(feed.num, end, dtype=torch.bool, device=inputs.device).tril(feed.first)
+            num, visible = len(feed.places), feed.visible
+            new = slice(begin, begin + num)
+            feed.write(keys[:, new], values[:, new])
+            if visible is None and num > 1:
+                visible = torch.ones(num, feed.end, dtype=torch.bool, device=inputs.device).tril(feed.places[0])
+            its_keys, its_values = feed.read()
             found = functional.scaled_dot_product_attention(
-                queries[None, :, new], feed.keys[None, :, :end], feed.values[None, :, :end], visible, enable_gqa=True
+                queries[None, :, new], its_keys[None], its_values[None], visible, enable_gqa=True
             )
             outputs.append(found[0].transpose(0, 1).flatten(1))
             begin = new.stop

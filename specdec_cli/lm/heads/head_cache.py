@@ -1,0 +1,184 @@
+"""Keys and values of a draft head, in blocks: sequences whose texts begin alike share them, and outlive their ends.
+
+Slot t comes from the target's hidden states at position t and from the token at t + 1, so that a block's key covers one
+token more than the block has slots. Only whole blocks behind which the target's own states stand can be found; they are
+never written again. Drafted nodes stand in slots behind these, which are their sequence's alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from specdec_cli.errors import RunError
+from specdec_cli.lm.cache.blocks import BlockPool
+from specdec_cli.lm.cache.contexts import block_key, root_key
+from specdec_cli.lm.cache.memory import zeros
+
+Path = tuple[int, ...]
+"""The tokens from the end of a context to a drafted node, this one included."""
+
+
+@dataclass(slots=True)
+class HeadContext:
+    """The slots of one sequence.
+
+    Args:
+        salt: shares blocks with sequences of the same salt; None shares none.
+        tokens: of the text that its slots have read: one more than there are slots.
+        blocks: of its slots, in order.
+        keys: of its first whole blocks, those that can be found.
+        outputs: of the last layer [hidden]: that of the last kept slot by the empty path, and each node's by its path.
+        nodes: the place among the slots of each node, by its path.
+        slots: of all places that its blocks have room for: a slice where they lie in one piece, or [places] int64.
+    """
+
+    salt: str | None = None
+    tokens: list[int] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)
+    keys: list[bytes] = field(default_factory=list)
+    outputs: dict[Path, Tensor] = field(default_factory=dict)
+    nodes: dict[Path, int] = field(default_factory=dict)
+    slots: slice | Tensor = field(default_factory=lambda: slice(0, 0))
+
+    @property
+    def num_kept(self) -> int:
+        """Slots behind which the target's own states stand."""
+        return max(0, len(self.tokens) - 1)
+
+    def new_places(self, paths: Sequence[Path]) -> list[int]:
+        """Places for further nodes; of nodes that are not in `nodes` any more, they are taken again."""
+        taken, first = set(self.nodes.values()), self.num_kept
+        free = (first + i for i in range(len(taken) + len(paths)))
+        return [place for place in free if place not in taken][: len(paths)]
+
+
+class HeadCache:
+    """The keys and values of all sequences of a head.
+
+    Args:
+        key_shape: key heads, and numbers in each.
+        value_shape: the same of values.
+        dtype: of keys and values.
+        device: where they are.
+        block_size: slots in a block.
+
+    Attributes:
+        keys: [key heads, slots, head size].
+        values: the same.
+        num_blocks: blocks in all.
+    """
+
+    def __init__(
+        self,
+        key_shape: tuple[int, int],
+        value_shape: tuple[int, int],
+        dtype: torch.dtype,
+        device: torch.device,
+        block_size: int,
+    ) -> None:
+        self.block_size = block_size
+        self._shapes, self._dtype, self._device = (key_shape, value_shape), dtype, device
+        self.hold(0)
+
+    def hold(self, num_blocks: int) -> None:
+        """Make room for so many blocks; what was there is lost."""
+        self.num_blocks, self.pool = num_blocks, BlockPool(num_blocks)
+        self._held: dict[int, HeadContext] = {}
+        num_slots = num_blocks * self.block_size
+        self.keys, self.values = (self._zeros((num_heads, num_slots, size)) for num_heads, size in self._shapes)
+
+    def _zeros(self, shape: tuple[int, ...]) -> Tensor:
+        """Zeros; of a CPU, memory is taken as it is written."""
+        if self._device.type == "cpu":
+            return zeros(shape, self._dtype, in_huge_pages=False)
+        return torch.zeros(shape, dtype=self._dtype, device=self._device)
+
+    @property
+    def bytes_per_slot(self) -> int:
+        """Memory of one slot's keys and values."""
+        return sum(num_heads * size for num_heads, size in self._shapes) * self._dtype.itemsize
+
+    def of(self, handle: int) -> HeadContext:
+        """The slots of a sequence; a new one has none and shares none."""
+        return self._held.setdefault(handle, HeadContext())
+
+    def find(self, handle: int) -> HeadContext | None:
+        """The slots of a sequence; None for an unknown one."""
+        return self._held.get(handle)
+
+    def adopt(self, handle: int, context: Sequence[int], salt: str) -> int:
+        """Begin a sequence with the longest prefix of its context that is cached under a salt.
+
+        Returns:
+            How many slots it holds: whole blocks. At least that of the context's last token but one is left to feed, as
+            the first guess follows from its output.
+        """
+        assert handle not in self._held, "a sequence adopts before it is fed"
+        held = self._held[handle] = HeadContext(salt)
+        size, before = self.block_size, _first_key(salt, context)
+        for start in range(0, len(context) - 1 - size, size):
+            before = block_key(before, context[start + 1 : start + size + 1])
+            block = self.pool.share(before)
+            if block is None:
+                break
+            held.blocks.append(block)
+            held.keys.append(before)
+        num = len(held.blocks) * size
+        held.tokens = list(context[: num + 1]) if num else []
+        held.slots = self._slots(held.blocks)
+        return num
+
+    def reserve(self, held: HeadContext, num_slots: int) -> None:
+        """Make room for so many slots.
+
+        Raises:
+            RunError: too few blocks are free.
+        """
+        missing = -(-num_slots // self.block_size) - len(held.blocks)
+        if missing <= 0:
+            return
+        if missing > self.pool.num_free:
+            said = f"the cache of the draft head is full: {missing} blocks wanted, "
+            raise RunError(said + f"{self.pool.num_free} free", "run fewer sequences together")
+        held.blocks += self.pool.allocate(missing, after=held.blocks[-1] if held.blocks else None)
+        held.slots = self._slots(held.blocks)
+
+    def publish(self, held: HeadContext) -> None:
+        """Make its whole blocks findable, unless their keys or values are no numbers: then its output is none."""
+        size = self.block_size
+        news = range(len(held.keys), held.num_kept // size)
+        if held.salt is None or not news or not held.outputs[()].isfinite().all():
+            return
+        for i in news:
+            before = held.keys[-1] if held.keys else _first_key(held.salt, held.tokens)
+            held.keys.append(block_key(before, held.tokens[i * size + 1 : (i + 1) * size + 1]))
+            self.pool.publish(held.blocks[i], held.keys[-1])
+
+    def release(self, handle: int) -> None:
+        """Forget a sequence and give its blocks back; unknown handles are fine."""
+        held = self._held.pop(handle, None)
+        if held is not None:
+            self.pool.free(held.blocks)
+
+    def check(self) -> None:
+        """Assert that the pool's books and the sequences' agree."""
+        self.pool.check([block for held in self._held.values() for block in held.blocks])
+        for handle, held in self._held.items():
+            assert len(held.blocks) * self.block_size >= held.num_kept, f"sequence {handle} lacks blocks"
+
+    def _slots(self, blocks: Sequence[int]) -> slice | Tensor:
+        size = self.block_size
+        if not blocks or list(blocks) == list(range(blocks[0], blocks[0] + len(blocks))):
+            first = blocks[0] * size if blocks else 0
+            return slice(first, first + len(blocks) * size)
+        starts = torch.tensor(blocks, device=self._device)[:, None] * size
+        return (starts + torch.arange(size, device=self._device)).flatten()
+
+
+def _first_key(salt: str, context: Sequence[int]) -> bytes:
+    """The key before the first block, which has read the first token beside those behind its slots."""
+    return block_key(root_key(salt), context[:1])

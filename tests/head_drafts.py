@@ -1,0 +1,51 @@
+"""Drafters of tiny heads as an engine loads them, what they are given, and the formulas beside them."""
+
+from __future__ import annotations
+
+import torch
+from tiny_heads import HIDDEN, Reference
+from tiny_models import VOCAB
+from typed import not_none
+
+from specdec_cli import drafters
+from specdec_cli.drafters.contract import DraftRow, Resources
+from specdec_cli.engine.heads import published_draft, published_fields
+from specdec_cli.engine.loading import ModelSettings
+from specdec_cli.lm.door import Row, Tapped
+from specdec_cli.sampling.params import SamplingParams
+
+LAYERS = (1, 2, 3)
+TEXT = [(11 * i * i + 3 * i) % (VOCAB - 2) + 2 for i in range(60)]
+GREEDY = SamplingParams(max_new_tokens=24)
+
+
+def loaded(lm, folder, **options):
+    """A drafter of a head in a folder, as the engine loads it."""
+    config = published_draft({"model": str(folder)}, ModelSettings(), lm.name, ModelSettings())
+    assert config is not None
+    fields = published_fields(config) | options
+    made = drafters.from_fields(fields)
+    lm.tap(made.taps)
+    made.load(Resources(lambda _: lm, None, VOCAB, lm))
+    return made
+
+
+def features_of(lm, text, taps):
+    row = Row(-7, text, 0, tapped=Tapped())
+    lm.tap(taps)
+    lm.score([row])
+    lm.release(-7)
+    return not_none(not_none(row.tapped).states)[:, [lm.taps.index(tap) for tap in taps]]
+
+
+def reference(weights, lm, **options) -> Reference:
+    is_third = "lm_head.weight" in weights
+    table = lm.embed(list(range(VOCAB)))
+    return Reference(weights | ({"embed_tokens.weight": table} if options.pop("borrows", False) else {}), is_third,
+                     None if is_third else lm.head(torch.eye(HIDDEN)).T.clone(), options)  # fmt: skip
+
+
+def row(context, features, k=4, params=GREEDY, **more):
+    return DraftRow(
+        0, list(context), 3, k, params, frozenset(), params.temperature > 0, False, 0.0, features=features, **more
+    )
