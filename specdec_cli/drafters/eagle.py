@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,7 @@ class Drafter(HeadDrafter):
         """Refuse an empty name."""
         super().__init__(self.model)
 
-    def load_head(self, resources: Resources) -> Head:
+    def load_heads(self, resources: Resources) -> Sequence[Head]:
         """The EAGLE head."""
         from specdec_cli.lm.heads.eagle import EagleHead
         from specdec_cli.lm.heads.eagle_files import HeadConfig
@@ -36,4 +37,4 @@ class Drafter(HeadDrafter):
         assert resources.target is not None, "a head is loaded for a target"
         config = read_published(self.model, resources.revision, method="eagle")
         assert isinstance(config, HeadConfig), "the format that has the method has its configuration"
-        return EagleHead(config, resources.target)
+        return [EagleHead(config, resources.target)]

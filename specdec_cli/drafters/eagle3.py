@@ -52,7 +52,7 @@ class Drafter(HeadDrafter):
             raise UsageError(said, f"for example `--draft eagle3:model={self.model},layers=1-15-28`")
         return layers
 
-    def load_head(self, resources: Resources) -> Head:
+    def load_heads(self, resources: Resources) -> Sequence[Head]:
         """The EAGLE-3 head."""
         from dataclasses import replace
 
@@ -60,7 +60,7 @@ class Drafter(HeadDrafter):
 
         assert resources.target is not None, "a head is loaded for a target"
         layers = tuple(tap for tap in self.taps if isinstance(tap, int))
-        return Eagle3Head(replace(self._read(resources.revision), layers=layers), resources.target)
+        return [Eagle3Head(replace(self._read(resources.revision), layers=layers), resources.target)]
 
     def _read(self, revision: str | None) -> HeadConfig:
         from specdec_cli.lm.heads.eagle_files import HeadConfig

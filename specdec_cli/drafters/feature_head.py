@@ -59,11 +59,11 @@ class HeadDrafter:
 
         target = resources.target
         assert target is not None, "a head is loaded for a target"
-        self._sequences = HeadSequences(self.load_head(resources), target)
+        self._sequences = HeadSequences(self.load_heads(resources), target)
         self._num_tokens, self._max_context = resources.num_tokens, target.max_context
 
-    def load_head(self, resources: Resources) -> Head:
-        """The head of this method; see `load`."""
+    def load_heads(self, resources: Resources) -> Sequence[Head]:
+        """The modules of this method's head; see `load`."""
         raise NotImplementedError
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Guesses]:

@@ -7,7 +7,7 @@ never written again. Drafted nodes stand in slots behind these, which are their 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
 import torch
@@ -48,6 +48,15 @@ class HeadContext:
     def num_kept(self) -> int:
         """Slots behind which the target's own states stand."""
         return max(0, len(self.tokens) - 1)
+
+    def forget_nodes(self) -> None:
+        """Forget what was drafted."""
+        self.keep_nodes(frozenset())
+
+    def keep_nodes(self, paths: Set[Path]) -> None:
+        """Forget all nodes but some, which give their slots back."""
+        self.nodes = {path: place for path, place in self.nodes.items() if path in paths}
+        self.outputs = {path: output for path, output in self.outputs.items() if not path or path in paths}
 
     def new_places(self, paths: Sequence[Path]) -> list[int]:
         """Places for further nodes; of nodes that are not in `nodes` any more, they are taken again."""

@@ -1,8 +1,13 @@
-"""The sequences of a draft head: slots that come from the target's states, and drafted nodes behind them."""
+"""The sequences of a draft head: slots that come from the target's states, and drafted nodes behind them.
+
+A head may have several modules, one for each further token. Module m, counted from 0, pairs the state of module m - 1
+at position t, for the first one the target's, with the token at t + m + 1: it is a head on a text that begins m tokens
+later. The last module goes on for all tokens that have no module of their own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,8 +16,8 @@ from torch import Tensor
 
 from specdec_cli.drafted import Drafted
 from specdec_cli.lm.heads.head import Head
-from specdec_cli.lm.heads.head_cache import HeadCache, HeadContext, Path
-from specdec_cli.lm.heads.head_layer import LayerFeed
+from specdec_cli.lm.heads.head_cache import HeadCache, Path
+from specdec_cli.lm.heads.head_module import HeadModule, NewNodes
 
 if TYPE_CHECKING:
     from specdec_cli.lm.door import LM
@@ -41,20 +46,23 @@ class HeadSequences:
     """Runs a head over sequences.
 
     Args:
-        head: loaded.
+        heads: its modules, loaded.
         target: the loaded target, whose dtype, device and blocks are the head's.
     """
 
-    def __init__(self, head: Head, target: LM) -> None:
-        self._head, self._device = head, target.device
-        self.cache = HeadCache(head.key_shape, head.value_shape, target.dtype, target.device, target.block_size)
-        self.cache.hold(target.num_blocks)
+    def __init__(self, heads: Sequence[Head], target: LM) -> None:
+        where = target.dtype, target.device, target.block_size
+        self.modules = [HeadModule(one, HeadCache(one.key_shape, one.value_shape, *where)) for one in heads]
+        for module in self.modules:
+            module.cache.hold(target.num_blocks)
+        self.cache = self.modules[0].cache
 
     @property
     def sizes(self) -> tuple[int, int]:
         """Parameters of the head, and bytes of these and of the keys and values."""
-        weights = self._head.weights.values()
-        held = self.cache.num_blocks * self.cache.block_size * self.cache.bytes_per_slot
+        weights = {id(one): one for module in self.modules for one in module.head.weights.values()}.values()
+        caches = [module.cache for module in self.modules]
+        held = sum(cache.num_blocks * cache.block_size * cache.bytes_per_slot for cache in caches)
         return sum(one.numel() for one in weights), sum(one.nbytes for one in weights) + held
 
     def num_kept(self, handle: int) -> int:
@@ -68,12 +76,16 @@ class HeadSequences:
         return held is not None and () in held.outputs
 
     def adopt(self, handle: int, context: Sequence[int], salt: str) -> int:
-        """Begin a sequence with the longest cached prefix of its context; how many positions' states it has."""
-        return self.cache.adopt(handle, context, salt)
+        """Begin a sequence with the longest cached prefix of its context; how many positions' states it has.
+
+        Of several modules the later ones have read tokens behind a block: their sequences share nothing.
+        """
+        return self.cache.adopt(handle, context, salt) if len(self.modules) == 1 else 0
 
     def release(self, handle: int) -> None:
         """Forget a sequence; unknown ones are fine."""
-        self.cache.release(handle)
+        for module in self.modules:
+            module.cache.release(handle)
 
     @torch.inference_mode()
     def feed(self, new: Sequence[tuple[int, Sequence[int], Tensor]]) -> None:
@@ -87,26 +99,25 @@ class HeadSequences:
             RunError: too few blocks are free.
         """
         for handle, context, features in new:
-            held = self.cache.of(handle)
-            held.outputs.clear()
-            held.nodes.clear()
             first = len(context) - 1 - len(features)
-            assert first == held.num_kept, "each kept position's features come once"
-            self.cache.reserve(held, len(context) - 1)
+            assert first == self.num_kept(handle), "each kept position's features come once"
+            for m, module in enumerate(self.modules):
+                held = module.cache.of(handle)
+                held.forget_nodes()
+                module.cache.reserve(held, len(context) - 1 - m)
             for begin in range(0, len(features), _CHUNK):
                 end = min(begin + _CHUNK, len(features))
-                output = self._extend(held, context[: first + end + 1], self._head.mix(features[begin:end]))
-            held.outputs[()] = output[-1]
-            self.cache.publish(held)
+                self._extend(handle, context[: first + end + 1], features[begin:end])
+            for module in self.modules:
+                module.cache.publish(module.cache.of(handle))
 
-    def _extend(self, held: HeadContext, context: Sequence[int], mixed: Tensor) -> Tensor:
-        """The layer's output of further kept slots."""
-        first, end = held.num_kept, len(context) - 1
-        feed = LayerFeed(self.cache.keys, self.cache.values, held.slots, range(first, end), end)
-        positions = torch.arange(first, end, device=self._device)
-        output = self._head.run(self._head.embed(context[first + 1 :]), mixed, positions, [feed])
-        held.tokens += context[len(held.tokens) :]
-        return output
+    def _extend(self, handle: int, context: Sequence[int], features: Tensor) -> None:
+        """Take further kept slots, module after module: each reads the states that the one before it has at them."""
+        states = self.modules[0].head.mix(features)
+        for m, module in enumerate(self.modules):
+            outputs = module.extend(module.cache.of(handle), context[m:], states)
+            if module is not self.modules[-1]:
+                states = module.head.recycled(outputs[:-1])
 
     @torch.inference_mode()
     def logits(self, rows: Sequence[HeadRow]) -> Tensor:
@@ -117,47 +128,53 @@ class HeadSequences:
         Raises:
             RunError: too few blocks are free.
         """
-        news = [self._new_nodes(row) for row in rows]
-        if any(news):
-            self._run_nodes(
-                [(self.cache.of(row.handle), paths) for row, paths in zip(rows, news, strict=True) if paths]
-            )
-        outputs = [self.cache.of(row.handle).outputs[row.drafted.tokens_to(end)] for row in rows for end in row.ends]
-        return self._head.logits(torch.stack(outputs))
+        wanted = [(row.handle, row.drafted.tokens_to(end)) for row in rows for end in row.ends]
+        for row in rows:
+            if row.is_pruned:
+                self._prune(row)
+        outputs: dict[int, list[Tensor]] = {}
+        for m in sorted({self._module_of(path) for _, path in wanted}):
+            its = [(handle, path) for handle, path in wanted if self._module_of(path) == m]
+            self._run_missing(m, its)
+            outputs[m] = [self.modules[m].cache.of(handle).outputs[path] for handle, path in its]
+        logits = {m: self.modules[m].head.logits(torch.stack(its)) for m, its in outputs.items()}
+        if len(logits) == 1:
+            return next(iter(logits.values()))
+        each = {m: iter(its) for m, its in logits.items()}
+        return torch.stack([next(each[self._module_of(path)]) for _, path in wanted])
 
-    def _new_nodes(self, row: HeadRow) -> list[Path]:
-        """The ends that were not run before; nodes that have left the tree give their slots back."""
-        held = self.cache.of(row.handle)
-        if row.is_pruned:
-            stay = {row.drafted.tokens_to(node) for node in range(len(row.drafted))}
-            held.nodes = {path: place for path, place in held.nodes.items() if path in stay}
-            held.outputs = {path: output for path, output in held.outputs.items() if not path or path in stay}
-        return [path for path in map(row.drafted.tokens_to, row.ends) if path not in held.outputs]
+    def _module_of(self, path: Path) -> int:
+        """The module whose output a path's continuation follows from."""
+        return min(len(path), len(self.modules) - 1)
 
-    def _run_nodes(self, news: Sequence[tuple[HeadContext, list[Path]]]) -> None:
-        feeds, features, positions = [], [], []
-        for held, paths in news:
-            places = held.new_places(paths)
-            held.nodes |= dict(zip(paths, places, strict=True))
-            end = 1 + max(held.nodes.values())
-            self.cache.reserve(held, end)
-            visible = self._visible(held, paths, end)
-            feeds.append(LayerFeed(self.cache.keys, self.cache.values, held.slots, places, end, visible))
-            features += [held.outputs[path[:-1]] for path in paths]
-            positions += [held.num_kept + len(path) - 1 for path in paths]
-        tokens = [path[-1] for _, paths in news for path in paths]
-        feature = self._head.recycled(torch.stack(features))
-        at = torch.tensor(positions, dtype=torch.long, device=self._device)
-        output = iter(self._head.run(self._head.embed(tokens), feature, at, feeds))
-        for held, paths in news:
-            held.outputs |= {path: next(output) for path in paths}
+    def _prune(self, row: HeadRow) -> None:
+        """Nodes that have left the tree give their slots back."""
+        stay = {row.drafted.tokens_to(node) for node in range(len(row.drafted))}
+        for module in self.modules:
+            module.cache.of(row.handle).keep_nodes(stay)
 
-    def _visible(self, held: HeadContext, paths: Sequence[Path], end: int) -> Tensor | None:
-        """The places that each new node attends to: the kept ones, those of the nodes on its path, and its own."""
-        if len(paths) == 1 and len(paths[0]) == len(held.nodes):
-            return None  # a chain's next node sees all there is
-        visible = torch.zeros(len(paths), end, dtype=torch.bool)
-        visible[:, : held.num_kept] = True
-        for row, path in zip(visible, paths, strict=True):
-            row[[held.nodes[path[: depth + 1]] for depth in range(len(path))]] = True
-        return visible.to(self._device)
+    def _run_missing(self, m: int, wanted: Iterable[tuple[int, Path]]) -> None:
+        """Run what a module has not run of some paths: nodes that read the module before it, then those that do not."""
+        for source in (m - 1, m) if m else (m,):
+            news, features = [], []
+            for handle, paths in self._missing(m, source, wanted).items():
+                begin = self.num_kept(handle) - m
+                news.append(NewNodes(self.modules[m].cache.of(handle), paths, begin))
+                outputs = self.modules[source].cache.of(handle).outputs
+                features += [outputs[path[:-1]] for path in paths]
+            if news:
+                self.modules[m].run(news, self.modules[source].head.recycled(torch.stack(features)))
+
+    def _missing(self, m: int, source: int, wanted: Iterable[tuple[int, Path]]) -> dict[int, list[Path]]:
+        """Of each sequence the nodes on the wanted paths that a module has not run and that read `source`.
+
+        A node up to depth m reads the module before it, at a slot that the text may be too short to have.
+        """
+        found: dict[int, list[Path]] = {}
+        for handle, path in wanted:
+            known, begin = self.modules[m].cache.of(handle).outputs, self.num_kept(handle) - m
+            depths = range(1, min(len(path), m) + 1) if source < m else range(m + 1, len(path) + 1)
+            ways = [path[:depth] for depth in depths if begin + depth > 0]
+            news = found.setdefault(handle, [])
+            news += [way for way in ways if way not in known and way not in news]
+        return {handle: paths for handle, paths in found.items() if paths}

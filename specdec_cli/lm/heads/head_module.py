@@ -1,0 +1,104 @@
+"""One module of a draft head with its keys and values: slots of its text, and drafted nodes behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specdec_cli.lm.heads.head import Head
+from specdec_cli.lm.heads.head_cache import HeadCache, HeadContext, Path
+from specdec_cli.lm.heads.head_layer import LayerFeed
+
+
+@dataclass(frozen=True, slots=True)
+class NewNodes:
+    """Drafted nodes of one sequence that a module is to run.
+
+    Args:
+        held: the sequence, as the module has it.
+        paths: of the nodes.
+        begin: position of a node of depth 1.
+    """
+
+    held: HeadContext
+    paths: list[Path]
+    begin: int
+
+
+class HeadModule:
+    """A module.
+
+    Args:
+        head: its forward.
+        cache: its keys and values.
+
+    Attributes:
+        head: its forward.
+        cache: its keys and values.
+    """
+
+    def __init__(self, head: Head, cache: HeadCache) -> None:
+        self.head, self.cache = head, cache
+
+    def extend(self, held: HeadContext, text: Sequence[int], features: Tensor) -> Tensor:
+        """Take further kept slots.
+
+        Args:
+            held: the sequence, with room for them.
+            text: what the module reads, to the token behind the last new slot.
+            features: of the new slots [n, hidden].
+
+        Returns:
+            The layer's outputs [n or n + 1, hidden]: of the last slot before them, if there was one, and of them.
+        """
+        first, end = held.num_kept, held.num_kept + len(features)
+        outputs = [held.outputs[()][None]] if () in held.outputs else []
+        if end > first:
+            feed = LayerFeed(self.cache.keys, self.cache.values, held.slots, range(first, end), end)
+            positions = torch.arange(first, end, device=features.device)
+            outputs.append(self.head.run(self.head.embed(text[first + 1 : end + 1]), features, positions, [feed]))
+            held.outputs[()] = outputs[-1][-1]
+            held.tokens += text[len(held.tokens) : end + 1]
+        return torch.cat(outputs) if outputs else features
+
+    def run(self, news: Sequence[NewNodes], features: Tensor) -> None:
+        """Run drafted nodes, whose keys, values and outputs are kept.
+
+        Args:
+            news: of each sequence.
+            features: of all of them [n, hidden].
+
+        Raises:
+            RunError: too few blocks are free.
+        """
+        feeds, positions = [], []
+        for new in news:
+            held, paths = new.held, new.paths
+            places = held.new_places(paths)
+            held.nodes |= dict(zip(paths, places, strict=True))
+            end = 1 + max(held.nodes.values())
+            self.cache.reserve(held, end)
+            visible = _visible(held, paths, end, features.device)
+            feeds.append(LayerFeed(self.cache.keys, self.cache.values, held.slots, places, end, visible))
+            positions += [new.begin + len(path) - 1 for path in paths]
+        tokens = [path[-1] for new in news for path in new.paths]
+        at = torch.tensor(positions, dtype=torch.long, device=features.device)
+        output = iter(self.head.run(self.head.embed(tokens), features, at, feeds))
+        for new in news:
+            new.held.outputs |= {path: next(output) for path in new.paths}
+
+
+def _visible(held: HeadContext, paths: Sequence[Path], end: int, device: torch.device) -> Tensor | None:
+    """The places that each new node attends to: the kept ones, those of the nodes on its path, and its own."""
+    depth = max(len(path) for path in held.nodes) - min(len(path) for path in held.nodes) + 1
+    if depth == len(held.nodes) and held.nodes[paths[-1]] == end - 1 and len(paths) <= depth:
+        return None  # along a chain each sees all there is
+    visible = torch.zeros(len(paths), end, dtype=torch.bool)
+    visible[:, : held.num_kept] = True
+    for row, path in zip(visible, paths, strict=True):
+        ways = (path[: depth + 1] for depth in range(len(path)))
+        row[[held.nodes[way] for way in ways if way in held.nodes]] = True
+    return visible.to(device)
