@@ -12,6 +12,7 @@ from specdec_cli.tree_shape import TreeShape
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from specdec_cli.lm.cache.budget import DraftCache
     from specdec_cli.lm.cache.unread import Unread
     from specdec_cli.lm.door import LM, Tap
     from specdec_cli.sampling.params import SamplingParams
@@ -91,6 +92,8 @@ class Resources:
         num_tokens: V, the size of the real vocabulary; guesses and q never go beyond it.
         target: the loaded target, whose `embed` and `head` a drafter with taps may call; None without one.
         revision: branch, tag or commit of a hub id that the draft is named by.
+        plan_cache: takes a cache that the drafter holds itself. It is given its blocks with the models' once all are
+            loaded, and what it held before is lost.
     """
 
     load_lm: Callable[[str], LM]
@@ -98,6 +101,7 @@ class Resources:
     num_tokens: int
     target: LM | None = None
     revision: str | None = None
+    plan_cache: Callable[[DraftCache], None] = lambda _: None
 
 
 class Drafter(Protocol):

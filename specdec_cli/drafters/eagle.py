@@ -32,9 +32,8 @@ class Drafter(HeadDrafter):
         """The EAGLE head."""
         from specdec_cli.lm.heads.eagle import EagleHead
         from specdec_cli.lm.heads.eagle_files import HeadConfig
-        from specdec_cli.lm.heads.formats import read_published
 
         assert resources.target is not None, "a head is loaded for a target"
-        config = read_published(self.model, resources.revision, method="eagle")
+        config = self.published(resources.revision)
         assert isinstance(config, HeadConfig), "the format that has the method has its configuration"
         return [EagleHead(config, resources.target)]

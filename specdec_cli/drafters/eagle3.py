@@ -46,7 +46,7 @@ class Drafter(HeadDrafter):
         """
         if self.layers is not None:
             return tuple(int(part) for part in self.layers.split("-"))
-        layers = self._read(None).layers
+        layers = self._config().layers
         if layers is None:
             said = f"the draft head `{self.model}` does not say which of the target's layers it reads"
             raise UsageError(said, f"for example `--draft eagle3:model={self.model},layers=1-15-28`")
@@ -60,12 +60,11 @@ class Drafter(HeadDrafter):
 
         assert resources.target is not None, "a head is loaded for a target"
         layers = tuple(tap for tap in self.taps if isinstance(tap, int))
-        return [Eagle3Head(replace(self._read(resources.revision), layers=layers), resources.target)]
+        return [Eagle3Head(replace(self._config(resources.revision), layers=layers), resources.target)]
 
-    def _read(self, revision: str | None) -> HeadConfig:
+    def _config(self, revision: str | None = None) -> HeadConfig:
         from specdec_cli.lm.heads.eagle_files import HeadConfig
-        from specdec_cli.lm.heads.formats import read_published
 
-        config = read_published(self.model, revision, method="eagle3")
+        config = self.published(revision)
         assert isinstance(config, HeadConfig), "the format that has the method has its configuration"
         return config

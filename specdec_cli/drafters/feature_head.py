@@ -13,6 +13,7 @@ from specdec_cli.errors import UsageError
 if TYPE_CHECKING:
     from specdec_cli.lm.heads.head import Head
     from specdec_cli.lm.heads.head_sequences import HeadSequences
+    from specdec_cli.lm.heads.published import PublishedDraft
 
 
 class HeadDrafter:
@@ -30,6 +31,7 @@ class HeadDrafter:
         if not model.strip():
             raise UsageError("`model` of the draft is empty", "name the hub id or the folder of a draft head")
         self._name = model
+        self._published: PublishedDraft | None = None
         self._sequences: HeadSequences | None = None
         self._num_tokens = 0
         self._max_context: int | None = None
@@ -59,12 +61,27 @@ class HeadDrafter:
 
         target = resources.target
         assert target is not None, "a head is loaded for a target"
-        self._sequences = HeadSequences(self.load_heads(resources), target)
+        self._sequences = HeadSequences(self.load_heads(resources), target, self._name)
+        resources.plan_cache(self._sequences)
         self._num_tokens, self._max_context = resources.num_tokens, target.max_context
 
     def load_heads(self, resources: Resources) -> Sequence[Head]:
         """The modules of this method's head; see `load`."""
         raise NotImplementedError
+
+    def published(self, revision: str | None = None) -> PublishedDraft:
+        """The configuration of its folder, which is read once.
+
+        Raises:
+            RunError: it cannot be read.
+            UsageError: it is of another method.
+        """
+        from specdec_cli.lm.heads.formats import read_published
+
+        if self._published is None:
+            method = type(self).__module__.rpartition(".")[2]
+            self._published = read_published(self._name, revision, method=method)
+        return self._published
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Guesses]:
         """Up to k tokens per row, or a tree of that depth, one depth each round."""

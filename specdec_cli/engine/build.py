@@ -15,6 +15,7 @@ from specdec_cli.engine.loading import LoadProgress, LoadSettings, ModelSettings
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.engine.synthetic import synthetic_rates
 from specdec_cli.errors import UsageError
+from specdec_cli.lm.cache.budget import DraftCache
 from specdec_cli.lm.cache.cache_plan import KVCacheBytes
 from specdec_cli.lm.decoders import decoder_when
 from specdec_cli.lm.files.generation import NONE
@@ -121,14 +122,14 @@ class _DraftLoader:
         tokenizer: the target's.
         options: how the engine will speculate and batch.
         settings: how models are loaded.
-        models: the draft models that were loaded, whose caches are still to be planned.
+        models: the draft models and draft heads that were loaded, whose caches are still to be planned.
     """
 
     target: LM
     tokenizer: Tokenizer
     options: EngineOptions
     settings: LoadSettings
-    models: list[TransformersLM] = field(default_factory=list)
+    models: list[DraftCache] = field(default_factory=list)
 
     def load(self, drafter: Drafter) -> Drafter:
         """Make a drafter ready.
@@ -141,7 +142,16 @@ class _DraftLoader:
         encode = partial(self.tokenizer.encode, add_special_tokens=False)
         if drafter.taps:
             self.target.tap(drafter.taps)
-        drafter.load(Resources(self._load_model, encode, num_tokens, self.target, self.settings.draft.revision))
+        drafter.load(
+            Resources(
+                self._load_model,
+                encode,
+                num_tokens,
+                self.target,
+                self.settings.draft.revision,
+                plan_cache=self.models.append,
+            )
+        )
         return drafter
 
     def others(self, own: Mapping[str, Any]) -> dict[str, Drafter]:

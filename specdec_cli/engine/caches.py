@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from specdec_cli.lm.cache.budget import device_room
+from specdec_cli.lm.cache.budget import DraftCache, device_room
 from specdec_cli.lm.cache.cache_plan import KVCacheBytes, Room, check_draft_room, logits_bytes, plan_blocks
 from specdec_cli.lm.transformers_lm import TransformersLM
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def share_out(
-    target: TransformersLM, drafts: Sequence[TransformersLM], options: EngineOptions, kv_cache_bytes: KVCacheBytes
+    target: TransformersLM, drafts: Sequence[DraftCache], options: EngineOptions, kv_cache_bytes: KVCacheBytes
 ) -> None:
     """Recreate the caches of a target and its drafts after all weights are loaded.
 
@@ -30,7 +30,7 @@ def share_out(
         RunError: there is no room, or less for a draft than for the target.
     """
     num_seqs, k = options.max_num_seqs, options.most_nodes
-    models = [target, *drafts]
+    models: list[DraftCache] = [target, *drafts]
     for device in dict.fromkeys(lm.device for lm in models):
         group = [lm for lm in models if lm.device == device]
         for lm in group:
@@ -42,7 +42,7 @@ def share_out(
         found = device_room(device, sum(lm.weight_bytes for lm in group))
         room = Room(found.left_bytes - logits, found.whole_bytes, found.weight_bytes)
         needs = [
-            lm.cache_need(num_seqs, k) if lm is target else lm.draft_cache_need(num_seqs, k, target.max_context)
+            target.cache_need(num_seqs, k) if lm is target else lm.draft_cache_need(num_seqs, k, target.max_context)
             for lm in group
         ]
         for lm, num_blocks in zip(group, plan_blocks(needs, room, num_seqs, kv_cache_bytes), strict=True):
@@ -52,7 +52,7 @@ def share_out(
         check_draft_room(*(num * draft.block_size for num in (target.num_blocks, draft.num_blocks, wanted)))
 
 
-def hold_beside(draft: TransformersLM, max_context: int, options: EngineOptions) -> None:
+def hold_beside(draft: DraftCache, max_context: int, options: EngineOptions) -> None:
     """Make the cache of a draft that is loaded beside an engine, from the memory that is still free.
 
     Args:

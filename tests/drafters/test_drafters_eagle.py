@@ -13,6 +13,7 @@ from tiny_heads import HIDDEN, publish, random_weights
 from tiny_models import VOCAB, make_tiny
 
 from specdec_cli import drafters
+from specdec_cli.drafters.contract import Resources
 from specdec_cli.engine.build import another_drafter
 from specdec_cli.engine.decoding import Request
 from specdec_cli.engine.engine import Engine
@@ -22,6 +23,7 @@ from specdec_cli.engine.options import EngineOptions
 from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.errors import SpecdecError, UsageError
 from specdec_cli.lm.files import checkpoint
+from specdec_cli.lm.heads import formats
 from specdec_cli.lm.load import load_lm
 from specdec_cli.measure.machine.machine import look
 from specdec_cli.measure.machine.preflight import preflight
@@ -150,6 +152,16 @@ def test_features_one_position_off_are_caught(lm, tmp_path: Path) -> None:
     )
     ids = expected._ids(torch.arange(40))
     assert ids[logits[-1].argmax(-1)].tolist() != list(guess.drafted.tokens)
+
+
+def test_a_configuration_is_read_once(lm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, names = publish(tmp_path / "head", random_weights(True), "speculators"), []
+    read = formats.read_object
+    monkeypatch.setattr(formats, "read_object", lambda path: (names.append(path), read(path))[1])
+    made = drafters.create("eagle3", {"model": str(folder)})
+    lm.tap(made.taps)
+    made.load(Resources(lambda _: lm, None, VOCAB, lm))
+    assert names == [folder / "config.json"]
 
 
 def test_an_engine_is_given_a_head_by_its_folder(lm, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import weakref
 import pytest
 import torch
 from tiny_engine import letter_tokenizer
+from tiny_heads import publish, random_weights
 from tiny_models import make_tiny
 from typed import not_none, stand_in
 
@@ -121,6 +122,29 @@ def test_doctor_says_what_the_engine_plans(pair, memory, decoder: str, draft: st
     found = examine(recipe).pair
     assert found is not None
     assert {role: one.kv_planned_tokens for role, one in found.memory.items()} == planned
+
+
+@pytest.mark.parametrize("cache", ["auto", "60%", "3MB"])
+@pytest.mark.parametrize("form", ["eagle", "official", "modelopt"])
+def test_doctor_says_what_a_head_takes(pair, memory, tmp_path, form: str, cache: str) -> None:
+    memory(40 * MB)
+    head = publish(tmp_path / "head", random_weights(form != "eagle"), form, (0, 1, 2))
+    sets = [f"target.model={pair / 'target'}", f"draft.model={head}", f"engine.kv_cache_memory={cache}"]
+    if form == "official":
+        sets += ["draft.method=eagle3", "draft.layers=0-1-2"]
+    recipe = resolve(sets=[*sets, "engine.max_num_seqs=4"]).recipe
+    built = Engine.from_recipe(recipe)
+    sequences = stand_in(built.drafter)._sequences
+    caches = {"target": built.target, "draft": sequences}
+    for one in caches.values():
+        budget._LOADED.discard(stand_in(one))
+    found = not_none(examine(recipe).pair)
+    assert not found.errors
+    assert found.memory["draft"].weights == sequences.weight_bytes
+    assert built.drafter.sizes[1] == found.memory["draft"].weights + not_none(found.memory["draft"].kv_planned)
+    tokens = {role: one.num_blocks * one.block_size for role, one in caches.items()}
+    assert {role: one.kv_planned_tokens for role, one in found.memory.items()} == tokens
+    assert tokens["draft"] >= tokens["target"]
 
 
 def test_a_size_beyond_what_is_left_is_refused(pair, memory) -> None:

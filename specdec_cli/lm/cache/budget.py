@@ -7,7 +7,7 @@ from weakref import WeakSet
 
 import torch
 
-from specdec_cli.lm.cache.cache_plan import Room
+from specdec_cli.lm.cache.cache_plan import CacheNeed, Room
 from specdec_cli.lm.machine.device_memory import device_memory
 
 
@@ -23,6 +23,34 @@ class CacheHolder(Protocol):
     @property
     def promised_bytes(self) -> int:
         """Memory that its cache has still to take."""
+        ...
+
+
+class DraftCache(CacheHolder, Protocol):
+    """A draft's cache on a device, planned beside the target's.
+
+    Attributes:
+        device: where.
+        block_size: tokens in a block.
+        num_blocks: blocks in all.
+        vocab_size: V, the width of its logits.
+    """
+
+    block_size: int
+    num_blocks: int
+    vocab_size: int
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of the draft's weights."""
+        ...
+
+    def draft_cache_need(self, num_seqs: int, num_drafted: int, target_context: int) -> CacheNeed:
+        """Requirements of a cache for so many sequences, beside a target of some context limit."""
+        ...
+
+    def hold(self, num_blocks: int, num_seqs: int | None = None, extra_tokens: int | None = None) -> None:
+        """Recreate the cache with so many blocks, for so many sequences and drafted tokens."""
         ...
 
 

@@ -17,7 +17,7 @@ from transformers import LlamaConfig, Qwen3Config
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.files.contents import head_kind, tensor_names
 from specdec_cli.lm.files.reading import first_line, quiet
-from specdec_cli.lm.heads.head_layer import layer_shapes
+from specdec_cli.lm.heads.head_layer import head_size, layer_shapes
 from specdec_cli.lm.heads.published import DraftFormat, PublishedDraft
 
 _CONFIGS = {"llama": LlamaConfig, "qwen3": Qwen3Config}
@@ -60,6 +60,11 @@ class HeadConfig(PublishedDraft):
     def num_taps(self) -> int:
         """Hidden states that it reads of each position."""
         return len(self.layers) if self.layers is not None else 3
+
+    @property
+    def kv_numbers(self) -> int:
+        """Of its one layer."""
+        return 2 * int(self.layer.num_key_value_heads) * head_size(self.layer)
 
     def __str__(self) -> str:
         """For people: what it is, what it reads, and what it can draft."""

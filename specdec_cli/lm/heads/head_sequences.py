@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from specdec_cli.drafted import Drafted
+from specdec_cli.lm.cache.budget import count_in
+from specdec_cli.lm.cache.cache_plan import CacheNeed, draft_blocks_wanted
 from specdec_cli.lm.heads.head import Head
 from specdec_cli.lm.heads.head_cache import HeadCache, Path
 from specdec_cli.lm.heads.head_module import HeadModule, NewNodes
@@ -47,23 +49,64 @@ class HeadSequences:
 
     Args:
         heads: its modules, loaded.
-        target: the loaded target, whose dtype, device and blocks are the head's.
+        target: the loaded target, whose dtype, device, context limit and blocks are the head's.
+        name: of the draft, for messages.
+
+    Attributes:
+        modules: each with its cache.
+        device: where it runs.
+        block_size: slots in a block.
+        num_blocks: blocks of each module.
+        vocab_size: V, the width of its logits.
     """
 
-    def __init__(self, heads: Sequence[Head], target: LM) -> None:
+    def __init__(self, heads: Sequence[Head], target: LM, name: str) -> None:
         where = target.dtype, target.device, target.block_size
         self.modules = [HeadModule(one, HeadCache(one.key_shape, one.value_shape, *where)) for one in heads]
-        for module in self.modules:
-            module.cache.hold(target.num_blocks)
         self.cache = self.modules[0].cache
+        self.device, self.block_size, self.vocab_size = target.device, target.block_size, target.vocab_size
+        self._name, self._max_context = name, target.max_context
+        self.hold(target.num_blocks)
+        count_in(self)
 
     @property
     def sizes(self) -> tuple[int, int]:
         """Parameters of the head, and bytes of these and of the keys and values."""
-        weights = {id(one): one for module in self.modules for one in module.head.weights.values()}.values()
-        caches = [module.cache for module in self.modules]
-        held = sum(cache.num_blocks * cache.block_size * cache.bytes_per_slot for cache in caches)
-        return sum(one.numel() for one in weights), sum(one.nbytes for one in weights) + held
+        return sum(one.numel() for one in self._weights), self.weight_bytes + self._cache_bytes
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of its own weights."""
+        return sum(one.nbytes for one in self._weights)
+
+    @property
+    def promised_bytes(self) -> int:
+        """Memory that its caches have still to take: a CPU's as they are written, or all."""
+        return self._cache_bytes if self.device.type == "cpu" else 0
+
+    @property
+    def _weights(self) -> list[Tensor]:
+        """Its tensors, those that modules share once."""
+        return list({id(one): one for module in self.modules for one in module.head.weights.values()}.values())
+
+    @property
+    def _block_bytes(self) -> int:
+        return self.block_size * sum(module.cache.bytes_per_slot for module in self.modules)
+
+    @property
+    def _cache_bytes(self) -> int:
+        return self.num_blocks * self._block_bytes
+
+    def draft_cache_need(self, num_seqs: int, num_drafted: int, target_context: int) -> CacheNeed:
+        """Caches for so many sequences, each with room for a whole context and drafted nodes, as the target's."""
+        sizes = num_seqs, self._max_context, target_context, num_drafted, self.block_size
+        return CacheNeed(self._name, self._block_bytes, draft_blocks_wanted(*sizes))
+
+    def hold(self, num_blocks: int, num_seqs: int | None = None, extra_tokens: int | None = None) -> None:
+        """Recreate the caches with so many blocks, which any number of sequences share."""
+        self.num_blocks = num_blocks
+        for module in self.modules:
+            module.cache.hold(num_blocks)
 
     def num_kept(self, handle: int) -> int:
         """Positions of a sequence whose states it was fed, or adopted."""

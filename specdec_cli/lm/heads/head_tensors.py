@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 
 import torch
@@ -13,11 +15,14 @@ from specdec_cli.lm.files.reading import first_line
 from specdec_cli.lm.files.weights_files import check_weights, weights_files
 from specdec_cli.lm.heads.published import PublishedDraft
 
+NOT_READ = ("t2d", "rotary_emb.inv_freq", "layers.0.self_attn.rotary_emb.inv_freq")
+"""Tensors of published heads that say nothing new."""
+_IDS = ("d2t",)
 _PICKLE = "pytorch_model.bin"
 
 
 def read_head_tensors(config: PublishedDraft, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
-    """All tensors of a head by their common names, floating-point ones in a dtype.
+    """All tensors of a head that it reads, by their common names: numbers in a dtype, ids in int64.
 
     Raises:
         RunError: no weights are there, or they cannot be read.
@@ -31,8 +36,21 @@ def read_head_tensors(config: PublishedDraft, dtype: torch.dtype, device: torch.
                 f"the tensor `{name}` of `{config.name}` holds numbers that are not finite", "download it again"
             )
     return {
-        name: value.to(device, dtype if value.is_floating_point() else value.dtype) for name, value in tensors.items()
+        name: value.to(device, dtype if value.is_floating_point() else torch.int64)
+        for name, value in tensors.items()
+        if name not in NOT_READ
     }
+
+
+def head_bytes(shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> int:
+    """Memory of a head's weights, as `read_head_tensors` keeps them.
+
+    Args:
+        shapes: of its tensors, by common names.
+        dtype: that it computes in.
+    """
+    read = {name: prod(shape) for name, shape in shapes.items() if name not in NOT_READ}
+    return sum(num * (torch.int64 if name in _IDS else dtype).itemsize for name, num in read.items())
 
 
 def read_head_shapes(config: PublishedDraft) -> dict[str, tuple[int, ...]]:

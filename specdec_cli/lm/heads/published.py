@@ -63,6 +63,11 @@ class PublishedDraft(ABC):
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of the tensors that it must have, by common names; a name that ends in `?` may be missing."""
 
+    @property
+    def kv_numbers(self) -> int | None:
+        """Numbers of each token that it keeps as keys and values; None for a draft that is a model with its own."""
+        return None
+
     @staticmethod
     def common_name(name: str) -> str:
         """A tensor's name as every folder of the format has it here."""

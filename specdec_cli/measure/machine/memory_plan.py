@@ -63,8 +63,29 @@ class Memory:
         return self.weights + self.logits
 
 
+@dataclass(frozen=True, slots=True)
+class HeadFacts:
+    """Sizes of a draft head, which runs as its target does.
+
+    Args:
+        dtype: the target's.
+        weights_bytes: of its own weights.
+        kv_bytes_per_token: of one token's keys and values.
+        max_context: the target's.
+        embedding_size: width of its logits.
+    """
+
+    dtype: str
+    weights_bytes: int
+    kv_bytes_per_token: int
+    max_context: int
+    embedding_size: int
+    state_bytes: int = 0
+    hidden_size: int | None = None
+
+
 def pair_memory(
-    models: Mapping[str, ModelFacts],
+    models: Mapping[str, ModelFacts | HeadFacts],
     places: Mapping[str, Device],
     recipe: Recipe,
     max_context: int,

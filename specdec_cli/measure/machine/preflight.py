@@ -16,10 +16,10 @@ from specdec_cli.lm.facts import ModelFacts, describe, describe_tokenizer, small
 from specdec_cli.lm.files.contents import tensor_names
 from specdec_cli.lm.files.generation import Generation, read_generation
 from specdec_cli.lm.heads.head_shapes import check_shapes
-from specdec_cli.lm.heads.head_tensors import read_head_shapes
-from specdec_cli.lm.load import check_target
+from specdec_cli.lm.heads.head_tensors import head_bytes, read_head_shapes
+from specdec_cli.lm.load import DTYPES, check_target
 from specdec_cli.measure.machine.figures import figure
-from specdec_cli.measure.machine.memory_plan import Memory, check_rooms, pair_memory, plan_memory
+from specdec_cli.measure.machine.memory_plan import HeadFacts, Memory, check_rooms, pair_memory, plan_memory
 from specdec_cli.measure.machine.outlook import Outlook, outlook
 from specdec_cli.text.chat_template import chat_tokenizer
 from specdec_cli.text.overlap import Overlap
@@ -76,6 +76,7 @@ class Preflight:
         tokenizers: by role.
         overlap: of the two tokenizers; None without two.
         max_context: the longest context that the engine will decode; None without a target.
+        head_facts: sizes of the draft where it is a head; None where its files are not here.
         draft_max_context: past which it decodes on without the draft; None without a limit.
         memory: by role.
         generation: what the target's generation configuration asks for; None without a target.
@@ -86,6 +87,7 @@ class Preflight:
     draft_method: str
     taps: tuple[Tap, ...] = ()
     head: str | None = None
+    head_facts: HeadFacts | None = None
     target: ModelFacts | None = None
     draft: ModelFacts | None = None
     tokenizers: dict[str, TokenizerFacts] = field(default_factory=dict)
@@ -197,7 +199,17 @@ def _check_head(found: Preflight, head: PublishedDraft, target: ModelFacts) -> N
         if target.hidden_size is not None:
             head.check_fits(target.name, target.hidden_size, target.embedding_size)
         if tensor_names(head.folder) or given_path(head.name).is_dir():  # else they are not fetched yet
-            check_shapes(head, read_head_shapes(head))
+            shapes = read_head_shapes(head)
+            check_shapes(head, shapes)
+            if head.kv_numbers is not None:
+                dtype = DTYPES[target.dtype]
+                found.head_facts = HeadFacts(
+                    dtype=target.dtype,
+                    weights_bytes=head_bytes(shapes, dtype),
+                    kv_bytes_per_token=head.kv_numbers * dtype.itemsize,
+                    max_context=target.max_context,
+                    embedding_size=target.embedding_size,
+                )
     except SpecdecError as error:
         found.problems.append(_as_problem(error))
 
@@ -327,8 +339,12 @@ def _check_target(found: Preflight, recipe: Recipe, trust_remote_code: bool) -> 
 
 
 def _estimate_memory(found: Preflight, recipe: Recipe, machine: Machine) -> None:
-    models, places = {}, {}
-    for role, facts, model in (("target", found.target, recipe.target), ("draft", found.draft, recipe.draft)):
+    models, places = dict[str, ModelFacts | HeadFacts](), {}
+    draft = recipe.draft if found.head_facts is None else recipe.target
+    for role, facts, model in (
+        ("target", found.target, recipe.target),
+        ("draft", found.draft or found.head_facts, draft),
+    ):
         if facts is None or found.max_context is None:
             continue
         device = machine.device(model.device)
