@@ -184,7 +184,7 @@ def test_13_libraries_that_read_the_environment_leave_this_machine_alone(monkeyp
 def test_13_a_hub_that_is_asked_through_a_proxy_is_named_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub import constants
 
-    from specdec_cli.lm.files.checkpoint import hub_proxy_words
+    from specdec_cli.lm.files.hub import hub_proxy_words
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", "https://hub.test")

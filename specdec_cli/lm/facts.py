@@ -3,45 +3,42 @@
 from __future__ import annotations
 
 import copy
-import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import constants, snapshot_download
 
-from specdec_cli.errors import RunError, SpecdecError, UsageError
+from specdec_cli.errors import SpecdecError, UsageError
 from specdec_cli.files import given_path
 from specdec_cli.lm.decoders import COMPILING, check_decoder, graphs_obstacle, own_obstacle, tries_graphs
 from specdec_cli.lm.files import dummy
+from specdec_cli.lm.files.adapter import check_adapter
 from specdec_cli.lm.files.architecture import check_architecture
-from specdec_cli.lm.files.checkpoint import clear_errors, hub_proxy_words, model_folder, read_config
-from specdec_cli.lm.files.contents import check_contents
+from specdec_cli.lm.files.checkpoint import clear_errors, model_folder, read_config
 from specdec_cli.lm.files.generation import NONE, read_generation
 from specdec_cli.lm.files.gguf_folder import check_gguf_tensors
-from specdec_cli.lm.files.gguf_header import SUFFIX
 from specdec_cli.lm.files.lengths import max_context
 from specdec_cli.lm.files.paper import NEEDS_NUMBERS, on_paper
-from specdec_cli.lm.files.quantization import check_quantization, forget_quantization, method_of, settings_of, take_form
-from specdec_cli.lm.files.reading import first_line, quiet
+from specdec_cli.lm.files.quantization import (
+    check_quantization,
+    forget_quantization,
+    method_of,
+    settings_of,
+    stays_quantized,
+    take_form,
+)
+from specdec_cli.lm.files.reading import quiet
 from specdec_cli.lm.files.weights_files import check_weights, stored_as, stored_bytes
 from specdec_cli.lm.forward.compiled import check_compiler
 from specdec_cli.lm.forward.forward import CacheShape
 from specdec_cli.lm.forward.packed import PackedForward
+from specdec_cli.lm.from_files import model_on_paper
 from specdec_cli.lm.kernels.kinds import kind_when
 from specdec_cli.lm.kernels.packing import weights_of
 from specdec_cli.lm.llama.families import kept_as
-from specdec_cli.lm.load import (
-    device_named,
-    load_tokenizer,
-    model_on_paper,
-    resolve_dtype,
-)
+from specdec_cli.lm.load import device_named, resolve_dtype, tokenizer_in
 from specdec_cli.lm.traffic import model_traffic, num_experts
-from specdec_cli.proxy import exempt_this_machine
-
-_SMALL_FILES = ["*.json", "*.model", "*.txt", "*.jinja"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +140,8 @@ def describe(
             check_gguf_tensors(name, folder, config)
         method = method_of(config)
         form = None if is_dummy else take_form(config)
+        if is_complete:
+            check_adapter(name, folder, stays_quantized(config))
         kind = resolve_dtype(name, dtype, config, folder if is_complete else None)
         with on_paper():
             source = folder if is_complete else None
@@ -206,8 +205,7 @@ def describe_tokenizer(
         RunError: there is none, or it is broken.
     """
     folder = small_files(name, revision, trust_remote_code, not dummy.is_dummy(name, load_format))
-    local = name if name.startswith(dummy.PREFIX) or name.endswith(SUFFIX) else str(folder)
-    return load_tokenizer(local, trust_remote_code=trust_remote_code, load_format=load_format)
+    return tokenizer_in(name, folder, trust_remote_code, not dummy.is_dummy(name, load_format))
 
 
 def small_files(name: str, revision: str | None, trust_remote_code: bool, has_weights: bool = True) -> Path:
@@ -223,31 +221,7 @@ def small_files(name: str, revision: str | None, trust_remote_code: bool, has_we
         UsageError: it is something else than a causal LM.
         RunError: no such folder, and no hub that has it.
     """
-    is_file = Path(name).exists() or name.endswith(SUFFIX)
-    is_hub_id = re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", name) and not is_file
-    if not is_hub_id:
-        return model_folder(name, revision, trust_remote_code, has_weights)
-    patterns = [*_SMALL_FILES, *(["*.py"] if trust_remote_code else [])]
-    exempt_this_machine(constants.ENDPOINT)
-    try:
-        folder = Path(
-            snapshot_download(
-                name,
-                revision=revision,
-                allow_patterns=patterns,
-                ignore_patterns=["original/*", "onnx/*"],
-                etag_timeout=5,
-                local_files_only=constants.HF_HUB_OFFLINE,
-            )
-        )
-    except Exception as error:
-        raise RunError(
-            f"model `{name}` is neither a folder nor in the local hub cache, and no hub could be reached: "
-            f"{first_line(error)}",
-            f"{hub_proxy_words()}give a local folder, or download the model first",
-        ) from error
-    check_contents(name, folder, has_weights)
-    return folder
+    return model_folder(name, revision, trust_remote_code, has_weights, fetches_weights=False)
 
 
 def _has_weights(name: str, folder: Path) -> bool:

@@ -2,54 +2,45 @@
 
 from __future__ import annotations
 
-import copy
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import AutoTokenizer
-from transformers.pytorch_utils import Conv1D
 
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.cache.cache_plan import KVCacheBytes
 from specdec_cli.lm.decoders import COMPILING, check_decoder
 from specdec_cli.lm.door import Tap
 from specdec_cli.lm.files import dummy
+from specdec_cli.lm.files.adapter import check_adapter
 from specdec_cli.lm.files.architecture import check_architecture
 from specdec_cli.lm.files.checkpoint import clear_errors, model_folder, read_config, remote_code_error
-from specdec_cli.lm.files.classes import auto_class_of
-from specdec_cli.lm.files.dequantize import descriptions, plain_weights
 from specdec_cli.lm.files.generation import AUTO, Generation, read_generation
-from specdec_cli.lm.files.gguf_folder import check_gguf_tensors, gguf_of, load_gguf
-from specdec_cli.lm.files.headers import differing, first_dtype, is_pickled, read_headers, read_tensors
+from specdec_cli.lm.files.gguf_folder import check_gguf_tensors, gguf_of
+from specdec_cli.lm.files.headers import first_dtype
 from specdec_cli.lm.files.lengths import max_context, own_context
 from specdec_cli.lm.files.origin import Origin, fingerprint
 from specdec_cli.lm.files.quantization import (
-    check_finite,
     check_quantization,
     forget_quantization,
-    give_dtype,
     is_dequantized,
-    settings_of,
     stays_quantized,
     take_form,
 )
 from specdec_cli.lm.files.reading import quiet
 from specdec_cli.lm.files.tokenizer_files import TOKENIZER_FILES, tokenizer_error
-from specdec_cli.lm.files.weights_files import check_weights, stored_bytes, weights_files
+from specdec_cli.lm.files.weights_files import all_files, check_weights, stored_bytes, weights_files
 from specdec_cli.lm.forward.joined import attention_of
 from specdec_cli.lm.forward.taps import check_taps
+from specdec_cli.lm.from_files import Form, model_from_files
 from specdec_cli.lm.kernels.kinds import kind_when
 from specdec_cli.lm.machine.device_memory import check_room
 from specdec_cli.lm.oracle import Oracle
 from specdec_cli.lm.transformers_lm import TransformersLM
 
-ON_PAPER = "batched_mm"  # experts in one product each, with no branch on what a router chose
-Form = dict[str, Any] | None
-"""The `quantization_config` of weights that `files.dequantize` undoes; None for others."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -110,15 +101,15 @@ def load_lm(
             check_quantization(name, config, folder, quantize)
             check_gguf_tensors(name, folder, config)
             form = take_form(config)
+            check_adapter(name, folder, stays_quantized(config))
             _check_room(name, folder, config, form, dtype, quantize, target_device)
         else:
             forget_quantization(config)
         check_decoder(name, decoder, config, target_device, quantize)
         generation = read_generation(folder, generation_config) if has_weights else Generation()
         if has_weights:
-            model = _model(
-                name, folder, config, resolve_dtype(name, dtype, config, folder), trust_remote_code, form=form
-            )
+            resolved = resolve_dtype(name, dtype, config, folder)
+            model = model_from_files(name, folder, config, resolved, trust_remote_code, form)
         else:
             attention = attention_of(config)
             model = dummy.build(name, config, wanted_dtype, target_device, attention, trust_remote_code)
@@ -143,7 +134,7 @@ def load_lm(
             decoder=decoder,
             kind=kind_when(decoder in COMPILING, model.dtype, target_device, quantize),
         )
-        weights = fingerprint(folder, weights_files(name, folder)) if has_weights else None
+        weights = fingerprint(folder, all_files(name, folder)) if has_weights else None
         lm.generation = generation
         lm.origin = Origin(name, revision, str(lm.dtype).removeprefix("torch."), quantize, weights)
         if oracle is not None:
@@ -231,6 +222,21 @@ def load_tokenizer(
     """
     has_weights = not dummy.is_dummy(name, load_format)
     folder = model_folder(name, revision, trust_remote_code, has_weights)
+    return tokenizer_in(name, folder, trust_remote_code, has_weights)
+
+
+def tokenizer_in(name: str, folder: Path, trust_remote_code: bool, has_weights: bool = True) -> Any:
+    """The tokenizer in a model's folder.
+
+    Args:
+        name: for messages.
+        folder: of the model.
+        trust_remote_code: run Python code that comes with the model.
+        has_weights: its weights are no random ones, which a stand-in may serve.
+
+    Raises:
+        RunError: there is none, or it is broken.
+    """
     hint = "give a model folder that holds `tokenizer.json`"
     if not any((folder / file).exists() for file in TOKENIZER_FILES) and not list(folder.glob("*.model")):
         with quiet():
@@ -304,103 +310,6 @@ def resolve_dtype(name: str, dtype: str, config: Any, folder: Path | None) -> to
             f"`{name}` is in `{found}`, which the engine does not support", f"use --dtype with {', '.join(DTYPES)}"
         )
     return DTYPES[found]
-
-
-def model_on_paper(
-    name: str, folder: Path | None, config: Any, dtype: torch.dtype, trust_remote_code: bool, form: Form = None
-) -> Any:
-    """The model that `load_lm` would decode with, as its checks see it; asked within `paper.on_paper`.
-
-    Args:
-        name: for messages.
-        folder: with the weights, of which headers are read; None where there are none.
-        config: of the model.
-        dtype: of the weights.
-        trust_remote_code: run Python code that comes with the model.
-        form: settings of quantized weights that are undone here.
-
-    Raises:
-        RunError: the files do not hold the model that the configuration describes.
-    """
-    if folder is not None and gguf_of(folder) is None:
-        model = _model(name, folder, config, dtype, trust_remote_code, is_on_paper=True, form=form)
-    else:
-        model = auto_class_of(config).from_config(
-            copy.deepcopy(config),
-            dtype=dtype,
-            attn_implementation=attention_of(config),
-            experts_implementation=ON_PAPER,
-            trust_remote_code=trust_remote_code,
-        )
-    return model.eval()
-
-
-def _model(
-    name: str,
-    folder: Path,
-    config: Any,
-    dtype: torch.dtype,
-    trust_remote_code: bool,
-    is_on_paper: bool = False,
-    form: Form = None,
-) -> Any:
-    """The transformers model, every weight of which came from the files, or from their headers (`lm.paper`)."""
-    settings, has_bfloat16 = settings_of(config), is_dequantized(config)  # transformers may take the form out
-    how = {
-        "dtype": dtype,
-        "attn_implementation": attention_of(config),
-        "output_loading_info": True,
-        "ignore_mismatched_sizes": True,  # they are refused below, by name
-    }
-    if gguf_of(folder) is not None:
-        model, report = load_gguf(folder, config, how)
-    elif is_on_paper or form is not None:
-        outline, files = (
-            dummy.on_paper(config, dtype, trust_remote_code),
-            [folder / one for one in weights_files(name, folder)],
-        )
-        tensors = _tied_headers(outline, files, dtype) if is_on_paper else read_tensors(files)
-        if form is not None:
-            tensors = plain_weights(name, tensors, form, descriptions(files), dtype)
-        how |= {"config": outline.config} | ({"experts_implementation": ON_PAPER} if is_on_paper else {})
-        model, report = type(outline).from_pretrained(None, state_dict=tensors, **how)
-    else:
-        how |= {"trust_remote_code": trust_remote_code, "local_files_only": True}
-        how["use_safetensors"] = not is_pickled(weights_files(name, folder)[0])
-        model, report = auto_class_of(config).from_pretrained(folder, config=config, **how)
-    unread = _unread_beside_weights(model, report["unexpected_keys"]) if settings is None else []
-    wrong = [f"`{key}` is missing" for key in sorted(report["missing_keys"])]
-    wrong += [f"`{key}` has another shape" for key, *_ in sorted(report["mismatched_keys"])]
-    wrong += [f"`{key}` is not read" for key in unread]
-    if wrong:
-        said = f"the weights of `{name}` do not match its `config.json`: {wrong[0]}"
-        raise RunError(said, "copy or download the model again")
-    if has_bfloat16:
-        give_dtype(model, dtype)
-    is_expanded = has_bfloat16 or form is not None or gguf_of(folder) is not None
-    if is_expanded and not is_on_paper:
-        check_finite(name, model)
-    return model
-
-
-def _tied_headers(outline: Any, files: list[Path], dtype: torch.dtype) -> dict[str, Any]:
-    """A checkpoint's tensors on paper, where transformers cannot ask whether two that a model ties are one.
-
-    It ties what is equal, and otherwise keeps both whatever the configuration says.
-    """
-    headers, pairs = read_headers(files), outline.all_tied_weights_keys
-    own = differing(files, pairs, dtype)
-    if own:
-        for config in (outline.config, outline.config.get_text_config()):
-            config.tie_word_embeddings = False
-        return headers
-    return {key: header for key, header in headers.items() if pairs.get(key) not in headers}
-
-
-def _unread_beside_weights(model: Any, unexpected: Iterable[str]) -> list[str]:
-    """Tensors that a file holds of a layer and that the layer does not read: a scale, a bias, a part of the weight."""
-    layers = {name for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Embedding | Conv1D)}
-    return sorted(key for key in unexpected if key.rpartition(".")[0] in layers)
 
 
 def _eos_token_ids(model: Any) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ from specdec_cli.engine.loading import ModelSettings
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.errors import SpecdecError, UsageError
-from specdec_cli.lm.files import checkpoint
+from specdec_cli.lm.files import hub
 from specdec_cli.lm.heads import formats
 from specdec_cli.lm.load import load_lm
 from specdec_cli.measure.machine.machine import look
@@ -254,7 +254,7 @@ def test_a_head_on_the_hub_is_fetched_with_its_weights(lm, tmp_path: Path, monke
         asked.append(set(allow_patterns))
         return str(folder)
 
-    monkeypatch.setattr(checkpoint, "snapshot_download", fetch)
+    monkeypatch.setattr(hub, "snapshot_download", fetch)
     fields, settings = {"model": "someone/a-head"}, ModelSettings()
     weights = {"*.safetensors", "pytorch_model.bin"}
     assert published_draft(fields, settings, lm.name, settings, has_weights=False) is not None

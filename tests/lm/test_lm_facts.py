@@ -8,8 +8,8 @@ from tiny_models import make_tiny
 from typed import not_none
 
 from specdec_cli.errors import RunError, UsageError
-from specdec_cli.lm import facts
 from specdec_cli.lm.facts import describe, small_files
+from specdec_cli.lm.files import hub
 from specdec_cli.lm.load import load_lm
 
 
@@ -36,7 +36,7 @@ def test_without_weights_the_configuration_is_counted(tmp_path: Path, monkeypatc
     folder = make_tiny("llama", tmp_path / "m")
     counted = describe(str(folder)).num_parameters
     (folder / "model.safetensors").unlink()
-    monkeypatch.setattr(facts, "snapshot_download", lambda *_, **__: str(folder))
+    monkeypatch.setattr(hub, "snapshot_download", lambda *_, **__: str(folder))
     found = describe("someone/some-model")
     assert not found.is_complete
     assert (found.num_parameters, found.weights_counted_in) == (counted, "configuration")
@@ -44,7 +44,7 @@ def test_without_weights_the_configuration_is_counted(tmp_path: Path, monkeypatc
 
 def test_a_hub_id_fetches_no_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked = []
-    monkeypatch.setattr(facts, "snapshot_download", lambda name, **how: asked.append((name, how)) or str(tmp_path))
+    monkeypatch.setattr(hub, "snapshot_download", lambda name, **how: asked.append((name, how)) or str(tmp_path))
     assert small_files("gpt2", None, False) == tmp_path
     assert not [pattern for pattern in asked[0][1]["allow_patterns"] if "safetensors" in pattern]
 

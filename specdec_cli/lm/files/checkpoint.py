@@ -9,30 +9,30 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import constants, snapshot_download
-from huggingface_hub.errors import (
-    GatedRepoError,
-    LocalEntryNotFoundError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
 from transformers import AutoConfig
 
 from specdec_cli.errors import RunError, SpecdecError, UsageError
 from specdec_cli.files import given_path
 from specdec_cli.lm.files import dummy
-from specdec_cli.lm.files.contents import check_contents, check_pointer
+from specdec_cli.lm.files.adapter import adapter_folder, shown
+from specdec_cli.lm.files.contents import check_contents, check_pointer, is_adapter
 from specdec_cli.lm.files.gguf_folder import gguf_folder
 from specdec_cli.lm.files.gguf_header import SUFFIX
+from specdec_cli.lm.files.hub import Wanted, fetch
 from specdec_cli.lm.files.reading import broken_link, first_line, read_object
-from specdec_cli.proxy import exempt_this_machine, proxy_of
 
 BUILTIN = ("builtin:target", "builtin:draft")
 FAMILIES = "Llama, Qwen, Mistral, Gemma, Phi-3, GPT-2, GPT-NeoX, Falcon, ..."
 
 
 def model_folder(
-    name: str, revision: str | None, trust_remote_code: bool, has_weights: bool = True, is_head: bool = False
+    name: str,
+    revision: str | None,
+    trust_remote_code: bool,
+    has_weights: bool = True,
+    *,
+    is_head: bool = False,
+    fetches_weights: bool = True,
 ) -> Path:
     """The local folder behind a name; a hub id is fetched, or found in the local cache.
 
@@ -40,13 +40,23 @@ def model_folder(
         name: a local folder, a GGUF file, a hub id, a built-in name or a shape.
         revision: branch, tag or commit of a hub id.
         trust_remote_code: fetch Python files too.
-        has_weights: fetch safetensors too.
+        has_weights: its weights are wanted, now or later.
         is_head: it holds a draft head, whose weights may be pickled.
+        fetches_weights: fetch a hub id's weights, too, if they are wanted.
 
     Raises:
-        UsageError: an unknown built-in name or shape.
+        UsageError: an unknown built-in name or shape, or something else than a causal LM.
         RunError: there is no such folder, or it cannot be fetched.
     """
+    wanted = Wanted(trust_remote_code, has_weights, is_head, fetches_weights)
+    folder = _own_folder(name, revision, wanted)
+    if not is_adapter(folder):
+        return folder
+    return adapter_folder(name, folder, lambda base, its_revision: _own_folder(base, its_revision, wanted))
+
+
+def _own_folder(name: str, revision: str | None, wanted: Wanted) -> Path:
+    """The folder that a name itself leads to, which may be an adapter's."""
     if name.startswith(dummy.PREFIX):
         return dummy.shape_folder(name)
     if name.startswith("builtin:"):
@@ -58,7 +68,7 @@ def model_folder(
         return folder
     path = given_path(name)
     if name.strip() and path.is_dir():
-        check_contents(name, path, has_weights and not is_head)
+        check_contents(name, path, wanted.is_model)
         return path
     hint = "give a folder with `config.json` and safetensors, a `.gguf` file, or a hub id such as `Qwen/Qwen3-0.6B`"
     if path.suffix == SUFFIX and path.is_file():
@@ -72,53 +82,9 @@ def model_folder(
         raise broken_link(path)
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", name):
         raise RunError(f"model folder `{name}` does not exist", hint)
-    folder = _fetch(name, revision, trust_remote_code, has_weights, is_head)
-    check_contents(name, folder, has_weights and not is_head)
+    folder = fetch(name, revision, wanted)
+    check_contents(name, folder, wanted.is_model)
     return folder
-
-
-def _fetch(name: str, revision: str | None, trust_remote_code: bool, has_weights: bool, is_head: bool) -> Path:
-    """Download a hub model's safetensors, if it has any, and small files, or find them in the local cache."""
-    patterns = ["*.json", "*.model", "*.txt", "*.jinja", *(["*.py"] if trust_remote_code else [])]
-    patterns += ["*.safetensors"] if has_weights else []
-    patterns += ["pytorch_model.bin"] if has_weights and is_head else []
-    exempt_this_machine(constants.ENDPOINT)
-    try:
-        return Path(
-            snapshot_download(
-                name,
-                revision=revision,
-                allow_patterns=patterns,
-                ignore_patterns=["original/*", "onnx/*", "consolidated*"],
-                etag_timeout=5,
-                local_files_only=constants.HF_HUB_OFFLINE,
-            )
-        )
-    except Exception as error:
-        raise _fetch_error(name, revision, error) from error
-
-
-def _fetch_error(name: str, revision: str | None, error: Exception) -> RunError:
-    """The error for a failed download."""
-    match error:
-        case GatedRepoError():
-            return RunError(f"model `{name}` is gated", "accept its licence on the hub and log in with `hf auth login`")
-        case RevisionNotFoundError():
-            return RunError(f"model `{name}` has no revision `{revision}`", "check `revision`")
-        case RepositoryNotFoundError():
-            hint = "check the spelling, or log in if it is private"
-            return RunError(f"no folder and no hub model is named `{name}`", hint)
-        case LocalEntryNotFoundError():
-            what = "is neither a folder nor in the local hub cache"
-        case _:
-            what = f"could not be downloaded: {first_line(error)}"
-    return RunError(f"model `{name}` {what}", f"{hub_proxy_words()}if no hub can be reached, give a local folder")
-
-
-def hub_proxy_words() -> str:
-    """The beginning of a hint if the hub is reached through a proxy."""
-    proxy = None if constants.HF_HUB_OFFLINE else proxy_of(constants.ENDPOINT)
-    return "" if proxy is None else f"the hub is reached through the {proxy}; "
 
 
 def read_config(name: str, folder: Path, trust_remote_code: bool) -> Any:
@@ -129,7 +95,7 @@ def read_config(name: str, folder: Path, trust_remote_code: bool) -> Any:
         RunError: there is none, or it is broken.
     """
     changes = dummy.shape_changes(name)
-    path = folder / "config.json"
+    path = shown(folder, "config.json")
     if path.is_symlink() and not path.exists():
         raise broken_link(path)
     if not path.is_file():

@@ -1,4 +1,4 @@
-"""Recognizes folders that are not checkpoints of a causal LM: adapters, draft heads, formats of other programs.
+"""Recognizes folders that are not checkpoints of a causal LM: draft heads, formats of other programs.
 
 Each is refused by what it is, before its configuration or its tokenizer is read: they would be found missing or
 broken, which they are not.
@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 
 from specdec_cli.errors import RunError, UsageError
 
+ADAPTER = "adapter_config.json"
 POINTER = b"version https://git-lfs.github.com/spec/"
 _SMALL = ("*.json", "*.model", "*.jinja", "*.txt")
 _OTHER_FORMATS = {
@@ -68,7 +69,7 @@ def check_contents(name: str, folder: Path, has_weights: bool = True) -> None:
     for pattern in _SMALL:
         for path in sorted(folder.glob(pattern)):
             check_pointer(path)
-    if not has_weights:
+    if not has_weights or is_adapter(folder):
         return
     found = next(_other_kinds(folder, _raw_config(folder)), None)
     if found is not None:
@@ -102,8 +103,6 @@ def _other_kinds(folder: Path, config: dict[str, Any]) -> Iterator[tuple[str, st
     has_model = _has_weights(folder)
     if (folder / "model_index.json").is_file():
         yield "a diffusers pipeline (images or video)", "choose a language model"
-    if (folder / "adapter_config.json").is_file() and not has_model:
-        yield _adapter(folder)
     head = head_kind(folder, config)
     if head is not None:
         yield _HEADS[head], _EAGLE_HINT if head == "eagle" else _DRAFT_HINT
@@ -120,24 +119,15 @@ def _other_kinds(folder: Path, config: dict[str, Any]) -> Iterator[tuple[str, st
             yield found
 
 
+def is_adapter(folder: Path) -> bool:
+    """Whether a folder holds an adapter of a model (peft's format) and no weights of a whole one."""
+    return (folder / ADAPTER).is_file() and not _has_weights(folder)
+
+
 def _has_weights(folder: Path) -> bool:
     """Whether the folder has weights under the names that transformers reads, pickled ones among them."""
     names = ("model.safetensors", "model.safetensors.index.json", "pytorch_model*.bin")
     return any(any(folder.glob(name)) for name in names)
-
-
-def _adapter(folder: Path) -> tuple[str, str]:
-    try:
-        content = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
-    except (ValueError, OSError, RecursionError):
-        content = {}
-    content = content if isinstance(content, dict) else {}
-    kind = str(content.get("peft_type") or "LORA").upper()
-    base = content.get("base_model_name_or_path")
-    what = "a LoRA adapter" if kind == "LORA" else f"a PEFT adapter ({kind})"
-    whose = f" of `{base}`" if isinstance(base, str) and base else ""
-    hint = "merge it into its base model (peft's `merge_and_unload`) and give that folder"
-    return f"{what}{whose}, without the base model's weights", hint
 
 
 def head_kind(folder: Path, config: dict[str, Any]) -> str | None:

@@ -10,7 +10,8 @@ from transformers.utils import is_protobuf_available, is_sentencepiece_available
 from specdec_cli.errors import RunError
 from specdec_cli.lm.files.reading import first_line
 
-TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer_config.json", "tekken.json")
+VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "tekken.json")
+TOKENIZER_FILES = (*VOCABULARIES, "tokenizer_config.json")
 
 
 def tokenizer_error(name: str, folder: Path, error: Exception) -> RunError:

@@ -8,6 +8,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from specdec_cli.errors import RunError
+from specdec_cli.lm.files.adapter import adapter_files, adapter_words, shown
 from specdec_cli.lm.files.contents import check_pointer
 from specdec_cli.lm.files.gguf_folder import WEIGHTS, gguf_of
 from specdec_cli.lm.files.gguf_header import read_gguf_header
@@ -39,9 +40,14 @@ def weights_files(name: str, folder: Path) -> list[str]:
     raise _no_weights(name, folder)
 
 
+def all_files(name: str, folder: Path) -> list[str]:
+    """The files that the model's numbers come from: those of weights, and an adapter's."""
+    return [*weights_files(name, folder), *adapter_files(folder)]
+
+
 def stored_bytes(name: str, folder: Path) -> int:
     """The size of the files of weights."""
-    return sum((folder / file).stat().st_size for file in weights_files(name, folder))
+    return sum((folder / file).stat().st_size for file in all_files(name, folder))
 
 
 def stored_as(name: str, folder: Path, method: str | None) -> str:
@@ -52,11 +58,11 @@ def stored_as(name: str, folder: Path, method: str | None) -> str:
         folder: of the model.
         method: its configuration's name for quantized weights; None where it has none.
     """
-    path = gguf_of(folder)
+    path, adapter = gguf_of(folder), adapter_words(folder)
     if path is not None:
-        return f"GGUF ({', '.join(read_gguf_header(name, path).kinds)})"
+        return f"GGUF ({', '.join(read_gguf_header(name, path).kinds)}){adapter}"
     files = "pickled tensors" if is_pickled(weights_files(name, folder)[0]) else "safetensors"
-    return files if method is None else f"{method} in {files}"
+    return f"{files if method is None else f'{method} in {files}'}{adapter}"
 
 
 def _indexed_files(index: Path) -> list[str]:
@@ -109,20 +115,21 @@ def check_weights(name: str, folder: Path) -> None:
         RunError: one is not.
     """
     hint = "copy or download the model again"
-    for file in weights_files(name, folder):
-        if (folder / file).is_symlink() and not (folder / file).exists():
-            raise broken_link(folder / file)
-        if not (folder / file).is_file():
+    for file in all_files(name, folder):
+        path = shown(folder, file)
+        if path.is_symlink() and not path.exists():
+            raise broken_link(path)
+        if not path.is_file():
             raise RunError(f"`{name}` lacks the weights file `{file}`", hint)
-        check_pointer(folder / file)
-        if file == WEIGHTS:
-            continue  # its header was read to make the folder
+        check_pointer(path)
+        if file == WEIGHTS or file.endswith(".json"):
+            continue  # the header was read, or the adapter's configuration, to make the folder
         if is_pickled(file):
-            read_pickle(folder / file)
+            read_pickle(path)
             continue
         try:
-            with safe_open(folder / file, framework="pt"):
+            with safe_open(path, framework="pt"):
                 pass
         except (SafetensorError, OSError) as error:
             said = first_line(error).removeprefix("Error while deserializing header: ")
-            raise RunError(f"`{folder / file}` is not a whole safetensors file: {said}", hint) from error
+            raise RunError(f"`{path}` is not a whole safetensors file: {said}", hint) from error

@@ -64,9 +64,6 @@ def edit_weights(folder, change) -> None:
 @pytest.mark.parametrize(
     ("file", "content", "said"),
     [
-        ("adapter_config.json", {"peft_type": "LORA", "base_model_name_or_path": "org/m"}, "a LoRA adapter of `org/m`"),
-        ("adapter_config.json", {"peft_type": "IA3"}, "a PEFT adapter (IA3)"),
-        ("adapter_config.json", "{", "a LoRA adapter"),
         ("model_index.json", {"_class_name": "StableDiffusionPipeline"}, "a diffusers pipeline"),
         ("model-q4_k_m.gguf", "GGUF", "a folder of GGUF files"),
         ("model.onnx", "", "an ONNX export"),
@@ -315,7 +312,7 @@ def test_point_19_a_sentencepiece_file_is_not_called_tiktoken(folder) -> None:
     assert "pip install" in not_none(caught.value.hint)
 
 
-@pytest.mark.parametrize("file", ["adapter_config.json", "modules.json", "model_index.json"])
+@pytest.mark.parametrize("file", ["modules.json", "model_index.json"])
 def test_a_folder_whose_files_are_broken_still_gets_one_sentence(folder, file: str) -> None:
     (folder / "model.safetensors").unlink()
     write(folder / file, "[1, 2")
