@@ -5,6 +5,7 @@ Siblings are sampled without replacement. Planted faults override its parts.
 
 import gc
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,15 +16,21 @@ from typed import not_none
 from specdec_cli.drafted import CONTEXT_END, NOTHING, Drafted
 from specdec_cli.drafters.contract import Guesses
 from specdec_cli.engine import verify as verify_module
+from specdec_cli.engine.driver import Driver
+from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.fit import fit
 from specdec_cli.engine.group import VerifyRow
+from specdec_cli.events import SpeculativeCounts, Stepped
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.table import TableLM
 from specdec_cli.measure.audit.chisquare import ChiSquare, chi_square, enumerate_joint
 from specdec_cli.sampling import noise
 from specdec_cli.sampling.chain import ChainRow, distribution, inverse_cdf
 from specdec_cli.sampling.noise import Purpose
+from specdec_cli.sampling.params import SamplingParams
 
+LENGTH = 3
+ALL = SamplingParams(temperature=1.3, top_k=3, top_p=0.95, frequency_penalty=0.7, presence_penalty=0.2, ignore_eos=True)
 TREES = {
     "2,2": (-1, -1, 0, 0, 1, 1),
     "3,1,1": (-1, -1, -1, 0, 1, 2, 3, 4, 5),
@@ -158,3 +165,24 @@ def masked_probs(table, params, context, allowed_after=None) -> np.ndarray:
 def measured_tree(loop: TreeLoop, params, length=3, allowed_after=None) -> ChiSquare:
     joint = enumerate_joint(lambda text: masked_probs(loop.table, params, text, allowed_after), PROMPT, length)
     return chi_square(Counter(loop.run(length)), joint)
+
+
+def drawn(one: Engine, params: SamplingParams, num: int, **wishes: Any) -> tuple[Counter[tuple[int, ...]], float]:
+    """The first tokens of so many requests, and tokens per step."""
+    longest = replace(params, max_new_tokens=LENGTH + 4)  # so that the first steps draft the whole tree
+    counts, found = SpeculativeCounts(), Counter[tuple[int, ...]]()
+    with Driver(one) as driver:
+        tokens: dict[int, list[int]] = {
+            driver.add(list(PROMPT), replace(longest, index=i), **wishes): [] for i in range(num)
+        }
+        for events in driver.steps():
+            for emitted in [emitted for event in events if isinstance(event, Stepped) for emitted in event.emitted]:
+                counts.add(emitted)
+                its = tokens[emitted.sequence_id]
+                its += emitted.tokens
+                if len(its) >= LENGTH:
+                    driver.abort(emitted.sequence_id)
+                    found[tuple(its[:LENGTH])] += 1
+    assert bool(counts.drafted_trees) == (one.options.tree is not None)
+    assert found.total() == num
+    return found, counts.acceptance_length or 1.0

@@ -16,11 +16,17 @@ from typing import Any, get_args, get_type_hints
 from specdec_cli.drafters.contract import Drafter
 from specdec_cli.errors import UsageError, closest
 
-__all__ = ["create", "from_fields", "get", "methods", "options", "parse_spec", "to_spec", "without_model"]
+__all__ = [
+    *("create", "from_fields", "get", "methods", "model_name", "options"),
+    *("parse_spec", "to_spec", "without_model"),
+]
 
-_NOT_METHODS = {"__init__", "contract", "feature_head", "growth", "language_model", "rounds"}
+_NOT_METHODS = {"__init__", "contract", "feature_head", "growth", "language_model", "one_pass", "rounds"}
 # The members of `contract.Drafter`.
-_MEMBERS = ("lm", "max_context", "builds_trees", "draws", "sizes", "taps", "adopt", "load", "propose", "release")
+_MEMBERS = (
+    *("lm", "max_context", "builds_trees", "draws", "one_pass", "sizes", "taps"),
+    *("adopt", "load", "propose", "release"),
+)
 _HINT = "write a model's name or folder, or one of: "
 
 
@@ -138,6 +144,13 @@ def to_spec(fields: Mapping[str, Any]) -> str:
 def without_model() -> list[str]:
     """The methods that read no model."""
     return [name for name in methods() if "model" not in {option.name for option in options(name)}]
+
+
+def model_name(fields: Mapping[str, Any]) -> str | None:
+    """The name of the language model that a draft loads and that reads text as the target does; None without one."""
+    from specdec_cli.drafters.language_model import LMDrafter
+
+    return fields.get("model") if issubclass(get(fields.get("method", "model")), LMDrafter) else None
 
 
 def _is_unbuilt(spec: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from specdec_cli.drafted import NOTHING, Drafted
 from specdec_cli.tree_shape import TreeShape
@@ -128,6 +128,11 @@ class Drafter(Protocol):
         ...
 
     @property
+    def one_pass(self) -> bool:
+        """Whether a longer guess takes no further pass of the draft: each depth's distribution is known at once."""
+        ...
+
+    @property
     def sizes(self) -> tuple[int | None, int | None]:
         """Parameters, and bytes of weights and caches; 0 without any, None where they are not known."""
         ...
@@ -159,8 +164,24 @@ class Drafter(Protocol):
         ...
 
 
+@runtime_checkable
+class ScoresPaths(Protocol):
+    """A drafter that gives its distributions along a text, for traces."""
+
+    def path_logits(self, rows: Sequence[DraftRow], paths: Sequence[Sequence[int]]) -> list[Tensor]:
+        """Logits [len(path), V] float32 of each row's path: what its tokens would be drawn from if they were drafted.
+
+        Args:
+            rows: as for `propose`, whose features they bring as well.
+            paths: of each row, at least one token and at most as many as it may draft.
+        """
+        ...
+
+
 class WithoutFeatures:
     """Base of drafters that read no hidden states of the target."""
+
+    one_pass = False
 
     @property
     def taps(self) -> Sequence[Tap]:

@@ -26,6 +26,7 @@ class HeadDrafter:
     lm = None
     builds_trees = True
     draws = True
+    one_pass = False
 
     def __init__(self, model: str) -> None:
         if not model.strip():

@@ -78,18 +78,21 @@ class LMDrafter(WithoutFeatures):
             RunError: what it guessed before, unread, was no token.
         """
         self._check_last_guess()
-        for row in rows:
-            if row.cache_salt is not None and row.handle not in self._num_fed:
-                self._num_fed[row.handle] = self.lm.adopt(row.handle, row.context, row.cache_salt)
-        drafts = [Growth(row, place) for place, row in enumerate(rows)]
-        most = self.lm.max_context
-        drafting = [draft for draft in drafts if draft.wants_more(most)]
-        self._feed_long_contexts(drafting)
-        self._guess([draft for draft in drafting if _is_plain(draft.row)])
+        drafts, most = self.begin(rows), self.lm.max_context
+        self._guess([draft for draft in drafts if draft.wants_more(most) and _is_plain(draft.row)])
         while growing := [draft for draft in drafts if draft.wants_more(most)]:
             logits = self.lm.score([draft.to_score() for draft in growing])
             grow_deeper(growing, logits, self._num_tokens, self._name)
         return [draft.guesses() for draft in drafts]
+
+    def begin(self, rows: Sequence[DraftRow]) -> list[Growth]:
+        """The rows' guesses before their first token; all of each context but a chunk is in the cache then."""
+        for row in rows:
+            if row.cache_salt is not None and row.handle not in self._num_fed:
+                self._num_fed[row.handle] = self.lm.adopt(row.handle, row.context, row.cache_salt)
+        drafts = [Growth(row, place) for place, row in enumerate(rows)]
+        self._feed_long_contexts([draft for draft in drafts if draft.wants_more(self.lm.max_context)])
+        return drafts
 
     def release(self, handle: int) -> None:
         """Forget a sequence, and have the draft model forget it."""

@@ -85,8 +85,8 @@ def load_engines(
         settings.chat_variables,
     )
     for fields, its in zip(given, own, strict=True):
-        if "method" not in fields:
-            _check_tokenizers(tokenizer, target, fields["model"], its)
+        if (name := drafters.model_name(fields)) is not None:
+            _check_tokenizers(tokenizer, target, name, its)
     say(f"loading target {target}")
     allot_threads()
     lm = _load(target, settings.target, settings, options, settings.generation_config)
@@ -192,8 +192,8 @@ def another_drafter(
     if engine.tokenizer is None:
         raise UsageError("the engine has no tokenizer, which a further draft needs", "give the engine one")
     fields = _named(fields, engine.target.name, settings)
-    if "method" not in fields:
-        _check_tokenizers(engine.tokenizer, engine.target.name, fields["model"], settings)
+    if (name := drafters.model_name(fields)) is not None:
+        _check_tokenizers(engine.tokenizer, engine.target.name, name, settings)
     loader = _DraftLoader(engine.target, engine.tokenizer, engine.options, settings)
     drafter = loader.load(drafters.from_fields(fields))
     for lm in loader.models:

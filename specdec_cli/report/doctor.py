@@ -137,7 +137,8 @@ def _print_outlook(console: Console, outlook: Outlook) -> None:
     table = Grid(
         "speed-up", "acceptance", "tokens a step", "", title=f"Best speed-up of this pair at k = {k}, by bytes alone"
     )
-    step = 1 + outlook.cost_ratio * k
+    step = 1 + outlook.cost_ratio * outlook.num_passes
+    whose = "a drafted token" if outlook.num_passes == k else f"a pass of the draft, which gives {k} tokens,"
     rows = [(Implied(speedup, speedup * step, alpha), "") for alpha, speedup in outlook.speedup_by_acceptance.items()]
     rows += [(outlook.break_even, "break-even"), (Implied(outlook.ceiling, k + 1, 1.0), "everything accepted")]
     rows += [(one, "the recipe's gate") for one in outlook.claims]
@@ -148,7 +149,7 @@ def _print_outlook(console: Console, outlook: Outlook) -> None:
     console.print(table)
     console.print(
         Text(
-            f"a drafted token costs {outlook.cost_ratio:.4f} plain steps: {gigabytes(outlook.draft_bytes)} over "
+            f"{whose} costs {outlook.cost_ratio:.4f} plain steps: {gigabytes(outlook.draft_bytes)} over "
             f"{gigabytes(outlook.target_bytes)} of weights read. Assumes memory-bound decoding and one acceptance "
             "probability for all tokens; a real machine gives less"
         ),

@@ -26,7 +26,7 @@ from specdec_cli.engine.options import EngineOptions
 from specdec_cli.lm.table import TableLM
 from specdec_cli.measure.bench import sweep
 from specdec_cli.measure.predict import trace as traces
-from specdec_cli.measure.predict.trace import ModelTrace
+from specdec_cli.measure.predict.draft_trace import ModelTrace
 from specdec_cli.recipe import resolve
 from specdec_cli.report.sweep_k import json_schema
 

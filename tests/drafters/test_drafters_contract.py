@@ -32,8 +32,9 @@ class TableLM(LMWithoutWeights):
     def score(self, rows: Sequence[Row]) -> torch.Tensor:
         parts = [torch.empty(0, self.vocab_size)]
         for row in rows:
-            for end in range(len(row.context) - row.num_logits + 1, len(row.context) + 1):
-                seed = sum(token * 31**i for i, token in enumerate(reversed(row.context[max(0, end - 2) : end])))
+            text = row.as_chain()
+            for end in range(len(text) - row.num_logits + 1, len(text) + 1):
+                seed = sum(token * 31**i for i, token in enumerate(reversed(text[max(0, end - 2) : end])))
                 parts.append(2 * torch.randn(1, self.vocab_size, generator=torch.Generator().manual_seed(seed)))
         return torch.cat(parts)
 
@@ -48,12 +49,15 @@ def heads(tmp_path_factory: pytest.TempPathFactory) -> None:
         folder = tmp_path_factory.mktemp("heads") / method
         NEEDED[method] = {"model": str(folder)}
         publish(folder, random_weights(method == "eagle3", drafted=VOCAB), HEADS[method])
+    folder = tmp_path_factory.mktemp("pard")
+    (folder / "config.json").write_text('{"spd_type": "pard", "pard_token": 12, "vocab_size": 14}')
+    NEEDED["pard"] = {"model": str(folder)}
 
 
 class TappedLM(TableLM):
     """A target that lends a head its embedding and its output layer."""
 
-    vocab_size = VOCAB
+    vocab_size, num_blocks, block_size = VOCAB, 64, 16
 
     def embed(self, tokens: Sequence[int]) -> torch.Tensor:
         return torch.randn(VOCAB, HIDDEN, generator=torch.Generator().manual_seed(1))[list(tokens)]

@@ -75,7 +75,7 @@ def test_hints_name_what_was_meant() -> None:
     for call, meant in (
         (lambda: drafters.parse_spec("ngrm:max=3"), "`ngram`"),
         (lambda: drafters.parse_spec("ngram:maxx=3"), "`max`"),
-        (lambda: drafters.parse_spec("suffix"), "none, prediction"),
+        (lambda: drafters.parse_spec("suffix"), "none, pard, prediction"),
         (lambda: drafters.get("predicton"), "`prediction`"),
         (lambda: drafters.create("none", {"k": 3}), "no options"),
     ):

@@ -6,7 +6,6 @@ power. Each planted fault must be seen by the same test that the engine passes.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -14,16 +13,14 @@ import pytest
 from table_loop import PROMPT, Table
 from test_engine_grammar import REGEX, allowed_after
 from tiny_grammar import letter_tokens
-from tree_loop import masked_probs, table_lm
+from tree_loop import ALL, LENGTH, drawn, masked_probs, table_lm
 
 from specdec_cli.drafted import Drafted
 from specdec_cli.drafters.contract import Resources
 from specdec_cli.drafters.model import Drafter
-from specdec_cli.engine.driver import Driver
 from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.engine.residual import _Residuals
-from specdec_cli.events import SpeculativeCounts, Stepped
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.table import TableLM
 from specdec_cli.measure.audit.chisquare import chi_square, enumerate_joint
@@ -31,8 +28,7 @@ from specdec_cli.sampling.grammar import compile_grammar
 from specdec_cli.sampling.params import SamplingParams
 
 TABLE = Table.random(num_tokens=4, seed=1, sharpness=2.0)
-LENGTH, ALARM = 3, 1e-6
-ALL = SamplingParams(temperature=1.3, top_k=3, top_p=0.95, frequency_penalty=0.7, presence_penalty=0.2, ignore_eos=True)
+ALARM = 1e-6
 ONE_BY_ONE = {
     "temperature": SamplingParams(temperature=0.7),
     "top-k": SamplingParams(temperature=1.0, top_k=2),
@@ -49,27 +45,6 @@ def engine(tree: str = "2,2", verify: str = "auto") -> Engine:
     drafter.load(Resources(lambda _: table_lm(TABLE.q), None, TABLE.num_tokens))
     options = EngineOptions(num_speculative_tokens=len(tree.split(",")), tree=tree, verify=verify, max_num_seqs=256)
     return Engine(table_lm(TABLE.p), drafter, options=options)
-
-
-def drawn(one: Engine, params: SamplingParams, num: int, **wishes: Any) -> tuple[Counter[tuple[int, ...]], float]:
-    """The first tokens of so many requests, and tokens per step."""
-    longest = replace(params, max_new_tokens=LENGTH + 4)  # so that the first steps draft the whole tree
-    counts, found = SpeculativeCounts(), Counter[tuple[int, ...]]()
-    with Driver(one) as driver:
-        tokens: dict[int, list[int]] = {
-            driver.add(list(PROMPT), replace(longest, index=i), **wishes): [] for i in range(num)
-        }
-        for events in driver.steps():
-            for emitted in [emitted for event in events if isinstance(event, Stepped) for emitted in event.emitted]:
-                counts.add(emitted)
-                its = tokens[emitted.sequence_id]
-                its += emitted.tokens
-                if len(its) >= LENGTH:
-                    driver.abort(emitted.sequence_id)
-                    found[tuple(its[:LENGTH])] += 1
-    assert counts.drafted_trees
-    assert found.total() == num
-    return found, counts.acceptance_length or 1.0
 
 
 def p_value(params: SamplingParams, num: int, with_grammar: bool = False, **given: Any) -> float:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 
 @dataclass(frozen=True, slots=True)
 class PublishedDraft(ABC):
-    """What the folder of a published draft says of itself; each format adds its own fields.
+    """Facts that the folder of a published draft gives of itself; each format adds its own fields.
 
     Args:
         name: of the draft, for messages.
@@ -44,7 +44,7 @@ class PublishedDraft(ABC):
 
     @abstractmethod
     def options(self) -> dict[str, Any]:
-        """What `given` settled, as options of the drafting method."""
+        """Options of the drafting method, as `given` settled them."""
 
     @abstractmethod
     def check_fits(self, target: str, hidden_size: int, vocab_size: int) -> None:

@@ -2,9 +2,9 @@
 
 Decoding one sequence at a short context is bound by memory: a forward costs the weights that it reads, for k+1 rows as
 for one. A draft's token then costs c plain steps, c the draft's bytes over the target's, and the speed-up is
-S(k) = E / (1 + c k) with E tokens a step. On a machine it is less: rows, attention and the engine cost time too. So a
-claimed speed-up says at least how much must be accepted, under one chance α for every drafted token
-(E = 1 + α + … + α^k; Leviathan, Kalman, Matias 2022).
+S(k) = E / (1 + c k) with E tokens a step; a draft that gives all k in one pass has E / (1 + c). On a machine it is
+less: rows, attention and the engine cost time too. So a claimed speed-up says at least how much must be accepted, under
+one chance α for every drafted token (E = 1 + α + … + α^k; Leviathan, Kalman, Matias 2022).
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ class Outlook:
         target_bytes: weights that a forward of the target reads.
         draft_bytes: weights that a forward of the draft reads.
         cost_ratio: c, the draft's over the target's.
+        num_passes: passes of the draft in a step.
         break_even: what a speed-up of 1 takes.
         ceiling: speed-up if everything were accepted.
         speedup_by_acceptance: by α.
@@ -58,6 +59,7 @@ class Outlook:
     target_bytes: int
     draft_bytes: int
     cost_ratio: float
+    num_passes: int
     break_even: Implied
     ceiling: float
     speedup_by_acceptance: dict[float, float]
@@ -70,13 +72,21 @@ class Outlook:
         return asdict(self) | {"speedup_by_acceptance": by_acceptance, "claims": [asdict(one) for one in self.claims]}
 
 
-def outlook(target: ModelFacts, draft: ModelFacts, recipe: Recipe) -> Outlook | None:
-    """The outlook of a described pair; None where nothing is drafted."""
+def outlook(target: ModelFacts, draft: ModelFacts, recipe: Recipe, *, one_pass: bool = False) -> Outlook | None:
+    """The outlook of a described pair; None where nothing is drafted.
+
+    Args:
+        target: described.
+        draft: described.
+        recipe: resolved.
+        one_pass: whether the draft gives all k tokens in one pass.
+    """
     k = recipe.speculation.num_speculative_tokens
     if k == 0:
         return None
     ratio = draft.read_bytes / target.read_bytes
-    step = 1 + ratio * k
+    num_passes = 1 if one_pass else k
+    step = 1 + ratio * num_passes
     gates = [gate for gate in map(parse_gate, recipe.gates.fail_if) if gate is not None]
     claimed = [gate.number for gate in gates if gate.path in _CLAIMED and gate.operator in ("<", "<=")]
     rates = synthetic_rates(recipe.speculation)
@@ -85,6 +95,7 @@ def outlook(target: ModelFacts, draft: ModelFacts, recipe: Recipe) -> Outlook | 
         target_bytes=target.read_bytes,
         draft_bytes=draft.read_bytes,
         cost_ratio=ratio,
+        num_passes=num_passes,
         break_even=_implied(1.0, step, k),
         ceiling=(k + 1) / step,
         speedup_by_acceptance={alpha: iid_length(alpha, k) / step for alpha in ACCEPTANCES},

@@ -72,7 +72,8 @@ class Preflight:
         draft: None where it could not be described, or is no model.
         draft_method: the method's name, `model` for a draft model.
         taps: the target's hidden states that the draft reads.
-        head: what the draft is where it is a head on these states, in words.
+        head: what the draft is where it was published as one, in words.
+        one_pass: whether the draft gives all tokens of a step in one pass.
         tokenizers: by role.
         overlap: of the two tokenizers; None without two.
         max_context: the longest context that the engine will decode; None without a target.
@@ -88,6 +89,7 @@ class Preflight:
     taps: tuple[Tap, ...] = ()
     head: str | None = None
     head_facts: HeadFacts | None = None
+    one_pass: bool = False
     target: ModelFacts | None = None
     draft: ModelFacts | None = None
     tokenizers: dict[str, TokenizerFacts] = field(default_factory=dict)
@@ -134,12 +136,12 @@ def preflight(recipe: Recipe, machine: Machine, *, trust_remote_code: bool = Fal
     found = Preflight(recipe.draft.method or "model")
     models: dict[str, Target | Draft] = {"target": recipe.target}
     head = _read_draft(found, recipe)
-    if recipe.draft.model is not None and found.head is None:
+    if recipe.draft.model is not None and (head is None or not head.runs_as_target):
         models["draft"] = recipe.draft
     decoder = decoder_when(recipe.engine.decoder, recipe.engine.compile is True)
     found.target = _describe(found, recipe.target, trust_remote_code, decoder)
     found.draft = _describe(found, recipe.draft, trust_remote_code, decoder) if "draft" in models else None
-    if head is not None and found.target is not None:
+    if head is not None and head.runs_as_target and found.target is not None:
         _check_head(found, head, found.target)
     _read_generation(found, recipe, trust_remote_code)
     _compare_tokenizers(found, recipe.target, models, trust_remote_code)
@@ -148,7 +150,8 @@ def preflight(recipe: Recipe, machine: Machine, *, trust_remote_code: bool = Fal
     figure("the memory that it takes", lambda: _estimate_memory(found, recipe, machine), missing)
     if found.target is not None and found.draft is not None:
         target, draft = found.target, found.draft
-        found.outlook = figure("the outlook", lambda: outlook(target, draft, recipe), missing)
+        is_whole = found.one_pass
+        found.outlook = figure("the outlook", lambda: outlook(target, draft, recipe, one_pass=is_whole), missing)
     found.problems += [Finding("warning", sentence) for sentence in missing]
     found.problems.sort(key=lambda problem: problem.severity)
     return found
@@ -187,7 +190,8 @@ def _read_draft(found: Preflight, recipe: Recipe) -> PublishedDraft | None:
         config = published_draft(fields, model_settings(recipe.draft), target.model, model_settings(target), False)
         if config is not None:
             fields, found.head, found.draft_method = published_fields(config), str(config), config.method
-        found.taps = tuple(dict.fromkeys(drafters.from_fields(fields).taps))
+        made = drafters.from_fields(fields)
+        found.taps, found.one_pass = tuple(dict.fromkeys(made.taps)), made.one_pass
     except SpecdecError as error:
         found.problems.append(_as_problem(error))
         return None

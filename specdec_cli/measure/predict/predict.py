@@ -141,12 +141,14 @@ def predict(replays: Sequence[Replay], costs: Costs, trees: Mapping[TreeShape, R
     assert replays[-1].k <= costs.k_max, "costs reach the largest k"
     alpha = _alpha(replays[0])
     context = float(np.average(replays[0].mean_context, weights=np.maximum(replays[0].num_steps, 1e-12)))
-    ratio = costs.draft_seconds_per_token(context) / float(costs.plain(context))
+    plain = float(costs.plain(context))
+    ratio = costs.draft_seconds_per_token(context) / plain
     drawn = costs.drawn()
-    rows = [
-        _predict(DraftShape(one.k), one, costs, drawn, None if alpha is None else iid_speedup(alpha, one.k, ratio))
+    iid = [
+        None if alpha is None else iid_speedup(alpha, one.k, float(costs.draft(one.k, context)) / plain)
         for one in replays
     ]
+    rows = [_predict(DraftShape(one.k), one, costs, drawn, its) for one, its in zip(replays, iid, strict=True)]
     wide = [_predict(DraftShape.of(tree), one, costs, drawn, None) for tree, one in (trees or {}).items()]
     return Prediction(
         rows=[*rows, *wide],
@@ -206,9 +208,15 @@ def _bills(shape: DraftShape, one: Replay, costs: Costs) -> tuple[FloatArray, Fl
     )
 
 
-def iid_speedup(alpha: float, k: int, cost_ratio: float) -> float:
-    """The textbook's speed-up E / (1 + c k) (Leviathan, Kalman, Matias 2022, theorem 3.8)."""
-    return iid_length(alpha, k) / (1 + cost_ratio * k)
+def iid_speedup(alpha: float, k: int, draft_share: float) -> float:
+    """The textbook's speed-up E / (1 + c k) (Leviathan, Kalman, Matias 2022, theorem 3.8).
+
+    Args:
+        alpha: the chance of every drafted token.
+        k: drafted tokens.
+        draft_share: seconds of guessing k tokens over those of a plain step: c k where every token takes a pass.
+    """
+    return iid_length(alpha, k) / (1 + draft_share)
 
 
 def choose(rows: Sequence[Predicted]) -> Recommendation:

@@ -29,7 +29,8 @@ import numpy as np
 import numpy.typing as npt
 
 from specdec_cli.errors import UsageError
-from specdec_cli.measure.predict.trace import DraftTrace, GuessTrace, ModelTrace, Trace
+from specdec_cli.measure.predict.draft_trace import DepthTrace, DraftTrace, GuessTrace, ModelTrace
+from specdec_cli.measure.predict.trace import Trace
 from specdec_cli.measure.stats import FloatArray
 from specdec_cli.recipe.schema import Verify
 
@@ -126,8 +127,8 @@ class Starts:
             )
         rule = rule if rule != "auto" else "greedy" if trace.is_greedy else "block"
         found = trace.draft(draft)
-        if isinstance(found, GuessTrace) and found.num_guessed.shape[1] < k_max:
-            asked = found.num_guessed.shape[1]
+        asked = found.most_depth
+        if asked is not None and asked < k_max:
             raise UsageError(
                 f"the draft `{draft}` was traced for at most `{asked}` tokens, not `{k_max}`", "trace again"
             )
@@ -149,18 +150,26 @@ class Starts:
             guessed, matching = (self.padded(a[:, 0], 0) for a in (self.draft.num_guessed, self.draft.num_matching))
             self.first = np.stack([(values * is_start).sum(axis=1) for values in (matching, guessed)], axis=1)
             return
-        log_p, log_q = self.trace.log_p.astype(np.float64), self.draft.log_q.astype(np.float64)
-        accepted = _REPLAYED[self.rule].accepted(self.draft, log_p, log_q)
-        each = self.padded(accepted, 0.0)
         readable = is_start & (self.room >= 1)
-        self.first = np.stack([(each * readable).sum(axis=1), readable.sum(axis=1)], axis=1)
-        windows = np.ones((len(each), each.shape[1], self.k_max + 1))
-        ratio = np.ones(each.shape)
-        gain = self.padded(np.exp(log_q - log_p), 0.0) if _REPLAYED[self.rule].gains else each
-        for i in range(1, self.k_max + 1):
-            ratio = ratio * _shifted(gain, i - 1)
-            windows[..., i] = np.minimum(windows[..., i - 1], ratio)
+        ratio, windows = np.ones(readable.shape), np.ones((*readable.shape, self.k_max + 1))
+        for i in range(self.k_max):
+            each, gain = self._chances(self.draft, i)
+            if not i:
+                self.first = np.stack([(each * readable).sum(axis=1), readable.sum(axis=1)], axis=1)
+            ratio = ratio * gain
+            windows[..., i + 1] = np.minimum(windows[..., i], ratio)
         self.survival = windows
+
+    def _chances(self, draft: ModelTrace | DepthTrace, depth: int) -> tuple[FloatArray, FloatArray]:
+        """Of the token so far behind every start [B, n]: the chance that it is accepted, and the factor it brings."""
+        is_own = isinstance(draft, DepthTrace)
+        there = draft.at(depth) if isinstance(draft, DepthTrace) else draft
+        log_p, log_q = self.trace.log_p.astype(np.float64), there.log_q.astype(np.float64)
+        if is_own:  # what stands at a start is of the token behind it
+            log_p = _shifted(self.padded(log_p, 0.0), depth)[self._is_output]
+        each = self.padded(_REPLAYED[self.rule].accepted(there, log_p, log_q), 0.0)
+        gain = self.padded(np.exp(log_q - log_p), 0.0) if _REPLAYED[self.rule].gains else each
+        return (each, gain) if is_own else (_shifted(each, depth), _shifted(gain, depth))
 
     def padded(self, flat: npt.NDArray[Any], fill: float) -> FloatArray:
         """Values of all positions [N] as [B, n], with `fill` behind each output's end."""

@@ -9,7 +9,7 @@ and are not a language model of their own.
 The file is one safetensors file: arrays by name, everything else as JSON in its header, with a version. Ranks are
 optional in it: files of earlier versions lack them and predict chains alone, and earlier versions ignore them.
 
-Letters: B prompts, N output tokens of all prompts one after another, K the largest k of a guessing draft.
+Letters: B prompts, N output tokens of all prompts one after another.
 """
 
 from __future__ import annotations
@@ -26,9 +26,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from specdec_cli.drafted import MOST_NODES
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.files.origin import Origin
+from specdec_cli.measure.predict.draft_trace import (
+    DepthTrace,
+    DraftTrace,
+    Float32Array,
+    GuessTrace,
+    ModelTrace,
+    UInt8Array,
+)
 from specdec_cli.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -36,16 +43,9 @@ if TYPE_CHECKING:
     from specdec_cli.text.tokenizer import Tokenizer
 
 FORMAT = "specdec.trace/2"
-RANK_BEYOND = MOST_NODES
-"""The rank of tokens that no tree reaches: it has at most MOST_NODES siblings."""
 _HEADER = "specdec.trace"
 _HINT = "leave --trace out to trace again, or choose another file for it"
 _PROBE = "The 3 quick brown foxes don't jump — 12.5 % of “lazy” dogs…\n\tnaïve Ärger 東京 🙂 return f(x) != None;"
-
-BoolArray = npt.NDArray[np.bool_]
-Float32Array = npt.NDArray[np.float32]
-Int16Array = npt.NDArray[np.int16]
-UInt8Array = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,47 +67,7 @@ class TracedPrompt:
     task: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ModelTrace:
-    """A draft model along the text, with the chain that p went through.
-
-    Args:
-        log_q: [N] float32, nats of the emitted token; -inf where q gives it nothing or the draft could not read so far.
-        is_argmax: [N] whether the emitted token is the draft's likeliest one.
-        is_gumbel: [N] whether argmax(log q + g), g the text's own noise, is the emitted token.
-        max_context: the draft's context limit.
-        origin: the draft as it was loaded.
-        rank: [N] uint8, how many tokens the draft finds likelier than the emitted one; RANK_BEYOND for that many and
-            more, and where the draft gives it no probability or could not read so far. None in a file of an earlier
-            version.
-    """
-
-    log_q: Float32Array
-    is_argmax: BoolArray
-    is_gumbel: BoolArray
-    max_context: int | None
-    origin: Origin | None = None
-    rank: UInt8Array | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class GuessTrace:
-    """A draft without a distribution along the text: what it proposed at every start, for every k.
-
-    Its tokens have no ranks, so this trace predicts chains alone.
-
-    Args:
-        num_guessed: [N, K] tokens that it proposed before each output position when asked for 1…K.
-        num_matching: [N, K] how many of them, from the first on, are the text's.
-        max_context: the draft's context limit, or None.
-    """
-
-    num_guessed: Int16Array
-    num_matching: Int16Array
-    max_context: int | None
-
-
-DraftTrace = ModelTrace | GuessTrace
+_KINDS: dict[str, type[DraftTrace]] = {"model": ModelTrace, "guesses": GuessTrace, "depths": DepthTrace}
 
 
 @dataclass(slots=True)
@@ -173,6 +133,12 @@ class Trace:
             raise UsageError(
                 f"the draft `{name}` has no distribution, so a trace cannot predict its trees",
                 "predict chains, or trace a draft model",
+            )
+        if isinstance(draft, DepthTrace):
+            raise UsageError(
+                f"the draft `{name}` has other distributions wherever a step begins, and a trace predicts its chains "
+                "alone",
+                "measure its trees with bench",
             )
         if draft.rank is None:
             raise UsageError(
@@ -256,7 +222,7 @@ class Trace:
         return arrays
 
     def _header(self) -> dict[str, Any]:
-        kinds = {ModelTrace: "model", GuessTrace: "guesses"}
+        kinds = {kind: name for name, kind in _KINDS.items()}
         return {
             "format": FORMAT,
             "target": self.target,
@@ -267,7 +233,7 @@ class Trace:
             "prompts": [{"max_tokens": p.max_tokens, "task": p.task, "params": asdict(p.params)} for p in self.prompts],
             "drafts": [
                 {"name": name, "kind": kinds[type(draft)], "max_context": draft.max_context}
-                | ({"origin": _origin_as_dict(draft.origin)} if isinstance(draft, ModelTrace) else {})
+                | ({"origin": _origin_as_dict(draft.origin)} if not isinstance(draft, GuessTrace) else {})
                 for name, draft in self.drafts.items()
             ],
         }
@@ -324,7 +290,6 @@ def _restore(header: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) 
             _split(arrays, "token_ids"), _split(arrays, "output"), header["prompts"], strict=True
         )
     ]
-    kinds: dict[str, type[DraftTrace]] = {"model": ModelTrace, "guesses": GuessTrace}
     trace = Trace(
         header["target"],
         int(header["num_tokens"]),
@@ -335,9 +300,9 @@ def _restore(header: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) 
         origin=_origin(header["origin"]),
     )
     for place, one in enumerate(header["drafts"]):
-        kind = kinds[one["kind"]]
+        kind = _KINDS[one["kind"]]
         fields: dict[str, Any] = {name: _array(arrays, f"draft.{place}.{name}") for name in _array_names(kind)}
-        if kind is ModelTrace:
+        if kind is not GuessTrace:
             fields["origin"] = _origin(one["origin"])
         trace.drafts[one["name"]] = kind(**fields, max_context=one["max_context"])
     held = [getattr(draft, name) for draft in trace.drafts.values() for name in _array_names(type(draft))]

@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from specdec_cli.drafters.contract import ScoresPaths
+from specdec_cli.measure.predict.draft_trace import DepthTrace, GuessTrace, ModelTrace
 from specdec_cli.measure.predict.predict import Prediction, choose, predict
 from specdec_cli.measure.predict.replay import Replay, replay, replay_table
-from specdec_cli.measure.predict.trace import GuessTrace, ModelTrace, Trace, load
+from specdec_cli.measure.predict.trace import Trace, load
 from specdec_cli.measure.predict.tracing import Tell, in_phase, trace_draft, trace_target, untold
 from specdec_cli.measure.predict.tree_costs import TreeCosts
 from specdec_cli.measure.predict.tree_replay import replay_tree
@@ -127,8 +129,10 @@ def _holds(trace: Trace, name: str, drafter: Drafter, needs_ranks: bool) -> bool
     """Whether a trace has what is wanted of the loaded draft; says in its notices where it has something else."""
     held = trace.drafts.get(name)
     if drafter.lm is None:
-        return isinstance(held, GuessTrace)
+        return isinstance(held, DepthTrace if isinstance(drafter, ScoresPaths) else GuessTrace)
     now = drafter.lm.origin
+    if isinstance(held, DepthTrace) and isinstance(drafter, ScoresPaths) and held.origin is not None:
+        return held.origin.computes_as(now)
     if isinstance(held, ModelTrace) and held.origin is not None and held.origin.computes_as(now):
         if held.rank is not None or not needs_ranks:
             return True

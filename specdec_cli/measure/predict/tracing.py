@@ -11,30 +11,26 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from specdec_cli.drafted import Drafted
-from specdec_cli.drafters.contract import DraftRow
+from specdec_cli.drafters.contract import DraftRow, ScoresPaths
 from specdec_cli.engine.driver import Driver
 from specdec_cli.errors import UsageError
 from specdec_cli.events import Finished, Stepped
-from specdec_cli.lm.door import LM, Row, Tap, Tapped
-from specdec_cli.measure.predict.trace import (
+from specdec_cli.lm.door import LM, Row
+from specdec_cli.measure.predict.depth_pass import DepthPass
+from specdec_cli.measure.predict.draft_trace import (
     RANK_BEYOND,
     BoolArray,
     DraftTrace,
     Float32Array,
     GuessTrace,
     ModelTrace,
-    Trace,
-    TracedPrompt,
     UInt8Array,
-    fingerprint,
 )
-from specdec_cli.sampling import noise
-from specdec_cli.sampling.chain import ChainRow, Distribution, distribution
-from specdec_cli.sampling.draft import ranks
+from specdec_cli.measure.predict.text_reading import MAX_FED, hidden_states, read_off, trace_handle
+from specdec_cli.measure.predict.trace import Trace, TracedPrompt, fingerprint
+from specdec_cli.sampling.chain import ChainRow
 
 if TYPE_CHECKING:
     from specdec_cli.drafters.contract import Drafter
@@ -71,7 +67,6 @@ def in_phase(tell: Tell, phase: str) -> _InPhase:
 
 
 _MAX_LOGITS = 1 << 22  # numbers of one call's logits: 16 MB, whatever the vocabulary
-_MAX_FED = 1024  # tokens of one forward
 _MAX_ROWS = 64
 
 
@@ -136,8 +131,9 @@ def trace_draft(
 
     Args:
         trace: the target's.
-        drafter: loaded; a language model is teacher-forced, any other draft is asked at every start for 1…k_max tokens.
-        k_max: most tokens that a guessing draft is asked for; a model's trace serves every k.
+        drafter: loaded; a draft that scores paths gives its distributions at every start, another language model is
+            teacher-forced, and any other draft is asked at every start for 1…k_max tokens.
+        k_max: most tokens at a start; a teacher-forced model's trace serves every k.
         watch: told how many of all prompts are done.
         target: reads the text again for a draft that reads its hidden states.
 
@@ -145,6 +141,8 @@ def trace_draft(
         UsageError: the draft samples and is no language model: only a measurement tells its acceptance.
     """
     tell = watch or (lambda _done, _total: None)
+    if isinstance(drafter, ScoresPaths):
+        return DepthPass(trace, drafter, drafter, k_max, target).run(tell)
     if drafter.lm is not None:
         return _ForcedPass(trace, drafter.lm).run(tell)
     return _trace_guesses(trace, drafter, k_max, tell, target)
@@ -181,12 +179,12 @@ class _ForcedPass:
                 log_q[at], is_argmax[at], is_gumbel[at], rank[at] = self._score(pieces)
                 for piece in pieces:
                     if piece.is_last:
-                        self.lm.release(_handle(piece.place))
+                        self.lm.release(trace_handle(piece.place))
                         held.discard(piece.place)
                 watch(pieces[-1].place + pieces[-1].is_last, len(self.trace.prompts))
         finally:
             for place in held:
-                self.lm.release(_handle(place))
+                self.lm.release(trace_handle(place))
         return ModelTrace(log_q, is_argmax, is_gumbel, self.lm.max_context, self.lm.origin, rank)
 
     def _groups(self) -> Iterator[list[_Piece]]:
@@ -195,11 +193,11 @@ class _ForcedPass:
         num_logits = num_fed = num_blocks = 0
         for piece in self._pieces():
             prompt = self.trace.prompts[piece.place]
-            fed = piece.end - piece.begin + (min(len(prompt.token_ids), _MAX_FED) if piece.begin == 0 else 0)
+            fed = piece.end - piece.begin + (min(len(prompt.token_ids), MAX_FED) if piece.begin == 0 else 0)
             blocks = -(-(len(prompt.token_ids) + len(prompt.output)) // self.lm.block_size)
             is_full = (
                 num_logits + piece.end - piece.begin > self._num_positions
-                or num_fed + fed > _MAX_FED
+                or num_fed + fed > MAX_FED
                 or num_blocks + blocks > self.lm.num_blocks
                 or len(group) == _MAX_ROWS
             )
@@ -216,7 +214,7 @@ class _ForcedPass:
 
     @property
     def _num_positions(self) -> int:
-        return max(1, min(_MAX_FED, _MAX_LOGITS // self.lm.vocab_size))
+        return max(1, min(MAX_FED, _MAX_LOGITS // self.lm.vocab_size))
 
     def _pieces(self) -> Iterator[_Piece]:
         first = 0
@@ -237,36 +235,15 @@ class _ForcedPass:
             prompt = self.trace.prompts[piece.place]
             context = [*prompt.token_ids, *prompt.output[: piece.end - 1]]
             if piece.begin == 0:
-                for fed in range(_MAX_FED, len(prompt.token_ids), _MAX_FED):
-                    self.lm.score([Row(_handle(piece.place), context[:fed], 0)])
-            rows.append(Row(_handle(piece.place), context, piece.end - piece.begin))
+                for fed in range(MAX_FED, len(prompt.token_ids), MAX_FED):
+                    self.lm.score([Row(trace_handle(piece.place), context[:fed], 0)])
+            rows.append(Row(trace_handle(piece.place), context, piece.end - piece.begin))
             known = len(prompt.token_ids) + piece.begin
             stop_ids = self.trace.stop_ids(prompt)
             drafted = Drafted.chain(context[known:])
             chain.append(ChainRow(prompt.params, context[:known], len(prompt.token_ids), drafted, stop_ids))
             emitted += prompt.output[piece.begin : piece.end]
-        q = distribution(self.lm.score(rows), chain, self.trace.num_tokens)
-        tokens = torch.tensor(emitted, device=q.argmax.device)
-        is_argmax: BoolArray = (q.argmax == tokens).cpu().numpy()
-        rank = ranks(q, tokens, RANK_BEYOND).cpu().numpy().astype(np.uint8)
-        if q.probs is None:
-            return np.where(is_argmax, 0.0, -np.inf).astype(np.float32), is_argmax, is_argmax, rank
-        log_q = q.probs.gather(1, tokens[:, None])[:, 0].log().float().cpu().numpy()
-        return log_q, is_argmax, _gumbel_matches(q, chain, tokens, is_argmax), rank
-
-
-def _gumbel_matches(q: Distribution, chain: Sequence[ChainRow], tokens: Tensor, is_argmax: BoolArray) -> BoolArray:
-    """Whether the text's own noise makes the draft choose the emitted tokens [n]; a one-hot q its argmax."""
-    assert q.probs is not None, "noise is for positions that sample"
-    keys = [(r.params, len(r.context) + j) for r in chain for j in range(len(r.drafted) + 1)]
-    seeds, indices = [params.seed for params, _ in keys], [params.index for params, _ in keys]
-    chosen = noise.gumbel_argmax(q.probs, seeds, indices, [position for _, position in keys])
-    return np.where(q.one_hot, is_argmax, (chosen == tokens).cpu().numpy())
-
-
-def _handle(place: int) -> int:
-    """A handle that no engine uses: theirs count from 0."""
-    return -1 - place
+        return read_off(self.lm.score(rows), chain, emitted, self.trace.num_tokens)
 
 
 def _trace_guesses(trace: Trace, drafter: Drafter, k_max: int, watch: Watch, target: LM | None) -> GuessTrace:
@@ -280,7 +257,7 @@ def _trace_guesses(trace: Trace, drafter: Drafter, k_max: int, watch: Watch, tar
     first = 0
     for place, prompt in enumerate(trace.prompts):
         row = DraftRow(
-            handle=_handle(place),
+            handle=trace_handle(place),
             context=list(prompt.token_ids),
             num_prompt_tokens=len(prompt.token_ids),
             k=1,
@@ -290,7 +267,7 @@ def _trace_guesses(trace: Trace, drafter: Drafter, k_max: int, watch: Watch, tar
             shares_noise=False,
             p_min=0.0,
         )
-        states = _hidden_states(target, drafter.taps, prompt) if drafter.taps else None
+        states = hidden_states(target, drafter.taps, prompt) if drafter.taps else None
         begin = 0
         try:
             for start in range(1, len(prompt.output)):
@@ -304,25 +281,10 @@ def _trace_guesses(trace: Trace, drafter: Drafter, k_max: int, watch: Watch, tar
                         num_guessed[first + start, k - 1] = min(k, len(tokens))
                         num_matching[first + start, k - 1] = min(k, matching)
         finally:
-            drafter.release(_handle(place))
+            drafter.release(trace_handle(place))
         first += len(prompt.output)
         watch(place + 1, len(trace.prompts))
     return GuessTrace(num_guessed, num_matching, drafter.max_context)
-
-
-def _hidden_states(target: LM | None, taps: Sequence[Tap], prompt: TracedPrompt) -> Tensor:
-    """The target's states [tokens, taps, hidden] of a prompt and its output but the last token."""
-    assert target is not None, "hidden states are the target's"
-    context, handle, found = [*prompt.token_ids, *prompt.output[:-1]], _handle(0), list[Tensor]()
-    try:
-        for end in range(_MAX_FED, len(context) + _MAX_FED, _MAX_FED):
-            row = Row(handle, context[:end], 0, tapped=Tapped())
-            target.score([row])
-            if row.tapped is not None and row.tapped.states is not None:
-                found.append(row.tapped.states)
-    finally:
-        target.release(handle)
-    return torch.cat(found)[:, [target.taps.index(tap) for tap in taps]]
 
 
 def _ask(drafter: Drafter, row: DraftRow) -> Sequence[int]:

@@ -20,9 +20,10 @@ import numpy as np
 
 from specdec_cli.drafted import CONTEXT_END, MOST_NODES, Drafted
 from specdec_cli.errors import UsageError
+from specdec_cli.measure.predict.draft_trace import RANK_BEYOND
 from specdec_cli.measure.predict.replay import Replay, tally
 from specdec_cli.measure.predict.starts import IntArray, Starts, Steps
-from specdec_cli.measure.predict.trace import RANK_BEYOND, Trace
+from specdec_cli.measure.predict.trace import Trace
 from specdec_cli.measure.stats import FloatArray, Interval
 
 

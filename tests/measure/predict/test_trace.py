@@ -21,8 +21,9 @@ from specdec_cli.lm.files.origin import Origin
 from specdec_cli.lm.load import load_lm
 from specdec_cli.measure.predict import traced as traced_room
 from specdec_cli.measure.predict import tracing
+from specdec_cli.measure.predict.draft_trace import RANK_BEYOND, GuessTrace, ModelTrace
 from specdec_cli.measure.predict.replay import replay
-from specdec_cli.measure.predict.trace import RANK_BEYOND, GuessTrace, ModelTrace, load
+from specdec_cli.measure.predict.trace import load
 from specdec_cli.measure.predict.traced import obtain_trace
 from specdec_cli.measure.predict.tracing import trace_draft, trace_target
 from specdec_cli.sampling import noise

@@ -1,0 +1,166 @@
+"""The pass of a draft that gives its distributions by depth: at every start of a trace's text, K tokens at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from specdec_cli.drafted import Drafted
+from specdec_cli.drafters.contract import DraftRow
+from specdec_cli.measure.predict.draft_trace import DepthTrace
+from specdec_cli.measure.predict.text_reading import hidden_states, read_off, trace_handle
+from specdec_cli.measure.predict.trace import Trace, TracedPrompt
+from specdec_cli.sampling.chain import ChainRow
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from specdec_cli.drafters.contract import Drafter, ScoresPaths
+    from specdec_cli.lm.door import LM
+
+_MAX_LOGITS = 1 << 22  # numbers of one call's logits
+_MAX_ROWS = 64
+
+
+@dataclass(slots=True)
+class _Walk:
+    """A prompt whose output is walked through.
+
+    Args:
+        prompt: with its output.
+        first: place of its first output token among those of all prompts.
+        row: as the drafter sees it.
+        states: the target's hidden states of the text, for a draft that reads them.
+        start: the output position before which the next guess begins.
+        num_given: positions whose states the drafter has.
+    """
+
+    prompt: TracedPrompt
+    first: int
+    row: DraftRow
+    states: Tensor | None
+    start: int = 1
+    num_given: int = 0
+
+    def path(self, k_max: int, max_context: int | None) -> tuple[int, ...]:
+        """The text's next tokens, as many as the draft may guess here; none at the output's end."""
+        room = k_max if max_context is None else max_context + 1 - len(self.prompt.token_ids) - self.start
+        return self.prompt.output[self.start : self.start + max(0, min(k_max, room))]
+
+    def look(self) -> DraftRow:
+        """The row at this start, with the states that are new."""
+        self.row.context = [*self.prompt.token_ids, *self.prompt.output[: self.start]]
+        if self.states is not None:
+            end = len(self.row.context) - 1
+            self.row.features = self.states[self.num_given : end] if end > self.num_given else None
+            self.num_given = end
+        return self.row
+
+
+@dataclass(slots=True)
+class DepthPass:
+    """One walk of a draft over a trace's text, several prompts at a time.
+
+    Args:
+        trace: of the target.
+        drafter: loaded; it also guesses, and scores paths.
+        scorer: the same.
+        k_max: most tokens guessed at a start.
+        target: reads the text again for a draft that reads its hidden states.
+    """
+
+    trace: Trace
+    drafter: Drafter
+    scorer: ScoresPaths
+    k_max: int
+    target: LM | None
+    _found: DepthTrace = field(init=False)
+
+    def run(self, watch: Callable[[int, int], None]) -> DepthTrace:
+        """Walk over all outputs.
+
+        Args:
+            watch: told how many of all prompts are done.
+        """
+        lm = self.drafter.lm
+        self._found = DepthTrace.empty(
+            self.trace.num_output_tokens, self.k_max, self.drafter.max_context, lm.origin if lm is not None else None
+        )
+        num_done = 0
+        for walks in self._groups():
+            try:
+                while walking := [one for one in walks if one.path(self.k_max, self.drafter.max_context)]:
+                    self._step(walking)
+            finally:
+                for one in walks:
+                    self.drafter.release(one.row.handle)
+            num_done += len(walks)
+            watch(num_done, len(self.trace.prompts))
+        return self._found
+
+    def _groups(self) -> Iterator[list[_Walk]]:
+        """Prompts that are walked through together, within bounds of logits, rows and cache."""
+        most = max(1, min(_MAX_ROWS, _MAX_LOGITS // (self.trace.num_tokens * self.k_max)))
+        firsts = accumulate((len(prompt.output) for prompt in self.trace.prompts), initial=0)
+        group: list[_Walk] = []
+        num_blocks = 0
+        for place, (prompt, first) in enumerate(zip(self.trace.prompts, firsts, strict=False)):
+            blocks = self._blocks(prompt)
+            if group and (len(group) == most or num_blocks + blocks > self._all_blocks):
+                yield group
+                group, num_blocks = [], 0
+            group.append(self._walk(place, prompt, first))
+            num_blocks += blocks
+        if group:
+            yield group
+
+    @property
+    def _all_blocks(self) -> int:
+        return 0 if self.drafter.lm is None else self.drafter.lm.num_blocks
+
+    def _blocks(self, prompt: TracedPrompt) -> int:
+        lm = self.drafter.lm
+        num = len(prompt.token_ids) + len(prompt.output) + self.k_max
+        return 0 if lm is None else -(-num // lm.block_size)
+
+    def _walk(self, place: int, prompt: TracedPrompt, first: int) -> _Walk:
+        row = DraftRow(
+            handle=trace_handle(place),
+            context=list(prompt.token_ids),
+            num_prompt_tokens=len(prompt.token_ids),
+            k=self.k_max,
+            params=prompt.params,
+            stop_ids=self.trace.stop_ids(prompt),
+            needs_q=True,
+            shares_noise=False,
+            p_min=0.0,
+        )
+        taps = self.drafter.taps
+        return _Walk(prompt, first, row, hidden_states(self.target, taps, prompt) if taps else None)
+
+    def _step(self, walks: Sequence[_Walk]) -> None:
+        """Score the text's next tokens at each walk's start, and go one token on."""
+        paths = [one.path(self.k_max, self.drafter.max_context) for one in walks]
+        rows = [one.look() for one in walks]
+        logits = torch.cat(self.scorer.path_logits(rows, paths))
+        chain = [
+            ChainRow(row.params, row.context, row.num_prompt_tokens, Drafted.chain(path[:-1]), row.stop_ids)
+            for row, path in zip(rows, paths, strict=True)
+        ]
+        log_q, is_argmax, is_gumbel, _ = read_off(
+            logits, chain, [t for path in paths for t in path], self.trace.num_tokens
+        )
+        places = np.concatenate(
+            [np.full(len(path), one.first + one.start) for one, path in zip(walks, paths, strict=True)]
+        )
+        depths = np.concatenate([np.arange(len(path)) for path in paths])
+        self._found.log_q[places, depths] = log_q
+        self._found.is_argmax[places, depths] = is_argmax
+        self._found.is_gumbel[places, depths] = is_gumbel
+        for one in walks:
+            one.start += 1
