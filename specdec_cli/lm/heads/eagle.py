@@ -28,7 +28,7 @@ _HINT = "choose a draft that was made for this target"
 
 
 class _LayerHead(Head):
-    """What EAGLE heads share: one layer of their own, and what stands before and behind it.
+    """Base of EAGLE heads: one layer of their own, and what stands before and behind it.
 
     Args:
         config: of the head.

@@ -1,4 +1,4 @@
-"""What a draft head does in a step, whatever its layer: its sequences (`head_sequences`) know no more of it."""
+"""Steps of a draft head, whatever its layer: its sequences (`head_sequences`) know no more of it."""
 
 from __future__ import annotations
 
