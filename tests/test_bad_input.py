@@ -259,7 +259,6 @@ CHOICES = [
     generate("draft option of none", "-d none:x=1", "no option `x`"),
     generate("draft empty", ["-d", ""], "the draft is empty"),
     generate("draft prediction without text", "-d prediction", "`prediction` has no text to read"),
-    generate("draft for later: suffix", "-d suffix", "`suffix` is not available"),
     generate("draft for later: self-int8", "-d self-int8", "`self-int8` is not available"),
     generate("draft for later: self-exit", "-d self-exit:2", "`self-exit:2` is not available"),
     generate("draft for later: parallel", "-d parallel:./x", "`parallel:./x` is not available"),

@@ -21,11 +21,14 @@ __all__ = [
     *("parse_spec", "to_spec", "without_model"),
 ]
 
-_NOT_METHODS = {"__init__", "contract", "feature_head", "growth", "language_model", "one_pass", "rounds"}
+_NOT_METHODS = {
+    *("__init__", "contract", "feature_head", "growth", "language_model", "one_pass", "rounds"),
+    *("suffix_index",),
+}
 # The members of `contract.Drafter`.
 _MEMBERS = (
     *("lm", "max_context", "builds_trees", "draws", "one_pass", "sizes", "taps"),
-    *("adopt", "load", "propose", "release"),
+    *("adopt", "load", "propose", "release", "clear"),
 )
 _HINT = "write a model's name or folder, or one of: "
 
@@ -155,7 +158,7 @@ def model_name(fields: Mapping[str, Any]) -> str | None:
 
 def _is_unbuilt(spec: str) -> bool:
     """Whether a spec is a form of INTERFACE's table that comes later, or a chain; a hub id never has a plus."""
-    return spec in ("suffix", "self-int8") or spec.startswith(("self-exit:", "parallel:")) or "+" in spec
+    return spec == "self-int8" or spec.startswith(("self-exit:", "parallel:")) or "+" in spec
 
 
 def _parse_options(method: str, text: str) -> dict[str, Any]:

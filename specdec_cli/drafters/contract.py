@@ -24,7 +24,7 @@ class DraftRow:
 
     Args:
         handle: names the sequence; the same for all its steps.
-        context: prompt and output so far.
+        context: prompt and output so far; the sequence's own list, which grows until the handle is released.
         num_prompt_tokens: how many of them are the prompt.
         k: most tokens to guess one after another, at least 1; with a tree, how deep it may be.
         params: the request's sampling parameters (the draft samples as the target will).
@@ -34,7 +34,8 @@ class DraftRow:
             choose by as well; otherwise it draws by noise of its own (`Purpose.DRAFT`).
         p_min: stop before a position whose largest q is below this; 0 never stops.
         prediction: tokens that the output is expected to follow, where the request brought them.
-        cache_salt: a draft model may share cached tokens with sequences of the same salt; None shares nothing.
+        cache_salt: a drafter may share what it keeps (cached tokens, earlier outputs) with sequences of the same salt;
+            None shares nothing.
         tree: shape of the guess; None wants a chain. Only drafters that build trees are asked for one.
         features: [n, len(taps), hidden] in the target's dtype: its hidden states at positions len(context) - 1 - n to
             len(context) - 2, those that were kept since this sequence's last row (for its first: all from where `adopt`
@@ -163,6 +164,10 @@ class Drafter(Protocol):
         """Forget a sequence."""
         ...
 
+    def clear(self) -> None:
+        """Forget what it keeps of sequences that ended, so that a measurement is not one of the last pass's answers."""
+        ...
+
 
 @runtime_checkable
 class ScoresPaths(Protocol):
@@ -191,6 +196,9 @@ class WithoutFeatures:
     def adopt(self, handle: int, context: Sequence[int], salt: str) -> int:
         """It needs no features at all."""
         return len(context)
+
+    def clear(self) -> None:
+        """It keeps nothing of sequences that ended."""
 
 
 class WithoutModel(WithoutFeatures):

@@ -51,6 +51,9 @@ class HeadDrafter:
         """Begin with the keys and values of a prefix that another sequence has left; it needs no features of these."""
         return 0 if self._sequences is None else self._sequences.adopt(handle, context, salt)
 
+    def clear(self) -> None:
+        """It keeps nothing of sequences that ended."""
+
     def load(self, resources: Resources) -> None:
         """Load the head.
 

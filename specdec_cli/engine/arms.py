@@ -106,6 +106,7 @@ class EngineArm:
         """Decode requests together; None where it was stopped before the end."""
         events: list[Event] = []
         decoding = Decoding(self.name, self.num_speculative_tokens, tree=self.tree)
+        self.engine.drafters.clear()  # a draft that has read this pass's answers would know them
         decode(self.engine, decoding, requests, lambda _, event: events.append(event), stopped)
         outputs = decoding.passes[0].by_id  # in the order of the requests
         if any(output.finish_reason in (None, "abort") for output in outputs.values()):

@@ -72,7 +72,7 @@ class Drafters:
             UsageError: it builds no trees.
         """
         if name == NONE or not self.by_name[name].builds_trees:
-            raise UsageError(f"the draft `{name}` builds no trees", "leave --tree out, or use a draft model or `ngram`")
+            raise UsageError(f"the draft `{name}` builds no trees", "leave --tree out, or choose another draft")
 
     @property
     def all_taps(self) -> tuple[Tap, ...]:
@@ -110,6 +110,14 @@ class Drafters:
         self._left_out.discard(handle)
         for name in self.by_name:
             self._release(name, handle)
+
+    def clear(self) -> None:
+        """Forget what drafters keep of sequences that ended."""
+        for name, drafter in self.by_name.items():
+            try:
+                drafter.clear()
+            except Exception as error:
+                self._failed(name, error)
 
     def _ask(self, name: str, rows: Sequence[DraftRow]) -> list[Guesses]:
         try:

@@ -24,6 +24,8 @@ def test_the_folder_is_the_registry() -> None:
     ("ngram", {"method": "ngram"}),
     ("ngram:max=4,min=2", {"method": "ngram", "max": 4, "min": 2}),
     ("ngram: max = 3", {"method": "ngram", "max": 3}),
+    ("suffix", {"method": "suffix"}),
+    ("suffix:min_prob=0.2,cache=0", {"method": "suffix", "min_prob": 0.2, "cache": 0}),
     ("prediction", {"method": "prediction"}),
     ("gpt2", {"model": "gpt2"}),
     ("Qwen/Qwen3-0.6B", {"model": "Qwen/Qwen3-0.6B"}),
@@ -39,7 +41,7 @@ def test_specs(spec: str, draft: dict[str, Any]) -> None:
 
 def test_an_existing_folder_may_have_any_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("a+b", "run:3", "self-exit:2", "suffix"):
+    for name in ("a+b", "run:3", "self-exit:2"):
         (tmp_path / name).mkdir()
         assert drafters.parse_spec(name) == {"model": name}
 
@@ -47,7 +49,6 @@ def test_an_existing_folder_may_have_any_name(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.parametrize(("spec", "message"), [
     ("", "empty"),
     ("  ", "empty"),
-    ("suffix", "`suffix` is not available"),
     ("self-int8", "not available"),
     ("self-exit:4", "not available"),
     ("parallel:some/dir", "not available"),
@@ -75,7 +76,7 @@ def test_hints_name_what_was_meant() -> None:
     for call, meant in (
         (lambda: drafters.parse_spec("ngrm:max=3"), "`ngram`"),
         (lambda: drafters.parse_spec("ngram:maxx=3"), "`max`"),
-        (lambda: drafters.parse_spec("suffix"), "none, pard, prediction"),
+        (lambda: drafters.parse_spec("self-int8"), "none, pard, prediction"),
         (lambda: drafters.get("predicton"), "`prediction`"),
         (lambda: drafters.create("none", {"k": 3}), "no options"),
     ):

@@ -1,7 +1,7 @@
 """A library that the machine's own C++ compiler makes, once, and that the user's cache keeps.
 
-The name of a file says what is in it: `llama-step-PROCESSOR-COMPILER-BYTES.so` holds digests of the source and the
-processor it is for, of the compiler, and of the file itself. So a file that is damaged, or another one under this name,
+The name of a file says what is in it: `NAME-PROCESSOR-COMPILER-BYTES.so` holds digests of the source and the processor
+it is for, of the compiler, and of the file itself. So a file that is damaged, or another one under this name,
 is noticed before it is loaded, and processes that build at the same time cannot spoil each other's.
 """
 
@@ -68,18 +68,27 @@ class Library:
     not_kept: str | None
 
 
-def load_library(source: str, command: Sequence[str], *, may_lack_compiler: bool) -> Library:
+def load_library(
+    source: str,
+    command: Sequence[str],
+    *,
+    may_lack_compiler: bool,
+    name: str = _NAME,
+    what: str = "our own decoder for this CPU",
+) -> Library:
     """Load what a source is compiled to; build it where that was not done before.
 
     Args:
         source: C++.
         command: the compiler and its options.
         may_lack_compiler: whether a library that was built for this processor will do where the compiler has gone.
+        name: that its file begins with.
+        what: the library in words, for the log.
 
     Raises:
         BuildError: it cannot be built or loaded.
     """
-    stem = f"{_NAME}-{_digest(source.encode(), ' '.join(command[1:]).encode(), processor().encode())}"
+    stem = f"{name}-{_digest(source.encode(), ' '.join(command[1:]).encode(), processor().encode())}"
     try:
         # What the compiler defines before it reads a line names itself and the processor's instructions.
         defined = _output_of([*command, "-dM", "-E", os.devnull])
@@ -95,10 +104,10 @@ def load_library(source: str, command: Sequence[str], *, may_lack_compiler: bool
             return _opened(kept)
         folder = cache_folder()
         try:
-            return _opened(_build(_made(folder), stem, source, command, "once"))
+            return _opened(_build(_made(folder), stem, source, command, f"{what}, once"))
         except OSError as error:
             not_kept = f"`{folder}` ({error.strerror or error})"
-    return _built_for_this_process(stem, source, command, not_kept)
+    return _built_for_this_process(stem, source, command, what, not_kept)
 
 
 def cache_folder() -> Path:
@@ -121,12 +130,12 @@ def processor() -> str:
     return f"{sys.platform} {platform.machine()} {platform.processor()}"
 
 
-def _built_for_this_process(stem: str, source: str, command: Sequence[str], not_kept: str) -> Library:
+def _built_for_this_process(stem: str, source: str, command: Sequence[str], what: str, not_kept: str) -> Library:
     """Build and load in a folder that is gone afterwards."""
     try:
         with tempfile.TemporaryDirectory(prefix="specdec-") as folder:
-            how_often = f"for this run alone: it cannot be kept in {not_kept}, XDG_CACHE_HOME names another folder"
-            return Library(ctypes.CDLL(str(_build(Path(folder), stem, source, command, how_often))), not_kept)
+            said = f"{what}, for this run alone: it cannot be kept in {not_kept}, XDG_CACHE_HOME names another folder"
+            return Library(ctypes.CDLL(str(_build(Path(folder), stem, source, command, said))), not_kept)
     except OSError as error:
         reason = f"nothing can be built in {not_kept}, nor in a temporary folder: {error.strerror or error}"
         raise BuildError(reason, "make room there, or name another folder with XDG_CACHE_HOME") from error
@@ -158,7 +167,7 @@ def _kept(pattern: str) -> Path | None:
     return None
 
 
-def _build(folder: Path, stem: str, source: str, command: Sequence[str], how_often: str) -> Path:
+def _build(folder: Path, stem: str, source: str, command: Sequence[str], what: str) -> Path:
     """Compile a source into a folder, and say so: it takes some seconds.
 
     Raises:
@@ -166,7 +175,7 @@ def _build(folder: Path, stem: str, source: str, command: Sequence[str], how_oft
         BuildError: it does not compile.
     """
     with tempfile.TemporaryDirectory(dir=folder, prefix="building-") as place:
-        _log.info("compiling our own decoder for this CPU, %s", how_often)
+        _log.info("compiling %s", what)
         made = Path(place, "made.so")
         _output_of([*command, "-shared", "-fPIC", "-", "-o", str(made)], source.encode(), place)
         if not made.is_file():
