@@ -245,8 +245,8 @@ CHOICES = [
     generate(
         "tensor parallelism",
         "--tensor-parallel-size 2",
-        "`--tensor-parallel-size` must be 1",
-        "there is no tensor parallelism",
+        "`target.tensor_parallel_size` is `2`, and specdec runs a model on one device",
+        "specdec export vllm",
     ),
     generate("tensor parallelism 0", "--tensor-parallel-size 0", "`--tensor-parallel-size` must be at least 1"),
     generate("unknown device", "--device tpu", "`--device` must be auto, cpu, cuda or cuda:N"),

@@ -40,12 +40,13 @@ ONLY_IN = {
     "transformers": {"lm", "train"},
     "fastapi": {"serve"},
     "matplotlib": {"report"},
-    "yaml": {"recipe"},
+    "yaml": {"recipe", "export"},
     "pydantic": {"recipe", "serve"},
 }
 HEAVY = {"torch", "transformers", "datasets", "fastapi", "matplotlib", "scipy"}
 QUICK_ROOMS = {
     "cli",
+    "export",
     "report",
     "recipe",
     "drafters",

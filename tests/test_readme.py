@@ -57,7 +57,7 @@ LEFT_OUT = {
 }
 STRUCTURED = {"--json-schema", "--regex", "--choice"}
 ALIASED = {"chat", "generate", "serve"}
-NOT_DECODING = {"recipe", "doctor"}
+NOT_DECODING = {"recipe", "doctor", "export"}
 
 
 def fenced(language: str, page: str = README) -> list[str]:

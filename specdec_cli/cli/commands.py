@@ -23,6 +23,7 @@ COMMANDS = {
     "compare-drafts": "Compare drafts for one target, each at its own best k.",
     "sweep-k": "Find the best k or tree, show that no draft pays off, or say what is missing to decide.",
     "audit": "Check that the output is exactly what the target alone produces. Exits with 3 if it is not.",
+    "export": "Write a recipe as another engine's configuration, ready to run.",
     "doctor": "Check this machine and, with a target, a draft or a recipe, the pair without loading its weights.",
     "recipe": "List, show, copy and check recipes.",
 }

@@ -186,6 +186,17 @@ GUIDES: dict[str, Guide] = {
             ("Check a recipe and write the report.", "specdec doctor -r tuned.yaml --output doctor.json"),
         ),
     ),
+    "specdec export": Guide(
+        (
+            *("--recipe", "--target", "--draft", "--num-speculative-tokens", "--temperature", "--tensor-parallel-size"),
+            *("--measured", "--output", "--json"),
+        ),
+        (
+            ("Print a vLLM start script.", "specdec export vllm -t MODEL -d DRAFT -k 4 --tensor-parallel-size 2"),
+            ("Write TensorRT-LLM's files for Triton.", "specdec export triton -r mine.yaml --output triton"),
+            ("Put measured figures into them.", "specdec export sglang -r tuned.yaml --measured result.json"),
+        ),
+    ),
     "specdec recipe": Guide(
         examples=(
             ("List the shipped recipes.", "specdec recipe list"),

@@ -70,6 +70,7 @@ class Shared:
         trust_remote_code: run code that comes with a checkpoint.
         resume: continue an interrupted measurement.
         takes_structured: whether the command's outputs can follow a grammar.
+        takes_parallel: whether the command leaves it to another engine to run a model on several devices.
         drawn_seed: what a negative seed becomes, the same in everything that this command line decodes.
         tells_variables: whether variables without a meaning are yet to be reported.
     """
@@ -84,6 +85,7 @@ class Shared:
     trust_remote_code: bool = False
     resume: bool = False
     takes_structured: bool = False
+    takes_parallel: bool = False
     drawn_seed: int = field(default_factory=random_seed, compare=False)
     tells_variables: bool = field(default=True, compare=False)
 
@@ -117,11 +119,20 @@ class Shared:
                 f"`structured.{next(iter(given))}` has no effect in this command",
                 "leave it out of the recipe; `generate` has structured output, and so have requests to `serve`",
             )
+        self._check_devices(resolved)
         self._report_variables(resolved)
         if draws_seed and resolved.recipe.sampling.seed < 0:
             sampling = resolved.recipe.sampling.model_copy(update={"seed": self.drawn_seed})
             return replace(resolved, recipe=resolved.recipe.model_copy(update={"sampling": sampling}))
         return resolved
+
+    def _check_devices(self, resolved: Resolved) -> None:
+        for section in (resolved.recipe.target, resolved.recipe.draft):
+            if section.tensor_parallel_size > 1 and not self.takes_parallel:
+                name = "target" if section is resolved.recipe.target else "draft"
+                said = f"`{name}.tensor_parallel_size` is `{section.tensor_parallel_size}`"
+                hint = "leave it out, or let an engine do it that has tensor parallelism: `specdec export vllm`"
+                raise UsageError(f"{said}, and specdec runs a model on one device", hint)
 
     def _report_variables(self, resolved: Resolved) -> None:
         """Name the `SPECDEC_` variables that nothing reads, once."""

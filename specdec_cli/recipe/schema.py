@@ -79,12 +79,6 @@ def _device(value: Any) -> Any:
     return value
 
 
-def _one_device(value: Any) -> Any:
-    if isinstance(value, int) and value > 1:
-        raise PydanticCustomError("tensor_parallel", "must be 1: there is no tensor parallelism")
-    return value
-
-
 def _tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
@@ -190,7 +184,7 @@ def _percentage(value: Any) -> Any:
 
 
 Device = Annotated[str, BeforeValidator(_device)]
-TensorParallelSize = Annotated[int, Field(ge=1), BeforeValidator(_one_device)]
+TensorParallelSize = Annotated[int, Field(ge=1, le=1024)]
 Memory = Annotated[str, BeforeValidator(_memory), WithJsonSchema({"type": ["string", "integer"]})]
 
 
@@ -223,7 +217,7 @@ class Target(Section):
     device: Device = "auto"
     """Where the model runs: auto, cpu, cuda or cuda:N."""
     tensor_parallel_size: TensorParallelSize = 1
-    """Devices for the model. Must be 1: there is no tensor parallelism."""
+    """Devices for the model. More than 1 is for `specdec export`: specdec itself runs a model on one device."""
     generation_config: str = Field("auto", min_length=1)
     """Source of end tokens, and of sampling defaults in serve: auto (the model's file), none, or a folder."""
     chat_template: str | None = Field(None, min_length=1)
@@ -252,7 +246,7 @@ class Draft(Section):
     device: Device = "auto"
     """Where the draft runs: auto, cpu, cuda or cuda:N."""
     tensor_parallel_size: TensorParallelSize = 1
-    """Devices for the draft. Must be 1: there is no tensor parallelism."""
+    """Devices for the draft. More than 1 is for `specdec export`: specdec itself runs a model on one device."""
 
     @property
     def options(self) -> dict[str, Any]:

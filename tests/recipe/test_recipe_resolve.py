@@ -145,7 +145,7 @@ def test_all_errors_at_once_in_order_of_position(recipe) -> None:
         ("target: {model: ''}", "must not be empty"),
         ("target: {device: gpu}", "auto, cpu, cuda or cuda:N"),
         ("target: {quantize: int5}", "must be one of none, int8"),
-        ("target: {tensor_parallel_size: 2}", "there is no tensor parallelism"),
+        ("target: {tensor_parallel_size: 0}", "at least 1"),
         ("target: {trust_remote_code: true}", "never taken from a recipe"),
         ("trust_remote_code: true", "never taken from a recipe"),
         ("draft: [{model: a}, {model: b}]", "compare-drafts"),

@@ -1,0 +1,96 @@
+"""`specdec export`: a recipe as another engine's files."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from specdec_cli import __version__
+from specdec_cli.cli.completion import choices
+from specdec_cli.cli.options import OPTIONS, RUN, SERVE_OPTIONS, Shared, with_shared_options
+from specdec_cli.cli.output import deliver, envelope, write_file
+from specdec_cli.cli.screen import open_screen
+from specdec_cli.errors import UsageError, did_you_mean
+from specdec_cli.export import ENGINES, Export
+from specdec_cli.export import export as export_recipe
+from specdec_cli.export.measured import read_measurement
+from specdec_cli.files import given_path
+
+SCHEMA = "specdec.export/1"
+_ADDRESS = [one for one in SERVE_OPTIONS if one.path in ("serve.host", "serve.port")]
+_WITHOUT = ["output", "trust_remote_code", *(one.path for one in OPTIONS if one.path == "engine.decoder")]
+
+
+@with_shared_options(aliases=True, without=_WITHOUT, beside=_ADDRESS)
+def export(
+    engine: Annotated[
+        str, typer.Argument(help=", ".join(ENGINES) + ".", metavar="ENGINE", autocompletion=choices("|".join(ENGINES)))
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", help="Write the files into this folder.", metavar="DIR", rich_help_panel=RUN),
+    ] = None,
+    measured: Annotated[
+        Path | None,
+        typer.Option(
+            "--measured",
+            help="Put the figures of this result (of bench, sweep-k or compare-drafts) into the files.",
+            metavar="FILE",
+            rich_help_panel=RUN,
+        ),
+    ] = None,
+    *,
+    shared: Shared,
+) -> None:
+    """Write a recipe as another engine's configuration, ready to run."""
+    if engine not in ENGINES:
+        raise UsageError(f"unknown engine `{engine}`{did_you_mean(engine, ENGINES)}", f"one of: {', '.join(ENGINES)}")
+    shared.takes_structured = shared.takes_parallel = True
+    resolved = shared.resolve()
+    document = None if measured is None else read_measurement(measured, resolved.recipe.target.model)
+    made, warnings = export_recipe(engine, resolved, __version__, document)
+    if output is not None:
+        _write(made, output, shared.force)
+    screen = open_screen(shared.quiet, streams_text=False)
+    for warning in warnings:
+        screen.say(f"warning: {warning}", "yellow")
+    if shared.json:
+        body = {"engine": engine, "files": made.files, "warnings": warnings, "next_command": made.next_command}
+        deliver(envelope(SCHEMA, resolved.recipe.as_dict(), body), to_stdout=True)
+    elif output is None:
+        sys.stdout.write(_as_text(made))
+    if output is not None:
+        for name in made.files:
+            screen.say(f"wrote {output / name}")
+    if made.next_command is not None:
+        screen.say(f"next, once it runs: {made.next_command}")
+
+
+def _as_text(made: Export) -> str:
+    """The one file as it is; of several each under its name."""
+    if len(made.files) == 1:
+        return next(iter(made.files.values()))
+    return "\n".join(f"### {name}\n{text}" for name, text in made.files.items())
+
+
+def _write(made: Export, folder: Path, force: bool) -> None:
+    """Write the files, all or none of those that exist without `force`."""
+    folder = given_path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"`--output {folder}` is not a folder", "name a folder for the files")
+    present = [name for name in made.files if (folder / name).exists()]
+    if present and not force:
+        raise UsageError(f"`{folder / present[0]}` already exists", "name another folder, or overwrite it with --force")
+    for name, text in made.files.items():
+        path = folder / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"`{path.parent}` cannot be made: {error.strerror}", "name another folder") from None
+        write_file(path, text, force)
+        if name in made.executable:
+            os.chmod(path, path.stat().st_mode | 0o111 & ~0o022)

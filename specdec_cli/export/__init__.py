@@ -1,0 +1,55 @@
+"""Recipes for other engines: one file per engine, each naming the version that it was checked against.
+
+The folder is the registry. An engine's file has `NAME` and `VERSION`, for people, and `export`, which turns a recipe
+into files that are ready to run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+from specdec_cli.export.exported import Export, ExportJob
+from specdec_cli.export.measured import sentences
+from specdec_cli.export.settings import ExportSettings
+from specdec_cli.recipe import Resolved
+
+__all__ = ["ENGINES", "Export", "export"]
+
+ENGINES = {
+    "vllm": "vllm",
+    "sglang": "sglang",
+    "trtllm": "trtllm",
+    "triton": "triton",
+    "llamacpp": "llamacpp",
+    "openvino": "openvino",
+    "ray-serve": "ray_serve",
+    "dynamo": "dynamo",
+    "transformers": "transformers",
+    "mlx": "mlx",
+    "profile": "profile",
+}
+"""The file of each engine, by the engine's name on the command line."""
+
+
+def export(
+    name: str, resolved: Resolved, specdec: str, document: Mapping[str, Any] | None = None
+) -> tuple[Export, list[str]]:
+    """The files of a recipe for an engine, and warnings about what it does not do as the recipe says.
+
+    Args:
+        name: one of `ENGINES`.
+        resolved: the recipe.
+        specdec: the version that writes.
+        document: a result of `bench`, `sweep-k` or `compare-drafts`, for the files' heads.
+
+    Raises:
+        UsageError: the recipe names what no other engine can load, or a profile lacks its measurement.
+    """
+    module = import_module(f"{__name__}.{ENGINES[name]}")
+    settings = ExportSettings(resolved.recipe, resolved.origins, module.NAME)
+    measured = sentences(document) if document is not None else ()
+    engine = f"{module.NAME} {module.VERSION}"
+    made: Export = module.export(ExportJob(settings, specdec, engine, measured, resolved.source, document))
+    return made, settings.warnings

@@ -1,0 +1,114 @@
+"""llama.cpp: `llama-server` with `--spec-type`.
+
+The options are those of tools/server/README.md and docs/speculative.md of November 2026; the `--draft-…` names of
+earlier releases are errors there. Its target's sampler runs on every row, so the output is the target's at any
+temperature.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specdec_cli.export.draft_kind import DRAFT_MODEL
+from specdec_cli.export.exported import HERE, Export, ExportJob, flags, quoted, script
+from specdec_cli.export.settings import ExportSettings, is_gguf
+
+NAME, VERSION = "llama.cpp", "of November 2026"
+_TYPES = {
+    DRAFT_MODEL: "draft-simple",
+    "eagle3": "draft-eagle3",
+    "dflash": "draft-dflash",
+    "dspark": "draft-dspark",
+    "mtp": "draft-mtp",
+}
+_OUTTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
+_SAMPLING = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repeat_penalty": "repetition_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "seed": "seed",
+    "n_predict": "max_new_tokens",
+}
+
+
+def export(job: ExportJob) -> Export:
+    """A script that converts what is no GGUF file yet, and one that starts the server."""
+    settings = job.settings
+    convert: list[str] = []
+    target = _gguf(settings, "target", settings.target, convert)
+    arguments: dict[str, Any] = {"model": target} | _speculation(settings, convert) | _server(settings)
+    following = settings.next_command()
+    comment = job.comment(following)
+    files = {"llamacpp.sh": script(comment, ["llama-server", *flags(arguments)], [HERE])}
+    if convert:
+        files["convert.sh"] = _converter(comment, convert)
+    return Export(files, frozenset(files), following)
+
+
+def _speculation(settings: ExportSettings, convert: list[str]) -> dict[str, Any]:
+    draft, k = settings.draft, settings.k
+    if not k:
+        return {}
+    settings.one_k()
+    settings.exact_match()
+    if draft.method == "ngram":
+        settings.chains_only()
+        if draft.option("min") not in (None, draft.option("max")):
+            settings.warn(f"draft.min = {draft.option('min')} is left out: llama.cpp looks for n-grams of one length")
+        sizes = {"spec_ngram_simple_size_n": draft.option("max"), "spec_ngram_simple_size_m": k}
+        return {"spec_type": "ngram-simple"} | {name: value for name, value in sizes.items() if value is not None}
+    kind = _TYPES.get(draft.method)
+    if kind is None:
+        settings.no_counterpart()
+        return {}
+    found: dict[str, Any] = {"spec_type": kind}
+    if draft.method != "mtp":
+        found["spec_draft_model"] = _gguf(settings, "draft", settings.draft_model, convert)
+    found |= {"spec_draft_n_max": k, "spec_draft_n_min": 0}
+    least = settings.chains_only(knows_confidence=True)
+    return found | ({} if least is None else {"spec_draft_p_min": least})
+
+
+def _server(settings: ExportSettings) -> dict[str, Any]:
+    host, port = settings.address
+    found: dict[str, Any] = {"host": host, "port": port, "metrics": True}
+    length, sequences = settings.given("engine.max_model_len"), settings.given("engine.max_num_seqs")
+    if length is not None:
+        found["ctx_size"] = length * (sequences or 1)  # shared by the slots
+    simple = {"parallel": "engine.max_num_seqs", "batch_size": "engine.max_num_batched_tokens"}
+    found |= {name: value for name, path in simple.items() if (value := settings.given(path)) is not None}
+    names = settings.given("serve.served_model_name")
+    if names:
+        found["alias"] = ",".join(names) if isinstance(names, list | tuple) else names
+    template = settings.given("target.chat_template")
+    if template is not None:
+        found["chat_template" if "{" in template else "chat_template_file"] = template
+    for option, name in _SAMPLING.items():
+        value = settings.value(f"sampling.{name}")
+        if settings.origins.get(f"sampling.{name}", "default") != "default" and value is not None:
+            found[option] = value
+    settings.leave_to_requests(but=_SAMPLING.values())
+    return found
+
+
+def _gguf(settings: ExportSettings, section: str, name: str, convert: list[str]) -> str:
+    """The GGUF file of a model; where it is none yet, the line that makes it is added."""
+    settings.without(f"{section}.quantize", "quantize the GGUF file with llama-quantize")
+    if is_gguf(name):
+        return name
+    outtype = _OUTTYPES.get(str(settings.value(f"{section}.dtype")), "auto")
+    words = [name, "--outtype", outtype, "--outfile", f"$HERE/{section}.gguf"]
+    if section == "draft" and settings.draft.method != DRAFT_MODEL:
+        words += ["--target-model-dir", settings.target]
+    convert.append(" ".join(['python "$LLAMACPP/convert_hf_to_gguf.py"', *map(quoted, words)]))
+    return f"$HERE/{section}.gguf"
+
+
+def _converter(comment: str, lines: list[str]) -> str:
+    first = ["set -euo pipefail", HERE, "LLAMACPP=${LLAMACPP:?set LLAMACPP to a checkout of llama.cpp}"]
+    note = "# A hub id must be downloaded first: convert_hf_to_gguf.py reads folders (or add --remote).\n"
+    return f"#!/usr/bin/env bash\n{comment}{note}" + "".join(f"{line}\n" for line in [*first, *lines])

@@ -1,0 +1,88 @@
+"""Sentences about a measurement, for the head of an export."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from specdec_cli.errors import UsageError
+
+_HINT = "give the file that `bench`, `sweep-k` or `compare-drafts` wrote with --output"
+
+
+def read_measurement(path: Path, target: str) -> dict[str, Any]:
+    """A result of `bench`, `sweep-k` or `compare-drafts`.
+
+    Args:
+        path: the file.
+        target: whose result it must be.
+
+    Raises:
+        UsageError: it is none, or of another target.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"`{path}` cannot be read: {error.strerror}", _HINT) from None
+    except (ValueError, RecursionError):
+        raise UsageError(f"`{path}` is not JSON", _HINT) from None
+    schema = str(found.get("schema")).partition("/")[0] if isinstance(found, dict) else ""
+    if schema not in ("specdec.bench", "specdec.sweep-k", "specdec.compare-drafts"):
+        raise UsageError(f"`{path}` is no result of a measurement", _HINT)
+    try:
+        measured = found["recipe"]["target"]["model"]
+        sentences(found)
+    except (KeyError, TypeError, IndexError, ValueError):
+        raise UsageError(f"`{path}` lacks what a result of `{schema}` has", _HINT) from None
+    if measured != target:
+        raise UsageError(f"`{path}` measured the target `{measured}`, and the recipe's is `{target}`", _HINT)
+    return dict(found)
+
+
+def sentences(document: Mapping[str, Any]) -> list[str]:
+    """Sentences that say what was measured, on which machine, and whether it was busy."""
+    kind = str(document["schema"]).partition("/")[0].removeprefix("specdec.")
+    environment, workload = document["environment"], document["workload"]
+    where = environment["gpu"] or environment["cpu"] or environment["device"]
+    date = str(document["created"])[:10]
+    said = [
+        f"Measured by specdec {kind} on {where} on {date}, {workload['num_prompts']} prompts of {workload['dataset']}:"
+    ]
+    said += _FIGURES[kind](document)
+    if document["machine"].get("busy"):
+        said.append(f"But {document['machine']['busy']}.")
+    return said
+
+
+def _bench(document: Mapping[str, Any]) -> list[str]:
+    k = document["recipe"]["speculation"]["num_speculative_tokens"]
+    length = document["draft"]["speculative"]["acceptance_length"]
+    tokens = "" if length is None else f", {length:.2f} tokens for each pass with drafted tokens"
+    return [f"at k = {k} {_speedup(document['speedup']['decode'])} as fast as without a draft{tokens}."]
+
+
+def _sweep_k(document: Mapping[str, Any]) -> list[str]:
+    found = document["recommended"]
+    shape = f"tree {found['tree']}" if found.get("tree") else f"k = {found['k']}"
+    speed = found["speedup"]
+    figures = "" if speed is None else f", {_speedup(speed)} as fast as without a draft"
+    return [f"verdict {found['verdict']}: {shape}{figures}."]
+
+
+def _compare_drafts(document: Mapping[str, Any]) -> list[str]:
+    rows: Sequence[Mapping[str, Any]] = document["rows"]
+    said = [
+        f"{row['draft']} at k = {row['best_k']} {_speedup(row['speedup'])} as fast as without a draft" for row in rows
+    ]
+    return [f"verdict {document['verdict']}: " + "; ".join(said) + "."]
+
+
+_FIGURES = {"bench": _bench, "sweep-k": _sweep_k, "compare-drafts": _compare_drafts}
+
+
+def _speedup(found: Mapping[str, Any]) -> str:
+    interval = found["ci95"]
+    around = "" if interval is None else f" ({interval[0]:.2f} to {interval[1]:.2f})"
+    return f"{found['median']:.2f} times{around}"

@@ -1,0 +1,217 @@
+"""Settings of a recipe, read by path for another engine; those that its exporter does not read become warnings."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from specdec_cli.errors import UsageError
+from specdec_cli.export.draft_kind import DraftKind, draft_kind, folder_of
+from specdec_cli.recipe.schema import MODEL_KEYS, Recipe, default_of
+
+_SECTIONS = ("target", "draft", "speculation", "sampling", "structured", "engine", "serve")
+_LOSSLESS = ("auto", "greedy", "rejection", "block", "traversal", "gumbel", "exact-match")
+
+
+@dataclass
+class ExportSettings:
+    """A resolved recipe that remembers which of its settings were read.
+
+    Args:
+        recipe: with everything that the command line says.
+        origins: `section.key` to where its value comes from, `default` where nothing sets it.
+        engine: the engine's name in warnings.
+        warnings: sentences about what the engine does not do as the recipe says.
+    """
+
+    recipe: Recipe
+    origins: Mapping[str, str]
+    engine: str
+    warnings: list[str] = field(default_factory=list)
+    _read: set[str] = field(default_factory=set)
+
+    def value(self, path: str) -> Any:
+        """The value of `section.key`, which counts as read."""
+        self._read.add(path)
+        section, key = path.split(".")
+        return getattr(getattr(self.recipe, section), key)
+
+    def given(self, path: str) -> Any:
+        """The value of `section.key` where something sets it to other than its default; None elsewhere."""
+        value = self.value(path)
+        return value if self._is_given(path, value) else None
+
+    def warn(self, sentence: str) -> None:
+        """Tell the user what the engine will not do."""
+        if sentence not in self.warnings:
+            self.warnings.append(sentence)
+
+    def without(self, path: str, reason: str) -> None:
+        """Warn that a setting is left out, where it is set."""
+        value = self.given(path)
+        if value is not None:
+            self.warn(f"{path} = {_shown(value)} is left out: {reason}")
+
+    def warn_of_the_rest(self) -> None:
+        """Warn of every setting that the recipe sets and that nothing has read."""
+        for section in _SECTIONS:
+            for key in type(getattr(self.recipe, section)).model_fields:
+                path = f"{section}.{key}"
+                if path not in self._read and (section != "draft" or key in MODEL_KEYS):
+                    self.without(path, f"{self.engine} has no such setting, or specdec does not know it")
+        for name in self.draft.unread:
+            value = self.draft.options[name]
+            if self.origins.get(f"draft.{name}", "default") != "default":
+                self.warn(f"draft.{name} = {_shown(value)} is left out: {self.engine} has no such setting")
+
+    @cached_property
+    def draft(self) -> DraftKind:
+        """The draft, as a kind that engines know."""
+        draft = self.recipe.draft
+        kind = draft_kind(draft.model, draft.method, draft.options)
+        if kind.guessed_by is not None:
+            self.warn(f"the draft `{draft.model}` is taken for {kind.what} because of {kind.guessed_by}")
+        return kind
+
+    @property
+    def k(self) -> int:
+        """Most tokens drafted in a step; 0 decodes without a draft."""
+        return 0 if self.draft.method == "none" else max([k for _, k in self.k_by_batch] or [self._own_k])
+
+    @property
+    def k_by_batch(self) -> list[tuple[int, int]]:
+        """From how many sequences on which k holds; empty where k is the same for all."""
+        table, limit = self.given("speculation.k_by_batch"), self.given("speculation.disable_by_batch_size")
+        self._read.add("speculation.num_speculative_tokens")
+        pairs = [(int(size), int(k)) for size, k in table] if table else []
+        if pairs and pairs[0][0] > 1:
+            pairs.insert(0, (1, self._own_k))
+        if limit is not None:
+            pairs = [*[pair for pair in pairs or [(1, self._own_k)] if pair[0] <= limit], (int(limit) + 1, 0)]
+        return pairs
+
+    @property
+    def _own_k(self) -> int:
+        return int(self.value("speculation.num_speculative_tokens"))
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether the recipe samples."""
+        return bool(self.value("sampling.temperature") > 0)
+
+    @cached_property
+    def target(self) -> str:
+        """The target's hub id or absolute folder."""
+        return self._model("target", str(self.value("target.model")))
+
+    @cached_property
+    def draft_model(self) -> str:
+        """The draft's hub id or absolute folder."""
+        assert self.draft.model is not None, "a draft with a model"
+        return self._model("draft", self.draft.model)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where the server is to listen."""
+        return str(self.value("serve.host")), int(self.value("serve.port")) or 8000
+
+    @property
+    def url(self) -> str:
+        """The server's address for a client on the same machine."""
+        host, port = self.address
+        return f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"
+
+    def next_command(self) -> str:
+        """The command that measures the server."""
+        words = ["specdec", "bench", "--endpoint", self.url, "-t", str(self.recipe.target.model)]
+        for name in type(self.recipe.sampling).model_fields:
+            value, path = getattr(self.recipe.sampling, name), f"sampling.{name}"
+            if value != default_of(path):
+                words += ["--set", f"{path}={_shown(value)}"]
+        return shlex.join(words)
+
+    def leave_to_requests(self, but: Collection[str] = ()) -> None:
+        """Warn of sampling settings that only requests can carry: all but those that the engine's own files hold."""
+        for name in type(self.recipe.sampling).model_fields:
+            if name in but:
+                continue
+            self.without(f"sampling.{name}", "requests must carry it, as those of the next command do")
+
+    def chains_only(self, *, knows_confidence: bool = False) -> float | None:
+        """Warn of a tree and of a policy, in an engine that drafts chains of a fixed length.
+
+        Args:
+            knows_confidence: whether the engine can stop where the draft is unsure.
+
+        Returns:
+            Below which probability of its token it is to stop; None to draft k tokens always.
+        """
+        self.without("speculation.tree", f"{self.engine} drafts chains")
+        policy, least = self.value("speculation.depth_policy"), float(self.value("speculation.p_min"))
+        if policy == "confidence" and knows_confidence:
+            return least
+        self.without("speculation.depth_policy", f"{self.engine} drafts a fixed number of tokens")
+        return None
+
+    def one_k(self) -> None:
+        """Warn of a table of k by batch size, in an engine without one."""
+        if self.k_by_batch:
+            self.warn(f"k by batch size is left out: {self.engine} has one k")
+
+    def not_a_server(self) -> None:
+        """Warn of the server's settings once, where the files are a script."""
+        given = [self.given(f"serve.{key}") for key in type(self.recipe.serve).model_fields]
+        if any(value is not None for value in given):
+            self.warn("the settings of serve are left out: this is a script and no server")
+
+    def exact_match(self) -> None:
+        """Warn of a rule that an engine does not have which accepts what the target itself chooses."""
+        verify = self.value("speculation.verify")
+        if verify not in _LOSSLESS:
+            self.without("speculation.verify", f"{self.engine} accepts only what the target would choose")
+        elif verify in ("rejection", "block", "traversal") and self.is_sampled:
+            self.warn(
+                f"speculation.verify = {verify} is left out: {self.engine} accepts a drafted token where the target "
+                "draws the same one, so fewer drafted tokens are accepted"
+            )
+
+    def no_counterpart(self) -> None:
+        """Warn that the engine will decode without a draft."""
+        if self.k:
+            self.warn(f"the draft is left out: {self.engine} has none like {self.draft.what}, and decodes without one")
+        self._read.update(f"speculation.{key}" for key in type(self.recipe.speculation).model_fields)
+        self._read.update(f"draft.{key}" for key in MODEL_KEYS)
+        for name in self.draft.options:
+            self.draft.option(name)
+
+    def _model(self, section: str, name: str) -> str:
+        if name.startswith("shape:"):
+            hint = "name a model that exists, with -t and -d or in the recipe"
+            raise UsageError(f"`{name}` has random weights, which no other engine can load", hint)
+        folder = folder_of(name)
+        if folder is None:
+            return name
+        self.warn(f"{section}.model is a folder of this machine, {folder}: the engine's machine needs a copy")
+        return str(folder)
+
+    def _is_given(self, path: str, value: Any) -> bool:
+        if path == "draft" or self.origins.get(path, "default") == "default":
+            return False
+        return bool(value != default_of(path))
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_shown, value)) + "]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {_shown(one)}" for key, one in value.items()) + "}"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def is_gguf(name: str) -> bool:
+    """Whether a model is a GGUF file."""
+    return Path(name).suffix == ".gguf"

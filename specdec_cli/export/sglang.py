@@ -1,0 +1,117 @@
+"""SGLang: `python -m sglang.launch_server` with `--speculative-algorithm`.
+
+The settings are those of SGLang 0.5.23 (arg_groups/fields/spec.py): k drafted tokens are `num-steps` k with
+`eagle-topk` 1, and k + 1 `num-draft-tokens`, since it counts the token that the target adds.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from specdec_cli.export.draft_kind import DRAFT_MODEL
+from specdec_cli.export.exported import HERE, Export, ExportJob, flags, script
+from specdec_cli.export.settings import ExportSettings
+
+NAME, VERSION = "SGLang", "0.5.23"
+_STEPS = {DRAFT_MODEL: "STANDALONE", "eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "NEXTN"}
+_BLOCKS = {"dflash": "DFLASH", "dspark": "DSPARK"}
+_ADAPTIVE = "adaptive.json"
+
+
+def export(job: ExportJob) -> Export:
+    """A script that starts the server, and its table of k by batch size where the recipe has one."""
+    settings = job.settings
+    speculative, table = speculation(settings)
+    arguments = server_arguments(settings) | speculative
+    words = ["python", "-m", "sglang.launch_server", *flags(arguments)]
+    following = settings.next_command()
+    files = {"sglang.sh": script(job.comment(following), words, [HERE] if table else [])}
+    if table:
+        files[_ADAPTIVE] = json.dumps(table, indent=2) + "\n"
+    return Export(files, frozenset({"sglang.sh"}), following)
+
+
+def server_arguments(settings: ExportSettings) -> dict[str, Any]:
+    """Arguments that have nothing to do with speculation."""
+    host, port = settings.address
+    found: dict[str, Any] = {"model_path": settings.target, "host": host, "port": port}
+    simple = {
+        "revision": "target.revision",
+        "dtype": "target.dtype",
+        "load_format": "target.load_format",
+        "tp_size": "target.tensor_parallel_size",
+        "chat_template": "target.chat_template",
+        "context_length": "engine.max_model_len",
+        "max_running_requests": "engine.max_num_seqs",
+        "max_prefill_tokens": "engine.max_num_batched_tokens",
+        "page_size": "engine.kv_block_size",
+        "tool_call_parser": "serve.tool_call_parser",
+        "reasoning_parser": "serve.reasoning_parser",
+        "random_seed": "sampling.seed",
+    }
+    found |= {name: value for name, path in simple.items() if (value := settings.given(path)) is not None}
+    names = settings.given("serve.served_model_name")
+    if names:
+        found["served_model_name"] = names[0] if isinstance(names, list | tuple) else names
+    share = settings.recipe.engine.memory_share() if settings.given("engine.kv_cache_memory") is not None else None
+    if share is not None:
+        found["mem_fraction_static"] = round(share, 6)
+    elif settings.given("engine.kv_cache_memory") is not None:
+        settings.without("engine.kv_cache_memory", "SGLang takes a share of the memory, such as 90%")
+    if settings.given("engine.enable_prefix_caching") is False:
+        found["disable_radix_cache"] = True
+    if settings.given("target.generation_config") == "none":
+        found["sampling_defaults"] = "openai"
+    settings.without("target.quantize", "SGLang reads checkpoints that are quantized already; name one as the target")
+    settings.leave_to_requests(but=("seed",))
+    return found
+
+
+def speculation(settings: ExportSettings) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Arguments for speculation, and the adaptive table; both empty without a draft."""
+    draft, k = settings.draft, settings.k
+    if not k:
+        return {}, {}
+    algorithm = _STEPS.get(draft.method) or _BLOCKS.get(draft.method) or {"ngram": "NGRAM"}.get(draft.method)
+    if algorithm is None:
+        settings.no_counterpart()
+        return {}, {}
+    found: dict[str, Any] = {"speculative_algorithm": algorithm}
+    if draft.model is not None and draft.method != "mtp":
+        found["speculative_draft_model_path"] = settings.draft_model
+        revision = settings.given("draft.revision")
+        found |= {} if revision is None else {"speculative_draft_model_revision": revision}
+        settings.without("draft.quantize", "SGLang reads drafts that are quantized already")
+    if draft.method in _STEPS:
+        found |= {"speculative_num_steps": k, "speculative_eagle_topk": 1}
+    if draft.method == "ngram" and draft.option("max"):
+        settings.warn("SGLang's NGRAM looks up in a trie over all served text, whose depth is not the recipe's n-gram")
+        draft.option("min")
+    found["speculative_num_draft_tokens"] = k + 1
+    settings.chains_only()
+    table = _adaptive(settings)
+    adaptive = {"speculative_adaptive": True, "speculative_adaptive_config": f"$HERE/{_ADAPTIVE}"} if table else {}
+    return found | _rule(settings) | adaptive, table
+
+
+def _rule(settings: ExportSettings) -> dict[str, Any]:
+    verify = settings.value("speculation.verify")
+    if verify in ("typical", "synthetic"):
+        settings.without("speculation.verify", "SGLang has no such rule")
+    if not settings.is_sampled or settings.draft.method == "ngram" or verify not in ("auto", "rejection", "block"):
+        return {}
+    rule = "speculative_use_block_verification" if verify == "block" else "speculative_use_rejection_sampling"
+    settings.warn("SGLang verifies greedily on a CPU, whatever the temperature")
+    return {rule: True}
+
+
+def _adaptive(settings: ExportSettings) -> dict[str, Any]:
+    """The table of k by batch size, which only EAGLE heads have."""
+    pairs = settings.k_by_batch
+    if not pairs:
+        return {}
+    if settings.draft.method not in ("eagle", "eagle3"):
+        settings.warn("k by batch size is left out: SGLang has such a table for EAGLE heads alone")
+        return {}
+    return {str(size): {"candidate_steps": [k]} for size, k in pairs}

@@ -1,0 +1,174 @@
+"""vLLM: `vllm serve` with `--speculative-config`.
+
+The settings are those of vLLM 0.33.0 (config/speculative.py, engine/arg_utils.py). Its rule is rejection sampling where
+the draft samples too (`draft_sample_method: probabilistic`); otherwise a drafted token has the probability 1.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specdec_cli.export.draft_kind import DRAFT_MODEL
+from specdec_cli.export.exported import Export, ExportJob, flags, script
+from specdec_cli.export.settings import ExportSettings
+
+NAME, VERSION = "vLLM", "0.33.0"
+_NO_END = 2**20  # sequences, the end of the last range of a table
+_HEADS = {"eagle": "eagle", "eagle3": "eagle3", "p-eagle": "eagle3", "dflash": "dflash", "dspark": "dspark"}
+_OVERRIDDEN = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens")
+
+
+def export(job: ExportJob) -> Export:
+    """A script that starts the server."""
+    settings = job.settings
+    arguments = engine_arguments(settings) | server_arguments(settings)
+    words = ["vllm", "serve", settings.target, *flags(arguments)]
+    following = settings.next_command()
+    return Export({"vllm.sh": script(job.comment(following), words)}, frozenset({"vllm.sh"}), following)
+
+
+def engine_arguments(settings: ExportSettings) -> dict[str, Any]:
+    """The engine's own arguments, by their names in Python (`LLM`, Ray Serve's `engine_kwargs`)."""
+    simple = {
+        "revision": "target.revision",
+        "dtype": "target.dtype",
+        "load_format": "target.load_format",
+        "tensor_parallel_size": "target.tensor_parallel_size",
+        "max_model_len": "engine.max_model_len",
+        "max_num_seqs": "engine.max_num_seqs",
+        "max_num_batched_tokens": "engine.max_num_batched_tokens",
+        "block_size": "engine.kv_block_size",
+        "enable_prefix_caching": "engine.enable_prefix_caching",
+    }
+    found = {name: settings.given(path) for name, path in simple.items()}
+    arguments = {name: value for name, value in found.items() if value is not None}
+    arguments |= _memory(settings) | _generation(settings)
+    settings.without("target.quantize", "vLLM reads checkpoints that are quantized already; name one as the target")
+    settings.without("target.device", "the build of vLLM decides")
+    speculative = speculative_config(settings)
+    return arguments | ({} if speculative is None else {"speculative_config": speculative})
+
+
+def server_arguments(settings: ExportSettings) -> dict[str, Any]:
+    """Arguments of the HTTP server."""
+    host, port = settings.address
+    arguments: dict[str, Any] = {"host": host, "port": port}
+    simple = {
+        "served_model_name": "serve.served_model_name",
+        "chat_template": "target.chat_template",
+        "default_chat_template_kwargs": "target.default_chat_template_kwargs",
+        "reasoning_parser": "serve.reasoning_parser",
+        "tool_call_parser": "serve.tool_call_parser",
+    }
+    for name, path in simple.items():
+        value = settings.given(path)
+        if value is not None:
+            arguments |= {"enable_auto_tool_choice": True} if name == "tool_call_parser" else {}
+            arguments[name] = value
+    settings.without("serve.api_key_env", "vLLM reads its key from VLLM_API_KEY")
+    return arguments
+
+
+def speculative_config(settings: ExportSettings) -> dict[str, Any] | None:
+    """`speculative_config`; None where vLLM is to decode without a draft."""
+    draft, k = settings.draft, settings.k
+    if not k:
+        return None
+    found = _method(settings)
+    if found is None:
+        settings.no_counterpart()
+        return None
+    found["num_speculative_tokens"] = k
+    if draft.model is not None and draft.method != "mtp":
+        found["model"] = settings.draft_model
+        revision = settings.given("draft.revision")
+        found |= {} if revision is None else {"revision": revision}
+        found |= _parallel(settings)
+    settings.chains_only()
+    settings.without("draft.quantize", "vLLM reads drafts that are quantized already")
+    settings.without("draft.device", "vLLM runs the draft where the target runs")
+    settings.without("draft.dtype", "vLLM runs the draft in the target's dtype")
+    return found | _rule(settings) | _table(settings)
+
+
+def _method(settings: ExportSettings) -> dict[str, Any] | None:
+    draft = settings.draft
+    if draft.method in _HEADS:
+        return {"method": _HEADS[draft.method]} | ({"parallel_drafting": True} if draft.method == "p-eagle" else {})
+    if draft.method in (DRAFT_MODEL, "pard"):
+        return {"method": DRAFT_MODEL} | ({"parallel_drafting": True} if draft.method == "pard" else {})
+    if draft.method == "ngram":
+        lengths = {"prompt_lookup_max": draft.option("max"), "prompt_lookup_min": draft.option("min")}
+        return {"method": "ngram"} | {name: value for name, value in lengths.items() if value is not None}
+    return {"method": draft.method} if draft.method in ("mtp", "suffix") else None
+
+
+def _parallel(settings: ExportSettings) -> dict[str, Any]:
+    """A draft model runs on as many devices as the target; a head may run on one."""
+    size = settings.given("draft.tensor_parallel_size")
+    target = settings.value("target.tensor_parallel_size")
+    if settings.draft.method in (DRAFT_MODEL, "pard"):
+        if size is not None and size != target:
+            said = f"vLLM runs a draft model on as many devices as the target, {target}"
+            settings.warn(f"draft.tensor_parallel_size = {size} is left out: {said}")
+        return {"draft_tensor_parallel_size": target} if target > 1 else {}
+    return {} if size is None else {"draft_tensor_parallel_size": size}
+
+
+def _rule(settings: ExportSettings) -> dict[str, Any]:
+    verify = settings.value("speculation.verify")
+    rates = settings.given("speculation.synthetic_acceptance_rates")
+    length = settings.given("speculation.synthetic_acceptance_length")
+    if rates is not None or length is not None:
+        rule: dict[str, Any] = {"rejection_sample_method": "synthetic"}
+        made = {"synthetic_acceptance_rates": list(rates)} if rates is not None else {}
+        return rule | (made or {"synthetic_acceptance_length": length})
+    if verify == "typical":
+        settings.without("speculation.verify", "vLLM has no typical acceptance")
+    if not settings.is_sampled or settings.draft.method in ("ngram", "suffix"):
+        return {}
+    if verify in ("gumbel", "exact-match", "greedy"):
+        return {"draft_sample_method": "greedy"}
+    rule = {"draft_sample_method": "probabilistic"}
+    if verify in ("block", "traversal"):
+        settings.warn("block verification needs vLLM's V2 model runner, which has no CPU form")
+        rule["rejection_sample_method"] = "block"
+    return rule
+
+
+def _table(settings: ExportSettings) -> dict[str, Any]:
+    pairs = settings.k_by_batch
+    if not pairs:
+        return {}
+    ends = [*(size - 1 for size, _ in pairs[1:]), _NO_END]
+    ranges = [[size, end, k] for (size, k), end in zip(pairs, ends, strict=True)]
+    return {"num_speculative_tokens_per_batch_size": ranges}
+
+
+def _memory(settings: ExportSettings) -> dict[str, Any]:
+    if settings.given("engine.kv_cache_memory") is None:
+        return {}
+    share = settings.recipe.engine.memory_share()
+    if share is not None:
+        return {"gpu_memory_utilization": round(share, 6)}
+    return {"kv_cache_memory_bytes": settings.recipe.engine.kv_cache_bytes()}
+
+
+def _generation(settings: ExportSettings) -> dict[str, Any]:
+    """Where sampling defaults come from, and those that the recipe sets."""
+    source = settings.given("target.generation_config")
+    arguments: dict[str, Any] = {} if source is None else {"generation_config": "vllm" if source == "none" else source}
+    set_here = {name: settings.value(f"sampling.{name}") for name in _OVERRIDDEN if _is_set(settings, name)}
+    if "min_p" in set_here and settings.k:
+        settings.warn("sampling.min_p is left out: vLLM refuses it together with speculation")
+        del set_here["min_p"]
+    if settings.given("sampling.logit_bias") and settings.k:
+        settings.warn("vLLM refuses requests with sampling.logit_bias together with speculation")
+    settings.leave_to_requests(but=_OVERRIDDEN)
+    return arguments | ({"override_generation_config": set_here} if set_here else {})
+
+
+def _is_set(settings: ExportSettings, name: str) -> bool:
+    """Whether the recipe sets it, to the default too: a server's own default temperature is 1 and not 0."""
+    settings.value(f"sampling.{name}")
+    return settings.origins.get(f"sampling.{name}", "default") != "default"

@@ -1,0 +1,109 @@
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from specdec_cli.cli.main import run
+from specdec_cli.export import ENGINES
+from specdec_cli.report.schema import read_schema
+
+BENCH: dict[str, Any] = {
+    "schema": "specdec.bench/1",
+    "specdec_version": "1.0",
+    "created": "2026-11-26T17:24:26Z",
+    "environment": {"gpu": None, "cpu": "A CPU", "device": "cpu", "dtype": "float32"},
+    "recipe": {
+        "target": {"model": "a/b"},
+        "speculation": {"num_speculative_tokens": 3},
+        "sampling": {"temperature": 0.0, "max_new_tokens": 64},
+    },
+    "workload": {"dataset": "builtin:mini", "num_prompts": 12},
+    "plan": {"batch_size": 1},
+    "machine": {"busy": None},
+    "speedup": {"decode": {"median": 1.5, "ci95": [1.25, 1.75], "pairs": 12}},
+    "draft": {"speculative": {"num_drafts": 10, "acceptance_length": 2.0, "acceptance_histogram": [4, 3, 2, 1]}},
+    "lossless": {"verify": "greedy"},
+}
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_one_file_goes_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["export", "vllm", "-t", "a/b", "-d", "c/d", "--tensor-parallel-size", "2"]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("#!/usr/bin/env bash\n")
+    assert "--tensor-parallel-size 2" in out
+    assert "next, once it runs: specdec bench --endpoint" in err
+
+
+def test_files_go_into_a_folder_and_scripts_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["export", "llamacpp", "-t", "a/b", "-d", "c/d", "--output", "new/folder"]) == 0
+    assert capsys.readouterr().out == ""
+    assert os.access("new/folder/llamacpp.sh", os.X_OK)
+    assert run(["export", "llamacpp", "-t", "a/b", "-d", "c/d", "--output", "new/folder"]) == 2
+    assert "already exists" in capsys.readouterr().err
+    assert run(["export", "llamacpp", "-t", "a/b", "-d", "c/d", "--output", "new/folder", "--force"]) == 0
+    Path("file").write_text("")
+    assert run(["export", "vllm", "-t", "a/b", "--output", "file"]) == 2
+
+
+def test_the_document_fits_its_schema(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["export", "triton", "-t", "a/b", "-d", "ngram", "--top-k", "5", "--temperature", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    jsonschema.validate(found, read_schema("export"), format_checker=jsonschema.FormatChecker())
+    assert any("sampling.top_k" in one for one in found["warnings"])
+
+
+def test_figures_of_a_measurement_stand_in_the_head(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("bench.json").write_text(json.dumps(BENCH))
+    assert run(["export", "vllm", "-t", "a/b", "-d", "c/d", "-k", "3", "--measured", "bench.json"]) == 0
+    assert "1.50 times (1.25 to 1.75) as fast as without a draft" in capsys.readouterr().out
+    assert run(["export", "vllm", "-t", "another/one", "--measured", "bench.json"]) == 2
+    assert "measured the target `a/b`" in capsys.readouterr().err
+
+
+def test_a_profile_holds_both_kinds_of_rates(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("bench.json").write_text(json.dumps(BENCH))
+    assert run(["export", "profile", "-t", "a/b", "-d", "c/d", "-k", "3", "--measured", "bench.json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["marginal_accept_rates"] == [0.6, 0.3, 0.1]
+    assert found["conditional_accept_rates"] == [0.6, 0.5, pytest.approx(1 / 3, abs=1e-6)]
+    assert found["mean_accept_length"] == 2.0
+    assert found["validation"]["mean_consistency"]["passed"]
+    assert run(["export", "profile", "-t", "a/b", "-d", "c/d"]) == 2
+    assert "made of a measurement" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"schema": "specdec.bench/1"}', '{"schema": "specdec.generate/1"}']
+)
+def test_other_files_are_no_measurement(capsys: pytest.CaptureFixture[str], content: str) -> None:
+    Path("x.json").write_text(content)
+    assert run(["export", "vllm", "-t", "a/b", "--measured", "x.json"]) == 2
+    assert capsys.readouterr().out == ""
+    assert run(["export", "vllm", "-t", "a/b", "--measured", "nowhere.json"]) == 2
+
+
+def test_an_unknown_engine_is_refused_with_a_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["export", "vlm"]) == 2
+    assert "did you mean `vllm`?" in capsys.readouterr().err
+
+
+def test_what_is_wrong_with_a_recipe_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for engine in ENGINES:
+        assert run(["export", engine, "-t", "a/b", "-k", "-1"]) == 2
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize("name", ["generate", "bench", "serve", "sweep-k", "compare-drafts", "audit", "doctor"])
+def test_other_commands_have_one_device(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    words = ["a prompt"] if name == "generate" else []
+    assert run([name, *words, "-t", "a/b", "-d", "c/d", "--tensor-parallel-size", "2"]) == 2
+    assert "`target.tensor_parallel_size` is `2`" in capsys.readouterr().err
+    capsys.readouterr()

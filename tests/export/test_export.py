@@ -1,0 +1,164 @@
+import ast
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from export_recipes import GOLDEN, RECIPES, files_of, resolved
+
+from specdec_cli.errors import UsageError
+from specdec_cli.export import ENGINES, export
+from specdec_cli.export.draft_kind import draft_kind
+
+SERVERS = [name for name in ENGINES if name != "profile"]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("engine", SERVERS)
+def test_files_are_the_golden_ones(engine: str, name: str) -> None:
+    files = files_of(engine, name)
+    folder = GOLDEN / engine / name
+    assert set(files) == {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    for file, text in files.items():
+        assert text == (folder / file).read_text(encoding="utf-8"), f"write it again: python {GOLDEN.parents[1]}"
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("engine", SERVERS)
+def test_files_are_what_their_names_say(engine: str, name: str) -> None:
+    for file, text in files_of(engine, name).items():
+        if file.endswith(".sh"):
+            assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
+        elif file.endswith(".py"):
+            ast.parse(text)
+        elif file.endswith(".yaml"):
+            assert isinstance(yaml.safe_load(text), dict)
+        elif file.endswith(".json"):
+            json.loads(text)
+
+
+SETTINGS: dict[str, Any] = {
+    "target.revision": "v2",
+    "target.load_format": "dummy",
+    "target.dtype": "float16",
+    "target.quantize": "int8",
+    "target.device": "cuda",
+    "target.tensor_parallel_size": 4,
+    "target.generation_config": "none",
+    "target.chat_template": "{{ messages }}",
+    "target.default_chat_template_kwargs": {"thinking": False},
+    "draft.revision": "v3",
+    "draft.dtype": "bfloat16",
+    "draft.quantize": "int8",
+    "draft.device": "cuda:1",
+    "draft.tensor_parallel_size": 4,
+    "draft.load_format": "dummy",
+    "speculation.depth_policy": "adaptive",
+    "speculation.verify": "typical",
+    "speculation.disable_by_batch_size": 12,
+    "speculation.k_by_batch": "1:6,9:2",
+    "speculation.tree": "dynamic:12",
+    "speculation.synthetic_acceptance_length": 2.5,
+    "sampling.top_k": 17,
+    "sampling.min_p": 0.07,
+    "sampling.repetition_penalty": 1.3,
+    "sampling.presence_penalty": 0.3,
+    "sampling.frequency_penalty": 0.2,
+    "sampling.logit_bias": {7: 3.0},
+    "sampling.stop_token_ids": [9],
+    "sampling.ignore_eos": True,
+    "sampling.min_tokens": 3,
+    "sampling.logprobs": 2,
+    "sampling.seed": 77,
+    "sampling.max_new_tokens": 99,
+    "structured.regex": "a+",
+    "engine.kv_block_size": 32,
+    "engine.kv_cache_memory": "3GiB",
+    "engine.max_num_batched_tokens": 4096,
+    "engine.enable_prefix_caching": False,
+    "engine.decoder": "transformers",
+    "serve.reasoning_parser": "qwen3",
+    "serve.tool_call_parser": "hermes",
+    "serve.api_key_env": "KEYS",
+    "serve.max_waiting": 3,
+}
+
+
+@pytest.mark.parametrize("path", SETTINGS)
+@pytest.mark.parametrize("engine", SERVERS)
+def test_no_setting_is_lost_in_silence(engine: str, path: str) -> None:
+    name = "ngram" if path.startswith("serve.") else "sampled"
+    before = export(engine, resolved(name), "X")
+    after = export(engine, resolved(name, **{path: SETTINGS[path]}), "X")
+    without_command = [
+        [line for text in made.files.values() for line in text.splitlines() if not line.startswith("#")]
+        for made, _ in (before, after)
+    ]
+    assert without_command[0] != without_command[1] or before[1] != after[1]
+
+
+def test_every_setting_of_a_recipe_is_in_that_list() -> None:
+    listed = {*SETTINGS, *RECIPES["sampled"], *RECIPES["ngram"], *RECIPES["eagle3"]}
+    recipe = resolved("sampled").recipe
+    sections = ("target", "draft", "speculation", "sampling", "structured", "engine")
+    every = {f"{one}.{key}" for one in sections for key in type(getattr(recipe, one)).model_fields}
+    without_effect = {"draft.model", "draft.method", "speculation.p_min", "sampling.skip_special_tokens"}
+    without_effect |= {"speculation.synthetic_acceptance_rates", "structured.json_schema", "structured.choice"}
+    assert every - listed - without_effect <= {"engine.compile", "engine.check_at_load"}
+
+
+def test_random_weights_cannot_be_exported() -> None:
+    with pytest.raises(UsageError, match="random weights"):
+        export("vllm", resolved("sampled", **{"target.model": "shape:llama-2-70b"}), "X")
+
+
+def test_vllm_gets_the_whole_table_of_k() -> None:
+    made, _ = export("vllm", resolved("sampled", **{"speculation.k_by_batch": "2:6,9:2"}), "X")
+    assert '"num_speculative_tokens": 6' in made.files["vllm.sh"], "it would cut the table to a smaller one"
+    assert "[[1, 1, 4], [2, 8, 6], [9, 1048576, 2]]" in made.files["vllm.sh"]
+
+
+def test_a_limit_on_the_batch_ends_the_table() -> None:
+    made, _ = export("trtllm", resolved("sampled", **{"speculation.disable_by_batch_size": 12}), "X")
+    document = yaml.safe_load(made.files["trtllm.yaml"])
+    assert document["speculative_config"]["draft_len_schedule"] == {12: 4}
+
+
+def test_drafts_that_no_engine_has_are_left_out_with_a_warning() -> None:
+    given = {"target.model": "a/b", "draft": {"method": "prediction", "text": "x"}}
+    from specdec_cli.cli.options import draft_methods
+    from specdec_cli.recipe import resolve
+
+    recipe = resolve(flags={path: (value, path) for path, value in given.items()}, methods=draft_methods())
+    for engine in SERVERS:
+        made, warnings = export(engine, recipe, "X")
+        assert any("the draft is left out" in one for one in warnings), engine
+        assert "specul" not in "".join(
+            line for line in next(iter(made.files.values())).splitlines() if not line.startswith("#")
+        )
+
+
+@pytest.mark.parametrize(
+    ("configuration", "method"),
+    [
+        ({"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 32000}, "eagle3"),
+        ({"architectures": ["EAGLEModel"]}, "eagle"),
+        ({"architectures": ["DFlashDraftModel"], "dflash_config": {}}, "dflash"),
+        ({"speculators_model_type": "eagle3"}, "eagle3"),
+        ({"speculators_model_type": "peagle"}, "p-eagle"),
+        ({"architectures": ["LlamaForCausalLM"], "pard_token": 5}, "pard"),
+        ({"architectures": ["LlamaForCausalLM"]}, "draft_model"),
+        (["nonsense"], "draft_model"),
+    ],
+)
+def test_a_folder_says_what_draft_it_holds(tmp_path: Path, configuration: Any, method: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(configuration))
+    assert draft_kind(str(tmp_path), None, {}).method == method
+
+
+def test_hub_ids_are_told_by_their_names() -> None:
+    found = draft_kind("lmsys/SGLang-EAGLE3-Llama-4", None, {})
+    assert (found.method, found.guessed_by) == ("eagle3", "its name")
+    assert draft_kind("Qwen/Qwen3-0.6B", None, {}).guessed_by is None
