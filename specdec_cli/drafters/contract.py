@@ -95,6 +95,7 @@ class Resources:
         revision: branch, tag or commit of a hub id that the draft is named by.
         plan_cache: takes a cache that the drafter holds itself. It is given its blocks with the models' once all are
             loaded, and what it held before is lost.
+        trust_remote_code: run Python code that comes with a model.
     """
 
     load_lm: Callable[[str], LM]
@@ -103,6 +104,7 @@ class Resources:
     target: LM | None = None
     revision: str | None = None
     plan_cache: Callable[[DraftCache], None] = lambda _: None
+    trust_remote_code: bool = False
 
 
 class Drafter(Protocol):

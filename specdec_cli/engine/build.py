@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from specdec_cli import drafters
 from specdec_cli.drafters.contract import Drafter, Resources
 from specdec_cli.engine.caches import hold_beside, share_out
-from specdec_cli.engine.heads import published_draft, published_fields
+from specdec_cli.engine.heads import own_modules, published_draft, published_fields
 from specdec_cli.engine.loading import LoadProgress, LoadSettings, ModelSettings
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.engine.synthetic import synthetic_rates
@@ -150,6 +150,7 @@ class _DraftLoader:
                 self.target,
                 self.settings.draft.revision,
                 plan_cache=self.models.append,
+                trust_remote_code=self.settings.trust_remote_code,
             )
         )
         return drafter
@@ -242,7 +243,8 @@ def _draft_fields(draft: str | Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _named(fields: Mapping[str, Any], target: str, settings: LoadSettings) -> dict[str, Any]:
-    """The draft by its method: a folder that holds a draft head names the head's."""
+    """The draft by its method: a folder that holds a draft head names the head's. The target has what it needs."""
+    own_modules(fields, target, settings.target, settings.trust_remote_code)
     config = published_draft(fields, settings.draft, target, settings.target)
     return dict(fields) if config is None else published_fields(config)
 

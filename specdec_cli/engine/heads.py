@@ -8,6 +8,7 @@ from typing import Any
 from specdec_cli.engine.loading import ModelSettings
 from specdec_cli.errors import UsageError
 from specdec_cli.lm.heads.formats import FORMATS, is_published, read_published
+from specdec_cli.lm.heads.mtp_files import MtpModules, read_mtp
 from specdec_cli.lm.heads.published import PublishedDraft
 from specdec_cli.lm.load import num_layers
 
@@ -41,6 +42,24 @@ def published_draft(
         said = f"the draft head `{name}` runs as its target does, so `draft.{changed[0]}` has no meaning for it"
         raise UsageError(said, "leave it out")
     return found.given(fields, lambda: num_layers(target, settings.revision))
+
+
+def own_modules(
+    fields: Mapping[str, Any], target: str, settings: ModelSettings, trust_remote_code: bool
+) -> MtpModules | None:
+    """The modules of the target's own checkpoint that a draft's fields name; None for every other draft.
+
+    Args:
+        fields: `model`, or `method` and its options.
+        target: the target's name.
+        settings: how the target is loaded.
+        trust_remote_code: run Python code that comes with the target.
+
+    Raises:
+        UsageError: it has none, or they cannot be read.
+        RunError: its files cannot be read.
+    """
+    return read_mtp(target, settings.revision, trust_remote_code) if fields.get("method") == "mtp" else None
 
 
 def _differs(key: str, draft: ModelSettings) -> bool:

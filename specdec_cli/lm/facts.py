@@ -34,6 +34,7 @@ from specdec_cli.lm.forward.compiled import check_compiler
 from specdec_cli.lm.forward.forward import CacheShape
 from specdec_cli.lm.forward.packed import PackedForward
 from specdec_cli.lm.from_files import model_on_paper
+from specdec_cli.lm.heads.mtp_files import MtpModules, find_mtp
 from specdec_cli.lm.kernels.kinds import kind_when
 from specdec_cli.lm.kernels.packing import weights_of
 from specdec_cli.lm.llama.families import kept_as
@@ -67,6 +68,8 @@ class ModelFacts:
         decoder: whose forward runs it: `own`, or `transformers` and why.
         stored_as: form of its files, `safetensors` or for example `GGUF (Q4_K, Q6_K)`; None where they are not here.
         stored_bytes: their size.
+        num_mtp_modules: modules in its checkpoint that `--draft mtp` guesses with.
+        mtp_bytes: memory for them in `dtype`; None without any, or where their form is not read.
     """
 
     name: str
@@ -88,6 +91,8 @@ class ModelFacts:
     decoder: str
     stored_as: str | None
     stored_bytes: int | None
+    num_mtp_modules: int
+    mtp_bytes: int | None
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON form."""
@@ -138,6 +143,7 @@ def describe(
         else:
             check_quantization(name, config, folder if is_complete else None, quantize)
             check_gguf_tensors(name, folder, config)
+        modules = find_mtp(name, folder, config, trust_remote_code) if is_complete else None
         method = method_of(config)
         form = None if is_dummy else take_form(config)
         if is_complete:
@@ -170,7 +176,18 @@ def describe(
             decoder=_decoder(found) if not tries_graphs(decoder, place) else _graphs(name, config, place),
             stored_as=stored_as(name, folder, method) if is_complete else None,
             stored_bytes=stored_bytes(name, folder) if is_complete else None,
+            num_mtp_modules=0 if modules is None else len(modules.tensors),
+            mtp_bytes=None if modules is None else _mtp_bytes(modules, kind),
         )
+
+
+def _mtp_bytes(modules: MtpModules, dtype: torch.dtype) -> int | None:
+    """Memory of MTP modules; None for a form that is not read, which only matters to who drafts with them."""
+    try:
+        modules.check()
+        return modules.num_bytes(dtype.itemsize)
+    except SpecdecError:
+        return None
 
 
 def _probe(name: str, model: Any) -> CacheShape | None:

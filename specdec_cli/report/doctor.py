@@ -164,6 +164,8 @@ def _pair_rows(pair: Preflight) -> list[tuple[str, str, str]]:
         columns[1]["name"] = f"method {pair.draft_method}"
     if pair.head is not None:
         columns[1]["draft head"] = pair.head
+    if pair.target is not None and pair.target.num_mtp_modules:
+        columns[0]["MTP modules"] = _mtp_words(pair.target, pair.draft_method)
     if pair.generation is not None and pair.generation.words:
         columns[0]["defaults of requests to serve"] = pair.generation.words
     for column, role in zip(columns, facts, strict=True):
@@ -190,6 +192,11 @@ def _pair_rows(pair: Preflight) -> list[tuple[str, str, str]]:
                 column["the same, every prompt at full context"] = gigabytes(memory.taps_most)
     names = list(columns[0] | columns[1])
     return [(name, columns[0].get(name, _NOTHING), columns[1].get(name, _NOTHING)) for name in names]
+
+
+def _mtp_words(target: ModelFacts, draft_method: str) -> str:
+    size = "" if target.mtp_bytes is None else f", {gigabytes(target.mtp_bytes)}"
+    return f"{target.num_mtp_modules}{size}" + ("" if draft_method == "mtp" else ": try --draft mtp")
 
 
 def _facts_column(facts: ModelFacts | None) -> dict[str, str]:

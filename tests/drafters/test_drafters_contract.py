@@ -6,11 +6,13 @@ import copy
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
 from tiny_heads import HIDDEN, publish, random_weights
 from tiny_models import VOCAB
+from tiny_mtp import make_target
 from typed import not_none
 
 from specdec_cli import drafters
@@ -22,6 +24,7 @@ from specdec_cli.sampling.params import SamplingParams
 NUM_TOKENS = 11
 NEEDED = {"model": {"model": "tiny"}, "prediction": {"text": "abcabdab"}}
 HEADS = {"eagle": "eagle", "eagle3": "speculators"}
+TAPPED = {*HEADS, "mtp"}
 
 
 class TableLM(LMWithoutWeights):
@@ -52,10 +55,12 @@ def heads(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("pard")
     (folder / "config.json").write_text('{"spd_type": "pard", "pard_token": 12, "vocab_size": 14}')
     NEEDED["pard"] = {"model": str(folder)}
+    TappedLM.name = str(tmp_path_factory.mktemp("target"))
+    make_target("llama", Path(TappedLM.name))
 
 
 class TappedLM(TableLM):
-    """A target that lends a head its embedding and its output layer."""
+    """A target that lends a head its embedding and its output layer, and has MTP modules."""
 
     vocab_size, num_blocks, block_size = VOCAB, 64, 16
 
@@ -69,7 +74,7 @@ class TappedLM(TableLM):
 def load(method: str) -> Drafter:
     drafter = drafters.create(method, NEEDED.get(method, {}))
     encode = lambda text: [0] * bool(text) + [ord(letter) - ord("a") for letter in text]  # noqa: E731
-    drafter.load(Resources(lambda name: TableLM(), encode, NUM_TOKENS, TappedLM() if method in HEADS else None))
+    drafter.load(Resources(lambda name: TableLM(), encode, NUM_TOKENS, TappedLM() if method in TAPPED else None))
     return drafter
 
 

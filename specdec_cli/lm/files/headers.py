@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -86,15 +86,16 @@ def read_headers(files: list[Path]) -> dict[str, Tensor]:
     return found
 
 
-def read_tensors(files: list[Path]) -> dict[str, Tensor]:
-    """The tensors of files of weights by name, mapped from the files."""
+def read_tensors(files: list[Path], wanted: Container[str] | None = None) -> dict[str, Tensor]:
+    """The tensors of files of weights by name, mapped from the files; None wants all."""
     found: dict[str, Tensor] = {}
     for path in files:
         if is_pickled(path):
-            found |= read_pickle(path)
+            found |= {key: one for key, one in read_pickle(path).items() if wanted is None or key in wanted}
             continue
         with safe_open(path, framework="pt") as file:
-            found |= {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no mapping)
+            keys = [key for key in file.keys() if wanted is None or key in wanted]  # noqa: SIM118 (no mapping)
+            found |= {key: file.get_tensor(key) for key in keys}
     return found
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from specdec_cli import drafters
 from specdec_cli.engine.build import model_settings
-from specdec_cli.engine.heads import published_draft, published_fields
+from specdec_cli.engine.heads import own_modules, published_draft, published_fields
 from specdec_cli.errors import ExitCode, SpecdecError
 from specdec_cli.files import given_path
 from specdec_cli.lm.decoders import decoder_when
@@ -143,6 +143,8 @@ def preflight(recipe: Recipe, machine: Machine, *, trust_remote_code: bool = Fal
     found.draft = _describe(found, recipe.draft, trust_remote_code, decoder) if "draft" in models else None
     if head is not None and head.runs_as_target and found.target is not None:
         _check_head(found, head, found.target)
+    if found.target is not None and found.target.is_complete:
+        _look_at_own_modules(found, recipe, trust_remote_code)
     _read_generation(found, recipe, trust_remote_code)
     _compare_tokenizers(found, recipe.target, models, trust_remote_code)
     _check_target(found, recipe, trust_remote_code)
@@ -214,6 +216,18 @@ def _check_head(found: Preflight, head: PublishedDraft, target: ModelFacts) -> N
                     max_context=target.max_context,
                     embedding_size=target.embedding_size,
                 )
+    except SpecdecError as error:
+        found.problems.append(_as_problem(error))
+
+
+def _look_at_own_modules(found: Preflight, recipe: Recipe, trust_remote_code: bool) -> None:
+    """Say so where the draft is the target's own modules."""
+    assert found.target is not None, "a target that was described"
+    try:
+        modules = own_modules(
+            recipe.draft_fields(), found.target.name, model_settings(recipe.target), trust_remote_code
+        )
+        found.head = found.head if modules is None else f"{modules} of the target's checkpoint"
     except SpecdecError as error:
         found.problems.append(_as_problem(error))
 

@@ -1,0 +1,208 @@
+"""A decoder layer of transformers behind a draft head: a model of one layer that is fed embeddings.
+
+The layer is the target's own kind (multi-head latent attention, a mixture of experts, whatever it is): a decoder of the
+target's class with a single layer runs it, with its masks and rotary positions. Keys and values lie where the head's
+sequences keep theirs (`LayerFeed`).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from specdec_cli.errors import UsageError
+from specdec_cli.lm.cache.cache import BlockCache, LayerStore
+from specdec_cli.lm.cache.latents import keep_latents
+from specdec_cli.lm.cache.layout import KEY_GRAIN, Layout, Span
+from specdec_cli.lm.files import dummy
+from specdec_cli.lm.files.reading import first_line
+from specdec_cli.lm.forward.attention import NAME
+from specdec_cli.lm.forward.joined import attention_of
+from specdec_cli.lm.heads.head_layer import LayerFeed
+
+_HINT = "choose another draft"
+
+
+class TransformersLayer:
+    """One decoder layer of transformers.
+
+    Args:
+        name: of the target, for messages.
+        config: of the target.
+        tensors: of the layer, named from `layers.0.` on, and `norm.weight` of the norm behind it.
+        dtype: of its weights.
+        device: where it runs.
+        trust_remote_code: the target's class may be code of its own.
+
+    Attributes:
+        norm: the norm behind the layer, which `run` leaves out.
+        key_shape: key heads and numbers in each, as they are kept.
+        value_shape: the same of values.
+
+    Raises:
+        UsageError: the tensors are not those of such a layer, or it does not run on these keys and values.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        config: Any,
+        tensors: Mapping[str, Tensor],
+        dtype: torch.dtype,
+        device: torch.device,
+        trust_remote_code: bool = False,
+    ) -> None:
+        decoder = _decoder(name, config, tensors, dtype, trust_remote_code).to(device).eval()
+        keep_latents(decoder)
+        self.norm: nn.Module = decoder.norm
+        decoder.norm = nn.Identity()
+        self._decoder = decoder
+        self.key_shape, self.value_shape = self._probe(name)
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """Its tensors by name."""
+        return {name: one.data for name, one in self._decoder.named_parameters() if name.startswith("layers.")}
+
+    def run(self, inputs: Tensor, positions: Tensor, feeds: Sequence[LayerFeed]) -> Tensor:
+        """The layer's output [n, hidden], before the norm.
+
+        Args:
+            inputs: [n, hidden] of all new slots, sequence after sequence.
+            positions: [n] int64 in their texts.
+            feeds: the sequences.
+        """
+        spans: list[Span] = []
+        owners: dict[int, LayerFeed] = {}
+        for feed in feeds:
+            for span in _spans(feed, spans[-1].stop if spans else 0):
+                spans.append(span)
+                owners[span.start] = feed
+        return self._forward(inputs, _FeedCache(owners), _layout(positions.tolist(), spans, inputs.device))
+
+    def _forward(self, inputs: Tensor, cache: BlockCache, layout: Layout) -> Tensor:
+        with torch.inference_mode(), cache.running(layout):
+            found = self._decoder(
+                inputs_embeds=inputs[None],
+                position_ids=layout.position_ids,
+                past_key_values=cache,
+                use_cache=True,
+            )
+        hidden: Tensor = found.last_hidden_state[0]
+        return hidden
+
+    def _probe(self, name: str) -> tuple[tuple[int, int], tuple[int, int]]:
+        """The shapes of a slot's keys and values, by running one."""
+        weight = next(self._decoder.parameters())
+        cache, inputs = BlockCache(1 + KEY_GRAIN), weight.new_zeros(1, self._decoder.config.hidden_size)
+        try:
+            self._forward(inputs, cache, _layout([0], [Span(0, 1, 1, 0, None)], weight.device))
+        except Exception as error:
+            raise _not_run(name, first_line(error)) from error
+        if list(cache.stores) != [0] or cache.states:
+            raise _not_run(name, "it keeps more than keys and values")
+        keys, values = cache.stores[0].keys, cache.stores[0].values
+        return (keys.shape[1], keys.shape[3]), (values.shape[1], values.shape[3])
+
+
+def _not_run(name: str, why: str) -> UsageError:
+    return UsageError(f"the MTP modules of `{name}` do not run: {why}", _HINT)
+
+
+def _layout(positions: list[int], spans: list[Span], device: torch.device) -> Layout:
+    num = len(positions)
+    return Layout([0] * num, positions, spans, [(0, num, 0)], [], num, device=device)
+
+
+def _spans(feed: LayerFeed, start: int) -> list[Span]:
+    """The queries of a sequence: all together where each sees what is before it, else each alone with what it sees."""
+    if feed.visible is None:
+        return [Span(start, start + len(feed.places), feed.end, 0, None, feed.places[0])]
+    spans = []
+    for i, seen in enumerate(feed.visible):
+        slots = seen.nonzero().flatten()
+        spans.append(Span(start + i, start + i + 1, len(slots), 0, slots, len(slots) - 1))
+    return spans
+
+
+class _FeedStore(LayerStore):
+    """The layer's keys and values of the sequences that run.
+
+    Args:
+        owners: the sequence of each span, by the place of its first query.
+    """
+
+    def __init__(self, owners: Mapping[int, LayerFeed]) -> None:
+        self._owners = owners
+
+    def write(self, key: Tensor, value: Tensor, layout: Layout) -> None:
+        """File new keys and values [1, heads, n, dim] with their sequences."""
+        begin = 0
+        for feed in {id(one): one for one in self._owners.values()}.values():
+            end = begin + len(feed.places)
+            feed.write(key[0, :, begin:end], value[0, :, begin:end])
+            begin = end
+
+    def read(self, span: Span) -> tuple[Tensor, Tensor]:
+        """Keys and values [1, heads, T, dim] that a span's queries see."""
+        keys, values = self._owners[span.start].read()
+        if span.slots is None:
+            return keys[None], values[None]
+        return keys.index_select(1, span.slots)[None], values.index_select(1, span.slots)[None]
+
+
+class _FeedCache(BlockCache):
+    """The cache object that the decoder gets."""
+
+    def __init__(self, owners: Mapping[int, LayerFeed]) -> None:
+        super().__init__(0)
+        self._store = _FeedStore(owners)
+
+    def _file(self, place: Any, key_states: Tensor, value_states: Tensor) -> LayerStore:
+        assert self.layout is not None, "a forward began without a layout"
+        self._store.write(key_states, value_states, self.layout)
+        return self._store
+
+
+def _decoder(name: str, config: Any, tensors: Mapping[str, Tensor], dtype: torch.dtype, trust: bool) -> Any:
+    """A decoder of the target's class with the layer alone, fed embeddings; its own table has one row."""
+    if attention_of(config) != NAME:
+        raise _not_run(name, f"the attention of `{config.model_type}` is fixed, or reads keys itself")
+    whole = copy.deepcopy(config)
+    text = whole.get_text_config()
+    _keep_one_layer(text, has_experts=any(".mlp.experts." in key or ".mlp.gate." in key for key in tensors))
+    made = type(dummy.on_paper(whole, dtype, trust).get_decoder())
+    text._attn_implementation = NAME
+    state = dict(tensors) | {"embed_tokens.weight": torch.zeros(1, text.hidden_size, dtype=dtype)}
+    decoder, report = made.from_pretrained(
+        None,
+        config=text,
+        state_dict=state,
+        dtype=dtype,
+        attn_implementation=NAME,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,
+    )
+    wrong = [f"`{key}` is missing" for key in sorted(report["missing_keys"])]
+    wrong += [f"`{key}` has another shape" for key, *_ in sorted(report["mismatched_keys"])]
+    wrong += [f"`{key}` is not read" for key in sorted(report["unexpected_keys"])]
+    if wrong:
+        said = f"an MTP module of `{name}` does not match its `config.json`: of its layer, {wrong[0]}"
+        raise UsageError(said, "copy or download the model again")
+    return decoder
+
+
+def _keep_one_layer(text: Any, has_experts: bool) -> None:
+    """Make a configuration that of one layer with full attention, and of a vocabulary of one token."""
+    changes: dict[str, Any] = {
+        "num_hidden_layers": 1, "vocab_size": 1, "pad_token_id": None, "layer_types": ["full_attention"],
+        "mlp_layer_types": ["sparse" if has_experts else "dense"], "first_k_dense_replace": 0 if has_experts else 1,
+        "mlp_only_layers": [] if has_experts else [0], "decoder_sparse_step": 1, "num_nextn_predict_layers": 0,
+    }  # fmt: skip
+    for key, value in changes.items():
+        if key in ("num_hidden_layers", "vocab_size", "pad_token_id") or getattr(text, key, None) is not None:
+            setattr(text, key, value)
