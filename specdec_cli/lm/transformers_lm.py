@@ -10,7 +10,8 @@ from torch import Tensor
 
 from specdec_cli.lm.cache.budget import count_in, device_room
 from specdec_cli.lm.cache.cache_plan import CacheNeed, KVCacheBytes, blocks_wanted, draft_blocks_wanted, plan_blocks
-from specdec_cli.lm.cache.contexts import Contexts, Feed
+from specdec_cli.lm.cache.contexts import Contexts
+from specdec_cli.lm.cache.held import Feed
 from specdec_cli.lm.cache.long_rope import both_sides
 from specdec_cli.lm.cache.snapshots import num_snapshots
 from specdec_cli.lm.decoders import forward_for, own_obstacle

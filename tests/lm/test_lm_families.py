@@ -108,7 +108,7 @@ def test_attention_goes_through_the_interface_where_there_is_one(checkpoint) -> 
 
 @pytest.mark.parametrize("fault", ["one token too long", "no cut-back"])
 def test_a_planted_fault_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
-    from specdec_cli.lm.cache.contexts import Held
+    from specdec_cli.lm.cache.held import Held
 
     folder = make_tiny("llama", tmp_path)
     texts = oracle(folder)

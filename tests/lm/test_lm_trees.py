@@ -11,7 +11,7 @@ from test_lm_bits import holds
 from tiny_models import EXTRA_FAMILIES, FAMILIES, VOCAB, make_tiny
 
 from specdec_cli.drafted import Drafted
-from specdec_cli.lm.cache.contexts import Feed
+from specdec_cli.lm.cache.held import Feed
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.forward.eager import EagerForward
 from specdec_cli.lm.forward.own import OwnForward

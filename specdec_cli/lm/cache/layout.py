@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdec_cli.drafted import MOST_NODES
-from specdec_cli.lm.cache.contexts import Feed, Held
+from specdec_cli.lm.cache.held import Feed, Held
 from specdec_cli.lm.cache.snapshots import Snapshots
 
 # Attention reads keys in multiples of this many where bits matter: a query's key count then follows from its position

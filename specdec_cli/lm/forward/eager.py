@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from specdec_cli.lm.cache.cache import BlockCache
-from specdec_cli.lm.cache.contexts import Feed, Moves
+from specdec_cli.lm.cache.contexts import Moves
+from specdec_cli.lm.cache.held import Feed
 from specdec_cli.lm.cache.layout import KEY_GRAIN, Layout, Layouts
 from specdec_cli.lm.door import Draw, Tap
 from specdec_cli.lm.forward.forward import CacheShape, joined

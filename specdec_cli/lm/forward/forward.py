@@ -15,7 +15,8 @@ from typing import Any, Protocol, TypeVar, cast
 import torch
 from torch import Tensor
 
-from specdec_cli.lm.cache.contexts import Feed, Moves
+from specdec_cli.lm.cache.contexts import Moves
+from specdec_cli.lm.cache.held import Feed
 from specdec_cli.lm.door import Continuations, Draw, Tap
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specdec_cli.drafted import MOST_NODES
-from specdec_cli.lm.cache.contexts import Feed
+from specdec_cli.lm.cache.held import Feed
 
 NOTHING = -1
 """A place, a position or a block that only fills the shape."""

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from specdec_cli.errors import RunError
 from specdec_cli.lm.cache.cache import BlockCache
-from specdec_cli.lm.cache.contexts import Feed
+from specdec_cli.lm.cache.held import Feed
 from specdec_cli.lm.cache.layout import DraftedNodes, Layout, Span
 from specdec_cli.lm.cache.unread import Unread, put_in
 from specdec_cli.lm.door import Continuations

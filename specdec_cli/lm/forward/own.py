@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from specdec_cli.lm.cache.contexts import Feed, Moves
+from specdec_cli.lm.cache.contexts import Moves
+from specdec_cli.lm.cache.held import Feed
 from specdec_cli.lm.cache.layout import KEY_GRAIN, Layout, Layouts
 from specdec_cli.lm.door import Continuations, Draw, Tap
 from specdec_cli.lm.forward.forward import CacheShape, joined

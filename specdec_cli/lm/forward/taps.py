@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from specdec_cli.errors import UsageError
-from specdec_cli.lm.cache.contexts import Feed
+from specdec_cli.lm.cache.held import Feed
 from specdec_cli.lm.cache.layout import Layout, Layouts
 from specdec_cli.lm.door import Tap
 from specdec_cli.lm.files.lengths import long_rope_threshold

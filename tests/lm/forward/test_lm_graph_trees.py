@@ -18,7 +18,7 @@ from typed import not_none
 
 from specdec_cli.drafted import Drafted
 from specdec_cli.lm import decoders
-from specdec_cli.lm.cache.contexts import Feed
+from specdec_cli.lm.cache.held import Feed
 from specdec_cli.lm.cache.layout import DraftedNodes
 from specdec_cli.lm.door import Row, Tapped
 from specdec_cli.lm.forward import graph_inputs, graphs
