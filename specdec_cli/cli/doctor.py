@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from specdec_cli.measure.machine.doctor import Diagnosis
     from specdec_cli.recipe import Resolved
 
-_OF_A_RUN = ("sampling.", "speculation.", "serve.", "engine.enable_prefix_caching")
+_OF_A_RUN = ("sampling.", "speculation.", "serve.")
 _PLANNED = ("speculation.num_speculative_tokens", "speculation.tree")  # which the memory plan reads
 _WITHOUT = [one.path for one in OPTIONS if one.path.startswith(_OF_A_RUN) and one.path not in _PLANNED]
 

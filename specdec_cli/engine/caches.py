@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from specdec_cli.lm.cache.budget import DraftCache, device_room
-from specdec_cli.lm.cache.cache_plan import KVCacheBytes, Room, check_draft_room, logits_bytes, plan_blocks
+from specdec_cli.lm.cache.cache_plan import (
+    CacheNeed,
+    KVCacheBytes,
+    Room,
+    check_draft_room,
+    logits_bytes,
+    plan_caches,
+)
 from specdec_cli.lm.transformers_lm import TransformersLM
 
 if TYPE_CHECKING:
@@ -24,7 +32,7 @@ def share_out(
         target: idle.
         drafts: idle.
         options: how many sequences run together, and how deep they are drafted.
-        kv_cache_bytes: as `plan_blocks` takes it.
+        kv_cache_bytes: as `plan_caches` takes it.
 
     Raises:
         RunError: there is no room, or less for a draft than for the target.
@@ -45,8 +53,9 @@ def share_out(
             target.cache_need(num_seqs, k) if lm is target else lm.draft_cache_need(num_seqs, k, target.max_context)
             for lm in group
         ]
-        for lm, num_blocks in zip(group, plan_blocks(needs, room, num_seqs, kv_cache_bytes), strict=True):
-            lm.hold(num_blocks, num_seqs, k)
+        needs = [_shared(need, options) for need in needs]
+        for lm, plan in zip(group, plan_caches(needs, room, num_seqs, kv_cache_bytes), strict=True):
+            lm.hold(plan.num_blocks, num_seqs, k, plan.num_prefix_states)
     for draft in drafts:
         wanted = draft.draft_cache_need(num_seqs, k, target.max_context).num_blocks
         check_draft_room(*(num * draft.block_size for num in (target.num_blocks, draft.num_blocks, wanted)))
@@ -63,8 +72,13 @@ def hold_beside(draft: DraftCache, max_context: int, options: EngineOptions) -> 
     Raises:
         RunError: there is no room.
     """
-    need = draft.draft_cache_need(options.max_num_seqs, options.most_nodes, max_context)
+    need = _shared(draft.draft_cache_need(options.max_num_seqs, options.most_nodes, max_context), options)
     found = device_room(draft.device, draft.weight_bytes)
     room = Room(found.left_bytes, found.whole_bytes, found.weight_bytes)
-    (num_blocks,) = plan_blocks([need], room, options.max_num_seqs)
-    draft.hold(num_blocks, options.max_num_seqs, options.most_nodes)
+    (plan,) = plan_caches([need], room, options.max_num_seqs)
+    draft.hold(plan.num_blocks, options.max_num_seqs, options.most_nodes, plan.num_prefix_states)
+
+
+def _shared(need: CacheNeed, options: EngineOptions) -> CacheNeed:
+    """A need without snapshots of states where no prefixes are shared."""
+    return need if options.prefix_caching else replace(need, prefix_state_bytes=0)

@@ -58,11 +58,14 @@ def _lacking_graphs(engine: Engine) -> list[str]:
 
 
 def not_sharing(engine: Engine) -> list[str]:
-    """That prefix caching was asked for, and which models share nothing: a state belongs to a prefix, too."""
-    roles = [role for role, lm in _models(engine).items() if lm.state_bytes]
+    """That prefix caching was asked for, and which models share nothing: there is no memory for a state's snapshot."""
+    roles = [role for role, lm in _models(engine).items() if lm.state_bytes and not lm.num_prefix_states]
     if not roles or not engine.options.prefix_caching:
         return []
-    return [f"prefix caching has no effect on the {' and the '.join(roles)}: recurrent states are not shared"]
+    return [
+        f"prefix caching has no effect on the {' and the '.join(roles)}: the cache has no room for a snapshot of a "
+        "recurrent state; raise engine.kv_cache_memory"
+    ]
 
 
 def compiled(engine: Engine) -> list[str]:

@@ -128,6 +128,7 @@ class LM(Protocol):
         decoder_obstacle: why our own decoder does not run it; None where it does, or where there is nothing to decode.
         graphs_obstacle: why `auto` records no graphs of a GPU's steps; None where it does, or where it does not apply.
         state_bytes: what recurrent layers carry from a token to the next, beside keys and values; 0 without any.
+        num_prefix_states: snapshots of this at the ends of cached prefixes that there is room for.
         taps: the hidden states that `score` gives to rows that want them.
     """
 
@@ -141,6 +142,7 @@ class LM(Protocol):
     decoder_obstacle: str | None
     graphs_obstacle: str | None
     state_bytes: int
+    num_prefix_states: int
     taps: tuple[Tap, ...]
 
     @property

@@ -59,6 +59,7 @@ class ModelFacts:
         kv_bytes_per_token: keys and values of one token, as the engine's cache holds them; None where the forward
             goes by the numbers that it computes, so that only loading tells.
         state_bytes: what its recurrent layers carry from a token to the next; 0 without such layers.
+        prefix_state_bytes: of a snapshot of it, by which a cached prefix is shared.
         eos_token_ids: tokens that end a text.
         is_mixture_of_experts: whether tokens take different weights.
         is_complete: whether the weights are on this machine.
@@ -83,6 +84,7 @@ class ModelFacts:
     weights_counted_in: str
     kv_bytes_per_token: int | None
     state_bytes: int
+    prefix_state_bytes: int
     eos_token_ids: tuple[int, ...]
     is_mixture_of_experts: bool
     is_complete: bool
@@ -168,6 +170,7 @@ def describe(
             weights_counted_in="headers of its files" if is_complete else "configuration",
             kv_bytes_per_token=None if kept is None else kept.kv_bytes_per_token,
             state_bytes=0 if kept is None else kept.state_bytes,
+            prefix_state_bytes=0 if kept is None else kept.prefix_state_bytes,
             eos_token_ids=() if is_dummy else _eos_token_ids(folder, config),
             is_mixture_of_experts=num_experts(text) > 1,
             is_complete=is_complete,

@@ -31,7 +31,7 @@ class LMWithoutWeights:
     decoder = "table"
     decoder_obstacle: str | None = None
     graphs_obstacle: str | None = None
-    state_bytes = 0
+    state_bytes = num_prefix_states = 0
     compile_seconds: float | None = None
     num_parameters: int | None = None
     num_bytes: int | None = None

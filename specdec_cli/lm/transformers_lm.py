@@ -9,10 +9,18 @@ import torch
 from torch import Tensor
 
 from specdec_cli.lm.cache.budget import count_in, device_room
-from specdec_cli.lm.cache.cache_plan import CacheNeed, KVCacheBytes, blocks_wanted, draft_blocks_wanted, plan_blocks
+from specdec_cli.lm.cache.cache_plan import (
+    CacheNeed,
+    CachePlan,
+    KVCacheBytes,
+    blocks_wanted,
+    draft_blocks_wanted,
+    plan_caches,
+)
 from specdec_cli.lm.cache.contexts import Contexts
 from specdec_cli.lm.cache.held import Feed
 from specdec_cli.lm.cache.long_rope import both_sides
+from specdec_cli.lm.cache.prefix_states import PrefixStates
 from specdec_cli.lm.cache.snapshots import num_snapshots
 from specdec_cli.lm.decoders import forward_for, own_obstacle
 from specdec_cli.lm.door import Continuations, Row, Tap
@@ -37,9 +45,10 @@ class TransformersLM:
         max_num_seqs: sequences that the cache should have room for.
         max_model_len: a shorter context limit than the model's own, or None.
         block_size: tokens in a block.
-        kv_cache_bytes: most memory for keys and values, as `plan_blocks` takes it; None is half of what is free; a
+        kv_cache_bytes: most memory for keys and values, as `plan_caches` takes it; None is half of what is free; a
             function is asked with the device's memory (on a CPU: what was free before loading) and the weights' bytes.
-        num_blocks: blocks of the cache, for who plans them; None leaves that to `kv_cache_bytes`.
+        num_blocks: blocks of the cache, for who plans them, each with a snapshot of the model's state; None leaves that
+            to `kv_cache_bytes`.
         extra_tokens: room beyond the context limit for each sequence, for drafted tokens.
         decoder: one of `decoders.DECODERS`: auto (our own where it knows the shape, see lm.llama; on a GPU graphs where
             they can be recorded), transformers (its own forward), compiled (the same, by torch once `compile` is
@@ -110,8 +119,11 @@ class TransformersLM:
         self.state_bytes = self._forward.shape.state_bytes
         if num_blocks is None:
             need, room = self.cache_need(max_num_seqs, extra_tokens), device_room(self.device, self.weight_bytes)
-            (num_blocks,) = plan_blocks([need], room, max_num_seqs, kv_cache_bytes)
-        self.hold(num_blocks)
+            (plan,) = plan_caches([need], room, max_num_seqs, kv_cache_bytes)
+        else:
+            plan = CachePlan(num_blocks, num_blocks if self.state_bytes else 0)
+        self.num_prefix_states = plan.num_prefix_states
+        self.hold(plan.num_blocks)
         count_in(self)
 
     @property
@@ -160,23 +172,39 @@ class TransformersLM:
         return self._need(draft_blocks_wanted(*sizes), num_seqs, num_drafted)
 
     def _need(self, num_blocks: int, num_seqs: int, extra_tokens: int) -> CacheNeed:
-        states = num_seqs * num_snapshots(extra_tokens) * self.state_bytes
-        return CacheNeed(self.name, self.kv_bytes_per_token * self.block_size, num_blocks, states)
+        states, each = num_seqs * num_snapshots(extra_tokens) * self.state_bytes, self._forward.shape.prefix_state_bytes
+        return CacheNeed(self.name, self.kv_bytes_per_token * self.block_size, num_blocks, states, each)
 
-    def hold(self, num_blocks: int, num_seqs: int | None = None, extra_tokens: int | None = None) -> None:
+    def hold(
+        self,
+        num_blocks: int,
+        num_seqs: int | None = None,
+        extra_tokens: int | None = None,
+        num_prefix_states: int | None = None,
+    ) -> None:
         """Recreate the cache with so many blocks. The contents of the old one are lost.
 
         Args:
             num_blocks: of keys and values.
             num_seqs: sequences that it is planned for; None leaves it at as many as before.
             extra_tokens: tokens drafted for each, likewise.
+            num_prefix_states: snapshots of states at the ends of cached prefixes, likewise.
         """
         self.num_blocks = num_blocks
         self._num_seqs = self._num_seqs if num_seqs is None else num_seqs
         self._num_snapshots = self._num_snapshots if extra_tokens is None else num_snapshots(extra_tokens)
-        num_kept = self._num_snapshots if self.state_bytes else 0
-        self._contexts = Contexts(self.name, num_blocks, self.block_size, self._forward.move, num_kept)
-        self._forward.allocate(num_blocks)
+        self.num_prefix_states = self.num_prefix_states if num_prefix_states is None else num_prefix_states
+        tokens_apart = CachePlan(num_blocks, self.num_prefix_states).blocks_apart * self.block_size
+        self._contexts = Contexts(
+            self.name,
+            num_blocks,
+            self.block_size,
+            self._forward.move,
+            self._num_snapshots if self.state_bytes else 0,
+            PrefixStates(self.num_prefix_states, tokens_apart),
+            self._forward.restore,
+        )
+        self._forward.allocate(num_blocks, self.num_prefix_states)
 
     @property
     def promised_bytes(self) -> int:
@@ -185,7 +213,10 @@ class TransformersLM:
 
     @property
     def _cache_bytes(self) -> int:
-        states = self._num_seqs * self._num_snapshots * self.state_bytes if self.num_blocks else 0
+        if not self.num_blocks:
+            return 0
+        states = self._num_seqs * self._num_snapshots * self.state_bytes
+        states += self.num_prefix_states * self._forward.shape.prefix_state_bytes
         return self.num_blocks * self.block_size * self.kv_bytes_per_token + states
 
     @property

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from specdec_cli.lm.facts import ModelFacts
     from specdec_cli.measure.machine.doctor import Diagnosis
     from specdec_cli.measure.machine.machine import Machine
+    from specdec_cli.measure.machine.memory_plan import Memory
     from specdec_cli.measure.machine.outlook import Outlook
     from specdec_cli.measure.machine.preflight import Preflight
 
@@ -186,6 +187,7 @@ def _pair_rows(pair: Preflight) -> list[tuple[str, str, str]]:
                 column["KV cache that the engine plans"] = planned
             if memory.states:
                 column["recurrent states"] = gigabytes(memory.states)
+                column["snapshots for prefix caching"] = _snapshots(memory)
             column["logits of a step"] = gigabytes(memory.logits)
             if memory.taps_per_token is not None and memory.taps_most is not None:
                 column["hidden states for the draft, per token"] = f"{memory.taps_per_token / 1e3:.1f} kB"
@@ -197,6 +199,16 @@ def _pair_rows(pair: Preflight) -> list[tuple[str, str, str]]:
 def _mtp_words(target: ModelFacts, draft_method: str) -> str:
     size = "" if target.mtp_bytes is None else f", {gigabytes(target.mtp_bytes)}"
     return f"{target.num_mtp_modules}{size}" + ("" if draft_method == "mtp" else ": try --draft mtp")
+
+
+def _snapshots(memory: Memory) -> str:
+    """Memory of the snapshots by which prefixes of a model with a state are shared."""
+    each, num = memory.prefix_state, memory.prefix_states_planned
+    if num is None:
+        return f"{gigabytes(each)} each, with --prefix-caching"
+    if not num:
+        return f"{gigabytes(each)} each, no room"
+    return f"{gigabytes(num * each)}: {num}, one after every {memory.tokens_apart} tokens"
 
 
 def _facts_column(facts: ModelFacts | None) -> dict[str, str]:

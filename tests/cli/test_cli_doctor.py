@@ -8,6 +8,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 from tiny_engine import letter_tokenizer
+from tiny_hybrids import save_hybrid
 from tiny_models import make_tiny
 from transformers import AutoModelForCausalLM
 from typed import not_none
@@ -260,6 +261,23 @@ def test_memory_of_hidden_states_is_stated(capsys: pytest.CaptureFixture[str], m
     without = doctor(capsys, "-t", models / "target", "-d", "ngram")[0]["pair"]
     assert without["taps"] == []
     assert without["memory"]["target"]["taps_per_token"] is None
+
+
+def test_memory_of_snapshots_is_stated(capsys: pytest.CaptureFixture[str], models, tmp_path: Path) -> None:
+    hybrid = save_hybrid("qwen3_5_text", tmp_path)
+    letter_tokenizer().save_pretrained(hybrid)
+    pair = ["-t", hybrid, "-d", "ngram", "--max-num-seqs", 1]
+    memory = doctor(capsys, *pair)[0]["pair"]["memory"]["target"]
+    assert (memory["prefix_states_planned"], memory["tokens_apart"]) == (None, None)
+    assert run(["doctor", *map(str, pair)]) == 0
+    assert "each, with --prefix-caching" in capsys.readouterr().out
+    least = memory["states"] + memory["kv_wanted"] + 4 * memory["prefix_state"]
+    pair += ["--prefix-caching", "--set", f"engine.kv_cache_memory={least}"]
+    found = doctor(capsys, *pair)[0]["pair"]["memory"]["target"]
+    assert (found["kv_planned_tokens"], found["prefix_states_planned"], found["tokens_apart"]) == (144, 4, 48)
+    assert run(["doctor", *map(str, pair)]) == 0
+    assert "MB: 4, one after every 48 tokens" in capsys.readouterr().out
+    assert doctor(capsys, "-t", models / "target", "-d", "ngram")[0]["pair"]["memory"]["target"]["prefix_state"] == 0
 
 
 def test_hidden_states_that_the_target_lacks_are_refused_before_its_weights_are_read(

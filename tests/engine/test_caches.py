@@ -1,11 +1,13 @@
 """The engine plans its caches by what is left, and doctor says the same without loading a weight."""
 
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
 from tiny_engine import letter_tokenizer
 from tiny_heads import publish, random_weights
+from tiny_hybrids import save_hybrid
 from tiny_models import make_tiny
 from typed import not_none, stand_in
 
@@ -145,6 +147,25 @@ def test_doctor_says_what_a_head_takes(pair, memory, tmp_path, form: str, cache:
     tokens = {role: one.num_blocks * one.block_size for role, one in caches.items()}
     assert {role: one.kv_planned_tokens for role, one in found.memory.items()} == tokens
     assert tokens["draft"] >= tokens["target"]
+
+
+@pytest.mark.parametrize("free", [40, 3])
+@pytest.mark.parametrize("shares", [True, False])
+def test_doctor_says_how_many_snapshots_the_engine_plans(memory, tmp_path: Path, shares: bool, free: int) -> None:
+    hybrid = save_hybrid("qwen3_5_text", tmp_path)
+    letter_tokenizer().save_pretrained(hybrid)
+    memory(free * MB)
+    sets = [f"target.model={hybrid}", f"draft.model={hybrid}", f"engine.enable_prefix_caching={shares}".lower()]
+    recipe = resolve(sets=sets).recipe
+    engine = Engine.from_recipe(recipe)
+    models = {"target": stand_in(engine.target), "draft": stand_in(engine.drafter.lm)}
+    for lm in models.values():
+        budget._LOADED.discard(lm)
+        assert lm.num_bytes <= lm.weight_bytes + free * MB // 2
+    found = not_none(examine(recipe).pair).memory
+    planned = {role: one.prefix_states_planned or 0 for role, one in found.items()}
+    assert planned == {role: lm.num_prefix_states for role, lm in models.items()}
+    assert all(planned.values()) == shares
 
 
 def test_a_size_beyond_what_is_left_is_refused(pair, memory) -> None:

@@ -7,7 +7,7 @@ that was left first goes first. It counts as free all the while.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 
 
@@ -16,13 +16,15 @@ class BlockPool:
 
     Args:
         num_blocks: blocks in all.
+        on_forget: told of each key under which no block can be found any longer.
 
     Attributes:
         num_free: blocks without a holder, findable or not.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, on_forget: Callable[[bytes], None] = lambda _: None) -> None:
         self.num_blocks = num_blocks
+        self._on_forget = on_forget
         self.num_free = num_blocks
         self._taken = bytearray(num_blocks)  # held, or findable
         self._num_holders = [0] * num_blocks
@@ -66,6 +68,10 @@ class BlockPool:
             self._by_key[key] = block
             self._keys[block] = key
 
+    def __contains__(self, key: bytes) -> bool:
+        """Whether a block can be found under a key."""
+        return key in self._by_key
+
     def share(self, key: bytes) -> int | None:
         """The block under a key, with one holder more; None where there is none."""
         block = self._by_key.get(key)
@@ -85,6 +91,7 @@ class BlockPool:
         key = self._keys.pop(block, None)
         if key is not None:
             del self._by_key[key]
+            self._on_forget(key)
         return True
 
     def check(self, held: Sequence[int]) -> None:
@@ -99,8 +106,10 @@ class BlockPool:
         assert all(self._keys[block] == key for key, block in self._by_key.items()), "a key leads to another block"
 
     def _forget(self, block: int) -> None:
-        del self._left[block], self._by_key[self._keys.pop(block)]
+        key = self._keys.pop(block)
+        del self._left[block], self._by_key[key]
         self._taken[block] = 0
+        self._on_forget(key)
 
     def _roomiest_start(self, count: int) -> int:
         """Where a new piece should start: inside the longest free run, leaving its left neighbour room to grow."""

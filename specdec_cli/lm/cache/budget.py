@@ -49,8 +49,14 @@ class DraftCache(CacheHolder, Protocol):
         """Requirements of a cache for so many sequences, beside a target of some context limit."""
         ...
 
-    def hold(self, num_blocks: int, num_seqs: int | None = None, extra_tokens: int | None = None) -> None:
-        """Recreate the cache with so many blocks, for so many sequences and drafted tokens."""
+    def hold(
+        self,
+        num_blocks: int,
+        num_seqs: int | None = None,
+        extra_tokens: int | None = None,
+        num_prefix_states: int | None = None,
+    ) -> None:
+        """Recreate the cache with so many blocks, for so many sequences, drafted tokens and snapshots of states."""
         ...
 
 

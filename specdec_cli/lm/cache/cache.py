@@ -20,6 +20,7 @@ from specdec_cli.lm.cache.contexts import Moves
 from specdec_cli.lm.cache.layout import Layout, Span
 from specdec_cli.lm.cache.memory import zeros
 from specdec_cli.lm.cache.order import Order
+from specdec_cli.lm.cache.snapshots import Snapshots
 from specdec_cli.lm.cache.state_store import StateStore
 
 Place = int | tuple[str, int]
@@ -99,10 +100,12 @@ class BlockCache(Cache):  # type: ignore[misc]
     Args:
         num_slots: tokens that each layer has room for.
         contiguous: `update` returns all rows' keys and values joined, for models whose attention cannot be replaced.
+        num_prefix_states: snapshots of states at the ends of cached prefixes that each layer has room for.
     """
 
     num_slots: int
     contiguous: bool = False
+    num_prefix_states: int = 0
     stores: dict[Place, LayerStore] = field(default_factory=dict)
     layout: Layout | None = None
     states: dict[Any, StateStore] = field(default_factory=dict)
@@ -122,7 +125,7 @@ class BlockCache(Cache):  # type: ignore[misc]
             self.layout = self._order = None
             _RUNNING.reset(before)
 
-    def states_of(self, name: Any, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[StateStore, Order]:
+    def states_of(self, name: Any, shape: tuple[int, ...], dtype: torch.dtype, width: int) -> tuple[StateStore, Order]:
         """Kept states, by a name of their own, and the order in which this forward goes through them."""
         layout = self.layout
         assert layout is not None, "a forward began without a layout"
@@ -130,8 +133,14 @@ class BlockCache(Cache):  # type: ignore[misc]
         if self._order is None:
             self._order = Order(layout)
         if name not in self.states:
-            self.states[name] = StateStore(shape, dtype, layout.device)
+            self.states[name] = StateStore(shape, dtype, layout.device, width, self.num_prefix_states)
         return self.states[name], self._order
+
+    def restore(self, slot: int, snapshots: Snapshots, length: int) -> None:
+        """Give a sequence that begins with so many cached tokens the states of their snapshot."""
+        with torch.inference_mode():
+            for store in self.states.values():
+                store.restore(slot, snapshots, length)
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Any, Any]:
         """Store a layer's new keys and values; return what its attention reads."""

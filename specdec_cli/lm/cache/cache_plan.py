@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from specdec_cli.drafted import MOST_NODES
 from specdec_cli.errors import RunError
 
+MOST_BLOCKS_APART = 64
+"""A prefix that misses the next snapshot is read again from the one before: at most so many blocks."""
 KVCacheBytes = int | None | Callable[[int, int], int | None]
 _FLOAT32_BYTES = 4
 
@@ -26,19 +28,51 @@ class CacheNeed:
         block_bytes: of one block's keys and values.
         num_blocks: with which every sequence has room for its whole context.
         state_bytes: of the states that recurrent layers keep of all sequences, beside the blocks.
+        prefix_state_bytes: of a snapshot of them at the end of a cached prefix; 0 where prefixes are not shared.
     """
 
     name: str
     block_bytes: int
     num_blocks: int
     state_bytes: int = 0
+    prefix_state_bytes: int = 0
+
+    @property
+    def planned_block_bytes(self) -> int:
+        """Bytes to plan for a block: with its share of the fewest snapshots, but no more of them than of the block."""
+        return self.block_bytes + min(self.block_bytes, -(-self.prefix_state_bytes // MOST_BLOCKS_APART))
 
     def num_within(self, num_bytes: int) -> int:
         """Most blocks that so many bytes hold beside the states; blocks of a model without attention take none."""
-        left = num_bytes - self.state_bytes
+        left, each = num_bytes - self.state_bytes, self.planned_block_bytes
         if left < 0:
             return 0
-        return min(self.num_blocks, left // self.block_bytes) if self.block_bytes else self.num_blocks
+        return min(self.num_blocks, left // each) if each else self.num_blocks
+
+
+@dataclass(frozen=True, slots=True)
+class CachePlan:
+    """The cache of one model.
+
+    Args:
+        num_blocks: of keys and values.
+        num_prefix_states: snapshots of recurrent states at the ends of cached prefixes.
+    """
+
+    num_blocks: int
+    num_prefix_states: int = 0
+
+    @property
+    def blocks_apart(self) -> int:
+        """N: a snapshot is stored after every N-th block of a text. They cover all blocks, or N is the largest."""
+        if not self.num_prefix_states:
+            return MOST_BLOCKS_APART
+        return min(-(-self.num_blocks // self.num_prefix_states), MOST_BLOCKS_APART)
+
+    def num_bytes(self, need: CacheNeed) -> int:
+        """Memory of all of it."""
+        of_prefixes = self.num_prefix_states * need.prefix_state_bytes
+        return self.num_blocks * need.block_bytes + need.state_bytes + of_prefixes
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +118,8 @@ def draft_blocks_wanted(num_seqs: int, context: int, target_context: int, num_dr
     return min(of_target, blocks_wanted(num_seqs, min(context, target_context), most_drafted, block_size))
 
 
-def plan_blocks(needs: Sequence[CacheNeed], room: Room, num_seqs: int, given: KVCacheBytes = None) -> list[int]:
-    """Blocks of each model's cache.
+def plan_caches(needs: Sequence[CacheNeed], room: Room, num_seqs: int, given: KVCacheBytes = None) -> list[CachePlan]:
+    """The cache of each model. Snapshots of states get what the blocks leave, at most one for each block.
 
     Args:
         needs: of the models that run on one device, at least one.
@@ -104,25 +138,44 @@ def plan_blocks(needs: Sequence[CacheNeed], room: Room, num_seqs: int, given: KV
     else:
         budget = left // 2
     if isinstance(given, int):
-        planned = [need.num_within(given) for need in needs]
+        planned = [_with_snapshots(need, need.num_within(given), given) for need in needs]
     else:
         most = _blocks_within(budget - sum(need.state_bytes for need in needs), needs)
-        planned = [min(need.num_blocks, most) for need in needs]
-    taken = sum(num * need.block_bytes + need.state_bytes for num, need in zip(planned, needs, strict=True))
+        planned = _share_rest(needs, [min(need.num_blocks, most) for need in needs], budget)
+    taken = sum(plan.num_bytes(need) for plan, need in zip(planned, needs, strict=True))
     if taken > left:
         raise RunError(
             f"the KV cache was to take {_gigabytes(taken)}, and {_gigabytes(left)} are left beside the weights",
             "lower engine.kv_cache_memory, max_num_seqs or max_model_len, or leave kv_cache_memory to auto",
         )
-    short = next((need for num, need in zip(planned, needs, strict=True) if num < min(num_seqs, need.num_blocks)), None)
-    if short is not None:
+    short = [
+        need for plan, need in zip(planned, needs, strict=True) if plan.num_blocks < min(num_seqs, need.num_blocks)
+    ]
+    if short:
         each = given if isinstance(given, int) else budget
         raise RunError(
-            f"no room for the KV cache of `{short.name}`: {each:,} bytes are too few for a block of each of {num_seqs} "
-            "sequences",
+            f"no room for the KV cache of `{short[0].name}`: {each:,} bytes are too few for a block of each of "
+            f"{num_seqs} sequences",
             "run fewer sequences together, give the cache more memory, or choose a smaller model",
         )
     return planned
+
+
+def _share_rest(needs: Sequence[CacheNeed], num_blocks: Sequence[int], budget: int) -> list[CachePlan]:
+    """Plans with so many blocks, whose snapshots share evenly what is left of a budget."""
+    pairs = list(zip(needs, num_blocks, strict=True))
+    taken = [CachePlan(num).num_bytes(need) for need, num in pairs]
+    num_sharing = sum(need.prefix_state_bytes > 0 for need in needs)
+    each = max(budget - sum(taken), 0) // max(num_sharing, 1)
+    return [_with_snapshots(need, num, one + each) for (need, num), one in zip(pairs, taken, strict=True)]
+
+
+def _with_snapshots(need: CacheNeed, num_blocks: int, num_bytes: int) -> CachePlan:
+    """A cache of so many blocks with the snapshots that fit into so many bytes beside them."""
+    if not need.prefix_state_bytes:
+        return CachePlan(num_blocks)
+    left = max(num_bytes - CachePlan(num_blocks).num_bytes(need), 0)
+    return CachePlan(num_blocks, min(num_blocks, left // need.prefix_state_bytes))
 
 
 def check_draft_room(target_tokens: int, draft_tokens: int, wanted_tokens: int) -> None:
@@ -147,10 +200,10 @@ def _blocks_within(budget: int, needs: Sequence[CacheNeed]) -> int:
     """The largest number of blocks that every cache can have that wants so many."""
     rest = sorted(needs, key=lambda need: need.num_blocks)
     while rest:
-        most = max(budget, 0) // max(sum(need.block_bytes for need in rest), 1)
+        most = max(budget, 0) // max(sum(need.planned_block_bytes for need in rest), 1)
         if most < rest[0].num_blocks or len(rest) == 1:
             return most
-        budget -= rest[0].num_blocks * rest[0].block_bytes
+        budget -= rest[0].num_blocks * rest[0].planned_block_bytes
         rest = rest[1:]
     return 0
 

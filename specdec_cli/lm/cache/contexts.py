@@ -2,7 +2,7 @@
 
 A whole block is found again by its key, a hash of all tokens up to its end and of the sequence's salt. It is published
 once a context has grown past it, is never written while it can be found by others, and outlives its sequence in the
-pool. Sequences without a salt share nothing.
+pool. Sequences without a salt share nothing. Where a state belongs to a prefix, it is shared up to a stored snapshot.
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ from specdec_cli.drafted import NOTHING
 from specdec_cli.errors import RunError
 from specdec_cli.lm.cache.blocks import BlockPool
 from specdec_cli.lm.cache.held import Feed, Held
+from specdec_cli.lm.cache.prefix_states import PrefixStates
 from specdec_cli.lm.cache.snapshots import Snapshots
 from specdec_cli.lm.door import Row
 
+Restore = Callable[[int, Snapshots, int], None]
+"""Copies the snapshot in a slot to a sequence that begins with so many cached tokens."""
 Moves = Sequence[tuple[int, int]]
 """Slots to copy from, and slots to copy to."""
 
@@ -31,12 +34,22 @@ class Contexts:
         block_size: tokens in a block.
         move: copies keys and values from slots to others, (from, to) one after another; of each from ≥ to, ascending.
         num_snapshots: states that are kept of a sequence; 0 for a model without a state.
+        prefix_states: snapshots at the ends of cached prefixes; None shares no prefix of a model with a state.
+        restore: copies one of them to a sequence.
     """
 
     def __init__(
-        self, name: str, num_blocks: int, block_size: int, move: Callable[[Moves], None], num_snapshots: int = 0
+        self,
+        name: str,
+        num_blocks: int,
+        block_size: int,
+        move: Callable[[Moves], None],
+        num_snapshots: int = 0,
+        prefix_states: PrefixStates | None = None,
+        restore: Restore = lambda *_: None,
     ) -> None:
-        self.pool = BlockPool(num_blocks)
+        self._prefix_states, self._restore = prefix_states or PrefixStates(0, block_size), restore
+        self.pool = BlockPool(num_blocks, self._prefix_states.forget)
         self.held: dict[int, Held] = {}
         self._name = name
         self._block_size = block_size
@@ -48,26 +61,32 @@ class Contexts:
     def adopt(self, handle: int, context: Sequence[int], salt: str) -> int:
         """Begin a sequence with the longest cached prefix of its context; at least one token is left to feed.
 
-        Nothing is shared where a state belongs to a prefix beside its keys and values.
-
         Returns:
             How many tokens it holds.
         """
         assert handle not in self.held, "a sequence adopts before it is scored"
-        if self._num_snapshots:
-            return 0
-        held = self.held[handle] = Held(salt=salt)
-        size, before = self._block_size, root_key(salt)
-        for start in range(0, len(context) - size, size):
-            before = block_key(before, context[start : start + size])
-            block = self.pool.share(before)
-            if block is None:
-                break
-            held.blocks.append(block)
-            held.keys.append(before)
-        held.tokens = list(context[: len(held.blocks) * size])
+        held = self._begin(handle, salt)
+        held.keys = self._cached_prefix(context, salt)
+        length = len(held.keys) * self._block_size
+        if held.snapshots is not None and length:
+            self._restore(self._prefix_states.use(held.keys[-1]), held.snapshots, length)
+            held.snapshots.oldest = length
+        held.blocks = [block for key in held.keys if (block := self.pool.share(key)) is not None]
+        held.tokens = list(context[:length])
         held.in_one_piece = _neighbours(held.blocks)
-        return len(held.tokens)
+        return length
+
+    def _cached_prefix(self, context: Sequence[int], salt: str) -> list[bytes]:
+        """Keys of the first whole blocks that a context can share, up to a snapshot where a state belongs to them."""
+        keys, key, size = list[bytes](), root_key(salt), self._block_size
+        for start in range(0, len(context) - size, size):
+            key = block_key(key, context[start : start + size])
+            if key not in self.pool:
+                break
+            keys.append(key)
+        while self._num_snapshots and keys and keys[-1] not in self._prefix_states:
+            keys.pop()
+        return keys
 
     def feeds(self, rows: Sequence[Row], is_long: bool) -> list[Feed]:
         """Cut each row's cache back to what its context shares with it, and reserve blocks for the rest.
@@ -86,9 +105,7 @@ class Contexts:
             most = min(len(context) - row.num_logits, num_text)
             keep = held.common_prefix(context, most) if held.is_long == is_long else 0
             held.is_long = is_long
-            if held.snapshots is not None:
-                keep = held.snapshots.restorable(keep)
-            feeds.append(Feed(held, context, self._cut(held, keep), row.num_logits, row.unread, tree, num_text))
+            feeds.append(Feed(held, context, self._cut_back(held, keep), row.num_logits, row.unread, tree, num_text))
         missing = [-(-len(feed.context) // self._block_size) - len(feed.held.blocks) for feed in feeds]
         if sum(missing) > self.pool.num_free:
             raise RunError(
@@ -102,7 +119,21 @@ class Contexts:
                 feed.held.in_one_piece = _neighbours(blocks)
             if feed.held.snapshots is not None:
                 feed.held.snapshots.make_room(len(feed.context))
+                self._reserve(feed, feed.held.snapshots)
         return feeds
+
+    def _reserve(self, feed: Feed, snapshots: Snapshots) -> None:
+        """Reserve slots for the states after every interval and after the whole blocks of a prompt's chunk."""
+        if feed.held.salt is None or feed.held.is_long:
+            return
+        size, interval, length = self._block_size, self._prefix_states.interval, len(feed.context)
+        lengths = set(range(feed.keep // interval * interval + interval, length + 1, interval))
+        if feed.num_tokens - feed.num_logits >= size:  # a prompt's: the same one again feeds its last token
+            lengths.add((length - (feed.num_logits > 0)) // size * size)
+        for length in sorted(lengths):
+            slot = self._prefix_states.reserve()
+            if slot is not None:
+                snapshots.reserved[length] = slot
 
     def release(self, handle: int) -> None:
         """Forget a sequence and give its blocks back; unknown handles are fine."""
@@ -119,6 +150,7 @@ class Contexts:
         alone = [block for block in held.blocks if self.pool.withdraw(block)]
         self.pool.free(held.blocks)
         held.tokens, held.blocks, held.keys, held.in_one_piece, held.tree = [], [], [], True, NOTHING
+        self._publish(held, 0)
         return alone
 
     def check(self) -> None:
@@ -127,19 +159,23 @@ class Contexts:
         for handle, held in self.held.items():
             needed = -(-len(held.tokens) // self._block_size)
             assert len(held.blocks) == needed, f"sequence {handle} holds {len(held.blocks)} blocks, needs {needed}"
-        taken = [held.snapshots.place for held in self.held.values() if held.snapshots is not None]
+        snapshots = [held.snapshots for held in self.held.values() if held.snapshots is not None]
+        taken = [one.place for one in snapshots]
         assert sorted([*taken, *self._places]) == list(range(self._num_places)), "two sequences share a state"
+        self._prefix_states.check([slot for one in snapshots for slot in one.reserved.values()])
 
     def _held(self, handle: int) -> Held:
         """A sequence's books; a new one's are empty."""
-        held = self.held.get(handle)
-        if held is None:
-            held = self.held[handle] = Held()
-            if self._num_snapshots:
-                if not self._places:
-                    self._places.append(self._num_places)
-                    self._num_places += 1
-                held.snapshots = Snapshots(self._places.pop(), self._num_snapshots)
+        return self.held.get(handle) or self._begin(handle, None)
+
+    def _begin(self, handle: int, salt: str | None) -> Held:
+        """The empty books of a new sequence."""
+        held = self.held[handle] = Held(salt=salt)
+        if self._num_snapshots:
+            if not self._places:
+                self._places.append(self._num_places)
+                self._num_places += 1
+            held.snapshots = Snapshots(self._places.pop(), self._num_snapshots)
         return held
 
     def _straighten(self, held: Held, context: Sequence[int]) -> None:
@@ -148,6 +184,14 @@ class Contexts:
         places = [(start + node, start + i) for i, node in enumerate(held.take_path(context)) if node != i]
         if places:
             self._move([(blocks[a // size] * size + a % size, blocks[b // size] * size + b % size) for a, b in places])
+
+    def _cut_back(self, held: Held, keep: int) -> int:
+        """Cut back to `keep` tokens, or to fewer, from which the sequence can go on."""
+        keep = self._cut(held, keep)
+        if held.snapshots is None:
+            return keep
+        restorable = held.snapshots.restorable(keep)
+        return keep if restorable == keep else self._cut(held, restorable)
 
     def _cut(self, held: Held, keep: int) -> int:
         """Cut back to `keep` tokens, or to a full block if another sequence reads the block to write next."""
@@ -165,14 +209,18 @@ class Contexts:
         return keep
 
     def _publish(self, held: Held, num_tokens: int) -> None:
-        """Make the whole blocks among the first tokens findable."""
-        if held.salt is None or held.is_long:
-            return
-        size = self._block_size
-        for i in range(len(held.keys), num_tokens // size):
-            before = held.keys[-1] if held.keys else root_key(held.salt)
-            held.keys.append(block_key(before, held.tokens[i * size : (i + 1) * size]))
-            self.pool.publish(held.blocks[i], held.keys[-1])
+        """Make the whole blocks among the first tokens findable, and the snapshots that were stored for them."""
+        size, snapshots = self._block_size, held.snapshots
+        shared = range(0) if held.salt is None or held.is_long else range(len(held.keys), num_tokens // size)
+        for i in shared:
+            key = held.keys[-1] if held.keys else root_key(held.salt or "")
+            held.keys.append(key := block_key(key, held.tokens[i * size : (i + 1) * size]))
+            self.pool.publish(held.blocks[i], key)
+            if snapshots is not None and (i + 1) * size in snapshots.reserved and key in self.pool:
+                self._prefix_states.store(key, snapshots.reserved.pop((i + 1) * size))
+        if snapshots is not None:
+            self._prefix_states.give_back(snapshots.reserved.values())
+            snapshots.reserved.clear()
 
 
 def root_key(salt: str) -> bytes:

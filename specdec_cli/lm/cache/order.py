@@ -24,12 +24,16 @@ class Passage:
         steps: rows of each step, counted from the piece's first.
         kept: rows whose states are kept, counted likewise [m] int64.
         slots: where [m] int64.
+        stored: rows whose states are stored with a prefix, counted likewise [s] int64.
+        prefixes: the slots of these snapshots [s] int64.
     """
 
     rows: slice
     steps: list[slice]
     kept: Tensor
     slots: Tensor
+    stored: Tensor
+    prefixes: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +41,22 @@ class Windows:
     """Inputs of a convolution: each sequence's last ones before its new ones.
 
     Args:
+        num_slots: in all.
         before: slots of the earlier inputs, sequence by sequence, [sequences × (width - 1)] int64.
         places: of each token's first input among earlier and new ones [n] int64.
         kept: tokens whose inputs are kept [m] int64.
         slots: where [m] int64.
-        num_slots: in all.
+        stored: places of the inputs that are stored with prefixes, among earlier and new ones [s × (width - 1)] int64.
+        prefixes: the slots of these snapshots [s] int64.
     """
 
+    num_slots: int
     before: Tensor
     places: Tensor
     kept: Tensor
     slots: Tensor
-    num_slots: int
+    stored: Tensor
+    prefixes: Tensor
 
 
 class Order:
@@ -68,12 +76,12 @@ class Order:
         self._device, self._num_written = layout.device, layout.num_written
         self._longest_first = sorted(self.stretches, key=lambda one: one.start - one.stop)
         self.first = self._index([_begin(one) for one in self._longest_first])
-        self.num_slots = 1 + max((one.snapshots.place + 1) * one.snapshots.room for one in self.stretches)
+        self.num_slots = max(one.snapshots.num_slots() for one in self.stretches)
         self._steps, tokens = self._walk()
         is_turned = len(self.stretches) > 1
         self._tokens = self._index(tokens) if is_turned else None
         self._rows = self._tokens.argsort() if self._tokens is not None else None
-        self._kept = self._keep()
+        self._kept, self._stored = self._keep(), self._store()
         self._pieces: dict[int, list[Passage]] = {}
         self._windows: dict[int, Windows] = {}
 
@@ -117,6 +125,21 @@ class Order:
                 kept.append((self._steps[step].start + number, one.snapshots.slot(one.length + step + 1)))
         return sorted(kept)
 
+    def _store(self) -> list[tuple[int, int]]:
+        """Rows whose states are stored with a prefix, in order, and the slots of these snapshots."""
+        found = [
+            (self._steps[step].start + number, slot)
+            for number, one in enumerate(self._longest_first)
+            for step, slot in self._reserved(one)
+        ]
+        return sorted(found)
+
+    def _reserved(self, stretch: Stretch) -> list[tuple[int, int]]:
+        """Which of its new tokens a stretch stores the state after, and the slots of these snapshots."""
+        count, length = self._num_new(stretch), stretch.length
+        reserved = stretch.snapshots.reserved.items()
+        return [(end - length - 1, slot) for end, slot in reserved if length < end <= length + count]
+
     def _num_new(self, stretch: Stretch) -> int:
         """Tokens of a stretch that are part of its text: all but one that is only company."""
         return min(stretch.stop, self._num_written) - stretch.start
@@ -129,25 +152,30 @@ class Order:
                 end += 1
             steps = [slice(one.start - first, one.stop - first) for one in self._steps[begin:end]]
             rows = slice(first, self._steps[end - 1].stop)
-            kept = [(row - first, slot) for row, slot in self._kept if rows.start <= row < rows.stop]
-            pieces.append(Passage(rows, steps, *(self._index([pair[i] for pair in kept]) for i in (0, 1))))
+            kept, stored = (
+                [(row - first, slot) for row, slot in pairs if rows.start <= row < rows.stop]
+                for pairs in (self._kept, self._stored)
+            )
+            found = [self._index([pair[i] for pair in pairs]) for pairs in (kept, stored) for i in (0, 1)]
+            pieces.append(Passage(rows, steps, *found))
             begin = end
         return pieces
 
     def _look_back(self, width: int) -> Windows:
         back = width - 1
-        before, places, kept, slots, num_slots = [], [], list[int](), list[int](), 1
+        before, places, kept, slots, stored, prefixes = (list[int]() for _ in range(6))
         for number, one in enumerate(self.stretches):
-            room = one.snapshots.room + back - 1
-            base = 1 + one.snapshots.place * room
-            num_slots = max(num_slots, base + room)
-            before += [base + i % room if i >= 0 else 0 for i in _inputs_before(one, back)]
-            places += [one.start + number * back + i for i in range(one.stop - one.start)]
-            new = range(self._num_new(one))[-room:]
+            snapshots, first = one.snapshots, one.start + number * back
+            before += [snapshots.slot_of(i, back) for i in _inputs_before(one, back)]
+            places += range(first, first + one.stop - one.start)
+            new = range(self._num_new(one))[-(snapshots.room + back - 1) :]
             kept += [one.start + i for i in new]
-            slots += [base + (one.length + i) % room for i in new]
-        found = [self._index(one) for one in (before, places, kept, slots)]
-        return Windows(found[0], found[1], found[2], found[3], num_slots)
+            slots += [snapshots.slot_of(one.length + i, back) for i in new]
+            for token, slot in self._reserved(one):
+                stored += range(first + token + 1, first + token + 1 + back)
+                prefixes.append(slot)
+        num_slots = max(one.snapshots.num_slots(back) for one in self.stretches)
+        return Windows(num_slots, *(self._index(one) for one in (before, places, kept, slots, stored, prefixes)))
 
     def _index(self, numbers: Sequence[int]) -> Tensor:
         return torch.tensor(numbers, dtype=torch.int64, device=self._device)

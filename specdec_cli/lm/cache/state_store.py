@@ -1,4 +1,4 @@
-"""Kept states of one layer: of several sequences, after several of their tokens."""
+"""Kept states of one layer: of several sequences, after several of their tokens, and at the ends of cached prefixes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from specdec_cli.lm.cache.memory import zeros
+from specdec_cli.lm.cache.snapshots import Snapshots
 
 
 class StateStore:
@@ -17,12 +18,17 @@ class StateStore:
         shape: of one state.
         dtype: of its numbers.
         device: where.
+        width: states that go on together: the inputs that a convolution looks back at.
+        num_prefix_states: snapshots at the ends of cached prefixes, `width` states each.
     """
 
-    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
-        self.shape = shape
+    def __init__(
+        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, width: int, num_prefix_states: int
+    ) -> None:
+        self.shape, self.width = shape, width
         self._dtype, self._device = dtype, device
         self._kept = self._room(0)
+        self._prefixes = self._room(num_prefix_states * width)
 
     @property
     def slot_bytes(self) -> int:
@@ -31,14 +37,29 @@ class StateStore:
 
     def read(self, slots: Tensor, num_slots: int) -> Tensor:
         """Copies of the states in some slots [m, *shape]."""
-        if num_slots > len(self._kept):
-            kept, self._kept = self._kept, self._room(num_slots)
-            self._kept[: len(kept)] = kept
+        self._make_room(num_slots)
         return self._kept.index_select(0, slots)
 
     def write(self, slots: Tensor, states: Tensor) -> None:
         """Keep states [m, *shape], each in a slot."""
         self._kept.index_copy_(0, slots, states.to(self._dtype))
+
+    def store(self, slots: Tensor, states: Tensor) -> None:
+        """Store the states of snapshots [m × width, *shape], each snapshot in a slot [m] int64."""
+        each = -1, self.width, *self.shape
+        self._prefixes.view(each)[slots] = states.to(self._dtype).view(each)
+
+    def restore(self, slot: int, snapshots: Snapshots, length: int) -> None:
+        """Copy a snapshot to a sequence that begins with so many tokens."""
+        self._make_room(snapshots.num_slots(self.width))
+        for i in range(self.width):
+            kept = snapshots.slot_of(length - self.width + i, self.width)
+            self._kept[kept] = self._prefixes[slot * self.width + i]
+
+    def _make_room(self, num_slots: int) -> None:
+        if num_slots > len(self._kept):
+            kept, self._kept = self._kept, self._room(num_slots)
+            self._kept[: len(kept)] = kept
 
     def _room(self, num_slots: int) -> Tensor:
         shape = (num_slots, *self.shape)

@@ -13,6 +13,7 @@ from specdec_cli.lm.cache.cache import BlockCache
 from specdec_cli.lm.cache.contexts import Moves
 from specdec_cli.lm.cache.held import Feed
 from specdec_cli.lm.cache.layout import KEY_GRAIN, Layout, Layouts
+from specdec_cli.lm.cache.snapshots import Snapshots
 from specdec_cli.lm.door import Draw, Tap
 from specdec_cli.lm.forward.forward import CacheShape, joined
 from specdec_cli.lm.forward.packed import PackedForward
@@ -54,6 +55,7 @@ class EagerForward:
         self.hooks = packed.hooks
         self._packed = packed
         self._threads = threads
+        self._num_prefix_states = 0
         self.allocate(0)
 
     @property
@@ -66,8 +68,9 @@ class EagerForward:
         """Whether a forward has run on a GPU."""
         return self.layouts.device.type == "cuda" and bool(self.cache.stores)
 
-    def allocate(self, num_blocks: int) -> None:
+    def allocate(self, num_blocks: int, num_prefix_states: int = 0) -> None:
         """Recreate the cache."""
+        self._num_prefix_states = num_prefix_states
         self.num_slots = num_blocks * self.layouts.block_size + KEY_GRAIN
         self.cache: BlockCache = self._new_cache()
 
@@ -91,6 +94,10 @@ class EagerForward:
         """Copy keys and values from slots to others."""
         for store in self.cache.stores.values():
             store.move(moves)
+
+    def restore(self, slot: int, snapshots: Snapshots, length: int) -> None:
+        """Copy a snapshot's states to a sequence."""
+        self.cache.restore(slot, snapshots, length)
 
     def tap(self, taps: Sequence[Tap]) -> None:
         """Add hidden states to those that `score` gives to feeds that want them."""
@@ -118,4 +125,4 @@ class EagerForward:
         raise AssertionError("a model must be loaded for compiling before it is compiled")
 
     def _new_cache(self) -> BlockCache:
-        return BlockCache(self.num_slots, self._packed.has_joined_keys)
+        return BlockCache(self.num_slots, self._packed.has_joined_keys, self._num_prefix_states)

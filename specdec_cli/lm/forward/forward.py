@@ -17,6 +17,7 @@ from torch import Tensor
 
 from specdec_cli.lm.cache.contexts import Moves
 from specdec_cli.lm.cache.held import Feed
+from specdec_cli.lm.cache.snapshots import Snapshots
 from specdec_cli.lm.door import Continuations, Draw, Tap
 
 
@@ -28,11 +29,13 @@ class CacheShape:
         kv_bytes_per_token: keys and values of one token in all layers that keep some.
         vocab_size: width of the logits.
         state_bytes: what recurrent layers carry from a token to the next; 0 without such layers.
+        prefix_state_bytes: of a snapshot of it, with all inputs that convolutions look back at.
     """
 
     kv_bytes_per_token: int
     vocab_size: int
     state_bytes: int = 0
+    prefix_state_bytes: int = 0
 
 
 class Forward(Protocol):
@@ -68,8 +71,12 @@ class Forward(Protocol):
         """Whether `allocate` has taken all its memory: a GPU's in the first forward, a CPU's only as it is written."""
         ...
 
-    def allocate(self, num_blocks: int) -> None:
-        """Recreate the cache with so many blocks. Keys and values of the old one are lost."""
+    def allocate(self, num_blocks: int, num_prefix_states: int = 0) -> None:
+        """Recreate the cache with so many blocks, and snapshots of states. The contents of the old one are lost."""
+        ...
+
+    def restore(self, slot: int, snapshots: Snapshots, length: int) -> None:
+        """Give a sequence that begins with so many cached tokens the states of their snapshot."""
         ...
 
     def score(self, feeds: Sequence[Feed]) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 from specdec_cli.lm.cache.contexts import Moves
 from specdec_cli.lm.cache.held import Feed
 from specdec_cli.lm.cache.layout import KEY_GRAIN, Layout, Layouts
+from specdec_cli.lm.cache.snapshots import Snapshots
 from specdec_cli.lm.door import Continuations, Draw, Tap
 from specdec_cli.lm.forward.forward import CacheShape, joined
 from specdec_cli.lm.forward.taps import run_turns
@@ -35,7 +36,7 @@ class OwnForward:
         self.shape = CacheShape(decoder.kv_bytes_per_token, decoder.vocab_size)
         self.layouts = layouts
 
-    def allocate(self, num_blocks: int) -> None:
+    def allocate(self, num_blocks: int, num_prefix_states: int = 0) -> None:
         """Recreate the cache."""
         self.decoder.allocate(num_blocks * self.layouts.block_size + KEY_GRAIN, self.layouts.block_size)
 
@@ -52,6 +53,10 @@ class OwnForward:
     ) -> Continuations:
         """Continuations in one call."""
         return self.decoder.guess(self.layouts.of(feeds), counts, draws, num_tokens)
+
+    def restore(self, slot: int, snapshots: Snapshots, length: int) -> None:
+        """No model with a state runs here."""
+        raise AssertionError("a model without a state has no snapshots")
 
     def move(self, moves: Moves) -> None:
         """Copy keys and values from slots to others."""

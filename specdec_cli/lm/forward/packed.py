@@ -138,6 +138,7 @@ class PackedForward:
             sum(store.bytes_per_token for store in cache.stores.values()),
             logits.shape[1],
             sum(store.slot_bytes for store in cache.states.values()),
+            sum(store.slot_bytes * store.width for store in cache.states.values()),
         )
 
 

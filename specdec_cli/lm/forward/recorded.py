@@ -8,6 +8,7 @@ from torch import Tensor
 
 from specdec_cli.lm.cache.contexts import Moves
 from specdec_cli.lm.cache.held import Feed
+from specdec_cli.lm.cache.snapshots import Snapshots
 from specdec_cli.lm.door import Continuations, Draw, Tap
 from specdec_cli.lm.forward.eager import EagerForward
 from specdec_cli.lm.forward.graphs import Graphs
@@ -46,7 +47,7 @@ class RecordedForward:
         """Whether a forward has run on a GPU."""
         return self._inner.has_taken_cache
 
-    def allocate(self, num_blocks: int) -> None:
+    def allocate(self, num_blocks: int, num_prefix_states: int = 0) -> None:
         """Recreate the cache and drop all graphs, which hold the old addresses."""
         self._inner.allocate(num_blocks)
         self._num_blocks = num_blocks
@@ -78,6 +79,10 @@ class RecordedForward:
         """The likeliest continuations in one graph; None where no graph is made for what is fed first."""
         assert not any(draws), "a graph draws nothing"
         return self._graphs.guess(feeds, counts, num_tokens)
+
+    def restore(self, slot: int, snapshots: Snapshots, length: int) -> None:
+        """No model with a state runs here."""
+        raise AssertionError("a model without a state has no snapshots")
 
     def move(self, moves: Moves) -> None:
         """Copy keys and values from slots to others."""

@@ -102,7 +102,13 @@ class HeadSequences:
         sizes = num_seqs, self._max_context, target_context, num_drafted, self.block_size
         return CacheNeed(self._name, self._block_bytes, draft_blocks_wanted(*sizes))
 
-    def hold(self, num_blocks: int, num_seqs: int | None = None, extra_tokens: int | None = None) -> None:
+    def hold(
+        self,
+        num_blocks: int,
+        num_seqs: int | None = None,
+        extra_tokens: int | None = None,
+        num_prefix_states: int | None = None,
+    ) -> None:
         """Recreate the caches with so many blocks, which any number of sequences share."""
         self.num_blocks = num_blocks
         for module in self.modules:

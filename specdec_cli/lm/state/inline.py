@@ -22,8 +22,9 @@ def recurrent_gemma(mixer: Mixer, module: Any, input_states: Tensor, position_id
     """`RecurrentGemmaRecurrentBlock`: a short convolution, then a real-gated linear recurrent unit (RG-LRU)."""
     convolution, unit = module.conv_1d, module.rg_lru
     inputs = module.linear_x(input_states)[0]
-    store, order = mixer.next_states(inputs.shape[1:], inputs.dtype)
-    convolved = convolve(order, store, inputs, convolution.weight[:, 0], convolution.bias).to(inputs.dtype)
+    weight = convolution.weight[:, 0]
+    store, order = mixer.next_states(inputs.shape[1:], inputs.dtype, weight.shape[1] - 1)
+    convolved = convolve(order, store, inputs, weight, convolution.bias).to(inputs.dtype)
 
     def scan(hidden_states: Tensor, recurrent_gate: Tensor, reset: Tensor, **_: Any) -> tuple[Tensor, None]:
         store, order = mixer.next_states(hidden_states.shape[2:])

@@ -53,7 +53,7 @@ class Mixer:
     ) -> Tensor:
         """`causal_conv1d_fn`: hidden states [1, channels, n], weight [channels, width]."""
         inputs = hidden_states[0].t()
-        store, order = self.next_states(inputs.shape[1:], hidden_states.dtype)
+        store, order = self.next_states(inputs.shape[1:], hidden_states.dtype, weight.shape[1] - 1)
         output = convolve(order, store, inputs, weight, bias).to(weight.dtype)
         if activation is not None:
             output = ACT2FN[activation](output)
@@ -145,11 +145,13 @@ class Mixer:
             output = output * F.silu(z[0].t().float())
         return output.t()[None], _nothing(output)
 
-    def next_states(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> tuple[StateStore, Order]:
-        """The states of this forward's next call, and the order to go through them."""
+    def next_states(
+        self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32, width: int = 1
+    ) -> tuple[StateStore, Order]:
+        """The states of this forward's next call, `width` of which go on together, and the order to go through them."""
         assert self._cache is not None, "a scan was called outside its layer"
         self._num_calls += 1
-        return self._cache.states_of((self._number, self._num_calls), tuple(shape), dtype)
+        return self._cache.states_of((self._number, self._num_calls), tuple(shape), dtype, width)
 
 
 FUNCTIONS = {

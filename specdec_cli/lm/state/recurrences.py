@@ -52,6 +52,8 @@ def convolve(order: Order, store: StateStore, inputs: Tensor, weight: Tensor, bi
     if len(order.stretches) > 1:
         total = total.index_select(0, windows.places)
     store.write(windows.slots, inputs.index_select(0, windows.kept))
+    if len(windows.prefixes):
+        store.store(windows.prefixes, joined.index_select(0, windows.stored))
     return total if bias is None else total + bias.float()
 
 
@@ -181,5 +183,7 @@ def scan(order: Order, store: StateStore, begin: Callable[[slice], tuple[Step, R
             state = states[rows]
         if len(piece.slots):
             store.write(piece.slots, states if len(piece.slots) == len(states) else states[piece.kept])
+        if len(piece.prefixes):
+            store.store(piece.prefixes, states[piece.stored])
         outputs.append(read(states))
     return order.turn_back(outputs[0] if len(outputs) == 1 else torch.cat(outputs))

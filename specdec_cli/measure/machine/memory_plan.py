@@ -15,7 +15,7 @@ from specdec_cli.lm.cache.cache_plan import (
     check_draft_room,
     draft_blocks_wanted,
     logits_bytes,
-    plan_blocks,
+    plan_caches,
 )
 from specdec_cli.lm.cache.snapshots import num_snapshots
 from specdec_cli.lm.load import DTYPES
@@ -38,9 +38,13 @@ class Memory:
         kv_wanted: for max_num_seqs sequences of the whole context; None as for the others.
         tokens_wanted: these contexts' tokens.
         states: that recurrent layers keep of max_num_seqs sequences: after each of their last k+1 tokens.
+        prefix_state: a snapshot of such a state, by which a cached prefix is shared; 0 without a state.
         logits: float32 logits of one step: max_num_seqs × (k+1) × V for a target, max_num_seqs × k × V for a draft.
         kv_planned: what the engine gives the cache; None where that is not known, or nothing fits.
         kv_planned_tokens: tokens that it holds.
+        prefix_states_planned: snapshots that there is room for; None where that is not known, or prefixes are not
+            shared.
+        tokens_apart: tokens between two snapshots of a text; None without any.
         taps_per_token: a target's hidden states of one token that the draft reads; None where it reads none.
         taps_most: the same of max_num_seqs prompts of the whole context, which wait until the draft reads them.
     """
@@ -51,9 +55,12 @@ class Memory:
     kv_wanted: int | None
     tokens_wanted: int
     states: int
+    prefix_state: int
     logits: int
     kv_planned: int | None = None
     kv_planned_tokens: int | None = None
+    prefix_states_planned: int | None = None
+    tokens_apart: int | None = None
     taps_per_token: int | None = None
     taps_most: int | None = None
 
@@ -81,6 +88,7 @@ class HeadFacts:
     max_context: int
     embedding_size: int
     state_bytes: int = 0
+    prefix_state_bytes: int = 0
     hidden_size: int | None = None
 
 
@@ -118,6 +126,7 @@ def pair_memory(
             kv_wanted=None if each is None else num_tokens * each,
             tokens_wanted=num_tokens,
             states=num_seqs * num_snapshots(k) * facts.state_bytes,
+            prefix_state=facts.prefix_state_bytes,
             logits=logits_bytes(num_seqs, rows[role], facts.embedding_size),
             taps_per_token=states or None,
             taps_most=num_seqs * max_context * states or None,
@@ -149,10 +158,16 @@ def plan_memory(memory: dict[str, Memory], device: Device, recipe: Recipe) -> No
         return
     whole = free if device.name == "cpu" else device.memory_bytes
     room = Room(free - least, whole, sum(one.weights for one in parts.values()))
-    planned = plan_blocks(list(needs.values()), room, recipe.engine.max_num_seqs, given_cache_bytes(recipe.engine))
-    for (role, need), num_blocks in zip(needs.items(), planned, strict=True):
-        num_tokens = num_blocks * recipe.engine.kv_block_size
-        memory[role] = replace(memory[role], kv_planned=num_blocks * need.block_bytes, kv_planned_tokens=num_tokens)
+    planned = plan_caches(list(needs.values()), room, recipe.engine.max_num_seqs, given_cache_bytes(recipe.engine))
+    block_size = recipe.engine.kv_block_size
+    for (role, need), plan in zip(needs.items(), planned, strict=True):
+        memory[role] = replace(
+            memory[role],
+            kv_planned=plan.num_blocks * need.block_bytes,
+            kv_planned_tokens=plan.num_blocks * block_size,
+            prefix_states_planned=plan.num_prefix_states if need.prefix_state_bytes else None,
+            tokens_apart=plan.blocks_apart * block_size if plan.num_prefix_states else None,
+        )
 
 
 def check_rooms(memory: Mapping[str, Memory]) -> None:
@@ -171,7 +186,9 @@ def _need(role: str, memory: Memory, recipe: Recipe) -> CacheNeed:
     assert memory.kv_per_token is not None, "only what is known is planned"
     block_bytes = memory.kv_per_token * recipe.engine.kv_block_size
     model = recipe.target.model if role == "target" else recipe.draft.model
-    return CacheNeed(str(model), block_bytes, memory.tokens_wanted // recipe.engine.kv_block_size, memory.states)
+    num_blocks = memory.tokens_wanted // recipe.engine.kv_block_size
+    each = memory.prefix_state if recipe.engine.enable_prefix_caching else 0
+    return CacheNeed(str(model), block_bytes, num_blocks, memory.states, each)
 
 
 def _gigabytes(num_bytes: int) -> str:

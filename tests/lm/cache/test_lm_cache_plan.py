@@ -3,11 +3,23 @@
 import pytest
 
 from specdec_cli.errors import RunError
-from specdec_cli.lm.cache.cache_plan import CacheNeed, Room, check_draft_room, logits_bytes, plan_blocks
+from specdec_cli.lm.cache.cache_plan import (
+    CacheNeed,
+    CachePlan,
+    KVCacheBytes,
+    Room,
+    check_draft_room,
+    logits_bytes,
+    plan_caches,
+)
 
 
 def need(block_bytes: int, num_blocks: int) -> CacheNeed:
     return CacheNeed(f"m{block_bytes}", block_bytes, num_blocks)
+
+
+def plan_blocks(needs: list[CacheNeed], room: Room, num_seqs: int, given: KVCacheBytes = None) -> list[int]:
+    return [plan.num_blocks for plan in plan_caches(needs, room, num_seqs, given)]
 
 
 def room(left: int, whole: int = 0, weights: int = 0) -> Room:
@@ -92,3 +104,35 @@ def test_blocks_of_a_model_without_attention_take_no_memory() -> None:
     assert plan_blocks([recurrent], room(1_000), 1, given=200) == [90]
     with pytest.raises(RunError, match="too few for a block"):
         plan_blocks([recurrent], room(1_000), 1, given=199)
+
+
+SHARING = CacheNeed("hybrid", block_bytes=10, num_blocks=90, state_bytes=200, prefix_state_bytes=70)
+LARGE = CacheNeed("hybrid", block_bytes=10, num_blocks=90, state_bytes=200, prefix_state_bytes=640)
+
+
+@pytest.mark.parametrize(
+    ("left", "needs", "planned", "blocks_apart"),
+    [
+        (20_000, [SHARING], [CachePlan(90, 90)], 1),  # each block has its own
+        (8_000, [SHARING], [CachePlan(90, 41)], 3),  # what the blocks leave
+        (4_000, [SHARING], [CachePlan(90, 12)], 8),
+        (4_000, [SHARING, need(10, 90)], [CachePlan(81, 2), CachePlan(81)], 41),
+        (1_000, [SHARING], [CachePlan(25, 0)], 64),
+        (4_000, [LARGE], [CachePlan(90, 1)], 64),
+        (3_000, [LARGE], [CachePlan(65, 1)], 64),  # as much as the blocks
+    ],
+)
+def test_snapshots_take_what_blocks_leave(
+    left: int, needs: list[CacheNeed], planned: list[CachePlan], blocks_apart: int
+) -> None:
+    found = plan_caches(needs, room(left), 1)
+    assert found == planned
+    assert found[0].blocks_apart == blocks_apart
+    assert sum(plan.num_bytes(one) for plan, one in zip(found, needs, strict=True)) <= left // 2
+
+
+def test_snapshots_of_a_model_without_attention_take_what_is_left() -> None:
+    recurrent = CacheNeed("mamba", block_bytes=0, num_blocks=90, state_bytes=200, prefix_state_bytes=70)
+    assert plan_caches([recurrent], room(1_000), 1) == [CachePlan(90, 4)]
+    assert plan_caches([recurrent, recurrent], room(2_000), 1) == [CachePlan(90, 4)] * 2
+    assert plan_caches([SHARING], room(9_999), 1, given=1_000) == [CachePlan(66, 2)]

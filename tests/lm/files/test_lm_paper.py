@@ -40,6 +40,7 @@ def agree(folder, model_type) -> None:
     assert torch.isfinite(lm.score([Row(0, [3, 4, 5, 6, 7], 2), Row(1, [9, 8], 1)])).all()
     if model_type not in NOT_KNOWN_ON_PAPER:
         assert (facts.kv_bytes_per_token, facts.state_bytes) == (lm.kv_bytes_per_token, lm.state_bytes)
+        assert facts.prefix_state_bytes == lm.cache_need(1, 1).prefix_state_bytes
     found = (facts.embedding_size, facts.weights_bytes, facts.max_context)
     assert found == (lm.vocab_size, lm.weight_bytes, lm.max_context)
     assert facts.read_bytes > 0
