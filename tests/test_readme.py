@@ -57,7 +57,7 @@ LEFT_OUT = {
 }
 STRUCTURED = {"--json-schema", "--regex", "--choice"}
 ALIASED = {"chat", "generate", "serve"}
-NOT_DECODING = {"recipe", "doctor", "export"}
+NOT_DECODING = {"recipe", "doctor", "export", "import"}
 
 
 def fenced(language: str, page: str = README) -> list[str]:

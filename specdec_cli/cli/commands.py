@@ -1,13 +1,14 @@
 """The commands by name, each imported when it is first asked for, so that `specdec --help` imports none of them.
 
-A command is the function of its name in the file of its name (`sweep-k`: `sweep_k` in `sweep_k.py`), or there an `app`
-of several commands. A new one is that file and a line in `COMMANDS`.
+A command is the function of its name in the file of its name (`sweep-k`: `sweep_k` in `sweep_k.py`; `import`, a word of
+Python: `import_`), or there an `app` of several commands. A new one is that file and a line in `COMMANDS`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from importlib import import_module
+from keyword import iskeyword
 from typing import Any
 
 import typer
@@ -24,6 +25,7 @@ COMMANDS = {
     "sweep-k": "Find the best k or tree, show that no draft pays off, or say what is missing to decide.",
     "audit": "Check that the output is exactly what the target alone produces. Exits with 3 if it is not.",
     "export": "Write a recipe as another engine's configuration, ready to run.",
+    "import": "Read the speculation of a run that another tool made. Exits with 3 if a gate is crossed.",
     "doctor": "Check this machine and, with a target, a draft or a recipe, the pair without loading its weights.",
     "recipe": "List, show, copy and check recipes.",
 }
@@ -32,13 +34,14 @@ COMMANDS = {
 
 def load(name: str) -> Any:
     """Import a command and make it one of typer's."""
-    module = import_module(f"specdec_cli.cli.{name.replace('-', '_')}")
+    python_name = name.replace("-", "_") + "_" * iskeyword(name)
+    module = import_module(f"specdec_cli.cli.{python_name}")
     if hasattr(module, "app"):
         group = typer.main.get_command(module.app)
         group.name = name
         return group
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command(name, cls=Command)(getattr(module, name.replace("-", "_")))
+    app.command(name, cls=Command)(getattr(module, python_name))
     return typer.main.get_command(app)
 
 

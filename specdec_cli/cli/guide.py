@@ -197,6 +197,17 @@ GUIDES: dict[str, Guide] = {
             ("Put measured figures into them.", "specdec export sglang -r tuned.yaml --measured result.json"),
         ),
     ),
+    "specdec import": Guide(
+        ("--before", "--fail-if", "--json", "--output"),
+        (
+            ("Read the log of a vLLM server.", "specdec import vllm.log"),
+            ("Read what a server counted during a run.", "specdec import after.txt --before before.txt"),
+            (
+                "Fail if too little is accepted.",
+                "specdec import bench.json --fail-if 'speculative.acceptance_rate < 0.5'",
+            ),
+        ),
+    ),
     "specdec recipe": Guide(
         examples=(
             ("List the shipped recipes.", "specdec recipe list"),

@@ -1,0 +1,90 @@
+"""Counts of speculation as another tool gives them, and their sum over files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from specdec_cli.measure.endpoint.counters import statistics
+
+DRAFTS, DRAFTED, ACCEPTED = (f"spec_decode_num_{name}" for name in ("drafts", "draft_tokens", "accepted_tokens"))
+_POSITION = 'spec_decode_num_accepted_tokens_per_pos{{position="{}"}}'
+_LENGTH = "1 + accepted drafted tokens for each step that drafted"
+_RATE = "accepted drafted tokens over drafted tokens"
+
+
+@dataclass
+class ImportedRun:
+    """One file's counts.
+
+    Args:
+        tool: whose they are.
+        form: what the file is, for people.
+        counts: by vLLM's names of counters; those that the tool does not give are missing.
+        rates: share of the drafting steps that accepted position 1, 2, ... and all before it, where the tool gives
+            rates and no counts; weighted by `weight`.
+        weight: drafting steps that the rates are of.
+        reported: figures that the tool itself reports, by its own names.
+        definitions: what acceptance rate and length mean in this tool, where that differs.
+        notices: sentences about what is missing or was derived.
+    """
+
+    tool: str
+    form: str
+    counts: dict[str, float] = field(default_factory=dict)
+    rates: list[float] = field(default_factory=list)
+    weight: float = 0.0
+    reported: dict[str, float] = field(default_factory=dict)
+    definitions: dict[str, str] = field(default_factory=dict)
+    notices: list[str] = field(default_factory=list)
+
+    def add_positions(self, reached: Sequence[float]) -> None:
+        """Count steps that accepted at least 1, 2, ... tokens."""
+        for place, count in enumerate(reached):
+            key = _POSITION.format(place)
+            self.counts[key] = self.counts.get(key, 0.0) + count
+
+    def add_rates(self, rates: Sequence[float], weight: float) -> None:
+        """Average rates by position with those so far, by how many steps each is of."""
+        if weight <= 0:
+            return
+        most = max(len(self.rates), len(rates))
+        padded = [[*one, *[0.0] * (most - len(one))] for one in (self.rates, rates)]
+        both = self.weight + weight
+        self.rates = [(a * self.weight + b * weight) / both for a, b in zip(*padded, strict=True)]
+        self.weight = both
+
+    def add_histogram(self, histogram: Mapping[int, float]) -> None:
+        """Count steps by how many drafted tokens they accepted."""
+        most = max(histogram, default=0)
+        self.add_positions([sum(n for kept, n in histogram.items() if kept >= i) for i in range(1, most + 1)])
+
+    def stats(self) -> dict[str, Any] | None:
+        """INTERFACE's statistics; None where the tool gives no counts."""
+        found = statistics(self.counts)
+        if found is None:
+            return None
+        if self.rates and not found["per_position_acceptance_rates"]:
+            before = [1.0, *self.rates[:-1]]
+            found["per_position_acceptance_rates"] = list(self.rates)
+            found["conditional_acceptance_rates"] = [
+                rate / earlier if earlier else None for rate, earlier in zip(self.rates, before, strict=True)
+            ]
+        return found
+
+    def meanings(self) -> dict[str, str]:
+        """Definitions of the figures in the tool's own reports."""
+        return {"acceptance_length": _LENGTH, "acceptance_rate": _RATE} | self.definitions
+
+
+def summed(runs: Iterable[ImportedRun]) -> ImportedRun:
+    """The counts of several files of one tool; figures that the tool reports itself are kept of the last."""
+    first, *others = runs
+    for one in others:
+        for name, count in one.counts.items():
+            first.counts[name] = first.counts.get(name, 0.0) + count
+        first.add_rates(one.rates, one.weight)
+        first.reported |= one.reported
+        first.notices += [notice for notice in one.notices if notice not in first.notices]
+    return first

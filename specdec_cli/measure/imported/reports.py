@@ -1,0 +1,138 @@
+"""JSON reports and responses with counts of speculation, by tool."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from specdec_cli.measure.imported.record import ACCEPTED, DRAFTED, DRAFTS, ImportedRun
+
+_BENCH_FIGURES = (
+    *("output_throughput", "request_throughput", "mean_ttft_ms", "mean_tpot_ms"),
+    *("spec_decode_acceptance_rate", "spec_decode_acceptance_length"),
+)
+_SGLANG_RATE = "accepted tokens over verifications times (draft tokens - 1)"
+_SGLANG_LENGTH = "completion tokens for each verification"
+
+
+def read_vllm_bench(found: Any) -> ImportedRun | None:
+    """The result of `vllm bench serve`, whose counts are its server's, before and after the run."""
+    one = found if isinstance(found, Mapping) and "spec_decode_num_drafts" in found else None
+    if one is None:
+        return None
+    run = ImportedRun("vllm", "result of vllm bench serve")
+    drafts = float(one["spec_decode_num_drafts"])
+    run.counts = {
+        DRAFTS: drafts,
+        DRAFTED: float(one["spec_decode_draft_tokens"]),
+        ACCEPTED: float(one["spec_decode_accepted_tokens"]),
+    }
+    run.add_rates([float(rate) for rate in one.get("spec_decode_per_position_acceptance_rates") or ()], drafts)
+    run.reported = _numbers(one, _BENCH_FIGURES)
+    run.definitions = {"acceptance_rate": "accepted drafted tokens over drafted tokens, in percent"}
+    return run
+
+
+def read_sglang_responses(found: Any) -> ImportedRun | None:
+    """Responses of SGLang's /generate with `meta_info`, or of its OpenAI routes with `spec_tokens_details`."""
+    details = [
+        one
+        for one in _walk(found)
+        if "spec_verify_ct" in one and ("completion_tokens" in one or "spec_accept_length" in one)
+    ]
+    if not details:
+        return None
+    run = ImportedRun("sglang", f"{len(details)} responses of SGLang")
+    for one in details:
+        steps = float(one["spec_verify_ct"])
+        kept, offered = one.get("spec_num_correct_drafts"), one.get("spec_num_proposed_drafts")
+        if kept is None and "completion_tokens" in one:
+            kept = float(one["completion_tokens"]) - steps
+        for name, count in ((DRAFTS, steps), (DRAFTED, offered), (ACCEPTED, kept)):
+            if count is not None:
+                run.counts[name] = run.counts.get(name, 0.0) + float(count)
+        run.add_histogram(_histogram(one.get("spec_correct_drafts_histogram")))
+    run.definitions = {"acceptance_length": _SGLANG_LENGTH, "acceptance_rate": _SGLANG_RATE}
+    if len(details) == 1:
+        run.reported = _numbers(details[0], ("spec_accept_rate", "spec_accept_length"))
+    return run
+
+
+def read_trtllm_stats(found: Any) -> ImportedRun | None:
+    """TensorRT-LLM's iteration statistics with `specDecodingStats`."""
+    steps = [one["specDecodingStats"] for one in _walk(found) if isinstance(one.get("specDecodingStats"), Mapping)]
+    if not steps:
+        return None
+    run = ImportedRun("tensorrt-llm", f"{len(steps)} iterations of TensorRT-LLM")
+    names = {DRAFTS: "numRequestsWithDraftTokens", DRAFTED: "numDraftTokens", ACCEPTED: "numAcceptedTokens"}
+    for ours, theirs in names.items():
+        run.counts[ours] = sum(float(one.get(theirs) or 0) for one in steps)
+    return run
+
+
+def read_trtllm_requests(found: Any) -> ImportedRun | None:
+    """TensorRT-LLM's and Triton's figures of single requests."""
+    names = ("total_accepted_draft_tokens", "total_draft_tokens")
+    requests = [one for one in _walk(found) if all(isinstance(one.get(name), int | float) for name in names)]
+    if not requests:
+        return None
+    run = ImportedRun("tensorrt-llm", f"{len(requests)} requests of TensorRT-LLM")
+    run.counts = {
+        DRAFTED: sum(float(one["total_draft_tokens"]) for one in requests),
+        ACCEPTED: sum(float(one["total_accepted_draft_tokens"]) for one in requests),
+    }
+    run.notices.append("TensorRT-LLM counts no steps of a request: the acceptance length is unknown")
+    return run
+
+
+def read_request_metrics(found: Any) -> ImportedRun | None:
+    """Responses with vLLM's `metrics.speculative_decoding`: vLLM's own, specdec's, or in guidellm's report."""
+    details = [one for one in _walk(found) if "num_spec_steps" in one and "num_accepted_draft_tokens" in one]
+    if not details:
+        return None
+    is_guidellm = isinstance(found, Mapping) and "benchmarks" in found
+    run = ImportedRun("guidellm" if is_guidellm else "vllm", f"{len(details)} responses with metrics")
+    for one in details:
+        for name, theirs in ((DRAFTS, "num_spec_steps"), (ACCEPTED, "num_accepted_draft_tokens")):
+            run.counts[name] = run.counts.get(name, 0.0) + float(one[theirs])
+        run.counts[DRAFTED] = run.counts.get(DRAFTED, 0.0) + float(one.get("num_draft_tokens") or 0)
+        run.add_histogram(_histogram(one.get("acceptance_histogram")))
+    return run
+
+
+def read_aiperf(found: Any) -> ImportedRun | None:
+    """AIPerf's aggregate with its pooled histogram of accepted drafted tokens."""
+    pooled = next((one for one in _walk(found) if "pooled_spec_decode_acceptance_histogram" in one), None)
+    if pooled is None:
+        return None
+    histogram = _histogram(pooled["pooled_spec_decode_acceptance_histogram"])
+    run = ImportedRun("aiperf", "report of AIPerf")
+    run.counts = {DRAFTS: sum(histogram.values()), ACCEPTED: sum(kept * n for kept, n in histogram.items())}
+    run.add_histogram(histogram)
+    run.notices.append("AIPerf's histogram counts no drafted tokens: the acceptance rate is unknown")
+    return run
+
+
+def _walk(found: Any) -> Iterator[Mapping[str, Any]]:
+    """Every mapping in a JSON value, however deep."""
+    waiting = [found]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, Mapping):
+            yield one
+            waiting += reversed(list(one.values()))
+        elif isinstance(one, Sequence) and not isinstance(one, str):
+            waiting += reversed(one)
+
+
+def _histogram(found: Any) -> dict[int, float]:
+    """Steps by how many drafted tokens they accepted, from a list or a mapping with numbers as keys."""
+    if isinstance(found, Mapping):
+        return {int(kept): float(count) for kept, count in found.items()}
+    if isinstance(found, Sequence) and not isinstance(found, str):
+        return {kept: float(count) for kept, count in enumerate(found)}
+    return {}
+
+
+def _numbers(found: Mapping[str, Any], names: Sequence[str]) -> dict[str, float]:
+    return {name: float(found[name]) for name in names if isinstance(found.get(name), int | float)}

@@ -1,0 +1,172 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from specdec_cli.cli.main import run
+from specdec_cli.report.imported import json_schema
+
+VLLM_LOG = """\
+INFO 10:00:00 [metrics.py:98] SpecDecoding metrics: Mean acceptance length: 2.50, Accepted throughput: 15.00 \
+tokens/s, Drafted throughput: 40.00 tokens/s, Accepted: 150 tokens, Drafted: 400 tokens, Per-position acceptance \
+rate: 0.750, 0.450, 0.200, 0.100, Avg Draft acceptance rate: 37.5%
+INFO 11-26 10:00:05 [loggers.py:1] Engine 000: Avg prompt throughput: 1.0 tokens/s
+INFO 10:00:10 [metrics.py:98] SpecDecoding metrics: Mean acceptance length: 3.00, Accepted throughput: 20.00 \
+tokens/s, Drafted throughput: 40.00 tokens/s, Accepted: 600 tokens, Drafted: 1200 tokens, Per-position acceptance \
+rate: 0.800, 0.600, 0.400, 0.200, Avg Draft acceptance rate: 50.0%
+"""
+LLAMA_LOG = """\
+slot print_timing: id  0 | task 0 | draft acceptance = 0.66234 (   51 accepted /    77 generated), mean len =  2.50
+slot print_timing: id  0 | task 0 | acc per pos = (0.8, 0.7)
+slot print_timing: id  1 | task 9 | draft acceptance = 0.50000 (   30 accepted /    60 generated), mean len =  2.00
+slot print_timing: id  1 | task 9 | acc per pos = (0.6, 0.4)
+"""
+SGLANG_LOG = "[2026-11-26] Decode batch. #running-req: 1, accept len: 2.30, accept rate: 0.66, cuda graph: True\n" * 2
+
+
+def metrics(drafts: int, drafted: int, accepted: int, reached: tuple[int, ...]) -> str:
+    counts = {"drafts": drafts, "draft_tokens": drafted, "accepted_tokens": accepted}
+    lines = []
+    for name, count in counts.items():
+        lines += [f"# TYPE vllm:spec_decode_num_{name}_total counter"]
+        lines += [f'vllm:spec_decode_num_{name}_total{{model_name="m"}} {count}.0']
+    lines += ["# TYPE vllm:spec_decode_num_accepted_tokens_per_pos_total counter"]
+    lines += [
+        f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{model_name="m",position="{place}"}} {count}.0'
+        for place, count in enumerate(reached)
+    ]
+    return "\n".join(lines) + "\n"
+
+
+VLLM_METRICS = metrics(100, 300, 150, (80, 50, 20))
+BENCH = {
+    "spec_decode_acceptance_rate": 50.0,
+    "spec_decode_acceptance_length": 2.5,
+    "spec_decode_num_drafts": 40,
+    "spec_decode_draft_tokens": 120,
+    "spec_decode_accepted_tokens": 60,
+    "spec_decode_per_position_acceptance_rates": [0.8, 0.5, 0.2],
+    "output_throughput": 123.4,
+}
+RESPONSE = {
+    "num_spec_steps": 10,
+    "num_accepted_draft_tokens": 12,
+    "num_draft_tokens": 30,
+    "acceptance_histogram": [3, 4, 1, 2],
+}
+SGLANG = [
+    {"text": "x", "meta_info": {"completion_tokens": 25, "spec_verify_ct": 10, "spec_num_correct_drafts": 15,
+                                "spec_num_proposed_drafts": 30, "spec_accept_length": 2.5, "spec_accept_rate": 0.5}},
+    {"text": "y", "meta_info": {"completion_tokens": 30, "spec_verify_ct": 10, "spec_num_correct_drafts": 20,
+                                "spec_num_proposed_drafts": 30, "spec_accept_length": 3.0, "spec_accept_rate": 0.67}},
+]  # fmt: skip
+TRTLLM = [
+    {"iter": 1, "specDecodingStats": {"numDraftTokens": 8, "numAcceptedTokens": 5, "numRequestsWithDraftTokens": 2}},
+    {"iter": 2, "specDecodingStats": {"numDraftTokens": 8, "numAcceptedTokens": 3, "numRequestsWithDraftTokens": 2}},
+]
+AIPERF = {"pooled_spec_decode_acceptance_histogram": {"0": 5, "2": 3, "3": 2}}
+GUIDELLM = {"benchmarks": [{"requests": [{"response_metrics": {"speculative_decoding": RESPONSE}}] * 2}]}
+
+# Of each file: tool, drafting steps, drafted, accepted, rate, length.
+FORMS: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "vllm.log": (VLLM_LOG, ("vllm", 400, 1600, 750, 0.46875, 2.875)),
+    "llama.log": (LLAMA_LOG, ("llama.cpp", 64, 137, 81, 81 / 137, 2.265625)),
+    "sglang.log": (SGLANG_LOG, ("sglang", None, None, None, None, None)),
+    "vllm.txt": (VLLM_METRICS, ("vllm", 100, 300, 150, 0.5, 2.5)),
+    "llama.txt": (VLLM_METRICS.replace("vllm:", "llamacpp:"), ("llama.cpp", 100, 300, 150, 0.5, 2.5)),
+    "bench.json": (json.dumps(BENCH), ("vllm", 40, 120, 60, 0.5, 2.5)),
+    "responses.jsonl": ("\n".join([json.dumps({"metrics": {"speculative_decoding": RESPONSE}})] * 2),
+                        ("vllm", 20, 60, 24, 0.4, 2.2)),
+    "sglang.json": (json.dumps(SGLANG), ("sglang", 20, 60, 35, 35 / 60, 2.75)),
+    "trtllm.json": (json.dumps(TRTLLM), ("tensorrt-llm", 4, 16, 8, 0.5, 3.0)),
+    "requests.json": (json.dumps([{"total_draft_tokens": 9, "total_accepted_draft_tokens": 3}]),
+                      ("tensorrt-llm", None, 9, 3, 1 / 3, None)),
+    "aiperf.json": (json.dumps(AIPERF), ("aiperf", 10, None, 12, None, 2.2)),
+    "guidellm.json": (json.dumps(GUIDELLM), ("guidellm", 20, 60, 24, 0.4, 2.2)),
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, (text, _) in FORMS.items():
+        Path(name).write_text(text)
+
+
+def imported(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    assert run(["import", *words, "--json", "--quiet"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    jsonschema.validate(found, json_schema(), format_checker=jsonschema.FormatChecker())
+    return found
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_figures_are_those_of_the_file(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    found = imported(capsys, name)
+    tool, *figures = FORMS[name][1]
+    assert found["source"]["tool"] == tool
+    keys = ("num_drafts", "num_draft_tokens", "num_accepted_tokens", "acceptance_rate", "acceptance_length")
+    stats = found["speculative"] or dict.fromkeys(keys)
+    for key, figure in zip(keys, figures, strict=True):
+        assert stats[key] == (None if figure is None else pytest.approx(figure, rel=0.01)), key
+
+
+def test_rates_by_position_are_weighted_by_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    rates = imported(capsys, "vllm.log")["speculative"]["per_position_acceptance_rates"]
+    assert rates == pytest.approx([0.7875, 0.5625, 0.35, 0.175])
+    rates = imported(capsys, "responses.jsonl")["speculative"]["per_position_acceptance_rates"]
+    assert rates == pytest.approx([0.7, 0.3, 0.2])
+
+
+def test_sglangs_log_has_averages_alone_and_its_own_definition(capsys: pytest.CaptureFixture[str]) -> None:
+    found = imported(capsys, "sglang.log")
+    assert found["reported"] == {"accept len": pytest.approx(2.3), "accept rate": pytest.approx(0.66)}
+    assert "draft tokens - 1" in found["definitions"]["acceptance_rate"]
+    assert "averages alone" in found["notices"][0]
+
+
+def test_counts_before_a_run_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("before.txt").write_text(metrics(60, 180, 100, (50, 35, 15)))
+    found = imported(capsys, "vllm.txt", "--before", "before.txt")["speculative"]
+    assert (found["num_drafts"], found["num_draft_tokens"], found["num_accepted_tokens"]) == (40, 120, 50)
+
+
+def test_files_of_one_tool_are_summed_and_others_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert imported(capsys, "vllm.log", "vllm.log")["speculative"]["num_draft_tokens"] == 3200
+    assert run(["import", "vllm.log", "llama.log"]) == 2
+    assert "of several tools: llama.cpp, vllm" in capsys.readouterr().err
+
+
+def test_gates_hold_for_runs_made_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["import", "vllm.log", "--fail-if", "speculative.acceptance_length < 2.5"]) == 0
+    assert run(["import", "vllm.log", "--fail-if", "speculative.acceptance_length < 3"]) == 3
+    out, err = capsys.readouterr()
+    assert "FAILED" in out
+    assert "gate crossed" in err
+    assert run(["import", "sglang.log", "--fail-if", "speculative.acceptance_length < 2"]) == 3, "no figure is no pass"
+    assert run(["import", "vllm.log", "--fail-if", "speedup.decode < 2"]) == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "nothing",
+        "[]",
+        "{}",
+        '{"spec_decode_num_drafts": "many"}',
+        '{"spec_decode_num_drafts": 3}',
+        "# TYPE x counter\nx 1\n",
+    ],
+)
+def test_other_files_are_refused(capsys: pytest.CaptureFixture[str], text: str) -> None:
+    Path("other").write_text(text)
+    assert run(["import", "other"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "Traceback" not in err
+    assert run(["import", "nowhere"]) == 2
+    assert run(["import", "vllm.log", "--before", "vllm.txt"]) == 2
+    assert run(["import", "vllm.txt", "--before", "vllm.log"]) == 2
