@@ -175,6 +175,11 @@ class Drafter(Protocol):
 class ScoresPaths(Protocol):
     """A drafter that gives its distributions along a text, for traces."""
 
+    @property
+    def most_depth(self) -> int | None:
+        """Most tokens that it drafts one after another, however many are wanted; None has no limit."""
+        ...
+
     def path_logits(self, rows: Sequence[DraftRow], paths: Sequence[Sequence[int]]) -> list[Tensor]:
         """Logits [len(path), V] float32 of each row's path: what its tokens would be drawn from if they were drafted.
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from specdec_cli.drafted import Drafted
 from specdec_cli.drafters.contract import DraftRow, Guesses, Resources
 from specdec_cli.drafters.language_model import LMDrafter
-from specdec_cli.drafters.one_pass import grow_whole
+from specdec_cli.drafters.one_pass import grow_whole, rows_at
 from specdec_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ class Drafter(LMDrafter):
     model: str
     one_pass = True
     builds_trees = True
+    most_depth = None
 
     def __post_init__(self) -> None:
         """Refuse an empty name."""
@@ -61,7 +62,8 @@ class Drafter(LMDrafter):
         drafting = [draft for draft in drafts if draft.wants_more(most)]
         logits = self._logits([draft.row for draft in drafting], [draft.most_depth(most) for draft in drafting])
         by_place = dict(zip((draft.place for draft in drafting), logits, strict=True))
-        grow_whole(drafting, by_place, self._num_tokens, self._name)
+        depths = {place: len(its) for place, its in by_place.items()}
+        grow_whole(drafting, depths, lambda growing: rows_at(growing, by_place), self._num_tokens, self._name)
         return [draft.guesses() for draft in drafts]
 
     def path_logits(self, rows: Sequence[DraftRow], paths: Sequence[Sequence[int]]) -> list[Tensor]:

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from specdec_cli.sampling.chain import Distribution
 
 
-def grow_deeper(drafts: Sequence[Growth], logits: Tensor, num_tokens: int, name: str) -> None:
+def grow_deeper(
+    drafts: Sequence[Growth], logits: Tensor, num_tokens: int, name: str, confidence: Tensor | None = None
+) -> None:
     """Give every row's guess its next depth, or end it.
 
     Where a row has tokens already and now a distribution that is none, it ends with what it has, whatever that is, as
@@ -25,6 +27,7 @@ def grow_deeper(drafts: Sequence[Growth], logits: Tensor, num_tokens: int, name:
         logits: [ends of all rows, V] float32; left unchanged.
         num_tokens: V, the real vocabulary.
         name: of the draft, for messages.
+        confidence: how sure the draft is at every end [n], whatever it draws there; None takes the largest probability.
 
     Raises:
         LogitsError: a row has no distribution at its first token.
@@ -40,10 +43,10 @@ def grow_deeper(drafts: Sequence[Growth], logits: Tensor, num_tokens: int, name:
             draft.is_done = True
             return
         raise LogitsError(f"the draft `{name}`: {error.message}", draft.place, error.hint) from error
-    _take_children(drafts, q)
+    _take_children(drafts, q, confidence)
 
 
-def _take_children(drafts: Sequence[Growth], q: Distribution) -> None:
+def _take_children(drafts: Sequence[Growth], q: Distribution, confidence: Tensor | None) -> None:
     """Choose the children of every end and keep them.
 
     Noise is keyed and has no state: a draw that is not kept changes no other.
@@ -53,7 +56,9 @@ def _take_children(drafts: Sequence[Growth], q: Distribution) -> None:
     ends = [draft.num_ends for draft in drafts]
     starts = [0, *accumulate(ends)]
     is_unsure = any(draft.row.p_min > 0 for draft in drafts)
-    sure = q.confidence().tolist() if is_unsure else [1.0] * starts[-1]
+    sure = [1.0] * starts[-1]
+    if is_unsure:
+        sure = (q.confidence() if confidence is None else confidence).tolist()
     wanted = [draft.wanted(sure[start : start + num]) for draft, start, num in zip(drafts, starts, ends, strict=False)]
     if any(draft.is_dynamic for draft in drafts):
         nums = [one.num for draft, its in zip(drafts, wanted, strict=True) for one in its]

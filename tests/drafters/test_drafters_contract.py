@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_dflash import publish_dflash, random_block_weights
 from tiny_heads import HIDDEN, publish, random_weights
 from tiny_models import VOCAB
 from tiny_mtp import make_target
@@ -24,7 +25,7 @@ from specdec_cli.sampling.params import SamplingParams
 NUM_TOKENS = 11
 NEEDED = {"model": {"model": "tiny"}, "prediction": {"text": "abcabdab"}}
 HEADS = {"eagle": "eagle", "eagle3": "speculators"}
-TAPPED = {*HEADS, "mtp"}
+TAPPED = {*HEADS, "dflash", "mtp"}
 
 
 class TableLM(LMWithoutWeights):
@@ -52,6 +53,8 @@ def heads(tmp_path_factory: pytest.TempPathFactory) -> None:
         folder = tmp_path_factory.mktemp("heads") / method
         NEEDED[method] = {"model": str(folder)}
         publish(folder, random_weights(method == "eagle3", drafted=VOCAB), HEADS[method])
+    NEEDED["dflash"] = {"model": str(tmp_path_factory.mktemp("heads") / "dflash")}
+    publish_dflash(Path(NEEDED["dflash"]["model"]), random_block_weights(), "z-lab")
     folder = tmp_path_factory.mktemp("pard")
     (folder / "config.json").write_text('{"spd_type": "pard", "pard_token": 12, "vocab_size": 14}')
     NEEDED["pard"] = {"model": str(folder)}

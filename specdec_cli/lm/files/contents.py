@@ -41,7 +41,8 @@ _HEADS = {
     "eagle": "an EAGLE draft head, which reads its target's hidden states",
     "medusa": "a set of Medusa heads, which read their target's hidden states",
     "hydra": "a set of Hydra heads, which read their target's hidden states",
-    "dflash": "a DFlash draft model, which reads its target's hidden states",
+    "dflash": "a DFlash draft, which reads its target's hidden states",
+    "dspark": "a DSpark draft, which reads its target's hidden states",
     "mlp_speculator": "an MLP speculator, which reads its target's hidden states",
     "mlpspeculator": "an MLP speculator, which reads its target's hidden states",
     "speculator": "a draft of the speculators library, which reads its target's hidden states",
@@ -50,7 +51,8 @@ _HEADS = {
 _HEAD_TENSORS = {
     "midlayer.": "eagle", "d2t": "eagle", "t2d": "eagle", "medusa_head": "medusa", "medusa_heads": "medusa",
 }  # fmt: skip
-_EAGLE_HINT = "name it as the draft of the target that it was made for"
+_RUN = ("eagle", "dflash", "dspark")
+_HEAD_HINT = "name it as the draft of the target that it was made for"
 _DRAFT_HINT = "choose a small model of the target's family as the draft, or `--draft ngram`"
 
 
@@ -105,7 +107,7 @@ def _other_kinds(folder: Path, config: dict[str, Any]) -> Iterator[tuple[str, st
         yield "a diffusers pipeline (images or video)", "choose a language model"
     head = head_kind(folder, config)
     if head is not None:
-        yield _HEADS[head], _EAGLE_HINT if head == "eagle" else _DRAFT_HINT
+        yield _HEADS[head], _HEAD_HINT if head in _RUN else _DRAFT_HINT
     if any((folder / file).is_file() for file in ("config_sentence_transformers.json", "modules.json")):
         yield "a sentence-transformers model, which embeds texts and cannot continue them", "choose a language model"
     quantized = _foreign_quantization(folder, config)

@@ -18,6 +18,7 @@ from specdec_cli.lm.files.reading import first_line
 from specdec_cli.proxy import exempt_this_machine, proxy_of
 
 _SMALL = ("*.json", "*.model", "*.txt", "*.jinja")
+_OF_HEADS = ("pytorch_model.bin", "mask_embedding.pt")
 _WEIGHTS = ("*.safetensors", "adapter_model.bin")
 
 
@@ -51,7 +52,7 @@ def fetch(name: str, revision: str | None, wanted: Wanted) -> Path:
     """
     patterns = [*_SMALL, *(["*.py"] if wanted.trust_remote_code else [])]
     if wanted.has_weights and wanted.fetches_weights:
-        patterns += [*_WEIGHTS, *(["pytorch_model.bin"] if wanted.is_head else [])]
+        patterns += [*_WEIGHTS, *(_OF_HEADS if wanted.is_head else [])]
     exempt_this_machine(constants.ENDPOINT)
     try:
         return Path(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from specdec_cli.errors import UsageError
+from specdec_cli.lm.heads.draft_vocabulary import spread, target_ids
 from specdec_cli.lm.heads.eagle_files import HeadConfig
 from specdec_cli.lm.heads.head import Head
 from specdec_cli.lm.heads.head_layer import HeadLayer, LayerFeed
@@ -88,7 +88,8 @@ class Eagle3Head(_LayerHead):
 
     def __init__(self, config: HeadConfig, target: LM) -> None:
         super().__init__(config, target)
-        self._ids = _target_ids(config, self.weights.get("d2t"), target)
+        is_reduced = config.draft_vocab_size != config.vocab_size
+        self._ids = target_ids(config.name, self.weights.get("d2t") if is_reduced else None, target)
 
     def mix(self, features: Tensor) -> Tensor:
         """fc of the joined states."""
@@ -117,31 +118,10 @@ class Eagle3Head(_LayerHead):
         if "lm_head.weight" not in self.weights:
             return self._target.head(normalized)
         found = functional.linear(normalized, self.weights["lm_head.weight"]).float()
-        if self._ids is None:
-            return found
-        wide = found.new_full((len(found), self.vocab_size), -torch.inf)
-        wide[:, self._ids] = found
-        return wide
+        return spread(found, self._ids, self.vocab_size)
 
     def _norm(self, output: Tensor) -> Tensor:
         return self.layer.norm(output, self.weights["norm.weight"])
-
-
-def _target_ids(config: HeadConfig, offsets: Tensor | None, target: LM) -> Tensor | None:
-    """The target's id of each drafted token: `d2t` holds how much larger it is than the draft's.
-
-    Raises:
-        UsageError: the ids are not the target's.
-    """
-    if offsets is None or config.draft_vocab_size == config.vocab_size:
-        return None
-    ids = torch.arange(len(offsets), device=offsets.device) + offsets.long()
-    if int(ids.min()) < 0 or int(ids.max()) >= target.vocab_size or len(set(ids.tolist())) != len(ids):
-        said = (
-            f"`d2t` of the draft head `{config.name}` leads to tokens that `{target.name}` does not have, or has twice"
-        )
-        raise UsageError(said, _HINT)
-    return ids
 
 
 def _of_layer(weights: dict[str, Tensor]) -> dict[str, Tensor]:

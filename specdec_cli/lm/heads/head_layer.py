@@ -86,6 +86,16 @@ class HeadLayer:
         hidden = residual + self._attend(inputs, positions, feeds)
         return hidden + self._mlp(self.norm(hidden, self._weights["post_attention_layernorm.weight"]))
 
+    def remember(self, inputs: Tensor, positions: Tensor, feeds: list[LayerFeed]) -> None:
+        """File the keys and values of new slots that give no output; arguments as for `run`."""
+        keys, values = (self._heads(inputs, name) for name in ("k", "v"))
+        cos, sin = self._rotary(inputs[None], positions[None])
+        keys, begin = apply_rotary_pos_emb(keys[None], keys[None], cos, sin)[1][0], 0
+        for feed in feeds:
+            new = slice(begin, begin + len(feed.places))
+            feed.write(keys[:, new], values[:, new])
+            begin = new.stop
+
     def _attend(self, inputs: Tensor, positions: Tensor, feeds: list[LayerFeed]) -> Tensor:
         queries, keys, values = (self._heads(inputs, name) for name in ("q", "k", "v"))
         cos, sin = self._rotary(inputs[None], positions[None])

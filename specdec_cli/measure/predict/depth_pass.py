@@ -47,10 +47,10 @@ class _Walk:
     start: int = 1
     num_given: int = 0
 
-    def path(self, k_max: int, max_context: int | None) -> tuple[int, ...]:
+    def path(self, most: int, max_context: int | None) -> tuple[int, ...]:
         """The text's next tokens, as many as the draft may guess here; none at the output's end."""
-        room = k_max if max_context is None else max_context + 1 - len(self.prompt.token_ids) - self.start
-        return self.prompt.output[self.start : self.start + max(0, min(k_max, room))]
+        room = most if max_context is None else max_context + 1 - len(self.prompt.token_ids) - self.start
+        return self.prompt.output[self.start : self.start + max(0, min(most, room))]
 
     def look(self) -> DraftRow:
         """The row at this start, with the states that are new."""
@@ -87,14 +87,14 @@ class DepthPass:
         Args:
             watch: told how many of all prompts are done.
         """
-        lm = self.drafter.lm
-        self._found = DepthTrace.empty(
-            self.trace.num_output_tokens, self.k_max, self.drafter.max_context, lm.origin if lm is not None else None
-        )
+        lm, limit = self.drafter.lm, self.scorer.most_depth
+        origin = lm.origin if lm is not None else None
+        num = self.trace.num_output_tokens
+        self._found = DepthTrace.empty(num, self.k_max, self.drafter.max_context, origin, limit)
         num_done = 0
         for walks in self._groups():
             try:
-                while walking := [one for one in walks if one.path(self.k_max, self.drafter.max_context)]:
+                while walking := [one for one in walks if one.path(self._most, self.drafter.max_context)]:
                     self._step(walking)
             finally:
                 for one in walks:
@@ -118,6 +118,11 @@ class DepthPass:
             num_blocks += blocks
         if group:
             yield group
+
+    @property
+    def _most(self) -> int:
+        limit = self.scorer.most_depth
+        return self.k_max if limit is None else min(self.k_max, limit)
 
     @property
     def _all_blocks(self) -> int:
@@ -145,7 +150,7 @@ class DepthPass:
 
     def _step(self, walks: Sequence[_Walk]) -> None:
         """Score the text's next tokens at each walk's start, and go one token on."""
-        paths = [one.path(self.k_max, self.drafter.max_context) for one in walks]
+        paths = [one.path(self._most, self.drafter.max_context) for one in walks]
         rows = [one.look() for one in walks]
         logits = torch.cat(self.scorer.path_logits(rows, paths))
         chain = [

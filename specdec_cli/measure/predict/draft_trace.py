@@ -86,6 +86,7 @@ class DepthTrace:
         is_gumbel: [N, K] whether argmax(log q + g), g the text's own noise, is it.
         max_context: the draft's context limit, or None.
         origin: the draft as it was loaded; None where it is no language model.
+        limit: most tokens that it drafts one after another, however many are wanted; None has no limit.
     """
 
     log_q: Float32Array
@@ -93,6 +94,7 @@ class DepthTrace:
     is_gumbel: BoolArray
     max_context: int | None
     origin: Origin | None = None
+    limit: int | None = None
 
     @property
     def most_depth(self) -> int:
@@ -100,11 +102,13 @@ class DepthTrace:
         return int(self.log_q.shape[1])
 
     @classmethod
-    def empty(cls, num: int, k_max: int, max_context: int | None, origin: Origin | None) -> DepthTrace:
+    def empty(
+        cls, num: int, k_max: int, max_context: int | None, origin: Origin | None, limit: int | None
+    ) -> DepthTrace:
         """One to be filled, of N positions."""
         log_q = np.full((num, k_max), -np.inf, dtype=np.float32)
         is_argmax, is_gumbel = np.zeros(log_q.shape, dtype=np.bool_), np.zeros(log_q.shape, dtype=np.bool_)
-        return cls(log_q, is_argmax, is_gumbel, max_context, origin)
+        return cls(log_q, is_argmax, is_gumbel, max_context, origin, limit)
 
     def at(self, depth: int) -> ModelTrace:
         """The draft's tokens at one depth, counted from 0, by start."""

@@ -186,7 +186,9 @@ class Starts:
         """The outcome of a step with k at every start."""
         asked = np.minimum(self.room, k)
         if self.survival is not None:
-            drafted, survival = asked, self.survival[..., : k + 1].copy()
+            limit = self.draft.limit if isinstance(self.draft, DepthTrace) else None
+            drafted = asked if limit is None else np.minimum(asked, limit)
+            survival = self.survival[..., : k + 1].copy()
         else:
             assert isinstance(self.draft, GuessTrace), "a model's survival is filled in"
             drafted, matching = (

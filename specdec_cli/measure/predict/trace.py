@@ -234,6 +234,7 @@ class Trace:
             "drafts": [
                 {"name": name, "kind": kinds[type(draft)], "max_context": draft.max_context}
                 | ({"origin": _origin_as_dict(draft.origin)} if not isinstance(draft, GuessTrace) else {})
+                | ({"limit": draft.limit} if isinstance(draft, DepthTrace) else {})
                 for name, draft in self.drafts.items()
             ],
         }
@@ -272,7 +273,7 @@ def fingerprint(tokenizer: Tokenizer) -> str:
 
 
 def _array_names(kind: type[DraftTrace]) -> list[str]:
-    return [name for name in kind.__slots__ if name not in ("max_context", "origin")]
+    return [name for name in kind.__slots__ if name not in ("max_context", "origin", "limit")]
 
 
 def _origin_as_dict(origin: Origin | None) -> dict[str, Any] | None:
@@ -304,6 +305,8 @@ def _restore(header: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) 
         fields: dict[str, Any] = {name: _array(arrays, f"draft.{place}.{name}") for name in _array_names(kind)}
         if kind is not GuessTrace:
             fields["origin"] = _origin(one["origin"])
+        if kind is DepthTrace:
+            fields["limit"] = one["limit"]
         trace.drafts[one["name"]] = kind(**fields, max_context=one["max_context"])
     held = [getattr(draft, name) for draft in trace.drafts.values() for name in _array_names(type(draft))]
     lengths = [len(trace.log_p), *(len(values) for values in held if values is not None)]

@@ -107,7 +107,8 @@ def test_point_19_a_sentence_transformer_is_named(folder, file: str) -> None:
         ({"architectures": ["MedusaModel"]}, "a set of Medusa heads"),
         ({"medusa_num_heads": 4, "model_type": None}, "a set of Medusa heads"),
         ({"model_type": "mlp_speculator"}, "an MLP speculator"),
-        ({"architectures": ["DFlashDraftModel"]}, "a DFlash draft model"),
+        ({"architectures": ["DFlashDraftModel"]}, "a DFlash draft"),
+        ({"architectures": ["Qwen3DSparkModel"]}, "a DSpark draft"),
     ],
 )
 def test_point_19_a_draft_head_is_named_by_its_configuration(folder, config, said: str) -> None:
@@ -115,7 +116,9 @@ def test_point_19_a_draft_head_is_named_by_its_configuration(folder, config, sai
     kind, message, hint = refusal(folder, tokenizer_too=True)
     assert kind is UsageError
     assert said in message
-    assert ("name it as the draft" if "EAGLE" in said else "--draft ngram") in hint
+    assert (
+        "name it as the draft" if any(name in said for name in ("EAGLE", "DFlash", "DSpark")) else "--draft ngram"
+    ) in hint
 
 
 @pytest.mark.parametrize("names", [("fc.weight",), ("midlayer.self_attn.q_proj.weight",), ("d2t",)])

@@ -1,0 +1,155 @@
+"""DFlash (arXiv 2602.06036): a block of masks behind the target's hidden states drafts all tokens in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from specdec_cli.drafters.contract import DraftRow, Guesses, Resources
+from specdec_cli.drafters.feature_head import HeadDrafter
+from specdec_cli.drafters.growth import Growth
+from specdec_cli.drafters.one_pass import grow_whole, rows_at
+from specdec_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from specdec_cli.lm.door import Tap
+    from specdec_cli.lm.heads.block_sequences import BlockSequences
+    from specdec_cli.lm.heads.dflash_files import DFlashConfig
+
+
+@dataclass
+class Drafter(HeadDrafter):
+    """Guesses with a DFlash draft, or with DSpark's, whose Markov head knows the token before each.
+
+    Args:
+        model: hub id or folder of the draft.
+        layers: target layers whose outputs it reads, counted from 0 and joined by dashes, such as 1-9-17; unset takes
+            those that its configuration names.
+    """
+
+    model: str
+    layers: str | None = None
+    one_pass = True
+
+    def __post_init__(self) -> None:
+        """Refuse an empty name, and layers that are no numbers."""
+        super().__init__(self.model)
+        if self.layers is not None and not all(part.isdecimal() for part in self.layers.split("-")):
+            raise UsageError(f"`layers` must be numbers joined by dashes, such as 1-9-17, not `{self.layers}`")
+        self._blocks: BlockSequences | None = None
+
+    @cached_property
+    def taps(self) -> Sequence[Tap]:
+        """The outputs of the layers.
+
+        Raises:
+            UsageError: neither the option nor the draft's configuration names them.
+            RunError: its configuration cannot be read.
+        """
+        if self.layers is not None:
+            return tuple(int(part) for part in self.layers.split("-"))
+        layers = self._config().layers
+        if layers is None:
+            said = f"the draft `{self.model}` does not say which of the target's layers it reads"
+            raise UsageError(said, f"for example `--draft dflash:model={self.model},layers=1-9-17`")
+        return layers
+
+    @property
+    def most_depth(self) -> int:
+        """As many as a block gives."""
+        return self._held.head.config.most_tokens
+
+    @property
+    def _held(self) -> BlockSequences:
+        assert self._blocks is not None, "a drafter is loaded before it drafts"
+        return self._blocks
+
+    def load(self, resources: Resources) -> None:
+        """Load the draft.
+
+        Raises:
+            RunError: its files are missing, broken, or of other shapes.
+            UsageError: it was made for another target.
+        """
+        from dataclasses import replace
+
+        from specdec_cli.lm.heads.block_head import BlockHead
+        from specdec_cli.lm.heads.block_sequences import BlockSequences
+
+        target = resources.target
+        assert target is not None, "a head is loaded for a target"
+        layers = tuple(tap for tap in self.taps if isinstance(tap, int))
+        head = BlockHead(replace(self._config(resources.revision), layers=layers), target)
+        self._blocks = self._sequences = BlockSequences(head, target, self.model)
+        resources.plan_cache(self._blocks)
+        self._num_tokens, self._max_context = resources.num_tokens, target.max_context
+
+    def _config(self, revision: str | None = None) -> DFlashConfig:
+        from specdec_cli.lm.heads.dflash_files import DFlashConfig
+
+        config = self.published(revision)
+        assert isinstance(config, DFlashConfig), "the format that has the method has its configuration"
+        return config
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[Guesses]:
+        """Up to k tokens per row, or a tree of that depth, as many as a block gives; all from one pass."""
+        most = self._max_context
+        assert most is not None, "a drafter is loaded before it drafts"
+        self._feed(rows)
+        drafts = [Growth(row, place) for place, row in enumerate(rows) if self._held.can_draft(row.handle)]
+        depths = {draft.place: min(draft.most_depth(most), self.most_depth) for draft in drafts}
+        drafting = [draft for draft in drafts if depths[draft.place] > 0]
+        if drafting:
+            block = _Block(self._held, drafting)
+            confidence = block.confidence if self._held.head.config.dspark.has_confidence else None
+            grow_whole(drafting, depths, block.logits, self._num_tokens, self._name, confidence)
+        found = {draft.place: draft.guesses() for draft in drafts}
+        return [found.get(place, Guesses()) for place in range(len(rows))]
+
+    def path_logits(self, rows: Sequence[DraftRow], paths: Sequence[Sequence[int]]) -> list[Tensor]:
+        """Each depth's logits; with a Markov head, behind the path's token before it."""
+        self._feed(rows)
+        head = self._held.head
+        states = self._held.blocks([(row.handle, row.context[-1]) for row in rows])
+        found = []
+        for row, path, own in zip(rows, paths, states, strict=True):
+            its = own[: len(path)]
+            found.append(head.behind(head.logits(its), its, [row.context[-1], *path[:-1]]))
+        return found
+
+    def _feed(self, rows: Sequence[DraftRow]) -> None:
+        self._held.feed([(row.handle, row.context, row.features) for row in rows if row.features is not None])
+
+
+class _Block:
+    """The blocks of a call: what their rows say of the next depth of every guess.
+
+    Args:
+        held: the sequences.
+        drafts: the guesses, before their first token.
+    """
+
+    def __init__(self, held: BlockSequences, drafts: Sequence[Growth]) -> None:
+        self._head = held.head
+        states = held.blocks([(draft.row.handle, draft.row.context[-1]) for draft in drafts])
+        num, depth, width = states.shape
+        logits = self._head.logits(states.reshape(num * depth, width)).view(num, depth, -1)
+        self._states = {draft.place: one for draft, one in zip(drafts, states, strict=True)}
+        self._logits = {draft.place: one for draft, one in zip(drafts, logits, strict=True)}
+
+    def logits(self, growing: Sequence[Growth]) -> Tensor:
+        """Logits [ends, V] float32 of every guess's next depth."""
+        return self._head.behind(rows_at(growing, self._logits), rows_at(growing, self._states), _before(growing))
+
+    def confidence(self, growing: Sequence[Growth]) -> Tensor:
+        """P [ends] that a token of this depth is accepted."""
+        return self._head.confidence(rows_at(growing, self._states), _before(growing))
+
+
+def _before(growing: Sequence[Growth]) -> list[int]:
+    """The token at every end."""
+    return [one.tokens[end] if end >= 0 else one.row.context[-1] for one in growing for end in one.ends]

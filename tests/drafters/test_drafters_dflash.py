@@ -1,0 +1,410 @@
+"""DFlash and DSpark drafts as they are published: guesses against the formulas, and texts against the target's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tiny_dflash import BLOCK, LAYER, MASK, BlockReference, publish_dflash, random_block_weights
+from tiny_engine import PROMPTS, Checked, decode, letter_tokenizer, tokens
+from tiny_heads import HIDDEN
+from tiny_models import VOCAB, make_tiny
+from torch import Tensor
+from typed import not_none
+
+from specdec_cli import drafters
+from specdec_cli.drafters.contract import DraftRow, Guesses, Resources
+from specdec_cli.engine.decoding import Request
+from specdec_cli.engine.engine import Engine
+from specdec_cli.engine.heads import published_draft, published_fields
+from specdec_cli.engine.loading import ModelSettings
+from specdec_cli.engine.options import EngineOptions
+from specdec_cli.engine.prompts import PromptRow
+from specdec_cli.errors import UsageError
+from specdec_cli.events import Stepped
+from specdec_cli.lm.door import Row, Tapped
+from specdec_cli.lm.heads.dflash_files import default_layers
+from specdec_cli.lm.load import load_lm
+from specdec_cli.measure.machine.machine import look
+from specdec_cli.measure.machine.preflight import preflight
+from specdec_cli.measure.predict.draft_trace import DepthTrace
+from specdec_cli.measure.predict.replay import replay
+from specdec_cli.measure.predict.tracing import trace_draft, trace_target
+from specdec_cli.recipe import resolve
+from specdec_cli.sampling.params import SamplingParams
+from specdec_cli.tree_shape import TreeShape
+
+LAYERS = (1, 2, 3)
+TEXT = [(11 * i * i + 3 * i) % (VOCAB - 2) + 2 for i in range(60)]
+GREEDY = SamplingParams(max_new_tokens=24)
+CHANCE = SamplingParams(max_new_tokens=24, temperature=1.0, seed=5)
+
+
+@pytest.fixture(scope="module")
+def lm(tmp_path_factory: pytest.TempPathFactory):
+    folder = make_tiny("llama", tmp_path_factory.mktemp("target"), 1, num_hidden_layers=6)
+    letter_tokenizer().save_pretrained(folder)
+    return load_lm(str(folder), block_size=4, max_num_seqs=4, check=False)
+
+
+def loaded(lm, folder: Path, **options: Any) -> Any:
+    """A drafter of a folder, as the engine loads it."""
+    config = published_draft({"model": str(folder)}, ModelSettings(), lm.name, ModelSettings())
+    made = drafters.from_fields(published_fields(not_none(config)) | options)
+    lm.tap(made.taps)
+    made.load(Resources(lambda _: lm, None, VOCAB, lm))
+    return made
+
+
+def features_of(lm, text: Sequence[int], taps: Sequence[Any] = LAYERS) -> Tensor:
+    row = Row(-7, text, 0, tapped=Tapped())
+    lm.tap(taps)
+    lm.score([row])
+    lm.release(-7)
+    return not_none(not_none(row.tapped).states)[:, [lm.taps.index(tap) for tap in taps]]
+
+
+def reference(lm, weights: dict[str, Tensor], **options: Any) -> BlockReference:
+    head = weights.get("lm_head.weight", lm.head(torch.eye(HIDDEN)).T.clone())
+    windows = options.pop("windows", (None, None))
+    return BlockReference(weights, lm.embed(list(range(VOCAB))), head, windows, options)
+
+
+def row(context: Sequence[int], features: Tensor | None, k: int = 4, params=GREEDY, **more: Any) -> DraftRow:
+    more = {"p_min": 0.0} | more
+    return DraftRow(
+        0, list(context), 3, k, params, frozenset(), params.temperature > 0, False, features=features, **more
+    )
+
+
+SLIDING = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 7}
+FORMS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    # Of each the form, how its weights are made, keys of its configuration, and how the reference reads them.
+    "z-lab": ("z-lab", {}, {}, {}),
+    "from the anchor": ("z-lab", {}, {"sample_from_anchor": True}, {"from_anchor": True}),
+    "sliding": ("z-lab", {}, SLIDING, {"windows": (None, (7, True))}),
+    "sliding both ways": ("z-lab", {}, SLIDING | {"causal": False}, {"windows": (None, (7, False))}),
+    "causal": ("z-lab", {}, {"causal": True}, {"windows": ((999, True), (999, True))}),
+    "use_swa": ("z-lab", {}, {"use_swa": True, "swa_window_size": 6, "causal": False}, {"windows": ((6, False),) * 2}),
+    "scales": (
+        "z-lab", {},
+        {"output_multiplier": 0.7, "final_logit_softcapping": 5.0, "input_embedding_scale": 1.3},
+        {"multiplier": 0.7, "softcap": 5.0, "scale": 1.3},
+    ),
+    "speculators": ("speculators", {}, {}, {}),
+    "speculators, anchor": ("speculators", {}, {"sample_from_anchor": True}, {"from_anchor": True}),
+    "speculators, sliding": ("speculators", {}, SLIDING, {"windows": (None, (7, True))}),
+    "speculators, sliding both ways": (
+        "speculators", {}, SLIDING | {"sliding_window_non_causal": True}, {"windows": (None, (7, False))}
+    ),
+    "speculators, 40 tokens": ("speculators", {"drafted": 40}, {}, {}),
+    "DSpark": ("dspark", {"dspark": "vanilla"}, {}, {"from_anchor": True}),
+    "DSpark, gated": ("dspark", {"dspark": "gated"}, {"markov_head_type": "gated"}, {"from_anchor": True}),
+    "DSpark, filling in": ("dspark", {"dspark": "vanilla"}, {"sample_from_anchor": False}, {}),
+    "DSpark, 40 tokens": ("dspark", {"dspark": "vanilla", "drafted": 40}, {}, {"from_anchor": True}),
+    "DeepSpec": ("deepspec", {"dspark": "vanilla"}, {}, {"from_anchor": True}),
+}  # fmt: skip
+
+
+def expected_logits(given: BlockReference, states: Tensor, context: Sequence[int], drafted: Sequence[int]) -> Tensor:
+    """Logits [drafted] by the formulas, behind the tokens that were drafted."""
+    block = given.giving(given.states(states[: len(context) - 1], context, [len(context) - 1]))[0]
+    before = torch.tensor([context[-1], *drafted[:-1]])
+    return given.logits(block[: len(drafted)], before)
+
+
+@pytest.mark.parametrize("params", [GREEDY, CHANCE])
+@pytest.mark.parametrize("form", FORMS)
+def test_rounds_draw_from_what_the_formulas_say(lm, form: str, params, tmp_path: Path) -> None:
+    kind, made, keys, read = FORMS[form]
+    weights = random_block_weights(seed=3, **made)
+    drafter = loaded(lm, publish_dflash(tmp_path / "draft", weights, kind, **keys))
+    assert drafter.taps == LAYERS
+    states, given = features_of(lm, TEXT), reference(lm, weights, **read)
+    ids = torch.arange(40) + weights["d2t"] if "d2t" in weights else torch.arange(VOCAB)
+    known = 0
+    # A prompt; all accepted with the bonus token; partly accepted; all refused; again without anything new.
+    for end in (9, 14, 16, 17, 17):
+        features = states[known : end - 1] if known < end - 1 else None
+        guess = drafter.propose([row(TEXT[:end], features, 8, params)])[0]
+        known, drafted = end - 1, list(guess.drafted.tokens)
+        assert len(drafted) == (BLOCK if read.get("from_anchor") else BLOCK - 1), "as many as the block gives"
+        logits = expected_logits(given, states, TEXT[:end], drafted)
+        if params is GREEDY:
+            assert ids[logits.argmax(-1)].tolist() == drafted
+            assert guess.q is None
+        else:
+            q = torch.zeros(len(drafted), VOCAB)
+            q[:, ids] = logits.softmax(-1)
+            torch.testing.assert_close(guess.q, q, atol=2e-5, rtol=0)
+
+
+def test_mask_rows_read_the_mask_embedding(lm, tmp_path: Path) -> None:
+    weights, mask = random_block_weights(seed=3), torch.randn(HIDDEN)
+    states = features_of(lm, TEXT)
+    for i, saved in enumerate((mask, {"embedding": mask[None], "mask_token_id": 5000})):
+        folder = publish_dflash(tmp_path / str(i), weights, "z-lab", mask_token_id=5000)
+        torch.save(saved, folder / "mask_embedding.pt")
+        guess = loaded(lm, folder).propose([row(TEXT[:9], states[:8])])[0]
+        logits = expected_logits(reference(lm, weights, mask=mask), states, TEXT[:9], guess.drafted.tokens)
+        assert logits.argmax(-1).tolist() == list(guess.drafted.tokens)
+        assert (
+            logits.argmax(-1).tolist()
+            != expected_logits(reference(lm, weights), states, TEXT[:9], guess.drafted.tokens).argmax(-1).tolist()
+        )
+
+
+def test_a_shorter_chain_is_the_first_of_a_longer_one(lm, tmp_path: Path) -> None:
+    states = features_of(lm, TEXT)
+    drafter = loaded(lm, publish_dflash(tmp_path / "draft", random_block_weights(), "z-lab"))
+    long = drafter.propose([row(TEXT[:9], states[:8], 4)])[0].drafted.tokens
+    for k in (1, 2, 3):
+        assert drafter.propose([row(TEXT[:9], None, k)])[0].drafted.tokens == long[:k]
+
+
+def test_default_layers() -> None:
+    assert default_layers(36, 5) == (1, 9, 17, 25, 33)
+    assert default_layers(28, 1) == (14,)
+
+
+@pytest.mark.parametrize("dspark", [None, "vanilla"])
+@pytest.mark.parametrize("tree", ["3,2,1", "dynamic:10"])
+def test_a_trees_siblings_are_the_likeliest_behind_their_paths(lm, tree: str, dspark, tmp_path: Path) -> None:
+    weights = random_block_weights(seed=4, dspark=dspark)
+    form = "z-lab" if dspark is None else "dspark"
+    drafter = loaded(lm, publish_dflash(tmp_path / "draft", weights, form))
+    states, given = features_of(lm, TEXT), reference(lm, weights, from_anchor=dspark is not None)
+    for begin, end in ((0, 8), (8, 12)):
+        guess = drafter.propose([row(TEXT[: end + 1], states[begin:end], tree=TreeShape.parse(tree))])[0].drafted
+        assert len(guess) > 4
+        for node in range(-1, len(guess)):
+            children = [guess.tokens[one] for one in guess.children(node)]
+            if children:
+                path = [*guess.tokens_to(node), 0]
+                logits = expected_logits(given, states, TEXT[: end + 1], path)[-1]
+                assert children == logits.topk(len(children)).indices.tolist()
+
+
+@pytest.mark.parametrize("form", ["z-lab", "dspark"])
+@pytest.mark.parametrize("tree", [None, "2,2,1", "dynamic:8"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_whole_texts_are_the_targets(lm, form: str, tree, temperature: float, tmp_path: Path) -> None:
+    weights = random_block_weights(seed=6, dspark="vanilla" if form == "dspark" else None)
+    drafter = loaded(lm, publish_dflash(tmp_path / "draft", weights, form))
+    params = SamplingParams(max_new_tokens=24, temperature=temperature, seed=3)
+    verify = "auto" if temperature == 0 else "gumbel"
+    found = decode(lm, drafter, 4, params=params, tree=tree, verify=verify, prefix_caching=True)
+    assert tokens(found) == tokens(decode(lm, None, 0, params=params, verify=verify))
+    assert sum(one.speculative.num_draft_tokens for one in found) > 0
+
+
+def trained(lm, text: Sequence[int], first: int, form: str, steps: int = 60) -> dict[str, Tensor]:
+    """Weights fitted to one text in the layout of training, from a position on."""
+    is_dspark = form == "dspark"
+    weights = random_block_weights(seed=8, dspark="vanilla" if is_dspark else None)
+    given = reference(lm, {name: one.requires_grad_() for name, one in weights.items()}, from_anchor=is_dspark)
+    starts = list(range(first, len(text) - BLOCK))
+    states = features_of(lm, text)
+    num = BLOCK if is_dspark else BLOCK - 1
+    wanted = torch.tensor([text[start + 1 : start + 1 + num] for start in starts])
+    before = torch.tensor([text[start : start + num] for start in starts])
+    trainable = [one for name, one in weights.items() if "confidence" not in name]
+    optimizer = torch.optim.Adam(trainable, lr=0.01)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        logits = given.logits(given.giving(given.states(states, text, starts)), before)
+        torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten()).backward()
+        optimizer.step()
+    return {name: one.detach() for name, one in weights.items()}
+
+
+@pytest.fixture(scope="module", params=["z-lab", "dspark"])
+def fitted(request: pytest.FixtureRequest, lm, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int]]:
+    params = SamplingParams(max_new_tokens=42)
+    text = [*PROMPTS[1], *tokens(decode(lm, None, 0, [PROMPTS[1]], params=params))[0]]
+    weights = trained(lm, text, len(PROMPTS[1]), request.param)
+    return publish_dflash(tmp_path_factory.mktemp("fitted") / "draft", weights, request.param), text
+
+
+def test_an_overfitted_draft_is_always_right(lm, fitted) -> None:
+    (folder, text), prompt = fitted, PROMPTS[1]
+    [found] = decode(lm, loaded(lm, folder), BLOCK - 1, [prompt], params=SamplingParams(max_new_tokens=32))
+    assert found.token_ids == text[len(prompt) : len(prompt) + 32]
+    stats = found.speculative
+    assert stats.num_accepted_tokens == stats.num_draft_tokens, "acceptance length is k + 1"
+
+
+def changed(one: DraftRow, change: Callable[[Tensor], Tensor]) -> DraftRow:
+    return one if one.features is None else replace(one, features=change(one.features))
+
+
+FAULTS: dict[str, Callable[[DraftRow], DraftRow]] = {
+    "features one position off": lambda one: changed(one, lambda states: states.roll(1, 0)),
+    "stale features": lambda one: changed(one, lambda states: states[:1].expand_as(states)),
+    "no features behind the prompt": lambda one: (
+        one if len(one.context) <= len(PROMPTS[1]) + 1 else replace(one, features=None)
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", [None, *FAULTS])
+def test_planted_faults_are_seen(lm, fitted, fault: str | None) -> None:
+    drafter, prompt = loaded(lm, fitted[0]), PROMPTS[1]
+    propose = drafter.propose
+
+    def faulty(rows: Sequence[DraftRow]) -> list[Guesses]:
+        found: list[Guesses] = propose([one if fault is None else FAULTS[fault](one) for one in rows])
+        return found
+
+    drafter.propose = faulty
+    [found] = decode(lm, drafter, BLOCK - 1, [prompt], params=SamplingParams(max_new_tokens=32))
+    assert found.token_ids == fitted[1][len(prompt) : len(prompt) + 32], "faults cost acceptance alone"
+    stats = found.speculative
+    assert (stats.num_accepted_tokens == stats.num_draft_tokens) == (fault is None)
+
+
+def test_preempted_sequences_go_on_as_before(lm, fitted) -> None:
+    tight = load_lm(lm.name, max_num_seqs=4, block_size=4, num_blocks=18, check=False)
+    expected = tokens(decode(lm, None, 0, params=GREEDY))
+    for prefix_caching in (False, True):
+        drafter = loaded(tight, fitted[0])
+        drafter._held.hold(60)
+        engine = Checked(tight, drafter, None, EngineOptions(max_num_seqs=4, prefix_caching=prefix_caching))
+        found, num = {engine.add(prompt, GREEDY): list[int]() for prompt in PROMPTS}, 0
+        while engine.has_work:
+            for event in engine.step():
+                if isinstance(event, Stepped):
+                    num += event.num_preemptions
+                    for emitted in event.emitted:
+                        found[emitted.sequence_id] += emitted.tokens
+        assert num > 0
+        assert list(found.values()) == expected
+        drafter._held.cache.check()
+
+
+def test_a_cached_prefix_drafts_as_a_new_one(lm, fitted) -> None:
+    drafter = loaded(lm, fitted[0])
+    prompt = fitted[1][:30]
+    first, again = (
+        decode(lm, drafter, 4, [prompt], params=SamplingParams(max_new_tokens=12), prefix_caching=True)[0]
+        for _ in range(2)
+    )
+    assert first.token_ids == again.token_ids
+    assert first.speculative.histogram == again.speculative.histogram
+    assert drafter._held.adopt(99, prompt, "") % lm.block_size == 0
+    drafter.release(99)
+
+
+def test_the_confidence_head_decides_how_many_are_drafted(lm, tmp_path: Path) -> None:
+    weights = random_block_weights(seed=6, dspark="vanilla")
+    drafter = loaded(lm, publish_dflash(tmp_path / "draft", weights, "dspark"))
+    states, given = features_of(lm, TEXT), reference(lm, weights, from_anchor=True)
+    drafter.propose([row(TEXT[:9], states[:8])])
+    numbers = set()
+    for end in range(10, 40):
+        whole = list(drafter.propose([row(TEXT[:end], states[end - 2 : end - 1])])[0].drafted.tokens)
+        block = given.states(states[: end - 1], TEXT[:end], [end - 1])[0]
+        before = torch.tensor([TEXT[end - 1], *whole[:-1]])
+        sure = (given.confidence(block[:4], before) >= 0.6).tolist()
+        num = sure.index(False) if False in sure else 4
+        cut = drafter.propose([row(TEXT[:end], None, p_min=0.6)])[0].drafted.tokens
+        assert list(cut) == whole[:num]
+        numbers.add(num)
+    assert len(numbers) > 2
+
+
+@pytest.mark.parametrize("rule", ["greedy", "gumbel"])
+def test_a_trace_foretells_the_engines_counts(lm, fitted, rule: str) -> None:
+    drafter, params = loaded(lm, fitted[0]), GREEDY if rule == "greedy" else replace(CHANCE, temperature=0.5)
+    requests = [Request(PromptRow(i, ""), prompt, replace(params, index=i)) for i, prompt in enumerate(PROMPTS)]
+    trace = trace_target(Engine(lm, drafter, None, EngineOptions(max_num_seqs=4)), requests)
+    trace.drafts["block"] = found = trace_draft(trace, drafter, 7, target=lm)
+    assert isinstance(found, DepthTrace)
+    for one in replay(trace, "block", rule, 7):
+        counts = [
+            each.speculative
+            for each in decode(lm, drafter, one.k, params=[request.params for request in requests], verify=rule)
+        ]
+        assert one.num_steps.sum() == sum(each.num_steps for each in counts)
+        assert one.num_accepted_tokens.sum() == sum(each.num_accepted_tokens for each in counts)
+        assert one.num_draft_tokens.sum() == sum(each.num_draft_tokens for each in counts), "no more than a block gives"
+
+
+def test_doctor_says_what_the_folder_holds(lm, tmp_path: Path) -> None:
+    def found(form: str, **keys: Any):
+        weights = random_block_weights(dspark="vanilla" if form == "dspark" else None)
+        folder = publish_dflash(tmp_path / f"{form}-{'-'.join(keys)}", weights, form, **keys)
+        return preflight(resolve(sets=[f"target.model={lm.name}", f"draft.model={folder}"]).recipe, look())
+
+    pair = found("z-lab")
+    said = "reads the outputs of layers 1, 2, 3; drafts up to 4 tokens in one pass"
+    assert pair.head == f"DFlash draft, z-lab format: {said}; 97 of 97 tokens"
+    assert (pair.draft, pair.draft_method, pair.taps, pair.errors) == (None, "dflash", (1, 2, 3), [])
+    pair = found("dspark")
+    said = "drafts up to 5 tokens in one pass, with a Markov head of rank 6 and a confidence head"
+    assert said in not_none(pair.head)
+    assert not_none(pair.head).startswith("DSpark draft, speculators 0.9.0 format")
+    pair = found("z-lab", target_layer_ids=None)
+    assert pair.taps == (1, 3), "two layers that read one state each: 1 and 6 - 3"
+    [problem] = found("z-lab", target_hidden_size=64).errors
+    assert "reads hidden states of width 64" in problem.message
+
+
+BAD: dict[str, tuple[str, Any, str]] = {
+    "a missing tensor": ("z-lab", lambda c, w: w.pop("fc.weight"), "lacks the tensor `fc.weight`"),
+    "a wrong shape": ("z-lab", lambda c, w: w.update({"norm.weight": torch.ones(7)}), r"`norm.weight` .* shape \[7\]"),
+    "a stranger": ("z-lab", lambda c, w: w.update({"layers.0.mlp_conv": torch.ones(7)}), "`layers.0.mlp_conv`"),
+    "another width": ("speculators", lambda c, w: c.update(target_hidden_size=64), "states of width 64, and .* has 32"),
+    "another vocabulary": ("z-lab", lambda c, w: c.update(vocab_size=500), "made for 500 tokens"),
+    "another depth": ("deepspec", lambda c, w: c.update(target_layer_ids=[1, 9, 30]), "layer `9`, and .* has 6"),
+    "no numbers": ("z-lab", lambda c, w: w["fc.weight"].fill_(torch.nan), "`fc.weight` .* not finite"),
+    "no mask": ("z-lab", lambda c, w: c["dflash_config"].pop("mask_token_id"), "has no `mask_token_id`"),
+    "a mask beyond": ("z-lab", lambda c, w: c["dflash_config"].update(mask_token_id=500), "is `500`, and it knows 97"),
+    "no block": ("z-lab", lambda c, w: c.update(block_size=1), "`block_size` .* not `1`"),
+    "no layers": ("speculators", lambda c, w: c.pop("aux_hidden_state_layer_ids"), "no list of layers: `None`"),
+    "embeddings": ("deepspec", lambda c, w: c.update(target_layer_ids=[-1, 2, 3]), "reads its target's embeddings"),
+    "DFlash 2": ("z-lab", lambda c, w: c.update(architectures=["DFlash2DraftModel"]), "of the kind `dflash2`"),
+    "another kind": ("speculators", lambda c, w: c.update(speculators_model_type="dflash2"), "of the kind `dflash2`"),
+    "Domino": ("z-lab", lambda c, w: c["dflash_config"].update(projector_type="domino"), "of the kind `domino`"),
+    "sinks": ("z-lab", lambda c, w: c["dflash_config"].update(attention_sink_bias=True), "`attention_sink_bias: True`"),
+    "no window": ("z-lab", lambda c, w: c["dflash_config"].update(use_swa=True), "sliding layers without a window"),
+    "an RNN": ("dspark", lambda c, w: c.update(markov_head_type="rnn"), "of the type `rnn`"),
+    "MLA": ("z-lab", lambda c, w: c.update(model_type="deepseek_v3"), "`deepseek_v3` layers"),
+    "no layer": ("speculators", lambda c, w: c.pop("transformer_layer_config"), "no `transformer_layer_config`"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_folder_is_one_sentence(lm, case: str, tmp_path: Path) -> None:
+    form, spoil, said = BAD[case]
+    weights = random_block_weights(seed=2, dspark="vanilla" if form in ("dspark", "deepspec") else None)
+    folder = publish_dflash(tmp_path / "draft", weights, form)
+    config = json.loads((folder / "config.json").read_text())
+    spoil(config, weights)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(weights, folder / "model.safetensors")
+    with pytest.raises(UsageError, match=said):
+        Engine.load(lm.name, str(folder), kv_cache_bytes=1 << 20, check=False)
+
+
+def test_a_broken_mask_embedding_is_one_sentence(lm, tmp_path: Path) -> None:
+    folder = publish_dflash(tmp_path / "draft", random_block_weights(), "z-lab")
+    torch.save(torch.ones(7), folder / "mask_embedding.pt")
+    with pytest.raises(UsageError, match=r"mask_embedding\.pt` is no embedding of 32 numbers"):
+        Engine.load(lm.name, str(folder), kv_cache_bytes=1 << 20, check=False)
+
+
+def test_an_engine_plans_room_for_whole_blocks(lm, tmp_path: Path) -> None:
+    assert LAYER["vocab_size"] > MASK
+    folder = publish_dflash(tmp_path / "draft", random_block_weights(), "z-lab")
+    engine = Engine.load(lm.name, str(folder), num_speculative_tokens=2, max_num_seqs=2, max_model_len=32, check=False)
+    prompts = [[one % 80 + 3 for one in TEXT[:20]], [one % 80 + 3 for one in TEXT[5:26]]]
+    found = engine.generate(prompts, SamplingParams(max_new_tokens=12))
+    assert engine.drafters.num_failures["dflash"] == 0
+    assert sum(one.speculative.num_draft_tokens for one in found) > 0
