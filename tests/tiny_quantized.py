@@ -186,6 +186,91 @@ def _nf4(name: str, weight: Tensor, is_nested: bool = True) -> Written:
     return {f"{name}.{key}": value for key, value in parts.items()}
 
 
+_E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def _four_bit_floats(name: str, weight: Tensor, kind: str) -> Written:
+    """NVFP4 of compressed-tensors or ModelOpt, or MXFP4: E2M1 numbers, two in a byte, and scales of groups."""
+    size = 32 if kind == "mx" else 16
+    groups = weight.view(len(weight), -1, size)
+    wanted, whole = groups.abs().amax(2) / 6, weight.abs().max() / (6 * 448)
+    if kind == "mx":
+        exponents = wanted.log2().ceil()
+        stored, scales = (exponents + 127).to(torch.uint8), exponents.exp2()
+    else:
+        stored = (wanted / whole).to(_FP8)
+        scales = stored.float() * whole
+    index = ((groups / scales[..., None])[..., None] - _E2M1).abs().argmin(3).view_as(weight)
+    packed = index[:, 0::2].to(torch.uint8) | index[:, 1::2].to(torch.uint8) << 4
+    written = {"weight_scale": stored, "reference": _E2M1[index] * scales.repeat_interleave(size, 1)}
+    written |= {"weight" if kind == "modelopt" else "weight_packed": packed}
+    if kind == "compressed":
+        written |= {"weight_global_scale": 1 / whole[None], "input_global_scale": torch.ones(1)}
+    if kind == "modelopt":
+        written |= {"weight_scale_2": whole, "input_scale": torch.tensor(0.1)}
+    return {f"{name}.{key}": value for key, value in written.items()}
+
+
+def _modelopt_fp8(name: str, weight: Tensor) -> Written:
+    scale = weight.abs().max() / 448
+    whole = (weight / scale).to(_FP8)
+    written = {"weight": whole, "weight_scale": scale, "input_scale": torch.tensor(0.1)}
+    written["reference"] = whole.float() * scale
+    return {f"{name}.{key}": value for key, value in written.items()}
+
+
+def _mxfp8_bytes(name: str, weight: Tensor) -> Written:
+    """MXFP8 of compressed-tensors."""
+    written = _mxfp8(name, weight)
+    exponents = written.pop(f"{name}.weight_scale_inv")
+    spread = _spread((exponents.float() - 127).exp2())
+    return written | {
+        f"{name}.weight_scale": exponents,
+        f"{name}.reference": written[f"{name}.weight"].float() * spread,
+    }
+
+
+def _torchao(name: str, weight: Tensor, kind: str, size: int = 0) -> Written:
+    """torchao's tensors as transformers flattens them; `make_quantized` writes their description."""
+    columns = size or weight.shape[1]
+    groups = weight.view(len(weight), -1, columns)
+    largest = {"Int8Tensor": 127, "IntxUnpackedToInt8Tensor": 7, "Float8Tensor": 448, "Int4Tensor": 7}[kind]
+    least = groups.amin(2) if kind == "Int4Tensor" else torch.zeros(groups.shape[:2])
+    scale = (groups.amax(2) - least) / 15 if kind == "Int4Tensor" else groups.abs().amax(2) / largest
+    zeros = least + 8 * scale if kind == "Int4Tensor" else torch.zeros_like(scale)
+    whole = (groups - zeros[..., None]) / scale[..., None]
+    whole = whole.to(_FP8).float() if kind == "Float8Tensor" else whole.round().clamp(-8 if size else -127, largest)
+    parts = {"qdata": whole.flatten(1), "scale": scale, "zero_point": zeros}
+    reference = (whole * scale[..., None] + zeros[..., None]).flatten(1)
+    if kind == "Int4Tensor":
+        bits = parts["qdata"].to(torch.int32) & 15
+        parts |= {"qdata": (bits[:, 0::2] | bits[:, 1::2] << 4).to(torch.uint8).view(torch.int8)}
+        parts |= {"scale": scale.t(), "zero_point": zeros.t()}
+    elif kind == "Float8Tensor":
+        del parts["zero_point"]
+        parts["qdata"] = parts["qdata"].to(_FP8)
+    else:
+        parts |= {key: parts[key].to(torch.int8) for key in ("qdata", "zero_point")}
+    return {f"{name}._weight_{key}": value for key, value in parts.items()} | {f"{name}.reference": reference}
+
+
+def _torchao_config(kind: str, **settings: Any) -> dict[str, Any]:
+    return {"quant_method": "torchao", "quant_type": {"default": {"_type": kind, "_version": 2, "_data": settings}}}
+
+
+def _described(form: str, written: Written) -> dict[str, str]:
+    """The metadata of a file with torchao's tensors."""
+    write = FORMS[form][0]
+    kind, size = write.keywords.values() if isinstance(write, partial) else ("", 0)
+    found = {key: '{"_type": "Tensor"}' for key in written if "_weight_" not in key}
+    for key in written:
+        if key.endswith("._weight_qdata"):
+            block = [1, size or written[key].shape[1]]
+            said = {"_type": kind, "_data": {"block_size": block}}
+            found[key.replace("._weight_qdata", ".weight")] = json.dumps(said)
+    return found
+
+
 def _compressed(form: str, weights: dict[str, Any], activations: dict[str, Any] | None = None) -> dict[str, Any]:
     group = {"targets": ["Linear"], "weights": weights, "input_activations": activations, "output_activations": None}
     return {
@@ -221,7 +306,6 @@ FORMS: dict[str, tuple[Callable[[str, Tensor], Written], dict[str, Any] | None]]
     "w4a16": (_int4_groups, _compressed("pack-quantized", _numbers(4, "int", "group", group_size=32))),
     "fp8 without a form": (_fp8_blocks, None),
     "int8 without a form": (_int8_channels, None),
-    "modelopt": (_fp8_tensor, {"quant_method": "modelopt", "quant_algo": "FP8"}),
     "awq": (_awq, {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}),
     "gptq": (_gptq, {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": False}),
     "gptq, 8 bits, second version": (
@@ -241,24 +325,57 @@ FORMS: dict[str, tuple[Callable[[str, Tensor], Written], dict[str, Any] | None]]
     "compressed, sparse": (_plain, _compressed("marlin-24", _numbers(4, "int", "group", group_size=32))),
     "nvfp4": (_plain, {"quant_method": "nvfp4"}),
     "mlx": (_mlx, {"bits": 4, "group_size": 32}),
+    "nvfp4 compressed": (
+        partial(_four_bit_floats, kind="compressed"),
+        _compressed("nvfp4-pack-quantized", _numbers(4, "float", "tensor_group", group_size=16)),
+    ),
+    "mxfp4 compressed": (
+        partial(_four_bit_floats, kind="mx"),
+        _compressed("mxfp4-pack-quantized", _numbers(4, "float", "group", group_size=32)),
+    ),
+    "mxfp8 compressed": (
+        _mxfp8_bytes,
+        _compressed("mxfp8-quantized", _numbers(8, "float", "group", group_size=32)),
+    ),
+    "nvfp4 modelopt": (
+        partial(_four_bit_floats, kind="modelopt"),
+        {"quant_method": "modelopt", "quant_algo": "NVFP4", "producer": {"name": "modelopt"}, "ignore": ["lm_head"]},
+    ),
+    "fp8 modelopt": (_modelopt_fp8, {"quant_algo": "FP8", "producer": {"name": "modelopt"}, "ignore": ["lm_head"]}),
+    "torchao int8": (partial(_torchao, kind="Int8Tensor", size=0), _torchao_config("Int8WeightOnlyConfig")),
+    "torchao int4 in bytes": (
+        partial(_torchao, kind="IntxUnpackedToInt8Tensor", size=32),
+        _torchao_config("IntxWeightOnlyConfig"),
+    ),
+    "torchao int4": (
+        partial(_torchao, kind="Int4Tensor", size=32),
+        _torchao_config("Int4WeightOnlyConfig", int4_packing_format={"_type": "Int4PackingFormat", "_data": "PLAIN"}),
+    ),
+    "torchao fp8": (partial(_torchao, kind="Float8Tensor", size=0), _torchao_config("Float8WeightOnlyConfig")),
+    "torchao int4 in tiles": (
+        _plain,
+        _torchao_config("Int4WeightOnlyConfig", int4_packing_format={"_data": "TILE_PACKED_TO_4D"}),
+    ),
+    "modelopt awq": (_plain, {"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"}),
 }
-_FP4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 DEQUANTIZED = ("fp8 blocks", "fp8 tensors", "mxfp8")
 COMPRESSED = ("w8a8", "fp8 dynamic", "fp8 dynamic, one scale a batch", "w4a16")
 UNDONE = (
     "awq", "gptq", "gptq, 8 bits, second version", "gptq in order", "mlx", "bitnet", "bitsandbytes nf4",
-    "bitsandbytes nf4, sizes as they are", "bitsandbytes int8", *COMPRESSED,
+    "bitsandbytes nf4, sizes as they are", "bitsandbytes int8", *COMPRESSED, "nvfp4 compressed", "mxfp4 compressed",
+    "mxfp8 compressed", "nvfp4 modelopt", "fp8 modelopt", "torchao int8", "torchao int4 in bytes", "torchao int4",
+    "torchao fp8",
 )  # fmt: skip
 """Forms that this package undoes itself."""
 
 
-def make_quantized(form: str, folder: Path) -> Path:
+def make_quantized(form: str, folder: Path, family: str = "llama", **sizes: Any) -> Path:
     """Save a random Llama whose layers' weights are in a form, its embedding and output layer in bfloat16.
 
     Beside it lie `plain`, what it was made from, and, of forms that write one, `reference`, what it means.
     """
     write, settings = FORMS[form]
-    plain = make_tiny("llama", folder / "plain", hidden_size=64, intermediate_size=128)
+    plain = make_tiny(family, folder / "plain", hidden_size=64, intermediate_size=128, **sizes)
     quantized = shutil.copytree(plain, folder / "quantized")
     written: Written = {}
     right: Written = {}
@@ -267,12 +384,12 @@ def make_quantized(form: str, folder: Path) -> Path:
         written |= write(name.removesuffix(".weight"), tensor) if is_layer else {name: tensor.bfloat16()}
     for key in [key for key in written if key.endswith(".reference")]:
         right[key.replace(".reference", ".weight")] = written.pop(key)
-    save_file({key: value.contiguous() for key, value in written.items()}, quantized / "model.safetensors")
+    metadata = {"format": "pt"} | (_described(form, written) if form.startswith("torchao") else {})
+    save_file({key: value.contiguous() for key, value in written.items()}, quantized / "model.safetensors", metadata)
     if right:
         reference = shutil.copytree(plain, folder / "reference")
-        kept = {key: value.float() for key, value in written.items() if key.endswith(("norm.weight", "lm_head.weight"))}
-        kept["model.embed_tokens.weight"] = written["model.embed_tokens.weight"].float()
-        kept |= {key: value.contiguous() for key, value in right.items()}
+        names = [key for key in load_file(plain / "model.safetensors") if not key.endswith("_proj.weight")]
+        kept = {key: written[key].float() for key in names} | {key: value.contiguous() for key, value in right.items()}
         save_file(kept, reference / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((quantized / "config.json").read_text()) | {"dtype": "bfloat16"}
     config |= {} if settings is None else {"quantization_config": settings}
@@ -293,10 +410,10 @@ def make_mxfp4(folder: Path) -> Path:
         rows = tensor.transpose(1, 2)
         blocks = rows.reshape(*rows.shape[:2], -1, 32)
         exponents = (blocks.abs().amax(3) / 6).log2().ceil()
-        index = ((blocks / exponents.exp2()[..., None])[..., None] - _FP4).abs().argmin(4).to(torch.uint8)
+        index = ((blocks / exponents.exp2()[..., None])[..., None] - _E2M1).abs().argmin(4).to(torch.uint8)
         written[f"{name}_blocks"] = index[..., 0::2] | index[..., 1::2] << 4
         written[f"{name}_scales"] = (exponents + 127).to(torch.uint8)
-        right[name] = (_FP4[index.long()] * exponents.exp2()[..., None]).view_as(rows).transpose(1, 2).contiguous()
+        right[name] = (_E2M1[index.long()] * exponents.exp2()[..., None]).view_as(rows).transpose(1, 2).contiguous()
     save_file(written, quantized / "model.safetensors", metadata={"format": "pt"})
     save_file(right, reference / "model.safetensors", metadata={"format": "pt"})
     others = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]

@@ -104,7 +104,12 @@ def read_config(name: str, folder: Path, trust_remote_code: bool) -> Any:
     if not isinstance(content.get("model_type"), str):
         raise RunError(f"`{path}` does not say a `model_type`", "give the folder of a transformers model")
     try:
-        return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True, **changes)
+        config = AutoConfig.from_pretrained(
+            folder, trust_remote_code=trust_remote_code, local_files_only=True, **changes
+        )
+        return _with_own_quantization(folder, config)
+    except SpecdecError:
+        raise
     except Exception as error:
         kind = content["model_type"]
         unknown = "does not recognize this architecture" in str(error)
@@ -113,6 +118,16 @@ def read_config(name: str, folder: Path, trust_remote_code: bool) -> Any:
             if unknown
             else RunError(f"`{path}` is not a valid configuration: {first_line(error)}", "download the model again")
         ) from error
+
+
+def _with_own_quantization(folder: Path, config: Any) -> Any:
+    """A configuration with ModelOpt's description of the weights, where that is in a file of its own."""
+    path = folder / "hf_quant_config.json"
+    if path.is_file() and getattr(config, "quantization_config", None) is None:
+        given = read_object(path).get("quantization")
+        if isinstance(given, dict):
+            config.quantization_config = {**given, "quant_method": "modelopt"}
+    return config
 
 
 @contextmanager

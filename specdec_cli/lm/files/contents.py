@@ -110,9 +110,6 @@ def _other_kinds(folder: Path, config: dict[str, Any]) -> Iterator[tuple[str, st
         yield _HEADS[head], _HEAD_HINT if head in _RUN else _DRAFT_HINT
     if any((folder / file).is_file() for file in ("config_sentence_transformers.json", "modules.json")):
         yield "a sentence-transformers model, which embeds texts and cannot continue them", "choose a language model"
-    quantized = _foreign_quantization(folder, config)
-    if quantized is not None:
-        yield quantized, "give the checkpoint that it was quantized from; `--quantize int8` packs it here"
     ggufs = sorted(folder.glob("*.gguf"))
     if ggufs and not has_model:
         yield "a folder of GGUF files (llama.cpp)", f"give one of the files: `{ggufs[0]}`"
@@ -188,26 +185,6 @@ def _pickled_names(path: Path) -> list[str]:
             return [found for _, found, _ in pickletools.genops(archive.read(pickled)) if isinstance(found, str)]
     except Exception:  # broken in whatever way: `weights_files` refuses it, too
         return []
-
-
-def _foreign_quantization(folder: Path, config: dict[str, Any]) -> str | None:
-    """A quantized form of another program, which transformers takes for a broken configuration."""
-    settings = config.get("quantization_config", config.get("quantization"))
-    settings = settings if isinstance(settings, dict) else {}
-    form = str(settings.get("quant_algo") or settings.get("format") or "")
-    if "nvfp4" in form.lower():
-        return f"quantized to NVFP4 (`{form}`)"
-    if settings.get("quant_method") == "modelopt" or (folder / "hf_quant_config.json").is_file():
-        return f"quantized by NVIDIA's ModelOpt ({form or _modelopt_form(folder)})"
-    return None
-
-
-def _modelopt_form(folder: Path) -> str:
-    try:
-        content = json.loads((folder / "hf_quant_config.json").read_text(encoding="utf-8"))
-        return str(content["quantization"]["quant_algo"])
-    except (ValueError, OSError, RecursionError, KeyError, TypeError):
-        return "an unnamed form"
 
 
 def _check_is_model(name: str, folder: Path) -> None:

@@ -154,6 +154,8 @@ def settings_of(config: Any) -> dict[str, Any] | None:
             method = found.get("quant_method")
             if method is None and {"bits", "group_size"} <= set(found):  # as MLX writes it
                 return found | {"quant_method": "mlx"}
+            if method is None and "quant_algo" in found:  # as ModelOpt writes it
+                return found | {"quant_method": "modelopt"}
             return found if method is None else found | {"quant_method": str(getattr(method, "value", method))}
     return None
 

@@ -143,13 +143,18 @@ def test_a_pickled_eagle_head_is_named_and_not_unpickled(folder) -> None:
         ({"quantization": {"bits": 3, "group_size": 64}}, "quantized by `mlx` with `bits: 3`"),
         ({"quantization": (mlx := {"bits": 6, "group_size": 32}), "quantization_config": mlx}, "quantized by `mlx`"),
         ({"quantization": {"bits": 4, "group_size": 64, "lm_head": {"bits": 8}}}, "with `lm_head: {'bits': 8}`"),
-        ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}, "quantized to NVFP4"),
-        ({"quantization_config": {"quant_algo": "NVFP4", "producer": {"name": "modelopt"}}}, "quantized to NVFP4"),
         (
-            {"quantization_config": {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}},
-            "quantized to NVFP4",
+            {"quantization_config": {"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}},
+            "quantized by `modelopt` with `quant_algo: W4A8_AWQ`",
         ),
-        ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}}, "ModelOpt (FP8)"),
+        (
+            {"quantization_config": {"quant_algo": "MXFP6", "producer": {"name": "modelopt"}}},
+            "quantized by `modelopt` with `quant_algo: MXFP6`",
+        ),
+        (
+            {"quantization_config": {"quant_method": "compressed-tensors", "format": "mxfp6-pack-quantized"}},
+            "quantized by `compressed-tensors` with `format: mxfp6-pack-quantized`",
+        ),
     ],
 )
 def test_point_19_a_quantized_form_of_another_program_is_named(folder, changes, said: str) -> None:

@@ -1,10 +1,12 @@
 """Quantized checkpoints: transformers' own logits, or a refusal that names the form; never its bytes as numbers."""
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny
 from tiny_quantized import DEQUANTIZED, FORMS, UNDONE, make_mxfp4, make_quantized
@@ -19,11 +21,13 @@ from specdec_cli.lm.load import load_lm
 from specdec_cli.lm.oracle import relative_error
 
 TOKENS = [5, 17, 3, 40, 41, 9, 77, 60, 3, 8]
+FP8 = torch.float8_e4m3fn
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 REFUSED = {
     "fp8 without a form": "F8_E4M3",
     "int8 without a form": "I8",
-    "modelopt": "ModelOpt",
+    "modelopt awq": "`modelopt` with `quant_algo: W4A16_AWQ`",
+    "torchao int4 in tiles": "`torchao`, which transformers does not load here: ",
     "awq gemv": "`awq` with `version: gemv`",
     "gptq, 3 bits": "`gptq` with `bits: 3`",
     "compressed, sparse": "`compressed-tensors` with `format: marlin-24`",
@@ -40,6 +44,16 @@ def reference(folder, dtype, *, is_cast: bool = False):
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
     model = model.to(getattr(torch, dtype)) if is_cast and dtype != "auto" else model
     return model(torch.tensor([TOKENS])).logits[0].float()
+
+
+def metadata(folder):
+    with safe_open(folder / "model.safetensors", framework="pt") as file:
+        return dict(file.metadata())
+
+
+def rewrite(folder, weights) -> None:
+    """Other tensors under the metadata of the file."""
+    save_file(weights, folder / "model.safetensors", metadata=metadata(folder))
 
 
 def refusals(folder, **options):
@@ -76,7 +90,7 @@ def test_39_a_form_computes_with_the_numbers_that_it_means(tmp_path: Path, form:
     facts = describe(str(folder), dtype="bfloat16")
     assert (facts.decoder, facts.stored_as) == (
         "own",
-        f"{(FORMS[form][1] or {}).get('quant_method', 'mlx')} in safetensors",
+        f"{(FORMS[form][1] or {}).get('quant_method', 'modelopt' if 'modelopt' in form else 'mlx')} in safetensors",
     )
     assert facts.weights_bytes == 2 * facts.num_parameters
 
@@ -107,7 +121,7 @@ def test_39_int8_by_channel_fits_our_kernel(tmp_path: Path, form: str) -> None:
 def test_39_scales_that_are_missing_or_no_numbers_are_refused(tmp_path: Path, form: str, is_there: bool) -> None:
     folder = make_quantized(form, tmp_path)
     weights = load_file(folder / "model.safetensors")
-    ends = ("weight_scale", "scales", "SCB", "absmax", "weight_scale_inv")
+    ends = ("weight_scale", "_weight_scale", "scales", "SCB", "absmax", "weight_scale_inv")
     name = next(key for key in weights if "layers.1" in key and key.rpartition(".")[2] in ends)
     scale = weights.pop(name)
     if is_there:
@@ -115,21 +129,101 @@ def test_39_scales_that_are_missing_or_no_numbers_are_refused(tmp_path: Path, fo
         if whole is None:
             pytest.skip("scales of whole numbers")
         weights[name] = torch.full_like(whole, torch.nan).to(scale.dtype)
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    rewrite(folder, weights)
     with pytest.raises(RunError) as caught:
         load_lm(str(folder), dtype="float32")
     assert name.rpartition(".")[0] in caught.value.message
     assert "\n" not in caught.value.message
 
 
-def test_39_parts_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    folder = make_quantized("gptq", tmp_path)
+PARTS = {
+    "gptq": "scales",
+    "nvfp4 compressed": "weight_scale",
+    "nvfp4 modelopt": "weight_scale",
+    "mxfp4 compressed": "weight_scale",
+    "torchao int4": "_weight_scale",
+    "torchao int4 in bytes": "_weight_scale",
+    "fp8 modelopt": "weight",
+}
+
+
+@pytest.mark.parametrize("form", PARTS)
+def test_39_parts_that_do_not_fit_are_refused(tmp_path: Path, form: str) -> None:
+    folder = make_quantized(form, tmp_path)
     weights = load_file(folder / "model.safetensors")
     name = "model.layers.1.mlp.up_proj"
-    weights[f"{name}.scales"] = weights[f"{name}.scales"][:, :5].contiguous()
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    part = weights[f"{name}.{PARTS[form]}"]
+    weights[f"{name}.{PARTS[form]}"] = (
+        part.view(torch.uint8)
+        if part.dtype == FP8 and part.dim() == 2 and (form == "fp8 modelopt")
+        else part[:, : part.shape[1] - 1].contiguous()
+    )
+    rewrite(folder, weights)
     for said in refusals(folder):
         assert f"the parts of `{name}.weight`" in said.message
+
+
+@pytest.mark.parametrize("form", [form for form in UNDONE if "modelopt" in form or "torchao" in form])
+def test_39_a_shard_is_read_as_a_whole_file(tmp_path: Path, form: str) -> None:
+    """Parts of a layer lie in two files, and each file describes its own."""
+    folder = make_quantized(form, tmp_path)
+    right = score(load_lm(str(folder), dtype="float32"))
+    weights, described = load_file(folder / "model.safetensors"), metadata(folder)
+    keys = sorted(weights)
+    index = {key: f"model-0000{1 + place % 2}-of-00002.safetensors" for place, key in enumerate(keys)}
+    for file in {*index.values()}:
+        its = {key: weights[key] for key in keys if index[key] == file}
+        save_file(its, folder / file, metadata=described if file.startswith("model-00001") else {"format": "pt"})
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    assert torch.equal(score(load_lm(str(folder), dtype="float32")), right)
+
+
+def test_39_modelopt_may_describe_its_weights_in_a_file_of_their_own(tmp_path: Path) -> None:
+    folder = make_quantized("nvfp4 modelopt", tmp_path)
+    right = score(load_lm(str(folder), dtype="float32"))
+    config = json.loads((folder / "config.json").read_text())
+    del config["quantization_config"]
+    (folder / "config.json").write_text(json.dumps(config))
+    said = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "exclude_modules": ["lm_head"]}}
+    (folder / "hf_quant_config.json").write_text(json.dumps(said))
+    assert torch.equal(score(load_lm(str(folder), dtype="float32")), right)
+    assert describe(str(folder)).stored_as == "modelopt in safetensors"
+    (folder / "hf_quant_config.json").write_text("{")
+    for refused in refusals(folder):
+        assert "hf_quant_config.json` cannot be read" in refused.message
+
+
+def test_39_torchao_scales_inputs_before_some_layers(tmp_path: Path) -> None:
+    folder = make_quantized("torchao int8", tmp_path)
+    weights, by = load_file(folder / "model.safetensors"), torch.rand(64) + 0.5
+    rewrite(folder, weights | {"model.layers.1.mlp.up_proj._weight_act_pre_scale": by})
+    path = tmp_path / "reference" / "model.safetensors"
+    right = load_file(path)
+    right["model.layers.1.mlp.up_proj.weight"] *= by
+    save_file(right, path, metadata={"format": "pt"})
+    assert relative_error(score(load_lm(str(folder), dtype="float32")), reference(path.parent, "float32")) < 1e-5
+
+
+@pytest.mark.parametrize("change", ["no description", "another class", "no blocks", "no object"])
+def test_39_torchao_tensors_without_their_description_are_refused(tmp_path: Path, change: str) -> None:
+    folder = make_quantized("torchao int8", tmp_path)
+    described = metadata(folder)
+    name = "model.layers.1.mlp.up_proj.weight"
+    others = {"another class": {"_type": "MXTensor"}, "no blocks": {"_type": "Int8Tensor", "_data": {}}, "no object": 3}
+    described[name] = json.dumps(others.get(change))
+    save_file(load_file(folder / "model.safetensors"), folder / "model.safetensors", metadata=described)
+    for said in refusals(folder):
+        assert f"`{name}`" in said.message
+        assert change != "another class" or "stores `" in said.message
+
+
+def test_39_a_mixture_has_experts_in_four_bits(tmp_path: Path) -> None:
+    """Each expert's weight is stored on its own, and transformers joins them."""
+    folder = make_quantized("nvfp4 modelopt", tmp_path, family="qwen3_moe", moe_intermediate_size=32)
+    right = reference(tmp_path / "reference", "float32")
+    assert relative_error(score(load_lm(str(folder), dtype="float32")), right) < 1e-5
+    assert describe(str(folder)).stored_as == "modelopt in safetensors"
 
 
 @pytest.mark.parametrize("form", REFUSED)
@@ -148,7 +242,7 @@ def test_16_int8_of_what_is_quantized_already_is_refused(tmp_path: Path, form) -
 
 
 def test_16_random_weights_know_no_form(tmp_path: Path) -> None:
-    lm = load_lm(str(make_quantized("modelopt", tmp_path)), load_format="dummy", quantize="int8")
+    lm = load_lm(str(make_quantized("modelopt awq", tmp_path)), load_format="dummy", quantize="int8")
     assert lm.decoder == "own"
 
 
