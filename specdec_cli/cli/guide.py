@@ -204,7 +204,7 @@ GUIDES: dict[str, Guide] = {
             ("Read what a server counted during a run.", "specdec import after.txt --before before.txt"),
             (
                 "Fail if too little is accepted.",
-                "specdec import bench.json --fail-if 'speculative.acceptance_rate < 0.5'",
+                "specdec import bench.json --fail-if 'speculative.acceptance_length<2'",
             ),
         ),
     ),
