@@ -7,19 +7,21 @@ first drafted token follows from the target's own states; each further one from 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from specdec_cli.lm.heads.compiled_layer import CompiledLayer, CompiledProduct, compiles
 from specdec_cli.lm.heads.draft_vocabulary import spread, target_ids
 from specdec_cli.lm.heads.eagle_files import HeadConfig
 from specdec_cli.lm.heads.head import Head
 from specdec_cli.lm.heads.head_layer import HeadLayer, LayerFeed
 from specdec_cli.lm.heads.head_shapes import check_shapes
 from specdec_cli.lm.heads.head_tensors import read_head_tensors
+from specdec_cli.lm.kernels.linear import PlainLinear
 
 if TYPE_CHECKING:
     from specdec_cli.lm.door import LM
@@ -43,10 +45,23 @@ class _LayerHead(Head):
         config.check_fits(target.name, target.embed([0]).shape[-1], target.vocab_size)
         weights = read_head_tensors(config, target.dtype, target.device)
         check_shapes(config, {name: tuple(value.shape) for name, value in weights.items()})
-        self.layer = HeadLayer(config.layer, _of_layer(weights))
+        self._is_compiled = compiles(config.layer, target.dtype, target.device)
+        its = _of_layer(weights)
+        self.layer = (
+            CompiledLayer(config.layer, its, target.block_size) if self._is_compiled else HeadLayer(config.layer, its)
+        )
+        weights |= {f"layers.0.{name}": value for name, value in its.items()}
         shape = (self.layer.num_kv_heads, self.layer.head_size)
         super().__init__(target, weights, shape, shape)
-        self._config = config
+        self._config, self._join = config, self.product("fc")
+
+    def product(self, name: str) -> Callable[[Tensor], Tensor]:
+        """The product with one of the weights, which leaves its shape where compiled code takes it."""
+        weight, bias = self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias")
+        if not self._is_compiled:
+            return PlainLinear(weight, bias)
+        self.weights[f"{name}.weight"] = weight.to("meta")
+        return CompiledProduct(weight, bias)
 
     def embed(self, tokens: Sequence[int]) -> Tensor:
         """Input embeddings [n, hidden] by its own table, or the target's where it has none."""
@@ -71,7 +86,7 @@ class EagleHead(_LayerHead):
     def combine(self, embedded: Tensor, feature: Tensor) -> tuple[Tensor, Tensor]:
         """U twice."""
         joined = torch.cat([embedded, feature], -1)
-        found = functional.linear(joined, self.weights["fc.weight"], self.weights.get("fc.bias"))
+        found = self._join(joined).to(joined.dtype)
         return found, found
 
     def recycled(self, output: Tensor) -> Tensor:
@@ -90,6 +105,7 @@ class Eagle3Head(_LayerHead):
         super().__init__(config, target)
         is_reduced = config.draft_vocab_size != config.vocab_size
         self._ids = target_ids(config.name, self.weights.get("d2t") if is_reduced else None, target)
+        self._head = self.product("lm_head") if "lm_head.weight" in self.weights else None
 
     def mix(self, features: Tensor) -> Tensor:
         """fc of the joined states."""
@@ -99,7 +115,7 @@ class Eagle3Head(_LayerHead):
         joined = features.flatten(1)
         if self._config.norm_before_fc:
             joined = self.layer.norm(joined, self.weights["input_norm.weight"])
-        return functional.linear(joined, self.weights["fc.weight"])
+        return self._join(joined).to(joined.dtype)
 
     def combine(self, embedded: Tensor, feature: Tensor) -> tuple[Tensor, Tensor]:
         """The feature, normalized or not, and both normalized side by side."""
@@ -115,10 +131,9 @@ class Eagle3Head(_LayerHead):
     def logits(self, output: Tensor) -> Tensor:
         """Its own output layer, spread over the target's vocabulary."""
         normalized = self._norm(output)
-        if "lm_head.weight" not in self.weights:
+        if self._head is None:
             return self._target.head(normalized)
-        found = functional.linear(normalized, self.weights["lm_head.weight"]).float()
-        return spread(found, self._ids, self.vocab_size)
+        return spread(self._head(normalized).float(), self._ids, self.vocab_size)
 
     def _norm(self, output: Tensor) -> Tensor:
         return self.layer.norm(output, self.weights["norm.weight"])

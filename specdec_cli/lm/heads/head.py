@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -29,7 +29,7 @@ class Head(ABC):
     """
 
     def __init__(
-        self, target: LM, weights: Mapping[str, Tensor], key_shape: tuple[int, int], value_shape: tuple[int, int]
+        self, target: LM, weights: dict[str, Tensor], key_shape: tuple[int, int], value_shape: tuple[int, int]
     ) -> None:
         self._target, self.weights, self.vocab_size = target, weights, target.vocab_size
         self.key_shape, self.value_shape = key_shape, value_shape

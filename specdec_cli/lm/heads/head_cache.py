@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
+from math import prod
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from specdec_cli.lm.cache.blocks import BlockPool
 from specdec_cli.lm.cache.contexts import block_key, root_key
 from specdec_cli.lm.cache.memory import zeros
 
+_SLOTS_GRAIN = 16  # whose keys a compiled layer reads together
 Path = tuple[int, ...]
 """The tokens from the end of a context to a drafted node, this one included."""
 
@@ -77,7 +79,7 @@ class HeadCache:
 
     Attributes:
         keys: [key heads, slots, head size].
-        values: the same.
+        values: the same, behind the keys in memory.
         num_blocks: blocks in all.
     """
 
@@ -97,14 +99,17 @@ class HeadCache:
         """Make room for so many blocks; what was there is lost."""
         self.num_blocks, self.pool = num_blocks, BlockPool(num_blocks)
         self._held: dict[int, HeadContext] = {}
-        num_slots = num_blocks * self.block_size
-        self.keys, self.values = (self._zeros((num_heads, num_slots, size)) for num_heads, size in self._shapes)
+        num_slots = -(-num_blocks * self.block_size // _SLOTS_GRAIN) * _SLOTS_GRAIN
+        shapes = [(num_heads, num_slots, size) for num_heads, size in self._shapes]
+        num_keys = prod(shapes[0])
+        both = self._zeros(num_keys + prod(shapes[1]))
+        self.keys, self.values = both[:num_keys].view(shapes[0]), both[num_keys:].view(shapes[1])
 
-    def _zeros(self, shape: tuple[int, ...]) -> Tensor:
+    def _zeros(self, num: int) -> Tensor:
         """Zeros; of a CPU, memory is taken as it is written."""
         if self._device.type == "cpu":
-            return zeros(shape, self._dtype, in_huge_pages=False)
-        return torch.zeros(shape, dtype=self._dtype, device=self._device)
+            return zeros((num,), self._dtype, in_huge_pages=False)
+        return torch.zeros(num, dtype=self._dtype, device=self._device)
 
     @property
     def bytes_per_slot(self) -> int:

@@ -63,7 +63,7 @@ class HeadLayer:
 
     def __init__(self, config: Any, weights: Mapping[str, Tensor]) -> None:
         self._weights = weights
-        self._epsilon = float(config.rms_norm_eps)
+        self.epsilon = float(config.rms_norm_eps)
         self._activation = ACT2FN[config.hidden_act]
         self.num_kv_heads = int(config.num_key_value_heads)
         self.head_size = head_size(config)
@@ -72,7 +72,7 @@ class HeadLayer:
 
     def norm(self, hidden: Tensor, weight: Tensor) -> Tensor:
         """RMS norm over the last dimension, computed in float32."""
-        return rms_norm(hidden, weight, self._epsilon)
+        return rms_norm(hidden, weight, self.epsilon)
 
     def run(self, residual: Tensor, inputs: Tensor, positions: Tensor, feeds: list[LayerFeed]) -> Tensor:
         """The layer's output [n, hidden]: h = residual + attention(inputs); h + mlp(norm(h)).

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, chain
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -25,7 +24,7 @@ from specdec_cli.lm.cache.memory import Arena, zeros
 from specdec_cli.lm.door import Continuations, Draw, Tap
 from specdec_cli.lm.files.lengths import long_rope_threshold
 from specdec_cli.lm.kernels.kinds import Kind
-from specdec_cli.lm.llama import native
+from specdec_cli.lm.llama.caller import Caller, Floats
 from specdec_cli.lm.llama.families import ACTIVATIONS, LIMITED_SILU, activation_of, family_of, turned_share, windows_of
 from specdec_cli.lm.llama.llama_weights import Matrix, Shape, Taking, empty, half_of, norm_weight, panels
 from specdec_cli.lm.llama.rotations import Rotations
@@ -33,14 +32,12 @@ from specdec_cli.lm.llama.structures import (
     ChanceFields,
     LayerFields,
     ModelFields,
-    StepFields,
     address,
     chance_fields,
     layer_fields,
     matrix_fields,
     rows_of,
 )
-from specdec_cli.lm.machine.threads import CREW
 
 _FLOAT32, _BFLOAT16, _INT8 = range(3)
 _SLOTS_GRAIN = 16  # whose keys the compiled half reads together: its WIDTH
@@ -69,13 +66,12 @@ class LlamaDecoder:
             config.hidden_size,
         )
         self._dtype: torch.dtype = model.dtype
-        self._library = native.library()
+        self._caller = Caller()
+        self._library, self._step = self._caller.library, self._caller.step
         self._rotations = Rotations(inner.rotary_emb, self._shape.num_turned, long_rope_threshold(config))
         arena = Arena()
         self._taps: list[int] = []
-        self._scratch, self._guess_logits = _Floats(), _Floats()
-        self._waited = ctypes.c_double()
-        self._step = StepFields(waited=ctypes.pointer(self._waited))
+        self._guess_logits = Floats()
         with torch.inference_mode():
             self._embedding_scale = _embedding_scale(inner.embed_tokens)
             embedding = inner.embed_tokens.weight.detach()
@@ -97,7 +93,7 @@ class LlamaDecoder:
         self.kv_bytes_per_token = (
             2 * len(self._layers) * self._shape.num_key_heads * head_size * self._embedding.element_size()
         )
-        self._model = self._model_fields(model, kind)
+        self._caller.model = self._model = self._model_fields(model, kind)
         self.allocate(0, 1)
 
     def _model_fields(self, model: Any, kind: Kind) -> ModelFields:
@@ -153,11 +149,11 @@ class LlamaDecoder:
         logits = torch.empty(len(layout.wanted), self.vocab_size)
         self._prepare(layout, logits.data_ptr())
         if not layout.is_tapped:
-            self._run(self._library.forward)
+            self._caller.run(self._library.forward)
             return logits
         states = torch.empty(len(layout.tokens), len(self._taps), self._shape.hidden_size)
         self._step.num_taps, self._step.states = len(self._taps), states.data_ptr()
-        self._run(self._library.forward)
+        self._caller.run(self._library.forward)
         layout.states = states.to(self._dtype)
         return logits
 
@@ -179,8 +175,8 @@ class LlamaDecoder:
         """Logits [n, V] float32 of final hidden states [n, hidden]."""
         hidden = hidden.float().contiguous()
         logits = torch.empty(len(hidden), self.vocab_size)
-        self._size_step(len(hidden), len(hidden), 0, logits.data_ptr())
-        self._run(self._library.head, hidden.data_ptr())
+        self._caller.size(len(hidden), len(hidden), 0, logits.data_ptr())
+        self._caller.run(self._library.head, hidden.data_ptr())
         return logits
 
     def move(self, moves: Moves) -> None:
@@ -208,7 +204,7 @@ class LlamaDecoder:
         self._prepare(layout, self._guess_logits.at_least(len(counts) * self.vocab_size))
         found = (ctypes.c_int64 * num_wanted)()
         uniforms = [draw.uniforms if draw else [0.0] * count for draw, count in zip(draws, counts, strict=True)]
-        self._run(
+        self._caller.run(
             self._library.guess,
             (ctypes.c_int64 * len(counts))(*counts),
             len(counts),
@@ -227,43 +223,12 @@ class LlamaDecoder:
             continuations.tokens.append(one)
         return continuations
 
-    def _run(self, call: Callable[..., None], *others: Any) -> None:
-        """Call the library for the step that was prepared, and tell the crew what its threads lost."""
-        self._waited.value = 0.0
-        begin = perf_counter()
-        call(ctypes.byref(self._model), ctypes.byref(self._step), *others)
-        CREW.learn(self._step.num_threads, perf_counter() - begin, self._waited.value)
-
     def _prepare(self, layout: Layout, logits: int) -> None:
         """Say in the step what this call is to do; `logits` is the address where they go."""
         step, most_keys = self._step, max(span.num_keys for span in layout.spans)
         step.turns = self._rotations.address(most_keys)
         step.rows, step.wanted = rows_of(layout), (ctypes.c_int64 * len(layout.wanted))(*layout.wanted)
-        self._size_step(len(layout.tokens), len(layout.wanted), most_keys, logits)
-
-    def _size_step(self, num_rows: int, num_wanted: int, most_keys: int, logits: int) -> None:
-        """Put sizes into the step, without hidden states, and make room for them."""
-        step = self._step
-        step.num_rows, step.num_wanted, step.most_keys, step.num_taps = num_rows, num_wanted, most_keys, 0
-        step.num_threads, step.logits = CREW.size(torch.get_num_threads()), logits
-        step.scratch = self._scratch.at_least(
-            self._library.scratch_floats(ctypes.byref(self._model), ctypes.byref(step))
-        )
-
-
-class _Floats:
-    """Room for numbers, float32, that grows; what is in it is lost then."""
-
-    def __init__(self) -> None:
-        self._room = torch.empty(0)
-        self._size = self._address = 0
-
-    def at_least(self, size: int) -> int:
-        """The address of so many."""
-        if size > self._size:
-            self._room, self._size = torch.empty(size), size
-            self._address = self._room.data_ptr()
-        return self._address
+        self._caller.size(len(layout.tokens), len(layout.wanted), most_keys, logits)
 
 
 def _embedding_scale(embedding: Any) -> float:

@@ -298,6 +298,8 @@ struct Step {
     const int64_t* taps;   // layers whose outputs are wanted; behind the last one is the final norm
     int64_t num_taps;
     float* states;         // [num_rows, num_taps, hidden]: these outputs
+    const float* residual;  // [num_rows, hidden] and
+    const float* inputs;    // [num_rows, in]: of a draft head's layer, in place of embeddings and of what attention reads
 };
 
 struct Chance {            // how a sequence's continuation is drawn
@@ -425,7 +427,8 @@ struct Room {
 
     Room(const Model& m, const Step& s) {
         const long n = s.num_rows, width = m.num_heads * m.head_size;
-        const long widest = std::max({long(m.hidden), width, long(m.mlp)});
+        const long read = m.num_layers ? long(m.layers[0].qkv.in) : 0;
+        const long widest = std::max({long(m.hidden), width, long(m.mlp), read});
         qkv = n * m.hidden;
         attended = qkv + n * (width + 2 * m.num_key_heads * m.head_size);
         gate_up = attended + n * width;
@@ -1222,7 +1225,8 @@ public:
         const Part part = part_of(n, thread, threads);
         for (long r = part.begin; r < part.end; r++) {
             const long token = s.rows[r].token;
-            embed((const Number*)m.embedding, Panel(m.head, token), token, hidden, m.embedding_scale, shared + r * hidden);
+            if (s.residual) std::copy_n(s.residual + r * hidden, hidden, shared + r * hidden);
+            else embed((const Number*)m.embedding, Panel(m.head, token), token, hidden, m.embedding_scale, shared + r * hidden);
         }
         member.meet();
         if (x != shared) std::copy_n(shared, n * hidden, x);
@@ -1256,7 +1260,8 @@ private:
     void attend(const Layer& layer, Number* keys) {
         Number* const values = keys + K * s.num_slots * D;
         shape<Kind>(n);
-        inputs.normed(x, layer.input_norm, n, hidden, m.epsilon);
+        if (s.inputs) inputs.normed(s.inputs, nullptr, n, layer.qkv.in, m.epsilon);
+        else inputs.normed(x, layer.input_norm, n, hidden, m.epsilon);
         const Part own = part_of(layer.qkv, thread, threads, std::lcm(PANEL, D));
         inputs.times(layer.qkv, n).into(own, qkv, heads * D);
         if (m.norms_whole_width) {

@@ -106,6 +106,8 @@ class StepFields(ctypes.Structure):
         ("taps", ctypes.c_void_p),
         ("num_taps", ctypes.c_int64),
         ("states", ctypes.c_void_p),
+        ("residual", ctypes.c_void_p),
+        ("inputs", ctypes.c_void_p),
     )
 
 
