@@ -62,6 +62,22 @@ def drafter(draft: TransformersLM | str | None, num_tokens: int = VOCAB, **optio
     return made
 
 
+def self_draft(target: TransformersLM, spec: str, num_tokens: int = VOCAB) -> Drafter:
+    """A loaded draft that is made of its target, with as much room as the target has."""
+    made = drafters.from_fields(drafters.parse_spec(spec))
+
+    made.load(
+        Resources(
+            stand_in(None),
+            None,
+            num_tokens,
+            target,
+            plan_cache=lambda lm: lm.hold(target.num_blocks, 8, 64),
+        )
+    )
+    return made
+
+
 def ngram() -> Drafter:
     """A prompt lookup that guesses as often as it can."""
     return drafter("ngram", min=1, max=3)

@@ -277,7 +277,10 @@ def _json_object(flag: str, example: str) -> Callable[[str], dict[str, Any]]:
 
 _UNITS = {"SECONDS", "MICROSECONDS", "BYTES"}
 _FIELDS = {"recipe", "sets", "json", "output", "force", "quiet", "trust_remote_code", "resume"}
-_DRAFT_HELP = "The draft: a model's hub id or folder, ngram, ngram:max=4,min=2, prediction, or none."
+_DRAFT_HELP = (
+    "The draft: a model's hub id or folder, ngram, ngram:max=4,min=2, self-int8, self-exit:N (N first layers), "
+    "prediction, or none."
+)
 _TRUST_HELP = "Run code that comes with a checkpoint (target, draft or tokenizer)."
 _JSON_HELP = "Print one JSON document on stdout and nothing else."
 

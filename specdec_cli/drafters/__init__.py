@@ -23,20 +23,26 @@ __all__ = [
 
 _NOT_METHODS = {
     *("__init__", "contract", "feature_head", "growth", "language_model", "one_pass", "rounds"),
-    *("suffix_index",),
+    *("self_drafter", "suffix_index"),
 }
 # The members of `contract.Drafter`.
 _MEMBERS = (
-    *("lm", "max_context", "builds_trees", "draws", "one_pass", "sizes", "taps"),
+    *("lm", "max_context", "builds_trees", "draws", "one_pass", "sizes", "taps", "self_drafts"),
     *("adopt", "load", "propose", "release", "clear"),
 )
 _HINT = "write a model's name or folder, or one of: "
 
 
 def methods() -> dict[str, type[Drafter]]:
-    """Every drafting method by name: the files of this folder."""
-    names = sorted(path.stem for path in Path(__file__).parent.glob("*.py") if path.stem not in _NOT_METHODS)
-    return {name: _drafter_of(f"{__name__}.{name}") for name in names}
+    """Every drafting method by name: the files of this folder, with hyphens for the underscores."""
+    files = sorted(path.stem for path in Path(__file__).parent.glob("*.py") if path.stem not in _NOT_METHODS)
+    return {file.replace("_", "-"): _drafter_of(f"{__name__}.{file}") for file in files}
+
+
+def method_of(drafter: Drafter) -> str:
+    """The method's name of a drafter; of one from outside, its module's."""
+    module = type(drafter).__module__
+    return module.removeprefix(f"{__name__}.").replace("_", "-") if module.startswith(f"{__name__}.") else module
 
 
 def _drafter_of(module: str) -> type[Drafter]:
@@ -141,6 +147,8 @@ def to_spec(fields: Mapping[str, Any]) -> str:
     method = fields["method"]
     defaults = {option.name: option.default for option in options(method)}
     said = [f"{name}={fields[name]}" for name in defaults if name in fields and fields[name] != defaults[name]]
+    if said and said[0].startswith(f"{_lone_option(method)}=") and len(said) == 1:
+        said = [said[0].partition("=")[2]]
     return f"{method}:{','.join(said)}" if said else str(method)
 
 
@@ -158,13 +166,23 @@ def model_name(fields: Mapping[str, Any]) -> str | None:
 
 def _is_unbuilt(spec: str) -> bool:
     """Whether a spec is a form of INTERFACE's table that comes later, or a chain; a hub id never has a plus."""
-    return spec == "self-int8" or spec.startswith(("self-exit:", "parallel:")) or "+" in spec
+    return spec.startswith("parallel:") or "+" in spec
+
+
+def _lone_option(method: str) -> str | None:
+    """The option that `method:VALUE` gives: a number that the method needs; None without one."""
+    kinds = get_type_hints(get(method))
+    needed = [option.name for option in options(method) if _is_required(option)]
+    return needed[0] if len(needed) == 1 and kinds[needed[0]] is int else None
 
 
 def _parse_options(method: str, text: str) -> dict[str, Any]:
     kinds = get_type_hints(get(method))
     names = [field.name for field in options(method)]
     given: dict[str, Any] = {}
+    lone = _lone_option(method)
+    if lone is not None and text.strip() and "=" not in text:
+        text = f"{lone}={text}"
     for part in text.split(","):
         name, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals or not value:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from specdec_cli.lm.cache.budget import DraftCache
     from specdec_cli.lm.cache.unread import Unread
     from specdec_cli.lm.door import LM, Tap
+    from specdec_cli.lm.self_draft import SelfDraft
     from specdec_cli.sampling.params import SamplingParams
 
 
@@ -145,6 +146,11 @@ class Drafter(Protocol):
         """The target's hidden states that it reads (`DraftRow.features`); known before it is loaded."""
         ...
 
+    @property
+    def self_drafts(self) -> Sequence[SelfDraft]:
+        """The language models that it has made of the target (`LM.self_draft`); known before it is loaded."""
+        ...
+
     def adopt(self, handle: int, context: Sequence[int], salt: str) -> int:
         """Begin a new sequence that may reuse cached prefixes, for a drafter with taps.
 
@@ -194,6 +200,11 @@ class WithoutFeatures:
     """Base of drafters that read no hidden states of the target."""
 
     one_pass = False
+
+    @property
+    def self_drafts(self) -> Sequence[SelfDraft]:
+        """None."""
+        return ()
 
     @property
     def taps(self) -> Sequence[Tap]:

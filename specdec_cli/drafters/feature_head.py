@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from specdec_cli.lm.heads.head import Head
     from specdec_cli.lm.heads.head_sequences import HeadSequences
     from specdec_cli.lm.heads.published import PublishedDraft
+    from specdec_cli.lm.self_draft import SelfDraft
 
 
 class HeadDrafter:
@@ -41,6 +42,11 @@ class HeadDrafter:
     def max_context(self) -> int | None:
         """As long as the target's: a head's rotary positions go on."""
         return self._max_context
+
+    @property
+    def self_drafts(self) -> Sequence[SelfDraft]:
+        """None."""
+        return ()
 
     @property
     def sizes(self) -> tuple[int | None, int | None]:

@@ -69,6 +69,7 @@ def load_engines(
         target,
         settings.max_model_len,
         [tap for drafter in made for tap in drafter.taps],
+        [draft for drafter in made for draft in drafter.self_drafts],
         revision=settings.target.revision,
         trust_remote_code=settings.trust_remote_code,
         load_format=settings.target.load_format,

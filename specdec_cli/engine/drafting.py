@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from specdec_cli import drafters
 from specdec_cli.drafters.contract import Drafter, DraftRow, Guesses
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.events import Noticed
@@ -17,7 +18,6 @@ from specdec_cli.sampling.chain import LogitsError
 
 NONE, PREDICTION = "none", "prediction"
 _MOST_FAILURES = 3
-_BUILT_IN = "specdec_cli.drafters"
 
 
 class Drafters:
@@ -37,7 +37,7 @@ class Drafters:
     """
 
     def __init__(self, own: Drafter, others: Mapping[str, Drafter], num_tokens: int) -> None:
-        self.own_name = type(own).__module__.removeprefix(f"{_BUILT_IN}.")
+        self.own_name = drafters.method_of(own)
         assert not {self.own_name, NONE} & others.keys(), "each drafter has a name of its own"
         self.by_name: dict[str, Drafter] = {self.own_name: own, **others}
         self.num_failures = dict.fromkeys(self.by_name, 0)

@@ -26,6 +26,7 @@ from specdec_cli.lm.kernels.packing import leave_files, pack_model
 from specdec_cli.lm.llama.families import obstacle
 from specdec_cli.lm.llama.llama import LlamaDecoder
 from specdec_cli.lm.machine.threads import fixed_threads, most_threads, watched_forward
+from specdec_cli.lm.self_draft import SelfDraft
 
 DECODERS = (AUTO, TRANSFORMERS, COMPILED, GRAPHS, COMPILED_GRAPHS, COMPILED_AUTO) = (
     "auto", "transformers", "compiled", "graphs", "compiled graphs", "compiled auto",
@@ -103,11 +104,56 @@ def forward_for(
         decoder_of_ours = LlamaDecoder(model, kind)
         leave_files(model)
         return OwnForward(decoder_of_ours, Layouts(block_size))
-    is_bitwise = model.device.type == "cpu" and model.dtype != torch.float32
-    packed, threads = PackedForward(model, is_bitwise), _threads(model, decoder, kind, weight_bytes, is_bitwise)
+    packed = _packed_forward(model)
     if kind != "plain":
         leave_files(model)
     pack_model(model, kind)
+    return _transformers_forward(packed, name, decoder, kind, weight_bytes, block_size, max_context)
+
+
+def self_draft_forward(
+    target: Forward,
+    model: Any,
+    draft: SelfDraft,
+    decoder: str,
+    kind: Kind,
+    *,
+    weight_bytes: int,
+    block_size: int,
+    max_context: int,
+) -> Forward:
+    """The forward of a draft that is made of its target's weights.
+
+    Args:
+        target: the target's forward.
+        model: the draft's modules, which are the target's; our own decoder has taken their weights.
+        draft: what it changes.
+        decoder: the target's entry of DECODERS.
+        kind: of the draft's linear layers.
+        weight_bytes: that it reads.
+        block_size: tokens in a block of its cache.
+        max_context: most tokens of a context.
+
+    Raises:
+        UsageError: the first layers alone do not run.
+    """
+    if isinstance(target, OwnForward):
+        return OwnForward(target.decoder.self_draft(draft.layers, draft.quantize == "int8"), Layouts(block_size))
+    packed = _packed_forward(model)
+    return _transformers_forward(packed, draft.spec, decoder, kind, weight_bytes, block_size, max_context)
+
+
+def _packed_forward(model: Any) -> PackedForward:
+    """Rows of several sequences in one forward, the same bits in any company where that is promised."""
+    return PackedForward(model, is_bitwise=model.device.type == "cpu" and model.dtype != torch.float32)
+
+
+def _transformers_forward(
+    packed: PackedForward, name: str, decoder: str, kind: Kind, weight_bytes: int, block_size: int, max_context: int
+) -> Forward:
+    """transformers' forward of a model whose linear layers are packed, and what it runs in."""
+    model, is_bitwise = packed.model, packed.is_bitwise
+    threads = _threads(model, decoder, kind, weight_bytes, is_bitwise)
     layouts = Layouts(
         block_size,
         model.device,

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from specdec_cli.lm.cache.unread import Unread
     from specdec_cli.lm.files.origin import Origin
+    from specdec_cli.lm.self_draft import SelfDraft
     from specdec_cli.lm.traffic import Traffic
 
 Tap = int | Literal["final"]
@@ -193,6 +194,14 @@ class LM(Protocol):
 
         Raises:
             UsageError: there is no such layer, or the model cannot give hidden states.
+        """
+        ...
+
+    def self_draft(self, draft: SelfDraft) -> LM:
+        """A draft made of this model's weights; its cache, which has no room yet, is its own.
+
+        Raises:
+            UsageError: it cannot be made of this model.
         """
         ...
 

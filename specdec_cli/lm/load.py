@@ -39,6 +39,7 @@ from specdec_cli.lm.from_files import Form, model_from_files
 from specdec_cli.lm.kernels.kinds import kind_when
 from specdec_cli.lm.machine.device_memory import check_room
 from specdec_cli.lm.oracle import Oracle
+from specdec_cli.lm.self_draft import SelfDraft
 from specdec_cli.lm.transformers_lm import TransformersLM
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -167,6 +168,7 @@ def check_target(
     name: str,
     max_model_len: int | None,
     taps: Sequence[Tap] = (),
+    drafts: Sequence[SelfDraft] = (),
     *,
     revision: str | None = None,
     trust_remote_code: bool = False,
@@ -178,15 +180,16 @@ def check_target(
         name: as `load_lm` takes it, like all others.
         max_model_len: context limit.
         taps: hidden states that its draft reads.
+        drafts: made of its weights.
         revision: branch, tag or commit of a hub id.
         trust_remote_code: run Python code that comes with the model.
         load_format: auto, or dummy.
 
     Raises:
-        UsageError: a limit that is longer than its own, or hidden states that it has not.
+        UsageError: a limit that is longer than its own, hidden states that it has not, or a draft with all its layers.
         RunError: the model's configuration cannot be read.
     """
-    if max_model_len is None and not taps:
+    if max_model_len is None and not taps and not drafts:
         return
     folder = model_folder(name, revision, trust_remote_code, not dummy.is_dummy(name, load_format))
     with quiet(), clear_errors(name):
@@ -198,6 +201,8 @@ def check_target(
             f"lower --max-model-len (engine.max_model_len) to {own}, or leave it out",
         )
     check_taps(name, taps, config, max_context(config, max_model_len))
+    for draft in drafts:
+        draft.check(name, config.num_hidden_layers)
 
 
 def num_layers(name: str, revision: str | None = None, trust_remote_code: bool = False) -> int:

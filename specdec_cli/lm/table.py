@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from specdec_cli.errors import UsageError
-from specdec_cli.lm.door import Row, Tap
+from specdec_cli.lm.door import LM, Row, Tap
 from specdec_cli.lm.files.origin import Origin
+from specdec_cli.lm.self_draft import SelfDraft
 from specdec_cli.lm.traffic import Traffic
 
 
@@ -58,6 +59,15 @@ class LMWithoutWeights:
         """
         if taps:
             raise UsageError(f"the draft reads hidden states, and `{self.name}` has none", "choose another draft")
+
+    def self_draft(self, draft: SelfDraft) -> LM:
+        """Refuse: it has no weights.
+
+        Raises:
+            UsageError: always.
+        """
+        said = f"the draft `{draft.spec}` is made of the target's weights, and `{self.name}` has none"
+        raise UsageError(said, "choose another draft")
 
     def embed(self, tokens: Sequence[int]) -> Tensor:
         """It has no embeddings.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -22,16 +23,19 @@ from specdec_cli.lm.cache.held import Feed
 from specdec_cli.lm.cache.long_rope import both_sides
 from specdec_cli.lm.cache.prefix_states import PrefixStates
 from specdec_cli.lm.cache.snapshots import num_snapshots
-from specdec_cli.lm.decoders import forward_for, own_obstacle
+from specdec_cli.lm.decoders import forward_for, own_obstacle, self_draft_forward
 from specdec_cli.lm.door import Continuations, Row, Tap
 from specdec_cli.lm.files.generation import Generation
 from specdec_cli.lm.files.lengths import long_rope_threshold, max_context
 from specdec_cli.lm.files.origin import Origin
+from specdec_cli.lm.files.quantization import stays_quantized
+from specdec_cli.lm.first_layers import added_bytes, first_layers, weights_of_first_layers
 from specdec_cli.lm.forward.forward import on_its_device
 from specdec_cli.lm.forward.taps import check_taps
 from specdec_cli.lm.kernels.kinds import Kind
 from specdec_cli.lm.kernels.packing import weights_of
 from specdec_cli.lm.llama.families import kept_as
+from specdec_cli.lm.self_draft import SelfDraft
 from specdec_cli.lm.traffic import Traffic, model_traffic
 
 
@@ -58,6 +62,7 @@ class TransformersLM:
 
     Attributes:
         weights: the weights as they lie in memory.
+        weight_bytes: memory for them; a draft that is made of its target counts what it adds.
         decoder_obstacle: why transformers' forward runs; None when our own decoder does.
         graphs_obstacle: why `auto` records no graphs of a GPU's steps; None where it does, or where it does not apply.
         compile_seconds: what `compile` took; None where it was not called.
@@ -101,7 +106,7 @@ class TransformersLM:
         text_config = model.config.get_text_config()
         self.max_context = max_context(text_config, max_model_len)
         self._short_context = long_rope_threshold(text_config)
-        self._num_seqs, self._num_snapshots = max_num_seqs, num_snapshots(extra_tokens)
+        self._num_seqs, self._num_snapshots, self._decoder = max_num_seqs, num_snapshots(extra_tokens), decoder
         self._forward = forward_for(
             model,
             name,
@@ -160,6 +165,42 @@ class TransformersLM:
     def traffic(self) -> Traffic:
         """Sizes from which a forward's cost follows."""
         return model_traffic(self.config, self.weights, self.kv_bytes_per_token)
+
+    def self_draft(self, draft: SelfDraft) -> Self:
+        """A draft made of this model's weights; its cache, which has no room yet, is its own.
+
+        Raises:
+            UsageError: it would leave no layer out, the weights cannot be copied, or the first layers alone do not run.
+        """
+        draft.check(self.name, self.config.get_text_config().num_hidden_layers)
+        quantized = "int8" if self.kind == "int8" else stays_quantized(self.config)
+        draft.check_copy(self.name, self.decoder, quantized or "none")
+        kept = weights_of_first_layers(self.weights, self.model, draft.layers)
+        made = copy.copy(self)
+        made.name, made.origin, made.taps = draft.spec, draft.origin(self.origin), ()
+        made.model = first_layers(self.model, draft.layers)
+        made.config = made.model.config
+        made.kind = self.kind if draft.quantize == "none" else "int8"
+        made.weights = kept if made.kind == self.kind else weights_of(made.model, made.kind)
+        made.weight_bytes = added_bytes(made.weights, self.weights)
+        made._forward = self_draft_forward(
+            self._forward,
+            made.model,
+            draft,
+            self._decoder,
+            made.kind,
+            weight_bytes=sum(weight.num_bytes for weight in made.weights),
+            block_size=self.block_size,
+            max_context=self.max_context,
+        )
+        made.graphs_obstacle = made._forward.graphs_obstacle
+        made.kv_bytes_per_token = made._forward.shape.kv_bytes_per_token
+        made.state_bytes = made._forward.shape.state_bytes
+        made.hold(0)
+        if self.compile_seconds is not None:
+            made.compile()
+        count_in(made)
+        return made
 
     def cache_need(self, num_seqs: int, extra_tokens: int) -> CacheNeed:
         """A cache for so many sequences, each of a whole context and extra tokens."""

@@ -385,7 +385,7 @@ def test_nothing_is_drawn_while_a_clock_runs(
 
 
 def test_a_spec_reads_back() -> None:
-    for spec in ("ngram", "ngram:min=1", "none", "builtin:draft"):
+    for spec in ("ngram", "ngram:min=1", "none", "builtin:draft", "self-int8", "self-exit:4"):
         assert drafters.to_spec(drafters.parse_spec(spec)) == spec
     with pytest.raises(UsageError):
         drafters.to_spec({"method": "no-such"})

@@ -100,7 +100,7 @@ def test_aliases_are_not_everywhere() -> None:
     "arguments",
     [
         ["--logit-bias", "5"], ["--logit-bias", "a=1"], ["--logit-bias", "5=x"], ["--logit-bias", "5=nan"],
-        ["-d", ""], ["-d", "ngram:max=x"], ["-d", "ngram:mx=3"], ["-d", "self-int8"], ["-t", ""],
+        ["-d", ""], ["-d", "ngram:max=x"], ["-d", "ngram:mx=3"], ["-d", "self-exit:x"], ["-t", ""],
         ["--gpu-memory-utilization", "0"], ["--gpu-memory-utilization", "nan"], ["--gpu-memory-utilization", "1.5"],
         ["-k", "-1"], ["-k", "65"], ["--temperature", "nan"], ["--temperature", "-1"], ["--top-p", "0"],
         ["--seed", "9223372036854775808"],

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,12 +19,17 @@ from typed import not_none
 
 from specdec_cli import drafters
 from specdec_cli.drafters.contract import Drafter, DraftRow, Guesses, Resources
-from specdec_cli.lm.door import Row
+from specdec_cli.lm.door import LM, Row
+from specdec_cli.lm.self_draft import SelfDraft
 from specdec_cli.lm.table import LMWithoutWeights
 from specdec_cli.sampling.params import SamplingParams
 
 NUM_TOKENS = 11
-NEEDED = {"model": {"model": "tiny"}, "prediction": {"text": "abcabdab"}}
+NEEDED: dict[str, dict[str, Any]] = {
+    "model": {"model": "tiny"},
+    "prediction": {"text": "abcabdab"},
+    "self-exit": {"layers": 1},
+}
 HEADS = {"eagle": "eagle", "eagle3": "speculators"}
 TAPPED = {*HEADS, "dflash", "mtp"}
 
@@ -44,6 +50,9 @@ class TableLM(LMWithoutWeights):
 
     def release(self, handle: int) -> None:
         pass
+
+    def self_draft(self, draft: SelfDraft) -> LM:
+        return TableLM()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -77,7 +86,8 @@ class TappedLM(TableLM):
 def load(method: str) -> Drafter:
     drafter = drafters.create(method, NEEDED.get(method, {}))
     encode = lambda text: [0] * bool(text) + [ord(letter) - ord("a") for letter in text]  # noqa: E731
-    drafter.load(Resources(lambda name: TableLM(), encode, NUM_TOKENS, TappedLM() if method in TAPPED else None))
+    target = TappedLM() if method in TAPPED else TableLM()
+    drafter.load(Resources(lambda name: TableLM(), encode, NUM_TOKENS, target))
     return drafter
 
 

@@ -27,11 +27,15 @@ def test_the_folder_is_the_registry() -> None:
     ("suffix", {"method": "suffix"}),
     ("suffix:min_prob=0.2,cache=0", {"method": "suffix", "min_prob": 0.2, "cache": 0}),
     ("prediction", {"method": "prediction"}),
+    ("self-int8", {"method": "self-int8"}),
+    ("self-exit:4", {"method": "self-exit", "layers": 4}),
+    ("self-exit:layers=4", {"method": "self-exit", "layers": 4}),
     ("gpt2", {"model": "gpt2"}),
     ("Qwen/Qwen3-0.6B", {"model": "Qwen/Qwen3-0.6B"}),
     ("builtin:draft", {"model": "builtin:draft"}),
     ("model", {"model": "model"}),
     ("./suffix", {"model": "./suffix"}),
+    ("./self-exit:2", {"model": "./self-exit:2"}),
     ("./runs/a+b:3", {"model": "./runs/a+b:3"}),
     ("/models/x:1", {"model": "/models/x:1"}),
 ])  # fmt: skip
@@ -41,7 +45,7 @@ def test_specs(spec: str, draft: dict[str, Any]) -> None:
 
 def test_an_existing_folder_may_have_any_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("a+b", "run:3", "self-exit:2"):
+    for name in ("a+b", "run:3"):
         (tmp_path / name).mkdir()
         assert drafters.parse_spec(name) == {"model": name}
 
@@ -49,8 +53,11 @@ def test_an_existing_folder_may_have_any_name(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.parametrize(("spec", "message"), [
     ("", "empty"),
     ("  ", "empty"),
-    ("self-int8", "not available"),
-    ("self-exit:4", "not available"),
+    ("self-int8:k=3", "no option `k`"),
+    ("self-exit:", "not an option"),
+    ("self-exit:four", "`layers` of `self-exit` must be a whole number, not `four`"),
+    ("self-exit:0", "`layers` must be at least 1"),
+    ("self-exit:-1", "`layers` must be at least 1"),
     ("parallel:some/dir", "not available"),
     ("ngram+gpt2", "not available"),
     ("ngram:max", "not an option"),
@@ -76,7 +83,7 @@ def test_hints_name_what_was_meant() -> None:
     for call, meant in (
         (lambda: drafters.parse_spec("ngrm:max=3"), "`ngram`"),
         (lambda: drafters.parse_spec("ngram:maxx=3"), "`max`"),
-        (lambda: drafters.parse_spec("self-int8"), "none, pard, prediction"),
+        (lambda: drafters.parse_spec("parallel:x"), "none, pard, prediction"),
         (lambda: drafters.get("predicton"), "`prediction`"),
         (lambda: drafters.create("none", {"k": 3}), "no options"),
     ):
@@ -88,6 +95,7 @@ def test_hints_name_what_was_meant() -> None:
 @pytest.mark.parametrize(("method", "given", "message"), [
     ("model", {}, "needs `model`"),
     ("model", {"model": " "}, "empty"),
+    ("self-exit", {}, "needs `layers`"),
     ("model", {"model": 3}, "must be a text, not `3`"),
     ("ngram", {"max": True}, "must be a whole number, not `True`"),
     ("ngram", {"max": "4"}, "must be a whole number"),

@@ -9,6 +9,7 @@ goes through it, and everything does where there is no C++ compiler (`native`).
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import math
 from collections.abc import Sequence
@@ -90,11 +91,36 @@ class LlamaDecoder:
                 self._head = Matrix.of(head, None, kind, arena, by=by)
         empty(model.lm_head, inner.embed_tokens)
         self.vocab_size = self._head.num_outputs
-        self.kv_bytes_per_token = (
-            2 * len(self._layers) * self._shape.num_key_heads * head_size * self._embedding.element_size()
-        )
         self._caller.model = self._model = self._model_fields(model, kind)
         self.allocate(0, 1)
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Memory of one token's keys and values."""
+        shape = self._shape
+        return 2 * len(self._layers) * shape.num_key_heads * shape.head_size * self._embedding.element_size()
+
+    def self_draft(self, num_layers: int | None, is_int8: bool) -> LlamaDecoder:
+        """A decoder made of this one's weights, with a cache and a step of its own.
+
+        Args:
+            num_layers: first layers that it has; None is all.
+            is_int8: its linear layers are an int8 copy; else they are this one's.
+        """
+        made = copy.copy(self)
+        made._layers, made._taps = self._layers[:num_layers], []
+        made._caller, made._guess_logits = Caller(), Floats()
+        made._step = made._caller.step
+        made._caller.model = made._model = ModelFields.from_buffer_copy(self._model)
+        if is_int8:
+            arena = Arena()
+            made._layers = [layer.in_int8(arena) for layer in made._layers]
+            made._head, made._model.kind = self._head.in_int8(arena), _INT8
+        made._model.head = matrix_fields(made._head)
+        made._layer_fields = (LayerFields * len(made._layers))(*map(layer_fields, made._layers))
+        made._model.layers, made._model.num_layers = made._layer_fields, len(made._layers)
+        made.allocate(0, 1)
+        return made
 
     def _model_fields(self, model: Any, kind: Kind) -> ModelFields:
         config, family, shape, norm = model.config, family_of(model), self._shape, model.model.norm

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -73,10 +74,18 @@ class Matrix:
         bias = None if bias is None else _of_panels(bias.detach().float())
         if kind != "int8":
             return cls(num_outputs, num_inputs, half, arena.keep(panels(weight.detach(), half)), bias, by=by)
-        whole, scales = quantized(weight.detach())
+        return cls(num_outputs, num_inputs, half, weight, bias, by=by)._quantized(weight.detach(), arena)
+
+    def in_int8(self, arena: Arena) -> Matrix:
+        """The same matrix in int8, made of the weight as it lies here."""
+        shape = self.num_outputs, self.num_inputs
+        return self._quantized(from_panels(self.weight, self.half, shape), arena)
+
+    def _quantized(self, weight: Tensor, arena: Arena) -> Matrix:
+        """This matrix with a weight [out, in] in int8."""
+        whole, scales = quantized(weight)
         sums = _of_panels(whole.sum(1, dtype=torch.int32))
-        kept = arena.keep(panels(whole, half))
-        return cls(num_outputs, num_inputs, half, kept, bias, _of_panels(scales), sums, by)
+        return replace(self, weight=arena.keep(panels(whole, self.half)), scales=_of_panels(scales), sums=sums)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +101,10 @@ class GatedMLP:
     gate: Matrix
     up: Matrix
     down: Matrix
+
+    def in_int8(self, arena: Arena) -> GatedMLP:
+        """The same MLP in int8."""
+        return GatedMLP(*(matrix.in_int8(arena) for matrix in (self.gate, self.up, self.down)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +141,11 @@ class Layer:
     rotation: int
     scale: float
 
+    def in_int8(self, arena: Arena) -> Layer:
+        """The same layer in int8, as `Taking` would take it: experts and their router stay plain."""
+        mlps = self.mlps if self.router is not None else [mlp.in_int8(arena) for mlp in self.mlps]
+        return replace(self, qkv=self.qkv.in_int8(arena), out=self.out.in_int8(arena), mlps=mlps)
+
 
 def half_of(num_outputs: int, unit: int = 1) -> int:
     """How many of a matrix' outputs are its first half: whole units, and whole panels of the smallest kind."""
@@ -139,14 +157,31 @@ def panels(weight: Tensor, half: int) -> Tensor:
     """A matrix [out, in] as the compiled decoder reads it, in one piece: see its `Matrix`."""
     pack = _PACK_BYTES // weight.element_size()
     filled = nn.functional.pad(weight, (0, -weight.shape[1] % pack, 0, -weight.shape[0] % _LEAST))
-    found, start = torch.empty(filled.numel(), dtype=weight.dtype), 0
-    most = native.library().panel_outputs()
-    for end, outputs in itertools.product((half, len(filled)), (size for size in _PANELS if size <= most)):
-        stop = start + (end - start) // outputs * outputs
+    found = torch.empty(filled.numel(), dtype=weight.dtype)
+    for start, stop, outputs in _stretches(half, len(filled)):
         panel = filled[start:stop].view(-1, outputs, filled.shape[1] // pack, pack).transpose(1, 2)
         found[start * filled.shape[1] : stop * filled.shape[1]].view(panel.shape).copy_(panel)
-        start = stop
     return found
+
+
+def from_panels(found: Tensor, half: int, shape: tuple[int, int]) -> Tensor:
+    """The matrix [out, in] that lies in `panels`."""
+    pack = _PACK_BYTES // found.element_size()
+    num_inputs = shape[1] + -shape[1] % pack
+    filled = torch.empty(found.numel() // num_inputs, num_inputs, dtype=found.dtype)
+    for start, stop, outputs in _stretches(half, len(filled)):
+        panel = found[start * num_inputs : stop * num_inputs].view(-1, num_inputs // pack, outputs, pack)
+        filled[start:stop] = panel.transpose(1, 2).reshape(stop - start, num_inputs)
+    return filled[: shape[0], : shape[1]]
+
+
+def _stretches(half: int, num_outputs: int) -> Iterator[tuple[int, int, int]]:
+    """Outputs start…stop-1 that lie in panels of so many outputs, one stretch after the other."""
+    start, most = 0, native.library().panel_outputs()
+    for end, outputs in itertools.product((half, num_outputs), (size for size in _PANELS if size <= most)):
+        stop = start + (end - start) // outputs * outputs
+        yield start, stop, outputs
+        start = stop
 
 
 def _of_panels(values: Tensor) -> Tensor:
