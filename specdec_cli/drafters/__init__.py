@@ -135,7 +135,8 @@ def parse_spec(spec: str) -> dict[str, Any]:
             f"the draft `{spec}` is not available",
             f"there are {', '.join(known)}, or a model; for a folder of that name write `./{spec}`",
         )
-    if colon:
+    is_hub_file = "/" in name and rest and "=" not in rest  # `org/repo:FILE.gguf`
+    if colon and not is_hub_file:
         raise UsageError(f"there is no drafting method `{name}` in `{spec}`", _suggest(name, list(known), _HINT))
     return {"model": spec}
 

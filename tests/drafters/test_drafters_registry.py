@@ -32,6 +32,7 @@ def test_the_folder_is_the_registry() -> None:
     ("self-exit:layers=4", {"method": "self-exit", "layers": 4}),
     ("gpt2", {"model": "gpt2"}),
     ("Qwen/Qwen3-0.6B", {"model": "Qwen/Qwen3-0.6B"}),
+    ("org/name:Q4_K_M", {"model": "org/name:Q4_K_M"}),
     ("builtin:draft", {"model": "builtin:draft"}),
     ("model", {"model": "model"}),
     ("./suffix", {"model": "./suffix"}),
@@ -72,7 +73,8 @@ def test_an_existing_folder_may_have_any_name(tmp_path: Path, monkeypatch: pytes
     ("ngram:max=2,min=3", "`max`"),
     ("none:k=3", "no option `k`"),
     ("ngrm:max=3", "no drafting method `ngrm`"),
-    ("org/name:main", "no drafting method `org/name`"),
+    ("org/name:max=3", "no drafting method `org/name`"),
+    ("org/name:", "no drafting method `org/name`"),
 ])  # fmt: skip
 def test_wrong_specs(spec: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):

@@ -44,6 +44,7 @@ def test_without_weights_the_configuration_is_counted(tmp_path: Path, monkeypatc
 
 def test_a_hub_id_fetches_no_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked = []
+    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(hub, "snapshot_download", lambda name, **how: asked.append((name, how)) or str(tmp_path))
     assert small_files("gpt2", None, False) == tmp_path
     assert not [pattern for pattern in asked[0][1]["allow_patterns"] if "safetensors" in pattern]

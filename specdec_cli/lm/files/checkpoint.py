@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +17,7 @@ from specdec_cli.lm.files.adapter import adapter_folder, shown
 from specdec_cli.lm.files.contents import check_contents, check_pointer, is_adapter
 from specdec_cli.lm.files.gguf_folder import gguf_folder
 from specdec_cli.lm.files.gguf_header import SUFFIX
-from specdec_cli.lm.files.hub import Wanted, fetch
+from specdec_cli.lm.files.hub import Wanted, fetch, is_hub_name
 from specdec_cli.lm.files.reading import broken_link, first_line, read_object
 
 BUILTIN = ("builtin:target", "builtin:draft")
@@ -74,17 +73,19 @@ def _own_folder(name: str, revision: str | None, wanted: Wanted) -> Path:
     if path.suffix == SUFFIX and path.is_file():
         check_pointer(path)
         return gguf_folder(name, path)
-    if path.suffix == SUFFIX and not path.is_symlink():
+    if path.suffix == SUFFIX and not path.is_symlink() and ":" not in name:
         raise RunError(f"the GGUF file `{name}` does not exist", "check the path")
     if path.is_file():
         raise RunError(f"`{name}` is a file, not a model folder", hint)
     if name.strip() and path.is_symlink():
         raise broken_link(path)
-    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", name):
+    if not is_hub_name(name):
         raise RunError(f"model folder `{name}` does not exist", hint)
-    folder = fetch(name, revision, wanted)
-    check_contents(name, folder, wanted.is_model)
-    return folder
+    found = fetch(name, revision, wanted)
+    if found.suffix == SUFFIX:
+        return gguf_folder(name, found)
+    check_contents(name, found, wanted.is_model)
+    return found
 
 
 def read_config(name: str, folder: Path, trust_remote_code: bool) -> Any:

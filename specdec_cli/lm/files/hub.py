@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import glob
+import re
+from contextlib import suppress
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 
-from huggingface_hub import constants, snapshot_download
+from huggingface_hub import HfApi, constants, snapshot_download
 from huggingface_hub.errors import (
     GatedRepoError,
     LocalEntryNotFoundError,
@@ -13,12 +17,14 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from specdec_cli.errors import RunError
+from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.files.reading import first_line
 from specdec_cli.proxy import exempt_this_machine, proxy_of
 
 _SMALL = ("*.json", "*.model", "*.txt", "*.jinja")
 _OF_HEADS = ("pytorch_model.bin", "mask_embedding.pt")
+_PICKLED = "pytorch_model*.bin"
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*(:\w[\w.+-]*(/\w[\w.+-]*)*)?)?")
 _WEIGHTS = ("*.safetensors", "adapter_model.bin")
 
 
@@ -44,20 +50,57 @@ class Wanted:
         return self.has_weights and not self.is_head
 
 
+def is_hub_name(name: str) -> bool:
+    """Whether a name has the form of a hub id: `org/repo`, or `org/repo:FILE` for one of its GGUF files."""
+    return _HUB_NAME.fullmatch(name) is not None
+
+
 def fetch(name: str, revision: str | None, wanted: Wanted) -> Path:
-    """Download a hub model's safetensors, if it has any, and small files, or find them in the local cache.
+    """Download a hub model's weights and small files, or find them in the local cache.
+
+    Weights are its safetensors; without any, `pytorch_model.bin`; without those, one GGUF file.
+
+    Args:
+        name: a hub id; `org/repo:FILE.gguf` names a GGUF file of it, and `org/repo:Q4_K_M` the one with these letters.
+        revision: branch, tag or commit.
+        wanted: the files.
+
+    Returns:
+        The model's folder, or its GGUF file.
 
     Raises:
+        UsageError: it has several GGUF files, or none of that name.
         RunError: the hub has no such model, or cannot be reached, and nothing is in the cache.
     """
+    repo, _, file = name.partition(":")
+    fetches = wanted.has_weights and wanted.fetches_weights
     patterns = [*_SMALL, *(["*.py"] if wanted.trust_remote_code else [])]
-    if wanted.has_weights and wanted.fetches_weights:
-        patterns += [*_WEIGHTS, *(_OF_HEADS if wanted.is_head else [])]
+    if fetches and not file:
+        patterns += [*_WEIGHTS, *(["pytorch_model.bin"] if wanted.is_head else [])]
+    folder = _snapshot(repo, revision, patterns)
+    is_whole = any(folder.glob("*.safetensors")) or any(folder.glob("adapter_config.json"))
+    if not file and (not wanted.is_model or is_whole or (not fetches and (folder / "config.json").is_file())):
+        return folder
+    names = _file_names(repo, revision, folder)
+    if not file and any(fnmatch(one, _PICKLED) for one in names):
+        return _snapshot(repo, revision, [*patterns, _PICKLED]) if fetches else folder
+    chosen = _gguf(repo, file, names)
+    if chosen is not None and fetches:
+        folder = _snapshot(repo, revision, [*patterns, glob.escape(chosen)])
+    if chosen is not None and not (folder / chosen).is_file():
+        what = "is not here yet, and its configuration is in it" if not fetches else "could not be downloaded"
+        hint = f"fetch it: `hf download {repo} {chosen}`"
+        raise RunError(f"the GGUF file `{chosen}` of `{repo}` {what}", hint)
+    return folder if chosen is None else folder / chosen
+
+
+def _snapshot(repo: str, revision: str | None, patterns: list[str]) -> Path:
+    """The folder of a model with the files that some patterns name."""
     exempt_this_machine(constants.ENDPOINT)
     try:
         return Path(
             snapshot_download(
-                name,
+                repo,
                 revision=revision,
                 allow_patterns=patterns,
                 ignore_patterns=["original/*", "onnx/*", "consolidated*"],
@@ -66,7 +109,34 @@ def fetch(name: str, revision: str | None, wanted: Wanted) -> Path:
             )
         )
     except Exception as error:
-        raise _fetch_error(name, revision, error) from error
+        raise _fetch_error(repo, revision, error) from error
+
+
+def _file_names(repo: str, revision: str | None, folder: Path) -> list[str]:
+    """Paths of a model's files on the hub; of those in the cache where the hub is not asked or does not answer."""
+    if not constants.HF_HUB_OFFLINE:
+        with suppress(Exception):
+            return sorted(HfApi().list_repo_files(repo, revision=revision))
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def _gguf(repo: str, wanted: str, names: list[str]) -> str | None:
+    """The GGUF file that is meant among a model's files; None where it has none and none is asked for.
+
+    Raises:
+        UsageError: there are several, or none of that name.
+    """
+    ggufs = [one for one in names if one.endswith(".gguf") and not Path(one).name.startswith("mmproj")]
+    exact = [one for one in ggufs if wanted in (one, Path(one).name)]
+    matching = re.compile(rf"(^|[^A-Za-z0-9]){re.escape(wanted)}([^A-Za-z0-9_]|$)", re.IGNORECASE)
+    found = exact or [one for one in ggufs if not wanted or matching.search(one)]
+    if len(found) == 1 or (not found and not wanted):
+        return found[0] if found else None
+    hint = f"name one of them, such as `{repo}:{(found or ggufs or ['FILE.gguf'])[0]}`"
+    if found:
+        some = f" with `{wanted}` in their names" if wanted else ""
+        raise UsageError(f"`{repo}` has {len(found)} GGUF files{some}", hint)
+    raise UsageError(f"`{repo}` has no GGUF file `{wanted}`", hint if ggufs else "leave out what follows the colon")
 
 
 def _fetch_error(name: str, revision: str | None, error: Exception) -> RunError:
