@@ -240,6 +240,7 @@ class _CompareRun(Measurement["DraftComparison"]):
 
     def study(self, engine: Engine, workload: Workload) -> DraftComparison:
         """Every draft traced, priced and predicted."""
+        from specdec_cli.engine.draft_tokenizer import matching
         from specdec_cli.measure.bench.compare import DraftComparison
 
         wish, earlier = self.asked, self._read_trace(engine, workload)
@@ -257,6 +258,8 @@ class _CompareRun(Measurement["DraftComparison"]):
         )
         if self.capped is not None:
             comparison.notices.append(self.capped)
+        for contender in self._contenders[1:]:  # the first one's is among the run's
+            comparison.notices += [f"{contender.draft}: {said}" for said in matching(contender.engine.drafter)]
         with timed_progress(self.screen) as tell:
             comparison.study(_is_predictable(self.recipe), tell)
         path = self.trace_file(wish.trace)

@@ -271,7 +271,8 @@ class Measurement(ABC, Generic[Study]):
             body["notices"].append(
                 f"{num_resumed} of {body['plan']['passes']} passes are of an earlier, interrupted run"
             )
-        document = envelope(self.schema, self.document_recipe(), body, **machine_of(engine))
+        outputs = [tokens for one in self.passes(study) for tokens in one.run.token_ids or ()]
+        document = envelope(self.schema, self.document_recipe(), body, **machine_of(engine, outputs))
         known = [*self.prompts.notices, *caveats(self.recipe, engine), *self._changes()]
         document["notices"] = [*known, *document["notices"]]
         document["notices"] += [conditions.discarded] if conditions.discarded else []

@@ -7,7 +7,7 @@ import os
 import platform
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,10 +33,12 @@ def environment(
     draft_decoder: str | None = None,
     cpu: str | None = None,
     gpu: str | None = None,
+    draft_vocabulary: Mapping[str, Any] | None = None,
 ) -> dict[str, object]:
     """Versions, device, threads, dtype, whose forward runs; from packages' metadata, so nothing heavy is imported.
 
-    `cpu` and `gpu` are models, the latter of the target's device, or else of the draft's.
+    `cpu` and `gpu` are models, the latter of the target's device, or else of the draft's. `draft_vocabulary` says what
+    a draft with another tokenizer has in common with the target.
     """
     torch: Any = sys.modules.get("torch")
     return {
@@ -53,19 +55,18 @@ def environment(
         "draft_decoder": draft_decoder,
         "cpu": cpu,
         "gpu": gpu,
+        "draft_vocabulary": draft_vocabulary,
     }
 
 
-def envelope(
-    schema: str, recipe: Mapping[str, Any] | None, body: Mapping[str, Any], **machine: str | None
-) -> dict[str, Any]:
+def envelope(schema: str, recipe: Mapping[str, Any] | None, body: Mapping[str, Any], **machine: Any) -> dict[str, Any]:
     """A JSON document: what every one begins with, then its own keys.
 
     Args:
         schema: for example `specdec.generate/1`.
         recipe: the resolved recipe (`Recipe.as_dict()`), or None where there is none.
         body: the document's own keys.
-        machine: `device`, `draft_device`, `dtype`, `decoder` and `draft_decoder` for `environment`.
+        machine: what `machine_of` has for `environment`.
     """
     head = {
         "schema": schema,
@@ -77,13 +78,18 @@ def envelope(
     return head | dict(body)
 
 
-def machine_of(engine: Engine) -> dict[str, str | None]:
-    """Where an engine's models run, in which number format and by whose forward, for `envelope`."""
+def machine_of(engine: Engine, outputs: Iterable[Sequence[int]] = ()) -> dict[str, Any]:
+    """Where an engine's models run, in which number format and by whose forward, for `envelope`.
+
+    Args:
+        engine: loaded.
+        outputs: what was decoded, for the share of it that a draft with another tokenizer can guess.
+    """
     import torch
 
     from specdec_cli.measure.machine.machine import cpu_model
 
-    target, draft = engine.target, engine.drafter.lm
+    target, draft, shared = engine.target, engine.drafter.lm, engine.drafter.shared_vocabulary
     devices = [lm.device for lm in (target, draft) if lm is not None]
     return {
         "cpu": cpu_model(),
@@ -93,6 +99,7 @@ def machine_of(engine: Engine) -> dict[str, str | None]:
         "dtype": str(target.dtype).removeprefix("torch."),
         "decoder": target.decoder,
         "draft_decoder": None if draft is None else draft.decoder,
+        "draft_vocabulary": None if shared is None else shared.as_dict(outputs),
     }
 
 

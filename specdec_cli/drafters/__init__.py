@@ -23,11 +23,12 @@ __all__ = [
 
 _NOT_METHODS = {
     *("__init__", "contract", "feature_head", "growth", "language_model", "one_pass", "rounds"),
-    *("self_drafter", "suffix_index"),
+    *("self_drafter", "suffix_index", "translated_lm"),
 }
 # The members of `contract.Drafter`.
 _MEMBERS = (
-    *("lm", "max_context", "builds_trees", "draws", "one_pass", "sizes", "taps", "self_drafts"),
+    *("lm", "forced_lm", "shared_vocabulary", "max_context", "builds_trees", "draws", "one_pass", "sizes", "taps"),
+    *("self_drafts",),
     *("adopt", "load", "propose", "release", "clear"),
 )
 _HINT = "write a model's name or folder, or one of: "

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from specdec_cli.lm.door import LM, Tap
     from specdec_cli.lm.self_draft import SelfDraft
     from specdec_cli.sampling.params import SamplingParams
+    from specdec_cli.text.shared_vocabulary import SharedVocabulary
+    from specdec_cli.text.tokenizer import Tokenizer
 
 
 @dataclass(slots=True)
@@ -97,6 +99,8 @@ class Resources:
         plan_cache: takes a cache that the drafter holds itself. It is given its blocks with the models' once all are
             loaded, and what it held before is lost.
         trust_remote_code: run Python code that comes with a model.
+        tokenizer: the target's; None where there is none.
+        load_tokenizer: loads the tokenizer of a draft model; None where there is no tokenizer to compare it with.
     """
 
     load_lm: Callable[[str], LM]
@@ -106,6 +110,8 @@ class Resources:
     revision: str | None = None
     plan_cache: Callable[[DraftCache], None] = lambda _: None
     trust_remote_code: bool = False
+    tokenizer: Tokenizer | None = None
+    load_tokenizer: Callable[[str], Tokenizer] | None = None
 
 
 class Drafter(Protocol):
@@ -114,6 +120,19 @@ class Drafter(Protocol):
     @property
     def lm(self) -> LM | None:
         """The language model whose distribution its guesses come from, once it is loaded; None without one."""
+        ...
+
+    @property
+    def shared_vocabulary(self) -> SharedVocabulary | None:
+        """The tokens that a draft model with another tokenizer shares with the target; None for every other drafter."""
+        ...
+
+    def forced_lm(self, temperature: float) -> LM | None:
+        """The language model whose distribution along a text tells what is accepted in requests of a temperature.
+
+        None where a trace has to ask for guesses: without a language model, or where they are not drawn from its
+        distribution over the target's tokens.
+        """
         ...
 
     @property
@@ -205,6 +224,20 @@ class WithoutFeatures:
     def self_drafts(self) -> Sequence[SelfDraft]:
         """None."""
         return ()
+
+    @property
+    def lm(self) -> LM | None:
+        """None, unless it has a language model."""
+        return None
+
+    @property
+    def shared_vocabulary(self) -> SharedVocabulary | None:
+        """None: it has the target's tokenizer, or needs none."""
+        return None
+
+    def forced_lm(self, temperature: float) -> LM | None:
+        """Its language model, if any."""
+        return self.lm
 
     @property
     def taps(self) -> Sequence[Tap]:

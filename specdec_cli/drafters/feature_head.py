@@ -11,6 +11,7 @@ from specdec_cli.drafters.rounds import grow_deeper
 from specdec_cli.errors import UsageError
 
 if TYPE_CHECKING:
+    from specdec_cli.lm.door import LM
     from specdec_cli.lm.heads.head import Head
     from specdec_cli.lm.heads.head_sequences import HeadSequences
     from specdec_cli.lm.heads.published import PublishedDraft
@@ -25,6 +26,7 @@ class HeadDrafter:
     """
 
     lm = None
+    shared_vocabulary = None
     builds_trees = True
     draws = True
     one_pass = False
@@ -37,6 +39,9 @@ class HeadDrafter:
         self._sequences: HeadSequences | None = None
         self._num_tokens = 0
         self._max_context: int | None = None
+
+    def forced_lm(self, temperature: float) -> LM | None:
+        """None: it reads the target's features, so it has to be asked."""
 
     @property
     def max_context(self) -> int | None:

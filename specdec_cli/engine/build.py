@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from specdec_cli import drafters
 from specdec_cli.drafters.contract import Drafter, Resources
 from specdec_cli.engine.caches import hold_beside, share_out
+from specdec_cli.engine.draft_tokenizer import by_tokenizer, draft_tokenizer
 from specdec_cli.engine.heads import own_modules, published_draft, published_fields
 from specdec_cli.engine.loading import LoadProgress, LoadSettings, ModelSettings
 from specdec_cli.engine.options import EngineOptions
@@ -55,7 +56,7 @@ def load_engines(
         draft_models: how each draft is loaded, where that differs from `settings.draft`.
 
     Raises:
-        UsageError: tokenizers that differ, an unknown method or option.
+        UsageError: an unknown method or option, or a draft that does not fit.
         RunError: a model that does not load.
     """
     settings = settings or LoadSettings()
@@ -85,9 +86,8 @@ def load_engines(
         settings.chat_template,
         settings.chat_variables,
     )
-    for fields, its in zip(given, own, strict=True):
-        if (name := drafters.model_name(fields)) is not None:
-            _check_tokenizers(tokenizer, target, name, its)
+    given = [by_tokenizer(fields, tokenizer, target, its) for fields, its in zip(given, own, strict=True)]
+    made = [drafters.from_fields(fields) for fields in given]
     say(f"loading target {target}")
     allot_threads()
     lm = _load(target, settings.target, settings, options, settings.generation_config)
@@ -116,7 +116,7 @@ def load_engines(
 
 @dataclass(slots=True)
 class _DraftLoader:
-    """Loads drafters for a target that is loaded; that their tokenizers agree was checked.
+    """Loads drafters for a target that is loaded.
 
     Args:
         target: the loaded target.
@@ -152,6 +152,8 @@ class _DraftLoader:
                 self.settings.draft.revision,
                 plan_cache=self.models.append,
                 trust_remote_code=self.settings.trust_remote_code,
+                tokenizer=self.tokenizer,
+                load_tokenizer=partial(draft_tokenizer, settings=self.settings),
             )
         )
         return drafter
@@ -187,15 +189,14 @@ def another_drafter(
         say: called with a short description of each loading phase.
 
     Raises:
-        UsageError: an unknown method or option, tokenizers that differ, or an engine without a tokenizer.
+        UsageError: an unknown method or option, a draft that does not fit, or an engine without a tokenizer.
         RunError: a model that does not load.
     """
     settings = replace(settings or LoadSettings(), progress=say)
     if engine.tokenizer is None:
         raise UsageError("the engine has no tokenizer, which a further draft needs", "give the engine one")
     fields = _named(fields, engine.target.name, settings)
-    if (name := drafters.model_name(fields)) is not None:
-        _check_tokenizers(engine.tokenizer, engine.target.name, name, settings)
+    fields = by_tokenizer(fields, engine.tokenizer, engine.target.name, settings)
     loader = _DraftLoader(engine.target, engine.tokenizer, engine.options, settings)
     drafter = loader.load(drafters.from_fields(fields))
     for lm in loader.models:
@@ -248,26 +249,6 @@ def _named(fields: Mapping[str, Any], target: str, settings: LoadSettings) -> di
     own_modules(fields, target, settings.target, settings.trust_remote_code)
     config = published_draft(fields, settings.draft, target, settings.target)
     return dict(fields) if config is None else published_fields(config)
-
-
-def _check_tokenizers(tokenizer: Tokenizer, target: str, draft: str, settings: LoadSettings) -> None:
-    """Refuse a draft whose tokenizer differs: its guesses would mean other text; a stand-in has none to mean."""
-    other = Tokenizer(
-        load_tokenizer(
-            draft,
-            revision=settings.draft.revision,
-            trust_remote_code=settings.trust_remote_code,
-            load_format=settings.draft.load_format,
-        )
-    )
-    if tokenizer.is_stand_in or other.is_stand_in:
-        return
-    overlap = tokenizer.compare(other)
-    if not overlap.equal:
-        raise UsageError(
-            f"the tokenizers of target `{target}` and draft `{draft}` differ: {overlap.reason}",
-            "choose a draft of the same family, or `--draft ngram`, which needs no tokenizer of its own",
-        )
 
 
 def _load(

@@ -1,9 +1,10 @@
-"""Caveats of a run: random weights, synthetic acceptance, slow forward passes, and the time that compilation took."""
+"""Caveats of a run: random weights, another tokenizer, synthetic acceptance, slow forwards, compilation time."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from specdec_cli.engine.draft_tokenizer import matching
 from specdec_cli.lm.llama import native
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ def caveats(recipe: Recipe, engine: Engine) -> list[str]:
         found.append(
             "synthetic acceptance: drafted tokens are accepted at random, so the figures say nothing about this draft"
         )
+    found += matching(engine.drafter)
     return [*found, *compiled(engine), *slow_forwards(engine), *not_sharing(engine)]
 
 

@@ -136,7 +136,7 @@ class Engine:
             changes: see `loading.load_parameters`.
 
         Raises:
-            UsageError: an unknown argument, method or value, or a draft with another tokenizer.
+            UsageError: an unknown argument, method or value, or a draft that does not fit the target.
             RunError: a model that does not load.
         """
         from specdec_cli.engine.build import load_engines
@@ -166,7 +166,7 @@ class Engine:
             progress: called with a short description of each loading phase.
 
         Raises:
-            UsageError: an invalid recipe, or a draft with another tokenizer.
+            UsageError: an invalid recipe, or a draft that does not fit the target.
             RunError: a model that does not load.
         """
         from specdec_cli.engine.build import engines_from_recipes

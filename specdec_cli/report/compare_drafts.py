@@ -110,11 +110,13 @@ _KINDS: tuple[Kind, ...] = ("decode", "latency")
 def _row(comparison: DraftComparison, one: Contender) -> dict[str, Any]:
     track = comparison.track(one)
     counts, (parameters, memory_bytes) = track.counts(), one.sizes()
+    shared = one.engine.drafter.shared_vocabulary
     return {
         "draft": one.draft,
         "method": one.method,
         "parameters": parameters,
         "memory_bytes": memory_bytes,
+        "vocabulary": None if shared is None else shared.as_dict(comparison.outputs()),
         "cost_ratio": one.cost_ratio,
         "best_k": comparison.best_k(one),
         "acceptance_rate": counts.acceptance_rate,

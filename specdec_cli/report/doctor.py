@@ -115,8 +115,12 @@ def _print_pair(console: Console, pair: Preflight) -> None:
         share = (
             f"{overlap.num_shared} of {max(overlap.num_tokens)} tokens ({100 * overlap.share:.1f} %) have the same id"
         )
-        equal = "equal" if overlap.equal else "DIFFERENT"
-        console.print(Text(f"tokenizers: {equal}; {share}", style="green" if overlap.equal else "bold red"))
+        equal = "equal" if overlap.equal else "different"
+        console.print(Text(f"tokenizers: {equal}; {share}", style="green" if overlap.equal else "yellow"))
+    if pair.shared is not None:
+        console.print(Text(str(pair.shared)), soft_wrap=True)
+        ceiling = f"drafting by shared tokens accepts at most {100 * pair.shared.share_of_text:.1f} % of such a text"
+        console.print(Text(f"{ceiling}; drafting by text has no such limit"), soft_wrap=True)
     if pair.max_context is not None:
         text = f"effective context: {pair.max_context} tokens"
         if pair.draft_max_context is not None:

@@ -42,6 +42,7 @@ class Tokenizer:
             self.hf.chat_template = chat_template
         self._bytes: dict[int, bytes] = {}
         self._texts: dict[int, str] = {}
+        self._added: dict[tuple[int, bool], bytes] = {}
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text; special tokens are added as the tokenizer does by default."""
@@ -209,6 +210,10 @@ class Tokenizer:
             (lambda text: self.encode(text, False), lambda text: other.encode(text, False)),
         )
 
+    def special_token(self, role: str) -> int | None:
+        """The id of the token that has a role (`eos_token`, ...); None without one."""
+        return self.vocabulary.get(self._special_tokens().get(role, ""))
+
     def _special_tokens(self) -> dict[str, str]:
         special: Mapping[str, Any] = self.hf.special_tokens_map
         return {role: str(token) for role, token in special.items() if not isinstance(token, list)}
@@ -268,6 +273,40 @@ class Tokenizer:
             return self.bytes_of(token_id)
         byte = self.byte_tokens.get(token_id)
         return self.piece(token_id).encode() if byte is None else bytes([byte])
+
+    def added_bytes(self, token_id: int, begins: bool) -> bytes:
+        """Bytes that a token adds to a text: part of a character's where the token is no more.
+
+        Args:
+            token_id: any token; a special one, and an id that no token has, add nothing.
+            begins: whether it begins the text, where many tokenizers leave out its space.
+        """
+        if self.is_silent(token_id, skip_special_tokens=True):
+            return b""
+        if self._is_byte_level:
+            return self.bytes_of(token_id)
+        byte = self.byte_tokens.get(token_id)
+        if byte is not None:
+            return bytes([byte])
+        key = token_id, begins
+        found = self._added.get(key)
+        if found is None:
+            found = self._added[key] = self._added_text(token_id, begins).encode("utf-8", "replace")
+        return found
+
+    def _added_text(self, token_id: int, begins: bool) -> str:
+        alone = self.text_of(token_id)
+        if begins or self._letter is None:
+            return alone
+        letter = self.text_of(self._letter)
+        both = self.decode([self._letter, token_id], skip_special_tokens=False)
+        return both[len(letter) :] if both.startswith(letter) else alone
+
+    @cached_property
+    def _letter(self) -> int | None:
+        """A token that is nothing but a letter, behind which others show what they add to a text."""
+        ids = (i for i in sorted(self._tokens_by_id) if i not in self.special_ids)
+        return next((i for i in ids if len(text := self.text_of(i)) == 1 and text.isalpha()), None)
 
     @cached_property
     def byte_tokens(self) -> dict[int, int]:

@@ -15,6 +15,10 @@ from tiny_dflash import publish_dflash, random_block_weights
 from tiny_heads import HIDDEN, publish, random_weights
 from tiny_models import VOCAB
 from tiny_mtp import make_target
+from tokenizers import Tokenizer as Backend
+from tokenizers.decoders import Fuse
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast
 from typed import not_none
 
 from specdec_cli import drafters
@@ -23,10 +27,12 @@ from specdec_cli.lm.door import LM, Row
 from specdec_cli.lm.self_draft import SelfDraft
 from specdec_cli.lm.table import LMWithoutWeights
 from specdec_cli.sampling.params import SamplingParams
+from specdec_cli.text.tokenizer import Tokenizer
 
 NUM_TOKENS = 11
 NEEDED: dict[str, dict[str, Any]] = {
     "model": {"model": "tiny"},
+    "universal": {"model": "tiny"},
     "prediction": {"text": "abcabdab"},
     "self-exit": {"layers": 1},
 }
@@ -83,11 +89,21 @@ class TappedLM(TableLM):
         return 0.02 * hidden @ torch.randn(HIDDEN, VOCAB, generator=torch.Generator().manual_seed(2))
 
 
+def letters(names: str) -> Tokenizer:
+    """A token for each letter, in their order."""
+    backend = Backend(BPE({name: i for i, name in enumerate(names)}, []))
+    backend.decoder = Fuse()
+    return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend))
+
+
+TOKENIZERS: dict[str, Any] = {"tokenizer": letters("abcdefghijk"), "load_tokenizer": lambda _: letters("kdbaxchefgyz")}
+
+
 def load(method: str) -> Drafter:
     drafter = drafters.create(method, NEEDED.get(method, {}))
     encode = lambda text: [0] * bool(text) + [ord(letter) - ord("a") for letter in text]  # noqa: E731
     target = TappedLM() if method in TAPPED else TableLM()
-    drafter.load(Resources(lambda name: TableLM(), encode, NUM_TOKENS, target))
+    drafter.load(Resources(lambda name: TableLM(), encode, NUM_TOKENS, target, **TOKENIZERS))
     return drafter
 
 

@@ -8,10 +8,14 @@ import pytest
 import torch
 from tiny_engine import letter_tokenizer, tokens, transformers_greedy
 from tiny_models import make_tiny
+from tokenizers import Tokenizer as Backend
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast
 from typed import not_none, stand_in
 
 from specdec_cli import Engine, EngineOptions, SamplingParams
-from specdec_cli.engine.build import load_engines
+from specdec_cli.engine.build import another_drafter, load_engines
+from specdec_cli.engine.draft_tokenizer import matching
 from specdec_cli.engine.loading import LoadSettings, ModelSettings
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.events import Stepped
@@ -92,18 +96,50 @@ def test_a_mapping_names_a_draft_model(pair) -> None:
     assert engine.generate("a", SamplingParams(max_new_tokens=6))[0].speculative.num_draft_tokens > 0
 
 
-def test_tokenizers_that_differ_are_refused_with_their_overlap(pair, tmp_path: Path) -> None:
+@pytest.fixture
+def stranger(tmp_path: Path) -> str:
+    """A draft whose tokenizer has one merge less."""
     make_tiny("llama", tmp_path, 3, vocab_size=96)
     letter_tokenizer(without="he").save_pretrained(tmp_path)
-    with pytest.raises(UsageError) as error:
-        Engine.load(pair[0], str(tmp_path))
-    message = str(error.value)
-    assert pair[0] in message
-    assert str(tmp_path) in message
-    assert "tokens (" in message
-    assert "%) have the same id" in message
-    assert "'he'" in message
-    assert "ngram" in not_none(error.value.hint)
+    return str(tmp_path)
+
+
+@pytest.mark.parametrize("match", ["auto", "text", "intersection"])
+def test_a_draft_with_another_tokenizer_drafts_by_text_or_shared_tokens(pair, stranger, match: str) -> None:
+    params = SamplingParams(max_new_tokens=20)
+    plain = Engine.load(pair[0], None).generate("the end, the end", params)
+    draft = stranger if match == "auto" else {"method": "universal", "model": stranger, "match": match}
+    engine = Engine.load(pair[0], draft)
+    assert tokens(engine.generate("the end, the end", params)) == tokens(plain)
+    assert not_none(engine.drafter.shared_vocabulary).share_of_target == pytest.approx(86 / 87)
+    [said] = matching(engine.drafter)
+    how = {"auto": "by text at temperature 0, by the shared tokens above it", "text": "by text;"}
+    assert how.get(match, "by the shared tokens;") in said
+    assert matching(Engine.load(pair[0], pair[1]).drafter) == []
+
+
+def test_a_further_draft_may_have_another_tokenizer(pair, stranger) -> None:
+    engine = Engine.load(pair[0], None)
+    drafter = another_drafter(engine, {"model": stranger})
+    assert drafter.shared_vocabulary is not None
+
+
+def test_a_draft_with_next_to_no_tokens_in_common(pair, tmp_path: Path) -> None:
+    make_tiny("llama", tmp_path, 3, vocab_size=96)
+    vocabulary = {"<s>": 0, "</s>": 1, "<unk>": 2} | {letter: 3 + i for i, letter in enumerate("ÄÖÜäöüß")}
+    backend = Backend(BPE(vocabulary, [], unk_token="<unk>"))
+    PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    ).save_pretrained(tmp_path)
+    engine = Engine.load(pair[0], str(tmp_path))
+    assert "it drafts by text;" in matching(engine.drafter)[0]
+    with pytest.raises(UsageError, match="too few tokens in common"):
+        Engine.load(pair[0], {"method": "universal", "model": str(tmp_path), "match": "intersection"})
+
+
+def test_an_unknown_way_to_match_is_refused(pair) -> None:
+    with pytest.raises(UsageError, match="must be auto, text or intersection"):
+        Engine.load(pair[0], {"method": "universal", "model": pair[1], "match": "words"})
 
 
 def test_drafts_share_a_target_that_is_loaded_once(pair) -> None:
@@ -119,13 +155,9 @@ def test_drafts_share_a_target_that_is_loaded_once(pair) -> None:
     assert ngram.sizes() == none.sizes() == (0, 0)
 
 
-def test_the_tokenizer_of_every_draft_is_looked_at(pair, tmp_path: Path) -> None:
-    make_tiny("llama", tmp_path, 3, vocab_size=96)
-    letter_tokenizer(without="he").save_pretrained(tmp_path)
-    said: list[Any] = []
-    with pytest.raises(UsageError, match="differ"):
-        load_engines(Engine, pair[0], [pair[1], str(tmp_path)], settings=LoadSettings(progress=said.append))
-    assert said == [f"loading tokenizer of {pair[0]}"], "before any weights"
+def test_the_tokenizer_of_every_draft_is_looked_at(pair, stranger) -> None:
+    engines = load_engines(Engine, pair[0], [pair[1], stranger, "ngram"])
+    assert [engine.drafters.own_name for engine in engines] == ["model", "universal", "ngram"]
 
 
 def test_a_draft_without_a_tokenizer_is_refused(pair, tmp_path: Path) -> None:
@@ -177,7 +209,7 @@ def test_a_cache_with_too_little_memory_is_refused(pair) -> None:
 
 @pytest.mark.parametrize(
     ("draft", "words"),
-    [("ngram:size=3", "size"), ("medusas:3", "medusas"), ("./nowhere", "nowhere"), ("suffix", "not available")],
+    [("ngram:size=3", "size"), ("medusas:3", "medusas"), ("./nowhere", "nowhere"), ("parallel:2", "not available")],
 )
 def test_bad_drafts_are_named(pair, draft: str, words: str) -> None:
     with pytest.raises((UsageError, RunError), match=words):

@@ -276,6 +276,10 @@ class DraftComparison:
         found = [(a, b, against(self.track(a), self.track(b))) for a, b in combinations(self.ranking(), 2)]
         return [Pair(a, b, one) for a, b, one in found if one is not None]
 
+    def outputs(self) -> list[Sequence[int]]:
+        """Every output without a draft."""
+        return [tokens for one in self.plain.passes for tokens in one.run.token_ids or ()]
+
     def differences(self) -> Differences:
         """Every output of every draft against the same request's output without one."""
         tracks = [track for one in self.contenders if one.drafts for track in one.tracks.values()]

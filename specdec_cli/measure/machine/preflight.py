@@ -7,7 +7,9 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from specdec_cli import drafters
+from specdec_cli.drafters import universal
 from specdec_cli.engine.build import model_settings
+from specdec_cli.engine.draft_tokenizer import UNIVERSAL
 from specdec_cli.engine.heads import own_modules, published_draft, published_fields
 from specdec_cli.errors import ExitCode, SpecdecError
 from specdec_cli.files import given_path
@@ -23,6 +25,7 @@ from specdec_cli.measure.machine.memory_plan import HeadFacts, Memory, check_roo
 from specdec_cli.measure.machine.outlook import Outlook, outlook
 from specdec_cli.text.chat_template import chat_tokenizer
 from specdec_cli.text.overlap import Overlap
+from specdec_cli.text.shared_vocabulary import SharedVocabulary, shared_vocabulary
 from specdec_cli.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -76,6 +79,7 @@ class Preflight:
         one_pass: whether the draft gives all tokens of a step in one pass.
         tokenizers: by role.
         overlap: of the two tokenizers; None without two.
+        shared: the tokens with the same text in both, where the tokenizers differ.
         max_context: the longest context that the engine will decode; None without a target.
         head_facts: sizes of the draft where it is a head; None where its files are not here.
         draft_max_context: past which it decodes on without the draft; None without a limit.
@@ -94,6 +98,7 @@ class Preflight:
     draft: ModelFacts | None = None
     tokenizers: dict[str, TokenizerFacts] = field(default_factory=dict)
     overlap: Overlap | None = None
+    shared: SharedVocabulary | None = None
     max_context: int | None = None
     draft_max_context: int | None = None
     memory: dict[str, Memory] = field(default_factory=dict)
@@ -116,6 +121,7 @@ class Preflight:
             "head": self.head,
             "tokenizers": {role: asdict(facts) for role, facts in self.tokenizers.items()},
             "overlap": asdict(self.overlap) | {"reason": self.overlap.reason} if self.overlap else None,
+            "shared_vocabulary": self.shared.as_dict() if self.shared else None,
             "max_context": self.max_context,
             "draft_max_context": self.draft_max_context,
             "memory": {role: asdict(memory) for role, memory in self.memory.items()},
@@ -147,6 +153,7 @@ def preflight(recipe: Recipe, machine: Machine, *, trust_remote_code: bool = Fal
         _look_at_own_modules(found, recipe, trust_remote_code)
     _read_generation(found, recipe, trust_remote_code)
     _compare_tokenizers(found, recipe.target, models, trust_remote_code)
+    _check_shared(found, recipe)
     _check_target(found, recipe, trust_remote_code)
     missing: list[str] = []
     figure("the memory that it takes", lambda: _estimate_memory(found, recipe, machine), missing)
@@ -314,9 +321,11 @@ def _check_padding(found: Preflight, role: str, facts: ModelFacts, tokenizer: To
 def _compare(found: Preflight, target: Tokenizer, draft: Tokenizer) -> None:
     overlap = found.overlap = target.compare(draft)
     if not overlap.equal:
-        hint = "choose a draft of the same family, or `--draft ngram`, which needs no tokenizer of its own"
-        message = f"the tokenizers of target and draft differ: {overlap.reason}"
-        found.problems.append(Finding("error", message, hint, ExitCode.USAGE))
+        sizes = [facts.embedding_size for facts in (found.target, found.draft) if facts is not None]
+        found.shared, found.draft_method = shared_vocabulary(target, draft, *sizes), UNIVERSAL
+        message = f"the tokenizers of target and draft differ ({overlap.reason}): the draft is run as `{UNIVERSAL}`"
+        hint = "a draft of the same family accepts more"
+        found.problems.append(Finding("warning", message, hint))
     for role, first, second in overlap.special_differences:
         message = f"`{role}` is `{first}` in the target's tokenizer and `{second}` in the draft's: the target's is used"
         found.problems.append(Finding("warning", message))
@@ -326,6 +335,16 @@ def _compare(found: Preflight, target: Tokenizer, draft: Tokenizer) -> None:
             f"the end tokens are `{target_ids}` for the target and `{draft_ids}` for the draft: the target's are used"
         )
         found.problems.append(Finding("warning", message))
+
+
+def _check_shared(found: Preflight, recipe: Recipe) -> None:
+    """Refuse to match guesses in a way for which the tokenizers have too little in common."""
+    if found.shared is None:
+        return
+    try:
+        universal.ways_of(str(recipe.draft.model), recipe.draft.options.get("match", universal.AUTO), found.shared)
+    except SpecdecError as error:
+        found.problems.append(_as_problem(error))
 
 
 def _check_target(found: Preflight, recipe: Recipe, trust_remote_code: bool) -> None:
@@ -347,7 +366,8 @@ def _check_target(found: Preflight, recipe: Recipe, trust_remote_code: bool) -> 
         found.problems.append(_as_problem(error))
     if found.draft is None:
         return
-    found.draft_max_context = min(found.draft.max_context, found.max_context)
+    ratio = 1.0 if found.shared is None else max(found.shared.draft_tokens_per_token, 1.0)
+    found.draft_max_context = min(int(found.draft.max_context / ratio), found.max_context)
     if found.draft_max_context < found.max_context:
         message = (
             f"the draft reads `{found.draft_max_context}` tokens, the target `{found.max_context}`: "

@@ -106,6 +106,11 @@ class Trace:
         """Whether every prompt was decoded at temperature 0."""
         return all(prompt.params.temperature == 0 for prompt in self.prompts)
 
+    @property
+    def temperature(self) -> float:
+        """The highest of its prompts."""
+        return max((prompt.params.temperature for prompt in self.prompts), default=0.0)
+
     def stop_ids(self, prompt: TracedPrompt) -> frozenset[int]:
         """Tokens that end a prompt's output."""
         eos = () if prompt.params.ignore_eos else self.eos_token_ids

@@ -128,9 +128,10 @@ def _read(path: Path, engine: Engine, requests: Sequence[Request]) -> Trace:
 def _holds(trace: Trace, name: str, drafter: Drafter, needs_ranks: bool) -> bool:
     """Whether a trace has what is wanted of the loaded draft; says in its notices where it has something else."""
     held = trace.drafts.get(name)
-    if drafter.lm is None:
+    lm = drafter.forced_lm(trace.temperature)
+    if lm is None:
         return isinstance(held, DepthTrace if isinstance(drafter, ScoresPaths) else GuessTrace)
-    now = drafter.lm.origin
+    now = lm.origin
     if isinstance(held, DepthTrace) and isinstance(drafter, ScoresPaths) and held.origin is not None:
         return held.origin.computes_as(now)
     if isinstance(held, ModelTrace) and held.origin is not None and held.origin.computes_as(now):

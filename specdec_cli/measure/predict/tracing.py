@@ -143,8 +143,9 @@ def trace_draft(
     tell = watch or (lambda _done, _total: None)
     if isinstance(drafter, ScoresPaths):
         return DepthPass(trace, drafter, drafter, k_max, target).run(tell)
-    if drafter.lm is not None:
-        return _ForcedPass(trace, drafter.lm).run(tell)
+    lm = drafter.forced_lm(trace.temperature)
+    if lm is not None:
+        return _ForcedPass(trace, lm).run(tell)
     return _trace_guesses(trace, drafter, k_max, tell, target)
 
 
