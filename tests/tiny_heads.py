@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from safetensors.torch import save_file
 from tiny_models import VOCAB
 from torch import Tensor
 from torch.nn import functional
+
+from specdec_cli.lm.door import LM, Row, Tap, Tapped
 
 HIDDEN, HEADS, KV_HEADS, SIZE, INNER = 32, 4, 2, 8, 48
 THETA, EPSILON = 10000.0, 1e-5
@@ -214,3 +217,14 @@ def publish(
     else:
         save_file(weights, folder / "model.safetensors")
     return folder
+
+
+def features_of(lm: LM, text: Sequence[int], taps: Sequence[Tap]) -> Tensor:
+    """The target's states [tokens, taps, hidden] of a text."""
+    row = Row(-7, text, 0, tapped=Tapped())
+    lm.tap(taps)
+    lm.score([row])
+    lm.release(-7)
+    assert row.tapped is not None
+    assert row.tapped.states is not None
+    return row.tapped.states[:, [lm.taps.index(tap) for tap in taps]]

@@ -160,10 +160,9 @@ def without_model() -> list[str]:
 
 
 def model_name(fields: Mapping[str, Any]) -> str | None:
-    """The name of the language model that a draft loads and that reads text as the target does; None without one."""
-    from specdec_cli.drafters.language_model import LMDrafter
-
-    return fields.get("model") if issubclass(get(fields.get("method", "model")), LMDrafter) else None
+    """The name of a draft's folder that has a tokenizer of its own, which is to be the target's; None without one."""
+    method: Any = get(fields.get("method", "model"))
+    return fields.get("model") if getattr(method, "has_tokenizer", False) else None
 
 
 def _is_unbuilt(spec: str) -> bool:

@@ -26,6 +26,7 @@ class LMDrafter(WithoutFeatures):
     """
 
     draws = True
+    has_tokenizer = True
 
     def __init__(self, name: str) -> None:
         self._name = name

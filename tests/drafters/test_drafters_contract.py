@@ -15,6 +15,7 @@ from tiny_dflash import publish_dflash, random_block_weights
 from tiny_heads import HIDDEN, publish, random_weights
 from tiny_models import VOCAB
 from tiny_mtp import make_target
+from tiny_pard2 import publish_pard2
 from tokenizers import Tokenizer as Backend
 from tokenizers.decoders import Fuse
 from tokenizers.models import BPE
@@ -37,7 +38,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "self-exit": {"layers": 1},
 }
 HEADS = {"eagle": "eagle", "eagle3": "speculators"}
-TAPPED = {*HEADS, "dflash", "mtp"}
+TAPPED = {*HEADS, "dflash", "mtp", "pard2"}
 
 
 class TableLM(LMWithoutWeights):
@@ -70,6 +71,8 @@ def heads(tmp_path_factory: pytest.TempPathFactory) -> None:
         publish(folder, random_weights(method == "eagle3", drafted=VOCAB), HEADS[method])
     NEEDED["dflash"] = {"model": str(tmp_path_factory.mktemp("heads") / "dflash")}
     publish_dflash(Path(NEEDED["dflash"]["model"]), random_block_weights(), "z-lab")
+    NEEDED["pard2"] = {"model": str(tmp_path_factory.mktemp("heads") / "pard2"), "layers": "final-3-1"}
+    publish_pard2(Path(NEEDED["pard2"]["model"]))
     folder = tmp_path_factory.mktemp("pard")
     (folder / "config.json").write_text('{"spd_type": "pard", "pard_token": 12, "vocab_size": 14}')
     NEEDED["pard"] = {"model": str(folder)}

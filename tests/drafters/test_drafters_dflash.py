@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from tiny_dflash import BLOCK, LAYER, MASK, BlockReference, publish_dflash, random_block_weights
 from tiny_engine import PROMPTS, Checked, decode, letter_tokenizer, tokens
-from tiny_heads import HIDDEN
+from tiny_heads import HIDDEN, features_of
 from tiny_models import VOCAB, make_tiny
 from torch import Tensor
 from typed import not_none
@@ -28,7 +28,6 @@ from specdec_cli.engine.options import EngineOptions
 from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.errors import UsageError
 from specdec_cli.events import Stepped
-from specdec_cli.lm.door import Row, Tapped
 from specdec_cli.lm.heads.dflash_files import default_layers
 from specdec_cli.lm.load import load_lm
 from specdec_cli.measure.machine.machine import look
@@ -60,14 +59,6 @@ def loaded(lm, folder: Path, **options: Any) -> Any:
     lm.tap(made.taps)
     made.load(Resources(lambda _: lm, None, VOCAB, lm))
     return made
-
-
-def features_of(lm, text: Sequence[int], taps: Sequence[Any] = LAYERS) -> Tensor:
-    row = Row(-7, text, 0, tapped=Tapped())
-    lm.tap(taps)
-    lm.score([row])
-    lm.release(-7)
-    return not_none(not_none(row.tapped).states)[:, [lm.taps.index(tap) for tap in taps]]
 
 
 def reference(lm, weights: dict[str, Tensor], **options: Any) -> BlockReference:
@@ -126,7 +117,7 @@ def test_rounds_draw_from_what_the_formulas_say(lm, form: str, params, tmp_path:
     weights = random_block_weights(seed=3, **made)
     drafter = loaded(lm, publish_dflash(tmp_path / "draft", weights, kind, **keys))
     assert drafter.taps == LAYERS
-    states, given = features_of(lm, TEXT), reference(lm, weights, **read)
+    states, given = features_of(lm, TEXT, LAYERS), reference(lm, weights, **read)
     ids = torch.arange(40) + weights["d2t"] if "d2t" in weights else torch.arange(VOCAB)
     known = 0
     # A prompt; all accepted with the bonus token; partly accepted; all refused; again without anything new.
@@ -147,7 +138,7 @@ def test_rounds_draw_from_what_the_formulas_say(lm, form: str, params, tmp_path:
 
 def test_mask_rows_read_the_mask_embedding(lm, tmp_path: Path) -> None:
     weights, mask = random_block_weights(seed=3), torch.randn(HIDDEN)
-    states = features_of(lm, TEXT)
+    states = features_of(lm, TEXT, LAYERS)
     for i, saved in enumerate((mask, {"embedding": mask[None], "mask_token_id": 5000})):
         folder = publish_dflash(tmp_path / str(i), weights, "z-lab", mask_token_id=5000)
         torch.save(saved, folder / "mask_embedding.pt")
@@ -161,7 +152,7 @@ def test_mask_rows_read_the_mask_embedding(lm, tmp_path: Path) -> None:
 
 
 def test_a_shorter_chain_is_the_first_of_a_longer_one(lm, tmp_path: Path) -> None:
-    states = features_of(lm, TEXT)
+    states = features_of(lm, TEXT, LAYERS)
     drafter = loaded(lm, publish_dflash(tmp_path / "draft", random_block_weights(), "z-lab"))
     long = drafter.propose([row(TEXT[:9], states[:8], 4)])[0].drafted.tokens
     for k in (1, 2, 3):
@@ -179,7 +170,7 @@ def test_a_trees_siblings_are_the_likeliest_behind_their_paths(lm, tree: str, ds
     weights = random_block_weights(seed=4, dspark=dspark)
     form = "z-lab" if dspark is None else "dspark"
     drafter = loaded(lm, publish_dflash(tmp_path / "draft", weights, form))
-    states, given = features_of(lm, TEXT), reference(lm, weights, from_anchor=dspark is not None)
+    states, given = features_of(lm, TEXT, LAYERS), reference(lm, weights, from_anchor=dspark is not None)
     for begin, end in ((0, 8), (8, 12)):
         guess = drafter.propose([row(TEXT[: end + 1], states[begin:end], tree=TreeShape.parse(tree))])[0].drafted
         assert len(guess) > 4
@@ -210,7 +201,7 @@ def trained(lm, text: Sequence[int], first: int, form: str, steps: int = 60) -> 
     weights = random_block_weights(seed=8, dspark="vanilla" if is_dspark else None)
     given = reference(lm, {name: one.requires_grad_() for name, one in weights.items()}, from_anchor=is_dspark)
     starts = list(range(first, len(text) - BLOCK))
-    states = features_of(lm, text)
+    states = features_of(lm, text, LAYERS)
     num = BLOCK if is_dspark else BLOCK - 1
     wanted = torch.tensor([text[start + 1 : start + 1 + num] for start in starts])
     before = torch.tensor([text[start : start + num] for start in starts])
@@ -304,7 +295,7 @@ def test_a_cached_prefix_drafts_as_a_new_one(lm, fitted) -> None:
 def test_the_confidence_head_decides_how_many_are_drafted(lm, tmp_path: Path) -> None:
     weights = random_block_weights(seed=6, dspark="vanilla")
     drafter = loaded(lm, publish_dflash(tmp_path / "draft", weights, "dspark"))
-    states, given = features_of(lm, TEXT), reference(lm, weights, from_anchor=True)
+    states, given = features_of(lm, TEXT, LAYERS), reference(lm, weights, from_anchor=True)
     drafter.propose([row(TEXT[:9], states[:8])])
     numbers = set()
     for end in range(10, 40):

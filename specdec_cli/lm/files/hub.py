@@ -22,7 +22,7 @@ from specdec_cli.lm.files.reading import first_line
 from specdec_cli.proxy import exempt_this_machine, proxy_of
 
 _SMALL = ("*.json", "*.model", "*.txt", "*.jinja")
-_OF_HEADS = ("pytorch_model.bin", "mask_embedding.pt")
+_OF_HEADS = ("pytorch_model.bin", "mask_embedding.pt", "warp_model.bin")
 _PICKLED = "pytorch_model*.bin"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*(:\w[\w.+-]*(/\w[\w.+-]*)*)?)?")
 _WEIGHTS = ("*.safetensors", "adapter_model.bin")

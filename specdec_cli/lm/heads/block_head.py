@@ -7,7 +7,6 @@ states there. A block's rows attend to these and to each other, and each gives o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,9 +18,10 @@ from specdec_cli.lm.files.reading import first_line
 from specdec_cli.lm.heads.dflash_files import MASK_EMBEDDING, BlockLayer, DFlashConfig
 from specdec_cli.lm.heads.draft_vocabulary import spread, target_ids
 from specdec_cli.lm.heads.head import Head
-from specdec_cli.lm.heads.head_layer import HeadLayer, LayerFeed
+from specdec_cli.lm.heads.head_layer import LayerFeed
 from specdec_cli.lm.heads.head_shapes import check_shapes
 from specdec_cli.lm.heads.head_tensors import read_head_tensors
+from specdec_cli.lm.heads.layer_stack import LayerStack, positions_of
 
 if TYPE_CHECKING:
     from specdec_cli.lm.door import LM
@@ -46,10 +46,8 @@ class BlockHead(Head):
         config.check_fits(target.name, target.embed([0]).shape[-1], target.vocab_size)
         weights = read_head_tensors(config, target.dtype, target.device)
         check_shapes(config, {name: tuple(value.shape) for name, value in weights.items()})
-        self._layers = [HeadLayer(config.layer, _of_layer(weights, i)) for i in range(len(config.block_layers))]
-        first = self._layers[0]
-        shape = (len(self._layers) * first.num_kv_heads, first.head_size)
-        super().__init__(target, weights, shape, shape)
+        self._stack = LayerStack(config.layer, weights)
+        super().__init__(target, weights, self._stack.key_shape, self._stack.key_shape)
         self.config = config
         reduced = weights.get("d2t") if config.draft_vocab_size != config.layer.vocab_size else None
         self._ids = target_ids(config.name, reduced, target)
@@ -69,31 +67,27 @@ class BlockHead(Head):
 
     def run(self, embedded: Tensor, feature: Tensor, positions: Tensor, feeds: list[LayerFeed]) -> Tensor:
         """File the keys and values of further context in every layer; the vectors themselves come back."""
-        for i, layer in enumerate(self._layers):
-            layer.remember(feature, positions, [self._of_layer(feed, i) for feed in feeds])
+        self._stack.remember(feature, positions, feeds)
         return feature
 
     def recycled(self, output: Tensor) -> Tensor:
         """The vectors themselves: a block reads no output of its own."""
         return output
 
-    def rows(self, anchors: Sequence[int], firsts: Sequence[int], feeds: list[LayerFeed]) -> Tensor:
+    def rows(self, anchors: Sequence[int], feeds: list[LayerFeed]) -> Tensor:
         """States [sequences, B, hidden] of a block behind each context, behind the final norm.
 
         Args:
             anchors: each context's last token, which the first row reads.
-            firsts: position of each first row.
-            feeds: the sequences, without `visible`.
+            feeds: the sequences; their new slots are the block's rows.
         """
-        size = self.config.block_size
-        masks = self._mask.expand(size - 1, -1)
+        masks = self._mask.expand(self.config.block_size - 1, -1)
         hidden = torch.cat([torch.cat([one[None], masks]) for one in self.embed(anchors)]) * self.config.embedding_scale
-        rows = torch.arange(size, device=hidden.device)
-        positions = torch.cat([first + rows for first in firsts])
-        for i, (layer, how) in enumerate(zip(self._layers, self.config.block_layers, strict=True)):
-            seen = [replace(self._of_layer(feed, i), visible=_visible(how, feed, rows)) for feed in feeds]
-            hidden = layer.run(hidden, self._norm(hidden, f"layers.{i}.input_layernorm.weight"), positions, seen)
-        return self._norm(hidden, "norm.weight").view(len(anchors), size, -1)
+        hows = self.config.block_layers
+        states = self._stack.run(
+            hidden, positions_of(feeds, hidden.device), feeds, lambda i, feed: _visible(hows[i], feed, hidden.device)
+        )
+        return self._norm(states, "norm.weight").view(len(anchors), self.config.block_size, -1)
 
     def logits(self, output: Tensor) -> Tensor:
         """Logits [n, drafted vocabulary] float32 of rows' states [n, hidden], before DSpark's Markov head."""
@@ -132,29 +126,19 @@ class BlockHead(Head):
         return functional.linear(inputs, self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias"))
 
     def _norm(self, hidden: Tensor, name: str) -> Tensor:
-        return self._layers[0].norm(hidden, self.weights[name])
-
-    def _of_layer(self, feed: LayerFeed, i: int) -> LayerFeed:
-        """A sequence's keys and values in one layer."""
-        num = self._layers[i].num_kv_heads
-        heads = slice(i * num, (i + 1) * num)
-        return replace(feed, keys=feed.keys[heads], values=feed.values[heads])
+        return self._stack.norm(hidden, self.weights[name])
 
 
-def _visible(how: BlockLayer, feed: LayerFeed, rows: Tensor) -> Tensor:
-    """The places [B, end] that each row attends to; its own place is the context's end plus its number."""
-    behind = (feed.places[0] + rows)[:, None] - torch.arange(feed.end, device=rows.device)
+def _visible(how: BlockLayer, feed: LayerFeed, device: torch.device) -> Tensor:
+    """The places [B, end] that each of a block's rows attends to."""
+    every = torch.arange(feed.end, device=device)
+    behind = every[feed.places[0] :, None] - every
     visible = torch.ones_like(behind, dtype=torch.bool)
     if how.is_causal:
         visible &= behind >= 0
     if how.window is not None:
         visible &= behind.abs() < how.window
     return visible
-
-
-def _of_layer(weights: dict[str, Tensor], i: int) -> dict[str, Tensor]:
-    start = f"layers.{i}."
-    return {name.removeprefix(start): value for name, value in weights.items() if name.startswith(start)}
 
 
 def _mask_embedding(config: DFlashConfig) -> Tensor | None:

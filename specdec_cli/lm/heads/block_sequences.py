@@ -47,12 +47,11 @@ class BlockSequences(HeadSequences):
         Raises:
             RunError: too few blocks are free.
         """
-        size, feeds, firsts = self.head.config.block_size, [], []
+        size, feeds = self.head.config.block_size, []
         for handle, _ in anchors:
             held = self.cache.of(handle)
             first, end = held.num_kept, held.num_kept + size
             self.cache.reserve(held, end)
             feeds.append(LayerFeed(self.cache.keys, self.cache.values, held.slots, range(first, end), end))
-            firsts.append(first)
-        rows = self.head.rows([token for _, token in anchors], firsts, feeds)
+        rows = self.head.rows([token for _, token in anchors], feeds)
         return rows if self.head.config.from_anchor else rows[:, 1:]

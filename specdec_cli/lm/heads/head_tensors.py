@@ -28,7 +28,8 @@ def read_head_tensors(config: PublishedDraft, dtype: torch.dtype, device: torch.
         RunError: no weights are there, or they cannot be read.
         UsageError: one is not a finite number.
     """
-    found = _read_pickle(config) if _is_pickled(config.folder) else _read_safetensors(config)
+    found = _read_safetensors(config) if not _is_pickled(config.folder) else _read_pickle(config.folder / _PICKLE)
+    found |= _read_beside(config)
     tensors = {config.common_name(name): value for name, value in found.items()}
     for name, value in tensors.items():
         if value.is_floating_point() and not value.isfinite().all():
@@ -60,14 +61,24 @@ def read_head_shapes(config: PublishedDraft) -> dict[str, tuple[int, ...]]:
         RunError: no weights are there, or they cannot be read.
     """
     if _is_pickled(config.folder):
-        return {config.common_name(name): tuple(value.shape) for name, value in _read_pickle(config).items()}
+        pickled = _read_pickle(config.folder / _PICKLE)
+        return {config.common_name(name): tuple(value.shape) for name, value in pickled.items()}
     check_weights(config.name, config.folder)
     shapes: dict[str, tuple[int, ...]] = {}
     for file in weights_files(config.name, config.folder):
         with safe_open(config.folder / file, framework="pt") as opened:
             names = opened.keys()
             shapes |= {config.common_name(name): tuple(opened.get_slice(name).get_shape()) for name in names}
-    return shapes
+    return shapes | {config.common_name(name): tuple(one.shape) for name, one in _read_beside(config).items()}
+
+
+def _read_beside(config: PublishedDraft) -> dict[str, Tensor]:
+    """Tensors of the pickled file that a format has beside its weights; none where there is no such file."""
+    file, start = config.beside
+    if not file or not (config.folder / file).is_file():
+        return {}
+    found = _read_pickle(config.folder / file)
+    return {name: value for name, value in found.items() if name.startswith(start)}
 
 
 def _is_pickled(folder: Path) -> bool:
@@ -83,9 +94,8 @@ def _read_safetensors(config: PublishedDraft) -> dict[str, Tensor]:
     return found
 
 
-def _read_pickle(config: PublishedDraft) -> dict[str, Tensor]:
+def _read_pickle(path: Path) -> dict[str, Tensor]:
     """Tensors of a pickled file; nothing in it is run."""
-    path = config.folder / _PICKLE
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:

@@ -22,6 +22,9 @@ class PublishedDraft(ABC):
     runs_as_target: ClassVar[bool] = True
     """Whether it computes in the target's dtype on the target's device, and so has no settings of its own."""
 
+    beside: ClassVar[tuple[str, str]] = ("", "")
+    """A pickled file beside its weights, and how the names of the tensors begin that are read of it."""
+
     name: str
     folder: Path
     method: str
