@@ -71,6 +71,7 @@ def model_from_files(
     form: Form = None,
     *,
     is_on_paper: bool = False,
+    has_our_attention: bool = True,
 ) -> Any:
     """The transformers model in plain numbers, every weight of which came from its files.
 
@@ -82,14 +83,15 @@ def model_from_files(
         trust_remote_code: run Python code that comes with the model.
         form: settings of quantized weights that are undone here.
         is_on_paper: headers are read in the place of numbers; asked within `paper.on_paper`.
+        has_our_attention: attention is replaced by ours where it can be; else it is transformers' default.
 
     Raises:
         RunError: the files do not hold the model that the configuration describes, or an adapter does not fit it.
     """
     settings, has_bfloat16 = settings_of(config), is_dequantized(config)  # transformers may take the form out
-    how = {
+    how: dict[str, Any] = {
         "dtype": dtype,
-        "attn_implementation": attention_of(config),
+        **({"attn_implementation": attention_of(config)} if has_our_attention else {}),
         "output_loading_info": True,
         "ignore_mismatched_sizes": True,  # they are refused below, by name
         "adapter_kwargs": _NO_ADAPTER,

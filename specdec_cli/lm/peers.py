@@ -21,9 +21,10 @@ from transformers.generation.continuous_batching import ContinuousBatchingManage
 
 from specdec_cli.errors import RunError
 from specdec_cli.lm.files.checkpoint import clear_errors, model_folder, read_config
-from specdec_cli.lm.files.classes import auto_class_of
+from specdec_cli.lm.files.quantization import take_form
 from specdec_cli.lm.files.reading import first_line, quiet
-from specdec_cli.lm.load import device_named, dtype_named
+from specdec_cli.lm.from_files import model_from_files
+from specdec_cli.lm.load import device_named, resolve_dtype
 
 _PAGE_TOKENS = 32
 _MOST_BATCH_TOKENS = 2048  # of one step of continuous batching; longer prompts enter in pieces
@@ -289,16 +290,13 @@ def load_peer(
 
 
 def _load(name: str, revision: str | None, dtype: str, device: str, trust_remote_code: bool) -> Any:
+    """transformers' model of the same numbers as ours, dequantized and merged as they are, with its own attention."""
     folder = model_folder(name, revision, trust_remote_code)
     with quiet(), clear_errors(name):
         config = read_config(name, folder, trust_remote_code)
-        model = auto_class_of(config).from_pretrained(
-            folder,
-            dtype=dtype_named(dtype),
-            use_safetensors=True,
-            trust_remote_code=trust_remote_code,
-            local_files_only=True,
-        )
+        form = take_form(config)
+        resolved = resolve_dtype(name, dtype, config, folder)
+        model = model_from_files(name, folder, config, resolved, trust_remote_code, form, has_our_attention=False)
         model = model.to(device_named(device)).eval()
     settings = model.generation_config
     for name_of in ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "max_length"):

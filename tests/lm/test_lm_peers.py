@@ -1,14 +1,20 @@
 """transformers as an arm: the same tokens as called by hand, alone, together, assisted, continuously batched."""
 
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from tiny_engine import PROMPTS, transformers_greedy
 from tiny_models import make_tiny
+from tiny_quantized import make_quantized
+from transformers import AutoModelForCausalLM
 from typed import stand_in
 
 from specdec_cli.errors import RunError
+from specdec_cli.lm.files.reading import quiet
 from specdec_cli.lm.peers import load_peer
 
 
@@ -99,3 +105,52 @@ def test_an_older_continuous_batching_is_refused(folders, monkeypatch: pytest.Mo
 def test_a_model_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"no `config.json`|does not load|does not exist|no weights"):
         load_peer(str(tmp_path))
+
+
+def gguf(folder: Path) -> tuple[Path, Path]:
+    """A file in 4 bits, and a folder with the numbers in it."""
+    pytest.importorskip("gguf", reason="needs gguf")
+    from tiny_gguf import SIZES, write_gguf
+
+    made = make_tiny("llama", folder / "made", **SIZES)
+    weights = write_gguf(made, folder / "made.gguf", "Q4_0")
+    save_file(load_file(made / "model.safetensors") | weights, made / "model.safetensors", metadata={"format": "pt"})
+    return folder / "made.gguf", made
+
+
+def adapter(folder: Path) -> tuple[Path, Path]:
+    pytest.importorskip("peft", reason="needs peft")
+    from peft import PeftModel
+    from tiny_adapters import make_adapter
+
+    base = make_tiny("llama", folder / "base")
+    made = make_adapter(base, folder / "adapter")
+    with quiet():
+        model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, dtype="float32"), str(made))
+        model.merge_and_unload().save_pretrained(folder / "merged")
+    return made, folder / "merged"
+
+
+def pickled(folder: Path) -> tuple[Path, Path]:
+    plain, made = (make_tiny("llama", folder / name) for name in ("plain", "made"))
+    torch.save(load_file(made / "model.safetensors"), made / "pytorch_model.bin")
+    (made / "model.safetensors").unlink()
+    return made, plain
+
+
+def quantized(folder: Path, form: str) -> tuple[Path, Path]:
+    return make_quantized(form, folder), folder / "reference"
+
+
+FORMS = {"gguf": gguf, "adapter": adapter, "pickled": pickled}
+FORMS |= {form: partial(quantized, form=form) for form in ("gptq", "nvfp4 modelopt", "torchao int8", "w8a8")}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_39_a_peer_decodes_with_the_numbers_that_we_decode_with(tmp_path: Path, form: str) -> None:
+    made, right = FORMS[form](tmp_path)
+    peer, plain = (load_peer(str(folder), dtype="float32") for folder in (made, right))
+    prompts = [[5, 17, 3, 40], [9, 77]]
+    found, expected = (one.generate(prompts, 12, []) for one in (peer, plain))
+    assert found.token_ids == expected.token_ids
+    assert peer._model.config._attn_implementation == plain._model.config._attn_implementation
