@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from specdec_cli.lm.cache.budget import DraftCache
     from specdec_cli.lm.cache.unread import Unread
     from specdec_cli.lm.door import LM, Tap
+    from specdec_cli.lm.files.origin import Origin
     from specdec_cli.lm.self_draft import SelfDraft
     from specdec_cli.sampling.params import SamplingParams
     from specdec_cli.text.shared_vocabulary import SharedVocabulary
@@ -199,6 +200,11 @@ class Drafter(Protocol):
 @runtime_checkable
 class ScoresPaths(Protocol):
     """A drafter that gives its distributions along a text, for traces."""
+
+    @property
+    def origin(self) -> Origin | None:
+        """Where its own numbers come from; None where they are the target's."""
+        ...
 
     @property
     def most_depth(self) -> int | None:

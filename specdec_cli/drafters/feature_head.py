@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from specdec_cli.drafted import Drafted
 from specdec_cli.drafters.contract import DraftRow, Guesses, Resources
 from specdec_cli.drafters.growth import Growth
 from specdec_cli.drafters.rounds import grow_deeper
 from specdec_cli.errors import UsageError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from specdec_cli.lm.door import LM
+    from specdec_cli.lm.files.origin import Origin
     from specdec_cli.lm.heads.head import Head
     from specdec_cli.lm.heads.head_sequences import HeadSequences
     from specdec_cli.lm.heads.published import PublishedDraft
@@ -97,6 +101,35 @@ class HeadDrafter:
             method = type(self).__module__.rpartition(".")[2]
             self._published = read_published(self._name, revision, method=method)
         return self._published
+
+    @property
+    def most_depth(self) -> int | None:
+        """As many as are wanted."""
+        return None
+
+    @property
+    def origin(self) -> Origin | None:
+        """The published folder; None for modules in the target's checkpoint."""
+        from specdec_cli.lm.heads.head_tensors import head_origin
+
+        return None if self._published is None else head_origin(self._published)
+
+    def path_logits(self, rows: Sequence[DraftRow], paths: Sequence[Sequence[int]]) -> list[Tensor]:
+        """Logits along each path, one depth of all rows after the other: a node reads its parent's output."""
+        import torch
+
+        from specdec_cli.lm.heads.head_sequences import HeadRow
+
+        held = self._sequences
+        assert held is not None, "a drafter is loaded before it drafts"
+        held.feed([(row.handle, row.context, row.features) for row in rows if row.features is not None])
+        found: list[list[Tensor]] = [[] for _ in rows]
+        for depth in range(max(map(len, paths))):
+            going = [i for i, path in enumerate(paths) if len(path) > depth]
+            asked = [HeadRow(rows[i].handle, Drafted.chain(paths[i][:depth]), [depth - 1]) for i in going]
+            for i, its in zip(going, held.logits(asked), strict=True):
+                found[i].append(its)
+        return [torch.stack(its) for its in found]
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Guesses]:
         """Up to k tokens per row, or a tree of that depth, one depth each round."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from specdec_cli.lm.door import LM
+    from specdec_cli.lm.files.origin import Origin
 
 
 @dataclass
@@ -55,6 +56,11 @@ class Drafter(LMDrafter):
         assert isinstance(config, PardConfig), "the format that has the method has its configuration"
         self._mask = config.mask_token
         return resources.load_lm(self.model)
+
+    @property
+    def origin(self) -> Origin:
+        """Where the language model comes from."""
+        return self.lm.origin
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Guesses]:
         """Up to k tokens per row, or a tree of that depth, all of them from one forward."""

@@ -1,7 +1,6 @@
 """EAGLE heads as they are published: their guesses against the formulas, and whole texts against the target's own."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -226,9 +225,6 @@ def test_a_trace_foretells_the_engines_counts(lm, tmp_path: Path) -> None:
         counts = [found.speculative for found in decode(lm, drafter, one.k, params=GREEDY)]
         assert one.num_steps.sum() == sum(each.num_steps for each in counts)
         assert one.as_dict()["acceptance_length"] > 1
-    sampled = replace(trace, prompts=[replace(p, params=SamplingParams(temperature=1.0)) for p in trace.prompts])
-    with pytest.raises(UsageError, match="samples and is not a language model"):
-        trace_draft(sampled, drafter, 4, target=lm)
 
 
 def test_doctor_says_what_the_folder_holds(lm, tmp_path: Path) -> None:

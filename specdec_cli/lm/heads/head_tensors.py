@@ -11,6 +11,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from specdec_cli.errors import RunError, UsageError
+from specdec_cli.lm.files.origin import Origin, fingerprint
 from specdec_cli.lm.files.reading import first_line
 from specdec_cli.lm.files.weights_files import check_weights, weights_files
 from specdec_cli.lm.heads.published import PublishedDraft
@@ -79,6 +80,12 @@ def _read_beside(config: PublishedDraft) -> dict[str, Tensor]:
         return {}
     found = _read_pickle(config.folder / file)
     return {name: value for name, value in found.items() if name.startswith(start)}
+
+
+def head_origin(config: PublishedDraft) -> Origin:
+    """Where a head's numbers come from, with its files' fingerprint."""
+    files = [_PICKLE] if _is_pickled(config.folder) else weights_files(config.name, config.folder)
+    return Origin(config.name, weights=fingerprint(config.folder, files))
 
 
 def _is_pickled(folder: Path) -> bool:

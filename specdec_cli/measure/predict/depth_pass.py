@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from specdec_cli.lm.door import LM
 
 _MAX_LOGITS = 1 << 22  # numbers of one call's logits
+_MAX_STATES = 1 << 26  # numbers of hidden states that are held at once, but for one prompt's
 _MAX_ROWS = 64
 
 
@@ -87,9 +88,7 @@ class DepthPass:
         Args:
             watch: told how many of all prompts are done.
         """
-        lm, limit = self.drafter.lm, self.scorer.most_depth
-        origin = lm.origin if lm is not None else None
-        num = self.trace.num_output_tokens
+        origin, limit, num = self.scorer.origin, self.scorer.most_depth, self.trace.num_output_tokens
         self._found = DepthTrace.empty(num, self.k_max, self.drafter.max_context, origin, limit)
         num_done = 0
         for walks in self._groups():
@@ -104,18 +103,20 @@ class DepthPass:
         return self._found
 
     def _groups(self) -> Iterator[list[_Walk]]:
-        """Prompts that are walked through together, within bounds of logits, rows and cache."""
+        """Prompts that are walked through together, within bounds of logits, rows, cache and hidden states."""
         most = max(1, min(_MAX_ROWS, _MAX_LOGITS // (self.trace.num_tokens * self.k_max)))
         firsts = accumulate((len(prompt.output) for prompt in self.trace.prompts), initial=0)
         group: list[_Walk] = []
-        num_blocks = 0
+        num_blocks = num_states = 0
         for place, (prompt, first) in enumerate(zip(self.trace.prompts, firsts, strict=False)):
             blocks = self._blocks(prompt)
-            if group and (len(group) == most or num_blocks + blocks > self._all_blocks):
+            is_full = len(group) == most or num_states > _MAX_STATES
+            if group and (is_full or num_blocks + blocks > self._all_blocks):
                 yield group
-                group, num_blocks = [], 0
+                group, num_blocks, num_states = [], 0, 0
             group.append(self._walk(place, prompt, first))
             num_blocks += blocks
+            num_states += 0 if group[-1].states is None else group[-1].states.numel()
         if group:
             yield group
 
@@ -125,11 +126,16 @@ class DepthPass:
         return self.k_max if limit is None else min(self.k_max, limit)
 
     @property
+    def _holder(self) -> LM | None:
+        """The model whose cache bounds the draft's: its own, or the target, whose blocks a draft head has as well."""
+        return self.target if self.drafter.lm is None else self.drafter.lm
+
+    @property
     def _all_blocks(self) -> int:
-        return 0 if self.drafter.lm is None else self.drafter.lm.num_blocks
+        return 0 if self._holder is None else self._holder.num_blocks
 
     def _blocks(self, prompt: TracedPrompt) -> int:
-        lm = self.drafter.lm
+        lm = self._holder
         num = len(prompt.token_ids) + len(prompt.output) + self.k_max
         return 0 if lm is None else -(-num // lm.block_size)
 

@@ -85,7 +85,7 @@ class DepthTrace:
         is_argmax: [N, K] whether it is the likeliest one.
         is_gumbel: [N, K] whether argmax(log q + g), g the text's own noise, is it.
         max_context: the draft's context limit, or None.
-        origin: the draft as it was loaded; None where it is no language model.
+        origin: the draft as it was loaded; None where its weights are the target's.
         limit: most tokens that it drafts one after another, however many are wanted; None has no limit.
     """
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specdec_cli.drafters.contract import ScoresPaths
-from specdec_cli.measure.predict.draft_trace import DepthTrace, GuessTrace, ModelTrace
+from specdec_cli.lm.files.origin import Origin
+from specdec_cli.measure.predict.draft_trace import DepthTrace, DraftTrace, GuessTrace, ModelTrace
 from specdec_cli.measure.predict.predict import Prediction, choose, predict
 from specdec_cli.measure.predict.replay import Replay, replay, replay_table
 from specdec_cli.measure.predict.trace import Trace, load
@@ -128,14 +129,11 @@ def _read(path: Path, engine: Engine, requests: Sequence[Request]) -> Trace:
 def _holds(trace: Trace, name: str, drafter: Drafter, needs_ranks: bool) -> bool:
     """Whether a trace has what is wanted of the loaded draft; says in its notices where it has something else."""
     held = trace.drafts.get(name)
-    lm = drafter.forced_lm(trace.temperature)
-    if lm is None:
-        return isinstance(held, DepthTrace if isinstance(drafter, ScoresPaths) else GuessTrace)
-    now = lm.origin
-    if isinstance(held, DepthTrace) and isinstance(drafter, ScoresPaths) and held.origin is not None:
-        return held.origin.computes_as(now)
-    if isinstance(held, ModelTrace) and held.origin is not None and held.origin.computes_as(now):
-        if held.rank is not None or not needs_ranks:
+    kind, now = _wanted(trace, drafter)
+    if kind is GuessTrace:
+        return isinstance(held, GuessTrace)
+    if isinstance(held, DepthTrace | ModelTrace) and isinstance(held, kind) and _is_same(held.origin, now):
+        if isinstance(held, DepthTrace) or held.rank is not None or not needs_ranks:
             return True
         trace.notices.append(
             f"the trace of the draft `{name}` has no ranks, which predict trees, because an earlier version wrote it: "
@@ -147,3 +145,18 @@ def _holds(trace: Trace, name: str, drafter: Drafter, needs_ranks: bool) -> bool
             f"the trace's draft `{name}` has other weights, another dtype or quantization: it was traced again"
         )
     return False
+
+
+def _wanted(trace: Trace, drafter: Drafter) -> tuple[type[DraftTrace], Origin | None]:
+    """The kind of trace that a draft has, and where the draft comes from."""
+    if isinstance(drafter, ScoresPaths):
+        return DepthTrace, drafter.origin
+    lm = drafter.forced_lm(trace.temperature)
+    return (GuessTrace, None) if lm is None else (ModelTrace, lm.origin)
+
+
+def _is_same(was: Origin | None, now: Origin | None) -> bool:
+    """Whether both are one draft, or both the target's own."""
+    if was is None or now is None:
+        return was is now
+    return was.computes_as(now)

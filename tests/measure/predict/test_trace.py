@@ -86,7 +86,7 @@ def test_the_numbers_are_those_of_the_chain(trace) -> None:
 
 def test_scoring_in_pieces_changes_nothing(trace, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = trace.drafts["model"]
-    for limit, value in (("_MAX_LOGITS", 3 * len(LETTERS)), ("_MAX_FED", 5), ("_MAX_ROWS", 1)):
+    for limit, value in (("_MAX_LOGITS", 3 * len(LETTERS)), ("MAX_FED", 5), ("_MAX_ROWS", 1)):
         monkeypatch.setattr(tracing, limit, value)
         lm = TableLM(1)
         pieces = trace_draft(trace, model_drafter(lm), 4)
