@@ -153,7 +153,9 @@ class TransformersLM:
     @property
     def num_parameters(self) -> int:
         """Its weights, each counted once: of a tied embedding, the packed output has a copy."""
-        is_tied = self.config.get_text_config().tie_word_embeddings
+        # A multimodal model's text configuration may leave it to that of the whole model.
+        configs = self.config, self.config.get_text_config()
+        is_tied = any(getattr(config, "tie_word_embeddings", False) for config in configs)
         return sum(weight.num_numbers for weight in self.weights if not (is_tied and weight.is_looked_up))
 
     @property
