@@ -39,11 +39,13 @@ class DraftingPlanner:
         options: of the engine.
         drafters: of the engine.
         scores_trees: whether the target can score a drafted tree.
+        keeps_states: whether the target keeps a recurrent state for each node.
     """
 
     options: EngineOptions
     drafters: Drafters
     scores_trees: bool
+    keeps_states: bool = False
 
     def plan(
         self,
@@ -72,6 +74,8 @@ class DraftingPlanner:
         shape = self.shape(tree, name, k)
         if shape is not None and shape.is_chain:
             k, shape = min(k, shape.depth), None
+        if shape is not None:
+            self._check_states(shape.num_nodes(k), name)
         return DraftingPlan(name, k, wish, shape, self._mode(verify, temperature, shape, name))
 
     def shape(self, tree: str | None, draft: str, k: int | None = None) -> TreeShape | None:
@@ -96,6 +100,19 @@ class DraftingPlanner:
             raise UsageError("this model cannot score a drafted tree", "leave the tree out")
         self.drafters.check_tree(draft)
         return shape
+
+    def _check_states(self, num_nodes: int, draft: str) -> None:
+        """Refuse a request's tree with more nodes than the engine keeps recurrent states for.
+
+        Raises:
+            UsageError: it has more, and the target or the draft is a model with such states.
+        """
+        draft_model, most = self.drafters.by_name[draft].lm, self.options.most_nodes
+        if num_nodes > most and (self.keeps_states or (draft_model is not None and draft_model.state_bytes)):
+            raise UsageError(
+                f"the tree has `{num_nodes}` nodes, and recurrent states are kept of `{most}`",
+                "start the engine with a larger tree or k, or ask for a smaller tree",
+            )
 
     def _mode(self, verify: str | None, temperature: float, shape: TreeShape | None, draft: str) -> str:
         """A request's verification mode, resolved.

@@ -72,7 +72,7 @@ class Engine:
         self.num_tokens = min(tokenizer.num_tokens, target.vocab_size) if tokenizer else target.vocab_size
         self.drafters = Drafters(drafter, others or {}, self.num_tokens)
         self.policy = self.options.policy()
-        self.planner = DraftingPlanner(self.options, self.drafters, target.scores_trees)
+        self.planner = DraftingPlanner(self.options, self.drafters, target.scores_trees, bool(target.state_bytes))
         self._depths = self.options.depths()
         self.planner.shape(self.options.tree, self.drafters.own_name)
         if self.drafters.all_taps:

@@ -242,10 +242,9 @@ class TransformersLM:
             self.name,
             num_blocks,
             self.block_size,
-            self._forward.move,
+            self._forward,
             self._num_snapshots if self.state_bytes else 0,
             PrefixStates(self.num_prefix_states, tokens_apart),
-            self._forward.restore,
         )
         self._forward.allocate(num_blocks, self.num_prefix_states)
 
@@ -264,8 +263,8 @@ class TransformersLM:
 
     @property
     def scores_trees(self) -> bool:
-        """Whether every node reads the context and its own path: keys can be chosen so, a recurrent state cannot."""
-        return not self.state_bytes
+        """Every node reads the context and its own path: keys are chosen so, and states go from parent to child."""
+        return True
 
     @property
     def num_free_blocks(self) -> int:

@@ -70,9 +70,28 @@ def test_preemption_changes_no_token(hybrid: Path) -> None:
     assert tokens(outputs.finished()) == transformers_greedy(hybrid, PROMPTS)
 
 
-def test_a_tree_is_refused(hybrid: Path) -> None:
-    with pytest.raises(UsageError, match="cannot score a drafted tree"):
-        decode(load(hybrid), load(hybrid), tree="2,1")
+@pytest.mark.parametrize("tree", ["3,2,1", "dynamic:9"])
+def test_a_tree_changes_no_token(folder: Path, stranger: TransformersLM, tree: str) -> None:
+    target = load(folder)
+    plain = tokens(decode(target, None))
+    for draft in (load(folder), stranger, ngram()):
+        assert tokens(decode(target, draft, tree=tree, prefix_caching=True)) == plain
+    assert tokens(decode(stranger, load(folder), tree=tree)) == tokens(decode(stranger, None))
+
+
+def test_a_tree_changes_no_token_in_bfloat16(folder: Path) -> None:
+    target = load(folder, "bfloat16")
+    plain = tokens(decode(target, None))
+    for draft in (load(folder, "bfloat16"), ngram()):
+        assert tokens(decode(target, draft, tree="2,2,1")) == plain
+
+
+def test_a_request_s_tree_with_more_nodes_than_states_is_refused(hybrid: Path) -> None:
+    for target, draft in ((load(hybrid), ngram()), (load(hybrid), load(hybrid))):
+        engine = tiny_engine(target, draft)
+        engine.add(PROMPTS[0], tree="2,1")
+        with pytest.raises(UsageError, match="the tree has `14` nodes, and recurrent states are kept of `4`"):
+            engine.add(PROMPTS[0], tree="2,2,2")
 
 
 def test_prefix_caching_that_has_no_effect_is_said(hybrid: Path) -> None:

@@ -142,6 +142,18 @@ class BlockCache(Cache):  # type: ignore[misc]
             for store in self.states.values():
                 store.restore(slot, snapshots, length)
 
+    def keep(self, slot: int, snapshots: Snapshots, length: int) -> None:
+        """Make a snapshot of the states that a sequence keeps after so many tokens."""
+        with torch.inference_mode():
+            for store in self.states.values():
+                store.keep(slot, snapshots, length)
+
+    def move_states(self, snapshots: Snapshots, moves: Moves) -> None:
+        """Copy what a sequence keeps of some places to others."""
+        with torch.inference_mode():
+            for store in self.states.values():
+                store.move(snapshots, moves)
+
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Any, Any]:
         """Store a layer's new keys and values; return what its attention reads."""
         store = self._file(layer_idx, key_states, value_states)

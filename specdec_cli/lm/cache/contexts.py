@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from specdec_cli.drafted import NOTHING
 from specdec_cli.errors import RunError
@@ -19,10 +20,28 @@ from specdec_cli.lm.cache.prefix_states import PrefixStates
 from specdec_cli.lm.cache.snapshots import Snapshots
 from specdec_cli.lm.door import Row
 
-Restore = Callable[[int, Snapshots, int], None]
-"""Copies the snapshot in a slot to a sequence that begins with so many cached tokens."""
 Moves = Sequence[tuple[int, int]]
 """Slots to copy from, and slots to copy to."""
+
+
+class Keeper(Protocol):
+    """Where keys, values and states are: a model's forward (`lm.forward.forward`)."""
+
+    def move(self, moves: Moves) -> None:
+        """Copy keys and values from slots to others, one after another; of each from ≥ to, ascending."""
+        ...
+
+    def move_states(self, snapshots: Snapshots, moves: Moves) -> None:
+        """Copy the states that a sequence keeps of some of its places to others, likewise."""
+        ...
+
+    def restore(self, slot: int, snapshots: Snapshots, length: int) -> None:
+        """Give a sequence that begins with so many cached tokens the states of their snapshot."""
+        ...
+
+    def keep(self, slot: int, snapshots: Snapshots, length: int) -> None:
+        """Make a snapshot of the states that a sequence keeps after so many tokens."""
+        ...
 
 
 class Contexts:
@@ -32,10 +51,9 @@ class Contexts:
         name: of the model, for the error of a full cache.
         num_blocks: blocks in all.
         block_size: tokens in a block.
-        move: copies keys and values from slots to others, (from, to) one after another; of each from ≥ to, ascending.
+        keeper: has what the books are of.
         num_snapshots: states that are kept of a sequence; 0 for a model without a state.
         prefix_states: snapshots at the ends of cached prefixes; None shares no prefix of a model with a state.
-        restore: copies one of them to a sequence.
     """
 
     def __init__(
@@ -43,17 +61,16 @@ class Contexts:
         name: str,
         num_blocks: int,
         block_size: int,
-        move: Callable[[Moves], None],
+        keeper: Keeper,
         num_snapshots: int = 0,
         prefix_states: PrefixStates | None = None,
-        restore: Restore = lambda *_: None,
     ) -> None:
-        self._prefix_states, self._restore = prefix_states or PrefixStates(0, block_size), restore
+        self._prefix_states = prefix_states or PrefixStates(0, block_size)
         self.pool = BlockPool(num_blocks, self._prefix_states.forget)
         self.held: dict[int, Held] = {}
         self._name = name
         self._block_size = block_size
-        self._move = move
+        self._keeper = keeper
         self._num_snapshots = num_snapshots
         self._places: list[int] = []  # without a sequence, of those that had one
         self._num_places = 0
@@ -69,7 +86,7 @@ class Contexts:
         held.keys = self._cached_prefix(context, salt)
         length = len(held.keys) * self._block_size
         if held.snapshots is not None and length:
-            self._restore(self._prefix_states.use(held.keys[-1]), held.snapshots, length)
+            self._keeper.restore(self._prefix_states.use(held.keys[-1]), held.snapshots, length)
             held.snapshots.oldest = length
         held.blocks = [block for key in held.keys if (block := self.pool.share(key)) is not None]
         held.tokens = list(context[:length])
@@ -102,6 +119,7 @@ class Contexts:
             context = [*row.context, *row.drafted.tokens]
             tree = NOTHING if row.drafted.is_chain else row.drafted
             num_text = len(context) - len(tree)
+            assert not self._num_snapshots or len(tree) < self._num_snapshots, "a tree has more nodes than kept states"
             most = min(len(context) - row.num_logits, num_text)
             keep = held.common_prefix(context, most) if held.is_long == is_long else 0
             held.is_long = is_long
@@ -119,21 +137,25 @@ class Contexts:
                 feed.held.in_one_piece = _neighbours(blocks)
             if feed.held.snapshots is not None:
                 feed.held.snapshots.make_room(len(feed.context))
-                self._reserve(feed, feed.held.snapshots)
+                self._reserve(feed)
         return feeds
 
-    def _reserve(self, feed: Feed, snapshots: Snapshots) -> None:
+    def _reserve(self, feed: Feed) -> None:
         """Reserve slots for the states after every interval and after the whole blocks of a prompt's chunk."""
-        if feed.held.salt is None or feed.held.is_long:
-            return
-        size, interval, length = self._block_size, self._prefix_states.interval, len(feed.context)
+        size, interval, length = self._block_size, self._prefix_states.interval, feed.num_text
         lengths = set(range(feed.keep // interval * interval + interval, length + 1, interval))
         if feed.num_tokens - feed.num_logits >= size:  # a prompt's: the same one again feeds its last token
             lengths.add((length - (feed.num_logits > 0)) // size * size)
-        for length in sorted(lengths):
+        self._reserve_at(sorted(lengths), feed.held)
+
+    def _reserve_at(self, lengths: Iterable[int], held: Held) -> None:
+        """Reserve slots for the states after some lengths, where others may share them."""
+        if held.snapshots is None or held.salt is None or held.is_long:
+            return
+        for length in lengths:
             slot = self._prefix_states.reserve()
             if slot is not None:
-                snapshots.reserved[length] = slot
+                held.snapshots.reserved[length] = slot
 
     def release(self, handle: int) -> None:
         """Forget a sequence and give its blocks back; unknown handles are fine."""
@@ -179,11 +201,20 @@ class Contexts:
         return held
 
     def _straighten(self, held: Held, context: Sequence[int]) -> None:
-        """Move the keys and values of the path that a context takes through a drafted tree behind the text."""
+        """Move what is kept of the path that a context takes through a drafted tree behind the text."""
         start, size, blocks = held.num_text, self._block_size, held.blocks
-        places = [(start + node, start + i) for i, node in enumerate(held.take_path(context)) if node != i]
+        path = held.take_path(context)
+        places = [(start + node, start + i) for i, node in enumerate(path) if node != i]
         if places:
-            self._move([(blocks[a // size] * size + a % size, blocks[b // size] * size + b % size) for a, b in places])
+            slots = [(blocks[a // size] * size + a % size, blocks[b // size] * size + b % size) for a, b in places]
+            self._keeper.move(slots)
+        if path and held.snapshots is not None:
+            self._keeper.move_states(held.snapshots, places)
+            interval, end = self._prefix_states.interval, start + len(path)
+            self._reserve_at(range(start // interval * interval + interval, end + 1, interval), held)
+            for length, slot in held.snapshots.reserved.items():
+                if length > start:
+                    self._keeper.keep(slot, held.snapshots, length)
 
     def _cut_back(self, held: Held, keep: int) -> int:
         """Cut back to `keep` tokens, or to fewer, from which the sequence can go on."""

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec_cli.drafted import MOST_NODES
+from specdec_cli.drafted import MOST_NODES, NOTHING, Drafted
 from specdec_cli.lm.cache.held import Feed, Held
 from specdec_cli.lm.cache.snapshots import Snapshots
 
@@ -94,19 +94,28 @@ class DraftedNodes:
 
 @dataclass(slots=True)
 class Stretch:
-    """Neighbouring tokens of one sequence, which a recurrence reads one after another.
+    """Tokens of one sequence, which a recurrence reads one after another; each node of a drafted tree after its parent.
 
     Args:
         start: the first token's place in the forward.
         stop: one behind the last one's.
-        length: tokens of the sequence before them.
+        length: places of the sequence before them.
         snapshots: where its states are kept.
+        num_text: places before the tree.
+        tree: its nodes, where they are no chain.
     """
 
     start: int
     stop: int
     length: int
     snapshots: Snapshots
+    num_text: int = 0
+    tree: Drafted = NOTHING
+
+    def before(self, place: int) -> int:
+        """The place in the sequence of the token that the one at a place follows; -1 begins a text."""
+        node = place - self.num_text
+        return self.num_text + self.tree.parents[node] if 0 <= node < len(self.tree) else place - 1
 
 
 @dataclass
@@ -215,7 +224,8 @@ class Layouts:
             spans += self._node_spans(feed, start)
             pieces += self._pieces(feed, start)
             if feed.held.snapshots is not None:
-                stretches.append(Stretch(start, len(tokens), feed.keep, feed.held.snapshots))
+                ends = start, len(tokens), feed.keep
+                stretches.append(Stretch(*ends, feed.held.snapshots, feed.num_text, feed.tree))
         num_written = len(tokens)
         if self.has_company and num_written == 1:
             tokens, positions = tokens * 2, positions * 2

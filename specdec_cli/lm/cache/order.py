@@ -1,7 +1,7 @@
 """The order in which a recurrence reads a forward's tokens: the first one of every sequence, then the second ones, ...
 
 Sequences are taken together, and each token is a step of its own, so that a state has the same bits however its tokens
-were grouped into forwards.
+were grouped into forwards. Of a drafted tree, the nodes of one depth are a step, each from its parent's state.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ class Passage:
     Args:
         rows: of the order.
         steps: rows of each step, counted from the piece's first.
+        befores: of each step, the rows of the step before it that its own follow [rows] int64; None for its first ones.
         kept: rows whose states are kept, counted likewise [m] int64.
         slots: where [m] int64.
         stored: rows whose states are stored with a prefix, counted likewise [s] int64.
@@ -30,6 +31,7 @@ class Passage:
 
     rows: slice
     steps: list[slice]
+    befores: list[Tensor | None]
     kept: Tensor
     slots: Tensor
     stored: Tensor
@@ -42,8 +44,10 @@ class Windows:
 
     Args:
         num_slots: in all.
-        before: slots of the earlier inputs, sequence by sequence, [sequences × (width - 1)] int64.
-        places: of each token's first input among earlier and new ones [n] int64.
+        before: slots of the earlier inputs, sequence by sequence, [sum of counts] int64.
+        counts: of each sequence's earlier inputs; its new ones come behind them.
+        taps: for each place of a window, of the oldest input first, which of all these inputs stand there.
+        outputs: of the windows, those of the forward's tokens [n] int64; None where they are all.
         kept: tokens whose inputs are kept [m] int64.
         slots: where [m] int64.
         stored: places of the inputs that are stored with prefixes, among earlier and new ones [s × (width - 1)] int64.
@@ -52,7 +56,9 @@ class Windows:
 
     num_slots: int
     before: Tensor
-    places: Tensor
+    counts: list[int]
+    taps: Sequence[slice | Tensor]
+    outputs: Tensor | None
     kept: Tensor
     slots: Tensor
     stored: Tensor
@@ -67,21 +73,23 @@ class Order:
 
     Attributes:
         stretches: the sequences, as they lie in the forward.
-        first: slots of the states to begin with, the longest stretch first [sequences] int64.
+        first: slots of the states that the first step's rows follow [rows] int64.
         num_slots: slots of a layer's states.
     """
 
     def __init__(self, layout: Layout) -> None:
         self.stretches = layout.stretches
         self._device, self._num_written = layout.device, layout.num_written
-        self._longest_first = sorted(self.stretches, key=lambda one: one.start - one.stop)
-        self.first = self._index([_begin(one) for one in self._longest_first])
+        levels = {one.start: _levels(one) for one in self.stretches}
+        self._longest_first = sorted(self.stretches, key=lambda one: -len(levels[one.start]))
+        self.first = self._index([_begin(one, i) for one in self._longest_first for i in levels[one.start][0]])
         self.num_slots = max(one.snapshots.num_slots() for one in self.stretches)
-        self._steps, tokens = self._walk()
-        is_turned = len(self.stretches) > 1
+        self._steps, self._befores, tokens = self._walk(levels)
+        is_turned = tokens != list(range(len(tokens)))
         self._tokens = self._index(tokens) if is_turned else None
         self._rows = self._tokens.argsort() if self._tokens is not None else None
-        self._kept, self._stored = self._keep(), self._store()
+        rows = {token: row for row, token in enumerate(tokens)}
+        self._kept, self._stored = self._keep(rows), self._store(rows)
         self._pieces: dict[int, list[Passage]] = {}
         self._windows: dict[int, Windows] = {}
 
@@ -105,34 +113,33 @@ class Order:
             self._windows[width] = self._look_back(width)
         return self._windows[width]
 
-    def _walk(self) -> tuple[list[slice], list[int]]:
-        """Rows of every step, and each row's place in the forward."""
-        steps, tokens = [], list[int]()
-        active = list(self._longest_first)
-        for step in range(self._longest_first[0].stop - self._longest_first[0].start):
-            while active[-1].stop - active[-1].start <= step:
+    def _walk(self, levels: dict[int, list[list[int]]]) -> tuple[list[slice], list[Tensor | None], list[int]]:
+        """Rows of every step, which of the step before they follow, and each row's place in the forward."""
+        steps, befores, tokens = list[slice](), list[Tensor | None](), list[int]()
+        active, last = list(self._longest_first), dict[int, int]()
+        for step in range(len(levels[active[0].start])):
+            while len(levels[active[-1].start]) <= step:
                 active.pop()
-            steps.append(slice(len(tokens), len(tokens) + len(active)))
-            tokens += [one.start + step for one in active]
-        return steps, tokens
+            rows = [(one, i) for one in active for i in levels[one.start][step]]
+            follows = [last[one.start + one.before(one.length + i) - one.length] for one, i in rows] if step else []
+            befores.append(None if follows == list(range(len(follows))) else self._index(follows))
+            steps.append(slice(len(tokens), len(tokens) + len(rows)))
+            last = {one.start + i: row for row, (one, i) in enumerate(rows)}
+            tokens += last
+        return steps, befores, tokens
 
-    def _keep(self) -> list[tuple[int, int]]:
+    def _keep(self, rows: dict[int, int]) -> list[tuple[int, int]]:
         """Rows whose states are kept, in order, and their slots."""
         kept = []
-        for number, one in enumerate(self._longest_first):
+        for one in self.stretches:
             count = self._num_new(one)
-            for step in range(max(0, count - one.snapshots.room), count):
-                kept.append((self._steps[step].start + number, one.snapshots.slot(one.length + step + 1)))
+            new = range(max(0, count - one.snapshots.room), count)
+            kept += [(rows[one.start + i], one.snapshots.slot_of(one.length + i)) for i in new]
         return sorted(kept)
 
-    def _store(self) -> list[tuple[int, int]]:
+    def _store(self, rows: dict[int, int]) -> list[tuple[int, int]]:
         """Rows whose states are stored with a prefix, in order, and the slots of these snapshots."""
-        found = [
-            (self._steps[step].start + number, slot)
-            for number, one in enumerate(self._longest_first)
-            for step, slot in self._reserved(one)
-        ]
-        return sorted(found)
+        return sorted((rows[one.start + i], slot) for one in self.stretches for i, slot in self._reserved(one))
 
     def _reserved(self, stretch: Stretch) -> list[tuple[int, int]]:
         """Which of its new tokens a stretch stores the state after, and the slots of these snapshots."""
@@ -151,41 +158,90 @@ class Order:
             while end < len(self._steps) and self._steps[end].stop - first <= most_rows:
                 end += 1
             steps = [slice(one.start - first, one.stop - first) for one in self._steps[begin:end]]
+            befores = self._befores[begin:end]
             rows = slice(first, self._steps[end - 1].stop)
             kept, stored = (
                 [(row - first, slot) for row, slot in pairs if rows.start <= row < rows.stop]
                 for pairs in (self._kept, self._stored)
             )
             found = [self._index([pair[i] for pair in pairs]) for pairs in (kept, stored) for i in (0, 1)]
-            pieces.append(Passage(rows, steps, *found))
+            pieces.append(Passage(rows, steps, befores, *found))
             begin = end
         return pieces
 
     def _look_back(self, width: int) -> Windows:
-        back = width - 1
-        before, places, kept, slots, stored, prefixes = (list[int]() for _ in range(6))
-        for number, one in enumerate(self.stretches):
-            snapshots, first = one.snapshots, one.start + number * back
-            before += [snapshots.slot_of(i, back) for i in _inputs_before(one, back)]
-            places += range(first, first + one.stop - one.start)
-            new = range(self._num_new(one))[-(snapshots.room + back - 1) :]
+        back, has_trees = width - 1, any(len(one.tree) for one in self.stretches)
+        before, kept, slots, stored, prefixes = (list[int]() for _ in range(5))
+        windows, counts, first = list[range | list[int]](), list[int](), 0
+        for one in self.stretches:
+            snapshots, num_new = one.snapshots, self._num_new(one)
+            earlier = _inputs_before(one, back)
+            before += [snapshots.slot_of(place, back) for place in earlier]
+            counts.append(len(earlier))
+            first += len(earlier)
+            windows += _windows(one, earlier, first, back)
+            new = range(num_new)[-(snapshots.room + back - 1) :]
             kept += [one.start + i for i in new]
             slots += [snapshots.slot_of(one.length + i, back) for i in new]
             for token, slot in self._reserved(one):
-                stored += range(first + token + 1, first + token + 1 + back)
+                stored += range(first + token + 1 - back, first + token + 1)
                 prefixes.append(slot)
-        num_slots = max(one.snapshots.num_slots(back) for one in self.stretches)
-        return Windows(num_slots, *(self._index(one) for one in (before, places, kept, slots, stored, prefixes)))
+            first += one.stop - one.start
+        is_whole = has_trees or len(self.stretches) == 1
+        return Windows(
+            max(one.snapshots.num_slots(back) for one in self.stretches),
+            self._index(before),
+            counts,
+            [self._index([window[i] for window in windows]) for i in range(width)]
+            if has_trees
+            else [slice(i, first - back + i) for i in range(width)],
+            None if is_whole else self._index([window[0] for window in windows]),
+            *(self._index(one) for one in (kept, slots, stored, prefixes)),
+        )
 
     def _index(self, numbers: Sequence[int]) -> Tensor:
         return torch.tensor(numbers, dtype=torch.int64, device=self._device)
 
 
-def _begin(stretch: Stretch) -> int:
-    """The slot of the state that a stretch continues."""
-    return stretch.snapshots.slot(stretch.length)
+def _levels(stretch: Stretch) -> list[list[int]]:
+    """New tokens by how many others of them each one follows."""
+    levels, depths = list[list[int]](), list[int]()
+    for i in range(stretch.stop - stretch.start):
+        before = stretch.before(stretch.length + i) - stretch.length
+        depths.append(0 if before < 0 else depths[before] + 1)
+        if depths[-1] == len(levels):
+            levels.append([])
+        levels[depths[-1]].append(i)
+    return levels
 
 
-def _inputs_before(stretch: Stretch, count: int) -> range:
-    """Positions of the last inputs before a stretch, negative ones before the text."""
-    return range(stretch.length - count, stretch.length)
+def _begin(stretch: Stretch, token: int) -> int:
+    """The slot of the state that a new token continues, which follows no other new one."""
+    return stretch.snapshots.slot_of(stretch.before(stretch.length + token))
+
+
+def _inputs_before(stretch: Stretch, count: int) -> list[int]:
+    """Places of the last inputs before a stretch, negative ones before the text; before them, nodes of its tree."""
+    last = range(stretch.length - count, stretch.length)
+    if not len(stretch.tree):
+        return list(last)
+    new = range(stretch.length, stretch.length + stretch.stop - stretch.start)
+    return [*sorted({one for place in new for one in _path(stretch, place, count) if one < last.start}), *last]
+
+
+def _windows(stretch: Stretch, earlier: list[int], first: int, back: int) -> list[range | list[int]]:
+    """Of each new token, where the inputs of its window are among all; the new ones are there from `first` on."""
+    places = range(stretch.length, stretch.length + stretch.stop - stretch.start)
+    if not len(stretch.tree):
+        return [range(first + i - back, first + i + 1) for i in range(len(places))]
+    where = {place: first - len(earlier) + i for i, place in enumerate(earlier)}
+    where |= {place: first + i for i, place in enumerate(places)}
+    return [[where[one] for one in (*_path(stretch, place, back), place)] for place in places]
+
+
+def _path(stretch: Stretch, place: int, count: int) -> list[int]:
+    """The places of the tokens before one, the oldest first."""
+    path: list[int] = []
+    for _ in range(count):
+        path.append(stretch.before(path[-1] if path else place))
+    return path[::-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 import torch
@@ -55,6 +56,17 @@ class StateStore:
         for i in range(self.width):
             kept = snapshots.slot_of(length - self.width + i, self.width)
             self._kept[kept] = self._prefixes[slot * self.width + i]
+
+    def keep(self, slot: int, snapshots: Snapshots, length: int) -> None:
+        """Make a snapshot of the state that a sequence keeps after so many tokens."""
+        for i in range(self.width):
+            kept = snapshots.slot_of(length - self.width + i, self.width)
+            self._prefixes[slot * self.width + i] = self._kept[kept]
+
+    def move(self, snapshots: Snapshots, moves: Sequence[tuple[int, int]]) -> None:
+        """Copy what is kept of some places of a sequence to others, in order."""
+        for place, to in moves:
+            self._kept[snapshots.slot_of(to, self.width)] = self._kept[snapshots.slot_of(place, self.width)]
 
     def _make_room(self, num_slots: int) -> None:
         if num_slots > len(self._kept):

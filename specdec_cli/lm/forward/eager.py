@@ -95,6 +95,14 @@ class EagerForward:
         for store in self.cache.stores.values():
             store.move(moves)
 
+    def move_states(self, snapshots: Snapshots, moves: Moves) -> None:
+        """Copy states from places to others."""
+        self.cache.move_states(snapshots, moves)
+
+    def keep(self, slot: int, snapshots: Snapshots, length: int) -> None:
+        """Copy a sequence's states to a snapshot."""
+        self.cache.keep(slot, snapshots, length)
+
     def restore(self, slot: int, snapshots: Snapshots, length: int) -> None:
         """Copy a snapshot's states to a sequence."""
         self.cache.restore(slot, snapshots, length)

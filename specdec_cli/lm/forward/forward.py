@@ -75,8 +75,16 @@ class Forward(Protocol):
         """Recreate the cache with so many blocks, and snapshots of states. The contents of the old one are lost."""
         ...
 
+    def move_states(self, snapshots: Snapshots, moves: Moves) -> None:
+        """Copy the states that a sequence keeps of some of its places to others, in order."""
+        ...
+
     def restore(self, slot: int, snapshots: Snapshots, length: int) -> None:
         """Give a sequence that begins with so many cached tokens the states of their snapshot."""
+        ...
+
+    def keep(self, slot: int, snapshots: Snapshots, length: int) -> None:
+        """Make a snapshot of the states that a sequence keeps after so many tokens."""
         ...
 
     def score(self, feeds: Sequence[Feed]) -> Tensor:

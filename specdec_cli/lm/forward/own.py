@@ -54,7 +54,15 @@ class OwnForward:
         """Continuations in one call."""
         return self.decoder.guess(self.layouts.of(feeds), counts, draws, num_tokens)
 
+    def move_states(self, snapshots: Snapshots, moves: Moves) -> None:
+        """No model with a state runs here."""
+        raise AssertionError("a model without a state keeps none")
+
     def restore(self, slot: int, snapshots: Snapshots, length: int) -> None:
+        """No model with a state runs here."""
+        raise AssertionError("a model without a state has no snapshots")
+
+    def keep(self, slot: int, snapshots: Snapshots, length: int) -> None:
         """No model with a state runs here."""
         raise AssertionError("a model without a state has no snapshots")
 

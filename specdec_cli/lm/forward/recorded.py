@@ -80,7 +80,15 @@ class RecordedForward:
         assert not any(draws), "a graph draws nothing"
         return self._graphs.guess(feeds, counts, num_tokens)
 
+    def move_states(self, snapshots: Snapshots, moves: Moves) -> None:
+        """No model with a state runs here."""
+        raise AssertionError("a model without a state keeps none")
+
     def restore(self, slot: int, snapshots: Snapshots, length: int) -> None:
+        """No model with a state runs here."""
+        raise AssertionError("a model without a state has no snapshots")
+
+    def keep(self, slot: int, snapshots: Snapshots, length: int) -> None:
         """No model with a state runs here."""
         raise AssertionError("a model without a state has no snapshots")
 

@@ -42,15 +42,14 @@ def convolve(order: Order, store: StateStore, inputs: Tensor, weight: Tensor, bi
     before = store.read(windows.before, windows.num_slots).float()
     new = inputs.float()
     parts = []
-    for number, one in enumerate(order.stretches):
-        parts += [before[number * (width - 1) : (number + 1) * (width - 1)], new[one.start : one.stop]]
+    for one, earlier in zip(order.stretches, torch.split(before, windows.counts), strict=True):
+        parts += [earlier, new[one.start : one.stop]]
     joined, factors = torch.cat(parts), weight.float().t().contiguous()
-    count = len(joined) - width + 1
-    total = joined[:count] * factors[0]
-    for i in range(1, width):
-        total.addcmul_(joined[i : i + count], factors[i])
-    if len(order.stretches) > 1:
-        total = total.index_select(0, windows.places)
+    total = joined[windows.taps[0]] * factors[0]
+    for tap, factor in zip(windows.taps[1:], factors[1:], strict=True):
+        total.addcmul_(joined[tap], factor)
+    if windows.outputs is not None:
+        total = total.index_select(0, windows.outputs)
     store.write(windows.slots, inputs.index_select(0, windows.kept))
     if len(windows.prefixes):
         store.store(windows.prefixes, joined.index_select(0, windows.stored))
@@ -178,8 +177,9 @@ def scan(order: Order, store: StateStore, begin: Callable[[slice], tuple[Step, R
     for piece in order.pieces(max(_PIECE_BYTES // store.slot_bytes, 1)):
         step, read = begin(piece.rows)
         states = state.new_empty(piece.rows.stop - piece.rows.start, *store.shape)
-        for rows in piece.steps:
-            step(state[: rows.stop - rows.start], rows, states[rows])
+        for rows, before in zip(piece.steps, piece.befores, strict=True):
+            follows = state[: rows.stop - rows.start] if before is None else state.index_select(0, before)
+            step(follows, rows, states[rows])
             state = states[rows]
         if len(piece.slots):
             store.write(piece.slots, states if len(piece.slots) == len(states) else states[piece.kept])

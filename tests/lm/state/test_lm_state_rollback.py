@@ -135,10 +135,10 @@ def _plant(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
         monkeypatch.setattr(Contexts, "_held", shared)
         monkeypatch.setattr(Contexts, "check", lambda _: None)
     elif fault == "restored one token late":
-        monkeypatch.setattr(order, "_begin", lambda stretch: begin(_late(stretch)))
+        monkeypatch.setattr(order, "_begin", lambda stretch, token: begin(_late(stretch), token))
     elif fault == "not restored":
         latest = _latest(monkeypatch)
-        monkeypatch.setattr(order, "_begin", lambda stretch: begin(latest(stretch)))
+        monkeypatch.setattr(order, "_begin", lambda stretch, token: begin(latest(stretch), token))
     else:
         latest = _latest(monkeypatch)
         monkeypatch.setattr(order, "_inputs_before", lambda stretch, count: before(latest(stretch), count))
