@@ -39,6 +39,17 @@ from specdec_cli.cli.measurement_options import (
 from specdec_cli.cli.options import GATE_OPTIONS, RESUME_OPTION, WORKLOAD_OPTIONS, Shared, with_shared_options
 from specdec_cli.cli.output import write_file
 from specdec_cli.cli.screen import open_screen, timed_progress
+from specdec_cli.cli.sweep_elsewhere import (
+    AtATime,
+    DraftEndpoint,
+    ElsewhereWish,
+    ServersKey,
+    ServersTimeout,
+    TargetEndpoint,
+    TraceFrom,
+    check_unwanted,
+    run_elsewhere,
+)
 from specdec_cli.cli.sweep_trees import AUTO, Trees, check_ranks, check_trees, wanted_trees
 from specdec_cli.drafted import MOST_NODES
 from specdec_cli.errors import ExitCode, UsageError
@@ -85,6 +96,7 @@ BatchSizes = Annotated[
 
 @with_shared_options(without=_LEFT_OUT, beside=(*WORKLOAD_OPTIONS, *GATE_OPTIONS, RESUME_OPTION))
 def sweep_k(
+    context: typer.Context,
     k_max: KMax = 8,
     exhaustive: Exhaustive = False,
     repeats: Annotated[int | None, repeats_option("1; 2 with --exhaustive", "Maximum number of times")] = None,
@@ -93,6 +105,12 @@ def sweep_k(
     chat: Chat = False,
     dry_run: DryRun = False,
     trace: TraceFile = None,
+    target_endpoint: TargetEndpoint = None,
+    draft_endpoint: DraftEndpoint = None,
+    trace_from: TraceFrom = None,
+    servers_timeout: ServersTimeout = None,
+    servers_key: ServersKey = None,
+    at_a_time: AtATime = None,
     write_recipe: Annotated[
         Path | None,
         typer.Option(help="Write the recipe with the recommended k or tree.", metavar="FILE", rich_help_panel=FILES),
@@ -110,6 +128,11 @@ def sweep_k(
     Exits with 0 for every verdict (speculate, do-not-speculate, inconclusive) and with 3 if a gate is crossed, such as
     --fail-if 'recommended.verdict == inconclusive'.
     """
+    elsewhere = ElsewhereWish(target_endpoint, draft_endpoint, trace_from, servers_timeout, servers_key, at_a_time)
+    if elsewhere.is_wanted:
+        run_elsewhere(context, shared, elsewhere, k_max, chat)
+        return None
+    check_unwanted(elsewhere)
     resolved = shared.resolve()
     repeats = repeats or (2 if exhaustive else 1)
     sizes = whole_numbers(batch_sizes, "--batch-sizes", _MOST_TOGETHER)

@@ -24,22 +24,22 @@ class Address:
     api: str
 
 
-def parse_address(url: str) -> Address:
-    """Read `--endpoint`.
+def parse_address(url: str, flag: str = "--endpoint") -> Address:
+    """Read `--endpoint`, or another option that names a server.
 
     Raises:
         UsageError: it is no address of a server, or holds a password or a query.
     """
-    example = "for example `--endpoint http://127.0.0.1:8000`"
+    example = f"for example `{flag} http://127.0.0.1:8000`"
     try:
         parts = urlsplit(url.strip())
         has_host = bool(parts.hostname) and (parts.port is None or parts.port > 0)
     except ValueError:
         has_host = False
     if not has_host or parts.scheme not in ("http", "https"):
-        raise UsageError("`--endpoint` must be an http or https address with a host", example)
+        raise UsageError(f"`{flag}` must be an http or https address with a host", example)
     if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
-        raise UsageError("`--endpoint` must hold no user, password or query", "give a key with --api-key")
+        raise UsageError(f"`{flag}` must hold no user, password or query", "give a key with --api-key")
     path = parts.path.rstrip("/")
     version = re.search(r"/v\d+$", path)
     place = _reachable(parts.hostname or "", parts.netloc)

@@ -42,6 +42,8 @@ class Endpoint:
         proxy: what stands between, as the environment says; None to this machine and wherever NO_PROXY names it.
         owner: `owned_by` of the first model that the server lists; `specdec` is this package's own server.
         num_sent_again: requests that found their kept connection closed and were sent again on another one.
+        num_requests: answers that were read whole.
+        num_bytes: of these requests' and answers' bodies.
 
     Raises:
         UsageError: the environment names a proxy that cannot be used.
@@ -57,6 +59,7 @@ class Endpoint:
         self.server: str | None = None
         self.owner: str | None = None
         self.num_sent_again = 0
+        self.num_requests = self.num_bytes = 0
         self._timeout_s = timeout_s
         self._say = Reporter(key, self.proxy)
         self._client = httpx2.AsyncClient(
@@ -166,6 +169,31 @@ class Endpoint:
         if answer.fault is not None:
             raise self._say.error(answer.fault, "check its log")
         return answer
+
+    async def whole(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Send one request that is not streamed.
+
+        Args:
+            path: `/completions` or `/chat/completions`.
+            body: the request.
+
+        Raises:
+            EndpointError: it failed; the server's words are in the sentence.
+        """
+        url = self.address.api + path
+        request = self._client.build_request("POST", url, json=body)
+        with self._clear_errors():
+            response, _ = await self._send(request)
+            async with aclosing(response):
+                await response.aread()
+        if response.status_code != 200:
+            raise self._refusal(response, url)
+        self.num_bytes += len(request.content) + len(response.content)
+        self.num_requests += 1
+        found = self._json(response.text, url)
+        if not isinstance(found, dict) or not isinstance(found.get("choices"), list) or not found["choices"]:
+            raise self._say.error(f"`{url}` answers without choices: {self._say.words(response.text)}")
+        return found
 
     async def _get(self, url: str, timeout_s: float | None = None) -> Response:
         """A whole answer that is no stream."""

@@ -1,0 +1,266 @@
+"""`sweep-k` without the models: acceptance at every k through servers that hold them, or from recorded traffic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from specdec_cli.cli.endpoint_options import key_of, refuse_others
+from specdec_cli.cli.measurement_options import FILES, chosen_prompts
+from specdec_cli.cli.options import OPTIONS, WORKLOAD_OPTIONS, Shared
+from specdec_cli.cli.output import deliver_with_report, envelope
+from specdec_cli.cli.screen import open_screen, timed_progress
+from specdec_cli.errors import UsageError
+from specdec_cli.measure.endpoint.address import check_key, parse_address
+from specdec_cli.report.acceptance import SCHEMA, print_acceptance
+
+if TYPE_CHECKING:
+    from specdec_cli.drafters.contract import Drafter
+    from specdec_cli.measure.predict.trace import Trace
+    from specdec_cli.recipe import Recipe, Resolved
+
+_SERVERS = "Servers"
+_OWN = {"target_endpoint", "draft_endpoint", "trace_from", "servers_timeout", "servers_key", "at_a_time"}
+_OWN |= {"k_max", "chat"}
+_PATHS = {"recipe", "sets", "json", "output", "force", "quiet", "target.model", "target.revision", "draft"}
+_SECTIONS = ("sampling.", "workload.")
+_DRAFT = "draft"
+
+TargetEndpoint = Annotated[
+    str | None,
+    typer.Option(
+        "--target-endpoint",
+        help="Predict acceptance through the server of the target, which is not loaded here.",
+        metavar="URL",
+        rich_help_panel=_SERVERS,
+    ),
+]
+DraftEndpoint = Annotated[
+    str | None,
+    typer.Option(
+        "--draft-endpoint",
+        help="Server of the draft, which scores the target's text.",
+        metavar="URL",
+        rich_help_panel=_SERVERS,
+    ),
+]
+TraceFrom = Annotated[
+    Path | None,
+    typer.Option(
+        "--trace-from",
+        help="Predict acceptance from recorded prompts and answers, for drafts without a model (ngram, suffix).",
+        metavar="FILE",
+        rich_help_panel=FILES,
+    ),
+]
+ServersTimeout = Annotated[
+    float | None,
+    typer.Option(
+        "--endpoint-timeout",
+        min=0.001,
+        help="Give up when a server sends nothing for this long.",
+        metavar="SECONDS",
+        show_default="300",
+        rich_help_panel=_SERVERS,
+    ),
+]
+ServersKey = Annotated[
+    str | None,
+    typer.Option(
+        "--api-key",
+        help="API key for the servers. It is never stored.",
+        metavar="KEY",
+        show_default="SPECDEC_API_KEY, else OPENAI_API_KEY",
+        rich_help_panel=_SERVERS,
+    ),
+]
+AtATime = Annotated[
+    int | None,
+    typer.Option(
+        "--concurrency",
+        min=1,
+        max=4096,
+        help="Maximum number of concurrent requests to a server.",
+        show_default="8",
+        rich_help_panel=_SERVERS,
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ElsewhereWish:
+    """The values of these options; None if an option is not given."""
+
+    target_endpoint: str | None
+    draft_endpoint: str | None
+    trace_from: Path | None
+    timeout_s: float | None
+    key: str | None = field(repr=False)
+    concurrency: int | None = None
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the models are elsewhere."""
+        return self.target_endpoint is not None or self.trace_from is not None
+
+
+def check_unwanted(wish: ElsewhereWish) -> None:
+    """Refuse options about servers where the models are loaded here.
+
+    Raises:
+        UsageError: there is such an option.
+    """
+    given = {
+        "--draft-endpoint": wish.draft_endpoint,
+        "--endpoint-timeout": wish.timeout_s,
+        "--api-key": wish.key,
+        "--concurrency": wish.concurrency,
+    }
+    name = next((name for name, value in given.items() if value is not None), None)
+    if name is not None:
+        raise UsageError(f"`{name}` has no effect without --target-endpoint", "name the server: --target-endpoint URL")
+
+
+def run_elsewhere(context: typer.Context, shared: Shared, wish: ElsewhereWish, k_max: int, chat: bool) -> None:
+    """Predict acceptance at every k without loading a model.
+
+    Args:
+        context: the command line, whose options that have no meaning here are refused.
+        shared: the command's shared options.
+        wish: servers, or the file of recorded traffic.
+        k_max: largest k.
+        chat: whether prompts are messages.
+
+    Raises:
+        UsageError: options that contradict each other, or sampling whose probabilities no server gives.
+        RunError: a server cannot be reached, or gives too little.
+    """
+    refuse_others(context, (*OPTIONS, *WORKLOAD_OPTIONS), _OWN, _PATHS, _SECTIONS, "--target-endpoint or --trace-from")
+    if wish.target_endpoint is not None and wish.trace_from is not None:
+        raise UsageError("`--trace-from` and `--target-endpoint` are two sources of one text", "name one of them")
+    resolved = shared.resolve()
+    begin = perf_counter()
+    found = (
+        _recorded(resolved, wish, k_max, shared) if wish.trace_from else _served(resolved, wish, k_max, chat, shared)
+    )
+    found.source["seconds"] = perf_counter() - begin
+    document = envelope(SCHEMA, resolved.recipe.as_dict(), found.body(k_max))
+    deliver_with_report(document, shared, lambda page: print_acceptance(page, document))
+
+
+@dataclass(slots=True)
+class _Found:
+    trace: Trace
+    draft: str
+    source: dict[str, Any]
+
+    def body(self, k_max: int) -> dict[str, Any]:
+        """The document's own fields."""
+        from specdec_cli.measure.predict.acceptance import acceptance_rows
+
+        return {
+            "target": self.trace.target,
+            "draft": self.draft,
+            "source": self.source,
+            "prompts": len(self.trace.prompts),
+            "tokens": self.trace.num_output_tokens,
+            "k_max": k_max,
+            "rows": acceptance_rows(self.trace, self.draft, k_max),
+            "notices": self.trace.notices,
+        }
+
+
+def _recorded(resolved: Resolved, wish: ElsewhereWish, k_max: int, shared: Shared) -> _Found:
+    """From a log of prompts and answers."""
+    from specdec_cli.lm.load import load_tokenizer
+    from specdec_cli.measure.predict.recorded import recorded_trace
+    from specdec_cli.text.chat_template import chat_tokenizer
+
+    assert wish.trace_from is not None
+    check_unwanted(wish)
+    recipe = resolved.recipe
+    drafter, name = _lookup_draft(recipe)
+    target = recipe.target
+    loaded = load_tokenizer(target.model, revision=target.revision, load_format=target.load_format)
+    tokenizer = chat_tokenizer(loaded, target.chat_template, target.default_chat_template_kwargs)
+    trace = recorded_trace(wish.trace_from, tokenizer, target.model, recipe.workload.num_prompts)
+    with timed_progress(open_screen(shared.quiet, streams_text=False)) as tell:
+        _trace_lookup(trace, drafter, name, k_max, lambda done, total: tell("tracing the draft", done, total))
+    return _Found(trace, name, {"kind": "recorded", "words": f"from the answers in {wish.trace_from}"})
+
+
+def _lookup_draft(recipe: Recipe) -> tuple[Drafter, str]:
+    """A draft that reads no model, and its name."""
+    from specdec_cli.drafters import from_fields, without_model
+    from specdec_cli.measure.predict.traced import draft_name
+
+    fields = recipe.draft_fields()
+    known = [name for name in without_model() if name not in ("none", "prediction")]
+    if fields.get("method") not in known:
+        hint = f"use one without: {', '.join(f'-d {name}' for name in known)}; or name its server with --draft-endpoint"
+        raise UsageError(f"the draft `{draft_name(recipe)}` needs a model, which is not loaded here", hint)
+    return from_fields(fields), draft_name(recipe)
+
+
+def _trace_lookup(trace: Trace, drafter: Drafter, name: str, k_max: int, watch: Callable[[int, int], None]) -> None:
+    from specdec_cli.drafters.contract import Resources
+    from specdec_cli.measure.predict.tracing import trace_draft
+
+    def no_model(model: str) -> Any:
+        raise AssertionError(f"a draft without a model asks for {model}")
+
+    drafter.load(Resources(no_model, None, trace.num_tokens))
+    trace.drafts[name] = trace_draft(trace, drafter, k_max, watch)
+
+
+def _served(resolved: Resolved, wish: ElsewhereWish, k_max: int, chat: bool, shared: Shared) -> _Found:
+    """Through one server, or two."""
+    import asyncio
+
+    from specdec_cli.measure.predict.remote_trace import check_sampling
+
+    check_sampling(resolved.recipe.sampling)
+    drafter = None if wish.draft_endpoint is not None else _lookup_draft(resolved.recipe)
+    rows = chosen_prompts(resolved.recipe.workload, chat).rows
+    num = resolved.recipe.workload.num_prompts
+    with timed_progress(open_screen(shared.quiet, streams_text=False)) as tell:
+        found = asyncio.run(_ask(resolved, wish, rows[:num], chat, tell))
+        if drafter is not None:
+            _trace_lookup(found.trace, *drafter, k_max, lambda done, total: tell("tracing the draft", done, total))
+            found.draft = drafter[1]
+    return found
+
+
+async def _ask(resolved: Resolved, wish: ElsewhereWish, rows: Any, chat: bool, tell: Any) -> _Found:
+    from specdec_cli.measure.endpoint.endpoint import Endpoint
+    from specdec_cli.measure.predict.remote_trace import RemoteTracer
+
+    key, timeout_s, at_a_time = check_key(key_of(wish.key)), wish.timeout_s or 300.0, wish.concurrency or 8
+    named = "" if resolved.built_in_pair else resolved.recipe.target.model
+    assert wish.target_endpoint is not None
+    address = parse_address(wish.target_endpoint, "--target-endpoint")
+    async with Endpoint(address, key, timeout_s, at_a_time) as target:
+        model = await target.choose_model(named)
+        tracer = RemoteTracer(target, model, rows, resolved.recipe.sampling, chat, at_a_time)
+        trace = await tracer.trace_target(lambda done, total: tell("the target's server decodes", done, total))
+        servers = [target]
+        if wish.draft_endpoint is not None:
+            draft_address = parse_address(wish.draft_endpoint, "--draft-endpoint")
+            async with Endpoint(draft_address, key, timeout_s, at_a_time) as draft:
+                name = await draft.choose_model("")
+                watch = lambda done, total: tell("the draft's server scores", done, total)  # noqa: E731
+                trace.drafts[_DRAFT] = await tracer.trace_draft(trace, draft, name, watch)
+                servers.append(draft)
+    trace.drafts = {name: trace.drafts[_DRAFT]} if _DRAFT in trace.drafts else {}
+    source = {
+        "kind": "servers",
+        "words": f"through {' and '.join(one.address.root for one in servers)}",
+        "requests": sum(one.num_requests for one in servers),
+        "bytes": sum(one.num_bytes for one in servers),
+    }
+    return _Found(trace, next(iter(trace.drafts), ""), source)

@@ -1,0 +1,43 @@
+"""The document of a sweep through servers or over recorded text, `specdec.acceptance/1`, and its report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from specdec_cli.report.grid import Grid
+from specdec_cli.report.table import number, percent
+
+SCHEMA = "specdec.acceptance/1"
+_NO_COSTS = (
+    "Whether they pay depends on what drafting and verifying cost on that machine: measure its server with "
+    "`bench --endpoint`."
+)
+_MEANINGS = {
+    "greedy": "temperature 0: the target's likeliest token",
+    "rejection": "rejection sampling, token by token (vLLM: draft_sample_method probabilistic)",
+    "block": "block verification (vLLM: rejection_sample_method block)",
+    "one-hot": "the draft's likeliest token, accepted with the target's probability of it (the default of vLLM)",
+    "exact-match": "a sampled token of the draft, where the target draws the same one",
+}
+
+
+def print_acceptance(console: Console, document: Mapping[str, Any]) -> None:
+    """Print acceptance by rule and k, and what it took to find out."""
+    source = document["source"]
+    console.print(Text(f"{document['draft']} for {document['target']}, {source['words']}"), soft_wrap=True)
+    rules = list(dict.fromkeys(row["rule"] for row in document["rows"]))
+    for rule in rules:
+        console.print(Text(f"{rule}: {_MEANINGS[rule]}"), soft_wrap=True)
+        grid = Grid("k", "tokens per pass", "95 % interval", "rate")
+        for row in (one for one in document["rows"] if one["rule"] == rule):
+            length, ends = row["acceptance_length"]["median"], row["acceptance_length"]["ci95"]
+            interval = "" if ends is None else f"{ends[0]:.2f} to {ends[1]:.2f}"
+            grid.add_row(str(row["k"]), number(length), interval, percent(row["acceptance_rate"]["median"]))
+        console.print(grid)
+    console.print(_NO_COSTS, soft_wrap=True)
+    for notice in document["notices"]:
+        console.print(Text(f"note: {notice}", style="yellow"), soft_wrap=True)

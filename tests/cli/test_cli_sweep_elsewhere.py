@@ -1,0 +1,197 @@
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+import torch
+from live_server import LiveServer, live
+from toy_engine import LETTERS, LetterTokenizer, TableLM, toy_engine
+
+from specdec_cli.cli.main import run
+from specdec_cli.lm.door import Row
+from specdec_cli.measure.predict import recorded, remote_trace
+from specdec_cli.measure.predict.replay import replay
+from specdec_cli.measure.predict.trace import Trace
+from specdec_cli.recipe.schema import Sampling
+from specdec_cli.report.schema import read_schema
+from specdec_cli.sampling.params import SamplingParams
+
+PROMPTS = ["abc abc ab", "head.\nbad", "a bag, a cab", "fed a hag"]
+
+
+class NearLM(TableLM):
+    """A draft that is often right: the target's table with noise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table += torch.randn(self.table.shape, generator=torch.Generator().manual_seed(5)) * 1.5
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[tuple[LiveServer, LiveServer]]:
+    with live(toy_engine(target=TableLM())) as target, live(toy_engine(target=NearLM())) as draft:
+        yield target, draft
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [json.dumps({"prompt": prompt, "category": "toy"}) for prompt in PROMPTS]
+    Path("prompts.jsonl").write_text("\n".join(rows))
+
+
+def url(server: LiveServer) -> str:
+    host, port = server.listener.getsockname()[:2]
+    return f"http://{host}:{port}"
+
+
+def swept(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    line = ["sweep-k", "--dataset", "prompts.jsonl", "-n", "24", "--k-max", "4", "--json", "--quiet", *words]
+    assert run(line) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    jsonschema.validate(found, read_schema("acceptance"), format_checker=jsonschema.FormatChecker())
+    return found
+
+
+def lengths(found: dict[str, Any], rule: str) -> list[float]:
+    return [row["acceptance_length"]["median"] for row in found["rows"] if row["rule"] == rule]
+
+
+def local_trace(trace: Trace, sampling: Sampling) -> remote_trace.ModelTrace:
+    """The draft's scores of a trace's text, without a server."""
+    draft, log_q, top = NearLM(), [], []
+    for prompt in trace.prompts:
+        whole = [*prompt.token_ids, *prompt.output]
+        logits = draft.score([Row(0, whole[:-1], len(prompt.output))])
+        scores = torch.log_softmax(logits, dim=-1)
+        log_q += [float(scores[i, token]) for i, token in enumerate(prompt.output)]
+        top += [int(scores[i].argmax()) == token for i, token in enumerate(prompt.output)]
+    return remote_trace.ModelTrace(
+        np.array(log_q, dtype=np.float32), np.array(top), np.zeros(len(top), dtype=bool), None
+    )
+
+
+@pytest.mark.parametrize("temperature", ["0", "1"])
+def test_servers_say_what_the_models_would(
+    servers: tuple[LiveServer, LiveServer],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    temperature: str,
+) -> None:
+    kept: list[Trace] = []
+    whole = remote_trace.RemoteTracer.trace_target
+
+    async def keeping(self: remote_trace.RemoteTracer, watch: Any) -> Trace:
+        kept.append(await whole(self, watch))
+        return kept[-1]
+
+    monkeypatch.setattr(remote_trace.RemoteTracer, "trace_target", keeping)
+    target, draft = servers
+    found = swept(
+        capsys, "--target-endpoint", url(target), "--draft-endpoint", url(draft), "--temperature", temperature
+    )
+    trace = kept[0]
+    assert [LETTERS[token] for token in trace.prompts[0].token_ids] == list(PROMPTS[0])
+    (remote,) = trace.drafts.values()
+    assert isinstance(remote, remote_trace.ModelTrace)
+    local = local_trace(trace, Sampling())
+    assert np.allclose(remote.log_q, local.log_q, atol=1e-4)
+    assert (remote.is_argmax == local.is_argmax).all()
+    trace.drafts["local"] = local
+    for rule in ("greedy",) if temperature == "0" else ("rejection", "block", "one-hot", "exact-match"):
+        expected = [one.acceptance_length().median for one in replay(trace, "local", rule, 4)]
+        assert lengths(found, rule) == pytest.approx(expected, rel=1e-4)
+    assert found["source"]["requests"] == 2 * len(PROMPTS)
+    assert found["tokens"] == trace.num_output_tokens
+
+
+def test_prediction_is_what_an_engine_counts(
+    servers: tuple[LiveServer, LiveServer], capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = swept(capsys, "--target-endpoint", url(servers[0]), "-d", "ngram:min=1")
+    engine = toy_engine(k=3)
+    tokenizer = LetterTokenizer()
+    for prompt in PROMPTS:
+        engine.add(tokenizer.encode(prompt), SamplingParams(max_new_tokens=24))
+    accepted = drafts = 0
+    while engine.has_work:
+        for event in engine.step():
+            for emitted in getattr(event, "emitted", ()):
+                drafts += emitted.num_drafted > 0
+                accepted += emitted.num_accepted
+    assert lengths(found, "greedy")[2] == pytest.approx(1 + accepted / drafts)
+
+
+def test_messages_are_asked_as_a_chat(
+    servers: tuple[LiveServer, LiveServer], capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = swept(capsys, "--target-endpoint", url(servers[0]), "--draft-endpoint", url(servers[1]), "--chat")
+    assert len(lengths(found, "greedy")) == 4
+
+
+def test_recorded_answers_need_no_model(capsys: pytest.CaptureFixture[str]) -> None:
+    story = "The cat sat on the mat. The dog sat on the mat. The cat sat on the mat."
+    rows: list[dict[str, Any]] = [
+        {"prompt": "Tell a story.", "answer": story},
+        {"request": {"prompt": "Again."}, "response": {"choices": [{"text": story}]}},
+        {"prompt": "Short", "output": "a"},
+    ]
+    Path("log.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    words = ["sweep-k", "-t", "builtin:target", "--trace-from", "log.jsonl", "--k-max", "3", "--json", "--quiet"]
+    for draft in ("ngram", "suffix"):
+        assert run([*words, "-d", draft]) == 0
+        found = json.loads(capsys.readouterr().out)
+        jsonschema.validate(found, read_schema("acceptance"))
+        assert lengths(found, "greedy")[2] > 2, "it repeats itself"
+    assert run([*words, "-d", "builtin:draft"]) == 2
+    assert "needs a model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "content", ["", "nonsense", "[1]", '{"prompt": "a"}', '{"answer": "a"}', '{"prompt": "a", "answer": 3}', "{}"]
+)
+def test_logs_without_answers_are_refused(capsys: pytest.CaptureFixture[str], content: str) -> None:
+    Path("log.jsonl").write_text(content)
+    assert run(["sweep-k", "-t", "builtin:target", "-d", "ngram", "--trace-from", "log.jsonl"]) == 2
+    assert capsys.readouterr().out == ""
+
+
+def test_a_chat_ends_with_its_answer() -> None:
+    row = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello there"}]}
+    assert recorded._pair(row, "") == ([{"role": "user", "content": "Hi"}], "Hello there")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--temperature", "0.7"], "at temperature 1"),
+        (["--temperature", "1", "--top-p", "0.9"], "before `sampling.top_p` applies"),
+        (["--tree", "2,1"], "`--tree` has no effect with --target-endpoint"),
+        (["-d", "builtin:draft"], "needs a model"),
+        (["--trace-from", "x.jsonl", "-d", "ngram"], "two sources of one text"),
+    ],
+)
+def test_what_cannot_be_told_is_refused(capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
+    assert run(["sweep-k", "--target-endpoint", "http://127.0.0.1:9", "-t", "a/b", *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_options_about_servers_need_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["sweep-k", "--draft-endpoint", "http://127.0.0.1:9"]) == 2
+    assert "no effect without --target-endpoint" in capsys.readouterr().err
+    assert run(["sweep-k", "--target-endpoint", "127.0.0.1", "-d", "ngram"]) == 2
+    assert "`--target-endpoint` must be an http" in capsys.readouterr().err
+    assert run(["sweep-k", "--target-endpoint", "http://127.0.0.1:9", "-t", "a/b", "-d", "ngram"]) == 1
+    assert "no server" in capsys.readouterr().err
+
+
+def test_a_server_without_token_ids_is_refused() -> None:
+    from specdec_cli.errors import RunError
+
+    with pytest.raises(RunError, match="gives no token ids"):
+        remote_trace._read_answer({"choices": [{"text": "a", "logprobs": {"token_logprobs": [-1.0]}}]}, "http://x")
+    with pytest.raises(RunError, match="gives 0 log-probabilities for 2 tokens"):
+        remote_trace._read_answer({"choices": [{"token_ids": [1, 2], "prompt_token_ids": [3]}]}, "http://x")
