@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from specdec_cli.drafters.contract import DraftRow, Guesses, Resources
 from specdec_cli.drafters.feature_head import HeadDrafter
 from specdec_cli.drafters.growth import Growth
-from specdec_cli.drafters.one_pass import grow_whole, rows_at
+from specdec_cli.drafters.one_pass import grow_marginals, grow_whole, rows_at
 from specdec_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -104,11 +104,18 @@ class Drafter(HeadDrafter):
         depths = {draft.place: min(draft.most_depth(most), self.most_depth) for draft in drafts}
         drafting = [draft for draft in drafts if depths[draft.place] > 0]
         if drafting:
-            block = _Block(self._held, drafting)
-            confidence = block.confidence if self._held.head.config.dspark.has_confidence else None
-            grow_whole(drafting, depths, block.logits, self._num_tokens, self._name, confidence)
+            self._grow(drafting, depths)
         found = {draft.place: draft.guesses() for draft in drafts}
         return [found.get(place, Guesses()) for place in range(len(rows))]
+
+    def _grow(self, drafting: Sequence[Growth], depths: Mapping[int, int]) -> None:
+        """Grow guesses by a block; DSpark's heads look at the token before each, and nothing else does."""
+        block, dspark = _Block(self._held, drafting, depths), self._held.head.config.dspark
+        if dspark.rank or dspark.has_confidence:
+            confidence = block.confidence if dspark.has_confidence else None
+            grow_whole(drafting, depths, block.logits, self._num_tokens, self._name, confidence)
+        else:
+            grow_marginals(drafting, block.marginals(), self._num_tokens, self._name)
 
     def path_logits(self, rows: Sequence[DraftRow], paths: Sequence[Sequence[int]]) -> list[Tensor]:
         """Each depth's logits; with a Markov head, behind the path's token before it."""
@@ -131,15 +138,22 @@ class _Block:
     Args:
         held: the sequences.
         drafts: the guesses, before their first token.
+        depths: of each by its place, how deep it may grow.
     """
 
-    def __init__(self, held: BlockSequences, drafts: Sequence[Growth]) -> None:
+    def __init__(self, held: BlockSequences, drafts: Sequence[Growth], depths: Mapping[int, int]) -> None:
+        import torch
+
         self._head = held.head
-        states = held.blocks([(draft.row.handle, draft.row.context[-1]) for draft in drafts])
-        num, depth, width = states.shape
-        logits = self._head.logits(states.reshape(num * depth, width)).view(num, depth, -1)
+        blocks = held.blocks([(draft.row.handle, draft.row.context[-1]) for draft in drafts])
+        states = [one[: depths[draft.place]] for draft, one in zip(drafts, blocks, strict=True)]
+        logits = torch.split(self._head.logits(torch.cat(states)), [len(one) for one in states])
         self._states = {draft.place: one for draft, one in zip(drafts, states, strict=True)}
         self._logits = {draft.place: one for draft, one in zip(drafts, logits, strict=True)}
+
+    def marginals(self) -> dict[int, Tensor]:
+        """Logits [depth, V] float32 of each guess by its place, where no token before changes them."""
+        return {place: self._head.spread(one) for place, one in self._logits.items()}
 
     def logits(self, growing: Sequence[Growth]) -> Tensor:
         """Logits [ends, V] float32 of every guess's next depth."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from specdec_cli.drafted import Drafted
 from specdec_cli.drafters.contract import DraftRow, Guesses, Resources
 from specdec_cli.drafters.language_model import LMDrafter
-from specdec_cli.drafters.one_pass import grow_whole, rows_at
+from specdec_cli.drafters.one_pass import grow_marginals
 from specdec_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -68,8 +68,7 @@ class Drafter(LMDrafter):
         drafting = [draft for draft in drafts if draft.wants_more(most)]
         logits = self._logits([draft.row for draft in drafting], [draft.most_depth(most) for draft in drafting])
         by_place = dict(zip((draft.place for draft in drafting), logits, strict=True))
-        depths = {place: len(its) for place, its in by_place.items()}
-        grow_whole(drafting, depths, lambda growing: rows_at(growing, by_place), self._num_tokens, self._name)
+        grow_marginals(drafting, by_place, self._num_tokens, self._name)
         return [draft.guesses() for draft in drafts]
 
     def path_logits(self, rows: Sequence[DraftRow], paths: Sequence[Sequence[int]]) -> list[Tensor]:

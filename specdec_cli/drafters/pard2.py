@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from specdec_cli.drafters.contract import DraftRow, Guesses, Resources
 from specdec_cli.drafters.feature_head import HeadDrafter
 from specdec_cli.drafters.growth import Growth
-from specdec_cli.drafters.one_pass import grow_whole, rows_at
+from specdec_cli.drafters.one_pass import grow_marginals
 from specdec_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class Drafter(HeadDrafter):
         depths = {draft.place: draft.most_depth(most) for draft in drafting}
         logits = self._logits([draft.row for draft in drafting], list(depths.values()))
         by_place = dict(zip(depths, logits, strict=True))
-        grow_whole(drafting, depths, lambda growing: rows_at(growing, by_place), self._num_tokens, self._name)
+        grow_marginals(drafting, by_place, self._num_tokens, self._name)
         found = {draft.place: draft.guesses() for draft in drafts}
         return [found.get(place, Guesses()) for place in range(len(rows))]
 

@@ -111,6 +111,18 @@ def test_a_dynamic_tree_has_the_likeliest_paths(folder: Path) -> None:
     assert {guess.tokens_to(node) for node in range(12)} == {path for path, _ in best}
 
 
+@pytest.mark.parametrize("p_min", [0.0, 0.05])
+def test_a_dynamic_tree_is_searched_as_if_depth_by_depth(folder: Path, p_min: float) -> None:
+    drafter = loaded(folder)
+    for seed in range(8):
+        wish = replace(row([*TEXT[seed : seed + 9]], 6, tree=TreeShape.parse("dynamic:20")), p_min=p_min)
+        plain, edited = (
+            drafter.propose([replace(wish, params=replace(GREEDY, logit_bias=bias))])[0].drafted
+            for bias in ({}, {0: 0.0})  # a bias of 0 changes nothing but the way
+        )
+        assert plain == edited
+
+
 @pytest.mark.parametrize("tree", [None, "2,2,1", "dynamic:8"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_whole_texts_are_the_targets(lm, folder: Path, tree: str | None, temperature: float) -> None:

@@ -110,6 +110,10 @@ class BlockHead(Head):
             if self.config.dspark.is_gated:
                 latent = latent * self._linear(torch.cat([states, latent], -1), "markov_head.gate_proj").sigmoid()
             logits = logits + self._linear(latent, "markov_head.markov_w2").float()
+        return self.spread(logits)
+
+    def spread(self, logits: Tensor) -> Tensor:
+        """Logits [n, V] float32 of the target's tokens."""
         return spread(logits, self._ids, self.vocab_size)
 
     def confidence(self, states: Tensor, tokens: Sequence[int]) -> Tensor:
