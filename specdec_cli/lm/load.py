@@ -31,7 +31,7 @@ from specdec_cli.lm.files.quantization import (
     take_form,
 )
 from specdec_cli.lm.files.reading import quiet
-from specdec_cli.lm.files.tokenizer_files import TOKENIZER_FILES, tokenizer_error
+from specdec_cli.lm.files.tokenizer_files import TOKENIZER_FILES, check_tokenizer, tokenizer_error
 from specdec_cli.lm.files.weights_files import all_files, check_weights, stored_bytes, weights_files
 from specdec_cli.lm.forward.joined import attention_of
 from specdec_cli.lm.forward.taps import check_taps
@@ -258,8 +258,7 @@ def tokenizer_in(name: str, folder: Path, trust_remote_code: bool, has_weights: 
             if (folder / "config.json").is_file():  # which transformers reads first; it may be the broken one
                 read_config(name, folder, trust_remote_code)
             raise remote_code_error(name, error) or tokenizer_error(name, folder, error) from error
-    if len(tokenizer) == 0:
-        raise RunError(f"the tokenizer of `{name}` is empty", hint)
+        check_tokenizer(name, folder, tokenizer)
     return tokenizer
 
 

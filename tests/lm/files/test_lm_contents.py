@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import struct
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny
-from typed import not_none
 
 from specdec_cli.errors import RunError, SpecdecError, UsageError
 from specdec_cli.lm.facts import describe, describe_tokenizer
@@ -299,25 +296,6 @@ def test_a_folder_around_the_model(folder) -> None:
 def test_weights_of_another_name(folder) -> None:
     (folder / "model.safetensors").rename(folder / "weights.safetensors")
     assert "only `weights.safetensors`" in refusal(folder)[1]
-
-
-def proto(piece, score, kind=1):
-    text = piece.encode()
-    body = b"\x0a" + bytes([len(text)]) + text + b"\x15" + struct.pack("<f", score)
-    body += b"" if kind == 1 else b"\x18" + bytes([kind])
-    return b"\x0a" + bytes([len(body)]) + body
-
-
-def test_point_19_a_sentencepiece_file_is_not_called_tiktoken(folder) -> None:
-    pieces = proto("<unk>", 0, 2) + b"".join(proto(letter, -place) for place, letter in enumerate("▁abc"))
-    (folder / "tokenizer.model").write_bytes(pieces)
-    if find_spec("sentencepiece") and find_spec("google.protobuf"):
-        pytest.skip("sentencepiece and protobuf are installed: the file loads")
-    with pytest.raises(RunError) as caught:
-        load_tokenizer(str(folder))
-    assert "is the sentencepiece file `tokenizer.model`" in caught.value.message
-    assert "tiktoken" not in caught.value.message + not_none(caught.value.hint)
-    assert "pip install" in not_none(caught.value.hint)
 
 
 @pytest.mark.parametrize("file", ["modules.json", "model_index.json"])
