@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from tiny_mtp import HIDDEN, TARGETS, Reference, make_target, write_modules
 from specdec_cli import drafters
 from specdec_cli.drafters.contract import Resources
 from specdec_cli.engine.engine import Engine
+from specdec_cli.engine.options import EngineOptions
 from specdec_cli.errors import UsageError
 from specdec_cli.lm.facts import describe
 from specdec_cli.lm.heads.head_layer import LayerFeed
@@ -94,6 +96,46 @@ def test_a_short_prompt_has_no_slots_for_later_modules(pair, num: int, length: i
         known = end - 1
         logits = expected(formulas, states[:, 0], end, drafted.tokens)
         assert logits.argmax(-1).tolist() == list(drafted.tokens)
+
+
+@pytest.mark.parametrize("num", [1, 2, 3])
+def test_a_sequence_begins_with_what_another_left(pair, num: int) -> None:
+    lm, modules = pair("llama", num)
+    drafter, formulas = loaded(lm), reference(lm, "llama", modules)
+    states = features_of(lm, TEXT, drafter.taps)
+    drafter.adopt(1, TEXT[:30], "a")
+    drafter.propose([replace(row(TEXT[:30], states[:29]), handle=1)])
+    drafter.release(1)
+    for end in range(18, 26):  # the next module needs a token more for the same slots
+        known = drafter.adopt(0, TEXT[:end], "a")
+        assert known == (end - max(num - 1, 1) - 1) // 4 * 4
+        for more in (0, 1, 4):
+            drafted = drafter.propose([row(TEXT[: end + more], states[known : end + more - 1])])[0].drafted
+            known = end + more - 1
+            logits = expected(formulas, states[:, 0], end + more, drafted.tokens)
+            assert logits.argmax(-1).tolist() == list(drafted.tokens)
+        drafter.release(0)
+    assert drafter.adopt(0, TEXT[:30], "b") == 0
+    assert drafter.adopt(2, [*TEXT[1:20]], "a") == 0
+    for handle in (0, 2):
+        drafter.release(handle)
+    for module in drafter._sequences.modules:
+        module.cache.check()
+        assert module.cache.pool.num_free == module.cache.num_blocks
+
+
+@pytest.mark.parametrize("num", [2, 3])
+def test_prefix_caching_changes_no_guess(pair, num: int) -> None:
+    lm, _ = pair("llama", num)
+    params = SamplingParams(max_new_tokens=12)
+    prompts = [[*TEXT[:20], 5, 7], [*TEXT[:20], 9], TEXT[:14]]
+    plain = decode(lm, loaded(lm), 4, prompts, params)
+    engine = Engine(lm, loaded(lm), None, EngineOptions(max_num_seqs=4, prefix_caching=True))
+    for _ in range(2):
+        found = engine.generate([list(prompt) for prompt in prompts], params)
+        assert tokens(found) == tokens(plain)
+        drafted = [one.speculative.num_accepted_tokens for one in found]
+        assert drafted == [one.speculative.num_accepted_tokens for one in plain]
 
 
 @pytest.mark.parametrize("tree", ["3,2,1", "dynamic:10"])

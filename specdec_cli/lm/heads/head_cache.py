@@ -1,8 +1,9 @@
 """Keys and values of a draft head, in blocks: sequences whose texts begin alike share them, and outlive their ends.
 
 Slot t comes from the target's hidden states at position t and from the token at t + 1, so that a block's key covers one
-token more than the block has slots. Only whole blocks behind which the target's own states stand can be found; they are
-never written again. Drafted nodes stand in slots behind these, which are their sequence's alone.
+token more than the block has slots; slots of module m (`head_sequences`) have read m tokens more. Only whole blocks
+behind which the target's own states stand can be found; they are never written again. Drafted nodes stand in slots
+behind these, which are their sequence's alone.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class HeadContext:
     """The slots of one sequence.
 
     Args:
-        salt: shares blocks with sequences of the same salt; None shares none.
+        root: the key before the first block; None shares no blocks.
         tokens: of the text that its slots have read: one more than there are slots.
         blocks: of its slots, in order.
         keys: of its first whole blocks, those that can be found.
@@ -38,7 +39,7 @@ class HeadContext:
         slots: of all places that its blocks have room for: a slice where they lie in one piece, or [places] int64.
     """
 
-    salt: str | None = None
+    root: bytes | None = None
     tokens: list[int] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
     keys: list[bytes] = field(default_factory=list)
@@ -124,27 +125,42 @@ class HeadCache:
         """The slots of a sequence; None for an unknown one."""
         return self._held.get(handle)
 
-    def adopt(self, handle: int, context: Sequence[int], salt: str) -> int:
+    def adopt(self, handle: int, context: Sequence[int], salt: str, module: int = 0) -> int:
         """Begin a sequence with the longest prefix of its context that is cached under a salt.
+
+        Args:
+            handle: of a new sequence.
+            context: its text, from the first token on.
+            salt: shares blocks with sequences of the same salt.
+            module: whose slots these are, counted from 0.
 
         Returns:
             How many slots it holds: whole blocks. At least that of the context's last token but one is left to feed, as
             the first guess follows from its output.
         """
         assert handle not in self._held, "a sequence adopts before it is fed"
-        held = self._held[handle] = HeadContext(salt)
-        size, before = self.block_size, _first_key(salt, context)
-        for start in range(0, len(context) - 1 - size, size):
-            before = block_key(before, context[start + 1 : start + size + 1])
+        size, first = self.block_size, module + 1  # of the tokens behind slots
+        before = block_key(root_key(salt), context[:first])
+        held = self._held[handle] = HeadContext(before)
+        for start in range(0, len(context) - max(module, 1) - size, size):
+            before = block_key(before, context[first + start : first + start + size])
             block = self.pool.share(before)
             if block is None:
                 break
             held.blocks.append(block)
             held.keys.append(before)
         num = len(held.blocks) * size
-        held.tokens = list(context[: num + 1]) if num else []
+        held.tokens = list(context[module : first + num]) if num else []
         held.slots = self._slots(held.blocks)
         return num
+
+    def cut(self, handle: int, num_slots: int) -> None:
+        """Give back what a sequence has adopted behind so many slots, which are whole blocks."""
+        held, num = self._held[handle], num_slots // self.block_size
+        self.pool.free(held.blocks[num:])
+        del held.blocks[num:], held.keys[num:]
+        held.tokens = held.tokens[: num_slots + 1] if num else []
+        held.slots = self._slots(held.blocks)
 
     def reserve(self, held: HeadContext, num_slots: int) -> None:
         """Make room for so many slots.
@@ -165,10 +181,10 @@ class HeadCache:
         """Make its whole blocks findable, unless their keys or values are no numbers: then its output is none."""
         size = self.block_size
         news = range(len(held.keys), held.num_kept // size)
-        if held.salt is None or not news or not held.outputs[()].isfinite().all():
+        if held.root is None or not news or not held.outputs[()].isfinite().all():
             return
         for i in news:
-            before = held.keys[-1] if held.keys else _first_key(held.salt, held.tokens)
+            before = held.keys[-1] if held.keys else held.root
             held.keys.append(block_key(before, held.tokens[i * size + 1 : (i + 1) * size + 1]))
             self.pool.publish(held.blocks[i], held.keys[-1])
 
@@ -191,8 +207,3 @@ class HeadCache:
             return slice(first, first + len(blocks) * size)
         starts = torch.tensor(blocks, device=self._device)[:, None] * size
         return (starts + torch.arange(size, device=self._device)).flatten()
-
-
-def _first_key(salt: str, context: Sequence[int]) -> bytes:
-    """The key before the first block, which has read the first token beside those behind its slots."""
-    return block_key(root_key(salt), context[:1])

@@ -125,11 +125,12 @@ class HeadSequences:
         return held is not None and () in held.outputs
 
     def adopt(self, handle: int, context: Sequence[int], salt: str) -> int:
-        """Begin a sequence with the longest cached prefix of its context; how many positions' states it has.
-
-        Of several modules the later ones have read tokens behind a block: their sequences share nothing.
-        """
-        return self.cache.adopt(handle, context, salt) if len(self.modules) == 1 else 0
+        """Begin a sequence with the longest prefix of its context that all modules have; how many positions that is."""
+        caches = [module.cache for module in self.modules]
+        num = min(cache.adopt(handle, context, salt, m) for m, cache in enumerate(caches))
+        for cache in caches:
+            cache.cut(handle, num)
+        return num
 
     def release(self, handle: int) -> None:
         """Forget a sequence; unknown ones are fine."""
