@@ -9,6 +9,7 @@ import pytest
 
 from specdec_cli.cli import completion, main
 from specdec_cli.cli.commands import COMMANDS
+from specdec_cli.drafters import without_model
 from specdec_cli.measure.workload.dataset import PRESETS
 from specdec_cli.recipe import shipped
 
@@ -45,7 +46,8 @@ def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("specdec sweep-k --recipe builtin-n", {"builtin-ngram"}),
         ("specdec recipe show published-qwen", {"published-qwen2-72b-0.5b"}),
         ("specdec recipe copy qw", {"qwen3-8b"}),
-        ("specdec generate -d ", {"builtin:draft", "ngram", "prediction", "none", "meta/Llama-3", "gpt2"}),
+        ("specdec generate -d ", {"builtin:draft", *without_model(), "meta/Llama-3", "gpt2"}),
+        ("specdec generate -d n", {"ngram", "none"}),
         ("specdec compare-drafts -d ng", {"ngram"}),
         ("specdec serve --speculative-model pred", {"prediction"}),
         ("specdec generate -t ", {"builtin:target", "meta/Llama-3", "gpt2"}),
