@@ -233,8 +233,7 @@ class _CompareRun(Measurement["DraftComparison"]):
         recipes = [self.sized(one.recipe, self.asked.k_max) for one in self.drafts]
         engines = engines_from_recipes(Engine, recipes, trust_remote_code=self.shared.trust_remote_code, progress=say)
         self._contenders = [
-            Contender(name, recipe.draft.method or "model", engine)
-            for name, recipe, engine in zip(self.names, recipes, engines, strict=True)
+            Contender(name, engine.drafters.own_name, engine) for name, engine in zip(self.names, engines, strict=True)
         ]
         return engines[0], self.tokenize(engines[0])
 

@@ -203,7 +203,8 @@ class _GenerateRun:
                 self.screen.say("interrupted: these are the results so far", "yellow")
             if self.shared.json or self.shared.output is not None:
                 body = generate_body(arm, requests, promise, comparison)
-                document = envelope(SCHEMA, self.recipe.as_dict(), body, **machine_of(engine))
+                outputs = [output.token_ids for output in arm.outputs()]
+                document = envelope(SCHEMA, self.recipe.as_dict(), body, **machine_of(engine, outputs))
                 deliver(document, to_stdout=self.shared.json, path=self.shared.output, force=self.shared.force)
             if stopped():
                 return ExitCode.INTERRUPTED

@@ -231,6 +231,6 @@ class Translation:
 
 def _num_common(tokens: list[int], context: Sequence[int]) -> int:
     num = min(len(tokens), len(context))
-    if tokens[:num] == context[:num]:
+    if (tokens if num == len(tokens) else tokens[:num]) == context[:num]:
         return num
     return next(i for i in range(num) if tokens[i] != context[i])

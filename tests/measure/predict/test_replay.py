@@ -7,7 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from many_tokenizers import tokenizer
 from typed import not_none, stand_in
+from universal_engine import reciter, universal_engine
 
 from specdec_cli.drafted import Drafted
 from specdec_cli.drafters import create
@@ -22,6 +24,7 @@ from specdec_cli.lm.door import Row
 from specdec_cli.lm.table import TableLM
 from specdec_cli.measure.predict.replay import by_position, by_task, check_knowable, replay, replay_table
 from specdec_cli.measure.predict.starts import Starts
+from specdec_cli.measure.predict.trace import GuessTrace, ModelTrace
 from specdec_cli.measure.predict.tracing import trace_draft, trace_target
 from specdec_cli.sampling.params import SamplingParams
 
@@ -345,3 +348,21 @@ def test_a_draft_that_samples_and_is_no_language_model_is_refused() -> None:
     trace = trace_target(engine_of(target, model_drafter(draft)), requests_of(1, SamplingParams(max_new_tokens=4)))
     with pytest.raises(UsageError, match="samples"):
         trace_draft(trace, stand_in(Sampler()), 2)
+
+
+STORY = "Once upon a time there was a lion named Bear. He loved the river and the café, and Lily went to the park."
+
+
+@pytest.mark.parametrize(("temperature", "kind"), [(0.0, GuessTrace), (0.9, ModelTrace)])
+def test_a_draft_with_another_tokenizer_is_replayed_to_the_last_count(temperature: float, kind: type) -> None:
+    """By text it is asked at every start, by intersection its distribution along the text is enough."""
+    draft = reciter("sentencepiece", STORY, 4.0)
+    engine = universal_engine(reciter("byte-level", STORY, 4.0), "byte-level", draft, "sentencepiece", verify="gumbel")
+    params = SamplingParams(max_new_tokens=14, temperature=temperature)
+    beginnings = [tokenizer("byte-level").encode(STORY[:end], False) for end in (4, 9, 16, 30)]
+    requests = [Request(PromptRow(i, ""), ids, replace(params, index=i)) for i, ids in enumerate(beginnings)]
+    trace = trace_target(engine, requests)
+    found = trace.drafts["draft"] = trace_draft(trace, engine.drafter, 4)
+    assert isinstance(found, kind)
+    for one in replay(trace, "draft", "auto" if temperature == 0 else "gumbel", 4):
+        assert_equal_counts(one, count(engine, requests, one.k, "gumbel"))
