@@ -69,6 +69,33 @@ class Reference:
             own.append((keys, values))
         return torch.stack(logits, 1), torch.stack(chosen, 1)
 
+    def masked(self, features: Tensor, tokens: Tensor, k: int, mask: int) -> Tensor:
+        """Logits [k, drafted vocabulary] of P-EAGLE at the end of a text: one pass over it and k - 1 masks.
+
+        Args:
+            features: [T, taps, target hidden].
+            tokens: [T] the token that follows each position.
+            k: drafted tokens.
+            mask: the mask token.
+        """
+        state = self.weights["mask_hidden"].view(1, features.shape[1], -1).expand(k - 1, -1, -1)
+        tokens, features = torch.cat([tokens, torch.full((k - 1,), mask)]), torch.cat([features, state])
+        places, causal = torch.arange(len(tokens)), torch.ones(len(tokens), len(tokens)).tril().bool()
+        queries, keys, values, residual = self._project(tokens, self._mix(features), places)
+        hidden = self._finish(residual, self._attend(queries, (keys, values), [], causal))
+        for i in range(1, 1 + max(int(name.split(".")[1]) for name in self.weights if name.startswith("layers."))):
+            start = f"layers.{i}."
+            own = {
+                name.replace(start, "layers.0."): one for name, one in self.weights.items() if name.startswith(start)
+            }
+            layer = Reference(own)
+            inputs = self._norm(hidden, f"{start}input_layernorm.weight")
+            found = [inputs @ own[f"layers.0.self_attn.{name}_proj.weight"].T for name in "qkv"]
+            queries, keys, values = (one.view(len(tokens), -1, SIZE) for one in found)
+            queries, keys = _rotate(queries, places), _rotate(keys, places)
+            hidden = layer._finish(hidden, layer._attend(queries, (keys, values), [], causal))
+        return self._logits(hidden[-k:])
+
     def _mix(self, features: Tensor) -> Tensor:
         if not self.is_third:
             return features[:, 0]
@@ -137,7 +164,13 @@ def _rotate(vectors: Tensor, positions: Tensor) -> Tensor:
 
 
 def random_weights(
-    is_third: bool, taps: int = 3, drafted: int = 40, seed: int = 0, **options: bool
+    is_third: bool,
+    taps: int = 3,
+    drafted: int = 40,
+    seed: int = 0,
+    layers: int = 1,
+    masked: bool = False,
+    **options: bool,
 ) -> dict[str, Tensor]:
     """Random weights of a head by official names."""
     generator = torch.Generator().manual_seed(seed)
@@ -168,11 +201,29 @@ def random_weights(
         weights["input_norm.weight"] = 0.5 + torch.rand(joined, generator=generator)
     if not is_third:
         weights["fc.bias"] = torch.randn(HIDDEN, generator=generator)
+    if layers > 1 or masked:
+        weights |= _further(layers, generator) | {"mask_hidden": torch.randn(1, 1, joined, generator=generator)}
     if is_third and drafted < VOCAB:
         ids = torch.randperm(VOCAB, generator=generator)[:drafted].sort().values
         weights["d2t"] = ids - torch.arange(drafted)
         weights["t2d"] = torch.zeros(VOCAB, dtype=torch.bool).index_fill(0, ids, True)
     return weights
+
+
+def _further(layers: int, generator: torch.Generator) -> dict[str, Tensor]:
+    """Random weights of the layers of P-EAGLE behind the first."""
+    shapes = {
+        "self_attn.q_proj": (HEADS * SIZE, HIDDEN), "self_attn.k_proj": (KV_HEADS * SIZE, HIDDEN),
+        "self_attn.v_proj": (KV_HEADS * SIZE, HIDDEN), "self_attn.o_proj": (HIDDEN, HEADS * SIZE),
+        "mlp.gate_proj": (INNER, HIDDEN), "mlp.up_proj": (INNER, HIDDEN), "mlp.down_proj": (HIDDEN, INNER),
+    }  # fmt: skip
+    found = {}
+    for i in range(1, layers):
+        for name, shape in shapes.items():
+            found[f"layers.{i}.{name}.weight"] = torch.randn(shape, generator=generator) * shape[-1] ** -0.5
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            found[f"layers.{i}.{name}.weight"] = 0.5 + torch.rand(HIDDEN, generator=generator)
+    return found
 
 
 def publish(
@@ -183,16 +234,17 @@ def publish(
     Args:
         folder: to make.
         weights: by official names, `layers.0.` for the layer.
-        form: official (pickled, `midlayer.`), specforge, speculators, modelopt, or eagle.
+        form: official (pickled, `midlayer.`), specforge, speculators, peagle (its several layers), modelopt, or eagle.
         layers: the target layers whose outputs it reads.
         keys: further keys of its configuration.
     """
     folder.mkdir(parents=True)
     entered = [layer + 1 for layer in layers]
-    if form == "speculators":
-        shape = dict(CONFIG)
+    if form in ("speculators", "peagle"):
+        shape = CONFIG | {"num_hidden_layers": len({name[:9] for name in weights if name.startswith("layers.")})}
+        kind = "eagle3" if form == "speculators" else "peagle"
         config = {
-            "architectures": ["Eagle3Speculator"], "speculators_model_type": "eagle3", "speculators_version": "0.9.0",
+            "architectures": ["Eagle3Speculator"], "speculators_model_type": kind, "speculators_version": "0.9.0",
             "transformer_layer_config": shape, "eagle_aux_hidden_state_layer_ids": entered,
             "draft_vocab_size": len(weights["lm_head.weight"]), "target_hidden_size": HIDDEN, **keys,
         }  # fmt: skip

@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 _NOT_METHODS = {
-    *("__init__", "contract", "feature_head", "growth", "language_model", "one_pass", "rounds"),
+    *("__init__", "contract", "feature_head", "growth", "language_model", "layers_head", "one_pass", "rounds"),
     *("self_drafter", "suffix_index", "translated_lm"),
 }
 # The members of `contract.Drafter`.

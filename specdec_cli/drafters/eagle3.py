@@ -1,24 +1,20 @@
-"""EAGLE-3 (Li et al. 2025, arXiv 2503.01840): a one-layer head on hidden states of several target layers."""
+"""EAGLE-3 (Li et al. 2025, arXiv 2503.01840): a small head on hidden states of several target layers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from specdec_cli.drafters.contract import Resources
-from specdec_cli.drafters.feature_head import HeadDrafter
-from specdec_cli.errors import UsageError
+from specdec_cli.drafters.layers_head import LayersDrafter
 
 if TYPE_CHECKING:
-    from specdec_cli.lm.door import Tap
-    from specdec_cli.lm.heads.eagle_files import HeadConfig
     from specdec_cli.lm.heads.head import Head
 
 
 @dataclass
-class Drafter(HeadDrafter):
+class Drafter(LayersDrafter):
     """Guesses with a published EAGLE-3 head.
 
     Args:
@@ -27,44 +23,9 @@ class Drafter(HeadDrafter):
             those that its configuration names.
     """
 
-    model: str
-    layers: str | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse an empty name, and layers that are no numbers."""
-        super().__init__(self.model)
-        if self.layers is not None and not all(part.isdecimal() for part in self.layers.split("-")):
-            raise UsageError(f"`layers` must be numbers joined by dashes, such as 1-15-28, not `{self.layers}`")
-
-    @cached_property
-    def taps(self) -> Sequence[Tap]:
-        """The outputs of the layers.
-
-        Raises:
-            UsageError: neither the option nor the head's configuration names them.
-            RunError: its configuration cannot be read.
-        """
-        if self.layers is not None:
-            return tuple(int(part) for part in self.layers.split("-"))
-        layers = self._config().layers
-        if layers is None:
-            said = f"the draft head `{self.model}` does not say which of the target's layers it reads"
-            raise UsageError(said, f"for example `--draft eagle3:model={self.model},layers=1-15-28`")
-        return layers
-
     def load_heads(self, resources: Resources) -> Sequence[Head]:
         """The EAGLE-3 head."""
-        from dataclasses import replace
-
         from specdec_cli.lm.heads.eagle import Eagle3Head
 
         assert resources.target is not None, "a head is loaded for a target"
-        layers = tuple(tap for tap in self.taps if isinstance(tap, int))
-        return [Eagle3Head(replace(self._config(resources.revision), layers=layers), resources.target)]
-
-    def _config(self, revision: str | None = None) -> HeadConfig:
-        from specdec_cli.lm.heads.eagle_files import HeadConfig
-
-        config = self.published(revision)
-        assert isinstance(config, HeadConfig), "the format that has the method has its configuration"
-        return config
+        return [Eagle3Head(self.config(resources.revision), resources.target)]

@@ -98,8 +98,7 @@ class HeadDrafter:
         from specdec_cli.lm.heads.formats import read_published
 
         if self._published is None:
-            method = type(self).__module__.rpartition(".")[2]
-            self._published = read_published(self._name, revision, method=method)
+            self._published = read_published(self._name, revision, method=self.method)
         return self._published
 
     @property
@@ -120,8 +119,7 @@ class HeadDrafter:
 
         from specdec_cli.lm.heads.head_sequences import HeadRow
 
-        held = self._sequences
-        assert held is not None, "a drafter is loaded before it drafts"
+        held, _ = self.loaded
         held.feed([(row.handle, row.context, row.features) for row in rows if row.features is not None])
         found: list[list[Tensor]] = [[] for _ in rows]
         for depth in range(max(map(len, paths))):
@@ -131,13 +129,23 @@ class HeadDrafter:
                 found[i].append(its)
         return [torch.stack(its) for its in found]
 
+    @property
+    def method(self) -> str:
+        """Its name in recipes."""
+        return type(self).__module__.rpartition(".")[2].replace("_", "-")
+
+    @property
+    def loaded(self) -> tuple[HeadSequences, int]:
+        """The sequences of its head, and the longest context."""
+        assert self._sequences is not None, "a drafter is loaded before it drafts"
+        assert self._max_context is not None, "a drafter is loaded before it drafts"
+        return self._sequences, self._max_context
+
     def propose(self, rows: Sequence[DraftRow]) -> list[Guesses]:
         """Up to k tokens per row, or a tree of that depth, one depth each round."""
         from specdec_cli.lm.heads.head_sequences import HeadRow
 
-        held, most = self._sequences, self._max_context
-        assert held is not None, "a drafter is loaded before it drafts"
-        assert most is not None, "a drafter is loaded before it drafts"
+        held, most = self.loaded
         held.feed([(row.handle, row.context, row.features) for row in rows if row.features is not None])
         drafts = [Growth(row, place) for place, row in enumerate(rows) if held.can_draft(row.handle)]
         while growing := [draft for draft in drafts if draft.wants_more(most)]:

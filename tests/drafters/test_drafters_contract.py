@@ -37,7 +37,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "prediction": {"text": "abcabdab"},
     "self-exit": {"layers": 1},
 }
-HEADS = {"eagle": "eagle", "eagle3": "speculators"}
+HEADS = {"eagle": "eagle", "eagle3": "speculators", "p-eagle": "peagle"}
 TAPPED = {*HEADS, "dflash", "mtp", "pard2"}
 
 
@@ -68,7 +68,8 @@ def heads(tmp_path_factory: pytest.TempPathFactory) -> None:
     for method in HEADS:
         folder = tmp_path_factory.mktemp("heads") / method
         NEEDED[method] = {"model": str(folder)}
-        publish(folder, random_weights(method == "eagle3", drafted=VOCAB), HEADS[method])
+        weights = random_weights(method != "eagle", drafted=VOCAB, masked=method == "p-eagle")
+        publish(folder, weights, HEADS[method], mask_token_id=5)
     NEEDED["dflash"] = {"model": str(tmp_path_factory.mktemp("heads") / "dflash")}
     publish_dflash(Path(NEEDED["dflash"]["model"]), random_block_weights(), "z-lab")
     NEEDED["pard2"] = {"model": str(tmp_path_factory.mktemp("heads") / "pard2"), "layers": "final-3-1"}

@@ -223,7 +223,9 @@ def _swapped(monkeypatch):
 
 def _unshifted(monkeypatch):
     extend = HeadModule.extend
-    monkeypatch.setattr(HeadModule, "extend", lambda self, held, text, new: extend(self, held, [0, *text[:-1]], new))
+    monkeypatch.setattr(
+        HeadModule, "extend", lambda self, held, text, *more: extend(self, held, [0, *text[:-1]], *more)
+    )
 
 
 def _kept(monkeypatch):

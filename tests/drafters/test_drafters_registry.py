@@ -85,7 +85,7 @@ def test_hints_name_what_was_meant() -> None:
     for call, meant in (
         (lambda: drafters.parse_spec("ngrm:max=3"), "`ngram`"),
         (lambda: drafters.parse_spec("ngram:maxx=3"), "`max`"),
-        (lambda: drafters.parse_spec("parallel:x"), "none, pard, pard2, prediction"),
+        (lambda: drafters.parse_spec("parallel:x"), "none, p-eagle, pard, pard2, prediction"),
         (lambda: drafters.get("predicton"), "`prediction`"),
         (lambda: drafters.create("none", {"k": 3}), "no options"),
     ):

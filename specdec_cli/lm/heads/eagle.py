@@ -30,7 +30,7 @@ _HINT = "choose a draft that was made for this target"
 
 
 class _LayerHead(Head):
-    """Base of EAGLE heads: one layer of their own, and what stands before and behind it.
+    """Base of EAGLE heads: layers of their own, mostly one, and what stands before and behind them.
 
     Args:
         config: of the head.
@@ -46,12 +46,14 @@ class _LayerHead(Head):
         weights = read_head_tensors(config, target.dtype, target.device)
         check_shapes(config, {name: tuple(value.shape) for name, value in weights.items()})
         self._is_compiled = compiles(config.layer, target.dtype, target.device)
-        its = _of_layer(weights)
-        self.layer = (
-            CompiledLayer(config.layer, its, target.block_size) if self._is_compiled else HeadLayer(config.layer, its)
-        )
-        weights |= {f"layers.0.{name}": value for name, value in its.items()}
-        shape = (self.layer.num_kv_heads, self.layer.head_size)
+        its = [_of_layer(weights, i) for i in range(config.num_layers)]
+        if self._is_compiled and config.num_layers == 1:
+            layers: list[HeadLayer] = [CompiledLayer(config.layer, its[0], target.block_size)]
+        else:
+            layers = [HeadLayer(config.layer, one) for one in its]
+        self.layer, *self._more = layers
+        weights |= {f"layers.{i}.{name}": value for i, one in enumerate(its) for name, value in one.items()}
+        shape = (config.num_layers * self.layer.num_kv_heads, self.layer.head_size)
         super().__init__(target, weights, shape, shape)
         self._config, self._join = config, self.product("fc")
 
@@ -71,9 +73,16 @@ class _LayerHead(Head):
         return functional.embedding(torch.tensor(tokens, dtype=torch.long, device=table.device), table)
 
     def run(self, embedded: Tensor, feature: Tensor, positions: Tensor, feeds: list[LayerFeed]) -> Tensor:
-        """The layer's output, before any norm."""
+        """The last layer's output, before any norm."""
         residual, inputs = self.combine(embedded, feature)
-        return self.layer.run(residual, inputs, positions, feeds)
+        if not self._more:
+            return self.layer.run(residual, inputs, positions, feeds)
+        num = 1 + len(self._more)
+        output = self.layer.run(residual, inputs, positions, [feed.of_layer(0, num) for feed in feeds])
+        for i, layer in enumerate(self._more, 1):
+            inputs = layer.norm(output, self.weights[f"layers.{i}.input_layernorm.weight"])
+            output = layer.run(output, inputs, positions, [feed.of_layer(i, num) for feed in feeds])
+        return output
 
     @abstractmethod
     def combine(self, embedded: Tensor, feature: Tensor) -> tuple[Tensor, Tensor]:
@@ -139,6 +148,6 @@ class Eagle3Head(_LayerHead):
         return self.layer.norm(output, self.weights["norm.weight"])
 
 
-def _of_layer(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    start = "layers.0."
+def _of_layer(weights: dict[str, Tensor], index: int) -> dict[str, Tensor]:
+    start = f"layers.{index}."
     return {name.removeprefix(start): value for name, value in weights.items() if name.startswith(start)}

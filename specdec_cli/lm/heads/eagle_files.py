@@ -22,6 +22,7 @@ from specdec_cli.lm.heads.published import DraftFormat, PublishedDraft
 
 _CONFIGS = {"llama": LlamaConfig, "qwen3": Qwen3Config}
 _HINT = "choose a draft that was made for this target, or `--draft ngram`"
+_MASKS = ("mask_token_id", "ptd_token_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +32,10 @@ class HeadConfig(PublishedDraft):
     Args:
         name: of the head, for messages.
         folder: where it is.
-        method: which forward it has: `eagle` or `eagle3`.
+        method: which forward it has: `eagle`, `eagle3` or `p-eagle`.
         file_format: who writes such folders: `official` or `speculators` with its version.
-        layer: transformers configuration of its decoder layer.
+        layer: transformers configuration of its decoder layers.
+        num_layers: how many these are.
         vocab_size: the target's vocabulary that it was made for.
         draft_vocab_size: tokens that it can draft.
         target_hidden_size: width of the hidden states that it reads.
@@ -43,10 +45,12 @@ class HeadConfig(PublishedDraft):
         norm_before_fc: the joined states are normalized before they are projected.
         fc_norm: each layer's states are normalized before they are joined.
         norm_output: the next draft step reads the normalized output.
+        mask_token: stands for tokens that are not drafted yet (P-EAGLE); None for other heads.
     """
 
     file_format: str
     layer: Any
+    num_layers: int
     vocab_size: int
     draft_vocab_size: int
     target_hidden_size: int
@@ -55,6 +59,7 @@ class HeadConfig(PublishedDraft):
     norm_before_fc: bool
     fc_norm: bool
     norm_output: bool
+    mask_token: int | None
 
     @property
     def num_taps(self) -> int:
@@ -63,15 +68,15 @@ class HeadConfig(PublishedDraft):
 
     @property
     def kv_numbers(self) -> int:
-        """Of its one layer."""
-        return 2 * int(self.layer.num_key_value_heads) * head_size(self.layer)
+        """Of its layers."""
+        return 2 * self.num_layers * int(self.layer.num_key_value_heads) * head_size(self.layer)
 
     def __str__(self) -> str:
         """For people: what it is, what it reads, and what it can draft."""
-        kind = "EAGLE-3 head" if self.method == "eagle3" else "EAGLE head"
+        kind = {"eagle": "EAGLE head", "eagle3": "EAGLE-3 head", "p-eagle": "P-EAGLE head"}[self.method]
         kind = kind if self.file_format == "official" else f"{kind}, {self.file_format} format"
         reads = "the final hidden states"
-        if self.method == "eagle3" and self.layers is not None:
+        if self.method != "eagle" and self.layers is not None:
             reads = f"the outputs of layers {', '.join(map(str, self.layers))}"
         return f"{kind}: reads {reads}; drafts {self.draft_vocab_size} of {self.vocab_size} tokens"
 
@@ -79,13 +84,13 @@ class HeadConfig(PublishedDraft):
         """With its layers named: by the recipe, by itself, or by default."""
         if options.get("layers") is not None:
             return replace(self, layers=tuple(map(int, str(options["layers"]).split("-"))))
-        if self.layers is None and self.method == "eagle3":
+        if self.layers is None and self.method != "eagle":
             return replace(self, layers=default_layers(num_layers()))
         return self
 
     def options(self) -> dict[str, Any]:
-        """The layers of EAGLE-3."""
-        if self.method != "eagle3" or self.layers is None:
+        """The layers of EAGLE-3 and P-EAGLE."""
+        if self.method == "eagle" or self.layers is None:
             return {}
         return {"layers": "-".join(map(str, self.layers))}
 
@@ -100,8 +105,8 @@ class HeadConfig(PublishedDraft):
             raise UsageError(f"{said}, and `{target}` scores {vocab_size}", hint)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of EAGLE's or EAGLE-3's tensors."""
-        return _eagle3_shapes(self) if self.method == "eagle3" else _eagle_shapes(self)
+        """Of EAGLE's tensors, or EAGLE-3's and P-EAGLE's."""
+        return _eagle_shapes(self) if self.method == "eagle" else _eagle3_shapes(self)
 
     @staticmethod
     def common_name(name: str) -> str:
@@ -132,13 +137,16 @@ def read_head_config(name: str, folder: Path, content: dict[str, Any]) -> HeadCo
         raise UsageError(
             f"`{name}` drafts several tokens at once (`parallel_draft_step`), which is not supported", _HINT
         )
+    is_masked = content.get("speculators_model_type") == "peagle" or "mask_hidden" in names
+    mask = _mask_token(name, content, layer.vocab_size) if is_masked else None
     try:
         return HeadConfig(
             name=name,
             folder=folder,
-            method="eagle3" if is_third else "eagle",
+            method="eagle" if not is_third else "eagle3" if mask is None else "p-eagle",
             file_format=file_format,
             layer=layer,
+            num_layers=_num_layers(names, own) if is_third else 1,
             vocab_size=int(layer.vocab_size),
             draft_vocab_size=int(content.get("draft_vocab_size") or layer.vocab_size),
             target_hidden_size=int(content.get("target_hidden_size") or layer.hidden_size),
@@ -147,6 +155,7 @@ def read_head_config(name: str, folder: Path, content: dict[str, Any]) -> HeadCo
             norm_before_fc=bool(content.get("norm_before_fc", "input_norm.weight" in names)),
             fc_norm=bool(content.get("fc_norm", "fc_norm.0.weight" in names)),
             norm_output=bool(content.get("norm_output", False)),
+            mask_token=mask,
         )
     except (TypeError, ValueError) as error:
         said = f"`{folder / 'config.json'}` is not a valid configuration: {first_line(error)}"
@@ -157,12 +166,31 @@ def _file_format(name: str, content: Mapping[str, Any]) -> str:
     kind = content.get("speculators_model_type")
     if kind is None:
         return "official"
-    if kind != "eagle3":
-        hint = "the speculators library's eagle3 heads are supported"
+    if kind not in ("eagle3", "peagle"):
+        hint = "the speculators library's eagle3 and peagle heads are supported"
         raise UsageError(f"`{name}` is a draft of the kind `{kind}`, which is not supported", hint)
     if not isinstance(content.get("transformer_layer_config"), dict):
         raise UsageError(f"the configuration of `{name}` has no `transformer_layer_config`", "download the draft again")
     return f"speculators {content.get('speculators_version', '')}".strip()
+
+
+def _num_layers(names: set[str], own: Mapping[str, Any]) -> int:
+    """Decoder layers, by the tensors' names; by the configuration where these are not here."""
+    found = {name.split(".")[1] for name in names if name.startswith("layers.")}
+    return len(found) or int(own.get("num_hidden_layers") or 1)
+
+
+def _mask_token(name: str, content: Mapping[str, Any], vocab_size: int) -> int:
+    """The token of P-EAGLE's masks, by the keys that vLLM goes by."""
+    given = next((content[key] for key in _MASKS if content.get(key) is not None), None)
+    if type(given) is not int or not 0 <= given < vocab_size:
+        said = (
+            f"the configuration of `{name}` has no mask token (`{_MASKS[0]}`)"
+            if given is None
+            else (f"the mask token of `{name}` is `{given}`, which is none of its {vocab_size} tokens")
+        )
+        raise UsageError(said, "copy or download the draft again")
+    return given
 
 
 def _layer_config(name: str, content: Any) -> Any:
@@ -217,11 +245,16 @@ def _eagle3_shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
         shapes["input_norm.weight"] = (joined,)
     if config.fc_norm:
         shapes |= {f"fc_norm.{i}.weight": (config.target_hidden_size,) for i in range(config.num_taps)}
+    if config.mask_token is not None:
+        shapes["mask_hidden"] = (1, 1, joined)
+    further = layer_shapes(config.layer, size) | {"input_layernorm.weight": (size,)}
+    for i in range(1, config.num_layers):
+        shapes |= _within_layer(further, i)
     return shapes | _within_layer(layer)
 
 
-def _within_layer(shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    return {f"layers.0.{name}": shape for name, shape in shapes.items()}
+def _within_layer(shapes: dict[str, tuple[int, ...]], index: int = 0) -> dict[str, tuple[int, ...]]:
+    return {f"layers.{index}.{name}": shape for name, shape in shapes.items()}
 
 
 def _common_name(name: str) -> str:
@@ -238,5 +271,8 @@ def _common_name(name: str) -> str:
 
 
 FORMAT = DraftFormat(
-    "EAGLE head", ("eagle", "eagle3"), lambda folder, content: head_kind(folder, content) == "eagle", read_head_config
+    "EAGLE head",
+    ("eagle", "eagle3", "p-eagle"),
+    lambda folder, content: head_kind(folder, content) == "eagle",
+    read_head_config,
 )

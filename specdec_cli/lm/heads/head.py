@@ -26,7 +26,11 @@ class Head(ABC):
     Attributes:
         weights: its own tensors.
         vocab_size: V, the width of its logits.
+        mask_token: stands for tokens that are not drafted yet, and `recycled` gives its feature, whatever the output;
+            None where each drafted token is read.
     """
+
+    mask_token: int | None = None
 
     def __init__(
         self, target: LM, weights: dict[str, Tensor], key_shape: tuple[int, int], value_shape: tuple[int, int]

@@ -36,6 +36,7 @@ class HeadContext:
         keys: of its first whole blocks, those that can be found.
         outputs: of the last layer [hidden]: that of the last kept slot by the empty path, and each node's by its path.
         nodes: the place among the slots of each node, by its path.
+        num_masks: masks to run behind the slots that come next.
         slots: of all places that its blocks have room for: a slice where they lie in one piece, or [places] int64.
     """
 
@@ -45,6 +46,7 @@ class HeadContext:
     keys: list[bytes] = field(default_factory=list)
     outputs: dict[Path, Tensor] = field(default_factory=dict)
     nodes: dict[Path, int] = field(default_factory=dict)
+    num_masks: int = 0
     slots: slice | Tensor = field(default_factory=lambda: slice(0, 0))
 
     @property

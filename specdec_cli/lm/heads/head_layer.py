@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -32,6 +32,11 @@ class LayerFeed:
     places: Sequence[int]
     end: int
     visible: Tensor | None = None
+
+    def of_layer(self, index: int, num_layers: int) -> LayerFeed:
+        """The same for one of several layers, whose heads stand one behind the other."""
+        keys, values = (one.view(num_layers, -1, *one.shape[1:])[index] for one in (self.keys, self.values))
+        return replace(self, keys=keys, values=values)
 
     def write(self, keys: Tensor, values: Tensor) -> None:
         """File new keys and values [key heads, new, head size]."""

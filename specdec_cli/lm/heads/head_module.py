@@ -44,7 +44,7 @@ class HeadModule:
         self.head, self.cache = head, cache
 
     def extend(self, held: HeadContext, text: Sequence[int], features: Tensor) -> Tensor:
-        """Take further kept slots.
+        """Take further kept slots, and run masks behind them in the same pass, as a drafted path.
 
         Args:
             held: the sequence, with room for them.
@@ -57,12 +57,25 @@ class HeadModule:
         first, end = held.num_kept, held.num_kept + len(features)
         outputs = [held.outputs[()][None]] if () in held.outputs else []
         if end > first:
-            feed = LayerFeed(self.cache.keys, self.cache.values, held.slots, range(first, end), end)
-            positions = torch.arange(first, end, device=features.device)
-            outputs.append(self.head.run(self.head.embed(text[first + 1 : end + 1]), features, positions, [feed]))
+            num_masks = held.num_masks
+            masks, most = self.masks(num_masks), end + num_masks
+            if masks:
+                features = torch.cat([features, self.head.recycled(features[:1]).expand(num_masks, -1)])
+            feed = LayerFeed(self.cache.keys, self.cache.values, held.slots, range(first, most), most)
+            positions = torch.arange(first, most, device=features.device)
+            tokens = [*text[first + 1 : end + 1], *masks]
+            found = self.head.run(self.head.embed(tokens), features, positions, [feed])
+            outputs.append(found[: end - first])
             held.outputs[()] = outputs[-1][-1]
             held.tokens += text[len(held.tokens) : end + 1]
+            paths = [masks[: i + 1] for i in range(num_masks)]
+            held.outputs |= dict(zip(paths, found[end - first :], strict=True))
+            held.nodes |= {path: end + i for i, path in enumerate(paths)}
         return torch.cat(outputs) if outputs else features
+
+    def masks(self, num: int) -> Path:
+        """A path of so many mask tokens; empty for a head without one."""
+        return () if self.head.mask_token is None else (self.head.mask_token,) * num
 
     def run(self, news: Sequence[NewNodes], features: Tensor) -> None:
         """Run drafted nodes, whose keys, values and outputs are kept.

@@ -138,25 +138,27 @@ class HeadSequences:
             module.cache.release(handle)
 
     @torch.inference_mode()
-    def feed(self, new: Sequence[tuple[int, Sequence[int], Tensor]]) -> None:
+    def feed(self, new: Sequence[tuple[int, Sequence[int], Tensor]], masks: Sequence[int] | None = None) -> None:
         """Take the target's states of positions that were kept; what was drafted in their place is forgotten.
 
         Args:
             new: of each sequence its handle, its context, and the states [n, taps, target hidden] of the last n
                 positions that a token follows.
+            masks: for each, how many masks to run in the same pass; None runs none.
 
         Raises:
             RunError: too few blocks are free.
         """
-        for handle, context, features in new:
+        for (handle, context, features), num_masks in zip(new, masks or [0] * len(new), strict=True):
             first = len(context) - 1 - len(features)
             assert first == self.num_kept(handle), "each kept position's features come once"
             for m, module in enumerate(self.modules):
                 held = module.cache.of(handle)
                 held.forget_nodes()
-                module.cache.reserve(held, len(context) - 1 - m)
+                module.cache.reserve(held, len(context) - 1 - m + num_masks)
             for begin in range(0, len(features), _CHUNK):
                 end = min(begin + _CHUNK, len(features))
+                self.cache.of(handle).num_masks = num_masks if end == len(features) else 0
                 self._extend(handle, context[: first + end + 1], features[begin:end])
             for module in self.modules:
                 module.cache.publish(module.cache.of(handle))
@@ -178,10 +180,26 @@ class HeadSequences:
         Raises:
             RunError: too few blocks are free.
         """
-        wanted = [(row.handle, row.drafted.tokens_to(end)) for row in rows for end in row.ends]
         for row in rows:
             if row.is_pruned:
                 self._prune(row)
+        return self._logits_of([(row.handle, row.drafted.tokens_to(end)) for row in rows for end in row.ends])
+
+    @torch.inference_mode()
+    def depth_logits(self, handles: Sequence[int], depths: Sequence[int]) -> Tensor:
+        """Logits [sum of depths, V] float32 of each sequence's next tokens, of a head that drafts from masks.
+
+        Args:
+            handles: the sequences.
+            depths: of each, how many tokens.
+
+        Raises:
+            RunError: too few blocks are free.
+        """
+        masks = self.modules[0].masks
+        return self._logits_of([(one, masks(i)) for one, num in zip(handles, depths, strict=True) for i in range(num)])
+
+    def _logits_of(self, wanted: Sequence[tuple[int, Path]]) -> Tensor:
         outputs: dict[int, list[Tensor]] = {}
         for m in sorted({self._module_of(path) for _, path in wanted}):
             its = [(handle, path) for handle, path in wanted if self._module_of(path) == m]
@@ -211,7 +229,8 @@ class HeadSequences:
                 begin = self.num_kept(handle) - m
                 news.append(NewNodes(self.modules[m].cache.of(handle), paths, begin))
                 outputs = self.modules[source].cache.of(handle).outputs
-                features += [outputs[path[:-1]] for path in paths]
+                is_masked = self.modules[m].head.mask_token is not None  # its feature follows from no output
+                features += [outputs[() if is_masked else path[:-1]] for path in paths]
             if news:
                 self.modules[m].run(news, self.modules[source].head.recycled(torch.stack(features)))
 
