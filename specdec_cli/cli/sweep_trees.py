@@ -83,5 +83,6 @@ def check_ranks(recipe: Recipe, *, has_ranks: bool) -> None:
         UsageError: it is one.
     """
     if not has_ranks:
-        said = f"the draft `{recipe.draft.method}` has no ranks of tokens, so a trace cannot predict its trees"
+        name = recipe.draft.method or recipe.draft.model
+        said = f"the draft `{name}` has no ranks of tokens, so a trace cannot predict its trees"
         raise UsageError(said, _MEASURE)

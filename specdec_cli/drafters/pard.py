@@ -62,6 +62,10 @@ class Drafter(LMDrafter):
         """Where the language model comes from."""
         return self.lm.origin
 
+    def forced_lm(self, temperature: float) -> LM | None:
+        """None: its distributions depend on where a step begins."""
+        return None
+
     def propose(self, rows: Sequence[DraftRow]) -> list[Guesses]:
         """Up to k tokens per row, or a tree of that depth, all of them from one forward."""
         drafts, most = self.begin(rows), self.lm.max_context

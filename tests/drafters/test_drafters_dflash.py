@@ -6,19 +6,23 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from table_loop import PROMPT, Table
 from tiny_dflash import BLOCK, LAYER, MASK, BlockReference, publish_dflash, random_block_weights
 from tiny_engine import PROMPTS, Checked, decode, letter_tokenizer, tokens
 from tiny_heads import HIDDEN, features_of
 from tiny_models import VOCAB, make_tiny
 from torch import Tensor
-from typed import not_none
+from tree_loop import LENGTH, drawn, masked_probs, table_lm
+from typed import not_none, stand_in
 
 from specdec_cli import drafters
+from specdec_cli.drafters import dflash
 from specdec_cli.drafters.contract import DraftRow, Guesses, Resources
 from specdec_cli.engine.decoding import Request
 from specdec_cli.engine.engine import Engine
@@ -30,6 +34,7 @@ from specdec_cli.errors import UsageError
 from specdec_cli.events import Stepped
 from specdec_cli.lm.heads.dflash_files import default_layers
 from specdec_cli.lm.load import load_lm
+from specdec_cli.measure.audit.chisquare import chi_square, enumerate_joint
 from specdec_cli.measure.machine.machine import look
 from specdec_cli.measure.machine.preflight import preflight
 from specdec_cli.measure.predict.draft_trace import DepthTrace
@@ -308,6 +313,61 @@ def test_the_confidence_head_decides_how_many_are_drafted(lm, tmp_path: Path) ->
         assert list(cut) == whole[:num]
         numbers.add(num)
     assert len(numbers) > 2
+
+
+class TableBlocks:
+    """A block draft by tables: logits by anchor and depth, and a Markov head's by the token before."""
+
+    def __init__(self, table: Any, is_wrong: bool) -> None:
+        self.table, self.is_wrong = torch.tensor(table, dtype=torch.float32), is_wrong
+        dspark = SimpleNamespace(rank=1, has_confidence=False)
+        self.head, self.config = self, SimpleNamespace(most_tokens=2, dspark=dspark)
+
+    def feed(self, new: object) -> None:
+        pass
+
+    def can_draft(self, handle: int) -> bool:
+        return True
+
+    def release(self, handle: int) -> None:
+        pass
+
+    def blocks(self, anchors: Sequence[tuple[int, int]]) -> Tensor:
+        return torch.stack([self.table[token, :2] for _, token in anchors])
+
+    def logits(self, states: Tensor) -> Tensor:
+        return states
+
+    def behind(self, logits: Tensor, states: Tensor, tokens: Sequence[int]) -> Tensor:
+        return logits + 2 * self.table[list(tokens), 3]
+
+
+class TableDrafter(dflash.Drafter):
+    taps = ()
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[Guesses]:
+        found = super().propose(rows)
+        if self._held.is_wrong:  # type: ignore[attr-defined]  # q without the Markov head
+            for one, guess in zip(rows, found, strict=True):
+                states = self._held.blocks([(0, one.context[-1])])[0]
+                depths = [guess.drafted.depth(node) - 1 for node in range(len(guess.drafted))]
+                guess.q = states[depths].softmax(-1)
+        return found
+
+
+@pytest.mark.parametrize("is_wrong", [False, True])
+@pytest.mark.parametrize(("tree", "verify"), [(None, "rejection"), (None, "block"), ("2,2", "auto")])
+def test_sampled_text_follows_the_target(tree: str | None, verify: str, is_wrong: bool) -> None:
+    table = Table.random(num_tokens=4, seed=1, sharpness=2.0)
+    drafter = TableDrafter("table", "0")
+    drafter._blocks = stand_in(TableBlocks(table.q, is_wrong))
+    drafter._num_tokens, drafter._max_context = 4, 1 << 20
+    options = EngineOptions(num_speculative_tokens=2, tree=tree, verify=verify, max_num_seqs=256)
+    params = SamplingParams(temperature=1.0, ignore_eos=True)
+    counts, length = drawn(Engine(table_lm(table.p), drafter, options=options), params, 1_500)
+    assert 1.2 < length < 2.9
+    joint = enumerate_joint(lambda text: masked_probs(table, params, text), PROMPT, LENGTH)
+    assert (chi_square(counts, joint).p_value > 1e-6) is not is_wrong
 
 
 @pytest.mark.parametrize("rule", ["greedy", "gumbel"])

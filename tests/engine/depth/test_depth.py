@@ -22,6 +22,7 @@ CURVES: dict[str, Callable[[int, float], float]] = {
     "no draft model": lambda rows, k: 20 + 0.8 * rows * (k + 1),
     "very slow draft": lambda rows, k: 20 + 0.3 * rows * (k + 1) + 30 * k,
     "a draft's first token costs most": lambda rows, k: 40 + rows * k + 26 * (k > 0) + 8 * k,
+    "a draft's tokens come from one pass": lambda rows, k: 20 + 0.3 * rows * (k + 1) + 9 * (k > 0),
     "stairs": lambda rows, k: 20 + 8 * (rows * (k + 1) > 4) + 12 * (rows * (k + 1) > 16) + 2 * k,
 }
 
