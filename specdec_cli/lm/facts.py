@@ -30,6 +30,7 @@ from specdec_cli.lm.files.quantization import (
 )
 from specdec_cli.lm.files.reading import quiet
 from specdec_cli.lm.files.weights_files import check_weights, stored_as, stored_bytes
+from specdec_cli.lm.first_layers import added_bytes, first_layers, weights_of_first_layers
 from specdec_cli.lm.forward.compiled import check_compiler
 from specdec_cli.lm.forward.forward import CacheShape
 from specdec_cli.lm.forward.packed import PackedForward
@@ -39,6 +40,7 @@ from specdec_cli.lm.kernels.kinds import kind_when
 from specdec_cli.lm.kernels.packing import weights_of
 from specdec_cli.lm.llama.families import kept_as
 from specdec_cli.lm.load import device_named, resolve_dtype, tokenizer_in
+from specdec_cli.lm.self_draft import SelfDraft
 from specdec_cli.lm.traffic import model_traffic, num_experts
 
 
@@ -111,6 +113,7 @@ def describe(
     quantize: str = "none",
     device: str = "auto",
     decoder: str = "auto",
+    self_draft: SelfDraft | None = None,
 ) -> ModelFacts:
     """Read a model's configuration and headers, and refuse it by name if the engine would.
 
@@ -125,6 +128,7 @@ def describe(
         quantize: none, or int8.
         device: where it would run, whether that is here or not.
         decoder: as `load_lm` takes it.
+        self_draft: describe this draft of the model, which adds its own weights alone; None describes the model.
 
     Raises:
         UsageError: an architecture that cannot be a target or a draft, or not compiled; int8 on a GPU.
@@ -153,20 +157,26 @@ def describe(
         kind = resolve_dtype(name, dtype, config, folder if is_complete else None)
         with on_paper():
             source = folder if is_complete else None
-            model = model_on_paper(name, source, config, kind, trust_remote_code, form)
-            kept = _probe(name, model) or _probe_unquantized(name, config, kind, trust_remote_code)
-            found = own_obstacle(model, decoder, place)
-        packed = weights_of(model, kept_as(kind_when(decoder in COMPILING, kind, place, quantize), found))
+            whole = model_on_paper(name, source, config, kind, trust_remote_code, form)
+            found = own_obstacle(whole, decoder, place)
+            shared = weights_of(whole, kept_as(kind_when(decoder in COMPILING, kind, place, quantize), found))
+            draft = self_draft or SelfDraft()
+            if self_draft is not None:
+                _check_self_draft(self_draft, name, config, found, quantize)
+            model = first_layers(whole, draft.layers)
+            kept = _probe(name, model) or _probe_unquantized(name, config, kind, trust_remote_code, draft.layers)
+            left = weights_of_first_layers(shared, whole, draft.layers)
+        packed = left if draft.quantize == "none" else weights_of(model, "int8")
         text = model.config.get_text_config()
         return ModelFacts(
-            name=name,
+            name=name if self_draft is None else self_draft.spec,
             architecture=config.model_type,
             dtype=str(kind).removeprefix("torch."),
             max_context=max_context(text, None),
             embedding_size=int(text.vocab_size) if kept is None else kept.vocab_size,
             hidden_size=getattr(text, "hidden_size", None),
             num_parameters=dummy.num_parameters(model),
-            weights_bytes=sum(weight.num_bytes for weight in packed),
+            weights_bytes=added_bytes(packed, [] if self_draft is None else shared),
             weights_counted_in="headers of its files" if is_complete else "configuration",
             kv_bytes_per_token=None if kept is None else kept.kv_bytes_per_token,
             state_bytes=0 if kept is None else kept.state_bytes,
@@ -193,6 +203,13 @@ def _mtp_bytes(modules: MtpModules, dtype: torch.dtype) -> int | None:
         return None
 
 
+def _check_self_draft(draft: SelfDraft, name: str, config: Any, obstacle: str | None, quantize: str) -> None:
+    """Refuse a draft that cannot be made of a model, as `TransformersLM.self_draft` does."""
+    quantized = quantize if quantize != "none" else stays_quantized(config)
+    draft.check(name, config.get_text_config().num_hidden_layers)
+    draft.check_copy(name, "own" if obstacle is None else "transformers", quantized or "none")
+
+
 def _probe(name: str, model: Any) -> CacheShape | None:
     """Bytes that the model caches per token; None if its forward pass depends on values, which meta tensors lack.
 
@@ -207,13 +224,15 @@ def _probe(name: str, model: Any) -> CacheShape | None:
         raise
 
 
-def _probe_unquantized(name: str, config: Any, dtype: torch.dtype, trust_remote_code: bool) -> CacheShape | None:
+def _probe_unquantized(
+    name: str, config: Any, dtype: torch.dtype, trust_remote_code: bool, num_layers: int | None
+) -> CacheShape | None:
     """The same with unquantized weights, which cache as much; None if the weights are unquantized."""
     if settings_of(config) is None:
         return None
     plain = copy.deepcopy(config)
     forget_quantization(plain)
-    return _probe(name, model_on_paper(name, None, plain, dtype, trust_remote_code))
+    return _probe(name, first_layers(model_on_paper(name, None, plain, dtype, trust_remote_code), num_layers))
 
 
 def describe_tokenizer(

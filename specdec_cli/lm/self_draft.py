@@ -28,6 +28,13 @@ class SelfDraft:
         """The draft as `--draft` takes it."""
         return f"self-{self.quantize}" if self.layers is None else f"self-exit:{self.layers}"
 
+    @property
+    def words(self) -> str:
+        """The draft in words."""
+        if self.layers is None:
+            return f"an {self.quantize} copy of the target's linear layers"
+        return f"the target's first {self.layers} layers" if self.layers > 1 else "the target's first layer"
+
     def check(self, target: str, num_layers: int) -> None:
         """Refuse more layers than a draft can leave out; asked before weights are read.
 

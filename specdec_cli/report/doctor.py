@@ -169,6 +169,8 @@ def _pair_rows(pair: Preflight) -> list[tuple[str, str, str]]:
         columns[1]["name"] = f"method {pair.draft_method}"
     if pair.head is not None:
         columns[1]["draft head"] = pair.head
+    if pair.self_draft is not None:
+        columns[1]["made of"] = pair.self_draft.words
     if pair.target is not None and pair.target.num_mtp_modules:
         columns[0]["MTP modules"] = _mtp_words(pair.target, pair.draft_method)
     if pair.generation is not None and pair.generation.words:

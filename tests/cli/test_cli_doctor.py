@@ -17,6 +17,7 @@ from specdec_cli.cli.main import run
 from specdec_cli.engine.engine import Engine
 from specdec_cli.errors import UsageError
 from specdec_cli.lm.invariance import InvarianceCheck
+from specdec_cli.lm.llama import native
 from specdec_cli.measure.machine import doctor as doctor_module
 from specdec_cli.measure.machine import machine as machine_module
 from specdec_cli.report.doctor import json_schema
@@ -247,6 +248,23 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.delitem(sys.modules, "readers.mine", raising=False)
     monkeypatch.delitem(sys.modules, "readers", raising=False)
     return "readers.mine"
+
+
+@pytest.mark.parametrize(("spec", "words"), [
+    ("self-int8", "an int8 copy of the target's linear layers"), ("self-exit:1", "the target's first layer"),
+])  # fmt: skip
+def test_a_draft_made_of_the_target_is_described(capsys: pytest.CaptureFixture[str], spec: str, words: str) -> None:
+    if spec == "self-int8" and native.missing() is not None:
+        pytest.skip("our own decoder does not run here")
+    pair = ["-t", "builtin:target", "-d", spec]
+    found = doctor(capsys, *pair)[0]["pair"]
+    assert (found["draft"]["name"], found["self_draft"], found["problems"]) == (spec, words, [])
+    target, draft = found["memory"]["target"], found["memory"]["draft"]
+    assert (0 < draft["weights"] < target["weights"]) if spec == "self-int8" else draft["weights"] == 0
+    assert 0 < draft["kv_planned"] <= target["kv_planned"]
+    assert found["outlook"]["cost_ratio"] < 1
+    assert run(["doctor", *map(str, pair)]) == 0
+    assert words.split()[-1] in capsys.readouterr().out
 
 
 def test_memory_of_hidden_states_is_stated(capsys: pytest.CaptureFixture[str], models, reader: str) -> None:

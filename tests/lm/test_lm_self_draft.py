@@ -13,6 +13,7 @@ from tiny_models import FAMILIES, make_tiny
 
 from specdec_cli.errors import UsageError
 from specdec_cli.lm.door import Row
+from specdec_cli.lm.facts import describe
 from specdec_cli.lm.load import load_lm
 from specdec_cli.lm.self_draft import SelfDraft
 from specdec_cli.lm.table import TableLM
@@ -112,6 +113,7 @@ def test_a_hybrids_first_layers_run_too(family: str, tmp_path: Path) -> None:
 def test_refusals_are_one_sentence(tmp_path: Path) -> None:
     folder = str(make_tiny("llama", tmp_path / "llama", 1))
     target, slow, packed = load_lm(folder), load_lm(folder, decoder="transformers"), load_lm(folder, quantize="int8")
+    assert packed.kind == "int8"
     for lm, draft, words in (
         (target, SelfDraft(layers=2), "drafts with 2 layers, and .* has 2"),
         (slow, INT8, "runs in transformers' forward pass"),
@@ -121,3 +123,23 @@ def test_refusals_are_one_sentence(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=words) as caught:
             lm.self_draft(draft)
         assert caught.value.hint
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", ["llama", "granite", "mixtral", "gpt2"])
+def test_facts_are_those_of_the_loaded_draft(family: str, dtype: str, tmp_path: Path) -> None:
+    """Granite's embedding is tied, Mixtral has experts, and GPT-2 runs in transformers' forward pass."""
+    folder = str(make_tiny(family, tmp_path / family, 1))
+    target = load_lm(folder, dtype=dtype)
+    for draft in (SelfDraft(layers=1), INT8):
+        if draft is INT8 and target.decoder != "own":
+            with pytest.raises(UsageError, match="runs in transformers' forward pass"):
+                describe(folder, dtype=dtype, self_draft=draft)
+            continue
+        facts, lm = describe(folder, dtype=dtype, self_draft=draft), made(target, draft)
+        assert facts.name == lm.name == draft.spec
+        assert facts.weights_bytes == lm.weight_bytes
+        assert facts.kv_bytes_per_token == lm.kv_bytes_per_token
+        assert facts.read_bytes == int(lm.traffic.bytes_moved(1, 0))
+    with pytest.raises(UsageError, match="has 2"):
+        describe(folder, self_draft=SelfDraft(layers=2))

@@ -185,7 +185,7 @@ def check_rooms(memory: Mapping[str, Memory]) -> None:
 def _need(role: str, memory: Memory, recipe: Recipe) -> CacheNeed:
     assert memory.kv_per_token is not None, "only what is known is planned"
     block_bytes = memory.kv_per_token * recipe.engine.kv_block_size
-    model = recipe.target.model if role == "target" else recipe.draft.model
+    model = recipe.target.model if role == "target" else recipe.draft.model or recipe.draft.method
     num_blocks = memory.tokens_wanted // recipe.engine.kv_block_size
     each = memory.prefix_state if recipe.engine.enable_prefix_caching else 0
     return CacheNeed(str(model), block_bytes, num_blocks, memory.states, each)

@@ -31,6 +31,7 @@ from specdec_cli.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from specdec_cli.lm.door import Tap
     from specdec_cli.lm.heads.published import PublishedDraft
+    from specdec_cli.lm.self_draft import SelfDraft
     from specdec_cli.measure.machine.machine import Machine
     from specdec_cli.recipe.schema import Draft, Recipe, Target
 
@@ -76,6 +77,7 @@ class Preflight:
         draft_method: the method's name, `model` for a draft model.
         taps: the target's hidden states that the draft reads.
         head: what the draft is where it was published as one, in words.
+        self_draft: what the draft is where it is made of the target.
         one_pass: whether the draft gives all tokens of a step in one pass.
         tokenizers: by role.
         overlap: of the two tokenizers; None without two.
@@ -93,6 +95,7 @@ class Preflight:
     taps: tuple[Tap, ...] = ()
     head: str | None = None
     head_facts: HeadFacts | None = None
+    self_draft: SelfDraft | None = None
     one_pass: bool = False
     target: ModelFacts | None = None
     draft: ModelFacts | None = None
@@ -119,6 +122,7 @@ class Preflight:
             "draft_method": self.draft_method,
             "taps": list(self.taps),
             "head": self.head,
+            "self_draft": self.self_draft.words if self.self_draft else None,
             "tokenizers": {role: asdict(facts) for role, facts in self.tokenizers.items()},
             "overlap": asdict(self.overlap) | {"reason": self.overlap.reason} if self.overlap else None,
             "shared_vocabulary": self.shared.as_dict() if self.shared else None,
@@ -147,6 +151,8 @@ def preflight(recipe: Recipe, machine: Machine, *, trust_remote_code: bool = Fal
     decoder = decoder_when(recipe.engine.decoder, recipe.engine.compile is True)
     found.target = _describe(found, recipe.target, trust_remote_code, decoder)
     found.draft = _describe(found, recipe.draft, trust_remote_code, decoder) if "draft" in models else None
+    if found.self_draft is not None and found.target is not None:
+        found.draft = _describe(found, recipe.target, trust_remote_code, decoder, found.self_draft)
     if head is not None and head.runs_as_target and found.target is not None:
         _check_head(found, head, found.target)
     if found.target is not None and found.target.is_complete:
@@ -166,7 +172,13 @@ def preflight(recipe: Recipe, machine: Machine, *, trust_remote_code: bool = Fal
     return found
 
 
-def _describe(found: Preflight, model: Target | Draft, trust_remote_code: bool, decoder: str) -> ModelFacts | None:
+def _describe(
+    found: Preflight,
+    model: Target | Draft,
+    trust_remote_code: bool,
+    decoder: str,
+    self_draft: SelfDraft | None = None,
+) -> ModelFacts | None:
     assert model.model is not None, "only a named model is described"
     try:
         facts = describe(
@@ -178,11 +190,12 @@ def _describe(found: Preflight, model: Target | Draft, trust_remote_code: bool, 
             quantize=model.quantize,
             device=model.device,
             decoder=decoder,
+            self_draft=self_draft,
         )
     except SpecdecError as error:
         found.problems.append(_as_problem(error))
         return None
-    if facts.kv_bytes_per_token is None:
+    if facts.kv_bytes_per_token is None and self_draft is None:
         message = (
             f"architecture `{facts.architecture}` of `{facts.name}` goes by the numbers that it computes, and could "
             "not be tried without its weights: its KV cache is not known before it is loaded"
@@ -201,6 +214,7 @@ def _read_draft(found: Preflight, recipe: Recipe) -> PublishedDraft | None:
             fields, found.head, found.draft_method = published_fields(config), str(config), config.method
         made = drafters.from_fields(fields)
         found.taps, found.one_pass = tuple(dict.fromkeys(made.taps)), made.one_pass
+        found.self_draft = next(iter(made.self_drafts), None)
     except SpecdecError as error:
         found.problems.append(_as_problem(error))
         return None
@@ -378,7 +392,7 @@ def _check_target(found: Preflight, recipe: Recipe, trust_remote_code: bool) -> 
 
 def _estimate_memory(found: Preflight, recipe: Recipe, machine: Machine) -> None:
     models, places = dict[str, ModelFacts | HeadFacts](), {}
-    draft = recipe.draft if found.head_facts is None else recipe.target
+    draft = recipe.draft if found.head_facts is None and found.self_draft is None else recipe.target
     for role, facts, model in (
         ("target", found.target, recipe.target),
         ("draft", found.draft or found.head_facts, draft),
