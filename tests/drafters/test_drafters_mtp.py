@@ -15,10 +15,13 @@ from tiny_mtp import HIDDEN, TARGETS, Reference, make_target, write_modules
 
 from specdec_cli import drafters
 from specdec_cli.drafters.contract import Resources
+from specdec_cli.engine.decoding import Request
 from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.options import EngineOptions
+from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.errors import UsageError
 from specdec_cli.lm.facts import describe
+from specdec_cli.lm.heads import mtp, transformers_layer
 from specdec_cli.lm.heads.head_layer import LayerFeed
 from specdec_cli.lm.heads.head_module import HeadModule
 from specdec_cli.lm.heads.mtp import MtpHead
@@ -26,6 +29,8 @@ from specdec_cli.lm.heads.mtp_files import read_mtp
 from specdec_cli.lm.load import load_lm
 from specdec_cli.measure.machine.machine import look
 from specdec_cli.measure.machine.preflight import preflight
+from specdec_cli.measure.predict.replay import replay
+from specdec_cli.measure.predict.tracing import trace_draft, trace_target
 from specdec_cli.recipe import resolve
 from specdec_cli.sampling.params import SamplingParams
 from specdec_cli.tree_shape import TreeShape
@@ -122,6 +127,32 @@ def test_a_sequence_begins_with_what_another_left(pair, num: int) -> None:
     for module in drafter._sequences.modules:
         module.cache.check()
         assert module.cache.pool.num_free == module.cache.num_blocks
+
+
+def test_products_are_packed_as_a_models_are(pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    lm = load_lm(pair("llama", 2)[0].name, block_size=4, max_num_seqs=4, dtype="bfloat16", check=False)
+    packed = loaded(lm)
+    for module in (mtp, transformers_layer):
+        monkeypatch.setattr(module, "kind_for", lambda *_: "plain")
+    plain = loaded(lm)
+    assert packed.sizes == plain.sizes
+    states = features_of(lm, TEXT, plain.taps)
+    asked = row(TEXT, states[:-1], k=1, params=SamplingParams(temperature=1.0, seed=5))
+    first, second = (one.propose([asked])[0].q for one in (packed, plain))
+    assert torch.allclose(first, second, atol=0.05)
+
+
+def test_a_sampled_trace_foretells_the_engines_counts(pair) -> None:
+    lm, _ = pair("llama", 2)
+    drafter, params = loaded(lm), SamplingParams(max_new_tokens=16, temperature=0.7, seed=3)
+    each = [replace(params, index=i) for i in range(len(PROMPTS))]
+    requests = [Request(PromptRow(i, ""), *its) for i, its in enumerate(zip(PROMPTS, each, strict=True))]
+    trace = trace_target(Engine(lm, drafter, None, EngineOptions(max_num_seqs=4)), requests)
+    trace.drafts["mtp"] = trace_draft(trace, drafter, 3, target=lm)
+    for one in replay(trace, "mtp", "gumbel", 3):
+        counts = [found.speculative for found in decode(lm, drafter, one.k, PROMPTS, each, verify="gumbel")]
+        assert one.num_accepted_tokens.sum() == sum(its.num_accepted_tokens for its in counts)
+        assert one.num_steps.sum() == sum(its.num_steps for its in counts)
 
 
 @pytest.mark.parametrize("num", [2, 3])

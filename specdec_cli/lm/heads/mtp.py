@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from specdec_cli.errors import UsageError
 from specdec_cli.lm.heads.head import Head
 from specdec_cli.lm.heads.transformers_layer import TransformersLayer
+from specdec_cli.lm.kernels.kinds import kind_for, pack
 
 if TYPE_CHECKING:
     from specdec_cli.lm.door import LM
@@ -49,9 +49,10 @@ class MtpHead(Head):
                 said += f"{list(own[name].shape)}, where {list(wanted)} is expected"
                 raise UsageError(said, "copy or download the model again")
         self._norms = [_alike(self._layer.norm, own[name]) for name in ("enorm", "hnorm")]
-        self._projection = own["eh_proj"].to(target.device, target.dtype)
+        projection = own["eh_proj"].to(target.device, target.dtype)
+        self._projection = pack(projection, None, kind_for(target.dtype, target.device))
         self._hidden_first, self._recycles_normed = modules.naming.hidden_first, recycles_normed
-        weights = self._layer.weights | {"eh_proj.weight": self._projection}
+        weights = self._layer.weights | {"eh_proj.weight": projection.to("meta")}
         norms = zip(("enorm", "hnorm", "norm"), (*self._norms, self._layer.norm), strict=True)
         weights |= {f"{name}.weight": next(norm.parameters()).data for name, norm in norms}
         super().__init__(target, weights, self._layer.key_shape, self._layer.value_shape)
@@ -59,7 +60,7 @@ class MtpHead(Head):
     def run(self, embedded: Tensor, feature: Tensor, positions: Tensor, feeds: list[LayerFeed]) -> Tensor:
         """The layer's output, before the module's norm."""
         token, state = (norm(given) for norm, given in zip(self._norms, (embedded, feature), strict=True))
-        return self._layer.run(functional.linear(self._joined(token, state), self._projection), positions, feeds)
+        return self._layer.run(self._projection(self._joined(token, state)), positions, feeds)
 
     def _joined(self, token: Tensor, state: Tensor) -> Tensor:
         """The input of the projection [n, 2 * hidden], in the family's order."""

@@ -23,6 +23,8 @@ from specdec_cli.lm.files.reading import first_line
 from specdec_cli.lm.forward.attention import NAME
 from specdec_cli.lm.forward.joined import attention_of
 from specdec_cli.lm.heads.head_layer import LayerFeed
+from specdec_cli.lm.kernels.kinds import Kind, kind_for
+from specdec_cli.lm.kernels.packing import pack_model
 
 _HINT = "choose another draft"
 
@@ -39,6 +41,7 @@ class TransformersLayer:
         trust_remote_code: the target's class may be code of its own.
 
     Attributes:
+        weights: its tensors by name; of those that were packed for this machine's kernels, shapes without memory.
         norm: the norm behind the layer, which `run` leaves out.
         key_shape: key heads and numbers in each, as they are kept.
         value_shape: the same of values.
@@ -61,12 +64,15 @@ class TransformersLayer:
         self.norm: nn.Module = decoder.norm
         decoder.norm = nn.Identity()
         self._decoder = decoder
+        self.weights = self._packed(kind_for(dtype, device))
         self.key_shape, self.value_shape = self._probe(name)
 
-    @property
-    def weights(self) -> dict[str, Tensor]:
-        """Its tensors by name."""
-        return {name: one.data for name, one in self._decoder.named_parameters() if name.startswith("layers.")}
+    def _packed(self, kind: Kind) -> dict[str, Tensor]:
+        """Pack the layer's products as a model's are; its tensors by name, of packed ones the shape alone."""
+        before = {name: one.data for name, one in self._decoder.named_parameters() if name.startswith("layers.")}
+        pack_model(self._decoder, kind)
+        left = {name for name, one in self._decoder.named_parameters() if one.numel()}
+        return {name: one if name in left else one.to("meta") for name, one in before.items()}
 
     def run(self, inputs: Tensor, positions: Tensor, feeds: Sequence[LayerFeed]) -> Tensor:
         """The layer's output [n, hidden], before the norm.
