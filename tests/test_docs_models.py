@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from every_type import TYPES, WRAPPERS
+from tiny_quantized import DEQUANTIZED, FORMS, UNDONE
 
 ROOT = Path(__file__).parents[1]
 
@@ -28,6 +29,15 @@ def test_every_type_is_there_and_none_is_wrong(script: dict[str, Any]) -> None:
     assert (set(results["causal"]), set(results["wrappers"])) == (set(TYPES), set(WRAPPERS))
     kinds = {name: script["kind_of"](one) for part in results.values() for name, one in part.items()}
     assert "wrong" not in kinds.values()
+
+
+def test_every_form_of_files_is_there_and_none_is_wrong(script: dict[str, Any]) -> None:
+    path = ROOT / "benchmarks" / "results" / "file_forms.json"
+    results = json.loads(path.read_text(encoding="utf-8"))["results"]
+    assert set(FORMS) <= set(results)
+    assert {one["outcome"] for one in results.values()} == {"equal", "refused"}
+    assert {name for name, one in results.items() if one["outcome"] == "refused"}.isdisjoint({*UNDONE, *DEQUANTIZED})
+    assert set(script["NAMES"]) <= set(results)
 
 
 def test_a_reason_is_told_without_its_subject(script: dict[str, Any]) -> None:

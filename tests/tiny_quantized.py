@@ -28,12 +28,14 @@ def _fp8_blocks(name: str, weight: Tensor, scale: str = "weight_scale_inv") -> W
     blocks = weight.view(rows // _BLOCK, _BLOCK, columns // _BLOCK, _BLOCK)
     scales = blocks.abs().amax((1, 3)) / 448
     whole = (blocks / scales[:, None, :, None]).reshape(rows, columns).to(_FP8)
-    return {f"{name}.weight": whole, f"{name}.{scale}": scales}
+    reference = whole.float() * scales.repeat_interleave(_BLOCK, 0).repeat_interleave(_BLOCK, 1)
+    return {f"{name}.weight": whole, f"{name}.{scale}": scales, f"{name}.reference": reference}
 
 
 def _fp8_tensor(name: str, weight: Tensor) -> Written:
     scale = weight.abs().max() / 448
     written = {"weight": (weight / scale).to(_FP8), "weight_scale_inv": scale, "activation_scale": torch.tensor(0.05)}
+    written["reference"] = written["weight"].float() * scale
     return {f"{name}.{key}": value for key, value in written.items()}
 
 
@@ -42,7 +44,9 @@ def _mxfp8(name: str, weight: Tensor) -> Written:
     blocks = weight.view(rows, columns // 32, 32)
     exponents = (blocks.abs().amax(2) / 448).log2().ceil()
     whole = (blocks / exponents.exp2()[..., None]).reshape(rows, columns).to(_FP8)
-    return {f"{name}.weight": whole, f"{name}.weight_scale_inv": (exponents + 127).to(torch.uint8)}
+    written = {"weight": whole, "weight_scale_inv": (exponents + 127).to(torch.uint8)}
+    written["reference"] = whole.float() * exponents.exp2().repeat_interleave(32, 1)
+    return {f"{name}.{key}": value for key, value in written.items()}
 
 
 def _int8_channels(name: str, weight: Tensor) -> Written:
@@ -222,12 +226,7 @@ def _modelopt_fp8(name: str, weight: Tensor) -> Written:
 def _mxfp8_bytes(name: str, weight: Tensor) -> Written:
     """MXFP8 of compressed-tensors."""
     written = _mxfp8(name, weight)
-    exponents = written.pop(f"{name}.weight_scale_inv")
-    spread = _spread((exponents.float() - 127).exp2())
-    return written | {
-        f"{name}.weight_scale": exponents,
-        f"{name}.reference": written[f"{name}.weight"].float() * spread,
-    }
+    return {key.replace("weight_scale_inv", "weight_scale"): value for key, value in written.items()}
 
 
 def _torchao(name: str, weight: Tensor, kind: str, size: int = 0) -> Written:
@@ -375,7 +374,7 @@ def make_quantized(form: str, folder: Path, family: str = "llama", **sizes: Any)
     Beside it lie `plain`, what it was made from, and, of forms that write one, `reference`, what it means.
     """
     write, settings = FORMS[form]
-    plain = make_tiny(family, folder / "plain", hidden_size=64, intermediate_size=128, **sizes)
+    plain = make_tiny(family, folder / "plain", **{"hidden_size": 64, "intermediate_size": 128} | sizes)
     quantized = shutil.copytree(plain, folder / "quantized")
     written: Written = {}
     right: Written = {}
