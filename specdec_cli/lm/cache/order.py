@@ -6,7 +6,7 @@ were grouped into forwards. Of a drafted tree, the nodes of one depth are a step
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -88,7 +88,7 @@ class Order:
         is_turned = tokens != list(range(len(tokens)))
         self._tokens = self._index(tokens) if is_turned else None
         self._rows = self._tokens.argsort() if self._tokens is not None else None
-        rows = {token: row for row, token in enumerate(tokens)}
+        rows = {token: row for row, token in enumerate(tokens)} if is_turned else range(len(tokens))
         self._kept, self._stored = self._keep(rows), self._store(rows)
         self._pieces: dict[int, list[Passage]] = {}
         self._windows: dict[int, Windows] = {}
@@ -117,18 +117,22 @@ class Order:
         """Rows of every step, which of the step before they follow, and each row's place in the forward."""
         steps, befores, tokens = list[slice](), list[Tensor | None](), list[int]()
         active, last = list(self._longest_first), dict[int, int]()
+        has_trees = any(len(one.tree) for one in active)
         for step in range(len(levels[active[0].start])):
             while len(levels[active[-1].start]) <= step:
                 active.pop()
             rows = [(one, i) for one in active for i in levels[one.start][step]]
-            follows = [last[one.start + one.before(one.length + i) - one.length] for one, i in rows] if step else []
-            befores.append(None if follows == list(range(len(follows))) else self._index(follows))
+            follows = None
+            if has_trees and step:
+                follows = self._index([last[one.start + one.before(one.length + i) - one.length] for one, i in rows])
+            befores.append(follows)
             steps.append(slice(len(tokens), len(tokens) + len(rows)))
-            last = {one.start + i: row for row, (one, i) in enumerate(rows)}
-            tokens += last
+            places = [one.start + i for one, i in rows]
+            last = {place: row for row, place in enumerate(places)} if has_trees else last
+            tokens += places
         return steps, befores, tokens
 
-    def _keep(self, rows: dict[int, int]) -> list[tuple[int, int]]:
+    def _keep(self, rows: Mapping[int, int] | range) -> list[tuple[int, int]]:
         """Rows whose states are kept, in order, and their slots."""
         kept = []
         for one in self.stretches:
@@ -137,7 +141,7 @@ class Order:
             kept += [(rows[one.start + i], one.snapshots.slot_of(one.length + i)) for i in new]
         return sorted(kept)
 
-    def _store(self, rows: dict[int, int]) -> list[tuple[int, int]]:
+    def _store(self, rows: Mapping[int, int] | range) -> list[tuple[int, int]]:
         """Rows whose states are stored with a prefix, in order, and the slots of these snapshots."""
         return sorted((rows[one.start + i], slot) for one in self.stretches for i, slot in self._reserved(one))
 
@@ -205,6 +209,8 @@ class Order:
 
 def _levels(stretch: Stretch) -> list[list[int]]:
     """New tokens by how many others of them each one follows."""
+    if not len(stretch.tree):
+        return [[i] for i in range(stretch.stop - stretch.start)]
     levels, depths = list[list[int]](), list[int]()
     for i in range(stretch.stop - stretch.start):
         before = stretch.before(stretch.length + i) - stretch.length
