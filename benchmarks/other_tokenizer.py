@@ -1,12 +1,13 @@
 """A small draft with a tokenizer of its own for the built-in target: overlap, acceptance, exactness, overhead.
 
-    python benchmarks/other_tokenizer.py [--minutes 4] [--keep FOLDER]
+    python benchmarks/other_tokenizer.py [--text FILE] [--minutes 4] [--keep FOLDER]
 
-The target writes some hundred stories. A sentencepiece-like BPE (spaces before words, bytes for unknown characters)
-is trained on them, then a Llama of half a million parameters over it, on one core. The draft is measured beside the
-built-in draft, which has the target's tokenizer: greedy by text and by shared tokens, sampled by both. Every greedy
-output is compared with plain decoding's. The host's own microseconds of translating a step are measured at growing
-contexts. No weights are kept unless a folder is named.
+The draft learns from a text of stories like those that the target was trained on (`--text`, parted by `<|endoftext|>`),
+or else from some hundred that the target writes. A sentencepiece-like BPE (spaces before words, bytes for unknown
+characters) is trained on them, then a Llama of half a million parameters over it, on one core. The draft is measured
+beside the built-in draft, which has the target's tokenizer: greedy and sampled, by text and by shared tokens. Every
+greedy output is compared with plain decoding's. The host's own microseconds of translating a step are measured at
+growing contexts. No weights are kept unless a folder is named.
 """
 
 from __future__ import annotations
@@ -44,6 +45,11 @@ def written_by_target(num_stories: int) -> list[str]:
     params = SamplingParams(max_new_tokens=160, temperature=0.8, seed=1)
     outputs = engine.generate(prompts, params)
     return [prompt + output.text for prompt, output in zip(prompts, outputs, strict=True)]
+
+
+def stories_of(file: Path) -> list[str]:
+    """The stories of a file."""
+    return [story.strip() for story in file.read_text(encoding="utf-8").split("<|endoftext|>") if story.strip()]
 
 
 def train_tokenizer(texts: list[str], size: int) -> PreTrainedTokenizerFast:
@@ -154,6 +160,7 @@ def translation_overhead(translator: Translator, text: str) -> list[dict[str, fl
 def main() -> None:
     """Train, measure and keep the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--text", type=Path)
     parser.add_argument("--minutes", type=float, default=4.0)
     parser.add_argument("--stories", type=int, default=512)
     parser.add_argument("--vocabulary", type=int, default=1024)
@@ -162,16 +169,17 @@ def main() -> None:
     parser.add_argument("--keep", type=Path)
     options = parser.parse_args()
     before = record.machine()
-    texts = written_by_target(options.stories)
-    print(f"{len(texts)} stories of the target", flush=True)
-    hf = train_tokenizer(texts, options.vocabulary)
+    texts = written_by_target(options.stories) if options.text is None else stories_of(options.text)
+    print(f"{len(texts)} stories", flush=True)
+    hf = train_tokenizer(texts[:2000], options.vocabulary)
     model, trained = train_draft(texts, hf, options.minutes)
     print(json.dumps(trained), flush=True)
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.keep or Path(temporary)
         model.save_pretrained(folder)
         hf.save_pretrained(folder)
-        results = {"training": trained, **measured(str(folder), options.num_prompts, options.k)}
+        source = "the target's own" if options.text is None else options.text.name
+        results = {"training": {"text": source, **trained}, **measured(str(folder), options.num_prompts, options.k)}
     print(record.save("other_tokenizer", before, results))
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from specdec_cli import drafters
 from specdec_cli.drafters.contract import Drafter, Resources
 from specdec_cli.engine.caches import hold_beside, share_out
-from specdec_cli.engine.draft_tokenizer import by_tokenizer, draft_tokenizer
+from specdec_cli.engine.draft_tokenizer import by_tokenizer, draft_tokenizer, of_own_length
 from specdec_cli.engine.heads import own_modules, published_draft, published_fields
 from specdec_cli.engine.loading import LoadProgress, LoadSettings, ModelSettings
 from specdec_cli.engine.options import EngineOptions
@@ -93,6 +93,7 @@ def load_engines(
     lm = _load(target, settings.target, settings, options, settings.generation_config)
     if settings.compile:
         _compile(lm, "target", say)
+    own = [of_own_length(fields, its) for fields, its in zip(given, own, strict=True)]
     loaders = [_DraftLoader(lm, tokenizer, options, its) for its in own]
     loaded = [loader.load(drafter) for loader, drafter in zip(loaders, made, strict=True)]
     share_out(lm, [model for loader in loaders for model in loader.models], options, settings.kv_cache_bytes)
@@ -197,7 +198,7 @@ def another_drafter(
         raise UsageError("the engine has no tokenizer, which a further draft needs", "give the engine one")
     fields = _named(fields, engine.target.name, settings)
     fields = by_tokenizer(fields, engine.tokenizer, engine.target.name, settings)
-    loader = _DraftLoader(engine.target, engine.tokenizer, engine.options, settings)
+    loader = _DraftLoader(engine.target, engine.tokenizer, engine.options, of_own_length(fields, settings))
     drafter = loader.load(drafters.from_fields(fields))
     for lm in loader.models:
         hold_beside(lm, engine.target.max_context, engine.options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from specdec_cli import drafters
@@ -66,6 +67,11 @@ def by_tokenizer(
             f"choose a `{fields['method']}` draft that was made for this target",
         )
     return {"method": UNIVERSAL, **fields}
+
+
+def of_own_length(fields: Mapping[str, Any], settings: LoadSettings) -> LoadSettings:
+    """How a draft is loaded: without the limit of contexts where it counts other tokens than the target."""
+    return replace(settings, max_model_len=None) if fields.get("method") == UNIVERSAL else settings
 
 
 def matching(drafter: Drafter) -> list[str]:

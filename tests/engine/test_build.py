@@ -118,6 +118,11 @@ def test_a_draft_with_another_tokenizer_drafts_by_text_or_shared_tokens(pair, st
     assert matching(Engine.load(pair[0], pair[1]).drafter) == []
 
 
+def test_the_context_limit_counts_the_targets_tokens(pair, stranger) -> None:
+    engine = Engine.load(pair[0], stranger, max_model_len=40)
+    assert (engine.target.max_context, engine.drafter.max_context) == (40, pytest.approx(128, abs=8))
+
+
 def test_a_further_draft_may_have_another_tokenizer(pair, stranger) -> None:
     engine = Engine.load(pair[0], None)
     drafter = another_drafter(engine, {"model": stranger})

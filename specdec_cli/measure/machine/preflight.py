@@ -125,7 +125,7 @@ class Preflight:
             "self_draft": self.self_draft.words if self.self_draft else None,
             "tokenizers": {role: asdict(facts) for role, facts in self.tokenizers.items()},
             "overlap": asdict(self.overlap) | {"reason": self.overlap.reason} if self.overlap else None,
-            "shared_vocabulary": self.shared.as_dict() if self.shared else None,
+            "shared_vocabulary": None if self.shared is None else self.shared.as_dict(),
             "max_context": self.max_context,
             "draft_max_context": self.draft_max_context,
             "memory": {role: asdict(memory) for role, memory in self.memory.items()},
