@@ -4,25 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from specdec_cli.drafters.contract import DraftRow, Guesses, Resources
-from specdec_cli.drafters.feature_head import HeadDrafter
 from specdec_cli.drafters.growth import Growth
+from specdec_cli.drafters.layers_head import LayersDrafter
 from specdec_cli.drafters.one_pass import grow_marginals, grow_whole, rows_at
-from specdec_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from specdec_cli.lm.door import Tap
     from specdec_cli.lm.heads.block_sequences import BlockSequences
-    from specdec_cli.lm.heads.dflash_files import DFlashConfig
 
 
 @dataclass
-class Drafter(HeadDrafter):
+class Drafter(LayersDrafter):
     """Guesses with a DFlash draft, or with DSpark's, whose Markov head knows the token before each.
 
     Args:
@@ -31,32 +27,12 @@ class Drafter(HeadDrafter):
             those that its configuration names.
     """
 
-    model: str
-    layers: str | None = None
     one_pass = True
 
     def __post_init__(self) -> None:
         """Refuse an empty name, and layers that are no numbers."""
-        super().__init__(self.model)
-        if self.layers is not None and not all(part.isdecimal() for part in self.layers.split("-")):
-            raise UsageError(f"`layers` must be numbers joined by dashes, such as 1-9-17, not `{self.layers}`")
+        super().__post_init__()
         self._blocks: BlockSequences | None = None
-
-    @cached_property
-    def taps(self) -> Sequence[Tap]:
-        """The outputs of the layers.
-
-        Raises:
-            UsageError: neither the option nor the draft's configuration names them.
-            RunError: its configuration cannot be read.
-        """
-        if self.layers is not None:
-            return tuple(int(part) for part in self.layers.split("-"))
-        layers = self._config().layers
-        if layers is None:
-            said = f"the draft `{self.model}` does not say which of the target's layers it reads"
-            raise UsageError(said, f"for example `--draft dflash:model={self.model},layers=1-9-17`")
-        return layers
 
     @property
     def most_depth(self) -> int:
@@ -79,21 +55,16 @@ class Drafter(HeadDrafter):
 
         from specdec_cli.lm.heads.block_head import BlockHead
         from specdec_cli.lm.heads.block_sequences import BlockSequences
+        from specdec_cli.lm.heads.dflash_files import DFlashConfig
 
         target = resources.target
         assert target is not None, "a head is loaded for a target"
-        layers = tuple(tap for tap in self.taps if isinstance(tap, int))
-        head = BlockHead(replace(self._config(resources.revision), layers=layers), target)
+        config = self.published(resources.revision)
+        assert isinstance(config, DFlashConfig), "the format that has the method has its configuration"
+        head = BlockHead(replace(config, layers=self.layer_taps), target)
         self._blocks = self._sequences = BlockSequences(head, target, self.model)
         resources.plan_cache(self._blocks)
         self._num_tokens, self._max_context = resources.num_tokens, target.max_context
-
-    def _config(self, revision: str | None = None) -> DFlashConfig:
-        from specdec_cli.lm.heads.dflash_files import DFlashConfig
-
-        config = self.published(revision)
-        assert isinstance(config, DFlashConfig), "the format that has the method has its configuration"
-        return config
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Guesses]:
         """Up to k tokens per row, or a tree of that depth, as many as a block gives; all from one pass."""

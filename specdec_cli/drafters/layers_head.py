@@ -44,11 +44,16 @@ class LayersDrafter(HeadDrafter):
         """
         if self.layers is not None:
             return tuple(int(part) for part in self.layers.split("-"))
-        layers = self._config().layers
+        layers = self.published().named_layers
         if layers is None:
             said = f"the draft head `{self.model}` does not say which of the target's layers it reads"
             raise UsageError(said, f"for example `--draft {self.method}:model={self.model},layers=1-15-28`")
         return layers
+
+    @property
+    def layer_taps(self) -> tuple[int, ...]:
+        """The layers themselves."""
+        return tuple(tap for tap in self.taps if isinstance(tap, int))
 
     def config(self, revision: str | None = None) -> HeadConfig:
         """The head's configuration, with the layers that it is to read.
@@ -62,11 +67,8 @@ class LayersDrafter(HeadDrafter):
         """
         from dataclasses import replace
 
-        return replace(self._config(revision), layers=tuple(tap for tap in self.taps if isinstance(tap, int)))
-
-    def _config(self, revision: str | None = None) -> HeadConfig:
         from specdec_cli.lm.heads.eagle_files import HeadConfig
 
         config = self.published(revision)
         assert isinstance(config, HeadConfig), "the format that has the method has its configuration"
-        return config
+        return replace(config, layers=self.layer_taps)

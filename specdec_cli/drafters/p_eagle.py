@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from specdec_cli.drafters.contract import DraftRow, Guesses, Resources
 from specdec_cli.drafters.growth import Growth
 from specdec_cli.drafters.layers_head import LayersDrafter
-from specdec_cli.drafters.one_pass import grow_whole, rows_at
+from specdec_cli.drafters.one_pass import grow_marginals
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,7 +50,7 @@ class Drafter(LayersDrafter):
         if growing:
             logits = self._logits([draft.row for draft in growing], list(depths.values()))
             each = dict(zip(depths, logits, strict=True))
-            grow_whole(growing, depths, lambda some: rows_at(some, each), self._num_tokens, self._name)
+            grow_marginals(growing, each, self._num_tokens, self._name)
         found = {draft.place: draft.guesses() for draft in drafts}
         return [found.get(place, Guesses()) for place in range(len(rows))]
 

@@ -103,6 +103,11 @@ class DFlashConfig(PublishedDraft):
         return self.block_size if self.from_anchor else self.block_size - 1
 
     @property
+    def named_layers(self) -> tuple[int, ...] | None:
+        """Its layers."""
+        return self.layers
+
+    @property
     def num_taps(self) -> int:
         """Hidden states that it reads of each position."""
         return len(self.block_layers) if self.layers is None else len(self.layers)

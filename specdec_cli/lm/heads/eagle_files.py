@@ -62,6 +62,11 @@ class HeadConfig(PublishedDraft):
     mask_token: int | None
 
     @property
+    def named_layers(self) -> tuple[int, ...] | None:
+        """Its layers."""
+        return self.layers
+
+    @property
     def num_taps(self) -> int:
         """Hidden states that it reads of each position."""
         return len(self.layers) if self.layers is not None else 3

@@ -71,6 +71,11 @@ class PublishedDraft(ABC):
         """Numbers of each token that it keeps as keys and values; None for a draft that is a model with its own."""
         return None
 
+    @property
+    def named_layers(self) -> tuple[int, ...] | None:
+        """Target layers whose outputs it reads, counted from 0; None where it names none."""
+        return None
+
     @staticmethod
     def common_name(name: str) -> str:
         """A tensor's name as every folder of the format has it here."""
