@@ -20,11 +20,12 @@ from transformers.pytorch_utils import Conv1D
 
 from specdec_cli.errors import RunError, SpecdecError, UsageError
 from specdec_cli.lm.files.adapter import adapter_files, adapter_of, read_adapter
-from specdec_cli.lm.files.headers import read_headers, read_tensors
+from specdec_cli.lm.files.headers import read_headers, read_tensors, tensor_dtypes
 from specdec_cli.lm.files.reading import first_line, quiet
 
 _PREFIX = "base_model.model."
 _NAME = "default"  # peft's own for an adapter without a name
+_FLOATS = ("F64", "F32", "BF16", "F16")
 _AGAIN = "copy or download the adapter again"
 _OWN = re.compile(rf"\.{_NAME}(\.|$)")
 
@@ -46,6 +47,9 @@ def merged(name: str, folder: Path, model: Any, is_on_paper: bool) -> Any:
     if path is None:
         return model
     files = [folder / file for file in adapter_files(folder)[1:]]
+    odd = next(((key, dtype) for file in files for key, dtype in tensor_dtypes(file) if dtype not in _FLOATS), None)
+    if odd is not None:
+        raise RunError(f"`{odd[0]}` of the adapter `{name}` is {odd[1]}, and adapters are read as floats", _AGAIN)
     if is_on_paper:
         return _sized(name, path, model, files)
     tensors = read_tensors(files)
@@ -189,6 +193,9 @@ def _fitting(name: str) -> Iterator[None]:
         yield
     except (SpecdecError, MemoryError, torch.OutOfMemoryError):
         raise
+    except TypeError as error:
+        said = f"the `adapter_config.json` of `{name}` is not valid: {first_line(error)}"
+        raise UsageError(said, _AGAIN) from error
     except Exception as error:
         size = re.search(r"size mismatch for (\S+):", str(error))
         raise _misfit(name, f"`{_short(size[1])}` has another shape" if size else first_line(error)) from error

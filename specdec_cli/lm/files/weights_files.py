@@ -8,7 +8,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from specdec_cli.errors import RunError
-from specdec_cli.lm.files.adapter import adapter_files, adapter_words, shown
+from specdec_cli.lm.files.adapter import adapter_files, adapter_of, adapter_words, shown
 from specdec_cli.lm.files.contents import check_pointer
 from specdec_cli.lm.files.gguf_folder import WEIGHTS, gguf_of
 from specdec_cli.lm.files.gguf_header import read_gguf_header
@@ -87,24 +87,25 @@ def _indexed_files(index: Path) -> list[str]:
 
 def _no_weights(name: str, folder: Path) -> RunError:
     """Description of the files that a folder has instead of the weights that transformers looks for."""
+    whose = f"`{name}`" if adapter_of(folder) is None else f"the base model of `{name}`"
     shards = sorted(path.name for path in folder.glob("*.safetensors"))
     broken = next((shard for shard in shards if not (folder / shard).exists()), None)
     if broken is not None:
         return broken_link(folder / broken)
     if any(list(folder.glob(pattern)) for pattern in PICKLES) and not shards:
         return RunError(
-            f"`{name}` has pickled weights, but none that is named `{PICKLED}`",
+            f"{whose} has pickled weights, but none that is named `{PICKLED}`",
             "rename the file if it holds a state dict, or convert the model to safetensors",
         )
     if any(re.search(r"-\d+-of-\d+\.safetensors$", shard) for shard in shards):
-        message = f"`{name}` has `{shards[0]}` and no `model.safetensors.index.json`, which says what is in which file"
+        message = f"{whose} has `{shards[0]}` and no `model.safetensors.index.json`, which says what is in which file"
         return RunError(message, "copy or download the model again")
     if shards:
         return RunError(
-            f"`{name}` has no `model.safetensors`, only `{shards[0]}`", "rename it, or give the folder of a whole model"
+            f"{whose} has no `model.safetensors`, only `{shards[0]}`", "rename it, or give the folder of a whole model"
         )
     return RunError(
-        f"`{name}` has no weights: `model.safetensors` is missing", "give the folder that holds the model's weights"
+        f"{whose} has no weights: `model.safetensors` is missing", "give the folder that holds the model's weights"
     )
 
 

@@ -238,7 +238,9 @@ def test_39_an_adapter_beside_a_whole_model_is_not_applied(base: Path, folder: P
         ({"use_dora": True}, "lora_magnitude_vector.weight` is missing"),
         ({"modules_to_save": ["lm_head"]}, "lm_head.weight"),
         ({"lora_bias": True}, "does not fit its base model: "),
-        ({"target_modules": 3}, "does not fit its base model: "),
+        ({"target_modules": 3}, "the `adapter_config.json` of"),
+        ({"r": None}, "the `adapter_config.json` of"),
+        ({"lora_alpha": "large"}, "the `adapter_config.json` of"),
         ({"r": 0}, "does not fit its base model: "),
     ],
 )
@@ -283,6 +285,27 @@ def test_39_broken_files_are_one_sentence(folder: Path, tmp_path: Path) -> None:
     assert "has no weights: `adapter_model.safetensors` is missing" in refusal(folder).message
     (folder / "adapter_config.json").write_text("{")
     assert "adapter_config.json` cannot be read" in refusal(folder).message
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.float16])
+def test_39_an_adapter_may_have_a_dtype_of_its_own(base: Path, folder: Path, dtype: torch.dtype) -> None:
+    path = folder / "adapter_model.safetensors"
+    save_file({key: one.to(dtype) for key, one in load_file(path).items()}, path)
+    assert relative_error(score(folder, dtype="float32"), adapted_logits(base, folder, TOKENS)) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8])
+def test_39_an_adapter_without_floats_is_refused(folder: Path, dtype: torch.dtype) -> None:
+    path = folder / "adapter_model.safetensors"
+    save_file({key: one.to(dtype) for key, one in load_file(path).items()}, path)
+    assert "and adapters are read as floats" in refusal(folder).message
+
+
+def test_39_a_base_without_weights_is_called_so(folder: Path, tmp_path: Path) -> None:
+    base = make_tiny("llama", tmp_path / "other")
+    (base / "model.safetensors").unlink()
+    edit(folder / "adapter_config.json", base_model_name_or_path=str(base))
+    assert refusal(folder).message == f"the base model of `{folder}` has no weights: `model.safetensors` is missing"
 
 
 def test_39_numbers_that_are_none_are_refused(folder: Path) -> None:
