@@ -227,7 +227,7 @@ def test_did_you_mean_takes_underscores_for_dashes_and_never_guesses_far(
         ["doctor", "--served-model-name", "x"],
         ["doctor", "--regex", "x"],
         ["doctor", "--verify", "block"],
-        ["doctor", "--prefix-caching"],
+        ["doctor", "--stop", "x"],
         ["audit", "--depth-policy", "adaptive"],
         ["audit", "--synthetic-acceptance-length", "2"],
         ["recipe", "list", "--force"],
