@@ -55,7 +55,7 @@ def export(job: ExportJob) -> Export:
         scheduler="".join(f"scheduler.{name} = {value!r}\n" for name, value in _scheduler(settings).items()),
         device=_DEVICES[str(settings.value("target.device")).partition(":")[0]],
         draft=draft,
-        config="".join(f"config.{name} = {value!r}\n" for name, value in config.items()),
+        config="".join(f"config.{name} = {_literal(value)}\n" for name, value in config.items()),
     )
     comment = job.comment()
     lines = "".join(f"{line}\n" for line in ["set -euo pipefail", HERE, *convert])
@@ -118,4 +118,9 @@ def _sampling(settings: ExportSettings) -> dict[str, Any]:
     wanted = _ALWAYS | (_SAMPLED if settings.is_sampled else {})
     found |= {name: value for name, ours in wanted.items() if (value := settings.given(f"sampling.{ours}")) is not None}
     stop = settings.given("sampling.stop")
-    return found | ({} if stop is None else {"stop_strings": set(stop)})
+    return found | ({} if stop is None else {"stop_strings": tuple(stop)})
+
+
+def _literal(value: Any) -> str:
+    """A value in Python; several stop strings as a set, in the recipe's order."""
+    return "{" + ", ".join(map(repr, value)) + "}" if isinstance(value, tuple) else repr(value)

@@ -126,8 +126,10 @@ class ExportSettings:
         return f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"
 
     def next_command(self) -> str:
-        """The command that measures the server."""
-        words = ["specdec", "bench", "--endpoint", self.url, "-t", str(self.recipe.target.model)]
+        """The command that measures the server; made once the server's own arguments are."""
+        words = ["specdec", "bench", "--endpoint", self.url, "-t", self.target]
+        names = self.recipe.serve.served_model_name
+        words += ["--endpoint-model", names[0]] if names and "serve.served_model_name" in self._read else []
         for name in type(self.recipe.sampling).model_fields:
             value, path = getattr(self.recipe.sampling, name), f"sampling.{name}"
             if value != default_of(path):
