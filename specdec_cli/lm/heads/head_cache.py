@@ -105,6 +105,7 @@ class HeadCache:
         num_slots = -(-num_blocks * self.block_size // _SLOTS_GRAIN) * _SLOTS_GRAIN
         shapes = [(num_heads, num_slots, size) for num_heads, size in self._shapes]
         num_keys = prod(shapes[0])
+        self.keys = self.values = torch.empty(0)  # the old ones' memory may be needed
         both = self._zeros(num_keys + prod(shapes[1]))
         self.keys, self.values = both[:num_keys].view(shapes[0]), both[num_keys:].view(shapes[1])
 
