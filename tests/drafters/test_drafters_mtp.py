@@ -2,12 +2,16 @@
 
 import json
 import shutil
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
-from head_drafts import TEXT, features_of, row
+from head_drafts import GREEDY, TEXT, features_of, row
 from safetensors.torch import load_file, save_file
 from tiny_engine import PROMPTS, decode, letter_tokenizer, tokens
 from tiny_models import VOCAB, make_tiny
@@ -20,6 +24,8 @@ from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.options import EngineOptions
 from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.errors import UsageError
+from specdec_cli.events import Stepped
+from specdec_cli.lm.door import Row
 from specdec_cli.lm.facts import describe
 from specdec_cli.lm.heads import mtp, transformers_layer
 from specdec_cli.lm.heads.head_layer import LayerFeed
@@ -27,6 +33,7 @@ from specdec_cli.lm.heads.head_module import HeadModule
 from specdec_cli.lm.heads.mtp import MtpHead
 from specdec_cli.lm.heads.mtp_files import read_mtp
 from specdec_cli.lm.load import load_lm
+from specdec_cli.measure.audit.chisquare import chi_square, enumerate_joint
 from specdec_cli.measure.machine.machine import look
 from specdec_cli.measure.machine.preflight import preflight
 from specdec_cli.measure.predict.replay import replay
@@ -200,13 +207,67 @@ def test_whole_texts_are_the_targets(pair, kind: str, num: int, tree, temperatur
     assert sum(one.speculative.num_draft_tokens for one in found) > 0
 
 
-def test_cached_prefixes_and_preemption_leave_the_text_as_it_is(pair) -> None:
+def test_cached_prefixes_leave_the_text_as_it_is(pair) -> None:
     for num in (1, 2):
         lm, _ = pair("llama", num)
         plain = tokens(decode(lm, None, 0, [PROMPTS[3]] * 3))
         drafter = loaded(lm)
         for _ in range(2):
             assert tokens(decode(lm, drafter, 3, [PROMPTS[3]] * 3, prefix_caching=True)) == plain
+
+
+@pytest.mark.parametrize(("num", "tree"), [(1, None), (2, "2,2,1")])
+def test_preempted_sequences_go_on(pair, num: int, tree: str | None) -> None:
+    lm, _ = pair("llama", num)
+    tight = load_lm(lm.name, max_num_seqs=4, block_size=4, num_blocks=24, check=False)
+    options = EngineOptions(num_speculative_tokens=4, tree=tree, max_num_seqs=4, prefix_caching=True)
+    engine, num_preemptions = Engine(tight, loaded(tight), None, options), 0
+    found = {engine.add(prompt, GREEDY): list[int]() for prompt in [*PROMPTS, TEXT[30:45]]}
+    while engine.has_work:
+        for event in engine.step():
+            if isinstance(event, Stepped):
+                num_preemptions += event.num_preemptions
+                for emitted in event.emitted:
+                    found[emitted.sequence_id] += emitted.tokens
+    assert num_preemptions > 0
+    assert list(found.values()) == tokens(decode(lm, None, 0, [*PROMPTS, TEXT[30:45]], GREEDY))
+    assert not sum(engine.drafters.num_failures.values()), "there is room in the modules' caches where the target's has"
+
+
+@pytest.mark.parametrize("tree", [None, "2,2"])
+def test_samples_follow_the_targets_distribution(pair, tree: str | None) -> None:
+    lm, _ = pair("llama")
+    near = load_lm(lm.name, block_size=4, max_num_seqs=64, check=False)
+    params = SamplingParams(temperature=1.0, top_k=3, max_new_tokens=3)
+
+    def p(text: tuple[int, ...]) -> npt.NDArray[np.floating[Any]]:
+        best = near.score([Row(-1, list(text), 1)])[0].topk(3)
+        near.release(-1)
+        return torch.zeros(VOCAB).index_copy(0, best.indices, best.values.softmax(-1)).numpy()
+
+    joint = enumerate_joint(p, PROMPTS[0], 2)
+    asked = [replace(params, seed=i) for i in range(600)]
+    found = decode(near, loaded(near), 2, [PROMPTS[0]] * 600, asked, tree=tree, max_num_seqs=64)
+    counts = Counter(tuple(one.token_ids[:2]) for one in found)
+    assert chi_square(counts, joint).p_value > 1e-6
+    turned = {cell: joint[other] for cell, other in zip(joint, reversed(joint), strict=True)}
+    assert chi_square(counts, turned).p_value < 1e-6, "another distribution is noticed"
+
+
+@pytest.mark.parametrize(("kind", "num"), [("deepseek", 1), ("llama", 2)])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_trace_foretells_the_engines_counts(pair, kind: str, num: int, temperature: float) -> None:
+    lm, _ = pair(kind, num)
+    drafter, verify = loaded(lm), "gumbel" if temperature else "greedy"
+    each = [SamplingParams(max_new_tokens=24, temperature=temperature, seed=2, index=i) for i in range(len(PROMPTS))]
+    requests = [Request(PromptRow(i, ""), *both) for i, both in enumerate(zip(PROMPTS, each, strict=True))]
+    trace = trace_target(Engine(lm, drafter, None, EngineOptions(max_num_seqs=4)), requests)
+    trace.drafts["mtp"] = trace_draft(trace, drafter, 3, target=lm)
+    for one in replay(trace, "mtp", verify, 3):
+        found = decode(lm, drafter, one.k, params=each, verify=verify if temperature else "auto")
+        counts = [output.speculative for output in found]
+        assert one.num_steps.sum() == sum(each.num_steps for each in counts)
+        assert one.num_accepted_tokens.sum() == sum(each.num_accepted_tokens for each in counts)
 
 
 def trained(lm, modules, text, k: int, steps: int):

@@ -50,7 +50,7 @@ class LayerStack:
                 to those before it.
         """
         for i, layer in enumerate(self._layers):
-            its = [self._of_layer(feed, i) for feed in feeds]
+            its = [feed.of_layer(i, len(self._layers)) for feed in feeds]
             if visible is not None:
                 its = [replace(feed, visible=visible(i, feed)) for feed in its]
             hidden = layer.run(hidden, layer.norm(hidden, self._norms[i]), positions, its)
@@ -59,13 +59,7 @@ class LayerStack:
     def remember(self, inputs: Tensor, positions: Tensor, feeds: list[LayerFeed]) -> None:
         """File keys and values of the same inputs [n, hidden] in every layer; they are not normalized."""
         for i, layer in enumerate(self._layers):
-            layer.remember(inputs, positions, [self._of_layer(feed, i) for feed in feeds])
-
-    def _of_layer(self, feed: LayerFeed, i: int) -> LayerFeed:
-        """A sequence's keys and values in one layer."""
-        num = self._layers[i].num_kv_heads
-        heads = slice(i * num, (i + 1) * num)
-        return replace(feed, keys=feed.keys[heads], values=feed.values[heads])
+            layer.remember(inputs, positions, [feed.of_layer(i, len(self._layers)) for feed in feeds])
 
 
 def positions_of(feeds: list[LayerFeed], device: torch.device) -> Tensor:
