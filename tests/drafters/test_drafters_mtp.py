@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from tiny_engine import PROMPTS, decode, letter_tokenizer, tokens
 from tiny_models import VOCAB, make_tiny
 from tiny_mtp import HIDDEN, TARGETS, Reference, make_target, write_modules
+from typed import not_none
 
 from specdec_cli import drafters
 from specdec_cli.drafters.contract import Resources
@@ -26,7 +27,6 @@ from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.errors import UsageError
 from specdec_cli.events import Stepped
 from specdec_cli.lm.door import Row
-from specdec_cli.lm.facts import describe
 from specdec_cli.lm.heads import mtp, transformers_layer
 from specdec_cli.lm.heads.head_layer import LayerFeed
 from specdec_cli.lm.heads.head_module import HeadModule
@@ -417,15 +417,18 @@ def test_only_two_readings_are_known() -> None:
         drafters.create("mtp", {"recycle": "both"})
 
 
-def test_doctor_names_the_modules(pair) -> None:
-    lm, _ = pair("llama", 2)
-    facts = describe(lm.name)
-    assert (facts.num_mtp_modules, facts.mtp_bytes) == (2, read_mtp(lm.name).num_bytes(4))
-    held = loaded(lm).sizes[0]
-    assert facts.mtp_bytes == 4 * held
+@pytest.mark.parametrize(("kind", "num"), [("deepseek", 1), ("glm", 1), ("qwen", 1), ("llama", 2)])
+def test_doctor_names_the_modules_and_their_memory(pair, kind: str, num: int) -> None:
+    lm, _ = pair(kind, num)
     found = preflight(resolve(sets=[f"target.model={lm.name}", "draft.method=mtp"]).recipe, look())
-    assert (found.draft_method, found.head, found.errors) == ("mtp", "2 MTP modules of the target's checkpoint", [])
-    assert found.taps == ("final",)
+    name = f"{num} MTP module{'s' if num > 1 else ''} of the target's checkpoint"
+    assert (found.draft_method, found.head, found.errors, found.taps) == ("mtp", name, [], ("final",))
+    facts, held = not_none(found.target), not_none(loaded(lm)._sequences)
+    assert (facts.num_mtp_modules, facts.mtp_bytes) == (num, held.weight_bytes)
+    sizes = not_none(found.head_facts)
+    slot = sum(module.cache.bytes_per_slot for module in held.modules)
+    assert (sizes.weights_bytes, sizes.kv_bytes_per_token) == (held.weight_bytes, slot)
+    assert found.memory["draft"].weights == held.weight_bytes
 
 
 def test_doctor_refuses_a_target_without_modules(tmp_path: Path) -> None:

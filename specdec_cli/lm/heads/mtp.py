@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from specdec_cli.errors import UsageError
+from specdec_cli.lm.files.paper import on_paper
 from specdec_cli.lm.heads.head import Head
 from specdec_cli.lm.heads.transformers_layer import TransformersLayer
 from specdec_cli.lm.kernels.kinds import kind_for, pack
@@ -77,6 +78,28 @@ class MtpHead(Head):
     def _normed(self, output: Tensor) -> Tensor:
         found: Tensor = self._layer.norm(output)
         return found
+
+
+def kv_bytes_per_token(modules: MtpModules, dtype: torch.dtype) -> int:
+    """Memory of one token's keys and values in all modules, by running their layers on paper.
+
+    Args:
+        modules: of a target's checkpoint, which `check` passed.
+        dtype: that they compute in.
+
+    Raises:
+        UsageError: their layers are not those of the configuration, or do not run here.
+        RunError: files that cannot be read.
+    """
+    numbers, cpu = 0, torch.device("cpu")
+    with on_paper():
+        for tensors in modules.headers(dtype):
+            its = {name: one for name, one in tensors.items() if name.startswith(("layers.", "norm."))}
+            layer = TransformersLayer(
+                modules.name, modules.config, its, dtype, cpu, modules.trusts_code, is_on_paper=True
+            )
+            numbers += sum(heads * size for heads, size in (layer.key_shape, layer.value_shape))
+    return numbers * dtype.itemsize
 
 
 def _alike(norm: nn.Module, weight: Tensor) -> nn.Module:

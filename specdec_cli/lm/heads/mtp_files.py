@@ -130,13 +130,20 @@ class MtpModules:
     def num_bytes(self, itemsize: int) -> int:
         """Memory of all modules' weights once they are loaded, in numbers of `itemsize` bytes."""
         with on_paper():
-            headers = read_headers(self._files)
+            modules = self.headers(torch.float32)
             numbers = {
-                self.published(module, common): tensor.numel()
-                for module in range(len(self.tensors))
-                for common, tensor in self._plain(module, headers, torch.float32).items()
+                self.published(i, name): one.numel() for i, its in enumerate(modules) for name, one in its.items()
             }
         return sum(numbers.values()) * itemsize
+
+    def headers(self, dtype: torch.dtype) -> list[dict[str, Tensor]]:
+        """The tensors of each module by common names, on paper; asked within `on_paper`.
+
+        Raises:
+            RunError: files that cannot be read, or quantized weights whose parts do not fit each other.
+        """
+        headers = read_headers(self._files)
+        return [self._plain(module, headers, dtype) for module in range(len(self.tensors))]
 
     @property
     def _files(self) -> list[Path]:

@@ -22,6 +22,7 @@ from specdec_cli.lm.files import dummy
 from specdec_cli.lm.files.reading import first_line
 from specdec_cli.lm.forward.attention import NAME
 from specdec_cli.lm.forward.joined import attention_of
+from specdec_cli.lm.from_files import ON_PAPER
 from specdec_cli.lm.heads.head_layer import LayerFeed
 from specdec_cli.lm.kernels.kinds import Kind, kind_for
 from specdec_cli.lm.kernels.packing import pack_model
@@ -39,6 +40,7 @@ class TransformersLayer:
         dtype: of its weights.
         device: where it runs.
         trust_remote_code: the target's class may be code of its own.
+        is_on_paper: the tensors are on paper, and so is the layer: it has sizes alone.
 
     Attributes:
         weights: its tensors by name; of those that were packed for this machine's kernels, shapes without memory.
@@ -58,20 +60,24 @@ class TransformersLayer:
         dtype: torch.dtype,
         device: torch.device,
         trust_remote_code: bool = False,
+        is_on_paper: bool = False,
     ) -> None:
-        decoder = _decoder(name, config, tensors, dtype, trust_remote_code).to(device).eval()
+        how = {"experts_implementation": ON_PAPER} if is_on_paper else {}
+        decoder = _decoder(name, config, tensors, dtype, trust_remote_code, how).eval()
+        if not is_on_paper:
+            decoder = decoder.to(device)
         keep_latents(decoder)
         self.norm: nn.Module = decoder.norm
         decoder.norm = nn.Identity()
         self._decoder = decoder
-        self.weights = self._packed(kind_for(dtype, device))
+        self.weights = self._packed("plain" if is_on_paper else kind_for(dtype, device))
         self.key_shape, self.value_shape = self._probe(name)
 
     def _packed(self, kind: Kind) -> dict[str, Tensor]:
         """Pack the layer's products as a model's are; its tensors by name, of packed ones the shape alone."""
-        before = {name: one.data for name, one in self._decoder.named_parameters() if name.startswith("layers.")}
+        before = {name: one for name, one in self._decoder.state_dict().items() if name.startswith("layers.")}
         pack_model(self._decoder, kind)
-        left = {name for name, one in self._decoder.named_parameters() if one.numel()}
+        left = {name for name, one in self._decoder.state_dict().items() if one.numel()}
         return {name: one if name in left else one.to("meta") for name, one in before.items()}
 
     def run(self, inputs: Tensor, positions: Tensor, feeds: Sequence[LayerFeed]) -> Tensor:
@@ -174,7 +180,9 @@ class _FeedCache(BlockCache):
         return self._store
 
 
-def _decoder(name: str, config: Any, tensors: Mapping[str, Tensor], dtype: torch.dtype, trust: bool) -> Any:
+def _decoder(
+    name: str, config: Any, tensors: Mapping[str, Tensor], dtype: torch.dtype, trust: bool, how: Mapping[str, str]
+) -> Any:
     """A decoder of the target's class with the layer alone, fed embeddings; its own table has one row."""
     if attention_of(config) != NAME:
         raise _not_run(name, f"the attention of `{config.model_type}` is fixed, or reads keys itself")
@@ -192,6 +200,7 @@ def _decoder(name: str, config: Any, tensors: Mapping[str, Tensor], dtype: torch
         attn_implementation=NAME,
         output_loading_info=True,
         ignore_mismatched_sizes=True,
+        **how,
     )
     wrong = [f"`{key}` is missing" for key in sorted(report["missing_keys"])]
     wrong += [f"`{key}` has another shape" for key, *_ in sorted(report["mismatched_keys"])]

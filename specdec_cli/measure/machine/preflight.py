@@ -19,6 +19,7 @@ from specdec_cli.lm.files.contents import tensor_names
 from specdec_cli.lm.files.generation import Generation, read_generation
 from specdec_cli.lm.heads.head_shapes import check_shapes
 from specdec_cli.lm.heads.head_tensors import head_bytes, read_head_shapes
+from specdec_cli.lm.heads.mtp import kv_bytes_per_token
 from specdec_cli.lm.load import DTYPES, check_target
 from specdec_cli.measure.machine.figures import figure
 from specdec_cli.measure.machine.memory_plan import HeadFacts, Memory, check_rooms, pair_memory, plan_memory
@@ -242,13 +243,21 @@ def _check_head(found: Preflight, head: PublishedDraft, target: ModelFacts) -> N
 
 
 def _look_at_own_modules(found: Preflight, recipe: Recipe, trust_remote_code: bool) -> None:
-    """Say so where the draft is the target's own modules."""
-    assert found.target is not None, "a target that was described"
+    """Sizes of the target's own modules, where these are the draft."""
+    target = found.target
+    assert target is not None, "a target that was described"
     try:
-        modules = own_modules(
-            recipe.draft_fields(), found.target.name, model_settings(recipe.target), trust_remote_code
+        modules = own_modules(recipe.draft_fields(), target.name, model_settings(recipe.target), trust_remote_code)
+        if modules is None:
+            return
+        found.head = f"{modules} of the target's checkpoint"
+        found.head_facts = HeadFacts(
+            dtype=target.dtype,
+            weights_bytes=target.mtp_bytes or 0,
+            kv_bytes_per_token=kv_bytes_per_token(modules, DTYPES[target.dtype]),
+            max_context=target.max_context,
+            embedding_size=target.embedding_size,
         )
-        found.head = found.head if modules is None else f"{modules} of the target's checkpoint"
     except SpecdecError as error:
         found.problems.append(_as_problem(error))
 
