@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from test_engine_prefixes import BEGIN, PROMPTS, decoded
 from tiny_engine import drafter, tiny_engine, tiny_lm, tokens, transformers_greedy
-from tiny_hybrids import HYBRIDS, save_hybrid
+from tiny_hybrids import EXPERTS, HYBRIDS, save_hybrid
 
 from specdec_cli.engine.driver import Driver
 from specdec_cli.engine.outputs import Outputs
@@ -15,7 +15,7 @@ from specdec_cli.lm.transformers_lm import TransformersLM
 from specdec_cli.sampling.params import SamplingParams
 
 DEFAULT = ["mamba2", "qwen3_5_text"]
-REST = [pytest.param(family, marks=pytest.mark.slow) for family in HYBRIDS if family not in DEFAULT]
+REST = [pytest.param(family, marks=pytest.mark.slow) for family in HYBRIDS if family not in {*DEFAULT, *EXPERTS}]
 
 
 @pytest.fixture(scope="module", params=[*DEFAULT, *REST])
