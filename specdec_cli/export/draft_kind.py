@@ -23,6 +23,9 @@ _WHAT = {
     "dspark": "a DSpark draft",
     "pard": "a PARD draft",
     "medusa": "Medusa heads",
+    "universal": "a draft model with another tokenizer",
+    "self-exit": "the target's first layers",
+    "self-int8": "an int8 copy of the target",
 }
 _BY_NAME = (
     ("eagle3", "eagle3"),

@@ -62,21 +62,10 @@ def _assistant(settings: ExportSettings) -> tuple[str, dict[str, str]]:
     if not k:
         return "", {}
     settings.one_k()
-    if draft.method == "ngram":
-        settings.exact_match()
+    if draft.method in ("ngram", "mtp", "self-exit"):
         settings.chains_only()
-        if draft.option("min") not in (None, 1):
-            settings.warn(
-                f"draft.min = {draft.option('min')} is left out: transformers tries n-grams down to one token"
-            )
-        lengths = {"prompt_lookup_num_tokens": str(k)}
-        return "", lengths | {"max_matching_ngram_size": str(draft.option("max"))}
-    if draft.method == "mtp":
-        settings.exact_match()
-        settings.chains_only()
-        settings.warn(f"k = {k} is left out: transformers drafts as many tokens as there are MTP layers")
-        return "", {"use_mtp": "True"}
-    if draft.method != DRAFT_MODEL:
+        return "", _without_model(settings, k)
+    if draft.method not in (DRAFT_MODEL, "universal"):
         settings.no_counterpart()
         return "", {}
     if settings.value("speculation.verify") in ("typical", "synthetic"):
@@ -85,7 +74,26 @@ def _assistant(settings: ExportSettings) -> tuple[str, dict[str, str]]:
     text = _ASSISTANT.format(
         draft=repr(settings.draft_model), loading=_loading(settings, "draft"), k=k, threshold=threshold
     )
-    return text, {"assistant_model": "assistant"}
+    if draft.method != "universal":
+        return text, {"assistant_model": "assistant"}
+    other = f"assistant_tokenizer = AutoTokenizer.from_pretrained({settings.draft_model!r})\n"
+    tokenizers = {"tokenizer": "tokenizer", "assistant_tokenizer": "assistant_tokenizer"}
+    return text + other, {"assistant_model": "assistant"} | tokenizers
+
+
+def _without_model(settings: ExportSettings, k: int) -> dict[str, str]:
+    """Arguments of `generate` for a draft that is no model of its own."""
+    draft = settings.draft
+    if draft.method == "self-exit":
+        settings.warn(f"k = {k} is left out: transformers has a schedule of its own for early exits")
+        return {"assistant_early_exit": str(draft.option("layers"))}
+    settings.exact_match()
+    if draft.method == "mtp":
+        settings.warn(f"k = {k} is left out: transformers drafts as many tokens as there are MTP layers")
+        return {"use_mtp": "True"}
+    if draft.option("min") not in (None, 1):
+        settings.warn(f"draft.min = {draft.option('min')} is left out: transformers tries n-grams down to one token")
+    return {"prompt_lookup_num_tokens": str(k), "max_matching_ngram_size": str(draft.option("max"))}
 
 
 def _loading(settings: ExportSettings, section: str) -> str:

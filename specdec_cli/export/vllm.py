@@ -100,14 +100,18 @@ def _method(settings: ExportSettings) -> dict[str, Any] | None:
     if draft.method == "ngram":
         lengths = {"prompt_lookup_max": draft.option("max"), "prompt_lookup_min": draft.option("min")}
         return {"method": "ngram"} | {name: value for name, value in lengths.items() if value is not None}
-    return {"method": draft.method} if draft.method in ("mtp", "suffix") else None
+    if draft.method == "universal":
+        return {"method": DRAFT_MODEL, "use_heterogeneous_vocab": True}
+    if draft.method == "suffix":
+        return {"method": "suffix", "suffix_decoding_min_token_prob": draft.option("min_prob")}
+    return {"method": "mtp"} if draft.method == "mtp" else None
 
 
 def _parallel(settings: ExportSettings) -> dict[str, Any]:
     """A draft model runs on as many devices as the target; a head may run on one."""
     size = settings.given("draft.tensor_parallel_size")
     target = settings.value("target.tensor_parallel_size")
-    if settings.draft.method in (DRAFT_MODEL, "pard"):
+    if settings.draft.method in (DRAFT_MODEL, "pard", "universal"):
         if size is not None and size != target:
             said = f"vLLM runs a draft model on as many devices as the target, {target}"
             settings.warn(f"draft.tensor_parallel_size = {size} is left out: {said}")
@@ -126,6 +130,9 @@ def _rule(settings: ExportSettings) -> dict[str, Any]:
     if verify == "typical":
         settings.without("speculation.verify", "vLLM has no typical acceptance")
     if not settings.is_sampled or settings.draft.method in ("ngram", "suffix"):
+        return {}
+    if settings.draft.method == "universal":
+        settings.warn("vLLM takes the likeliest token of a draft with another tokenizer, whatever the temperature")
         return {}
     if verify in ("gumbel", "exact-match", "greedy"):
         return {"draft_sample_method": "greedy"}

@@ -8,6 +8,7 @@ import pytest
 import yaml
 from export_recipes import GOLDEN, RECIPES, files_of, resolved
 
+from specdec_cli.drafters import methods, options
 from specdec_cli.errors import UsageError
 from specdec_cli.export import ENGINES, export
 from specdec_cli.export.draft_kind import draft_kind
@@ -138,6 +139,34 @@ def test_drafts_that_no_engine_has_are_left_out_with_a_warning() -> None:
         assert "specul" not in "".join(
             line for line in next(iter(made.files.values())).splitlines() if not line.startswith("#")
         )
+
+
+@pytest.mark.parametrize(
+    ("draft", "engine", "said"),
+    [
+        ({"method": "universal", "model": "c/d"}, "vllm", '"use_heterogeneous_vocab": true'),
+        ({"method": "universal", "model": "c/d"}, "transformers", "assistant_tokenizer=assistant_tokenizer"),
+        ({"method": "self-exit", "layers": 3}, "transformers", "assistant_early_exit=3"),
+        ({"method": "suffix", "min_prob": 0.2}, "vllm", '"suffix_decoding_min_token_prob": 0.2'),
+        ({"method": "mtp"}, "sglang", "--speculative-algorithm NEXTN"),
+        ({"method": "p-eagle", "model": "c/d"}, "vllm", '"parallel_drafting": true'),
+        ({"method": "pard", "model": "c/d"}, "trtllm", "decoding_type: PARD"),
+    ],
+)
+def test_drafts_have_the_names_of_each_engine(draft: dict[str, Any], engine: str, said: str) -> None:
+    made, _ = export(engine, resolved("sampled", draft=draft), "X")
+    assert said in "".join(made.files.values())
+
+
+def test_every_drafting_method_is_exported_or_left_out_by_name() -> None:
+    for method in methods():
+        given: dict[str, Any] = {"model": "c/d"} if "model" in {one.name for one in options(method)} else {}
+        given |= {"layers": 2} if method == "self-exit" else {}
+        fields = {"model": "c/d"} if method == "model" else {"method": method, **given}
+        for engine in SERVERS:
+            made, warnings = export(engine, resolved("sampled", draft=fields), "X")
+            assert made.files
+            assert not any("none like `" in one for one in warnings if method not in ("prediction", "pard2"))
 
 
 @pytest.mark.parametrize(
