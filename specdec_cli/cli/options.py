@@ -42,7 +42,7 @@ WORKLOAD, GATES, SERVER = "Workload", "Gates", "Server"
 
 def draft_methods() -> DraftMethods:
     """The drafting methods and their options, from the drafters' folder."""
-    return DraftMethods(tuple(drafters.methods()), _method_options, drafters.create)
+    return DraftMethods(tuple(drafters.methods()), _method_options, drafters.create, drafters.parse_first)
 
 
 def _method_options(method: str) -> dict[str, Any]:
@@ -278,8 +278,8 @@ def _json_object(flag: str, example: str) -> Callable[[str], dict[str, Any]]:
 _UNITS = {"SECONDS", "MICROSECONDS", "BYTES"}
 _FIELDS = {"recipe", "sets", "json", "output", "force", "quiet", "trust_remote_code", "resume"}
 _DRAFT_HELP = (
-    "The draft: a model's hub id or folder, ngram, ngram:max=4,min=2, self-int8, self-exit:N (N first layers), "
-    "prediction, or none."
+    "The draft: a model's hub id or folder, ngram, suffix, self-int8, self-exit:N (N first layers), prediction, "
+    "none, or two of them such as suffix+MODEL."
 )
 _TRUST_HELP = "Run code that comes with a checkpoint (target, draft or tokenizer)."
 _JSON_HELP = "Print one JSON document on stdout and nothing else."

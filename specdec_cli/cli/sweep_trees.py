@@ -64,7 +64,7 @@ def check_trees(recipe: Recipe, batch_sizes: Sequence[int]) -> None:
     from specdec_cli.measure.predict.starts import check_knowable
 
     speculation, temperature = recipe.speculation, recipe.sampling.temperature
-    check_ranks(recipe, has_ranks="model" in recipe.draft_fields())
+    check_ranks(recipe, has_ranks=recipe.draft.model is not None and recipe.draft.first is None)
     if temperature > 0:
         hint = f"set --temperature 0, or {_MEASURE}"
         raise UsageError(f"trees are predicted at temperature 0, not at `{temperature:g}`", hint)

@@ -18,7 +18,7 @@ from specdec_cli.errors import UsageError, closest
 
 __all__ = [
     *("create", "from_fields", "get", "methods", "model_name", "options"),
-    *("parse_spec", "to_spec", "without_model"),
+    *("parse_first", "parse_spec", "parts", "to_spec", "without_model"),
 ]
 
 _NOT_METHODS = {
@@ -32,6 +32,7 @@ _MEMBERS = (
     *("adopt", "load", "propose", "release", "clear"),
 )
 _HINT = "write a model's name or folder, or one of: "
+_NOT_METHODS.add("either")  # its form is `A+B`
 
 
 def methods() -> dict[str, type[Drafter]]:
@@ -41,7 +42,10 @@ def methods() -> dict[str, type[Drafter]]:
 
 
 def method_of(drafter: Drafter) -> str:
-    """The method's name of a drafter; of one from outside, its module's."""
+    """The method's name of a drafter; of one from outside, its module's. A plus sign joins those of two."""
+    asked = parts(drafter)
+    if len(asked) > 1:
+        return "+".join(map(method_of, asked))
     module = type(drafter).__module__
     return module.removeprefix(f"{__name__}.").replace("_", "-") if module.startswith(f"{__name__}.") else module
 
@@ -106,19 +110,33 @@ def create(method: str, given: Mapping[str, Any]) -> Drafter:
 
 
 def from_fields(fields: Mapping[str, Any]) -> Drafter:
-    """A drafter from `model`, or `method` and its options, as `create` makes it.
+    """A drafter from `model`, or `method` and its options, as `create` makes it; `first` names drafts before it.
 
     Raises:
-        UsageError: as `create`.
+        UsageError: as `create` and `parse_first`.
     """
+    from specdec_cli.drafters.either import Either
+
     given = dict(fields)
-    return create(given.pop("method", "model"), given)
+    first = parse_first(given.pop("first", None))
+    drafter = create(given.pop("method", "model"), given)
+    for one in reversed(first):
+        drafter = Either(from_fields(one), drafter)
+    return drafter
+
+
+def parts(drafter: Drafter) -> list[Drafter]:
+    """The drafts that a drafter asks one after the other; itself if it is one alone."""
+    from specdec_cli.drafters.either import Either
+
+    return [*parts(drafter.first), *parts(drafter.second)] if isinstance(drafter, Either) else [drafter]
 
 
 def parse_spec(spec: str) -> dict[str, Any]:
     """The draft that `--draft SPEC` names: `{"model": ...}`, or `{"method": ...}` with its options.
 
-    What begins with a dot, a slash or a tilde is a folder; the name of an existing one may hold any character.
+    What begins with a dot, a slash or a tilde is a folder; the name of an existing one may hold any character. In `A+B`
+    A becomes `first`.
 
     Raises:
         UsageError: an unknown method or option, or a form that is not built.
@@ -127,9 +145,12 @@ def parse_spec(spec: str) -> dict[str, Any]:
         raise UsageError("the draft is empty", _HINT + ", ".join(without_model()))
     known = [name for name in methods() if name != "model"]
     name, colon, rest = spec.partition(":")
+    is_folder = os.path.exists(os.path.expanduser(spec)) or spec.startswith((".", "/", "~"))
+    if "+" in spec and (name in known or not is_folder):
+        return _parse_pair(spec)
     if name in known:
         return {"method": name, **(_parse_options(name, rest) if colon else {})}
-    if os.path.exists(os.path.expanduser(spec)) or spec.startswith((".", "/", "~")) or name in ("builtin", "shape"):
+    if is_folder or name in ("builtin", "shape"):
         return {"model": spec}
     if _is_unbuilt(spec):
         raise UsageError(
@@ -142,8 +163,40 @@ def parse_spec(spec: str) -> dict[str, Any]:
     return {"model": spec}
 
 
+def parse_first(specs: str | None) -> list[dict[str, Any]]:
+    """The drafts of `first`, joined by plus signs, as mappings.
+
+    Raises:
+        UsageError: one is no draft, or always guesses, so that none after it would be asked.
+    """
+    found = [parse_spec(spec.strip()) for spec in specs.split("+")] if specs is not None else []
+    allowed = [name for name in without_model() if name not in ("none", "prediction") and _has_no_chance(name)]
+    for fields in found:
+        if fields.get("method") not in allowed:
+            said = f"the draft `{to_spec(fields)}` cannot come before another one, which would never be asked"
+            raise UsageError(said, f"before the plus sign stands one of: {', '.join(allowed)}")
+    return found
+
+
+def _has_no_chance(method: str) -> bool:
+    made: Any = get(method)
+    return made.draws is False
+
+
+def _parse_pair(spec: str) -> dict[str, Any]:
+    """The draft `A+B`: B, with A as its `first`."""
+    first, _, rest = spec.partition("+")
+    second = parse_spec(rest.strip())
+    if second.get("method") == "none":
+        raise UsageError(f"the draft `{spec}` names no draft after the plus sign", f"write `{first.strip()}` alone")
+    parse_first(first)
+    return second | {"first": "+".join([first.strip(), *([second["first"]] if "first" in second else [])])}
+
+
 def to_spec(fields: Mapping[str, Any]) -> str:
     """The draft as `--draft` takes it: a model's name, or a method with the options that differ from the defaults."""
+    if fields.get("first") is not None:
+        return f"{fields['first']}+{to_spec({key: fields[key] for key in fields if key != 'first'})}"
     if fields.get("method") is None:
         return str(fields["model"])
     method = fields["method"]
@@ -166,8 +219,8 @@ def model_name(fields: Mapping[str, Any]) -> str | None:
 
 
 def _is_unbuilt(spec: str) -> bool:
-    """Whether a spec is a form of INTERFACE's table that comes later, or a chain; a hub id never has a plus."""
-    return spec.startswith("parallel:") or "+" in spec
+    """Whether a spec is a form of INTERFACE's table that comes later."""
+    return spec.startswith("parallel:")
 
 
 def _lone_option(method: str) -> str | None:

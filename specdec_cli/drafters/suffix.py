@@ -31,7 +31,7 @@ class Drafter(WithoutFeatures):
 
     Args:
         min_prob: a continuation ends before its probability falls below this.
-        min_expected: nothing is guessed where fewer tokens than this are expected to stand.
+        min_expected: nothing is guessed where fewer of the next 8 tokens than this are expected to be right.
         cache: tokens of ended requests' outputs that are kept, the oldest outputs forgotten first; 0 keeps none.
     """
 

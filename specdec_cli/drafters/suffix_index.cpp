@@ -19,6 +19,7 @@ constexpr int kGrams[kNumChains] = {6, 2};  // the longer first
 constexpr int kLongest = 32;                // tokens that are compared
 constexpr int kMostOccurrences = 16;        // of each chain that are looked at
 constexpr double kEscape = 32;              // votes
+constexpr int kHorizon = 8;                 // next tokens of which some are expected to be right
 
 struct Index {
   std::vector<int32_t> text;
@@ -112,24 +113,26 @@ struct Choice {
 
 // The tree of continuations, as far as its likeliest nodes were looked at.
 struct Draft {
-  explicit Draft(const Wanted& wanted) : wanted(wanted), open(Less{&nodes}) {}
+  Draft(const Wanted& wanted, const std::vector<Occurrence>& found)
+      : wanted(wanted), found(found), open(Less{&nodes}) {}
 
-  // Start at the context's end; the first node, or -1.
-  int begin() {
+  // Take the likeliest nodes, as many as are wanted, one after the other.
+  template <typename Take>
+  void grow(Take take) {
     nodes.push_back({0, -1, 0, 0, 1.0, {}});
     for (size_t i = 0; i < found.size(); i++) nodes[0].alive.push_back(static_cast<int>(i));
     expand(0);
-    return next();
+    for (int num = 0; num < wanted.most_nodes && !open.empty(); num++) {
+      int node = open.top();
+      open.pop();
+      take(nodes[node]);
+      expand(node);
+    }
   }
 
-  // The likeliest node that was not taken yet, or -1.
-  int next() {
-    if (open.empty()) return -1;
-    int node = open.top();
-    open.pop();
-    return node;
-  }
+  std::vector<Node> nodes;
 
+ private:
   // Offer a node's children.
   void expand(int at) {
     if (nodes[at].depth == wanted.k) return;
@@ -146,10 +149,6 @@ struct Draft {
     }
   }
 
-  std::vector<Occurrence> found;
-  std::vector<Node> nodes;
-
- private:
   // Fill in `choices`, those with most votes first; the votes of all, the escape's included.
   double vote(int at) {
     const size_t depth = nodes[at].depth;
@@ -182,6 +181,7 @@ struct Draft {
   };
 
   const Wanted& wanted;
+  const std::vector<Occurrence>& found;
   std::priority_queue<int, std::vector<int>, Less> open;
   std::vector<Choice> choices;
   std::vector<int32_t> path;
@@ -219,23 +219,26 @@ void suffix_drop(Index* index, int64_t num) {
 }
 
 // Nodes that follow the end of `own`, as it went on there before in it and in `others` (or null), the likeliest first:
-// their tokens and parents; how many.
+// their tokens and parents; how many. None where too few of the next tokens are expected to be right, whatever is wanted.
 int64_t suffix_propose(const Index* own, const Index* others, const Wanted* wanted, int32_t* tokens, int32_t* parents) {
-  Draft draft(*wanted);
-  find(*own, *own, draft.found);
-  if (others != nullptr) find(*own, *others, draft.found);
-  if (draft.found.empty()) return 0;
-  double expected = 0;
-  int64_t num = 0;
-  for (int node = draft.begin(); node >= 0 && num < wanted->most_nodes; num++) {
-    expected += draft.nodes[node].probability;
-    draft.nodes[node].number = static_cast<int32_t>(num);
-    tokens[num] = draft.nodes[node].token;
-    parents[num] = draft.nodes[draft.nodes[node].parent].number;
-    draft.expand(node);
-    node = draft.next();
+  std::vector<Occurrence> found;
+  find(*own, *own, found);
+  if (others != nullptr) find(*own, *others, found);
+  if (found.empty()) return 0;
+  if (wanted->min_expected > 0) {
+    Wanted chain{kHorizon, kHorizon, wanted->num_tokens, 1, nullptr, wanted->min_probability, 0};
+    double expected = 0;
+    Draft(chain, found).grow([&](const Node& node) { expected += node.probability; });
+    if (expected < wanted->min_expected) return 0;
   }
-  return expected < wanted->min_expected ? 0 : num;
+  int64_t num = 0;
+  Draft draft(*wanted, found);
+  draft.grow([&](Node& node) {
+    tokens[num] = node.token;
+    parents[num] = draft.nodes[node.parent].number;
+    node.number = static_cast<int32_t>(num++);
+  });
+  return num;
 }
 
 }  // extern "C"

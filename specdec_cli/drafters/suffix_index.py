@@ -47,7 +47,8 @@ class Wish:
         shape: of its tree; None wants a chain.
         num_tokens: V; a token from there on ends a continuation.
         min_prob: a continuation ends before its probability falls below this.
-        min_expected: nothing is guessed where the probabilities of all its tokens, added up, are less than this.
+        min_expected: nothing is guessed where the probabilities of the likeliest 8 tokens, one after another, add up to
+            less than this.
     """
 
     k: int

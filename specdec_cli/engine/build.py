@@ -249,7 +249,7 @@ def _named(fields: Mapping[str, Any], target: str, settings: LoadSettings) -> di
     """The draft by its method: a folder that holds a draft head names the head's. The target has what it needs."""
     own_modules(fields, target, settings.target, settings.trust_remote_code)
     config = published_draft(fields, settings.draft, target, settings.target)
-    return dict(fields) if config is None else published_fields(config)
+    return dict(fields) if config is None else published_fields(config, fields.get("first"))
 
 
 def _load(

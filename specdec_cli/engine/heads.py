@@ -66,6 +66,7 @@ def _differs(key: str, draft: ModelSettings) -> bool:
     return bool(getattr(draft, key) != getattr(ModelSettings(), key))
 
 
-def published_fields(found: PublishedDraft) -> dict[str, Any]:
-    """A published draft as drafters take it."""
-    return {"method": found.method, "model": found.name, **found.options()}
+def published_fields(found: PublishedDraft, first: str | None = None) -> dict[str, Any]:
+    """A published draft as drafters take it; `first` is asked before it."""
+    before = {} if first is None else {"first": first}
+    return {"method": found.method, "model": found.name, **found.options(), **before}

@@ -61,7 +61,7 @@ class ExportSettings:
         for section in _SECTIONS:
             for key in type(getattr(self.recipe, section)).model_fields:
                 path = f"{section}.{key}"
-                if path not in self._read and (section != "draft" or key in MODEL_KEYS):
+                if path not in self._read and (section != "draft" or key in (*MODEL_KEYS, "first")):
                     self.without(path, f"{self.engine} has no such setting, or specdec does not know it")
         for name in self.draft.unread:
             value = self.draft.options[name]

@@ -20,11 +20,13 @@ class DraftMethods:
         names: every method.
         options: a method's options with their defaults (a default of `...` must be given).
         check: refuses wrong options of a method with a UsageError.
+        check_first: refuses what cannot be a draft's `first` with a UsageError.
     """
 
     names: Sequence[str]
     options: Callable[[str], Mapping[str, Any]]
     check: Callable[[str, Mapping[str, Any]], object]
+    check_first: Callable[[str], object]
 
 
 def fill_draft(tree: Tree, built_in: bool, methods: DraftMethods | None) -> None:
@@ -61,7 +63,7 @@ def draft_problems(draft: Draft, tree: Tree, methods: DraftMethods | None) -> li
     if isinstance(options, Problem):
         return [options]
     loads = draft.method is None or "model" in options
-    known = [*(MODEL_KEYS if loads else ()), *options, "model", "method"]
+    known = [*(MODEL_KEYS if loads else ()), *options, "model", "method", "first"]
     if draft.model is not None and not loads and methods is not None:
         said = f"cannot go with a draft model, here `{draft.model}`"
         return [tree.problem(("draft", "method"), said, "give one of them")]
@@ -98,7 +100,14 @@ def _strange_key(key: str, draft: Draft, tree: Tree, known: Sequence[str]) -> Pr
 def _refused_options(
     draft: Draft, options: Mapping[str, Any], tree: Tree, methods: DraftMethods | None
 ) -> list[Problem]:
-    if methods is None or draft.method is None:
+    if methods is None:
+        return []
+    try:
+        if draft.first is not None:
+            methods.check_first(draft.first)
+    except UsageError as error:
+        return [problem_at(tree.origin(("draft", "first")), error.message, error.hint)]
+    if draft.method is None:
         return []
     given = draft.options | ({"model": draft.model} if draft.model is not None else {})
     try:

@@ -247,6 +247,8 @@ class Draft(Section):
     """Where the draft runs: auto, cpu, cuda or cuda:N."""
     tensor_parallel_size: TensorParallelSize = 1
     """Devices for the draft. More than 1 is for `specdec export`: specdec itself runs a model on one device."""
+    first: str | None = Field(None, min_length=1)
+    """Draft without a model that is asked first, such as suffix; this one drafts where it has nothing."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -517,13 +519,13 @@ class Recipe(Section):
 
     def draft_fields(self) -> dict[str, Any]:
         """The draft as drafters take it: `model`, or `method`, and the method's options."""
-        named = {"model": self.draft.model, "method": self.draft.method}
+        named = {"model": self.draft.model, "method": self.draft.method, "first": self.draft.first}
         return {key: value for key, value in named.items() if value is not None} | self.draft.options
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON form: every key with its value; what has no meaning for this draft and policy is left out."""
         document: dict[str, Any] = self.model_dump(mode="json")
-        unused = ["method"] if self.draft.method is None else []
+        unused = [key for key in ("method", "first") if getattr(self.draft, key) is None]
         unused += [] if self.draft.model is not None else ["model", *MODEL_KEYS]
         document["draft"] = {key: value for key, value in document["draft"].items() if key not in unused}
         table = self.speculation.k_by_batch

@@ -167,6 +167,7 @@ def _pair_rows(pair: Preflight) -> list[tuple[str, str, str]]:
     columns = [_facts_column(one) for one in facts.values()]
     if pair.draft is None and pair.draft_method != "model":
         columns[1]["name"] = f"method {pair.draft_method}"
+    columns[1] |= {"method": pair.draft_method} if "+" in pair.draft_method else {}
     if pair.head is not None:
         columns[1]["draft head"] = pair.head
     if pair.self_draft is not None:

@@ -60,7 +60,6 @@ def test_an_existing_folder_may_have_any_name(tmp_path: Path, monkeypatch: pytes
     ("self-exit:0", "`layers` must be at least 1"),
     ("self-exit:-1", "`layers` must be at least 1"),
     ("parallel:some/dir", "not available"),
-    ("ngram+gpt2", "not available"),
     ("ngram:max", "not an option"),
     ("ngram:", "not an option"),
     ("ngram:max=", "not an option"),

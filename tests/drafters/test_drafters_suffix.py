@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from specdec_cli.errors import RunError, UsageError
 from specdec_cli.sampling.params import SamplingParams
 from specdec_cli.tree_shape import TreeShape
 
-LONGEST, ESCAPE, LONGER, SHORTER, MOST = 32, 32, 6, 2, 16
+LONGEST, ESCAPE, LONGER, SHORTER, MOST, HORIZON = 32, 32, 6, 2, 16, 8
 NUM_TOKENS = 50
 
 
@@ -54,8 +55,14 @@ class SlowIndex:
         texts = [self, *([] if others is None else [others])]
         alive = [(one, *found) for one in texts for found in one.occurrences(self.text)]
         alive = [one for one in alive if one[0] is not self or one[2] < len(self.text)]
+        chain = replace(wish, k=HORIZON, most_nodes=HORIZON, shape=None)
+        is_expected = sum(self.grown(chain, alive)[2]) >= wish.min_expected
+        return Drafted(*self.grown(wish, alive)[:2]) if is_expected else Drafted()
+
+    def grown(self, wish: Wish, alive: list[Any]) -> tuple[tuple[int, ...], list[int], list[float]]:
+        """Tokens, parents and probabilities of nodes."""
         open_nodes = self.children((), 1.0, alive, wish, CONTEXT_END)
-        tokens, parents, places, expected = [], [], [], 0.0
+        tokens, parents, probabilities = [], [], []
         while open_nodes and len(tokens) < wish.most_nodes:
             best = max(open_nodes, key=lambda node: node[0])
             open_nodes.remove(best)
@@ -63,11 +70,10 @@ class SlowIndex:
             number = len(tokens)
             tokens.append(path[-1])
             parents.append(parent)
-            places.append(place)
-            expected += probability
+            probabilities.append(probability)
             if len(path) < wish.k:
                 open_nodes += self.children(path, probability, its, wish, place, number)
-        return Drafted() if expected < wish.min_expected else Drafted(tuple(tokens), parents)
+        return tuple(tokens), parents, probabilities
 
     def children(
         self, path: tuple[int, ...], before: float, alive: list[Any], wish: Wish, place: int, number: int = CONTEXT_END
@@ -196,7 +202,7 @@ def test_options_end_a_guess() -> None:
     text = [1, 2, 30, 9, 1, 2, 31, 9, 1, 2]
     assert guess(load(), 0, text, 2)
     assert guess(load(min_prob=0.6), 0, text, 2) == ()
-    assert guess(load(min_expected=1.5), 0, text, 2) == ()
+    assert guess(load(min_expected=4), 0, text, 2) == ()
     assert guess(load(min_expected=1.5), 0, [*TEXT, 1, *TEXT[:6]], 2) == (17, 18, 1, 11)
 
 

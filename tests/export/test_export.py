@@ -84,6 +84,7 @@ SETTINGS: dict[str, Any] = {
     "serve.tool_call_parser": "hermes",
     "serve.api_key_env": "KEYS",
     "serve.max_waiting": 3,
+    "draft.first": "suffix",
 }
 
 

@@ -25,7 +25,12 @@ def check(method: str, given: Any) -> None:
         raise UsageError("`max` of `ngram` must be a whole number")
 
 
-METHODS = DraftMethods(tuple(OPTIONS), options, check)
+def check_first(spec: str) -> None:
+    if spec != "ngram":
+        raise UsageError(f"the draft `{spec}` cannot come before another one")
+
+
+METHODS = DraftMethods(tuple(OPTIONS), options, check, check_first)
 
 
 @pytest.fixture
@@ -209,6 +214,14 @@ class TestDraft:
         assert run(recipe("draft:\n")).origins["draft.method"] == "recipe r.yaml:1"
         assert run(sets=["draft=null"]).recipe.draft_fields() == {"method": "none"}
         assert "has no meaning" in messages(recipe("draft: null\n"), environment={"SPECDEC_DRAFT_DEVICE": "cpu"})[0]
+
+    def test_a_draft_before_it(self, recipe) -> None:
+        name = recipe("draft: {model: y, first: ngram, device: cpu}\n")
+        assert run(name).recipe.draft_fields() == {"model": "y", "first": "ngram"}
+        assert run(name, flags={"draft": ({"model": "x"}, "--draft")}).recipe.draft_fields() == {"model": "x"}
+        assert "first" not in run(recipe("draft: {model: y}\n")).recipe.as_dict()["draft"]
+        [said] = messages(recipe("draft: {model: y, first: z}\n"))
+        assert said.startswith("r.yaml:1:26: the draft `z` cannot come before another one")
 
     def test_a_draft_named_anew_drops_the_old_method(self, recipe) -> None:
         name = recipe("draft: {method: ngram, max: 6}\n")

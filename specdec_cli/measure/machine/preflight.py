@@ -75,7 +75,7 @@ class Preflight:
     Args:
         target: None where it could not be described.
         draft: None where it could not be described, or is no model.
-        draft_method: the method's name, `model` for a draft model.
+        draft_method: the method's name, `model` for a draft model; behind a plus sign where another is asked first.
         taps: the target's hidden states that the draft reads.
         head: what the draft is where it was published as one, in words.
         self_draft: what the draft is where it is made of the target.
@@ -168,6 +168,8 @@ def preflight(recipe: Recipe, machine: Machine, *, trust_remote_code: bool = Fal
         target, draft = found.target, found.draft
         is_whole = found.one_pass
         found.outlook = figure("the outlook", lambda: outlook(target, draft, recipe, one_pass=is_whole), missing)
+    if recipe.draft.first is not None:
+        found.draft_method = f"{recipe.draft.first}+{found.draft_method}"
     found.problems += [Finding("warning", sentence) for sentence in missing]
     found.problems.sort(key=lambda problem: problem.severity)
     return found
@@ -212,7 +214,8 @@ def _read_draft(found: Preflight, recipe: Recipe) -> PublishedDraft | None:
         assert target.model is not None, "a recipe has a target"
         config = published_draft(fields, model_settings(recipe.draft), target.model, model_settings(target), False)
         if config is not None:
-            fields, found.head, found.draft_method = published_fields(config), str(config), config.method
+            fields = published_fields(config, recipe.draft.first)
+            found.head, found.draft_method = str(config), config.method
         made = drafters.from_fields(fields)
         found.taps, found.one_pass = tuple(dict.fromkeys(made.taps)), made.one_pass
         found.self_draft = next(iter(made.self_drafts), None)

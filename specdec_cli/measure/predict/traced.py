@@ -73,10 +73,11 @@ class Traced:
 def draft_name(recipe: Recipe) -> str:
     """The name of a draft in a trace: its model, or its method with its options."""
     fields = recipe.draft_fields()
+    first = f"{fields.pop('first')}+" if "first" in fields else ""
     if "model" in fields:
-        return str(fields["model"])
+        return f"{first}{fields['model']}"
     options = ",".join(f"{key}={value}" for key, value in sorted(fields.items()) if key != "method")
-    return f"{fields['method']}:{options}" if options else str(fields["method"])
+    return f"{first}{fields['method']}:{options}" if options else f"{first}{fields['method']}"
 
 
 def obtain_trace(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from specdec_cli.drafted import Drafted
+from specdec_cli.drafters import method_of
 from specdec_cli.drafters.contract import DraftRow, ScoresPaths
 from specdec_cli.engine.driver import Driver
 from specdec_cli.errors import UsageError
@@ -250,9 +251,10 @@ class _ForcedPass:
 def _trace_guesses(trace: Trace, drafter: Drafter, k_max: int, watch: Watch, target: LM | None) -> GuessTrace:
     """Ask a draft without chance at every start, in the text's order, so that its state grows as in decoding.
 
-    One that reads hidden states is asked once for all k: it drafts token after token, and fewer are the first of more.
+    One with a model in it is asked once for all k: it drafts token after token, and fewer are the first of more.
     """
-    asked = (k_max,) if drafter.taps else range(1, k_max + 1)
+    is_asked_once = bool(drafter.taps) or drafter.draws
+    asked = (k_max,) if is_asked_once else range(1, k_max + 1)
     num_guessed = np.zeros((trace.num_output_tokens, k_max), dtype=np.int16)
     num_matching = np.zeros_like(num_guessed)
     first = 0
@@ -278,7 +280,7 @@ def _trace_guesses(trace: Trace, drafter: Drafter, k_max: int, watch: Watch, tar
                 for row.k in asked:
                     tokens = _ask(drafter, row)
                     matching = _num_matching(tokens, prompt.output[start:])
-                    for k in [row.k] if states is None else range(1, k_max + 1):
+                    for k in range(1, k_max + 1) if is_asked_once else [row.k]:
                         num_guessed[first + start, k - 1] = min(k, len(tokens))
                         num_matching[first + start, k - 1] = min(k, matching)
         finally:
@@ -292,7 +294,7 @@ def _ask(drafter: Drafter, row: DraftRow) -> Sequence[int]:
     guesses = drafter.propose([row])[0].read()
     if guesses.q is not None:
         raise UsageError(
-            f"the draft `{type(drafter).__module__.rpartition('.')[2]}` samples and is not a language model",
+            f"the draft `{method_of(drafter)}` samples and is not a language model",
             "a trace cannot tell its acceptance: measure every k (--exhaustive)",
         )
     return guesses.drafted.tokens

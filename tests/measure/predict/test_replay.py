@@ -12,7 +12,7 @@ from typed import not_none, stand_in
 from universal_engine import reciter, universal_engine
 
 from specdec_cli.drafted import Drafted
-from specdec_cli.drafters import create
+from specdec_cli.drafters import create, from_fields, parse_spec
 from specdec_cli.drafters.contract import Guesses, Resources, WithoutModel
 from specdec_cli.engine.decoding import Request
 from specdec_cli.engine.engine import Engine
@@ -111,18 +111,28 @@ def test_rules_without_chance_are_replayed_to_the_last_count(verify: str, max_co
         assert_equal_counts(one, count(engine, requests, one.k, verify))
 
 
-@pytest.mark.parametrize(("method", "temperature"), [("ngram", 0.0), ("ngram", 0.8), ("none", 0.0)])
-def test_a_guessing_draft_is_replayed_with_its_state(method: str, temperature: float) -> None:
-    target, _ = table_pair()
-    drafter = create(method, {"min": 1} if method == "ngram" else {})
-    drafter.load(Resources(lambda name: target, None, V))
+@pytest.mark.parametrize(
+    ("spec", "temperature"),
+    [
+        ("ngram:min=1", 0.0),
+        ("ngram:min=1", 0.8),
+        ("suffix:min_expected=0.3", 0.0),
+        ("suffix:min_prob=0.02,min_expected=0", 0.8),
+        ("suffix:min_expected=0.5+draft", 0.0),
+        ("none", 0.0),
+    ],
+)
+def test_a_guessing_draft_is_replayed_with_its_state(spec: str, temperature: float) -> None:
+    target, draft = table_pair()
+    drafter = from_fields(parse_spec(spec))
+    drafter.load(Resources(lambda name: draft, None, V))
     engine = engine_of(target, drafter)
     requests = requests_of(30, SamplingParams(max_new_tokens=30, temperature=temperature))
     trace = trace_target(engine, requests)
     trace.drafts["draft"] = trace_draft(trace, drafter, 5)
     for one in replay(trace, "draft", "auto" if temperature == 0 else "gumbel", 5):
         counts = count(engine, requests, one.k, "gumbel")
-        if method == "none":
+        if spec == "none":
             assert one.as_dict()["acceptance_length"] is None
         assert_equal_counts(one, counts)
 
