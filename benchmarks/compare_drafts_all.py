@@ -1,0 +1,237 @@
+"""Which draft for which text? Every draft that needs no training, on prose, on edits and on questions asked again.
+
+    python benchmarks/compare_drafts_all.py [--drafts SPEC,SPEC --prompts N --tokens N --short --name NAME]
+
+Kept as results/NAME.json. The target is the built-in one; its own draft and the others of `DRAFTS` are loaded beside it.
+
+- prose: the built-in stories; also with the adaptive depth, and with the speed-up that a trace predicts (greedy)
+- edits: a text of the prompt is written again. The built-in target is too small to copy by itself, so a regular
+  expression holds it to the text and leaves it the names to choose
+- asked again: the stories' prompts a second time, with prefix caching; `suffix` keeps the outputs of the first
+
+Every prompt is decoded plain and by every arm, once in one order and once in the other (A B B A), greedy and at
+temperature 1. Greedy texts must be equal. Speed-ups are medians over prompts of plain seconds per token over an
+arm's, with bootstrap 95 % intervals. `suffix lookup` is the time of a guess among a million cached tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from time import thread_time
+from typing import Any
+
+import numpy as np
+import record
+
+import specdec_cli
+from specdec_cli.drafters.suffix_index import SuffixIndex, Wish
+from specdec_cli.engine.build import load_engines
+from specdec_cli.engine.driver import Driver
+from specdec_cli.engine.engine import Engine
+from specdec_cli.engine.loading import LoadSettings, ModelSettings
+from specdec_cli.engine.options import EngineOptions
+from specdec_cli.engine.outputs import Output, Outputs
+from specdec_cli.measure.notebook import TracingEngine
+from specdec_cli.measure.stats import bootstrap_median
+from specdec_cli.sampling.grammar import Grammar, compile_grammar
+from specdec_cli.sampling.params import SamplingParams
+
+PROMPTS = Path(specdec_cli.__file__).parent / "measure" / "workload" / "prompts" / "stories.jsonl"
+PLAIN = "none"
+DRAFTS = {
+    "builtin:draft": 5,
+    "ngram": 8,
+    "suffix": 16,
+    "ngram+builtin:draft": 5,
+    "suffix+builtin:draft": 8,
+    "self-int8": 4,
+    "self-exit:2": 4,
+}
+"""Drafts and their k."""
+TEXTS = (
+    "{0} put the red ball into the old box. Then {0} ran down the hill to the pond and looked for {1}. The pond was "
+    "deep and cold, and a big duck sat on a stone. {1} waved from the other side and called to {0}.",
+    "The dog saw {0} at the gate and barked. {0} gave the dog a bone and sat down on the grass. Soon {1} came with a "
+    "basket of bread, and the three of them ate it all. {1} said that it was the best bread in the town.",
+    "One day {0} found a key under a tree. {1} said that the key was for the little door in the wall. {0} and {1} went "
+    "to the wall and opened the door. Behind it was a garden with a swing, and {0} wanted to try it at once.",
+    "{1} was afraid of the dark, so {0} lit a small lamp. The lamp made a warm round spot on the floor. {1} sat in the "
+    "spot and {0} read a long book about a bear. When the bear fell asleep, {1} fell asleep as well.",
+)
+NAMES = ("Lily", "Tom", "Mia", "Ben", "Sue", "Max", "Anna", "Sam")
+
+
+@dataclass(frozen=True)
+class Task:
+    """A prompt, and what its output must match."""
+
+    prompt: str
+    grammar: Grammar | None = None
+
+
+def prose(num: int) -> list[Task]:
+    """Beginnings of stories."""
+    return [Task(json.loads(line)["prompt"]) for line in PROMPTS.read_text(encoding="utf-8").splitlines()[:num]]
+
+
+def edits(num: int, engine: Engine) -> list[Task]:
+    """Texts to be written again with names of the target's choice."""
+    assert engine.tokenizer is not None, "the built-in target has a tokenizer"
+    found, chance = [], random.Random(1)
+    for i in range(num):
+        text, (first, second) = TEXTS[i % len(TEXTS)], chance.sample(NAMES, 2)
+        names = f"(?:{'|'.join(NAMES)})"
+        expression = re.escape(text).replace(re.escape("{0}"), names).replace(re.escape("{1}"), names)
+        prompt = f"{text.format(first, second)}\n\nThe same with other names:\n"
+        found.append(Task(prompt, compile_grammar("regex", expression.replace("\\ ", " "), engine.tokenizer)))
+    return found
+
+
+def decode(engine: Engine, task: Task, params: SamplingParams) -> Output:
+    """A task's output."""
+    outputs = Outputs()
+    with Driver(engine) as driver:
+        outputs.add(driver, engine.encode(task.prompt), task.prompt, params, grammar=task.grammar)
+        for events in driver.steps():
+            for event in events:
+                outputs.observe(event)
+    return outputs.finished()[0]
+
+
+def compare(engines: dict[str, Engine], tasks: list[Task], params: SamplingParams, again: bool) -> dict[str, Any]:
+    """Every arm beside the others.
+
+    Args:
+        engines: by arm.
+        tasks: of one kind.
+        params: how all are sampled.
+        again: whether every arm decodes the tasks once before, and keeps what it learned.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in engines}
+    counts: dict[str, list[Any]] = {name: [] for name in engines}
+    for engine in engines.values():
+        engine.drafters.clear()
+        for task in tasks if again else ():
+            decode(engine, task, params)
+    for task in tasks:
+        each: dict[str, list[float]] = {name: [] for name in engines}
+        texts = {}
+        for name in (*engines, *reversed(engines)):
+            if not again:
+                engines[name].drafters.clear()
+            output = decode(engines[name], task, params)
+            assert output.timing.decode_s is not None, "an output has several tokens"
+            each[name].append(output.timing.decode_s / max(len(output.token_ids) - 1, 1))
+            texts[name] = output.token_ids
+            counts[name].append(output.speculative)
+        if params.temperature == 0:
+            assert all(text == texts[PLAIN] for text in texts.values()), "greedy texts are equal"
+        for name, values in each.items():
+            seconds[name].append(float(np.mean(values)))
+    return {name: figures(seconds[PLAIN], seconds[name], counts[name]) for name in engines if name != PLAIN}
+
+
+def figures(plain: list[float], seconds: list[float], counts: list[Any]) -> dict[str, Any]:
+    """An arm's speed-up and acceptance."""
+    ratios = np.array(plain) / np.array(seconds)
+    interval = bootstrap_median(ratios).ci95
+    steps, accepted = (sum(getattr(one, key) for one in counts) for key in ("num_drafts", "num_accepted_tokens"))
+    return {
+        "speed-up": {"median": round(median(ratios), 3), "ci95": interval and [round(end, 3) for end in interval]},
+        "acceptance length": round(1 + accepted / steps, 3) if steps else None,
+        "tokens/s": round(1 / median(seconds), 1),
+    }
+
+
+def predicted(engine: Engine, tasks: list[Task], params: SamplingParams, k: int) -> float | None:
+    """The speed-up that a trace predicts for a draft."""
+    assert isinstance(engine, TracingEngine), "the engines are loaded as such"
+    row = engine.trace([task.prompt for task in tasks], params).predict(k=[k])[0]
+    return None if row["speedup"] is None else round(float(row["speedup"]), 3)
+
+
+def suffix_lookup(num_cached: int, num_looked_up: int = 2_000) -> dict[str, float]:
+    """Seconds of the thread for guesses of 8 tokens among so many cached ones, and for a token to be taken in."""
+    chance = random.Random(1)
+    phrases = [[chance.randrange(50_000) for _ in range(chance.randrange(4, 40))] for _ in range(num_cached // 200)]
+    cached = [token for _ in range(num_cached // 22) for token in chance.choice(phrases)][:num_cached]
+    others = SuffixIndex()
+    begin = thread_time()
+    others.extend(cached)
+    took = {"cached tokens": len(cached), "µs a token": round((thread_time() - begin) / len(cached) * 1e6, 3)}
+    wish, times = Wish(8, 8, None, 50_000, 0.1, 1.0), []
+    for _ in range(num_looked_up):
+        own, place = SuffixIndex(), chance.randrange(len(cached) - 40)
+        own.extend(cached[place : place + 20])
+        begin = thread_time()
+        own.propose(wish, others)
+        times.append((thread_time() - begin) * 1e6)
+    times.sort()
+    shares = {"median": 0.5, "p90": 0.9, "p99": 0.99}
+    return took | {f"µs a guess, {name}": round(times[int(share * len(times))], 1) for name, share in shares.items()}
+
+
+def arms(names: list[str], **wishes: Any) -> dict[str, Engine]:
+    """An engine for plain decoding and one for each draft, around one target."""
+    settings = LoadSettings(draft=ModelSettings())
+    quantized = [ModelSettings(quantize="int8") if "builtin:" in name else ModelSettings() for name in names]
+    options = EngineOptions(max_num_seqs=1, num_speculative_tokens=max(DRAFTS.values()), **wishes)
+    loaded = load_engines(
+        TracingEngine, "builtin:target", [None, *names], options=options, settings=settings,
+        draft_models=[ModelSettings(), *quantized],
+    )  # fmt: skip
+    return dict(zip([PLAIN, *names], loaded, strict=True))
+
+
+def at(engines: dict[str, Engine], **wishes: Any) -> dict[str, Engine]:
+    """The same drafts, each at its own k, with other options."""
+    found = {}
+    for name, one in engines.items():
+        options = EngineOptions(max_num_seqs=1, num_speculative_tokens=DRAFTS.get(name, 5 * (name != PLAIN)), **wishes)
+        found[name] = TracingEngine(one.target, one.drafter, one.tokenizer, options, one.eos_token_ids)
+    return found
+
+
+def main() -> None:
+    """Measure every set greedy and at temperature 1, and keep the result."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--drafts", default=",".join(DRAFTS), help="separated by commas")
+    parser.add_argument("--prompts", type=int, default=12)
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--short", action="store_true", help="four prompts of 48 tokens, and no predictions")
+    parser.add_argument("--name", default="compare_drafts_all", help="of the result's file")
+    options = parser.parse_args()
+    num, tokens = (4, 48) if options.short else (options.prompts, options.tokens)
+    before = record.machine()
+    results: dict[str, Any] = {"prompts": num, "tokens": tokens, "suffix lookup": suffix_lookup(1_000_000)}
+    loaded = arms(options.drafts.split(","))
+    fixed, adaptive = at(loaded), at(loaded, depth_policy="adaptive")
+    sharing = at(loaded, prefix_caching=True)
+    sets = {
+        "prose": (fixed, prose(num), False),
+        "prose, adaptive": (adaptive, prose(num), False),
+        "edits": (fixed, edits(num, loaded[PLAIN]), False),
+        "asked again": (sharing, prose(num), True),
+    }
+    for engine in (*fixed.values(), *adaptive.values()):
+        decode(engine, prose(1)[0], SamplingParams(max_new_tokens=8))  # what only a first call does, for all alike
+    for words, temperature in (("greedy", 0.0), ("temperature 1", 1.0)):
+        params = SamplingParams(max_new_tokens=tokens, temperature=temperature)
+        for name, (engines, tasks, again) in sets.items():
+            found = compare(engines, tasks, params, again)
+            if name == "prose" and temperature == 0 and not options.short:
+                for draft, row in found.items():
+                    row["predicted"] = predicted(fixed[draft], tasks, params, DRAFTS.get(draft, 5))
+            results.setdefault(words, {})[name] = found
+            print(words, name, json.dumps(found, indent=1), flush=True)
+    print(record.save(options.name, before, results))
+
+
+if __name__ == "__main__":
+    main()
