@@ -2,7 +2,7 @@
 
     python benchmarks/compare_drafts_all.py [--drafts SPEC,SPEC --prompts N --tokens N --short --name NAME]
 
-Kept as results/NAME.json. The target is the built-in one; its own draft and the others of `DRAFTS` are loaded beside it.
+Kept as results/NAME.json. The target is the built-in one; all drafts of `DRAFTS` are loaded beside it.
 
 - prose: the built-in stories; also with the adaptive depth, and with the speed-up that a trace predicts (greedy)
 - edits: a text of the prompt is written again. The built-in target is too small to copy by itself, so a regular
@@ -191,7 +191,7 @@ def arms(names: list[str], **wishes: Any) -> dict[str, Engine]:
 
 def at(engines: dict[str, Engine], **wishes: Any) -> dict[str, Engine]:
     """The same drafts, each at its own k, with other options."""
-    found = {}
+    found: dict[str, Engine] = {}
     for name, one in engines.items():
         options = EngineOptions(max_num_seqs=1, num_speculative_tokens=DRAFTS.get(name, 5 * (name != PLAIN)), **wishes)
         found[name] = TracingEngine(one.target, one.drafter, one.tokenizer, options, one.eos_token_ids)

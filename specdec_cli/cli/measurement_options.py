@@ -275,9 +275,10 @@ def check_fixed_depth(speculation: Speculation) -> None:
     """Refuse what picks k by itself where the command measures one k after another.
 
     Raises:
-        UsageError: the adaptive policy, or a table of k by batch size.
+        UsageError: a policy that changes k, or a table of k by batch size.
     """
-    if speculation.depth_policy == "adaptive":
-        raise UsageError("depth_policy `adaptive` picks its own k, and every k is measured here", "use `fixed`")
+    if speculation.depth_policy in ("adaptive", "heuristic"):
+        said = f"depth_policy `{speculation.depth_policy}` picks its own k, and every k is measured here"
+        raise UsageError(said, "use `fixed`")
     if speculation.k_by_batch is not None:
         raise UsageError("k_by_batch picks k by the batch size, and every k is measured here", "leave k_by_batch out")

@@ -328,7 +328,9 @@ OPTIONS: tuple[Option, ...] = (
         metavar="K",
         default="4; 5 for the built-in pair",
     ),
-    Option("speculation.depth_policy", str, ("--depth-policy",), SPECULATION, metavar="fixed|confidence|adaptive"),
+    Option(
+        "speculation.depth_policy", str, ("--depth-policy",), SPECULATION, metavar="fixed|confidence|adaptive|heuristic"
+    ),
     Option("speculation.p_min", float, ("--p-min",), SPECULATION),
     Option("speculation.tree", str, ("--tree",), SPECULATION, metavar="4,2,1|dynamic:N"),
     Option("speculation.verify", str, ("--verify",), SPECULATION, metavar="MODE"),

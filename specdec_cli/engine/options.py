@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from specdec_cli.engine.depth.adaptive import Adaptive
-from specdec_cli.engine.depth.depth import POLICIES, DepthPolicy, Fixed, KByBatch
+from specdec_cli.engine.depth.depth import CHANGING, POLICIES, DepthPolicy, Fixed, KByBatch
+from specdec_cli.engine.depth.heuristic import Heuristic
 from specdec_cli.engine.verify import AUTO, RULES
 from specdec_cli.errors import UsageError
 from specdec_cli.tree_shape import TreeShape
@@ -23,7 +24,8 @@ class EngineOptions:
             synthetic (lossy).
         synthetic_acceptance_rates: for verify `synthetic`, the probability that the first i drafted tokens of a step
             are all accepted, for i = 1…k.
-        depth_policy: fixed and confidence draft k tokens (see p_min); adaptive chooses the depth by measured cost.
+        depth_policy: fixed and confidence draft k tokens (see p_min); adaptive chooses the depth by measured cost;
+            heuristic drafts two tokens more after a fully accepted draft and one less after any other.
         tree: shape of the drafted tree, for example 4,2,1 (children per depth) or dynamic:32 (the most likely nodes); k
             limits its depth. None drafts chains. A request may set its own.
         p_min: stop drafting at a position whose largest draft probability is below this.
@@ -88,7 +90,7 @@ class EngineOptions:
             k: most tokens drafted one after another; None takes this engine's.
 
         Raises:
-            UsageError: no shape, one deeper than k, or one beside the adaptive depth policy.
+            UsageError: no shape, one deeper than k, or one beside a depth policy that changes k.
         """
         if tree is None:
             return None
@@ -99,9 +101,9 @@ class EngineOptions:
                 f"the tree `{tree}` is `{shape.depth}` deep, and num_speculative_tokens is `{k}`",
                 f"set num_speculative_tokens to {shape.depth} (-k), or shorten the tree",
             )
-        if self.depth_policy == "adaptive":
+        if self.depth_policy in CHANGING:
             raise UsageError(
-                f"the depth policy `adaptive` does not fit the tree `{tree}`: it learns how long a chain pays",
+                f"the depth policy `{self.depth_policy}` does not fit the tree `{tree}`: it changes a chain's length",
                 "use --depth-policy fixed or confidence, or leave --tree out",
             )
         return shape
@@ -121,7 +123,8 @@ class EngineOptions:
 
     def policy(self) -> DepthPolicy:
         """A new depth policy."""
-        return Adaptive() if self.depth_policy == "adaptive" else Fixed()
+        made: dict[str, type[DepthPolicy]] = {"adaptive": Adaptive, "heuristic": Heuristic}
+        return made.get(self.depth_policy, Fixed)()
 
 
 def _is_table(table: Sequence[tuple[int, int]]) -> bool:

@@ -62,7 +62,7 @@ def implied_problems(recipe: Recipe, tree: Tree) -> list[Problem]:
 
 
 def _tree_problems(recipe: Recipe, tree: Tree) -> list[Problem]:
-    """A static tree is not cut, none is drafted without a draft; the adaptive policy and some rules have no tree."""
+    """A static tree is not cut, none is drafted without a draft; some policies and rules have no tree."""
     speculation = recipe.speculation
     shape, k = _shape(speculation.tree), speculation.num_speculative_tokens
     if shape is None:
@@ -73,8 +73,8 @@ def _tree_problems(recipe: Recipe, tree: Tree) -> list[Problem]:
     if not shape.is_dynamic and k < shape.depth:
         said = f"`{shape}` is `{shape.depth}` deep, and num_speculative_tokens is `{k}`"
         return [tree.problem(_TREE, said, f"set num_speculative_tokens to {shape.depth} (-k), or shorten the tree")]
-    if speculation.depth_policy == "adaptive":
-        said = "does not fit depth_policy `adaptive`, which learns how long a chain pays"
+    if speculation.depth_policy in ("adaptive", "heuristic"):
+        said = f"does not fit depth_policy `{speculation.depth_policy}`, which changes a chain's length"
         return [tree.problem(_TREE, said, "use depth_policy fixed or confidence, or leave the tree out")]
     if speculation.verify in CHAIN_RULES and not shape.is_chain:
         said = f"is `{shape}`, and verification mode `{speculation.verify}` judges chains alone"

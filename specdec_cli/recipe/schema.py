@@ -261,8 +261,9 @@ class Speculation(Section):
 
     num_speculative_tokens: int = Field(4, ge=0, le=64)
     """k, the maximum number of tokens to draft in a step. 0 decodes without a draft."""
-    depth_policy: Literal["fixed", "confidence", "adaptive"] = "fixed"
-    """How many tokens to draft: k (fixed), fewer when the draft is unsure (confidence), as many as pay (adaptive)."""
+    depth_policy: Literal["fixed", "confidence", "adaptive", "heuristic"] = "fixed"
+    """How many tokens to draft: k (fixed), fewer when the draft is unsure (confidence), as many as pay (adaptive), or
+    two more after a fully accepted draft and one less after any other, at most k (heuristic)."""
     p_min: float = Field(0.4, ge=0, le=1)
     """Stop drafting when the draft's largest probability is below this (with depth policy confidence)."""
     tree: Annotated[str | None, BeforeValidator(_tree)] = None

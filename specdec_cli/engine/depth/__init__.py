@@ -1,1 +1,1 @@
-"""How many tokens to draft: fixed k, the adaptive policy, and its estimates of acceptance and cost."""
+"""How many tokens to draft: fixed k, a heuristic, the adaptive policy and its estimates of acceptance and cost."""

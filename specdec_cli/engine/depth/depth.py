@@ -1,7 +1,7 @@
 """How many tokens to draft: k for each row of a step, decided before anything is drafted or sampled.
 
 `fixed` drafts what a request wants. `confidence` does too; there the draft itself stops where it is unsure (p_min).
-`adaptive` (its own file) learns how many pay.
+`adaptive` (its own file) learns how many pay; `heuristic` (likewise) goes by the last step's success.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-POLICIES = ("fixed", "confidence", "adaptive")
+POLICIES = ("fixed", "confidence", "adaptive", "heuristic")
+CHANGING = ("adaptive", "heuristic")
+"""Those that choose k step by step; a chain's length is what they change."""
 
 
 @dataclass(frozen=True, slots=True)
