@@ -105,7 +105,7 @@ def test_aliases_are_not_everywhere() -> None:
         ["-k", "-1"], ["-k", "65"], ["--temperature", "nan"], ["--temperature", "-1"], ["--top-p", "0"],
         ["--seed", "9223372036854775808"],
         ["--quantize", "int5"], ["--tensor-parallel-size", "2"], ["--device", "gpu"], ["--dtype", "fp16"],
-        ["--depth-policy", "heuristic"], ["--k-by-batch", "8:3,1:5"], ["--k-by-batch", "8"],
+        ["--depth-policy", "clever"], ["--k-by-batch", "8:3,1:5"], ["--k-by-batch", "8"],
         ["--p-min", "0.5"], ["--stop", ""], ["--verify", "bloc"], ["--force"],
         ["-d", "ngram", "--draft-dtype", "float16"], ["--set", "x"], ["-r", "nope"], ["-n", "0"], ["--logprobs", "101"],
     ],

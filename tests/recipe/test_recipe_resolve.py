@@ -145,7 +145,7 @@ def test_all_errors_at_once_in_order_of_position(recipe) -> None:
         ("speculation: {num_speculative_tokens: 65}", "at most 64"),
         ("speculation: {num_speculative_tokens: 1.0}", "whole number"),
         ("speculation: {p_min: 0.3}", "no effect with depth_policy `fixed`"),
-        ("speculation: {depth_policy: heuristic}", "one of fixed, confidence"),
+        ("speculation: {depth_policy: clever}", "one of fixed, confidence"),
         ("target: {model: 123}", "put it in quotes"),
         ("target: {model: ''}", "must not be empty"),
         ("target: {device: gpu}", "auto, cpu, cuda or cuda:N"),
