@@ -35,9 +35,11 @@ def weights_of_first_layers(weights: Sequence[Weight], model: Any, num_layers: i
         model: the whole model.
         num_layers: first layers that stay; None is all.
     """
+    if num_layers is None:
+        return list(weights)
     layers = decoder_layers(model)
     prefix = next(name for name, module in model.named_modules() if module is layers)
-    gone = tuple(f"{prefix}.{i}." for i in range(len(layers) if num_layers is None else num_layers, len(layers)))
+    gone = tuple(f"{prefix}.{i}." for i in range(num_layers, len(layers)))
     return [weight for weight in weights if not weight.name.startswith(gone)]
 
 
