@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,10 +11,12 @@ from safetensors.torch import load_file, save_file
 from shortened import mostly_slow
 from tiny_hybrids import HYBRIDS, save_hybrid
 from tiny_models import FAMILIES, make_tiny
+from typed import stand_in
 
 from specdec_cli.errors import UsageError
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.facts import describe
+from specdec_cli.lm.first_layers import first_layers
 from specdec_cli.lm.load import load_lm
 from specdec_cli.lm.self_draft import SelfDraft
 from specdec_cli.lm.table import TableLM
@@ -143,3 +146,14 @@ def test_facts_are_those_of_the_loaded_draft(family: str, dtype: str, tmp_path: 
         assert facts.read_bytes == int(lm.traffic.bytes_moved(1, 0))
     with pytest.raises(UsageError, match="has 2"):
         describe(folder, self_draft=SelfDraft(layers=2))
+
+
+def test_a_model_without_a_list_of_layers_is_refused_in_words() -> None:
+    class Strange:
+        config = stand_in(SimpleNamespace(model_type="strange"))
+
+        def get_decoder(self) -> torch.nn.Module:
+            return torch.nn.Sequential(torch.nn.Linear(2, 2))
+
+    with pytest.raises(UsageError, match="`strange` model stand in no list"):
+        first_layers(Strange(), 1)

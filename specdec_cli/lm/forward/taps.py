@@ -21,8 +21,18 @@ from specdec_cli.lm.files.lengths import long_rope_threshold
 
 
 def decoder_layers(model: Any) -> Any:
-    """The layers of a transformers model, in order."""
-    return max((one for one in model.get_decoder().children() if isinstance(one, torch.nn.ModuleList)), key=len)
+    """The layers of a transformers model, in order.
+
+    Raises:
+        UsageError: they stand in no list.
+    """
+    lists = [one for one in model.get_decoder().children() if isinstance(one, torch.nn.ModuleList)]
+    if not lists:
+        said = f"the layers of a `{model.config.model_type}` model stand in no list"
+        raise UsageError(
+            f"{said}, so its first layers cannot draft and their states cannot be read", "use another draft"
+        )
+    return max(lists, key=len)
 
 
 def check_taps(name: str, taps: Sequence[Tap], config: Any, max_context: int) -> None:
