@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specdec_cli.cli.endpoint_options import key_of, refuse_others
-from specdec_cli.cli.measurement_options import FILES, chosen_prompts
+from specdec_cli.cli.measurement_options import FILES, chosen_prompts, show_plan
 from specdec_cli.cli.options import OPTIONS, WORKLOAD_OPTIONS, Shared
 from specdec_cli.cli.output import deliver_with_report, envelope
 from specdec_cli.cli.screen import open_screen, timed_progress
 from specdec_cli.errors import UsageError
 from specdec_cli.measure.endpoint.address import check_key, parse_address
+from specdec_cli.recipe.present import to_yaml
 from specdec_cli.report.acceptance import SCHEMA, print_acceptance
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 _SERVERS = "Servers"
 _OWN = {"target_endpoint", "draft_endpoint", "trace_from", "servers_timeout", "servers_key", "at_a_time"}
-_OWN |= {"k_max", "chat"}
+_OWN |= {"k_max", "chat", "dry_run"}
 _PATHS = {"recipe", "sets", "json", "output", "force", "quiet", "target.model", "target.revision", "draft"}
 _SECTIONS = ("sampling.", "workload.")
 _DRAFT = "draft"
@@ -126,7 +127,9 @@ def check_unwanted(wish: ElsewhereWish) -> None:
         raise UsageError(f"`{name}` has no effect without --target-endpoint", "name the server: --target-endpoint URL")
 
 
-def run_elsewhere(context: typer.Context, shared: Shared, wish: ElsewhereWish, k_max: int, chat: bool) -> None:
+def run_elsewhere(
+    context: typer.Context, shared: Shared, wish: ElsewhereWish, k_max: int, chat: bool, dry_run: bool
+) -> None:
     """Predict acceptance at every k without loading a model.
 
     Args:
@@ -135,6 +138,7 @@ def run_elsewhere(context: typer.Context, shared: Shared, wish: ElsewhereWish, k
         wish: servers, or the file of recorded traffic.
         k_max: largest k.
         chat: whether prompts are messages.
+        dry_run: show what would be asked or read, without doing it.
 
     Raises:
         UsageError: options that contradict each other, or sampling whose probabilities no server gives.
@@ -144,6 +148,10 @@ def run_elsewhere(context: typer.Context, shared: Shared, wish: ElsewhereWish, k
     if wish.target_endpoint is not None and wish.trace_from is not None:
         raise UsageError("`--trace-from` and `--target-endpoint` are two sources of one text", "name one of them")
     resolved = shared.resolve()
+    _check(resolved.recipe, wish)
+    if dry_run:
+        _show(resolved, wish, k_max, shared)
+        return
     begin = perf_counter()
     found = (
         _recorded(resolved, wish, k_max, shared) if wish.trace_from else _served(resolved, wish, k_max, chat, shared)
@@ -151,6 +159,31 @@ def run_elsewhere(context: typer.Context, shared: Shared, wish: ElsewhereWish, k
     found.source["seconds"] = perf_counter() - begin
     document = envelope(SCHEMA, resolved.recipe.as_dict(), found.body(k_max))
     deliver_with_report(document, shared, lambda page: print_acceptance(page, document))
+
+
+def _check(recipe: Recipe, wish: ElsewhereWish) -> None:
+    """Refuse what cannot be predicted, before a server is asked or a file is read."""
+    from specdec_cli.measure.predict.remote_trace import check_sampling
+
+    if wish.trace_from is not None:
+        check_unwanted(wish)
+    else:
+        check_sampling(recipe.sampling)
+    for url, flag in ((wish.target_endpoint, "--target-endpoint"), (wish.draft_endpoint, "--draft-endpoint")):
+        if url is not None:
+            parse_address(url, flag)
+    if wish.draft_endpoint is None:
+        _lookup_draft(recipe)
+
+
+def _show(resolved: Resolved, wish: ElsewhereWish, k_max: int, shared: Shared) -> None:
+    """Show what would be asked, and where each value comes from."""
+    servers = [url for url in (wish.target_endpoint, wish.draft_endpoint) if url is not None]
+    source = f"recorded answers in {wish.trace_from}" if wish.trace_from else f"prompts through {' and '.join(servers)}"
+    most = resolved.recipe.workload.num_prompts
+    body = {"origins": resolved.origins, "k_max": k_max, "servers": servers, "num_prompts": most}
+    head = f"# would predict k = 1 to {k_max} over at most {most} {source}"
+    show_plan(resolved.recipe.as_dict(), body, shared, f"{head}\n{to_yaml(resolved, origins=True)}")
 
 
 @dataclass(slots=True)
@@ -182,7 +215,6 @@ def _recorded(resolved: Resolved, wish: ElsewhereWish, k_max: int, shared: Share
     from specdec_cli.text.chat_template import chat_tokenizer
 
     assert wish.trace_from is not None
-    check_unwanted(wish)
     recipe = resolved.recipe
     drafter, name = _lookup_draft(recipe)
     target = recipe.target
@@ -222,9 +254,6 @@ def _served(resolved: Resolved, wish: ElsewhereWish, k_max: int, chat: bool, sha
     """Through one server, or two."""
     import asyncio
 
-    from specdec_cli.measure.predict.remote_trace import check_sampling
-
-    check_sampling(resolved.recipe.sampling)
     drafter = None if wish.draft_endpoint is not None else _lookup_draft(resolved.recipe)
     rows = chosen_prompts(resolved.recipe.workload, chat).rows
     num = resolved.recipe.workload.num_prompts

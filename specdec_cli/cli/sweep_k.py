@@ -130,7 +130,7 @@ def sweep_k(
     """
     elsewhere = ElsewhereWish(target_endpoint, draft_endpoint, trace_from, servers_timeout, servers_key, at_a_time)
     if elsewhere.is_wanted:
-        run_elsewhere(context, shared, elsewhere, k_max, chat)
+        run_elsewhere(context, shared, elsewhere, k_max, chat, dry_run)
         return None
     check_unwanted(elsewhere)
     resolved = shared.resolve()

@@ -179,6 +179,15 @@ def test_what_cannot_be_told_is_refused(capsys: pytest.CaptureFixture[str], word
     assert said in capsys.readouterr().err
 
 
+def test_a_plan_asks_nobody(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["sweep-k", "--target-endpoint", "http://127.0.0.1:9", "-t", "a/b", "--dry-run"]
+    assert run([*words, "-d", "ngram"]) == 0
+    assert "k = 1 to 8 over at most 24 prompts through http://127.0.0.1:9" in capsys.readouterr().out
+    assert run([*words, "-d", "builtin:draft"]) == 2
+    assert run(["sweep-k", "--trace-from", "x.jsonl", "-d", "suffix", "--dry-run"]) == 0
+    assert "recorded answers in x.jsonl" in capsys.readouterr().out
+
+
 def test_options_about_servers_need_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["sweep-k", "--draft-endpoint", "http://127.0.0.1:9"]) == 2
     assert "no effect without --target-endpoint" in capsys.readouterr().err
