@@ -278,7 +278,7 @@ def _json_object(flag: str, example: str) -> Callable[[str], dict[str, Any]]:
 _UNITS = {"SECONDS", "MICROSECONDS", "BYTES"}
 _FIELDS = {"recipe", "sets", "json", "output", "force", "quiet", "trust_remote_code", "resume"}
 _DRAFT_HELP = (
-    "The draft: a model's hub id or folder, ngram, suffix, self-int8, self-exit:N (N first layers), prediction, "
+    "The draft: a hub id or folder, ngram, suffix, mtp, self-int8, self-exit:N (N first layers), prediction, "
     "none, or two of them such as suffix+MODEL."
 )
 _TRUST_HELP = "Run code that comes with a checkpoint (target, draft or tokenizer)."
