@@ -90,10 +90,11 @@ def decode(lm, contexts):
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_17_packed_rows_are_transformers_beyond_windows_and_positions(tmp_path: Path, model_type, dtype: str) -> None:
     folder = save_tiny(model_type, tmp_path)
-    lm = load_lm(str(folder), dtype=dtype)
+    lm = load_lm(str(folder), dtype=dtype, check=dtype == "float32")
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
-    # In bfloat16 transformers itself is up to 0.19 from its float32 here (gpt-oss); unrelated logits are 1.4 apart.
-    allowed = 1e-3 if dtype == "float32" else 0.4
+    # In bfloat16 transformers itself is up to 0.19 from its float32 here (gpt-oss, whose random router turns with a
+    # rounding, so that the check at load may refuse it); unrelated logits are 1.4 apart.
+    allowed = 1e-3 if dtype == "float32" else 0.5
     contexts = texts(lm.vocab_size)
     for text, (whole, end) in zip(contexts, decode(lm, contexts), strict=True):
         with torch.inference_mode():

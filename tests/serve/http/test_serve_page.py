@@ -446,6 +446,7 @@ def test_the_end_of_the_conversation_stays_in_sight(browser: Chromium) -> None:
         browser.wait(f"{text('served')} === 'toy'")
         for _ in range(8):
             ask(browser, "again")
+        browser.wait(f"{gap} < 2")
         for width, height in ((390, 700), (390, 1400), (1280, 600)):
             browser.resize(width, height)
             browser.wait(f"{gap} < 2")
