@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from specdec_cli.recipe import Recipe, Resolved
 
 _SERVERS = "Servers"
-_OWN = {"target_endpoint", "draft_endpoint", "trace_from", "servers_timeout", "servers_key", "at_a_time"}
+_OWN = {"target_endpoint", "draft_endpoint", "trace_from", "endpoint_timeout", "api_key", "at_a_time"}
 _OWN |= {"k_max", "chat", "dry_run"}
 _PATHS = {"recipe", "sets", "json", "output", "force", "quiet", "target.model", "target.revision", "draft"}
 _SECTIONS = ("sampling.", "workload.")
-_DRAFT = "draft"
+_DRAFT, _NUM = "draft", "workload.num_prompts"
 
 TargetEndpoint = Annotated[
     str | None,
@@ -57,27 +57,6 @@ TraceFrom = Annotated[
         help="Predict acceptance from recorded prompts and answers, for drafts without a model (ngram, suffix).",
         metavar="FILE",
         rich_help_panel=FILES,
-    ),
-]
-ServersTimeout = Annotated[
-    float | None,
-    typer.Option(
-        "--endpoint-timeout",
-        min=0.001,
-        help="Give up when a server sends nothing for this long.",
-        metavar="SECONDS",
-        show_default="300",
-        rich_help_panel=_SERVERS,
-    ),
-]
-ServersKey = Annotated[
-    str | None,
-    typer.Option(
-        "--api-key",
-        help="API key for the servers. It is never stored.",
-        metavar="KEY",
-        show_default="SPECDEC_API_KEY, else OPENAI_API_KEY",
-        rich_help_panel=_SERVERS,
     ),
 ]
 AtATime = Annotated[
@@ -147,6 +126,7 @@ def run_elsewhere(
     refuse_others(context, (*OPTIONS, *WORKLOAD_OPTIONS), _OWN, _PATHS, _SECTIONS, "--target-endpoint or --trace-from")
     if wish.target_endpoint is not None and wish.trace_from is not None:
         raise UsageError("`--trace-from` and `--target-endpoint` are two sources of one text", "name one of them")
+    _refuse_unread(shared, wish, chat)
     resolved = shared.resolve()
     _check(resolved.recipe, wish)
     if dry_run:
@@ -159,6 +139,19 @@ def run_elsewhere(
     found.source["seconds"] = perf_counter() - begin
     document = envelope(SCHEMA, resolved.recipe.as_dict(), found.body(k_max))
     deliver_with_report(document, shared, lambda page: print_acceptance(page, document))
+
+
+def _refuse_unread(shared: Shared, wish: ElsewhereWish, chat: bool) -> None:
+    """Refuse what the other source of text, or the draft's server, leaves without a meaning."""
+    if wish.draft_endpoint is not None and "draft" in shared.flags:
+        raise UsageError("`--draft` has no effect with --draft-endpoint, whose server has the draft", "leave one out")
+    if wish.trace_from is None:
+        return
+    fields = [path for path in shared.flags if path.startswith(("sampling.", "workload.")) and path != _NUM]
+    names = [shared.flags[path][1] for path in fields] + (["--chat"] if chat else [])
+    if names:
+        said = f"`{names[0]}` has no effect with --trace-from, which reads answers that were given"
+        raise UsageError(said, "leave it out; --num-prompts says how many rows to read")
 
 
 def _check(recipe: Recipe, wish: ElsewhereWish) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from specdec_cli.cli.endpoint_options import ApiKey, EndpointTimeout
 from specdec_cli.cli.measurement import Measurement
 from specdec_cli.cli.measurement_options import (
     FILES,
@@ -43,8 +44,6 @@ from specdec_cli.cli.sweep_elsewhere import (
     AtATime,
     DraftEndpoint,
     ElsewhereWish,
-    ServersKey,
-    ServersTimeout,
     TargetEndpoint,
     TraceFrom,
     check_unwanted,
@@ -108,8 +107,8 @@ def sweep_k(
     target_endpoint: TargetEndpoint = None,
     draft_endpoint: DraftEndpoint = None,
     trace_from: TraceFrom = None,
-    servers_timeout: ServersTimeout = None,
-    servers_key: ServersKey = None,
+    endpoint_timeout: EndpointTimeout = None,
+    api_key: ApiKey = None,
     at_a_time: AtATime = None,
     write_recipe: Annotated[
         Path | None,
@@ -128,7 +127,7 @@ def sweep_k(
     Exits with 0 for every verdict (speculate, do-not-speculate, inconclusive) and with 3 if a gate is crossed, such as
     --fail-if 'recommended.verdict == inconclusive'.
     """
-    elsewhere = ElsewhereWish(target_endpoint, draft_endpoint, trace_from, servers_timeout, servers_key, at_a_time)
+    elsewhere = ElsewhereWish(target_endpoint, draft_endpoint, trace_from, endpoint_timeout, api_key, at_a_time)
     if elsewhere.is_wanted:
         run_elsewhere(context, shared, elsewhere, k_max, chat, dry_run)
         return None

@@ -60,7 +60,9 @@ def _bench(document: Mapping[str, Any]) -> list[str]:
     k = document["recipe"]["speculation"]["num_speculative_tokens"]
     length = document["draft"]["speculative"]["acceptance_length"]
     tokens = "" if length is None else f", {length:.2f} tokens for each pass with drafted tokens"
-    return [f"at k = {k} {_speedup(document['speedup']['decode'])} as fast as without a draft{tokens}."]
+    draft = document["recipe"]["draft"]
+    name, speed = draft.get("model") or draft.get("method"), _speedup(document["speedup"]["decode"])
+    return [f"with the draft {name} at k = {k} {speed} as fast as without a draft{tokens}."]
 
 
 def _sweep_k(document: Mapping[str, Any]) -> list[str]:

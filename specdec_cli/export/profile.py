@@ -11,6 +11,7 @@ import json
 from typing import Any
 
 from specdec_cli.errors import UsageError
+from specdec_cli.export.draft_kind import draft_kind
 from specdec_cli.export.exported import Export, ExportJob
 
 NAME, VERSION = "Model-Optimizer's speculation profile", "1.0"
@@ -18,12 +19,12 @@ _CHAINS = ("draft_model", "eagle", "eagle3")
 
 
 def export(job: ExportJob) -> Export:
-    """The profile of a measurement.
+    """The profile of a measurement; k, draft and target are the measured ones.
 
     Raises:
         UsageError: there is no measurement of a draft.
     """
-    settings, document = job.settings, job.document
+    document = job.document
     if document is None:
         raise UsageError("a profile is made of a measurement", "name the result of `specdec bench`: --measured FILE")
     stats = (
@@ -33,12 +34,14 @@ def export(job: ExportJob) -> Export:
         raise UsageError(
             "this result holds no acceptance by position", "name the result of `specdec bench` with a draft"
         )
-    profile = _profile(settings.k, stats["acceptance_histogram"]) | {
-        "method": settings.draft.method,
-        "draft_checkpoint": {"name": settings.draft.model},
-        "target_model": {"name": settings.recipe.target.model},
+    measured = document["recipe"]
+    draft = draft_kind(measured["draft"].get("model"), measured["draft"].get("method"), measured["draft"])
+    profile = _profile(measured["speculation"]["num_speculative_tokens"], stats["acceptance_histogram"]) | {
+        "method": draft.method,
+        "draft_checkpoint": {"name": draft.model},
+        "target_model": {"name": measured["target"]["model"]},
         "verification_method": "block" if document["lossless"]["verify"] == "block" else "longest_prefix",
-        "accept_length_model": "chain_analytic" if settings.draft.method in _CHAINS else "measured_per_k",
+        "accept_length_model": "chain_analytic" if draft.method in _CHAINS else "measured_per_k",
         "measurement_conditions": _conditions(document),
     }
     return Export({"speculation_profile.json": json.dumps(profile, indent=2) + "\n"})

@@ -17,6 +17,7 @@ BENCH: dict[str, Any] = {
     "environment": {"gpu": None, "cpu": "A CPU", "device": "cpu", "dtype": "float32"},
     "recipe": {
         "target": {"model": "a/b"},
+        "draft": {"model": "c/d"},
         "speculation": {"num_speculative_tokens": 3},
         "sampling": {"temperature": 0.0, "max_new_tokens": 64},
     },
@@ -70,11 +71,12 @@ def test_figures_of_a_measurement_stand_in_the_head(capsys: pytest.CaptureFixtur
 
 def test_a_profile_holds_both_kinds_of_rates(capsys: pytest.CaptureFixture[str]) -> None:
     Path("bench.json").write_text(json.dumps(BENCH))
-    assert run(["export", "profile", "-t", "a/b", "-d", "c/d", "-k", "3", "--measured", "bench.json"]) == 0
+    assert run(["export", "profile", "-t", "a/b", "-k", "2", "--measured", "bench.json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["marginal_accept_rates"] == [0.6, 0.3, 0.1]
     assert found["conditional_accept_rates"] == [0.6, 0.5, pytest.approx(1 / 3, abs=1e-6)]
     assert found["mean_accept_length"] == 2.0
+    assert (found["num_speculative_tokens"], found["draft_checkpoint"]) == (3, {"name": "c/d"}), "those of the run"
     assert found["validation"]["mean_consistency"]["passed"]
     assert run(["export", "profile", "-t", "a/b", "-d", "c/d"]) == 2
     assert "made of a measurement" in capsys.readouterr().err

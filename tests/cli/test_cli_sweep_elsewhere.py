@@ -179,6 +179,18 @@ def test_what_cannot_be_told_is_refused(capsys: pytest.CaptureFixture[str], word
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", [["--temperature", "1"], ["--chat"], ["--dataset", "x"], ["-n", "4"]])
+def test_recorded_answers_leave_nothing_to_decode(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    assert run(["sweep-k", "--trace-from", "x.jsonl", "-d", "ngram", "--dry-run", *words]) == 2
+    assert "has no effect with --trace-from" in capsys.readouterr().err
+
+
+def test_a_drafts_server_is_the_draft(capsys: pytest.CaptureFixture[str]) -> None:
+    url = "http://127.0.0.1:9"
+    assert run(["sweep-k", "--target-endpoint", url, "--draft-endpoint", url, "-d", "ngram", "--dry-run"]) == 2
+    assert "no effect with --draft-endpoint" in capsys.readouterr().err
+
+
 def test_a_plan_asks_nobody(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["sweep-k", "--target-endpoint", "http://127.0.0.1:9", "-t", "a/b", "--dry-run"]
     assert run([*words, "-d", "ngram"]) == 0
