@@ -23,6 +23,7 @@ DEFAULT = ["granitemoehybrid", "lfm2", "mamba", "qwen3_next"]
 REST = [pytest.param(family, marks=pytest.mark.slow) for family in HYBRIDS if family not in {*DEFAULT, *EXPERTS}]
 TEXT = [(11 * i * i + 3 * i) % VOCAB for i in range(100)]
 K, SIZE, FRESH = 4, 4, 99
+CLOSE = 1e-4  # float32 forwards of other numbers of rows; a wrong state differs by 0.1 and more
 
 
 @pytest.fixture(scope="module", params=[*DEFAULT, *REST])
@@ -62,8 +63,8 @@ def test_a_shared_prefix_leaves_no_trace_in_the_bits(folder: Path, dtype: str) -
         if dtype == "bfloat16":
             assert torch.equal(logits, expected[2:])
             assert all(torch.equal(*pair) for pair in zip(found, right, strict=True))
-        assert difference(logits, expected[2:]) < 1e-5
-        assert all(difference(*pair) < 1e-5 for pair in zip(found, right, strict=True))
+        assert difference(logits, expected[2:]) < CLOSE
+        assert all(difference(*pair) < CLOSE for pair in zip(found, right, strict=True))
         lm.release(0)
     lm.check_integrity()
 
@@ -95,7 +96,7 @@ def test_drafted_tokens_are_shared_once_they_are_text(granite: Path) -> None:
     lm.check_integrity()
     assert lm.adopt(1, TEXT[:40], "") == 24
     right = lm.score([Row(FRESH, TEXT[:40], 1)])
-    assert difference(lm.score([Row(1, TEXT[:40], 1)]), right) < 1e-5
+    assert difference(lm.score([Row(1, TEXT[:40], 1)]), right) < CLOSE
     assert lm.adopt(2, [*TEXT[:22], 1, 2, 3], "") == 20
     lm.check_integrity()
 
