@@ -1,0 +1,102 @@
+"""The command line that starts another engine's server, and the port that it gets."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from specdec_cli.errors import RunError, UsageError
+
+_HINT = "install {name} in an environment of its own and name its program: --engine-command /path/to/{program}"
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How a server is started. Its program must take `--host` and `--port`.
+
+    Args:
+        name: the engine's, for people.
+        words: the program and its arguments, without host and port.
+        host: address that it listens on.
+        port: likewise; None takes a free one.
+        health: path that answers 200 once the server is ready.
+        environment: variables beside those of this process.
+    """
+
+    name: str
+    words: tuple[str, ...]
+    host: str = "127.0.0.1"
+    port: int | None = None
+    health: str = "/health"
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def shown(self) -> str:
+        """The command line as a shell takes it, without host and port."""
+        return shlex.join(self.words)
+
+
+def find_program(command: str | None, program: str, name: str) -> tuple[str, ...]:
+    """The words that start an engine's program.
+
+    Args:
+        command: what `--engine-command` says; None looks for `program` on PATH.
+        program: the engine's usual program.
+        name: the engine's, for people.
+
+    Raises:
+        UsageError: the command cannot be read.
+        RunError: there is no such program.
+    """
+    try:
+        words = shlex.split(command) if command is not None else [program]
+    except ValueError as error:
+        said = str(error).lower()
+        raise UsageError(f"`--engine-command {command}` cannot be read: {said}", "check its quotation marks") from None
+    if not words:
+        raise UsageError("`--engine-command` is empty", f"name the program, for example {program}")
+    if shutil.which(words[0]) is None:
+        where = "is not on PATH" if command is None else "is no program that can be run"
+        raise RunError(f"`{words[0]}` {where}", _HINT.format(name=name, program=program))
+    return tuple(words)
+
+
+def split_arguments(text: str | None) -> tuple[str, ...]:
+    """The arguments that `--engine-args` adds.
+
+    Raises:
+        UsageError: they cannot be read, or set the address, which specdec chooses.
+    """
+    try:
+        words = shlex.split(text or "")
+    except ValueError as error:
+        said = str(error).lower()
+        raise UsageError(f"`--engine-args {text}` cannot be read: {said}", "check its quotation marks") from None
+    for word in words:
+        if word.partition("=")[0] in ("--host", "--port", "--uds"):
+            raise UsageError(f"`--engine-args` must not hold `{word}`: specdec chooses the address", "leave it out")
+    return tuple(words)
+
+
+def free_port(host: str) -> int:
+    """A port that nothing listens on now."""
+    with socket.socket(_family(host), socket.SOCK_STREAM) as one:
+        one.bind((host, 0))
+        return int(one.getsockname()[1])
+
+
+def is_in_use(host: str, port: int) -> bool:
+    """Whether a server cannot listen on this port."""
+    with socket.socket(_family(host), socket.SOCK_STREAM) as one:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            one.bind((host, port))
+        except OSError:
+            return True
+    return False
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -1,0 +1,125 @@
+"""A program and all its descendants as one process group, which is ended as a whole.
+
+The group is a session of its own, so that Ctrl-C at the terminal reaches this process alone, which then ends the group
+in order. While a group runs, SIGTERM and SIGHUP become `SystemExit`, so that `stop` is reached on the way out.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from time import monotonic, sleep
+from types import FrameType
+from typing import Any
+
+import psutil
+
+_SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+_POLL_SECONDS = 0.05
+_KILL_SECONDS = 10.0
+
+
+class ProcessGroup:
+    """A running program.
+
+    Args:
+        words: the program and its arguments.
+        log: file that takes both of its output streams.
+        environment: variables beside those of this process.
+
+    Attributes:
+        group_id: of the process group, which is also the program's process id.
+
+    Raises:
+        OSError: it cannot be run.
+    """
+
+    def __init__(self, words: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
+        self._handlers: dict[signal.Signals, Any] = {}
+        self._turn_signals_into_exits()
+        with log.open("wb") as stream:
+            self._program = subprocess.Popen(
+                list(words),
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
+            )
+        self.group_id = self._program.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """The program's exit code, minus the signal that killed it; None while it runs."""
+        return self._program.poll()
+
+    def members(self) -> list[psutil.Process]:
+        """The group's processes that have not ended, the program first."""
+        self._program.poll()
+        return [one for one in psutil.process_iter() if _is_member(one, self.group_id)]
+
+    def listens(self, port: int) -> bool:
+        """Whether a process of the group listens on a port; true where the system does not say."""
+        try:
+            found = [one for member in self.members() for one in member.net_connections("tcp")]
+        except psutil.Error:
+            return True
+        return any(one.status == psutil.CONN_LISTEN and one.laddr.port == port for one in found)
+
+    def stop(self, patience_s: float = 20.0) -> None:
+        """End every process of the group: SIGTERM, and SIGKILL for those that are left.
+
+        Args:
+            patience_s: how long they may take to end by themselves.
+        """
+        try:
+            self._signal(signal.SIGTERM)
+            if not self._ends_within(patience_s):
+                self._signal(signal.SIGKILL)
+                self._ends_within(_KILL_SECONDS)
+        except BaseException:  # a second Ctrl-C: leave nothing running, and do not wait
+            self._signal(signal.SIGKILL)
+            raise
+        finally:
+            with suppress(subprocess.TimeoutExpired):
+                self._program.wait(timeout=_POLL_SECONDS)
+            self._restore_signals()
+
+    def _signal(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.group_id, number)
+
+    def _ends_within(self, seconds: float) -> bool:
+        end = monotonic() + seconds
+        while self.members():
+            if monotonic() > end:
+                return False
+            sleep(_POLL_SECONDS)
+        return True
+
+    def _turn_signals_into_exits(self) -> None:
+        """Only those that would end this process at once; a server handles them itself."""
+        if threading.current_thread() is threading.main_thread():
+            ours = [one for one in _SIGNALS if signal.getsignal(one) is signal.SIG_DFL]
+            self._handlers = {one: signal.signal(one, _exit) for one in ours}
+
+    def _restore_signals(self) -> None:
+        handlers, self._handlers = self._handlers, {}
+        for one, handler in handlers.items():
+            signal.signal(one, handler)
+
+
+def _is_member(process: psutil.Process, group_id: int) -> bool:
+    try:
+        return os.getpgid(process.pid) == group_id and process.status() != psutil.STATUS_ZOMBIE
+    except (psutil.Error, OSError):
+        return False
+
+
+def _exit(number: int, _: FrameType | None) -> None:
+    raise SystemExit(128 + number)

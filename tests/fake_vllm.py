@@ -1,0 +1,207 @@
+"""A stand-in for vLLM's `vllm serve`: its command line, `/health`, completions, metrics, and how it fails.
+
+FAKE_VLLM holds words with `=` and commas that say how it behaves: `die` (before it is ready), `never` (never ready),
+`deaf` (ignores SIGTERM), `crash=N` (killed at the N-th request), `busy=FILE` (its port is taken until FILE exists),
+`version=1.2.3`, `stuck` (listens, and loads for ever),
+`differs` (another text with a draft), `seen=FILE` (writes its arguments there).
+Every answer is the prompt's words again; with a draft, a step accepts all of its tokens but the last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+TRACEBACK = """\
+(EngineCore pid=7) ERROR 11-26 20:00:00 [core.py:1100] EngineCore failed to start.
+(EngineCore pid=7) ERROR 11-26 20:00:00 [core.py:1100] Traceback (most recent call last):
+(EngineCore pid=7) ERROR 11-26 20:00:00 [core.py:1100]   File "/v/core.py", line 1, in run_engine_core
+(EngineCore pid=7) ERROR 11-26 20:00:00 [core.py:1100]     engine_core = EngineCoreProc(*args)
+(EngineCore pid=7) ERROR 11-26 20:00:00 [core.py:1100] ValueError: the weights of `model` are torn
+(APIServer pid=1) Traceback (most recent call last):
+(APIServer pid=1)   File "/v/api_server.py", line 9, in main
+(APIServer pid=1)     uvloop.run(run_server(args))
+(APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}
+"""
+REFUSAL = """\
+(APIServer pid=1) Traceback (most recent call last):
+(APIServer pid=1)   File "/v/arg_utils.py", line 9, in create_speculative_config
+(APIServer pid=1) pydantic_core._pydantic_core.ValidationError: 1 validation error for SpeculativeConfig
+(APIServer pid=1)   Value error, Unsupported speculative method: 'medusa' [type=value_error, input_value={}]
+(APIServer pid=1)     For further information visit https://errors.pydantic.dev/2.11/v/value_error
+"""
+_ways = os.environ.get("FAKE_VLLM", "")
+WAYS = dict(one.partition("=")[::2] for one in _ways.split(",") if one)
+
+
+class Counts:
+    """What vLLM counts."""
+
+    def __init__(self) -> None:
+        self.lock = Lock()
+        self.requests = self.drafts = self.drafted = self.accepted = self.generated = 0
+
+
+class Server(ThreadingHTTPServer):
+    """The fake's state."""
+
+    daemon_threads = True
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        super().__init__((options.host, options.port), Handler)
+        self.options, self.counts = options, Counts()
+        given = options.speculative_config
+        self.k = int(json.loads(given)["num_speculative_tokens"]) if given else 0
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Its routes."""
+
+    server: Server
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Nothing: vLLM's own lines are enough."""
+
+    def do_GET(self) -> None:
+        """Health, version, models and metrics."""
+        if self.path == "/health":
+            self._send("" if "never" not in WAYS else "loading", 200 if "never" not in WAYS else 503)
+        elif self.path == "/version":
+            self._send(json.dumps({"version": WAYS.get("version", "0.33.0")}))
+        elif self.path == "/v1/models":
+            name = self.server.options.served_model_name or [self.server.options.model]
+            self._send(json.dumps({"object": "list", "data": [{"id": name[0], "owned_by": "vllm"}]}))
+        elif self.path == "/metrics":
+            self._send(metrics(self.server), kind="text/plain")
+        else:
+            self._send("{}", 404)
+
+    def do_POST(self) -> None:
+        """A completion, streamed."""
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        counts = self.server.counts
+        with counts.lock:
+            counts.requests += 1
+            number = counts.requests
+        if number == int(WAYS.get("crash", 0)):
+            sys.stderr.write(
+                "(EngineCore pid=7) ERROR 11-26 20:00:00 [core.py:1] torch.OutOfMemoryError: no room left\n"
+            )
+            sys.stderr.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self._stream(body)
+        self.close_connection = True
+
+    def _stream(self, body: dict[str, Any]) -> None:
+        counts, k = self.server.counts, self.server.k
+        prompt = body.get("prompt") or body["messages"][-1]["content"]
+        words = (str(prompt).split() * body["max_tokens"])[: body["max_tokens"]]
+        if "differs" in WAYS and k:
+            words[-1] = "otherwise"
+        place = 0
+        while place < len(words):
+            size = 1 if place == 0 or not k else min(k, len(words) - place)
+            with counts.lock:
+                counts.generated += size
+                if place and k:
+                    counts.drafts += 1
+                    counts.drafted += k
+                    counts.accepted += size - 1
+            piece = words[place : place + size]
+            place += size
+            ids = {"token_ids": [sum(map(ord, word)) for word in piece]} if body.get("return_token_ids") else {}
+            end = "length" if place == len(words) else None
+            text = "".join(f" {word}" for word in piece)
+            field = {"delta": {"content": text}} if "messages" in body else {"text": text}
+            self._event({"choices": [{"index": 0, **field, **ids, "finish_reason": end}]})
+        usage = {"prompt_tokens": len(str(prompt).split()), "completion_tokens": len(words)}
+        self._event({"choices": [], "usage": usage})
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def _event(self, value: dict[str, Any]) -> None:
+        self.wfile.write(f"data: {json.dumps(value)}\n\n".encode())
+        self.wfile.flush()
+
+    def _send(self, text: str, status: int = 200, kind: str = "application/json") -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(text.encode())))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+
+def metrics(server: Server) -> str:
+    """vLLM's counters in Prometheus text."""
+    counts, name = server.counts, server.options.model
+    values = {"generation_tokens": counts.generated}
+    if server.k:
+        values |= {
+            "spec_decode_num_drafts": counts.drafts,
+            "spec_decode_num_draft_tokens": counts.drafted,
+            "spec_decode_num_accepted_tokens": counts.accepted,
+        }
+    return "".join(
+        f'# TYPE vllm:{key} counter\nvllm:{key}_total{{model_name="{name}"}} {value}\n' for key, value in values.items()
+    )
+
+
+def options() -> argparse.Namespace:
+    """The command line, as much of it as specdec writes."""
+    parser = argparse.ArgumentParser(prog="vllm serve")
+    parser.add_argument("serve", choices=["serve"])
+    parser.add_argument("model")
+    parser.add_argument("--host", default="")
+    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--served-model-name", nargs="+")
+    parser.add_argument("--speculative-config")
+    for name in ("dtype", "max-model-len", "max-num-seqs", "tensor-parallel-size", "pipeline-parallel-size"):
+        parser.add_argument(f"--{name}")
+    for name in ("distributed-executor-backend", "override-generation-config", "generation-config", "revision"):
+        parser.add_argument(f"--{name}")
+    parser.add_argument("--enable-prefix-caching", action=argparse.BooleanOptionalAction)
+    parser.add_argument("--enforce-eager", action="store_true")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Start as vLLM does: read, bind, start an engine core, load, listen."""
+    given = options()
+    if "seen" in WAYS:
+        with Path(WAYS["seen"]).open("a", encoding="utf-8") as seen:
+            seen.write(json.dumps(sys.argv[1:]) + "\n")
+    if "busy" in WAYS and not Path(WAYS["busy"]).exists():
+        Path(WAYS["busy"]).touch()
+        sys.exit("OSError: [Errno 98] Address already in use")
+    if "deaf" in WAYS:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sleeping = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+    core = sleeping if "deaf" in WAYS else "import time; time.sleep(600)"
+    subprocess.Popen([sys.executable, "-S", "-c", core])  # the engine core, of the same process group
+    print("(APIServer pid=1) INFO 11-26 20:00:00 [api_server.py:1] vLLM API server version 0.33.0", flush=True)
+    if "medusa" in (given.speculative_config or ""):
+        sys.exit(REFUSAL)
+    if "die" in WAYS:
+        sys.exit(TRACEBACK)
+    server = Server(given)
+    print("(APIServer pid=1) INFO 11-26 20:00:00 [launcher.py:1] Loading model weights", flush=True)
+    if "stuck" in WAYS:
+        time.sleep(600)
+    server.serve_forever(poll_interval=0.05)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,211 @@
+"""Another engine's process: ready, refused, stuck, killed, interrupted; and nothing of it left running."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from specdec_cli.errors import RunError, UsageError
+from specdec_cli.measure.elsewhere.engine_log import last_lines, reason
+from specdec_cli.measure.elsewhere.engine_process import EngineError, EngineProcess
+from specdec_cli.measure.elsewhere.launch import Launch, find_program, free_port, split_arguments
+
+FAKE = Path(__file__).parents[2] / "fake_vllm.py"
+
+
+def launch(ways: str = "", *more: str, port: int | None = None) -> Launch:
+    words = (sys.executable, "-S", str(FAKE), "serve", "model", *more)
+    return Launch("vLLM", words, port=port, environment={"FAKE_VLLM": ways})
+
+
+def alive(group_id: int) -> list[int]:
+    """The processes of a group that have not ended."""
+    found = []
+    for one in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            if os.getpgid(one.pid) == group_id and one.status() != psutil.STATUS_ZOMBIE:
+                found.append(one.pid)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    """Whatever a test starts is gone after it."""
+    yield
+    left = [one for one in psutil.process_iter() if "fake_vllm" in " ".join(_words(one))]
+    assert not left
+
+
+def _words(one: psutil.Process) -> list[str]:
+    with suppress(psutil.Error):
+        return one.cmdline()
+    return []
+
+
+def failing(started: EngineProcess) -> tuple[EngineError, int]:
+    """The error of a start, and the process group of what was started."""
+    try:
+        with pytest.raises(EngineError) as caught:
+            started.start()
+        group = started.group_id
+    finally:
+        started.stop()
+    assert group is not None
+    return caught.value, group
+
+
+def test_it_starts_answers_and_is_gone() -> None:
+    process = EngineProcess(launch())
+    with process as url:
+        group = process.group_id
+        assert group is not None
+        assert len(alive(group)) == 2
+        assert url.startswith("http://127.0.0.1:")
+        assert process.log is not None
+        log = process.log
+        process.check()
+    assert alive(group) == []
+    assert not log.exists()
+    assert "vLLM API server version" in process.log_text
+
+
+def test_its_reason_is_one_sentence_and_its_lines_are_few(tmp_path: Path) -> None:
+    said: list[str] = []
+    error, group = failing(EngineProcess(launch("die"), say=said.append))
+    assert error.message == (
+        "vLLM ended before it was ready (exit code 1): ValueError: the weights of `model` are torn"
+    )
+    assert error.hint is not None
+    log = Path(error.hint.removeprefix("its whole log is in "))
+    assert "EngineCoreProc" in log.read_text()
+    log.unlink()
+    assert said[-1].startswith("vLLM: RuntimeError: Engine core initialization failed")
+    assert len(said) <= 8
+    assert not any("File" in line for line in said)
+    assert alive(group) == []
+
+
+def test_a_draft_that_it_refuses_is_named() -> None:
+    config = '{"method": "medusa", "num_speculative_tokens": 2}'
+    error, _ = failing(EngineProcess(launch("", "--speculative-config", config)))
+    assert error.message.endswith("(exit code 1): Unsupported speculative method: 'medusa'")
+
+
+def test_an_option_that_it_does_not_know_is_named() -> None:
+    error, _ = failing(EngineProcess(launch("", "--no-such-thing")))
+    assert error.message.endswith("(exit code 2): unrecognized arguments: --no-such-thing")
+
+
+@pytest.mark.parametrize("way", ["never", "stuck", "never,deaf"])
+def test_one_that_never_is_ready_is_ended(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specdec_cli.measure.elsewhere.process_group.ProcessGroup.stop.__defaults__", (0.3,))
+    error, group = failing(EngineProcess(launch(way), timeout_s=1.0))
+    assert error.message == "vLLM was not ready after 1 s"
+    assert error.hint is not None
+    assert error.hint.startswith("raise --engine-timeout; its whole log is in ")
+    assert "Loading model weights" in error.lines
+    assert alive(group) == []
+
+
+def test_a_port_in_use_is_refused_before_anything_starts() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        process = EngineProcess(launch(port=taken.getsockname()[1]))
+        with pytest.raises(EngineError, match="is in use"):
+            process.start()
+        assert process.group_id is None
+
+
+def test_a_port_that_is_taken_meanwhile_is_changed(tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    with EngineProcess(launch(f"busy={tmp_path / 'busy'},seen={seen}")):
+        assert len(seen.read_text().splitlines()) == 2
+
+
+def test_a_stranger_on_its_port_is_not_taken_for_it() -> None:
+    port = free_port("127.0.0.1")
+    stranger = EngineProcess(launch(port=port))
+    with stranger:
+        ours = EngineProcess(launch("stuck"), timeout_s=0.5)
+        ours._launch(free_port("127.0.0.1"))
+        try:
+            assert not ours._is_ready(port)
+        finally:
+            ours.stop()
+
+
+def test_one_that_is_killed_is_noticed() -> None:
+    process = EngineProcess(launch())
+    with process:
+        group = process.group_id
+        assert group is not None
+        os.kill(group, signal.SIGKILL)
+        with pytest.raises(EngineError, match=r"vLLM ended while it was needed \(killed by SIGKILL\)"):
+            process.check(patience_s=5.0)
+    assert alive(group) == []
+    assert process.log is not None
+    process.log.unlink()
+
+
+def test_a_start_is_given_up() -> None:
+    process = EngineProcess(launch("stuck"), stopped=lambda: process.group_id is not None)
+    with pytest.raises(KeyboardInterrupt), process:
+        pytest.fail("it cannot have started")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_to_us_ends_it(number: signal.Signals, code: int, tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    program = f"""
+import sys, time
+from pathlib import Path
+from specdec_cli.measure.elsewhere.engine_process import EngineProcess
+from specdec_cli.measure.elsewhere.launch import Launch
+process = EngineProcess(Launch("vLLM", ({sys.executable!r}, "-S", {str(FAKE)!r}, "serve", "model")))
+try:
+    with process:
+        Path({str(tmp_path / "part")!r}).write_text(str(process.group_id))
+        Path({str(tmp_path / "part")!r}).rename({str(ready)!r})
+        time.sleep(600)
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+    ours = subprocess.Popen([sys.executable, "-c", program])
+    while not ready.exists():
+        assert ours.poll() is None
+    ours.send_signal(number)
+    assert ours.wait(timeout=60) == code
+    assert alive(int(ready.read_text())) == []
+
+
+def test_a_program_is_found_or_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(RunError, match="`vllm` is not on PATH"):
+        find_program(None, "vllm", "vLLM")
+    with pytest.raises(RunError, match="`/no/vllm` is no program"):
+        find_program("/no/vllm", "vllm", "vLLM")
+    with pytest.raises(UsageError, match="cannot be read: no closing quotation"):
+        find_program("'", "vllm", "vLLM")
+    assert find_program(f"{sys.executable} -m x", "vllm", "vLLM") == (sys.executable, "-m", "x")
+    with pytest.raises(EngineError, match="cannot be run: no such file"):
+        EngineProcess(Launch("vLLM", (str(tmp_path / "none"),))).start()
+
+
+def test_the_address_is_ours_to_choose() -> None:
+    assert split_arguments("--enforce-eager --x 'a b'") == ("--enforce-eager", "--x", "a b")
+    with pytest.raises(UsageError, match="must not hold `--port=1`"):
+        split_arguments("--port=1")
+
+
+def test_a_log_is_read_as_people_would() -> None:
+    assert reason("INFO 11-26 20:00:00 [a.py:1] all is well") is None
+    log = "KeyError: 'x'\n\nDuring handling of the above exception, another exception occurred:\n\nValueError: y\n"
+    assert reason(log) == "ValueError: y"
+    assert reason("RuntimeError: Engine core initialization failed. See above.") is not None
+    assert last_lines("one\rtwo\n\n50%|#| 1/2 [1it/s]\nthree\nthree\n") == ["two", "three"]
