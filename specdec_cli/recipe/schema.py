@@ -120,6 +120,16 @@ def _k_by_batch(value: Any) -> Any:
     return table
 
 
+def _layer_numbers(value: Any) -> Any:
+    """`1-6-10` as numbers."""
+    if value is None or isinstance(value, tuple):
+        return value
+    parts = str(value).split("-")
+    if not all(re.fullmatch(r"\d{1,4}", part) for part in parts):
+        raise PydanticCustomError("layers", "must be layers joined by dashes, such as 1-6-10")
+    return tuple(map(int, parts))
+
+
 def _tree(value: Any) -> Any:
     """`4,2,1`, `3,2+1` or `dynamic:32`; a plain number is a static tree of one depth."""
     if value is None:
@@ -501,6 +511,55 @@ class Serve(Section):
     """Log requests to /health and /metrics."""
 
 
+class Train(Section):
+    """Training of a draft: its method, data, loss, schedule and evaluation."""
+
+    method: str = Field("eagle3", min_length=1)
+    """Kind of draft to train: eagle3."""
+    data: str | None = Field(None, min_length=1)
+    """Prompts or chats to train on: a file, a preset, a hub id, builtin:mini or builtin:stories."""
+    num_prompts: int | None = Field(None, ge=2, le=2**31 - 1)
+    """Maximum number of prompts to use, spread evenly over the tasks. null uses all."""
+    num_held_out: int = Field(16, ge=1, le=2**20)
+    """Prompts to leave out of training and to measure acceptance on."""
+    answers_per_prompt: int = Field(1, ge=1, le=1024)
+    """Answers that the target writes to each prompt; more than one needs a temperature above 0."""
+    epochs: int = Field(3, ge=1, le=10**6)
+    """Passes over the samples."""
+    max_steps: int | None = Field(None, ge=1, le=2**31 - 1)
+    """Stop after this many steps, before or after `epochs`."""
+    batch_size: int = Field(8, ge=1, le=2**16)
+    """Samples in a step, over all devices."""
+    learning_rate: float = Field(1e-3, gt=0, le=10)
+    """Peak learning rate. It rises linearly during the warm-up, then falls to zero along a cosine."""
+    warmup_ratio: float = Field(0.03, ge=0, le=1)
+    """Fraction of the steps in which the learning rate rises."""
+    weight_decay: float = Field(0.0, ge=0, le=10)
+    """Weight decay of AdamW."""
+    max_grad_norm: float = Field(0.5, gt=0, le=10**6)
+    """Clip gradients to this norm."""
+    loss: Literal["kl", "ce", "tv", "hybrid"] = "kl"
+    """Divergence from the target's distribution: kl (forward KL), ce, tv (total variation), or hybrid (KL and TV)."""
+    depth: int | None = Field(None, ge=1, le=64)
+    """Tokens that the draft learns to draft one after the other (unrolled steps of eagle3). null takes the method's."""
+    depth_decay: float = Field(0.8, gt=0, le=1)
+    """Weight of each depth in the loss, relative to the one before."""
+    layers: Annotated[tuple[Annotated[int, Field(ge=0)], ...] | None, BeforeValidator(_layer_numbers), _AS_TEXT] = None
+    """Target layers whose outputs the draft reads, counted from 0, such as 1-6-10. null takes the method's."""
+    draft_vocab_size: int | None = Field(None, ge=2, le=2**31 - 1)
+    """Most frequent tokens that the draft can draft. null takes 32000, and all of a vocabulary up to 16384."""
+    intermediate_size: int | None = Field(None, ge=1, le=2**20)
+    """Width of the draft's feed-forward layers. null takes the target's."""
+    evaluate_every: int | None = Field(None, ge=1, le=2**31 - 1)
+    """Measure acceptance on the held-out prompts after so many steps. null measures ten times."""
+    save_every: int | None = Field(None, ge=1, le=2**31 - 1)
+    """Save a checkpoint after so many steps. null saves with each measurement."""
+    patience: int = Field(0, ge=0, le=10**6)
+    """Stop once this many measurements in a row have not raised the acceptance length. 0 never stops early."""
+    seed: int = Field(0, ge=0, le=2**63 - 1)
+    """Seed of the first weights and of the order of the samples."""
+
+
 class Recipe(Section):
     """Everything that decides what a run decodes and how."""
 
@@ -517,6 +576,7 @@ class Recipe(Section):
     workload: WorkloadSection = Field(default_factory=WorkloadSection, description="The prompts to measure.")
     serve: Serve = Field(default_factory=Serve, description="The HTTP server.")
     gates: Gates = Field(default_factory=Gates, description="Conditions under which a measurement fails.")
+    train: Train = Field(default_factory=Train, description="Training of a draft.")
 
     def draft_fields(self) -> dict[str, Any]:
         """The draft as drafters take it: `model`, or `method`, and the method's options."""
@@ -534,6 +594,10 @@ class Recipe(Section):
             document["speculation"]["k_by_batch"] = ",".join(f"{size}:{k}" for size, k in table)
         if self.speculation.depth_policy != "confidence":
             del document["speculation"]["p_min"]
+        if self.train == Train():
+            del document["train"]
+        elif self.train.layers is not None:
+            document["train"]["layers"] = "-".join(map(str, self.train.layers))
         document["structured"] = self.structured.given
         if not document["structured"]:
             del document["structured"]

@@ -88,24 +88,32 @@ class HeadLayer:
             positions: [n] int64, for the rotary embedding.
             feeds: the sequences.
         """
-        hidden = residual + self._attend(inputs, positions, feeds)
+        return self.finish(residual, self._attend(inputs, positions, feeds))
+
+    def finish(self, residual: Tensor, attended: Tensor) -> Tensor:
+        """The layer's output [n, hidden] of what attention found: [n, heads * head size] before its projection."""
+        hidden = residual + self._linear(attended, "self_attn.o_proj")
         return hidden + self._mlp(self.norm(hidden, self._weights["post_attention_layernorm.weight"]))
+
+    def rotate(self, positions: Tensor, *heads: Tensor) -> list[Tensor]:
+        """Queries or keys, each [heads, n, head size], with the rotary embedding of positions [n] int64."""
+        cos, sin = self._rotary(heads[0][:1], positions[None])
+        return [apply_rotary_pos_emb(one[None], one[None, :0], cos, sin)[0][0] for one in heads]
 
     def remember(self, inputs: Tensor, positions: Tensor, feeds: list[LayerFeed]) -> None:
         """File the keys and values of new slots that give no output; arguments as for `run`."""
-        keys, values = (self._heads(inputs, name) for name in ("k", "v"))
-        cos, sin = self._rotary(inputs[None], positions[None])
-        keys, begin = apply_rotary_pos_emb(keys[None], keys[None], cos, sin)[1][0], 0
+        keys, values = (self.heads(inputs, name) for name in ("k", "v"))
+        [keys], begin = self.rotate(positions, keys), 0
         for feed in feeds:
             new = slice(begin, begin + len(feed.places))
             feed.write(keys[:, new], values[:, new])
             begin = new.stop
 
     def _attend(self, inputs: Tensor, positions: Tensor, feeds: list[LayerFeed]) -> Tensor:
-        queries, keys, values = (self._heads(inputs, name) for name in ("q", "k", "v"))
-        cos, sin = self._rotary(inputs[None], positions[None])
-        queries, keys = apply_rotary_pos_emb(queries[None], keys[None], cos, sin)
-        queries, keys, outputs, begin = queries[0], keys[0], [], 0
+        """Attention's result [n, heads * head size], before its projection."""
+        queries, keys, values = (self.heads(inputs, name) for name in ("q", "k", "v"))
+        queries, keys = self.rotate(positions, queries, keys)
+        outputs, begin = [], 0
         for feed in feeds:
             num, visible = len(feed.places), feed.visible
             new = slice(begin, begin + num)
@@ -118,9 +126,9 @@ class HeadLayer:
             )
             outputs.append(found[0].transpose(0, 1).flatten(1))
             begin = new.stop
-        return self._linear(torch.cat(outputs), "self_attn.o_proj")
+        return torch.cat(outputs)
 
-    def _heads(self, inputs: Tensor, name: str) -> Tensor:
+    def heads(self, inputs: Tensor, name: str) -> Tensor:
         """Queries, keys or values [heads, n, head size] before the rotary embedding."""
         found = self._linear(inputs, f"self_attn.{name}_proj").view(len(inputs), -1, self.head_size)
         weight = self._weights.get(f"self_attn.{name}_norm.weight")

@@ -1,0 +1,71 @@
+"""Checkpoints of a training run: each is written beside the last one and then takes its place."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from specdec_cli.train.disk import writing
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+
+class Checkpoints:
+    """The checkpoints of one run.
+
+    Args:
+        folder: for them alone; it exists.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._now, self._new, self._old = (folder / name for name in ("checkpoint", "checkpoint.new", "checkpoint.old"))
+
+    def save(self, accelerator: Accelerator) -> None:
+        """Write the state of everything that accelerate has prepared; an error leaves the last checkpoint as it was.
+
+        Raises:
+            RunError: the disk is full, or the folder cannot be written.
+        """
+        with writing(self._folder):
+            shutil.rmtree(self._new, ignore_errors=True)
+            accelerator.save_state(str(self._new))
+            shutil.rmtree(self._old, ignore_errors=True)
+            if self._now.exists():
+                self._now.rename(self._old)
+            self._new.rename(self._now)
+            shutil.rmtree(self._old, ignore_errors=True)
+
+    def load(self, accelerator: Accelerator) -> bool:
+        """Restore the last whole checkpoint; whether there is one."""
+        found = next((one for one in (self._now, self._old) if one.exists()), None)
+        if found is None:
+            return False
+        accelerator.load_state(str(found))
+        return True
+
+    def candidate_folder(self) -> Path:
+        """An empty folder for a draft that is to be evaluated.
+
+        Raises:
+            RunError: it cannot be made.
+        """
+        folder = self._folder / "candidate"
+        with writing(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+        return folder
+
+    def publish(self, candidate: Path, folder: Path) -> None:
+        """Copy a draft's files to the output folder, each as a whole.
+
+        Raises:
+            RunError: the disk is full, or the folder cannot be written.
+        """
+        with writing(folder):
+            for path in sorted(candidate.iterdir()):
+                half = folder / f"{path.name}.new"
+                shutil.copyfile(path, half)
+                half.replace(folder / path.name)

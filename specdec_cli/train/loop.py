@@ -1,0 +1,235 @@
+"""The training loop: steps, evaluations by the real engine, and checkpoints, as events.
+
+accelerate moves, wraps and saves; what a step does depends on nothing but its number, so that a run that goes on from a
+checkpoint takes the same steps as one that was never stopped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from specdec_cli.train.acceptance import HeldOutAcceptance
+from specdec_cli.train.checkpoints import Checkpoints
+from specdec_cli.train.method import BatchLoss, DraftModule, TrainingMethod
+from specdec_cli.train.order import SampleOrder
+from specdec_cli.train.samples import Sample, TrainingBatch
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+    from specdec_cli.recipe.schema import Train
+
+_NUM_EVALUATIONS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A step was taken.
+
+    Args:
+        step: its number, from 1.
+        num_steps: of the run.
+        loss: of the batch.
+        matches: by depth, the share of positions where the draft's most likely token is the target's.
+        learning_rate: of the step.
+        num_tokens: tokens in the batch that count.
+        seconds: that it took.
+    """
+
+    step: int
+    num_steps: int
+    loss: float
+    matches: tuple[float, ...]
+    learning_rate: float
+    num_tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """Acceptance was measured on the held-out prompts.
+
+    Args:
+        step: after which; 0 before the first.
+        acceptance: that was found.
+        is_best: it is the largest acceptance length so far, and the draft was written to the output folder.
+        seconds: that it took.
+    """
+
+    step: int
+    acceptance: HeldOutAcceptance
+    is_best: bool
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A checkpoint was written after a step."""
+
+    step: int
+
+
+TrainingEvent = Trained | Evaluated | Saved
+
+
+@dataclass(slots=True)
+class TrainingProgress:
+    """How far a run is; part of its checkpoints.
+
+    Args:
+        step: steps taken.
+        best_length: the largest acceptance length so far.
+        best_step: the step after which it was measured.
+        num_without_gain: evaluations since.
+        seconds: of training so far.
+    """
+
+    step: int = 0
+    best_length: float = 0.0
+    best_step: int = 0
+    num_without_gain: int = 0
+    seconds: float = 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """For accelerate."""
+        return asdict(self)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """From a checkpoint."""
+        for name, value in state.items():
+            setattr(self, name, value)
+
+
+@dataclass(slots=True)
+class TrainingRun:
+    """One run over samples.
+
+    Args:
+        method: of the draft.
+        module: that it has built.
+        settings: the recipe's `train` section.
+        samples: to train on.
+        batch_of: samples with what the target says of them.
+        evaluate: the acceptance of the draft in a folder.
+        folder: the draft's.
+        checkpoints: of the run.
+
+    Attributes:
+        progress: how far it is.
+    """
+
+    method: TrainingMethod
+    module: DraftModule
+    settings: Train
+    samples: Sequence[Sample]
+    batch_of: Callable[[Sequence[Sample]], TrainingBatch]
+    evaluate: Callable[[Path], HeldOutAcceptance]
+    folder: Path
+    checkpoints: Checkpoints
+    progress: TrainingProgress = field(init=False, default_factory=TrainingProgress)
+    _accelerator: Accelerator = field(init=False)
+    _wrapped: Any = field(init=False)
+    _optimizer: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        from accelerate import Accelerator
+
+        is_cpu = next(self.module.parameters()).device.type == "cpu"
+        self._accelerator = Accelerator(cpu=is_cpu)
+        optimizer = torch.optim.AdamW(
+            self.module.parameters(), lr=0.0, betas=(0.9, 0.95), weight_decay=self.settings.weight_decay
+        )
+        self._wrapped, self._optimizer = self._accelerator.prepare(self.module, optimizer)
+        self._accelerator.register_for_checkpointing(self.progress)
+
+    @property
+    def order(self) -> SampleOrder:
+        """Which samples each step takes."""
+        return SampleOrder([len(one.tokens) for one in self.samples], self.settings.batch_size, self.settings.seed)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of the whole run."""
+        return self.settings.max_steps or self.settings.epochs * self.order.steps_per_epoch
+
+    def resume(self) -> bool:
+        """Go on from the last checkpoint; whether there is one."""
+        return self.checkpoints.load(self._accelerator)
+
+    def run(self, stopped: Callable[[], bool]) -> Iterator[TrainingEvent]:
+        """Take the steps that are left; evaluate and save on the way, and save when stopped.
+
+        Raises:
+            RunError: the disk is full, or the folder cannot be written.
+        """
+        order, num_steps = self.order, self.num_steps
+        evaluate_every = self.settings.evaluate_every or max(1, math.ceil(num_steps / _NUM_EVALUATIONS))
+        save_every = self.settings.save_every or evaluate_every
+        saved_at = self.progress.step
+        while self.progress.step < num_steps and not stopped() and not self._is_exhausted:
+            yield self._step(order.samples_of(self.progress.step), num_steps)
+            step, is_last = self.progress.step, self.progress.step == num_steps
+            if step % evaluate_every == 0 or is_last:
+                yield self._evaluate()
+            if step % save_every == 0 or is_last:
+                yield self._save()
+                saved_at = step
+        if saved_at != self.progress.step:
+            yield self._save()
+
+    @property
+    def _is_exhausted(self) -> bool:
+        """Whether so many evaluations have brought no gain that the run ends."""
+        return 0 < self.settings.patience <= self.progress.num_without_gain
+
+    def _step(self, places: Sequence[int], num_steps: int) -> Trained:
+        begin = perf_counter()
+        rate = learning_rate(self.progress.step, num_steps, self.settings)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        own = places[self._accelerator.process_index :: self._accelerator.num_processes] or places[:1]
+        batch = self.batch_of([self.samples[place] for place in own])
+        found: BatchLoss = self._wrapped(batch)
+        self._accelerator.backward(found.value)
+        self._accelerator.clip_grad_norm_(self._wrapped.parameters(), self.settings.max_grad_norm)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        self.progress.step += 1
+        seconds = perf_counter() - begin
+        self.progress.seconds += seconds
+        matches = tuple(found.matches.tolist())
+        loss, num = float(found.value.detach()), batch.num_counted
+        return Trained(self.progress.step, num_steps, loss, matches, rate, num, seconds)
+
+    def _evaluate(self) -> Evaluated:
+        begin, progress = perf_counter(), self.progress
+        candidate = self.checkpoints.candidate_folder()
+        self.method.save(self._accelerator.unwrap_model(self._wrapped), candidate)
+        acceptance = self.evaluate(candidate)
+        is_best = acceptance.length > progress.best_length
+        if is_best:
+            progress.best_length, progress.best_step, progress.num_without_gain = acceptance.length, progress.step, 0
+            self.checkpoints.publish(candidate, self.folder)
+        else:
+            progress.num_without_gain += 1
+        return Evaluated(progress.step, acceptance, is_best, perf_counter() - begin)
+
+    def _save(self) -> Saved:
+        self.checkpoints.save(self._accelerator)
+        return Saved(self.progress.step)
+
+
+def learning_rate(step: int, num_steps: int, settings: Train) -> float:
+    """The learning rate of a step, counted from 0: a linear warm-up, then a cosine that ends at zero."""
+    warmup = math.ceil(settings.warmup_ratio * num_steps)
+    if step < warmup:
+        return settings.learning_rate * (step + 1) / warmup
+    done = (step - warmup) / max(1, num_steps - warmup)
+    return settings.learning_rate * (1 + math.cos(math.pi * done)) / 2

@@ -1,0 +1,98 @@
+"""The protocol of a training method: which hidden states it reads, the network, its loss, and the folder it writes.
+
+A method is one class in `train/methods/` and one line in the table there. The loop knows nothing else of it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torch import Tensor, nn
+
+from specdec_cli.lm.door import Tap
+
+if TYPE_CHECKING:
+    from specdec_cli.recipe.schema import Train
+    from specdec_cli.train.samples import Sample, TrainingBatch
+    from specdec_cli.train.target import TrainingTarget
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLoss:
+    """The loss of a batch.
+
+    Args:
+        value: a scalar, which is minimized.
+        matches: [depths] float32 without gradient: at each depth, the share of counted positions at which the draft's
+            most likely token is the target's, the tokens before it being the text's.
+        num_counted: [depths] float32, the positions that each share was taken over.
+    """
+
+    value: Tensor
+    matches: Tensor
+    num_counted: Tensor
+
+
+class DraftModule(nn.Module, ABC):
+    """A network that is trained: `forward` gives a batch's loss, so that it runs inside accelerate's wrapper."""
+
+    @abstractmethod
+    def forward(self, batch: TrainingBatch) -> BatchLoss:
+        """The loss of a batch and how often the draft guesses right."""
+
+
+class TrainingMethod(ABC):
+    """How one kind of draft is trained.
+
+    Args:
+        settings: the recipe's `train` section.
+        target: the loaded target, and what its files say.
+
+    Attributes:
+        name: in recipes and on the command line.
+        drafts_with: the drafting method that runs the folder; None for a folder with a plain language model.
+    """
+
+    name: ClassVar[str]
+    drafts_with: ClassVar[str | None]
+
+    def __init__(self, settings: Train, target: TrainingTarget) -> None:
+        self.settings, self.target = settings, target
+
+    @property
+    def taps(self) -> Sequence[Tap]:
+        """Hidden states of the target that a batch must bring, in this order; none by default.
+
+        Raises:
+            UsageError: the target has no such layers.
+        """
+        return ()
+
+    @property
+    @abstractmethod
+    def depth(self) -> int:
+        """Tokens that the draft learns to draft one behind the other; k of the evaluation."""
+
+    def prepare(self, samples: Sequence[Sample]) -> None:  # noqa: B027 - most methods need no look
+        """Look at all samples once before `build`, for example to count tokens for a draft vocabulary."""
+
+    @abstractmethod
+    def build(self) -> DraftModule:
+        """The network with its first weights, in float32 on the target's device; the same for the same seed."""
+
+    @abstractmethod
+    def save(self, module: DraftModule, folder: Path) -> None:
+        """Write the draft in its published format: configuration, safetensors, tokenizer files where it needs them.
+
+        Args:
+            module: as `build` made it, without accelerate's wrapper.
+            folder: exists.
+        """
+
+    def settled(self) -> dict[str, Any]:
+        """The settings that the method chose by itself, such as sizes, for the model card and `--dry-run`."""
+        return {}

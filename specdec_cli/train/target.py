@@ -1,0 +1,75 @@
+"""The target as training sees it: the loaded model behind its door, its configuration, and its tokenizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdec_cli.lm.door import LM
+from specdec_cli.lm.files.checkpoint import clear_errors, model_folder, read_config
+from specdec_cli.lm.files.reading import quiet
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingTarget:
+    """A loaded target.
+
+    Args:
+        lm: the model.
+        folder: with its files.
+        config: transformers' configuration of its language model.
+        trust_remote_code: run Python code that comes with it.
+    """
+
+    lm: LM
+    folder: Path
+    config: Any
+    trust_remote_code: bool = False
+
+    @classmethod
+    def of(cls, lm: LM, revision: str | None = None, trust_remote_code: bool = False) -> TrainingTarget:
+        """The target of a loaded model.
+
+        Args:
+            lm: the model.
+            revision: branch, tag or commit of its hub id.
+            trust_remote_code: run Python code that comes with it.
+
+        Raises:
+            RunError: its configuration cannot be read.
+        """
+        folder = model_folder(lm.name, revision, trust_remote_code, has_weights=False)
+        with quiet(), clear_errors(lm.name):
+            config = read_config(lm.name, folder, trust_remote_code).get_text_config()
+        return cls(lm, folder, config, trust_remote_code)
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+        return self.lm.device
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of its hidden states."""
+        return int(self.config.hidden_size)
+
+    @property
+    def num_layers(self) -> int:
+        """Its decoder layers."""
+        return int(self.config.num_hidden_layers)
+
+    def embedding(self) -> Tensor:
+        """Its input embeddings [V, hidden] float32."""
+        with torch.no_grad():
+            return self.lm.embed(range(self.lm.vocab_size)).float().clone()
+
+    def output_layer(self) -> Tensor:
+        """The weights [V, hidden] float32 of its output layer, as far as that is linear: its logits of unit vectors."""
+        with torch.no_grad():
+            units = torch.eye(self.hidden_size, dtype=self.lm.dtype, device=self.device)
+            zero = self.lm.head(torch.zeros_like(units[:1]))
+            return (self.lm.head(units) - zero).float().T.contiguous()
