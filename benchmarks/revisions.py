@@ -1,11 +1,11 @@
 """Two commits of this repository in turn: `bench` alone, and the demo beside busy neighbours.
 
-    python benchmarks/revisions.py OLD NEW [--busy 0 4] [--starts 6]
+    python benchmarks/revisions.py OLD NEW [--busy 0 4] [--starts 6] [--prompts 12]
 
-Each run is a process of its own with the code of one commit (in a temporary worktree), in the order A B B A over the
-starts. Alone it is `specdec bench`, eight prompts, each with and without the draft in turn; beside neighbours it is the
-command of `make demo`, whose speed-up is kept for each process. Ratios are of tokens/s, new over old, start by start;
-intervals are over starts. The commits share this environment's packages.
+Each process runs the code of one commit (in a temporary worktree). Alone, each start runs one process of each commit,
+which decode prompts in turn (A B B A), each prompt without and with the int8 draft (A B B A); ratios are of tokens/s,
+new over old, prompt by prompt, and intervals are over starts. Beside neighbours each run is the command of `make demo`
+in a process of its own, whose speed-up is kept. The commits share this environment's packages.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 import record
-from threads import neighbours
+from threads import Decoding, neighbours, stories
+from threads import figure as pooled_figure
 
 from specdec_cli.measure.stats import bootstrap_median
 
 ROOT = Path(__file__).parents[1]
 PROMPT = "Once upon a time, there was a little rabbit who"
 DEMO = ("generate", PROMPT, "--draft-quantize", "int8", "-k", "5", "-n", "160", "--compare", "--json")
-FIGURES = {"tokens/s without draft": "plain", "tokens/s with draft": "draft", "speed-up": "speed-up"}
-BENCH = ("bench", "-r", "builtin", "--num-prompts", "8", "--json")
+K, TOKENS = 5, 160
 
 
 @contextmanager
@@ -57,21 +57,23 @@ def run(tree: Path, command: tuple[str, ...]) -> dict[str, Any]:
     return document
 
 
-def alone(trees: dict[str, Path], starts: int) -> dict[str, Any]:
-    """Both commits' `bench` in turn."""
-    rates: dict[str, list[dict[str, float]]] = {name: [] for name in trees}
+def alone(trees: dict[str, Path], starts: int, num_prompts: int) -> dict[str, Any]:
+    """Both commits decode each prompt in turn."""
+    ratios: dict[str, list[list[float]]] = {"plain": [], "draft": []}
     for start in range(starts):
-        for name in sorted(trees, reverse=start % 2 == 1):
-            document = run(trees[name], BENCH)
-            its = {arm: document[arm]["timing"]["decode_tokens_per_second"] for arm in ("plain", "draft")}
-            rates[name].append({**its, "speed-up": document["speedup"]["decode"]["median"]})
-    found: dict[str, Any] = {}
-    for words, key in FIGURES.items():
-        each = {name: [one[key] for one in its] for name, its in rates.items()}
-        found |= {f"{words}, {name}": figure(values) for name, values in each.items()}
-        ratios = [new / old for old, new in zip(each["old"], each["new"], strict=True)]
-        found[f"{words}, new over old"] = figure(ratios)
-    return found
+        with ExitStack() as stack:
+            running = {
+                name: stack.enter_context(Decoding({"PYTHONPATH": str(tree)}, K, TOKENS))
+                for name, tree in trees.items()
+            }
+            for its in ratios.values():
+                its.append([])
+            for turn, prompt in enumerate(stories()[:num_prompts]):
+                order = sorted(trees, reverse=(turn + start) % 2 == 1)
+                seconds = {name: running[name].decode(prompt) for name in order}
+                for arm, its in ratios.items():
+                    its[-1].append(seconds["old"][arm] / seconds["new"][arm])
+    return {f"tokens/s, new over old, {arm}": pooled_figure(its) for arm, its in ratios.items()}
 
 
 def beside(trees: dict[str, Path], starts: int) -> dict[str, Any]:
@@ -97,6 +99,7 @@ def main() -> None:
     parser.add_argument("new")
     parser.add_argument("--busy", type=int, nargs="+", default=[0, 4])
     parser.add_argument("--starts", type=int, default=6)
+    parser.add_argument("--prompts", type=int, default=12, help="of each start, alone")
     parser.add_argument("--name", default="revisions", help="of the result's file")
     options = parser.parse_args()
     before = record.machine()
@@ -105,7 +108,7 @@ def main() -> None:
         trees = {"old": old, "new": new}
         for number in options.busy:
             with neighbours(number, at_work=1.0):
-                found = beside(trees, options.starts) if number else alone(trees, options.starts)
+                found = beside(trees, options.starts) if number else alone(trees, options.starts, options.prompts)
             results[f"{number} neighbours"] = found
             print(number, json.dumps(found), flush=True)
     print(record.save(options.name, before, results))

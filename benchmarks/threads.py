@@ -63,15 +63,14 @@ class Decoding:
     """A process that decodes the prompts it is given with and without the draft.
 
     Args:
-        threads: CHOSEN or ONE.
-        options: of the command line.
+        environment: variables that are its own.
+        k: drafted tokens of a step.
+        tokens: of each text.
     """
 
-    def __init__(self, threads: str, options: argparse.Namespace) -> None:
-        environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-        if threads == ONE:
-            environment["OMP_NUM_THREADS"] = "1"
-        command = [sys.executable, __file__, "--decode", "--k", str(options.k), "--tokens", str(options.tokens)]
+    def __init__(self, environment: dict[str, str], k: int, tokens: int) -> None:
+        environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"} | environment
+        command = [sys.executable, __file__, "--decode", "--k", str(k), "--tokens", str(tokens)]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
@@ -110,13 +109,21 @@ def decode(options: argparse.Namespace) -> None:
         print(json.dumps({"plain": plain, "draft": draft}), flush=True)
 
 
+def stories() -> list[str]:
+    """Prompts in the style of the built-in pair."""
+    return [json.loads(line)["prompt"] for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
+
+
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Both ways of choosing threads beside one number of neighbours, which run already."""
-    prompts = [json.loads(line)["prompt"] for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
+    prompts = stories()
     starts: dict[str, list[list[Seconds]]] = {CHOSEN: [], ONE: []}
     for start in range(options.starts):
         with ExitStack() as stack:
-            running = {threads: stack.enter_context(Decoding(threads, options)) for threads in starts}
+            running = {
+                threads: stack.enter_context(Decoding(environment, options.k, options.tokens))
+                for threads, environment in ((CHOSEN, {}), (ONE, {"OMP_NUM_THREADS": "1"}))
+            }
             for its in starts.values():
                 its.append([])
             for turn, prompt in enumerate(prompts[: options.prompts]):
