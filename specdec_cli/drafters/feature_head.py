@@ -1,9 +1,9 @@
-"""Base of drafters that guess with a published head on the target's hidden states."""
+"""Bases of drafters that guess with a published draft on the target's hidden states."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from specdec_cli.drafted import Drafted
 from specdec_cli.drafters.contract import DraftRow, Guesses, Resources
@@ -22,11 +22,28 @@ if TYPE_CHECKING:
     from specdec_cli.lm.self_draft import SelfDraft
 
 
-class HeadDrafter:
-    """Guesses round by round, each depth of all rows in one call of the head.
+class _KeptStates(Protocol):
+    """A draft's sequences, by handle."""
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Parameters of the draft, and bytes of these and of what it holds."""
+        ...
+
+    def adopt(self, handle: int, context: Sequence[int], salt: str) -> int:
+        """Begin a sequence; how many first positions need no features."""
+        ...
+
+    def release(self, handle: int) -> None:
+        """Forget a sequence; unknown ones are fine."""
+        ...
+
+
+class FeatureDrafter:
+    """Base of drafters with a published draft on hidden states: its folder, and the sequences that it holds.
 
     Args:
-        model: hub id or folder of the head.
+        model: hub id or folder of the draft.
     """
 
     lm = None
@@ -40,7 +57,7 @@ class HeadDrafter:
             raise UsageError("`model` of the draft is empty", "name the hub id or the folder of a draft head")
         self._name = model
         self._published: PublishedDraft | None = None
-        self._sequences: HeadSequences | None = None
+        self._sequences: _KeptStates | None = None
         self._num_tokens = 0
         self._max_context: int | None = None
 
@@ -69,25 +86,6 @@ class HeadDrafter:
     def clear(self) -> None:
         """It keeps nothing of sequences that ended."""
 
-    def load(self, resources: Resources) -> None:
-        """Load the head.
-
-        Raises:
-            RunError: its files are missing, broken, or of other shapes.
-            UsageError: it was made for another target.
-        """
-        from specdec_cli.lm.heads.head_sequences import HeadSequences
-
-        target = resources.target
-        assert target is not None, "a head is loaded for a target"
-        self._sequences = HeadSequences(self.load_heads(resources), target, self._name)
-        resources.plan_cache(self._sequences)
-        self._num_tokens, self._max_context = resources.num_tokens, target.max_context
-
-    def load_heads(self, resources: Resources) -> Sequence[Head]:
-        """The modules of this method's head; see `load`."""
-        raise NotImplementedError
-
     def published(self, revision: str | None = None) -> PublishedDraft:
         """The configuration of its folder, which is read once.
 
@@ -113,6 +111,47 @@ class HeadDrafter:
 
         return None if self._published is None else head_origin(self._published)
 
+    @property
+    def method(self) -> str:
+        """Its name in recipes."""
+        return type(self).__module__.rpartition(".")[2].replace("_", "-")
+
+    def release(self, handle: int) -> None:
+        """Forget a sequence."""
+        if self._sequences is not None:
+            self._sequences.release(handle)
+
+
+class HeadDrafter(FeatureDrafter):
+    """Guesses round by round, each depth of all rows in one call of the head.
+
+    Args:
+        model: hub id or folder of the head.
+    """
+
+    def __init__(self, model: str) -> None:
+        super().__init__(model)
+        self._sequences: HeadSequences | None = None
+
+    def load(self, resources: Resources) -> None:
+        """Load the head.
+
+        Raises:
+            RunError: its files are missing, broken, or of other shapes.
+            UsageError: it was made for another target.
+        """
+        from specdec_cli.lm.heads.head_sequences import HeadSequences
+
+        target = resources.target
+        assert target is not None, "a head is loaded for a target"
+        self._sequences = HeadSequences(self.load_heads(resources), target, self._name)
+        resources.plan_cache(self._sequences)
+        self._num_tokens, self._max_context = resources.num_tokens, target.max_context
+
+    def load_heads(self, resources: Resources) -> Sequence[Head]:
+        """The modules of this method's head; see `load`."""
+        raise NotImplementedError
+
     def path_logits(self, rows: Sequence[DraftRow], paths: Sequence[Sequence[int]]) -> list[Tensor]:
         """Logits along each path, one depth of all rows after the other: a node reads its parent's output."""
         import torch
@@ -128,11 +167,6 @@ class HeadDrafter:
             for i, its in zip(going, held.logits(asked), strict=True):
                 found[i].append(its)
         return [torch.stack(its) for its in found]
-
-    @property
-    def method(self) -> str:
-        """Its name in recipes."""
-        return type(self).__module__.rpartition(".")[2].replace("_", "-")
 
     @property
     def loaded(self) -> tuple[HeadSequences, int]:
@@ -153,8 +187,3 @@ class HeadDrafter:
             grow_deeper(growing, logits, self._num_tokens, self._name)
         found = {draft.place: draft.guesses() for draft in drafts}
         return [found.get(place, Guesses()) for place in range(len(rows))]
-
-    def release(self, handle: int) -> None:
-        """Forget a sequence."""
-        if self._sequences is not None:
-            self._sequences.release(handle)

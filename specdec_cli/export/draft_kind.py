@@ -113,7 +113,11 @@ def _method_of(configuration: Mapping[str, Any]) -> str:
         "p-eagle": "mask_hidden" in configuration or bool(configuration.get("parallel_drafting")),
         "eagle3": "eagle3" in architecture or "draft_vocab_size" in configuration,
         "eagle": "eagle" in architecture,
-        "medusa": "medusa" in architecture or "medusa_num_heads" in configuration,
+        "medusa": "medusa" in architecture or _says_medusa(configuration),
         "pard": "pard_token" in configuration,
     }
     return next((method for method, is_there in marks.items() if is_there), DRAFT_MODEL)
+
+
+def _says_medusa(configuration: Mapping[str, Any]) -> bool:
+    return "medusa_num_heads" in configuration or configuration.get("model_type") == "medusa"

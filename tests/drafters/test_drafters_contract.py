@@ -13,6 +13,7 @@ import pytest
 import torch
 from tiny_dflash import publish_dflash, random_block_weights
 from tiny_heads import HIDDEN, publish, random_weights
+from tiny_medusa import publish_medusa, random_medusa_weights
 from tiny_models import VOCAB
 from tiny_mtp import make_target
 from tiny_pard2 import publish_pard2
@@ -38,7 +39,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "self-exit": {"layers": 1},
 }
 HEADS = {"eagle": "eagle", "eagle3": "speculators", "p-eagle": "peagle"}
-TAPPED = {*HEADS, "dflash", "mtp", "pard2"}
+TAPPED = {*HEADS, "dflash", "medusa", "mtp", "pard2"}
 
 
 class TableLM(LMWithoutWeights):
@@ -72,6 +73,8 @@ def heads(tmp_path_factory: pytest.TempPathFactory) -> None:
         publish(folder, weights, HEADS[method], mask_token_id=5)
     NEEDED["dflash"] = {"model": str(tmp_path_factory.mktemp("heads") / "dflash")}
     publish_dflash(Path(NEEDED["dflash"]["model"]), random_block_weights(), "z-lab")
+    NEEDED["medusa"] = {"model": str(tmp_path_factory.mktemp("heads") / "medusa")}
+    publish_medusa(Path(NEEDED["medusa"]["model"]), random_medusa_weights(8))
     NEEDED["pard2"] = {"model": str(tmp_path_factory.mktemp("heads") / "pard2"), "layers": "final-3-1"}
     publish_pard2(Path(NEEDED["pard2"]["model"]))
     folder = tmp_path_factory.mktemp("pard")

@@ -51,7 +51,7 @@ _HEADS = {
 _HEAD_TENSORS = {
     "midlayer.": "eagle", "d2t": "eagle", "t2d": "eagle", "medusa_head": "medusa", "medusa_heads": "medusa",
 }  # fmt: skip
-_RUN = ("eagle", "dflash", "dspark")
+_RUN = ("eagle", "dflash", "dspark", "medusa")
 _HEAD_HINT = "name it as the draft of the target that it was made for"
 _DRAFT_HINT = "choose a small model of the target's family as the draft, or `--draft ngram`"
 

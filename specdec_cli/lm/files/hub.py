@@ -22,7 +22,7 @@ from specdec_cli.lm.files.reading import first_line
 from specdec_cli.proxy import exempt_this_machine, proxy_of
 
 _SMALL = ("*.json", "*.model", "*.txt", "*.jinja")
-_OF_HEADS = ("pytorch_model.bin", "mask_embedding.pt", "warp_model.bin")
+_OF_HEADS = ("pytorch_model.bin", "mask_embedding.pt", "warp_model.bin", "medusa_lm_head.pt")
 _PICKLED = "pytorch_model*.bin"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*(:\w[\w.+-]*(/\w[\w.+-]*)*)?)?")
 _WEIGHTS = ("*.safetensors", "adapter_model.bin")
@@ -76,7 +76,7 @@ def fetch(name: str, revision: str | None, wanted: Wanted) -> Path:
     fetches = wanted.has_weights and wanted.fetches_weights
     patterns = [*_SMALL, *(["*.py"] if wanted.trust_remote_code else [])]
     if fetches and not file:
-        patterns += [*_WEIGHTS, *(["pytorch_model.bin"] if wanted.is_head else [])]
+        patterns += [*_WEIGHTS, *(_OF_HEADS if wanted.is_head else [])]
     folder = _snapshot(repo, revision, patterns)
     is_whole = any(folder.glob("*.safetensors")) or any(folder.glob("adapter_config.json"))
     if not file and (not wanted.is_model or is_whole or (not fetches and (folder / "config.json").is_file())):

@@ -5,10 +5,16 @@ from __future__ import annotations
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.lm.files.checkpoint import model_folder
 from specdec_cli.lm.files.reading import read_object
-from specdec_cli.lm.heads import dflash_files, eagle_files, pard2_files, pard_files
+from specdec_cli.lm.heads import dflash_files, eagle_files, medusa_files, pard2_files, pard_files
 from specdec_cli.lm.heads.published import DraftFormat, PublishedDraft
 
-FORMATS: tuple[DraftFormat, ...] = (eagle_files.FORMAT, dflash_files.FORMAT, pard_files.FORMAT, pard2_files.FORMAT)
+FORMATS: tuple[DraftFormat, ...] = (
+    eagle_files.FORMAT,
+    dflash_files.FORMAT,
+    medusa_files.FORMAT,
+    pard_files.FORMAT,
+    pard2_files.FORMAT,
+)
 """Each module that reads one has a `FORMAT`; a folder holds the first that recognizes it."""
 
 

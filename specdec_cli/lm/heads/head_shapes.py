@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from specdec_cli.errors import UsageError
-from specdec_cli.lm.heads.head_tensors import NOT_READ
 from specdec_cli.lm.heads.published import PublishedDraft
 
 _HINT = "choose a draft that was made for this target, or `--draft ngram`"
@@ -32,7 +31,7 @@ def check_shapes(config: PublishedDraft, shapes: Mapping[str, tuple[int, ...]]) 
             said = f"the tensor `{name.rstrip('?')}` of `{config.name}` has the shape {_shape(found)}"
             raise UsageError(f"{said}, where {_shape(shape)} is expected", "copy or download the draft again")
     known = {name.rstrip("?") for name in wanted}
-    strange = next((name for name in shapes if name not in known and name not in NOT_READ), None)
+    strange = next((name for name in shapes if name not in known and config.reads(name)), None)
     if strange is not None:
         raise UsageError(f"the draft head `{config.name}` has a tensor `{strange}`, which is not supported", _HINT)
 

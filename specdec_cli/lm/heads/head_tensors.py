@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
+from typing import Any
+from zipfile import is_zipfile
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from specdec_cli.errors import RunError, UsageError
+from specdec_cli.lm.files.contents import tensor_names
 from specdec_cli.lm.files.origin import Origin, fingerprint
 from specdec_cli.lm.files.reading import first_line
 from specdec_cli.lm.files.weights_files import check_weights, weights_files
 from specdec_cli.lm.heads.published import PublishedDraft
 
-NOT_READ = ("t2d", "rotary_emb.inv_freq", "layers.0.self_attn.rotary_emb.inv_freq")
-"""Tensors of published heads that say nothing new."""
-_IDS = ("d2t",)
+_IDS = ("d2t", "token_map")
 _PICKLE = "pytorch_model.bin"
 
 
@@ -29,18 +30,19 @@ def read_head_tensors(config: PublishedDraft, dtype: torch.dtype, device: torch.
         RunError: no weights are there, or they cannot be read.
         UsageError: one is not a finite number.
     """
-    found = _read_safetensors(config) if not _is_pickled(config.folder) else _read_pickle(config.folder / _PICKLE)
+    found: dict[str, Tensor] = {}
+    for path in _files(config, config.name, config.folder):
+        found |= _read(path)
     found |= _read_beside(config)
     tensors = {config.common_name(name): value for name, value in found.items()}
+    tensors = {name: value for name, value in tensors.items() if config.reads(name)}
     for name, value in tensors.items():
         if value.is_floating_point() and not value.isfinite().all():
             raise UsageError(
                 f"the tensor `{name}` of `{config.name}` holds numbers that are not finite", "download it again"
             )
     return {
-        name: value.to(device, dtype if value.is_floating_point() else torch.int64)
-        for name, value in tensors.items()
-        if name not in NOT_READ
+        name: value.to(device, dtype if value.is_floating_point() else torch.int64) for name, value in tensors.items()
     }
 
 
@@ -51,26 +53,70 @@ def head_bytes(shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> int
         shapes: of its tensors, by common names.
         dtype: that it computes in.
     """
-    read = {name: prod(shape) for name, shape in shapes.items() if name not in NOT_READ}
-    return sum(num * (torch.int64 if name in _IDS else dtype).itemsize for name, num in read.items())
+    return sum(prod(shape) * (torch.int64 if name in _IDS else dtype).itemsize for name, shape in shapes.items())
 
 
 def read_head_shapes(config: PublishedDraft) -> dict[str, tuple[int, ...]]:
-    """The shapes of a head's tensors by their common names; of safetensors only headers are read.
+    """The shapes of a head's tensors that it reads by their common names; of safetensors only headers are read.
 
     Raises:
         RunError: no weights are there, or they cannot be read.
     """
-    if _is_pickled(config.folder):
-        pickled = _read_pickle(config.folder / _PICKLE)
-        return {config.common_name(name): tuple(value.shape) for name, value in pickled.items()}
-    check_weights(config.name, config.folder)
+    shapes = _shapes(config, config.name, config.folder)
+    shapes |= {config.common_name(name): tuple(one.shape) for name, one in _read_beside(config).items()}
+    return {name: shape for name, shape in shapes.items() if config.reads(name)}
+
+
+def stored_shapes(kind: type[PublishedDraft], name: str, folder: Path) -> dict[str, tuple[int, ...]]:
+    """The shapes of all tensors in a folder by their common names, before its configuration is read.
+
+    Args:
+        kind: the format's configuration.
+        name: of the draft, for messages.
+        folder: where it is; without weights, which may not have been fetched, there are none.
+
+    Raises:
+        RunError: they cannot be read.
+    """
+    return _shapes(kind, name, folder) if has_head_weights(kind, folder) else {}
+
+
+def has_head_weights(kind: type[PublishedDraft], folder: Path) -> bool:
+    """Whether a folder has the weights of a draft of a format."""
+    return bool(tensor_names(folder)) or any((folder / file).is_file() for file in kind.own_files)
+
+
+def head_origin(config: PublishedDraft) -> Origin:
+    """Where a head's numbers come from, with its files' fingerprint."""
+    files = [path.name for path in _files(config, config.name, config.folder)]
+    return Origin(config.name, weights=fingerprint(config.folder, files))
+
+
+def _files(kind: PublishedDraft | type[PublishedDraft], name: str, folder: Path) -> list[Path]:
+    """The files of a head's weights: under names of the format's own, or as those of a model.
+
+    Raises:
+        RunError: there are none, or one is not whole.
+    """
+    own = next((folder / file for file in kind.own_files if (folder / file).is_file()), None)
+    if own is not None:
+        return [own]
+    if (folder / _PICKLE).is_file() and not any(folder.glob("*.safetensors")):
+        return [folder / _PICKLE]
+    check_weights(name, folder)
+    return [folder / file for file in weights_files(name, folder)]
+
+
+def _shapes(kind: PublishedDraft | type[PublishedDraft], name: str, folder: Path) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
-    for file in weights_files(config.name, config.folder):
-        with safe_open(config.folder / file, framework="pt") as opened:
-            names = opened.keys()
-            shapes |= {config.common_name(name): tuple(opened.get_slice(name).get_shape()) for name in names}
-    return shapes | {config.common_name(name): tuple(one.shape) for name, one in _read_beside(config).items()}
+    for path in _files(kind, name, folder):
+        if path.suffix != ".safetensors":
+            shapes |= {kind.common_name(key): tuple(one.shape) for key, one in _read_pickle(path).items()}
+            continue
+        with _opened(path) as file:
+            names = file.keys()
+            shapes |= {kind.common_name(key): tuple(file.get_slice(key).get_shape()) for key in names}
+    return shapes
 
 
 def _read_beside(config: PublishedDraft) -> dict[str, Tensor]:
@@ -82,29 +128,24 @@ def _read_beside(config: PublishedDraft) -> dict[str, Tensor]:
     return {name: value for name, value in found.items() if name.startswith(start)}
 
 
-def head_origin(config: PublishedDraft) -> Origin:
-    """Where a head's numbers come from, with its files' fingerprint."""
-    files = [_PICKLE] if _is_pickled(config.folder) else weights_files(config.name, config.folder)
-    return Origin(config.name, weights=fingerprint(config.folder, files))
+def _read(path: Path) -> dict[str, Tensor]:
+    if path.suffix != ".safetensors":
+        return _read_pickle(path)
+    with _opened(path) as file:
+        return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no mapping)
 
 
-def _is_pickled(folder: Path) -> bool:
-    return (folder / _PICKLE).is_file() and not any(folder.glob("*.safetensors"))
-
-
-def _read_safetensors(config: PublishedDraft) -> dict[str, Tensor]:
-    check_weights(config.name, config.folder)
-    found: dict[str, Tensor] = {}
-    for file in weights_files(config.name, config.folder):
-        with safe_open(config.folder / file, framework="pt") as opened:
-            found |= {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118 (no mapping)
-    return found
+def _opened(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise RunError(f"`{path}` cannot be read: {first_line(error)}", "copy or download the draft again") from error
 
 
 def _read_pickle(path: Path) -> dict[str, Tensor]:
     """Tensors of a pickled file; nothing in it is run."""
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
     except Exception as error:
         raise RunError(f"`{path}` cannot be read: {first_line(error)}", "copy or download the draft again") from error
     if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):

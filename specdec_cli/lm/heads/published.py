@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+_NOT_READ = ("t2d", "rotary_emb.inv_freq", "layers.0.self_attn.rotary_emb.inv_freq")
+"""Tensors of published heads that say nothing new."""
+
 
 @dataclass(frozen=True, slots=True)
 class PublishedDraft(ABC):
@@ -24,6 +27,9 @@ class PublishedDraft(ABC):
 
     beside: ClassVar[tuple[str, str]] = ("", "")
     """A pickled file beside its weights, and how the names of the tensors begin that are read of it."""
+
+    own_files: ClassVar[tuple[str, ...]] = ()
+    """Files of weights under names that this format alone has; the first one that is there holds them all."""
 
     name: str
     folder: Path
@@ -75,6 +81,10 @@ class PublishedDraft(ABC):
     def named_layers(self) -> tuple[int, ...] | None:
         """Target layers whose outputs it reads, counted from 0; None where it names none."""
         return None
+
+    def reads(self, name: str) -> bool:
+        """Whether a tensor of a common name says anything that the draft computes with."""
+        return name not in _NOT_READ
 
     @staticmethod
     def common_name(name: str) -> str:

@@ -15,10 +15,9 @@ from specdec_cli.errors import ExitCode, SpecdecError
 from specdec_cli.files import given_path
 from specdec_cli.lm.decoders import decoder_when
 from specdec_cli.lm.facts import ModelFacts, describe, describe_tokenizer, small_files
-from specdec_cli.lm.files.contents import tensor_names
 from specdec_cli.lm.files.generation import Generation, read_generation
 from specdec_cli.lm.heads.head_shapes import check_shapes
-from specdec_cli.lm.heads.head_tensors import head_bytes, read_head_shapes
+from specdec_cli.lm.heads.head_tensors import has_head_weights, head_bytes, read_head_shapes
 from specdec_cli.lm.heads.mtp import kv_bytes_per_token
 from specdec_cli.lm.load import DTYPES, check_target
 from specdec_cli.measure.machine.figures import figure
@@ -229,7 +228,7 @@ def _check_head(found: Preflight, head: PublishedDraft, target: ModelFacts) -> N
     try:
         if target.hidden_size is not None:
             head.check_fits(target.name, target.hidden_size, target.embedding_size)
-        if tensor_names(head.folder) or given_path(head.name).is_dir():  # else they are not fetched yet
+        if has_head_weights(type(head), head.folder) or given_path(head.name).is_dir():  # else they are not fetched yet
             shapes = read_head_shapes(head)
             check_shapes(head, shapes)
             if head.kv_numbers is not None:

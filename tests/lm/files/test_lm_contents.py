@@ -114,7 +114,9 @@ def test_point_19_a_draft_head_is_named_by_its_configuration(folder, config, sai
     assert kind is UsageError
     assert said in message
     assert (
-        "name it as the draft" if any(name in said for name in ("EAGLE", "DFlash", "DSpark")) else "--draft ngram"
+        "name it as the draft"
+        if any(name in said for name in ("EAGLE", "DFlash", "DSpark", "Medusa"))
+        else "--draft ngram"
     ) in hint
 
 

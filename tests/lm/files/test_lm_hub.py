@@ -108,6 +108,15 @@ def test_39_pickled_weights_are_fetched_where_there_are_no_others(remote: Hub, t
     assert torch.equal(score("org/repo"), score(str(plain)))
 
 
+def test_files_beside_a_drafts_weights_are_fetched(remote: Hub) -> None:
+    wanted = {"config.json", "medusa_lm_head.pt", "mask_embedding.pt", "warp_model.bin", "pytorch_model.bin"}
+    for file in (*wanted, "optimizer.bin", "training_args.pt"):
+        (remote.files / file).write_bytes(b"")
+    (remote.files / "config.json").write_text('{"medusa_num_heads": 2}')
+    hub.fetch("org/repo", None, hub.Wanted(False, True, is_head=True, fetches_weights=True))
+    assert remote.fetched == wanted
+
+
 def test_39_safetensors_are_fetched_alone(remote: Hub, tmp_path: Path) -> None:
     plain = make_tiny("llama", tmp_path / "plain")
     shutil.copytree(plain, remote.files, dirs_exist_ok=True)
