@@ -187,16 +187,18 @@ class _Found:
 
     def body(self, k_max: int) -> dict[str, Any]:
         """The document's own fields."""
-        from specdec_cli.measure.predict.acceptance import acceptance_rows
+        from specdec_cli.measure.predict.acceptance import acceptance_rows, rule_rows
 
+        rows = acceptance_rows(self.trace, self.draft, k_max)
         return {
             "target": self.trace.target,
             "draft": self.draft,
             "source": self.source,
             "prompts": len(self.trace.prompts),
-            "tokens": self.trace.num_output_tokens,
+            "tokens": self.trace.num_emitted_tokens,
             "k_max": k_max,
-            "rows": acceptance_rows(self.trace, self.draft, k_max),
+            "rules": rule_rows(row["rule"] for row in rows),
+            "rows": rows,
             "notices": self.trace.notices,
         }
 
@@ -251,15 +253,17 @@ def _served(resolved: Resolved, wish: ElsewhereWish, k_max: int, chat: bool, sha
     rows = chosen_prompts(resolved.recipe.workload, chat).rows
     num = resolved.recipe.workload.num_prompts
     with timed_progress(open_screen(shared.quiet, streams_text=False)) as tell:
-        found = asyncio.run(_ask(resolved, wish, rows[:num], chat, tell))
+        found = asyncio.run(_ask(resolved, wish, k_max, rows[:num], chat, tell))
         if drafter is not None:
             _trace_lookup(found.trace, *drafter, k_max, lambda done, total: tell("tracing the draft", done, total))
             found.draft = drafter[1]
     return found
 
 
-async def _ask(resolved: Resolved, wish: ElsewhereWish, rows: Any, chat: bool, tell: Any) -> _Found:
+async def _ask(resolved: Resolved, wish: ElsewhereWish, k_max: int, rows: Any, chat: bool, tell: Any) -> _Found:
     from specdec_cli.measure.endpoint.endpoint import Endpoint
+    from specdec_cli.measure.predict.acceptance import sampled_faults
+    from specdec_cli.measure.predict.engine_rules import DRAFTS_PAST_END
     from specdec_cli.measure.predict.remote_trace import RemoteTracer
 
     key, timeout_s, at_a_time = check_key(key_of(wish.key)), wish.timeout_s or 300.0, wish.concurrency or 8
@@ -268,8 +272,11 @@ async def _ask(resolved: Resolved, wish: ElsewhereWish, rows: Any, chat: bool, t
     address = parse_address(wish.target_endpoint, "--target-endpoint")
     async with Endpoint(address, key, timeout_s, at_a_time) as target:
         model = await target.choose_model(named)
-        tracer = RemoteTracer(target, model, rows, resolved.recipe.sampling, chat, at_a_time)
+        sampling, beyond = resolved.recipe.sampling, k_max if target.owner in DRAFTS_PAST_END else 0
+        tracer = RemoteTracer(target, model, rows, sampling, chat, at_a_time, beyond)
         trace = await tracer.trace_target(lambda done, total: tell("the target's server decodes", done, total))
+        if sampling.temperature:
+            trace.notices += sampled_faults(target.owner, await target.version())
         servers = [target]
         if wish.draft_endpoint is not None:
             draft_address = parse_address(wish.draft_endpoint, "--draft-endpoint")

@@ -18,9 +18,9 @@ _NO_COSTS = (
 )
 _MEANINGS = {
     "greedy": "temperature 0: the target's likeliest token",
-    "rejection": "rejection sampling, token by token (vLLM: draft_sample_method probabilistic)",
-    "block": "block verification (vLLM: rejection_sample_method block)",
-    "one-hot": "the draft's likeliest token, accepted with the target's probability of it (the default of vLLM)",
+    "rejection": "rejection sampling, token by token",
+    "block": "block verification",
+    "one-hot": "the draft's likeliest token, accepted with the target's probability of it",
     "exact-match": "a sampled token of the draft, where the target draws the same one",
 }
 
@@ -29,9 +29,10 @@ def print_acceptance(console: Console, document: Mapping[str, Any]) -> None:
     """Print acceptance by rule and k, and what it took to find out."""
     source = document["source"]
     console.print(Text(f"{document['draft']} for {document['target']}, {source['words']}"), soft_wrap=True)
-    rules = list(dict.fromkeys(row["rule"] for row in document["rows"]))
-    for rule in rules:
-        console.print(Text(f"{rule}: {_MEANINGS[rule]}"), soft_wrap=True)
+    print_source(console, source)
+    for its in document["rules"]:
+        rule, who = its["rule"], "; ".join(its["engines"])
+        console.print(Text(f"{rule}: {_MEANINGS[rule]}{who and f' ({who})'}"), soft_wrap=True)
         grid = Grid("k", "tokens per pass", "95 % interval", "rate")
         for row in (one for one in document["rows"] if one["rule"] == rule):
             length, ends = row["acceptance_length"]["median"], row["acceptance_length"]["ci95"]
@@ -41,3 +42,10 @@ def print_acceptance(console: Console, document: Mapping[str, Any]) -> None:
     console.print(_NO_COSTS, soft_wrap=True)
     for notice in document["notices"]:
         console.print(Text(f"note: {notice}", style="yellow"), soft_wrap=True)
+
+
+def print_source(console: Console, source: Mapping[str, Any]) -> None:
+    """Print what a trace through servers took."""
+    if "requests" in source:
+        size = source["bytes"] / 1e6
+        console.print(Text(f"{source['requests']} requests, {size:.2f} MB, {source['seconds']:.1f} s"), soft_wrap=True)

@@ -1,5 +1,6 @@
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from toy_engine import LETTERS, LetterTokenizer, TableLM, toy_engine
 
 from specdec_cli.cli.main import run
 from specdec_cli.lm.door import Row
-from specdec_cli.measure.predict import recorded, remote_trace
+from specdec_cli.measure.predict import acceptance, engine_rules, recorded, remote_trace
 from specdec_cli.measure.predict.replay import replay
 from specdec_cli.measure.predict.trace import Trace
 from specdec_cli.recipe.schema import Sampling
@@ -123,6 +124,39 @@ def test_prediction_is_what_an_engine_counts(
                 drafts += emitted.num_drafted > 0
                 accepted += emitted.num_accepted
     assert lengths(found, "greedy")[2] == pytest.approx(1 + accepted / drafts)
+
+
+def test_an_engine_that_drafts_past_the_end_is_asked_for_more(
+    servers: tuple[LiveServer, LiveServer], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["--target-endpoint", url(servers[0]), "-d", "ngram:min=1", "--set", "sampling.ignore_eos=true"]
+    short = swept(capsys, *words)
+    monkeypatch.setattr(engine_rules, "DRAFTS_PAST_END", {"specdec"})
+    found = swept(capsys, *words)
+    assert found["tokens"] == short["tokens"] == 24 * len(PROMPTS)
+    drafted = [[sum(row["acceptance_histogram"]) for row in one["rows"]] for one in (short, found)]
+    assert drafted[1] >= drafted[0], "the last step drafts too"
+
+
+def test_a_build_that_does_not_sample_from_the_target_is_named(
+    servers: tuple[LiveServer, LiveServer], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault = replace(engine_rules.engine_rule("vllm", is_cpu=True), engine="specdec", version="99")
+    monkeypatch.setattr(acceptance, "ENGINE_RULES", (fault,))
+    words = ["--target-endpoint", url(servers[0]), "-d", "ngram:min=1"]
+    assert swept(capsys, *words)["notices"] == []
+    assert "uninitialized memory" in swept(capsys, *words, "--temperature", "1")["notices"][0]
+
+
+def test_the_report_says_who_verifies_so_and_what_it_took(
+    servers: tuple[LiveServer, LiveServer], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--target-endpoint", url(servers[0]), "--draft-endpoint", url(servers[1]), "--temperature", "1"]
+    assert run(["sweep-k", "--dataset", "prompts.jsonl", "-n", "8", "--k-max", "2", "--quiet", *words]) == 0
+    shown = capsys.readouterr().out
+    assert "exact-match: a sampled token of the draft, where the target draws the same one (mlx 0.32.2)" in shown
+    assert "vllm 0.33.0 with draft_sample_method probabilistic" in shown
+    assert f"{2 * len(PROMPTS)} requests, 0.0" in shown
 
 
 def test_messages_are_asked_as_a_chat(

@@ -57,6 +57,7 @@ class RemoteTracer:
         sampling: of every prompt, checked by `check_sampling`.
         chat: whether prompts are messages.
         concurrency: requests at a time.
+        beyond: tokens to decode behind each output's end, for engines that draft past it (`DRAFTS_PAST_END`).
     """
 
     target: Endpoint
@@ -65,6 +66,7 @@ class RemoteTracer:
     sampling: Sampling
     chat: bool
     concurrency: int
+    beyond: int = 0
 
     async def trace_target(self, watch: Watch) -> Trace:
         """Let the target decode every prompt.
@@ -75,13 +77,23 @@ class RemoteTracer:
         """
         answers = await self._all([self._decode(row) for row in self.rows], watch)
         prompts = [
-            TracedPrompt(tuple(prompt), tuple(output), len(prompt) + self._most(row), self._params(row), row.category)
-            for row, (prompt, output, _) in zip(self.rows, answers, strict=True)
+            self._traced(row, prompt, output) for row, (prompt, output, _) in zip(self.rows, answers, strict=True)
         ]
         is_greedy = self.sampling.temperature == 0
         log_p = [0.0 if is_greedy else value for _, _, logprobs in answers for value in logprobs]
         highest = max((token for prompt in prompts for token in (*prompt.token_ids, *prompt.output)), default=0)
         return Trace(self.model, highest + 1, (), None, prompts, np.array(log_p, dtype=np.float32))
+
+    def _traced(self, row: PromptRow, prompt: Sequence[int], output: Sequence[int]) -> TracedPrompt:
+        most = self._most(row)
+        return TracedPrompt(
+            tuple(prompt),
+            tuple(output),
+            len(prompt) + most + self.beyond,
+            self._params(row),
+            row.category,
+            beyond=max(len(output) - most, 0),
+        )
 
     async def trace_draft(self, trace: Trace, draft: Endpoint, model: str, watch: Watch) -> ModelTrace:
         """Let the draft's server score the target's text.
@@ -124,7 +136,7 @@ class RemoteTracer:
         """Token ids of a prompt and its output, and the output's log-probabilities."""
         body: dict[str, Any] = {
             "model": self.model,
-            "max_tokens": self._most(row),
+            "max_tokens": self._most(row) + self.beyond,
             "temperature": self.sampling.temperature,
             "seed": self._params(row).seed,
             "return_token_ids": True,

@@ -243,7 +243,7 @@ def replay_table(
                     visits[k][place, start] += 1 / num_rounds
                     start += starts.draw(depths[k], place, start, generator)
                 running[place] = start + 1
-                if running[place] >= starts.lengths[place]:
+                if running[place] >= starts.num_emitted[place]:
                     del running[place]
     made = tally(starts, k_max, [(depths[k], weight) for k, weight in visits.items()])
     made.steps_by_batch = dict(sorted(batches.items()))
@@ -284,7 +284,7 @@ def tally(starts: Starts, k: int, taken: Sequence[tuple[Steps, FloatArray]]) -> 
         rule=starts.rule,
         tasks=tuple(prompt.task for prompt in starts.trace.prompts),
         num_steps=num_steps,
-        num_emitted=np.maximum(starts.lengths - 1, 0).astype(np.float64),
+        num_emitted=np.maximum(starts.num_emitted - 1, 0).astype(np.float64),
         drafted_at_least=at_least["drafted"][:, 1:-1],
         accepted_at_least=at_least["accepted"][:, 1:-1],
         reached=at_least["reached"][:, 1:-1],

@@ -9,8 +9,12 @@ S_i(s), given the text. EXACTNESS.md, "Traces", says which:
 | rejection | Π min(1, q(x_j)/p(x_j)) |
 | exact-match | Π q(x_j) |
 | gumbel | Π 1[argmax(log q + g_j) = x_j] |
+| uniform | Π 1/V |
 | block, traversal | P_i Π q(x_j)/p(x_j), P_i = min(1, P_{i-1} p(x_i)/q(x_i)): the least of 1 and the prefixes' Π q/p |
-| a draft without chance | 1[its first i guesses are the text's], under every rule |
+| a draft without chance | 1[its first i guesses are the text's], under every rule but `uniform` |
+
+`uniform` describes a fault: an engine that judges drafted tokens by another distribution than the target's (see
+`engine_rules`).
 
 m accepted tokens lead to the start s + m + 1, so the probability that a step begins at s is a forward pass over starts,
 exact for rules of chance; where every S is 0 or 1 it is the walk itself. Averaging over all positions alike is
@@ -42,19 +46,19 @@ class _Replayed:
     """How a trace tells what a rule accepts.
 
     Args:
-        accepted: from a draft, log p and log q [N] float64 of the emitted tokens, the chance of each token [N].
+        accepted: from a draft, log p and log q [N] float64 of the emitted tokens and V, the chance of each token [N].
         gains: whether a token more likely under q than under p makes up for one that is less likely.
     """
 
-    accepted: Callable[[ModelTrace, FloatArray, FloatArray], FloatArray]
+    accepted: Callable[[ModelTrace, FloatArray, FloatArray, int], FloatArray]
     gains: bool = False
 
 
-def _by_ratio(draft: ModelTrace, log_p: FloatArray, log_q: FloatArray) -> FloatArray:
+def _by_ratio(draft: ModelTrace, log_p: FloatArray, log_q: FloatArray, num_tokens: int) -> FloatArray:
     return np.exp(np.minimum(log_q - log_p, 0.0))
 
 
-def _by_argmax(draft: ModelTrace, log_p: FloatArray, log_q: FloatArray) -> FloatArray:
+def _by_argmax(draft: ModelTrace, log_p: FloatArray, log_q: FloatArray, num_tokens: int) -> FloatArray:
     return draft.is_argmax.astype(np.float64)
 
 
@@ -63,9 +67,10 @@ _REPLAYED = {
     "rejection": _Replayed(_by_ratio),
     "block": _Replayed(_by_ratio, gains=True),
     "traversal": _Replayed(_by_ratio, gains=True),
-    "exact-match": _Replayed(lambda draft, log_p, log_q: np.exp(log_q)),
-    "gumbel": _Replayed(lambda draft, log_p, log_q: draft.is_gumbel.astype(np.float64)),
+    "exact-match": _Replayed(lambda draft, log_p, log_q, num_tokens: np.exp(log_q)),
+    "gumbel": _Replayed(lambda draft, log_p, log_q, num_tokens: draft.is_gumbel.astype(np.float64)),
     "one-hot": _Replayed(_by_argmax),
+    "uniform": _Replayed(lambda draft, log_p, log_q, num_tokens: np.full(log_p.shape, 1 / num_tokens)),
 }
 RULES = tuple(_REPLAYED)
 
@@ -101,13 +106,17 @@ class Steps:
 
 @dataclass(slots=True, eq=False)
 class Starts:
-    """A trace laid out by prompt and start; `survival` [B, n, k_max+1] of a model draft is cut for each k."""
+    """A trace laid out by prompt and start; `survival` [B, n, k_max+1] of a model draft is cut for each k.
+
+    Texts have `lengths` [B] tokens, of which an engine emits the first `num_emitted` [B].
+    """
 
     trace: Trace
     rule: str
     draft: DraftTrace
     k_max: int
     lengths: IntArray
+    num_emitted: IntArray
     contexts: IntArray
     room: IntArray
     survival: FloatArray | None
@@ -133,12 +142,14 @@ class Starts:
                 f"the draft `{draft}` was traced for at most `{asked}` tokens, not `{k_max}`", "trace again"
             )
         lengths = np.array([len(prompt.output) for prompt in trace.prompts], dtype=np.int64)
+        num_emitted = np.array([prompt.num_emitted for prompt in trace.prompts], dtype=np.int64)
         size = np.array([len(prompt.token_ids) for prompt in trace.prompts], dtype=np.int64)
         contexts = size[:, None] + np.arange(max(lengths.max(initial=0), 2))
         room = np.array([prompt.max_tokens for prompt in trace.prompts], dtype=np.int64)[:, None] - contexts - 1
         if found.max_context is not None:
             room = np.minimum(room, found.max_context - contexts + 1)
-        made = cls(trace, rule, found, k_max, lengths, contexts, np.maximum(room, 0), None, np.zeros((len(size), 2)))
+        room, first = np.maximum(room, 0), np.zeros((len(size), 2))
+        made = cls(trace, rule, found, k_max, lengths, num_emitted, contexts, room, None, first)
         made._fill()
         return made
 
@@ -167,7 +178,7 @@ class Starts:
         log_p, log_q = self.trace.log_p.astype(np.float64), there.log_q.astype(np.float64)
         if is_own:  # what stands at a start is of the token behind it
             log_p = _shifted(self.padded(log_p, 0.0), depth)[self._is_output]
-        each = self.padded(_REPLAYED[self.rule].accepted(there, log_p, log_q), 0.0)
+        each = self.padded(_REPLAYED[self.rule].accepted(there, log_p, log_q, self.trace.num_tokens), 0.0)
         gain = self.padded(np.exp(log_q - log_p), 0.0) if _REPLAYED[self.rule].gains else each
         return (each, gain) if is_own else (_shifted(each, depth), _shifted(gain, depth))
 
@@ -196,6 +207,8 @@ class Starts:
                 for values in (self.draft.num_guessed, self.draft.num_matching)
             )
             survival = (np.arange(k + 1) <= matching[..., None]).astype(np.float64)
+            if self.rule == "uniform":
+                survival = np.broadcast_to((1.0 / self.trace.num_tokens) ** np.arange(k + 1), survival.shape).copy()
         survival[np.arange(k + 1) > drafted[..., None]] = 0.0
         return Steps(asked, drafted, survival)
 
@@ -206,9 +219,9 @@ class Starts:
         visits = np.zeros((len(steps.survival), n + width + 1))
         visits[:, 1] = 1.0
         for start in range(1, n):
-            visits[start >= self.lengths, start] = 0.0
+            visits[start >= self.num_emitted, start] = 0.0
             visits[:, start + 1 : start + width + 1] += visits[:, start, None] * exactly[:, start]
-        return visits[:, :n] * self._is_output
+        return visits[:, :n] * (np.arange(n) < self.num_emitted[:, None])
 
     def draw(self, steps: Steps, place: int, start: int, generator: np.random.Generator) -> int:
         """How many tokens one step accepts, drawn."""

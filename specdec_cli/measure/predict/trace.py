@@ -58,6 +58,8 @@ class TracedPrompt:
         max_tokens: longest that prompt and output could have grown.
         params: how it was sampled.
         task: what kind of prompt it is, or None.
+        beyond: of the output's tokens, those that an engine does not emit: it drafts them near the end and counts them
+            as accepted all the same.
     """
 
     token_ids: tuple[int, ...]
@@ -65,6 +67,12 @@ class TracedPrompt:
     max_tokens: int
     params: SamplingParams
     task: str | None = None
+    beyond: int = 0
+
+    @property
+    def num_emitted(self) -> int:
+        """Tokens that an engine emits."""
+        return len(self.output) - self.beyond
 
 
 _KINDS: dict[str, type[DraftTrace]] = {"model": ModelTrace, "guesses": GuessTrace, "depths": DepthTrace}
@@ -100,6 +108,11 @@ class Trace:
     def num_output_tokens(self) -> int:
         """N."""
         return sum(len(prompt.output) for prompt in self.prompts)
+
+    @property
+    def num_emitted_tokens(self) -> int:
+        """Output tokens that an engine emits."""
+        return sum(prompt.num_emitted for prompt in self.prompts)
 
     @property
     def is_greedy(self) -> bool:
@@ -235,7 +248,11 @@ class Trace:
             "eos_token_ids": self.eos_token_ids,
             "tokenizer": self.tokenizer,
             "origin": _origin_as_dict(self.origin),
-            "prompts": [{"max_tokens": p.max_tokens, "task": p.task, "params": asdict(p.params)} for p in self.prompts],
+            "prompts": [
+                {"max_tokens": p.max_tokens, "task": p.task, "params": asdict(p.params)}
+                | ({"beyond": p.beyond} if p.beyond else {})
+                for p in self.prompts
+            ],
             "drafts": [
                 {"name": name, "kind": kinds[type(draft)], "max_context": draft.max_context}
                 | ({"origin": _origin_as_dict(draft.origin)} if not isinstance(draft, GuessTrace) else {})
@@ -291,7 +308,9 @@ def _origin(found: Mapping[str, Any] | None) -> Origin | None:
 
 def _restore(header: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Trace:
     prompts = [
-        TracedPrompt(token_ids, output, int(one["max_tokens"]), _params(one["params"]), one["task"])
+        TracedPrompt(
+            token_ids, output, int(one["max_tokens"]), _params(one["params"]), one["task"], int(one.get("beyond", 0))
+        )
         for token_ids, output, one in zip(
             _split(arrays, "token_ids"), _split(arrays, "output"), header["prompts"], strict=True
         )
