@@ -11,7 +11,7 @@ import typer
 
 from specdec_cli import __version__
 from specdec_cli.cli.completion import choices
-from specdec_cli.cli.options import OPTIONS, RUN, SERVE_OPTIONS, Shared, with_shared_options
+from specdec_cli.cli.options import OPTIONS, PARALLEL_OPTIONS, RUN, SERVE_OPTIONS, Shared, with_shared_options
 from specdec_cli.cli.output import deliver, envelope, write_file
 from specdec_cli.cli.screen import open_screen
 from specdec_cli.errors import UsageError, did_you_mean
@@ -25,7 +25,7 @@ _ADDRESS = [one for one in SERVE_OPTIONS if one.path in ("serve.host", "serve.po
 _WITHOUT = ["output", "trust_remote_code", *(one.path for one in OPTIONS if one.path == "engine.decoder")]
 
 
-@with_shared_options(aliases=True, without=_WITHOUT, beside=_ADDRESS)
+@with_shared_options(aliases=True, without=_WITHOUT, beside=(*_ADDRESS, *PARALLEL_OPTIONS))
 def export(
     engine: Annotated[
         str, typer.Argument(help=", ".join(ENGINES) + ".", metavar="ENGINE", autocompletion=choices("|".join(ENGINES)))
@@ -49,7 +49,7 @@ def export(
     """Write a recipe as another engine's configuration, ready to run."""
     if engine not in ENGINES:
         raise UsageError(f"unknown engine `{engine}`{did_you_mean(engine, ENGINES)}", f"one of: {', '.join(ENGINES)}")
-    shared.takes_structured = shared.takes_parallel = True
+    shared.takes_structured = shared.takes_parallel = shared.takes_engine = True
     resolved = shared.resolve()
     document = None if measured is None else read_measurement(measured, resolved.recipe.target.model)
     made, warnings = export_recipe(engine, resolved, __version__, document)

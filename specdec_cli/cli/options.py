@@ -28,7 +28,7 @@ from specdec_cli.cli.screen import open_screen
 from specdec_cli.cli.speculative_config import FLAG, read_speculative_config
 from specdec_cli.errors import UsageError
 from specdec_cli.files import given_path
-from specdec_cli.recipe import DraftMethods, Resolved, resolve, resolve_drafts
+from specdec_cli.recipe import DraftMethods, Recipe, Resolved, resolve, resolve_drafts
 from specdec_cli.recipe.layers import unread_variables
 from specdec_cli.recipe.schema import default_of, describe
 from specdec_cli.sampling.params import random_seed
@@ -37,7 +37,7 @@ Result = TypeVar("Result")
 
 MODELS, SPECULATION, SAMPLING, STRUCTURED = "Models", "Speculation", "Sampling", "Structured output"
 ENGINE, RUN = "Engine", "Recipe and output"
-WORKLOAD, GATES, SERVER = "Workload", "Gates", "Server"
+WORKLOAD, GATES, SERVER, ELSEWHERE = "Workload", "Gates", "Server", "Another engine"
 
 
 def draft_methods() -> DraftMethods:
@@ -71,6 +71,9 @@ class Shared:
         resume: continue an interrupted measurement.
         takes_structured: whether the command's outputs can follow a grammar.
         takes_parallel: whether the command leaves it to another engine to run a model on several devices.
+        takes_engine: whether the command can start another engine.
+        engine_command: program that starts the other engine; None looks for it on PATH.
+        engine_args: further arguments of the other engine.
         drawn_seed: what a negative seed becomes, the same in everything that this command line decodes.
         tells_variables: whether variables without a meaning are yet to be reported.
     """
@@ -86,6 +89,9 @@ class Shared:
     resume: bool = False
     takes_structured: bool = False
     takes_parallel: bool = False
+    takes_engine: bool = False
+    engine_command: str | None = None
+    engine_args: str | None = None
     drawn_seed: int = field(default_factory=random_seed, compare=False)
     tells_variables: bool = field(default=True, compare=False)
 
@@ -119,20 +125,39 @@ class Shared:
                 f"`structured.{next(iter(given))}` has no effect in this command",
                 "leave it out of the recipe; `generate` has structured output, and so have requests to `serve`",
             )
-        self._check_devices(resolved)
+        self._check_engine(resolved.recipe)
+        self._check_devices(resolved.recipe)
         self._report_variables(resolved)
         if draws_seed and resolved.recipe.sampling.seed < 0:
             sampling = resolved.recipe.sampling.model_copy(update={"seed": self.drawn_seed})
             return replace(resolved, recipe=resolved.recipe.model_copy(update={"sampling": sampling}))
         return resolved
 
-    def _check_devices(self, resolved: Resolved) -> None:
-        for section in (resolved.recipe.target, resolved.recipe.draft):
-            if section.tensor_parallel_size > 1 and not self.takes_parallel:
-                name = "target" if section is resolved.recipe.target else "draft"
-                said = f"`{name}.tensor_parallel_size` is `{section.tensor_parallel_size}`"
-                hint = "leave it out, or let an engine do it that has tensor parallelism: `specdec export vllm`"
-                raise UsageError(f"{said}, and specdec runs a model on one device", hint)
+    def _check_engine(self, recipe: Recipe) -> None:
+        """Refuse another engine where the command starts none, and options about one where none is asked for."""
+        name = recipe.engine.name
+        if name != "specdec" and not self.takes_engine:
+            hint = "`bench`, `compare-drafts` and `generate` do; or set engine.name to specdec"
+            raise UsageError(f"`engine.name` is `{name}`, and this command starts no other engine", hint)
+        given = [self.flags[path][1] for path in _OF_ANOTHER_ENGINE if path in self.flags]
+        given += ["--engine-command"] if self.engine_command is not None else []
+        given += ["--engine-args"] if self.engine_args is not None else []
+        if name == "specdec" and given and not self.takes_parallel:
+            raise UsageError(f"`{given[0]}` has no effect without another engine", "add --engine vllm")
+
+    def _check_devices(self, recipe: Recipe) -> None:
+        """Refuse models on several devices where specdec itself decodes."""
+        if self.takes_parallel or recipe.engine.name != "specdec":
+            return
+        degrees = {
+            "target.tensor_parallel_size": recipe.target.tensor_parallel_size,
+            "target.pipeline_parallel_size": recipe.target.pipeline_parallel_size,
+            "draft.tensor_parallel_size": recipe.draft.tensor_parallel_size,
+        }
+        for path, degree in degrees.items():
+            if degree > 1:
+                hint = "leave it out, or let vLLM do it: `--engine vllm`, `specdec export vllm`"
+                raise UsageError(f"`{path}` is `{degree}`, and specdec runs a model on one device", hint)
 
     def _report_variables(self, resolved: Resolved) -> None:
         """Name the `SPECDEC_` variables that nothing reads, once."""
@@ -276,7 +301,11 @@ def _json_object(flag: str, example: str) -> Callable[[str], dict[str, Any]]:
 
 
 _UNITS = {"SECONDS", "MICROSECONDS", "BYTES"}
-_FIELDS = {"recipe", "sets", "json", "output", "force", "quiet", "trust_remote_code", "resume"}
+_FIELDS = {
+    *("recipe", "sets", "json", "output", "force", "quiet", "trust_remote_code", "resume"),
+    *("engine_command", "engine_args"),
+}
+_OF_ANOTHER_ENGINE = ("engine.start_timeout_seconds", "engine.distributed_executor_backend")
 _DRAFT_HELP = (
     "The draft: a hub id or folder, ngram, suffix, mtp, self-int8, self-exit:N (N first layers), prediction, "
     "none, or two of them such as suffix+MODEL."
@@ -316,9 +345,8 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "draft.tensor_parallel_size",
         int,
-        ("--draft-tensor-parallel-size",),
+        ("--draft-tensor-parallel-size", "--speculative-draft-tensor-parallel-size"),
         MODELS,
-        ("--speculative-draft-tensor-parallel-size",),
     ),
     Option(
         "speculation.num_speculative_tokens",
@@ -499,6 +527,43 @@ SERVE_OPTIONS: tuple[Option, ...] = (
 )
 
 
+PARALLEL_OPTIONS: tuple[Option, ...] = (
+    Option("target.pipeline_parallel_size", int, ("--pipeline-parallel-size",), MODELS),
+    Option(
+        "engine.distributed_executor_backend",
+        str,
+        ("--distributed-executor-backend",),
+        ELSEWHERE,
+        metavar="mp|ray|uni|external_launcher",
+    ),
+)
+"""For commands that leave it to another engine to run a model."""
+
+ENGINE_OPTIONS: tuple[Option, ...] = (
+    Option("engine.name", str, ("--engine",), ELSEWHERE, metavar="specdec|vllm"),
+    Option(
+        "engine_command",
+        str,
+        ("--engine-command",),
+        ELSEWHERE,
+        help="Program of the other engine, in whatever environment it is installed; env VARIABLE=VALUE may precede it.",
+        metavar="COMMAND",
+        default="vllm, on PATH",
+    ),
+    Option(
+        "engine_args",
+        str,
+        ("--engine-args",),
+        ELSEWHERE,
+        help="Further arguments of the other engine's server.",
+        metavar="ARGUMENTS",
+    ),
+    Option("engine.start_timeout_seconds", float, ("--engine-timeout",), ELSEWHERE),
+    *PARALLEL_OPTIONS,
+)
+"""For commands that can start another engine."""
+
+
 def with_shared_options(
     *,
     aliases: bool = False,
@@ -558,7 +623,10 @@ def _prepare_to_resume(shared: Shared) -> None:
 
 
 def _gather(options: Iterable[Option], values: Mapping[str, Any]) -> Shared:
-    shared = Shared(takes_structured=any(option.path.startswith("structured.") for option in options))
+    shared = Shared(
+        takes_structured=any(option.path.startswith("structured.") for option in options),
+        takes_engine=any(option.path == "engine.name" for option in options),
+    )
     for option in options:
         value = values[option.path]
         if value is None or value == []:

@@ -63,7 +63,7 @@ def show(
     if name is not None and shared.recipe not in (None, name):
         raise UsageError(f"two recipes are named: `{name}` and `--recipe {shared.recipe}`", "name one of them")
     shared.recipe = name or shared.recipe
-    shared.takes_parallel = True
+    shared.takes_parallel = shared.takes_engine = True
     resolved = shared.resolve(draws_seed=False)
     body: dict[str, Any] = {"origins": resolved.origins} if origin else {}
     document = resolved.recipe.as_dict()

@@ -7,6 +7,7 @@ into files that are ready to run.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
@@ -15,7 +16,7 @@ from specdec_cli.export.measured import sentences
 from specdec_cli.export.settings import ExportSettings
 from specdec_cli.recipe import Resolved
 
-__all__ = ["ENGINES", "Export", "export"]
+__all__ = ["ENGINES", "Export", "ServerCommand", "export", "server_command"]
 
 ENGINES = {
     "vllm": "vllm",
@@ -31,6 +32,45 @@ ENGINES = {
     "profile": "profile",
 }
 """The file of each engine, by the engine's name on the command line."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCommand:
+    """How an engine's server is started on this machine.
+
+    Args:
+        name: the engine's, for people.
+        program: it is called.
+        words: its arguments, without its address.
+        checked: releases whose settings were checked, such as `0.33`.
+        drafts: whether the engine will speculate.
+        warnings: sentences about what it does not do as the recipe says.
+    """
+
+    name: str
+    program: str
+    words: tuple[str, ...]
+    checked: tuple[str, ...]
+    drafts: bool
+    warnings: tuple[str, ...]
+
+
+def server_command(name: str, resolved: Resolved) -> ServerCommand:
+    """The command line that starts an engine's server for a recipe on this machine, as `export` would write it.
+
+    Args:
+        name: one of `ENGINES` that has a server of its own.
+        resolved: the recipe.
+
+    Raises:
+        UsageError: the recipe names what no other engine can load.
+    """
+    module = import_module(f"{__name__}.{ENGINES[name]}")
+    settings = ExportSettings(resolved.recipe, resolved.origins, module.NAME, is_here=True)
+    words = tuple(module.server_words(settings))
+    drafts = "--speculative-config" in words
+    settings.warn_of_the_rest()
+    return ServerCommand(module.NAME, module.PROGRAM, words, module.CHECKED, drafts, tuple(settings.warnings))
 
 
 def export(

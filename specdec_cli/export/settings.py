@@ -25,12 +25,14 @@ class ExportSettings:
         recipe: with everything that the command line says.
         origins: `section.key` to where its value comes from, `default` where nothing sets it.
         engine: the engine's name in warnings.
+        is_here: whether the engine runs on this machine and specdec sends its requests.
         warnings: sentences about what the engine does not do as the recipe says.
     """
 
     recipe: Recipe
     origins: Mapping[str, str]
     engine: str
+    is_here: bool = False
     warnings: list[str] = field(default_factory=list)
     _read: set[str] = field(default_factory=set)
 
@@ -58,7 +60,10 @@ class ExportSettings:
 
     def warn_of_the_rest(self) -> None:
         """Warn of every setting that the recipe sets and that nothing has read."""
+        self._read |= {"engine.name", "engine.start_timeout_seconds"}  # how specdec starts an engine
         for section in _SECTIONS:
+            if section == "serve" and self.is_here:
+                continue
             for key in type(getattr(self.recipe, section)).model_fields:
                 path = f"{section}.{key}"
                 if path not in self._read and (section != "draft" or key in (*MODEL_KEYS, "first")):
@@ -141,6 +146,9 @@ class ExportSettings:
         for name in type(self.recipe.sampling).model_fields:
             if name in but:
                 continue
+            if self.is_here:
+                self.value(f"sampling.{name}")
+                continue
             self.without(f"sampling.{name}", "requests must carry it, as those of the next command do")
 
     def chains_only(self, *, knows_confidence: bool = False) -> float | None:
@@ -197,7 +205,8 @@ class ExportSettings:
         folder = folder_of(name)
         if folder is None:
             return name
-        self.warn(f"{section}.model is a folder of this machine, {folder}: the engine's machine needs a copy")
+        if not self.is_here:
+            self.warn(f"{section}.model is a folder of this machine, {folder}: the engine's machine needs a copy")
         return str(folder)
 
     def _is_given(self, path: str, value: Any) -> bool:

@@ -13,6 +13,9 @@ from specdec_cli.export.exported import Export, ExportJob, flags, script
 from specdec_cli.export.settings import ExportSettings
 
 NAME, VERSION = "vLLM", "0.33.0"
+PROGRAM = "vllm"
+CHECKED = ("0.32", "0.33")
+"""Releases whose settings were checked."""
 _NO_END = 2**20  # sequences, the end of the last range of a table
 _HEADS = {"eagle": "eagle", "eagle3": "eagle3", "p-eagle": "eagle3", "dflash": "dflash", "dspark": "dspark"}
 _OVERRIDDEN = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens")
@@ -22,9 +25,15 @@ def export(job: ExportJob) -> Export:
     """A script that starts the server."""
     settings = job.settings
     arguments = engine_arguments(settings) | server_arguments(settings)
-    words = ["vllm", "serve", settings.target, *flags(arguments)]
+    words = [PROGRAM, "serve", settings.target, *flags(arguments)]
     following = settings.next_command()
     return Export({"vllm.sh": script(job.comment(following), words)}, frozenset({"vllm.sh"}), following)
+
+
+def server_words(settings: ExportSettings) -> list[str]:
+    """The words behind the program that start its server, without its address."""
+    arguments = engine_arguments(settings) | served(settings)
+    return ["serve", settings.target, *flags(arguments)]
 
 
 def engine_arguments(settings: ExportSettings) -> dict[str, Any]:
@@ -34,6 +43,8 @@ def engine_arguments(settings: ExportSettings) -> dict[str, Any]:
         "dtype": "target.dtype",
         "load_format": "target.load_format",
         "tensor_parallel_size": "target.tensor_parallel_size",
+        "pipeline_parallel_size": "target.pipeline_parallel_size",
+        "distributed_executor_backend": "engine.distributed_executor_backend",
         "max_model_len": "engine.max_model_len",
         "max_num_seqs": "engine.max_num_seqs",
         "max_num_batched_tokens": "engine.max_num_batched_tokens",
@@ -52,7 +63,12 @@ def engine_arguments(settings: ExportSettings) -> dict[str, Any]:
 def server_arguments(settings: ExportSettings) -> dict[str, Any]:
     """Arguments of the HTTP server."""
     host, port = settings.address
-    arguments: dict[str, Any] = {"host": host, "port": port}
+    return {"host": host, "port": port} | served(settings)
+
+
+def served(settings: ExportSettings) -> dict[str, Any]:
+    """Arguments of the HTTP server but its address."""
+    arguments: dict[str, Any] = {}
     simple = {
         "served_model_name": "serve.served_model_name",
         "chat_template": "target.chat_template",

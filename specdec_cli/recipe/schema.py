@@ -227,7 +227,9 @@ class Target(Section):
     device: Device = "auto"
     """Where the model runs: auto, cpu, cuda or cuda:N."""
     tensor_parallel_size: TensorParallelSize = 1
-    """Devices for the model. More than 1 is for `specdec export`: specdec itself runs a model on one device."""
+    """Devices for the model. More than 1 is for `--engine vllm` and `specdec export`; specdec uses one device."""
+    pipeline_parallel_size: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Pipeline stages for the model. More than 1 is for `--engine vllm` and `specdec export`."""
     generation_config: str = Field("auto", min_length=1)
     """Source of end tokens, and of sampling defaults in serve: auto (the model's file), none, or a folder."""
     chat_template: str | None = Field(None, min_length=1)
@@ -256,7 +258,7 @@ class Draft(Section):
     device: Device = "auto"
     """Where the draft runs: auto, cpu, cuda or cuda:N."""
     tensor_parallel_size: TensorParallelSize = 1
-    """Devices for the draft. More than 1 is for `specdec export`: specdec itself runs a model on one device."""
+    """Devices for the draft. More than 1 is for `--engine vllm` and `specdec export`; specdec uses one device."""
     first: str | None = Field(None, min_length=1)
     """Draft without a model that is asked first, such as suffix; this one drafts where it has nothing."""
 
@@ -361,6 +363,12 @@ class EngineSection(Section):
 
     model_config = ConfigDict(title="Engine")
 
+    name: Literal["specdec", "vllm"] = "specdec"
+    """Engine that decodes: specdec, or an installed vLLM, which is started as a subprocess."""
+    distributed_executor_backend: Literal["mp", "ray", "uni", "external_launcher"] | None = None
+    """How another engine runs on several devices or machines, such as mp or ray; it chooses by default."""
+    start_timeout_seconds: float = Field(600.0, gt=0)
+    """How long another engine may take until it answers."""
     max_num_seqs: int = Field(8, ge=1, le=4096)
     """Maximum number of sequences in a batch."""
     max_model_len: int | None = Field(None, ge=2, le=2**24)

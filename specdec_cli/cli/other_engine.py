@@ -1,0 +1,144 @@
+"""Another engine as a command line asks for it: the command line of its server, and what it will not do as asked."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from specdec_cli.engine.driver import never
+from specdec_cli.errors import UsageError
+from specdec_cli.export import ServerCommand, server_command
+from specdec_cli.export.settings import ExportSettings
+from specdec_cli.measure.elsewhere.engine_process import EngineProcess
+from specdec_cli.measure.elsewhere.launch import Launch, find_program, split_arguments
+
+if TYPE_CHECKING:
+    from specdec_cli.cli.options import Shared
+    from specdec_cli.recipe import Resolved
+    from specdec_cli.report.view import Screen
+
+_BY_SPECDEC = "specdec"
+_REFUSED_WITH_A_DRAFT = ("min_p", "logit_bias")
+_NO_CACHE = "engine.enable_prefix_caching"
+
+
+@dataclass(frozen=True, slots=True)
+class OtherEngine:
+    """The engine that a recipe names, on this machine.
+
+    Args:
+        resolved: the recipe.
+        command: program that starts it; None looks for its usual one on PATH.
+        arguments: further ones of its server.
+        timeout_s: how long it may take until it answers.
+        trust_remote_code: run code that comes with a checkpoint.
+    """
+
+    resolved: Resolved
+    command: str | None
+    arguments: tuple[str, ...]
+    timeout_s: float
+    trust_remote_code: bool = False
+
+    @classmethod
+    def asked(cls, resolved: Resolved, shared: Shared) -> OtherEngine | None:
+        """The engine that the recipe names; None where specdec itself decodes.
+
+        Raises:
+            UsageError: its further arguments cannot be read.
+        """
+        engine = resolved.recipe.engine
+        if engine.name == _BY_SPECDEC:
+            return None
+        arguments = split_arguments(shared.engine_args)
+        return cls(resolved, shared.engine_command, arguments, engine.start_timeout_seconds, shared.trust_remote_code)
+
+    def without_prefix_caching(self) -> OtherEngine:
+        """The same for a measurement, where no arm may find what an earlier pass left in the cache."""
+        recipe = self.resolved.recipe
+        engine = recipe.engine.model_copy(update={"enable_prefix_caching": False})
+        origins = self.resolved.origins | {_NO_CACHE: "the measurement"}
+        return replace(
+            self,
+            resolved=replace(self.resolved, recipe=recipe.model_copy(update={"engine": engine}), origins=origins),
+        )
+
+    def server(self, k: int | None = None) -> ServerCommand:
+        """The recipe in the engine's own words.
+
+        Args:
+            k: tokens to draft in place of the recipe's; 0 decodes without a draft.
+
+        Raises:
+            UsageError: the engine has no such draft, or refuses the sampling together with one.
+        """
+        resolved = self.resolved if k is None else at_k(self.resolved, k)
+        made = server_command(resolved.recipe.engine.name, resolved)
+        recipe = resolved.recipe
+        settings = ExportSettings(recipe, resolved.origins, made.name, is_here=True)
+        if settings.k and not made.drafts:
+            raise UsageError(f"{made.name} has no draft like {settings.draft.what}", "name another draft with --draft")
+        if made.drafts:
+            for name in _REFUSED_WITH_A_DRAFT:
+                if getattr(recipe.sampling, name):
+                    said = f"{made.name} refuses `sampling.{name}` together with speculation"
+                    raise UsageError(said, "leave it out, or decode without a draft: -k 0")
+        if recipe.structured.is_given:
+            key = next(iter(recipe.structured.given))
+            raise UsageError(f"`structured.{key}` has no effect with --engine {recipe.engine.name}", "leave it out")
+        return made
+
+    def words(self, k: int | None = None) -> tuple[str, ...]:
+        """The arguments of its program, without its address."""
+        trusted = ("--trust-remote-code",) if self.trust_remote_code else ()
+        return (*self.server(k).words, *trusted, *self.arguments)
+
+    def shown(self, k: int | None = None) -> str:
+        """The command line for people; the program need not be there."""
+        program = self.command or self.server(k).program
+        return f"{program} {shlex.join(self.words(k))}"
+
+    def launch(self, k: int | None = None) -> Launch:
+        """How its server is started.
+
+        Raises:
+            RunError: its program is not there.
+        """
+        made = self.server(k)
+        return Launch(made.name, (*find_program(self.command, made.program, made.name), *self.words(k)))
+
+    def process(
+        self,
+        screen: Screen,
+        k: int | None = None,
+        tell: Callable[[str], None] = lambda _: None,
+        stopped: Callable[[], bool] = never,
+    ) -> EngineProcess:
+        """Its server, not yet started; the log's last lines go to the screen if it fails.
+
+        Args:
+            screen: takes them.
+            k: as in `server`.
+            tell: takes words about its start.
+            stopped: whether to give up the start.
+        """
+        return EngineProcess(self.launch(k), self.timeout_s, tell, lambda line: screen.say(line, "dim"), stopped)
+
+    def unknown_version(self, version: str | None) -> str | None:
+        """A sentence about a release whose settings were not checked, or None."""
+        made = self.server()
+        checked = " and ".join(made.checked)
+        if version is None:
+            return f"{made.name} does not say its version: its settings were checked for {checked}"
+        if any(version == one or version.startswith(f"{one}.") for one in made.checked):
+            return None
+        return f"{made.name} {version} answers, and its settings were checked for {checked}: an option may differ"
+
+
+def at_k(resolved: Resolved, k: int) -> Resolved:
+    """The recipe with one k for every batch size."""
+    alone = {"num_speculative_tokens": k, "k_by_batch": None, "disable_by_batch_size": None}
+    speculation = resolved.recipe.speculation.model_copy(update=alone)
+    return replace(resolved, recipe=resolved.recipe.model_copy(update={"speculation": speculation}))
