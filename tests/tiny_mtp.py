@@ -199,14 +199,14 @@ def _rotate(vectors: Tensor, turned: int) -> Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin, vectors[..., turned:]], -1)
 
 
-def make_target(kind: str, folder: Path, num_modules: int = 1, seed: int = 1) -> list[dict[str, Tensor]]:
+def make_target(kind: str, folder: Path, num_modules: int = 1, seed: int = 1, **shape: int) -> list[dict[str, Tensor]]:
     """Save a random target with random modules, in two shards as such checkpoints are published.
 
     Returns:
         The tensors of each module, as `Reference` takes them.
     """
     config_name, own = TARGETS[kind]
-    config = getattr(transformers, config_name)(**(_SHAPE | own))
+    config = getattr(transformers, config_name)(**(_SHAPE | own | shape))
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)

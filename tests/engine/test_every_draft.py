@@ -1,0 +1,261 @@
+"""Every promise of the engine with every draft: the registry's methods, variants of them, and pairs.
+
+Random drafts of a random target agree on nothing, so most texts are of a few tokens that a bias allows: there about a
+third of what is drafted is accepted, and drafts that are accepted, partly accepted and refused follow one another.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from every_draft import METHODS, NAMES, Drafts
+from test_engine_bits import Recorded
+from tiny_engine import PROMPTS, check_books, tokens
+
+from specdec_cli.drafted import NOTHING
+from specdec_cli.drafters import method_of, parse_spec
+from specdec_cli.engine.decoding import Request
+from specdec_cli.engine.driver import Driver
+from specdec_cli.engine.engine import Engine
+from specdec_cli.engine.outputs import Output, Outputs
+from specdec_cli.engine.prompts import PromptRow
+from specdec_cli.errors import UsageError
+from specdec_cli.events import Stepped
+from specdec_cli.lm.door import Row
+from specdec_cli.lm.invariance import row_invariance
+from specdec_cli.measure.audit.chisquare import chi_square, enumerate_joint
+from specdec_cli.measure.machine.machine import look
+from specdec_cli.measure.machine.preflight import preflight
+from specdec_cli.measure.predict.replay import replay
+from specdec_cli.measure.predict.tracing import trace_draft, trace_target
+from specdec_cli.recipe.resolve import resolve
+from specdec_cli.sampling.chain import ChainRow, distribution
+from specdec_cli.sampling.grammar import Grammar, compile_grammar
+from specdec_cli.sampling.params import SamplingParams
+
+FEW = dict.fromkeys((5, 9, 17, 44), 100.0)
+GREEDY = SamplingParams(max_new_tokens=12, logit_bias=FEW)
+FREE = SamplingParams(max_new_tokens=8)
+SAMPLED = replace(GREEDY, temperature=1.0, seed=3)
+SHAPES: list[dict[str, Any]] = [{"k": 1}, {"k": 6}, {"k": 3, "tree": "2,2,1"}, {"k": 4, "tree": "dynamic:9"}]
+SHARED = [(11 * i * i + 3 * i) % 89 + 2 for i in range(40)]
+PREFIXES = [[*SHARED[:30], 7, 9], [*SHARED[:30], 11], SHARED[:18]]
+ALARM = 1e-6
+
+
+@pytest.fixture(scope="module")
+def drafts(tmp_path_factory: pytest.TempPathFactory) -> Drafts:
+    return Drafts(tmp_path_factory.mktemp("drafts"))
+
+
+@pytest.fixture(scope="module")
+def halves(tmp_path_factory: pytest.TempPathFactory) -> Drafts:
+    """With a target in bfloat16, where bits are promised."""
+    if any(check.needed and not check.holds for check in row_invariance(torch.bfloat16)):
+        pytest.skip("this machine's kernels are not row-invariant in bfloat16")
+    return Drafts(tmp_path_factory.mktemp("halves"), "bfloat16")
+
+
+def shapes_of(drafts: Drafts, name: str) -> list[dict[str, Any]]:
+    """The shapes that a draft can guess in."""
+    builds_trees = drafts.drafter(name).builds_trees
+    return [shape for shape in SHAPES if builds_trees or "tree" not in shape]
+
+
+def decode(engine: Engine, params: SamplingParams, prompts: Sequence[Sequence[int]] = PROMPTS) -> list[Output]:
+    """The outputs of prompts together; the draft has not failed."""
+    outputs = engine.generate([list(prompt) for prompt in prompts], params)
+    assert not sum(engine.drafters.num_failures.values()), engine.drafters.notices
+    return outputs
+
+
+def counts(outputs: Sequence[Output]) -> tuple[int, int, int]:
+    """Steps, tokens drafted and tokens accepted."""
+    every = [output.speculative for output in outputs]
+    names = ("num_steps", "num_draft_tokens", "num_accepted_tokens")
+    steps, drafted, accepted = (sum(getattr(one, name) for one in every) for name in names)
+    return steps, drafted, accepted
+
+
+def test_every_method_is_here(drafts: Drafts) -> None:
+    found = {part for name in NAMES for part in method_of(drafts.drafter(name)).split("+")}
+    assert found == set(METHODS) - {"none"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_greedy_text_is_that_of_plain_decoding(drafts: Drafts, name: str) -> None:
+    plain = tokens(decode(drafts.engine("none"), GREEDY))
+    for shape in shapes_of(drafts, name):
+        found = decode(drafts.engine(name, **shape), GREEDY)
+        assert tokens(found) == plain, shape
+        _, drafted, accepted = counts(found)
+        assert 0 < accepted < drafted or name == "self-int8", shape
+    assert tokens(decode(drafts.engine(name), GREEDY, PROMPTS[2:3])) == plain[2:3], "alone"
+    assert tokens(decode(drafts.engine(name), FREE)) == tokens(decode(drafts.engine("none"), FREE))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gumbel_text_does_not_depend_on_the_draft(drafts: Drafts, name: str) -> None:
+    chain, *trees = shapes_of(drafts, name)[1:]
+    edited = replace(FREE, temperature=0.9, seed=11, top_k=40, presence_penalty=0.4)
+    for params, shapes in ((SAMPLED, [chain, *trees[:1]]), (edited, trees[1:] or [chain])):
+        plain = tokens(decode(drafts.engine("none", verify="gumbel"), params))
+        for shape in shapes:
+            assert tokens(decode(drafts.engine(name, verify="gumbel", **shape), params)) == plain, shape
+
+
+def recorded(engine: Engine) -> list[torch.Tensor]:
+    """The logits that each prompt's tokens were chosen from."""
+    engine._stepper.judge = Recorded(engine.num_tokens, ())
+    Recorded.logits.clear()
+    decode(engine, GREEDY)
+    return [torch.cat(Recorded.logits[i]) for i in sorted(Recorded.logits)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_are_the_same_bits(halves: Drafts, name: str) -> None:
+    expected = recorded(halves.engine("none", max_num_seqs=1))
+    for shape in shapes_of(halves, name)[1::2]:
+        found = recorded(halves.engine(name, **shape))
+        assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True)), shape
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_sampled_text_alone_and_in_company(halves: Drafts, name: str) -> None:
+    for place, verify in enumerate(("rejection", "block")):
+        together = tokens(decode(halves.engine(name, verify=verify, max_num_seqs=4), SAMPLED))
+        alone = decode(halves.engine(name, verify=verify), replace(SAMPLED, index=place), PROMPTS[place : place + 1])
+        assert tokens(alone) == together[place : place + 1]
+
+
+DRAWN = replace(SAMPLED, max_new_tokens=3, temperature=1.2)
+
+
+def p_of(drafts: Drafts, text: tuple[int, ...]) -> Any:
+    """The target's distribution after a text [V]."""
+    lm, context = drafts.target, list(text)
+    logits = lm.score([Row(10**6, context, 1)])
+    lm.release(10**6)
+    row = ChainRow(DRAWN, context, len(PROMPTS[0]), NOTHING, frozenset())
+    return distribution(logits, [row], drafts.tokenizer.num_tokens).dense()[0].double().numpy()
+
+
+@pytest.fixture(scope="module")
+def joint(drafts: Drafts) -> dict[tuple[int, ...], float]:
+    """The exact distribution of the first two tokens."""
+    return enumerate_joint(lambda text: p_of(drafts, text), tuple(PROMPTS[0]), 2)
+
+
+@pytest.mark.parametrize("num", [120, pytest.param(1_500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", NAMES)
+def test_samples_follow_the_targets_distribution(
+    drafts: Drafts, joint: dict[tuple[int, ...], float], name: str, num: int
+) -> None:
+    for shape in ({"k": 2, "verify": "rejection"}, {"k": 2}, {"k": 2, "tree": "2,2"}):
+        if "tree" in shape and not drafts.drafter(name).builds_trees:
+            continue
+        engine = drafts.engine(name, max_num_seqs=64, **shape)
+        found = engine.generate([PROMPTS[0]] * num, [replace(DRAWN, index=i) for i in range(num)])
+        assert not sum(engine.drafters.num_failures.values()), engine.drafters.notices
+        drawn = Counter(tuple(output.token_ids[:2]) for output in found)
+        assert chi_square(drawn, joint).p_value > ALARM, shape
+    turned = {cell: joint[other] for cell, other in zip(joint, reversed(joint), strict=True)}
+    assert chi_square(drawn, turned).p_value < ALARM, "another distribution is noticed"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_cached_prefixes_change_nothing(drafts: Drafts, name: str) -> None:
+    plain = tokens(decode(drafts.engine("none", verify="gumbel"), SAMPLED, PREFIXES))
+    without = counts(decode(drafts.engine(name, verify="gumbel"), SAMPLED, PREFIXES))
+    engine = drafts.engine(name, verify="gumbel", prefix_caching=True)
+    for _ in range(2):
+        found = decode(engine, SAMPLED, PREFIXES)
+        assert tokens(found) == plain
+        assert counts(found) == without or "suffix" in name, "which guesses by outputs of the first pass"
+
+
+@contextmanager
+def tight(drafts: Drafts, num_blocks: int) -> Iterator[None]:
+    """A target with so few blocks that sequences are preempted."""
+    before = drafts.target.num_blocks
+    drafts.target.hold(num_blocks)
+    try:
+        yield
+    finally:
+        drafts.target.hold(before)
+
+
+def observed(engine: Engine, params: SamplingParams, grammar: Grammar | None = None) -> tuple[list[Output], int]:
+    """The outputs of all prompts, and how often a sequence was preempted."""
+    outputs, driver, num_preemptions = Outputs(), Driver(engine), 0
+    for prompt in PROMPTS:
+        outputs.add(driver, list(prompt), params=params, grammar=grammar)
+    for events in driver.steps():
+        for event in events:
+            outputs.observe(event)
+            num_preemptions += event.num_preemptions if isinstance(event, Stepped) else 0
+    assert not sum(engine.drafters.num_failures.values()), engine.drafters.notices
+    return outputs.finished(), num_preemptions
+
+
+@pytest.mark.parametrize("caches", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_preempted_sequences_go_on(drafts: Drafts, name: str, caches: bool) -> None:
+    params = replace(GREEDY, max_new_tokens=20)
+    plain = tokens(decode(drafts.engine("none"), params))
+    shape = shapes_of(drafts, name)[1:3][-caches]
+    with tight(drafts, 22):
+        engine = drafts.engine(name, max_num_seqs=4, prefix_caching=caches, **shape)
+        found, num = observed(engine, params)
+        check_books(engine)
+    assert tokens(found) == plain
+    assert num > 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_grammar_holds(drafts: Drafts, name: str) -> None:
+    source = "(ab|[0-9]){2,9}x?"
+    grammar = compile_grammar("regex", source, drafts.tokenizer)
+    for params, verify in ((SamplingParams(24), "auto"), (SamplingParams(24, temperature=0.9, seed=2), "gumbel")):
+        plain, _ = observed(drafts.engine("none", verify=verify), params, grammar)
+        assert all(re.fullmatch(source, output.text) for output in plain)
+        for shape in shapes_of(drafts, name)[1 if verify == "auto" else 2 : 3]:
+            found, _ = observed(drafts.engine(name, verify=verify, **shape), params, grammar)
+            assert tokens(found) == tokens(plain), shape
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_trace_foretells_the_engines_counts(drafts: Drafts, name: str) -> None:
+    for params, verify in ((GREEDY, "greedy"), (SAMPLED, "gumbel")):
+        each = [replace(params, index=i) for i in range(len(PROMPTS))]
+        requests = [Request(PromptRow(i, ""), *both) for i, both in enumerate(zip(PROMPTS, each, strict=True))]
+        engine = drafts.engine(name, max_num_seqs=4, verify=verify)
+        trace = trace_target(engine, requests)
+        if "+" in name and engine.drafter.draws and verify == "gumbel":
+            with pytest.raises(UsageError, match="samples and is not a language model"):
+                trace_draft(trace, engine.drafter, 3, target=drafts.target)
+            continue
+        trace.drafts[name] = trace_draft(trace, drafts.drafter(name), 3, target=drafts.target)
+        for one in replay(trace, name, verify, 3)[0 if params is GREEDY else 2 :: 2]:
+            found = decode(drafts.engine(name, one.k, max_num_seqs=4, verify=verify), params)
+            steps, _, accepted = counts(found)
+            assert (one.num_steps.sum(), one.num_accepted_tokens.sum()) == pytest.approx((steps, accepted)), one.k
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_doctor_has_no_doubt(drafts: Drafts, name: str) -> None:
+    flags = {"draft": (parse_spec(drafts.specs[name]), "--draft")}
+    recipe = resolve(sets=[f"target.model={drafts.target.name}"], flags=flags).recipe
+    found = preflight(recipe, look())
+    assert found.errors == []
+    drafter = drafts.drafter(name)
+    assert found.draft_method.rpartition("+")[2] == method_of(drafter).rpartition("+")[2]
+    assert found.taps == tuple(drafter.taps)
+    assert found.one_pass == drafter.one_pass
