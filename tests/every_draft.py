@@ -10,6 +10,7 @@ from typing import Any
 from tiny_dflash import publish_dflash, random_block_weights
 from tiny_engine import Checked
 from tiny_heads import publish, random_weights
+from tiny_medusa import publish_medusa, random_medusa_weights
 from tiny_models import make_tiny
 from tiny_mtp import make_target
 from tiny_pard import publish_pard
@@ -65,6 +66,7 @@ _FOLDERS: dict[str, Callable[[Path], Any]] = {
     ),
     "dflash": lambda folder: publish_dflash(folder, random_block_weights(), "z-lab"),
     "dspark": _dspark,
+    "medusa": lambda folder: publish_medusa(folder, random_medusa_weights()),
     "pard": publish_pard,
     "pard2": publish_pard2,
 }  # fmt: skip
