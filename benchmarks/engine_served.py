@@ -27,13 +27,21 @@ ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
 }
+REPAIR = Path(__file__).parent / "vllm_cpu_fix"
 OPTIONS = ("--enforce-eager", "--dtype", "float32", "--max-model-len", "512")
 
 
 @contextmanager
 def vllm_serving(
-    command: str, target: Path, speculative: Mapping[str, Any] | None, log: Path, max_num_seqs: int = 4
+    command: str,
+    target: Path,
+    speculative: Mapping[str, Any] | None,
+    log: Path,
+    *,
+    max_num_seqs: int = 8,
+    is_repaired: bool = False,
 ) -> Iterator[str]:
     """Run `vllm serve` until the block ends.
 
@@ -43,6 +51,7 @@ def vllm_serving(
         speculative: `--speculative-config`; None decodes without a draft.
         log: file that takes its output.
         max_num_seqs: most sequences of a step.
+        is_repaired: whether sampled speculation of the CPU build is repaired (`vllm_cpu_fix`).
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -50,10 +59,11 @@ def vllm_serving(
     words = [command, "serve", str(target.resolve()), "--host", "127.0.0.1", "--port", str(port), *OPTIONS]
     words += ["--served-model-name", "target", "--max-num-seqs", str(max_num_seqs)]
     words += [] if speculative is None else ["--speculative-config", json.dumps(dict(speculative))]
-    without = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "OMP_NUM_THREADS")}
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | ENVIRONMENT
+    environment |= {"PYTHONPATH": str(REPAIR)} if is_repaired else {}
     with log.open("ab") as out:
         process = subprocess.Popen(
-            words, stdout=out, stderr=out, env=without | ENVIRONMENT, cwd=log.parent, start_new_session=True
+            words, stdout=out, stderr=out, env=environment, cwd=log.parent, start_new_session=True
         )
     url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + SECONDS_TO_START
     try:

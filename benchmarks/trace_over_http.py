@@ -1,11 +1,12 @@
 """Acceptance predicted through servers against what the engine then counts, for every k: specdec's server and vLLM.
 
-    python benchmarks/trace_over_http.py --vllm /path/to/vllm --k 1,2,4,6 --num-prompts 24 --max-new-tokens 96
+    python benchmarks/trace_over_http.py --vllm /path/to/vllm --k 2,5 --num-prompts 32 --max-new-tokens 64
 
 The trace comes from a server of the target (the engine's, without a draft) and one of the draft (specdec's). Then the
 engine serves the pair with each k, gets the same prompts, and its own counters give the acceptance. The prediction is
 that of the engine's own rule (`engine_rules`). At temperature 1 texts differ from run to run, so both figures have a
-sampling error.
+sampling error. vLLM's CPU build does not sample from the target there: it is compared with `vllm_cpu_fix`, and counted
+as it is.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,22 @@ from served import serving
 import specdec_cli
 
 BUILT_IN = Path(specdec_cli.__file__).parent / "builtin"
-Serve = Callable[[int], Any]
+Serve = Callable[[int], AbstractContextManager[str]]
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way of an engine to verify.
+
+    Args:
+        temperature: of the requests.
+        rule: as a trace replays it; None where none does, and acceptance is counted alone.
+        serve: the pair with k drafted tokens.
+    """
+
+    temperature: str
+    rule: str | None
+    serve: Serve
 
 
 def specdec(*words: str) -> dict[str, Any]:
@@ -39,41 +56,45 @@ def specdec(*words: str) -> dict[str, Any]:
     return found
 
 
-def predicted(target_url: str, draft_url: str, rule: str, options: list[str]) -> dict[str, Any]:
-    """Acceptance length by k under a rule, and what the trace took."""
+def traced(target_url: str, draft_url: str, options: list[str]) -> dict[str, Any]:
+    """Acceptance length by rule and k, and what the trace took."""
     found = specdec("sweep-k", "--target-endpoint", target_url, "--draft-endpoint", draft_url, *options)
-    rows = {row["k"]: row["acceptance_length"]["median"] for row in found["rows"] if row["rule"] == rule}
-    if rule == "uniform":  # a vocabulary's share of each drafted token
-        share = 1 / json.loads((BUILT_IN / "target" / "config.json").read_text())["vocab_size"]
-        rows = {k: sum(share**i for i in range(k + 1)) for k in range(1, found["k_max"] + 1)}
-    source = {name: found["source"][name] for name in ("requests", "bytes", "seconds")}
-    return {"by_k": rows, "prompts": found["prompts"], "tokens": found["tokens"], **source}
+    lengths: dict[str, dict[int, float]] = {}
+    for row in found["rows"]:
+        lengths.setdefault(row["rule"], {})[row["k"]] = row["acceptance_length"]["median"]
+    took = {name: found["source"][name] for name in ("requests", "bytes", "seconds")}
+    return {"acceptance_length": lengths, "prompts": found["prompts"], "tokens": found["tokens"], **took}
 
 
 def counted(url: str, options: list[str]) -> float:
     """Acceptance length by the server's own counters over the same prompts."""
-    found = specdec("bench", "--endpoint", url, "--concurrency", "4", *options)
+    found = specdec("bench", "--endpoint", url, "--concurrency", "8", *options)
     length: float = found["counters"]["speculative"]["acceptance_length"]
     return length
 
 
-def compare(serve: Serve, rules: dict[str, str], ks: list[int], options: list[str]) -> dict[str, Any]:
-    """One engine: its trace at both temperatures, then every k."""
-    found: dict[str, Any] = {}
-    with serve(0) as target, serving("-t", str(BUILT_IN / "draft"), "-d", "none") as draft:
-        for temperature, rule in rules.items():
-            took = predicted(target, draft.url, rule, [*options, "--temperature", temperature, "--k-max", str(max(ks))])
-            found[temperature] = {"rule": rule, "trace": took, "rows": []}
-            print(f"temperature {temperature}: {took}", file=sys.stderr)
-    for k in ks:
-        with serve(k) as url:
-            for temperature, one in found.items():
-                length = counted(url, [*options, "--temperature", temperature])
-                expected = one["trace"]["by_k"][k]
-                row = {"k": k, "predicted": expected, "counted": length, "error": expected / length - 1}
-                one["rows"].append(row)
-                print(f"temperature {temperature}: {row}", file=sys.stderr)
-    return found
+def compare(plain: Serve, ways: dict[str, Way], ks: list[int], options: list[str]) -> dict[str, Any]:
+    """One engine: its traces, then every way to verify at every k."""
+    traces = {}
+    with plain(0) as target, serving("-t", str(BUILT_IN / "draft"), "-d", "none") as draft:
+        for temperature in sorted({way.temperature for way in ways.values()}):
+            asked = [*options, "--temperature", temperature, "--k-max", str(max(ks))]
+            traces[temperature] = traced(target, draft.url, asked)
+            print(f"temperature {temperature}: {traces[temperature]}", file=sys.stderr, flush=True)
+    rows = []
+    for name, way in ways.items():
+        for k in ks:
+            with way.serve(k) as url:
+                length = counted(url, [*options, "--temperature", way.temperature])
+            row: dict[str, Any] = {"way": name, "rule": way.rule, "temperature": way.temperature, "k": k}
+            row["counted"] = length
+            if way.rule is not None:
+                row["predicted"] = traces[way.temperature]["acceptance_length"][way.rule][k]
+                row["error"] = row["predicted"] / length - 1
+            rows.append(row)
+            print(row, file=sys.stderr, flush=True)
+    errors = [abs(row["error"]) for row in rows if "error" in row]
+    return {"traces": traces, "rows": rows, "largest_error": max(errors)}
 
 
 @contextmanager
@@ -84,12 +105,14 @@ def own(k: int) -> Iterator[str]:
         yield one.url
 
 
-def vllm(command: str, folder: Path) -> Serve:
+def vllm(command: str, folder: Path, *, is_repaired: bool = False, **more: str) -> Serve:
     """vLLM's server; 0 serves without a draft."""
+    config = {"method": "draft_model", "model": str(BUILT_IN / "draft"), **more}
 
-    def serve(k: int) -> Any:
-        speculative = {"method": "draft_model", "model": str(BUILT_IN / "draft"), "num_speculative_tokens": k}
-        return vllm_serving(command, BUILT_IN / "target", speculative if k else None, folder / "vllm.log")
+    def serve(k: int) -> AbstractContextManager[str]:
+        speculative = config | {"num_speculative_tokens": k} if k else None
+        log = folder / "vllm.log"
+        return vllm_serving(command, BUILT_IN / "target", speculative, log, is_repaired=is_repaired)
 
     return serve
 
@@ -98,20 +121,28 @@ def main() -> None:
     """Compare, and keep the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vllm", help="vLLM's program; without it specdec's server alone is compared")
-    parser.add_argument("--vllm-rule", default="uniform", help="its rule above temperature 0; a CPU build's is uniform")
-    parser.add_argument("--k", default="1,2,4,6")
-    parser.add_argument("--num-prompts", default="24")
-    parser.add_argument("--max-new-tokens", default="96")
+    parser.add_argument("--k", default="2,5")
+    parser.add_argument("--num-prompts", default="32")
+    parser.add_argument("--max-new-tokens", default="64")
     options = parser.parse_args()
     ks = [int(k) for k in options.k.split(",")]
     asked = ["--dataset", "builtin:stories", "--num-prompts", options.num_prompts]
     asked += ["--max-new-tokens", options.max_new_tokens, "--ignore-eos"]
     before = record.machine()
-    results = {"specdec": compare(own, {"0": "greedy", "1": "block"}, ks, asked)}
+    ways = {"greedy": Way("0", "greedy", own), "block": Way("1", "block", own)}
+    results = {"specdec": compare(own, ways, ks, asked)}
     if options.vllm is not None:
-        with tempfile.TemporaryDirectory() as folder:
-            rules = {"0": "greedy", "1": options.vllm_rule}
-            results["vllm"] = compare(vllm(options.vllm, Path(folder)), rules, ks, asked)
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            default = vllm(options.vllm, folder, is_repaired=True)
+            sampled = vllm(options.vllm, folder, is_repaired=True, draft_sample_method="probabilistic")
+            ways = {
+                "greedy": Way("0", "greedy", vllm(options.vllm, folder)),
+                "default, repaired": Way("1", "one-hot", default),
+                "probabilistic, repaired": Way("1", "rejection", sampled),
+                "default, as it is": Way("1", None, vllm(options.vllm, folder)),
+            }
+            results["vllm"] = compare(vllm(options.vllm, folder), ways, ks, asked)
     print(record.save("trace_over_http", before, {"options": asked, "engines": results}))
 
 

@@ -51,7 +51,7 @@ ENGINE_RULES = (
     EngineRule("vllm", "0.33.0", "one-hot"),
     EngineRule("vllm", "0.33.0", "rejection", "draft_sample_method probabilistic"),
     EngineRule("vllm", "0.33.0", "block", "rejection_sample_method block, on the V2 model runner"),
-    EngineRule("vllm", "0.32.0", "uniform", where=CPU_BUILD, fault=_VLLM_CPU),
+    EngineRule("vllm", "0.32.0", None, where=CPU_BUILD, fault=_VLLM_CPU),
     EngineRule("sglang", "0.5.23", "one-hot"),
     EngineRule("sglang", "0.5.23", "rejection", "--speculative-use-rejection-sampling"),
     EngineRule("sglang", "0.5.23", "block", "--speculative-use-block-verification, on a GPU"),

@@ -9,12 +9,8 @@ S_i(s), given the text. EXACTNESS.md, "Traces", says which:
 | rejection | Π min(1, q(x_j)/p(x_j)) |
 | exact-match | Π q(x_j) |
 | gumbel | Π 1[argmax(log q + g_j) = x_j] |
-| uniform | Π 1/V |
 | block, traversal | P_i Π q(x_j)/p(x_j), P_i = min(1, P_{i-1} p(x_i)/q(x_i)): the least of 1 and the prefixes' Π q/p |
-| a draft without chance | 1[its first i guesses are the text's], under every rule but `uniform` |
-
-`uniform` describes a fault: an engine that judges drafted tokens by another distribution than the target's (see
-`engine_rules`).
+| a draft without chance | 1[its first i guesses are the text's], under every rule |
 
 m accepted tokens lead to the start s + m + 1, so the probability that a step begins at s is a forward pass over starts,
 exact for rules of chance; where every S is 0 or 1 it is the walk itself. Averaging over all positions alike is
@@ -46,19 +42,19 @@ class _Replayed:
     """How a trace tells what a rule accepts.
 
     Args:
-        accepted: from a draft, log p and log q [N] float64 of the emitted tokens and V, the chance of each token [N].
+        accepted: from a draft, log p and log q [N] float64 of the emitted tokens, the chance of each token [N].
         gains: whether a token more likely under q than under p makes up for one that is less likely.
     """
 
-    accepted: Callable[[ModelTrace, FloatArray, FloatArray, int], FloatArray]
+    accepted: Callable[[ModelTrace, FloatArray, FloatArray], FloatArray]
     gains: bool = False
 
 
-def _by_ratio(draft: ModelTrace, log_p: FloatArray, log_q: FloatArray, num_tokens: int) -> FloatArray:
+def _by_ratio(draft: ModelTrace, log_p: FloatArray, log_q: FloatArray) -> FloatArray:
     return np.exp(np.minimum(log_q - log_p, 0.0))
 
 
-def _by_argmax(draft: ModelTrace, log_p: FloatArray, log_q: FloatArray, num_tokens: int) -> FloatArray:
+def _by_argmax(draft: ModelTrace, log_p: FloatArray, log_q: FloatArray) -> FloatArray:
     return draft.is_argmax.astype(np.float64)
 
 
@@ -67,10 +63,9 @@ _REPLAYED = {
     "rejection": _Replayed(_by_ratio),
     "block": _Replayed(_by_ratio, gains=True),
     "traversal": _Replayed(_by_ratio, gains=True),
-    "exact-match": _Replayed(lambda draft, log_p, log_q, num_tokens: np.exp(log_q)),
-    "gumbel": _Replayed(lambda draft, log_p, log_q, num_tokens: draft.is_gumbel.astype(np.float64)),
+    "exact-match": _Replayed(lambda draft, log_p, log_q: np.exp(log_q)),
+    "gumbel": _Replayed(lambda draft, log_p, log_q: draft.is_gumbel.astype(np.float64)),
     "one-hot": _Replayed(_by_argmax),
-    "uniform": _Replayed(lambda draft, log_p, log_q, num_tokens: np.full(log_p.shape, 1 / num_tokens)),
 }
 RULES = tuple(_REPLAYED)
 
@@ -178,7 +173,7 @@ class Starts:
         log_p, log_q = self.trace.log_p.astype(np.float64), there.log_q.astype(np.float64)
         if is_own:  # what stands at a start is of the token behind it
             log_p = _shifted(self.padded(log_p, 0.0), depth)[self._is_output]
-        each = self.padded(_REPLAYED[self.rule].accepted(there, log_p, log_q, self.trace.num_tokens), 0.0)
+        each = self.padded(_REPLAYED[self.rule].accepted(there, log_p, log_q), 0.0)
         gain = self.padded(np.exp(log_q - log_p), 0.0) if _REPLAYED[self.rule].gains else each
         return (each, gain) if is_own else (_shifted(each, depth), _shifted(gain, depth))
 
@@ -207,8 +202,6 @@ class Starts:
                 for values in (self.draft.num_guessed, self.draft.num_matching)
             )
             survival = (np.arange(k + 1) <= matching[..., None]).astype(np.float64)
-            if self.rule == "uniform":
-                survival = np.broadcast_to((1.0 / self.trace.num_tokens) ** np.arange(k + 1), survival.shape).copy()
         survival[np.arange(k + 1) > drafted[..., None]] = 0.0
         return Steps(asked, drafted, survival)
 

@@ -11,7 +11,7 @@ import pytest
 
 from specdec_cli.export import ENGINES
 from specdec_cli.measure.predict.acceptance import rule_rows, sampled_faults
-from specdec_cli.measure.predict.draft_trace import GuessTrace, ModelTrace
+from specdec_cli.measure.predict.draft_trace import ModelTrace
 from specdec_cli.measure.predict.engine_rules import DRAFTS_PAST_END, ENGINE_RULES, engine_rule, engines_with
 from specdec_cli.measure.predict.replay import RULES, replay, replay_table
 from specdec_cli.measure.predict.trace import Trace, TracedPrompt, load
@@ -42,7 +42,7 @@ def test_every_row_names_an_engine_of_export_and_a_rule_that_can_be_replayed() -
         ("vllm", {}, "one-hot"),
         ("vllm", {"needs": "probabilistic"}, "rejection"),
         ("vllm", {"needs": "rejection_sample_method block"}, "block"),
-        ("vllm", {"is_cpu": True, "needs": "probabilistic"}, "uniform"),
+        ("vllm", {"is_cpu": True, "needs": "probabilistic"}, None),
         ("sglang", {}, "one-hot"),
         ("sglang", {"is_cpu": True}, "greedy"),
         ("trtllm", {"needs": "use_rejection_sampling"}, "rejection"),
@@ -60,20 +60,6 @@ def test_words_say_version_build_and_setting() -> None:
     assert "mlx 0.32.2" in rule_rows(["exact-match"])[0]["engines"]
     assert rule_rows(["greedy", "greedy"]) == [{"rule": "greedy", "engines": ["every engine"]}]
     assert {one.engine for one in engines_with("one-hot")} == {"vllm", "sglang", "trtllm", "llamacpp"}
-
-
-def test_uniform_accepts_a_vocabularys_share_of_each_token() -> None:
-    trace = trace_of([3] * 400, [True] * 400, beyond=2)
-    (_, two) = replay(trace, "draft", "uniform", 2)
-    assert two.acceptance_length().median == pytest.approx(1 + 1 / V + 1 / V**2)
-
-
-def test_uniform_judges_guesses_alike() -> None:
-    trace = trace_of([3] * 40, [True] * 40, beyond=2)
-    guesses = np.tile(np.array([1, 2], dtype=np.int16), (40, 1))
-    trace.drafts["ngram"] = GuessTrace(guesses, guesses, None)
-    assert replay(trace, "ngram", "uniform", 2)[1].acceptance_length().median == pytest.approx(1 + 1 / V + 1 / V**2)
-    assert replay(trace, "ngram", "one-hot", 2)[1].acceptance_length().median == pytest.approx(3.0)
 
 
 def test_an_engine_that_drafts_past_the_end_counts_what_is_accepted_there() -> None:

@@ -1,0 +1,191 @@
+"""Step costs of another engine, from whole runs at a few k.
+
+Only a step's whole time can be seen from outside, not its parts. Passes without a draft give t0, the seconds of a
+plain step. Passes with k drafted tokens give, with N steps of which D drafted T tokens together,
+
+    seconds = N t0 + D a + T b
+
+where a is what drafting at all adds to a step and b what each drafted token adds: its draft pass and one more row to
+verify. Passes at two k determine a and b; more of them are fitted by least squares. So a step with k tokens takes
+t0 + a + b k seconds, and one in which a draft found nothing takes t0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from specdec_cli.measure.predict.cost import Costs, ProfileLoad
+from specdec_cli.measure.predict.rounds import Rounds
+from specdec_cli.measure.stats import NUM_RESAMPLES, FloatArray, Interval
+
+
+@dataclass(frozen=True, slots=True)
+class PassTotals:
+    """Decode time and steps of some requests, added up over them.
+
+    Args:
+        seconds: from each request's first token to its last.
+        num_tokens: output tokens after each request's first.
+        num_drafts: steps that drafted.
+        num_draft_tokens: drafted tokens.
+        num_accepted_tokens: of them, accepted.
+    """
+
+    seconds: float
+    num_tokens: int
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+
+    @property
+    def num_steps(self) -> int:
+        """Steps: each gives one token beside those that it accepts, so those accepted past an end cost none."""
+        return max(self.num_tokens - self.num_accepted_tokens, self.num_drafts)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRun:
+    """The passes of one start of an engine at one batch size.
+
+    Args:
+        k: tokens drafted in a step; 0 without a draft.
+        rounds: R of them, each over other prompts.
+        load: average load of the machine in the minute before.
+    """
+
+    k: int
+    rounds: tuple[PassTotals, ...]
+    load: float = 0.0
+
+    def total(self, name: str) -> float:
+        """The sum of a count over all rounds."""
+        return float(sum(getattr(one, name) for one in self.rounds))
+
+    @property
+    def step_seconds(self) -> float:
+        """Mean seconds of a step."""
+        return self.total("seconds") / max(self.total("num_steps"), 1)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens per second of one sequence's decoding."""
+        return self.total("num_tokens") / self.total("seconds")
+
+    @property
+    def acceptance_length(self) -> float | None:
+        """1 + accepted tokens per drafting step, as the engine counts; None where nothing was drafted."""
+        drafts = self.total("num_drafts")
+        return 1 + self.total("num_accepted_tokens") / drafts if drafts else None
+
+    def speedup_over(self, plain: EngineRun, *, seed: int = 0) -> Interval:
+        """Tokens per second over those without a draft; both runs' rounds are resampled by themselves."""
+        point = self.tokens_per_second / plain.tokens_per_second
+        num = min(len(self.rounds), len(plain.rounds))
+        if num < 2:
+            return Interval(point, None, num)
+        generator = np.random.default_rng(seed)
+        drawn = _drawn_rates(self, generator) / _drawn_rates(plain, generator)
+        low, high = np.quantile(drawn, (0.025, 0.975))
+        return Interval(point, (float(low), float(high)), num)
+
+
+def _drawn_rates(run: EngineRun, generator: np.random.Generator) -> FloatArray:
+    values = np.array([(one.num_tokens, one.seconds) for one in run.rounds], dtype=np.float64)
+    sums = values[generator.integers(0, len(values), size=(NUM_RESAMPLES, len(values)))].sum(axis=1)
+    return np.asarray(sums[:, 0] / sums[:, 1])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EngineCosts:
+    """The fitted form.
+
+    Args:
+        plain_seconds: t0.
+        base_seconds: a.
+        seconds_per_token: b.
+        costs: the same as the prediction takes it.
+        fitted_on: each k that the fit rests on, and its error: fitted over measured seconds, less 1.
+    """
+
+    plain_seconds: float
+    base_seconds: float
+    seconds_per_token: float
+    costs: Costs
+    fitted_on: dict[int, float]
+
+    def step_seconds(self, k: int) -> float:
+        """Seconds of a step that drafts k tokens."""
+        return self.plain_seconds + (self.base_seconds + self.seconds_per_token * k if k else 0.0)
+
+    def error(self, run: EngineRun) -> float:
+        """Fitted over measured seconds of a run, less 1."""
+        fitted = (
+            self.plain_seconds * run.total("num_steps")
+            + self.base_seconds * run.total("num_drafts")
+            + self.seconds_per_token * run.total("num_draft_tokens")
+        )
+        return fitted / run.total("seconds") - 1
+
+
+def fit_costs(
+    plain: EngineRun, drafting: Sequence[EngineRun], k_max: int, batch_size: int, load: ProfileLoad, *, is_lookup: bool
+) -> EngineCosts:
+    """Fit the costs of steps to an engine's runs.
+
+    Args:
+        plain: without a draft.
+        drafting: at one k or several.
+        k_max: largest k that is predicted.
+        batch_size: sequences that ran together.
+        load: of the machine.
+        is_lookup: whether the draft may find nothing, and then costs nothing; another draft costs by what it is asked.
+    """
+    assert drafting, "costs of drafting need a run that drafts"
+    num = min(len(run.rounds) for run in (plain, *drafting))
+    whole = _solve(*(_totals(run) for run in (plain, *drafting)))
+    by_round = [_solve(*(_totals(run, at) for run in (plain, *drafting))) for at in range(num)]
+    tables = [_tables(one, k_max, is_lookup) for one in by_round]
+    rounds = Rounds(*(np.stack(parts) for parts in zip(*tables, strict=True)))
+    target, draft, overhead = _tables(whole, k_max, is_lookup)
+    seconds = sum(run.total("seconds") for run in (plain, *drafting))
+    costs = Costs(k_max, (0,), target, draft, overhead, batch_size, num, seconds, load, rounds)
+    made = EngineCosts(*whole, costs, {})
+    made.fitted_on.update({run.k: made.error(run) for run in drafting})
+    return made
+
+
+def _totals(run: EngineRun, at: int | None = None) -> FloatArray:
+    """Seconds, steps, drafting steps and drafted tokens of one round, or of all."""
+    rounds = run.rounds if at is None else run.rounds[at : at + 1]
+    rows = [(one.seconds, one.num_steps, one.num_drafts, one.num_draft_tokens) for one in rounds]
+    return np.asarray(np.array(rows, dtype=np.float64).sum(axis=0))
+
+
+def _solve(plain: FloatArray, *drafting: FloatArray) -> tuple[float, float, float]:
+    """t0, a and b. Each run counts by its steps' mean, so that one with more steps weighs no more."""
+    per_step = plain[0] / plain[1]
+    rows = np.array([one / one[1] for one in drafting])
+    wanted = rows[:, 0] - per_step
+    columns = rows[:, 2:] if len({*np.round(rows[:, 3] / np.maximum(rows[:, 2], 1e-9), 9)}) > 1 else rows[:, 3:]
+    found = np.linalg.lstsq(columns, wanted, rcond=None)[0]
+    base, slope = found if len(found) == 2 else (0.0, found[0])
+    return float(per_step), float(base), float(slope)
+
+
+def _tables(
+    fitted: tuple[float, float, float], k_max: int, is_lookup: bool
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Target [1, k_max+1], draft [1, k_max+1] and overhead [k_max+1] seconds.
+
+    A plain step counts as the target's, what speculation adds as the draft's where it is paid for what is asked, and as
+    the target's where it is paid for what is found.
+    """
+    plain, base, slope = fitted
+    k = np.arange(k_max + 1)
+    added = np.where(k > 0, base + slope * k, 0.0)
+    target = np.full(k_max + 1, plain) + (added if is_lookup else 0.0)
+    draft = np.zeros(k_max + 1) if is_lookup else added
+    return target[None], draft[None], np.zeros(k_max + 1)

@@ -1,0 +1,137 @@
+"""A sweep over an engine's starts, with servers of toys as the engine and seconds written by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from live_server import live
+from toy_engine import END, LETTERS, LetterTokenizer, TableLM
+from typed import stand_in
+
+from specdec_cli.drafters import create
+from specdec_cli.drafters.contract import Resources
+from specdec_cli.engine.engine import Engine
+from specdec_cli.engine.options import EngineOptions
+from specdec_cli.engine.prompts import PromptRow
+from specdec_cli.errors import RunError
+from specdec_cli.measure.elsewhere import engine_sweep
+from specdec_cli.measure.elsewhere.engine_pass import decode_totals, measured_pass
+from specdec_cli.measure.elsewhere.engine_sweep import EngineSweep, EngineSweepPlan
+from specdec_cli.measure.endpoint.address import parse_address
+from specdec_cli.measure.endpoint.answer import Answer
+from specdec_cli.measure.endpoint.endpoint_plan import EndpointPlan
+from specdec_cli.measure.predict.draft_trace import ModelTrace
+from specdec_cli.measure.predict.engine_costs import PassTotals
+from specdec_cli.measure.predict.trace import Trace
+from specdec_cli.recipe.schema import Sampling
+
+PROMPTS = ["abc abc ab", "head.\nbad", "a bag, a cab", "fed a hag", "dab a bead", "egg and ham"]
+PLAIN, BASE, SLOPE = 0.010, 0.001, 0.0005
+SAMPLING = Sampling(max_new_tokens=12, ignore_eos=True)
+
+
+def rows() -> list[PromptRow]:
+    return [PromptRow(place, text) for place, text in enumerate(PROMPTS)]
+
+
+@contextmanager
+def engine(k: int) -> Iterator[str]:
+    """A draft that is the target itself: every drafted token is accepted."""
+    drafter = create("model", {"model": "draft"})
+    drafter.load(Resources(lambda name: TableLM(), LetterTokenizer().encode, len(LETTERS)))
+    options = EngineOptions(num_speculative_tokens=k, max_num_seqs=4)
+    tokenizer = stand_in(LetterTokenizer())
+    with live(Engine(TableLM(), drafter, tokenizer, options, eos_token_ids=(END,))) as server:
+        host, port = server.listener.getsockname()[:2]
+        yield f"http://{host}:{port}"
+
+
+def trace_as_itself(trace: Trace) -> str:
+    num = trace.num_output_tokens
+    trace.drafts["draft"] = ModelTrace(np.zeros(num, np.float32), np.ones(num, bool), np.zeros(num, bool), None)
+    return "draft"
+
+
+def timed(plan: EndpointPlan, sampling: Sampling, asked: Any, *, drafts: bool) -> PassTotals:
+    """What the server counts, with seconds by the hand-written costs; two at a time cost half as much again."""
+    found = measured_pass(plan, sampling, asked, drafts=drafts)
+    slower = 1.0 if plan.concurrency == 1 else 1.5
+    seconds = found.num_steps * PLAIN + (found.num_drafts * BASE + found.num_draft_tokens * SLOPE) * slower * slower
+    return PassTotals(seconds * slower, *(getattr(found, name) for name in PassTotals.__slots__[1:]))
+
+
+@pytest.fixture
+def swept(monkeypatch: pytest.MonkeyPatch) -> EngineSweep:
+    monkeypatch.setattr(engine_sweep, "measured_pass", timed)
+    plan = EngineSweepPlan(rows(), SAMPLING, False, 5, (1, 2), 1, "rejection")
+    said: list[str] = []
+    made = EngineSweep(engine, plan, trace_as_itself, said.append)
+    made.run()
+    assert "measuring k = 5, 2 at a time" in said
+    return made
+
+
+def test_three_starts_predict_every_k_and_the_best_is_measured(swept: EngineSweep) -> None:
+    assert swept.starts == [0, 1, 5, 4]
+    assert swept.num_requests == len(PROMPTS)
+    one = swept.sizes[1]
+    assert one.costs is not None
+    assert (one.costs.plain_seconds, one.costs.base_seconds, one.costs.seconds_per_token) == pytest.approx(
+        (PLAIN, BASE, SLOPE), rel=0.02
+    )
+    assert one.fitted == (1, 5)
+    assert one.prediction is not None
+    assert [row.k for row in one.prediction.rows] == [1, 2, 3, 4, 5]
+    assert swept.median_error() < 0.01
+    assert len(one.runs[4].rounds) == 6
+    assert len(swept.sizes[2].runs[4].rounds) == 3
+
+
+def test_the_recommendation_is_the_fastest_that_was_measured(swept: EngineSweep) -> None:
+    found = swept.sizes[1].recommended()
+    assert found.verdict == "speculate"
+    assert found.k == 5
+    assert found.speedup is not None
+    assert found.speedup.median > 3
+    assert set(swept.k_by_batch()) == {1, 2}
+
+
+def test_a_draft_that_costs_more_than_it_gives_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def dear(plan: EndpointPlan, sampling: Sampling, asked: Any, *, drafts: bool) -> PassTotals:
+        found = measured_pass(plan, sampling, asked, drafts=drafts)
+        return PassTotals(
+            found.num_steps * 0.01 + found.num_draft_tokens * 0.02,
+            *(getattr(found, name) for name in PassTotals.__slots__[1:]),
+        )
+
+    monkeypatch.setattr(engine_sweep, "measured_pass", dear)
+    made = EngineSweep(engine, EngineSweepPlan(rows(), SAMPLING, False, 2, (1,), 0, "rejection"), trace_as_itself)
+    made.run()
+    assert made.starts == [0, 1, 2]
+    assert made.sizes[1].recommended().verdict == "do-not-speculate"
+    assert made.k_by_batch() == {1: 0}
+
+
+def test_a_stop_ends_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = EngineSweepPlan(rows(), SAMPLING, False, 2, (1,), 0, "rejection")
+    with pytest.raises(KeyboardInterrupt):
+        EngineSweep(engine, plan, trace_as_itself, stopped=lambda: True).run()
+
+
+def test_an_engine_that_does_not_draft_is_named() -> None:
+    with engine(0) as url, pytest.raises(RunError, match="no drafted tokens"):
+        measured_pass(EndpointPlan(parse_address(url)), SAMPLING, rows()[:1], drafts=True)
+
+
+def test_decode_time_runs_from_first_to_last_token() -> None:
+    first = Answer(0.0, [0.5, 0.7, 1.1], 1.2, 1.1, "length", 5)
+    one = Answer(0.0, [0.5], 0.5, 0.5, "length", 1)
+    assert decode_totals([first, one]) == pytest.approx((0.6, 4))
+    with pytest.raises(RunError, match="no answer has two tokens"):
+        decode_totals([one])
+    with pytest.raises(RunError, match="no usage"):
+        decode_totals([Answer(0.0, [0.5, 0.6], 0.6)])
