@@ -523,7 +523,7 @@ class Train(Section):
     """Training of a draft: its method, data, loss, schedule and evaluation."""
 
     method: str = Field("eagle3", min_length=1)
-    """Kind of draft to train: eagle3."""
+    """Kind of draft to train: eagle3, dflash, pard or medusa."""
     data: str | None = Field(None, min_length=1)
     """Prompts or chats to train on: a file, a preset, a hub id, builtin:mini or builtin:stories."""
     num_prompts: int | None = Field(None, ge=2, le=2**31 - 1)
@@ -549,7 +549,7 @@ class Train(Section):
     loss: Literal["kl", "ce", "tv", "hybrid"] = "kl"
     """Divergence from the target's distribution: kl (forward KL), ce, tv (total variation), or hybrid (KL and TV)."""
     depth: int | None = Field(None, ge=1, le=64)
-    """Tokens that the draft learns to draft one after the other (unrolled steps of eagle3). null takes the method's."""
+    """Tokens to learn to draft: unrolled steps (eagle3), tokens of a pass (dflash, pard) or heads (medusa)."""
     depth_decay: float = Field(0.8, gt=0, le=1)
     """Weight of each depth in the loss, relative to the one before."""
     layers: Annotated[tuple[Annotated[int, Field(ge=0)], ...] | None, BeforeValidator(_layer_numbers), _AS_TEXT] = None
@@ -558,6 +558,16 @@ class Train(Section):
     """Most frequent tokens that the draft can draft. null takes 32000, and all of a vocabulary up to 16384."""
     intermediate_size: int | None = Field(None, ge=1, le=2**20)
     """Width of the draft's feed-forward layers. null takes the target's."""
+    num_layers: int | None = Field(None, ge=1, le=1024)
+    """Decoder layers of the draft (dflash). null takes a quarter of the target's, one to five."""
+    num_anchors: int = Field(512, ge=1, le=2**20)
+    """Blocks to draw from each answer at most (dflash)."""
+    sample_from_anchor: bool = False
+    """A block's rows predict the token behind their own (dflash), so that B rows give B tokens and not B - 1."""
+    mask_token: int | None = Field(None, ge=0, le=2**31 - 1)
+    """Token that stands for those not drafted yet (dflash, pard). null takes the rarest token of the data."""
+    start_from: str | None = Field(None, min_length=1)
+    """Language model to begin with (pard): a hub id or a folder with the target's tokenizer."""
     evaluate_every: int | None = Field(None, ge=1, le=2**31 - 1)
     """Measure acceptance on the held-out prompts after so many steps. null measures ten times."""
     save_every: int | None = Field(None, ge=1, le=2**31 - 1)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
 
+from specdec_cli.errors import UsageError
 from specdec_cli.lm.door import Tap
 
 if TYPE_CHECKING:
@@ -45,6 +46,15 @@ class DraftModule(nn.Module, ABC):
         """The loss of a batch and how often the draft guesses right."""
 
 
+OWN_SETTINGS = frozenset(
+    {
+        *("depth_decay", "layers", "num_layers", "draft_vocab_size", "intermediate_size", "num_anchors"),
+        *("sample_from_anchor", "mask_token", "start_from"),
+    }
+)
+"""Settings of the `train` section that some methods alone read."""
+
+
 class TrainingMethod(ABC):
     """How one kind of draft is trained.
 
@@ -55,12 +65,21 @@ class TrainingMethod(ABC):
     Attributes:
         name: in recipes and on the command line.
         drafts_with: the drafting method that runs the folder; None for a folder with a plain language model.
+        own_settings: those of `OWN_SETTINGS` that it reads.
+
+    Raises:
+        UsageError: the settings have one that it does not read.
     """
 
     name: ClassVar[str]
     drafts_with: ClassVar[str | None]
+    own_settings: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, settings: Train, target: TrainingTarget) -> None:
+        usual = type(settings)()
+        for name in sorted(OWN_SETTINGS - self.own_settings):
+            if getattr(settings, name) != getattr(usual, name):
+                raise UsageError(f"`train.{name}` has no meaning for the method `{self.name}`", "leave it out")
         self.settings, self.target = settings, target
 
     @property

@@ -62,6 +62,28 @@ class TrainingTarget:
         """Its decoder layers."""
         return int(self.config.num_hidden_layers)
 
+    def layer_keys(self, intermediate_size: int | None) -> dict[str, Any]:
+        """Keys of a transformers configuration whose layers have the target's shape, whatever its family.
+
+        Args:
+            intermediate_size: of the feed-forward layers; None takes the target's.
+        """
+        its, hidden = self.config, self.hidden_size
+        heads = int(its.num_attention_heads)
+        rope = dict(getattr(its, "rope_parameters", None) or {})
+        return {
+            "hidden_size": hidden,
+            "intermediate_size": intermediate_size or int(getattr(its, "intermediate_size", 4 * hidden)),
+            "num_attention_heads": heads,
+            "num_key_value_heads": int(getattr(its, "num_key_value_heads", None) or heads),
+            "head_dim": int(getattr(its, "head_dim", None) or hidden // heads),
+            "max_position_embeddings": self.lm.max_context,
+            "vocab_size": self.lm.vocab_size,
+            "rms_norm_eps": float(getattr(its, "rms_norm_eps", 1e-6)),
+            "rope_parameters": {"rope_type": "default", "rope_theta": float(rope.get("rope_theta", 10000.0))},
+            "hidden_act": "silu",
+        }
+
     def embedding(self) -> Tensor:
         """Its input embeddings [V, hidden] float32."""
         with torch.no_grad():

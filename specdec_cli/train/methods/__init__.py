@@ -8,7 +8,10 @@ from specdec_cli.errors import UsageError, did_you_mean
 from specdec_cli.train.method import TrainingMethod
 
 METHODS = {
+    "dflash": "dflash:DFlashTraining",
     "eagle3": "eagle3:Eagle3Training",
+    "medusa": "medusa:MedusaTraining",
+    "pard": "pard:PardTraining",
 }
 """Each method's module in this folder, and its class."""
 

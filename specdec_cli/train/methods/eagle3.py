@@ -34,6 +34,9 @@ class Eagle3Training(TrainingMethod):
 
     name: ClassVar[str] = "eagle3"
     drafts_with: ClassVar[str | None] = "eagle3"
+    own_settings: ClassVar[frozenset[str]] = frozenset(
+        {"depth_decay", "layers", "draft_vocab_size", "intermediate_size"}
+    )
 
     @property
     def taps(self) -> Sequence[Tap]:
@@ -84,22 +87,7 @@ class Eagle3Training(TrainingMethod):
 
     def _layer_config(self) -> LlamaConfig:
         """One Llama layer of the target's shape, whatever its family."""
-        its, hidden = self.target.config, self.target.hidden_size
-        heads = int(its.num_attention_heads)
-        rope = dict(getattr(its, "rope_parameters", None) or {})
-        return LlamaConfig(
-            hidden_size=hidden,
-            intermediate_size=self.settings.intermediate_size or int(getattr(its, "intermediate_size", 4 * hidden)),
-            num_hidden_layers=1,
-            num_attention_heads=heads,
-            num_key_value_heads=int(getattr(its, "num_key_value_heads", None) or heads),
-            head_dim=int(getattr(its, "head_dim", None) or hidden // heads),
-            max_position_embeddings=self.target.lm.max_context,
-            vocab_size=self.target.lm.vocab_size,
-            rms_norm_eps=float(getattr(its, "rms_norm_eps", 1e-6)),
-            rope_parameters={"rope_type": "default", "rope_theta": float(rope.get("rope_theta", 10000.0))},
-            hidden_act="silu",
-        )
+        return LlamaConfig(**self.target.layer_keys(self.settings.intermediate_size), num_hidden_layers=1)
 
 
 class Eagle3Module(DraftModule):

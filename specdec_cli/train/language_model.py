@@ -1,0 +1,100 @@
+"""Language models that training begins with, and the folders of those that it ends with."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specdec_cli.errors import UsageError
+from specdec_cli.lm.files.checkpoint import clear_errors, model_folder
+from specdec_cli.lm.files.reading import quiet
+from specdec_cli.train.disk import writing
+from specdec_cli.train.samples import Sample
+
+_TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "*.model",
+                    "*.tiktoken", "tekken.json", "chat_template*", "generation_config.json")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class StartModel:
+    """A language model that training begins with.
+
+    Args:
+        name: hub id or folder.
+        folder: where it is.
+        vocab_size: tokens that it reads and scores.
+    """
+
+    name: str
+    folder: Path
+    vocab_size: int
+
+    def model(self) -> Any:
+        """The model of transformers in float32, ready to be trained.
+
+        Raises:
+            RunError: it does not load.
+        """
+        from transformers import AutoModelForCausalLM
+
+        with quiet(), clear_errors(self.name):
+            made = AutoModelForCausalLM.from_pretrained(self.folder, dtype=torch.float32, local_files_only=True)
+        return made.train()
+
+
+def load_start(name: str | None, method: str, samples: Sequence[Sample]) -> StartModel:
+    """The model that a method begins with.
+
+    Args:
+        name: hub id or folder; None is refused.
+        method: of training, for messages.
+        samples: whose tokens it has to know.
+
+    Raises:
+        UsageError: there is no name, or the model cannot read the samples, or not with masks of our own.
+        RunError: there is no such model.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    if name is None:
+        said = f"`{method}` trains a language model, and there is none to begin with"
+        raise UsageError(said, "name a small model with the target's tokenizer: --start-from MODEL")
+    folder = model_folder(name, None, trust_remote_code=False)
+    with quiet(), clear_errors(name):
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        made = AutoModelForCausalLM._model_mapping.get(type(config), None)
+    if getattr(made, "_is_stateful", False):
+        said = f"`{name}` has layers with a state, which cannot leave masks out"
+        raise UsageError(said, "begin with a model that has attention alone")
+    vocab_size = int(config.get_text_config().vocab_size)
+    largest = max((max(one.tokens) for one in samples), default=0)
+    if largest >= vocab_size:
+        said = f"`{name}` knows {vocab_size} tokens, and the target's text has token `{largest}`"
+        raise UsageError(said, "begin with a model that has the target's tokenizer")
+    return StartModel(name, folder, vocab_size)
+
+
+def write_language_model(model: Any, source: Path, folder: Path, keys: Mapping[str, Any]) -> None:
+    """Write a model's folder: configuration, safetensors, and the files of its tokenizer.
+
+    Args:
+        model: of transformers.
+        source: the folder that has its tokenizer.
+        folder: exists.
+        keys: further ones of its configuration.
+
+    Raises:
+        RunError: the disk is full, or the folder cannot be written.
+    """
+    for key, value in keys.items():
+        setattr(model.config, key, value)
+    with writing(folder), quiet():
+        model.save_pretrained(folder)
+        for pattern in _TOKENIZER_FILES:
+            for path in sorted(source.glob(pattern)):
+                shutil.copyfile(path, folder / path.name)

@@ -1,0 +1,262 @@
+"""Training of DFlash drafts (arXiv 2602.06036) in z-lab's format.
+
+A block begins at an anchor, a token of an answer. Its first row reads the anchor's token, all others the mask token;
+its rows see the target's joined states before the anchor and each other. Row i predicts the token at its own place, or,
+where drafts sample from the anchor, the one behind it. The loss of row i weighs exp(-max(i - 1, 0) / γ).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import Qwen3Config
+
+from specdec_cli.errors import UsageError
+from specdec_cli.lm.door import Tap
+from specdec_cli.lm.heads.dflash_files import default_layers
+from specdec_cli.lm.heads.head_layer import HeadLayer
+from specdec_cli.train.losses import LOSSES
+from specdec_cli.train.masks import rarest_token
+from specdec_cli.train.method import BatchLoss, DraftModule, TrainingMethod
+from specdec_cli.train.published import write_draft
+from specdec_cli.train.samples import Sample, TrainingBatch
+from specdec_cli.train.weights import NamedModule, first_layer_weights, matched
+
+_DEFAULT_DEPTH, _MOST_LAYERS, _MOST_TAPS = 7, 5, 5
+_LARGEST_DECAY = 7.0
+
+
+class DFlashTraining(TrainingMethod):
+    """Trains a DFlash draft of Qwen 3 layers with the target's embedding and output layer."""
+
+    name: ClassVar[str] = "dflash"
+    drafts_with: ClassVar[str | None] = "dflash"
+    own_settings: ClassVar[frozenset[str]] = frozenset(
+        {"layers", "num_layers", "intermediate_size", "num_anchors", "sample_from_anchor", "mask_token"}
+    )
+
+    @property
+    def taps(self) -> Sequence[Tap]:
+        """The outputs of the layers that the settings name, or of up to five spread over the target's depth."""
+        return self.settings.layers or _spread_layers(self.target.num_layers)
+
+    @property
+    def depth(self) -> int:
+        """Tokens that a block gives."""
+        return self.settings.depth or _DEFAULT_DEPTH
+
+    @property
+    def block_size(self) -> int:
+        """Rows of a block."""
+        return self.depth if self.settings.sample_from_anchor else self.depth + 1
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers of the draft: by the settings, else a quarter of the target's, one to five."""
+        return self.settings.num_layers or min(max(self.target.num_layers // 4, 1), _MOST_LAYERS)
+
+    def prepare(self, samples: Sequence[Sample]) -> None:
+        """Choose the mask token.
+
+        Raises:
+            UsageError: the settings name one that the target does not have, or a block of one row.
+        """
+        self.mask_token = rarest_token(samples, self.target.lm.vocab_size, self.settings)
+        if self.block_size < 2:
+            raise UsageError("a DFlash block of one row drafts nothing from masks", "train with a larger --depth")
+
+    def build(self) -> DFlashModule:
+        """Random layers; the first states are those of the anchor's token and of the mask."""
+        torch.manual_seed(self.settings.seed)
+        config, size = self._layer_config(), self.target.hidden_size
+        weights = first_layer_weights(config, self.num_layers)
+        joined = len(self.taps) * size
+        weights |= {"fc.weight": torch.randn(size, joined) * joined**-0.5}
+        weights |= {"hidden_norm.weight": torch.ones(size), "norm.weight": torch.ones(size)}
+        weights = {name: weight.to(self.target.device) for name, weight in weights.items()}
+        return DFlashModule(config, weights, self.target.embedding(), self.target.output_layer(), self)
+
+    def save(self, module: DraftModule, folder: Path) -> None:
+        """Write z-lab's format, which has neither an embedding nor an output layer."""
+        assert isinstance(module, DFlashModule), "a method saves what it has built"
+        content = self._layer_config().to_diff_dict() | {
+            "architectures": ["DFlashDraftModel"],
+            "model_type": "qwen3",
+            "num_target_layers": self.target.num_layers,
+            "block_size": self.block_size,
+            "base_model_name_or_path": self.target.lm.name,
+            "dflash_config": {
+                "mask_token_id": self.mask_token,
+                "target_layer_ids": list(self.taps),
+                "sample_from_anchor": self.settings.sample_from_anchor,
+            },
+        }
+        write_draft(folder, content, module.tensors())
+
+    def settled(self) -> dict[str, Any]:
+        """Layers read, the draft's own layers, block size and mask token."""
+        found = {"layers": list(self.taps), "num_layers": self.num_layers, "depth": self.depth}
+        found |= {"block_size": self.block_size, "loss_decay": loss_decay(self.block_size)}
+        return found | ({"mask_token": self.mask_token} if hasattr(self, "mask_token") else {})
+
+    def _layer_config(self) -> Qwen3Config:
+        keys = self.target.layer_keys(self.settings.intermediate_size)
+        return Qwen3Config(
+            **keys,
+            num_hidden_layers=self.num_layers,
+            layer_types=["full_attention"] * self.num_layers,
+            tie_word_embeddings=False,
+        )
+
+
+class DFlashModule(NamedModule):
+    """The draft and the loss of its blocks.
+
+    Args:
+        config: of its layers.
+        weights: by published names.
+        embedding: [V, hidden] of the target, frozen.
+        output_layer: [V, hidden] of the target, frozen.
+        method: gives the blocks' form and the mask token.
+    """
+
+    embedding: Tensor
+    output_layer: Tensor
+
+    def __init__(
+        self,
+        config: Qwen3Config,
+        weights: dict[str, Tensor],
+        embedding: Tensor,
+        output_layer: Tensor,
+        method: DFlashTraining,
+    ) -> None:
+        super().__init__(weights)
+        self.register_buffer("embedding", embedding, persistent=False)
+        self.register_buffer("output_layer", output_layer, persistent=False)
+        self._layers = [HeadLayer(config, self._of_layer(i)) for i in range(method.num_layers)]
+        self._size, self._mask = method.block_size, method.mask_token
+        self._first = 0 if method.settings.sample_from_anchor else 1  # row that gives the first token
+        self._depth, self._most_anchors = method.depth, method.settings.num_anchors
+        self._loss = LOSSES[method.settings.loss]
+
+    def forward(self, batch: TrainingBatch) -> BatchLoss:
+        """Mean over the predicted tokens of their weighted losses; see the module."""
+        assert batch.features is not None, "the batch brings the states of `taps`"
+        anchors, is_real = self.anchors(batch)
+        states = self._states(batch, anchors)
+        samples, blocks, rows = self._rows(batch, anchors, is_real)
+        places = anchors[samples, blocks] + rows - self._first  # whose logits predict each row's token
+        q = functional.linear(states[samples, blocks, rows], self.output_layer).log_softmax(-1)
+        p = batch.logits[samples, places].log_softmax(-1)
+        weights = torch.exp(-(rows - 1).clamp(min=0) / loss_decay(self._size))
+        value = (weights * self._loss(q, p)).sum() / max(len(rows), 1)
+        return BatchLoss(value, *matched(q.detach(), p, rows - self._first, self._depth))
+
+    def anchors(self, batch: TrainingBatch) -> tuple[Tensor, Tensor]:
+        """Positions [B, A] int64 where blocks begin, ascending, and which of them are some [B, A] bool.
+
+        They are drawn from an answer's tokens that another one follows.
+        """
+        is_candidate = batch.is_counted & functional.pad(batch.is_counted[:, 1:], (0, 1))
+        most = max(min(int(is_candidate.sum(1).max()), self._most_anchors), 1)
+        lots = torch.rand(is_candidate.shape).to(is_candidate.device).masked_fill(~is_candidate, -1.0)
+        drawn = lots.topk(most, 1)
+        anchors, order = drawn.indices.sort(1)
+        return anchors, (drawn.values >= 0).gather(1, order)
+
+    def _rows(self, batch: TrainingBatch, anchors: Tensor, is_real: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Samples, blocks and rows [n] whose tokens count."""
+        rows = torch.arange(self._first, self._size, device=anchors.device)
+        places = anchors[..., None] + rows + 1 - self._first  # of the predicted tokens
+        padded = functional.pad(batch.is_counted, (0, self._size))
+        counts = padded[torch.arange(len(anchors), device=anchors.device)[:, None, None], places] & is_real[..., None]
+        samples, blocks, found = counts.nonzero(as_tuple=True)
+        return samples, blocks, found + self._first
+
+    def _states(self, batch: TrainingBatch, anchors: Tensor) -> Tensor:
+        """States [B, A, rows, hidden] of all blocks, behind the final norm."""
+        assert batch.features is not None, "the batch brings the states of `taps`"
+        norm = self._layers[0].norm
+        joined = functional.linear(batch.features.flatten(2), self.weights["fc.weight"])
+        context = norm(joined, self.weights["hidden_norm.weight"]).flatten(0, 1)
+        tokens = torch.full((*anchors.shape, self._size), self._mask, device=anchors.device)
+        tokens[..., 0] = batch.tokens.gather(1, anchors)
+        hidden = functional.embedding(tokens.flatten(), self.embedding)
+        attention = _BlockAttention(anchors, self._size, batch.tokens.shape[1])
+        for i, layer in enumerate(self._layers):
+            inputs = norm(hidden, self.weights[f"layers.{i}.input_layernorm.weight"])
+            hidden = layer.finish(hidden, attention.run(layer, context, inputs))
+        return norm(hidden, self.weights["norm.weight"]).view(*tokens.shape, -1)
+
+    def _of_layer(self, i: int) -> dict[str, Tensor]:
+        start = f"layers.{i}."
+        return {name.removeprefix(start): one for name, one in self.weights.items() if name.startswith(start)}
+
+
+class _BlockAttention:
+    """Attention of the rows of all blocks to the context before their anchors, and to their own block both ways.
+
+    Args:
+        anchors: [B, A] int64.
+        size: rows of a block.
+        length: N, positions of the context.
+    """
+
+    def __init__(self, anchors: Tensor, size: int, length: int) -> None:
+        self._shape, self._length = (*anchors.shape, size), length
+        self._places = (anchors[..., None] + torch.arange(size, device=anchors.device)).flatten()
+        self._context_places = torch.arange(length, device=anchors.device).repeat(len(anchors))
+        behind = torch.arange(length, device=anchors.device) >= anchors[..., None]  # [B, A, N]
+        self._is_hidden = behind[:, None, :, None]
+
+    def run(self, layer: HeadLayer, context: Tensor, inputs: Tensor) -> Tensor:
+        """Attention's result [rows, heads * head size].
+
+        Args:
+            layer: whose projections it uses.
+            context: [B * N, hidden], which is not normalized.
+            inputs: of the blocks' rows [B * A * size, hidden].
+        """
+        queries, keys, values = (layer.heads(inputs, name) for name in "qkv")
+        queries, keys = layer.rotate(self._places, queries, keys)
+        [context_keys] = layer.rotate(self._context_places, layer.heads(context, "k"))
+        context_values, groups = layer.heads(context, "v"), len(queries) // len(keys)
+        queries = self._of_blocks(queries, 1)
+        keys, values = self._of_blocks(keys, groups), self._of_blocks(values, groups)
+        context_keys, context_values = (self._of_context(one, groups) for one in (context_keys, context_values))
+        scores = queries.flatten(2, 3) @ context_keys.transpose(-1, -2)
+        scores = scores.view(*queries.shape[:-1], self._length).masked_fill(self._is_hidden, -torch.inf)
+        own = queries @ keys.transpose(-1, -2)
+        weights = (torch.cat([scores, own], -1) * queries.shape[-1] ** -0.5).softmax(-1)
+        seen: Tensor = weights[..., : self._length].flatten(2, 3) @ context_values
+        found: Tensor = seen.view(queries.shape) + weights[..., self._length :] @ values
+        return found.permute(0, 2, 3, 1, 4).flatten(3).flatten(0, 2)
+
+    def _of_blocks(self, heads: Tensor, groups: int) -> Tensor:
+        """[B, heads, A, size, head size] of [heads, B * A * size, head size], each head for so many query heads."""
+        repeated = heads.repeat_interleave(groups, 0)
+        return repeated.view(len(repeated), *self._shape, -1).transpose(0, 1)
+
+    def _of_context(self, heads: Tensor, groups: int) -> Tensor:
+        """[B, heads, N, head size] of [heads, B * N, head size]."""
+        repeated = heads.repeat_interleave(groups, 0)
+        return repeated.view(len(repeated), -1, self._length, heads.shape[-1]).transpose(0, 1)
+
+
+def loss_decay(block_size: int) -> float:
+    """γ of the weights of a block's rows: 7 for blocks of 16 rows, 5 for 10, 4 for 8, as z-lab has them."""
+    return min(block_size / 2, _LARGEST_DECAY)
+
+
+def _spread_layers(num_layers: int) -> tuple[int, ...]:
+    """Layers whose outputs are read: z-lab's five where the target is deep enough, else all or evenly spread ones."""
+    if num_layers >= 2 * _MOST_TAPS:
+        return default_layers(num_layers, _MOST_TAPS)
+    num = min(num_layers, 3)
+    return tuple(round(i * (num_layers - 1) / max(num - 1, 1)) for i in range(num))
