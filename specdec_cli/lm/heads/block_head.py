@@ -145,6 +145,11 @@ def _visible(how: BlockLayer, feed: LayerFeed, device: torch.device) -> Tensor:
     return visible
 
 
+def has_mask_embedding(config: DFlashConfig) -> bool:
+    """Whether mask rows read an embedding of a file of its own."""
+    return (config.folder / MASK_EMBEDDING).is_file()
+
+
 def _mask_embedding(config: DFlashConfig) -> Tensor | None:
     """Embedding that mask rows read, if a file beside the weights has it; nothing of the pickle is run.
 
@@ -153,7 +158,7 @@ def _mask_embedding(config: DFlashConfig) -> Tensor | None:
         UsageError: it holds something else.
     """
     path = config.folder / MASK_EMBEDDING
-    if not path.is_file():
+    if not has_mask_embedding(config):
         return None
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)

@@ -30,12 +30,7 @@ def read_head_tensors(config: PublishedDraft, dtype: torch.dtype, device: torch.
         RunError: no weights are there, or they cannot be read.
         UsageError: one is not a finite number.
     """
-    found: dict[str, Tensor] = {}
-    for path in _files(config, config.name, config.folder):
-        found |= _read(path)
-    found |= _read_beside(config)
-    tensors = {config.common_name(name): value for name, value in found.items()}
-    tensors = {name: value for name, value in tensors.items() if config.reads(name)}
+    tensors = stored_tensors(config)
     for name, value in tensors.items():
         if value.is_floating_point() and not value.isfinite().all():
             raise UsageError(
@@ -44,6 +39,20 @@ def read_head_tensors(config: PublishedDraft, dtype: torch.dtype, device: torch.
     return {
         name: value.to(device, dtype if value.is_floating_point() else torch.int64) for name, value in tensors.items()
     }
+
+
+def stored_tensors(config: PublishedDraft) -> dict[str, Tensor]:
+    """All tensors of a head that it reads, by their common names, as they are stored.
+
+    Raises:
+        RunError: no weights are there, or they cannot be read.
+    """
+    found: dict[str, Tensor] = {}
+    for path in _files(config, config.name, config.folder):
+        found |= _read(path)
+    found |= _read_beside(config)
+    tensors = {config.common_name(name): value for name, value in found.items()}
+    return {name: value for name, value in tensors.items() if config.reads(name)}
 
 
 def head_bytes(shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> int:

@@ -1,0 +1,298 @@
+"""Published drafts in another format: the same tensors under other names, and the same settings under other keys.
+
+EAGLE-3 heads go between their authors' format and that of the speculators library, DFlash drafts between z-lab's and
+that. A draft is read as the engine reads it, so whatever runs here can be converted; what the other format cannot say
+is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdec_cli.errors import UsageError
+from specdec_cli.lm.files.checkpoint import model_folder
+from specdec_cli.lm.files.reading import read_object
+from specdec_cli.lm.heads.block_head import has_mask_embedding
+from specdec_cli.lm.heads.dflash_files import DFlashConfig
+from specdec_cli.lm.heads.eagle_files import HeadConfig
+from specdec_cli.lm.heads.formats import read_published
+from specdec_cli.lm.heads.head_shapes import check_shapes
+from specdec_cli.lm.heads.head_tensors import stored_tensors
+from specdec_cli.lm.heads.published import PublishedDraft
+from specdec_cli.lm.load import num_layers
+from specdec_cli.train.disk import writing
+from specdec_cli.train.published import write_draft
+
+FORMATS = ("official", "z-lab", "speculators")
+_VERSION = "0.9.0"
+_USUAL_TOKENS = 3
+_LAYER_KEYS = (
+    *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act"),
+    *("rms_norm_eps", "max_position_embeddings", "vocab_size", "attention_bias", "mlp_bias"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftConversion:
+    """A draft that is to be written in another format.
+
+    Args:
+        config: of the draft, its layers named.
+        tensors: by common names, as they are stored.
+        target: its name; None where neither the caller nor the draft names it.
+        num_tokens: tokens to draft in a step, where the format says a number; None takes the usual one.
+    """
+
+    config: PublishedDraft
+    tensors: dict[str, Tensor]
+    target: str | None
+    num_tokens: int | None
+
+    @property
+    def name(self) -> str:
+        """Of the draft."""
+        return self.config.name
+
+    def maps(self, drafted: int, vocab_size: int) -> dict[str, Tensor]:
+        """`t2d` [V] bool, which of the target's tokens a reduced vocabulary has."""
+        if drafted == vocab_size:
+            return {}
+        ids = torch.arange(drafted) + self.tensors["d2t"].long()
+        return {"t2d": torch.zeros(vocab_size, dtype=torch.bool).index_fill(0, ids, True)}
+
+    def speculators(self, kind: str, num_tokens: int) -> dict[str, Any]:
+        """Keys that all folders of the speculators library have.
+
+        Args:
+            kind: `eagle3` or `dflash`.
+            num_tokens: to draft in a step.
+
+        Raises:
+            UsageError: the target is not known.
+        """
+        if self.target is None:
+            said = f"the speculators format names the target of a draft, and `{self.name}` does not"
+            raise UsageError(said, "name it: --target MODEL")
+        method = {"proposal_type": "greedy", "speculative_tokens": num_tokens, "verifier_accept_k": 1}
+        return {
+            "speculators_model_type": kind,
+            "speculators_version": _VERSION,
+            "speculators_config": {
+                "algorithm": kind,
+                "proposal_methods": [method | {"accept_tolerance": 0.0}],
+                "default_proposal_method": "greedy",
+                "verifier": {"name_or_path": self.target, "architectures": _architectures(self.target)},
+            },
+        }
+
+
+def convert_draft(
+    name: str, to: str, output: Path, target: str | None = None, num_tokens: int | None = None
+) -> PublishedDraft:
+    """Write a published draft in another format.
+
+    Args:
+        name: hub id or folder of the draft.
+        to: one of `FORMATS`.
+        output: a new folder.
+        target: hub id or folder of the target; None takes what the draft says.
+        num_tokens: tokens to draft in a step, for the formats that say so.
+
+    Returns:
+        The draft as its new folder has it.
+
+    Raises:
+        UsageError: there is no such format, it is not one of this kind of draft, or it cannot say what the draft is.
+        RunError: the draft cannot be read, or the folder cannot be written.
+    """
+    if to not in FORMATS:
+        raise UsageError(f"there is no format `{to}`", f"one of: {', '.join(FORMATS)}")
+    found = read_published(name)
+    write = _WRITERS.get((found.method, to))
+    if write is None:
+        own = [form for method, form in _WRITERS if method == found.method]
+        what = " and ".join(own) or "one format alone"
+        raise UsageError(f"`{name}` is a draft of the method `{found.method}`, which has {what}", "choose another one")
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise UsageError(f"`{output}` already exists", "name a new folder")
+    target = target or _named_target(read_object(found.folder / "config.json"))
+    config = found.given({}, lambda: _num_layers(name, target))
+    tensors = stored_tensors(config)
+    check_shapes(config, {key: tuple(value.shape) for key, value in tensors.items()})
+    content, written = write(DraftConversion(config, tensors, target, num_tokens))
+    with writing(output):
+        output.mkdir(parents=True, exist_ok=True)
+    write_draft(output, content, written)
+    return read_published(str(output))
+
+
+def _num_layers(name: str, target: str | None) -> int:
+    if target is None:
+        said = f"which of the target's layers `{name}` reads depends on the target, which it does not name"
+        raise UsageError(said, "name it: --target MODEL")
+    return num_layers(target, None)
+
+
+def _named_target(content: Mapping[str, Any]) -> str | None:
+    """The target that a draft's configuration names."""
+    nested = content.get("speculators_config")
+    verifier = nested.get("verifier") if isinstance(nested, dict) else None
+    named = verifier.get("name_or_path") if isinstance(verifier, dict) else None
+    return named or content.get("base_model_name_or_path")
+
+
+def _architectures(target: str) -> list[str]:
+    """The target's classes by its configuration."""
+    found = read_object(model_folder(target, None, trust_remote_code=False, has_weights=False) / "config.json")
+    return list(found.get("architectures") or [])
+
+
+def _layer_content(layer: Any, num: int) -> dict[str, Any]:
+    """A configuration of decoder layers, with the keys that older readers have no defaults for."""
+    content = dict(layer.to_diff_dict()) | {"num_hidden_layers": num, "tie_word_embeddings": False}
+    content |= {key: getattr(layer, key) for key in _LAYER_KEYS if getattr(layer, key, None) is not None}
+    rope = getattr(layer, "rope_parameters", None) or {}
+    content |= {"rope_theta": rope["rope_theta"]} if "rope_theta" in rope else {}
+    return content | {"model_type": layer.model_type}
+
+
+_Written = tuple[dict[str, Any], dict[str, Tensor]]
+
+
+def _eagle3_keys(config: HeadConfig) -> dict[str, Any]:
+    """Keys that both formats of an EAGLE-3 head have; readers differ in what they take a missing one for."""
+    assert config.layers is not None, "its layers were named"
+    return {
+        "draft_vocab_size": config.draft_vocab_size,
+        "target_hidden_size": config.target_hidden_size,
+        "norm_before_residual": config.norm_before_residual,
+        "norm_before_fc": config.norm_before_fc,
+        "fc_norm": config.fc_norm,
+        "norm_output": config.norm_output,
+        "eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in config.layers],  # the layers that states enter
+    }
+
+
+def _official_eagle3(job: DraftConversion) -> _Written:
+    config = job.config
+    assert isinstance(config, HeadConfig), "the method has this configuration"
+    assert config.layers is not None, "its layers were named"
+    if config.num_layers > 1:
+        said = f"`{job.name}` has {config.num_layers} decoder layers, and the official format has names for one"
+        raise UsageError(said, "leave it as it is")
+    is_llama = config.layer.model_type == "llama"
+    content = _layer_content(config.layer, 1) | _eagle3_keys(config)
+    content["architectures"] = ["LlamaForCausalLMEagle3" if is_llama else "Eagle3Qwen3ForCausalLM"]
+    content["eagle_config"] = {
+        "eagle_aux_hidden_state_layer_ids": list(config.layers),  # the layers that states leave
+        "use_aux_hidden_state": True,
+    }
+    if config.num_taps != 3:
+        content["num_aux_hidden_states"] = config.num_taps
+    if job.target is not None:
+        content["base_model_name_or_path"] = job.target
+    tensors = {name.replace("layers.0.", "midlayer.", 1): one for name, one in job.tensors.items()}
+    return content, tensors | job.maps(config.draft_vocab_size, config.vocab_size)
+
+
+def _speculators_eagle3(job: DraftConversion) -> _Written:
+    config = job.config
+    assert isinstance(config, HeadConfig), "the method has this configuration"
+    content = job.speculators("eagle3", job.num_tokens or _USUAL_TOKENS) | _eagle3_keys(config)
+    content |= {"architectures": ["Eagle3DraftModel"], "tie_word_embeddings": False}
+    content["transformer_layer_config"] = _layer_content(config.layer, config.num_layers)
+    return content, job.tensors | job.maps(config.draft_vocab_size, config.vocab_size)
+
+
+def _z_lab_dflash(job: DraftConversion) -> _Written:
+    config = _block_config(job)
+    if config.draft_vocab_size != config.layer.vocab_size:
+        said = f"`{job.name}` drafts {config.draft_vocab_size} of {config.layer.vocab_size} tokens"
+        raise UsageError(f"{said}, and z-lab's format drafts all", "leave it as it is")
+    content = _block_content(config)
+    content |= {"architectures": ["DFlashDraftModel"], "block_size": config.block_size}
+    content["dflash_config"] = {
+        "mask_token_id": config.mask_token,
+        "target_layer_ids": list(config.layers or ()),
+        "sample_from_anchor": config.from_anchor,
+        **_causal(config),
+    }
+    if job.target is not None:
+        content |= {"base_model_name_or_path": job.target, "num_target_layers": num_layers(job.target, None)}
+    return content, job.tensors
+
+
+def _speculators_dflash(job: DraftConversion) -> _Written:
+    config = _block_config(job)
+    sliding = [one.is_causal for one in config.block_layers if one.window is not None]
+    if any(one.is_causal for one in config.block_layers if one.window is None) or len(set(sliding)) > 1:
+        said = f"`{job.name}` has full layers that are causal, or sliding ones of both kinds"
+        raise UsageError(f"{said}, which the speculators format cannot say", "leave it as it is")
+    content = job.speculators("dflash", config.most_tokens) | {
+        "architectures": ["DFlashDraftModel"],
+        "draft_vocab_size": config.draft_vocab_size,
+        "target_hidden_size": config.target_hidden_size,
+        "block_size": config.block_size,
+        "aux_hidden_state_layer_ids": [layer + 1 for layer in config.layers or ()],  # the layers that states enter
+        "mask_token_id": config.mask_token,
+        "sample_from_anchor": config.from_anchor,
+        "sliding_window_non_causal": not any(sliding),  # vLLM takes its opposite for all layers
+        "tie_word_embeddings": False,
+    }
+    content["transformer_layer_config"] = _block_content(config)
+    return content, job.tensors | job.maps(config.draft_vocab_size, int(config.layer.vocab_size))
+
+
+def _block_config(job: DraftConversion) -> DFlashConfig:
+    """The configuration of a DFlash draft that both formats can say.
+
+    Raises:
+        UsageError: it has parts that one of them has no keys for.
+    """
+    config = job.config
+    assert isinstance(config, DFlashConfig), "the method has this configuration"
+    parts = {
+        "DSpark's heads": config.dspark.rank > 0 or config.dspark.has_confidence,
+        "a mask embedding of its own": has_mask_embedding(config),
+        "scaled embeddings or logits": (config.embedding_scale, config.logit_scale, config.softcap) != (1, 1, None),
+    }
+    found = next((part for part, is_there in parts.items() if is_there), None)
+    if found is not None:
+        raise UsageError(f"`{job.name}` has {found}, which only one of the formats can say", "leave it as it is")
+    return config
+
+
+def _block_content(config: DFlashConfig) -> dict[str, Any]:
+    """The configuration of a draft's layers, sliding ones with their window."""
+    windows = [one.window for one in config.block_layers]
+    content = _layer_content(config.layer, len(windows))
+    content["layer_types"] = ["full_attention" if one is None else "sliding_attention" for one in windows]
+    window = next((one for one in windows if one is not None), None)
+    return content if window is None else content | {"sliding_window": window, "use_sliding_window": True}
+
+
+def _causal(config: DFlashConfig) -> dict[str, bool]:
+    """The key `causal` of z-lab's format, where its layers are not what they are without it."""
+    is_usual = all(one.is_causal == (one.window is not None) for one in config.block_layers)
+    if is_usual:
+        return {}
+    found = {one.is_causal for one in config.block_layers}
+    if len(found) > 1:
+        said = f"`{config.name}` has causal layers beside others, as z-lab's format cannot say"
+        raise UsageError(said, "leave it as it is")
+    return {"causal": found.pop()}
+
+
+_WRITERS: dict[tuple[str, str], Callable[[DraftConversion], _Written]] = {
+    ("eagle3", "official"): _official_eagle3,
+    ("eagle3", "speculators"): _speculators_eagle3,
+    ("dflash", "z-lab"): _z_lab_dflash,
+    ("dflash", "speculators"): _speculators_dflash,
+}
+"""Of each drafting method and format, what writes it."""
