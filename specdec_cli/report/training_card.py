@@ -1,0 +1,171 @@
+"""The model card of a trained draft and the recipe that uses it: text for the files beside its weights."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from specdec_cli.recipe import Recipe
+from specdec_cli.recipe.present import yaml_value
+
+CARD, RECIPE = "README.md", "recipe.yaml"
+_WHAT = {
+    "eagle3": "EAGLE-3 head",
+    "dflash": "DFlash draft",
+    "pard": "PARD draft",
+    "medusa": "Medusa heads",
+    "distill": "Draft model",
+}
+_PARTS = ("target", "sampling")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedDraft:
+    """A finished run, as its card tells it.
+
+    Args:
+        recipe: of the run.
+        folder: of the draft, as the user named it.
+        rows: of the training log.
+        settled: sizes that the method chose.
+        num_samples: texts that were trained on.
+        num_tokens: tokens of their answers.
+        num_parameters: of the draft that were trained.
+    """
+
+    recipe: Recipe
+    folder: Path
+    rows: Sequence[Mapping[str, Any]]
+    settled: Mapping[str, Any]
+    num_samples: int
+    num_tokens: int
+    num_parameters: int
+
+    @property
+    def evaluations(self) -> list[Mapping[str, Any]]:
+        """Rows of the log with acceptance on held-out prompts."""
+        return [row for row in self.rows if row["event"] == "evaluation"]
+
+    @property
+    def best(self) -> Mapping[str, Any] | None:
+        """The evaluation of the draft that is in the folder; None before the first."""
+        return max(self.evaluations, key=lambda row: float(row["acceptance_length"]), default=None)
+
+    def card(self) -> str:
+        """The model card in Markdown, with the metadata that model hubs read above it."""
+        target, method = str(self.recipe.target.model), self.recipe.train.method
+        what, licence = _WHAT.get(method, method), _licence_of(target)
+        named = Path(target).name
+        tags = ["speculative-decoding", method]
+        head = {"base_model": target, "license": licence or "unknown", "tags": tags}
+        return "\n".join(
+            [
+                "---",
+                *_yaml(head),
+                "---\n",
+                f"# {what} for `{named}`\n",
+                f"A draft for speculative decoding with `{target}`, trained by `specdec train-draft` "
+                f"{version('specdec-cli')} on the target's own answers. The output of the target does not change.\n",
+                "```console",
+                f'$ specdec generate -r {self.folder / RECIPE} "Hello"',
+                f"$ specdec bench -r {self.folder / RECIPE}",
+                "```\n",
+                *self._acceptance(),
+                *self._data(),
+                *self._settings(),
+                *_licences(target, licence, self.recipe.train.data),
+            ]
+        )
+
+    def usage_recipe(self) -> str:
+        """A recipe that decodes the target with the draft, at the k that acceptance was measured at."""
+        target = _changed(self.recipe, "target") | {"model": self.recipe.target.model}
+        changed: dict[str, dict[str, Any]] = {"target": target}
+        changed["draft"] = {"model": str(self.folder)}
+        if self.best is not None:
+            changed["speculation"] = {"num_speculative_tokens": self.best["k"]}
+        comment = f"# Decodes with the draft that `specdec train-draft` wrote into {self.folder}.\n"
+        run = f"# Run it: specdec bench -r {self.folder / RECIPE}\n"
+        return comment + run + "\n".join(_sections(changed)) + "\n"
+
+    def _acceptance(self) -> list[str]:
+        if self.best is None:
+            return ["## Acceptance\n", "It was not measured.\n"]
+        depths = range(1, int(self.best["k"]) + 1)
+        lines = ["| step | loss | acceptance length | " + " | ".join(f"depth {depth}" for depth in depths) + " |"]
+        lines.append("| ---: " * (3 + len(depths)) + "|")
+        lines += [self._row(row, len(depths)) for row in self.evaluations]
+        temperature = self.recipe.sampling.temperature
+        about = (
+            f"On {self.recipe.train.num_held_out} held-out prompts, k = {self.best['k']}, temperature {temperature}. "
+        )
+        about += (
+            f"The folder has the draft of step {self.best['step']}. A depth's share counts the steps that accepted "
+        )
+        about += "the token there and all before it; the loss is the mean since the row above.\n"
+        return ["## Acceptance on held-out prompts\n", *lines, "", about]
+
+    def _row(self, row: Mapping[str, Any], depths: int) -> str:
+        before = max((one["step"] for one in self.evaluations if one["step"] < row["step"]), default=0)
+        its = [one["loss"] for one in self.rows if one["event"] == "step" and before < one["step"] <= row["step"]]
+        loss = f"{sum(its) / len(its):.3f}" if its else "–"
+        shares = [f"{100 * one:.0f} %" for one in row["acceptance_by_depth"]]
+        shares += ["–"] * (depths - len(shares))
+        return f"| {row['step']} | {loss} | {row['acceptance_length']:.2f} | {' | '.join(shares)} |"
+
+    def _data(self) -> list[str]:
+        settings, steps = self.recipe.train, [row for row in self.rows if row["event"] == "step"]
+        seconds = sum(row["seconds"] for row in steps)
+        return [
+            "## Data\n",
+            f"- prompts: `{settings.data}`, answered by the target",
+            f"- samples: {self.num_samples}, with {self.num_tokens} tokens of answers",
+            f"- steps: {len(steps)}, {seconds:.0f} s of training",
+            f"- trained parameters: {self.num_parameters}\n",
+        ]
+
+    def _settings(self) -> list[str]:
+        changed = {part: found for part in _PARTS if (found := _changed(self.recipe, part))}
+        train = {key: value for key, value in self.recipe.train.model_dump(mode="json").items() if value is not None}
+        content = {**changed, "train": {**train, **self.settled}}
+        return ["## Settings\n", "```yaml", *_sections(content), "```\n"]
+
+
+def _changed(recipe: Recipe, part: str) -> dict[str, Any]:
+    """The values of a section that are not the defaults."""
+    section = getattr(recipe, part)
+    usual = type(section)().model_dump(mode="json")
+    return {key: value for key, value in section.model_dump(mode="json").items() if value != usual[key]}
+
+
+def _licences(target: str, licence: str | None, data: str | None) -> list[str]:
+    stated = f"`{licence}`, by its model card" if licence else "not stated in its folder"
+    return [
+        "## Licence\n",
+        "- draft: fill in `license` above before you publish it",
+        f"- target `{target}`: {stated}",
+        f"- prompts `{data}`: fill in\n",
+    ]
+
+
+def _licence_of(target: str) -> str | None:
+    """The licence in the metadata of a target's model card; None where its folder has none."""
+    try:
+        text = (Path(target) / CARD).read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return None
+    head = text.split("---")[1] if text.startswith("---") and text.count("---") > 1 else ""
+    found = re.search(r"^license:\s*[\"']?([\w.+-]+)", head, re.MULTILINE)
+    return found[1] if found else None
+
+
+def _yaml(values: Mapping[str, Any]) -> list[str]:
+    return [f"{key}: {yaml_value(value)}" for key, value in values.items()]
+
+
+def _sections(sections: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    return [line for name, keys in sections.items() for line in (f"{name}:", *(f"  {one}" for one in _yaml(keys)))]

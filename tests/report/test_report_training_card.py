@@ -1,0 +1,58 @@
+"""The model card and the recipe of a trained draft."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from specdec_cli.recipe import resolve
+from specdec_cli.report.training_card import TrainedDraft
+
+
+def trained(target: str, rows: list[dict[str, Any]]) -> TrainedDraft:
+    sets = [f"target.model={target}", "target.dtype=float32", "train.data=prompts.jsonl", "train.method=medusa"]
+    recipe = resolve(sets=[*sets, "sampling.temperature=0.8"]).recipe
+    return TrainedDraft(recipe, Path("out/heads"), rows, {"depth": 2}, 12, 340, 5000)
+
+
+def step(number: int, loss: float) -> dict[str, Any]:
+    return {"event": "step", "step": number, "loss": loss, "seconds": 1.5}
+
+
+def evaluation(number: int, length: float, *by_depth: float) -> dict[str, Any]:
+    return {
+        "event": "evaluation", "step": number, "k": 2, "acceptance_length": length,
+        "acceptance_by_depth": list(by_depth),
+    }  # fmt: skip
+
+
+ROWS = [step(1, 5.0), step(2, 4.0), evaluation(2, 1.5, 0.4, 0.1), step(3, 3.0), evaluation(3, 1.25, 0.25)]
+
+
+def test_a_card_tells_the_run(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("---\nlicense: apache-2.0\n---\nA target.\n")
+    card = trained(str(tmp_path), ROWS).card()
+    assert card.startswith("---\nbase_model: ")
+    assert "license: apache-2.0\ntags: [speculative-decoding, medusa]\n---\n" in card
+    assert f"# Medusa heads for `{tmp_path.name}`" in card
+    assert "| step | loss | acceptance length | depth 1 | depth 2 |" in card
+    assert "| 2 | 4.500 | 1.50 | 40 % | 10 % |\n| 3 | 3.000 | 1.25 | 25 % | – |" in card
+    assert "On 16 held-out prompts, k = 2, temperature 0.8. The folder has the draft of step 2." in card
+    assert "- samples: 12, with 340 tokens of answers\n- steps: 3, 4 s of training" in card
+    assert "sampling:\n  temperature: 0.8\ntrain:\n  method: medusa\n" in card
+    assert f"- target `{tmp_path}`: `apache-2.0`, by its model card" in card
+
+
+def test_a_card_without_an_evaluation_or_a_licence(tmp_path: Path) -> None:
+    card = trained(str(tmp_path), ROWS[:1]).card()
+    assert "license: unknown" in card
+    assert "It was not measured." in card
+    assert "not stated in its folder" in card
+
+
+def test_the_recipe_is_one(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(trained(str(tmp_path), ROWS).usage_recipe())
+    recipe = resolve(str(path)).recipe
+    assert (recipe.target.model, recipe.target.dtype, recipe.draft.model) == (str(tmp_path), "float32", "out/heads")
+    assert recipe.speculation.num_speculative_tokens == 2
