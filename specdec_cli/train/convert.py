@@ -154,12 +154,14 @@ def _architectures(target: str) -> list[str]:
 
 
 def _layer_content(layer: Any, num: int) -> dict[str, Any]:
-    """A configuration of decoder layers, with the keys that older readers have no defaults for."""
-    content = dict(layer.to_diff_dict()) | {"num_hidden_layers": num, "tie_word_embeddings": False}
+    """A configuration of decoder layers alone, with the keys that older readers have no defaults for."""
+    known = set(type(layer)().to_dict()) - {"architectures", "transformers_version"}
+    content = {key: value for key, value in layer.to_diff_dict().items() if key in known}
     content |= {key: getattr(layer, key) for key in _LAYER_KEYS if getattr(layer, key, None) is not None}
     rope = getattr(layer, "rope_parameters", None) or {}
     content |= {"rope_theta": rope["rope_theta"]} if "rope_theta" in rope else {}
-    return content | {"model_type": layer.model_type}
+    content |= {"model_type": layer.model_type, "num_hidden_layers": num, "tie_word_embeddings": False}
+    return content
 
 
 _Written = tuple[dict[str, Any], dict[str, Tensor]]

@@ -61,6 +61,7 @@ def test_an_eagle3_head_comes_back_as_it_was(lm, variant: dict[str, bool], tmp_p
     assert content["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == 4
     verifier = {"name_or_path": lm.name, "architectures": ["LlamaForCausalLM"]}
     assert content["speculators_config"]["verifier"] == verifier
+    assert not [key for key in content["transformer_layer_config"] if "eagle" in key or "draft" in key]
     returned = load_file(back / "model.safetensors")
     assert set(returned) == set(weights)
     assert all(torch.equal(value, weights[name]) for name, value in returned.items())
