@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,10 @@ import torch
 from specdec_cli.errors import UsageError
 from specdec_cli.lm.files.checkpoint import clear_errors, model_folder
 from specdec_cli.lm.files.reading import quiet
+from specdec_cli.lm.load import load_tokenizer
+from specdec_cli.text.tokenizer import Tokenizer
 from specdec_cli.train.disk import writing
-from specdec_cli.train.samples import Sample
+from specdec_cli.train.target import TrainingTarget
 
 _TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "*.model",
                     "*.tiktoken", "tekken.json", "chat_template*", "generation_config.json")  # fmt: skip
@@ -47,16 +49,16 @@ class StartModel:
         return made.train()
 
 
-def load_start(name: str | None, method: str, samples: Sequence[Sample]) -> StartModel:
+def load_start(name: str | None, target: TrainingTarget, method: str) -> StartModel:
     """The model that a method begins with.
 
     Args:
         name: hub id or folder; None is refused.
+        target: whose tokenizer it has to have.
         method: of training, for messages.
-        samples: whose tokens it has to know.
 
     Raises:
-        UsageError: there is no name, or the model cannot read the samples, or not with masks of our own.
+        UsageError: there is no name, the tokenizers differ, or its layers keep a state.
         RunError: there is no such model.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -71,12 +73,12 @@ def load_start(name: str | None, method: str, samples: Sequence[Sample]) -> Star
     if getattr(made, "_is_stateful", False):
         said = f"`{name}` has layers with a state, which cannot leave masks out"
         raise UsageError(said, "begin with a model that has attention alone")
-    vocab_size = int(config.get_text_config().vocab_size)
-    largest = max((max(one.tokens) for one in samples), default=0)
-    if largest >= vocab_size:
-        said = f"`{name}` knows {vocab_size} tokens, and the target's text has token `{largest}`"
+    own, other = (Tokenizer(load_tokenizer(one)) for one in (target.lm.name, name))
+    overlap = own.compare(other)
+    if not overlap.equal:
+        said = f"the tokenizers of target `{target.lm.name}` and `{name}` differ: {overlap.reason}"
         raise UsageError(said, "begin with a model that has the target's tokenizer")
-    return StartModel(name, folder, vocab_size)
+    return StartModel(name, folder, int(config.get_text_config().vocab_size))
 
 
 def write_language_model(model: Any, source: Path, folder: Path, keys: Mapping[str, Any]) -> None:

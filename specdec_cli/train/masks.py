@@ -14,7 +14,18 @@ if TYPE_CHECKING:
     from specdec_cli.train.samples import Sample
 
 
-def rarest_token(samples: Sequence[Sample], vocab_size: int, settings: Train) -> int:
+def check_mask_token(settings: Train, vocab_size: int) -> None:
+    """Refuse a mask token of the settings that a vocabulary does not have.
+
+    Raises:
+        UsageError: it does not.
+    """
+    if settings.mask_token is not None and settings.mask_token >= vocab_size:
+        said = f"the mask token is `{settings.mask_token}`, and the vocabulary has {vocab_size} tokens"
+        raise UsageError(said, "name another one, or leave it out")
+
+
+def mask_token(samples: Sequence[Sample], vocab_size: int, settings: Train) -> int:
     """The mask token: that of the settings, else the rarest token of the samples, the last of those alike.
 
     Vocabularies mostly end with tokens that no text has, so that the rarest one is among them.
@@ -23,15 +34,9 @@ def rarest_token(samples: Sequence[Sample], vocab_size: int, settings: Train) ->
         samples: with prompts.
         vocab_size: tokens to choose from.
         settings: the recipe's `train` section.
-
-    Raises:
-        UsageError: the settings name a token that is not in the vocabulary.
     """
-    given = settings.mask_token
-    if given is not None:
-        if given >= vocab_size:
-            raise UsageError(f"the mask token is `{given}`, and the vocabulary has {vocab_size} tokens", "name another")
-        return given
+    if settings.mask_token is not None:
+        return settings.mask_token
     counts = torch.zeros(vocab_size, dtype=torch.int64)
     for one in samples:
         known = torch.tensor([token for token in one.tokens if token < vocab_size], dtype=torch.int64)

@@ -110,7 +110,7 @@ def test_a_mask_token_is_the_last_that_no_text_has(lm) -> None:
     method.prepare([Sample([*range(lm.vocab_size), 96, 95], 0)])
     assert method.mask_token == 94
     with pytest.raises(UsageError, match="the mask token is `97`, and the vocabulary has 97 tokens"):
-        method_of(lm, "dflash", mask_token=97).prepare([])
+        method_of(lm, "dflash", mask_token=97)
 
 
 def test_sizes_follow_the_target(lm) -> None:
@@ -123,4 +123,4 @@ def test_sizes_follow_the_target(lm) -> None:
 
 def test_a_block_of_one_row_is_refused(lm) -> None:
     with pytest.raises(UsageError, match="a DFlash block of one row"):
-        method_of(lm, "dflash", depth=1, sample_from_anchor=True).prepare([])
+        method_of(lm, "dflash", depth=1, sample_from_anchor=True)

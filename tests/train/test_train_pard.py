@@ -16,7 +16,6 @@ from transformers import AutoModelForCausalLM, Mamba2Config
 
 from specdec_cli.errors import UsageError
 from specdec_cli.train.methods.pard import PardModule, PardTraining, masked_rows
-from specdec_cli.train.samples import Sample
 
 DEPTH, MASK = 4, VOCAB + 3
 
@@ -110,12 +109,14 @@ def pard(lm, folder: Path) -> Any:
 
 def test_what_cannot_begin_a_draft_is_refused(lm, start: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="`pard` trains a language model, and there is none to begin with"):
-        method_of(lm, "pard").prepare([])
+        method_of(lm, "pard")
     with pytest.raises(UsageError, match="the mask token is `200`, and the vocabulary has 105 tokens"):
-        made(lm, start, mask_token=200).prepare([])
-    with pytest.raises(UsageError, match=r"knows 105 tokens, and the target's text has token `300`"):
-        made(lm, start).prepare([Sample([1, 300], 1)])
-    Mamba2Config(vocab_size=VOCAB).save_pretrained(tmp_path)
-    save_file({"x": torch.ones(1)}, tmp_path / "model.safetensors")
+        made(lm, start, mask_token=200)
+    other = make_tiny("llama", tmp_path / "other", 5)
+    letter_tokenizer(without="ou").save_pretrained(other)
+    with pytest.raises(UsageError, match=r"the tokenizers of target .* differ"):
+        made(lm, str(other))
+    Mamba2Config(vocab_size=VOCAB).save_pretrained(tmp_path / "mamba")
+    save_file({"x": torch.ones(1)}, tmp_path / "mamba" / "model.safetensors")
     with pytest.raises(UsageError, match="has layers with a state, which cannot leave masks out"):
-        made(lm, str(tmp_path)).prepare([])
+        made(lm, str(tmp_path / "mamba"))

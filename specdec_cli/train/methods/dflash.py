@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -21,24 +21,42 @@ from specdec_cli.lm.door import Tap
 from specdec_cli.lm.heads.dflash_files import default_layers
 from specdec_cli.lm.heads.head_layer import HeadLayer
 from specdec_cli.train.losses import LOSSES
-from specdec_cli.train.masks import rarest_token
+from specdec_cli.train.masks import check_mask_token, mask_token
 from specdec_cli.train.method import BatchLoss, DraftModule, TrainingMethod
 from specdec_cli.train.published import write_draft
 from specdec_cli.train.samples import Sample, TrainingBatch
 from specdec_cli.train.weights import NamedModule, first_layer_weights, matched
+
+if TYPE_CHECKING:
+    from specdec_cli.recipe.schema import Train
+    from specdec_cli.train.target import TrainingTarget
 
 _DEFAULT_DEPTH, _MOST_LAYERS, _MOST_TAPS = 7, 5, 5
 _LARGEST_DECAY = 7.0
 
 
 class DFlashTraining(TrainingMethod):
-    """Trains a DFlash draft of Qwen 3 layers with the target's embedding and output layer."""
+    """Trains a DFlash draft of Qwen 3 layers with the target's embedding and output layer.
+
+    Args:
+        settings: as for every method.
+        target: as for every method.
+
+    Raises:
+        UsageError: settings of other methods, a mask token that the target does not have, or a block of one row.
+    """
 
     name: ClassVar[str] = "dflash"
     drafts_with: ClassVar[str | None] = "dflash"
     own_settings: ClassVar[frozenset[str]] = frozenset(
         {"layers", "num_layers", "intermediate_size", "num_anchors", "sample_from_anchor", "mask_token"}
     )
+
+    def __init__(self, settings: Train, target: TrainingTarget) -> None:
+        super().__init__(settings, target)
+        check_mask_token(settings, target.lm.vocab_size)
+        if self.block_size < 2:
+            raise UsageError("a DFlash block of one row drafts nothing from masks", "train with a larger --depth")
 
     @property
     def taps(self) -> Sequence[Tap]:
@@ -61,14 +79,8 @@ class DFlashTraining(TrainingMethod):
         return self.settings.num_layers or min(max(self.target.num_layers // 4, 1), _MOST_LAYERS)
 
     def prepare(self, samples: Sequence[Sample]) -> None:
-        """Choose the mask token.
-
-        Raises:
-            UsageError: the settings name one that the target does not have, or a block of one row.
-        """
-        self.mask_token = rarest_token(samples, self.target.lm.vocab_size, self.settings)
-        if self.block_size < 2:
-            raise UsageError("a DFlash block of one row drafts nothing from masks", "train with a larger --depth")
+        """Choose the mask token."""
+        self.mask_token = mask_token(samples, self.target.lm.vocab_size, self.settings)
 
     def build(self) -> DFlashModule:
         """Random layers; the first states are those of the anchor's token and of the mask."""

@@ -10,28 +10,50 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from specdec_cli.train.language_model import load_start, write_language_model
 from specdec_cli.train.losses import LOSSES
-from specdec_cli.train.masks import rarest_token
+from specdec_cli.train.masks import check_mask_token, mask_token
 from specdec_cli.train.method import BatchLoss, DraftModule, TrainingMethod
 from specdec_cli.train.samples import Sample, TrainingBatch
 from specdec_cli.train.weights import matched
+
+if TYPE_CHECKING:
+    from specdec_cli.recipe.schema import Train
+    from specdec_cli.train.target import TrainingTarget
 
 _DEFAULT_DEPTH = 8
 _KEPT, _KEPT_AT_LEAST = 0.7, 0.2
 
 
 class PardTraining(TrainingMethod):
-    """Trains a language model with the target's tokenizer as a PARD draft."""
+    """Trains a language model with the target's tokenizer as a PARD draft.
+
+    Args:
+        settings: as for every method.
+        target: as for every method.
+
+    Attributes:
+        start: the model that it begins with.
+
+    Raises:
+        UsageError: settings of other methods, no model to begin with, one that cannot be trained this way, or a mask
+            token that it does not have.
+        RunError: it does not load.
+    """
 
     name: ClassVar[str] = "pard"
     drafts_with: ClassVar[str | None] = "pard"
     own_settings: ClassVar[frozenset[str]] = frozenset({"start_from", "mask_token"})
+
+    def __init__(self, settings: Train, target: TrainingTarget) -> None:
+        super().__init__(settings, target)
+        self.start = load_start(settings.start_from, target, self.name)
+        check_mask_token(settings, self.start.vocab_size)
 
     @property
     def depth(self) -> int:
@@ -39,14 +61,8 @@ class PardTraining(TrainingMethod):
         return self.settings.depth or _DEFAULT_DEPTH
 
     def prepare(self, samples: Sequence[Sample]) -> None:
-        """Load the model and choose its mask token.
-
-        Raises:
-            UsageError: the settings name no model, or one that cannot be trained this way.
-            RunError: it does not load.
-        """
-        self.start = load_start(self.settings.start_from, self.name, samples)
-        self.mask_token = rarest_token(samples, self.start.vocab_size, self.settings)
+        """Choose the mask token."""
+        self.mask_token = mask_token(samples, self.start.vocab_size, self.settings)
 
     def build(self) -> PardModule:
         """The model as it is."""
