@@ -32,8 +32,9 @@ def products(shape: tuple[int, int], count: int) -> dict[str, list[Callable[[Ten
     plain: dict[str, list[Callable[[Tensor], Tensor]]] = {
         "F.linear": [partial(F.linear, weight=weight) for weight in weights]
     }
-    packed: list[Kind] = [kind for kind in ("bf16", "int8") if missing(kind) is None]
-    return plain | {kind: [pack(weight, None, kind) for weight in weights] for kind in packed}
+    fast: dict[str, Kind] = {"bf16": "packed"} if missing("bfloat16") is None else {}
+    fast |= {"int8": "int8"} if missing("int8") is None else {}
+    return plain | {name: [pack(weight, None, kind) for weight in weights] for name, kind in fast.items()}
 
 
 def milliseconds(rotation: list[Callable[[Tensor], Tensor]], rows: Tensor) -> float:

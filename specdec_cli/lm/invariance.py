@@ -155,7 +155,7 @@ def _linear_checks(dtype: torch.dtype, generator: torch.Generator) -> Iterator[I
         rows = torch.randn(MOST_ROWS, num_inputs, generator=generator).to(dtype)
         forms = _forms(weight)
         for form, kind in forms.items():
-            is_rare = kind == "plain" and "bf16" in forms.values()
+            is_rare = kind == "plain" and "packed" in forms.values()
             product = functools.partial(_in_turns, pack(weight, None, kind), rows_together(dtype, kind))
             reference = product(rows)
             differ = [n for n in ROWS if not torch.equal(product(rows[:n]), reference[:n])]
@@ -170,7 +170,7 @@ def _linear_checks(dtype: torch.dtype, generator: torch.Generator) -> Iterator[I
 def _forms(weight: Tensor) -> dict[str, Kind]:
     """Every form in which a model's linear layers run here; layers of a class of their own stay plain beside packed."""
     forms: dict[str, Kind] = {"linear": "plain", "int8 linear": "int8"}
-    if (kind := kind_for(weight.dtype, weight.device)) == "bf16":
+    if (kind := kind_for(weight.dtype, weight.device)) == "packed":
         forms["packed linear"] = kind
     return forms
 

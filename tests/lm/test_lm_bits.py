@@ -118,11 +118,11 @@ def test_fewer_rows_are_taken_together_where_products_ask_for_it(monkeypatch: py
 
     alone = invariance.rows_together.__wrapped__
     monkeypatch.setattr(invariance, "pack", Tiled)
-    assert alone(torch.bfloat16, "bf16") == 32
+    assert alone(torch.bfloat16, "packed") == 32
     monkeypatch.setattr(Tiled, "__call__", lambda _, rows: rows)
-    assert alone(torch.bfloat16, "bf16") == 64
+    assert alone(torch.bfloat16, "packed") == 64
     monkeypatch.setattr(Tiled, "__call__", lambda _, rows: rows * len(rows))
-    assert alone(torch.bfloat16, "bf16") == 64, "turns would not mend it; doctor finds it"
+    assert alone(torch.bfloat16, "packed") == 64, "turns would not mend it; doctor finds it"
 
 
 def test_rejected_drafts_leave_no_trace(lm) -> None:

@@ -1,7 +1,7 @@
 """Which kind of linear layer a model gets on this machine, and whether the kernels behind it are there and right.
 
-Every fast kernel is tried once before it is used. Where it is missing or wrong, bf16 and 16 bits on a GPU stay torch's
-plain product, and int8 takes torch's plain integer product; `doctor` says so.
+Every fast kernel is tried once before it is used. Where it is missing or wrong, float32 and bfloat16 on a CPU and 16
+bits on a GPU stay torch's plain product, and int8 takes torch's plain integer product; `doctor` says so.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from specdec_cli.lm.files.reading import first_line
 from specdec_cli.lm.kernels.linear import (
@@ -25,7 +26,12 @@ from specdec_cli.lm.kernels.linear import (
     vnni_product,
 )
 
-Kind = Literal["plain", "bf16", "int8", "few rows"]
+Kind = Literal["plain", "packed", "int8", "few rows"]
+Kernel = Literal["float32", "bfloat16", "int8", "few rows"]
+"""A fast kernel: oneDNN's by what it multiplies, ours on a GPU."""
+
+
+_PACKED: dict[torch.dtype, Kernel] = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
 def pack(weight: Tensor, bias: Tensor | None, kind: Kind) -> PackedLinear:
@@ -36,12 +42,12 @@ def pack(weight: Tensor, bias: Tensor | None, kind: Kind) -> PackedLinear:
         bias: [out], or None.
         kind: from `kind_for`.
     """
-    assert kind != "bf16" or weight.dtype == torch.bfloat16, f"{weight.dtype} is not packed as {kind}"
+    assert kind != "packed" or can_pack(weight.dtype), f"{weight.dtype} is not packed here"
     with torch.no_grad():
         match kind:
             case "plain":
                 return PlainLinear(weight, bias)
-            case "bf16":
+            case "packed":
                 return OneDnnLinear(weight, bias)
             case "int8":
                 return Int8Linear(weight, bias, _integer_product(weight.device))
@@ -74,7 +80,13 @@ def kind_for(dtype: torch.dtype, device: torch.device, quantize: str = "none") -
         return "int8"
     if device.type == "cuda":
         return "few rows" if dtype.itemsize == 2 and has_triton() else "plain"
-    return "bf16" if dtype == torch.bfloat16 and missing("bf16") is None else "plain"
+    return "packed" if can_pack(dtype) else "plain"
+
+
+def can_pack(dtype: torch.dtype) -> bool:
+    """Whether oneDNN's layout of a dtype's weights is faster on this CPU."""
+    kernel = _PACKED.get(dtype)
+    return kernel is not None and missing(kernel) is None
 
 
 def kind_when(compiled: bool, dtype: torch.dtype, device: torch.device, quantize: str = "none") -> Kind:
@@ -89,14 +101,14 @@ def has_triton() -> bool:
 
 
 def kernels() -> dict[str, str]:
-    """The matrix products in transformers' forward pass, in words: bfloat16 and int8 on a CPU, all on a GPU."""
-    plain = {"bf16": "torch's plain product", "int8": "torch's plain integer product, slow"}
-    fast = {"bf16": "packed for oneDNN", "int8": "packed for oneDNN (VNNI)"}
-    reasons: dict[str, str | None] = {"bf16": missing("bf16"), "int8": missing("int8")}
-    names = {"bf16": "bfloat16", "int8": "int8"}
-    found = {
-        names[kind]: fast[kind] if reason is None else f"{plain[kind]}: {reason}" for kind, reason in reasons.items()
-    }
+    """The matrix products in transformers' forward pass, in words: on a CPU by dtype, and all on a GPU."""
+    integers: dict[str, tuple[str, str]] = {"int8": ("packed for oneDNN (VNNI)", "torch's plain integer product, slow")}
+    found: dict[str, str] = {}
+    tried: tuple[Kernel, ...] = (*_PACKED.values(), "int8")
+    for kernel in tried:
+        fast, plain = integers.get(kernel, ("packed for oneDNN", "torch's plain product"))
+        reason = missing(kernel)
+        found[kernel] = fast if reason is None else f"{plain}: {reason}"
     if torch.cuda.is_available():
         reason = missing("few rows")
         found["on the GPU"] = "our own, in Triton" if reason is None else f"torch's plain products: {reason}"
@@ -104,20 +116,16 @@ def kernels() -> dict[str, str]:
 
 
 @functools.cache
-def missing(kind: Kind) -> str | None:
-    """Why a kind's fast kernel is not used on this machine; None where it was tried and is right."""
-    if kind in ("bf16", "int8") and not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+def missing(kernel: Kernel) -> str | None:
+    """Why a fast kernel is not used on this machine; None where it was tried and is right."""
+    if kernel != "few rows" and not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return "this torch has no oneDNN"
+    tries = {"float32": _try_float32, "bfloat16": _try_bfloat16, "int8": _try_vnni, "few rows": _try_triton}
     try:
-        with torch.no_grad():
-            tries = {"plain": _never, "few rows": _try_triton, "bf16": _try_bfloat16, "int8": _try_vnni}
-            return tries[kind]()
+        with unset_fake_temporarily(), torch.no_grad():  # a model on paper may ask
+            return tries[kernel]()
     except Exception as error:  # Triton compiles with the system's compiler, which fails in many ways
         return f"its operator failed: {first_line(error)}"
-
-
-def _never() -> None:
-    """The plain product is always there."""
 
 
 def _try_triton() -> str | None:
@@ -133,13 +141,23 @@ def _try_triton() -> str | None:
     return None if is_close else "its kernel computes something else"
 
 
+def _try_float32() -> str | None:
+    if "AVX512" not in torch.backends.cpu.get_cpu_capability():
+        return "this processor has no AVX-512, without which a lone row takes longer"
+    return _try_onednn(torch.float32, 1e-4)
+
+
 def _try_bfloat16() -> str | None:
     if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return "this processor has no bfloat16 products"
-    rows, weight = (torch.linspace(-1, 1, n * 64).sin().view(n, 64).bfloat16() for n in (5, 96))
+    return _try_onednn(torch.bfloat16, 2e-2)
+
+
+def _try_onednn(dtype: torch.dtype, tolerance: float) -> str | None:
+    rows, weight = (torch.linspace(-1, 1, n * 64).sin().view(n, 64).to(dtype) for n in (5, 96))
     found = OneDnnLinear(weight, None)(rows)
     right = rows.float() @ weight.float().t()
-    is_close = found.shape == right.shape and torch.allclose(found.float(), right, rtol=2e-2, atol=2e-2)
+    is_close = found.shape == right.shape and torch.allclose(found.float(), right, rtol=tolerance, atol=tolerance)
     return None if is_close else "its operator computes something else"
 
 

@@ -1,8 +1,8 @@
 """Linear layers whose weights are packed once, at load, for this machine's kernels.
 
-bf16: oneDNN's own layout of the weight, which its product otherwise makes again at every call. int8: one scale for each
-output channel, one for each row of activations; never one for a whole batch, which would make rows depend on each
-other. Both give a row the same bits in any company of two rows or more (`doctor` tries it).
+packed: oneDNN's own layout of a float32 or bfloat16 weight, which its product otherwise makes again at every call.
+int8: one scale for each output channel, one for each row of activations; never one for a whole batch, which would make
+rows depend on each other. Both give a row the same bits in any company of two rows or more (`doctor` tries it).
 
 The operators are private to torch: they are named here only. `kinds` tries them before a model uses them.
 """
@@ -25,6 +25,8 @@ ZERO_POINT = 128
 _MIDDLE = torch.tensor(ZERO_POINT + 0.5)
 _LARGEST = 127
 _NO_ARGUMENTS: list[Any] = []
+# With fewer rows oneDNN's float32 product waits for its own sums: five take less time than one to three do.
+_LEAST_ROWS = {torch.float32: 5}
 
 
 class PackedLinear(nn.Module):
@@ -67,15 +69,23 @@ class PlainLinear(PackedLinear):
 
 
 class OneDnnLinear(PackedLinear):
-    """oneDNN's product with a bfloat16 weight [out, in] in oneDNN's layout."""
+    """oneDNN's product with a float32 or bfloat16 weight [out, in] in oneDNN's layout."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight.shape[1], weight.shape[0], weight.numel() * weight.element_size(), bias)
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
         self._product = torch.ops.mkldnn._linear_pointwise.default
+        self._least_rows = _LEAST_ROWS.get(weight.dtype, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         """The product."""
+        num_rows = x.numel() // self.num_inputs
+        if num_rows >= self._least_rows:
+            return self._multiply(x)
+        rows = F.pad(x.reshape(-1, self.num_inputs), (0, 0, 0, self._least_rows - num_rows))
+        return self._multiply(rows)[:num_rows].view(*x.shape[:-1], self.num_outputs)
+
+    def _multiply(self, x: Tensor) -> Tensor:
         found: Tensor = self._product(x, self._weight, self.bias, "none", _NO_ARGUMENTS, "")
         return found
 

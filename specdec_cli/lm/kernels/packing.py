@@ -14,13 +14,15 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from transformers.pytorch_utils import Conv1D
 
-from specdec_cli.lm.kernels.kinds import Kind, pack
+from specdec_cli.lm.kernels.kinds import Kind, can_pack, pack
 from specdec_cli.lm.kernels.linear import PackedLinear
 
 # Layers of one parent that are given the same input, in the order in which transformers calls them.
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 _ORDINARY = (nn.Parameter, FakeTensor)  # the second on paper
 _PLAIN = (torch.float32, torch.bfloat16, torch.float16)
+FEWEST_NUMBERS = 2**17
+"""In a float32 weight that is packed: oneDNN's operator takes longer to call, which a smaller one does not make up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ def weights_of(model: Any, kind: Kind) -> list[Weight]:
     A tied embedding is one weight in the plain form. Packed it is two: the table that is looked up, and the output
     layer's matrix, whose layout gives no row back.
     """
-    is_packed_anew = kind in ("bf16", "int8")
+    is_packed_anew = kind in ("packed", "int8")
     read = _read_by_parents(model)
     linear = {
         f"{name}.weight"
@@ -121,8 +123,12 @@ def _names_read_by(parent_class: Hashable) -> tuple[str, ...]:
 
 
 def _packs(module: nn.Module, kind: Kind) -> bool:
-    """Whether a layer becomes a kind; only bfloat16 is laid out as such."""
-    return is_linear(module) and (kind != "bf16" or module.weight.dtype == torch.bfloat16)
+    """Whether a layer becomes a kind. oneDNN's layout is for bits in bfloat16, and for speed alone in float32."""
+    if not is_linear(module):
+        return False
+    weight = cast("Tensor", module.weight)
+    is_small = weight.dtype == torch.float32 and weight.numel() < FEWEST_NUMBERS
+    return kind != "packed" or (can_pack(weight.dtype) and not is_small)
 
 
 def _num_inputs(module: Any) -> int:

@@ -116,8 +116,8 @@ def obstacle(model: Any, device: torch.device | None = None) -> str | None:
 
 
 def kept_as(kind: Kind, obstacle: str | None) -> Kind:
-    """Memory of linear layers. Only transformers' forward pass changes the layout of bfloat16 weights."""
-    return "plain" if obstacle is None and kind == "bf16" else kind
+    """Memory of linear layers. Only transformers' forward pass has them in oneDNN's layout."""
+    return "plain" if obstacle is None and kind == "packed" else kind
 
 
 def activation_of(config: Any) -> str | None:

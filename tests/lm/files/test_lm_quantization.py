@@ -335,5 +335,5 @@ def test_16_a_layer_with_something_attached_is_transformers_own(
 def test_16_only_bfloat16_is_packed_as_such() -> None:
     layers = nn.ModuleList([nn.Linear(8, 8).bfloat16(), nn.Linear(8, 8), nn.Linear(8, 8).half()])
     vars(layers)["get_output_embeddings"] = lambda: None
-    packing.pack_model(layers, "bf16")
+    packing.pack_model(layers, "packed")
     assert [type(layer) is nn.Linear for layer in layers] == [False, True, True]

