@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Lock
@@ -41,6 +42,25 @@ REFUSAL = """\
 """
 _ways = os.environ.get("FAKE_VLLM", "")
 WAYS = dict(one.partition("=")[::2] for one in _ways.split(",") if one)
+SAID: set[int] = set()
+MARK = f"fake-vllm-of={sys._xoptions.get('fake-vllm-of', 'none')}"
+
+
+def command_of(process: int) -> list[str]:
+    """The words that start it, marked with the process whose test it is."""
+    return [sys.executable, "-S", "-X", f"fake-vllm-of={process}", __file__]
+
+
+def running(process: int) -> list[int]:
+    """What runs of the stand-ins of a process, and of what they started."""
+    import psutil
+
+    found = []
+    for one in psutil.process_iter():
+        with suppress(psutil.Error):
+            if one.status() != psutil.STATUS_ZOMBIE and f"fake-vllm-of={process}" in one.cmdline():
+                found.append(one.pid)
+    return found
 
 
 class Counts:
@@ -99,6 +119,9 @@ class Handler(BaseHTTPRequestHandler):
             )
             sys.stderr.flush()
             os.kill(os.getpid(), signal.SIGKILL)
+        if not body.get("stream"):
+            self._send(json.dumps(one_token(body)))
+            return
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Connection", "close")
@@ -110,6 +133,7 @@ class Handler(BaseHTTPRequestHandler):
         counts, k = self.server.counts, self.server.k
         prompt = body.get("prompt") or body["messages"][-1]["content"]
         words = (str(prompt).split() * body["max_tokens"])[: body["max_tokens"]]
+        SAID.update(sum(map(ord, word)) for word in words)
         if "differs" in WAYS and k:
             words[-1] = "otherwise"
         place = 0
@@ -123,7 +147,8 @@ class Handler(BaseHTTPRequestHandler):
                     counts.accepted += size - 1
             piece = words[place : place + size]
             place += size
-            ids = {"token_ids": [sum(map(ord, word)) for word in piece]} if body.get("return_token_ids") else {}
+            tokens = [sum(map(ord, word)) for word in piece]
+            ids = {"token_ids": tokens} if body.get("return_token_ids") else {}
             end = "length" if place == len(words) else None
             text = "".join(f" {word}" for word in piece)
             field = {"delta": {"content": text}} if "messages" in body else {"text": text}
@@ -144,6 +169,15 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(text.encode())
 
 
+def one_token(body: dict[str, Any]) -> dict[str, Any]:
+    """An answer that is not streamed: the prompt's ids, and two tokens that are almost as likely."""
+    gap = float(WAYS.get("gap", "0.01"))
+    likely = {f"token_id:{token}": -1.0 for token in SAID}
+    top = likely | {f"token_id:{sum(map(ord, 'otherwise'))}": -1.0 - gap}
+    choice = {"index": 0, "text": "x", "prompt_token_ids": [1, 2], "logprobs": {"top_logprobs": [top]}}
+    return {"choices": [choice], "usage": {"prompt_tokens": 2, "completion_tokens": 1}}
+
+
 def metrics(server: Server) -> str:
     """vLLM's counters in Prometheus text."""
     counts, name = server.counts, server.options.model
@@ -155,7 +189,8 @@ def metrics(server: Server) -> str:
             "spec_decode_num_accepted_tokens": counts.accepted,
         }
     return "".join(
-        f'# TYPE vllm:{key} counter\nvllm:{key}_total{{model_name="{name}"}} {value}\n' for key, value in values.items()
+        f'# TYPE vllm:{key}_total counter\nvllm:{key}_total{{model_name="{name}"}} {value}\n'
+        for key, value in values.items()
     )
 
 
@@ -190,7 +225,7 @@ def main() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sleeping = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
     core = sleeping if "deaf" in WAYS else "import time; time.sleep(600)"
-    subprocess.Popen([sys.executable, "-S", "-c", core])  # the engine core, of the same process group
+    subprocess.Popen([sys.executable, "-S", "-X", MARK, "-c", core])  # the engine core, of the same process group
     print("(APIServer pid=1) INFO 11-26 20:00:00 [api_server.py:1] vLLM API server version 0.33.0", flush=True)
     if "medusa" in (given.speculative_config or ""):
         sys.exit(REFUSAL)

@@ -41,7 +41,15 @@ from specdec_cli.cli.measurement_options import (
     repeats_option,
     show_plan,
 )
-from specdec_cli.cli.options import GATE_OPTIONS, RESUME_OPTION, WORKLOAD_OPTIONS, Shared, with_shared_options
+from specdec_cli.cli.options import (
+    ENGINE_OPTIONS,
+    GATE_OPTIONS,
+    RESUME_OPTION,
+    WORKLOAD_OPTIONS,
+    Shared,
+    with_shared_options,
+)
+from specdec_cli.cli.other_engine import OtherEngine
 from specdec_cli.cli.screen import open_screen
 from specdec_cli.errors import ExitCode, UsageError
 from specdec_cli.measure.workload.workload import task_of
@@ -64,7 +72,9 @@ if TYPE_CHECKING:
 _REPEATS = 2
 
 
-@with_shared_options(without=["sampling.logprobs"], beside=(*WORKLOAD_OPTIONS, *GATE_OPTIONS, RESUME_OPTION))
+@with_shared_options(
+    without=["sampling.logprobs"], beside=(*WORKLOAD_OPTIONS, *GATE_OPTIONS, RESUME_OPTION, *ENGINE_OPTIONS)
+)
 def bench(
     context: typer.Context,
     repeats: Annotated[int | None, repeats_option(shown="2; 1 with --endpoint")] = None,
@@ -130,6 +140,9 @@ def bench(
     check_peers(peers, resolved.recipe, batch_size)
     wish = _BenchOptions(repeats or _REPEATS, batch_size, chat, plot, html, files, peers, lossless_check)
     check_files(wish, shared)
+    engine = OtherEngine.asked(resolved, shared)
+    if engine is not None:
+        return _elsewhere(engine.without_prefix_caching(), wish, shared, dry_run)
     if dry_run:
         _show_plan(resolved, wish, shared)
         return None
@@ -143,6 +156,20 @@ class _BenchOptions(MeasurementOptions):
 
     peers: tuple[str, ...]
     lossless_check: bool
+
+
+def _elsewhere(engine: OtherEngine, wish: _BenchOptions, shared: Shared, dry_run: bool) -> ExitCode | None:
+    """Measure another engine, which is started as a subprocess."""
+    from specdec_cli.cli.bench_other_engine import OtherBenchRun, check_bench_options, show_other_plan
+
+    resolved = engine.resolved
+    check_bench_options({"--against": bool(wish.peers), "--resume": shared.resume}, resolved.recipe.engine.name)
+    if dry_run:
+        show_other_plan(resolved, engine, wish, shared)
+        return None
+    prompts = chosen_prompts(resolved.recipe.workload, wish.chat)
+    screen = open_screen(shared.quiet, streams_text=False)
+    return OtherBenchRun(resolved, wish, prompts, shared, screen, engine, wish.lossless_check).go()
 
 
 def _check(recipe: Recipe, batch_size: int, shared: Shared) -> None:

@@ -5,88 +5,51 @@ A command says what it loads, how that is measured and what stands in its docume
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from specdec_cli import __version__
-from specdec_cli.cli.measurement_options import check_batch, check_timed_tasks
+from specdec_cli.cli.judged_run import JudgedRun
+from specdec_cli.cli.measurement_options import check_batch
 from specdec_cli.cli.output import (
-    deliver_with_report,
     envelope,
     environment,
     machine_of,
 )
-from specdec_cli.cli.result_output import write_results
 from specdec_cli.cli.screen import interruptible, progress
 from specdec_cli.errors import ExitCode, RunError
-from specdec_cli.measure.workload.turns import every_turn, lost_turns, turn_ends
+from specdec_cli.measure.workload.turns import every_turn, lost_turns
 from specdec_cli.report.generate import Promise
-from specdec_cli.report.view import Screen
 from specdec_cli.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from specdec_cli.cli.measurement_options import MeasurementOptions
-    from specdec_cli.cli.options import Shared
     from specdec_cli.engine.engine import Engine
-    from specdec_cli.engine.prompts import PromptRow, PromptSet
     from specdec_cli.measure.bench.journal import Journal
     from specdec_cli.measure.bench.passes import Pass
-    from specdec_cli.measure.gates import GateResult
     from specdec_cli.measure.machine.load import Load
     from specdec_cli.measure.machine.machine import Machine
     from specdec_cli.measure.workload.workload import Workload
-    from specdec_cli.recipe import Recipe, Resolved
+    from specdec_cli.recipe import Recipe
 
 Study = TypeVar("Study")
 
 
 @dataclass(slots=True)
-class Measurement(ABC, Generic[Study]):
-    """One run of a measuring command.
+class Measurement(JudgedRun[Study]):
+    """One run of a measuring command with our own engine."""
 
-    Args:
-        resolved: the recipe as given; with several drafts, that of the first.
-        asked: what the command's own options ask for.
-        prompts: what is decoded.
-        shared: the command's shared options.
-        screen: shows the progress.
-    """
-
-    schema: ClassVar[str]
     doing: ClassVar[str]
 
-    resolved: Resolved
-    asked: MeasurementOptions
-    prompts: PromptSet
-    shared: Shared
-    screen: Screen
-    _judged: list[GateResult] = field(init=False, default_factory=list)
-    _baseline: dict[str, Any] | None = field(init=False, default=None)
     journal: Journal | None = field(init=False, default=None)
     load_before: Load = field(init=False)
 
     @property
-    def rows(self) -> Sequence[PromptRow]:
-        """The prompts' rows."""
-        return self.prompts.rows
-
-    @property
     def recipe(self) -> Recipe:
-        """The recipe that is measured; with several drafts, what they have in common."""
+        """The recipe that is measured, sized for its batch; with several drafts, what they have in common."""
         return self.sized(self.resolved.recipe)
-
-    @abstractmethod
-    def json_schema(self) -> dict[str, Any]:
-        """The JSON Schema of the document."""
-
-    @abstractmethod
-    def gate_names(self) -> dict[str, list[str]]:
-        """Keys of the document that depend on the workload, by the path above them."""
 
     @abstractmethod
     def load(self, say: Callable[[str], None]) -> tuple[Engine, Workload]:
@@ -122,27 +85,11 @@ class Measurement(ABC, Generic[Study]):
             interrupted: whether it was ended early.
         """
 
-    @abstractmethod
-    def draw(self, page: Console, study: Study, document: dict[str, Any]) -> None:
-        """Print the report."""
-
-    def document_recipe(self) -> dict[str, Any]:
-        """The recipe as the document has it."""
-        return self.recipe.as_dict()
-
-    @abstractmethod
-    def csv(self, study: Study, document: dict[str, Any]) -> str:
-        """The figures as rows of a table."""
-
-    def write_files(self, study: Study, document: dict[str, Any], interrupted: bool) -> None:
-        """The command's own files."""
-
     def go(self) -> ExitCode | None:
         """Load, measure, show, write, judge."""
         from specdec_cli.engine.caveats import slow_forwards
-        from specdec_cli.measure.gates import raise_if_crossed
 
-        self._prepare_gates()
+        self.prepare_gates()
         if self.resolved.built_in_pair:
             self.screen.say(f"no target named: {self.doing} the built-in {self.recipe.target.model}")
         with progress(self.screen) as say:
@@ -163,13 +110,13 @@ class Measurement(ABC, Generic[Study]):
                 self.screen.say(f"interrupted before anything was measured{self._how_to_go_on()}", "yellow")
                 return ExitCode.INTERRUPTED
             document = self._document(engine, study, was_stopped)
-            self._write(study, document, was_stopped)
+            self.write(study, document, was_stopped)
             if was_stopped:
                 self.screen.say(f"interrupted: these are the results so far{self._how_to_go_on()}", "yellow")
                 return ExitCode.INTERRUPTED
         if self.journal is not None:
             self.journal.remove()
-        raise_if_crossed(self._judged)
+        self.raise_if_crossed()
         return None
 
     def sized(self, recipe: Recipe, k: int | None = None) -> Recipe:
@@ -199,20 +146,6 @@ class Measurement(ABC, Generic[Study]):
         found = workload_of(requests, self.recipe.workload.dataset, engine.target.max_context)
         check_batch(self.asked.batch_size, len(found.requests))
         return found
-
-    def _prepare_gates(self) -> None:
-        """Refuse gates that could not be judged and a batch that is not there, before anything is loaded."""
-        from specdec_cli.measure.baseline import read_baseline
-        from specdec_cli.measure.gates import Pairs, check_measurable, check_paths, parse_all
-
-        gates, schema, names = self.recipe.gates, self.json_schema(), self.gate_names()
-        check_paths(parse_all(gates.fail_if), schema, names)
-        check_batch(self.asked.batch_size, len(self.rows))
-        check_timed_tasks(gates, self.asked.batch_size, self.rows)
-        turn_rows = [row for row in self.rows for _ in turn_ends(row)]
-        if gates.baseline is not None:
-            self._baseline = read_baseline(gates.baseline, self.schema)
-        check_measurable(gates, schema, names, Pairs.of(turn_rows, self.asked.first_batch_size, self.asked.repeats))
 
     def _load(self, say: Callable[[str], None]) -> tuple[Machine, Engine, Workload]:
         """The machine before we keep it busy, the models and the workload."""
@@ -259,7 +192,6 @@ class Measurement(ABC, Generic[Study]):
 
     def _document(self, engine: Engine, study: Study, interrupted: bool) -> dict[str, Any]:
         from specdec_cli.engine.caveats import caveats
-        from specdec_cli.measure.baseline import judge_document
         from specdec_cli.measure.machine.load import Conditions
 
         promise = Promise.of(self.recipe)
@@ -276,11 +208,5 @@ class Measurement(ABC, Generic[Study]):
         known = [*self.prompts.notices, *caveats(self.recipe, engine), *self._changes()]
         document["notices"] = [*known, *document["notices"]]
         document["notices"] += [conditions.discarded] if conditions.discarded else []
-        self._judged = judge_document(document, self.recipe.gates, self._baseline)
+        self.judge(document)
         return document
-
-    def _write(self, study: Study, document: dict[str, Any], interrupted: bool) -> None:
-        """The result's files and the document, then the report, on stdout unless the document stands there."""
-        self.write_files(study, document, interrupted)
-        write_results(document, self.asked, lambda: self.csv(study, document), self.shared.force)
-        deliver_with_report(document, self.shared, lambda page: self.draw(page, study, document))

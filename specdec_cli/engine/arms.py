@@ -6,7 +6,7 @@ another engine as a subprocess, which `start` launches and waits for, `run` asks
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -29,6 +29,7 @@ class ArmRun:
         events: what an engine of ours said; empty for others.
         sequence_ids: by which the events name the requests, in their order; empty for others.
         counted: number of each request's output tokens, where `token_ids` is None.
+        counters: by how much a server's counters of speculation grew; None from an arm without any.
     """
 
     token_ids: tuple[tuple[int, ...], ...] | None
@@ -37,6 +38,7 @@ class ArmRun:
     events: tuple[Event, ...] = ()
     sequence_ids: tuple[int, ...] = ()
     counted: tuple[int, ...] = ()
+    counters: Mapping[str, float] | None = None
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -53,8 +55,11 @@ class Arm(Protocol):
         ...
 
     @property
-    def is_computing(self) -> bool:
-        """Whether threads of this process compute while it runs, so that it loses what other processes take."""
+    def is_computing(self) -> bool | None:
+        """Whether threads of this process compute while it runs, so that it loses what other processes take.
+
+        None where another process computes for it on this machine, so that waiting for a processor says nothing.
+        """
         ...
 
     def start(self) -> None:

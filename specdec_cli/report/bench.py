@@ -72,7 +72,7 @@ def bench_body(
             "batch_size": bench.plan.batch_size,
             "group_sizes": {str(size): num for size, num in bench.group_sizes().items()},
             "repeats": bench.plan.repeats,
-            "order": "A B B A",
+            "order": bench.plan.order,
             "passes": len(bench.passes),
             "interrupted": interrupted,
         },
@@ -192,7 +192,9 @@ def print_bench(console: Console, bench: Bench, body: Mapping[str, Any]) -> None
     print_tree_table(console, tree_table("arm", tree_arms(body)))
     if bench.tasks():
         console.print(tasks_table(bench))
-    for line in (_roofline_words(body["roofline"]), lossless_words(body["lossless"])):
+    is_ours = "engine" not in body
+    compared = lossless_words(body["lossless"]) if is_ours else lossless_words(body["lossless"], _NOTED)
+    for line in (_roofline_words(body["roofline"]), compared):
         if line:
             console.print(Text(line), soft_wrap=True)
     print_notes_and_gates(console, body)
@@ -327,8 +329,12 @@ def _roofline_words(roofline: Mapping[str, Any] | None) -> str | None:
     return f"{head}: {'; '.join(parts)}." if parts else None
 
 
-def lossless_words(lossless: Mapping[str, Any]) -> str:
-    """The result of comparing the tokens."""
+_AUDIT = "`specdec audit` says whether it is a near-tie"
+_NOTED = "the notes say how far apart the two tokens are"
+
+
+def lossless_words(lossless: Mapping[str, Any], advice: str = _AUDIT) -> str:
+    """The result of comparing the tokens, with advice where they differ."""
     if not lossless["promised"]:
         return f"Lossless: no (--verify {lossless['verify']} does not follow the target's distribution)."
     if lossless["checked_tokens"] is None:
@@ -338,5 +344,5 @@ def lossless_words(lossless: Mapping[str, Any]) -> str:
     first = lossless["first_divergence"]
     return (
         f"Lossless: {lossless['mismatches']} outputs DIFFER from the target's own, first in prompt "
-        f"{first['index'] + 1} at token {first['position'] + 1}; `specdec audit` says whether it is a near-tie."
+        f"{first['index'] + 1} at token {first['position'] + 1}; {advice}."
     )

@@ -1,14 +1,15 @@
 """The benchmark: an arm with a draft and one without, other arms beside them, taking turns prompt by prompt.
 
 The arms' order is turned round with every group and every repeat (A B, B A, …), so that a machine that drifts does it
-to all of them. Warm-up is thrown away, prompts are tokenized before, and nothing is drawn while a clock runs: `run`
-yields between the passes. A pass that other processes interrupted is decoded again, a few times at most.
+to all of them. Arms that do not fit into memory together run one after the other instead, the plain one first. Warm-up
+is thrown away, prompts are tokenized before, and nothing is drawn while a clock runs: `run` yields between the passes.
+A pass that other processes interrupted is decoded again, a few times at most.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
@@ -39,10 +40,17 @@ class Plan:
     Args:
         batch_size: requests that are decoded together, of whatever tasks; those left over make a smaller group.
         repeats: how often every arm decodes every group.
+        in_turn: whether the arms take turns; else each is started, measured and stopped before the next.
     """
 
     batch_size: int = 1
     repeats: int = 2
+    in_turn: bool = True
+
+    @property
+    def order(self) -> str:
+        """The order of two arms A and B over two groups."""
+        return "A B B A" if self.in_turn else "A A B B"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,41 +97,57 @@ class Bench:
         """The passes of every arm."""
         return [self.draft, self.plain, *self.against.values()]
 
-    def run(self, stopped: Callable[[], bool] = never) -> Iterator[Progress]:
+    def run(self, stopped: Callable[[], bool] = never) -> Generator[Progress, None, None]:
         """Warm up, then measure. Yields before every pass, when the display may be drawn.
 
         Args:
             stopped: asked between steps and passes; what is whole by then is kept.
         """
-        with ExitStack() as started:
-            for arm in (self.draft_arm, self.plain_arm, *self.others):
-                started.callback(arm.stop)
-                arm.start()
-            yield from self._measure(stopped)
-
-    def _measure(self, stopped: Callable[[], bool]) -> Iterator[Progress]:
-        tracks = list(zip((self.draft_arm, self.plain_arm, *self.others), self.tracks, strict=True))
         groups = self.groups()
         self._note_what_is_left(groups)
-        total = len(groups) * self.plan.repeats * len(tracks)
-        for arm, _ in tracks:
-            yield Progress(0, total, f"warming up {arm.name}")
+        done = 0
+        for sitting in self._sittings():
+            with ExitStack() as started:
+                for arm, _ in sitting:
+                    started.callback(arm.stop)
+                    arm.start()
+                done = yield from self._measure(sitting, groups, done, stopped)
+                if done < 0:
+                    return
+
+    def _sittings(self) -> list[list[tuple[Arm, Track]]]:
+        """The arms that are up together, with their tracks."""
+        arms = (self.draft_arm, self.plain_arm, *self.others)
+        together = list(zip(arms, self.tracks, strict=True))
+        if self.plan.in_turn:
+            return [together]
+        with_draft, plain, *others = together
+        return [[plain], [with_draft], *([one] for one in others)]
+
+    def _measure(
+        self, sitting: Sequence[tuple[Arm, Track]], groups: Sequence[Group], done: int, stopped: Callable[[], bool]
+    ) -> Generator[Progress, None, int]:
+        """Measure the arms that are up; gives how many passes are done, -1 when it was stopped."""
+        total = len(groups) * self.plan.repeats * len(self.tracks)
+        for arm, _ in sitting:
+            yield Progress(done, total, f"warming up {arm.name}")
             arm.run(_short(groups[0].requests), stopped)
-        done, names = 0, [arm.name for arm, _ in tracks]
+        names = [arm.name for arm, _ in sitting]
         for repeat in range(self.plan.repeats):
             for group in groups:
                 kept = {} if self.journal is None or stopped() else self.journal.turn(group, repeat, names)
-                for arm, track in tracks if (group.place + repeat) % 2 == 0 else reversed(tracks):
+                for arm, track in sitting if (group.place + repeat) % 2 == 0 else reversed(sitting):
                     yield Progress(done, total, arm.name)
                     one = kept.get(arm.name) or self._undisturbed(arm, group, repeat, total, stopped)
                     if one is None:
-                        return
+                        return -1
                     if self.journal is not None and not kept:
                         self.journal.keep(arm.name, one)
                     track.add(one)
                     self._note(one)
                     done += 1
         yield Progress(done, total, "")
+        return done
 
     def _undisturbed(
         self, arm: Arm, group: Group, repeat: int, num_passes: int, stopped: Callable[[], bool]
@@ -143,7 +167,8 @@ class Bench:
     def _watched(self, arm: Arm, group: Group, repeat: int, stopped: Callable[[], bool]) -> Pass | None:
         before = interruption.look_at_usage()
         run = arm.run(group.requests, stopped)
-        lost = interruption.look_at_usage().lost_share_since(before, arm.is_computing)
+        after, is_computing = interruption.look_at_usage(), arm.is_computing
+        lost = None if is_computing is None else after.lost_share_since(before, is_computing)
         return None if run is None else Pass(group, repeat, run, lost)
 
     @property

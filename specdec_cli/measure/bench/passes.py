@@ -14,6 +14,7 @@ from specdec_cli.engine.decoding import Request
 from specdec_cli.engine.meter import Meter
 from specdec_cli.engine.outputs import Timing, first_difference, joined_timing
 from specdec_cli.events import SpeculativeCounts, Stepped
+from specdec_cli.measure.endpoint.server_counts import ServerCounts
 from specdec_cli.measure.machine.interruption import INTERRUPTED_SHARE
 from specdec_cli.measure.stats import FloatArray, Paired, paired
 from specdec_cli.measure.workload.workload import task_of
@@ -86,6 +87,7 @@ class Track:
         name: the arm's.
         passes: whole ones only.
         task_counts: counts of its steps by task; a step's seconds are shared evenly by the sequences in it.
+        server: counts of an arm that is a server; None of others.
     """
 
     name: str
@@ -93,11 +95,14 @@ class Track:
     task_counts: dict[str, SpeculativeCounts] = field(default_factory=dict)
     meter: Meter = field(default_factory=Meter)
     num_steps: int = 0
+    server: ServerCounts | None = None
 
     def add(self, one: Pass) -> None:
         """Take a pass; its events are counted and let go."""
         self.passes.append(replace(one, run=replace(one.run, events=())))
         requests = one.group.requests
+        if one.run.counters is not None:
+            self._add_counters(one, one.run.counters)
         for request in requests:
             self.task_counts.setdefault(task_of(request.row), SpeculativeCounts())
         tasks = {place: task_of(request.row) for place, request in zip(one.run.sequence_ids, requests, strict=False)}
@@ -105,6 +110,15 @@ class Track:
             self.meter.observe(event)
             if isinstance(event, Stepped):
                 self._add_step(event, tasks)
+
+    def _add_counters(self, one: Pass, counters: Mapping[str, float]) -> None:
+        """Count a server's pass, for its task too where it has one."""
+        self.server = self.server or ServerCounts()
+        self.server.add_run(counters, one.num_decoded_tokens)
+        if one.group.task:
+            of_task = self.task_counts.setdefault(one.group.task, ServerCounts())
+            assert isinstance(of_task, ServerCounts), "every pass of a server has counters"
+            of_task.add_run(counters, one.num_decoded_tokens)
 
     def _add_step(self, event: Stepped, tasks: Mapping[int, str]) -> None:
         decoded = [emitted for emitted in event.emitted if not emitted.from_prefill]
@@ -125,7 +139,7 @@ class Track:
 
     def counts(self, task: str | None = None) -> SpeculativeCounts:
         """Counts of its steps."""
-        return self.meter.counts if task is None else self.task_counts[task]
+        return (self.server or self.meter.counts) if task is None else self.task_counts[task]
 
     def seconds_per_token(self, kind: Kind) -> dict[tuple[int, int], float]:
         """By (group, repeat)."""

@@ -45,6 +45,7 @@ class Answer:
         opened_connection: whether the request had to open one, which its times hold.
         calls_tools: whether it holds a tool call.
         speculation: its own acceptance, as the server counts it; None where it does not.
+        token_ids: of the output, where the request asks for `return_token_ids`; empty where the server sends none.
     """
 
     sent: float
@@ -60,6 +61,7 @@ class Answer:
     opened_connection: bool = False
     calls_tools: bool = False
     speculation: AnswerCounts | None = None
+    token_ids: list[int] = field(default_factory=list)
     _parts: list[str] = field(default_factory=list)
 
     @property
@@ -127,6 +129,9 @@ class Answer:
         text = choice.get("text") or parts.get("content")
         if isinstance(text, str):
             self._parts.append(text)
+        ids = choice.get("token_ids")
+        if isinstance(ids, list):
+            self.token_ids += [one for one in ids if isinstance(one, int)]
         has_calls = any(parts.get(key) for key in _CALLS)
         self.calls_tools = self.calls_tools or has_calls
         return has_calls or bool(text) or any(isinstance(parts.get(key), str) and parts[key] for key in _TEXT)

@@ -109,6 +109,14 @@ class EndpointArm:
         """
         return self._wait(self._open_endpoint().ask(self.plan.path, self.body(row)))
 
+    def whole(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Send one request that is not streamed.
+
+        Raises:
+            EndpointError: it failed.
+        """
+        return self._wait(self._open_endpoint().whole(path, body))
+
     def page(self) -> MetricsPage | None:
         """The server's own counters once they stand still; None where it has none that are known."""
         return self._wait(read_settled(self._open_endpoint().text, self.model))
@@ -160,4 +168,6 @@ def counts_and_times(answers: Sequence[Answer]) -> ArmRun:
         raise RunError("the server's answers are empty: there is nothing to time", None)
     num_first = sum(number > 0 for number in counted)
     timing = timing_of(begin, min(firsts), max(lasts), sum(counted) - num_first)
-    return ArmRun(None, timing, num_first, counted=counted)
+    is_told = all(len(answer.token_ids) == num for answer, num in zip(answers, counted, strict=True))
+    tokens = tuple(tuple(answer.token_ids) for answer in answers) if is_told else None
+    return ArmRun(tokens, timing, num_first, counted=counted)

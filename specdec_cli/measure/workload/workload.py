@@ -55,13 +55,13 @@ class Workload:
         dataset: where they came from.
         requests: in the order of the rows.
         skipped: what did not fit.
-        max_context: what it would have had to fit.
+        max_context: what it would have had to fit; None where another engine tokenizes the prompts.
     """
 
     dataset: str
     requests: tuple[Request, ...]
     skipped: tuple[Skipped, ...]
-    max_context: int
+    max_context: int | None
 
     @property
     def tasks(self) -> dict[str, int]:
@@ -81,7 +81,7 @@ class Workload:
         return {
             "dataset": self.dataset,
             "num_prompts": len(self.requests),
-            "prompt_tokens": sum(len(request.token_ids) for request in self.requests),
+            "prompt_tokens": sum(len(request.token_ids) for request in self.requests) or None,
             "tasks": self.tasks,
             "skipped": [one.as_dict() for one in self.skipped],
         }

@@ -1,0 +1,101 @@
+"""Where another engine's greedy text with a draft leaves its own text without one: is it a near tie?
+
+The engine is asked again for the one token behind the prefix that both have, with its log-probabilities. A forward over
+k + 1 rows rounds otherwise than one over a single row, so two tokens of almost the same probability may change places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from specdec_cli.engine.outputs import first_difference
+from specdec_cli.measure.bench.passes import Track
+
+if TYPE_CHECKING:
+    from specdec_cli.engine.decoding import Request
+    from specdec_cli.measure.elsewhere.server_arm import ServerArm
+
+NEAR_NATS = 0.05
+"""Two tokens whose log-probabilities are this close may change places: bfloat16 keeps 8 bits of a logit."""
+_MOST = 16
+_ALTERNATIVES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class LeftText:
+    """The first token in which an output with a draft differs from the one without.
+
+    Args:
+        index: of the prompt.
+        position: of the token in the output, from 0.
+        gap_nats: log-probability of the likeliest token over the other one's; None where the engine does not tell.
+    """
+
+    index: int
+    position: int
+    gap_nats: float | None
+
+    @property
+    def is_near_tie(self) -> bool:
+        """Whether both tokens were about as likely."""
+        return self.gap_nats is not None and self.gap_nats <= NEAR_NATS
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return asdict(self) | {"near_tie": self.is_near_tie}
+
+
+def left_texts(arm: ServerArm, draft: Track, plain: Track) -> list[LeftText]:
+    """The outputs of the first repeat that differ, at most a few, each with the engine's own probabilities.
+
+    Args:
+        arm: the engine with the draft, running.
+        draft: its passes.
+        plain: the passes without a draft.
+
+    Raises:
+        RunError: the engine does not answer.
+    """
+    found: list[LeftText] = []
+    for request, got, want in _pairs(draft, plain):
+        place = first_difference(got, want)
+        if place is not None and place < min(len(got), len(want)) and len(found) < _MOST:
+            gap = _gap(arm, request, want[:place], (got[place], want[place]))
+            found.append(LeftText(request.row.index, place, gap))
+    return found
+
+
+def words(found: list[LeftText]) -> list[str]:
+    """Sentences about them."""
+    return [f"prompt {one.index + 1} leaves the plain text at token {one.position + 1}: {_why(one)}" for one in found]
+
+
+def _why(one: LeftText) -> str:
+    if one.gap_nats is None:
+        return "the engine does not tell how likely the two tokens are"
+    kind = "a near tie" if one.is_near_tie else "NO near tie"
+    return f"{kind}, the two tokens are {one.gap_nats:.4f} nats apart"
+
+
+def _pairs(draft: Track, plain: Track) -> Iterator[tuple[Request, tuple[int, ...], tuple[int, ...]]]:
+    others = {one.turn: one.run.token_ids for one in plain.passes}
+    for one in draft.passes:
+        tokens, wanted = one.run.token_ids, others.get(one.turn)
+        if one.repeat == 0 and tokens is not None and wanted is not None:
+            yield from zip(one.group.requests, tokens, wanted, strict=True)
+
+
+def _gap(arm: ServerArm, request: Request, prefix: tuple[int, ...], tokens: tuple[int, int]) -> float | None:
+    """How far apart two tokens are behind a prompt and a prefix, in nats; None where the engine does not tell."""
+    asked = {"max_tokens": 1, "return_token_ids": True}
+    prompt = arm.prompt_ids(request.row)
+    if prompt is None:
+        return None
+    more = {"logprobs": _ALTERNATIVES, "return_tokens_as_token_ids": True}
+    answer = arm.whole("/completions", {"prompt": [*prompt, *prefix], **asked, **more})
+    logprobs = (answer["choices"][0].get("logprobs") or {}).get("top_logprobs") or [{}]
+    known = [logprobs[0].get(f"token_id:{token}") for token in tokens]
+    first, second = known
+    return None if first is None or second is None else abs(float(first) - float(second))

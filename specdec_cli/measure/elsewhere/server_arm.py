@@ -1,0 +1,142 @@
+"""Another engine as an arm: its server is started, asked like any endpoint, and ended.
+
+Each run is one request at a time or a batch sent together; the increase of the server's own counters goes with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from specdec_cli.engine.arms import ArmRun
+from specdec_cli.errors import RunError
+from specdec_cli.measure.elsewhere.engine_process import EngineProcess
+from specdec_cli.measure.endpoint.address import parse_address
+from specdec_cli.measure.endpoint.counters import MetricsPage, difference
+from specdec_cli.measure.endpoint.endpoint_arm import EndpointArm
+from specdec_cli.measure.endpoint.endpoint_plan import EndpointPlan
+from specdec_cli.recipe.schema import Sampling
+
+if TYPE_CHECKING:
+    from specdec_cli.engine.decoding import Request
+    from specdec_cli.engine.prompts import PromptRow
+
+NEUTRAL = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+"""Said in every request that does not say otherwise: a server's own defaults come from the model's files."""
+_DYING_SECONDS = 15.0
+_SILENCE_SECONDS = 300.0
+
+
+class ServerArm:
+    """An engine that runs as a subprocess.
+
+    Args:
+        name: what a report calls it.
+        process: the engine, not yet started.
+        sampling: of every request.
+        drafts: whether the engine speculates, so that it must count.
+        chat: whether prompts are messages.
+        concurrency: most requests at a time.
+
+    Attributes:
+        version: what the server says, once it has started; None where it does not say.
+        notices: sentences about its counters.
+    """
+
+    is_computing = None
+
+    def __init__(
+        self,
+        name: str,
+        process: EngineProcess,
+        sampling: Sampling,
+        drafts: bool,
+        chat: bool = False,
+        concurrency: int = 1,
+    ) -> None:
+        self.name = name
+        self.version: str | None = None
+        self.notices: list[str] = []
+        self.process, self.drafts = process, drafts
+        self._sampling, self._chat, self._concurrency = sampling, chat, concurrency
+        self._endpoint: EndpointArm | None = None
+        self._page: MetricsPage | None = None
+        self._stack = ExitStack()
+
+    @property
+    def endpoint(self) -> EndpointArm:
+        """The server, once it has started."""
+        assert self._endpoint is not None, "an arm is started before it is asked"
+        return self._endpoint
+
+    def start(self) -> None:
+        """Start the engine and wait until it answers.
+
+        Raises:
+            EngineError: it does not start.
+            EndpointError: it starts and does not answer like a server of a model.
+        """
+        self._stack.callback(self.process.stop)
+        address = parse_address(self.process.start())
+        extra = {"return_token_ids": True} | NEUTRAL
+        plan = EndpointPlan(
+            address, chat=self._chat, concurrency=self._concurrency, timeout_s=_SILENCE_SECONDS, extra_body=extra
+        )
+        arm = EndpointArm(plan, self._sampling, self.name)
+        arm.plan = replace(plan, extra_body={name: value for name, value in extra.items() if name not in arm.fields})
+        self._stack.callback(arm.stop)
+        arm.start()
+        self._endpoint, self.version, self._page = arm, arm.version, arm.page()
+
+    def run(self, requests: Sequence[Request], stopped: Callable[[], bool]) -> ArmRun | None:
+        """Decode requests together; None where it was stopped before the end.
+
+        Raises:
+            EngineError: the engine has ended.
+            RunError: a request failed, or its tokens cannot be counted.
+        """
+        run: ArmRun | None = self._asked(lambda: self.endpoint.run(requests, stopped))
+        if run is None:
+            return None
+        before, self._page = self._page, self._asked(self.endpoint.page)
+        counters = difference(before, self._page, sum(run.lengths))
+        if self.drafts:
+            self.notices += [one for one in counters.notices if one not in self.notices]
+        return replace(run, counters=counters.added)
+
+    def whole(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Ask for an answer that is not streamed, at temperature 0.
+
+        Args:
+            path: `/completions` or `/chat/completions`.
+            body: the request, without model and sampling.
+
+        Raises:
+            EngineError: the engine has ended.
+            RunError: the request failed.
+        """
+        asked = {"model": self.endpoint.model, "temperature": 0.0, **NEUTRAL, **body}
+        found: dict[str, Any] = self._asked(lambda: self.endpoint.whole(path, asked))
+        return found
+
+    def prompt_ids(self, row: PromptRow) -> list[int] | None:
+        """A prompt's token ids by the engine's own tokenizer; None where it does not tell them."""
+        prompt = {"messages": row.chat()} if self._chat else {"prompt": row.prompt}
+        answer = self.whole(self.endpoint.plan.path, {**prompt, "max_tokens": 1, "return_token_ids": True})
+        found = answer.get("prompt_token_ids") or answer["choices"][0].get("prompt_token_ids")
+        return found if isinstance(found, list) else None
+
+    def stop(self) -> None:
+        """Close the connections and end every process of the engine."""
+        self._endpoint = None
+        self._stack.close()
+
+    def _asked(self, ask: Callable[[], Any]) -> Any:
+        """Answer to a request; a server that is gone gives its engine's reason instead of the connection's."""
+        try:
+            return ask()
+        except RunError:
+            self.process.check(_DYING_SECONDS)
+            raise
