@@ -320,7 +320,7 @@ class Engine:
         finished = [self._finish(row.sequence) for row, _ in work.parts if row.sequence.finish_reason is not None]
         end = perf_counter()
         stepped = self._stepped(batch, emitted, work.draft_seconds, work.verify_seconds, end - begin)
-        self._tell_policy(emitted, end - begin, 0.0 if left_at is None else begin - left_at)
+        self._tell_policy(emitted, end - begin, 0.0 if left_at is None else begin - left_at, work.draft_seconds)
         self._left_at = end if self.has_work else None
         return [stepped, *self._take_news(), *finished]
 
@@ -341,14 +341,14 @@ class Engine:
             num_preemptions=self._scheduler.take_preemptions(),
         )
 
-    def _tell_policy(self, emitted: tuple[Emitted, ...], seconds: float, before: float) -> None:
+    def _tell_policy(self, emitted: tuple[Emitted, ...], seconds: float, before: float, drafting: float) -> None:
         """The time of a step, including the work since the previous one.
 
         Where that took longer than the step itself it was something else, done now and then.
         """
         going_on = [one for one in emitted if one.sequence_id in self._sequences]
         given = {one.sequence_id: (one.num_drafted, one.num_accepted) for one in going_on}
-        self.policy.observe(seconds + before if before < seconds else seconds, given)
+        self.policy.observe(seconds + before if before < seconds else seconds, given, drafting)
 
     def _take_news(self) -> list[Event]:
         """Notices and failures that were not told yet."""

@@ -324,7 +324,7 @@ def test_the_policy_is_told_of_what_lies_between_steps_unless_it_is_longer_than_
     moments = iter([0.0, 10.0, 14.0, 24.0, 100.0, 110.0, 111.0, 121.0])
     monkeypatch.setattr(engine_module, "perf_counter", lambda: next(moments))
     engine, told = tiny_engine(target, drafter("none"), 0), []
-    monkeypatch.setattr(engine.policy, "observe", lambda seconds, given: told.append(seconds))
+    monkeypatch.setattr(engine.policy, "observe", lambda seconds, *_: told.append(seconds))
     engine.add([5, 6, 7], SamplingParams(max_new_tokens=3, ignore_eos=True))
     while engine.has_work:
         engine.step()

@@ -35,8 +35,8 @@ from specdec_cli.engine.depth.acceptance import Acceptance, Outcome
 from specdec_cli.engine.depth.costs import Company, Cost, Sample, StepCosts, hoped
 from specdec_cli.engine.depth.depth import DecodingRow
 
-_Step = tuple[Company, Sequence[DecodingRow], float, int, Outcome | None]
-"""Its rows' company, its rows, seconds, undisturbed steps of its kind before it, None if it was plain.
+_Step = tuple[Company, Sequence[DecodingRow], float, float, int, Outcome | None]
+"""Its rows' company, its rows, seconds, its drafts' of them, undisturbed steps before it, None if it was plain.
 
 Another kind of step disturbs, and so does a prompt; a step in which one is fed has -1.
 """
@@ -133,7 +133,7 @@ class Adaptive:
             plan.ks = [min(plan.k, wish.most) if wish.handle in plan.drafted_for else 0 for wish in wishes]
         return plan.ks
 
-    def observe(self, seconds: float, given: Mapping[int, tuple[int, int]]) -> None:
+    def observe(self, seconds: float, given: Mapping[int, tuple[int, int]], draft_seconds: float = 0.0) -> None:
         """Keep what the step took and gave; it is learned from before the next decision."""
         plan = self._plan
         assert plan is not None, "a step is chosen before it is observed"
@@ -144,7 +144,7 @@ class Adaptive:
         seconds -= self._own_seconds
         num_alike = self._num_alike if plan.is_pure else -1
         outcome = (plan.wishes, plan.ks, given) if plan.k else None
-        plan.steps.append((plan.company, plan.wishes, seconds, num_alike, outcome))
+        plan.steps.append((plan.company, plan.wishes, seconds, draft_seconds, num_alike, outcome))
         plan.num_steps += 1
         plan.seconds += seconds
         self._num_alike = num_alike + 1
@@ -271,6 +271,9 @@ class Adaptive:
         num_tokens: float = plan.num_steps
         if plan.k:
             drafted, num_tokens = self._acceptance.learn([outcome for *_, outcome in plan.steps if outcome])
+            self._costs.add_shares(
+                plan.k, [(one, seconds, drafting) for one, _, seconds, drafting, num, _ in plan.steps if num > 0]
+            )
         self._account(plan, num_tokens)
         for company, group in groupby(self._settled(plan, drafted), itemgetter(0)):
             self._costs.add(company, plan.k, [step for _, step in group], numbers)
@@ -280,8 +283,8 @@ class Adaptive:
 
     def _learn_reading(self, plan: _Plan) -> None:
         """How long drafters read what they had not drafted, which a first step waits for; and how far they are."""
-        _, _, first, num_alike, _ = plan.steps[0]
-        later = [seconds for _, _, seconds, num_before, _ in plan.steps if num_before > 0]
+        _, _, first, _, num_alike, _ = plan.steps[0]
+        later = [seconds for _, _, seconds, _, num_before, _ in plan.steps if num_before > 0]
         if plan.num_unread and not num_alike and later:
             longer = min(first, plan.most_seconds) - fmean(later)
             self._costs.add_reading(plan.decided_for, plan.num_unread, longer)
@@ -295,7 +298,8 @@ class Adaptive:
         """The latest steps that tell what one costs, by company."""
         settled: list[tuple[Company, Sample]] = []
         num_together = 0
-        for num, (company, wishes, seconds, num_alike, _) in zip(reversed(drafted), reversed(plan.steps), strict=True):
+        steps = zip(reversed(drafted), reversed(plan.steps), strict=True)
+        for num, (company, wishes, seconds, _, num_alike, _) in steps:
             num_together = max(num_together, num_alike + 1)
             if num is not None and num_alike >= (1 if plan.k else min(tuning.SETTLED_STEPS, num_together // 2)):
                 settled.append((company, (num, seconds, _context(wishes))))
@@ -310,7 +314,7 @@ class Adaptive:
         self._allowance += tuning.EXPLORATION_SHARE * min(plan.seconds, as_plain)
         if plan.is_exploring and plan.best_rate is not None:
             self._num_exploring += plan.num_steps
-            took = sum(min(seconds, plan.most_seconds) for _, _, seconds, _, _ in plan.steps)
+            took = sum(min(seconds, plan.most_seconds) for _, _, seconds, *_ in plan.steps)
             self._explored += took - num_tokens / plan.best_rate
             self._explored = max(self._explored, -tuning.EXPLORATION_SHARE * self._spent)
 

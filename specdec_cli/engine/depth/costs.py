@@ -12,7 +12,7 @@ twice as long, and what was measured before would be compared with what is measu
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from math import inf
@@ -133,6 +133,7 @@ class StepCosts:
     _drafting: dict[Company, dict[float, Cost]] = field(default_factory=dict)
     _last: dict[Company | int, dict[int, int]] = field(default_factory=dict)  # plain ones by rows
     _reading: dict[tuple[str, ...], tuple[float, int, int]] = field(default_factory=dict)  # seconds, tokens, times
+    _shares: dict[tuple[Company, int], tuple[float, float]] = field(default_factory=dict)  # of drafts, of whole steps
 
     def plain(self, company: Company) -> Cost:
         """Of a step in which none of these rows drafts."""
@@ -177,6 +178,13 @@ class StepCosts:
         """By how much a step took longer, in which its drafters first read tokens that they had not drafted."""
         more, tokens, times = self._reading.get(company.drafters, (0.0, 0, 0))
         self._reading[company.drafters] = more + seconds, tokens + num_tokens, times + 1
+
+    def add_shares(self, k: int, steps: Sequence[tuple[Company, float, float]]) -> None:
+        """Which part of steps their drafts took: of each its company, its seconds and its drafts' seconds."""
+        for company, seconds, drafting in steps:
+            of_drafts, of_steps = self._shares.get((company, k), (0.0, 0.0))
+            fade = 1 - 1 / tuning.COST_MEMORY_STEPS
+            self._shares[company, k] = fade * of_drafts + drafting, fade * of_steps + seconds
 
     def reading(self, company: Company, num_tokens: int) -> float:
         """Seconds for its drafters to read so many tokens; 0 where that was not seen yet."""
@@ -247,11 +255,21 @@ class StepCosts:
         line = sorted((at[shared], seconds * self.pace) for shared, seconds in known.items())
         plain, usual = line[0][1], [_on_line(line, tokens) for tokens in means]
         if is_sure:
-            return [plain, *usual]
+            return [plain, *self._with_drafts(company, plain, usual)]
         alone = [_on_line(line, tokens) for tokens in range(len(drafting) + 1)]
         spread = accumulate(map(mul, drafting, map(sub, alone[1:], alone)), initial=alone[0])
         next(spread)
-        return [plain, *(mean + (one - mean) / company.num_drafting for mean, one in zip(usual, spread, strict=True))]
+        usual = [mean + (one - mean) / company.num_drafting for mean, one in zip(usual, spread, strict=True)]
+        return [plain, *self._with_drafts(company, plain, usual)]
+
+    def _with_drafts(self, company: Company, plain: float, seconds: list[float]) -> Iterator[float]:
+        """Seconds by k = 1, 2, …, but at least a plain step's and the drafts' part of steps of that k beside it.
+
+        Both are of the same steps. Beside a load, means of different ones say little, and drafts would seem to be free.
+        """
+        for k, its in enumerate(seconds, 1):
+            of_drafts, of_steps = self._shares.get((company, k), (0.0, 1.0))
+            yield max(its, plain / (1 - min(of_drafts / of_steps, tuning.DRAFT_SHARE_MOST)))
 
     def _plain_at(self, num_rows: int, context: float) -> float:
         """Seconds of a plain step at the usual pace: not more than one of more rows takes that was measured as often.

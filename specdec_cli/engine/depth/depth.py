@@ -74,8 +74,8 @@ class DepthPolicy(Protocol):
         """k for each row, at most its `most`; the step is pure when no prompt is fed in it."""
         ...
 
-    def observe(self, seconds: float, given: Mapping[int, tuple[int, int]]) -> None:
-        """The time of the last step and, for each sequence that continues, its drafted and accepted tokens."""
+    def observe(self, seconds: float, given: Mapping[int, tuple[int, int]], draft_seconds: float = 0.0) -> None:
+        """The last step: its time, the drafts' part of it, and what each sequence that goes on drafted and accepted."""
         ...
 
     def forget(self, handle: int) -> None:
@@ -90,7 +90,7 @@ class Fixed:
         """Every row's most."""
         return [wish.most for wish in wishes]
 
-    def observe(self, seconds: float, given: Mapping[int, tuple[int, int]]) -> None:
+    def observe(self, seconds: float, given: Mapping[int, tuple[int, int]], draft_seconds: float = 0.0) -> None:
         """Nothing to learn."""
 
     def forget(self, handle: int) -> None:

@@ -26,7 +26,7 @@ class Heuristic:
             self._k.setdefault(wish.handle, max(wish.most, 1))
         return [min(self._k[wish.handle], wish.most) for wish in wishes]
 
-    def observe(self, seconds: float, given: Mapping[int, tuple[int, int]]) -> None:
+    def observe(self, seconds: float, given: Mapping[int, tuple[int, int]], draft_seconds: float = 0.0) -> None:
         """Two more where all drafted tokens were accepted, one less where one was refused."""
         for handle, (num_drafted, num_accepted) in given.items():
             if num_drafted and handle in self._k:

@@ -79,6 +79,8 @@ ALIKE_ROWS_FACTOR = 2
 """Times as many rows, or as few; costs are not borrowed from farther away before a look. (t)"""
 DRAFTED_GRAIN = 0.5
 """Drafted tokens a row; numbers within half of it share a measurement. (t)"""
+DRAFT_SHARE_MOST = 0.9
+"""Share of a step; no more of it is a draft's part, however the clocks were read: seconds stay finite. (b)"""
 SLOPE_MEMORY_STEPS = 512
 """Steps; what the cost of a context's token looks back on. (b)"""
 SLOPE_DOUBT_TOKENS = 1024.0
