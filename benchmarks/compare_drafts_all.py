@@ -1,10 +1,14 @@
-"""Which draft for which text? Every draft that needs no training, on prose, on edits and on questions asked again.
+"""Which draft for which text? Every kind of draft, on prose, on edits and on questions asked again.
 
-    python benchmarks/compare_drafts_all.py [--drafts SPEC,SPEC --prompts N --tokens N --short --name NAME]
+    python benchmarks/compare_drafts_all.py [--trained FOLDER --prompts N --tokens N --minutes M --parts WORD --again]
+    python benchmarks/compare_drafts_all.py --short --name try
 
-Kept as results/NAME.json. The target is the built-in one; all drafts of `DRAFTS` are loaded beside it.
+Kept as results/NAME.json, part by part: a run that is started again goes on with the parts that are missing, and
+`--minutes` begins no further one after so long. `draft_groups` names targets and drafts: the built-in target with
+drafts that need no training, published heads (trained ones of `--trained`, whose subfolders are drafts; untrained ones
+for what they cost), a draft with another tokenizer, and the shared checkpoints where they are beside the checkout.
 
-- prose: the built-in stories; also with the adaptive depth, and with the speed-up that a trace predicts (greedy)
+- prose: stories; also with the adaptive depth, and beside the speed-up that a trace predicts (greedy)
 - edits: a text of the prompt is written again. The built-in target is too small to copy by itself, so a regular
   expression holds it to the text and leaves it the names to choose
 - asked again: the stories' prompts a second time, with prefix caching; `suffix` keeps the outputs of the first
@@ -20,22 +24,22 @@ import argparse
 import json
 import random
 import re
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from statistics import median
-from time import thread_time
+from time import monotonic, thread_time
 from typing import Any
 
 import numpy as np
 import record
+from draft_groups import PLAIN, Group, at, groups, loaded
 
 import specdec_cli
 from specdec_cli.drafters.suffix_index import SuffixIndex, Wish
-from specdec_cli.engine.build import load_engines
 from specdec_cli.engine.driver import Driver
 from specdec_cli.engine.engine import Engine
-from specdec_cli.engine.loading import LoadSettings, ModelSettings
-from specdec_cli.engine.options import EngineOptions
 from specdec_cli.engine.outputs import Output, Outputs
 from specdec_cli.measure.notebook import TracingEngine
 from specdec_cli.measure.stats import bootstrap_median
@@ -43,17 +47,6 @@ from specdec_cli.sampling.grammar import Grammar, compile_grammar
 from specdec_cli.sampling.params import SamplingParams
 
 PROMPTS = Path(specdec_cli.__file__).parent / "measure" / "workload" / "prompts" / "stories.jsonl"
-PLAIN = "none"
-DRAFTS = {
-    "builtin:draft": 5,
-    "ngram": 8,
-    "suffix": 16,
-    "ngram+builtin:draft": 5,
-    "suffix+builtin:draft": 8,
-    "self-int8": 4,
-    "self-exit:2": 4,
-}
-"""Drafts and their k."""
 TEXTS = (
     "{0} put the red ball into the old box. Then {0} ran down the hill to the pond and looked for {1}. The pond was "
     "deep and cold, and a big duck sat on a stone. {1} waved from the other side and called to {0}.",
@@ -177,60 +170,98 @@ def suffix_lookup(num_cached: int, num_looked_up: int = 2_000) -> dict[str, floa
     return took | {f"µs a guess, {name}": round(times[int(share * len(times))], 1) for name, share in shares.items()}
 
 
-def arms(names: list[str], **wishes: Any) -> dict[str, Engine]:
-    """An engine for plain decoding and one for each draft, around one target."""
-    settings = LoadSettings(draft=ModelSettings())
-    quantized = [ModelSettings(quantize="int8") if "builtin:" in name else ModelSettings() for name in names]
-    options = EngineOptions(max_num_seqs=1, num_speculative_tokens=max(DRAFTS.values()), **wishes)
-    loaded = load_engines(
-        TracingEngine, "builtin:target", [None, *names], options=options, settings=settings,
-        draft_models=[ModelSettings(), *quantized],
-    )  # fmt: skip
-    return dict(zip([PLAIN, *names], loaded, strict=True))
+@dataclass
+class Run:
+    """A run of some parts.
 
+    Args:
+        options: of the command.
+        group: the target and its drafts.
+        params: of all requests but for the temperature.
+    """
 
-def at(engines: dict[str, Engine], **wishes: Any) -> dict[str, Engine]:
-    """The same drafts, each at its own k, with other options."""
-    found: dict[str, Engine] = {}
-    for name, one in engines.items():
-        options = EngineOptions(max_num_seqs=1, num_speculative_tokens=DRAFTS.get(name, 5 * (name != PLAIN)), **wishes)
-        found[name] = TracingEngine(one.target, one.drafter, one.tokenizer, options, one.eos_token_ids)
-    return found
+    options: argparse.Namespace
+    group: Group
+    params: SamplingParams
+
+    def parts(self) -> dict[str, Callable[[], Any]]:
+        """What is measured, by name."""
+        found: dict[str, Callable[[], Any]] = {}
+        for words, temperature in (("greedy", 0.0), ("temperature 1", 1.0)):
+            params = replace(self.params, temperature=temperature)
+            for name in ("prose", "prose, adaptive", "edits", "asked again"):
+                found[f"{words}, {name}"] = partial(self.compare, name, params)
+        return found | {"greedy, prose, predicted": self.predict}
+
+    @cached_property
+    def engines(self) -> dict[str, Engine]:
+        """All arms."""
+        return loaded(self.group, list(self.group.arms))
+
+    def arms(self, name: str) -> dict[str, Engine]:
+        """The arms of a set of texts, which have decoded a little: what only a first call does, all have done."""
+        wishes: dict[str, dict[str, Any]] = {
+            "prose, adaptive": {"depth_policy": "adaptive"},
+            "asked again": {"prefix_caching": True},
+        }
+        found = at(self.group, self.engines, **wishes.get(name, {}))
+        if not name.startswith("prose"):
+            found = {arm: its for arm, its in found.items() if arm == PLAIN or not self.group.arms[arm].only_prose}
+        for engine in found.values():
+            decode(engine, prose(1)[0], SamplingParams(max_new_tokens=8))
+        return found
+
+    def compare(self, name: str, params: SamplingParams) -> dict[str, Any]:
+        """Every arm on a set of texts."""
+        engines, num = self.arms(name), self.options.prompts
+        tasks = edits(num, engines[PLAIN]) if name == "edits" else prose(num)
+        return compare(engines, tasks, params, name == "asked again")
+
+    def predict(self) -> dict[str, float | None]:
+        """The speed-up that a trace predicts for each draft, to stand beside `greedy, prose`."""
+        engines, tasks = self.arms("prose"), prose(self.options.prompts)
+        return {
+            name: predicted(engine, tasks, self.params, self.group.arms[name].k)
+            for name, engine in engines.items()
+            if name != PLAIN
+        }
 
 
 def main() -> None:
-    """Measure every set greedy and at temperature 1, and keep the result."""
+    """Measure the parts that are missing, and keep each as soon as it is measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--drafts", default=",".join(DRAFTS), help="separated by commas")
-    parser.add_argument("--prompts", type=int, default=12)
+    parser.add_argument("--trained", type=Path, help="folder whose subfolders are drafts trained for the target")
+    parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=96)
-    parser.add_argument("--short", action="store_true", help="four prompts of 48 tokens, and no predictions")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no further part after so long")
+    parser.add_argument("--parts", default="", help="only parts whose name has this in it")
+    parser.add_argument("--again", action="store_true", help="measure parts again that the file has")
+    parser.add_argument("--short", action="store_true", help="two prompts of 24 tokens, to try the script")
     parser.add_argument("--name", default="compare_drafts_all", help="of the result's file")
     options = parser.parse_args()
-    num, tokens = (4, 48) if options.short else (options.prompts, options.tokens)
-    before = record.machine()
-    results: dict[str, Any] = {"prompts": num, "tokens": tokens, "suffix lookup": suffix_lookup(1_000_000)}
-    loaded = arms(options.drafts.split(","))
-    fixed, adaptive = at(loaded), at(loaded, depth_policy="adaptive")
-    sharing = at(loaded, prefix_caching=True)
-    sets = {
-        "prose": (fixed, prose(num), False),
-        "prose, adaptive": (adaptive, prose(num), False),
-        "edits": (fixed, edits(num, loaded[PLAIN]), False),
-        "asked again": (sharing, prose(num), True),
-    }
-    for engine in (*fixed.values(), *adaptive.values()):
-        decode(engine, prose(1)[0], SamplingParams(max_new_tokens=8))  # what only a first call does, for all alike
-    for words, temperature in (("greedy", 0.0), ("temperature 1", 1.0)):
-        params = SamplingParams(max_new_tokens=tokens, temperature=temperature)
-        for name, (engines, tasks, again) in sets.items():
-            found = compare(engines, tasks, params, again)
-            if name == "prose" and temperature == 0 and not options.short:
-                for draft, row in found.items():
-                    row["predicted"] = predicted(fixed[draft], tasks, params, DRAFTS.get(draft, 5))
-            results.setdefault(words, {})[name] = found
-            print(words, name, json.dumps(found, indent=1), flush=True)
-    print(record.save(options.name, before, results))
+    if options.short:
+        options.prompts, options.tokens = 2, 24
+    begin, path = monotonic(), record.RESULTS / f"{options.name}.json"
+    results: dict[str, Any] = json.loads(path.read_text())["results"] if path.exists() and not options.again else {}
+    if "parts" not in results or (results["prompts"], results["tokens"]) != (options.prompts, options.tokens):
+        results = {"prompts": options.prompts, "tokens": options.tokens, "parts": {}}
+    results.setdefault("suffix lookup", suffix_lookup(1_000_000))
+    for name, make in groups(options.trained).items():
+        group = make()
+        if group is None:
+            print(f"{name}: skipped, for the shared checkpoints are not here")
+            continue
+        run = Run(options, group, SamplingParams(max_new_tokens=options.tokens))
+        for part, measure in run.parts().items():
+            known, is_late = f"{name}, {part}", monotonic() - begin > 60 * options.minutes
+            if known in results["parts"] or options.parts not in known or is_late:
+                continue
+            before = record.machine()
+            found = {"machine": record.brief(before), "note": group.note, "arms": measure()}
+            results["parts"][known] = found
+            print(known, json.dumps(found["arms"], indent=1), flush=True)
+            record.save(options.name, before, results)
+    print(path)
 
 
 if __name__ == "__main__":
