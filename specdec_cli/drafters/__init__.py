@@ -24,6 +24,7 @@ __all__ = [
 _NOT_METHODS = {
     *("__init__", "contract", "feature_head", "growth", "language_model", "layers_head", "one_pass", "rounds"),
     *("self_drafter", "suffix_index", "translated_lm"),
+    "either",  # its form is `A+B`
 }
 # The members of `contract.Drafter`.
 _MEMBERS = (
@@ -32,7 +33,6 @@ _MEMBERS = (
     *("adopt", "load", "propose", "release", "clear"),
 )
 _HINT = "write a model's name or folder, or one of: "
-_NOT_METHODS.add("either")  # its form is `A+B`
 
 
 def methods() -> dict[str, type[Drafter]]:

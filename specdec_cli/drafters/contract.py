@@ -43,7 +43,8 @@ class DraftRow:
         tree: shape of the guess; None wants a chain. Only drafters that build trees are asked for one.
         features: [n, len(taps), hidden] in the target's dtype: its hidden states at positions len(context) - 1 - n to
             len(context) - 2, those that were kept since this sequence's last row (for its first: all from where `adopt`
-            let it begin). The last token is still to be read by the target. None where none are new, or without taps.
+            let it begin). The last token is still to be read by the target. None where none are new, or without taps. A
+            row that is asked again in the same step, after another one's LogitsError, brings them again.
     """
 
     handle: int

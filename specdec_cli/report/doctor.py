@@ -205,7 +205,8 @@ def _pair_rows(pair: Preflight) -> list[tuple[str, str, str]]:
 
 def _mtp_words(target: ModelFacts, draft_method: str) -> str:
     size = "" if target.mtp_bytes is None else f", {gigabytes(target.mtp_bytes)}"
-    return f"{target.num_mtp_modules}{size}" + ("" if draft_method == "mtp" else ": try --draft mtp")
+    is_used = draft_method.rpartition("+")[2] == "mtp"
+    return f"{target.num_mtp_modules}{size}" + ("" if is_used else ": try --draft mtp")
 
 
 def _snapshots(memory: Memory) -> str:

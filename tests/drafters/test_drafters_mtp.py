@@ -39,6 +39,7 @@ from specdec_cli.measure.machine.preflight import preflight
 from specdec_cli.measure.predict.replay import replay
 from specdec_cli.measure.predict.tracing import trace_draft, trace_target
 from specdec_cli.recipe import resolve
+from specdec_cli.report.doctor import _mtp_words
 from specdec_cli.sampling.params import SamplingParams
 from specdec_cli.tree_shape import TreeShape
 
@@ -429,6 +430,14 @@ def test_doctor_names_the_modules_and_their_memory(pair, kind: str, num: int) ->
     slot = sum(module.cache.bytes_per_slot for module in held.modules)
     assert (sizes.weights_bytes, sizes.kv_bytes_per_token) == (held.weight_bytes, slot)
     assert found.memory["draft"].weights == held.weight_bytes
+
+
+@pytest.mark.parametrize(("draft", "advised"), [("mtp", False), ("suffix+mtp", False), ("suffix", True)])
+def test_doctor_advises_the_modules_where_they_are_not_used(pair, draft: str, advised: bool) -> None:
+    lm, _ = pair("llama")
+    flags = {"draft": (drafters.parse_spec(draft), "--draft")}
+    found = preflight(resolve(sets=[f"target.model={lm.name}"], flags=flags).recipe, look())
+    assert _mtp_words(not_none(found.target), found.draft_method).endswith("try --draft mtp") == advised
 
 
 def test_doctor_refuses_a_target_without_modules(tmp_path: Path) -> None:

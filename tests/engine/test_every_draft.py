@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,10 +19,14 @@ import torch
 from every_draft import METHODS, NAMES, Drafts
 from test_engine_bits import Recorded
 from tiny_engine import PROMPTS, check_books, tokens
+from tiny_heads import features_of
 
+from specdec_cli import drafters
 from specdec_cli.drafted import NOTHING
 from specdec_cli.drafters import method_of, parse_spec
+from specdec_cli.drafters.contract import DraftRow, WithoutFeatures
 from specdec_cli.engine.decoding import Request
+from specdec_cli.engine.drafting import Drafters
 from specdec_cli.engine.driver import Driver
 from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.outputs import Output, Outputs
@@ -29,12 +34,15 @@ from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.errors import UsageError
 from specdec_cli.events import Stepped
 from specdec_cli.lm.door import Row
+from specdec_cli.lm.files.origin import Origin
 from specdec_cli.lm.invariance import row_invariance
 from specdec_cli.measure.audit.chisquare import chi_square, enumerate_joint
 from specdec_cli.measure.machine.machine import look
 from specdec_cli.measure.machine.preflight import preflight
+from specdec_cli.measure.predict import trace as traces
 from specdec_cli.measure.predict.replay import replay
-from specdec_cli.measure.predict.tracing import trace_draft, trace_target
+from specdec_cli.measure.predict.traced import _holds
+from specdec_cli.measure.predict.tracing import draft_origin, trace_draft, trace_target
 from specdec_cli.recipe.resolve import resolve
 from specdec_cli.sampling.chain import ChainRow, distribution
 from specdec_cli.sampling.grammar import Grammar, compile_grammar
@@ -247,6 +255,48 @@ def test_a_trace_foretells_the_engines_counts(drafts: Drafts, name: str) -> None
             found = decode(drafts.engine(name, one.k, max_num_seqs=4, verify=verify), params)
             steps, _, accepted = counts(found)
             assert (one.num_steps.sum(), one.num_accepted_tokens.sum()) == pytest.approx((steps, accepted)), one.k
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_traces_file_serves_the_draft_that_it_is_of(drafts: Drafts, name: str, tmp_path: Path) -> None:
+    requests = [Request(PromptRow(0, ""), PROMPTS[1], replace(GREEDY, max_new_tokens=4))]
+    trace, drafter = trace_target(drafts.engine("none"), requests), drafts.drafter(name)
+    trace.drafts[name] = trace_draft(trace, drafter, 2, target=drafts.target)
+    trace.save(tmp_path / "trace")
+    kept = traces.load(tmp_path / "trace")
+    assert _holds(kept, name, drafter, needs_ranks=False)
+    assert kept.notices == []
+    assert kept.drafts[name].origin == draft_origin(drafter)
+    if kept.drafts[name].origin is not None:
+        other = replace(kept.drafts[name], origin=Origin("another", revision="1"))
+        assert not _holds(replace(kept, drafts={name: other}), name, drafter, needs_ranks=False)
+        assert "other weights" in kept.notices[-1]
+
+
+READING = [name for name in METHODS if drafters.get(name).taps is not WithoutFeatures.taps]
+
+
+@pytest.mark.parametrize("name", [*READING, "dspark", "ngram+eagle3"])
+def test_a_row_without_a_distribution_leaves_the_others_their_guesses(drafts: Drafts, name: str) -> None:
+    """Those are asked again in the same step, with the features that they have brought already."""
+    drafter, prompt = drafts.drafter(name), list(range(2, 22))
+    states = features_of(drafts.target, prompt, drafter.taps)[:-1]
+
+    def row(handle: int, features: torch.Tensor) -> DraftRow:
+        return DraftRow(handle, prompt, 3, 3, DRAWN, frozenset(), True, False, 0.0, features=features)
+
+    asked = Drafters(drafter, {}, drafts.tokenizer.num_tokens)
+    [alone] = asked.propose([(asked.own_name, row(900, states))])
+    asked.release(900)
+    broken = states.clone()
+    broken[-1] = torch.nan
+    troubled, fine = asked.propose([(asked.own_name, row(901, broken)), (asked.own_name, row(902, states))])
+    assert asked.num_failures[asked.own_name] == 1
+    assert not troubled.drafted
+    assert alone.drafted
+    assert fine.drafted == alone.drafted
+    for handle in (901, 902):
+        asked.release(handle)
 
 
 @pytest.mark.parametrize("name", NAMES)

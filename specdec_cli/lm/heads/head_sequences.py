@@ -151,6 +151,8 @@ class HeadSequences:
         """
         for (handle, context, features), num_masks in zip(new, masks or [0] * len(new), strict=True):
             first = len(context) - 1 - len(features)
+            if self.num_kept(handle) == len(context) - 1:
+                continue  # it is asked again in the same step, after another row had no distribution
             assert first == self.num_kept(handle), "each kept position's features come once"
             for m, module in enumerate(self.modules):
                 held = module.cache.of(handle)

@@ -60,11 +60,13 @@ class GuessTrace:
         num_guessed: [N, K] tokens that it proposed before each output position when asked for 1…K.
         num_matching: [N, K] how many of them, from the first on, are the text's.
         max_context: the draft's context limit, or None.
+        origin: the model that it guesses with, as it was loaded; None without one, and in a file of an earlier version.
     """
 
     num_guessed: Int16Array
     num_matching: Int16Array
     max_context: int | None
+    origin: Origin | None = None
 
     @property
     def most_depth(self) -> int:

@@ -255,7 +255,7 @@ class Trace:
             ],
             "drafts": [
                 {"name": name, "kind": kinds[type(draft)], "max_context": draft.max_context}
-                | ({"origin": _origin_as_dict(draft.origin)} if not isinstance(draft, GuessTrace) else {})
+                | {"origin": _origin_as_dict(draft.origin)}
                 | ({"limit": draft.limit} if isinstance(draft, DepthTrace) else {})
                 for name, draft in self.drafts.items()
             ],
@@ -327,8 +327,7 @@ def _restore(header: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) 
     for place, one in enumerate(header["drafts"]):
         kind = _KINDS[one["kind"]]
         fields: dict[str, Any] = {name: _array(arrays, f"draft.{place}.{name}") for name in _array_names(kind)}
-        if kind is not GuessTrace:
-            fields["origin"] = _origin(one["origin"])
+        fields["origin"] = _origin(one.get("origin") if kind is GuessTrace else one["origin"])
         if kind is DepthTrace:
             fields["limit"] = one["limit"]
         trace.drafts[one["name"]] = kind(**fields, max_context=one["max_context"])

@@ -13,7 +13,7 @@ from specdec_cli.measure.predict.draft_trace import DepthTrace, DraftTrace, Gues
 from specdec_cli.measure.predict.predict import Prediction, choose, predict
 from specdec_cli.measure.predict.replay import Replay, replay, replay_table
 from specdec_cli.measure.predict.trace import Trace, load
-from specdec_cli.measure.predict.tracing import Tell, in_phase, trace_draft, trace_target, untold
+from specdec_cli.measure.predict.tracing import Tell, draft_origin, in_phase, trace_draft, trace_target, untold
 from specdec_cli.measure.predict.tree_costs import TreeCosts
 from specdec_cli.measure.predict.tree_replay import replay_tree
 from specdec_cli.measure.predict.tree_search import choose_trees
@@ -131,17 +131,15 @@ def _holds(trace: Trace, name: str, drafter: Drafter, needs_ranks: bool) -> bool
     """Whether a trace has what is wanted of the loaded draft; says in its notices where it has something else."""
     held = trace.drafts.get(name)
     kind, now = _wanted(trace, drafter)
-    if kind is GuessTrace:
-        return isinstance(held, GuessTrace)
-    if isinstance(held, DepthTrace | ModelTrace) and isinstance(held, kind) and _is_same(held.origin, now):
-        if isinstance(held, DepthTrace) or held.rank is not None or not needs_ranks:
+    if held is not None and isinstance(held, kind) and _is_same(held.origin, now):
+        if not isinstance(held, ModelTrace) or held.rank is not None or not needs_ranks:
             return True
         trace.notices.append(
             f"the trace of the draft `{name}` has no ranks, which predict trees, because an earlier version wrote it: "
             "it was traced again"
         )
         return False
-    if held is not None:
+    if held is not None and (isinstance(held, kind) or kind is not GuessTrace):
         trace.notices.append(
             f"the trace's draft `{name}` has other weights, another dtype or quantization: it was traced again"
         )
@@ -153,7 +151,7 @@ def _wanted(trace: Trace, drafter: Drafter) -> tuple[type[DraftTrace], Origin | 
     if isinstance(drafter, ScoresPaths):
         return DepthTrace, drafter.origin
     lm = drafter.forced_lm(trace.temperature)
-    return (GuessTrace, None) if lm is None else (ModelTrace, lm.origin)
+    return (GuessTrace, draft_origin(drafter)) if lm is None else (ModelTrace, lm.origin)
 
 
 def _is_same(was: Origin | None, now: Origin | None) -> bool:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from specdec_cli.drafted import Drafted
-from specdec_cli.drafters import method_of
+from specdec_cli.drafters import method_of, parts
 from specdec_cli.drafters.contract import DraftRow, ScoresPaths
 from specdec_cli.engine.driver import Driver
 from specdec_cli.errors import UsageError
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from specdec_cli.drafters.contract import Drafter
     from specdec_cli.engine.decoding import Request
     from specdec_cli.engine.engine import Engine
+    from specdec_cli.lm.files.origin import Origin
 
 Watch = Callable[[int, int], None]
 
@@ -287,7 +288,15 @@ def _trace_guesses(trace: Trace, drafter: Drafter, k_max: int, watch: Watch, tar
             drafter.release(trace_handle(place))
         first += len(prompt.output)
         watch(place + 1, len(trace.prompts))
-    return GuessTrace(num_guessed, num_matching, drafter.max_context)
+    return GuessTrace(num_guessed, num_matching, drafter.max_context, draft_origin(drafter))
+
+
+def draft_origin(drafter: Drafter) -> Origin | None:
+    """Where the model comes from that a draft guesses with, of a pair its second one; None without one of its own."""
+    last = parts(drafter)[-1]
+    if isinstance(last, ScoresPaths):
+        return last.origin
+    return None if last.lm is None else last.lm.origin
 
 
 def _ask(drafter: Drafter, row: DraftRow) -> Sequence[int]:
