@@ -16,7 +16,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,13 +37,11 @@ class Way:
     """One way of an engine to verify.
 
     Args:
-        temperature: of the requests.
-        rule: as a trace replays it; None where none does, and acceptance is counted alone.
+        rules: by temperature, the rule as a trace replays it; None where none does, and acceptance is counted alone.
         serve: the pair with k drafted tokens.
     """
 
-    temperature: str
-    rule: str | None
+    rules: Mapping[str, str | None]
     serve: Serve
 
 
@@ -77,22 +75,23 @@ def compare(plain: Serve, ways: dict[str, Way], ks: list[int], options: list[str
     """One engine: its traces, then every way to verify at every k."""
     traces = {}
     with plain(0) as target, serving("-t", str(BUILT_IN / "draft"), "-d", "none") as draft:
-        for temperature in sorted({way.temperature for way in ways.values()}):
+        for temperature in sorted({one for way in ways.values() for one in way.rules}):
             asked = [*options, "--temperature", temperature, "--k-max", str(max(ks))]
             traces[temperature] = traced(target, draft.url, asked)
             print(f"temperature {temperature}: {traces[temperature]}", file=sys.stderr, flush=True)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name, way in ways.items():
         for k in ks:
             with way.serve(k) as url:
-                length = counted(url, [*options, "--temperature", way.temperature])
-            row: dict[str, Any] = {"way": name, "rule": way.rule, "temperature": way.temperature, "k": k}
-            row["counted"] = length
-            if way.rule is not None:
-                row["predicted"] = traces[way.temperature]["acceptance_length"][way.rule][k]
-                row["error"] = row["predicted"] / length - 1
-            rows.append(row)
-            print(row, file=sys.stderr, flush=True)
+                lengths = {one: counted(url, [*options, "--temperature", one]) for one in way.rules}
+            for temperature, length in lengths.items():
+                rule = way.rules[temperature]
+                row: dict[str, Any] = {"way": name, "rule": rule, "temperature": temperature, "k": k, "counted": length}
+                if rule is not None:
+                    row["predicted"] = traces[temperature]["acceptance_length"][rule][k]
+                    row["error"] = row["predicted"] / length - 1
+                rows.append(row)
+                print(row, file=sys.stderr, flush=True)
     errors = [abs(row["error"]) for row in rows if "error" in row]
     return {"traces": traces, "rows": rows, "largest_error": max(errors)}
 
@@ -129,7 +128,7 @@ def main() -> None:
     asked = ["--dataset", "builtin:stories", "--num-prompts", options.num_prompts]
     asked += ["--max-new-tokens", options.max_new_tokens, "--ignore-eos"]
     before = record.machine()
-    ways = {"greedy": Way("0", "greedy", own), "block": Way("1", "block", own)}
+    ways = {"default": Way({"0": "greedy", "1": "block"}, own)}
     results = {"specdec": compare(own, ways, ks, asked)}
     if options.vllm is not None:
         with tempfile.TemporaryDirectory() as name:
@@ -137,10 +136,9 @@ def main() -> None:
             default = vllm(options.vllm, folder, is_repaired=True)
             sampled = vllm(options.vllm, folder, is_repaired=True, draft_sample_method="probabilistic")
             ways = {
-                "greedy": Way("0", "greedy", vllm(options.vllm, folder)),
-                "default, repaired": Way("1", "one-hot", default),
-                "probabilistic, repaired": Way("1", "rejection", sampled),
-                "default, as it is": Way("1", None, vllm(options.vllm, folder)),
+                "default, repaired": Way({"0": "greedy", "1": "one-hot"}, default),
+                "probabilistic, repaired": Way({"1": "rejection"}, sampled),
+                "default, as it is": Way({"1": None}, vllm(options.vllm, folder)),
             }
             results["vllm"] = compare(vllm(options.vllm, folder), ways, ks, asked)
     print(record.save("trace_over_http", before, {"options": asked, "engines": results}))

@@ -120,7 +120,8 @@ class Handler(BaseHTTPRequestHandler):
             sys.stderr.flush()
             os.kill(os.getpid(), signal.SIGKILL)
         if not body.get("stream"):
-            self._send(json.dumps(one_token(body)))
+            answer = one_token(body) if body["max_tokens"] == 1 else self._whole(body)
+            self._send(json.dumps(answer))
             return
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
@@ -156,6 +157,14 @@ class Handler(BaseHTTPRequestHandler):
         usage = {"prompt_tokens": len(str(prompt).split()), "completion_tokens": len(words)}
         self._event({"choices": [], "usage": usage})
         self.wfile.write(b"data: [DONE]\n\n")
+
+    def _whole(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The answer with its tokens' ids and log-probabilities, letter by letter of the prompt."""
+        ids = [ord(letter) % 100 for letter in str(body["prompt"])]
+        output = (ids * body["max_tokens"])[: body["max_tokens"]]
+        logprobs = {"token_logprobs": [-0.5] * len(output)}
+        choice = {"index": 0, "text": "", "prompt_token_ids": ids, "token_ids": output, "logprobs": logprobs}
+        return {"choices": [choice]}
 
     def _event(self, value: dict[str, Any]) -> None:
         self.wfile.write(f"data: {json.dumps(value)}\n\n".encode())

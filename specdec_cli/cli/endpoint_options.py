@@ -153,6 +153,7 @@ def refuse_others(
     paths: Collection[str],
     sections: tuple[str, ...],
     with_what: str = "--endpoint",
+    why: str = "only prompts and sampling are sent to a server",
 ) -> None:
     """Refuse an option of the command line that is never sent to a server: draft, k, dtype, devices.
 
@@ -163,6 +164,7 @@ def refuse_others(
         paths: the same for keys of the recipe and fields of `Shared`.
         sections: the same for sections of the recipe, each with its dot.
         with_what: the option that sends the work elsewhere.
+        why: the reason, for people.
 
     Raises:
         UsageError: there is such an option.
@@ -172,7 +174,7 @@ def refuse_others(
         path = path_of.get(parameter.name, "")
         if parameter.name not in own and path not in paths and not path.startswith(sections):
             raise UsageError(
-                f"`{_flag(parameter)}` has no effect with {with_what}: only prompts and sampling are sent to a server",
+                f"`{_flag(parameter)}` has no effect with {with_what}: {why}",
                 "leave it out; set it when you start the server",
             )
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,8 +19,11 @@ from specdec_cli.cli.screen import open_screen
 from specdec_cli.errors import UsageError, did_you_mean
 from specdec_cli.export import ENGINES, Export
 from specdec_cli.export import export as export_recipe
-from specdec_cli.export.measured import read_measurement
+from specdec_cli.export.measured import measured_k, read_measurement
 from specdec_cli.files import given_path
+
+if TYPE_CHECKING:
+    from specdec_cli.recipe import Resolved
 
 SCHEMA = "specdec.export/1"
 _ADDRESS = [one for one in SERVE_OPTIONS if one.path in ("serve.host", "serve.port")]
@@ -52,6 +57,8 @@ def export(
     shared.takes_structured = shared.takes_parallel = shared.takes_engine = True
     resolved = shared.resolve()
     document = None if measured is None else read_measurement(measured, resolved.recipe.target.model)
+    if document is not None:
+        resolved = with_measured_k(resolved, document)
     made, warnings = export_recipe(engine, resolved, __version__, document)
     if output is not None:
         _write(made, output, shared.force)
@@ -68,6 +75,21 @@ def export(
             screen.say(f"wrote {output / name}")
     if made.next_command is not None:
         screen.say(f"next, once it runs: {made.next_command}")
+
+
+def with_measured_k(resolved: Resolved, document: Mapping[str, Any]) -> Resolved:
+    """The recipe with the k, or the table of k, that a sweep on an engine recommends, where the recipe sets none."""
+    k, table = measured_k(document)
+    paths = {"speculation.num_speculative_tokens": k, "speculation.k_by_batch": table or None}
+    if k is None or any(resolved.origins.get(path, "default") != "default" for path in paths):
+        return resolved
+    update = {path.split(".")[1]: value for path, value in paths.items()}
+    speculation = resolved.recipe.speculation.model_copy(update=update)
+    return replace(
+        resolved,
+        recipe=resolved.recipe.model_copy(update={"speculation": speculation}),
+        origins=resolved.origins | dict.fromkeys(paths, "--measured"),
+    )
 
 
 def _as_text(made: Export) -> str:

@@ -166,7 +166,7 @@ def _check(recipe: Recipe, wish: ElsewhereWish) -> None:
         if url is not None:
             parse_address(url, flag)
     if wish.draft_endpoint is None:
-        _lookup_draft(recipe)
+        lookup_draft(recipe)
 
 
 def _show(resolved: Resolved, wish: ElsewhereWish, k_max: int, shared: Shared) -> None:
@@ -211,30 +211,35 @@ def _recorded(resolved: Resolved, wish: ElsewhereWish, k_max: int, shared: Share
 
     assert wish.trace_from is not None
     recipe = resolved.recipe
-    drafter, name = _lookup_draft(recipe)
+    drafter, name = lookup_draft(recipe)
     target = recipe.target
     loaded = load_tokenizer(target.model, revision=target.revision, load_format=target.load_format)
     tokenizer = chat_tokenizer(loaded, target.chat_template, target.default_chat_template_kwargs)
     trace = recorded_trace(wish.trace_from, tokenizer, target.model, recipe.workload.num_prompts)
     with timed_progress(open_screen(shared.quiet, streams_text=False)) as tell:
-        _trace_lookup(trace, drafter, name, k_max, lambda done, total: tell("tracing the draft", done, total))
+        trace_lookup(trace, drafter, name, k_max, lambda done, total: tell("tracing the draft", done, total))
     return _Found(trace, name, {"kind": "recorded", "words": f"from the answers in {wish.trace_from}"})
 
 
-def _lookup_draft(recipe: Recipe) -> tuple[Drafter, str]:
-    """A draft that reads no model, and its name."""
-    from specdec_cli.drafters import from_fields, without_model
+def lookup_draft(recipe: Recipe) -> tuple[Drafter, str]:
+    """A draft that reads no model, and its name.
+
+    Raises:
+        UsageError: it needs one, its own or the target.
+    """
+    from specdec_cli.drafters import from_fields, lookups
     from specdec_cli.measure.predict.traced import draft_name
 
     fields = recipe.draft_fields()
-    known = [name for name in without_model() if name not in ("none", "prediction")]
+    known = lookups()
     if fields.get("method") not in known:
         hint = f"use one without: {', '.join(f'-d {name}' for name in known)}; or name its server with --draft-endpoint"
         raise UsageError(f"the draft `{draft_name(recipe)}` needs a model, which is not loaded here", hint)
     return from_fields(fields), draft_name(recipe)
 
 
-def _trace_lookup(trace: Trace, drafter: Drafter, name: str, k_max: int, watch: Callable[[int, int], None]) -> None:
+def trace_lookup(trace: Trace, drafter: Drafter, name: str, k_max: int, watch: Callable[[int, int], None]) -> None:
+    """Ask a draft that reads no model along a trace's text."""
     from specdec_cli.drafters.contract import Resources
     from specdec_cli.measure.predict.tracing import trace_draft
 
@@ -249,13 +254,13 @@ def _served(resolved: Resolved, wish: ElsewhereWish, k_max: int, chat: bool, sha
     """Through one server, or two."""
     import asyncio
 
-    drafter = None if wish.draft_endpoint is not None else _lookup_draft(resolved.recipe)
+    drafter = None if wish.draft_endpoint is not None else lookup_draft(resolved.recipe)
     rows = chosen_prompts(resolved.recipe.workload, chat).rows
     num = resolved.recipe.workload.num_prompts
     with timed_progress(open_screen(shared.quiet, streams_text=False)) as tell:
         found = asyncio.run(_ask(resolved, wish, k_max, rows[:num], chat, tell))
         if drafter is not None:
-            _trace_lookup(found.trace, *drafter, k_max, lambda done, total: tell("tracing the draft", done, total))
+            trace_lookup(found.trace, *drafter, k_max, lambda done, total: tell("tracing the draft", done, total))
             found.draft = drafter[1]
     return found
 

@@ -37,7 +37,15 @@ from specdec_cli.cli.measurement_options import (
     show_plan,
     whole_numbers,
 )
-from specdec_cli.cli.options import GATE_OPTIONS, RESUME_OPTION, WORKLOAD_OPTIONS, Shared, with_shared_options
+from specdec_cli.cli.options import (
+    ENGINE_OPTIONS,
+    GATE_OPTIONS,
+    RESUME_OPTION,
+    WORKLOAD_OPTIONS,
+    Shared,
+    with_shared_options,
+)
+from specdec_cli.cli.other_engine import OtherEngine
 from specdec_cli.cli.output import write_file
 from specdec_cli.cli.screen import open_screen, timed_progress
 from specdec_cli.cli.sweep_elsewhere import (
@@ -93,7 +101,7 @@ BatchSizes = Annotated[
 ]
 
 
-@with_shared_options(without=_LEFT_OUT, beside=(*WORKLOAD_OPTIONS, *GATE_OPTIONS, RESUME_OPTION))
+@with_shared_options(without=_LEFT_OUT, beside=(*WORKLOAD_OPTIONS, *GATE_OPTIONS, RESUME_OPTION, *ENGINE_OPTIONS))
 def sweep_k(
     context: typer.Context,
     k_max: KMax = 8,
@@ -133,8 +141,15 @@ def sweep_k(
         return None
     check_unwanted(elsewhere)
     resolved = shared.resolve()
-    repeats = repeats or (2 if exhaustive else 1)
     sizes = whole_numbers(batch_sizes, "--batch-sizes", _MOST_TOGETHER)
+    other = OtherEngine.asked(resolved, shared)
+    if other is not None:
+        from specdec_cli.cli.sweep_engine import EngineSweepWish, sweep_on_engine
+
+        there = EngineSweepWish(k_max, sizes, chat, dry_run, write_recipe)
+        sweep_on_engine(context, shared, resolved, other, there)
+        return None
+    repeats = repeats or (2 if exhaustive else 1)
     k_max, capped = depth_within_rates(resolved.recipe.speculation, k_max)
     files = {"markdown": markdown, "csv": csv, "junit": junit}
     trees = wanted_trees(tree or [], resolved.recipe.speculation, k_max)

@@ -17,7 +17,7 @@ from specdec_cli.drafters.contract import Drafter
 from specdec_cli.errors import UsageError, closest
 
 __all__ = [
-    *("create", "from_fields", "get", "methods", "model_name", "options"),
+    *("create", "from_fields", "get", "lookups", "methods", "model_name", "options"),
     *("parse_first", "parse_spec", "parts", "to_spec", "without_model"),
 ]
 
@@ -170,7 +170,7 @@ def parse_first(specs: str | None) -> list[dict[str, Any]]:
         UsageError: one is no draft, or always guesses, so that none after it would be asked.
     """
     found = [parse_spec(spec.strip()) for spec in specs.split("+")] if specs is not None else []
-    allowed = [name for name in without_model() if name not in ("none", "prediction") and _has_no_chance(name)]
+    allowed = lookups()
     for fields in found:
         if fields.get("method") not in allowed:
             said = f"the draft `{to_spec(fields)}` cannot come before another one, which would never be asked"
@@ -178,9 +178,10 @@ def parse_first(specs: str | None) -> list[dict[str, Any]]:
     return found
 
 
-def _has_no_chance(method: str) -> bool:
-    made: Any = get(method)
-    return made.draws is False
+def lookups() -> list[str]:
+    """Methods that look up text: they need neither a model nor a prediction, and guess without chance."""
+    classes: dict[str, Any] = {name: get(name) for name in without_model() if name not in ("none", "prediction")}
+    return [name for name, made in classes.items() if made.draws is False]
 
 
 def _parse_pair(spec: str) -> dict[str, Any]:

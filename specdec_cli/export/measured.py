@@ -29,7 +29,7 @@ def read_measurement(path: Path, target: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise UsageError(f"`{path}` is not JSON", _HINT) from None
     schema = str(found.get("schema")).partition("/")[0] if isinstance(found, dict) else ""
-    if schema not in ("specdec.bench", "specdec.sweep-k", "specdec.compare-drafts"):
+    if schema.removeprefix("specdec.") not in _FIGURES:
         raise UsageError(f"`{path}` is no result of a measurement", _HINT)
     try:
         measured = found["recipe"]["target"]["model"]
@@ -44,6 +44,8 @@ def read_measurement(path: Path, target: str) -> dict[str, Any]:
 def sentences(document: Mapping[str, Any]) -> list[str]:
     """Sentences that say what was measured, on which machine, and whether it was busy."""
     kind = str(document["schema"]).partition("/")[0].removeprefix("specdec.")
+    if kind == "engine-sweep":
+        return _engine_sweep(document)
     environment, workload = document["environment"], document["workload"]
     where = environment["gpu"] or environment["cpu"] or environment["device"]
     date = str(document["created"])[:10]
@@ -81,7 +83,42 @@ def _compare_drafts(document: Mapping[str, Any]) -> list[str]:
     return [f"verdict {document['verdict']}: " + "; ".join(said) + "."]
 
 
-_FIGURES = {"bench": _bench, "sweep-k": _sweep_k, "compare-drafts": _compare_drafts}
+def _engine_sweep(document: Mapping[str, Any]) -> list[str]:
+    engine, where = document["engine"], document["environment"]["platform"]
+    said = [
+        f"Measured by specdec sweep-k on {engine['name']} {engine['version']} on {where} on "
+        f"{str(document['created'])[:10]}, {document['prompts']} prompts:"
+    ]
+    for found in document["by_batch_size"]:
+        costs, recommended = found["costs"], found["recommended"]
+        plain, base, slope = (1e3 * costs[name] for name in ("plain_seconds", "base_seconds", "seconds_per_token"))
+        speed = recommended["speedup"]
+        figures = "" if speed is None else f", {_speedup(speed)} as fast as without a draft"
+        said.append(
+            f"batch size {found['batch_size']}: a step takes {plain:.1f} ms and {base:.1f} + {slope:.1f} k ms more "
+            f"with k drafted tokens; verdict {recommended['verdict']}: k = {recommended['k']}{figures}."
+        )
+    return said
+
+
+def measured_k(document: Mapping[str, Any]) -> tuple[int | None, tuple[tuple[int, int], ...]]:
+    """The k that a sweep on an engine recommends, and its table of k by batch size; None and nothing of others."""
+    if not str(document["schema"]).startswith("specdec.engine-sweep/"):
+        return None, ()
+    sizes = document["by_batch_size"]
+    if any(found["recommended"]["verdict"] == "inconclusive" for found in sizes):
+        return None, ()
+    table = document["table"]
+    pairs = () if table is None else tuple((int(size), int(k)) for size, k in table["k_by_batch"].items())
+    return max(int(found["recommended"]["k"]) for found in sizes), pairs
+
+
+_FIGURES: dict[str, Any] = {
+    "bench": _bench,
+    "sweep-k": _sweep_k,
+    "compare-drafts": _compare_drafts,
+    "engine-sweep": _engine_sweep,
+}
 
 
 def _speedup(found: Mapping[str, Any]) -> str:

@@ -117,6 +117,7 @@ class EngineSweep:
         trace_draft: adds the draft to a trace and gives its name.
         tell: takes words about what is going on.
         stopped: whether to stop.
+        check: takes the engine's version before anything is measured, and raises where nothing can be predicted.
 
     Attributes:
         sizes: by batch size.
@@ -135,8 +136,10 @@ class EngineSweep:
         trace_draft: Callable[[Trace], str],
         tell: Tell = lambda _: None,
         stopped: Callable[[], bool] = never,
+        check: Callable[[str | None], None] = lambda _: None,
     ) -> None:
         self._start, self.plan, self._trace_draft, self._tell, self._stopped = start, plan, trace_draft, tell, stopped
+        self._check = check
         self.sizes = {size: EngineSize(size) for size in plan.batch_sizes}
         self.trace: Trace | None = None
         self.draft = ""
@@ -179,6 +182,7 @@ class EngineSweep:
         async with Endpoint(parse_address(url), None, plan.timeout_s, _TRACED_AT_A_TIME) as target:
             model = await target.choose_model("")
             self.version = await target.version()
+            self._check(self.version)
             beyond = plan.k_max if target.owner in DRAFTS_PAST_END else 0
             tracer = RemoteTracer(target, model, plan.rows, plan.sampling, plan.chat, _TRACED_AT_A_TIME, beyond)
             self.trace = await tracer.trace_target(
