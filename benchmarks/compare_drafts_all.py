@@ -185,7 +185,7 @@ class Run:
     params: SamplingParams
 
     def parts(self) -> dict[str, Callable[[], Any]]:
-        """What is measured, by name."""
+        """The measurements, by name."""
         found: dict[str, Callable[[], Any]] = {}
         for words, temperature in (("greedy", 0.0), ("temperature 1", 1.0)):
             params = replace(self.params, temperature=temperature)
