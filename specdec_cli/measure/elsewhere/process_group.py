@@ -87,7 +87,7 @@ class ProcessGroup:
             raise
         finally:
             with suppress(subprocess.TimeoutExpired):
-                self._program.wait(timeout=_POLL_SECONDS)
+                self._program.wait(timeout=_KILL_SECONDS)
             self._restore_signals()
 
     def _signal(self, number: signal.Signals) -> None:
