@@ -57,7 +57,7 @@ LEFT_OUT = {
 }
 STRUCTURED = {"--json-schema", "--regex", "--choice"}
 ALIASED = {"chat", "generate", "serve"}
-NOT_DECODING = {"recipe", "doctor", "export", "import"}
+NOT_DECODING = {"recipe", "doctor", "export", "import", "train-draft"}
 
 
 def fenced(language: str, page: str = README) -> list[str]:

@@ -24,6 +24,7 @@ COMMANDS = {
     "compare-drafts": "Compare drafts for one target, each at its own best k.",
     "sweep-k": "Find the best k or tree, show that no draft pays off, or say what is missing to decide.",
     "audit": "Check that the output is exactly what the target alone produces. Exits with 3 if it is not.",
+    "train-draft": "Train a draft for a target on the target's own answers, and see its acceptance while it trains.",
     "export": "Write a recipe as another engine's configuration, ready to run.",
     "import": "Read the speculation of a run that another tool made. Exits with 3 if a gate is crossed.",
     "doctor": "Check this machine and, with a target, a draft or a recipe, the pair without loading its weights.",

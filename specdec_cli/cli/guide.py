@@ -132,6 +132,37 @@ GUIDES: dict[str, Guide] = {
             ),
         ),
     ),
+    "specdec train-draft": Guide(
+        (
+            "--recipe",
+            "--target",
+            "--method",
+            "--data",
+            "--chat",
+            "--output",
+            "--resume",
+            "--max-new-tokens",
+            "--temperature",
+            "--epochs",
+            "--batch-size",
+            "--learning-rate",
+            "--dry-run",
+        ),
+        (
+            (
+                "Train an EAGLE-3 head for the built-in target.",
+                "specdec train-draft --method eagle3 --data builtin:stories --output head",
+            ),
+            (
+                "Train one for your own model on your chats.",
+                "specdec train-draft -t MODEL --data chats.jsonl --chat --temperature 0.7 --output head",
+            ),
+            (
+                "Continue an interrupted run.",
+                "specdec train-draft -t MODEL --data chats.jsonl --chat --temperature 0.7 --output head --resume",
+            ),
+        ),
+    ),
     "specdec sweep-k": Guide(
         (
             "--recipe",

@@ -17,6 +17,7 @@ import torch
 
 from specdec_cli.train.acceptance import HeldOutAcceptance
 from specdec_cli.train.checkpoints import Checkpoints
+from specdec_cli.train.events import Evaluated, Saved, Trained, TrainingEvent
 from specdec_cli.train.method import BatchLoss, DraftModule, TrainingMethod
 from specdec_cli.train.order import SampleOrder
 from specdec_cli.train.samples import Sample, TrainingBatch
@@ -27,56 +28,6 @@ if TYPE_CHECKING:
     from specdec_cli.recipe.schema import Train
 
 _NUM_EVALUATIONS = 10
-
-
-@dataclass(frozen=True, slots=True)
-class Trained:
-    """A step was taken.
-
-    Args:
-        step: its number, from 1.
-        num_steps: of the run.
-        loss: of the batch.
-        matches: by depth, the share of positions where the draft's most likely token is the target's.
-        learning_rate: of the step.
-        num_tokens: tokens in the batch that count.
-        seconds: that it took.
-    """
-
-    step: int
-    num_steps: int
-    loss: float
-    matches: tuple[float, ...]
-    learning_rate: float
-    num_tokens: int
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluated:
-    """Acceptance was measured on the held-out prompts.
-
-    Args:
-        step: after which; 0 before the first.
-        acceptance: that was found.
-        is_best: it is the largest acceptance length so far, and the draft was written to the output folder.
-        seconds: that it took.
-    """
-
-    step: int
-    acceptance: HeldOutAcceptance
-    is_best: bool
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """A checkpoint was written after a step."""
-
-    step: int
-
-
-TrainingEvent = Trained | Evaluated | Saved
 
 
 @dataclass(slots=True)
@@ -158,6 +109,11 @@ class TrainingRun:
     def num_steps(self) -> int:
         """Steps of the whole run."""
         return self.settings.max_steps or self.settings.epochs * self.order.steps_per_epoch
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters that are trained."""
+        return sum(one.numel() for one in self.module.parameters() if one.requires_grad)
 
     def resume(self) -> bool:
         """Go on from the last checkpoint; whether there is one."""

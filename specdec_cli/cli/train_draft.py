@@ -1,0 +1,182 @@
+"""`specdec train-draft`: a draft for a target, trained on the target's own answers to given prompts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from specdec_cli.cli.measurement_options import Chat, DryRun
+from specdec_cli.cli.options import OPTIONS, RUN, Shared, with_shared_options
+from specdec_cli.cli.output import deliver, envelope, machine_of
+from specdec_cli.cli.screen import interruptible, open_screen, progress
+from specdec_cli.cli.train_options import TRAIN_OPTIONS
+from specdec_cli.errors import ExitCode, UsageError
+from specdec_cli.measure.workload.workload import read_rows
+from specdec_cli.recipe.present import to_yaml
+
+if TYPE_CHECKING:
+    from specdec_cli.engine.engine import Engine
+    from specdec_cli.engine.prompts import PromptRow
+    from specdec_cli.recipe import Recipe, Resolved
+    from specdec_cli.report.view import Screen
+    from specdec_cli.train.session import TrainingData, TrainingFolder, TrainingSession
+
+_ALL = 2**31 - 1
+_WITHOUT = (
+    *(one.path for one in OPTIONS if one.path.startswith(("draft", "speculation.", "serve."))),
+    *("output", "sampling.logprobs", "sampling.ignore_eos"),
+)
+
+
+@with_shared_options(without=_WITHOUT, beside=TRAIN_OPTIONS)
+def train_draft(
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", help="Write the draft into this folder.", metavar="DIR", rich_help_panel=RUN),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the run in the folder of --output.", rich_help_panel=RUN)
+    ] = False,
+    chat: Chat = False,
+    dry_run: DryRun = False,
+    *,
+    shared: Shared,
+) -> ExitCode | None:
+    """Train a draft for a target on the target's own answers, and see its acceptance while it trains."""
+    resolved = shared.resolve()
+    settings = resolved.recipe.train
+    if settings.data is None:
+        raise UsageError("there is no data to train on", "name prompts: --data FILE, or --data builtin:stories")
+    if settings.answers_per_prompt > 1 and resolved.recipe.sampling.temperature == 0:
+        said = f"`{settings.answers_per_prompt}` answers to a prompt would be the same at temperature 0"
+        raise UsageError(said, "add --temperature 0.8, or leave --answers-per-prompt out")
+    if dry_run:
+        sys.stdout.write(f"# would train {settings.method}\n{to_yaml(resolved, origins=True)}")
+        return None
+    if output is None:
+        raise UsageError("there is no folder to write the draft into", "add --output DIR")
+    rows = read_rows(settings.data, None, settings.num_prompts or _ALL, chat or None).rows
+    screen = open_screen(shared.quiet, streams_text=False)
+    return _TrainCommand(resolved, rows, chat, output, resume, shared, screen).go()
+
+
+@dataclass(frozen=True, slots=True)
+class _TrainCommand:
+    """One run of the command.
+
+    Args:
+        resolved: the recipe.
+        rows: the prompts.
+        chat: whether they are messages.
+        output: folder of the draft.
+        resume: go on with the run that is there.
+        shared: the command's shared options.
+        screen: shows the progress.
+    """
+
+    resolved: Resolved
+    rows: Sequence[PromptRow]
+    chat: bool
+    output: Path
+    resume: bool
+    shared: Shared
+    screen: Screen
+
+    def go(self) -> ExitCode | None:
+        """Load, answer, train, report."""
+        from specdec_cli.train.session import TrainingFolder, TrainingSession
+
+        folder = TrainingFolder(self.output)
+        with progress(self.screen) as say:
+            engine = self._load(say)
+            data = self._data(engine)
+            folder.begin(self._plan(data), self.resume, self.shared.force)
+        session = TrainingSession(engine, self._recipe, data, self._params, folder)
+        if data.num_too_long:
+            self.screen.say(f"note: {data.num_too_long} prompts left out: longer than the context", "yellow")
+        with interruptible() as stopped, suppress(KeyboardInterrupt):
+            return self._run(session, folder, stopped)
+        return ExitCode.INTERRUPTED
+
+    @property
+    def _recipe(self) -> Recipe:
+        return self.resolved.recipe
+
+    @property
+    def _params(self) -> Any:
+        from specdec_cli.sampling.params import SamplingParams
+
+        return SamplingParams(**self._recipe.sampling.model_dump())
+
+    def _load(self, say: Callable[[str], None]) -> Engine:
+        """The target, without a draft."""
+        from specdec_cli.engine.engine import Engine
+        from specdec_cli.recipe.schema import Draft
+
+        settings = self._recipe.engine
+        size = max(settings.max_num_seqs, self._recipe.train.batch_size)
+        changes = {"draft": Draft(method="none"), "engine": settings.model_copy(update={"max_num_seqs": size})}
+        recipe = self._recipe.model_copy(update=changes)
+        return Engine.from_recipe(recipe, trust_remote_code=self.shared.trust_remote_code, progress=say)
+
+    def _data(self, engine: Engine) -> TrainingData:
+        from specdec_cli.train.session import TrainingData
+
+        tokens = [engine.encode(row.chat() if self.chat else row.prompt) for row in self.rows]
+        settings = self._recipe.train
+        limit = engine.target.max_context
+        return TrainingData.of(tokens, limit, settings.num_held_out, settings.answers_per_prompt)
+
+    def _plan(self, data: TrainingData) -> dict[str, Any]:
+        """Everything that decides what the run does; a run that goes on has the same."""
+        recipe = self._recipe.as_dict()
+        train = self._recipe.train.model_dump(mode="json")
+        for key in ("evaluate_every", "save_every", "patience", "data"):
+            del train[key]  # these change no weights; the data is compared by its content
+        return {**train, "target": recipe["target"], "sampling": recipe["sampling"], "data": data.identity}
+
+    def _run(self, session: TrainingSession, folder: TrainingFolder, stopped: Callable[[], bool]) -> ExitCode | None:
+        from specdec_cli.report.train import TrainView
+        from specdec_cli.train.log import TrainingLog
+
+        with progress(self.screen) as say:
+            samples = session.answer(lambda done, total: say(f"answers: {done} of {total}"), stopped)
+            if stopped():
+                self.screen.say(f"interrupted; continue with --resume --output {self.output}")
+                return ExitCode.INTERRUPTED
+            say("building the draft")
+            run = session.start(samples, self.resume)
+        log = TrainingLog(folder.log, run.progress.step)
+        num_tokens = sum(one.num_counted for one in samples)
+        words = f"{len(samples)} samples of {num_tokens} tokens, {run.num_parameters} parameters"
+        self.screen.say(f"training {self._recipe.train.method}: {words}, {run.num_steps} steps")
+        with TrainView(self.screen, run.num_steps, run.progress.step) as view:
+            for event in run.run(stopped):
+                log.add(event)
+                view.watch(event)
+        return self._report(session, log.rows, stopped())
+
+    def _report(
+        self, session: TrainingSession, rows: Sequence[dict[str, Any]], is_interrupted: bool
+    ) -> ExitCode | None:
+        from specdec_cli.report.train import SCHEMA, train_body
+
+        body = train_body(rows, session.method.settled(), is_interrupted)
+        if self.shared.json:
+            machine = machine_of(session.engine)
+            deliver(envelope(SCHEMA, self._recipe.as_dict(), body, **machine), to_stdout=True)
+        if body["best"] is not None:
+            best = body["best"]
+            said = f"best: acceptance length {best['acceptance_length']:.2f} at k = {best['k']}, step {best['step']}"
+            self.screen.say(said)
+            self.screen.say_whole(f"try it: specdec bench -t {self._recipe.target.model} -d {self.output}")
+        if is_interrupted:
+            self.screen.say(f"interrupted; continue with --resume --output {self.output}")
+            return ExitCode.INTERRUPTED
+        return None

@@ -1,0 +1,212 @@
+"""One training run from prompts to a draft: what a command starts, watches and goes on with."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specdec_cli.errors import RunError, UsageError
+from specdec_cli.train.acceptance import HeldOutAcceptance, measure_acceptance
+from specdec_cli.train.answers import Answers, TrainingPrompt
+from specdec_cli.train.checkpoints import Checkpoints
+from specdec_cli.train.disk import writing
+from specdec_cli.train.features import TargetFeatures
+from specdec_cli.train.loop import TrainingRun
+from specdec_cli.train.method import DraftModule, TrainingMethod
+from specdec_cli.train.methods import training_method
+from specdec_cli.train.samples import Sample
+from specdec_cli.train.target import TrainingTarget
+
+if TYPE_CHECKING:
+    from specdec_cli.engine.engine import Engine
+    from specdec_cli.recipe.schema import Recipe
+    from specdec_cli.sampling.params import SamplingParams
+
+_FORMAT = "specdec.training/1"
+
+
+class TrainingFolder:
+    """The output folder: the draft itself, and below `training/` what a run needs to go on.
+
+    Args:
+        path: of the folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.work = path, path / "training"
+        self.answers, self.log, self._plan = (self.work / name for name in ("answers.jsonl", "log.jsonl", "plan.json"))
+
+    def begin(self, plan: dict[str, Any], is_resumed: bool, force: bool) -> None:
+        """Make the folder for a new run, or check that a continued run is the same.
+
+        Args:
+            plan: everything that decides what the run does.
+            is_resumed: go on with what is there.
+            force: forget an earlier run.
+
+        Raises:
+            UsageError: there is a run already, none to go on with, or another one.
+            RunError: the folder cannot be written.
+        """
+        plan = {"format": _FORMAT, **plan}
+        if is_resumed:
+            self._check(plan)
+            return
+        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            if not force or not (self.path.is_dir() and self._plan.exists()):
+                said = f"`--output {self.path}` already exists"
+                hint = "name a new folder, continue its run with --resume, or begin it again with --force"
+                raise UsageError(said, hint)
+            shutil.rmtree(self.work)
+        with writing(self.path):
+            self.work.mkdir(parents=True)
+            self._plan.write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
+
+    def _check(self, plan: dict[str, Any]) -> None:
+        try:
+            earlier = json.loads(self._plan.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            said = f"there is no training run in `{self.path}` to continue"
+            raise UsageError(said, "leave --resume out to begin one") from None
+        changed = [key for key in plan if earlier.get(key) != plan[key]]
+        if changed == ["data"]:
+            said = f"the data is not what the run in `{self.path}` began with: its prompts have changed"
+            raise UsageError(said, "restore the data, or begin another run in a new folder")
+        if changed:
+            said = f"the run in `{self.path}` began with another `{changed[0]}`"
+            raise UsageError(said, "give the options that it began with, or begin another run in a new folder")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingData:
+    """The prompts of a run.
+
+    Args:
+        train: those that are answered and trained on.
+        held_out: those that acceptance is measured on.
+        num_too_long: prompts that were left out because the context has no room for an answer.
+    """
+
+    train: Sequence[TrainingPrompt]
+    held_out: Sequence[TrainingPrompt]
+    num_too_long: int
+
+    @classmethod
+    def of(
+        cls, prompts: Sequence[Sequence[int]], max_context: int, num_held_out: int, num_answers: int
+    ) -> TrainingData:
+        """Split prompts, the held-out ones spread evenly over all.
+
+        Args:
+            prompts: token ids of each.
+            max_context: of the target.
+            num_held_out: prompts to leave out of training.
+            num_answers: answers to each of the others.
+
+        Raises:
+            UsageError: no prompt fits, or too few are left to train on.
+        """
+        fitting = [(index, one) for index, one in enumerate(prompts) if len(one) + 2 <= max_context]
+        if not fitting:
+            said = f"no prompt leaves room for an answer in the context of `{max_context}` tokens"
+            raise UsageError(said, "choose data with shorter prompts")
+        if len(fitting) <= num_held_out:
+            said = f"`{num_held_out}` of `{len(fitting)}` prompts are to be held out, which leaves none to train on"
+            raise UsageError(said, "give more prompts, or lower --num-held-out")
+        chosen = {(2 * i + 1) * len(fitting) // (2 * num_held_out) for i in range(num_held_out)}
+        held_out = [TrainingPrompt(one, index) for i, (index, one) in enumerate(fitting) if i in chosen]
+        rest = [one for i, one in enumerate(fitting) if i not in chosen]
+        train = [
+            TrainingPrompt(one, index + answer * len(prompts)) for answer in range(num_answers) for index, one in rest
+        ]
+        return cls(train, held_out, len(prompts) - len(fitting))
+
+    @property
+    def identity(self) -> str:
+        """SHA-256 of all prompts, in hexadecimal."""
+        content = json.dumps([[list(one.tokens) for one in its] for its in (self.train, self.held_out)])
+        return hashlib.sha256(content.encode()).hexdigest()
+
+
+@dataclass(slots=True)
+class TrainingSession:
+    """A run whose target is loaded.
+
+    Args:
+        engine: idle, with the target and no draft.
+        recipe: with the run's settings.
+        data: the prompts.
+        params: how answers are sampled.
+        folder: for the draft and the run's files; begun.
+
+    Attributes:
+        method: of the draft.
+        target: as the method sees it.
+    """
+
+    engine: Engine
+    recipe: Recipe
+    data: TrainingData
+    params: SamplingParams
+    folder: TrainingFolder
+    target: TrainingTarget = field(init=False)
+    method: TrainingMethod = field(init=False)
+
+    def __post_init__(self) -> None:
+        its = self.recipe.target
+        self.target = TrainingTarget.of(self.engine.target, its.revision)
+        self.method = training_method(self.recipe.train.method)(self.recipe.train, self.target)
+
+    def answer(self, progress: Callable[[int, int], None], stopped: Callable[[], bool]) -> list[Sample]:
+        """Let the target answer what it has not answered yet; the samples so far where it was stopped.
+
+        Raises:
+            RunError: the file of answers cannot be written.
+            UsageError: all answers are too short to learn from.
+        """
+        answers = Answers(self.folder.answers, self.data.train, self.params)
+        answers.generate(self.engine, progress, stopped)
+        samples = answers.samples(self.engine.target.max_context)
+        if not samples and not stopped():
+            raise UsageError("every answer of the target has fewer than 2 tokens", "choose other prompts")
+        return samples
+
+    def start(self, samples: Sequence[Sample], is_resumed: bool) -> TrainingRun:
+        """Build the draft and the loop, at its last checkpoint where the run goes on.
+
+        Raises:
+            UsageError: the method cannot be used with this target.
+            RunError: a checkpoint cannot be read.
+        """
+        settings = self.recipe.train
+        features = TargetFeatures(self.engine.target, self.method.taps)
+        self.method.prepare(samples)
+        run = TrainingRun(
+            method=self.method,
+            module=self._module(),
+            settings=settings,
+            samples=samples,
+            batch_of=features.batch,
+            evaluate=self.acceptance,
+            folder=self.folder.path,
+            checkpoints=Checkpoints(self.folder.work),
+        )
+        if is_resumed:
+            try:
+                run.resume()
+            except Exception as error:
+                said = f"the checkpoint in `{self.folder.work}` cannot be read: {type(error).__name__}"
+                raise RunError(said, "begin the run again with --force") from error
+        return run
+
+    def acceptance(self, folder: Path) -> HeldOutAcceptance:
+        """The acceptance of a draft in a folder on the held-out prompts."""
+        return measure_acceptance(self.engine, folder, self.data.held_out, self.params, self.method.depth)
+
+    def _module(self) -> DraftModule:
+        return self.method.build()

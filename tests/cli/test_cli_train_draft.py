@@ -1,0 +1,95 @@
+"""`specdec train-draft`: from prompts to a folder that --draft runs, and what it refuses."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tiny_training import tiny_target
+
+from specdec_cli.cli import main
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return tiny_target(tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.txt"
+    path.write_text("".join(f"{'abcdefghij'[i]}{'klmnopqrst'[i]}a\n" for i in range(10)))
+    return path
+
+
+def train(target: str, data: Path | str, output: Path, *more: str) -> int:
+    words = ["train-draft", "-t", target, "--data", str(data), "--output", str(output), "-n", "16", "--depth", "2"]
+    return main.run([*words, "--num-held-out", "2", "--batch-size", "4", *more])
+
+
+def test_a_trained_head_runs_as_a_draft(
+    target: str, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "head"
+    assert train(target, prompts, folder, "--max-steps", "3", "--evaluate-every", "2", "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["num_steps"] == 3
+    assert [one["step"] for one in document["evaluations"]] == [2, 3]
+    assert document["settled"] == {"layers": [0, 2, 3], "depth": 2, "draft_vocab_size": 97}
+    log = [json.loads(line) for line in (folder / "training" / "log.jsonl").read_text().splitlines()]
+    assert [row["event"] for row in log] == [
+        "step",
+        "step",
+        "evaluation",
+        "checkpoint",
+        "step",
+        "evaluation",
+        "checkpoint",
+    ]
+    assert main.run(["generate", "abc", "-t", target, "-d", str(folder), "-n", "8", "-k", "2", "--json"]) == 0
+    output = json.loads(capsys.readouterr().out)["outputs"][0]
+    assert main.run(["generate", "abc", "-t", target, "-d", "none", "-n", "8", "--json"]) == 0
+    assert output["token_ids"] == json.loads(capsys.readouterr().out)["outputs"][0]["token_ids"]
+    assert output["speculative"]["num_draft_tokens"] > 0
+
+
+def test_a_run_goes_on_with_more_steps_only_if_nothing_else_changed(
+    target: str, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "head"
+    assert train(target, prompts, folder, "--max-steps", "1") == 0
+    assert train(target, prompts, folder, "--max-steps", "1") == 2
+    assert "already exists" in capsys.readouterr().err
+    assert train(target, prompts, folder, "--max-steps", "1", "--resume", "--learning-rate", "0.1") == 2
+    assert "began with another `learning_rate`" in capsys.readouterr().err
+    prompts.write_text(prompts.read_text().replace("a", "b"))
+    assert train(target, prompts, folder, "--max-steps", "1", "--resume") == 2
+    assert "its prompts have changed" in capsys.readouterr().err
+    assert train(target, prompts, folder, "--max-steps", "1", "--force") == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--output", "x"], "there is no data to train on"),
+        (["--data", "builtin:stories"], "there is no folder to write the draft into"),
+        (["--data", "builtin:stories", "--answers-per-prompt", "2", "--output", "x"], "the same at temperature 0"),
+        (["--data", "builtin:stories", "--output", "x", "--resume"], "there is no training run in `x` to continue"),
+        (["--data", "builtin:stories", "--output", "x", "--num-held-out", "36"], "leaves none to train on"),
+        (["--data", "builtin:stories", "--output", "x", "--method", "eagle9"], "unknown training method `eagle9`"),
+        (["--data", "missing.jsonl", "--output", "x"], "missing.jsonl"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main.run(["train-draft", *words]) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "x" / "config.json").exists()
+
+
+def test_a_dry_run_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "head"
+    assert main.run(["train-draft", "--data", "builtin:stories", "--output", str(folder), "--dry-run"]) == 0
+    assert "would train eagle3" in capsys.readouterr().out
+    assert not folder.exists()
