@@ -160,10 +160,11 @@ class _BenchOptions(MeasurementOptions):
 
 def _elsewhere(engine: OtherEngine, wish: _BenchOptions, shared: Shared, dry_run: bool) -> ExitCode | None:
     """Measure another engine, which is started as a subprocess."""
-    from specdec_cli.cli.bench_other_engine import OtherBenchRun, check_bench_options, show_other_plan
+    from specdec_cli.cli.bench_other_engine import OtherBenchRun, show_other_plan
+    from specdec_cli.cli.other_engine_run import refuse_elsewhere
 
     resolved = engine.resolved
-    check_bench_options({"--against": bool(wish.peers), "--resume": shared.resume}, resolved.recipe.engine.name)
+    refuse_elsewhere({"--against": bool(wish.peers), "--resume": shared.resume}, resolved.recipe.engine.name)
     if dry_run:
         show_other_plan(resolved, engine, wish, shared)
         return None

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from specdec_cli.cli.judged_run import JudgedRun
 from specdec_cli.cli.measurement_options import num_at_hand, num_prompts_words, show_plan
 from specdec_cli.cli.other_engine import OtherEngine
+from specdec_cli.cli.other_engine_run import PLAIN, OtherEngineRun
 from specdec_cli.cli.output import envelope
-from specdec_cli.cli.screen import interruptible
-from specdec_cli.errors import ExitCode, RunError, UsageError
-from specdec_cli.measure.elsewhere.near_ties import LeftText, left_texts, words
 from specdec_cli.measure.elsewhere.requests import requests_of
-from specdec_cli.measure.elsewhere.server_arm import ServerArm
-from specdec_cli.measure.machine.load import Conditions, Load, look_at_load
+from specdec_cli.measure.machine.load import Conditions
 from specdec_cli.measure.workload.workload import task_of
 from specdec_cli.recipe.present import to_yaml
 from specdec_cli.report.bench import SCHEMA, BenchView, bench_body, json_schema, print_bench
-from specdec_cli.report.generate import Promise
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,16 +24,13 @@ if TYPE_CHECKING:
     from specdec_cli.measure.bench.bench import Bench
     from specdec_cli.recipe import Resolved
 
-_ONE_BY_ONE = (
-    "the two servers ran one after the other, the one without a draft first, because each takes the memory that it "
-    "finds: a machine that becomes slower or faster between them changes the speed-up"
-)
+_DRAFT = "with the draft"
 
 
 def show_other_plan(resolved: Resolved, engine: OtherEngine, asked: MeasurementOptions, shared: Shared) -> None:
     """Show what would be started and sent, without starting anything."""
     num = num_at_hand(resolved.recipe.workload)
-    commands = {"without a draft": engine.shown(0), "with the draft": engine.shown()}
+    commands = {PLAIN: engine.shown(0), _DRAFT: engine.shown()}
     body: dict[str, Any] = {
         "origins": resolved.origins,
         "num_prompts": num,
@@ -57,16 +48,10 @@ def show_other_plan(resolved: Resolved, engine: OtherEngine, asked: MeasurementO
 
 
 @dataclass(slots=True)
-class OtherBenchRun(JudgedRun["Bench"]):
+class OtherBenchRun(OtherEngineRun["Bench"]):
     """One run of the command."""
 
     schema = SCHEMA
-
-    engine: OtherEngine
-    must_agree: bool = True
-    _arms: dict[str, ServerArm] = field(init=False, default_factory=dict)
-    _left: list[LeftText] = field(init=False, default_factory=list)
-    _load: Load = field(init=False, default_factory=look_at_load)
 
     def json_schema(self) -> dict[str, Any]:
         """The JSON Schema of the document."""
@@ -75,25 +60,6 @@ class OtherBenchRun(JudgedRun["Bench"]):
     def gate_names(self) -> dict[str, list[str]]:
         """Tasks; there are no other engines beside this one."""
         return {"by_task": list(dict.fromkeys(map(task_of, self.rows))), "against": []}
-
-    def go(self) -> ExitCode | None:
-        """Start, measure, show, write, judge."""
-        self.prepare_gates()
-        for warning in self.engine.server().warnings:
-            self.screen.say(f"warning: {warning}", "yellow")
-        with interruptible() as stopped:
-            bench = self._bench(stopped)
-            self._measure(bench, stopped)
-            was_stopped = stopped()
-            if not (bench.draft.passes and bench.plain.passes):
-                return self._nothing(was_stopped)
-            document = self._document(bench, was_stopped)
-            self.write(bench, document, was_stopped)
-            if was_stopped:
-                self.screen.say("interrupted: these are the results so far", "yellow")
-                return ExitCode.INTERRUPTED
-        self.raise_if_crossed()
-        return None
 
     def csv(self, study: Bench, document: dict[str, Any]) -> str:
         """A row per task and arm."""
@@ -105,86 +71,28 @@ class OtherBenchRun(JudgedRun["Bench"]):
         """Print the report."""
         print_bench(page, study, document)
 
-    def _nothing(self, was_stopped: bool) -> ExitCode:
-        if not was_stopped:
-            raise RunError("no prompt decoded a second token, so nothing was measured", "raise -n")
-        self.screen.say("interrupted before anything was measured", "yellow")
-        return ExitCode.INTERRUPTED
-
-    def _bench(self, stopped: Callable[[], bool]) -> Bench:
+    def study(self, stopped: Callable[[], bool]) -> Bench:
         """The benchmark of two arms, of which one is up at a time."""
         from specdec_cli.measure.bench.bench import Bench, Plan
 
-        workload = requests_of(self.rows, self.recipe)
-        for name, k in (("without a draft", 0), ("with the draft", None)):
-            process = self.engine.process(self.screen, k, self.screen.say, stopped)
-            sampling, size = self.recipe.sampling, self.asked.batch_size
-            self._arms[name] = ServerArm(name, process, sampling, k is None, self.asked.chat, size)
-        draft, plain = self._arms["with the draft"], self._arms["without a draft"]
-        return Bench(workload, Plan(self.asked.batch_size, self.asked.repeats, in_turn=False), draft, plain)
+        plain, draft = self.arm(PLAIN, self.engine, 0, stopped), self.arm(_DRAFT, self.engine, None, stopped)
+        plan = Plan(self.asked.batch_size, self.asked.repeats, in_turn=False)
+        return Bench(requests_of(self.rows, self.recipe), plan, draft, plain)
 
-    def _measure(self, bench: Bench, stopped: Callable[[], bool]) -> None:
-        """Let one arm run after the other; while the last is up, its differences are explained."""
+    def measure(self, study: Bench, stopped: Callable[[], bool]) -> None:
+        """Let one server run after the other."""
         view = BenchView(self.screen.console, self.screen.is_live, say=self.screen.say)
-        with view, closing(bench.run(stopped)) as passes:
-            for at in passes:
-                view.show(bench, at)
-                if at.done == at.total and self._compares and not stopped():
-                    self._left = left_texts(self._arms["with the draft"], bench.draft, bench.plain)
+        self.watch(study.run(stopped), lambda: study, view, stopped)
 
-    @property
-    def _compares(self) -> bool:
-        return self.must_agree and self._promise.keeps_tokens
+    def is_measured(self, study: Bench) -> bool:
+        """Whether both servers decoded."""
+        return bool(study.draft.passes and study.plain.passes)
 
-    @property
-    def _promise(self) -> Promise:
-        """Promise of the engine's own rule."""
-        recipe = self.recipe
-        if recipe.speculation.is_synthetic:
-            return Promise("synthetic", is_lossless=False)
-        if recipe.sampling.temperature == 0:
-            return Promise("greedy", is_lossless=True, keeps_tokens=True)
-        is_block = recipe.speculation.verify in ("block", "traversal")
-        return Promise("block" if is_block else "rejection", is_lossless=True)
-
-    def _document(self, bench: Bench, interrupted: bool) -> dict[str, Any]:
-        draft, plain = self._arms["with the draft"], self._arms["without a draft"]
-        conditions = Conditions.of(self._load, bench.passes)
-        body = bench_body(bench, self._promise, self._compares, conditions.as_dict(), None, {}, interrupted)
+    def document(self, study: Bench, interrupted: bool) -> dict[str, Any]:
+        """The document, whose gates are not judged yet."""
+        conditions = Conditions.of(self.load_before, study.passes)
+        body = bench_body(study, self.promise, self.compares, conditions.as_dict(), None, {}, interrupted)
         body["plan"] |= {"chat": self.asked.chat, "resumed": 0}
-        unknown = self.engine.unknown_version(draft.version)
-        made = self.engine.server()
-        body["notices"] = [
-            *self.prompts.notices,
-            f"{made.name} {draft.version} decoded: times are those of its streams over HTTP",
-            _ONE_BY_ONE,
-            *([unknown] if unknown else []),
-            *made.warnings,
-            *body["notices"],
-            *draft.notices,
-            *words(self._left),
-        ]
-        body["engine"] = {
-            "name": self.recipe.engine.name,
-            "version": draft.version,
-            "commands": {"plain": plain.process.launch.shown(), "draft": draft.process.launch.shown()},
-            "differences": [one.as_dict() for one in self._left],
-        }
-        document = envelope(SCHEMA, self.document_recipe(), body)
-        self.judge(document)
-        return document
-
-
-def check_bench_options(given: dict[str, bool], name: str) -> None:
-    """Refuse what another engine does not do in a benchmark.
-
-    Args:
-        given: option to whether the command line gives it.
-        name: the engine, as `--engine` has it.
-
-    Raises:
-        UsageError: there is such an option.
-    """
-    wrong = next((option for option, is_given in given.items() if is_given), None)
-    if wrong is not None:
-        raise UsageError(f"`{wrong}` has no effect with --engine {name}", "leave it out")
+        body["notices"] = [*self.prompts.notices, *self.notices(), *body["notices"]]
+        body["engine"] = self.engine_section()
+        return envelope(SCHEMA, self.document_recipe(), body)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from specdec_cli import drafters
 from specdec_cli.cli.measurement import Measurement
@@ -35,12 +37,14 @@ from specdec_cli.cli.measurement_options import (
 )
 from specdec_cli.cli.options import (
     DRAFTS_OPTION,
+    ENGINE_OPTIONS,
     GATE_OPTIONS,
     RESUME_OPTION,
     WORKLOAD_OPTIONS,
     Shared,
     with_shared_options,
 )
+from specdec_cli.cli.other_engine import OtherEngine
 from specdec_cli.cli.screen import open_screen, timed_progress
 from specdec_cli.errors import ExitCode, UsageError
 from specdec_cli.measure.workload.workload import task_of
@@ -53,7 +57,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from specdec_cli.engine.engine import Engine
-    from specdec_cli.measure.bench.compare import Contender, DraftComparison
+    from specdec_cli.measure.bench.compare_loaded import LoadedComparison, LoadedContender
     from specdec_cli.measure.bench.passes import Pass
     from specdec_cli.measure.predict.trace import Trace
     from specdec_cli.measure.workload.workload import Workload
@@ -62,9 +66,10 @@ if TYPE_CHECKING:
 
 @with_shared_options(
     without=["draft", "speculation.num_speculative_tokens", "speculation.k_by_batch", "sampling.logprobs"],
-    beside=(DRAFTS_OPTION, *WORKLOAD_OPTIONS, *GATE_OPTIONS, RESUME_OPTION),
+    beside=(DRAFTS_OPTION, *WORKLOAD_OPTIONS, *GATE_OPTIONS, RESUME_OPTION, *ENGINE_OPTIONS),
 )
 def compare_drafts(
+    context: typer.Context,
     k_max: KMax = 8,
     exhaustive: Exhaustive = False,
     repeats: Annotated[int, repeats_option()] = 2,
@@ -92,6 +97,10 @@ def compare_drafts(
     names = _names([one.recipe for one in resolved])
     _check(resolved, shared, wish)
     check_files(wish, shared, {"--trace": trace})
+    engines = [OtherEngine.asked(one, shared) for one in resolved]
+    if others := [one.without_prefix_caching() for one in engines if one is not None]:
+        named = {name: _is_given(context, name) for name in ("k_max", "exhaustive", "trace")}
+        return _elsewhere(others, names, wish, shared, named, dry_run)
     if dry_run:
         _show_plan(resolved, names, wish, shared)
         return None
@@ -107,6 +116,36 @@ class _CompareOptions(MeasurementOptions):
     k_max: int
     exhaustive: bool
     trace: Path | None
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _elsewhere(
+    engines: Sequence[OtherEngine],
+    names: Sequence[str],
+    wish: _CompareOptions,
+    shared: Shared,
+    named: Mapping[str, bool],
+    dry_run: bool,
+) -> ExitCode | None:
+    """Compare drafts in another engine, which is started once for each."""
+    from specdec_cli.cli.compare_other_engine import OtherCompareRun, show_other_drafts
+    from specdec_cli.cli.other_engine_run import refuse_elsewhere
+
+    resolved = engines[0].resolved
+    given = {f"--{name.replace('_', '-')}": is_given for name, is_given in named.items()}
+    refuse_elsewhere({**given, "--resume": shared.resume}, resolved.recipe.engine.name)
+    if dry_run:
+        show_other_drafts(names, engines, wish, shared)
+        return None
+    prompts = chosen_prompts(resolved.recipe.workload, wish.chat)
+    screen = open_screen(shared.quiet, streams_text=False)
+    first = next(one for one in engines if one.resolved.recipe.draft.method != "none")
+    run = OtherCompareRun(resolved, wish, prompts, shared, screen, first, names=names, engines=engines)
+    return run.go()
 
 
 def _names(recipes: Sequence[Recipe]) -> list[str]:
@@ -192,7 +231,7 @@ def _plan_yaml(resolved: Sequence[Resolved]) -> str:
 
 
 @dataclass(slots=True)
-class _CompareRun(Measurement["DraftComparison"]):
+class _CompareRun(Measurement["LoadedComparison"]):
     """One run of the command.
 
     Args:
@@ -208,7 +247,7 @@ class _CompareRun(Measurement["DraftComparison"]):
     drafts: Sequence[Resolved]
     names: Sequence[str]
     capped: str | None
-    _contenders: list[Contender] = field(init=False, default_factory=list)
+    _contenders: list[LoadedContender] = field(init=False, default_factory=list)
 
     def json_schema(self) -> dict[str, Any]:
         """The JSON Schema of the document."""
@@ -228,32 +267,33 @@ class _CompareRun(Measurement["DraftComparison"]):
         """The target once, every draft, and the tokenized workload."""
         from specdec_cli.engine.build import engines_from_recipes
         from specdec_cli.engine.engine import Engine
-        from specdec_cli.measure.bench.compare import Contender
+        from specdec_cli.measure.bench.compare_loaded import LoadedContender
 
         recipes = [self.sized(one.recipe, self.asked.k_max) for one in self.drafts]
         engines = engines_from_recipes(Engine, recipes, trust_remote_code=self.shared.trust_remote_code, progress=say)
         self._contenders = [
-            Contender(name, engine.drafters.own_name, engine) for name, engine in zip(self.names, engines, strict=True)
+            LoadedContender(name, engine.drafters.own_name, engine=engine)
+            for name, engine in zip(self.names, engines, strict=True)
         ]
         return engines[0], self.tokenize(engines[0])
 
-    def study(self, engine: Engine, workload: Workload) -> DraftComparison:
+    def study(self, engine: Engine, workload: Workload) -> LoadedComparison:
         """Every draft traced, priced and predicted."""
         from specdec_cli.engine.draft_tokenizer import matching
-        from specdec_cli.measure.bench.compare import DraftComparison
+        from specdec_cli.measure.bench.compare_loaded import LoadedComparison
 
         wish, earlier = self.asked, self._read_trace(engine, workload)
-        comparison = DraftComparison(
+        comparison = LoadedComparison(
             self._contenders,
             workload,
             wish.k_max,
             wish.batch_size,
             wish.repeats,
             wish.exhaustive,
-            self.recipe.speculation.verify,
-            earlier,
             journal=self.journal,
             load=self.load_before,
+            verify=self.recipe.speculation.verify,
+            trace=earlier,
         )
         if self.capped is not None:
             comparison.notices.append(self.capped)
@@ -277,33 +317,33 @@ class _CompareRun(Measurement["DraftComparison"]):
         trace.check(engine.tokenizer, workload.requests)
         return trace
 
-    def measure(self, study: DraftComparison, stopped: Callable[[], bool]) -> None:
+    def measure(self, study: LoadedComparison, stopped: Callable[[], bool]) -> None:
         """Let the drafts take turns."""
         view = BenchView(self.screen.console, self.screen.is_live, lambda _: drafts_table(study), self.screen.say)
         with view:
             for at in study.run(stopped):
                 view.show(study.bench, at)
 
-    def is_measured(self, study: DraftComparison) -> bool:
+    def is_measured(self, study: LoadedComparison) -> bool:
         """Whether there is a draft and a plain arm to compare."""
         return study.is_measured
 
-    def passes(self, study: DraftComparison) -> list[Pass]:
+    def passes(self, study: LoadedComparison) -> list[Pass]:
         """Those that count, of all arms."""
         return study.bench.passes
 
     def body(
-        self, study: DraftComparison, promise: Promise, must_agree: bool, machine: dict[str, Any], interrupted: bool
+        self, study: LoadedComparison, promise: Promise, must_agree: bool, machine: dict[str, Any], interrupted: bool
     ) -> dict[str, Any]:
         """The document's own keys."""
         return compare_body(study, promise, must_agree, machine, interrupted)
 
-    def csv(self, study: DraftComparison, document: dict[str, Any]) -> str:
+    def csv(self, study: LoadedComparison, document: dict[str, Any]) -> str:
         """A row per draft, and one for each of its tasks."""
         from specdec_cli.report.result_files import compare_csv
 
         return compare_csv(document)
 
-    def draw(self, page: Console, study: DraftComparison, document: dict[str, Any]) -> None:
+    def draw(self, page: Console, study: LoadedComparison, document: dict[str, Any]) -> None:
         """Print the report."""
         print_compare(page, study, document)

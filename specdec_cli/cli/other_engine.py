@@ -55,6 +55,12 @@ class OtherEngine:
         arguments = split_arguments(shared.engine_args)
         return cls(resolved, shared.engine_command, arguments, engine.start_timeout_seconds, shared.trust_remote_code)
 
+    @property
+    def k(self) -> int:
+        """Most tokens that its draft guesses in a step, by the recipe."""
+        recipe = self.resolved.recipe
+        return ExportSettings(recipe, self.resolved.origins, recipe.engine.name, is_here=True).k
+
     def without_prefix_caching(self) -> OtherEngine:
         """The same for a measurement, where no arm may find what an earlier pass left in the cache."""
         recipe = self.resolved.recipe

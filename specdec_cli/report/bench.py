@@ -192,9 +192,7 @@ def print_bench(console: Console, bench: Bench, body: Mapping[str, Any]) -> None
     print_tree_table(console, tree_table("arm", tree_arms(body)))
     if bench.tasks():
         console.print(tasks_table(bench))
-    is_ours = "engine" not in body
-    compared = lossless_words(body["lossless"]) if is_ours else lossless_words(body["lossless"], _NOTED)
-    for line in (_roofline_words(body["roofline"]), compared):
+    for line in (_roofline_words(body["roofline"]), compared_words(body)):
         if line:
             console.print(Text(line), soft_wrap=True)
     print_notes_and_gates(console, body)
@@ -331,6 +329,11 @@ def _roofline_words(roofline: Mapping[str, Any] | None) -> str | None:
 
 _AUDIT = "`specdec audit` says whether it is a near-tie"
 _NOTED = "the notes say how far apart the two tokens are"
+
+
+def compared_words(body: Mapping[str, Any]) -> str:
+    """The result of comparing a document's tokens."""
+    return lossless_words(body["lossless"], _NOTED if "engine" in body else _AUDIT)
 
 
 def lossless_words(lossless: Mapping[str, Any], advice: str = _AUDIT) -> str:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from specdec_cli.report.bench import interval_words, lossless_words, print_notes_and_gates
+from specdec_cli.report.bench import compared_words, interval_words, print_notes_and_gates
 from specdec_cli.report.bench import json_schema as bench_schema
 from specdec_cli.report.grid import Grid
 from specdec_cli.report.schema import read_schema
@@ -37,7 +37,7 @@ def json_schema() -> dict[str, Any]:
     """The JSON Schema of the whole document; statistics, timing and intervals are `bench`'s."""
     bench = bench_schema()
     schema = read_schema("compare-drafts", bench)
-    schema["properties"] |= {name: bench["properties"][name] for name in ("workload", "machine", "gates")}
+    schema["properties"] |= {name: bench["properties"][name] for name in ("workload", "machine", "engine", "gates")}
     return schema
 
 
@@ -71,7 +71,7 @@ def compare_body(
             "batch_size": comparison.batch_size,
             "group_sizes": {str(size): num for size, num in comparison.bench.group_sizes().items()},
             "repeats": comparison.repeats,
-            "order": "A B B A",
+            "order": comparison.bench.plan.order,
             "passes": comparison.num_passes,
             "interrupted": interrupted,
         },
@@ -110,7 +110,7 @@ _KINDS: tuple[Kind, ...] = ("decode", "latency")
 def _row(comparison: DraftComparison, one: Contender) -> dict[str, Any]:
     track = comparison.track(one)
     counts, (parameters, memory_bytes) = track.counts(), one.sizes()
-    shared = one.engine.drafter.shared_vocabulary
+    shared = one.shared_vocabulary
     return {
         "draft": one.draft,
         "method": one.method,
@@ -184,7 +184,7 @@ def print_compare(console: Console, comparison: DraftComparison, body: Mapping[s
     if body["pairwise"]:
         console.print(_pairs_table(body))
     console.print(_classic_table(body))
-    console.print(Text(lossless_words(body["lossless"])), soft_wrap=True)
+    console.print(Text(compared_words(body)), soft_wrap=True)
     print_notes_and_gates(console, body)
     console.print(Text(body["recommendation"], style="bold"), soft_wrap=True)
 

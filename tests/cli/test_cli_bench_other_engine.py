@@ -55,8 +55,8 @@ def test_both_arms_are_measured_and_counted_as_the_engine_counts(capsys: pytest.
     assert found["lossless"]["checked_tokens"] == 18
     assert found["lossless"]["mismatches"] == 0
     assert found["engine"]["version"] == "0.33.0"
-    assert "--speculative-config" in found["engine"]["commands"]["draft"]
-    assert "--speculative-config" not in found["engine"]["commands"]["plain"]
+    assert "--speculative-config" in found["engine"]["commands"]["with the draft"]
+    assert "--speculative-config" not in found["engine"]["commands"]["without a draft"]
     assert any("one after the other" in notice for notice in found["notices"])
     assert found["workload"]["prompt_tokens"] is None
 

@@ -18,7 +18,7 @@ from specdec_cli.cli.main import run
 from specdec_cli.drafters.contract import Resources
 from specdec_cli.engine import build
 from specdec_cli.errors import UsageError
-from specdec_cli.measure.bench import compare
+from specdec_cli.measure.bench import compare_loaded as compare
 from specdec_cli.measure.bench.passes import Track
 from specdec_cli.measure.stats import TOO_FEW
 from specdec_cli.report.compare_drafts import json_schema

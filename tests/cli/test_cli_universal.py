@@ -10,7 +10,7 @@ from tiny_engine import letter_tokenizer
 from tiny_models import make_tiny
 
 from specdec_cli.cli.main import run
-from specdec_cli.measure.bench import compare
+from specdec_cli.measure.bench import compare_loaded as compare
 from specdec_cli.report import compare_drafts, generate
 
 PROMPT = "the end of the thing"

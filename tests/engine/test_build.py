@@ -19,7 +19,7 @@ from specdec_cli.engine.draft_tokenizer import matching
 from specdec_cli.engine.loading import LoadSettings, ModelSettings
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.events import Stepped
-from specdec_cli.measure.bench.compare import Contender
+from specdec_cli.measure.bench.compare_loaded import LoadedContender
 
 REAL = 87
 
@@ -154,7 +154,7 @@ def test_drafts_share_a_target_that_is_loaded_once(pair) -> None:
     assert len({id(engine.target) for engine in engines}) == 1
     outputs = [engine.generate("the end, the end", SamplingParams(max_new_tokens=12)) for engine in engines]
     assert len({tuple(tokens(one)[0]) for one in outputs}) == 1
-    model, ngram, none = (Contender("x", method, one) for method, one in zip("abc", engines, strict=True))
+    model, ngram, none = (LoadedContender("x", method, engine=one) for method, one in zip("abc", engines, strict=True))
     parameters, memory_bytes = model.sizes()
     assert not_none(memory_bytes) > 4 * not_none(parameters) > 0
     assert ngram.sizes() == none.sizes() == (0, 0)

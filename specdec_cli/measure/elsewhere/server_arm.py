@@ -66,6 +66,11 @@ class ServerArm:
         self._stack = ExitStack()
 
     @property
+    def is_up(self) -> bool:
+        """Whether its server runs and can be asked."""
+        return self._endpoint is not None
+
+    @property
     def endpoint(self) -> EndpointArm:
         """The server, once it has started."""
         assert self._endpoint is not None, "an arm is started before it is asked"

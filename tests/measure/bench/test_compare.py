@@ -17,7 +17,8 @@ from specdec_cli.lm.facts import describe
 from specdec_cli.lm.load import load_lm
 from specdec_cli.measure.bench.bench import Bench, Plan
 from specdec_cli.measure.bench.choice import choose_draft, task_winner
-from specdec_cli.measure.bench.compare import Contender, DraftComparison
+from specdec_cli.measure.bench.compare import DraftComparison
+from specdec_cli.measure.bench.compare_loaded import LoadedComparison, LoadedContender
 from specdec_cli.measure.bench.passes import Group, Pass, Track
 from specdec_cli.measure.machine.load import Load
 from specdec_cli.measure.stats import Interval
@@ -31,7 +32,7 @@ def test_a_packed_draft_has_all_its_parameters(tmp_path: Path, dtype: str, quant
     folder = str(make_tiny("llama", tmp_path, tie_word_embeddings=tied))
     lm = load_lm(folder, dtype=dtype, quantize=quantize)
     engine = Engine(lm, drafter(lm))
-    assert Contender("draft", "model", engine).sizes()[0] == describe(folder).num_parameters
+    assert LoadedContender("draft", "model", engine=engine).sizes()[0] == describe(folder).num_parameters
 
 
 def compared(num_prompts, seconds) -> DraftComparison:
@@ -49,8 +50,10 @@ def compared(num_prompts, seconds) -> DraftComparison:
         return made
 
     engine = toy_engine()
-    drafts = [Contender(name, "model", engine, tracks={2: track(name, each)}) for name, each in seconds.items()]
-    found = DraftComparison(drafts, work, 2)
+    drafts = [
+        LoadedContender(name, "model", engine=engine, tracks={2: track(name, each)}) for name, each in seconds.items()
+    ]
+    found = LoadedComparison(drafts, work, 2)
     arms = [one.arm(2) for one in drafts]
     found._bench = bench = Bench(work, Plan(), arms[0], EngineArm("none", engine, 0), arms[1:])
     bench.draft, bench.plain = drafts[0].tracks[2], track("none", 1.0)
@@ -65,7 +68,7 @@ def test_the_best_k_is_the_median_prompt_s_as_it_is_reported() -> None:
         SimpleNamespace(k=k, speedup=total, median_speedup=median)
         for k, total, median in ((2, prompts, totals), (5, totals, prompts))
     ]
-    contender = Contender("d", "model", toy_engine(), prediction=stand_in(SimpleNamespace(rows=rows)))
+    contender = LoadedContender("d", "model", engine=toy_engine(), prediction=stand_in(SimpleNamespace(rows=rows)))
     assert not_none(contender.predicted_best()).k == 2
 
 
