@@ -22,6 +22,7 @@ from specdec_cli.lm.forward.packed import PackedForward
 from specdec_cli.lm.forward.recorded import RecordedForward
 from specdec_cli.lm.invariance import rows_together, same_bits_on_one_thread
 from specdec_cli.lm.kernels.kinds import Kind
+from specdec_cli.lm.kernels.own_products import keep_bits
 from specdec_cli.lm.kernels.packing import leave_files, pack_model
 from specdec_cli.lm.llama.families import obstacle
 from specdec_cli.lm.llama.llama import LlamaDecoder
@@ -108,6 +109,8 @@ def forward_for(
     if kind != "plain":
         leave_files(model)
     pack_model(model, kind)
+    if packed.is_bitwise and decoder not in COMPILING:  # torch's compiler does not see through it
+        keep_bits(model)
     return _transformers_forward(packed, name, decoder, kind, weight_bytes, block_size, max_context)
 
 
@@ -157,7 +160,7 @@ def _transformers_forward(
     layouts = Layouts(
         block_size,
         model.device,
-        is_bitwise and not packed.has_joined_keys,
+        is_bitwise,
         # A graph for one token alone would be another one.
         has_company=is_bitwise or decoder in (COMPILED, COMPILED_AUTO),
         rows_together=rows_together(model.dtype, kind) if is_bitwise and model.dtype == torch.bfloat16 else MOST_ROWS,

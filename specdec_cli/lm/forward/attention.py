@@ -91,7 +91,7 @@ class RowMasks:
         column = 0
         for index, span in enumerate(spans):
             block = joined[span.start : span.stop, column : column + span.num_keys]
-            block.copy_(self.bias(index, 1, dtype).clamp(min=lowest))
+            block.copy_(self.bias(index, 1, dtype)[: len(block)].clamp(min=lowest))
             column += span.num_keys
         return joined[None, None]
 

@@ -7,16 +7,22 @@ block-diagonal: a query sees keys of its own row alone.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from types import MethodType
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from specdec_cli.lm.cache.cache import running_layout
 from specdec_cli.lm.cache.layout import Layout
 from specdec_cli.lm.files.architecture import setting
 from specdec_cli.lm.files.classes import model_class_of
-from specdec_cli.lm.forward.attention import NAME, MaskFunction, RowMasks, attend_by_hand
+from specdec_cli.lm.forward.attention import MIN_ROWS, NAME, MaskFunction, RowMasks, attend_by_hand
+from specdec_cli.lm.kernels.replaced import calls, replace_in
 
 JOINED = "specdec_joined"
 
@@ -74,8 +80,63 @@ def attend_joined(
     num_groups = query.shape[1] // key.shape[1]
     if num_groups > 1:
         key, value = (states.repeat_interleave(num_groups, 1) for states in (key, value))
-    output = attend_by_hand(query, key, value, attention_mask, scaling, softcap, s_aux)
+
+    def attend(queries: Tensor, keys: Tensor, values: Tensor, *, attn_mask: Tensor) -> Tensor:
+        return attend_by_hand(queries, keys, values, attn_mask, scaling, softcap, s_aux)
+
+    layout = running_layout()
+    if layout is not None and layout.is_bitwise:
+        output = _each_sequence(attend, query, key, value, attention_mask)
+    else:
+        output = attend(query, key, value, attn_mask=attention_mask)
     return output.transpose(1, 2).contiguous(), None
+
+
+def attend_apart(model: Any) -> None:
+    """Have attention that cannot be replaced see one sequence at a time: a row has the same bits in any company."""
+    for module in model.modules():
+        if hasattr(type(module), "_attn"):  # CodeGen, GPT-J
+            module._attn = partial(_weightless, MethodType(type(module)._attn, module))
+        elif calls(module, "scaled_dot_product_attention"):  # Falcon
+            alone = F.scaled_dot_product_attention
+            replace_in(module, {alone: partial(_each_sequence, alone)})
+
+
+def _weightless(attend: Callable[..., Any], query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Any:
+    def alone(*given: Tensor, attn_mask: Tensor) -> Tensor:
+        found: Tensor = attend(*given, attn_mask)[0]
+        return found
+
+    return _each_sequence(alone, query, key, value, mask), None
+
+
+def _each_sequence(
+    attend: Callable[..., Tensor], query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor, **named: Any
+) -> Tensor:
+    """Attention of joined rows, sequence by sequence.
+
+    Args:
+        attend: torch's attention or one like it; four queries or more take the same kernel.
+        query: [1, H, n, D].
+        key: joined [1, heads, T, D].
+        value: joined [1, heads, T, D_v].
+        attn_mask: additive [1, 1 or H, n, T].
+        named: what else `attend` takes.
+
+    Returns:
+        [1, H, n, D_v].
+    """
+    layout = running_layout()
+    assert layout is not None, "joined keys come from the block cache"
+    outputs, first = [], 0
+    for span in layout.spans:
+        queries, mask = query[:, :, span.start : span.stop], attn_mask[:, :, span.start : span.stop]
+        count, last = span.stop - span.start, first + span.num_keys
+        rows = torch.arange(max(count, MIN_ROWS)).clamp(max=count - 1)
+        pieces = queries[:, :, rows], key[:, :, first:last], value[:, :, first:last]
+        outputs.append(attend(*pieces, attn_mask=mask[:, :, rows, first:last], **named)[:, :, :count])
+        first = last
+    return torch.cat(outputs, 2)
 
 
 def joined_mask(*, kv_length: Layout, mask_function: MaskFunction, dtype: torch.dtype, **_: Any) -> Tensor:

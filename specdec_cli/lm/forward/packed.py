@@ -21,7 +21,7 @@ from specdec_cli.lm.files.checkpoint import FAMILIES
 from specdec_cli.lm.files.reading import first_line
 from specdec_cli.lm.forward.attention import NAME, RowMasks, causal
 from specdec_cli.lm.forward.forward import CacheShape, on_its_device
-from specdec_cli.lm.forward.joined import JOINED
+from specdec_cli.lm.forward.joined import JOINED, attend_apart
 from specdec_cli.lm.forward.positions import place_tokens, takes_position_ids
 from specdec_cli.lm.forward.taps import TapHooks
 from specdec_cli.lm.state.mixers import install
@@ -42,6 +42,8 @@ class PackedForward:
         self.has_joined_keys = attention != NAME
         self._is_given_mask = attention not in (NAME, JOINED)
         self.is_bitwise = is_bitwise
+        if is_bitwise and self._is_given_mask:
+            attend_apart(model)
         keep_latents(model)
         _leave_images_out(model.config.get_text_config())
         self._has_positions = place_tokens(model)

@@ -74,20 +74,22 @@ class OneDnnLinear(PackedLinear):
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight.shape[1], weight.shape[0], weight.numel() * weight.element_size(), bias)
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
-        self._product = torch.ops.mkldnn._linear_pointwise.default
-        self._least_rows = _LEAST_ROWS.get(weight.dtype, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         """The product."""
-        num_rows = x.numel() // self.num_inputs
-        if num_rows >= self._least_rows:
-            return self._multiply(x)
-        rows = F.pad(x.reshape(-1, self.num_inputs), (0, 0, 0, self._least_rows - num_rows))
-        return self._multiply(rows)[:num_rows].view(*x.shape[:-1], self.num_outputs)
+        return onednn_product(x, self._weight, self.bias, self.num_outputs)
 
-    def _multiply(self, x: Tensor) -> Tensor:
-        found: Tensor = self._product(x, self._weight, self.bias, "none", _NO_ARGUMENTS, "")
+
+def onednn_product(x: Tensor, weight: Tensor, bias: Tensor | None, num_outputs: int) -> Tensor:
+    """oneDNN's product of x [..., in] with a weight [out, in], in its layout or as it is, with a bias: [..., out]."""
+    product = torch.ops.mkldnn._linear_pointwise.default
+    num_rows, least = x.numel() // x.shape[-1], _LEAST_ROWS.get(x.dtype, 1)
+    if num_rows >= least:
+        found: Tensor = product(x, weight, bias, "none", _NO_ARGUMENTS, "")
         return found
+    rows = F.pad(x.reshape(-1, x.shape[-1]), (0, 0, 0, least - num_rows))
+    found = product(rows, weight, bias, "none", _NO_ARGUMENTS, "")
+    return found[:num_rows].view(*x.shape[:-1], num_outputs)
 
 
 class Int8Linear(PackedLinear):

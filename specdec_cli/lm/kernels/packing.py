@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -20,6 +21,8 @@ from specdec_cli.lm.kernels.linear import PackedLinear
 # Layers of one parent that are given the same input, in the order in which transformers calls them.
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 _ORDINARY = (nn.Parameter, FakeTensor)  # the second on paper
+# Subclasses of torch's linear layer that write the same product in other words.
+_LIKE_LINEAR = {"FalconLinear"}
 _PLAIN = (torch.float32, torch.bfloat16, torch.float16)
 FEWEST_NUMBERS = 2**17
 """In a float32 weight that is packed: oneDNN's operator takes longer to call, which a smaller one does not make up."""
@@ -51,15 +54,16 @@ def weights_of(model: Any, kind: Kind) -> list[Weight]:
     layer's matrix, whose layout gives no row back.
     """
     is_packed_anew = kind in ("packed", "int8")
+    packs = partial(_packs, kind=kind, needs_bits=_needs_bits(model))
     read = _read_by_parents(model)
     linear = {
         f"{name}.weight"
         for name, module in model.named_modules()
-        if is_packed_anew and module not in read and _packs(module, kind)
+        if is_packed_anew and module not in read and packs(module)
     }
     inputs, outputs = model.get_input_embeddings(), model.get_output_embeddings()
     embeddings = {id(p) for p in inputs.parameters()}
-    is_apart = outputs is None or (is_packed_anew and _packs(outputs, kind))
+    is_apart = outputs is None or (is_packed_anew and packs(outputs))
     read_through = set() if is_apart else {id(p) for p in outputs.parameters()}
     found, seen = [], set()
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -79,10 +83,11 @@ def weights_of(model: Any, kind: Kind) -> list[Weight]:
 def is_linear(module: nn.Module) -> bool:
     """Whether a module multiplies with a plain weight and does nothing else: only such a layer is ours to pack or read.
 
-    It is torch's linear layer or GPT-2's, and no class of its own; its weight is a matrix of floating-point numbers,
-    with no scales beside it; nothing was attached that computes before, behind or instead of it.
+    It is torch's linear layer, GPT-2's or Falcon's, and no other class; its weight is a matrix of floating-point
+    numbers, with no scales beside it; nothing was attached that computes before, behind or instead of it.
     """
-    return type(module) in (nn.Linear, Conv1D) and is_untouched(module) and has_plain_weight(module)
+    is_known = type(module) in (nn.Linear, Conv1D) or type(module).__name__ in _LIKE_LINEAR
+    return is_known and is_untouched(module) and has_plain_weight(module)
 
 
 def is_untouched(module: nn.Module) -> bool:
@@ -122,13 +127,18 @@ def _names_read_by(parent_class: Hashable) -> tuple[str, ...]:
     return tuple(re.findall(r"self\.(\w+)\.weight\b(?!\.dtype)", source))
 
 
-def _packs(module: nn.Module, kind: Kind) -> bool:
-    """Whether a layer becomes a kind. oneDNN's layout is for bits in bfloat16, and for speed alone in float32."""
+def _packs(module: nn.Module, kind: Kind, needs_bits: bool) -> bool:
+    """Whether a layer becomes a kind; in float32 its layout saves time, and small layers none."""
     if not is_linear(module):
         return False
     weight = cast("Tensor", module.weight)
-    is_small = weight.dtype == torch.float32 and weight.numel() < FEWEST_NUMBERS
+    is_small = not needs_bits and weight.dtype == torch.float32 and weight.numel() < FEWEST_NUMBERS
     return kind != "packed" or (can_pack(weight.dtype) and not is_small)
+
+
+def _needs_bits(model: nn.Module) -> bool:
+    """Whether rows must get the same bits in any company, from layers that stay in float32, too: in bfloat16."""
+    return any(parameter.dtype == torch.bfloat16 for parameter in model.parameters())
 
 
 def _num_inputs(module: Any) -> int:
@@ -158,11 +168,12 @@ def pack_model(model: Any, kind: Kind) -> None:
     if kind == "plain":
         return
     read = _read_by_parents(model)
+    packs = partial(_packs, kind=kind, needs_bits=_needs_bits(model))
     for parent in list(model.modules()):
         for names in SIBLINGS:
-            _pack_siblings(parent, names, kind)
+            _pack_siblings(parent, names, kind, packs)
         for name, module in list(parent.named_children()):
-            if module not in read and _packs(module, kind):
+            if module not in read and packs(module):
                 weight = module.weight.t().contiguous() if isinstance(module, Conv1D) else module.weight
                 packed = pack(weight, module.bias, kind)
                 packed.weight = weight.new_empty(0)  # some forwards ask for its dtype
@@ -170,10 +181,10 @@ def pack_model(model: Any, kind: Kind) -> None:
                 del module, weight, packed
 
 
-def _pack_siblings(parent: nn.Module, names: tuple[str, ...], kind: Kind) -> None:
+def _pack_siblings(parent: nn.Module, names: tuple[str, ...], kind: Kind, packs: Callable[[nn.Module], bool]) -> None:
     """Make one product of a parent's layers of these names, where they fit together."""
     found = [getattr(parent, name, None) for name in names]
-    layers = [layer for layer in found if type(layer) is nn.Linear and _packs(layer, kind)]
+    layers = [layer for layer in found if type(layer) is nn.Linear and packs(layer)]
     if len(layers) < len(names):
         return
     fitting = {(layer.in_features, layer.bias is None, layer.weight.dtype) for layer in layers}

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 NOT_CLAIMED = (
     "mixtures of experts in bfloat16 in transformers' forward: their grouped kernels are not tested for row invariance",
-    "linear layers of a class of their own in bfloat16: they keep torch's plain product",
+    "matrix products in a model's own classes in bfloat16, other than torch's linear product",
     "more than 64 rows in one forward: the row-invariance test ends there",
     "prompts that are recomputed after a sequence lost its cache",
     "bit-for-bit equality in float32 and on a GPU: there only equal tokens are promised, which `specdec audit` checks",

@@ -332,8 +332,13 @@ def test_16_a_layer_with_something_attached_is_transformers_own(
     assert relative_error(plain, expected) < 0.05
 
 
-def test_16_only_bfloat16_is_packed_as_such() -> None:
-    layers = nn.ModuleList([nn.Linear(8, 8).bfloat16(), nn.Linear(8, 8), nn.Linear(8, 8).half()])
-    vars(layers)["get_output_embeddings"] = lambda: None
-    packing.pack_model(layers, "packed")
-    assert [type(layer) is nn.Linear for layer in layers] == [False, True, True]
+def test_16_what_a_dtype_is_packed_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """bfloat16 for its bits, and with it float32 layers of the same model; small float32 layers alone stay plain."""
+    monkeypatch.setattr(packing, "can_pack", lambda dtype: dtype != torch.float16)
+    mixed = nn.ModuleList([nn.Linear(8, 8).bfloat16(), nn.Linear(8, 8), nn.Linear(8, 8).half()])
+    whole = nn.ModuleList([nn.Linear(8, 8), nn.Linear(512, 256)])
+    monkeypatch.setattr(packing, "pack", lambda weight, bias, kind: nn.Identity())
+    for layers in (mixed, whole):
+        packing.pack_model(layers, "packed")
+    assert [type(layer) is nn.Linear for layer in mixed] == [False, False, True]
+    assert [type(layer) is nn.Linear for layer in whole] == [True, False]
