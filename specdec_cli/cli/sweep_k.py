@@ -278,7 +278,9 @@ class _SweepRun(Measurement["Sweeps"]):
         recipe = recipe.model_copy(update={"speculation": recipe.speculation.model_copy(update={"tree": largest})})
         engine = Engine.from_recipe(recipe, trust_remote_code=self.shared.trust_remote_code, progress=say)
         if self.asked.trees:
-            check_ranks(recipe, has_ranks=engine.drafter.forced_lm(recipe.sampling.temperature) is not None)
+            from specdec_cli.measure.predict.tracing import has_ranks
+
+            check_ranks(recipe, has_ranks=has_ranks(engine.drafter, recipe.sampling.temperature))
         return engine, self.tokenize(engine)
 
     def study(self, engine: Engine, workload: Workload) -> Sweeps:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -61,10 +61,12 @@ def check_trees(recipe: Recipe, batch_sizes: Sequence[int]) -> None:
     Raises:
         UsageError: sampling, a draft without ranks, a rule that judges chains alone, or several batch sizes.
     """
+    from specdec_cli import drafters
     from specdec_cli.measure.predict.starts import check_knowable
 
     speculation, temperature = recipe.speculation, recipe.sampling.temperature
-    check_ranks(recipe, has_ranks=recipe.draft.model is not None and recipe.draft.first is None)
+    method: Any = drafters.get(recipe.draft.method or "model")
+    check_ranks(recipe, has_ranks=method.draws is True and recipe.draft.first is None)
     if temperature > 0:
         hint = f"set --temperature 0, or {_MEASURE}"
         raise UsageError(f"trees are predicted at temperature 0, not at `{temperature:g}`", hint)

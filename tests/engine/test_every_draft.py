@@ -40,13 +40,16 @@ from specdec_cli.measure.audit.chisquare import chi_square, enumerate_joint
 from specdec_cli.measure.machine.machine import look
 from specdec_cli.measure.machine.preflight import preflight
 from specdec_cli.measure.predict import trace as traces
+from specdec_cli.measure.predict.draft_trace import GuessTrace
 from specdec_cli.measure.predict.replay import replay
 from specdec_cli.measure.predict.traced import _holds
 from specdec_cli.measure.predict.tracing import draft_origin, trace_draft, trace_target
+from specdec_cli.measure.predict.tree_replay import replay_tree
 from specdec_cli.recipe.resolve import resolve
 from specdec_cli.sampling.chain import ChainRow, distribution
 from specdec_cli.sampling.grammar import Grammar, compile_grammar
 from specdec_cli.sampling.params import SamplingParams
+from specdec_cli.tree_shape import TreeShape
 
 FEW = dict.fromkeys((5, 9, 17, 44), 100.0)
 GREEDY = SamplingParams(max_new_tokens=12, logit_bias=FEW)
@@ -255,6 +258,26 @@ def test_a_trace_foretells_the_engines_counts(drafts: Drafts, name: str) -> None
             found = decode(drafts.engine(name, one.k, max_num_seqs=4, verify=verify), params)
             steps, _, accepted = counts(found)
             assert (one.num_steps.sum(), one.num_accepted_tokens.sum()) == pytest.approx((steps, accepted)), one.k
+
+
+@pytest.mark.parametrize("tree", ["2,2,1", "3,2+1,1"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_trace_foretells_what_a_tree_accepts(drafts: Drafts, name: str, tree: str) -> None:
+    drafter, shape = drafts.drafter(name), TreeShape.parse(tree)
+    requests = [Request(PromptRow(i, ""), prompt, GREEDY) for i, prompt in enumerate(PROMPTS)]
+    trace = trace_target(drafts.engine("none", max_num_seqs=4), requests)
+    trace.drafts[name] = trace_draft(trace, drafter, shape.depth, target=drafts.target)
+    if isinstance(trace.drafts[name], GuessTrace):
+        with pytest.raises(UsageError, match="has no distribution"):
+            replay_tree(trace, name, shape.parents)
+        return
+    one = replay_tree(trace, name, shape.parents)
+    found = decode(drafts.engine(name, shape.depth, max_num_seqs=4, tree=tree), GREEDY)
+    steps, _, accepted = counts(found)
+    assert (one.by_depth.num_steps.sum(), one.by_depth.num_accepted_tokens.sum()) == pytest.approx((steps, accepted))
+    assert accepted > 0
+    nodes = sum(output.speculative.num_draft_nodes for output in found)
+    assert 0 < nodes <= one.num_nodes.sum() + 1e-6, "fewer where fewer tokens can occur than a node has children"
 
 
 @pytest.mark.parametrize("name", NAMES)

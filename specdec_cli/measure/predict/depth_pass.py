@@ -163,7 +163,7 @@ class DepthPass:
             ChainRow(row.params, row.context, row.num_prompt_tokens, Drafted.chain(path[:-1]), row.stop_ids)
             for row, path in zip(rows, paths, strict=True)
         ]
-        log_q, is_argmax, is_gumbel, _ = read_off(
+        log_q, is_argmax, is_gumbel, rank = read_off(
             logits, chain, [t for path in paths for t in path], self.trace.num_tokens
         )
         places = np.concatenate(
@@ -173,5 +173,7 @@ class DepthPass:
         self._found.log_q[places, depths] = log_q
         self._found.is_argmax[places, depths] = is_argmax
         self._found.is_gumbel[places, depths] = is_gumbel
+        assert self._found.rank is not None, "a new trace has ranks"
+        self._found.rank[places, depths] = rank
         for one in walks:
             one.start += 1

@@ -78,8 +78,7 @@ class GuessTrace:
 class DepthTrace:
     """A draft whose distributions depend on where a step begins: what it says of the K tokens behind every start.
 
-    Each token's distribution is that behind the text's tokens between the start and it, as the draft has it there. Its
-    tokens have no ranks, so this trace predicts chains alone.
+    Each token's distribution is that behind the text's tokens between the start and it, as the draft has it there.
 
     Args:
         log_q: [N, K] float32, nats of the token 0…K-1 places behind an output position if the step begins there; -inf
@@ -89,6 +88,7 @@ class DepthTrace:
         max_context: the draft's context limit, or None.
         origin: the draft as it was loaded; None where its weights are the target's.
         limit: most tokens that it drafts one after another, however many are wanted; None has no limit.
+        rank: [N, K] uint8, as in a ModelTrace, of the token at each depth; RANK_BEYOND where the output ends before.
     """
 
     log_q: Float32Array
@@ -97,6 +97,7 @@ class DepthTrace:
     max_context: int | None
     origin: Origin | None = None
     limit: int | None = None
+    rank: UInt8Array | None = None
 
     @property
     def most_depth(self) -> int:
@@ -110,7 +111,8 @@ class DepthTrace:
         """One to be filled, of N positions."""
         log_q = np.full((num, k_max), -np.inf, dtype=np.float32)
         is_argmax, is_gumbel = np.zeros(log_q.shape, dtype=np.bool_), np.zeros(log_q.shape, dtype=np.bool_)
-        return cls(log_q, is_argmax, is_gumbel, max_context, origin, limit)
+        rank = np.full(log_q.shape, RANK_BEYOND, dtype=np.uint8)
+        return cls(log_q, is_argmax, is_gumbel, max_context, origin, limit, rank)
 
     def at(self, depth: int) -> ModelTrace:
         """The draft's tokens at one depth, counted from 0, by start."""

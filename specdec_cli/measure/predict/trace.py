@@ -141,7 +141,7 @@ class Trace:
         return self.drafts[name]
 
     def ranks(self, name: str) -> UInt8Array:
-        """Ranks [N] of the emitted tokens in a draft's distribution.
+        """Ranks of the emitted tokens in a draft's distribution: [N], or [N, K] by start and depth.
 
         Raises:
             UsageError: the draft is not in the trace or has no distribution, or its trace has no ranks.
@@ -151,12 +151,6 @@ class Trace:
             raise UsageError(
                 f"the draft `{name}` has no distribution, so a trace cannot predict its trees",
                 "predict chains, or trace a draft model",
-            )
-        if isinstance(draft, DepthTrace):
-            raise UsageError(
-                f"the draft `{name}` has other distributions wherever a step begins, and a trace predicts its chains "
-                "alone",
-                "measure its trees with bench",
             )
         if draft.rank is None:
             raise UsageError(

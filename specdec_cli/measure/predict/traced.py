@@ -132,7 +132,7 @@ def _holds(trace: Trace, name: str, drafter: Drafter, needs_ranks: bool) -> bool
     held = trace.drafts.get(name)
     kind, now = _wanted(trace, drafter)
     if held is not None and isinstance(held, kind) and _is_same(held.origin, now):
-        if not isinstance(held, ModelTrace) or held.rank is not None or not needs_ranks:
+        if isinstance(held, GuessTrace) or held.rank is not None or not needs_ranks:
             return True
         trace.notices.append(
             f"the trace of the draft `{name}` has no ranks, which predict trees, because an earlier version wrote it: "

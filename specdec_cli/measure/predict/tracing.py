@@ -291,6 +291,11 @@ def _trace_guesses(trace: Trace, drafter: Drafter, k_max: int, watch: Watch, tar
     return GuessTrace(num_guessed, num_matching, drafter.max_context, draft_origin(drafter))
 
 
+def has_ranks(drafter: Drafter, temperature: float) -> bool:
+    """Whether the trace of a draft has ranks of tokens, which predict trees."""
+    return isinstance(drafter, ScoresPaths) or drafter.forced_lm(temperature) is not None
+
+
 def draft_origin(drafter: Drafter) -> Origin | None:
     """Where the model comes from that a draft guesses with, of a pair its second one; None without one of its own."""
     last = parts(drafter)[-1]

@@ -1,4 +1,4 @@
-"""Replay of a static tree of a draft model at temperature 0, from the ranks in a trace alone.
+"""Replay of a draft's static tree at temperature 0, from the ranks in a trace alone.
 
 The target follows its own likeliest tokens through the tree (`verify`'s walk), and these are the trace's text. A node's
 children are the likeliest tokens of the draft in descending order, so the walk goes on to the child whose place among
@@ -8,7 +8,8 @@ behind the last one's own token.
 Where several tokens have the same probability and a node has children for only some of them, the drafter may choose
 others than the ranks say; that happens with drafts in half precision.
 
-Letters: B prompts, n the longest output, N positions of all outputs, L the tree's depth, R ranks below RANK_BEYOND.
+Letters: B prompts, n the longest output, N positions of all outputs, K depths that were traced at each, L the tree's
+depth, R ranks below RANK_BEYOND.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 
 from specdec_cli.drafted import CONTEXT_END, MOST_NODES, Drafted
 from specdec_cli.errors import UsageError
-from specdec_cli.measure.predict.draft_trace import RANK_BEYOND
+from specdec_cli.measure.predict.draft_trace import RANK_BEYOND, DepthTrace, UInt8Array
 from specdec_cli.measure.predict.replay import Replay, tally
 from specdec_cli.measure.predict.starts import IntArray, Starts, Steps
 from specdec_cli.measure.predict.trace import Trace
@@ -87,18 +88,19 @@ def replay_tree(trace: Trace, draft: str, parents: Sequence[int]) -> TreeReplay:
     ranks = trace.ranks(draft)
     tree = _StaticTree.of(parents)
     starts = Starts.of(trace, draft, "greedy", tree.depth)
-    choices = starts.padded(ranks, RANK_BEYOND).astype(np.int64)
+    choices = _choices(starts, ranks, tree.depth)
     walked, steps = _walk(starts, tree, choices)
     visits = starts.visits(steps)
     by_depth = tally(starts, tree.depth, [(steps, visits)])
-    num_nodes = (visits * tree.num_nodes[steps.asked]).sum(axis=1)
+    num_nodes = (visits * tree.num_nodes[steps.drafted]).sum(axis=1)
     return TreeReplay(tree.parents, by_depth, num_nodes, *_by_rank(starts, tree, choices, walked, steps, visits))
 
 
 def acceptance_by_rank(trace: Trace, draft: str) -> FloatArray:
     """Fraction [R] of output positions whose token has rank 0, 1, …: Sequoia's acceptance vector.
 
-    It is the mean over all positions that a step can draft, wherever the steps of one tree begin.
+    It is the mean over all positions that a step can draft, wherever the steps of one tree begin; of a draft with
+    distributions by depth, over all depths that were traced alike.
 
     Args:
         trace: a target's text with this draft model.
@@ -109,9 +111,11 @@ def acceptance_by_rank(trace: Trace, draft: str) -> FloatArray:
     """
     ranks = trace.ranks(draft)
     starts = Starts.of(trace, draft, "auto", 1)
-    is_drafted = (starts.steps(1).drafted > 0) & (np.arange(starts.contexts.shape[1]) >= 1)
-    is_drafted &= np.arange(starts.contexts.shape[1]) < starts.lengths[:, None]
-    found = starts.padded(ranks, RANK_BEYOND)[is_drafted].astype(np.int64)
+    depth = 1 if ranks.ndim == 1 else starts.draft.most_depth or 1
+    places = np.arange(starts.contexts.shape[1])[:, None] + np.arange(depth)
+    is_drafted = (starts.room[..., None] > np.arange(depth)) & (places >= 1) & (places[:, :1] >= 1)
+    is_drafted &= places < starts.lengths[:, None, None]
+    found = _choices(starts, ranks, depth)[is_drafted]
     return np.bincount(found, minlength=RANK_BEYOND + 1)[:RANK_BEYOND] / max(len(found), 1)
 
 
@@ -150,32 +154,48 @@ class _StaticTree:
         return cls(tuple(parents), int(depths.max()), next_state, num_children, num_nodes)
 
 
+def _choices(starts: Starts, ranks: UInt8Array, depth: int) -> IntArray:
+    """Ranks [B, n, depth] of the tokens behind every start, RANK_BEYOND behind an output's end.
+
+    Args:
+        starts: of the trace.
+        ranks: [N], of each position wherever a step begins, or [N, K] of the tokens behind it.
+        depth: how many tokens.
+    """
+    if ranks.ndim > 1:
+        its = [starts.padded(ranks[:, i], RANK_BEYOND) for i in range(depth)]
+    else:
+        padded = np.pad(starts.padded(ranks, RANK_BEYOND), ((0, 0), (0, depth)), constant_values=RANK_BEYOND)
+        its = [padded[:, i : i + padded.shape[1] - depth] for i in range(depth)]
+    return np.stack(its, axis=-1).astype(np.int64)
+
+
 def _walk(starts: Starts, tree: _StaticTree, choices: IntArray) -> tuple[IntArray, Steps]:
     """The state [B, n, L+1] at every depth of a walk from every start, and the steps' outcomes."""
-    num, n = choices.shape
+    num, n, _ = choices.shape
     states = np.zeros((num, n, tree.depth + 1), dtype=np.int64)
-    padded = np.pad(choices, ((0, 0), (0, tree.depth)), constant_values=RANK_BEYOND)
     for depth in range(1, tree.depth + 1):
-        states[..., depth] = tree.next_state[states[..., depth - 1], padded[:, depth - 1 : depth - 1 + n]]
+        states[..., depth] = tree.next_state[states[..., depth - 1], choices[..., depth - 1]]
     asked = np.minimum(starts.room, tree.depth)
+    limit = starts.draft.limit if isinstance(starts.draft, DepthTrace) else None
+    drafted = asked if limit is None else np.minimum(asked, limit)
     survival = (states <= len(tree.parents)).astype(np.float64)
-    survival[np.arange(tree.depth + 1) > asked[..., None]] = 0.0
-    return states, Steps(asked, asked, survival)
+    survival[np.arange(tree.depth + 1) > drafted[..., None]] = 0.0
+    return states, Steps(asked, drafted, survival)
 
 
 def _by_rank(
     starts: Starts, tree: _StaticTree, choices: IntArray, states: IntArray, steps: Steps, visits: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
     """How often each prompt's steps reached a child of each rank, and accepted it: [B, R] both."""
-    num, n = choices.shape
+    num, n, _ = choices.shape
     prompts = np.broadcast_to(np.arange(num)[:, None], (num, n))
     by_children, accepted = np.zeros((num, RANK_BEYOND + 1)), np.zeros((num, RANK_BEYOND + 1))
-    padded = np.pad(choices, ((0, 0), (0, tree.depth)), constant_values=RANK_BEYOND)
     for depth in range(1, tree.depth + 1):
-        is_decided = (steps.asked >= depth) & (np.arange(n) + depth - 1 < starts.lengths[:, None])
+        is_decided = (steps.drafted >= depth) & (np.arange(n) + depth - 1 < starts.lengths[:, None])
         reaches = visits * steps.survival[..., depth - 1] * is_decided
         np.add.at(by_children, (prompts, tree.num_children[states[..., depth - 1]]), reaches)
         stands = visits * steps.survival[..., depth]
-        np.add.at(accepted, (prompts, padded[:, depth - 1 : depth - 1 + n]), stands)
+        np.add.at(accepted, (prompts, choices[..., depth - 1]), stands)
     reached = by_children[:, ::-1].cumsum(axis=1)[:, ::-1][:, 1:]
     return reached, accepted[:, :-1]
