@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from math import exp
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from training_cases import batch_of, drafted_text, fitted, method_of, own_sample
 from typed import not_none
 
 from specdec_cli.errors import UsageError
+from specdec_cli.train.methods import dflash
 from specdec_cli.train.methods.dflash import DFlashModule, DFlashTraining, _spread_layers, loss_decay
 from specdec_cli.train.samples import Sample, TrainingBatch
 
@@ -85,6 +87,31 @@ def test_the_loss_is_that_of_the_formulas(lm, from_anchor: bool, num_anchors: in
     assert len(found.matches) == method.depth
     for name, weight in module.weights.items():
         torch.testing.assert_close(weight.grad, weights[name].grad, atol=2e-5, rtol=1e-3, msg=name)
+
+
+FAULTS: dict[str, Any] = {
+    "features one position off": lambda _, batch: replace(batch, features=not_none(batch.features).roll(1, 1)),
+    "prompts count": lambda _, batch: replace(batch, is_counted=torch.ones_like(batch.is_counted)),
+    "targets one position off": lambda _, batch: replace(batch, logits=batch.logits.roll(1, 1)),
+    "another mask token": lambda module, batch: setattr(module, "_mask", 5) or batch,
+    "no decay": lambda _, batch: batch,
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_planted_faults_change_the_loss(lm, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    method, module = made(lm, False)
+    samples = samples_of()
+    batch = batch_of(lm, method, samples)
+    every = [list(range(one.num_prompt_tokens, len(one.tokens) - 1)) for one in samples]
+    expected, _ = reference_loss(module, batch, samples, every, False)
+    with torch.no_grad():
+        right = module(batch).value
+        if fault == "no decay":
+            monkeypatch.setattr(dflash, "loss_decay", lambda _: 1e9)
+        wrong = module(FAULTS[fault](module, batch)).value
+    assert abs(float(right - expected.detach())) < 1e-4
+    assert abs(float(wrong - expected.detach())) > 1e-3
 
 
 def test_a_draft_that_was_fitted_to_one_sample_is_always_right(lm, tmp_path: Path) -> None:

@@ -138,7 +138,9 @@ def read_medusa_config(name: str, folder: Path, content: dict[str, Any]) -> Medu
         vocab_size = _number(content, "vocab_size") or rows
         drafted = _number(content, "truncated_vocab_size") or vocab_size
         num_heads = _number(content, "num_heads") or max(_number(content, "medusa_num_heads") or 0, num_stored)
-        num_layers = max(_number(content, "medusa_num_layers", "num_hidden_layers") or 1, num_layers)
+        num_layers = max(
+            _number(content, "num_hidden_layers" if is_converted else "medusa_num_layers") or 1, num_layers
+        )
         hidden_size = _number(content, "hidden_size") or width
     except (TypeError, ValueError) as error:
         said = f"`{folder / 'config.json'}` is not a valid configuration: {first_line(error)}"
@@ -162,9 +164,9 @@ def read_medusa_config(name: str, folder: Path, content: dict[str, Any]) -> Medu
     )
 
 
-def _number(content: Mapping[str, Any], *keys: str) -> int | None:
-    """A number of the configuration by the first of some keys; None where it has none of them."""
-    return next((int(content[key]) for key in keys if content.get(key) is not None), None)
+def _number(content: Mapping[str, Any], key: str) -> int | None:
+    """A number of the configuration; None where it does not say it."""
+    return None if content.get(key) is None else int(content[key])
 
 
 def _most(stored: Mapping[str, Any], pattern: str) -> int:
