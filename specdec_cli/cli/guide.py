@@ -141,11 +141,11 @@ GUIDES: dict[str, Guide] = {
             "--chat",
             "--output",
             "--resume",
+            "--export",
             "--max-new-tokens",
             "--temperature",
             "--epochs",
             "--batch-size",
-            "--learning-rate",
             "--dry-run",
         ),
         (
@@ -158,8 +158,8 @@ GUIDES: dict[str, Guide] = {
                 "specdec train-draft -t MODEL --data chats.jsonl --chat --temperature 0.7 --output head",
             ),
             (
-                "Continue an interrupted run.",
-                "specdec train-draft -t MODEL --data chats.jsonl --chat --temperature 0.7 --output head --resume",
+                "Write a head as vLLM's speculators library has it.",
+                "specdec train-draft --export speculators head -t MODEL --output speculator",
             ),
         ),
     ),

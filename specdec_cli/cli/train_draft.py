@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from specdec_cli.cli.completion import choices
+from specdec_cli.cli.convert_draft import ConversionWish, convert
 from specdec_cli.cli.measurement_options import Chat, DryRun
 from specdec_cli.cli.options import OPTIONS, RUN, Shared, with_shared_options
-from specdec_cli.cli.output import deliver, envelope, machine_of
+from specdec_cli.cli.output import deliver, envelope, machine_of, write_file
 from specdec_cli.cli.screen import interruptible, open_screen, progress
 from specdec_cli.cli.train_options import TRAIN_OPTIONS
 from specdec_cli.errors import ExitCode, UsageError
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from specdec_cli.engine.prompts import PromptRow
     from specdec_cli.recipe import Recipe, Resolved
     from specdec_cli.report.view import Screen
+    from specdec_cli.train.samples import Sample
     from specdec_cli.train.session import TrainingData, TrainingFolder, TrainingSession
 
 _ALL = 2**31 - 1
@@ -36,6 +39,19 @@ _WITHOUT = (
 
 @with_shared_options(without=_WITHOUT, beside=TRAIN_OPTIONS)
 def train_draft(
+    draft: Annotated[
+        str | None, typer.Argument(help="The draft that --export converts: a folder or a hub id.", metavar="DRAFT")
+    ] = None,
+    export: Annotated[
+        str | None,
+        typer.Option(
+            "--export",
+            help="Train nothing: write DRAFT in another format into the folder of --output.",
+            metavar="official|speculators|z-lab",
+            autocompletion=choices("official|speculators|z-lab"),
+            rich_help_panel=RUN,
+        ),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", help="Write the draft into this folder.", metavar="DIR", rich_help_panel=RUN),
@@ -50,6 +66,11 @@ def train_draft(
 ) -> ExitCode | None:
     """Train a draft for a target on the target's own answers, and see its acceptance while it trains."""
     resolved = shared.resolve()
+    if export is not None:
+        convert(ConversionWish(draft, export, output, dry_run), resolved, shared)
+        return None
+    if draft is not None:
+        raise UsageError(f"`{draft}` is a draft to convert, and no format is named", "add --export speculators")
     settings = resolved.recipe.train
     if settings.data is None:
         raise UsageError("there is no data to train on", "name prompts: --data FILE, or --data builtin:stories")
@@ -160,7 +181,20 @@ class _TrainCommand:
             for event in run.run(stopped):
                 log.add(event)
                 view.watch(event)
+        self._describe(session, samples, run.num_parameters, log.rows)
         return self._report(session, log.rows, stopped())
+
+    def _describe(
+        self, session: TrainingSession, samples: Sequence[Sample], num_parameters: int, rows: Sequence[dict[str, Any]]
+    ) -> None:
+        """Write the model card and a recipe beside the draft, once there is one."""
+        from specdec_cli.report.training_card import CARD, RECIPE, TrainedDraft
+
+        num_tokens, settled = sum(one.num_counted for one in samples), session.method.settled()
+        made = TrainedDraft(self._recipe, self.output, rows, settled, len(samples), num_tokens, num_parameters)
+        if made.best is not None:
+            write_file(self.output / CARD, made.card(), force=True)
+            write_file(self.output / RECIPE, made.usage_recipe(), force=True)
 
     def _report(
         self, session: TrainingSession, rows: Sequence[dict[str, Any]], is_interrupted: bool
@@ -175,7 +209,7 @@ class _TrainCommand:
             best = body["best"]
             said = f"best: acceptance length {best['acceptance_length']:.2f} at k = {best['k']}, step {best['step']}"
             self.screen.say(said)
-            self.screen.say_whole(f"try it: specdec bench -t {self._recipe.target.model} -d {self.output}")
+            self.screen.say_whole(f"try it: specdec bench -r {self.output / 'recipe.yaml'}")
         if is_interrupted:
             self.screen.say(f"interrupted; continue with --resume --output {self.output}")
             return ExitCode.INTERRUPTED

@@ -7,7 +7,7 @@ from specdec_cli.cli.options import Option
 METHOD, SCHEDULE, DRAFT = "Method and data", "Schedule", "Draft"
 
 TRAIN_OPTIONS: tuple[Option, ...] = (
-    Option("train.method", str, ("--method",), METHOD, metavar="eagle3"),
+    Option("train.method", str, ("--method",), METHOD, metavar="eagle3|dflash|pard|medusa"),
     Option("train.data", str, ("--data",), METHOD, metavar="NAME|FILE"),
     Option("train.num_prompts", int, ("--num-prompts",), METHOD, default="all"),
     Option("train.num_held_out", int, ("--num-held-out",), METHOD),
@@ -29,4 +29,9 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
     Option("train.layers", str, ("--layers",), DRAFT, metavar="A-B-C"),
     Option("train.draft_vocab_size", int, ("--draft-vocab-size",), DRAFT),
     Option("train.intermediate_size", int, ("--intermediate-size",), DRAFT),
+    Option("train.num_layers", int, ("--num-layers",), DRAFT),
+    Option("train.num_anchors", int, ("--num-anchors",), DRAFT),
+    Option("train.sample_from_anchor", bool, ("--sample-from-anchor/--no-sample-from-anchor",), DRAFT),
+    Option("train.mask_token", int, ("--mask-token",), DRAFT),
+    Option("train.start_from", str, ("--start-from",), DRAFT, metavar="MODEL"),
 )

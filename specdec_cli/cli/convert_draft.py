@@ -1,0 +1,60 @@
+"""`specdec train-draft --export`: a published draft in another format."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from specdec_cli.cli.options import Shared
+from specdec_cli.cli.output import deliver, envelope
+from specdec_cli.cli.screen import open_screen
+from specdec_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from specdec_cli.recipe import Resolved
+
+SCHEMA = "specdec.conversion/1"
+
+
+@dataclass(frozen=True, slots=True)
+class ConversionWish:
+    """A draft that is to be converted.
+
+    Args:
+        draft: folder or hub id; None names none.
+        to: the format.
+        output: the new folder; None names none.
+        dry_run: tell, and write nothing.
+    """
+
+    draft: str | None
+    to: str
+    output: Path | None
+    dry_run: bool
+
+
+def convert(wish: ConversionWish, resolved: Resolved, shared: Shared) -> None:
+    """Write a draft in another format and say what it is there.
+
+    Raises:
+        UsageError: there is no draft or folder, or the format cannot say what the draft is.
+        RunError: the draft cannot be read, or the folder cannot be written.
+    """
+    if wish.draft is None:
+        raise UsageError("there is no draft to convert", f"name its folder: --export {wish.to} DIR")
+    if wish.dry_run:
+        sys.stdout.write(f"# would write {wish.draft} in the format {wish.to}\n")
+        return
+    if wish.output is None:
+        raise UsageError("there is no folder to write the draft into", "add --output DIR")
+    from specdec_cli.train.convert import convert_draft
+
+    is_named = resolved.origins["target.model"] != "default"
+    target = resolved.recipe.target.model if is_named else None
+    found = convert_draft(wish.draft, wish.to, wish.output, target, resolved.recipe.train.depth)
+    if shared.json:
+        body = {"draft": wish.draft, "format": wish.to, "folder": str(wish.output), "holds": str(found)}
+        deliver(envelope(SCHEMA, resolved.recipe.as_dict(), body), to_stdout=True)
+    open_screen(shared.quiet, streams_text=False).say(f"wrote {wish.output}: {found}")
