@@ -27,15 +27,11 @@ from specdec_cli.lm.heads.head_tensors import stored_tensors
 from specdec_cli.lm.heads.published import PublishedDraft
 from specdec_cli.lm.load import num_layers
 from specdec_cli.train.disk import writing
-from specdec_cli.train.published import write_draft
+from specdec_cli.train.published import layer_content, write_draft
 
 FORMATS = ("official", "z-lab", "speculators")
 _VERSION = "0.9.0"
 _USUAL_TOKENS = 3
-_LAYER_KEYS = (
-    *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act"),
-    *("rms_norm_eps", "max_position_embeddings", "vocab_size", "attention_bias", "mlp_bias"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,17 +149,6 @@ def _architectures(target: str) -> list[str]:
     return list(found.get("architectures") or [])
 
 
-def _layer_content(layer: Any, num: int) -> dict[str, Any]:
-    """A configuration of decoder layers alone, with the keys that older readers have no defaults for."""
-    known = set(type(layer)().to_dict()) - {"architectures", "transformers_version"}
-    content = {key: value for key, value in layer.to_diff_dict().items() if key in known}
-    content |= {key: getattr(layer, key) for key in _LAYER_KEYS if getattr(layer, key, None) is not None}
-    rope = getattr(layer, "rope_parameters", None) or {}
-    content |= {"rope_theta": rope["rope_theta"]} if "rope_theta" in rope else {}
-    content |= {"model_type": layer.model_type, "num_hidden_layers": num, "tie_word_embeddings": False}
-    return content
-
-
 _Written = tuple[dict[str, Any], dict[str, Tensor]]
 
 
@@ -189,7 +174,7 @@ def _official_eagle3(job: DraftConversion) -> _Written:
         said = f"`{job.name}` has {config.num_layers} decoder layers, and the official format has names for one"
         raise UsageError(said, "leave it as it is")
     is_llama = config.layer.model_type == "llama"
-    content = _layer_content(config.layer, 1) | _eagle3_keys(config)
+    content = layer_content(config.layer, 1) | _eagle3_keys(config)
     content["architectures"] = ["LlamaForCausalLMEagle3" if is_llama else "Eagle3Qwen3ForCausalLM"]
     content["eagle_config"] = {
         "eagle_aux_hidden_state_layer_ids": list(config.layers),  # the layers that states leave
@@ -208,7 +193,7 @@ def _speculators_eagle3(job: DraftConversion) -> _Written:
     assert isinstance(config, HeadConfig), "the method has this configuration"
     content = job.speculators("eagle3", job.num_tokens or _USUAL_TOKENS) | _eagle3_keys(config)
     content |= {"architectures": ["Eagle3DraftModel"], "tie_word_embeddings": False}
-    content["transformer_layer_config"] = _layer_content(config.layer, config.num_layers)
+    content["transformer_layer_config"] = layer_content(config.layer, config.num_layers)
     return content, job.tensors | job.maps(config.draft_vocab_size, config.vocab_size)
 
 
@@ -273,7 +258,7 @@ def _block_config(job: DraftConversion) -> DFlashConfig:
 def _block_content(config: DFlashConfig) -> dict[str, Any]:
     """The configuration of a draft's layers, sliding ones with their window."""
     windows = [one.window for one in config.block_layers]
-    content = _layer_content(config.layer, len(windows))
+    content = layer_content(config.layer, len(windows))
     content["layer_types"] = ["full_attention" if one is None else "sliding_attention" for one in windows]
     window = next((one for one in windows if one is not None), None)
     return content if window is None else content | {"sliding_window": window, "use_sliding_window": True}

@@ -12,6 +12,26 @@ from torch import Tensor
 
 from specdec_cli.train.disk import writing
 
+_LAYER_KEYS = (
+    *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act"),
+    *("rms_norm_eps", "max_position_embeddings", "vocab_size", "attention_bias", "mlp_bias"),
+)
+
+
+def layer_content(layer: Any, num: int) -> dict[str, Any]:
+    """The configuration of decoder layers alone, with the keys that older readers have no defaults for.
+
+    Args:
+        layer: transformers configuration of a Llama or a Qwen 3 model.
+        num: how many layers.
+    """
+    known = set(type(layer)().to_dict()) - {"architectures", "transformers_version"}
+    content = {key: value for key, value in layer.to_diff_dict().items() if key in known}
+    content |= {key: getattr(layer, key) for key in _LAYER_KEYS if getattr(layer, key, None) is not None}
+    rope = getattr(layer, "rope_parameters", None) or {}
+    content |= {"rope_theta": rope["rope_theta"]} if "rope_theta" in rope else {}
+    return content | {"model_type": layer.model_type, "num_hidden_layers": num, "tie_word_embeddings": False}
+
 
 def write_draft(
     folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], file: str = "model.safetensors"

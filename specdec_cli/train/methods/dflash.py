@@ -23,7 +23,7 @@ from specdec_cli.lm.heads.head_layer import HeadLayer
 from specdec_cli.train.losses import LOSSES
 from specdec_cli.train.masks import check_mask_token, mask_token
 from specdec_cli.train.method import BatchLoss, DraftModule, TrainingMethod
-from specdec_cli.train.published import write_draft
+from specdec_cli.train.published import layer_content, write_draft
 from specdec_cli.train.samples import Sample, TrainingBatch
 from specdec_cli.train.weights import NamedModule, first_layer_weights, matched
 
@@ -96,9 +96,8 @@ class DFlashTraining(TrainingMethod):
     def save(self, module: DraftModule, folder: Path) -> None:
         """Write z-lab's format, which has neither an embedding nor an output layer."""
         assert isinstance(module, DFlashModule), "a method saves what it has built"
-        content = self._layer_config().to_diff_dict() | {
+        content = layer_content(self._layer_config(), self.num_layers) | {
             "architectures": ["DFlashDraftModel"],
-            "model_type": "qwen3",
             "num_target_layers": self.target.num_layers,
             "block_size": self.block_size,
             "base_model_name_or_path": self.target.lm.name,

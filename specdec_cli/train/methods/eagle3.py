@@ -20,7 +20,7 @@ from specdec_cli.lm.heads.eagle_files import default_layers
 from specdec_cli.lm.heads.head_layer import HeadLayer, layer_shapes
 from specdec_cli.train.losses import LOSSES
 from specdec_cli.train.method import BatchLoss, DraftModule, TrainingMethod
-from specdec_cli.train.published import write_draft
+from specdec_cli.train.published import layer_content, write_draft
 from specdec_cli.train.samples import Sample, TrainingBatch
 from specdec_cli.train.vocabulary import DraftVocabulary
 
@@ -65,14 +65,12 @@ class Eagle3Training(TrainingMethod):
         """Write the official format: `midlayer.…`, both notations of the layers, no embedding."""
         assert isinstance(module, Eagle3Module), "a method saves what it has built"
         tensors = {name.replace(_LAYER, "midlayer."): one.detach() for name, one in module.weights.items()}
-        content = self._layer_config().to_diff_dict() | {
+        content = layer_content(self._layer_config(), 1) | {
             "architectures": ["LlamaForCausalLMEagle3"],
-            "model_type": "llama",
-            "vocab_size": self.target.lm.vocab_size,
+            "base_model_name_or_path": self.target.lm.name,
             "draft_vocab_size": len(self.vocabulary),
             "target_hidden_size": self.target.hidden_size,
             "norm_before_residual": False,
-            "tie_word_embeddings": False,
             "eagle_aux_hidden_state_layer_ids": [int(tap) + 1 for tap in self.taps],
             "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(self.taps), "use_aux_hidden_state": True},
         }

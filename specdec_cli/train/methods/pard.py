@@ -145,7 +145,6 @@ def masked_rows(batch: TrainingBatch, depth: int, mask_token: int) -> MaskedRows
     longest = max(len(one[0]) for one in each)
     tokens, positions, groups, counts = (_padded([one[i] for one in each], longest) for i in range(4))
     length = batch.tokens.shape[1]
-    groups[tokens < 0] = -1
     starts = positions - groups.clamp(min=0)
     is_text = torch.arange(longest, device=tokens.device) < length
     sees_text = is_text & (positions[:, None] <= starts[..., None])
