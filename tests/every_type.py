@@ -51,11 +51,16 @@ _SHARED |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "
 _SHARED |= {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
 _LATENT = "axk1 deepseek_v2 deepseek_v3 glm4_moe_lite longcat_flash minicpm3 youtu axk2 deepseek_v32 glm_moe_dsa hy_v4"
 _LATENT += " mistral4 mistral_large4_text"
-_THREE_AXES = "qwen2_vl_text qwen2_5_vl_text qwen2_5_omni_text paddleocr_vl_text glm4v_text glm_ocr_text"
+_THREE_AXES = (
+    "qwen2_vl_text qwen2_5_vl_text qwen2_5_omni_text paddleocr_vl_text glm4v_text glm_ocr_text hunyuan_vl_text"
+)
 _SLIDING_LATENT = {"num_attention_heads": 4, "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16}
 _SLIDING_LATENT |= {"head_dim": 16, "qk_nope_head_dim": 8, "v_head_dim": 8}
 _LINEAR, _FULL = "linear_attention", "full_attention"
 _KIMI = {"linear_num_heads": 4, "linear_head_dim": 8, "mlp_layer_types": ["dense", "dense"]}
+_INKLING = {"layer_types": ["hybrid", "hybrid_sliding"], "num_hidden_layers": 2, "sliding_window_size": 11, "d_rel": 4}
+_INKLING |= {"swa_num_attention_heads": 4, "swa_num_key_value_heads": 2, "swa_head_dim": 8, "rel_extent": 13}
+_INKLING |= {"log_scaling_n_floor": 5, "log_scaling_alpha": 0.7, "unpadded_vocab_size": VOCAB}
 # Families whose layers carry a state, each with attention beside it where it can be.
 HYBRIDS: dict[str, dict[str, Any]] = {
     "bailing_hybrid": {"num_key_value_heads": 4, "layer_types": [_LINEAR, _FULL], "num_hidden_layers": 2},
@@ -72,6 +77,8 @@ HYBRIDS: dict[str, dict[str, Any]] = {
         "layer_types": ["mamba", "attention"] * 2,
         "num_local_experts": 0,
     },
+    "inkling_text": {**_INKLING, "mlp_layer_types": ["dense", "dense"]},
+    "inkling2_text": _INKLING,
     "jamba": {"attn_layer_offset": 1, "attn_layer_period": 2, "num_experts": 1},
     "kimi_linear": {**_KIMI, "num_key_value_heads": 4, "layer_types": [_LINEAR, _FULL], "num_hidden_layers": 2},
     "lfm2": {"layer_types": ["conv", _FULL, "conv"], "num_hidden_layers": 3},
@@ -95,6 +102,12 @@ HYBRIDS: dict[str, dict[str, Any]] = {
     "rwkv": {"num_hidden_layers": 2},
     "zamba": {"layers_block_type": [_LINEAR, "hybrid"] * 2, "num_hidden_layers": 4},
     "zamba2": {"time_step_min": 1e-9, "num_hidden_layers": 6, "layers_block_type": _HYBRID},
+    "zaya": {
+        "num_experts_per_tok": 1,
+        "num_hidden_layers": 2,
+        "layer_types": ["hybrid", "hybrid_sliding"],
+        "router_hidden_size": 16,
+    },
 }
 OWN: dict[str, dict[str, Any]] = {
     **HYBRIDS,
@@ -105,6 +118,7 @@ OWN: dict[str, dict[str, Any]] = {
     "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2},
     "glm4v_moe_text": {"rope_parameters": {**_ROPE, "mrope_section": [1, 1, 0], "partial_rotary_factor": 0.5}},
     **{one: {"vision_start_token_id": 91} for one in ("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker")},
+    "inkling2_vision": {"text_hidden_size": 32},
     "ernie4_5_vl_moe_text": {"moe_intermediate_size": [24, 24]},
     "cohere_compass_text": {
         "layer_types": ["sliding_attention", "full_attention"] * 2,
@@ -115,6 +129,28 @@ OWN: dict[str, dict[str, Any]] = {
         "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0},
         "ffn_config": {"ffn_hidden_size": 24, "moe_num_experts": 4, "moe_top_k": 2},
     },
+    "deepseek_v4": {
+        "num_key_value_heads": 1,
+        "num_hidden_layers": 3,
+        "layer_types": ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"],
+        "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 8},
+        "mlp_layer_types": ["hash_moe", "moe", "moe"],
+        "partial_rotary_factor": 0.5,
+        "o_groups": 2,
+        "o_lora_rank": 8,
+        "index_n_heads": 16,  # with fewer, scores of none above zero tie
+        "index_head_dim": 8,
+        "index_topk": 3,
+        "hc_mult": 2,
+    },
+    "minimax_m3_vl_text": {
+        "layer_types": ["full_attention", "minimax_m3_sparse"],
+        "num_hidden_layers": 2,
+        "index_n_heads": 2,
+        "index_head_dim": 8,
+        "index_block_size": 4,
+        "index_topk_blocks": 2,
+    },
     "dots1": {"n_shared_experts": 1, "first_k_dense_replace": 1, "num_experts_per_tok": 2},
     "doge": {"keep_window_size": 11},
     "dots3_note_text": {"num_key_value_heads": 4} | {f"swa_{name}": size for name, size in _SLIDING_LATENT.items()},
@@ -124,7 +160,6 @@ OWN: dict[str, dict[str, Any]] = {
     "gemma4_unified_assistant": {"text_config": _SHARED},
     "qwen4_exp_text": {**_INDEXER, "indexer_compress_ratio": 16, "ngram_vocab_size_base": 1000, "hc_lowrank": 8},
     "reformer": {"is_decoder": True, "axial_pos_shape": [8, 16], "axial_pos_embds_dim": [16, 16]},
-    "zaya": {"num_experts_per_tok": 1},
 }
 
 
@@ -174,6 +209,8 @@ def save_tiny(model_type: str, folder: Path, **changes: Any) -> Path:
         return folder
     with torch.no_grad():
         for name, parameter in model.named_parameters():
+            if name.endswith(".qk_norm.temp"):  # Zaya's keys would all be zero
+                parameter.fill_(1.0)
             if parameter.dim() > 1:
                 parameter.normal_(0, 1.0 if "embed" in name or "wte" in name else 2.5 * parameter.shape[-1] ** -0.5)
     for name in ("eos_token_id", "forced_bos_token_id", "forced_eos_token_id"):

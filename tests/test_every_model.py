@@ -14,8 +14,8 @@ from every_type import save_tiny
 from model_check import check
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-# Latents, windows and sinks, joined keys, a mixture, shared keys.
-SAMPLE = ("deepseek_v3", "gpt_oss", "gptj", "olmoe", "gemma3n_text")
+# Latents, windows and sinks, joined keys, a mixture, shared keys, compressed keys, a state beside keys.
+SAMPLE = ("deepseek_v3", "gpt_oss", "gptj", "olmoe", "gemma3n_text", "deepseek_v4", "inkling_text")
 
 
 @pytest.mark.parametrize("model_type", SAMPLE)

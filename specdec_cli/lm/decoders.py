@@ -160,7 +160,7 @@ def _transformers_forward(
     layouts = Layouts(
         block_size,
         model.device,
-        is_bitwise,
+        is_bitwise and not packed.runs_apart,
         # A graph for one token alone would be another one.
         has_company=is_bitwise or decoder in (COMPILED, COMPILED_AUTO),
         rows_together=rows_together(model.dtype, kind) if is_bitwise and model.dtype == torch.bfloat16 else MOST_ROWS,

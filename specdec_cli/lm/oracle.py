@@ -142,7 +142,7 @@ def relative_error(found: Tensor, right: Tensor) -> float:
 def _own_attention(config: Any) -> Iterator[None]:
     """transformers' eager attention in the place of ours."""
     given = config._attn_implementation
-    if given in (attention.NAME, joined.JOINED):
+    if given in (attention.NAME, joined.JOINED, joined.APART):
         config._attn_implementation = "eager"
     try:
         yield

@@ -205,8 +205,6 @@ _STATE = "cannot be cut back"
     ("config", "said"),
     [
         (transformers.xLSTMConfig(), _STATE),
-        (transformers.ZayaConfig(), _STATE),
-        (transformers.DeepseekV4Config(), "compressed blocks of keys"),
         (transformers.OpenAIGPTConfig(), "without a cache"),
         (transformers.ReformerConfig(is_decoder=True), "buckets"),
         (transformers.BltConfig(), "bytes in patches"),
@@ -228,19 +226,6 @@ def test_encoder_decoders_and_masked_models(tmp_path: Path) -> None:
     headed = transformers.BertConfig(architectures=["BertLMHeadModel"])
     assert "both directions" in refusal(save(headed, tmp_path / "headed"), UsageError).message
     assert "not a causal LM" in refusal(save(transformers.ViTConfig(), tmp_path / "vit"), UsageError).message
-
-
-def test_a_family_that_looks_at_more_than_masks_and_positions(tmp_path: Path) -> None:
-    config = transformers.GPTNeoConfig(
-        vocab_size=97,
-        hidden_size=32,
-        num_layers=2,
-        num_heads=4,
-        attention_types=[[["global", "local"], 1]],
-        window_size=4,
-    )
-    transformers.GPTNeoForCausalLM(config).save_pretrained(tmp_path)
-    assert "architecture `gpt_neo`" in refusal(tmp_path, UsageError).message
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from specdec_cli.lm.cache.contexts import Moves
-from specdec_cli.lm.cache.layout import Layout, Span
+from specdec_cli.lm.cache.layout import JoinedKeys, Layout, Span
 from specdec_cli.lm.cache.memory import zeros
 from specdec_cli.lm.cache.order import Order
 from specdec_cli.lm.cache.snapshots import Snapshots
@@ -85,12 +85,18 @@ def _room_for(states: Tensor, num_slots: int) -> Tensor:
     return zeros(shape, states.dtype, in_huge_pages=False) if is_on_cpu else states.new_zeros(shape)
 
 
-_RUNNING: ContextVar[Layout | None] = ContextVar("running layout", default=None)
+_RUNNING: ContextVar[BlockCache | None] = ContextVar("running cache", default=None)
+
+
+def running_cache() -> BlockCache | None:
+    """The block cache of the forward that this thread is in; None outside of one."""
+    return _RUNNING.get()
 
 
 def running_layout() -> Layout | None:
     """The layout of the forward on a block cache that this thread is in; None outside of one."""
-    return _RUNNING.get()
+    cache = _RUNNING.get()
+    return None if cache is None else cache.layout
 
 
 @dataclass(eq=False)
@@ -118,7 +124,7 @@ class BlockCache(Cache):  # type: ignore[misc]
     def running(self, layout: Layout) -> Iterator[None]:
         """File what a forward brings under a layout."""
         self.layout = layout
-        before = _RUNNING.set(layout)
+        before = _RUNNING.set(self)
         try:
             yield
         finally:
@@ -156,7 +162,8 @@ class BlockCache(Cache):  # type: ignore[misc]
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Any, Any]:
         """Store a layer's new keys and values; return what its attention reads."""
-        store = self._file(layer_idx, key_states, value_states)
+        assert self.layout is not None, "a forward began without a layout"
+        store = self.file(layer_idx, key_states, value_states, self.layout)
         return self._joined(store) if self.contiguous else (store, store)
 
     def get_conv_state(self, *_: Any, **__: Any) -> None:
@@ -177,28 +184,38 @@ class BlockCache(Cache):  # type: ignore[misc]
         """False: the module hands all tokens to the scan."""
         return False
 
-    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[Any, int]:
-        """The layout itself: transformers hands it to our mask function, which knows what to do with it."""
-        return self.layout, 0
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[Any, Any]:
+        """The layout itself: transformers hands it to our mask function, which knows what to do with it.
 
-    def get_query_offset(self, layer_idx: int = 0) -> int:
-        """Positions are explicit; there is no offset."""
-        return 0
+        Where keys are joined, their number [T], and the difference between each key's position and its place.
+        """
+        if self.layout is None or not self.contiguous:
+            return self.layout, 0
+        positions = self.layout.joined_key_positions
+        return JoinedKeys(self.layout), positions - torch.arange(len(positions), device=self.layout.device)
+
+    def get_query_offset(self, layer_idx: int = 0) -> Any:
+        """The difference between each token's position and its place, where keys are joined; else there is none."""
+        return self.get_seq_length(layer_idx) if self.contiguous else 0
 
     def update_indexer(self, key_states: Tensor, layer_idx: int) -> Tensor:
         """Store the keys by which a layer's indexer chooses [1, n, dim]; return all rows' joined [1, T, dim]."""
         nothing = key_states.new_empty(1, 1, key_states.shape[1], 0)
-        keys, _ = self._joined(self._file(("indexer", layer_idx), key_states.unsqueeze(1), nothing))
+        assert self.layout is not None, "a forward began without a layout"
+        keys, _ = self._joined(self.file(("indexer", layer_idx), key_states.unsqueeze(1), nothing, self.layout))
         return keys.squeeze(1)
 
-    def _file(self, place: Place, key_states: Tensor, value_states: Tensor) -> LayerStore:
-        """Write to the store at a place, which the first forward makes."""
-        assert self.layout is not None, "a forward began without a layout"
-        store = self.stores.get(place)
-        if store is None:
-            store = self.stores[place] = LayerStore(key_states, value_states, self.num_slots)
-        store.write(key_states, value_states, self.layout)
+    def file(self, place: Place, key_states: Tensor, value_states: Tensor, layout: Layout) -> LayerStore:
+        """Write to the store at a place."""
+        store = self.store_at(place, key_states, value_states)
+        store.write(key_states, value_states, layout)
         return store
+
+    def store_at(self, place: Place, key_states: Tensor, value_states: Tensor) -> LayerStore:
+        """The store at a place, which the first forward makes for states like those that are given."""
+        if place not in self.stores:
+            self.stores[place] = LayerStore(key_states, value_states, self.num_slots)
+        return self.stores[place]
 
     def _joined(self, store: LayerStore) -> tuple[Tensor, Tensor]:
         """All rows' keys and values of a store, one row after the other."""

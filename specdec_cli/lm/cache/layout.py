@@ -164,6 +164,21 @@ class Layout:
         """Positions of the longest span's keys [T] int64."""
         return torch.arange(max(span.num_keys for span in self.spans), device=self.device)
 
+    def part(self, start: int, stop: int) -> Layout:
+        """Where some neighbouring tokens are written: a layout without spans or logits."""
+        pieces = [
+            (max(begin, start) - start, min(end, stop) - start, slot + max(start - begin, 0))
+            for begin, end, slot in self.pieces
+            if begin < stop and end > start
+        ]
+        tokens, positions = self.tokens[start:stop], self.positions[start:stop]
+        return Layout(tokens, positions, [], pieces, [], stop - start, device=self.device)
+
+    @cached_property
+    def joined_key_positions(self) -> Tensor:
+        """The position in its sequence of each of all spans' keys, one span after the other [T] int64."""
+        return torch.cat([torch.arange(span.num_keys, device=self.device) for span in self.spans])
+
     @cached_property
     def write_slots(self) -> Tensor | None:
         """Slot of every written token [num_written] int64; None when there are few pieces."""
@@ -171,6 +186,22 @@ class Layout:
             return None
         slots = [slot + i for start, stop, slot in self.pieces for i in range(stop - start)]
         return torch.tensor(slots, device=self.device)
+
+
+class JoinedKeys(int):
+    """How many keys all spans of a layout read, for a forward that is handed them joined.
+
+    Args:
+        layout: of the forward.
+    """
+
+    layout: Layout
+
+    def __new__(cls, layout: Layout) -> JoinedKeys:
+        """The number, which knows its layout."""
+        made = super().__new__(cls, sum(span.num_keys for span in layout.spans))
+        made.layout = layout
+        return made
 
 
 @dataclass(frozen=True, slots=True)

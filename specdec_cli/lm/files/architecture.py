@@ -27,20 +27,16 @@ _OWN_POSITIONS = {"camembert", "data2vec-text", "roberta", "roberta-prelayernorm
 _OWN_POSITIONS |= {"xmod"}
 HEADS = ("CausalLM", "LMHeadModel", "LMHead", "ForConditionalGeneration", "BertGenerationDecoder")
 SUPPORTED_LAYERS = {"full_attention", "sliding_attention", "chunked_attention", "indexed_attention"}
+SUPPORTED_LAYERS |= {"compressed_sparse_attention", "heavily_compressed_attention", "minimax_m3_sparse"}
 STATEFUL = {
-    "bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear", "lfm2",
-    "lfm2_moe", "lfm3", "mamba", "mamba2", "minimax", "nemotron_h", "olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text",
-    "qwen3_next", "recurrent_gemma", "rwkv", "zamba", "zamba2",
+    "bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "inkling2_text", "inkling_text",
+    "jamba", "kimi_linear", "lfm2", "lfm2_moe", "lfm3", "mamba", "mamba2", "minimax", "nemotron_h", "olmo_hybrid",
+    "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "recurrent_gemma", "rwkv", "zamba", "zamba2", "zaya",
 }  # fmt: skip
 """Families with a recurrent or convolutional state that `lm.state` carries."""
-_CHOOSES = "chooses the keys that it attends to with an indexer (sparse attention)"
-_COMPRESSES = "attends to compressed blocks of keys (compressed sparse attention)"
 _RECURRENT = "keeps a recurrent state in a way of its own, which cannot be cut back after a rejected draft"
 _HYBRID = "keeps a state beside keys and values in a way of its own, which cannot be cut back after a rejected draft"
 LAYERS = {
-    "minimax_m3_sparse": _CHOOSES,
-    "compressed_sparse_attention": _COMPRESSES,
-    "heavily_compressed_attention": _COMPRESSES,
     "window_attention": "attends within windows in both directions",
     "reference_sliding_attention": "attends to the prompt and a window behind it",
     "conv": "has short convolutions in some layers instead of attention",
@@ -50,7 +46,7 @@ LAYERS = {
     "hybrid_sliding": _HYBRID,
 }
 """Reasons why layer types are not supported, by their name in `layer_types`."""
-STATEFUL_LAYERS = {"linear_attention", "conv", "hybrid", "moe", "mlp"}
+STATEFUL_LAYERS = {"linear_attention", "conv", "hybrid", "hybrid_sliding", "moe", "mlp"}
 """Layer types that the stateful families have beside attention."""
 _NEEDS_IMAGE = "continues no text without an image"
 TYPES = {
@@ -61,7 +57,6 @@ TYPES = {
     "deepseek_vl_hybrid": "takes one attention for all its parts, and its image encoder knows none but its own",
     "gemma4_assistant": "drafts from its target's hidden states (multi-token prediction)",
     "gemma4_unified_assistant": "drafts from its target's hidden states (multi-token prediction)",
-    "gpt_neo": "masks keys itself, by how many there are (local attention)",
     "instructblip": _NEEDS_IMAGE,
     "instructblipvideo": _NEEDS_IMAGE,
     "kosmos-2": _NEEDS_IMAGE,

@@ -9,15 +9,26 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
+from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    unset_fake_temporarily,
+)
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 
 NEEDS_NUMBERS = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
 """Errors of a forward pass on meta tensors that branches on the values it computes."""
+
+_SIZES = (("inkling.modeling_inkling", "plan_out_scales"),)
+"""Functions of transformers' models that compute the sizes of layers with tensors."""
 
 
 @contextmanager
@@ -31,6 +42,8 @@ def on_paper() -> Iterator[None]:
         log.setLevel(logging.CRITICAL)
     try:
         # Fake tensors are not for inference mode, which a caller may be in.
+        for module, name in _SIZES:
+            _compute_with_numbers(sys.modules.get(f"transformers.models.{module}"), name)
         with torch.inference_mode(mode=False), FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv()):
             yield
     finally:
@@ -40,3 +53,18 @@ def on_paper() -> Iterator[None]:
             del os.environ["HF_DEACTIVATE_ASYNC_LOAD"]
         else:
             os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = was_sequential
+
+
+def _compute_with_numbers(module: Any, name: str) -> None:
+    """Let a function of a module, if that was imported, have its numbers on paper, too."""
+    own: Callable[..., Any] | None = getattr(module, name, None)
+    if own is None or hasattr(own, "__wrapped__"):
+        return
+
+    @wraps(own)
+    def compute(*given: Any, **named: Any) -> Any:
+        with unset_fake_temporarily() as mode:
+            found = own(*given, **named)
+        return found if mode is None else found.tolist()  # layers are sized by plain numbers
+
+    setattr(module, name, compute)

@@ -1,8 +1,8 @@
 """Attention over the joined keys of all rows, for families that compute with keys, values or masks before they attend.
 
 Differential attention splits the values (DiffLlama), a dynamic mask is made of them (Doge), an indexer chooses among
-the keys (DeepSeek V3.2). There the cache returns keys and values of all rows in one piece, and the mask is
-block-diagonal: a query sees keys of its own row alone.
+the keys (DeepSeek V3.2), a bias depends on their distance (Inkling). There the cache returns keys and values of all
+rows in one piece, and the mask is block-diagonal: a query sees keys of its own row alone.
 """
 
 from __future__ import annotations
@@ -18,17 +18,19 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from specdec_cli.lm.cache.cache import running_layout
-from specdec_cli.lm.cache.layout import Layout
+from specdec_cli.lm.cache.layout import JoinedKeys
 from specdec_cli.lm.files.architecture import setting
 from specdec_cli.lm.files.classes import model_class_of
 from specdec_cli.lm.forward.attention import MIN_ROWS, NAME, MaskFunction, RowMasks, attend_by_hand
 from specdec_cli.lm.kernels.replaced import calls, replace_in
 
 JOINED = "specdec_joined"
-
+APART = "specdec_apart"  # `lm.forward.apart`
 
 # Families whose attention computes with keys, values or masks before it calls the attention function.
-_READS_KEYS = {"diffllama", "doge", "jetmoe"}
+_READS_KEYS = {"diffllama", "doge", "inkling2_text", "inkling_text", "jetmoe"}
+# Layers whose attention is computed for each span.
+_APART = {"compressed_sparse_attention", "heavily_compressed_attention", "minimax_m3_sparse"}
 # Families with an attention of their own, in a module where another part's can be replaced.
 _FIXED = {"git"}
 
@@ -38,8 +40,10 @@ def attention_of(config: Any) -> str:
     model_class = model_class_of(config)
     if model_class is not None and (config.model_type in _FIXED or not model_class._can_set_attn_implementation()):
         return "sdpa" if model_class._supports_sdpa else "eager"
-    has_indexer = setting(config.get_text_config(), "index_topk")
-    return JOINED if has_indexer or config.model_type in _READS_KEYS else NAME
+    text = config.get_text_config()
+    if not _APART.isdisjoint(getattr(text, "layer_types", None) or ()):
+        return APART
+    return JOINED if setting(text, "index_topk") or text.model_type in _READS_KEYS else NAME
 
 
 def attend_joined(
@@ -53,6 +57,7 @@ def attend_joined(
     s_aux: Tensor | None = None,
     position_bias: Tensor | None = None,
     indices: Tensor | None = None,
+    sinks: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Attention of a packed forward over joined keys.
@@ -66,13 +71,15 @@ def attend_joined(
         scaling: factor of the scores; None is D^-0.5.
         softcap: scores become softcap·tanh(scores / softcap).
         s_aux: one sink logit per head [H].
-        position_bias: must be None, as in `attend`.
+        position_bias: added to the scores [1, H, n, T].
         indices: the keys that an indexer chose for each query [1, n, topk]; None leaves all.
+        sinks: one sink logit per head and query [1, H, n, 1].
 
     Returns:
         [1, n, H, D_v], and no weights.
     """
-    assert position_bias is None, "attention with a position bias is not supported"
+    if position_bias is not None:
+        attention_mask = attention_mask + position_bias
     if indices is not None:
         is_chosen = torch.zeros(1, 1, *attention_mask.shape[-2:], dtype=torch.bool, device=query.device)
         is_chosen.scatter_(-1, indices.long().unsqueeze(1), value=True)
@@ -80,9 +87,13 @@ def attend_joined(
     num_groups = query.shape[1] // key.shape[1]
     if num_groups > 1:
         key, value = (states.repeat_interleave(num_groups, 1) for states in (key, value))
+    if sinks is not None:  # which go with the queries wherever they are taken apart
+        query = torch.cat((query, sinks.to(query.dtype)), 3)
 
     def attend(queries: Tensor, keys: Tensor, values: Tensor, *, attn_mask: Tensor) -> Tensor:
-        return attend_by_hand(queries, keys, values, attn_mask, scaling, softcap, s_aux)
+        size = keys.shape[3]
+        own = s_aux if sinks is None else queries[..., size:]
+        return attend_by_hand(queries[..., :size], keys, values, attn_mask, scaling, softcap, own)
 
     layout = running_layout()
     if layout is not None and layout.is_bitwise:
@@ -139,10 +150,10 @@ def _each_sequence(
     return torch.cat(outputs, 2)
 
 
-def joined_mask(*, kv_length: Layout, mask_function: MaskFunction, dtype: torch.dtype, **_: Any) -> Tensor:
-    """Mask function of transformers' interface; `kv_length` is the layout (`BlockCache.get_mask_sizes`)."""
-    assert isinstance(kv_length, Layout), "the mask was asked for without the block cache"
-    return RowMasks(kv_length, mask_function).block_diagonal(dtype)
+def joined_mask(*, kv_length: JoinedKeys, mask_function: MaskFunction, dtype: torch.dtype, **_: Any) -> Tensor:
+    """Mask function of transformers' interface; `kv_length` knows the layout (`BlockCache.get_mask_sizes`)."""
+    assert isinstance(kv_length, JoinedKeys), "the mask was asked for without the block cache"
+    return RowMasks(kv_length.layout, mask_function).block_diagonal(dtype)
 
 
 AttentionInterface.register(JOINED, attend_joined)

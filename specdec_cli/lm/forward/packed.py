@@ -19,9 +19,10 @@ from specdec_cli.lm.cache.layout import KEY_GRAIN, Layout, Span, Stretch
 from specdec_cli.lm.cache.snapshots import Snapshots
 from specdec_cli.lm.files.checkpoint import FAMILIES
 from specdec_cli.lm.files.reading import first_line
+from specdec_cli.lm.forward.apart import take_apart
 from specdec_cli.lm.forward.attention import NAME, RowMasks, causal
 from specdec_cli.lm.forward.forward import CacheShape, on_its_device
-from specdec_cli.lm.forward.joined import JOINED, attend_apart
+from specdec_cli.lm.forward.joined import APART, JOINED, attend_apart
 from specdec_cli.lm.forward.positions import place_tokens, takes_position_ids
 from specdec_cli.lm.forward.taps import TapHooks
 from specdec_cli.lm.state.mixers import install
@@ -40,9 +41,10 @@ class PackedForward:
         self.device: torch.device = model.device
         attention = model.config.get_text_config()._attn_implementation
         self.has_joined_keys = attention != NAME
-        self._is_given_mask = attention not in (NAME, JOINED)
+        self._is_given_mask = attention not in (NAME, JOINED, APART)
         self.is_bitwise = is_bitwise
-        if is_bitwise and self._is_given_mask:
+        self.runs_apart = take_apart(model)
+        if is_bitwise and self._is_given_mask and not self.runs_apart:
             attend_apart(model)
         keep_latents(model)
         _leave_images_out(model.config.get_text_config())

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from specdec_cli.lm.cache.cache import running_layout
-from specdec_cli.lm.cache.layout import Layout
 
 _BIASES = ("build_alibi_tensor", "build_mpt_alibi_tensor")
 
@@ -86,12 +85,6 @@ def _for_joined_keys(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
             call["attention_mask"] = torch.ones(1, num_keys, dtype=torch.int64, device=layout.device)
         else:
             call["sequence_length"] = num_keys
-        return own(**call).index_select(2, _positions_of_keys(layout))
+        return own(**call).index_select(2, layout.joined_key_positions)
 
     return biases
-
-
-def _positions_of_keys(layout: Layout) -> Tensor:
-    """The position of each of the joined keys in its sequence [T] int64."""
-    parts = [torch.arange(span.num_keys, device=layout.device) for span in layout.spans]
-    return torch.cat(parts)

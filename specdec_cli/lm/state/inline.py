@@ -5,6 +5,7 @@ Each function here computes what such a layer's forward does, over the states th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from specdec_cli.lm.cache.cache import BlockCache
-from specdec_cli.lm.state.recurrences import convolve, linear, weighted_values
+from specdec_cli.lm.state.recurrences import convolve, linear, look_back, weighted_values
 
 if TYPE_CHECKING:
     from specdec_cli.lm.state.mixers import Mixer
@@ -89,6 +90,35 @@ def channel_mix(mixer: Mixer, module: Any, hidden: Tensor, state: BlockCache, **
     return torch.sigmoid(receptance) * module.value(torch.square(torch.relu(key))), state
 
 
+def compressed_convolution(mixer: Mixer, module: Any, hidden_states: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """`ZayaCCAProjection`: queries and keys through two short convolutions, half of each value one token late."""
+    shape = (*hidden_states.shape[:-1], -1, module.head_dim)
+    queries, keys = module.q_proj(hidden_states), module.k_proj(hidden_states)
+    inputs = torch.cat((queries, keys), -1)[0]
+    store, order = mixer.next_states(inputs.shape[1:], inputs.dtype, module.conv_kernel_size)
+    windows = look_back(order, store, inputs, module.conv_kernel_size + 1).transpose(1, 2)
+    mixed = module.conv_qk_grouped(module.conv_qk_depthwise(windows)).transpose(1, 2).view(shape)
+    num_groups = module.num_key_value_groups
+    residual = (queries.view(shape) + keys.view(shape).repeat_interleave(num_groups, 2)) * 0.5
+    query = mixed[:, :, : module.num_attention_heads] + residual
+    key = mixed[:, :, module.num_attention_heads :] + residual.unflatten(2, (-1, num_groups)).mean(3)
+    late = module.v_proj_delayed(_shifted(mixer, hidden_states))
+    return query, key, torch.cat((module.v_proj_current(hidden_states), late), -1).view(shape)
+
+
+def dynamic_convolution(
+    mixer: Mixer, module: Any, hidden_states: Tensor, dynamic_input: Tensor, *_: Any, **__: Any
+) -> Tensor:
+    """`Inkling2DynamicShortConvolution`: a short convolution whose weights depend on the token, the nearest first."""
+    width, inputs = module.conv_kernel_size, hidden_states[0].float()
+    dynamic = module.weight_proj(dynamic_input)[0].float().view(-1, module.num_heads, 1, width)
+    weights = module.static_weight.float().T.view(module.num_heads, -1, width) + dynamic
+    store, order = mixer.next_states(inputs.shape[1:], inputs.dtype, width - 1)
+    windows = look_back(order, store, inputs, width).flip(1).transpose(1, 2)
+    total: Tensor = (windows * weights.flatten(1, 2)).sum(2) + inputs
+    return (total / math.sqrt(2 * width + 1))[None].to(hidden_states.dtype)
+
+
 def _shifted(mixer: Mixer, hidden: Tensor) -> Tensor:
     """Hidden states [1, n, hidden] of each token's predecessor; zeros before a text."""
     inputs = hidden[0]
@@ -102,6 +132,8 @@ INLINE: dict[str, Callable[..., Any]] = {
     "MiniMaxLightningAttention": lightning_attention,
     "RwkvSelfAttention": time_mix,
     "RwkvFeedForward": channel_mix,
+    "Inkling2DynamicShortConvolution": dynamic_convolution,
+    "ZayaCCAProjection": compressed_convolution,
 }
 """Forwards of stateful layers, by the names of their classes."""
 

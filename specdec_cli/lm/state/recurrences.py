@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from specdec_cli.lm.cache.order import Order
+from specdec_cli.lm.cache.order import Order, Windows
 from specdec_cli.lm.cache.state_store import StateStore
 
 _NOTHING_YET = -1e38  # the exponent of sums without a weight
@@ -37,23 +37,50 @@ def convolve(order: Order, store: StateStore, inputs: Tensor, weight: Tensor, bi
     Returns:
         [n, channels] float32.
     """
-    width = weight.shape[1]
-    windows = order.windows(width)
-    before = store.read(windows.before, windows.num_slots).float()
-    new = inputs.float()
-    parts = []
-    for one, earlier in zip(order.stretches, torch.split(before, windows.counts), strict=True):
-        parts += [earlier, new[one.start : one.stop]]
-    joined, factors = torch.cat(parts), weight.float().t().contiguous()
+    windows = order.windows(weight.shape[1])
+    joined, factors = _join(order, store, inputs.float(), windows), weight.float().t().contiguous()
     total = joined[windows.taps[0]] * factors[0]
     for tap, factor in zip(windows.taps[1:], factors[1:], strict=True):
         total.addcmul_(joined[tap], factor)
     if windows.outputs is not None:
         total = total.index_select(0, windows.outputs)
+    _keep(store, inputs, joined, windows)
+    return total if bias is None else total + bias.float()
+
+
+def look_back(order: Order, store: StateStore, inputs: Tensor, width: int) -> Tensor:
+    """Each token's window of inputs, for what no convolution of channels computes.
+
+    Args:
+        order: of the tokens.
+        store: of earlier inputs, one slot for each.
+        inputs: [n, ...].
+        width: of a window.
+
+    Returns:
+        [n, width, ...], the oldest input first; zeros before a text.
+    """
+    windows = order.windows(width)
+    joined = _join(order, store, inputs, windows)
+    found = torch.stack([joined[tap] for tap in windows.taps], 1)
+    _keep(store, inputs, joined, windows)
+    return found if windows.outputs is None else found.index_select(0, windows.outputs)
+
+
+def _join(order: Order, store: StateStore, inputs: Tensor, windows: Windows) -> Tensor:
+    """Every sequence's earlier and new inputs, one after another."""
+    before = store.read(windows.before, windows.num_slots).to(inputs.dtype)
+    parts = []
+    for one, earlier in zip(order.stretches, torch.split(before, windows.counts), strict=True):
+        parts += [earlier, inputs[one.start : one.stop]]
+    return torch.cat(parts)
+
+
+def _keep(store: StateStore, inputs: Tensor, joined: Tensor, windows: Windows) -> None:
+    """Keep the last inputs, also beside prefixes."""
     store.write(windows.slots, inputs.index_select(0, windows.kept))
     if len(windows.prefixes):
         store.store(windows.prefixes, joined.index_select(0, windows.stored))
-    return total if bias is None else total + bias.float()
 
 
 def linear(

@@ -11,7 +11,6 @@ from model_check import PROMPTS, decoded, greedy, logits_error
 from tiny_models import make_tiny
 
 from specdec_cli.lm.cache.layout import Layout
-from specdec_cli.lm.forward import positions
 from specdec_cli.lm.load import load_lm
 
 OLD_FALCON = {"alibi": True, "new_decoder_architecture": False, "multi_query": True, "num_kv_heads": 1}
@@ -41,10 +40,9 @@ def test_biases_by_the_place_among_joined_keys_are_caught(
     lm, reference = load_lm(str(folder), dtype="float32"), load_reference(folder, torch.float32)
 
     def shifted(layout: Layout) -> torch.Tensor:
-        return right(layout).flip(0)
+        return torch.cat([torch.arange(span.num_keys) for span in layout.spans]).flip(0)
 
-    right = positions._positions_of_keys
-    monkeypatch.setattr(positions, "_positions_of_keys", shifted)
+    monkeypatch.setattr(Layout, "joined_key_positions", property(shifted))
     assert logits_error(reference, lm, [[7] * 8] * len(PROMPTS)) > 0.01
 
 
