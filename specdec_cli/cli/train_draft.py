@@ -13,20 +13,23 @@ import typer
 
 from specdec_cli.cli.completion import choices
 from specdec_cli.cli.convert_draft import ConversionWish, convert
-from specdec_cli.cli.measurement_options import Chat, DryRun
+from specdec_cli.cli.measurement_options import Chat, DryRun, Html, Plot
 from specdec_cli.cli.options import OPTIONS, RUN, Shared, with_shared_options
-from specdec_cli.cli.output import deliver, envelope, machine_of, write_file
+from specdec_cli.cli.output import check_destination, deliver, envelope, machine_of, write_file
 from specdec_cli.cli.screen import interruptible, open_screen, progress
 from specdec_cli.cli.train_options import TRAIN_OPTIONS
 from specdec_cli.errors import ExitCode, UsageError
+from specdec_cli.measure.workload.dataset import is_at_hand
 from specdec_cli.measure.workload.workload import read_rows
 from specdec_cli.recipe.present import to_yaml
+from specdec_cli.report.plot import check_available, check_plot
 
 if TYPE_CHECKING:
     from specdec_cli.engine.engine import Engine
     from specdec_cli.engine.prompts import PromptRow
     from specdec_cli.recipe import Recipe, Resolved
     from specdec_cli.report.view import Screen
+    from specdec_cli.train.features import CachedFeatures, TargetFeatures
     from specdec_cli.train.samples import Sample
     from specdec_cli.train.session import TrainingData, TrainingFolder, TrainingSession
 
@@ -61,6 +64,8 @@ def train_draft(
     ] = False,
     chat: Chat = False,
     dry_run: DryRun = False,
+    plot: Plot = None,
+    html: Html = None,
     *,
     shared: Shared,
 ) -> ExitCode | None:
@@ -77,14 +82,39 @@ def train_draft(
     if settings.answers_per_prompt > 1 and resolved.recipe.sampling.temperature == 0:
         said = f"`{settings.answers_per_prompt}` answers to a prompt would be the same at temperature 0"
         raise UsageError(said, "add --temperature 0.8, or leave --answers-per-prompt out")
+    _check_pictures(plot, html, shared.force or resume)
     if dry_run:
-        sys.stdout.write(f"# would train {settings.method}\n{to_yaml(resolved, origins=True)}")
+        sys.stdout.write(
+            f"# would train {settings.method}{_plan_words(resolved.recipe)}\n{to_yaml(resolved, origins=True)}"
+        )
         return None
     if output is None:
         raise UsageError("there is no folder to write the draft into", "add --output DIR")
     rows = read_rows(settings.data, None, settings.num_prompts or _ALL, chat or None).rows
     screen = open_screen(shared.quiet, streams_text=False)
-    return _TrainCommand(resolved, rows, chat, output, resume, shared, screen).go()
+    return _TrainCommand(resolved, rows, chat, output, resume, plot, html, shared, screen).go()
+
+
+def _plan_words(recipe: Recipe) -> str:
+    """Prompts, tokens and steps, as far as they are known before anything is loaded."""
+    settings, name = recipe.train, str(recipe.train.data)
+    if not name.startswith("builtin:") and not is_at_hand(name):
+        return f" on the prompts of {name}, which is not read"
+    num = len(read_rows(name, None, settings.num_prompts or _ALL).rows) - settings.num_held_out
+    answers = max(0, num) * settings.answers_per_prompt
+    steps = settings.max_steps or settings.epochs * -(-answers // settings.batch_size)
+    tokens = answers * recipe.sampling.max_new_tokens
+    return f": {answers} answers with at most {tokens} tokens, {steps} steps, {settings.num_held_out} prompts held out"
+
+
+def _check_pictures(plot: Path | None, html: Path | None, force: bool) -> None:
+    """Refuse files that could not be written or drawn at the end."""
+    if plot is not None:
+        check_plot(plot)
+        check_destination(plot, force, "--plot")
+    if html is not None:
+        check_available("--html")
+        check_destination(html, force, "--html")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +127,8 @@ class _TrainCommand:
         chat: whether they are messages.
         output: folder of the draft.
         resume: go on with the run that is there.
+        plot: file of the curves, or None.
+        html: file of a page, or None.
         shared: the command's shared options.
         screen: shows the progress.
     """
@@ -106,6 +138,8 @@ class _TrainCommand:
     chat: bool
     output: Path
     resume: bool
+    plot: Path | None
+    html: Path | None
     shared: Shared
     screen: Screen
 
@@ -119,8 +153,8 @@ class _TrainCommand:
             data = self._data(engine)
             folder.begin(self._plan(data), self.resume, self.shared.force)
         session = TrainingSession(engine, self._recipe, data, self._params, folder)
-        if data.num_too_long:
-            self.screen.say(f"note: {data.num_too_long} prompts left out: longer than the context", "yellow")
+        for notice in data.notices:
+            self.screen.say(f"note: {notice}", "yellow")
         with interruptible() as stopped, suppress(KeyboardInterrupt):
             return self._run(session, folder, stopped)
         return ExitCode.INTERRUPTED
@@ -168,11 +202,11 @@ class _TrainCommand:
 
         with progress(self.screen) as say:
             samples = session.answer(lambda done, total: say(f"answers: {done} of {total}"), stopped)
+            features = None if stopped() else self._features(session, samples, say, stopped)
             if stopped():
-                self.screen.say(f"interrupted; continue with --resume --output {self.output}")
-                return ExitCode.INTERRUPTED
+                return self._interrupted()
             say("building the draft")
-            run = session.start(samples, self.resume)
+            run = session.start(samples, self.resume, features)
         log = TrainingLog(folder.log, run.progress.step)
         num_tokens = sum(one.num_counted for one in samples)
         words = f"{len(samples)} samples of {num_tokens} tokens, {run.num_parameters} parameters"
@@ -183,6 +217,26 @@ class _TrainCommand:
                 view.watch(event)
         self._describe(session, samples, run.num_parameters, log.rows)
         return self._report(session, log.rows, stopped())
+
+    def _features(
+        self,
+        session: TrainingSession,
+        samples: Sequence[Sample],
+        say: Callable[[str], None],
+        stopped: Callable[[], bool],
+    ) -> TargetFeatures | CachedFeatures:
+        """The target's hidden states, written to disk first where the settings say so."""
+        from specdec_cli.train.features import CachedFeatures
+
+        features = session.features(samples)
+        if isinstance(features, CachedFeatures):
+            self.screen.say(f"the target's hidden states take {features.num_bytes / 1e9:.2f} GB in {self.output}")
+            features.prepare(lambda done, total: say(f"hidden states: {done} of {total} samples"), stopped)
+        return features
+
+    def _interrupted(self) -> ExitCode:
+        self.screen.say(f"interrupted; continue with --resume --output {self.output}")
+        return ExitCode.INTERRUPTED
 
     def _describe(
         self, session: TrainingSession, samples: Sequence[Sample], num_parameters: int, rows: Sequence[dict[str, Any]]
@@ -199,18 +253,23 @@ class _TrainCommand:
     def _report(
         self, session: TrainingSession, rows: Sequence[dict[str, Any]], is_interrupted: bool
     ) -> ExitCode | None:
-        from specdec_cli.report.train import SCHEMA, train_body
+        from specdec_cli.report.html import html
+        from specdec_cli.report.plot import picture
+        from specdec_cli.report.train import train_body
+        from specdec_cli.report.train_pages import SCHEMA
 
-        body = train_body(rows, session.method.settled(), is_interrupted)
+        settled = {**session.method.settled(), "learning_rate": session.method.learning_rate}
+        body = train_body(rows, settled, session.data.notices, is_interrupted)
+        document = envelope(SCHEMA, self._recipe.as_dict(), body, **machine_of(session.engine))
+        if self.plot is not None:
+            write_file(self.plot, picture(document, self.plot.suffix.lower()), force=True)
+        if self.html is not None:
+            write_file(self.html, html(document), force=True)
         if self.shared.json:
-            machine = machine_of(session.engine)
-            deliver(envelope(SCHEMA, self._recipe.as_dict(), body, **machine), to_stdout=True)
+            deliver(document, to_stdout=True)
         if body["best"] is not None:
             best = body["best"]
             said = f"best: acceptance length {best['acceptance_length']:.2f} at k = {best['k']}, step {best['step']}"
             self.screen.say(said)
             self.screen.say_whole(f"try it: specdec bench -r {self.output / 'recipe.yaml'}")
-        if is_interrupted:
-            self.screen.say(f"interrupted; continue with --resume --output {self.output}")
-            return ExitCode.INTERRUPTED
-        return None
+        return self._interrupted() if is_interrupted else None

@@ -7,15 +7,16 @@ from specdec_cli.cli.options import Option
 METHOD, SCHEDULE, DRAFT = "Method and data", "Schedule", "Draft"
 
 TRAIN_OPTIONS: tuple[Option, ...] = (
-    Option("train.method", str, ("--method",), METHOD, metavar="eagle3|dflash|pard|medusa"),
+    Option("train.method", str, ("--method",), METHOD, metavar="eagle3|dflash|pard|medusa|distill"),
     Option("train.data", str, ("--data",), METHOD, metavar="NAME|FILE"),
     Option("train.num_prompts", int, ("--num-prompts",), METHOD, default="all"),
     Option("train.num_held_out", int, ("--num-held-out",), METHOD),
     Option("train.answers_per_prompt", int, ("--answers-per-prompt",), METHOD),
+    Option("train.cache_features", bool, ("--cache-features/--no-cache-features",), METHOD),
     Option("train.epochs", int, ("--epochs",), SCHEDULE),
     Option("train.max_steps", int, ("--max-steps",), SCHEDULE),
     Option("train.batch_size", int, ("--batch-size",), SCHEDULE),
-    Option("train.learning_rate", float, ("--learning-rate",), SCHEDULE),
+    Option("train.learning_rate", float, ("--learning-rate",), SCHEDULE, default="by the target's width"),
     Option("train.warmup_ratio", float, ("--warmup-ratio",), SCHEDULE),
     Option("train.weight_decay", float, ("--weight-decay",), SCHEDULE),
     Option("train.max_grad_norm", float, ("--max-grad-norm",), SCHEDULE),

@@ -523,7 +523,7 @@ class Train(Section):
     """Training of a draft: its method, data, loss, schedule and evaluation."""
 
     method: str = Field("eagle3", min_length=1)
-    """Kind of draft to train: eagle3, dflash, pard or medusa."""
+    """Kind of draft to train: eagle3, dflash, pard, medusa or distill."""
     data: str | None = Field(None, min_length=1)
     """Prompts or chats to train on: a file, a preset, a hub id, builtin:mini or builtin:stories."""
     num_prompts: int | None = Field(None, ge=2, le=2**31 - 1)
@@ -538,8 +538,8 @@ class Train(Section):
     """Stop after this many steps, before or after `epochs`."""
     batch_size: int = Field(8, ge=1, le=2**16)
     """Samples in a step, over all devices."""
-    learning_rate: float = Field(1e-3, gt=0, le=10)
-    """Peak learning rate. It rises linearly during the warm-up, then falls to zero along a cosine."""
+    learning_rate: float | None = Field(None, gt=0, le=10)
+    """Peak learning rate, after a linear warm-up and before a cosine to zero. null goes by the target's width."""
     warmup_ratio: float = Field(0.03, ge=0, le=1)
     """Fraction of the steps in which the learning rate rises."""
     weight_decay: float = Field(0.0, ge=0, le=10)
@@ -559,7 +559,7 @@ class Train(Section):
     intermediate_size: int | None = Field(None, ge=1, le=2**20)
     """Width of the draft's feed-forward layers. null takes the target's."""
     num_layers: int | None = Field(None, ge=1, le=1024)
-    """Decoder layers of the draft (dflash). null takes a quarter of the target's, one to five."""
+    """Decoder layers of the draft (dflash, distill). null takes a quarter of the target's, for dflash one to five."""
     num_anchors: int = Field(512, ge=1, le=2**20)
     """Blocks to draw from each answer at most (dflash)."""
     sample_from_anchor: bool = False
@@ -567,7 +567,9 @@ class Train(Section):
     mask_token: int | None = Field(None, ge=0, le=2**31 - 1)
     """Token that stands for those not drafted yet (dflash, pard). null takes the rarest token of the data."""
     start_from: str | None = Field(None, min_length=1)
-    """Language model to begin with (pard): a hub id or a folder with the target's tokenizer."""
+    """Model with the target's tokenizer to begin with (pard, distill). null prunes the target itself (distill)."""
+    cache_features: bool = False
+    """Keep the target's hidden states of all samples on disk (bfloat16), so that it reads each sample once."""
     evaluate_every: int | None = Field(None, ge=1, le=2**31 - 1)
     """Measure acceptance on the held-out prompts after so many steps. null measures ten times."""
     save_every: int | None = Field(None, ge=1, le=2**31 - 1)

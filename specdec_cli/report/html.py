@@ -17,6 +17,8 @@ from specdec_cli.report.recommendation import depth_mark, recommendation_words, 
 from specdec_cli.report.sweep_k import SIZE_HEADS, size_rows
 from specdec_cli.report.sweep_trees import TREE_HEADS, tree_rows
 from specdec_cli.report.table import NOTHING, PageTable, number, percent
+from specdec_cli.report.train_pages import SCHEMA as TRAIN
+from specdec_cli.report.train_pages import train_facts, train_findings, train_tables
 from specdec_cli.report.trees import tree_table
 from specdec_cli.text.printable import printable
 
@@ -65,6 +67,8 @@ def findings(document: Document) -> list[str]:
         return endpoint_findings(document)
     if document["schema"] == AUDIT:
         return [verdict_words(document)]
+    if document["schema"] == TRAIN:
+        return train_findings(document)
     if "findings" in document:
         return list(document["findings"])
     if "recommendation" in document:
@@ -79,6 +83,8 @@ def facts(document: Document) -> list[tuple[str, str]]:
         return endpoint_facts(document)
     if document["schema"] == AUDIT:
         return audit_facts(document)
+    if document["schema"] == TRAIN:
+        return train_facts(document)
     workload, plan = document["workload"], document["plan"]
     machine, environment = document["machine"], document["environment"]
     sizes = ", ".join(map(str, plan.get("batch_sizes", [plan["batch_size"]])))
@@ -248,4 +254,5 @@ _TABLES: Mapping[str, Callable[[Document], Iterator[PageTable]]] = {
     "specdec.sweep-k/1": _sweep_tables,
     "specdec.compare-drafts/1": _compare_tables,
     "specdec.bench-endpoint/1": endpoint_tables,
+    TRAIN: train_tables,
 }

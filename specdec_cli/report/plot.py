@@ -18,6 +18,8 @@ from specdec_cli.errors import UsageError
 from specdec_cli.report.compare_drafts import draft_words
 from specdec_cli.report.endpoint_pages import acceptance_by_position
 from specdec_cli.report.endpoint_words import FIGURE_NAMES
+from specdec_cli.report.train_pages import SCHEMA as TRAIN
+from specdec_cli.report.train_pages import training_heading
 from specdec_cli.text.printable import printable
 
 if TYPE_CHECKING:
@@ -163,6 +165,8 @@ def heading(document: Document) -> str:
     recipe, name = document["recipe"], str(document["schema"]).partition("/")[0].removeprefix("specdec.")
     if "endpoint" in document:
         return f"specdec {name}: {subject(document)}"
+    if document["schema"] == TRAIN:
+        return training_heading(document)
     drafts = recipe["draft"] if isinstance(recipe["draft"], list) else [recipe["draft"]]
     named = ", ".join(draft_words(str(draft.get("model") or draft.get("method"))) for draft in drafts)
     is_synthetic = recipe["speculation"]["verify"] == "synthetic"
@@ -380,6 +384,28 @@ def _compare_split(axes: Axes, document: Document) -> None:
     _split_of(axes, [("no draft", document["plain"]["speculative"]), *rows])
 
 
+def _training_acceptance(axes: Axes, document: Document) -> None:
+    points = [(one["step"], one["acceptance_length"]) for one in document["evaluations"]]
+    if points:
+        axes.plot(*zip(*points, strict=True), "o-", markersize=4, color=_BLUE)
+    axes.set_xlabel("step")
+    axes.set_ylabel("tokens a verification")
+
+
+def _training_positions(axes: Axes, document: Document) -> None:
+    evaluations, best = document["evaluations"], document["best"]
+    shown = [one for one in (*evaluations[:1], best) if one is not None]
+    _by_position(axes, [(f"step {one['step']}", one["acceptance_by_depth"]) for one in shown])
+
+
+def _training_loss(axes: Axes, document: Document) -> None:
+    points = [(one["step"], one["loss"]) for one in document["curve"]]
+    if points:
+        axes.plot(*zip(*points, strict=True), color=_ORANGE)
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss")
+
+
 _PANELS: Mapping[str, Sequence[Panel]] = {
     "specdec.bench/1": (
         Panel("Speed-up by task", _speedup_by_task),
@@ -396,6 +422,11 @@ _PANELS: Mapping[str, Sequence[Panel]] = {
         Panel("Speed-up against k (lines: predicted)", _compare_speedup),
         Panel("Acceptance by position", _compare_positions),
         Panel("Where the time goes", _compare_split),
+    ),
+    TRAIN: (
+        Panel("Acceptance length on held-out prompts", _training_acceptance),
+        Panel("Acceptance by position", _training_positions),
+        Panel("Loss", _training_loss),
     ),
     "specdec.bench-endpoint/1": (
         Panel("Time to first text", partial(_endpoint_times, figure="ttft_s")),

@@ -13,12 +13,12 @@ from rich.table import Table
 from rich.text import Text
 
 from specdec_cli.report.pace import Pace
+from specdec_cli.report.train_pages import loss_curve
 from specdec_cli.train.events import Evaluated, Trained, TrainingEvent
 
 if TYPE_CHECKING:
     from specdec_cli.report.view import Screen
 
-SCHEMA = "specdec.train/1"
 _SECONDS_BETWEEN_DRAWS = 0.25
 _RECENT = 50  # steps that the shown loss and rates are averaged over
 
@@ -107,12 +107,15 @@ def evaluation_words(event: Evaluated) -> str:
     return f"step {event.step}: acceptance length {found.length:.2f} at k = {found.k} ({rates}){best}"
 
 
-def train_body(rows: Sequence[dict[str, Any]], settled: dict[str, Any], interrupted: bool) -> dict[str, Any]:
+def train_body(
+    rows: Sequence[dict[str, Any]], settled: dict[str, Any], notices: Sequence[str], interrupted: bool
+) -> dict[str, Any]:
     """The document's own keys.
 
     Args:
         rows: of the log.
         settled: sizes that the method chose.
+        notices: sentences about the data.
         interrupted: whether the run was ended early.
     """
     steps = [row for row in rows if row["event"] == "step"]
@@ -120,6 +123,7 @@ def train_body(rows: Sequence[dict[str, Any]], settled: dict[str, Any], interrup
     best = max(evaluations, key=lambda row: float(row["acceptance_length"]), default=None)
     return {
         "interrupted": interrupted,
+        "notices": list(notices),
         "num_steps": steps[-1]["step"] if steps else 0,
         "seconds": round(sum(row["seconds"] for row in steps), 3),
         "num_tokens": sum(row["num_tokens"] for row in steps),
@@ -127,6 +131,7 @@ def train_body(rows: Sequence[dict[str, Any]], settled: dict[str, Any], interrup
         "settled": settled,
         "best": best,
         "evaluations": evaluations,
+        "curve": loss_curve(rows),
     }
 
 

@@ -1,15 +1,25 @@
-"""The target's side of a batch: its logits, and the hidden states that a method reads."""
+"""The target's side of a batch: its logits, and the hidden states that a method reads, computed or kept on disk."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Sequence
 from itertools import count
+from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
+from specdec_cli.errors import RunError
 from specdec_cli.lm.door import LM, Row, Tap, Tapped
+from specdec_cli.train.disk import writing
 from specdec_cli.train.samples import Sample, TrainingBatch, padded
+
+_SHARD = 64  # samples in a file of hidden states
+_TOGETHER = 8  # samples that the target reads at once
 
 
 class TargetFeatures:
@@ -34,22 +44,112 @@ class TargetFeatures:
     def batch(self, samples: Sequence[Sample]) -> TrainingBatch:
         """A batch of samples, in one forward of the target."""
         tokens, is_counted = padded(samples, self._lm.device)
+        logits, states = self.read(samples)
+        given = _side_by_side(logits, tokens)
+        features = _side_by_side(states, tokens) if self._columns else None
+        return TrainingBatch(tokens, is_counted, features, given)
+
+    def read(self, samples: Sequence[Sample]) -> tuple[list[Tensor], list[Tensor]]:
+        """Of each sample the logits [n, V] and the hidden states [n, taps, hidden]; no states without taps."""
         rows = [self._row(one) for one in samples]
         try:
             logits = self._lm.score(rows)
         finally:
             for row in rows:
                 self._lm.release(row.handle)
-        lengths = [len(one.tokens) for one in samples]
-        given = _side_by_side(torch.split(logits, lengths), tokens)
-        if not self._columns:
-            return TrainingBatch(tokens, is_counted, None, given)
         states = [row.tapped.states[:, self._columns] for row in rows if row.tapped and row.tapped.states is not None]
-        return TrainingBatch(tokens, is_counted, _side_by_side(states, tokens), given)
+        return list(torch.split(logits, [len(one.tokens) for one in samples])), states
 
     def _row(self, sample: Sample) -> Row:
         tapped = Tapped() if self._columns else None
         return Row(next(self._handles), list(sample.tokens), len(sample.tokens), tapped=tapped)
+
+
+class CachedFeatures:
+    """Batches from hidden states that lie on disk: those that the method reads, and the final ones for the logits.
+
+    The states are rounded to bfloat16. Shards of a stopped run are read again.
+
+    Args:
+        lm: the target.
+        taps: hidden states that the method reads.
+        folder: for the shards.
+        samples: all samples of the run.
+
+    Raises:
+        UsageError: the target has no such layers, or cannot give hidden states.
+        RunError: the disk has no room for them.
+    """
+
+    def __init__(self, lm: LM, taps: Sequence[Tap], folder: Path, samples: Sequence[Sample]) -> None:
+        self._lm, self._folder, self._samples, self._num_taps = lm, folder, samples, len(taps)
+        self._features = TargetFeatures(lm, (*taps, "final"))
+        self._places = {id(one): place for place, one in enumerate(samples)}
+        self._shards: dict[int, Any] = {}
+        missing = sum(len(one.tokens) for place, one in enumerate(samples) if not self._path(place).exists())
+        self.num_bytes = sum(len(one.tokens) for one in samples) * self._bytes_per_token
+        free = shutil.disk_usage(folder.parent).free
+        if missing * self._bytes_per_token > free:
+            said = f"the target's hidden states take {self.num_bytes / 1e9:.1f} GB, and `{folder.parent}` has"
+            hint = "leave --cache-features out, use fewer prompts, or name an --output on another disk"
+            raise RunError(f"{said} {free / 1e9:.1f} GB left", hint)
+
+    def prepare(self, progress: Callable[[int, int], None], stopped: Callable[[], bool]) -> None:
+        """Write the shards that are missing.
+
+        Args:
+            progress: told how many samples are done, and of how many.
+            stopped: asked between shards.
+
+        Raises:
+            RunError: the disk is full, or the folder cannot be written.
+        """
+        with writing(self._folder):
+            self._folder.mkdir(exist_ok=True)
+        for begin in range(0, len(self._samples), _SHARD):
+            if stopped():
+                return
+            if not self._path(begin).exists():
+                self._write(begin)
+            progress(min(begin + _SHARD, len(self._samples)), len(self._samples))
+
+    def batch(self, samples: Sequence[Sample]) -> TrainingBatch:
+        """A batch of samples; the target computes its output layer alone."""
+        tokens, is_counted = padded(samples, self._lm.device)
+        states = [self._states(self._places[id(one)]) for one in samples]
+        with torch.no_grad():
+            logits = self._lm.head(torch.cat([one[:, -1] for one in states]))
+        given = _side_by_side(torch.split(logits, [len(one) for one in states]), tokens)
+        features = _side_by_side([one[:, :-1] for one in states], tokens) if self._num_taps else None
+        return TrainingBatch(tokens, is_counted, features, given)
+
+    @property
+    def _bytes_per_token(self) -> int:
+        width = self._lm.embed([0]).shape[-1]
+        return (self._num_taps + 1) * width * torch.bfloat16.itemsize
+
+    def _path(self, place: int) -> Path:
+        return self._folder / f"{place // _SHARD:06d}.safetensors"
+
+    def _write(self, begin: int) -> None:
+        found: dict[str, Tensor] = {}
+        for first in range(begin, min(begin + _SHARD, len(self._samples)), _TOGETHER):
+            part = self._samples[first : min(first + _TOGETHER, begin + _SHARD)]
+            states = self._features.read(part)[1]
+            found |= {str(first + i): one.to("cpu", torch.bfloat16).contiguous() for i, one in enumerate(states)}
+        path = self._path(begin)
+        half = path.with_suffix(".new")
+        with writing(path):
+            save_file(found, half)
+            half.replace(path)
+
+    def _states(self, place: int) -> Tensor:
+        """States [n, taps + 1, hidden] of a sample in the target's dtype."""
+        number = place // _SHARD
+        if number not in self._shards:
+            self._shards[number] = safe_open(self._path(place), framework="pt")
+        stored: Tensor = self._shards[number].get_tensor(str(place))
+        return stored.to(self._lm.device, self._lm.dtype)
 
 
 def _side_by_side(parts: Sequence[Tensor], tokens: Tensor) -> Tensor:

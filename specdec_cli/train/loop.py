@@ -147,7 +147,7 @@ class TrainingRun:
 
     def _step(self, places: Sequence[int], num_steps: int) -> Trained:
         begin = perf_counter()
-        rate = learning_rate(self.progress.step, num_steps, self.settings)
+        rate = learning_rate(self.progress.step, num_steps, self.method.learning_rate, self.settings.warmup_ratio)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         own = places[self._accelerator.process_index :: self._accelerator.num_processes] or places[:1]
@@ -182,10 +182,10 @@ class TrainingRun:
         return Saved(self.progress.step)
 
 
-def learning_rate(step: int, num_steps: int, settings: Train) -> float:
+def learning_rate(step: int, num_steps: int, peak: float, warmup_ratio: float) -> float:
     """The learning rate of a step, counted from 0: a linear warm-up, then a cosine that ends at zero."""
-    warmup = math.ceil(settings.warmup_ratio * num_steps)
+    warmup = math.ceil(warmup_ratio * num_steps)
     if step < warmup:
-        return settings.learning_rate * (step + 1) / warmup
+        return peak * (step + 1) / warmup
     done = (step - warmup) / max(1, num_steps - warmup)
-    return settings.learning_rate * (1 + math.cos(math.pi * done)) / 2
+    return peak * (1 + math.cos(math.pi * done)) / 2

@@ -55,6 +55,9 @@ OWN_SETTINGS = frozenset(
 """Settings of the `train` section that some methods alone read."""
 
 
+_RATE, _RATE_WIDTH = 3e-3, 160  # found on the built-in target; other widths follow the rule of 1 / width
+
+
 class TrainingMethod(ABC):
     """How one kind of draft is trained.
 
@@ -66,6 +69,7 @@ class TrainingMethod(ABC):
         name: in recipes and on the command line.
         drafts_with: the drafting method that runs the folder; None for a folder with a plain language model.
         own_settings: those of `OWN_SETTINGS` that it reads.
+        starts_trained: whether the network begins as a trained model.
 
     Raises:
         UsageError: the settings have one that it does not read.
@@ -74,6 +78,7 @@ class TrainingMethod(ABC):
     name: ClassVar[str]
     drafts_with: ClassVar[str | None]
     own_settings: ClassVar[frozenset[str]] = frozenset()
+    starts_trained: ClassVar[bool] = False
 
     def __init__(self, settings: Train, target: TrainingTarget) -> None:
         usual = type(settings)()
@@ -81,6 +86,15 @@ class TrainingMethod(ABC):
             if getattr(settings, name) != getattr(usual, name):
                 raise UsageError(f"`train.{name}` has no meaning for the method `{self.name}`", "leave it out")
         self.settings, self.target = settings, target
+
+    @property
+    def learning_rate(self) -> float:
+        """The peak learning rate: the settings', or 3e-3 at a width of 160 and less in proportion for wider targets.
+
+        A tenth of it for a model that is trained already. It stays between 1e-5 and 3e-3.
+        """
+        usual = _RATE * min(1.0, _RATE_WIDTH / self.target.hidden_size) / (10 if self.starts_trained else 1)
+        return self.settings.learning_rate or max(1e-5, usual)
 
     @property
     def taps(self) -> Sequence[Tap]:

@@ -15,7 +15,7 @@ from specdec_cli.train.acceptance import HeldOutAcceptance, measure_acceptance
 from specdec_cli.train.answers import Answers, TrainingPrompt
 from specdec_cli.train.checkpoints import Checkpoints
 from specdec_cli.train.disk import writing
-from specdec_cli.train.features import TargetFeatures
+from specdec_cli.train.features import CachedFeatures, TargetFeatures
 from specdec_cli.train.loop import TrainingRun
 from specdec_cli.train.method import DraftModule, TrainingMethod
 from specdec_cli.train.methods import training_method
@@ -127,6 +127,12 @@ class TrainingData:
         return cls(train, held_out, len(prompts) - len(fitting))
 
     @property
+    def notices(self) -> list[str]:
+        """Sentences about prompts that were left out."""
+        num = "1 prompt" if self.num_too_long == 1 else f"{self.num_too_long} prompts"
+        return [f"{num} left out: no room for an answer in the context"] if self.num_too_long else []
+
+    @property
     def identity(self) -> str:
         """SHA-256 of all prompts, in hexadecimal."""
         content = json.dumps([[list(one.tokens) for one in its] for its in (self.train, self.held_out)])
@@ -176,15 +182,34 @@ class TrainingSession:
             raise UsageError("every answer of the target has fewer than 2 tokens", "choose other prompts")
         return samples
 
-    def start(self, samples: Sequence[Sample], is_resumed: bool) -> TrainingRun:
+    def features(self, samples: Sequence[Sample]) -> TargetFeatures | CachedFeatures:
+        """The target's side of batches, on disk if the settings say so; `CachedFeatures.prepare` is still to be called.
+
+        Raises:
+            UsageError: the target has no such layers.
+            RunError: the disk has no room for the hidden states.
+        """
+        lm, taps = self.engine.target, self.method.taps
+        if self.recipe.train.cache_features:
+            return CachedFeatures(lm, taps, self.folder.work / "features", samples)
+        return TargetFeatures(lm, taps)
+
+    def start(
+        self, samples: Sequence[Sample], is_resumed: bool, features: TargetFeatures | CachedFeatures | None = None
+    ) -> TrainingRun:
         """Build the draft and the loop, at its last checkpoint where the run goes on.
+
+        Args:
+            samples: to train on.
+            is_resumed: go on from the last checkpoint.
+            features: of these samples, ready; None computes them when they are wanted.
 
         Raises:
             UsageError: the method cannot be used with this target.
             RunError: a checkpoint cannot be read.
         """
         settings = self.recipe.train
-        features = TargetFeatures(self.engine.target, self.method.taps)
+        features = features or TargetFeatures(self.engine.target, self.method.taps)
         self.method.prepare(samples)
         run = TrainingRun(
             method=self.method,

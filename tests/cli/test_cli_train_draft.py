@@ -30,11 +30,20 @@ def test_a_trained_head_runs_as_a_draft(
     target: str, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "head"
-    assert train(target, prompts, folder, "--max-steps", "3", "--evaluate-every", "2", "--json") == 0
+    page, curve = tmp_path / "run.html", tmp_path / "run.svg"
+    more = ["--max-steps", "3", "--evaluate-every", "2", "--cache-features", "--html", str(page), "--plot", str(curve)]
+    assert train(target, prompts, folder, *more, "--json") == 0
     document = json.loads(capsys.readouterr().out)
     assert document["num_steps"] == 3
     assert [one["step"] for one in document["evaluations"]] == [2, 3]
-    assert document["settled"] == {"layers": [0, 2, 3], "depth": 2, "draft_vocab_size": 97}
+    assert document["settled"] == {
+        "layers": [0, 2, 3],
+        "depth": 2,
+        "draft_vocab_size": 97,
+        "learning_rate": 3e-3,
+    }
+    assert "Acceptance on held-out prompts" in page.read_text()
+    assert "<svg" in curve.read_text()
     log = [json.loads(line) for line in (folder / "training" / "log.jsonl").read_text().splitlines()]
     assert [row["event"] for row in log] == [
         "step",
@@ -91,5 +100,8 @@ def test_what_cannot_be_trained_is_refused(
 def test_a_dry_run_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "head"
     assert main.run(["train-draft", "--data", "builtin:stories", "--output", str(folder), "--dry-run"]) == 0
-    assert "would train eagle3" in capsys.readouterr().out
+    assert (
+        "would train eagle3: 20 answers with at most 2560 tokens, 9 steps, 16 prompts held out"
+        in capsys.readouterr().out
+    )
     assert not folder.exists()

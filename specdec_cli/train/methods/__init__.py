@@ -9,6 +9,7 @@ from specdec_cli.train.method import TrainingMethod
 
 METHODS = {
     "dflash": "dflash:DFlashTraining",
+    "distill": "distill:DistillTraining",
     "eagle3": "eagle3:Eagle3Training",
     "medusa": "medusa:MedusaTraining",
     "pard": "pard:PardTraining",

@@ -49,6 +49,7 @@ class PardTraining(TrainingMethod):
     name: ClassVar[str] = "pard"
     drafts_with: ClassVar[str | None] = "pard"
     own_settings: ClassVar[frozenset[str]] = frozenset({"start_from", "mask_token"})
+    starts_trained: ClassVar[bool] = True
 
     def __init__(self, settings: Train, target: TrainingTarget) -> None:
         super().__init__(settings, target)

@@ -1,0 +1,65 @@
+"""Hidden states on disk: the same batches up to bfloat16, shards that are kept, and a disk without room."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_training import ignore, never
+from training_cases import method_of, samples_of, training_lm
+
+from specdec_cli.errors import RunError
+from specdec_cli.lm.transformers_lm import TransformersLM
+from specdec_cli.train import features
+from specdec_cli.train.features import CachedFeatures, TargetFeatures
+
+
+@pytest.fixture(scope="module")
+def lm(tmp_path_factory: pytest.TempPathFactory) -> TransformersLM:
+    return training_lm(tmp_path_factory.mktemp("target"))
+
+
+def test_cached_batches_are_the_computed_ones(lm: TransformersLM, tmp_path: Path) -> None:
+    method, samples = method_of(lm, "eagle3"), samples_of()
+    cached = CachedFeatures(lm, method.taps, tmp_path / "features", samples)
+    cached.prepare(ignore, never)
+    found, wanted = cached.batch(samples), TargetFeatures(lm, method.taps).batch(samples)
+    assert found.features is not None
+    assert wanted.features is not None
+    torch.testing.assert_close(found.features, wanted.features, rtol=0.01, atol=0.01)
+    torch.testing.assert_close(found.logits, wanted.logits, rtol=0.05, atol=0.1)
+    assert torch.equal(found.tokens, wanted.tokens)
+    assert cached.num_bytes == sum(len(one.tokens) for one in samples) * 4 * 32 * 2
+
+
+def test_a_stopped_run_keeps_its_shards(lm: TransformersLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(features, "_SHARD", 1)
+    samples, folder = samples_of(), tmp_path / "features"
+    asked = iter([False, True])
+    CachedFeatures(lm, (0,), folder, samples).prepare(ignore, lambda: next(asked))
+    assert [path.name for path in sorted(folder.iterdir())] == ["000000.safetensors"]
+    written = (folder / "000000.safetensors").stat().st_mtime_ns
+    CachedFeatures(lm, (0,), folder, samples).prepare(ignore, never)
+    assert len(list(folder.iterdir())) == 2
+    assert (folder / "000000.safetensors").stat().st_mtime_ns == written
+
+
+def test_a_disk_without_room_is_refused_before_anything_is_written(
+    lm: TransformersLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full: Callable[[object], object] = lambda _: type("Usage", (), {"free": 10})  # noqa: E731
+    monkeypatch.setattr("shutil.disk_usage", full)
+    with pytest.raises(RunError, match=r"hidden states take 0\.0 GB"):
+        CachedFeatures(lm, (0,), tmp_path / "features", samples_of())
+
+
+def test_a_disk_that_fills_up_ends_in_one_sentence(
+    lm: TransformersLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(features, "save_file", full)
+    with pytest.raises(RunError, match="cannot be written: No space left on device"):
+        CachedFeatures(lm, (0,), tmp_path / "features", samples_of()).prepare(ignore, never)
+    assert not list((tmp_path / "features").iterdir())
