@@ -17,7 +17,7 @@ from specdec_cli.lm.kernels.own_products import steady_linear
 from specdec_cli.lm.load import load_lm
 
 LENGTH = 45
-FAMILIES = ["falcon", "codegen", "gptj"]
+FAMILIES = ["falcon", "codegen", "gptj", "flint"]
 
 
 def num_that_differ(folder: Path, length: int = LENGTH) -> int:

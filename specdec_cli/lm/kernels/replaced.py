@@ -19,10 +19,16 @@ def replace_in(module: nn.Module, functions: Mapping[Function, Function]) -> Non
     module.forward.functions.update(functions)
 
 
-def calls(module: nn.Module, name: str) -> bool:
-    """Whether the code of a module's forward names a function."""
-    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
-    return code is not None and name in code.co_names
+def calls(module: nn.Module, *names: str) -> bool:
+    """Whether the code of a module's methods names one of some functions."""
+    methods = [inspect.unwrap(method) for method in vars(type(module)).values() if inspect.isfunction(method)]
+    return any(name in method.__code__.co_names for method in methods for name in names)
+
+
+def own_forward(module: nn.Module) -> Function:
+    """A module's forward, without replaced functions."""
+    forward: Function = module.forward
+    return forward.forward if isinstance(forward, _Replacing) else forward
 
 
 class _Replacing:

@@ -21,6 +21,8 @@ from transformers.activations import ACT2FN
 from specdec_cli.lm.cache.cache import BlockCache
 from specdec_cli.lm.cache.order import Order
 from specdec_cli.lm.cache.state_store import StateStore
+from specdec_cli.lm.kernels.own_products import in_whole_vectors
+from specdec_cli.lm.kernels.replaced import own_forward
 from specdec_cli.lm.state.inline import INLINE, prepare
 from specdec_cli.lm.state.recurrences import convolve, delta_rule, linear
 
@@ -142,7 +144,7 @@ class Mixer:
         if D is not None:
             output = output + D.float() * x
         if z is not None:
-            output = output * F.silu(z[0].t().float())
+            output = output * in_whole_vectors(F.silu, z[0].t().float())
         return output.t()[None], _nothing(output)
 
     def next_states(
@@ -169,7 +171,7 @@ def install(model: Any) -> bool:
     found = [one for one in model.modules() if type(one).__name__ in INLINE or _calls_scans(one)]
     prepare(model)
     for number, module in enumerate(found):
-        if not isinstance(module.__dict__.get("forward"), Mixer):
+        if not isinstance(own_forward(module), Mixer):
             module.forward = Mixer(module, number)
     for module in model.modules():
         if type(module).__name__ == "MiniMaxModel":  # which takes no other cache than its own
@@ -197,7 +199,7 @@ def _times(dt: Tensor, bias: Tensor | None, is_soft: bool) -> Tensor:
     """Step sizes [n, channels], computed in their own dtype as transformers does."""
     if bias is not None:
         dt = dt + bias.to(dt.dtype)
-    return F.softplus(dt) if is_soft else dt
+    return in_whole_vectors(F.softplus, dt) if is_soft else dt
 
 
 def _nothing(like: Tensor) -> Tensor:
