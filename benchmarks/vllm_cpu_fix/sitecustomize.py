@@ -15,7 +15,7 @@ from typing import Any
 _BROKEN = "vllm.utils.cpu_triton_utils"
 
 
-def expand(output: Any, values: Any, cumulative: Any, replace_from: Any, replace_to: Any, **_: Any) -> None:
+def expand(output: Any, values: Any, cumulative: Any, replace_from: Any, replace_to: Any, *_: Any) -> None:
     """Each request's value for each of its drafted tokens, in place."""
     import torch
 

@@ -1,0 +1,140 @@
+"""Predicted against measured speed-ups of vLLM at every k, and the acceptance that it counts, on the built-in pair.
+
+    python benchmarks/engine_sweep.py --vllm /path/to/vllm --k-max 6 --num-prompts 24 --max-new-tokens 48
+
+vLLM is started without a draft and with every k, or the best few. Costs are fitted to the starts at k = 0, 1 and the
+largest k alone; the others are compared with the prediction. At temperature 1 acceptance is counted in the same starts,
+with `vllm_cpu_fix`: as it is, vLLM's CPU build does not sample from the target. Speed is that of temperature 0, one
+request at a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import record
+from engine_served import vllm_serving
+from served import serving
+from trace_over_http import BUILT_IN, counted, traced
+
+from specdec_cli.lm.load import load_lm
+from specdec_cli.measure.elsewhere.engine_sweep import EngineSweep, EngineSweepPlan
+from specdec_cli.measure.predict.trace import Trace
+from specdec_cli.measure.predict.tracing import trace_draft
+from specdec_cli.measure.workload.workload import read_rows
+from specdec_cli.recipe.schema import Sampling
+
+DATASET, RULE = "builtin:stories", "one-hot"
+
+
+class Starts:
+    """vLLM with k drafted tokens, and its acceptance at temperature 1 before each one ends."""
+
+    def __init__(self, command: str, folder: Path, options: list[str], k_max: int) -> None:
+        self.command, self.log, self.options, self.k_max = command, folder / "vllm.log", options, k_max
+        self.trace: dict[str, Any] = {}
+        self.counted: dict[int, float] = {}
+
+    @contextmanager
+    def start(self, k: int) -> Iterator[str]:
+        """A start, for `EngineSweep`."""
+        config = {"method": "draft_model", "model": str(BUILT_IN / "draft"), "num_speculative_tokens": k}
+        target = BUILT_IN / "target"
+        with vllm_serving(self.command, target, config if k else None, self.log, is_repaired=True) as url:
+            yield url
+            sampled = [*self.options, "--temperature", "1"]
+            if k:
+                self.counted[k] = counted(url, sampled)
+            else:
+                with serving("-t", str(BUILT_IN / "draft"), "-d", "none") as draft:
+                    self.trace = traced(url, draft.url, [*sampled, "--k-max", str(self.k_max)])
+        print(f"k = {k} at load {os.getloadavg()[0]:.1f}: {self.counted.get(k)}", file=sys.stderr, flush=True)
+
+
+def read(trace: Trace) -> str:
+    """The built-in draft along the target's text."""
+    from specdec_cli.drafters import create
+    from specdec_cli.drafters.contract import Resources
+
+    drafter = create("model", {"model": "draft"})
+    lm = load_lm(str(BUILT_IN / "draft"), max_num_seqs=1)
+    drafter.load(Resources(lambda _: lm, None, lm.vocab_size))
+    trace.drafts["draft"] = trace_draft(trace, drafter, 1)
+    return "draft"
+
+
+def greedy(sweep: EngineSweep) -> dict[str, Any]:
+    """Speed-ups and acceptance lengths at temperature 0."""
+    found = sweep.sizes[1]
+    assert found.costs is not None, "fitted"
+    assert found.prediction is not None, "predicted"
+    rows = []
+    for row in found.prediction.rows:
+        run = found.runs.get(row.k)
+        if run is None:
+            continue
+        measured = run.speedup_over(found.runs[0])
+        one: dict[str, Any] = {"k": row.k, "fitted": row.k in found.fitted, "load": round(run.load, 2)}
+        one["speedup"] = {"predicted": row.speedup.median, "measured": measured.median, "ci95": measured.ci95}
+        one["step_seconds"] = {"predicted": found.costs.step_seconds(row.k), "measured": run.step_seconds}
+        one["acceptance_length"] = {"predicted": row.acceptance_length.median, "counted": run.acceptance_length}
+        one["error"] = row.speedup.median / measured.median - 1
+        rows.append(one)
+    best = max(rows, key=lambda one: one["speedup"]["measured"])
+    predicted = max(rows, key=lambda one: one["speedup"]["predicted"])
+    return {
+        "plain_step_seconds": found.runs[0].step_seconds,
+        "plain_load": round(found.runs[0].load, 2),
+        "rows": rows,
+        "median_error": float(np.median([abs(one["error"]) for one in rows])),
+        "best_measured_k": best["k"],
+        "best_predicted_k": predicted["k"],
+        "predicted_best_over_measured_best": predicted["speedup"]["measured"] / best["speedup"]["measured"],
+        "trace": {"requests": sweep.num_requests, "bytes": sweep.num_bytes},
+    }
+
+
+def sampled(starts: Starts) -> dict[str, Any]:
+    """Acceptance lengths at temperature 1 under vLLM's default rule."""
+    lengths = starts.trace["acceptance_length"][RULE]
+    rows = [
+        {"k": k, "predicted": lengths[k], "counted": length, "error": lengths[k] / length - 1}
+        for k, length in sorted(starts.counted.items())
+    ]
+    took = {name: starts.trace[name] for name in ("requests", "bytes", "seconds")}
+    return {"rule": RULE, "rows": rows, "trace": took}
+
+
+def main() -> None:
+    """Sweep, and keep the result."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--vllm", required=True, help="vLLM's program")
+    parser.add_argument("--k-max", type=int, default=6)
+    parser.add_argument("--num-measured", type=int, default=128, help="most k to measure beside the first and the last")
+    parser.add_argument("--num-prompts", type=int, default=24)
+    parser.add_argument("--max-new-tokens", type=int, default=48)
+    options = parser.parse_args()
+    rows = read_rows(DATASET, None, options.num_prompts, False).rows[: options.num_prompts]
+    asked = ["--dataset", DATASET, "--num-prompts", str(options.num_prompts)]
+    asked += ["--max-new-tokens", str(options.max_new_tokens), "--ignore-eos"]
+    sampling = Sampling(max_new_tokens=options.max_new_tokens, ignore_eos=True)
+    before = record.machine()
+    with tempfile.TemporaryDirectory() as folder:
+        starts = Starts(options.vllm, Path(folder), asked, options.k_max)
+        plan = EngineSweepPlan(rows, sampling, False, options.k_max, (1,), options.num_measured, RULE)
+        sweep = EngineSweep(starts.start, plan, read, lambda said: print(said, file=sys.stderr, flush=True))
+        sweep.run()
+    results = {"options": asked, "version": sweep.version, "greedy": greedy(sweep), "sampled": sampled(starts)}
+    print(record.save("engine_sweep_vllm", before, results))
+
+
+if __name__ == "__main__":
+    main()
