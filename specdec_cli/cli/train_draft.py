@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -90,6 +91,8 @@ def train_draft(
         return None
     if output is None:
         raise UsageError("there is no folder to write the draft into", "add --output DIR")
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UsageError("train-draft trains in one process", "start it without `accelerate launch` or `torchrun`")
     rows = read_rows(settings.data, None, settings.num_prompts or _ALL, chat or None).rows
     screen = open_screen(shared.quiet, streams_text=False)
     return _TrainCommand(resolved, rows, chat, output, resume, plot, html, shared, screen).go()
