@@ -44,6 +44,54 @@ RECIPES = {
     },
 }
 """What each sets, by path; `draft` as drafters take it."""
+_RULE: dict[str, object] = {"sampling.temperature": 0.7}
+_DRAFTS: dict[str, dict[str, object]] = {
+    "eagle": {"model": "yuhuili/EAGLE-Qwen3-8B"},
+    "p-eagle": {"method": "p-eagle", "model": "AngelSlim/Qwen3-8B_eagle3"},
+    "pard": {"method": "pard", "model": "amd/PARD-Qwen3-0.6B"},
+    "universal": {"method": "universal", "model": "Qwen/Qwen3-0.6B"},
+    "none": {"method": "none"},
+}
+CASES: dict[str, tuple[str, dict[str, object]]] = {
+    **{name: ("sampled", {"draft": draft}) for name, draft in _DRAFTS.items()},
+    **{f"sampled-{rule}": ("sampled", {"speculation.verify": rule}) for rule in ("exact-match", "typical", "gumbel")},
+    **{f"eagle3-{rule}": ("eagle3", _RULE | {"speculation.verify": rule}) for rule in ("rejection", "exact-match")},
+    "mtp": ("sampled", {"target.model": "zai-org/GLM-4.5-Air", "draft": {"method": "mtp"}}),
+    "table": ("sampled", {"speculation.k_by_batch": "2:6,9:2"}),
+    "limit": ("sampled", {"speculation.disable_by_batch_size": 12}),
+    "confident": ("sampled", {"speculation.depth_policy": "confidence", "speculation.p_min": 0.3}),
+    "synthetic": ("sampled", {"speculation.synthetic_acceptance_length": 2.5}),
+    "loading": ("sampled", {"target.load_format": "dummy", "target.dtype": "float16", "target.device": "cuda"}),
+    "generation": ("sampled", {"target.generation_config": "none", "target.chat_template": "{{ messages }}"}),
+    "template": ("sampled", {"target.default_chat_template_kwargs": {"thinking": False}}),
+    "penalties": (
+        "sampled",
+        {
+            "sampling.top_k": 17,
+            "sampling.min_p": 0.07,
+            "sampling.repetition_penalty": 1.3,
+            "sampling.presence_penalty": 0.3,
+            "sampling.frequency_penalty": 0.2,
+            "sampling.min_tokens": 3,
+            "sampling.seed": 77,
+            "sampling.ignore_eos": True,
+        },
+    ),
+    "engine": (
+        "ngram",
+        {
+            "engine.kv_block_size": 32,
+            "engine.kv_cache_memory": "3GiB",
+            "engine.max_num_batched_tokens": 4096,
+            "engine.enable_prefix_caching": False,
+            "engine.max_num_seqs": 4,
+            "serve.reasoning_parser": "qwen3",
+            "serve.tool_call_parser": "hermes",
+            "serve.served_model_name": ["a", "b"],
+        },
+    ),
+}
+"""Further recipes, each a change of one above, that the engines' own parsers read: `scripts/check_exports.py`."""
 
 
 def resolved(name: str, **more: object) -> Resolved:

@@ -1,7 +1,8 @@
 """SGLang: `python -m sglang.launch_server` with `--speculative-algorithm`.
 
 The settings are those of SGLang 0.5.23 (arg_groups/fields/spec.py): k drafted tokens are `num-steps` k with
-`eagle-topk` 1, and k + 1 `num-draft-tokens`, since it counts the token that the target adds.
+`eagle-topk` 1, and k + 1 `num-draft-tokens`, since it counts the token that the target adds. It verifies by rejection
+for EAGLE heads and MTP layers alone, and refuses that flag with other drafts.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from specdec_cli.export.exported import HERE, Export, ExportJob, flags, script
 from specdec_cli.export.settings import ExportSettings
 
 NAME, VERSION = "SGLang", "0.5.23"
-_STEPS = {DRAFT_MODEL: "STANDALONE", "eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "NEXTN"}
+_HEADS = {"eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "NEXTN"}
+_STEPS = {DRAFT_MODEL: "STANDALONE"} | _HEADS
 _BLOCKS = {"dflash": "DFLASH", "dspark": "DSPARK"}
 _ADAPTIVE = "adaptive.json"
 
@@ -85,9 +87,10 @@ def speculation(settings: ExportSettings) -> tuple[dict[str, Any], dict[str, Any
         settings.without("draft.quantize", "SGLang reads drafts that are quantized already")
     if draft.method in _STEPS:
         found |= {"speculative_num_steps": k, "speculative_eagle_topk": 1}
-    if draft.method == "ngram" and draft.option("max"):
-        settings.warn("SGLang's NGRAM looks up in a trie over all served text, whose depth is not the recipe's n-gram")
-        draft.option("min")
+    if draft.method == "ngram":
+        found["speculative_ngram_max_bfs_breadth"] = 1  # a chain; by default it drafts a tree
+        if draft.option("max") or draft.option("min"):
+            settings.warn("SGLang's NGRAM looks up in a trie of all served text, and its depth is not the n-gram's")
     found["speculative_num_draft_tokens"] = k + 1
     settings.chains_only()
     table = _adaptive(settings)
@@ -96,14 +99,20 @@ def speculation(settings: ExportSettings) -> tuple[dict[str, Any], dict[str, Any
 
 
 def _rule(settings: ExportSettings) -> dict[str, Any]:
-    verify = settings.value("speculation.verify")
+    verify, method = settings.value("speculation.verify"), settings.draft.method
     if verify in ("typical", "synthetic"):
         settings.without("speculation.verify", "SGLang has no such rule")
-    if not settings.is_sampled or settings.draft.method == "ngram" or verify not in ("auto", "rejection", "block"):
         return {}
-    rule = "speculative_use_block_verification" if verify == "block" else "speculative_use_rejection_sampling"
+    if not settings.is_sampled:
+        return {}
     settings.warn("SGLang verifies greedily on a CPU, whatever the temperature")
-    return {rule: True}
+    if verify == "block" and method in (*_HEADS, *_BLOCKS):
+        return {"speculative_use_block_verification": True}
+    if verify in ("auto", "rejection") and method in _HEADS:
+        return {"speculative_use_rejection_sampling": True}
+    if method not in _BLOCKS:  # these sample, and are verified by rejection without a flag
+        settings.exact_match()
+    return {}
 
 
 def _adaptive(settings: ExportSettings) -> dict[str, Any]:
