@@ -52,8 +52,8 @@ def write_exports(engine: str, folder: Path) -> None:
         model = folder / "models" / hub_id
         model.mkdir(parents=True)
         (model / "config.json").write_text(json.dumps(configuration), encoding="utf-8")
-        for file in TOKENIZER.glob("tokenizer*.json"):
-            shutil.copy(file, model)
+        for one in TOKENIZER.glob("tokenizer*.json"):
+            shutil.copy(one, model)
     cases = {name: resolved(name) for name in RECIPES}
     cases |= {name: resolved(base, **more) for name, (base, more) in CASES.items()}
     for name, recipe in cases.items():

@@ -21,10 +21,10 @@ from unittest import mock
 
 
 def command(script: Path) -> list[str]:
-    """The words of a script's last command, with `$HERE` filled in."""
+    """The words of a script's last command, with `$HERE` filled in, without the script's own arguments."""
     text = script.read_text(encoding="utf-8").replace("\\\n", " ").replace("$HERE", str(script.parent))
     last = next(line for line in text.splitlines() if line.startswith("exec "))
-    return shlex.split(last)[1:]
+    return shlex.split(last.replace('"$@"', ""))[1:]
 
 
 def vllm(folder: Path) -> None:

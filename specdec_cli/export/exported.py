@@ -61,14 +61,14 @@ class ExportJob:
 
 
 def script(comment: str, words: Sequence[str], before: Sequence[str] = ()) -> str:
-    """A shell script that becomes one program, an option to a line."""
+    """A shell script that becomes one program, an option to a line; its own arguments come last."""
     lines, line = [], ""
     for word in words:
         if word.startswith("--") and line:
             lines.append(line)
             line = ""
         line = f"{line} {quoted(word)}".strip()
-    lines.append(line)
+    lines += [line, '"$@"']
     body = " \\\n  ".join(lines)
     earlier = "".join(f"{one}\n" for one in before)
     return f"#!/usr/bin/env bash\n{comment}set -euo pipefail\n{earlier}exec {body}\n"

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import runpy
 import shutil
 import sys
 from pathlib import Path
@@ -11,11 +12,9 @@ from typing import Any
 import pytest
 from export_recipes import CASES, RECIPES
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
-
-from check_exports import check, write_exports
-from engine_parsers import PARSERS, command
-from engine_parsers import main as parse
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+OURS, THEIRS = (runpy.run_path(str(SCRIPTS / f"{name}.py")) for name in ("check_exports", "engine_parsers"))
+PARSERS: dict[str, Any] = THEIRS["PARSERS"]
 
 
 def python_of(engine: str) -> str:
@@ -35,14 +34,14 @@ def python_of(engine: str) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", PARSERS)
 def test_the_engines_own_parser_takes_every_export(engine: str) -> None:
-    found = check(engine, python_of(engine))
+    found = OURS["check"](engine, python_of(engine))
     assert set(found["results"]) == {*RECIPES, *CASES}
     assert not {name: reason for name, reason in found["results"].items() if reason is not None}, found["version"]
 
 
 def test_exports_name_local_models_for_the_parsers(tmp_path: Path) -> None:
-    write_exports("vllm", tmp_path)
-    words = command(tmp_path / "exports" / "sampled" / "vllm.sh")
+    OURS["write_exports"]("vllm", tmp_path)
+    words = THEIRS["command"](tmp_path / "exports" / "sampled" / "vllm.sh")
     assert json.loads((Path(words[2]) / "config.json").read_text())["model_type"] == "qwen3"
     speculative = json.loads(words[words.index("--speculative-config") + 1])
     assert (Path(speculative["model"]) / "tokenizer.json").is_file()
@@ -56,5 +55,5 @@ def test_a_refusal_is_reported_with_its_export(tmp_path: Path, monkeypatch: pyte
     for name in ("right", "wrong"):
         (tmp_path / name).mkdir()
     monkeypatch.setitem(PARSERS, "vllm", (refuses, ("json",)))
-    found: dict[str, Any] = parse("vllm", tmp_path)
+    found: dict[str, Any] = THEIRS["main"]("vllm", tmp_path)
     assert found["results"] == {"right": None, "wrong": "ValueError: unknown option --k"}

@@ -15,4 +15,5 @@ exec llama-server \
   --spec-draft-n-min 0 \
   --host 127.0.0.1 \
   --port 9000 \
-  --metrics
+  --metrics \
+  "$@"

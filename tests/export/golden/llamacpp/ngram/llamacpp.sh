@@ -15,4 +15,5 @@ exec llama-server \
   --port 8000 \
   --metrics \
   --temp 0.0 \
-  --n-predict 256
+  --n-predict 256 \
+  "$@"

@@ -21,4 +21,5 @@ exec llama-server \
   --parallel 16 \
   --alias qwen \
   --temp 0.6 \
-  --top-p 0.95
+  --top-p 0.95 \
+  "$@"

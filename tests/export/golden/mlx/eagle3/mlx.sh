@@ -8,4 +8,5 @@ set -euo pipefail
 exec mlx_lm.server \
   --model Qwen/Qwen3-8B \
   --host 127.0.0.1 \
-  --port 9000
+  --port 9000 \
+  "$@"

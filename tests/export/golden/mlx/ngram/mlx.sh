@@ -9,4 +9,5 @@ exec mlx_lm.server \
   --model meta-llama/Llama-3.1-8B-Instruct \
   --host 127.0.0.1 \
   --port 8000 \
-  --max-tokens 256
+  --max-tokens 256 \
+  "$@"

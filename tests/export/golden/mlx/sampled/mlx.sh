@@ -19,4 +19,5 @@ exec mlx_lm.server \
   --draft-model Qwen/Qwen3-0.6B \
   --num-draft-tokens 4 \
   --temp 0.6 \
-  --top-p 0.95
+  --top-p 0.95 \
+  "$@"

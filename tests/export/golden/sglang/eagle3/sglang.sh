@@ -16,4 +16,5 @@ exec python -m sglang.launch_server \
   --speculative-eagle-topk 1 \
   --speculative-num-draft-tokens 6 \
   --speculative-adaptive \
-  --speculative-adaptive-config "$HERE/adaptive.json"
+  --speculative-adaptive-config "$HERE/adaptive.json" \
+  "$@"

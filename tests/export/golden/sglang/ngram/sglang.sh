@@ -12,4 +12,5 @@ exec python -m sglang.launch_server \
   --port 8000 \
   --speculative-algorithm NGRAM \
   --speculative-ngram-max-bfs-breadth 1 \
-  --speculative-num-draft-tokens 7
+  --speculative-num-draft-tokens 7 \
+  "$@"

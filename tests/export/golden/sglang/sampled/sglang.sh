@@ -22,4 +22,5 @@ exec python -m sglang.launch_server \
   --speculative-draft-model-path Qwen/Qwen3-0.6B \
   --speculative-num-steps 4 \
   --speculative-eagle-topk 1 \
-  --speculative-num-draft-tokens 5
+  --speculative-num-draft-tokens 5 \
+  "$@"

@@ -9,4 +9,5 @@ HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 exec trtllm-serve Qwen/Qwen3-8B \
   --config "$HERE/trtllm.yaml" \
   --host 127.0.0.1 \
-  --port 9000
+  --port 9000 \
+  "$@"

@@ -9,4 +9,5 @@ HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 exec trtllm-serve meta-llama/Llama-3.1-8B-Instruct \
   --config "$HERE/trtllm.yaml" \
   --host 127.0.0.1 \
-  --port 8000
+  --port 8000 \
+  "$@"

@@ -12,4 +12,5 @@ HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 exec trtllm-serve Qwen/Qwen3-8B \
   --config "$HERE/trtllm.yaml" \
   --host 0.0.0.0 \
-  --port 8000
+  --port 8000 \
+  "$@"

@@ -8,4 +8,5 @@ set -euo pipefail
 exec vllm serve Qwen/Qwen3-8B \
   --speculative-config '{"method": "eagle3", "num_speculative_tokens": 5, "model": "AngelSlim/Qwen3-8B_eagle3", "num_speculative_tokens_per_batch_size": [[1, 7, 5], [8, 31, 3], [32, 1048576, 0]]}' \
   --host 127.0.0.1 \
-  --port 9000
+  --port 9000 \
+  "$@"

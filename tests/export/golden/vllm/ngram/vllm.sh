@@ -8,4 +8,5 @@ exec vllm serve meta-llama/Llama-3.1-8B-Instruct \
   --override-generation-config '{"temperature": 0.0, "max_new_tokens": 256}' \
   --speculative-config '{"method": "ngram", "prompt_lookup_max": 5, "prompt_lookup_min": 2, "num_speculative_tokens": 6}' \
   --host 127.0.0.1 \
-  --port 8000
+  --port 8000 \
+  "$@"

@@ -15,4 +15,5 @@ exec vllm serve Qwen/Qwen3-8B \
   --speculative-config '{"method": "draft_model", "num_speculative_tokens": 4, "model": "Qwen/Qwen3-0.6B", "draft_tensor_parallel_size": 2, "draft_sample_method": "probabilistic"}' \
   --host 0.0.0.0 \
   --port 8000 \
-  --served-model-name qwen
+  --served-model-name qwen \
+  "$@"
