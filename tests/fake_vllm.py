@@ -2,7 +2,7 @@
 
 FAKE_VLLM holds words with `=` and commas that say how it behaves: `die` (before it is ready), `never` (never ready),
 `deaf` (ignores SIGTERM), `crash=N` (killed at the N-th request), `busy=FILE` (its port is taken until FILE exists),
-`version=1.2.3`, `stuck` (listens, and loads for ever),
+`version=1.2.3`, `stuck` (listens, and loads for ever), `cut=N` (killed after the N-th event of a stream),
 `differs` (another text with a draft), `seen=FILE` (writes its arguments there).
 Every answer is the prompt's words again; with a draft, a step accepts all of its tokens but the last.
 """
@@ -68,7 +68,7 @@ class Counts:
 
     def __init__(self) -> None:
         self.lock = Lock()
-        self.requests = self.drafts = self.drafted = self.accepted = self.generated = 0
+        self.requests = self.drafts = self.drafted = self.accepted = self.generated = self.aborted = 0
 
 
 class Server(ThreadingHTTPServer):
@@ -125,10 +125,15 @@ class Handler(BaseHTTPRequestHandler):
             return
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
-        self.send_header("Connection", "close")
+        self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        self._stream(body)
-        self.close_connection = True
+        self.num_events = 0
+        try:
+            self._stream(body)
+        except (BrokenPipeError, ConnectionResetError):
+            with counts.lock:
+                counts.aborted += 1
+            self.close_connection = True
 
     def _stream(self, body: dict[str, Any]) -> None:
         counts, k = self.server.counts, self.server.k
@@ -155,8 +160,11 @@ class Handler(BaseHTTPRequestHandler):
             field = {"delta": {"content": text}} if "messages" in body else {"text": text}
             self._event({"choices": [{"index": 0, **field, **ids, "finish_reason": end}]})
         usage = {"prompt_tokens": len(str(prompt).split()), "completion_tokens": len(words)}
-        self._event({"choices": [], "usage": usage})
-        self.wfile.write(b"data: [DONE]\n\n")
+        stats = {"num_draft_tokens": counts.drafted, "num_accepted_draft_tokens": counts.accepted}
+        told = self.server.options.per_request_spec_decode_metrics and k
+        self._event({"choices": [], "usage": usage} | ({"metrics": {"speculative_decoding": stats}} if told else {}))
+        self._chunk(b"data: [DONE]\n\n")
+        self._chunk(b"")
 
     def _whole(self, body: dict[str, Any]) -> dict[str, Any]:
         """The answer with its tokens' ids and log-probabilities, letter by letter of the prompt."""
@@ -167,7 +175,13 @@ class Handler(BaseHTTPRequestHandler):
         return {"choices": [choice]}
 
     def _event(self, value: dict[str, Any]) -> None:
-        self.wfile.write(f"data: {json.dumps(value)}\n\n".encode())
+        self._chunk(f"data: {json.dumps(value)}\n\n".encode())
+        self.num_events += 1
+        if self.num_events == int(WAYS.get("cut", 0)):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _chunk(self, data: bytes) -> None:
+        self.wfile.write(b"%x\r\n%b\r\n" % (len(data), data))
         self.wfile.flush()
 
     def _send(self, text: str, status: int = 200, kind: str = "application/json") -> None:
@@ -190,7 +204,7 @@ def one_token(body: dict[str, Any]) -> dict[str, Any]:
 def metrics(server: Server) -> str:
     """vLLM's counters in Prometheus text."""
     counts, name = server.counts, server.options.model
-    values = {"generation_tokens": counts.generated}
+    values = {"generation_tokens": counts.generated, "aborted": counts.aborted}
     if server.k:
         values |= {
             "spec_decode_num_drafts": counts.drafts,
@@ -212,6 +226,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--served-model-name", nargs="+")
     parser.add_argument("--speculative-config")
+    parser.add_argument("--per-request-spec-decode-metrics")
     for name in ("dtype", "max-model-len", "max-num-seqs", "tensor-parallel-size", "pipeline-parallel-size"):
         parser.add_argument(f"--{name}")
     for name in ("distributed-executor-backend", "override-generation-config", "generation-config", "revision"):

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specdec_cli.cli.completion import targets
-from specdec_cli.cli.options import SERVE_OPTIONS, SERVER, Shared, with_shared_options
+from specdec_cli.cli.options import ENGINE_OPTIONS, SERVE_OPTIONS, SERVER, Shared, with_shared_options
 from specdec_cli.cli.output import deliver, envelope
 from specdec_cli.cli.screen import open_screen
+from specdec_cli.cli.serve_engine import engine_behind, serve_engine, show_command
 from specdec_cli.errors import ExitCode, UsageError
 from specdec_cli.recipe.present import to_yaml
 from specdec_cli.sampling.params import SamplingParams
@@ -46,7 +47,9 @@ _DEFAULTS = {
 _REPOSITORY_HELP = "Serve several models from a YAML file of `name: recipe` lines. Each is loaded on its first request."
 
 
-@with_shared_options(aliases=True, without=("sampling.logprobs",), beside=SERVE_OPTIONS, defaults=_DEFAULTS)
+@with_shared_options(
+    aliases=True, without=("sampling.logprobs",), beside=(*SERVE_OPTIONS, *ENGINE_OPTIONS), defaults=_DEFAULTS
+)
 def serve(
     model: Annotated[
         list[str] | None,
@@ -67,7 +70,11 @@ def serve(
     ] = None,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Show what would be served without loading anything.", rich_help_panel=SERVER),
+        typer.Option(
+            "--dry-run",
+            help="Show what would be served, or the other engine's command, without loading anything.",
+            rich_help_panel=SERVER,
+        ),
     ] = False,
     *,
     shared: Shared,
@@ -85,6 +92,13 @@ def serve(
     _check_key_variable(resolved)
     settings = Settings(section, read_keys(api_key or (), os.environ.get(section.api_key_env, "")))
     settings.check_exposure(insecure_no_auth)
+    other = engine_behind(resolved, shared)
+    if other is not None and model_repository is not None:
+        raise UsageError("`--model-repository` has no effect with --engine", "serve one model, or leave --engine out")
+    if other is not None and dry_run:
+        return show_command(other, shared)
+    if other is not None:
+        return serve_engine(other, _draft_words(resolved.recipe), settings, shared)
     if dry_run:
         _show_plan(named, shared)
         return None

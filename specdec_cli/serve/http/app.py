@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -44,8 +44,8 @@ def create_app(models: Models, settings: Settings) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
         lifespan=lifespan,
-        middleware=_guards(settings, desk),
-        exception_handlers={ApiError: _answer_api_error, HTTPException: _answer_http_error},
+        middleware=guards(settings, desk.refusal),
+        exception_handlers={ApiError: answer_api_error, HTTPException: answer_http_error},
     )
     app.state.desk = desk
     app.include_router(router)
@@ -53,8 +53,13 @@ def create_app(models: Models, settings: Settings) -> FastAPI:
     return app
 
 
-def _guards(settings: Settings, desk: Desk) -> list[Middleware]:
-    """From the outside in: a preflight has no key, and without a key no body is read and no queue state is revealed."""
+def guards(settings: Settings, refusal: Callable[[], ApiError | None]) -> list[Middleware]:
+    """From the outside in: a preflight has no key, and without a key no body is read and no queue state is revealed.
+
+    Args:
+        settings: keys, hosts, origins and limits.
+        refusal: the answer to requests for text while there is no place for another.
+    """
     guards = [Middleware(RequestIds, logs_polls=settings.serve.log_polls), Middleware(Hosts, names=settings.hosts)]
     if settings.serve.cors_origins:
         guards.append(
@@ -68,17 +73,18 @@ def _guards(settings: Settings, desk: Desk) -> list[Middleware]:
         )
     guards.append(Middleware(Keys, keys=settings.api_keys))
     guards.append(Middleware(BodyLimit, max_bytes=settings.serve.max_body_bytes))
-    guards.append(Middleware(Crowds, paths=GENERATING, refusal=desk.refusal))
+    guards.append(Middleware(Crowds, paths=GENERATING, refusal=refusal))
     guards.append(Middleware(Heads))
     return guards
 
 
-async def _answer_api_error(_: Request, error: Exception) -> Response:
+async def answer_api_error(_: Request, error: Exception) -> Response:
+    """An error in OpenAI's form."""
     assert isinstance(error, ApiError), "the handler is registered for ApiError"
     return error_response(error)
 
 
-async def _answer_http_error(request: Request, error: Exception) -> Response:
+async def answer_http_error(request: Request, error: Exception) -> Response:
     """The framework's own errors: no such route, or another method."""
     assert isinstance(error, HTTPException), "the handler is registered for HTTPException"
     words = {

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from types import FrameType
 
 import uvicorn
+from fastapi import FastAPI
 
 from specdec_cli.engine.garbage import leave_alone
 from specdec_cli.errors import ExitCode, RunError, SpecdecError, UsageError
@@ -50,6 +51,35 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
+def configured(app: FastAPI, closing_seconds: int) -> uvicorn.Config:
+    """Uvicorn's configuration.
+
+    Args:
+        app: the application.
+        closing_seconds: how long open requests may take once the server is to end.
+    """
+    return uvicorn.Config(
+        app,
+        http=Connection,
+        loop="auto",  # uvloop, where there is one
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        backlog=_BACKLOG,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=closing_seconds,
+    )
+
+
+def address(listener: socket.socket) -> str:
+    """`http://host:port` of a listening socket."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 class Server(uvicorn.Server):
     """Serves models until a signal or a failure.
 
@@ -62,22 +92,7 @@ class Server(uvicorn.Server):
     """
 
     def __init__(self, models: Models, settings: Settings, listener: socket.socket) -> None:
-        super().__init__(
-            uvicorn.Config(
-                create_app(models, settings),
-                http=Connection,
-                loop="auto",  # uvloop, where there is one
-                ws="none",
-                lifespan="on",
-                log_config=None,
-                access_log=False,
-                proxy_headers=False,
-                server_header=False,
-                backlog=_BACKLOG,
-                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-                timeout_graceful_shutdown=_CLOSING_SECONDS,
-            )
-        )
+        super().__init__(configured(create_app(models, settings), _CLOSING_SECONDS))
         self.models = models
         self.settings = settings
         self.listener = listener
@@ -91,8 +106,7 @@ class Server(uvicorn.Server):
     @property
     def url(self) -> str:
         """Where it listens."""
-        host, port = self.listener.getsockname()[:2]
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        return address(self.listener)
 
     def serve_forever(self) -> ExitCode:
         """Serve until the end.
