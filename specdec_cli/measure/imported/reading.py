@@ -18,6 +18,7 @@ OF_JSON: tuple[Reader, ...] = (
     reports.read_vllm_bench,
     reports.read_aiperf,
     reports.read_request_metrics,
+    reports.read_llama_responses,
     reports.read_sglang_responses,
     reports.read_trtllm_stats,
     reports.read_trtllm_requests,
@@ -29,7 +30,7 @@ OF_TEXT: tuple[Callable[[str], ImportedRun | None], ...] = (
 )
 _HINT = (
     "read are vLLM's, llama.cpp's and SGLang's logs, /metrics of vLLM, llama.cpp, SGLang, TensorRT-LLM and specdec, "
-    "results of `vllm bench serve`, AIPerf and guidellm, and responses of SGLang, TensorRT-LLM and vLLM"
+    "results of `vllm bench serve`, AIPerf and guidellm, and responses of SGLang, TensorRT-LLM, llama.cpp and vLLM"
 )
 
 

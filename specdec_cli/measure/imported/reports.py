@@ -100,6 +100,18 @@ def read_request_metrics(found: Any) -> ImportedRun | None:
     return run
 
 
+def read_llama_responses(found: Any) -> ImportedRun | None:
+    """llama-server's responses: `timings` of requests for which it drafted."""
+    timings = [one for one in _walk(found) if "draft_n" in one and "draft_n_accepted" in one]
+    if not timings:
+        return None
+    run = ImportedRun("llama.cpp", f"{len(timings)} responses of llama-server")
+    for ours, theirs in ((DRAFTED, "draft_n"), (ACCEPTED, "draft_n_accepted")):
+        run.counts[ours] = sum(float(one[theirs]) for one in timings)
+    run.notices.append("llama-server's responses count no steps: the acceptance length is unknown")
+    return run
+
+
 def read_aiperf(found: Any) -> ImportedRun | None:
     """AIPerf's aggregate with its pooled histogram of accepted drafted tokens."""
     pooled = next((one for one in _walk(found) if "pooled_spec_decode_acceptance_histogram" in one), None)
