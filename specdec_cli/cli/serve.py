@@ -96,7 +96,8 @@ def serve(
     if other is not None and model_repository is not None:
         raise UsageError("`--model-repository` has no effect with --engine", "serve one model, or leave --engine out")
     if other is not None and dry_run:
-        return show_command(other, shared)
+        show_command(other, shared)
+        return None
     if other is not None:
         return serve_engine(other, _draft_words(resolved.recipe), settings, shared)
     if dry_run:

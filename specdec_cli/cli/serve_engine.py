@@ -78,6 +78,7 @@ def serve_engine(other: OtherEngine, draft: str | None, settings: Settings, shar
     for warning in other.server().warnings:
         screen.say(f"warning: {warning}", "yellow")
     process = other.process(screen)
+    screen.say_whole(f"starting {other.shown()}")
 
     def ended() -> SpecdecError | None:
         try:
