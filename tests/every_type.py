@@ -45,7 +45,7 @@ _SIZES = {
 SMALL = {name: size for size, names in _SIZES.items() for name in names.split()}
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 _HYBRID = ["mamba", "mamba", "hybrid"] * 2
-_INDEXER = {"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 64}
+_INDEXER = {"indexer_n_heads": 8, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 8}
 _SHARED = {"num_hidden_layers": 2, "num_kv_shared_layers": 2, "hidden_size": 32, "intermediate_size": 48}
 _SHARED |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": VOCAB}
 _SHARED |= {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
@@ -98,8 +98,20 @@ HYBRIDS: dict[str, dict[str, Any]] = {
     "qwen3_5_text": {"layer_types": [_LINEAR, _FULL], "num_hidden_layers": 2},
     "qwen3_5_moe_text": {},
     "qwen3_next": {"layer_types": [_LINEAR, _FULL], "num_hidden_layers": 2, "mlp_only_layers": [0, 1]},
+    "qwen4_exp_text": {
+        **_INDEXER,
+        "indexer_compress_ratio": 4,
+        "ngram_vocab_size_base": 1000,
+        "hc_lowrank": 8,
+        "layer_types": [_LINEAR, "indexed_attention", _LINEAR],
+        "num_hidden_layers": 3,
+        "ple_layer_ids": [1, 3],
+        "ple_embed_dim": 32,
+        "heads_per_ngram": 2,
+    },
     "recurrent_gemma": {},
     "rwkv": {"num_hidden_layers": 2},
+    "xlstm": {"num_hidden_layers": 2, "num_blocks": 2, "hidden_size": 128, "embedding_dim": 128},
     "zamba": {"layers_block_type": [_LINEAR, "hybrid"] * 2, "num_hidden_layers": 4},
     "zamba2": {"time_step_min": 1e-9, "num_hidden_layers": 6, "layers_block_type": _HYBRID},
     "zaya": {
@@ -158,7 +170,6 @@ OWN: dict[str, dict[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "gemma4_assistant": {"text_config": _SHARED},
     "gemma4_unified_assistant": {"text_config": _SHARED},
-    "qwen4_exp_text": {**_INDEXER, "indexer_compress_ratio": 16, "ngram_vocab_size_base": 1000, "hc_lowrank": 8},
     "reformer": {"is_decoder": True, "axial_pos_shape": [8, 16], "axial_pos_embds_dim": [16, 16]},
 }
 

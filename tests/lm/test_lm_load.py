@@ -198,14 +198,9 @@ def save(config, folder):
     return folder
 
 
-_STATE = "cannot be cut back"
-
-
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        (transformers.xLSTMConfig(), _STATE),
-        (transformers.OpenAIGPTConfig(), "without a cache"),
         (transformers.ReformerConfig(is_decoder=True), "buckets"),
         (transformers.BltConfig(), "bytes in patches"),
         (transformers.RobertaConfig(is_decoder=True), "counts positions from its padding token"),

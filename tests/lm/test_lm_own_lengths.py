@@ -20,7 +20,7 @@ from specdec_cli.lm.oracle import relative_error
 
 # Sliced only where a caller gives no position ids, and added to the logits of encoder-decoders.
 HARMLESS = {"self.position_ids", "self.final_logits_bias"}
-APART = {"gpt_neo"}
+APART = {"gpt_neo", "openai-gpt"}
 """Families whose masks go by the number of keys, of one row at a time (`lm.forward.apart`)."""
 COUNTING = ("camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod")
 ODD = {"big_bird": "lays buffers of one text's length over all tokens"}

@@ -6,7 +6,8 @@ moving cache API is met here and nowhere else.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -99,6 +100,31 @@ def running_layout() -> Layout | None:
     return None if cache is None else cache.layout
 
 
+class _NoLayers(list[Any]):
+    """transformers' list of layers, of which there are none; any that is asked for knows the positions of keys.
+
+    Args:
+        cache: that runs.
+    """
+
+    def __init__(self, cache: BlockCache) -> None:
+        super().__init__()
+        self._cache = cache
+
+    def __getitem__(self, _: Any) -> Any:
+        return self
+
+    @property
+    def indexer_position_ids(self) -> Tensor:
+        """Positions [3, 1, T] of the longest span's keys, before which Qwen4 puts no others."""
+        assert self._cache.layout is not None, "a forward began without a layout"
+        return self._cache.layout.key_positions.expand(3, 1, -1)
+
+    @indexer_position_ids.setter
+    def indexer_position_ids(self, _: Tensor) -> None:
+        """Nothing to keep: the next forward's layout has its own."""
+
+
 @dataclass(eq=False)
 class BlockCache(Cache):  # type: ignore[misc]
     """The cache object that a transformers model gets. It stores new keys and values by the current layout.
@@ -115,10 +141,12 @@ class BlockCache(Cache):  # type: ignore[misc]
     stores: dict[Place, LayerStore] = field(default_factory=dict)
     layout: Layout | None = None
     states: dict[Any, StateStore] = field(default_factory=dict)
+    seqlen_offset: int = 0  # xLSTM counts tokens in it
     _order: Order | None = None
 
     def __post_init__(self) -> None:
         super().__init__(layers=[])
+        self.layers = _NoLayers(self)
 
     @contextmanager
     def running(self, layout: Layout) -> Iterator[None]:
@@ -141,6 +169,11 @@ class BlockCache(Cache):  # type: ignore[misc]
         if name not in self.states:
             self.states[name] = StateStore(shape, dtype, layout.device, width, self.num_prefix_states)
         return self.states[name], self._order
+
+    @property
+    def rnn_state(self) -> Mapping[int, BlockCache]:
+        """The states that xLSTM hands to each of its layers: the cache itself, in which there is nothing to replace."""
+        return defaultdict(lambda: self)
 
     def restore(self, slot: int, snapshots: Snapshots, length: int) -> None:
         """Give a sequence that begins with so many cached tokens the states of their snapshot."""

@@ -31,7 +31,8 @@ SUPPORTED_LAYERS |= {"compressed_sparse_attention", "heavily_compressed_attentio
 STATEFUL = {
     "bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "inkling2_text", "inkling_text",
     "jamba", "kimi_linear", "lfm2", "lfm2_moe", "lfm3", "mamba", "mamba2", "minimax", "nemotron_h", "olmo_hybrid",
-    "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "recurrent_gemma", "rwkv", "zamba", "zamba2", "zaya",
+    "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "qwen4_exp_text", "recurrent_gemma", "rwkv", "xlstm", "zamba",
+    "zamba2", "zaya",
 }  # fmt: skip
 """Families with a recurrent or convolutional state that `lm.state` carries."""
 _RECURRENT = "keeps a recurrent state in a way of its own, which cannot be cut back after a rejected draft"
@@ -61,7 +62,6 @@ TYPES = {
     "instructblipvideo": _NEEDS_IMAGE,
     "kosmos-2": _NEEDS_IMAGE,
     "kosmos-2.5": "counts positions from its padding token on",
-    "openai-gpt": "recomputes the whole text for every token, without a cache",
     "paligemma": "attends in both directions within a prompt",
     "pi0": "plans the movements of a robot",
     "qianfan_ocr": "builds its image encoder by numbers that it computes, which doctor cannot follow",

@@ -1,8 +1,8 @@
 """Attention modules that run once for each span of a forward, over its part of the cache.
 
 They count blocks of keys from a sequence's beginning, or choose among a sequence's keys in a way of their own: sparse
-attention by blocks (MiniMax-M3), compressed attention (DeepSeek V4), masks by the number of keys (GPT-Neo). Where bits
-matter, each query of a few runs alone, so that no neighbour changes the shape of a product.
+attention by blocks (MiniMax-M3, Qwen4), compressed attention (DeepSeek V4), masks by the number of keys (GPT-Neo, GPT).
+Where bits matter, each query of a few runs alone, so that no neighbour changes the shape of a product.
 """
 
 from __future__ import annotations
@@ -27,17 +27,20 @@ from specdec_cli.lm.forward.joined import APART, attend_joined
 
 def take_apart(model: Any) -> bool:
     """Let the attention modules of a family that needs it run for each span; whether there are any."""
-    found = False
+    num_layers = 0
     for module in model.modules():
-        if type(module).__name__ == "GPTNeoSelfAttention":
-            found = True
-            if "_attn" not in vars(module):
-                module._attn = _attend_apart(module._attn)
+        if type(module).__module__.endswith(".modeling_openai") and hasattr(module, "_attn"):
+            own, runs = "_attn", _attend_with_cache(module, num_layers)
+        elif type(module).__name__ == "GPTNeoSelfAttention":
+            own, runs = "_attn", _attend_apart(module._attn)
         elif _is_apart(module):
-            found = True
-            if "forward" not in vars(module):
-                module.forward = _run_apart(module)
-    return found
+            own, runs = "forward", _run_apart(module)
+        else:
+            continue
+        num_layers += 1
+        if own not in vars(module):
+            setattr(module, own, runs)
+    return bool(num_layers)
 
 
 def _is_apart(module: Any) -> bool:
@@ -69,7 +72,7 @@ def _run_apart(module: Any) -> Callable[..., Any]:
 
 
 def _attend_apart(own: Callable[..., Any]) -> Callable[..., Any]:
-    """GPT-Neo's attention of queries [1, H, n, D] to joined keys, of which its masks go by the number."""
+    """An attention of queries [1, H, n, D] to joined keys, of which its masks go by the number."""
 
     @wraps(own)
     def attend(query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None) -> Any:
@@ -82,6 +85,30 @@ def _attend_apart(own: Callable[..., Any]) -> Callable[..., Any]:
             keys = slice(begins[index], begins[index] + span.num_keys)
             outputs.append(own(query[:, :, span.start : span.stop], key[:, :, keys], value[:, :, keys])[0])
         return _with_company(torch.cat(outputs, 2), query.shape[2], 2), None
+
+    return attend
+
+
+def _attend_with_cache(module: Any, layer_idx: int) -> Callable[..., Any]:
+    """GPT's attention of a whole text [1, H, n, D], which keeps no keys itself, over those in the block cache."""
+    own: Callable[..., Any] = module._attn
+
+    @wraps(own)
+    def attend(query: Tensor, key: Tensor, value: Tensor, *given: Any) -> Any:
+        cache = running_cache()
+        if cache is None or cache.layout is None:
+            return own(query, key, value, *given)
+        keys, values = cache.update(key.transpose(2, 3), value, layer_idx)
+        bias = module.bias
+
+        def of_last(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> Any:
+            module.bias = bias[:, :, key.shape[2] - query.shape[2] :]
+            return own(query, key.transpose(2, 3), value)
+
+        try:
+            return list(_attend_apart(of_last)(query, keys, values))
+        finally:
+            module.bias = bias
 
     return attend
 
@@ -146,6 +173,10 @@ class _SpanOf:
         start, stop = self.span.start, self.span.stop
         if isinstance(given, Tensor) and given.dim() > 1 and given.shape[1] == self.num_tokens:
             return _enough(given[:, start:stop], 1, self.like)
+        if isinstance(given, Tensor) and given.dim() > 1 and given.shape[1] == self.num_tokens + self._most_keys:
+            keys = given[:, : self.span.num_keys]  # of which the last ones are the queries' own
+            queries = _enough(keys[:, start - stop :], 1, self.like)
+            return torch.cat((keys[:, : start - stop], queries), 1)
         if isinstance(given, RowMasks):
             mask = given.bias(self.index, 1, self.like.dtype)
             first = start - given.layout.spans[self.index].start
@@ -156,6 +187,12 @@ class _SpanOf:
         if isinstance(given, dict):
             return {key: self.share(one) for key, one in given.items()}
         return tuple(self.share(one) for one in given) if isinstance(given, tuple | list) else given
+
+    @property
+    def _most_keys(self) -> int:
+        """Keys of the longest span, which are before the tokens where a model asks for the positions of all."""
+        assert self.cache.layout is not None, "a forward began without a layout"
+        return len(self.cache.layout.key_positions)
 
 
 def attend_span(

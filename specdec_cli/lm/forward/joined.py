@@ -29,8 +29,8 @@ APART = "specdec_apart"  # `lm.forward.apart`
 
 # Families whose attention computes with keys, values or masks before it calls the attention function.
 _READS_KEYS = {"diffllama", "doge", "inkling2_text", "inkling_text", "jetmoe"}
-# Layers whose attention is computed for each span.
-_APART = {"compressed_sparse_attention", "heavily_compressed_attention", "minimax_m3_sparse"}
+# Layers, and a family, whose attention is computed for each span.
+_APART = {"compressed_sparse_attention", "heavily_compressed_attention", "minimax_m3_sparse", "qwen4_exp_text"}
 # Families with an attention of their own, in a module where another part's can be replaced.
 _FIXED = {"git"}
 
@@ -41,7 +41,7 @@ def attention_of(config: Any) -> str:
     if model_class is not None and (config.model_type in _FIXED or not model_class._can_set_attn_implementation()):
         return "sdpa" if model_class._supports_sdpa else "eager"
     text = config.get_text_config()
-    if not _APART.isdisjoint(getattr(text, "layer_types", None) or ()):
+    if not _APART.isdisjoint({text.model_type, *(getattr(text, "layer_types", None) or ())}):
         return APART
     return JOINED if setting(text, "index_topk") or text.model_type in _READS_KEYS else NAME
 

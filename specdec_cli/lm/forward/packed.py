@@ -41,7 +41,9 @@ class PackedForward:
         self.device: torch.device = model.device
         attention = model.config.get_text_config()._attn_implementation
         self.has_joined_keys = attention != NAME
-        self._is_given_mask = attention not in (NAME, JOINED, APART)
+        known = inspect.signature(model.forward).parameters
+        self._cache_name = next((one for one in ("past_key_values", "cache_params", "state") if one in known), None)
+        self._is_given_mask = self._cache_name is not None and attention not in (NAME, JOINED, APART)
         self.is_bitwise = is_bitwise
         self.runs_apart = take_apart(model)
         if is_bitwise and self._is_given_mask and not self.runs_apart:
@@ -51,10 +53,8 @@ class PackedForward:
         self._has_positions = place_tokens(model)
         self.hooks = TapHooks(model)
         self.has_state = install(model)
-        known = inspect.signature(model.forward).parameters
         self._keeps_logits = "logits_to_keep" in known
         self._takes_positions = takes_position_ids(model)
-        self._cache_name = next(one for one in ("past_key_values", "cache_params", "state") if one in known)
         # Gemma 4 cuts inputs and masks to the last tokens before layers that share keys, where it is given a number.
         self._takes_numbers = not getattr(model.config.get_text_config(), "num_kv_shared_layers", None)
 
@@ -80,7 +80,7 @@ class PackedForward:
                 attention_mask=mask,
                 use_cache=True,
                 **options,
-                **{self._cache_name: cache},
+                **({} if self._cache_name is None else {self._cache_name: cache}),
             ).logits[0]
             if not self._keeps_logits:
                 logits = logits[layout.wanted]

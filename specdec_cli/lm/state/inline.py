@@ -6,14 +6,16 @@ Each function here computes what such a layer's forward does, over the states th
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from specdec_cli.lm.cache.cache import BlockCache
-from specdec_cli.lm.state.recurrences import convolve, linear, look_back, weighted_values
+from specdec_cli.lm.state.recurrences import convolve, linear, look_back, matrix_memory, weighted_values
 
 if TYPE_CHECKING:
     from specdec_cli.lm.state.mixers import Mixer
@@ -90,6 +92,51 @@ def channel_mix(mixer: Mixer, module: Any, hidden: Tensor, state: BlockCache, **
     return torch.sigmoid(receptance) * module.value(torch.square(torch.relu(key))), state
 
 
+def mlstm(mixer: Mixer, module: Any, x: Tensor, *_: Any) -> Any:
+    """`xLSTMLayer`: its backend's recurrence, token by token."""
+    backend = module.mlstm_backend
+
+    def scan(query: Tensor, key: Tensor, value: Tensor, igate: Tensor, fgate: Tensor, **_: Any) -> tuple[Tensor, None]:
+        num_heads, size = query.shape[1], query.shape[3]
+        store, order = mixer.next_states((num_heads, size, value.shape[3] + 2))
+        turned = (order.turn(one[0].transpose(0, 1).float()) for one in (query, key, value, igate, fgate))
+        queries, keys, values, inputs, forgets = turned
+        gates = inputs, F.logsigmoid(forgets)
+        output = matrix_memory(order, store, queries * size**-0.5, keys, values, gates, module.config.eps)
+        return output.transpose(0, 1)[None].to(query.dtype), None
+
+    backend.forward = scan
+    try:
+        return mixer.own(x)
+    finally:
+        del backend.forward
+
+
+def ngrams(mixer: Mixer, module: Any, input_ids: Tensor, *_: Any) -> Tensor:
+    """`Qwen4ExpTextNGramEmbedding`: embeddings of the last tokens together; before a text, all of them end one."""
+    store, order = mixer.next_states((), torch.int64, module.context_len)
+    windows = look_back(order, store, input_ids[0] - module.eos_token_id, module.ngram_size) + module.eos_token_id
+    found: Tensor = mixer.own(windows, None)[:, -1]
+    return found[None]
+
+
+def ngram_layer(mixer: Mixer, module: Any, *given: Any, **named: Any) -> Any:
+    """`Qwen4ExpTextPLELayer`: a convolution of every third input, as one with zeros between its weights."""
+    weight, dilation = module.conv1d.weight[:, 0], module.conv1d.dilation[0]
+    spread = weight.new_zeros(len(weight), (weight.shape[1] - 1) * dilation + 1)
+    spread[:, ::dilation] = weight
+
+    def convolved(hidden_states: Tensor, _: Any) -> Tensor:
+        store, order = mixer.next_states(hidden_states.shape[2:], hidden_states.dtype, spread.shape[1] - 1)
+        return F.silu(convolve(order, store, hidden_states[0], spread, None).to(hidden_states.dtype))[None]
+
+    module._short_conv = convolved
+    try:
+        return mixer.own(*given, **named)
+    finally:
+        del module._short_conv
+
+
 def compressed_convolution(mixer: Mixer, module: Any, hidden_states: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     """`ZayaCCAProjection`: queries and keys through two short convolutions, half of each value one token late."""
     shape = (*hidden_states.shape[:-1], -1, module.head_dim)
@@ -131,15 +178,20 @@ INLINE: dict[str, Callable[..., Any]] = {
     "RecurrentGemmaRecurrentBlock": recurrent_gemma,
     "MiniMaxLightningAttention": lightning_attention,
     "RwkvSelfAttention": time_mix,
+    "Qwen4ExpTextNGramEmbedding": ngrams,
+    "Qwen4ExpTextPLELayer": ngram_layer,
     "RwkvFeedForward": channel_mix,
     "Inkling2DynamicShortConvolution": dynamic_convolution,
     "ZayaCCAProjection": compressed_convolution,
+    "xLSTMLayer": mlstm,
 }
 """Forwards of stateful layers, by the names of their classes."""
 
 
 def prepare(model: Any) -> None:
-    """Settle what a family's forward would do at its first call: RWKV scales weights down in place."""
+    """Settle what a family's forward would do itself: RWKV scales weights down in place, xLSTM cuts long prompts."""
     for module in model.modules():
+        if type(module).__name__ == "xLSTMModel":
+            module.config.max_inference_chunksize = sys.maxsize
         if type(module).__name__ == "RwkvModel" and not module.training:
             module._rescale_layers()

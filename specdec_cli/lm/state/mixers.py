@@ -33,10 +33,13 @@ class Mixer:
     Args:
         module: of transformers.
         number: of it among the model's, by which the cache knows its states.
+
+    Attributes:
+        own: the module's own forward.
     """
 
     def __init__(self, module: Any, number: int) -> None:
-        self._own: Callable[..., Any] = module.forward
+        self.own: Callable[..., Any] = module.forward
         self._number = number
         self._num_calls = 0
         self._cache: BlockCache | None = None
@@ -48,7 +51,7 @@ class Mixer:
         """The module's output [1, n, hidden]; over another cache, or none, the module computes it as ever."""
         self._cache = next((one for one in (*given, *named.values()) if isinstance(one, BlockCache)), None)
         self._num_calls = 0
-        return (self._own if self._cache is None else self._over_cache)(*given, **named)
+        return (self.own if self._cache is None else self._over_cache)(*given, **named)
 
     def convolution(
         self, hidden_states: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None, **_: Any

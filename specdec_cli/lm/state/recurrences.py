@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from specdec_cli.lm.cache.order import Order, Windows
@@ -178,6 +179,45 @@ def weighted_values(
             after[:, 1] = seen * weights + own
 
         return step, lambda _: means
+
+    return scan(order, store, begin)
+
+
+def matrix_memory(
+    order: Order, store: StateStore, query: Tensor, key: Tensor, value: Tensor, gates: tuple[Tensor, Tensor], eps: float
+) -> Tensor:
+    """mLSTM (arXiv:2405.04517): a matrix memory with exponential gates, beside its normalizer and largest exponent.
+
+    Args:
+        order: of the tokens; all others are by its rows, float32.
+        store: of the states [H, K, V + 2]: the memory, its normalizer, and the exponent of both in every row.
+        query: [n, H, K], scaled.
+        key: [n, H, K].
+        value: [n, H, V].
+        gates: exponent of the input gate, and logarithm of the forget gate, [n, H] each.
+        eps: added to the divisor.
+
+    Returns:
+        [n, H, V] float32, in the forward's order.
+    """
+    value = F.pad(value, (0, 1), value=1.0)  # the normalizer sums the keys themselves
+
+    def begin(rows: slice) -> tuple[Step, Read]:
+        inputs, forgets = (one[rows] for one in gates)
+        updates, queries = key[rows, ..., None] * value[rows, :, None], query[rows, ..., None]
+
+        def step(before: Tensor, some: slice, after: Tensor) -> None:
+            kept, new, exponent = _shares(forgets[some] + before[:, :, 0, -1], inputs[some])
+            torch.mul(before[..., :-1], kept[..., None, None], out=after[..., :-1])
+            after[..., :-1].addcmul_(updates[some], new[..., None, None])
+            after[..., -1] = exponent[..., None]
+
+        def read(states: Tensor) -> Tensor:
+            found = (states[..., :-1] * queries).sum(2)
+            divisor = torch.maximum(found[..., -1:].abs(), torch.exp(-states[:, :, 0, -1:]))
+            return found[..., :-1] / (divisor + eps)
+
+        return step, read
 
     return scan(order, store, begin)
 

@@ -147,8 +147,12 @@ def _plant(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
 FAULTS = ["not restored", "restored one token late", "convolution window not restored", "shared by two sequences"]
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
-    lm = load(save_hybrid("granitemoehybrid", tmp_path))
+# Windows of what no convolution of channels computes (Zaya, and tokens themselves: Qwen4), a matrix memory (xLSTM).
+OTHERS = [("zaya", FAULTS[2]), ("qwen4_exp_text", FAULTS[2]), ("xlstm", FAULTS[0])]
+
+
+@pytest.mark.parametrize(("family", "fault"), [*(("granitemoehybrid", fault) for fault in FAULTS), *OTHERS])
+def test_a_planted_fault_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, fault: str) -> None:
+    lm = load(save_hybrid(family, tmp_path))
     _plant(monkeypatch, fault)
     assert play(lm, 40) > 1e-2
