@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from specdec_cli import __version__
 from specdec_cli.recipe import Recipe
 from specdec_cli.recipe.present import yaml_value
 
@@ -69,7 +69,7 @@ class TrainedDraft:
                 "---\n",
                 f"# {what} for `{named}`\n",
                 f"A draft for speculative decoding with `{target}`, trained by `specdec train-draft` "
-                f"{version('specdec-cli')} on the target's own answers. The output of the target does not change.\n",
+                f"{__version__} on the target's own answers. The output of the target does not change.\n",
                 "```console",
                 f'$ specdec generate -r {self.folder / RECIPE} "Hello"',
                 f"$ specdec bench -r {self.folder / RECIPE}",

@@ -83,7 +83,7 @@ class DraftConversion:
                 "algorithm": kind,
                 "proposal_methods": [method | {"accept_tolerance": 0.0}],
                 "default_proposal_method": "greedy",
-                "verifier": {"name_or_path": self.target, "architectures": _architectures(self.target)},
+                "verifier": _verifier(self.target),
             },
         }
 
@@ -143,10 +143,12 @@ def _named_target(content: Mapping[str, Any]) -> str | None:
     return named or content.get("base_model_name_or_path")
 
 
-def _architectures(target: str) -> list[str]:
-    """The target's classes by its configuration."""
-    found = read_object(model_folder(target, None, trust_remote_code=False, has_weights=False) / "config.json")
-    return list(found.get("architectures") or [])
+def _verifier(target: str) -> dict[str, Any]:
+    """The target as the speculators format names it; a built-in one by its folder, which other engines can read."""
+    folder = model_folder(target, None, trust_remote_code=False, has_weights=False)
+    content = read_object(folder / "config.json")
+    name = str(folder) if target.startswith("builtin:") else target
+    return {"name_or_path": name, "architectures": list(content.get("architectures") or [])}
 
 
 _Written = tuple[dict[str, Any], dict[str, Tensor]]

@@ -101,6 +101,13 @@ def test_a_dflash_draft_comes_back_as_it_was(lm, case: str, tmp_path: Path) -> N
     assert all(torch.equal(value, weights[name]) for name, value in returned.items())
 
 
+def test_the_built_in_target_is_named_by_its_folder(tmp_path: Path) -> None:
+    source = publish_dflash(tmp_path / "z-lab", random_block_weights(seed=3), "z-lab")
+    convert_draft(str(source), "speculators", tmp_path / "speculators", "builtin:target")
+    content = json.loads((tmp_path / "speculators" / "config.json").read_text())
+    assert (Path(content["speculators_config"]["verifier"]["name_or_path"]) / "config.json").is_file()
+
+
 def test_what_a_format_cannot_say_is_refused(lm, tmp_path: Path) -> None:
     def refused(said: str, source: Path, to: str, **more: Any) -> None:
         with pytest.raises(UsageError, match=said):
