@@ -83,6 +83,8 @@ def train_draft(
     if settings.answers_per_prompt > 1 and resolved.recipe.sampling.temperature == 0:
         said = f"`{settings.answers_per_prompt}` answers to a prompt would be the same at temperature 0"
         raise UsageError(said, "add --temperature 0.8, or leave --answers-per-prompt out")
+    if settings.keep_answers and settings.answers_per_prompt > 1:
+        raise UsageError("`--keep-answers` has one answer to each prompt", "leave --answers-per-prompt out")
     _check_pictures(plot, html, shared.force or resume)
     if dry_run:
         sys.stdout.write(
@@ -189,7 +191,16 @@ class _TrainCommand:
         tokens = [engine.encode(row.chat() if self.chat else row.prompt) for row in self.rows]
         settings = self._recipe.train
         limit = engine.target.max_context
-        return TrainingData.of(tokens, limit, settings.num_held_out, settings.answers_per_prompt)
+        given = self._given_answers(engine) if settings.keep_answers else None
+        return TrainingData.of(tokens, limit, settings.num_held_out, settings.answers_per_prompt, given)
+
+    def _given_answers(self, engine: Engine) -> list[list[int]]:
+        """Tokens of the answers in the data, each with the target's first end token."""
+        from specdec_cli.measure.workload.given_answers import given_answer
+
+        assert engine.tokenizer is not None, "a target that is loaded by name has a tokenizer"
+        end, encode = list(engine.eos_token_ids[:1]), engine.tokenizer.encode
+        return [[*encode(given_answer(row, self.chat), add_special_tokens=False), *end] for row in self.rows]
 
     def _plan(self, data: TrainingData) -> dict[str, Any]:
         """Everything that decides what the run does; a run that goes on has the same."""

@@ -12,6 +12,7 @@ TRAIN_OPTIONS: tuple[Option, ...] = (
     Option("train.num_prompts", int, ("--num-prompts",), METHOD, default="all"),
     Option("train.num_held_out", int, ("--num-held-out",), METHOD),
     Option("train.answers_per_prompt", int, ("--answers-per-prompt",), METHOD),
+    Option("train.keep_answers", bool, ("--keep-answers/--no-keep-answers",), METHOD),
     Option("train.cache_features", bool, ("--cache-features/--no-cache-features",), METHOD),
     Option("train.epochs", int, ("--epochs",), SCHEDULE),
     Option("train.max_steps", int, ("--max-steps",), SCHEDULE),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from specdec_cli.errors import UsageError
 
@@ -34,6 +35,7 @@ class PromptRow:
         messages: the whole conversation up to its last user message, where it is decoded as one; user messages that
             nothing answers are turns, each answered by the model before the next.
         turn: which turn of its conversation it is, from 1, where there are several.
+        values: the columns of the row that it was read from.
     """
 
     index: int
@@ -44,6 +46,7 @@ class PromptRow:
     seed: int | None = None
     messages: tuple[ChatMessage, ...] = ()
     turn: int | None = None
+    values: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def chat(self) -> list[dict[str, str]]:
         """The messages that a chat template or a server is given."""

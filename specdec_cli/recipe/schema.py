@@ -568,6 +568,8 @@ class Train(Section):
     """Token that stands for those not drafted yet (dflash, pard). null takes the rarest token of the data."""
     start_from: str | None = Field(None, min_length=1)
     """Model with the target's tokenizer to begin with (pard, distill). null prunes the target itself (distill)."""
+    keep_answers: bool = False
+    """Train on the answers in the data, not on the target's own: the last message, or the column answer, output, ..."""
     cache_features: bool = False
     """Keep the target's hidden states of all samples on disk (bfloat16), so that it reads each sample once."""
     evaluate_every: int | None = Field(None, ge=1, le=2**31 - 1)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,16 +30,24 @@ class TrainingPrompt:
     Args:
         tokens: of the prompt, chat template included.
         index: its place in the data, which keys its noise.
+        answer: tokens of the answer that the data has; None lets the target answer.
     """
 
     tokens: Sequence[int]
     index: int
+    answer: Sequence[int] | None = None
 
 
 def fingerprint(prompts: Sequence[TrainingPrompt], params: SamplingParams) -> str:
     """SHA-256 of the prompts' tokens and the sampling parameters, in hexadecimal."""
     content = json.dumps([[list(one.tokens) for one in prompts], repr(params)])
     return hashlib.sha256(content.encode()).hexdigest()
+
+
+def samples_of(pairs: Iterable[tuple[TrainingPrompt, Sequence[int]]], max_context: int) -> list[Sample]:
+    """Prompts with their answers, cut at the context; those with fewer than two tokens of answer are left out."""
+    whole = [Sample([*one.tokens, *answer][:max_context], len(one.tokens)) for one, answer in pairs]
+    return [one for one in whole if one.num_counted >= 2]
 
 
 class Answers:
@@ -87,12 +95,8 @@ class Answers:
             progress(self.num_done, len(self._prompts))
 
     def samples(self, max_context: int) -> list[Sample]:
-        """Prompts with their answers, cut at the context; those with fewer than two tokens of answer are left out."""
-        whole = [
-            Sample([*one.tokens, *answer][:max_context], len(one.tokens))
-            for one, answer in zip(self._prompts, self._found, strict=False)
-        ]
-        return [one for one in whole if one.num_counted >= 2]
+        """The samples of what is answered, as `samples_of` makes them."""
+        return samples_of(zip(self._prompts, self._found, strict=False), max_context)
 
     def _append(self, rows: Sequence[dict[str, Any]]) -> None:
         with writing(self._path), self._path.open("a", encoding="utf-8") as file:

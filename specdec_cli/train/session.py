@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.train.acceptance import HeldOutAcceptance, measure_acceptance
-from specdec_cli.train.answers import Answers, TrainingPrompt
+from specdec_cli.train.answers import Answers, TrainingPrompt, samples_of
 from specdec_cli.train.checkpoints import Checkpoints
 from specdec_cli.train.disk import writing
 from specdec_cli.train.features import CachedFeatures, TargetFeatures
@@ -98,7 +98,12 @@ class TrainingData:
 
     @classmethod
     def of(
-        cls, prompts: Sequence[Sequence[int]], max_context: int, num_held_out: int, num_answers: int
+        cls,
+        prompts: Sequence[Sequence[int]],
+        max_context: int,
+        num_held_out: int,
+        num_answers: int,
+        given: Sequence[Sequence[int]] | None = None,
     ) -> TrainingData:
         """Split prompts, the held-out ones spread evenly over all.
 
@@ -107,6 +112,7 @@ class TrainingData:
             max_context: of the target.
             num_held_out: prompts to leave out of training.
             num_answers: answers to each of the others.
+            given: the answer to each prompt, instead of the target's own; None lets the target answer.
 
         Raises:
             UsageError: no prompt fits, or too few are left to train on.
@@ -122,7 +128,9 @@ class TrainingData:
         held_out = [TrainingPrompt(one, index) for i, (index, one) in enumerate(fitting) if i in chosen]
         rest = [one for i, one in enumerate(fitting) if i not in chosen]
         train = [
-            TrainingPrompt(one, index + answer * len(prompts)) for answer in range(num_answers) for index, one in rest
+            TrainingPrompt(one, index + answer * len(prompts), None if given is None else given[index])
+            for answer in range(num_answers)
+            for index, one in rest
         ]
         return cls(train, held_out, len(prompts) - len(fitting))
 
@@ -135,7 +143,8 @@ class TrainingData:
     @property
     def identity(self) -> str:
         """SHA-256 of all prompts, in hexadecimal."""
-        content = json.dumps([[list(one.tokens) for one in its] for its in (self.train, self.held_out)])
+        whole = [[[*one.tokens, -1, *(one.answer or ())] for one in its] for its in (self.train, self.held_out)]
+        content = json.dumps(whole)
         return hashlib.sha256(content.encode()).hexdigest()
 
 
@@ -169,17 +178,21 @@ class TrainingSession:
         self.method = training_method(self.recipe.train.method)(self.recipe.train, self.target)
 
     def answer(self, progress: Callable[[int, int], None], stopped: Callable[[], bool]) -> list[Sample]:
-        """Let the target answer what it has not answered yet; the samples so far where it was stopped.
+        """The samples: the answers in the data, or the target's own; those so far where it was stopped.
 
         Raises:
             RunError: the file of answers cannot be written.
             UsageError: all answers are too short to learn from.
         """
-        answers = Answers(self.folder.answers, self.data.train, self.params)
-        answers.generate(self.engine, progress, stopped)
-        samples = answers.samples(self.engine.target.max_context)
+        given = [(one, one.answer) for one in self.data.train if one.answer is not None]
+        if given:
+            samples = samples_of(given, self.engine.target.max_context)
+        else:
+            answers = Answers(self.folder.answers, self.data.train, self.params)
+            answers.generate(self.engine, progress, stopped)
+            samples = answers.samples(self.engine.target.max_context)
         if not samples and not stopped():
-            raise UsageError("every answer of the target has fewer than 2 tokens", "choose other prompts")
+            raise UsageError("every answer has fewer than 2 tokens", "choose other prompts")
         return samples
 
     def features(self, samples: Sequence[Sample]) -> TargetFeatures | CachedFeatures:

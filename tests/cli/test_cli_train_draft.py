@@ -1,12 +1,16 @@
 """`specdec train-draft`: from prompts to a folder that --draft runs, and what it refuses."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tiny_training import tiny_target
 
 from specdec_cli.cli import main
+from specdec_cli.engine.prompts import ChatMessage, PromptRow
+from specdec_cli.errors import UsageError
+from specdec_cli.measure.workload.given_answers import given_answer
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +99,27 @@ def test_what_cannot_be_trained_is_refused(
     assert main.run(["train-draft", *words]) == 2
     assert said in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "x" / "config.json").exists()
+
+
+def test_answers_in_the_data_are_kept(target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"prompt": f"{'abcdefghij'[i]}kl", "answer": "xyz"[: 1 + i % 3] + "uvw"} for i in range(8)]
+    data, folder = tmp_path / "rows.jsonl", tmp_path / "head"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert train(target, data, folder, "--max-steps", "1", "--keep-answers") == 0
+    num_tokens = sum(len(rows[i]["answer"]) for i in (0, 1, 3, 4, 5, 7))
+    assert f"training eagle3: 6 samples of {num_tokens} tokens" in capsys.readouterr().err
+    assert not (folder / "training" / "answers.jsonl").exists()
+    data.write_text("".join(json.dumps({**row, "answer": "" if i == 4 else "x"}) + "\n" for i, row in enumerate(rows)))
+    assert train(target, data, tmp_path / "other", "--keep-answers") == 2
+    assert "row 5 has no answer to keep" in capsys.readouterr().err
+
+
+def test_the_last_message_of_a_chat_is_its_answer() -> None:
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    row = PromptRow(0, "a", messages=(ChatMessage("user", "a"),), values={"messages": messages})
+    assert given_answer(row, chat=True) == "b"
+    with pytest.raises(UsageError, match="row 1 has no answer"):
+        given_answer(replace(row, values={"messages": messages[:1]}), chat=True)
 
 
 def test_several_processes_are_refused(

@@ -130,6 +130,7 @@ class _Reader:
             max_new_tokens=length_of(values, where),
             seed=seed_of(values, where),
             messages=messages,
+            values=values,
         )
 
     def _column(self, row: RawRow) -> str:
