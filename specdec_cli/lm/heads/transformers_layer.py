@@ -174,9 +174,8 @@ class _FeedCache(BlockCache):
         super().__init__(0)
         self._store = _FeedStore(owners)
 
-    def _file(self, place: Any, key_states: Tensor, value_states: Tensor) -> LayerStore:
-        assert self.layout is not None, "a forward began without a layout"
-        self._store.write(key_states, value_states, self.layout)
+    def store_at(self, place: Any, key_states: Tensor, value_states: Tensor) -> LayerStore:
+        """The sequences' own keys and values."""
         return self._store
 
 
