@@ -157,7 +157,8 @@ class _TrainCommand:
             engine = self._load(say)
             data = self._data(engine)
             folder.begin(self._plan(data), self.resume, self.shared.force)
-        session = TrainingSession(engine, self._recipe, data, self._params, folder)
+        trusts = self.shared.trust_remote_code
+        session = TrainingSession(engine, self._recipe, data, self._params, folder, trusts)
         for notice in data.notices:
             self.screen.say(f"note: {notice}", "yellow")
         with interruptible() as stopped, suppress(KeyboardInterrupt):

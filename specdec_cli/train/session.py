@@ -158,6 +158,7 @@ class TrainingSession:
         data: the prompts.
         params: how answers are sampled.
         folder: for the draft and the run's files; begun.
+        trust_remote_code: run Python code that comes with the target.
 
     Attributes:
         method: of the draft.
@@ -169,12 +170,13 @@ class TrainingSession:
     data: TrainingData
     params: SamplingParams
     folder: TrainingFolder
+    trust_remote_code: bool = False
     target: TrainingTarget = field(init=False)
     method: TrainingMethod = field(init=False)
 
     def __post_init__(self) -> None:
         its = self.recipe.target
-        self.target = TrainingTarget.of(self.engine.target, its.revision)
+        self.target = TrainingTarget.of(self.engine.target, its.revision, self.trust_remote_code)
         self.method = training_method(self.recipe.train.method)(self.recipe.train, self.target)
 
     def answer(self, progress: Callable[[int, int], None], stopped: Callable[[], bool]) -> list[Sample]:
