@@ -47,3 +47,13 @@ def test_llama_cpps_responses_give_the_logs_counts(capsys: pytest.CaptureFixture
     stats = found["speculative"]
     assert (stats["num_draft_tokens"], stats["num_accepted_tokens"]) == (37 + 38 + 44 + 47, 37 + 37 + 35 + 35)
     assert (stats["num_drafts"], stats["acceptance_length"]) == (None, None)
+
+
+def test_the_result_of_vllm_bench_serve_gives_its_own_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    theirs = json.loads((SAMPLES / "vllm-0.32.0-bench.json").read_text(encoding="utf-8"))
+    ours = imported(capsys, "vllm-0.32.0-bench.json")["speculative"]
+    assert ours["num_drafts"] == theirs["spec_decode_num_drafts"]
+    assert ours["acceptance_length"] == pytest.approx(theirs["spec_decode_acceptance_length"])
+    assert 100 * ours["acceptance_rate"] == pytest.approx(theirs["spec_decode_acceptance_rate"])
+    rates = theirs["spec_decode_per_position_acceptance_rates"]
+    assert ours["per_position_acceptance_rates"] == pytest.approx(rates)
