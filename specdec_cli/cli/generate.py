@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specdec_cli.cli.options import STRUCTURED_OPTIONS, Shared, with_shared_options
+from specdec_cli.cli.options import ENGINE_OPTIONS, STRUCTURED_OPTIONS, Shared, with_shared_options
+from specdec_cli.cli.other_engine import OtherEngine
 from specdec_cli.cli.output import deliver, envelope, machine_of
 from specdec_cli.cli.prompts import given_prompts
 from specdec_cli.cli.screen import interruptible, open_screen, progress
@@ -36,7 +37,7 @@ _MOST_FAILURES = 5  # prompts whose errors are shown one by one
 _K = "speculation.num_speculative_tokens"
 
 
-@with_shared_options(aliases=True, without=("serve.served_model_name",), beside=STRUCTURED_OPTIONS)
+@with_shared_options(aliases=True, without=("serve.served_model_name",), beside=(*STRUCTURED_OPTIONS, *ENGINE_OPTIONS))
 def generate(
     prompt: Annotated[
         list[str] | None,
@@ -103,6 +104,10 @@ def generate(
             "`--compare` has nothing to compare: there is no draft", "name one with --draft, and k above 0"
         )
     prompts = given_prompts(prompt or [], prompt_file, chat or system is not None)
+    engine = OtherEngine.asked(resolved, shared)
+    if engine is not None:
+        given = {"--compare": compare, "--show-drafts": show_drafts}
+        return _elsewhere(engine, _with_system(prompts, system), chat or system is not None, given, shared, dry_run)
     if dry_run:
         _show_plan(resolved, prompts.rows, shared)
         return None
@@ -110,6 +115,29 @@ def generate(
         chat or system is not None, system, compare, show_drafts, wanted(resolved.recipe.structured)
     )
     return _GenerateRun(resolved, prompts, wish, shared, open_screen(shared.quiet, streams_text=not shared.json)).go()
+
+
+def _elsewhere(
+    engine: OtherEngine, prompts: PromptSet, chat: bool, given: dict[str, bool], shared: Shared, dry_run: bool
+) -> ExitCode | None:
+    """Decode in another engine, which is started as a subprocess."""
+    from specdec_cli.cli.generate_other_engine import OtherGenerateRun, show_other_generate
+    from specdec_cli.cli.other_engine_run import refuse_elsewhere
+
+    recipe = engine.resolved.recipe
+    refuse_elsewhere({**given, "--logprobs": recipe.sampling.logprobs is not None}, recipe.engine.name)
+    if dry_run:
+        show_other_generate(engine, len(prompts.rows), shared)
+        return None
+    return OtherGenerateRun(engine, prompts, chat, shared, open_screen(shared.quiet, not shared.json)).go()
+
+
+def _with_system(prompts: PromptSet, system: str | None) -> PromptSet:
+    """The prompts with `--system` in the place of every row's own."""
+    if system is None:
+        return prompts
+    message = ChatMessage("system", system)
+    return PromptSet([row.with_system(message) for row in prompts.rows], prompts.notices)
 
 
 def _predict(shared: Shared, text: str) -> None:
@@ -231,11 +259,7 @@ class _GenerateRun:
 
     def _talks(self) -> list[Dialogue]:
         """The rows' conversations, or their plain prompts; `--system` stands for every row's own."""
-        rows = self.prompts.rows
-        if self.wish.system is not None:
-            system = ChatMessage("system", self.wish.system)
-            rows = [row.with_system(system) for row in rows]
-        return dialogues(rows)
+        return dialogues(_with_system(self.prompts, self.wish.system).rows)
 
     def _tree_text(self, engine: Engine) -> Callable[[int], str] | None:
         """Text of a token of a drafted tree; None where chains are drafted."""

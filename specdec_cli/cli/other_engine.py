@@ -13,6 +13,7 @@ from specdec_cli.export import ServerCommand, server_command
 from specdec_cli.export.settings import ExportSettings
 from specdec_cli.measure.elsewhere.engine_process import EngineProcess
 from specdec_cli.measure.elsewhere.launch import Launch, find_program, split_arguments
+from specdec_cli.report.generate import Promise
 
 if TYPE_CHECKING:
     from specdec_cli.cli.options import Shared
@@ -60,6 +61,17 @@ class OtherEngine:
         """Most tokens that its draft guesses in a step, by the recipe."""
         recipe = self.resolved.recipe
         return ExportSettings(recipe, self.resolved.origins, recipe.engine.name, is_here=True).k
+
+    @property
+    def promise(self) -> Promise:
+        """Promise of the engine's own rule."""
+        recipe = self.resolved.recipe
+        if recipe.speculation.is_synthetic:
+            return Promise("synthetic", is_lossless=False)
+        if recipe.sampling.temperature == 0:
+            return Promise("greedy", is_lossless=True, keeps_tokens=True)
+        is_block = recipe.speculation.verify in ("block", "traversal")
+        return Promise("block" if is_block else "rejection", is_lossless=True)
 
     def without_prefix_caching(self) -> OtherEngine:
         """The same for a measurement, where no arm may find what an earlier pass left in the cache."""

@@ -15,11 +15,11 @@ from specdec_cli.errors import ExitCode, RunError, UsageError
 from specdec_cli.measure.elsewhere.near_ties import LeftText, left_texts, words
 from specdec_cli.measure.elsewhere.server_arm import ServerArm
 from specdec_cli.measure.machine.load import Load, look_at_load
-from specdec_cli.report.generate import Promise
 
 if TYPE_CHECKING:
     from specdec_cli.measure.bench.bench import Bench, Progress
     from specdec_cli.report.bench import BenchView
+    from specdec_cli.report.generate import Promise
 
 PLAIN = "without a draft"
 _ONE_BY_ONE = (
@@ -94,13 +94,7 @@ class OtherEngineRun(JudgedRun[Study]):
     @property
     def promise(self) -> Promise:
         """Promise of the engine's own rule."""
-        recipe = self.recipe
-        if recipe.speculation.is_synthetic:
-            return Promise("synthetic", is_lossless=False)
-        if recipe.sampling.temperature == 0:
-            return Promise("greedy", is_lossless=True, keeps_tokens=True)
-        is_block = recipe.speculation.verify in ("block", "traversal")
-        return Promise("block" if is_block else "rejection", is_lossless=True)
+        return self.engine.promise
 
     def arm(self, name: str, engine: OtherEngine, k: int | None, stopped: Callable[[], bool]) -> ServerArm:
         """An arm of the engine, which is not started yet.

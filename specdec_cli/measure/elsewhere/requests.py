@@ -15,18 +15,30 @@ if TYPE_CHECKING:
     from specdec_cli.recipe import Recipe
 
 
+def check_single_turns(rows: Sequence[PromptRow], engine: str) -> None:
+    """Refuse conversations in which the user speaks several times.
+
+    Args:
+        rows: the prompts.
+        engine: as `--engine` has it.
+
+    Raises:
+        UsageError: there is one.
+    """
+    several = next((row for row in rows if len(turn_ends(row)) > 1), None)
+    if several is not None:
+        raise UsageError(
+            f"prompt {several.index + 1} is a conversation of several turns, and --engine {engine} takes single ones",
+            "make each turn a prompt of its own",
+        )
+
+
 def requests_of(rows: Sequence[PromptRow], recipe: Recipe) -> Workload:
     """The workload of rows without their token ids.
 
     Raises:
         UsageError: a row is a conversation of several turns.
     """
-    several = next((row for row in rows if len(turn_ends(row)) > 1), None)
-    if several is not None:
-        said = f"prompt {several.index + 1} is a conversation of several turns"
-        raise UsageError(
-            f"{said}, and --engine {recipe.engine.name} measures single ones",
-            "start the server and measure it with `bench --endpoint`",
-        )
+    check_single_turns(rows, recipe.engine.name)
     params = SamplingParams(**recipe.sampling.model_dump() | {"logprobs": None})
     return Workload(recipe.workload.dataset, tuple(request_of(row, [], params) for row in rows), (), None)

@@ -5,7 +5,7 @@ Each run is one request at a time or a batch sent together; the increase of the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from specdec_cli.engine.arms import ArmRun
 from specdec_cli.errors import RunError
 from specdec_cli.measure.elsewhere.engine_process import EngineProcess
 from specdec_cli.measure.endpoint.address import parse_address
+from specdec_cli.measure.endpoint.answer import Answer
 from specdec_cli.measure.endpoint.counters import MetricsPage, difference
 from specdec_cli.measure.endpoint.endpoint_arm import EndpointArm
 from specdec_cli.measure.endpoint.endpoint_plan import EndpointPlan
@@ -103,13 +104,29 @@ class ServerArm:
             RunError: a request failed, or its tokens cannot be counted.
         """
         run: ArmRun | None = self._asked(lambda: self.endpoint.run(requests, stopped))
-        if run is None:
-            return None
+        return None if run is None else replace(run, counters=self._added(sum(run.lengths)))
+
+    def ask(self, row: PromptRow, watch: Callable[[Answer], None]) -> tuple[Answer, Mapping[str, float]]:
+        """Decode one prompt; its answer, and by how much the server's counters grew.
+
+        Args:
+            row: the prompt.
+            watch: called with the answer so far after each event of the stream.
+
+        Raises:
+            EngineError: the engine has ended.
+            RunError: the request failed.
+        """
+        answer: Answer = self._asked(lambda: self.endpoint.ask(row, watch))
+        return answer, self._added(answer.num_tokens)
+
+    def _added(self, num_tokens: int | None) -> Mapping[str, float]:
+        """By how much the server's counters grew since they were last read."""
         before, self._page = self._page, self._asked(self.endpoint.page)
-        counters = difference(before, self._page, sum(run.lengths))
+        counters = difference(before, self._page, num_tokens)
         if self.drafts:
             self.notices += [one for one in counters.notices if one not in self.notices]
-        return replace(run, counters=counters.added)
+        return counters.added
 
     def whole(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """Ask for an answer that is not streamed, at temperature 0.

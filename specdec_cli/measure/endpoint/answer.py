@@ -46,6 +46,7 @@ class Answer:
         calls_tools: whether it holds a tool call.
         speculation: its own acceptance, as the server counts it; None where it does not.
         token_ids: of the output, where the request asks for `return_token_ids`; empty where the server sends none.
+        stop_reason: the stop string or token that ended it, as vLLM says; None of others.
     """
 
     sent: float
@@ -62,6 +63,7 @@ class Answer:
     calls_tools: bool = False
     speculation: AnswerCounts | None = None
     token_ids: list[int] = field(default_factory=list)
+    stop_reason: int | str | None = None
     _parts: list[str] = field(default_factory=list)
 
     @property
@@ -121,6 +123,8 @@ class Answer:
             self.arrivals.append(now - self.sent)
         if choice.get("finish_reason"):
             self.finish_reason, self.finish_s = str(choice["finish_reason"]), now - self.sent
+            reason = choice.get("stop_reason")
+            self.stop_reason = reason if isinstance(reason, int | str) else None
 
     def _keep(self, choice: dict[str, Any]) -> bool:
         """Whether a chunk's choice carries output; its text is kept."""

@@ -101,13 +101,17 @@ class EndpointArm:
         """Send prompts when they are due; what came back is in the sender's visits."""
         self._wait(sender.send(self._open_endpoint(), rows))
 
-    def ask(self, row: PromptRow) -> Answer:
+    def ask(self, row: PromptRow, watch: Callable[[Answer], None] | None = None) -> Answer:
         """Send one request.
+
+        Args:
+            row: the prompt.
+            watch: called with the answer so far after each event of the stream.
 
         Raises:
             EndpointError: it failed.
         """
-        return self._wait(self._open_endpoint().ask(self.plan.path, self.body(row)))
+        return self._wait(self._open_endpoint().ask(self.plan.path, self.body(row), watch))
 
     def whole(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """Send one request that is not streamed.
