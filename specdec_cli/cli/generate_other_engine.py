@@ -75,7 +75,8 @@ class OtherGenerateRun:
         for said in (*self.prompts.notices, *made.warnings):
             self.screen.say(f"note: {said}", "yellow")
         with interruptible() as stopped:
-            process = self.engine.process(self.screen, None, self.screen.say, stopped)
+            process = self.engine.process(self.screen, stopped=stopped)
+            self.screen.say(f"starting {made.name}")
             arm = ServerArm(made.name, process, recipe.sampling, made.drafts, self.chat)
             self._decode(arm, stopped)
             unknown = self.engine.unknown_version(arm.version)

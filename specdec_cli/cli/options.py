@@ -137,7 +137,7 @@ class Shared:
         """Refuse another engine where the command starts none, and options about one where none is asked for."""
         name = recipe.engine.name
         if name != "specdec" and not self.takes_engine:
-            hint = "`bench`, `compare-drafts`, `generate` and `serve` do; or set engine.name to specdec"
+            hint = "`bench`, `sweep-k`, `compare-drafts`, `generate` and `serve` do; or set engine.name to specdec"
             raise UsageError(f"`engine.name` is `{name}`, and this command starts no other engine", hint)
         given = [self.flags[path][1] for path in _OF_ANOTHER_ENGINE if path in self.flags]
         given += ["--engine-command"] if self.engine_command is not None else []

@@ -14,6 +14,7 @@ from specdec_cli.export.settings import ExportSettings
 from specdec_cli.measure.elsewhere.engine_process import EngineProcess
 from specdec_cli.measure.elsewhere.launch import Launch, find_program, split_arguments
 from specdec_cli.report.generate import Promise
+from specdec_cli.report.pace import Pace
 
 if TYPE_CHECKING:
     from specdec_cli.cli.options import Shared
@@ -131,7 +132,7 @@ class OtherEngine:
         self,
         screen: Screen,
         k: int | None = None,
-        tell: Callable[[str], None] = lambda _: None,
+        tell: Callable[[str], None] | None = None,
         stopped: Callable[[], bool] = never,
     ) -> EngineProcess:
         """Its server, not yet started; the log's last lines go to the screen if it fails.
@@ -139,10 +140,10 @@ class OtherEngine:
         Args:
             screen: takes them.
             k: as in `server`.
-            tell: takes words about its start.
+            tell: takes words about its start; None shows them on the screen, seldom.
             stopped: whether to give up the start.
         """
-        return EngineProcess(self.launch(k), self.timeout_s, tell, lambda line: screen.say(line, "dim"), stopped)
+        return EngineProcess(self.launch(k), self.timeout_s, tell or _seldom(screen), screen.say, stopped)
 
     def unknown_version(self, version: str | None) -> str | None:
         """A sentence about a release whose settings were not checked, or None."""
@@ -153,6 +154,17 @@ class OtherEngine:
         if any(version == one or version.startswith(f"{one}.") for one in made.checked):
             return None
         return f"{made.name} {version} answers, and its settings were checked for {checked}: an option may differ"
+
+
+def _seldom(screen: Screen) -> Callable[[str], None]:
+    """Shows words about a start, as often as a plain stream gets its next line."""
+    pace = Pace()
+
+    def tell(words: str) -> None:
+        if pace.is_due():
+            screen.say(f"{words} ({pace.words()})")
+
+    return tell
 
 
 def at_k(resolved: Resolved, k: int) -> Resolved:

@@ -48,6 +48,8 @@ class OtherEngineRun(JudgedRun[Study]):
         self.prepare_gates()
         for warning in self.warnings():
             self.screen.say(f"warning: {warning}", "yellow")
+        name = self.engine.server().name
+        self.screen.say(f"starting {name} once without a draft and once with each draft, one after the other")
         with interruptible() as stopped:
             study = self.study(stopped)
             self.measure(study, stopped)
@@ -105,7 +107,7 @@ class OtherEngineRun(JudgedRun[Study]):
             k: 0 for none; None for the recipe's.
             stopped: whether to give up its start.
         """
-        process = engine.process(self.screen, k, self.screen.say, stopped)
+        process = engine.process(self.screen, k, stopped=stopped)
         drafts = engine.server(k).drafts
         made = ServerArm(name, process, self.recipe.sampling, drafts, self.asked.chat, self.asked.batch_size)
         self.arms[name] = made

@@ -109,6 +109,8 @@ class Bench:
         for sitting in self._sittings():
             with ExitStack() as started:
                 for arm, _ in sitting:
+                    if not self.plan.in_turn:  # a start takes minutes
+                        yield Progress(done, len(groups) * self.plan.repeats * len(self.tracks), f"start {arm.name}")
                     started.callback(arm.stop)
                     arm.start()
                 done = yield from self._measure(sitting, groups, done, stopped)

@@ -1,0 +1,97 @@
+"""An installed vLLM as an arm: `bench` and `compare-drafts` on the built-in pair, its own log, and several devices.
+
+    python benchmarks/vllm_arm.py --engine-command /opt/vllm/bin/vllm --engine-args='--enforce-eager' -- --num-prompts 8
+
+The counts of `bench` are those of vLLM's `/metrics`; beside them stand the sums of the lines that vLLM logs itself.
+Options behind `--` go to `bench` and `compare-drafts`. A part that fails keeps its sentence.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from time import sleep
+from typing import Any
+
+import record
+
+from specdec_cli.cli.options import Shared
+from specdec_cli.cli.other_engine import OtherEngine
+from specdec_cli.cli.screen import open_screen
+from specdec_cli.engine.driver import never
+from specdec_cli.measure.elsewhere.requests import requests_of
+from specdec_cli.measure.elsewhere.server_arm import ServerArm
+from specdec_cli.measure.endpoint.server_counts import ServerCounts
+from specdec_cli.measure.imported.logs import read_vllm_log
+from specdec_cli.measure.workload.workload import read_rows
+
+_LOGGED_SECONDS = 1  # between two of vLLM's lines
+_NUM_PROMPTS = 4
+
+
+def specdec(words: list[str]) -> dict[str, Any]:
+    """One command's document, or the sentence with which it failed."""
+    command = [sys.executable, "-m", "specdec_cli", *words, "--json", "--quiet"]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    if run.returncode:
+        return {"exit_code": run.returncode, "error": run.stderr.strip().splitlines()[:1]}
+    return {"exit_code": 0, "document": json.loads(run.stdout)}
+
+
+def counted(given: argparse.Namespace) -> dict[str, Any]:
+    """The counts of some answers by `/metrics` and by the lines that vLLM logs."""
+    sets = ("engine.name=vllm", "target.dtype=float32", "sampling.max_new_tokens=48")
+    command = f"env VLLM_LOG_STATS_INTERVAL={_LOGGED_SECONDS} {given.engine_command}"
+    shared = Shared(sets=sets, takes_engine=True, engine_command=command, engine_args=given.engine_args)
+    engine = OtherEngine.asked(shared.resolve(), shared)
+    assert engine is not None, "the recipe names vLLM"
+    process = engine.process(open_screen(is_quiet=True, streams_text=False))
+    arm = ServerArm("vLLM", process, engine.resolved.recipe.sampling, drafts=True)
+    counts = ServerCounts()
+    try:
+        arm.start()
+        rows = read_rows("builtin:mini", None, _NUM_PROMPTS).rows
+        for request in requests_of(rows, engine.resolved.recipe).requests:
+            run = arm.run([request], never)
+            assert run is not None, "nothing stops it"
+            counts.add_run(run.counters or {}, sum(run.lengths) - 1)
+        sleep(3 * _LOGGED_SECONDS)  # for its last line
+    finally:
+        arm.stop()
+    logged = read_vllm_log(process.log_text)
+    return {"version": arm.version, "metrics": counts.as_dict(), "log": None if logged is None else logged.counts}
+
+
+def main() -> None:
+    """Run the parts and keep what came of them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engine-command", default="vllm")
+    parser.add_argument("--engine-args", default="")
+    parser.add_argument("--only", nargs="*", default=None, help="parts")
+    words = sys.argv[1:]
+    end = words.index("--") if "--" in words else len(words)
+    given, more = parser.parse_args(words[:end]), words[end + 1 :]
+    before = record.machine()
+    engine = ["--engine", "vllm", "--engine-command", given.engine_command, f"--engine-args={given.engine_args}"]
+    engine += ["--dtype", "float32"]
+    one = ["generate", *engine, "-n", "16", "Once upon a time"]
+    parts: dict[str, Callable[[], dict[str, Any]]] = {
+        "counters": lambda: counted(given),
+        "bench": lambda: specdec(["bench", *engine, *more]),
+        "tensor-parallel-size 2": lambda: specdec([*one, "--tensor-parallel-size", "2"]),
+        "ray": lambda: specdec([*one, "--distributed-executor-backend", "ray"]),
+        "compare-drafts": lambda: specdec(["compare-drafts", *engine, "-d", "builtin:draft", "-d", "ngram", *more]),
+    }
+    results: dict[str, Any] = {"command": shlex.join(["python", "benchmarks/vllm_arm.py", *words])}
+    for name, part in parts.items():
+        if given.only is None or name in given.only:
+            results[name] = part()
+            print(name, record.save("vllm_arm", before, results), flush=True)
+
+
+if __name__ == "__main__":
+    main()
