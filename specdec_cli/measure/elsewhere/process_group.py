@@ -1,7 +1,8 @@
 """A program and all its descendants as one process group, which is ended as a whole.
 
-The group is a session of its own, so that Ctrl-C at the terminal reaches this process alone, which then ends the group
-in order. While a group runs, SIGTERM and SIGHUP become `SystemExit`, so that `stop` is reached on the way out.
+Ctrl-C at the terminal reaches this process alone, which then ends the group in order. The group stays in this session:
+Linux shares its processors among sessions first (`sched_autogroup`), and another session may get a smaller share.
+While a group runs, SIGTERM and SIGHUP become `SystemExit`, so that `stop` is reached on the way out.
 """
 
 from __future__ import annotations
@@ -42,15 +43,19 @@ class ProcessGroup:
     def __init__(self, words: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
         self._handlers: dict[signal.Signals, Any] = {}
         self._turn_signals_into_exits()
-        with log.open("wb") as stream:
-            self._program = subprocess.Popen(
-                list(words),
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
-            )
+        try:
+            with log.open("wb") as stream:
+                self._program = subprocess.Popen(
+                    list(words),
+                    stdin=subprocess.DEVNULL,
+                    stdout=stream,
+                    stderr=subprocess.STDOUT,
+                    process_group=0,
+                    env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
+                )
+        except BaseException:
+            self._restore_signals()
+            raise
         self.group_id = self._program.pid
 
     @property

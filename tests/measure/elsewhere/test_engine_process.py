@@ -61,6 +61,7 @@ def test_it_starts_answers_and_is_gone() -> None:
         group = process.group_id
         assert group is not None
         assert len(alive(group)) == 2
+        assert os.getsid(group) == os.getsid(0)
         assert url.startswith("http://127.0.0.1:")
         assert process.log is not None
         log = process.log
@@ -188,6 +189,7 @@ def test_a_program_is_found_or_named(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert find_program(f"{sys.executable} -m x", "vllm", "vLLM") == (sys.executable, "-m", "x")
     with pytest.raises(EngineError, match="cannot be run: no such file"):
         EngineProcess(Launch("vLLM", (str(tmp_path / "none"),))).start()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_the_address_is_ours_to_choose() -> None:
