@@ -82,6 +82,9 @@ class Server(ThreadingHTTPServer):
         given = options.speculative_config
         self.k = int(json.loads(given)["num_speculative_tokens"]) if given else 0
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Nothing: a client that leaves is no error of the engine."""
+
 
 class Handler(BaseHTTPRequestHandler):
     """Its routes."""

@@ -6,6 +6,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,9 @@ ARGUMENTS = ["bench", "--engine", "vllm", "--engine-command", COMMAND, "-n", "9"
 
 
 @pytest.fixture(autouse=True)
-def nothing_left() -> Iterator[None]:
+def nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No engine outlives its command."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where logs of those that fail stay
     yield
     assert not running(os.getpid())
 

@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -37,8 +38,9 @@ def alive(group_id: int) -> list[int]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_left() -> Iterator[None]:
+def nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Whatever a test starts is gone after it."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where logs of those that fail stay
     yield
     assert not running(os.getpid())
 
