@@ -104,7 +104,7 @@ def test_an_option_that_it_does_not_know_is_named() -> None:
 def test_one_that_never_is_ready_is_ended(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specdec_cli.measure.elsewhere.process_group.ProcessGroup.stop.__defaults__", (0.3,))
     error, group = failing(EngineProcess(launch(way), timeout_s=1.0))
-    assert error.message == "vLLM was not ready after 1 s"
+    assert error.message.startswith("vLLM was not ready after 1 s")
     assert error.hint is not None
     assert error.hint.startswith("raise --engine-timeout; its whole log is in ")
     assert alive(group) == []
