@@ -1,11 +1,11 @@
-"""Predicted against measured speed-ups of vLLM at every k, and the acceptance that it counts, on the built-in pair.
+"""Predicted against measured speed-ups of an engine at every k, and the acceptance it counts, on the built-in pair.
 
     python benchmarks/engine_sweep.py --vllm /path/to/vllm --k-max 6 --num-prompts 24 --max-new-tokens 48
 
-vLLM is started without a draft and with every k, or the best few. Costs are fitted to the starts at k = 0, 1 and the
-largest k alone; the others are compared with the prediction. At temperature 1 acceptance is counted in the same starts,
-with `vllm_cpu_fix`: as it is, vLLM's CPU build does not sample from the target. Speed is that of temperature 0, one
-request at a time.
+The engine, vLLM or else specdec's own server, is started without a draft and with every k, or the best few. Costs are
+fitted to the starts at k = 0, 1 and the largest k alone; the others are compared with the prediction. At temperature 1
+acceptance is counted in the same starts, with `vllm_cpu_fix`: as it is, vLLM's CPU build does not sample from the
+target. Speed is that of temperature 0, one request at a time.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from typing import Any
 
 import numpy as np
 import record
-from engine_served import vllm_serving
 from served import serving
-from trace_over_http import BUILT_IN, counted, traced
+from trace_over_http import BUILT_IN, Serve, counted, own, traced, vllm
 
 from specdec_cli.lm.load import load_lm
 from specdec_cli.measure.elsewhere.engine_sweep import EngineSweep, EngineSweepPlan
@@ -32,23 +31,21 @@ from specdec_cli.measure.predict.tracing import trace_draft
 from specdec_cli.measure.workload.workload import read_rows
 from specdec_cli.recipe.schema import Sampling
 
-DATASET, RULE = "builtin:stories", "one-hot"
+DATASET = "builtin:stories"
 
 
 class Starts:
-    """vLLM with k drafted tokens, and its acceptance at temperature 1 before each one ends."""
+    """An engine with k drafted tokens, and its acceptance at temperature 1 before each start ends."""
 
-    def __init__(self, command: str, folder: Path, options: list[str], k_max: int) -> None:
-        self.command, self.log, self.options, self.k_max = command, folder / "vllm.log", options, k_max
+    def __init__(self, serve: Serve, options: list[str], k_max: int) -> None:
+        self.serve, self.options, self.k_max = serve, options, k_max
         self.trace: dict[str, Any] = {}
         self.counted: dict[int, float] = {}
 
     @contextmanager
     def start(self, k: int) -> Iterator[str]:
         """A start, for `EngineSweep`."""
-        config = {"method": "draft_model", "model": str(BUILT_IN / "draft"), "num_speculative_tokens": k}
-        target = BUILT_IN / "target"
-        with vllm_serving(self.command, target, config if k else None, self.log, is_repaired=True) as url:
+        with self.serve(k) as url:
             yield url
             sampled = [*self.options, "--temperature", "1"]
             if k:
@@ -102,21 +99,21 @@ def greedy(sweep: EngineSweep) -> dict[str, Any]:
     }
 
 
-def sampled(starts: Starts) -> dict[str, Any]:
-    """Acceptance lengths at temperature 1 under vLLM's default rule."""
-    lengths = starts.trace["acceptance_length"][RULE]
+def sampled(starts: Starts, rule: str) -> dict[str, Any]:
+    """Acceptance lengths at temperature 1 under the engine's default rule."""
+    lengths = starts.trace["acceptance_length"][rule]
     rows = [
         {"k": k, "predicted": lengths[k], "counted": length, "error": lengths[k] / length - 1}
         for k, length in sorted(starts.counted.items())
     ]
     took = {name: starts.trace[name] for name in ("requests", "bytes", "seconds")}
-    return {"rule": RULE, "rows": rows, "trace": took}
+    return {"rule": rule, "rows": rows, "trace": took}
 
 
 def main() -> None:
     """Sweep, and keep the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--vllm", required=True, help="vLLM's program")
+    parser.add_argument("--vllm", help="vLLM's program; specdec's own server without it")
     parser.add_argument("--k-max", type=int, default=6)
     parser.add_argument("--num-measured", type=int, default=128, help="most k to measure beside the first and the last")
     parser.add_argument("--num-prompts", type=int, default=24)
@@ -128,12 +125,15 @@ def main() -> None:
     sampling = Sampling(max_new_tokens=options.max_new_tokens, ignore_eos=True)
     before = record.machine()
     with tempfile.TemporaryDirectory() as folder:
-        starts = Starts(options.vllm, Path(folder), asked, options.k_max)
-        plan = EngineSweepPlan(rows, sampling, False, options.k_max, (1,), options.num_measured, RULE)
+        there = None if options.vllm is None else vllm(options.vllm, Path(folder), is_repaired=True)
+        rule = "block" if there is None else "one-hot"
+        starts = Starts(there or own, asked, options.k_max)
+        plan = EngineSweepPlan(rows, sampling, False, options.k_max, (1,), options.num_measured, rule)
         sweep = EngineSweep(starts.start, plan, read, lambda said: print(said, file=sys.stderr, flush=True))
         sweep.run()
-    results = {"options": asked, "version": sweep.version, "greedy": greedy(sweep), "sampled": sampled(starts)}
-    print(record.save("engine_sweep_vllm", before, results))
+    name = "specdec" if options.vllm is None else "vllm"
+    results = {"options": asked, "version": sweep.version, "greedy": greedy(sweep), "sampled": sampled(starts, rule)}
+    print(record.save(f"engine_sweep_{name}", before, results))
 
 
 if __name__ == "__main__":
