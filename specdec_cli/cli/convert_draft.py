@@ -27,30 +27,34 @@ class ConversionWish:
         to: the format.
         output: the new folder; None names none.
         dry_run: tell, and write nothing.
+        without: options of training that were given, which a conversion has no use for.
     """
 
     draft: str | None
     to: str
     output: Path | None
     dry_run: bool
+    without: tuple[str, ...] = ()
 
 
 def convert(wish: ConversionWish, resolved: Resolved, shared: Shared) -> None:
     """Write a draft in another format and say what it is there.
 
     Raises:
-        UsageError: there is no draft or folder, or the format cannot say what the draft is.
+        UsageError: there is no draft or folder, an option has no effect, or the format cannot say what the draft is.
         RunError: the draft cannot be read, or the folder cannot be written.
     """
     if wish.draft is None:
         raise UsageError("there is no draft to convert", f"name its folder: --export {wish.to} DIR")
+    _refuse_training(wish, shared)
+    from specdec_cli.train.convert import check_conversion, convert_draft
+
     if wish.dry_run:
+        check_conversion(wish.draft, wish.to, wish.output, has_weights=False)
         sys.stdout.write(f"# would write {wish.draft} in the format {wish.to}\n")
         return
     if wish.output is None:
         raise UsageError("there is no folder to write the draft into", "add --output DIR")
-    from specdec_cli.train.convert import convert_draft
-
     is_named = resolved.origins["target.model"] != "default"
     target = resolved.recipe.target.model if is_named else None
     found = convert_draft(wish.draft, wish.to, wish.output, target, resolved.recipe.train.depth)
@@ -58,3 +62,11 @@ def convert(wish: ConversionWish, resolved: Resolved, shared: Shared) -> None:
         body = {"draft": wish.draft, "format": wish.to, "folder": str(wish.output), "holds": str(found)}
         deliver(envelope(SCHEMA, resolved.recipe.as_dict(), body), to_stdout=True)
     open_screen(shared.quiet, streams_text=False).say(f"wrote {wish.output}: {found}")
+
+
+def _refuse_training(wish: ConversionWish, shared: Shared) -> None:
+    """Refuse options that only training reads."""
+    named = [name for path, (_, name) in shared.flags.items() if path.startswith("train.") and path != "train.depth"]
+    given = [*named, *wish.without]
+    if given:
+        raise UsageError(f"`{given[0]}` has no effect with --export, which trains nothing", "leave it out")

@@ -24,6 +24,7 @@ from specdec_cli.measure.workload.dataset import is_at_hand
 from specdec_cli.measure.workload.workload import read_rows
 from specdec_cli.recipe.present import to_yaml
 from specdec_cli.report.plot import check_available, check_plot
+from specdec_cli.train.held_out import check_held_out
 
 if TYPE_CHECKING:
     from specdec_cli.engine.engine import Engine
@@ -73,31 +74,42 @@ def train_draft(
     """Train a draft for a target on the target's own answers, and see its acceptance while it trains."""
     resolved = shared.resolve()
     if export is not None:
-        convert(ConversionWish(draft, export, output, dry_run), resolved, shared)
+        beside = {"--resume": resume, "--chat": chat, "--plot": plot, "--html": html}
+        without = tuple(name for name, value in beside.items() if value)
+        convert(ConversionWish(draft, export, output, dry_run, without), resolved, shared)
         return None
     if draft is not None:
         raise UsageError(f"`{draft}` is a draft to convert, and no format is named", "add --export speculators")
-    settings = resolved.recipe.train
-    if settings.data is None:
-        raise UsageError("there is no data to train on", "name prompts: --data FILE, or --data builtin:stories")
-    if settings.answers_per_prompt > 1 and resolved.recipe.sampling.temperature == 0:
-        said = f"`{settings.answers_per_prompt}` answers to a prompt would be the same at temperature 0"
-        raise UsageError(said, "add --temperature 0.8, or leave --answers-per-prompt out")
-    if settings.keep_answers and settings.answers_per_prompt > 1:
-        raise UsageError("`--keep-answers` has one answer to each prompt", "leave --answers-per-prompt out")
+    data = _checked_data(resolved.recipe)
     _check_pictures(plot, html, shared.force or resume)
     if dry_run:
         sys.stdout.write(
-            f"# would train {settings.method}{_plan_words(resolved.recipe)}\n{to_yaml(resolved, origins=True)}"
+            f"# would train {resolved.recipe.train.method}{_plan_words(resolved.recipe)}\n"
+            f"{to_yaml(resolved, origins=True)}"
         )
         return None
     if output is None:
         raise UsageError("there is no folder to write the draft into", "add --output DIR")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UsageError("train-draft trains in one process", "start it without `accelerate launch` or `torchrun`")
-    rows = read_rows(settings.data, None, settings.num_prompts or _ALL, chat or None).rows
+    rows = read_rows(data, None, resolved.recipe.train.num_prompts or _ALL, chat or None).rows
     screen = open_screen(shared.quiet, streams_text=False)
     return _TrainCommand(resolved, rows, chat, output, resume, plot, html, shared, screen).go()
+
+
+def _checked_data(recipe: Recipe) -> str:
+    """The name of the data, once the settings that need no model are found to go together."""
+    settings, sampling = recipe.train, recipe.sampling
+    if settings.data is None:
+        raise UsageError("there is no data to train on", "name prompts: --data FILE, or --data builtin:stories")
+    if settings.answers_per_prompt > 1 and sampling.temperature == 0:
+        said = f"`{settings.answers_per_prompt}` answers to a prompt would be the same at temperature 0"
+        raise UsageError(said, "add --temperature 0.8, or leave --answers-per-prompt out")
+    if settings.keep_answers and settings.answers_per_prompt > 1:
+        raise UsageError("`--keep-answers` has one answer to each prompt", "leave --answers-per-prompt out")
+    if sampling.max_new_tokens < 2 and not settings.keep_answers:
+        raise UsageError("an answer of 1 token is too short to learn from", "raise --max-new-tokens")
+    return settings.data
 
 
 def _plan_words(recipe: Recipe) -> str:
@@ -105,8 +117,9 @@ def _plan_words(recipe: Recipe) -> str:
     settings, name = recipe.train, str(recipe.train.data)
     if not name.startswith("builtin:") and not is_at_hand(name):
         return f" on the prompts of {name}, which is not read"
-    num = len(read_rows(name, None, settings.num_prompts or _ALL).rows) - settings.num_held_out
-    answers = max(0, num) * settings.answers_per_prompt
+    num = len(read_rows(name, None, settings.num_prompts or _ALL).rows)
+    check_held_out(settings.num_held_out, num)
+    answers = (num - settings.num_held_out) * settings.answers_per_prompt
     steps = settings.max_steps or settings.epochs * -(-answers // settings.batch_size)
     tokens = answers * recipe.sampling.max_new_tokens
     return f": {answers} answers with at most {tokens} tokens, {steps} steps, {settings.num_held_out} prompts held out"
@@ -156,9 +169,9 @@ class _TrainCommand:
         with progress(self.screen) as say:
             engine = self._load(say)
             data = self._data(engine)
+            trusts = self.shared.trust_remote_code
+            session = TrainingSession(engine, self._recipe, data, self._params, folder, trusts)
             folder.begin(self._plan(data), self.resume, self.shared.force)
-        trusts = self.shared.trust_remote_code
-        session = TrainingSession(engine, self._recipe, data, self._params, folder, trusts)
         for notice in data.notices:
             self.screen.say(f"note: {notice}", "yellow")
         with interruptible() as stopped, suppress(KeyboardInterrupt):

@@ -55,6 +55,10 @@ class TrainedDraft:
         """The evaluation of the draft that is in the folder; None before the first."""
         return max(self.evaluations, key=lambda row: float(row["acceptance_length"]), default=None)
 
+    @property
+    def _answers(self) -> str:
+        return "the answers given in its data" if self.recipe.train.keep_answers else "the target's own answers"
+
     def card(self) -> str:
         """The model card in Markdown, with the metadata that model hubs read above it."""
         target, method = str(self.recipe.target.model), self.recipe.train.method
@@ -69,7 +73,7 @@ class TrainedDraft:
                 "---\n",
                 f"# {what} for `{named}`\n",
                 f"A draft for speculative decoding with `{target}`, trained by `specdec train-draft` "
-                f"{__version__} on the target's own answers. The output of the target does not change.\n",
+                f"{__version__} on {self._answers}. The output of the target does not change.\n",
                 "```console",
                 f'$ specdec generate -r {self.folder / RECIPE} "Hello"',
                 f"$ specdec bench -r {self.folder / RECIPE}",
@@ -120,9 +124,10 @@ class TrainedDraft:
     def _data(self) -> list[str]:
         settings, steps = self.recipe.train, [row for row in self.rows if row["event"] == "step"]
         seconds = sum(row["seconds"] for row in steps)
+        answered = "with the answers given there" if settings.keep_answers else "answered by the target"
         return [
             "## Data\n",
-            f"- prompts: `{settings.data}`, answered by the target",
+            f"- prompts: `{settings.data}`, {answered}",
             f"- samples: {self.num_samples}, with {self.num_tokens} tokens of answers",
             f"- steps: {len(steps)}, {seconds:.0f} s of training",
             f"- trained parameters: {self.num_parameters}\n",

@@ -107,25 +107,41 @@ def convert_draft(
         UsageError: there is no such format, it is not one of this kind of draft, or it cannot say what the draft is.
         RunError: the draft cannot be read, or the folder cannot be written.
     """
-    if to not in FORMATS:
-        raise UsageError(f"there is no format `{to}`", f"one of: {', '.join(FORMATS)}")
-    found = read_published(name)
-    write = _WRITERS.get((found.method, to))
-    if write is None:
-        own = [form for method, form in _WRITERS if method == found.method]
-        what = " and ".join(own) or "one format alone"
-        raise UsageError(f"`{name}` is a draft of the method `{found.method}`, which has {what}", "choose another one")
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise UsageError(f"`{output}` already exists", "name a new folder")
+    found = check_conversion(name, to, output)
     target = target or _named_target(read_object(found.folder / "config.json"))
     config = found.given({}, lambda: _num_layers(name, target))
     tensors = stored_tensors(config)
     check_shapes(config, {key: tuple(value.shape) for key, value in tensors.items()})
-    content, written = write(DraftConversion(config, tensors, target, num_tokens))
+    content, written = _WRITERS[found.method, to](DraftConversion(config, tensors, target, num_tokens))
     with writing(output):
         output.mkdir(parents=True, exist_ok=True)
     write_draft(output, content, written)
     return read_published(str(output))
+
+
+def check_conversion(name: str, to: str, output: Path | None, has_weights: bool = True) -> PublishedDraft:
+    """The draft that is to be converted, once its format and the new folder are found to be possible.
+
+    Args:
+        name: hub id or folder of the draft.
+        to: one of `FORMATS`.
+        output: a new folder; None where none is named yet.
+        has_weights: fetch its weights too.
+
+    Raises:
+        UsageError: there is no such format, it is not one of this kind of draft, or the new folder is not empty.
+        RunError: the draft cannot be read.
+    """
+    if to not in FORMATS:
+        raise UsageError(f"there is no format `{to}`", f"one of: {', '.join(FORMATS)}")
+    found = read_published(name, has_weights=has_weights)
+    if (found.method, to) not in _WRITERS:
+        own = [form for method, form in _WRITERS if method == found.method]
+        what = " and ".join(own) or "one format alone"
+        raise UsageError(f"`{name}` is a draft of the method `{found.method}`, which has {what}", "choose another one")
+    if output is not None and output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise UsageError(f"`{output}` already exists", "name a new folder")
+    return found
 
 
 def _num_layers(name: str, target: str | None) -> int:

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specdec_cli.errors import RunError, UsageError
+from specdec_cli.lm.forward.taps import check_taps
 from specdec_cli.train.acceptance import HeldOutAcceptance, measure_acceptance
 from specdec_cli.train.answers import Answers, TrainingPrompt, samples_of
 from specdec_cli.train.checkpoints import Checkpoints
 from specdec_cli.train.disk import writing
 from specdec_cli.train.features import CachedFeatures, TargetFeatures
+from specdec_cli.train.held_out import check_held_out
 from specdec_cli.train.loop import TrainingRun
 from specdec_cli.train.method import DraftModule, TrainingMethod
 from specdec_cli.train.methods import training_method
@@ -121,9 +123,7 @@ class TrainingData:
         if not fitting:
             said = f"no prompt leaves room for an answer in the context of `{max_context}` tokens"
             raise UsageError(said, "choose data with shorter prompts")
-        if len(fitting) <= num_held_out:
-            said = f"`{num_held_out}` of `{len(fitting)}` prompts are to be held out, which leaves none to train on"
-            raise UsageError(said, "give more prompts, or lower --num-held-out")
+        check_held_out(num_held_out, len(fitting))
         chosen = {(2 * i + 1) * len(fitting) // (2 * num_held_out) for i in range(num_held_out)}
         held_out = [TrainingPrompt(one, index) for i, (index, one) in enumerate(fitting) if i in chosen]
         rest = [one for i, one in enumerate(fitting) if i not in chosen]
@@ -157,12 +157,16 @@ class TrainingSession:
         recipe: with the run's settings.
         data: the prompts.
         params: how answers are sampled.
-        folder: for the draft and the run's files; begun.
+        folder: for the draft and the run's files; begun before the first answer.
         trust_remote_code: run Python code that comes with the target.
 
     Attributes:
         method: of the draft.
         target: as the method sees it.
+
+    Raises:
+        UsageError: the settings do not fit the method or the target, or all given answers are too short.
+        RunError: a model that the method begins with does not load.
     """
 
     engine: Engine
@@ -178,6 +182,11 @@ class TrainingSession:
         its = self.recipe.target
         self.target = TrainingTarget.of(self.engine.target, its.revision, self.trust_remote_code)
         self.method = training_method(self.recipe.train.method)(self.recipe.train, self.target)
+        lm, taps = self.engine.target, self.method.taps
+        if self.recipe.train.cache_features:
+            taps = (*taps, "final")
+        check_taps(lm.name, taps, self.target.config, lm.max_context)
+        self._kept()
 
     def answer(self, progress: Callable[[int, int], None], stopped: Callable[[], bool]) -> list[Sample]:
         """The samples: the answers in the data, or the target's own; those so far where it was stopped.
@@ -186,16 +195,13 @@ class TrainingSession:
             RunError: the file of answers cannot be written.
             UsageError: all answers are too short to learn from.
         """
-        given = [(one, one.answer) for one in self.data.train if one.answer is not None]
-        if given:
-            samples = samples_of(given, self.engine.target.max_context)
-        else:
-            answers = Answers(self.folder.answers, self.data.train, self.params)
-            answers.generate(self.engine, progress, stopped)
-            samples = answers.samples(self.engine.target.max_context)
-        if not samples and not stopped():
-            raise UsageError("every answer has fewer than 2 tokens", "choose other prompts")
-        return samples
+        kept = self._kept()
+        if kept is not None:
+            return kept
+        answers = Answers(self.folder.answers, self.data.train, self.params)
+        answers.generate(self.engine, progress, stopped)
+        samples = answers.samples(self.engine.target.max_context)
+        return samples if stopped() else _not_empty(samples)
 
     def features(self, samples: Sequence[Sample]) -> TargetFeatures | CachedFeatures:
         """The target's side of batches, on disk if the settings say so; `CachedFeatures.prepare` is still to be called.
@@ -250,3 +256,14 @@ class TrainingSession:
 
     def _module(self) -> DraftModule:
         return self.method.build()
+
+    def _kept(self) -> list[Sample] | None:
+        """The samples of the answers in the data; None where the target answers."""
+        given = [(one, one.answer) for one in self.data.train if one.answer is not None]
+        return _not_empty(samples_of(given, self.engine.target.max_context)) if given else None
+
+
+def _not_empty(samples: list[Sample]) -> list[Sample]:
+    if not samples:
+        raise UsageError("every answer has fewer than 2 tokens", "choose other prompts")
+    return samples

@@ -90,6 +90,7 @@ def test_a_run_goes_on_with_more_steps_only_if_nothing_else_changed(
         (["--data", "builtin:stories", "--output", "x", "--num-held-out", "36"], "leaves none to train on"),
         (["--data", "builtin:stories", "--output", "x", "--method", "eagle9"], "unknown training method `eagle9`"),
         (["--data", "missing.jsonl", "--output", "x"], "missing.jsonl"),
+        (["--data", "builtin:stories", "--num-held-out", "36", "--dry-run"], "leaves none to train on"),
     ],
 )
 def test_what_cannot_be_trained_is_refused(
@@ -99,6 +100,43 @@ def test_what_cannot_be_trained_is_refused(
     assert main.run(["train-draft", *words]) == 2
     assert said in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "x" / "config.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--layers", "0-99-3"], "hidden states of layer `99`"),
+        (["--method", "dflash", "--mask-token", "100000"], "the mask token is `100000`"),
+        (["--method", "medusa", "--draft-vocab-size", "8"], "`train.draft_vocab_size` has no meaning"),
+        (["--method", "distill", "--num-layers", "9"], "the target has 4 layers"),
+        (["--method", "pard"], "there is none to begin with"),
+        (["-n", "1"], "an answer of 1 token is too short to learn from"),
+        (["--keep-answers"], "row 1 has no answer to keep"),
+        (["--num-held-out", "10"], "leaves none to train on"),
+    ],
+)
+def test_a_refused_run_leaves_the_earlier_one_as_it_is(
+    target: str, prompts: Path, tmp_path: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "head"
+    (folder / "training").mkdir(parents=True)
+    (folder / "training" / "plan.json").write_text("{}")
+    (folder / "training" / "answers.jsonl").write_text("hours of work")
+    assert train(target, prompts, folder, "--force", *words) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+    assert (folder / "training" / "answers.jsonl").read_text() == "hours of work"
+    assert train(target, prompts, tmp_path / "new", *words) == 2
+    assert not (tmp_path / "new").exists()
+
+
+def test_given_answers_that_are_too_short_are_refused_first(
+    target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(json.dumps({"prompt": f"{letter}kl", "answer": "x"}) + "\n" for letter in "abcd"))
+    assert train(target, data, tmp_path / "head", "--keep-answers") == 2
+    assert "every answer has fewer than 2 tokens" in capsys.readouterr().err
+    assert not (tmp_path / "head").exists()
 
 
 def test_answers_in_the_data_are_kept(target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -69,6 +69,12 @@ def test_a_head_is_written_in_another_format(target: str, tmp_path: Path, capsys
         (["--export", "speculators", "head"], "there is no folder to write the draft into"),
         (["head"], "`head` is a draft to convert, and no format is named"),
         (["--export", "gguf", "head", "--output", "new"], "there is no format `gguf`"),
+        (["--export", "gguf", "head", "--dry-run"], "there is no format `gguf`"),
+        (["--export", "speculators", "head", "--data", "builtin:mini"], "`--data` has no effect with --export"),
+        (["--export", "speculators", "head", "--method", "eagle3"], "`--method` has no effect with --export"),
+        (["--export", "speculators", "head", "--resume"], "`--resume` has no effect with --export"),
+        (["--export", "speculators", "head", "--plot", "a.svg"], "`--plot` has no effect with --export"),
+        (["--export", "speculators", "head", "--html", "a.html"], "`--html` has no effect with --export"),
         (
             ["--method", "medusa", "--layers", "1-2", "--data", "builtin:mini", "--output", "new"],
             "`train.layers` has no",
@@ -82,3 +88,13 @@ def test_bad_input_is_one_sentence(
     monkeypatch.chdir(tmp_path)
     assert main.run(["train-draft", *words]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_dry_run_misses_the_draft_that_a_conversion_would(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main.run(["train-draft", "--export", "speculators", "./head", "--dry-run"]) != 0
+    found = capsys.readouterr()
+    assert "./head" in found.err
+    assert found.out == ""

@@ -9,9 +9,9 @@ from specdec_cli.recipe import resolve
 from specdec_cli.report.training_card import TrainedDraft
 
 
-def trained(target: str, rows: list[dict[str, Any]]) -> TrainedDraft:
+def trained(target: str, rows: list[dict[str, Any]], *more: str) -> TrainedDraft:
     sets = [f"target.model={target}", "target.dtype=float32", "train.data=prompts.jsonl", "train.method=medusa"]
-    recipe = resolve(sets=[*sets, "sampling.temperature=0.8"]).recipe
+    recipe = resolve(sets=[*sets, "sampling.temperature=0.8", *more]).recipe
     return TrainedDraft(recipe, Path("out/heads"), rows, {"depth": 2}, 12, 340, 5000)
 
 
@@ -48,6 +48,15 @@ def test_a_card_without_an_evaluation_or_a_licence(tmp_path: Path) -> None:
     assert "license: unknown" in card
     assert "It was not measured." in card
     assert "not stated in its folder" in card
+
+
+def test_a_card_says_whose_answers_it_learnt(tmp_path: Path) -> None:
+    own, given = (trained(str(tmp_path), ROWS, *more).card() for more in ([], ["train.keep_answers=true"]))
+    assert "on the target's own answers." in own
+    assert "- prompts: `prompts.jsonl`, answered by the target" in own
+    assert "on the answers given in its data." in given
+    assert "- prompts: `prompts.jsonl`, with the answers given there" in given
+    assert "the target's own answers" not in given
 
 
 def test_the_recipe_is_one(tmp_path: Path) -> None:
