@@ -48,6 +48,17 @@ class StartModel:
             made = AutoModelForCausalLM.from_pretrained(self.folder, dtype=torch.float32, local_files_only=True)
         return made.train()
 
+    def skeleton(self) -> Any:
+        """The model of transformers without weights, which shows what it is made of.
+
+        Raises:
+            RunError: its configuration cannot be read.
+        """
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        with quiet(), clear_errors(self.name), torch.device("meta"):
+            return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(self.folder, local_files_only=True))
+
 
 def load_start(name: str | None, target: TrainingTarget, method: str) -> StartModel:
     """The model that a method begins with.

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_engine import drafter
+from tiny_engine import drafter, letter_tokenizer
+from tiny_models import make_tiny
 from training_cases import batch_of, drafted_text, fitted, method_of, own_sample, samples_of, training_lm
 from transformers import AutoModelForCausalLM
 
@@ -69,6 +70,15 @@ def test_sizes_beyond_the_targets_are_refused(lm: TransformersLM) -> None:
         method_of(lm, "distill", num_layers=7)
     with pytest.raises(UsageError, match="`intermediate_size` is `64`, and the target's is `48`"):
         method_of(lm, "distill", intermediate_size=64)
+
+
+def test_a_target_that_cannot_be_narrowed_is_refused_at_once(tmp_path: Path) -> None:
+    folder = make_tiny("starcoder2", tmp_path, 1)
+    letter_tokenizer().save_pretrained(folder)
+    lm = load_lm(str(folder), block_size=4, max_num_seqs=4, check=False)
+    with pytest.raises(UsageError, match="feed-forward layers of a `starcoder2` model cannot be made narrower"):
+        method_of(lm, "distill", intermediate_size=16)
+    assert method_of(lm, "distill", num_layers=1).build()
 
 
 def test_a_draft_that_knows_its_text_by_heart_is_accepted_whole(lm: TransformersLM, tmp_path: Path) -> None:

@@ -41,7 +41,8 @@ class DistillTraining(TrainingMethod):
         start: the model that it begins with: another one, or the target.
 
     Raises:
-        UsageError: settings of other methods, more layers or units than there are, or a model with another tokenizer.
+        UsageError: settings of other methods, more layers or units than there are, a target that cannot be
+            pruned, or a model with another tokenizer.
         RunError: it does not load.
     """
 
@@ -98,6 +99,11 @@ class DistillTraining(TrainingMethod):
         if width is not None and (units is None or width > units):
             said = f"`intermediate_size` is `{width}`, and the target's is `{units}`"
             raise UsageError(said, "lower --intermediate-size, or leave it out")
+        model = self.start.skeleton()
+        layers = decoder_layers(model)
+        if width is not None:
+            for layer in layers:
+                _gated_parts(layer, model.config.model_type)
 
 
 class DistillModule(DraftModule):
@@ -154,19 +160,24 @@ def narrow(model: Any, intermediate_size: int) -> None:
         UsageError: the feed-forward layers have another shape.
     """
     for layer in decoder_layers(model):
-        mlp: Any = getattr(layer, "mlp", None)
-        parts: list[Any] = [getattr(mlp, name, None) for name in _GATED]
-        if not all(isinstance(one, nn.Linear) for one in parts):
-            said = f"the feed-forward layers of a `{model.config.model_type}` model cannot be made narrower"
-            raise UsageError(said, "leave --intermediate-size out")
-        gate, up, down = parts
+        gate, up, down = _gated_parts(layer, model.config.model_type)
         sizes = gate.weight.norm(dim=1) * up.weight.norm(dim=1) * down.weight.norm(dim=0)
         kept = sizes.topk(intermediate_size).indices.sort().values
         for part, dim in ((gate, 0), (up, 0), (down, 1)):
             _keep_units(part, kept, dim)
-        if hasattr(mlp, "intermediate_size"):
-            mlp.intermediate_size = intermediate_size
+        if hasattr(layer.mlp, "intermediate_size"):
+            layer.mlp.intermediate_size = intermediate_size
     model.config.get_text_config().intermediate_size = intermediate_size
+
+
+def _gated_parts(layer: Any, model_type: str) -> list[Any]:
+    """The projections of a layer's gated feed-forward layer: gate, up and down."""
+    mlp = getattr(layer, "mlp", None)
+    parts = [getattr(mlp, name, None) for name in _GATED]
+    if not all(isinstance(one, nn.Linear) for one in parts):
+        said = f"the feed-forward layers of a `{model_type}` model cannot be made narrower"
+        raise UsageError(said, "leave --intermediate-size out")
+    return parts
 
 
 def _keep_units(linear: nn.Linear, kept: Tensor, dim: int) -> None:
