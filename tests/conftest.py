@@ -1,14 +1,18 @@
 """Puts this folder and those below it on the path, so that tests import its models and toys, and each other's helpers.
 
 One thread, in child processes too: on models this small a second one only waits, and a busy machine makes it wait long.
+A shell's background jobs ignore Ctrl-C; children of tests, which are interrupted, must not inherit that.
 Without a GPU Triton's kernels run in its interpreter, which has to be said before it is imported.
 """
 
 import os
+import signal
 import sys
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.pop("COLUMNS", None)  # a worker of pytest-xdist may have it, and output without a terminal has no width
 sys.path.extend(sorted({str(path.parent) for path in Path(__file__).parent.rglob("test_*.py")}))
 

@@ -53,13 +53,15 @@ def generate(name: str, arguments: str | list[str], *said: str, code: int = USAG
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Models that load: a target and a draft of its family, and an xLSTM's folder."""
+    """Models that load: a target and a draft of its family, and a Reformer's folder."""
     folder = tmp_path_factory.mktemp("sound")
     for seed, name in enumerate(["target", "draft"]):
         make_tiny("llama", folder / name, seed)
         letter_tokenizer().save_pretrained(folder / name)
-    transformers.xLSTMConfig(architectures=["xLSTMForCausalLM"]).save_pretrained(folder / "xlstm")
-    letter_tokenizer().save_pretrained(folder / "xlstm")
+    transformers.ReformerConfig(architectures=["ReformerModelWithLMHead"], is_decoder=True).save_pretrained(
+        folder / "reformer"
+    )
+    letter_tokenizer().save_pretrained(folder / "reformer")
     return folder
 
 
@@ -179,8 +181,8 @@ MODELS = [
     ),
     broken("unknown architecture", edit_config(model_type="hyperllama"), "architecture `hyperllama`", code=USAGE),
     broken("code of its own", edit_config(model_type="x", auto_map={"AutoConfig": "x.X"}), "Python code", code=USAGE),
-    generate("model: xLSTM", "-t @/xlstm --quiet", "architecture `xlstm`", "cannot be cut back"),
-    generate("model: xLSTM as draft", "-t @/target -d @/xlstm --quiet", "architecture `xlstm`", "cannot be cut back"),
+    generate("model: Reformer", "-t @/reformer --quiet", "architecture `reformer`", "into buckets"),
+    generate("model: Reformer as draft", "-t @/target -d @/reformer --quiet", "`reformer`", "into buckets"),
     generate(
         "draft: missing folder", "-t @/target -d ./none --quiet", "model folder `./none` does not exist", code=RUN
     ),
@@ -270,7 +272,7 @@ CHOICES = [
     generate("tree of no shape", "--tree 4,x", "the tree `4,x` is not a shape"),
     generate("tree of too many nodes", "--tree 9,9", "`90` nodes"),
     case("unknown command", "genrate hello", USAGE, "no command `genrate`", "did you mean `generate`?"),
-    case("command for later", "train-draft", USAGE, "no command `train-draft`"),
+    case("training without data", "train-draft --output @/head", USAGE, "there is no data to train on"),
     case("unknown recipe command", "recipe lst", USAGE, "no command `lst`"),
 ]
 

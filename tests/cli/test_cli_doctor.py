@@ -22,6 +22,8 @@ from specdec_cli.measure.machine import doctor as doctor_module
 from specdec_cli.measure.machine import machine as machine_module
 from specdec_cli.report.doctor import json_schema
 
+REFORMER = {"model_type": "reformer", "architectures": ["ReformerModelWithLMHead"], "is_decoder": True}
+
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory):
@@ -118,13 +120,13 @@ def test_different_tokenizers_run_and_show_what_they_share(capsys: pytest.Captur
     assert any("tokenizers of target and draft differ" in problem["message"] for problem in pair["problems"])
 
 
-def test_an_architecture_with_a_state_is_incompatible(
+def test_an_architecture_that_is_refused_is_incompatible(
     capsys: pytest.CaptureFixture[str], models, tmp_path: Path
 ) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "xlstm", "architectures": ["xLSTMForCausalLM"]}))
+    (tmp_path / "config.json").write_text(json.dumps(REFORMER))
     document, err = doctor(capsys, "-t", tmp_path, "-d", "ngram", code=2)
     assert document["verdict"] == "incompatible"
-    assert "xlstm" in err
+    assert "`reformer`" in err
 
 
 def test_a_missing_model_cannot_run(capsys: pytest.CaptureFixture[str], models) -> None:
@@ -138,7 +140,7 @@ def test_a_missing_model_cannot_run(capsys: pytest.CaptureFixture[str], models) 
 def test_an_incompatibility_comes_before_what_cannot_run(
     capsys: pytest.CaptureFixture[str], models, tmp_path: Path
 ) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "xlstm", "architectures": ["xLSTMForCausalLM"]}))
+    (tmp_path / "config.json").write_text(json.dumps(REFORMER))
     doctor(capsys, "-t", models / "nowhere", "-d", tmp_path, code=2)
 
 
