@@ -173,6 +173,23 @@ def check_files(
         check_available("--html")
     results = {"plot": wish.plot, "html": wish.html, **wish.files}
     files = {**{f"--{kind}": path for kind, path in results.items()}, **more}
+    check_named(files, shared)
+    if shared.output is not None:
+        from specdec_cli.measure.bench.journal import check_journal
+
+        check_journal(shared.output, shared.resume, shared.force)
+
+
+def check_named(files: Mapping[str, Path | None], shared: Shared) -> None:
+    """Refuse files that could not be written, and two of one name.
+
+    Args:
+        files: by the option that names them.
+        shared: the command's shared options.
+
+    Raises:
+        UsageError: there are such.
+    """
     named = [path.resolve() for path in (shared.output, *files.values()) if path is not None]
     if len(set(named)) < len(named):
         raise UsageError("two files have the same name", "give each its own")
@@ -180,10 +197,6 @@ def check_files(
         is_read = flag == "--trace" and path is not None and path.exists()
         if not is_read:
             check_destination(path, shared.force and flag != "--trace", flag)
-    if shared.output is not None:
-        from specdec_cli.measure.bench.journal import check_journal
-
-        check_journal(shared.output, shared.resume, shared.force)
 
 
 def check_regression(recipe: Recipe, shared: Shared) -> None:

@@ -12,7 +12,7 @@ from specdec_cli.errors import UsageError
 from specdec_cli.export import ServerCommand, server_command
 from specdec_cli.export.settings import ExportSettings
 from specdec_cli.measure.elsewhere.engine_process import EngineProcess
-from specdec_cli.measure.elsewhere.launch import Launch, find_program, split_arguments
+from specdec_cli.measure.elsewhere.launch import Launch, find_program, refuse_options, split_arguments
 from specdec_cli.report.generate import Promise
 from specdec_cli.report.pace import Pace
 
@@ -110,9 +110,15 @@ class OtherEngine:
         return made
 
     def words(self, k: int | None = None) -> tuple[str, ...]:
-        """The arguments of its program, without its address."""
+        """The arguments of its program, without its address.
+
+        Raises:
+            UsageError: one of the further arguments is specdec's to choose.
+        """
+        made = self.server(k)
+        refuse_options(self.arguments, (*made.words, *made.own_options), made.short_options)
         trusted = ("--trust-remote-code",) if self.trust_remote_code else ()
-        return (*self.server(k).words, *trusted, *self.arguments)
+        return (*made.words, *trusted, *self.arguments)
 
     def shown(self, k: int | None = None) -> str:
         """The command line for people; the program need not be there."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from specdec_cli.cli.endpoint_options import refuse_others
-from specdec_cli.cli.measurement_options import chosen_prompts, show_plan
+from specdec_cli.cli.measurement_options import check_named, chosen_prompts, show_plan
 from specdec_cli.cli.options import ENGINE_OPTIONS, OPTIONS, WORKLOAD_OPTIONS, Shared
 from specdec_cli.cli.other_engine import OtherEngine
 from specdec_cli.cli.output import deliver_with_report, envelope, write_file
@@ -65,13 +65,15 @@ def sweep_on_engine(
         wish: the command's own options.
 
     Raises:
-        UsageError: options without a meaning here, a draft that cannot be traced, sampling without a prediction.
+        UsageError: options without a meaning here, a draft that cannot be traced, sampling without a prediction, a
+            file that cannot be written.
         RunError: the engine does not start or answer, or does not sample from the target.
     """
     name = resolved.recipe.engine.name
     known = (*OPTIONS, *WORKLOAD_OPTIONS, *ENGINE_OPTIONS)
     refuse_others(context, known, _OWN, _PATHS, _SECTIONS, f"--engine {name}", "it sweeps chains on another engine")
     _check(resolved.recipe)
+    check_named({"--write-recipe": wish.write_recipe}, shared)
     other = other.without_prefix_caching()
     config = speculative_config(other, wish.k_max)
     if wish.dry_run:
@@ -140,7 +142,7 @@ def _run(
         def start(k: int) -> Iterator[str]:
             process = other.process(screen, k, tell, stopped)
             running[:] = [process]
-            with process as url:
+            with _watched(process) as url:
                 yield url
 
         def check(version: str | None) -> None:
@@ -150,6 +152,20 @@ def _run(
         sweep = EngineSweep(start, plan, lambda trace: _trace(trace, resolved, wish.k_max), tell, stopped, check)
         sweep.run()
     return sweep
+
+
+@contextmanager
+def _watched(process: EngineProcess) -> Iterator[str]:
+    """An engine's address; one that ends meanwhile gives its own reason in place of the connection's."""
+    from specdec_cli.measure.elsewhere.server_arm import DYING_SECONDS
+    from specdec_cli.measure.endpoint.refusal import EndpointError
+
+    with process as url:
+        try:
+            yield url
+        except RunError as error:
+            process.check(DYING_SECONDS if isinstance(error, EndpointError) else 0.0)
+            raise
 
 
 def refuse_faulty(recipe: Recipe, version: str | None, *, is_cpu: bool) -> None:

@@ -45,6 +45,8 @@ class ServerCommand:
         checked: releases whose settings were checked, such as `0.33`.
         drafts: whether the engine will speculate.
         warnings: sentences about what it does not do as the recipe says.
+        own_options: those that `--engine-args` must not hold, whether they are among the words or not.
+        short_options: short names of options, to the long ones.
     """
 
     name: str
@@ -53,6 +55,8 @@ class ServerCommand:
     checked: tuple[str, ...]
     drafts: bool
     warnings: tuple[str, ...]
+    own_options: tuple[str, ...]
+    short_options: Mapping[str, str]
 
 
 def server_command(name: str, resolved: Resolved) -> ServerCommand:
@@ -70,7 +74,8 @@ def server_command(name: str, resolved: Resolved) -> ServerCommand:
     words = tuple(module.server_words(settings))
     drafts = "--speculative-config" in words
     settings.warn_of_the_rest()
-    return ServerCommand(module.NAME, module.PROGRAM, words, module.CHECKED, drafts, tuple(settings.warnings))
+    warnings, owned = tuple(settings.warnings), (module.OWN_OPTIONS, module.SHORT_OPTIONS)
+    return ServerCommand(module.NAME, module.PROGRAM, words, module.CHECKED, drafts, warnings, *owned)
 
 
 def export(

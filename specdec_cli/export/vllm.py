@@ -16,6 +16,12 @@ NAME, VERSION = "vLLM", "0.33.0"
 PROGRAM = "vllm"
 CHECKED = ("0.32", "0.33")
 """Releases whose settings were checked."""
+OWN_OPTIONS = (
+    *("--speculative-config", "--spec-method", "--spec-model", "--spec-tokens"),
+    *("--enable-prefix-caching", "--model", "--served-model-name", "--config"),
+)
+"""Options that specdec alone decides, set or not: the two arms differ by them, or a figure rests on them."""
+SHORT_OPTIONS = {"-sc": "--speculative-config", "-tp": "--tensor-parallel-size", "-pp": "--pipeline-parallel-size"}
 _NO_END = 2**20  # sequences, the end of the last range of a table
 _HEADS = {"eagle": "eagle", "eagle3": "eagle3", "p-eagle": "eagle3", "dflash": "dflash", "dspark": "dspark"}
 _OVERRIDDEN = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens")

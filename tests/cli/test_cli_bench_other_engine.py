@@ -128,6 +128,17 @@ def test_options_without_effect_are_refused(capsys: pytest.CaptureFixture[str]) 
     assert "`/no/vllm` is no program that can be run" in capsys.readouterr().err
 
 
+def test_arguments_may_not_make_the_plain_arm_speculate(
+    capsys: pytest.CaptureFixture[str], ways: Any, tmp_path: Path
+) -> None:
+    ways(f"seen={tmp_path / 'seen'}")
+    for given in ("--speculative-config '{\"num_speculative_tokens\": 3}'", "--enable-prefix-caching"):
+        assert run([*ARGUMENTS, "--num-prompts", "1", "--engine-args", given]) == 2
+        said = f"`--engine-args` must not hold `{given.split()[0]}`: specdec chooses it"
+        assert said in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "seen").exists()
+
+
 def test_a_dry_run_shows_both_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["bench", "--engine", "vllm", "-k", "3", "--dry-run"]) == 0
     said = capsys.readouterr().out

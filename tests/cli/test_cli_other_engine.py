@@ -1,5 +1,7 @@
 """`--engine vllm`: the recipe in vLLM's words, and what is refused by name."""
 
+import re
+
 import pytest
 
 from specdec_cli.cli.main import run
@@ -33,6 +35,28 @@ def test_the_recipe_becomes_vllm_options_as_in_export() -> None:
     assert "--speculative-config" not in engine.words(0)
     assert "--no-enable-prefix-caching" in engine.without_prefix_caching().words(0)
     assert engine.shown(0).startswith("vllm serve some/model --")
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        *("--speculative-config {}", "--speculative_config={}", "--speculative-config.method=ngram", "-sc {}"),
+        *("--spec-tokens 3", "--speculative-con {}", "--enable-prefix-caching", "--no-enable-prefix-caching"),
+        *("--model other/model", "--served-model-name x", "--config file.yaml"),
+        *("--max-model-len 9", "--tensor_parallel_size=4", "-tp 4"),
+    ],
+)
+def test_options_that_specdec_chooses_are_refused_by_name(argument: str) -> None:
+    sets = ("target.model=some/model", "draft.model=some/draft", "engine.max_model_len=64")
+    engine = asked(*sets, "target.tensor_parallel_size=2", args=f"--enforce-eager {argument}")
+    for k in (None, 0):
+        with pytest.raises(UsageError, match=f"must not hold `{re.escape(argument.split()[0])}`: specdec chooses it"):
+            engine.words(k)
+
+
+def test_options_that_the_recipe_leaves_open_may_be_given() -> None:
+    args = "--max-model-len 9 --no-enforce-eager --chat-template-content-format=auto -tp 4"
+    assert " ".join(asked("target.model=some/model", args=args).words()).endswith(args)
 
 
 def test_a_draft_that_vllm_lacks_is_refused() -> None:

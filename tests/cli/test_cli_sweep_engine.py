@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+import tempfile
 from copy import deepcopy
 from io import StringIO
 from pathlib import Path
@@ -92,6 +93,36 @@ def test_a_plan_starts_nothing(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_has_no_meaning_there_is_refused(capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
     assert run(line(*words)) == 2
     assert said in capsys.readouterr().err
+
+
+def prompts_here() -> list[str]:
+    """The prompts as a file in this folder, and the options that make a sweep over them short."""
+    Path("prompts.jsonl").write_text("\n".join(json.dumps({"prompt": prompt}) for prompt in PROMPTS))
+    return line("--k-max", "1")
+
+
+def test_a_file_that_exists_is_refused_before_the_first_start(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_VLLM", "seen=seen")
+    words = prompts_here()
+    Path("tuned.yaml").write_text("")
+    assert run([*words, "--write-recipe", "tuned.yaml"]) == 2
+    assert "`--write-recipe tuned.yaml` already exists" in capsys.readouterr().err
+    assert run([*words, "--write-recipe", "new", "--output", "new"]) == 2
+    assert "two files have the same name" in capsys.readouterr().err
+    assert not Path("seen").exists()
+
+
+def test_an_engine_that_ends_says_why(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("FAKE_VLLM", "crash=4")
+    assert run(prompts_here()) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "vLLM ended while it was needed (killed by SIGKILL): torch.OutOfMemoryError: no room left" in said
+    assert "no room left" in Path(said.split("its whole log is in ")[1].strip()).read_text()
 
 
 def test_a_build_that_does_not_sample_from_the_target_is_refused() -> None:

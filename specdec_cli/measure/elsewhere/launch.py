@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from specdec_cli.errors import RunError, UsageError
@@ -78,6 +78,34 @@ def split_arguments(text: str | None) -> tuple[str, ...]:
         if word.partition("=")[0] in ("--host", "--port", "--uds"):
             raise UsageError(f"`--engine-args` must not hold `{word}`: specdec chooses the address", "leave it out")
     return tuple(words)
+
+
+def refuse_options(arguments: Iterable[str], options: Iterable[str], short: Mapping[str, str]) -> None:
+    """Refuse arguments of `--engine-args` that would undo what specdec says to the engine.
+
+    Args:
+        arguments: those of `--engine-args`.
+        options: specdec's own, and other words between them.
+        short: short names of options, to the long ones.
+
+    Raises:
+        UsageError: an argument is such an option, also abbreviated, with underscores, or as its opposite.
+    """
+    own = {_long_form(word) for word in options if word.startswith("--")}
+    for word in arguments:
+        name = _long_form(word)
+        name = short.get(name, name)
+        if name.startswith("--") and any(one.startswith(name) for one in own):
+            raise UsageError(
+                f"`--engine-args` must not hold `{word}`: specdec chooses it",
+                "use specdec's own options or leave it out",
+            )
+
+
+def _long_form(word: str) -> str:
+    """An option without its value, its key in it and `no-`, with hyphens."""
+    name = word.partition("=")[0].partition(".")[0].replace("_", "-")
+    return f"--{name.removeprefix('--no-')}" if name.startswith("--no-") else name
 
 
 def free_port(host: str) -> int:

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 NEUTRAL = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 """Said in every request that does not say otherwise: a server's own defaults come from the model's files."""
-_DYING_SECONDS = 15.0
+DYING_SECONDS = 15.0
+"""How long an engine that no longer answers may take to end."""
 _SILENCE_SECONDS = 300.0
 
 
@@ -160,5 +161,5 @@ class ServerArm:
         try:
             return ask()
         except RunError:
-            self.process.check(_DYING_SECONDS)
+            self.process.check(DYING_SECONDS)
             raise

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 
-from specdec_cli.measure.imported.record import ACCEPTED, DRAFTED, DRAFTS, ImportedRun
+from specdec_cli.measure.imported.record import ACCEPTED, DRAFTED, DRAFTS, ImportedRun, amount
 
-_NUMBER = r"([\d.]+)"
+_NUMBER = r"(\d+(?:\.\d+)?)"
 _VLLM = re.compile(
     rf"SpecDecoding metrics: Mean acceptance length: {_NUMBER}.*?Accepted: (\d+) tokens, Drafted: (\d+) tokens"
     r".*?Per-position acceptance rate: ([\d., ]+?), Avg Draft acceptance rate"
 )
 _LLAMA = re.compile(
-    r"draft acceptance(?: rate)? = *[\d.]+ *\( *(\d+) accepted */ *(\d+) generated\)(?:, mean len = *([\d.]+))?"
+    r"draft acceptance(?: rate)? = *[\d.]+ *\( *(\d+) accepted */ *(\d+) generated\)"
+    rf"(?:, mean len = *{_NUMBER})?"
 )
 _LLAMA_POSITIONS = re.compile(r"acc per pos = \(([\d., ]+)\)")
 _SGLANG = re.compile(rf"accept len: {_NUMBER}, accept rate: {_NUMBER}")
@@ -26,7 +27,7 @@ def read_vllm_log(text: str) -> ImportedRun | None:
     run = ImportedRun("vllm", f"log with {len(lines)} lines of SpecDecoding metrics")
     for line in lines:
         accepted, drafted = int(line[2]), int(line[3])
-        rates = [float(part) for part in line[4].split(",") if part.strip()]
+        rates = [amount(part) for part in line[4].split(",") if part.strip()]
         steps = drafted / len(rates) if rates else 0.0  # vLLM drafts as many tokens in every step
         _add(run, steps, drafted, accepted)
         run.add_rates(rates, steps)
@@ -48,7 +49,7 @@ def read_llama_log(text: str) -> ImportedRun | None:
         if has_lengths and steps is not None:
             _add(run, steps, drafted, accepted)
             if len(places) == len(lines):
-                run.add_rates([float(part) for part in places[i][1].split(",") if part.strip()], steps)
+                run.add_rates([amount(part) for part in places[i][1].split(",") if part.strip()], steps)
         else:
             _add(run, None, drafted, accepted)
     if DRAFTS in run.counts:
@@ -62,7 +63,7 @@ def read_sglang_log(text: str) -> ImportedRun | None:
     if not lines:
         return None
     run = ImportedRun("sglang", f"log with {len(lines)} decode lines")
-    lengths, rates = ([float(line[i]) for line in lines] for i in (1, 2))
+    lengths, rates = ([amount(line[i]) for line in lines] for i in (1, 2))
     run.reported = {"accept len": sum(lengths) / len(lines), "accept rate": sum(rates) / len(lines)}
     run.definitions = {
         "acceptance_length": "completion tokens for each verification, a mean over the log's lines",
@@ -74,7 +75,7 @@ def read_sglang_log(text: str) -> ImportedRun | None:
 
 def _steps(accepted: int, length: str | None) -> float | None:
     """Drafting steps behind a mean length; None where it does not say, as where nothing was accepted."""
-    beyond = float(length) - 1 if length is not None else 0.0
+    beyond = amount(length) - 1 if length is not None else 0.0
     return accepted / beyond if beyond > 0 else None
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from itertools import chain
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -50,29 +52,47 @@ def read_runs(files: Sequence[Path], before: Path | None = None) -> ImportedRun:
     tools = sorted({run.tool for run in runs})
     if len(tools) > 1:
         raise UsageError(f"the files are of several tools: {', '.join(tools)}", "import those of one tool at a time")
-    return summed(runs)
+    return _checked(summed(runs), "the sum of the files")
+
+
+def _checked(run: ImportedRun, what: str) -> ImportedRun:
+    """The run itself.
+
+    Raises:
+        UsageError: its counts contradict themselves.
+    """
+    said = run.contradiction()
+    if said is not None:
+        raise UsageError(f"{what} cannot be right: it has {said}", "check how the file was made")
+    return run
 
 
 def _read(path: Path, before: Path | None) -> ImportedRun:
+    """One file's counts, which do not contradict themselves."""
+    return _checked(_found(path, before), f"`{path}`")
+
+
+def _found(path: Path, before: Path | None) -> ImportedRun:
     text = read_text(given_path(path), f"`{path}`")
     page = parse(text, str(path), "")
     if page is not None:
         return _of_metrics(page, before)
     if before is not None:
         raise UsageError(f"`--before` needs metrics, and `{path}` holds none", "name two dumps of /metrics")
-    for value in _json_values(text):
-        for reader in OF_JSON:
-            try:
-                found = reader(value)
-            except (TypeError, ValueError, KeyError, AttributeError):
-                raise UsageError(f"`{path}` has figures of speculation of the wrong kind", _HINT) from None
-            if found is not None:
-                return found
-    for read in OF_TEXT:
-        run = read(text)
-        if run is not None:
-            return run
-    raise UsageError(f"`{path}` holds nothing about speculation that is known here", _HINT)
+    try:
+        run = _recognized(text)
+    except (TypeError, ValueError, KeyError, AttributeError, OverflowError):
+        raise UsageError(f"`{path}` has figures of speculation of the wrong kind", _HINT) from None
+    if run is None:
+        raise UsageError(f"`{path}` holds nothing about speculation that is known here", _HINT)
+    return run
+
+
+def _recognized(text: str) -> ImportedRun | None:
+    """The run, by the first reader that knows the text."""
+    of_json = (reader(value) for value in _json_values(text) for reader in OF_JSON)
+    of_text = (read(text) for read in OF_TEXT)
+    return next((run for run in chain(of_json, of_text) if run is not None), None)
 
 
 def _json_values(text: str) -> list[Any]:
@@ -90,7 +110,7 @@ def _json_values(text: str) -> list[Any]:
 def _of_metrics(page: MetricsPage, before: Path | None) -> ImportedRun:
     """Counts of a Prometheus page: since the server's start, or since an earlier page."""
     run = ImportedRun(page.engine, "metrics")
-    run.reported = {page.prefix + name: value for name, value in page.gauges.items() if value == value}  # NaN is none
+    run.reported = {page.prefix + name: value for name, value in page.gauges.items() if isfinite(value)}
     if before is None:
         run.counts = dict(page.counters)
         run.notices.append("metrics count since the server's start; --before FILE leaves out what was before a run")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 from specdec_cli.measure.endpoint.counters import statistics
@@ -12,6 +13,21 @@ DRAFTS, DRAFTED, ACCEPTED = (f"spec_decode_num_{name}" for name in ("drafts", "d
 _POSITION = 'spec_decode_num_accepted_tokens_per_pos{{position="{}"}}'
 _LENGTH = "1 + accepted drafted tokens for each step that drafted"
 _RATE = "accepted drafted tokens over drafted tokens"
+
+
+_MOST_KEPT = 1024
+
+
+def amount(value: Any) -> float:
+    """A count, length or rate of a file.
+
+    Raises:
+        ValueError: it is negative, or no number.
+    """
+    number = float(value)
+    if not isfinite(number) or number < 0:
+        raise ValueError("neither zero nor positive")
+    return number
 
 
 @dataclass
@@ -56,9 +72,26 @@ class ImportedRun:
         self.weight = both
 
     def add_histogram(self, histogram: Mapping[int, float]) -> None:
-        """Count steps by how many drafted tokens they accepted."""
+        """Count steps by how many drafted tokens they accepted.
+
+        Raises:
+            ValueError: a step cannot have accepted as many.
+        """
         most = max(histogram, default=0)
+        if most > _MOST_KEPT or min(histogram, default=0) < 0:
+            raise ValueError("no step accepts as many tokens")
         self.add_positions([sum(n for kept, n in histogram.items() if kept >= i) for i in range(1, most + 1)])
+
+    def contradiction(self) -> str | None:
+        """A sentence's end about counts that cannot be; None where all can be."""
+        if not all(isfinite(one) for one in self.counts.values()):
+            return "a count that is no number"
+        if any(one < 0 for one in self.counts.values()):
+            return "a negative count"
+        kept, drafted = self.counts.get(ACCEPTED), self.counts.get(DRAFTED)
+        if kept is not None and drafted is not None and kept > drafted:
+            return f"{kept:.0f} accepted of {drafted:.0f} drafted tokens"
+        return None
 
     def stats(self) -> dict[str, Any] | None:
         """INTERFACE's statistics; None where the tool gives no counts."""

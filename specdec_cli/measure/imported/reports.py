@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import isfinite
 from typing import Any
 
-from specdec_cli.measure.imported.record import ACCEPTED, DRAFTED, DRAFTS, ImportedRun
+from specdec_cli.measure.imported.record import ACCEPTED, DRAFTED, DRAFTS, ImportedRun, amount
 
 _BENCH_FIGURES = (
     *("output_throughput", "request_throughput", "mean_ttft_ms", "mean_tpot_ms"),
@@ -21,13 +22,13 @@ def read_vllm_bench(found: Any) -> ImportedRun | None:
     if one is None:
         return None
     run = ImportedRun("vllm", "result of vllm bench serve")
-    drafts = float(one["spec_decode_num_drafts"])
+    drafts = amount(one["spec_decode_num_drafts"])
     run.counts = {
         DRAFTS: drafts,
-        DRAFTED: float(one["spec_decode_draft_tokens"]),
-        ACCEPTED: float(one["spec_decode_accepted_tokens"]),
+        DRAFTED: amount(one["spec_decode_draft_tokens"]),
+        ACCEPTED: amount(one["spec_decode_accepted_tokens"]),
     }
-    run.add_rates([float(rate) for rate in one.get("spec_decode_per_position_acceptance_rates") or ()], drafts)
+    run.add_rates([amount(rate) for rate in one.get("spec_decode_per_position_acceptance_rates") or ()], drafts)
     run.reported = _numbers(one, _BENCH_FIGURES)
     run.definitions = {"acceptance_rate": "accepted drafted tokens over drafted tokens, in percent"}
     return run
@@ -44,13 +45,13 @@ def read_sglang_responses(found: Any) -> ImportedRun | None:
         return None
     run = ImportedRun("sglang", f"{len(details)} responses of SGLang")
     for one in details:
-        steps = float(one["spec_verify_ct"])
+        steps = amount(one["spec_verify_ct"])
         kept, offered = one.get("spec_num_correct_drafts"), one.get("spec_num_proposed_drafts")
         if kept is None and "completion_tokens" in one:
-            kept = float(one["completion_tokens"]) - steps
+            kept = amount(one["completion_tokens"]) - steps
         for name, count in ((DRAFTS, steps), (DRAFTED, offered), (ACCEPTED, kept)):
             if count is not None:
-                run.counts[name] = run.counts.get(name, 0.0) + float(count)
+                run.counts[name] = run.counts.get(name, 0.0) + amount(count)
         run.add_histogram(_histogram(one.get("spec_correct_drafts_histogram")))
     run.definitions = {"acceptance_length": _SGLANG_LENGTH, "acceptance_rate": _SGLANG_RATE}
     if len(details) == 1:
@@ -66,7 +67,7 @@ def read_trtllm_stats(found: Any) -> ImportedRun | None:
     run = ImportedRun("tensorrt-llm", f"{len(steps)} iterations of TensorRT-LLM")
     names = {DRAFTS: "numRequestsWithDraftTokens", DRAFTED: "numDraftTokens", ACCEPTED: "numAcceptedTokens"}
     for ours, theirs in names.items():
-        run.counts[ours] = sum(float(one.get(theirs) or 0) for one in steps)
+        run.counts[ours] = sum(amount(one.get(theirs) or 0) for one in steps)
     return run
 
 
@@ -78,8 +79,8 @@ def read_trtllm_requests(found: Any) -> ImportedRun | None:
         return None
     run = ImportedRun("tensorrt-llm", f"{len(requests)} requests of TensorRT-LLM")
     run.counts = {
-        DRAFTED: sum(float(one["total_draft_tokens"]) for one in requests),
-        ACCEPTED: sum(float(one["total_accepted_draft_tokens"]) for one in requests),
+        DRAFTED: sum(amount(one["total_draft_tokens"]) for one in requests),
+        ACCEPTED: sum(amount(one["total_accepted_draft_tokens"]) for one in requests),
     }
     run.notices.append("TensorRT-LLM counts no steps of a request: the acceptance length is unknown")
     return run
@@ -94,8 +95,9 @@ def read_request_metrics(found: Any) -> ImportedRun | None:
     run = ImportedRun("guidellm" if is_guidellm else "vllm", f"{len(details)} responses with metrics")
     for one in details:
         for name, theirs in ((DRAFTS, "num_spec_steps"), (ACCEPTED, "num_accepted_draft_tokens")):
-            run.counts[name] = run.counts.get(name, 0.0) + float(one[theirs])
-        run.counts[DRAFTED] = run.counts.get(DRAFTED, 0.0) + float(one.get("num_draft_tokens") or 0)
+            run.counts[name] = run.counts.get(name, 0.0) + amount(one[theirs])
+        if one.get("num_draft_tokens") is not None:
+            run.counts[DRAFTED] = run.counts.get(DRAFTED, 0.0) + amount(one["num_draft_tokens"])
         run.add_histogram(_histogram(one.get("acceptance_histogram")))
     return run
 
@@ -107,7 +109,7 @@ def read_llama_responses(found: Any) -> ImportedRun | None:
         return None
     run = ImportedRun("llama.cpp", f"{len(timings)} responses of llama-server")
     for ours, theirs in ((DRAFTED, "draft_n"), (ACCEPTED, "draft_n_accepted")):
-        run.counts[ours] = sum(float(one[theirs]) for one in timings)
+        run.counts[ours] = sum(amount(one[theirs]) for one in timings)
     run.notices.append("llama-server's responses count no steps: the acceptance length is unknown")
     return run
 
@@ -140,11 +142,13 @@ def _walk(found: Any) -> Iterator[Mapping[str, Any]]:
 def _histogram(found: Any) -> dict[int, float]:
     """Steps by how many drafted tokens they accepted, from a list or a mapping with numbers as keys."""
     if isinstance(found, Mapping):
-        return {int(kept): float(count) for kept, count in found.items()}
+        return {int(kept): amount(count) for kept, count in found.items()}
     if isinstance(found, Sequence) and not isinstance(found, str):
-        return {kept: float(count) for kept, count in enumerate(found)}
+        return {kept: amount(count) for kept, count in enumerate(found)}
     return {}
 
 
 def _numbers(found: Mapping[str, Any], names: Sequence[str]) -> dict[str, float]:
-    return {name: float(found[name]) for name in names if isinstance(found.get(name), int | float)}
+    """The tool's own figures; one that is no number, such as NaN, is left out."""
+    figures = {name: float(found[name]) for name in names if isinstance(found.get(name), int | float)}
+    return {name: figure for name, figure in figures.items() if isfinite(figure)}

@@ -170,3 +170,63 @@ def test_other_files_are_refused(capsys: pytest.CaptureFixture[str], text: str) 
     assert run(["import", "nowhere"]) == 2
     assert run(["import", "vllm.log", "--before", "vllm.txt"]) == 2
     assert run(["import", "vllm.txt", "--before", "vllm.log"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "reported"),
+    [
+        (SGLANG_LOG.replace("0.66, cuda graph: True", "0.66."), {"accept len": 2.3, "accept rate": 0.66}),
+        (LLAMA_LOG.replace("2.50", "2.50.").replace("2.00", "2.00."), {}),
+    ],
+)
+def test_a_full_stop_ends_a_figure(capsys: pytest.CaptureFixture[str], text: str, reported: dict[str, float]) -> None:
+    Path("stops.log").write_text(text)
+    found = imported(capsys, "stops.log")
+    assert found["reported"] == pytest.approx(reported)
+    assert reported or found["speculative"]["num_drafts"] == 64
+
+
+def test_a_figure_that_is_no_number_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("nan.json").write_text(json.dumps(BENCH | {"output_throughput": float("nan"), "mean_ttft_ms": 3.0}))
+    reported = imported(capsys, "nan.json")["reported"]
+    assert "output_throughput" not in reported
+    assert reported["mean_ttft_ms"] == 3.0
+
+
+WRONG = "has figures of speculation of the wrong kind"
+LESS = RESPONSE | {"num_draft_tokens": 5}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (json.dumps(BENCH).replace("40,", "NaN,"), WRONG),
+        (json.dumps(BENCH).replace("40,", "1e999,"), WRONG),
+        (json.dumps(BENCH).replace("40,", f"{'9' * 400},"), WRONG),
+        (json.dumps(BENCH | {"spec_decode_num_drafts": -40}), WRONG),
+        (json.dumps(RESPONSE | {"acceptance_histogram": {"99999999999": 1}}), WRONG),
+        (json.dumps(RESPONSE | {"acceptance_histogram": {"-1": 1}}), WRONG),
+        (VLLM_LOG.replace("0.750,", "0.7.5,"), WRONG),
+        (VLLM_LOG.replace("150 tokens", f"{'9' * 400} tokens"), WRONG),
+        (json.dumps(LESS), "cannot be right: it has 12 accepted of 5 drafted tokens"),
+        (VLLM_METRICS.replace("} 300.0", "} -300.0"), "cannot be right: it has a negative count"),
+        (VLLM_METRICS.replace("} 300.0", "} NaN"), "cannot be right: it has a count that is no number"),
+        (
+            LLAMA_LOG.replace("51 accepted", "510 accepted"),
+            "cannot be right: it has 540 accepted of 137 drafted tokens",
+        ),
+    ],
+)
+def test_impossible_figures_are_one_sentence(capsys: pytest.CaptureFixture[str], text: str, said: str) -> None:
+    Path("other").write_text(text)
+    assert run(["import", "other"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert f"`other` {said}" in " ".join(err.split())
+
+
+def test_missing_drafted_tokens_are_no_contradiction(capsys: pytest.CaptureFixture[str]) -> None:
+    one = {name: value for name, value in RESPONSE.items() if name != "num_draft_tokens"}
+    Path("other").write_text(json.dumps(one))
+    stats = imported(capsys, "other")["speculative"]
+    assert (stats["num_draft_tokens"], stats["num_accepted_tokens"]) == (None, 12)
