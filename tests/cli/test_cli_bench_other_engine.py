@@ -115,7 +115,7 @@ def test_a_signal_ends_the_engine_too(number: signal.Signals, code: int, tmp_pat
     while not seen.exists():
         assert ours.poll() is None
     ours.send_signal(number)
-    assert ours.wait(timeout=60) == code
+    assert ours.wait(timeout=200) == code
     assert not running(os.getpid())
 
 

@@ -176,7 +176,7 @@ except KeyboardInterrupt:
     while not ready.exists():
         assert ours.poll() is None
     ours.send_signal(number)
-    assert ours.wait(timeout=60) == code
+    assert ours.wait(timeout=200) == code
     assert alive(int(ready.read_text())) == []
 
 
