@@ -18,7 +18,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 HAS_PAIR = (Path(specdec_cli.__file__).parent / "builtin" / "target" / "model.safetensors").is_file()
 STAND_INS = {"./my-target": "builtin:target", "./my-draft": "builtin:draft"}
 FILES = {
-    "prompts.jsonl": '{"prompt": "Once upon a time"}\n{"prompt": "The cat"}\n',
+    "prompts.jsonl": '{"prompt": "Once upon a time"}\n{"prompt": "The cat"}\n' * 10,
     "questions.csv": "query,topic\nThe dog,animals\n,nothing\nThe cat,animals\n",
     "person.json": '{"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}',
     "tuned.yaml": "target: {model: builtin:target}\ndraft: {model: builtin:draft}\n",
@@ -63,7 +63,8 @@ def can_be_dry(name: str) -> bool:
     return any("--dry-run" in option.opts for option in program().commands[name].params)
 
 
-DRY = [line for line in command_lines() if can_be_dry(words_of(line)[0])]
+# A conversion (`train-draft --export`) reads its draft even then.
+DRY = [line for line in command_lines() if can_be_dry(words_of(line)[0]) and "train-draft --export" not in line]
 
 
 def test_there_are_commands() -> None:
