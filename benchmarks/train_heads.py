@@ -1,6 +1,7 @@
 """An EAGLE-3 head for the built-in target, trained from nothing, against the draft model that the package ships.
 
     python benchmarks/train_heads.py FOLDER [--num-prompts 3072] [--epochs 5] [--intermediate-size 640] [--k 1 2 3 4 5]
+    python benchmarks/train_heads.py --head HEAD     # one that train-draft has written
 
 Prompts come from story_prompts.py; the target answers them at temperature 0.5. Both drafts then decode the 36 prompts
 of builtin:stories greedily, which neither was trained on. The result has the acceptance at every k and the run's curve.
@@ -56,19 +57,25 @@ def acceptance(draft: str, ks: list[int]) -> list[dict[str, Any]]:
 def main() -> None:
     """Train, measure and keep the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=Path, nargs="?")
+    parser.add_argument("--head", type=Path, help="folder of a head to measure instead of training one")
     parser.add_argument("--num-prompts", type=int, default=3072)
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--intermediate-size", type=int, default=640)
     parser.add_argument("--k", type=int, nargs="+", default=[1, 2, 3, 4, 5])
     options = parser.parse_args()
+    if (options.folder is None) == (options.head is None):
+        parser.error("name a folder to train in, or a head")
     before = record.machine()
-    head = train(options)
+    head = options.head or train(options)
     log = [json.loads(line) for line in (head / "training" / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     curve = [row for row in log if row["event"] == "evaluation"]
     rows = [row for draft in (str(head), "builtin:draft") for row in acceptance(draft, options.k)]
-    named = {"num_prompts": options.num_prompts, "epochs": options.epochs}
-    print(record.save("train_heads", before, {**named, "rows": rows, "curve": curve}))
+    plan = json.loads((head / "training" / "plan.json").read_text(encoding="utf-8"))
+    losses = [row["loss"] for row in log if row["event"] == "step"]
+    means = {end: round(sum(losses[end - 150 : end]) / 150, 3) for end in range(150, len(losses) + 1, 150)}
+    found = {"plan": plan, "num_steps": len(losses), "rows": rows, "curve": curve, "mean_loss_of_150_steps": means}
+    print(record.save("train_heads", before, found))
 
 
 if __name__ == "__main__":
