@@ -15,6 +15,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import record
@@ -74,7 +75,15 @@ def main() -> None:
     plan = json.loads((head / "training" / "plan.json").read_text(encoding="utf-8"))
     losses = [row["loss"] for row in log if row["event"] == "step"]
     means = {end: round(sum(losses[end - 150 : end]) / 150, 3) for end in range(150, len(losses) + 1, 150)}
-    found = {"plan": plan, "num_steps": len(losses), "rows": rows, "curve": curve, "mean_loss_of_150_steps": means}
+    rate = median(row["num_tokens"] / row["seconds"] for row in log if row["event"] == "step")
+    found = {
+        "plan": plan,
+        "num_steps": len(losses),
+        "tokens_per_second": round(rate),
+        "rows": rows,
+        "curve": curve,
+        "mean_loss_of_150_steps": means,
+    }
     print(record.save("train_heads", before, found))
 
 
