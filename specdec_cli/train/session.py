@@ -19,7 +19,7 @@ from specdec_cli.train.disk import writing
 from specdec_cli.train.features import CachedFeatures, TargetFeatures
 from specdec_cli.train.held_out import check_held_out
 from specdec_cli.train.loop import TrainingRun
-from specdec_cli.train.method import DraftModule, TrainingMethod
+from specdec_cli.train.method import TrainingMethod
 from specdec_cli.train.methods import training_method
 from specdec_cli.train.samples import Sample
 from specdec_cli.train.target import TrainingTarget
@@ -234,7 +234,7 @@ class TrainingSession:
         self.method.prepare(samples)
         run = TrainingRun(
             method=self.method,
-            module=self._module(),
+            module=self.method.build(),
             settings=settings,
             samples=samples,
             batch_of=features.batch,
@@ -253,9 +253,6 @@ class TrainingSession:
     def acceptance(self, folder: Path) -> HeldOutAcceptance:
         """The acceptance of a draft in a folder on the held-out prompts."""
         return measure_acceptance(self.engine, folder, self.data.held_out, self.params, self.method.depth)
-
-    def _module(self) -> DraftModule:
-        return self.method.build()
 
     def _kept(self) -> list[Sample] | None:
         """The samples of the answers in the data; None where the target answers."""
