@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 from every_type import save_tiny
 from test_lm_bits import holds
 from test_lm_state_rollback import difference
-from test_lm_state_trees import random_tree
+from test_lm_state_trees import play
 from tiny_models import VOCAB
 from torch import Tensor
 
@@ -39,34 +38,8 @@ def load(folder: Path, dtype: str = "float32") -> TransformersLM:
     return load_lm(str(folder), dtype=dtype, num_blocks=60, block_size=4, extra_tokens=9, check=False)
 
 
-def play(lm: TransformersLM, num_rounds: int) -> float:
-    """Random trees of several sequences, accepted along random paths; the largest difference from fresh forwards."""
-    chance, worst = random.Random(0), 0.0
-    texts: dict[int, list[int]] = {}
-    for handle in range(3):
-        texts[handle] = [chance.randrange(VOCAB) for _ in range(chance.randrange(1, 20))]
-        lm.adopt(handle, texts[handle], "")
-    for _ in range(num_rounds):
-        trees = {handle: random_tree(chance) for handle in texts if chance.random() < 0.8}
-        rows = [Row(handle, list(texts[handle]), len(tree) + 1, tree) for handle, tree in trees.items()]
-        logits = dict(zip(trees, torch.split(lm.score(rows), [row.num_logits for row in rows]), strict=True))
-        lm.check_integrity()
-        for handle, tree in trees.items():
-            node = chance.randrange(-1, len(tree))
-            path = tree.tokens_to(node)
-            fresh = lm.score([Row(FRESH, [*texts[handle], *path], 1)])
-            worst = max(worst, difference(logits[handle][node + 1], fresh[0]))
-            lm.release(FRESH)
-            texts[handle] += [*path, chance.randrange(VOCAB)]
-            if len(texts[handle]) > 44:
-                lm.release(handle)
-                texts[handle] = texts[handle][: chance.randrange(1, 30)]
-                lm.adopt(handle, texts[handle], "")
-    return worst
-
-
 def test_nodes_and_accepted_paths_are_those_of_fresh_forwards(folder: Path) -> None:
-    assert play(load(folder), 20) < 1e-3
+    assert play(load(folder), 20, has_states=False) < 1e-3
 
 
 def test_in_bfloat16_a_node_has_the_bits_of_one_token_after_another(folder: Path) -> None:
@@ -136,4 +109,4 @@ FAULTS = [
 def test_a_planted_fault_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     lm = load(save_tiny("deepseek_v4", tmp_path / "model"))
     _plant(monkeypatch, fault)
-    assert play(lm, 8) > 1e-2
+    assert play(lm, 8, has_states=False) > 1e-2

@@ -45,7 +45,7 @@ def random_tree(chance: random.Random) -> Drafted:
     return Drafted(tuple(tokens), parents)
 
 
-def play(lm: TransformersLM, num_rounds: int, seed: int = 0) -> float:
+def play(lm: TransformersLM, num_rounds: int, seed: int = 0, has_states: bool = True) -> float:
     """Random trees of several sequences, accepted along random paths; the largest difference from fresh forwards."""
     chance, worst = random.Random(seed), 0.0
     texts: dict[int, list[int]] = {}
@@ -64,11 +64,12 @@ def play(lm: TransformersLM, num_rounds: int, seed: int = 0) -> float:
             worst = max(worst, difference(logits[handle][node + 1], fresh[0]))
             lm.release(FRESH)
             texts[handle] += [*path, chance.randrange(VOCAB)]
-            lm.score([Row(handle, texts[handle], 1)])
-            lm.score([Row(FRESH, texts[handle], 1)])
-            pairs = zip(states(lm, handle), states(lm, FRESH), strict=True)
-            worst = max([worst, *(difference(found, right) for found, right in pairs)])
-            lm.release(FRESH)
+            if has_states:
+                lm.score([Row(handle, texts[handle], 1)])
+                lm.score([Row(FRESH, texts[handle], 1)])
+                pairs = zip(states(lm, handle), states(lm, FRESH), strict=True)
+                worst = max([worst, *(difference(found, right) for found, right in pairs)])
+                lm.release(FRESH)
             if len(texts[handle]) > 44:
                 lm.release(handle)
                 texts[handle] = texts[handle][: chance.randrange(1, 30)]
