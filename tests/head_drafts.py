@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
+from tiny_engine import PROMPTS, decode
 from tiny_heads import HIDDEN, Reference
 from tiny_models import VOCAB
 from typed import not_none
 
 from specdec_cli import drafters
 from specdec_cli.drafters.contract import DraftRow, Resources
+from specdec_cli.engine.decoding import Request
+from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.heads import published_draft, published_fields
 from specdec_cli.engine.loading import ModelSettings
+from specdec_cli.engine.options import EngineOptions
+from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.lm.door import Row, Tapped
+from specdec_cli.measure.predict.draft_trace import DepthTrace
+from specdec_cli.measure.predict.replay import replay
+from specdec_cli.measure.predict.tracing import trace_draft, trace_target
 from specdec_cli.sampling.params import SamplingParams
 
 LAYERS = (1, 2, 3)
@@ -49,3 +59,17 @@ def row(context, features, k=4, params=GREEDY, **more):
     return DraftRow(
         0, list(context), 3, k, params, frozenset(), params.temperature > 0, False, 0.0, features=features, **more
     )
+
+
+def check_depth_trace(lm, drafter, params: SamplingParams, k_max: int, rule: str) -> None:
+    """A draft's trace by depth foretells what the engine counts at every k, drafted tokens that it lacks included."""
+    requests = [Request(PromptRow(i, ""), prompt, replace(params, index=i)) for i, prompt in enumerate(PROMPTS)]
+    trace = trace_target(Engine(lm, drafter, None, EngineOptions(max_num_seqs=4)), requests)
+    trace.drafts["draft"] = found = trace_draft(trace, drafter, k_max, target=lm)
+    assert isinstance(found, DepthTrace)
+    for one in replay(trace, "draft", rule, k_max):
+        decoded = decode(lm, drafter, one.k, params=[request.params for request in requests], verify=rule)
+        counts = [each.speculative for each in decoded]
+        assert one.num_steps.sum() == sum(each.num_steps for each in counts)
+        assert one.num_accepted_tokens.sum() == sum(each.num_accepted_tokens for each in counts)
+        assert one.num_draft_tokens.sum() == sum(each.num_draft_tokens for each in counts)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from head_drafts import check_depth_trace
 from safetensors.torch import save_file
 from table_loop import PROMPT, Table
 from tiny_dflash import BLOCK, LAYER, MASK, BlockReference, publish_dflash, random_block_weights
@@ -24,12 +25,10 @@ from typed import not_none, stand_in
 from specdec_cli import drafters
 from specdec_cli.drafters import dflash
 from specdec_cli.drafters.contract import DraftRow, Guesses, Resources
-from specdec_cli.engine.decoding import Request
 from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.heads import published_draft, published_fields
 from specdec_cli.engine.loading import ModelSettings
 from specdec_cli.engine.options import EngineOptions
-from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.errors import UsageError
 from specdec_cli.events import Stepped
 from specdec_cli.lm.heads.dflash_files import default_layers
@@ -37,9 +36,6 @@ from specdec_cli.lm.load import load_lm
 from specdec_cli.measure.audit.chisquare import chi_square, enumerate_joint
 from specdec_cli.measure.machine.machine import look
 from specdec_cli.measure.machine.preflight import preflight
-from specdec_cli.measure.predict.draft_trace import DepthTrace
-from specdec_cli.measure.predict.replay import replay
-from specdec_cli.measure.predict.tracing import trace_draft, trace_target
 from specdec_cli.recipe import resolve
 from specdec_cli.sampling.params import SamplingParams
 from specdec_cli.tree_shape import TreeShape
@@ -372,19 +368,8 @@ def test_sampled_text_follows_the_target(tree: str | None, verify: str, is_wrong
 
 @pytest.mark.parametrize("rule", ["greedy", "gumbel"])
 def test_a_trace_foretells_the_engines_counts(lm, fitted, rule: str) -> None:
-    drafter, params = loaded(lm, fitted[0]), GREEDY if rule == "greedy" else replace(CHANCE, temperature=0.5)
-    requests = [Request(PromptRow(i, ""), prompt, replace(params, index=i)) for i, prompt in enumerate(PROMPTS)]
-    trace = trace_target(Engine(lm, drafter, None, EngineOptions(max_num_seqs=4)), requests)
-    trace.drafts["block"] = found = trace_draft(trace, drafter, 7, target=lm)
-    assert isinstance(found, DepthTrace)
-    for one in replay(trace, "block", rule, 7):
-        counts = [
-            each.speculative
-            for each in decode(lm, drafter, one.k, params=[request.params for request in requests], verify=rule)
-        ]
-        assert one.num_steps.sum() == sum(each.num_steps for each in counts)
-        assert one.num_accepted_tokens.sum() == sum(each.num_accepted_tokens for each in counts)
-        assert one.num_draft_tokens.sum() == sum(each.num_draft_tokens for each in counts), "no more than a block gives"
+    params = GREEDY if rule == "greedy" else replace(CHANCE, temperature=0.5)
+    check_depth_trace(lm, loaded(lm, fitted[0]), params, 7, rule)
 
 
 def test_doctor_says_what_the_folder_holds(lm, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from head_drafts import GREEDY, TEXT, features_of, loaded, row
+from head_drafts import GREEDY, TEXT, check_depth_trace, features_of, loaded, row
 from safetensors.torch import save_file
 from table_loop import PROMPT, Table
 from tiny_engine import PROMPTS, Checked, decode, letter_tokenizer, tokens
@@ -23,19 +23,14 @@ from typed import stand_in
 
 from specdec_cli.drafters import medusa
 from specdec_cli.drafters.contract import DraftRow, Guesses
-from specdec_cli.engine.decoding import Request
 from specdec_cli.engine.engine import Engine
 from specdec_cli.engine.options import EngineOptions
-from specdec_cli.engine.prompts import PromptRow
 from specdec_cli.errors import RunError, UsageError
 from specdec_cli.events import Stepped
 from specdec_cli.lm.load import load_lm
 from specdec_cli.measure.audit.chisquare import chi_square, enumerate_joint
 from specdec_cli.measure.machine.machine import look
 from specdec_cli.measure.machine.preflight import preflight
-from specdec_cli.measure.predict.draft_trace import DepthTrace
-from specdec_cli.measure.predict.replay import replay
-from specdec_cli.measure.predict.tracing import trace_draft, trace_target
 from specdec_cli.recipe import resolve
 from specdec_cli.sampling.params import SamplingParams
 from specdec_cli.tree_shape import TreeShape
@@ -271,19 +266,8 @@ def test_sampled_text_follows_the_target(tree: str | None, verify: str, is_wrong
 
 @pytest.mark.parametrize("rule", ["greedy", "gumbel"])
 def test_a_trace_foretells_the_engines_counts(lm, fitted, rule: str) -> None:
-    drafter, params = loaded(lm, fitted[0]), GREEDY if rule == "greedy" else replace(CHANCE, temperature=0.5)
-    requests = [Request(PromptRow(i, ""), prompt, replace(params, index=i)) for i, prompt in enumerate(PROMPTS)]
-    trace = trace_target(Engine(lm, drafter, None, EngineOptions(max_num_seqs=4)), requests)
-    trace.drafts["medusa"] = found = trace_draft(trace, drafter, 6, target=lm)
-    assert isinstance(found, DepthTrace)
-    for one in replay(trace, "medusa", rule, 6):
-        counts = [
-            each.speculative
-            for each in decode(lm, drafter, one.k, params=[request.params for request in requests], verify=rule)
-        ]
-        assert one.num_steps.sum() == sum(each.num_steps for each in counts)
-        assert one.num_accepted_tokens.sum() == sum(each.num_accepted_tokens for each in counts)
-        assert one.num_draft_tokens.sum() == sum(each.num_draft_tokens for each in counts), "no more than heads give"
+    params = GREEDY if rule == "greedy" else replace(CHANCE, temperature=0.5)
+    check_depth_trace(lm, loaded(lm, fitted[0]), params, 6, rule)
 
 
 def test_doctor_says_what_the_folder_holds(lm, tmp_path: Path) -> None:
