@@ -20,26 +20,32 @@ class _PendingStates:
     """The states of one sequence that its drafter has not taken.
 
     Args:
-        begin: position of the first; the drafter has those before, or needs none.
+        end: the position behind the last kept one; the drafter has those before the first, or needs none.
         kept: states [positions, taps, hidden] of neighbouring positions.
         nodes: states [nodes, taps, hidden] of the tokens that were drafted behind these, before the verdict.
     """
 
-    begin: int
+    end: int
     kept: list[Tensor] = field(default_factory=list)
     nodes: Tensor | None = None
 
-    @property
-    def end(self) -> int:
-        """The position behind the last kept one."""
-        return self.begin + sum(len(states) for states in self.kept)
+    def keep(self, states: Tensor) -> None:
+        """Add the states of the positions behind."""
+        self.kept.append(states)
+        self.end += len(states)
 
     def cut(self, end: int) -> None:
         """Drop what is kept of positions from `end` on."""
         while self.kept and self.end > end:
-            self.kept[-1] = self.kept[-1][: max(0, len(self.kept[-1]) - self.end + end)]
-            if not len(self.kept[-1]):
-                self.kept.pop()
+            last = self.kept.pop()
+            self.end -= len(last)
+            if self.end < end:
+                self.keep(last[: end - self.end])
+
+    def take(self) -> list[Tensor]:
+        """Give away what is kept."""
+        taken, self.kept = self.kept, []
+        return taken
 
 
 class FeatureBook:
@@ -72,7 +78,7 @@ class FeatureBook:
         num = num_context - tapped.first
         new = tapped.states[:num][pending.end - tapped.first :]
         if len(new):
-            pending.kept.append(new)
+            pending.keep(new)
         pending.nodes = tapped.states[num:]
 
     def accept(self, sequence_id: int, path: Sequence[int]) -> None:
@@ -80,7 +86,7 @@ class FeatureBook:
         pending = self._pending.get(sequence_id)
         if pending is not None and pending.nodes is not None:
             if path:
-                pending.kept.append(pending.nodes[list(path)])
+                pending.keep(pending.nodes[list(path)])
             pending.nodes = None
 
     def take(self, sequence_id: int, num_tokens: int, columns: Sequence[int]) -> Tensor | None:
@@ -92,7 +98,7 @@ class FeatureBook:
         if pending is None:
             return None
         pending.cut(num_tokens - 1)
-        kept, pending.begin, pending.kept = pending.kept, pending.end, []
+        kept = pending.take()
         if not kept:
             return None
         states = kept[0] if len(kept) == 1 else torch.cat(kept)

@@ -41,6 +41,7 @@ from specdec_cli.measure.machine.machine import look
 from specdec_cli.measure.machine.preflight import preflight
 from specdec_cli.measure.predict import trace as traces
 from specdec_cli.measure.predict.draft_trace import GuessTrace
+from specdec_cli.measure.predict.profiling import profile
 from specdec_cli.measure.predict.replay import replay
 from specdec_cli.measure.predict.traced import _holds
 from specdec_cli.measure.predict.tracing import draft_origin, trace_draft, trace_target
@@ -258,6 +259,24 @@ def test_a_trace_foretells_the_engines_counts(drafts: Drafts, name: str) -> None
             found = decode(drafts.engine(name, one.k, max_num_seqs=4, verify=verify), params)
             steps, _, accepted = counts(found)
             assert (one.num_steps.sum(), one.num_accepted_tokens.sum()) == pytest.approx((steps, accepted)), one.k
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_profile_has_what_a_draft_costs_in_decoding(
+    drafts: Drafts, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A head that is fed nothing new has its guesses at hand: only real steps tell what they cost."""
+    engine, step, seconds = drafts.engine(name), Engine.step, 7.0
+
+    def slow_to_draft(self: Engine) -> Any:
+        first, *others = step(self)
+        return [replace(first, draft_seconds=seconds) if isinstance(first, Stepped) else first, *others]
+
+    monkeypatch.setattr(Engine, "step", slow_to_draft)
+    costs = profile(engine, 2, (8, 16), time_limit_seconds=0.0, repeats=(2, 2), is_warm=True)
+    assert (costs.draft_seconds[:, 0] == 0).all()
+    assert (costs.draft_seconds[:, 1:] == seconds).all() == bool(engine.drafter.taps)
+    assert (costs.target_seconds > 0).all()
 
 
 @pytest.mark.parametrize("tree", ["2,2,1", "3,2+1,1"])

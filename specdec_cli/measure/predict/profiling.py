@@ -6,6 +6,10 @@ machine's drift meets them alike. Curves are raw: they need not be monotone, and
 Draft and target run through the engine's own step, and what they give is verified before the next one, which takes
 caches from it: the sequences are scored again and again from the same contexts, and their caches cut themselves back.
 They take nothing of the verdicts. A visit that other processes interrupted is made again, a few times at most.
+
+A draft that reads hidden states remembers what it drafted until it is fed those of kept tokens, so that scoring a
+context again costs it almost nothing. What it costs is taken from the engine's real steps, which are short texts; a
+head has few layers, and its cost depends little on the context.
 """
 
 from __future__ import annotations
@@ -100,8 +104,8 @@ def profile(
         while num < enough or (num < most and perf_counter() - begin < time_limit_seconds):
             is_forth = (first + num) % 2 == 0
             bench.forwards(is_forth)
-            if overhead_seconds is None and num % _ROUNDS_PER_OVERHEAD == 0:
-                bench.overheads(is_forth)
+            if bench.drafts_in_real_steps or (overhead_seconds is None and num % _ROUNDS_PER_OVERHEAD == 0):
+                bench.real_steps(is_forth)
             num += 1
             if watch is not None:
                 watch(_share(num, repeats, perf_counter() - begin, time_limit_seconds))
@@ -156,8 +160,9 @@ class _Profiler:
             engine.target, self._propose, judge, Clock(engine.target.device), taps=lambda _: engine.drafter.taps
         )
         self.sequences = [[self._sequence(place, b) for b in range(batch_size)] for place in range(len(lengths))]
+        self.drafts_in_real_steps = bool(engine.drafter.taps)
         self.seconds: dict[tuple[str, int, DraftShape], list[float]] = {}
-        self.overhead_rounds: list[list[float]] = []
+        self.real_rounds: dict[str, list[list[float]]] = {"overhead": [], "draft": []}
         self.num_visits = self.num_repeated = 0
 
     def __enter__(self) -> _Profiler:
@@ -186,9 +191,9 @@ class _Profiler:
     def warm_up(self) -> None:
         """A round that does not count."""
         self.forwards(is_forth=True)
-        self.overheads(is_forth=True)
+        self.real_steps(is_forth=True)
         self.seconds.clear()
-        self.overhead_rounds.clear()
+        self.real_rounds = {what: [] for what in self.real_rounds}
 
     def feed(self) -> None:
         """Put every context into the caches of both models."""
@@ -203,30 +208,31 @@ class _Profiler:
         for place, shape in tasks if is_forth else tasks[::-1]:
             self._forward(place, shape)
 
-    def overheads(self, is_forth: bool) -> None:
-        """A few real steps with every shape, forth or back."""
-        keys = [("overhead", 0, shape) for shape in self.shapes]
-        before = [len(self.seconds.get(key, ())) for key in keys]
-        for shape in self.shapes if is_forth else self.shapes[::-1]:
-            self._overhead(shape)
-        new = [self.seconds[key][num:] for key, num in zip(keys, before, strict=True)]
-        self.overhead_rounds.append([float(np.median(seconds)) for seconds in new])
+    def real_steps(self, is_forth: bool) -> None:
+        """A few real steps with every shape, forth or back: the engine's own work, and the draft's."""
+        spent = {shape: self._real_steps(shape) for shape in (self.shapes if is_forth else self.shapes[::-1])}
+        for what, rounds in self.real_rounds.items():
+            rounds.append([float(np.median(spent[shape][what])) for shape in self.shapes])
 
     def costs(self, num_repeats: int, seconds: float, load: ProfileLoad, overhead_seconds: FloatArray | None) -> Costs:
         """Medians of everything measured, and what they are of."""
+        last = np.arange(num_repeats) // (1 if self.drafts_in_real_steps else _ROUNDS_PER_OVERHEAD)
         if overhead_seconds is None:
-            last = np.arange(num_repeats) // _ROUNDS_PER_OVERHEAD
-            overheads = np.array(self.overhead_rounds)[last]
-            overhead = np.array([np.median(self.seconds["overhead", 0, shape]) for shape in self.shapes])
+            overheads = np.array(self.real_rounds["overhead"])[last]
         else:
-            overheads, overhead = np.tile(overhead_seconds, (num_repeats, 1)), overhead_seconds
-        rounds = Rounds(self._table("target"), self._table("draft"), overheads)
+            overheads = np.tile(overhead_seconds, (num_repeats, 1))
+        target = self._table("target")
+        if self.drafts_in_real_steps:
+            drafts = np.repeat(np.array(self.real_rounds["draft"])[last][:, None], len(self.lengths), axis=1)
+        else:
+            drafts = self._table("draft")
+        rounds = Rounds(target, drafts, overheads)
         return Costs(
             self.k_max,
             self.lengths,
             np.median(rounds.target, axis=0),
             np.median(rounds.draft, axis=0),
-            overhead,
+            np.median(rounds.overhead, axis=0),
             self.batch_size,
             num_repeats,
             seconds,
@@ -303,8 +309,8 @@ class _Profiler:
             q = torch.cat([q, sure.to(q.dtype)])
         return Guesses(Drafted.chain([*guess.drafted.tokens, *rest]), q)
 
-    def _overhead(self, shape: DraftShape) -> None:
-        """Some real steps; what they spend outside draft and target."""
+    def _real_steps(self, shape: DraftShape) -> dict[str, list[float]]:
+        """Some real steps; what they spend outside draft and target, and on the draft."""
         k = shape.k
         prompt = self.text[: min(8, self.lengths[-1])]
         target = self.engine.target
@@ -317,14 +323,15 @@ class _Profiler:
         with Driver(self.engine) as driver:
             for b in range(self.batch_size):
                 driver.add(prompt, replace(params, index=b), k, tree=shape.asked_tree)
-            begin, spent = perf_counter(), list[float]()
+            begin, steps = perf_counter(), list[Stepped]()
             for event in (event for events in driver.steps() for event in events):
                 if isinstance(event, Stepped) and event.emitted and not event.emitted[0].from_prefill:
-                    spent.append(event.overhead_seconds)
-                if _are_enough(len(spent), perf_counter() - begin, _LEAST_REAL_STEPS):
+                    steps.append(event)
+                if _are_enough(len(steps), perf_counter() - begin, _LEAST_REAL_STEPS):
                     break
-        for seconds in spent[len(spent) // 3 :]:
-            self._add("overhead", 0, shape, seconds)
+        counted = steps[len(steps) // 3 :]
+        drafts = [event.draft_seconds if k else 0.0 for event in counted]
+        return {"overhead": [event.overhead_seconds for event in counted], "draft": drafts}
 
 
 def _are_enough(num_steps: int, seconds: float, least: int = 1) -> bool:

@@ -412,7 +412,7 @@ def test_a_warm_pair_is_profiled_without_a_round_to_warm_up(clock) -> None:
     begin = clock.now
     warm = profile(timed_engine(clock), 2, (16,), repeats=(1, 1), is_warm=True, overhead_seconds=cold.overhead_seconds)
     assert warm.target_seconds == pytest.approx(cold.target_seconds, rel=0.02)
-    assert warm.overhead_seconds is cold.overhead_seconds
+    assert np.array_equal(warm.overhead_seconds, cold.overhead_seconds)
     assert clock.now - begin < 0.6 * cold.seconds
     assert warm.num_repeats == len(not_none(warm.rounds)) == 1
     assert profile(timed_engine(clock), 2, (16,), time_limit_seconds=99.0, repeats=(1, 5)).num_repeats == 5
