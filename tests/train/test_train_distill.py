@@ -48,8 +48,9 @@ def test_loss_and_gradients_are_those_of_the_formulas(lm: TransformersLM, loss: 
             torch.testing.assert_close(grads[name], one.grad, rtol=1e-3, atol=1e-5, msg=name)
 
 
-def test_a_pruned_target_has_its_layers_and_its_largest_units(lm: TransformersLM, tmp_path: Path) -> None:
+def test_a_pruned_target_has_its_layers(lm: TransformersLM, tmp_path: Path) -> None:
     method = method_of(lm, "distill", num_layers=3, intermediate_size=20)
+    method.prepare(samples_of())
     module = method.build()
     assert isinstance(module, DistillModule)
     assert method.settled()["layers"] == [0, 2, 5]
@@ -70,6 +71,19 @@ def test_sizes_beyond_the_targets_are_refused(lm: TransformersLM) -> None:
         method_of(lm, "distill", num_layers=7)
     with pytest.raises(UsageError, match="`intermediate_size` is `64`, and the target's is `48`"):
         method_of(lm, "distill", intermediate_size=64)
+    with pytest.raises(UsageError, match="`hidden_size` is `64`, and the target's is `32`"):
+        method_of(lm, "distill", hidden_size=64)
+    with pytest.raises(UsageError, match="`num_attention_heads` is `3`, and 2 of the target share a key/value head"):
+        method_of(lm, "distill", num_attention_heads=3)
+    with pytest.raises(UsageError, match="`4` attention heads cannot share `1` key/value heads"):
+        method_of(lm, "distill", num_attention_heads=4, num_key_value_heads=1)
+    with pytest.raises(UsageError, match="`llama` model cannot have `30` channels and `4` heads"):
+        method_of(lm, "distill", hidden_size=30)
+
+
+def test_sizes_for_another_model_than_the_target_are_refused(lm: TransformersLM) -> None:
+    with pytest.raises(UsageError, match=r"`train\.num_layers` prunes the target, and the draft begins as"):
+        method_of(lm, "distill", start_from=lm.name, num_layers=2)
 
 
 def test_a_target_that_cannot_be_narrowed_is_refused_at_once(tmp_path: Path) -> None:
