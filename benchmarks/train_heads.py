@@ -49,15 +49,17 @@ class Run:
 
 RUNS = {
     "eagle3": Run("builtin:target", "builtin:draft", 3048, "--method eagle3 --depth 4 --intermediate-size 1280"),
-    "eagle3-bitstories": Run("bitstories-3M", "stories260K", 1000, "--method eagle3 --depth 4"),
+    "eagle3-bitstories": Run(
+        "bitstories-3M", "stories260K", 1500, "--method eagle3 --depth 4 --intermediate-size 768 --num-prompts 1536"
+    ),
     "dflash": Run(
         "builtin:target",
         "builtin:draft",
-        800,
-        "--method dflash --depth 5 --num-layers 2 --intermediate-size 640 --num-anchors 32 --layers 2-7-11",
+        2000,
+        "--method dflash --depth 5 --num-layers 2 --intermediate-size 640 --num-anchors 32 --layers 1-6-10",
     ),
     "distill": Run(
-        "builtin:target", "builtin:draft", 800, "--method distill --depth 4 --num-layers 3 --intermediate-size 432"
+        "builtin:target", "builtin:draft", 3000, "--method distill --depth 4 --num-layers 3 --intermediate-size 432"
     ),
 }
 
@@ -71,7 +73,7 @@ def train(run: Run, folder: Path, is_resumed: bool) -> None:
     words = [sys.executable, "-m", "specdec_cli", "train-draft", "-t", run.target, "--output", str(folder)]
     words += ["--data", str(prompts), "--num-held-out", str(NUM_HELD_OUT), "-n", str(NUM_TOKENS)]
     words += ["--temperature", "0.5", "--batch-size", str(BATCH_SIZE), "--max-steps", str(run.steps)]
-    words += ["--cache-features", *run.options.split()]
+    words += ["--cache-features", "--plot", str(folder.with_suffix(".svg")), *run.options.split()]
     subprocess.run([*words, *(["--resume"] if is_resumed else [])], check=True)
 
 
@@ -107,7 +109,6 @@ def result(run: Run, folder: Path, ks: list[int]) -> dict[str, Any]:
     steps = [row for row in log if row["event"] == "step"]
     return {
         "options": run.options,
-        "num_prompts": NUM_PROMPTS - NUM_HELD_OUT,
         "batch_size": BATCH_SIZE,
         "steps_of_budget": run.steps,
         "num_steps": len(steps),

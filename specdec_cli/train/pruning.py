@@ -1,6 +1,6 @@
 """A smaller model from a language model: fewer layers, and narrower ones that keep what is most active over some texts.
 
-The narrower model is the one that transformers makes of a configuration with smaller widths; it gets the weights of the
+Transformers makes the narrower model from a configuration with smaller widths, and it gets the weights of the
 hidden channels, feed-forward units and attention heads that stay. Their importance is that of Minitron (Muralidharan
 et al. 2024, arXiv 2407.14679, section 2.2): the mean size of an activation over each text, and the L2 norm of these
 means over the texts. Channels sum it over all norms of the model.
